@@ -1,0 +1,117 @@
+"""What is to be run: one point of a suite, frozen, hashable and serialisable."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+Scalar = str | int | float | bool
+
+PHASES = ("forward", "generate", "request")
+TIMINGS = ("eager", "graph")
+CACHE_STATES = ("warm", "cold")
+
+_CHOICES = {"phase": PHASES, "timing": TIMINGS, "l2": CACHE_STATES}
+_REQUIRED_TEXTS = ("suite", "system", "backend", "size", "dtype")
+
+
+class CaseError(ValueError):
+    """A case that cannot be; the message names the field and its value."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure.
+
+    phase: "forward" (a prompt), "generate" (steady-state steps), "request" (prompt then steps, as a whole).
+    context: tokens of the prompt, or tokens already in the state of a generate step.
+    state_dtype: type of the recurrent state or cache, "" for the system's own.
+    timing: "eager" launches or CUDA "graph" replays. l2: cache state before each sample, "warm" or "cold".
+    options: further axes, such as (("mini_batch", 16),); kept sorted by name, so that order does not tell cases apart.
+    Raises CaseError where a field cannot be.
+    """
+
+    suite: str
+    system: str
+    backend: str
+    size: str
+    phase: str
+    batch: int
+    context: int
+    dtype: str = "bfloat16"
+    state_dtype: str = ""
+    timing: str = "eager"
+    l2: str = "warm"
+    options: tuple[tuple[str, Scalar], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", _sorted_options(self.options))
+        for field in fields(self):
+            if field.name != "options":
+                _check_field(field.name, getattr(self, field.name))
+
+    @property
+    def key(self) -> str:
+        """16 hexadecimal digits, equal for equal cases in every process and version of Python."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        """The case in a few words, for people."""
+        words = [f"{self.system}/{self.backend}", self.size, self.phase, f"B={self.batch}", f"T={self.context}"]
+        words += [self.dtype, self.timing] + (["cold"] if self.l2 == "cold" else [])
+        return " ".join([*words, *(f"{name}={value}" for name, value in self.options)])
+
+    def option(self, name: str, default: Any = None) -> Any:
+        """The value of an option, or `default` where the case has none of that name."""
+        return dict(self.options).get(name, default)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The case as JSON values; `options` becomes an object."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"options": dict(self.options)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Case":
+        """The case that `to_dict` wrote; CaseError names a field that is missing, unknown or wrong."""
+        if not isinstance(values, Mapping):
+            raise CaseError(f"case: is {type(values).__name__}, must be an object")
+        known = {field.name for field in fields(cls)}
+        required = {"suite", "system", "backend", "size", "phase", "batch", "context"}
+        for name in sorted(set(values) - known):
+            raise CaseError(f"case: unknown field {name!r}")
+        for name in sorted(required - set(values)):
+            raise CaseError(f"case: field {name!r} is missing")
+        return cls(**values)
+
+
+def _sorted_options(options: Any) -> tuple[tuple[str, Scalar], ...]:
+    pairs = list(options.items()) if isinstance(options, Mapping) else [tuple(pair) for pair in options]
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise CaseError(f"case: field 'options' names an option twice: {pairs}")
+    for name, value in pairs:
+        finite = not isinstance(value, float) or math.isfinite(value)
+        if not isinstance(name, str) or not isinstance(value, Scalar) or not finite:
+            raise CaseError(f"case: field 'options': {name!r} is {value!r}, must be text, a finite number or a bool")
+    return tuple(sorted(pairs))
+
+
+def _check_field(name: str, value: Any) -> None:
+    if name in ("batch", "context"):
+        _check_count(name, value, at_least=1 if name == "batch" else 0)
+    elif not isinstance(value, str):
+        raise CaseError(f"case: field {name!r} is {value!r}, must be text")
+    elif name in _CHOICES and value not in _CHOICES[name]:
+        raise CaseError(f"case: field {name!r} is {value!r}, must be one of {', '.join(_CHOICES[name])}")
+    elif name in _REQUIRED_TEXTS and not value:
+        raise CaseError(f"case: field {name!r} is empty")
+
+
+def _check_count(name: str, value: Any, at_least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise CaseError(f"case: field {name!r} is {value!r}, must be a whole number")
+    if value < at_least:
+        raise CaseError(f"case: field {name!r} is {value}, must be at least {at_least}")

@@ -1,0 +1,146 @@
+"""How long does the GPU work on a callable? CUDA events around launches or replays, with the cache in a known state."""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+# Two events and the first launch after an idle GPU cost some microseconds: a sample of 1 ms keeps that below 1%.
+SPAN_MS = 1.0
+MAX_LAUNCHES = 256
+_WARM_RUNS = 3
+_ESTIMATES = 3
+# A run this long is its own estimate: repeating it would spend minutes on what the first one has shown.
+_LONG_S = 1.0
+
+Run = Callable[[], object]
+
+
+def launches_for(run_ms: float, sets: int = 1) -> int:
+    """How many launches make a sample of about 1 ms; a multiple of `sets`, so that each sample uses every input set.
+
+    At most 256, rounded up to that multiple: capturing more would cost more than it shows.
+    """
+    wanted = MAX_LAUNCHES if run_ms <= 0 else min(MAX_LAUNCHES, max(1, math.ceil(SPAN_MS / run_ms)))
+    return math.ceil(wanted / sets) * sets
+
+
+def input_sets(set_bytes: int, l2_bytes: int) -> int:
+    """How many input sets of `set_bytes` must be rotated so that none is still in an L2 of `l2_bytes` at its turn.
+
+    The sets between two uses of one must replace all of the cache: twice its size, as its replacement is not exact.
+    """
+    if set_bytes < 1:
+        raise ValueError(f"set_bytes {set_bytes}: must be at least 1")
+    return math.ceil(2 * l2_bytes / set_bytes) + 1
+
+
+def l2_bytes() -> int:
+    """The size of the L2 cache of torch's current device."""
+    import torch
+
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+
+
+class CudaEventClock:
+    """Samples of one callable on the current CUDA device, in ms of device time.
+
+    timing: "eager" launches it as it is, the host's part included where the GPU waits for it; "graph" captures it and
+    times replays. l2: "warm" leaves the cache as the work itself left it; "cold" rotates among `rotate` (the same
+    work on further inputs, together with the callable larger than the L2) or, where there are none, writes a buffer
+    of twice the L2 before each launch, outside of the events. Below about 100 us that leaves the cost of the events
+    in the sample: rotate for those.
+    """
+
+    def __init__(self, timing: str = "eager", l2: str = "warm", rotate: Sequence[Run] = ()) -> None:
+        self.own_bytes = 0
+        self.launches = 1
+        self._graph = timing == "graph"
+        self._cold = l2 == "cold"
+        self._rotate = tuple(rotate)
+        self._flush_buffer: Any = None
+        self._events: list[tuple[Any, Any]] = []
+        self._launch: Run = _nothing
+
+    def prepare(self, run: Run) -> None:
+        """Compile, choose the number of launches from a first estimate and, for "graph", capture them."""
+        sets = [run, *self._rotate] if self._cold else [run]
+        self._events = self._new_events(1)
+        self._launch = run
+        is_long = _run_aside(sets) >= _LONG_S
+        self.launches = len(sets) if is_long else launches_for(self._estimate_ms(), len(sets))
+        flushed = self._cold and not self._rotate
+        self._flush_buffer = self._new_flush_buffer() if flushed else None
+        self._events = self._new_events(self.launches if flushed else 1)
+        batch = [run] if flushed else list(itertools.islice(itertools.cycle(sets), self.launches))
+        self._launch = _captured(batch) if self._graph else lambda: _each(batch)
+
+    def sample(self) -> float:
+        """Milliseconds of one launch, the mean over `launches`."""
+        return self._elapsed_ms() / self.launches
+
+    def now(self) -> float:
+        """Monotonic seconds of the host."""
+        return time.monotonic()
+
+    def _estimate_ms(self) -> float:
+        return min(self._elapsed_ms() for _ in range(_ESTIMATES))
+
+    def _elapsed_ms(self) -> float:
+        for start, end in self._events:
+            if self._flush_buffer is not None:
+                self._flush_buffer.zero_()
+            start.record()
+            self._launch()
+            end.record()
+        self._events[-1][1].synchronize()
+        return sum(start.elapsed_time(end) for start, end in self._events)
+
+    def _new_events(self, pairs: int) -> list[tuple[Any, Any]]:
+        import torch
+
+        return [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(pairs)]
+
+    def _new_flush_buffer(self) -> Any:
+        import torch
+
+        self.own_bytes = 2 * l2_bytes()
+        return torch.empty(self.own_bytes, dtype=torch.uint8, device="cuda")
+
+
+def _nothing() -> None:
+    """What a clock launches before it is prepared."""
+
+
+def _each(batch: Sequence[Run]) -> None:
+    for run in batch:
+        run()
+
+
+def _run_aside(sets: Sequence[Run]) -> float:
+    """First runs on a side stream, as capture asks for: they compile, tune and allocate. Seconds of the last one."""
+    import torch
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    for _ in range(_WARM_RUNS):
+        start = time.monotonic()
+        with torch.cuda.stream(side):
+            _each(sets)
+        side.synchronize()
+        took = time.monotonic() - start
+        if took >= _LONG_S:
+            break
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    return took
+
+
+def _captured(batch: Sequence[Run]) -> Run:
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _each(batch)
+    return graph.replay

@@ -1,0 +1,135 @@
+"""On what was it measured? GPU, CPU, packages and commit, without host names, user names or paths."""
+
+import os
+import platform
+import subprocess
+import sys
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from harness.nvml import open_gpu
+
+PACKAGES = (
+    "torch",
+    "triton",
+    "numpy",
+    "apache-tvm-ffi",
+    "nvidia-ml-py",
+    "safetensors",
+    "transformers",
+    "vllm",
+    "mamba-ssm",
+    "causal-conv1d",
+    "flash-attn",
+    "flash-attn-4",
+    "flash-linear-attention",
+)
+COMMIT_VARIABLE = "TTT_BENCH_COMMIT"
+
+_CONSTANT = ("name", "driver", "memory_bytes", "model", "cores")
+
+
+def snapshot(device_kind: str = "") -> dict[str, Any]:
+    """The machine and the software now.
+
+    device_kind: "cuda" or "cpu", whichever is measured; "" is "cuda" where there is a GPU.
+    Keys: device (a name), device_kind, gpu (None without one): name, driver, memory_bytes, sm_clock_mhz,
+    memory_clock_mhz, temperature_c, power_w, throttle_reasons; cpu: model, cores, load_1m; software: name -> version;
+    commit ("" if unknown), dirty (None if unknown).
+    """
+    gpu = None if device_kind == "cpu" else open_gpu()
+    kind = device_kind or ("cpu" if gpu is None else "cuda")
+    gpu_facts = None if gpu is None else gpu.constants() | gpu.readings()
+    commit, dirty = commit_and_dirty()
+    return {
+        "device": cpu_model() if kind == "cpu" else (gpu_facts or {}).get("name", ""),
+        "device_kind": kind,
+        "gpu": gpu_facts,
+        "cpu": {"model": cpu_model(), "cores": _cores(), "load_1m": _load()},
+        "software": software(),
+        "commit": commit,
+        "dirty": dirty,
+    }
+
+
+def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """One environment of two snapshots: what changes by itself goes under gpu and cpu, "before" and "after"."""
+    parts = {part: _paired(before.get(part), after.get(part)) for part in ("gpu", "cpu")}
+    return after | parts
+
+
+def _paired(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, Any] | None:
+    if not after:
+        return after
+    constant = {name: value for name, value in after.items() if name in _CONSTANT}
+    return constant | {"before": _changing(before or {}), "after": _changing(after)}
+
+
+def _changing(part: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in part.items() if name not in _CONSTANT}
+
+
+def software() -> dict[str, str]:
+    """The versions of Python, CUDA (where torch is loaded) and of the packages that are installed."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(getattr(torch, "version", None), "cuda", None)
+    return {"python": platform.python_version(), **({"cuda": cuda} if cuda else {}), **_installed()}
+
+
+@lru_cache(maxsize=1)
+def _installed() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@lru_cache(maxsize=1)
+def cpu_model() -> str:
+    """The model of the CPU, as its maker calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name") and ":" in line]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _load() -> float | None:
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def commit_and_dirty() -> tuple[str, bool | None]:
+    """(commit, whether the tree differs) of the checkout that holds this package.
+
+    Without one, what TTT_BENCH_COMMIT says: COMMIT or COMMIT-dirty. ("", None) where neither is known.
+    """
+    root = Path(__file__).resolve().parent.parent
+    commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
+    if commit:
+        changes = _git(root, "status", "--porcelain")
+        return commit, None if changes is None else bool(changes)
+    named, _, mark = os.environ.get(COMMIT_VARIABLE, "").partition("-")
+    return named, mark == "dirty" if named else None
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(root), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

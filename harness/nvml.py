@@ -1,0 +1,115 @@
+"""What does the GPU report about itself while we measure? NVML, opened only where there is one."""
+
+import os
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+# Reasons that slow the GPU down against its settings: power cap, hardware, thermal (software, hardware), power brake.
+# Idle clocks, application clocks and display clocks are settings or rest, not throttling.
+_THROTTLE = {
+    0x04: "sw_power_cap",
+    0x08: "hw_slowdown",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+}
+
+
+class Gpu:
+    """One GPU through NVML. What the driver does not answer is None, never an error."""
+
+    def __init__(self, pynvml: Any, handle: Any) -> None:
+        self._nvml = pynvml
+        self._handle = handle
+
+    def constants(self) -> dict[str, Any]:
+        """What does not change: name, driver, memory_bytes."""
+        return {
+            "name": _text(self._ask("nvmlDeviceGetName")),
+            "driver": _text(_quietly(self._nvml.nvmlSystemGetDriverVersion)),
+            "memory_bytes": getattr(self._ask("nvmlDeviceGetMemoryInfo"), "total", None),
+        }
+
+    def readings(self) -> dict[str, Any]:
+        """What changes: clocks in MHz, temperature in degrees Celsius, power in W, throttle_reasons."""
+        milliwatts = self._ask("nvmlDeviceGetPowerUsage")
+        return {
+            "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
+            "temperature_c": self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            "power_w": None if milliwatts is None else milliwatts / 1e3,
+            "throttle_reasons": self.throttle_reasons(),
+        }
+
+    def throttle_reasons(self) -> list[str]:
+        """The names of the reasons why the clocks are below their settings, now."""
+        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
+        if bits is None:
+            bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")  # drivers before 535
+        return [name for bit, name in _THROTTLE.items() if (bits or 0) & bit]
+
+    def throttled(self) -> bool:
+        """Whether the GPU is slowed down now."""
+        return bool(self.throttle_reasons())
+
+    def energy_j(self) -> float | None:
+        """Joules since the driver was loaded."""
+        millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
+        return None if millijoules is None else millijoules / 1e3
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        return _quietly(lambda: getattr(self._nvml, name)(self._handle, *arguments))
+
+
+def open_gpu() -> Gpu | None:
+    """The GPU that this process uses, or None where there is none or NVML cannot be opened."""
+    pynvml = _initialised()
+    handle = None if pynvml is None else _quietly(lambda: _handle(pynvml))
+    return None if handle is None else Gpu(pynvml, handle)
+
+
+@lru_cache(maxsize=1)
+def _initialised() -> Any:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no package, no library, no driver, no permission: there is no GPU to ask
+        return None
+    return pynvml
+
+
+def _handle(pynvml: Any) -> Any:
+    """torch's own device if it has one, else the first that CUDA_VISIBLE_DEVICES leaves."""
+    uuid = _uuid_in_use()
+    if uuid:
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return pynvml.nvmlDeviceGetHandleByIndex(0)
+    first = visible.split(",")[0].strip()
+    if first.isdecimal():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(first))
+    return pynvml.nvmlDeviceGetHandleByUUID(first) if first.startswith(("GPU-", "MIG-")) else None
+
+
+def _uuid_in_use() -> str:
+    """The UUID of torch's current device; CUDA and NVML may number the devices differently."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ""
+    uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
+    return uuid if not uuid or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def _quietly(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except Exception:  # NVML raises one class per error code, among them "not supported" by this GPU
+        return None
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else value or ""

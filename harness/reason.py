@@ -1,0 +1,31 @@
+"""Why did it fail, in one sentence that can be published?"""
+
+import re
+from pathlib import Path
+
+LIMIT = 300
+
+# Folders say who ran it and where, which a published record must not.
+_FOLDERS = re.compile(r"(?<![\w:/.~])~?(?:/[\w.+@-]+)+/(?=[\w.+@-])")
+_ERROR = re.compile(r"^(\[\w+\]:? )?[\w.]*(Error|Exception|Exit|Interrupt)\b|\b(error|fault|killed|abort\w*)\b", re.I)
+_NOISE = re.compile(r"^(\s|Traceback|frame #|During handling|The above exception|Current thread|Thread 0x|[^\w]*$)")
+
+
+def sentence(text: str) -> str:
+    """`text` on one line, without folders, at most 300 characters."""
+    line = " ".join(text.split()).replace(str(Path.home()), "~")
+    line = _FOLDERS.sub("", line)
+    return line if len(line) <= LIMIT else line[: LIMIT - 1] + "…"
+
+
+def of_exception(error: BaseException) -> str:
+    """The type of the exception and the first line of its message."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return sentence(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
+
+
+def last_words(stderr: str) -> str:
+    """The last line of a dead process's stderr that says why, or "" if none does."""
+    lines = [line for line in stderr.splitlines() if not _NOISE.match(line)]
+    telling = [line for line in lines if _ERROR.search(line)]
+    return sentence((telling or lines or [""])[-1])

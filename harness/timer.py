@@ -1,0 +1,177 @@
+"""How long does a callable take? Warm up until steady, then sample until the median is known or time ends."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, fields
+from statistics import median
+from typing import Any, Protocol
+
+from harness.interval import median_interval
+
+_WINDOW = 5  # samples whose median is compared with that of the five before them
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When to stop warming up and when to stop sampling.
+
+    Sampling ends once the `confidence` interval of the median lies within `interval` of it (from `min_samples` on),
+    at `max_samples`, or when `budget_s` is spent, after one sample at least. Warm-up lasts `warmup_s`, then until two
+    successive windows of samples agree within `steady`, at most `warmup_max_s`; the first call, which may compile,
+    counts towards neither. Raises ValueError where a value cannot be.
+    """
+
+    min_samples: int = 20
+    max_samples: int = 1000
+    budget_s: float = 10.0
+    interval: float = 0.01
+    confidence: float = 0.95
+    warmup_s: float = 0.2
+    warmup_max_s: float = 5.0
+    steady: float = 0.02
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+                raise ValueError(f"policy: {field.name} is {value!r}, must be a number, at least 0")
+        if not 1 <= self.min_samples <= self.max_samples:
+            raise ValueError(f"policy: min_samples {self.min_samples}, must be from 1 to {self.max_samples}")
+        if not 0 < self.confidence < 1:
+            raise ValueError(f"policy: confidence {self.confidence}, must lie between 0 and 1")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The policy as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Policy":
+        """The policy that `to_dict` wrote; ValueError names an unknown field."""
+        unknown = set(values) - {field.name for field in fields(cls)}
+        if unknown:
+            raise ValueError(f"policy: unknown field {min(unknown)!r}")
+        return cls(**values)
+
+
+@dataclass
+class Timing:
+    """Raw samples in ms, whether the GPU was throttled at each, and what ended sampling: "interval", "budget", ..."""
+
+    samples_ms: list[float]
+    throttled: list[bool]
+    stop: str
+
+
+class Clock(Protocol):
+    """Times one callable. `own_bytes` of device memory are the clock's, not the callable's."""
+
+    own_bytes: int
+    launches: int
+
+    def prepare(self, run: Callable[[], object]) -> None:
+        """Make ready to time `run`: compile it, capture it, choose how many launches make a sample."""
+
+    def sample(self) -> float:
+        """Milliseconds of one call, the mean of the `launches` calls that make a sample."""
+
+    def now(self) -> float:
+        """Seconds on the clock of the budgets."""
+
+
+class CpuClock:
+    """The monotonic clock of the host around one call."""
+
+    own_bytes = 0
+    launches = 1
+
+    def prepare(self, run: Callable[[], object]) -> None:
+        """Keep `run`."""
+        self._run = run
+
+    def sample(self) -> float:
+        """Milliseconds of one call."""
+        start = time.perf_counter_ns()
+        self._run()
+        return (time.perf_counter_ns() - start) / 1e6
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
+
+def never_throttled() -> bool:
+    """For devices that report no throttling."""
+    return False
+
+
+def measure(
+    run: Callable[[], object],
+    clock: Clock,
+    policy: Policy,
+    throttled: Callable[[], bool] = never_throttled,
+    timed_region: AbstractContextManager[object] | None = None,
+) -> Timing:
+    """Time `run`: prepare, warm up, then sample inside of `timed_region`; `throttled` is asked after each sample."""
+    clock.prepare(run)
+    warm_up(clock, policy)
+    with timed_region or nullcontext():
+        return take_samples(clock, policy, throttled)
+
+
+def warm_up(clock: Clock, policy: Policy) -> list[float]:
+    """Run until steady; the samples on the way there, for whoever wants to see it."""
+    clock.sample()
+    start = clock.now()
+    samples: list[float] = []
+    while True:
+        samples.append(clock.sample())
+        elapsed = clock.now() - start
+        if elapsed >= policy.warmup_max_s or (elapsed >= policy.warmup_s and _is_steady(samples, policy.steady)):
+            return samples
+
+
+def _is_steady(samples: list[float], tolerance: float) -> bool:
+    if len(samples) < 2 * _WINDOW:
+        return False
+    earlier, later = median(samples[-2 * _WINDOW : -_WINDOW]), median(samples[-_WINDOW:])
+    return abs(later - earlier) <= tolerance * earlier
+
+
+def take_samples(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> Timing:
+    """Sample until a stopping rule of `policy` holds."""
+    timing = Timing([], [], "")
+    start = clock.now()
+    while not timing.stop:
+        timing.samples_ms.append(clock.sample())
+        timing.throttled.append(throttled())
+        timing.stop = stop_reason(timing.samples_ms, clock.now() - start, policy)
+    return timing
+
+
+def take_engine_samples(samples_ms: Iterable[float], throttled: Callable[[], bool] = never_throttled) -> Timing:
+    """Samples of a system that times itself; ValueError if it hands back none."""
+    timing = Timing([], [], "engine")
+    for sample in samples_ms:
+        timing.samples_ms.append(float(sample))
+        timing.throttled.append(throttled())
+    if not timing.samples_ms:
+        raise ValueError("the engine handed back no samples")
+    return timing
+
+
+def stop_reason(samples: list[float], elapsed_s: float, policy: Policy) -> str:
+    """Why sampling is over: "interval", "count" or "budget"; "" while it is not."""
+    if len(samples) >= policy.min_samples and _is_known(samples, policy):
+        return "interval"
+    if len(samples) >= policy.max_samples:
+        return "count"
+    return "budget" if elapsed_s >= policy.budget_s else ""
+
+
+def _is_known(samples: list[float], policy: Policy) -> bool:
+    # Sorting at each of many short samples would cost more than they do: look again when a tenth more are taken.
+    if len(samples) % max(1, len(samples) // 10):
+        return False
+    middle, low, high = median_interval(samples, policy.confidence)
+    return max(high - middle, middle - low) <= policy.interval * middle

@@ -1,0 +1,113 @@
+"""One system in its own process: `python -m harness.worker MODULE:ATTRIBUTE` answers requests, a JSON line each.
+
+    {"do": "probe"}                     -> {"available": bool, "reason": str, "versions": {}, "environment": {}}
+    {"do": "case", "case": {...}, "policy": {...}, "verify_only": bool, "profile_range": bool}
+                                        -> {"record": {...}, "healthy": bool}
+    {"do": "stop"}                      -> the process ends, as it does at the end of its input
+
+ATTRIBUTE is an adapter (`harness.system.System`) or a class of it. Answers go to the original stdout; what libraries
+print goes to stderr. "healthy" is false where the process must not be trusted with another case.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+from typing import Any, TextIO
+
+from harness.case import Case
+from harness.environment import snapshot
+from harness.measured_case import PROFILE, VERIFY, CaseRun
+from harness.reason import sentence
+from harness.system import Skip, System, Workload
+from harness.timer import Policy
+
+__all__ = ["Skip", "System", "Workload", "answer", "load", "main"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def load(entry: str) -> System:
+    """The adapter that MODULE:ATTRIBUTE names; a class is instantiated."""
+    module, _, attribute = entry.partition(":")
+    if not module or not attribute:
+        raise ValueError(f"entry {entry!r}: must be MODULE:ATTRIBUTE")
+    found = getattr(importlib.import_module(module), attribute)
+    return found() if isinstance(found, type) else found
+
+
+def answer(system: System, request: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a "probe" or a "case"; ValueError for another request."""
+    if request["do"] == "probe":
+        return _probe(system)
+    if request["do"] == "case":
+        return _case(system, request)
+    raise ValueError(f"request {request['do']!r}: must be probe, case or stop")
+
+
+def _probe(system: System) -> dict[str, Any]:
+    reason = sentence(system.unavailable())
+    versions = {} if reason else system.versions()
+    environment = snapshot()
+    environment["software"] = environment["software"] | versions
+    return {"available": not reason, "reason": reason, "versions": versions, "environment": environment}
+
+
+def _case(system: System, request: dict[str, Any]) -> dict[str, Any]:
+    mode = VERIFY if request.get("verify_only") else PROFILE if request.get("profile_range") else ""
+    run = CaseRun(Case.from_dict(request["case"]), Policy.from_dict(request["policy"]), mode)
+    record = run.record(system)
+    return {"record": record.to_dict(), "healthy": run.healthy}
+
+
+def main(arguments: list[str]) -> int:
+    """Answer requests until told to stop."""
+    if len(arguments) != 1:
+        print("usage: python -m harness.worker MODULE:ATTRIBUTE", file=sys.stderr)
+        return 2
+    requests, answers = _claim_pipes()
+    _die_with_parent(answers.fileno())
+    system = load(arguments[0])
+    for line in requests:
+        request = json.loads(line)
+        if request["do"] == "stop":
+            break
+        answers.write(json.dumps(answer(system, request), allow_nan=False) + "\n")
+        answers.flush()
+    return 0
+
+
+def _claim_pipes() -> tuple[TextIO, TextIO]:
+    """The pipes of the protocol, out of reach of libraries: their stdin is empty and their stdout is stderr."""
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    os.dup2(2, 1)
+    return requests, answers
+
+
+def _die_with_parent(answers: int) -> None:
+    """Free the GPU when the parent dies, even by SIGKILL and in the middle of a case.
+
+    Linux sends the signal itself; elsewhere, and where another process stands between the two (a container's client),
+    the broken pipe of answers tells.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_exit_when_broken, args=(answers,), daemon=True).start()
+
+
+def _exit_when_broken(pipe: int) -> None:
+    poll = select.poll()
+    poll.register(pipe, 0)  # only errors: the reader closed its end
+    poll.poll()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

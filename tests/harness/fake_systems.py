@@ -1,0 +1,116 @@
+"""Adapters that behave as a case's option `do` says: well, badly, or not at all. None needs torch."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from harness.case import Case
+from harness.gate import Check, Verdict
+from harness.system import Skip, Workload
+
+SPIN_MS = 2.0
+
+
+def spin(milliseconds: float = SPIN_MS) -> None:
+    """Work of known duration."""
+    end = time.perf_counter_ns() + milliseconds * 1e6
+    while time.perf_counter_ns() < end:
+        pass
+
+
+class OutOfMemoryError(RuntimeError):
+    """Called as torch's is."""
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _exit_with_last_words() -> None:
+    print("  File nowhere\nEngineError: the engine is on fire\n", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+def _out_of_memory_deep_inside() -> None:
+    try:
+        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    except OutOfMemoryError as error:
+        raise RuntimeError("the engine could not start") from error
+
+
+def _print_garbage() -> None:
+    print('{"record": "not yours"}', flush=True)
+    os.write(1, b'{"record": "nor this"}\n')
+    spin()
+
+
+RUNS: dict[str, Callable[[], object]] = {
+    "work": spin,
+    "raise": lambda: _raise(RuntimeError("first line of /home/someone/kernel.cu\nsecond line")),
+    "leave": lambda: _raise(SystemExit("the library gave up")),
+    "exit": _exit_with_last_words,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "hang": lambda: time.sleep(600),
+    "allocate": lambda: bytearray(1 << 60),
+    "oom": lambda: _raise(OutOfMemoryError("CUDA out of memory")),
+    "oom-inside": _out_of_memory_deep_inside,
+    "print": _print_garbage,
+    "read": lambda: _raise(RuntimeError(f"stdin holds {sys.stdin.read()!r}")),
+}
+
+
+class Fake:
+    """Runs `RUNS[do]`; further values of `do` are about the gate, the engine and `close`."""
+
+    def unavailable(self) -> str:
+        return ""
+
+    def versions(self) -> dict[str, str]:
+        return {"fake": "1.0"}
+
+    def build(self, case: Case) -> Workload:
+        do = case.option("do", "work")
+        if do == "skip":
+            raise Skip("context 8 is beyond what this system holds")
+        error = 0.5 if do == "miss" else 0.001
+        workload = Workload(
+            run=RUNS.get(do, spin),
+            units=case.option("units", 1),
+            tokens=case.batch,
+            gate=lambda: Verdict([Check.at_most("error", float("nan") if do == "nan" else error, 0.01)]),
+            metrics={"parameters": 7, "unknown": float("nan")},
+            settings={"pid": str(os.getpid())},
+        )
+        if do == "ungated":
+            workload.gate = None
+        if do == "engine":
+            workload.engine_samples = lambda policy: (float(i) for i in range(1, 4))
+        if do == "close":
+            workload.close = lambda: _raise(RuntimeError("cannot close"))
+        return workload
+
+
+class Unavailable(Fake):
+    def unavailable(self) -> str:
+        return "needs a GPU of the next century"
+
+
+class HangsAtProbe(Fake):
+    def unavailable(self) -> str:
+        time.sleep(600)
+        return ""
+
+
+class WithChild(Fake):
+    """Starts a process of its own, whose id goes into the file that FAKE_CHILD names, and hangs."""
+
+    def build(self, case: Case) -> Workload:
+        import subprocess
+
+        child = subprocess.Popen(["sleep", "600"])
+        with open(os.environ["FAKE_CHILD"], "w") as file:
+            file.write(f"{os.getpid()} {child.pid}")
+        return Workload(run=lambda: time.sleep(600))

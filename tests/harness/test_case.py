@@ -1,0 +1,95 @@
+import itertools
+import subprocess
+import sys
+
+import pytest
+from harness_helpers import ROOT, case
+
+from harness.case import Case, CaseError
+
+BASE = {
+    "suite": "fig15",
+    "system": "ttt-linear",
+    "backend": "torch",
+    "size": "1.3b",
+    "phase": "generate",
+    "batch": 16,
+    "context": 2048,
+}
+
+
+def test_round_trip() -> None:
+    original = Case(**BASE, options=(("mini_batch", 16), ("form", "dual"), ("part", 0.5), ("causal", True)))
+    assert Case.from_dict(original.to_dict()) == original
+    assert Case.from_dict(original.to_dict()).key == original.key
+
+
+def test_order_of_options_does_not_matter() -> None:
+    pairs = [("a", 1), ("b", "x"), ("c", 2.0)]
+    orders = [Case(**BASE, options=order) for order in itertools.permutations(pairs)]
+    assert len(set(orders)) == len({each.key for each in orders}) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch": 17},
+        {"context": 0},
+        {"phase": "forward"},
+        {"dtype": "float32"},
+        {"state_dtype": "bfloat16"},
+        {"timing": "graph"},
+        {"l2": "cold"},
+        {"suite": "x"},
+        {"options": (("form", "dual"),)},
+    ],
+)
+def test_every_field_tells_cases_apart(change: dict) -> None:
+    assert Case(**(BASE | change)).key != Case(**BASE).key
+
+
+def test_key_is_the_same_in_another_process() -> None:
+    code = f"from harness.case import Case; print(Case(**{BASE!r}, options=(('b', 2), ('a', 'ü'))).key)"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    key = Case(**BASE, options=(("a", "ü"), ("b", 2))).key
+    assert other.stdout.strip() == key
+    assert len(key) == 16
+    int(key, 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": 0}, "'batch' is 0, must be at least 1"),
+        ({"batch": True}, "'batch' is True, must be a whole number"),
+        ({"context": -1}, "'context' is -1, must be at least 0"),
+        ({"context": "8"}, "'context' is '8', must be a whole number"),
+        ({"phase": "train"}, "'phase' is 'train', must be one of forward, generate, request"),
+        ({"timing": "guess"}, "'timing' is 'guess'"),
+        ({"l2": "tepid"}, "'l2' is 'tepid'"),
+        ({"system": ""}, "'system' is empty"),
+        ({"size": None}, "'size' is None, must be text"),
+        ({"options": {"a": [1]}}, "'options': 'a' is [1]"),
+        ({"options": {"a": float("nan")}}, "'options': 'a' is nan"),
+        ({"options": [("a", 1), ("a", 2)]}, "names an option twice"),
+        ({"colour": "red"}, "unknown field 'colour'"),
+    ],
+)
+def test_errors_name_the_field(change: dict, message: str) -> None:
+    with pytest.raises(CaseError) as error:
+        Case.from_dict(BASE | change)
+    assert message in str(error.value)
+
+
+def test_missing_field_and_other_types() -> None:
+    with pytest.raises(CaseError, match="field 'batch' is missing"):
+        Case.from_dict({name: value for name, value in BASE.items() if name != "batch"})
+    with pytest.raises(CaseError, match="is list, must be an object"):
+        Case.from_dict([])  # type: ignore[arg-type]
+
+
+def test_option_and_label() -> None:
+    it = case("work", l2="cold")
+    assert it.option("do") == "work"
+    assert it.option("form", "primal") == "primal"
+    assert it.label == "fake/cpu tiny forward B=2 T=8 bfloat16 eager cold do=work"

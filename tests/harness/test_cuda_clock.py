@@ -1,0 +1,208 @@
+from collections.abc import Callable
+from contextlib import contextmanager
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness import cuda_clock
+from harness.cuda_clock import CudaEventClock, input_sets, launches_for
+from harness.timer import Policy, measure
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize(
+    ("run_ms", "sets", "launches"),
+    [(10.0, 1, 1), (1.0, 1, 1), (0.05, 1, 20), (0.0001, 1, 256), (0.0, 1, 256), (0.05, 7, 21), (10.0, 7, 7)],
+)
+def test_launches_for(run_ms: float, sets: int, launches: int) -> None:
+    assert launches_for(run_ms, sets) == launches
+
+
+def test_input_sets_replace_all_of_the_cache() -> None:
+    sets = input_sets(set_bytes=30, l2_bytes=100)
+    assert (sets - 1) * 30 >= 200
+    assert input_sets(1000, 100) == 2
+    with pytest.raises(ValueError, match="set_bytes 0"):
+        input_sets(0, 100)
+
+
+class FakeGpu:
+    """A device whose time passes only by the work that it is given, in ms; `log` has what it did, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ms = 0.0
+        self.log: list[str] = []
+        self.recording: list[Callable[[], None]] | None = None
+        gpu = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                gpu.log.append("event")
+                self.at = gpu.now_ms
+
+            def synchronize(self) -> None:
+                gpu.log.append("wait")
+
+            def elapsed_time(self, end: Any) -> float:
+                return end.at - self.at
+
+        class Graph:
+            def replay(self) -> None:
+                gpu.log.append("replay")
+                for work in self.body:
+                    work()
+
+        @contextmanager
+        def graph(into: Any) -> Any:
+            gpu.recording = into.body = []
+            yield
+            gpu.recording = None
+
+        @contextmanager
+        def on(stream: Any) -> Any:
+            yield
+
+        stream = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
+        flush = SimpleNamespace(zero_=lambda: self._do("flush", 0.3))
+        fakes = {
+            "Event": Event,
+            "CUDAGraph": Graph,
+            "graph": graph,
+            "stream": on,
+            "Stream": lambda: stream,
+            "current_stream": lambda: stream,
+            "current_device": lambda: 0,
+            "synchronize": lambda: None,
+            "get_device_properties": lambda device: SimpleNamespace(L2_cache_size=50),
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(cuda_clock, "time", SimpleNamespace(monotonic=lambda: self.now_ms / 1e3))
+        monkeypatch.setattr(torch, "empty", lambda size, dtype, device: flush)
+
+    def kernel(self, name: str, milliseconds: float) -> Callable[[], None]:
+        def run() -> None:
+            work = lambda: self._do(name, milliseconds)  # noqa: E731
+            work() if self.recording is None else self.recording.append(work)
+
+        return run
+
+    def _do(self, name: str, milliseconds: float) -> None:
+        self.log.append(name)
+        self.now_ms += milliseconds
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return FakeGpu(monkeypatch)
+
+
+def sampled(gpu: FakeGpu, clock: CudaEventClock, run: Callable[[], None]) -> tuple[float, list[str]]:
+    clock.prepare(run)
+    gpu.log.clear()
+    return clock.sample(), gpu.log
+
+
+def test_a_run_of_seconds_is_its_own_estimate(gpu: FakeGpu) -> None:
+    CudaEventClock().prepare(gpu.kernel("a", 20_000.0))
+    assert gpu.log.count("a") == 1
+
+
+def test_a_long_eager_launch_stands_alone(gpu: FakeGpu) -> None:
+    sample, log = sampled(gpu, CudaEventClock(), gpu.kernel("a", 5.0))
+    assert sample == pytest.approx(5.0)
+    assert log == ["event", "a", "event", "wait"]
+
+
+def test_short_eager_launches_share_one_pair_of_events(gpu: FakeGpu) -> None:
+    clock = CudaEventClock()
+    sample, log = sampled(gpu, clock, gpu.kernel("a", 0.02))
+    assert sample == pytest.approx(0.02)
+    assert log == ["event", *["a"] * 50, "event", "wait"]
+    assert clock.launches == 50
+
+
+def test_short_launches_share_one_graph(gpu: FakeGpu) -> None:
+    sample, log = sampled(gpu, CudaEventClock("graph"), gpu.kernel("a", 0.02))
+    assert sample == pytest.approx(0.02)
+    assert log == ["event", "replay", *["a"] * 50, "event", "wait"]
+
+
+def test_cold_flushes_outside_of_the_events(gpu: FakeGpu) -> None:
+    clock = CudaEventClock(l2="cold")
+    sample, log = sampled(gpu, clock, gpu.kernel("a", 0.5))
+    assert sample == pytest.approx(0.5)
+    assert log == ["flush", "event", "a", "event"] * 2 + ["wait"]
+    assert clock.own_bytes == 100
+
+
+def test_cold_graphs_flush_before_each_replay(gpu: FakeGpu) -> None:
+    sample, log = sampled(gpu, CudaEventClock("graph", "cold"), gpu.kernel("a", 0.5))
+    assert sample == pytest.approx(0.5)
+    assert log == ["flush", "event", "replay", "a", "event"] * 2 + ["wait"]
+
+
+@pytest.mark.parametrize("timing", ["eager", "graph"])
+def test_cold_rotates_where_there_are_input_sets(gpu: FakeGpu, timing: str) -> None:
+    others = [gpu.kernel("b", 0.3), gpu.kernel("c", 0.3)]
+    clock = CudaEventClock(timing, "cold", others)
+    sample, log = sampled(gpu, clock, gpu.kernel("a", 0.3))
+    assert sample == pytest.approx(0.3)
+    assert [name for name in log if name in "abc"] == ["a", "b", "c"] * 2
+    assert "flush" not in log
+    assert clock.own_bytes == 0
+
+
+def test_warm_does_not_rotate(gpu: FakeGpu) -> None:
+    _, log = sampled(gpu, CudaEventClock(rotate=[gpu.kernel("b", 1.0)]), gpu.kernel("a", 1.0))
+    assert "b" not in log
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("timing", ["eager", "graph"])
+def test_device_sleep_is_measured_within_two_percent(timing: str) -> None:
+    cycles = 1_000_000
+
+    def run() -> None:
+        torch.cuda._sleep(cycles)
+
+    timing_of_one = measure(run, CudaEventClock(timing), Policy(budget_s=2))
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(500):
+        run()
+    end.record()
+    end.synchronize()
+    assert median(timing_of_one.samples_ms) == pytest.approx(start.elapsed_time(end) / 500, rel=0.02)
+
+
+@pytest.mark.gpu
+def test_short_kernel_agrees_between_eager_batches_and_graphs() -> None:
+    x = torch.randn(1 << 25, device="cuda")  # 90 us: longer than any host takes to launch it
+    y = torch.empty_like(x)
+
+    def run() -> None:
+        torch.add(x, 1, out=y)
+
+    medians = [median(measure(run, CudaEventClock(t), Policy(budget_s=2)).samples_ms) for t in ("eager", "graph")]
+    assert medians[0] == pytest.approx(medians[1], rel=0.1)
+
+
+@pytest.mark.gpu
+def test_cold_is_slower_than_warm_for_a_small_copy() -> None:
+    x = torch.randn(1 << 21, device="cuda")  # 8 MB: lives in the L2 when warm
+    y = torch.empty_like(x)
+
+    def run() -> None:
+        y.copy_(x)
+
+    warm, cold = (
+        median(measure(run, CudaEventClock("graph", l2), Policy(budget_s=2)).samples_ms) for l2 in ("warm", "cold")
+    )
+    assert cold > 1.2 * warm

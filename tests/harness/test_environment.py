@@ -1,0 +1,213 @@
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness import environment, nvml
+from harness.environment import around, snapshot
+
+
+class FakeNvml(ModuleType):
+    """As much of NVML as the harness asks; `fail` names functions that this driver does not support."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def __init__(self, reasons: int = 0, fail: tuple[str, ...] = ()) -> None:
+        super().__init__("pynvml")
+        self.opened: list[Any] = []
+        answers = {
+            "nvmlInit": lambda: None,
+            "nvmlSystemGetDriverVersion": lambda: b"580.1",
+            "nvmlDeviceGetName": lambda h: "NVIDIA H100",
+            "nvmlDeviceGetMemoryInfo": lambda h: SimpleNamespace(total=80 << 30),
+            "nvmlDeviceGetPowerUsage": lambda h: 123_500,
+            "nvmlDeviceGetClockInfo": lambda h, kind: {1: 1980, 2: 2619}[kind],
+            "nvmlDeviceGetTemperature": lambda h, kind: 45,
+            "nvmlDeviceGetCurrentClocksEventReasons": lambda h: reasons,
+            "nvmlDeviceGetTotalEnergyConsumption": lambda h: 5000,
+            "nvmlDeviceGetHandleByIndex": self._open,
+            "nvmlDeviceGetHandleByUUID": self._open,
+        }
+        for name, function in answers.items():
+            setattr(self, name, self._unsupported if name in fail else function)
+
+    def _open(self, which: Any) -> str:
+        self.opened.append(which)
+        return f"handle {which}"
+
+    def _unsupported(self, *arguments: Any) -> None:
+        raise RuntimeError("Not Supported")
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch):
+    def use(module: Any) -> Any:
+        monkeypatch.setitem(sys.modules, "pynvml", module)
+        nvml._initialised.cache_clear()
+        return module
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    yield use
+    nvml._initialised.cache_clear()
+
+
+def test_snapshot_of_a_gpu(install: Any) -> None:
+    install(FakeNvml(reasons=0x04 | 0x01))
+    shot = snapshot()
+    assert (shot["device"], shot["device_kind"]) == ("NVIDIA H100", "cuda")
+    assert shot["gpu"] == {
+        "name": "NVIDIA H100",
+        "driver": "580.1",
+        "memory_bytes": 80 << 30,
+        "sm_clock_mhz": 1980,
+        "memory_clock_mhz": 2619,
+        "temperature_c": 45,
+        "power_w": 123.5,
+        "throttle_reasons": ["sw_power_cap"],
+    }
+
+
+def test_a_cpu_system_on_a_gpu_machine_reports_the_cpu(install: Any) -> None:
+    install(FakeNvml())
+    shot = snapshot("cpu")
+    assert shot["device_kind"] == "cpu"
+    assert shot["device"] == shot["cpu"]["model"]
+    assert shot["gpu"] is None
+
+
+@pytest.mark.parametrize("module", [None, FakeNvml(fail=("nvmlInit",)), FakeNvml(fail=("nvmlDeviceGetHandleByIndex",))])
+def test_no_gpu_is_an_absence(install: Any, module: Any) -> None:
+    install(module)  # None makes the import fail
+    shot = snapshot()
+    assert shot["gpu"] is None
+    assert shot["device_kind"] == "cpu"
+    assert shot["device"]
+
+
+def test_what_the_driver_does_not_support_is_none(install: Any) -> None:
+    asked = ("PowerUsage", "CurrentClocksEventReasons", "MemoryInfo")
+    install(FakeNvml(fail=tuple(f"nvmlDeviceGet{name}" for name in asked)))
+    gpu = snapshot()["gpu"]
+    assert (gpu["power_w"], gpu["memory_bytes"], gpu["throttle_reasons"]) == (None, None, [])
+    assert gpu["sm_clock_mhz"] == 1980
+
+
+@pytest.mark.parametrize(
+    ("bits", "throttled"),
+    [(0, False), (0x01, False), (0x02, False), (0x100, False), (0x04, True), (0x08, True), (0x20, True), (0x41, True),
+     (0x80, True)],
+)  # fmt: skip
+def test_rest_and_settings_are_not_throttling(install: Any, bits: int, throttled: bool) -> None:
+    install(FakeNvml(reasons=bits))
+    gpu = nvml.open_gpu()
+    assert gpu is not None
+    assert gpu.throttled() is throttled
+    assert gpu.energy_j() == 5.0
+
+
+@pytest.mark.parametrize(
+    ("visible", "opened"), [(None, [0]), ("3,1", [3]), ("GPU-ab", ["GPU-ab"]), ("MIG-x,0", ["MIG-x"]), ("", [])]
+)
+def test_the_visible_gpu_is_asked(
+    install: Any, monkeypatch: pytest.MonkeyPatch, visible: str | None, opened: list
+) -> None:
+    fake = install(FakeNvml())
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert (nvml.open_gpu() is not None) == bool(opened)
+    assert fake.opened == opened
+
+
+def test_the_gpu_that_torch_uses_is_asked(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install(FakeNvml())
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        current_device=lambda: 1,
+        get_device_properties=lambda device: SimpleNamespace(uuid="12-34"),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    nvml.open_gpu()
+    assert fake.opened == ["GPU-12-34"]
+
+
+def test_around_keeps_both_readings(install: Any) -> None:
+    install(FakeNvml())
+    before = snapshot()
+    install(FakeNvml(reasons=0x40))
+    pair = around(before, snapshot())
+    assert pair["gpu"]["name"] == "NVIDIA H100"
+    assert pair["gpu"]["before"]["throttle_reasons"] == []
+    assert pair["gpu"]["after"]["throttle_reasons"] == ["hw_thermal_slowdown"]
+    assert "power_w" not in pair["gpu"]
+    assert set(pair["cpu"]) == {"model", "cores", "before", "after"}
+    assert set(pair["cpu"]["after"]) == {"load_1m"}
+
+
+def test_around_of_a_cpu_system_has_no_gpu(install: Any) -> None:
+    install(FakeNvml())
+    assert around(snapshot(), snapshot("cpu"))["gpu"] is None
+
+
+def test_software_names_versions() -> None:
+    software = snapshot("cpu")["software"]
+    assert software["python"].count(".") == 2
+    assert set(software) <= {"python", "cuda", *environment.PACKAGES}
+
+
+def test_says_neither_who_nor_where() -> None:
+    import getpass
+    import platform
+
+    values = json.dumps(snapshot("cpu")).replace("\\/", "/")
+    assert str(Path.home()) not in values
+    assert str(Path.cwd()) not in values
+    for name in (platform.node(), getpass.getuser()):
+        assert not re.search(rf"\b{re.escape(name)}\b", values)
+
+
+@pytest.fixture
+def package_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "harness" / "environment.py"))
+    monkeypatch.delenv("TTT_BENCH_COMMIT", raising=False)
+    environment.commit_and_dirty.cache_clear()
+    yield tmp_path
+    environment.commit_and_dirty.cache_clear()
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    return subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_commit_of_a_checkout(package_in: Path) -> None:
+    git(package_in, "init", "-q")
+    git(package_in, "commit", "-q", "--allow-empty", "-m", "x")
+    assert environment.commit_and_dirty() == (git(package_in, "rev-parse", "HEAD"), False)
+    environment.commit_and_dirty.cache_clear()
+    (package_in / "new").write_text("")
+    assert environment.commit_and_dirty()[1] is True
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, ("", None)), ("abc", ("abc", False)), ("abc-dirty", ("abc", True))]
+)
+def test_commit_without_a_checkout(
+    package_in: Path, monkeypatch: pytest.MonkeyPatch, value: str | None, expected: tuple
+) -> None:
+    if value is not None:
+        monkeypatch.setenv("TTT_BENCH_COMMIT", value)
+    assert environment.commit_and_dirty() == expected
+
+
+def test_a_checkout_without_git(package_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (package_in / ".git").mkdir()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("TTT_BENCH_COMMIT", "abc")
+    assert environment.commit_and_dirty() == ("abc", False)

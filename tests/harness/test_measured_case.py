@@ -1,0 +1,203 @@
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_systems import Fake, OutOfMemoryError
+from harness_helpers import QUICK, case
+
+from harness import measured_case
+from harness.measured_case import PROFILE, PROFILED_RUNS, VERIFY, CaseRun, EnergyMeter, is_out_of_memory
+from harness.system import Workload
+
+
+class Counting(Fake):
+    """Counts its calls in `events`."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.events: list[str] = []
+        self.changes = changes
+
+    def build(self, case: Any) -> Workload:
+        self.events.append("build")
+        workload = super().build(case)
+        gate, run = workload.gate, workload.run
+        workload.gate = self._noting("gate", gate) if gate else None
+        workload.run = self._noting("run", run)
+        workload.close = self._noting("close", workload.close)
+        for name, value in self.changes.items():
+            setattr(workload, name, value)
+        return workload
+
+    def _noting(self, name: str, call: Callable[[], Any]) -> Callable[[], Any]:
+        def noted() -> Any:
+            self.events.append(name)
+            return call()
+
+        return noted
+
+
+def test_gate_comes_before_any_run_and_close_last() -> None:
+    system = Counting()
+    record = CaseRun(case(), QUICK).record(system)
+    assert record.status == "ok"
+    assert system.events[:3] == ["build", "gate", "run"]
+    assert system.events[-1] == "close"
+    assert system.events.count("gate") == system.events.count("close") == 1
+
+
+@pytest.mark.parametrize("do", ["miss", "nan"])
+def test_a_missed_gate_has_no_timing(do: str) -> None:
+    system = Counting()
+    record = CaseRun(case(do), QUICK).record(system)
+    assert (record.status, record.samples_ms, record.peak_memory_bytes) == ("gate", [], None)
+    assert record.gate is not None
+    assert not record.gate["passed"]
+    assert record.reason.startswith("error is ")
+    assert "run" not in system.events
+    assert system.events[-1] == "close"
+
+
+def test_verify_stops_after_the_gate() -> None:
+    system = Counting()
+    record = CaseRun(case(), QUICK, VERIFY).record(system)
+    assert system.events == ["build", "gate", "close"]
+    assert (record.status, record.samples_ms, record.settings["mode"]) == ("ok", [], "verify")
+    assert record.metrics["parameters"] == 7
+
+
+def test_verify_without_a_reference_claims_nothing() -> None:
+    record = CaseRun(case("ungated"), QUICK, VERIFY).record(Fake())
+    assert record.status == "skipped"
+    assert "no reference" in record.reason
+
+
+def test_a_sample_is_of_one_unit() -> None:
+    whole = CaseRun(case(), QUICK).record(Fake())
+    part = CaseRun(case(options={"units": 16}), QUICK).record(Fake())
+    assert min(part.samples_ms) == pytest.approx(2.0 / 16, rel=0.5)
+    assert min(whole.samples_ms) == pytest.approx(2.0, rel=0.5)
+    assert part.tokens == whole.tokens == 2
+
+
+def test_engine_samples_are_kept_as_they_are() -> None:
+    record = CaseRun(case("engine", timing="graph"), QUICK).record(Fake())
+    assert (record.samples_ms, record.stop) == ([1.0, 2.0, 3.0], "engine")
+
+
+@pytest.mark.parametrize("change", [{"timing": "graph"}, {"l2": "cold"}])
+def test_a_cpu_has_neither_graphs_nor_a_cold_l2(change: dict) -> None:
+    record = CaseRun(case(**change), QUICK).record(Fake())
+    assert record.status == "skipped"
+    assert "needs a CUDA device" in record.reason
+
+
+def test_what_was_found_before_a_failure_stays() -> None:
+    run = CaseRun(case("raise"), QUICK)
+    record = run.record(Fake())
+    assert (record.status, run.healthy) == ("failed", False)
+    assert record.reason == "RuntimeError: first line of kernel.cu"
+    assert record.metrics["parameters"] == 7
+    assert record.gate is not None
+    assert record.environment["software"]["fake"] == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("do", "status", "reason"),
+    [
+        ("leave", "failed", "SystemExit: the library gave up"),
+        ("oom-inside", "oom", "RuntimeError: the engine could not start"),
+    ],
+)
+def test_what_is_raised_is_the_reason(do: str, status: str, reason: str) -> None:
+    run = CaseRun(case(do), QUICK)
+    record = run.record(Fake())
+    assert (record.status, record.reason, run.healthy) == (status, reason, False)
+
+
+def test_close_that_fails_spoils_the_process_not_the_record() -> None:
+    run = CaseRun(case("close"), QUICK)
+    assert run.record(Fake()).status == "ok"
+    assert not run.healthy
+
+
+def test_profile_runs_a_few_times_in_ranges_and_never_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges: list[str] = []
+
+    def noting(prefix: str) -> Callable[[str], Any]:
+        @contextmanager
+        def noted(name: str) -> Iterator[None]:
+            ranges.append(f"{prefix} {name}")
+            yield
+            ranges.append("end")
+
+        return noted
+
+    monkeypatch.setattr(measured_case, "profiler_range", noting("profiler"))
+    monkeypatch.setattr(measured_case, "nvtx_range", noting("nvtx"))
+    system = Counting()
+    record = CaseRun(case(), QUICK, PROFILE).record(system)
+    assert ranges == ["profiler cpu", *["nvtx forward", "end"] * PROFILED_RUNS, "end"]
+    assert system.events.count("run") == PROFILED_RUNS + measured_case.PROFILE_WARM_RUNS
+    assert (record.status, record.samples_ms, record.settings["mode"]) == ("ok", [], "profile")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (OutOfMemoryError("x"), True),
+        (RuntimeError("CUDA error: out of memory\nmore"), True),
+        (RuntimeError("cuBLAS: CUBLAS_STATUS_ALLOC_FAILED when calling x"), True),
+        (RuntimeError("shared memory"), False),
+        (ValueError("CUDA out of memory"), False),
+    ],
+)
+def test_is_out_of_memory(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+    wrapped = RuntimeError("engine")
+    wrapped.__cause__ = error
+    assert is_out_of_memory(wrapped) is expected
+
+
+def test_energy_needs_a_counter_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = iter([10.0, 40.0, 10.0, 40.0])
+    gpu: Any = SimpleNamespace(energy_j=lambda: next(counter))
+    with EnergyMeter(gpu) as short:
+        pass
+    assert short.per_token(10) == {}
+    monkeypatch.setattr(measured_case, "ENERGY_NEEDS_S", 0.0)
+    with EnergyMeter(gpu) as energy:
+        pass
+    assert energy.per_token(10) == {"energy_j_per_token": 3.0}
+    assert energy.per_token(0) == {}
+    with EnergyMeter(None) as absent:
+        pass
+    assert absent.per_token(10) == {}
+
+
+def test_workload_refuses() -> None:
+    with pytest.raises(ValueError, match="device 'tpu'"):
+        Workload(run=print, device="tpu")
+    with pytest.raises(ValueError, match="units 0"):
+        Workload(run=print, units=0)
+
+
+@pytest.mark.gpu
+def test_a_cuda_workload_is_measured_with_its_memory() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.randn(1 << 24, device="cuda")
+
+    class OnGpu(Fake):
+        def build(self, case: Any) -> Workload:
+            return Workload(run=lambda: x.mul(1.0), device="cuda", tokens=1)
+
+    for timing in ("eager", "graph"):
+        for l2 in ("warm", "cold"):
+            record = CaseRun(case(timing=timing, l2=l2), QUICK).record(OnGpu())
+            assert record.status == "ok", record.reason
+            assert record.peak_memory_bytes is not None
+            assert record.peak_memory_bytes >= 2 * x.nbytes
+            assert record.environment["gpu"]["after"]["sm_clock_mhz"] > 0
+            assert len(record.throttled) == len(record.samples_ms)

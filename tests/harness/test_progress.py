@@ -1,0 +1,66 @@
+import io
+from typing import Any
+
+import pytest
+from harness_helpers import case, ok_record
+
+from harness.progress import Progress, outcome, remaining
+from harness.record import Record
+from harness.runner import Event
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+EVENTS = [
+    Event("plan", 0, 2, kept=3),
+    Event("start", 0, 2, 3, case()),
+    Event("record", 1, 2, 3, case(), ok_record(case(batch=7), (12.0, 12.5, 13.0))),
+    Event("start", 1, 2, 3, case("oom")),
+    Event("record", 2, 2, 3, case("oom"), Record(case("oom"), "oom", "CUDA out of [memory]")),
+]
+
+
+def shown(stream: Any, **options: Any) -> str:
+    with Progress("quick", 2, stream, **options) as progress:
+        for event in EVENTS:
+            progress(event)
+    return stream.getvalue()
+
+
+def test_plain_lines() -> None:
+    ticks = iter([0.0, 0.0, 30.0, 60.0])
+    lines = shown(io.StringIO(), now=lambda: next(ticks)).splitlines()
+    assert lines == [
+        "quick: 2 cases to run, 3 kept from before",
+        f"[1/2] ok      {case(batch=7).label}: 12.5 ms median of 3  (about 30 s left)",
+        f"[2/2] oom     {case('oom').label}: CUDA out of [memory]",
+    ]
+
+
+def test_a_terminal_gets_a_bar_and_the_same_outcomes() -> None:
+    text = shown(Terminal())
+    for event in EVENTS:
+        if event.record is not None:
+            assert outcome(event.record) in text
+    assert "2/2" in text
+    assert "1 ok" in text
+    assert "CUDA out of [memory]" in text
+
+
+def test_outcome_marks_throttling_and_units() -> None:
+    record = ok_record(samples=(0.0123, 0.0123))
+    assert "12.3 µs median of 2" in outcome(record)
+    record.throttled[1] = True
+    assert outcome(record).endswith(", throttled")
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "elapsed", "expected"),
+    [(0, 9, 5.0, ""), (9, 9, 5.0, ""), (1, 2, 0.1, "about 1 s left"), (1, 11, 60.0, "about 10 min left"),
+     (1, 101, 180.0, "about 5.0 h left")],
+)  # fmt: skip
+def test_remaining(done: int, total: int, elapsed: float, expected: str) -> None:
+    assert remaining(done, total, elapsed) == expected

@@ -1,0 +1,55 @@
+from pathlib import Path
+
+import pytest
+
+from harness.reason import LIMIT, last_words, of_exception, sentence
+
+
+def test_one_line_of_limited_length() -> None:
+    assert sentence("  two\n  lines\t") == "two lines"
+    assert len(sentence("x " * 1000)) == LIMIT
+    assert sentence("x " * 1000).endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cannot open /home/someone/models/x.bin", "cannot open x.bin"),
+        ("in '/opt/a/b.py', line 3", "in 'b.py', line 3"),
+        ("see https://example.org/a/b", "see https://example.org/a/b"),
+        ("1/2 of the tokens/s", "1/2 of the tokens/s"),
+        (f"{Path.home()} is full", "~ is full"),
+    ],
+)
+def test_no_folders(text: str, expected: str) -> None:
+    assert sentence(text) == expected
+
+
+def test_of_exception() -> None:
+    assert of_exception(RuntimeError("\nCUDA error: bad\nCompile with ...")) == "RuntimeError: CUDA error: bad"
+    assert of_exception(MemoryError()) == "MemoryError"
+
+
+TRACEBACK = """Loading weights
+Traceback (most recent call last):
+  File "/x/y.py", line 1, in <module>
+    import nothing
+ModuleNotFoundError: No module named 'nothing'
+[W1121 10:00:00 something was not shut down]
+"""
+
+
+@pytest.mark.parametrize(
+    ("stderr", "expected"),
+    [
+        (TRACEBACK, "ModuleNotFoundError: No module named 'nothing'"),
+        ("hello\nworld\n\n  indented\n-----\n", "world"),
+        ("Fatal Python error: Segmentation fault\n\nCurrent thread 0x00 (most recent call first):\n", "Fatal Python"),
+        ("", ""),
+        ("  \n---\n", ""),
+    ],
+)
+def test_last_words(stderr: str, expected: str) -> None:
+    found = last_words(stderr)
+    assert found.startswith(expected)
+    assert bool(found) == bool(expected)

@@ -1,0 +1,160 @@
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from statistics import median
+
+import pytest
+from fake_systems import spin
+
+from harness.timer import (
+    CpuClock,
+    Policy,
+    measure,
+    stop_reason,
+    take_engine_samples,
+    take_samples,
+    warm_up,
+)
+
+
+class FakeClock:
+    """Hands out samples in ms; its time is theirs."""
+
+    own_bytes = 0
+    launches = 1
+
+    def __init__(self, samples: Iterable[float]) -> None:
+        self._samples = iter(samples)
+        self._now_ms = 0.0
+        self.prepared: Callable[[], object] | None = None
+
+    def prepare(self, run: Callable[[], object]) -> None:
+        self.prepared = run
+
+    def sample(self) -> float:
+        value = next(self._samples)
+        self._now_ms += value
+        return value
+
+    def now(self) -> float:
+        return self._now_ms / 1e3
+
+
+def noisy(spread: float) -> Iterator[float]:
+    """10 ms, alternately more and less by `spread`."""
+    return itertools.cycle([10 * (1 + spread), 10 * (1 - spread)])
+
+
+def test_stops_when_the_median_is_known() -> None:
+    timing = take_samples(FakeClock(noisy(0.004)), Policy(min_samples=8))
+    assert (timing.stop, len(timing.samples_ms)) == ("interval", 8)
+
+
+def test_goes_on_while_the_median_is_not_known() -> None:
+    timing = take_samples(FakeClock(noisy(0.05)), Policy(min_samples=8, max_samples=50))
+    assert (timing.stop, len(timing.samples_ms)) == ("count", 50)
+
+
+def test_stops_at_the_budget() -> None:
+    timing = take_samples(FakeClock(noisy(0.05)), Policy(budget_s=0.2))
+    assert timing.stop == "budget"
+    assert 20 <= len(timing.samples_ms) <= 21
+
+
+def test_one_sample_at_least_however_long() -> None:
+    timing = take_samples(FakeClock([1e6, 1e6]), Policy(budget_s=1))
+    assert (timing.stop, timing.samples_ms) == ("budget", [1e6])
+
+
+def test_a_rare_spike_does_not_keep_it_going() -> None:
+    timing = take_samples(FakeClock(itertools.cycle([10.0] * 9 + [100.0])), Policy(min_samples=20))
+    assert timing.stop == "interval"
+    assert len(timing.samples_ms) <= 40
+
+
+def test_the_interval_of_the_policy_counts() -> None:
+    samples = [10.0, 10.3] * 10
+    assert stop_reason(samples, 0, Policy(interval=0.05)) == "interval"
+    assert stop_reason(samples, 0, Policy(interval=0.01)) == ""
+
+
+def test_warm_up_waits_for_the_drift_to_end() -> None:
+    drift = [100.0 * 0.9**i for i in range(30)]
+    samples = warm_up(FakeClock([5000.0, *drift, *itertools.repeat(drift[-1], 20)]), Policy(warmup_max_s=60))
+    assert len(samples) >= 30
+    assert median(samples[-5:]) == pytest.approx(drift[-1])
+
+
+def test_warm_up_ends_without_steadiness() -> None:
+    ever_longer = (float(2**i) for i in range(64))
+    samples = warm_up(FakeClock(ever_longer), Policy(warmup_max_s=5))
+    assert sum(samples) == pytest.approx(5000, rel=1)
+
+
+def test_the_first_call_is_not_counted_as_warm_up() -> None:
+    samples = warm_up(FakeClock([60_000.0, *itertools.repeat(1.0, 200)]), Policy(warmup_s=0.1, warmup_max_s=1))
+    assert len(samples) == 100
+
+
+def test_throttled_samples_are_kept_and_marked() -> None:
+    marks = iter([False, True, True, *[False] * 20])
+    policy = Policy(min_samples=10, max_samples=10)
+    timing = measure(lambda: None, FakeClock(itertools.repeat(1.0)), policy, lambda: next(marks))
+    assert timing.throttled == [False, True, True, *[False] * 7]
+    assert len(timing.samples_ms) == 10
+
+
+def test_warm_up_lies_outside_of_the_timed_region() -> None:
+    clock = FakeClock(itertools.repeat(1.0))
+    seen = []
+
+    @contextmanager
+    def region() -> Iterator[None]:
+        seen.append(clock.now())
+        yield
+        seen.append(clock.now())
+
+    def run() -> None:
+        return None
+
+    timing = measure(run, clock, Policy(warmup_s=0.05), timed_region=region())
+    assert clock.prepared is run
+    assert seen[0] >= 0.05
+    assert seen[1] - seen[0] == pytest.approx(sum(timing.samples_ms) / 1e3)
+
+
+def test_engine_samples() -> None:
+    timing = take_engine_samples(iter([1.0, 2]), lambda: True)
+    assert (timing.samples_ms, timing.throttled, timing.stop) == ([1.0, 2.0], [True, True], "engine")
+    with pytest.raises(ValueError, match="no samples"):
+        take_engine_samples([])
+
+
+def test_known_duration_within_two_percent() -> None:
+    # Shorter than a time slice, so that another process spoils some samples but not their median.
+    policy = Policy(budget_s=1.0, warmup_s=0.02, warmup_max_s=0.1)
+    timing = measure(lambda: spin(0.5), CpuClock(), policy)
+    assert median(timing.samples_ms) == pytest.approx(0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"budget_s": -1}, "budget_s is -1"),
+        ({"budget_s": float("nan")}, "budget_s is nan"),
+        ({"interval": "1%"}, "interval is '1%'"),
+        ({"min_samples": 0}, "min_samples 0"),
+        ({"min_samples": 30, "max_samples": 20}, "min_samples 30, must be from 1 to 20"),
+        ({"confidence": 1.0}, "confidence 1.0"),
+        ({"patience": 3}, "unknown field 'patience'"),
+    ],
+)
+def test_policy_refuses(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=r"policy: ") as error:
+        Policy.from_dict(change)
+    assert message in str(error.value)
+
+
+def test_policy_round_trip() -> None:
+    policy = Policy(budget_s=3, interval=0.02)
+    assert Policy.from_dict(policy.to_dict()) == policy

@@ -1,0 +1,53 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from fake_systems import Fake
+from harness_helpers import QUICK, ROOT, case, launch
+
+from harness.record import Record
+from harness.worker import answer, load
+
+
+def talk(text: str, entry: str = "fake_systems:Fake") -> subprocess.CompletedProcess:
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), launch().env["PYTHONPATH"]])}
+    command = [sys.executable, "-m", "harness.worker", *([entry] if entry else [])]
+    return subprocess.run(command, input=text, capture_output=True, text=True, env=env, timeout=30)
+
+
+def test_the_protocol_on_its_own() -> None:
+    request = {"do": "case", "case": case("print").to_dict(), "policy": QUICK.to_dict()}
+    done = talk("\n".join(json.dumps(r) for r in [{"do": "probe"}, request, {"do": "stop"}, {"do": "probe"}]) + "\n")
+    probe, measured = (json.loads(line) for line in done.stdout.splitlines())
+    assert (probe["available"], probe["versions"]) == (True, {"fake": "1.0"})
+    assert Record.from_dict(measured["record"]).status == "ok"
+    assert measured["healthy"] is True
+    assert "nor this" in done.stderr
+    assert "RuntimeWarning" not in done.stderr
+    assert done.returncode == 0
+
+
+def test_usage() -> None:
+    done = talk("", entry="")
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: ")
+
+
+def test_load() -> None:
+    assert isinstance(load("fake_systems:Fake"), Fake)
+    for entry in ("fake_systems", ":Fake", "fake_systems:"):
+        with pytest.raises(ValueError, match="must be MODULE:ATTRIBUTE"):
+            load(entry)
+
+
+def test_unknown_request() -> None:
+    with pytest.raises(ValueError, match="request 'dance'"):
+        answer(Fake(), {"do": "dance"})
+
+
+def test_a_worker_of_a_cpu_system_does_not_load_torch() -> None:
+    code = "import sys, harness.worker; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
