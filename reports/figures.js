@@ -1,0 +1,325 @@
+/* How is a figure of figures.py drawn, and redrawn when its controls, the systems shown or the theme change? */
+
+const DASH_ARRAYS = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4", longdashdot: "11 3 2 3" };
+const MARKER_PATHS = {
+  circle: "M14 6m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
+  square: "M10.5 2.5h7v7h-7z",
+  diamond: "M14 1l5 5l-5 5l-5 -5z",
+  "triangle-up": "M14 1.5l4.5 8h-9z",
+  pentagon: "M14 1.5l4.5 3.3l-1.7 5.2h-5.6l-1.7 -5.2z",
+  "triangle-down": "M14 10.5l4.5 -8h-9z",
+  star: "M14 1l1.4 3.2l3.5 .3l-2.7 2.3l.8 3.4l-3 -1.8l-3 1.8l.8 -3.4l-2.7 -2.3l3.5 -.3z",
+};
+const PLOT_HEIGHT = 340;
+const LANE_HEIGHT = 0.045;
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+
+const probe = document.body.appendChild(element("span", { hidden: true }));
+
+/* What a colour of style.css is in the theme of the moment. */
+function themed(name) {
+  probe.style.color = `var(${name})`;
+  return getComputedStyle(probe).color;
+}
+
+/* Plotly reads a part of HTML in its texts; words from records are shown as they are. */
+function neutral(text) {
+  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+function axisLabel(value) {
+  return typeof value === "number" && value >= 1024 && value % 1024 === 0 ? `${value / 1024}k` : String(value);
+}
+
+/* The picture of a line for legends: its dash and marker in its colour. */
+function swatch(line) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const part = (tag, attributes) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+    svg.append(node);
+  };
+  const colour = `var(--tone-${line.tone})`;
+  svg.setAttribute("viewBox", "-3 0 34 12");
+  svg.setAttribute("aria-hidden", "true");
+  part("path", { d: "M-3 6H31", stroke: colour, "stroke-width": 2, "stroke-dasharray": DASH_ARRAYS[line.dash] });
+  part("path", { d: MARKER_PATHS[line.marker], stroke: colour, "stroke-width": 1.5, fill: line.hollow ? "var(--paper)" : colour });
+  return svg;
+}
+
+class Figure {
+  /* `cell(row, column)`: a value of the table; `hiddenSystems`: the set that the page's checkboxes keep. */
+  constructor(host, data, cell, hiddenSystems) {
+    Object.assign(this, { host, data, cell, hiddenSystems, hiddenLines: new Set(), ratio: null });
+    this.plot = host.querySelector(".plot");
+    this.xLog = host.querySelector("[data-role=x-log]");
+    this.yLog = host.querySelector("[data-role=y-log]");
+    this.yLog.checked = data.y_log;
+    this.xLog.onchange = this.yLog.onchange = () => this.draw();
+    this.measured = data.lines.filter((line) => line.rows.some((row, at) => this.ownPoint(line, at)));
+    this.offerRatios();
+    this.buildLegend();
+    const save = host.querySelector("[data-role=save]");
+    save.disabled = !this.measured.length;
+    save.onclick = () => this.save();
+  }
+
+  offerRatios() {
+    const select = this.host.querySelector("[data-role=ratio]");
+    if (!select) return;
+    select.append(...this.measured.map((line, index) => element("option", { value: index, textContent: line.name })));
+    select.onchange = () => {
+      this.ratio = select.value === "" ? null : this.measured[Number(select.value)];
+      this.draw();
+    };
+  }
+
+  buildLegend() {
+    const entries = this.data.lines.map((line) => {
+      if (!this.measured.includes(line)) return this.missingEntry(line);
+      const name = element("span", { textContent: line.name });
+      const button = element("button", { type: "button", title: "Hide or show this line" }, swatch(line), name);
+      if (this.data.best) button.append(element("small", { textContent: this.bestWords(line) }));
+      button.setAttribute("aria-pressed", "true");
+      button.onclick = () => this.toggle(line, button);
+      return element("li", {}, button);
+    });
+    this.entries = entries;
+    this.host.querySelector(".legend").replaceChildren(...entries);
+  }
+
+  bestWords(line) {
+    const { x, y } = this.best(this.points(line));
+    return `best ${compact.format(y.value)} at batch ${x}`;
+  }
+
+  /* A line without any result stays in the legend, with the reason. */
+  missingEntry(line) {
+    const statuses = [...new Set(line.rows.map((row) => this.cell(row, "status")))].join(", ");
+    const reasons = [...new Set(line.rows.map((row) => this.cell(row, "reason")))].filter(Boolean);
+    return element("li", { className: "missing", title: reasons.join("\n"), textContent: `${line.name}: no result (${statuses})` });
+  }
+
+  toggle(line, button) {
+    const hide = !this.hiddenLines.has(line);
+    if (hide) this.hiddenLines.add(line);
+    else this.hiddenLines.delete(line);
+    button.setAttribute("aria-pressed", String(!hide));
+    this.draw();
+  }
+
+  /* Value, low and high of `column`; the interval is that of the latency, which a rate divides by. */
+  value(row, column = this.data.y) {
+    const value = this.cell(row, column);
+    const [median, low, high] = ["latency_ms", "latency_ms_low", "latency_ms_high"].map((name) => this.cell(row, name));
+    if (value === null || median === null) return null;
+    const rate = column === "tokens_per_s";
+    return { value, low: value * (rate ? median / high : low / median), high: value * (rate ? median / low : high / median) };
+  }
+
+  /* The widest interval that a ratio of the two can have. */
+  quotient(over, under) {
+    if (!over || !under) return null;
+    return { value: over.value / under.value, low: over.low / under.high, high: over.high / under.low };
+  }
+
+  ownPoint(line, at) {
+    const own = this.value(line.rows[at]);
+    return line.base_rows.length ? this.quotient(own, this.value(line.base_rows[at])) : own;
+  }
+
+  points(line) {
+    const bases = this.ratio && new Map(this.ratio.rows.map((row) => [this.cell(row, this.data.x), this.value(row)]));
+    return line.rows.map((row, at) => {
+      const x = this.cell(row, this.data.x);
+      const own = this.ownPoint(line, at);
+      return { row, x, failed: !own, y: bases ? this.quotient(own, bases.get(x)) : own };
+    });
+  }
+
+  visibleLines() {
+    return this.measured.filter((line) => !this.hiddenSystems.has(line.system) && !this.hiddenLines.has(line));
+  }
+
+  yTitle() {
+    if (!this.ratio) return this.data.y_title;
+    return `${this.data.y === "tokens_per_s" ? "Throughput" : "Latency"} relative to<br>${neutral(this.ratio.name)} (ratio)`;
+  }
+
+  hover(line, point) {
+    const parts = [`<b>${neutral(line.name)}</b>`, `${this.data.x_title}: ${neutral(point.x)}`];
+    if (point.failed) return [...parts, neutral(`${this.cell(point.row, "status")}: ${this.cell(point.row, "reason")}`.slice(0, 160))].join("<br>");
+    const { value, low, high } = point.y;
+    const throttled = this.cell(point.row, "throttled");
+    parts.push(`${this.yTitle()}: <b>${shown(value)}</b> [${shown(low)}, ${shown(high)}]`);
+    parts.push(`${this.cell(point.row, "samples")} samples${throttled ? `, ${throttled} while throttled` : ""}`);
+    return parts.join("<br>");
+  }
+
+  lineTrace(line, points) {
+    const drawn = points.filter((point) => point.y);
+    const colour = themed(`--tone-${line.tone}`);
+    return {
+      type: "scatter",
+      mode: "lines+markers",
+      name: neutral(line.name),
+      x: drawn.map((point) => point.x),
+      y: drawn.map((point) => point.y.value),
+      error_y: {
+        type: "data",
+        symmetric: false,
+        array: drawn.map((point) => point.y.high - point.y.value),
+        arrayminus: drawn.map((point) => point.y.value - point.y.low),
+        color: colour,
+        thickness: 1.2,
+        width: 3,
+      },
+      line: { color: colour, width: 2, dash: line.dash },
+      marker: { symbol: line.marker, size: line.marker.startsWith("triangle") ? 10 : 8, color: line.hollow ? themed("--paper") : colour, line: { color: colour, width: 1.5 } },
+      hovertext: drawn.map((point) => this.hover(line, point)),
+      hoverinfo: "text",
+    };
+  }
+
+  best(points) {
+    return points.filter((point) => point.y).reduce((a, b) => (b.y.value > a.y.value ? b : a));
+  }
+
+  bestTrace(line, points) {
+    const best = this.best(points);
+    const colour = themed(`--tone-${line.tone}`);
+    return {
+      type: "scatter",
+      mode: "markers",
+      x: [best.x],
+      y: [best.y.value],
+      marker: { symbol: "circle-open", size: 17, color: colour, line: { width: 2 } },
+      hoverinfo: "skip",
+      cliponaxis: false,
+      showlegend: false,
+    };
+  }
+
+  failedTrace(line, points, lane) {
+    const failed = points.filter((point) => point.failed);
+    return {
+      type: "scatter",
+      mode: "markers",
+      yaxis: "y2",
+      x: failed.map((point) => point.x),
+      y: failed.map(() => lane),
+      marker: { symbol: "x-thin", size: 7, line: { color: themed(`--tone-${line.tone}`), width: 2 } },
+      hovertext: failed.map((point) => this.hover(line, point)),
+      hoverinfo: "text",
+      cliponaxis: false,
+      showlegend: false,
+    };
+  }
+
+  traces() {
+    const lines = this.visibleLines().map((line) => [line, this.points(line)]);
+    const broken = lines.filter(([, points]) => points.some((point) => point.failed));
+    const best = this.data.best && !this.ratio ? lines : [];
+    return {
+      lanes: broken.length,
+      data: [
+        ...lines.map(([line, points]) => this.lineTrace(line, points)),
+        ...best.map(([line, points]) => this.bestTrace(line, points)),
+        ...broken.map(([line, points], lane) => this.failedTrace(line, points, lane)),
+      ],
+    };
+  }
+
+  xAxis(shared) {
+    const log = this.xLog.checked;
+    const place = log ? Math.log10 : Number;
+    const rows = this.data.lines.flatMap((line) => line.rows);
+    const values = [...new Set(rows.map((row) => this.cell(row, this.data.x)))].sort((a, b) => a - b);
+    const [first, last] = [place(values[0]), place(values.at(-1))];
+    const pad = last > first ? 0.05 * (last - first) : 0.3;
+    const gap = 0.055 * (last - first);
+    const ticks = [];
+    for (const value of values) if (!ticks.length || place(value) - place(ticks.at(-1)) >= gap) ticks.push(value);
+    return {
+      ...shared,
+      type: log ? "log" : "linear",
+      range: [log ? first - pad : Math.min(0, first), last + pad],
+      tickvals: ticks,
+      ticktext: ticks.map(axisLabel),
+      title: { text: this.data.x_title, standoff: 8 },
+      anchor: "y2",
+    };
+  }
+
+  yAxis(shared, strip) {
+    const log = this.yLog.checked;
+    const rate = this.data.y === "tokens_per_s" && !this.ratio;
+    return {
+      ...shared,
+      type: log ? "log" : "linear",
+      rangemode: log ? "normal" : "tozero",
+      tickformat: rate ? "~s" : "~g",
+      nticks: 7,
+      domain: [strip, 1],
+      title: { text: this.yTitle(), standoff: 8 },
+    };
+  }
+
+  layout(lanes) {
+    const strip = lanes ? 0.05 + LANE_HEIGHT * lanes : 0;
+    const shared = {
+      gridcolor: themed("--grid"),
+      linecolor: themed("--rule-strong"),
+      tickcolor: themed("--rule-strong"),
+      zeroline: false,
+      automargin: true,
+    };
+    const one = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: themed("--muted"), width: 1, dash: "dot" } };
+    return {
+      height: PLOT_HEIGHT,
+      margin: { l: 60, r: 14, t: 14, b: 48 },
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: themed("--muted") },
+      hoverlabel: { bgcolor: themed("--raised"), bordercolor: themed("--rule-strong"), font: { color: themed("--ink") }, align: "left" },
+      hovermode: "closest",
+      dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
+      showlegend: false,
+      shapes: this.ratio || this.data.lines.some((line) => line.base_rows.length) ? [one] : [],
+      xaxis: this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 }),
+      yaxis: this.yAxis(shared, strip),
+      yaxis2: {
+        domain: [0, Math.max(strip - 0.05, 0.001)],
+        range: [-0.7, lanes - 0.3],
+        fixedrange: true,
+        showgrid: false,
+        zeroline: false,
+        tickvals: lanes ? [(lanes - 1) / 2] : [],
+        ticktext: ["no result"],
+        tickfont: { size: 11 },
+        automargin: true,
+      },
+    };
+  }
+
+  draw() {
+    const { data, lanes } = this.traces();
+    this.data.lines.forEach((line, index) => {
+      this.entries[index].hidden = this.hiddenSystems.has(line.system);
+    });
+    if (!this.measured.length) {
+      this.plot.className = "empty";
+      this.plot.textContent = "No case of this figure has a result; the reasons are in the list of cases without one.";
+      return null;
+    }
+    return Plotly.react(this.plot, data, this.layout(lanes), { responsive: true, displayModeBar: false });
+  }
+
+  /* The picture has to name its lines itself: the page's legend is not part of it. */
+  save() {
+    const { data, lanes } = this.traces();
+    const legend = { orientation: "h", y: -0.25 };
+    const layout = { ...this.layout(lanes), width: 720, height: 460, showlegend: true, legend, paper_bgcolor: themed("--paper") };
+    return Plotly.downloadImage({ data, layout }, { format: "svg", width: 720, height: 460, filename: this.data.id });
+  }
+}

@@ -1,0 +1,127 @@
+/* What does the page do: read its data, draw, filter, change theme, hand out the records. */
+
+const page = JSON.parse(document.getElementById("page-data").textContent);
+const columns = new Map(page.columns.map(({ name, values, codes, numbers }) => [name, numbers ?? codes.map((code) => values[code])]));
+const cell = (row, name) => columns.get(name)[row];
+const allRows = [...Array(page.count).keys()];
+const hiddenSystems = new Set();
+
+function tableColumns(names) {
+  return names.map((key) => ({ key, label: page.labels[key] ?? key, numeric: page.numeric.includes(key) }));
+}
+
+/* Of the columns shown in the results, those that are `needed` or not the same in all `rows`. */
+function tellingColumns(rows, needed) {
+  return page.shown.filter((name) => needed.includes(name) || new Set(rows.map((row) => cell(row, name))).size > 1);
+}
+
+function startResults() {
+  const host = document.getElementById("results-table");
+  const table = new Table(host, { caption: "All cases", columns: tableColumns(page.shown), rows: allRows, cell });
+  const controls = [...document.querySelectorAll("#filters [data-filter]")];
+  const words = document.getElementById("filter-text");
+  const haystacks = [];
+  const haystack = (row) => (haystacks[row] ??= [...columns.keys()].map((name) => shown(cell(row, name))).join("\n").toLowerCase());
+  const apply = () => {
+    const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const chosen = controls.filter((control) => control.value !== "").map((control) => [control.dataset.filter, control.value]);
+    table.filter((row) => chosen.every(([name, value]) => cell(row, name) === value) && wanted.every((word) => haystack(row).includes(word)));
+  };
+  words.oninput = apply;
+  for (const control of controls) control.onchange = apply;
+  document.getElementById("filters").onreset = () => setTimeout(apply);
+}
+
+function startFailures() {
+  const host = document.getElementById("failures-table");
+  if (!host) return;
+  const names = ["status", "system", "backend", "suite", "reason", "which", "cases"];
+  new Table(host, { caption: "Cases without a result", columns: tableColumns(names), rows: page.failures, cell: (row, key) => row[key] });
+}
+
+function startFigures() {
+  return [...document.querySelectorAll("[data-figure]")].map((host) => {
+    const data = page.figures[Number(host.dataset.figure)];
+    const details = host.querySelector("details");
+    details.addEventListener("toggle", () => {
+      const rows = data.lines.flatMap((line) => [...line.base_rows, ...line.rows]);
+      const columns = tableColumns(tellingColumns(rows, ["system", "backend", data.x, data.y, "latency_ms", "status"]));
+      new Table(details.querySelector(".table-host"), { caption: `Numbers of: ${data.title}`, columns, rows, cell });
+    }, { once: true });
+    return new Figure(host, data, cell, hiddenSystems);
+  });
+}
+
+/* One figure at a time, so that the page answers in between. */
+async function drawAll(figures) {
+  for (const figure of figures) {
+    await figure.draw();
+    await new Promise((resolve) => setTimeout(resolve));
+  }
+}
+
+function startSystems(figures) {
+  for (const box of document.querySelectorAll("[data-system]")) {
+    const line = page.figures.flatMap((figure) => figure.lines).find(({ system }) => system === box.dataset.system);
+    box.after(swatch({ ...line, dash: "solid", hollow: false }));
+    box.onchange = () => {
+      if (box.checked) hiddenSystems.delete(box.dataset.system);
+      else hiddenSystems.add(box.dataset.system);
+      drawAll(figures);
+    };
+  }
+}
+
+function startTheme(figures) {
+  const button = document.getElementById("theme");
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const dark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+  const follow = () => {
+    button.textContent = dark() ? "Light theme" : "Dark theme";
+    drawAll(figures);
+  };
+  button.onclick = () => {
+    document.documentElement.dataset.theme = dark() ? "light" : "dark";
+    follow();
+  };
+  system.onchange = follow;
+  button.textContent = dark() ? "Light theme" : "Dark theme";
+}
+
+/* A spreadsheet would run a text that starts like a formula. */
+function csvCell(value) {
+  if (value === null || value === undefined) return "";
+  if (typeof value === "number") return String(value);
+  const inert = /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+  return /[",\r\n]/.test(inert) ? `"${inert.replaceAll('"', '""')}"` : inert;
+}
+
+function csv() {
+  const names = [...columns.keys()];
+  return [names, ...allRows.map((row) => names.map((name) => cell(row, name)))].map((line) => `${line.map(csvCell).join(",")}\n`).join("");
+}
+
+async function recordLines() {
+  const bytes = Uint8Array.from(atob(document.getElementById("records").textContent), (character) => character.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+function save(name, type, text) {
+  const link = element("a", { download: name, href: URL.createObjectURL(new Blob([text], { type })) });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+async function start() {
+  document.getElementById("save-csv").onclick = () => save("records.csv", "text/csv", csv());
+  document.getElementById("save-records").onclick = async () => save("records.jsonl", "application/jsonl", await recordLines());
+  startResults();
+  startFailures();
+  const figures = startFigures();
+  startSystems(figures);
+  startTheme(figures);
+  await drawAll(figures);
+  document.documentElement.dataset.ready = "yes";
+}
+
+start();

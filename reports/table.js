@@ -1,0 +1,105 @@
+/* How do thousands of rows sort, filter and turn pages without freezing? Only one page is in the document. */
+
+const ROWS_A_PAGE = 100;
+const collator = new Intl.Collator("en", { numeric: true });
+const fourDigits = new Intl.NumberFormat("en", { minimumSignificantDigits: 4, maximumSignificantDigits: 4, useGrouping: false });
+
+function element(tag, properties = {}, ...children) {
+  const node = Object.assign(document.createElement(tag), properties);
+  node.append(...children);
+  return node;
+}
+
+function shown(value) {
+  if (value === null || value === undefined) return "";
+  return typeof value === "number" && !Number.isInteger(value) ? fourDigits.format(value) : String(value);
+}
+
+/* What is missing sorts last in both directions. */
+function compare(a, b, direction) {
+  const missing = (value) => value === null || value === undefined || value === "";
+  if (missing(a) || missing(b)) return missing(a) - missing(b);
+  const numbers = typeof a === "number" && typeof b === "number";
+  return direction * (numbers ? a - b : collator.compare(String(a), String(b)));
+}
+
+/* `columns`: [{key, label, numeric}]; `rows`: anything; `cell(row, key)`: its value. */
+class Table {
+  constructor(host, { caption, columns, rows, cell }) {
+    Object.assign(this, { columns, rows, cell, kept: rows, page: 0, sorted: { key: null, direction: 1 } });
+    this.head = element("tr");
+    this.body = element("tbody");
+    this.count = element("p", { className: "count" });
+    this.count.setAttribute("role", "status");
+    this.previous = element("button", { type: "button", textContent: "Previous" });
+    this.next = element("button", { type: "button", textContent: "Next" });
+    this.previous.onclick = () => this.turn(-1);
+    this.next.onclick = () => this.turn(1);
+    this.pager = element("div", { className: "pager" }, this.count, this.previous, this.next);
+    const table = element("table", {}, element("caption", { className: "unseen", textContent: caption }));
+    table.append(element("thead", {}, this.head), this.body);
+    const scroller = element("div", { className: "scroller", tabIndex: 0 }, table);
+    scroller.setAttribute("role", "region");
+    scroller.setAttribute("aria-label", `${caption} (scrolls)`);
+    this.scroller = scroller;
+    this.head.append(...columns.map((column) => this.header(column)));
+    host.replaceChildren(this.pager, scroller);
+    this.draw();
+  }
+
+  header(column) {
+    const button = element("button", { type: "button", textContent: column.label });
+    const header = element("th", { scope: "col", className: column.numeric ? "number" : "" }, button);
+    header.dataset.column = column.key;
+    button.onclick = () => this.sort(column.key);
+    return header;
+  }
+
+  sort(key) {
+    const again = this.sorted.key === key;
+    this.sorted = { key, direction: again ? -this.sorted.direction : 1 };
+    for (const header of this.head.children) {
+      header.removeAttribute("aria-sort");
+      if (header.dataset.column === key) {
+        header.setAttribute("aria-sort", this.sorted.direction > 0 ? "ascending" : "descending");
+      }
+    }
+    this.page = 0;
+    this.draw();
+  }
+
+  filter(keep) {
+    this.kept = this.rows.filter(keep);
+    this.page = 0;
+    this.draw();
+  }
+
+  turn(by) {
+    this.page += by;
+    this.draw();
+    this.scroller.scrollTop = 0;
+  }
+
+  draw() {
+    const { key, direction } = this.sorted;
+    const rows = key === null ? this.kept : [...this.kept].sort((a, b) => compare(this.cell(a, key), this.cell(b, key), direction));
+    const start = this.page * ROWS_A_PAGE;
+    const visible = rows.slice(start, start + ROWS_A_PAGE);
+    this.body.replaceChildren(...visible.map((row) => this.line(row)));
+    const of = this.kept.length === this.rows.length ? `${rows.length}` : `${rows.length} that match (${this.rows.length} in all)`;
+    this.count.textContent = rows.length ? `Rows ${start + 1}–${start + visible.length} of ${of}` : `No row of ${this.rows.length} matches`;
+    this.previous.disabled = this.page === 0;
+    this.next.disabled = start + ROWS_A_PAGE >= rows.length;
+    this.previous.hidden = this.next.hidden = rows.length <= ROWS_A_PAGE;
+  }
+
+  line(row) {
+    return element("tr", {}, ...this.columns.map(({ key, numeric }) => {
+      const value = this.cell(row, key);
+      const cell = element("td", { textContent: shown(value), className: numeric ? "number" : "" });
+      if (key === "status") cell.dataset.status = value;
+      if (key === "reason" || key === "which") cell.className = key;
+      return cell;
+    }));
+  }
+}

@@ -1,0 +1,56 @@
+"""A report in a real browser without a network, and a note of everything that went wrong in it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from harness.record import Record
+from reports.html import render
+from reports.picture import chromium, chromium_path
+
+
+@contextmanager
+def browser() -> Iterator:
+    """Chromium; where there is none the test fails, because a page that nobody opened is not tested."""
+    try:
+        chromium_path()
+    except FileNotFoundError as error:
+        pytest.fail(f"the page's tests need a browser: {error}")
+    with chromium() as opened:
+        yield opened
+
+
+def save(records: list[Record], folder: Path, name: str) -> Path:
+    path = folder / f"{name}.html"
+    path.write_text(render(records), "utf-8")
+    return path
+
+
+@contextmanager
+def opened(browser, path: Path, **options) -> Iterator:
+    """The page at `path`, drawn, and the list of what went wrong, which stays empty (`check`)."""
+    context = browser.new_context(offline=True, accept_downloads=True, **({"color_scheme": "light"} | options))
+    page, wrongs = context.new_page(), []
+    page.on("console", lambda said: wrongs.append(f"console {said.type}: {said.text}"))
+    page.on("pageerror", lambda error: wrongs.append(f"error: {error}"))
+    page.on("requestfailed", lambda request: wrongs.append(f"failed: {request.url[:80]}"))
+    page.on("request", lambda request: _note_request(request.url, path, wrongs))
+    page.on("dialog", lambda dialog: wrongs.append("dialog"))
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-ready]", state="attached")
+    yield page, wrongs
+    check(page, wrongs)
+    context.close()
+
+
+def check(page, wrongs: list[str]) -> None:
+    """Fails if the page erred, asked for anything but itself, or ran what a record brought."""
+    assert page.evaluate("window.injected") is None
+    assert not wrongs, wrongs
+
+
+def _note_request(url: str, path: Path, wrongs: list[str]) -> None:
+    if url.partition("#")[0] != path.as_uri() and not url.startswith(("data:", "blob:")):
+        wrongs.append(f"request: {url[:80]}")

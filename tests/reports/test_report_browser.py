@@ -1,0 +1,328 @@
+"""Does the page work where people open it: from a disk, in a browser, with no network?"""
+
+import csv
+import io
+import itertools
+import json
+from pathlib import Path
+
+import browsing
+import pytest
+import synthetic_records as synthetic
+
+from reports.figures import figures
+from reports.picture import take
+from reports.stats import frame
+
+PAPER = synthetic.paper()
+TABLE = frame(PAPER)
+FIGURES = figures(TABLE)
+PHONE = {"width": 390, "height": 844}
+CONTRASTS = """() => {
+  const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const light = (name) => {
+    const [r, g, b] = themed(name).match(/[0-9.]+/g).map((v) => linear(v / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  const least = (name) => Math.min(...["--paper", "--raised"].map((under) => ratio(light(name), light(under))));
+  const tones = [...Array(8).keys()].map((n) => `--tone-${n}`);
+  return Object.fromEntries(["--ink", "--muted", "--link", "--good", "--bad", ...tones].map((n) => [n, least(n)]));
+}"""
+FIG15 = next(number for number, figure in enumerate(FIGURES) if figure.suite == "fig15-forward")
+FIG20 = next(number for number, figure in enumerate(FIGURES) if figure.id == "fig20-throughput-generate")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with browsing.browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reports")
+    return {name: browsing.save(records, folder, name) for name, records in
+            {"paper": PAPER, "hostile": synthetic.hostile()}.items()}
+
+
+@pytest.fixture(scope="module")
+def shared(browser, saved):
+    with browsing.opened(browser, saved["paper"], viewport={"width": 1280, "height": 900}) as (page, wrongs):
+        yield page, wrongs
+
+
+@pytest.fixture
+def page(shared):
+    """One page for the module, because opening one takes seconds: a test leaves what others look at as it was."""
+    page, wrongs = shared
+    yield page
+    browsing.check(page, wrongs)
+
+
+def eventually(page, read, expected):
+    """Figures are redrawn one after another, so that a change reaches the last of them a little later."""
+    for _ in range(100):
+        if read() == expected:
+            return
+        page.wait_for_timeout(50)
+    assert read() == expected
+
+
+def lines_drawn(page, figure):
+    """How many lines a figure has that a reader can see."""
+    return page.locator(f"#figure-{figure} .xy .scatterlayer .trace .lines path.js-line").count()
+
+
+def plotted(page, figure):
+    return page.evaluate(
+        "n => document.querySelector(`#figure-${n} .plot`).data.map(t => ({x: [...t.x], y: [...t.y]}))", figure
+    )
+
+
+def column(page, table, index):
+    return page.locator(f"{table} tbody tr td:nth-child({index})").all_inner_texts()
+
+
+def downloaded(page, button):
+    with page.expect_download() as download:
+        page.get_by_role("button", name=button).click()
+    return Path(download.value.path()).read_text("utf-8")
+
+
+def test_every_figure_is_drawn_with_its_values(page):
+    assert page.locator("figure").count() == len(FIGURES)
+    for number, figure in enumerate(FIGURES):
+        measured = [line for line in figure.lines if TABLE.loc[line.rows, "status"].eq("ok").any()]
+        assert lines_drawn(page, number) == len(measured), figure.id
+    first = FIGURES[FIG15].lines[0]
+    assert plotted(page, FIG15)[0]["y"] == pytest.approx(list(TABLE.loc[first.rows, "us_per_token"]), rel=1e-5)
+
+
+@pytest.mark.parametrize(("number", "value"), [(FIG15, "us_per_token"), (FIG20, "tokens_per_s")])
+def test_bars_span_the_interval(page, number, value):
+    row = TABLE.loc[FIGURES[number].lines[0].rows[0]]
+    bar = page.evaluate(
+        "n => { const {y, error_y: e} = document.querySelector(`#figure-${n} .plot`).data[0];"
+        " return [y[0] - e.arrayminus[0], y[0] + e.array[0]]; }",
+        number,
+    )
+    ends = [row[value] * row[f"latency_ms_{end}"] / row["latency_ms"] for end in ("low", "high")]
+    if value == "tokens_per_s":
+        ends = [row[value] * row["latency_ms"] / row[f"latency_ms_{end}"] for end in ("high", "low")]
+    assert bar == pytest.approx(ends, rel=1e-4)
+
+
+def test_cases_without_result_are_crosses_and_the_best_is_ringed(page):
+    data = plotted(page, FIG20)
+    lines, rings, crosses = data[:4], data[4:8], data[8:]
+    assert [ring["y"] for ring in rings] == [[max(line["y"])] for line in lines]
+    assert [cross["x"] for cross in crosses] == [[1024], [1024], [512, 1024], [1024]]
+    assert "best" in page.locator(f"#figure-{FIG20} .legend li").first.inner_text()
+
+
+def test_ratio_divides_by_the_chosen_line(page):
+    before = plotted(page, FIG15)
+    page.locator(f"#figure-{FIG15}").get_by_label("Relative to").select_option(label="Transformer · vLLM")
+    after = plotted(page, FIG15)
+    assert after[2]["y"] == [1] * 6
+    expected = [own / base for own, base in zip(before[0]["y"], before[2]["y"], strict=True)]
+    assert after[0]["y"] == pytest.approx(expected)
+    assert "relative to" in page.locator(f"#figure-{FIG15} .ytitle").text_content()
+    page.locator(f"#figure-{FIG15}").get_by_label("Relative to").select_option(index=0)
+
+
+def test_axes_change_between_log_and_linear(page):
+    kind = (
+        "n => { const {xaxis, yaxis} = document.querySelector(`#figure-${n} .plot`)._fullLayout;"
+        " return [xaxis.type, yaxis.type]; }"
+    )
+    assert page.evaluate(kind, FIG15) == ["log", "linear"]
+    figure = page.locator(f"#figure-{FIG15}")
+    figure.get_by_label("log x").uncheck()
+    figure.get_by_label("log y").check()
+    assert page.evaluate(kind, FIG15) == ["linear", "log"]
+    figure.get_by_label("log x").check()
+    figure.get_by_label("log y").uncheck()
+
+
+def test_checkbox_hides_a_system_everywhere_by_keyboard(page):
+    box = page.get_by_role("checkbox", name="TTT-MLP")
+
+    def counts():
+        return [lines_drawn(page, number) for number in range(len(FIGURES))]
+
+    before = counts()
+    box.focus()
+    page.keyboard.press("Space")
+    owned = [sum(line.system == "ttt-mlp" for line in figure.lines) for figure in FIGURES]
+    assert sum(owned) > 5
+    eventually(page, counts, [count - own for count, own in zip(before, owned, strict=True)])
+    page.keyboard.press("Space")
+    eventually(page, counts, before)
+
+
+def test_legend_hides_one_line_of_one_figure(page):
+    entry = page.locator(f"#figure-{FIG15}").get_by_role("button", name="Mamba · mamba-ssm")
+    entry.click()
+    assert entry.get_attribute("aria-pressed") == "false"
+    assert lines_drawn(page, FIG15) == 3
+    assert lines_drawn(page, FIG15 + 1) == 4
+    entry.click()
+    assert lines_drawn(page, FIG15) == 4
+
+
+def test_hover_says_median_interval_and_samples(page):
+    page.locator(f"#figure-{FIG15}").scroll_into_view_if_needed()
+    page.locator(f"#figure-{FIG15} .xy .points path").nth(3).hover(force=True)
+    text = page.locator(f"#figure-{FIG15} .hoverlayer").text_content()
+    assert "TTT-Linear · ThunderKittens" in text
+    assert "30 samples" in text
+
+
+def test_table_sorts_by_click_and_by_keyboard(page):
+    header = page.locator("#results-table th[data-column=latency_ms]")
+    index = page.evaluate("h => [...h.parentNode.children].indexOf(h) + 1", header.element_handle())
+    expected = TABLE["latency_ms"].dropna().sort_values()
+    header.get_by_role("button").click()
+    assert header.get_attribute("aria-sort") == "ascending"
+    found = [float(text) for text in column(page, "#results-table", index)]
+    assert found == pytest.approx(list(expected[:100]), rel=1e-3)
+    header.get_by_role("button").focus()
+    page.keyboard.press("Enter")
+    assert header.get_attribute("aria-sort") == "descending"
+    found = [float(text) for text in column(page, "#results-table", index)]
+    assert found == pytest.approx(list(expected[::-1][:100]), rel=1e-3)
+
+
+def test_table_turns_its_pages(page):
+    pager = page.locator("#results-table")
+    assert pager.get_by_role("status").inner_text() == f"Rows 1–100 of {len(TABLE)}"
+    pager.get_by_role("button", name="Next").click()
+    pager.get_by_role("button", name="Next").click()
+    assert pager.get_by_role("status").inner_text() == f"Rows 201–{len(TABLE)} of {len(TABLE)}"
+    assert page.locator("#results-table tbody tr").count() == len(TABLE) - 200
+    assert pager.get_by_role("button", name="Next").is_disabled()
+
+
+def test_table_filters_by_words_and_choices(page):
+    filters = page.get_by_role("form", name="Filter the results")
+    filters.get_by_label("Status").select_option("oom")
+    assert set(column(page, "#results-table", 8)) == {"oom"}
+    filters.get_by_label("Search").fill("VLLM kv CACHE")
+    assert column(page, "#results-table", 7) == ["16384", "32768"]
+    filters.get_by_label("Search").fill("nowhere")
+    assert page.locator("#results-table").get_by_role("status").inner_text() == f"No row of {len(TABLE)} matches"
+    filters.get_by_role("button", name="Clear").click()
+    page.get_by_text(f"Rows 1–100 of {len(TABLE)}").wait_for()
+
+
+def test_figure_has_its_numbers_as_a_table(page):
+    figure = page.locator(f"#figure-{FIG15}")
+    figure.get_by_text("Numbers of this figure").click()
+    assert figure.get_by_role("status").inner_text() == "Rows 1–24 of 24"
+
+
+def test_lost_cases_stand_with_their_reasons(page):
+    text = page.locator("#failures-table").inner_text()
+    assert {record.reason for record in PAPER if record.reason and record.reason not in text} == set()
+
+
+def test_theme_changes_page_and_figures(page):
+    def look():
+        return page.evaluate(
+            "n => [getComputedStyle(document.body).backgroundColor,"
+            " document.querySelector(`#figure-${n} .plot`).data[2].line.color]", FIG15)
+
+    light = look()
+    page.get_by_role("button", name="Dark theme").click()
+    eventually(page, lambda: [one != other for one, other in zip(light, look(), strict=True)], [True, True])
+    page.get_by_role("button", name="Light theme").click()
+    eventually(page, look, light)
+
+
+def test_downloads_hold_the_records_and_the_table(page):
+    assert downloaded(page, "Records (JSON lines)").splitlines() == [record.to_json() for record in PAPER]
+    rows = list(csv.DictReader(io.StringIO(downloaded(page, "Table (CSV)"))))
+    assert list(rows[0]) == list(TABLE.columns)
+    assert [row["reason"] for row in rows] == list(TABLE["reason"])
+    latencies = [float(row["latency_ms"]) for row in rows if row["latency_ms"]]
+    assert latencies == pytest.approx(list(TABLE["latency_ms"].dropna()), rel=1e-5)
+
+
+def test_figure_is_saved_as_svg_that_names_its_lines(page):
+    with page.expect_download() as download:
+        page.locator(f"#figure-{FIG15}").get_by_role("button", name="Save SVG").click()
+    text = Path(download.value.path()).read_text("utf-8")
+    assert text.startswith("<svg")
+    assert "TTT-Linear · ThunderKittens" in text
+
+
+def test_hostile_records_are_shown_and_run_nothing(browser, saved):
+    with browsing.opened(browser, saved["hostile"], viewport=PHONE) as (page, _):
+        check_phone(page)
+        name = synthetic.hostile()[0].case.system
+        assert page.locator("#figure-0 .legend").inner_text().startswith(name)
+        page.locator("#figure-0").scroll_into_view_if_needed()
+        page.locator("#figure-0 .xy .points path").first.hover(force=True)
+        assert name in page.locator("#figure-0 .hoverlayer").text_content()
+        page.locator("#figure-0").get_by_label("Relative to").select_option(index=1)
+        assert "<img src=x" in page.locator("#figure-0 .ytitle").text_content()
+        for summary in page.get_by_text("Numbers of this figure").all():
+            summary.click()
+        rows = list(csv.reader(io.StringIO(downloaded(page, "Table (CSV)"))))
+        assert len(rows) == 4
+        assert not [cell for cell in itertools.chain(*rows) if cell[:1] in ("=", "+", "-", "@")]
+        records = [json.loads(line) for line in downloaded(page, "Records (JSON lines)").split("\n") if line]
+        assert [record["reason"] for record in records] == [record.reason for record in synthetic.hostile()]
+        page.locator("#figure-0").get_by_role("button", name="Save SVG").click()
+        assert page.locator("main :is(img, a, script, iframe)").count() == 0
+
+
+def check_phone(page):
+    """Nothing reaches beyond the screen but what scrolls inside its own box."""
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    beyond = page.evaluate(
+        "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroller, .unseen, svg, select')"
+        " && e.getBoundingClientRect().right > 391).map(e => e.outerHTML.slice(0, 80))"
+    )
+    assert beyond == []
+    assert page.evaluate("(s => s.scrollWidth > s.clientWidth)(document.querySelector('#results-table .scroller'))")
+
+
+def test_phone_scrolls_only_inside_tables(browser, saved):
+    with browsing.opened(browser, saved["paper"], viewport=PHONE, has_touch=True, color_scheme="dark") as (page, _):
+        check_phone(page)
+        assert page.get_by_role("button", name="Light theme").is_visible()
+        assert max(page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")) < 64
+        check_contrast(page)
+
+
+def check_contrast(page):
+    """WCAG AA: 4.5 to 1 for text, 3 to 1 for the lines of figures."""
+    ratios = page.evaluate(CONTRASTS)
+    assert {name: ratio for name, ratio in ratios.items() if ratio < (3 if name.startswith("--tone") else 4.5)} == {}
+
+
+def test_text_has_enough_contrast(page):
+    check_contrast(page)
+
+
+def test_keyboard_reaches_the_content_first_and_every_control_has_a_name(page):
+    skip = page.get_by_role("link", name="Skip to the content")
+    assert skip.evaluate("e => e === document.querySelector('a, button, input, select, [tabindex]')")
+    skip.focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "content"
+    nameless = page.evaluate(
+        "[...document.querySelectorAll('button, select, input, figure, section, [role=region]')].filter(e =>"
+        " !(e.textContent.trim() || e.labels?.length || e.ariaLabel || e.getAttribute('aria-labelledby'))).length"
+    )
+    assert nameless == 0
+
+
+def test_picture_of_a_suite(browser, saved, tmp_path):
+    take(browser, saved["paper"], tmp_path / "picture.png", "fig15")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="--figures fig99"):
+        take(browser, saved["paper"], tmp_path / "picture.png", "fig99")

@@ -1,0 +1,162 @@
+"""Are the figures those of the suites, with lines that never mix what differs?"""
+
+import pytest
+import synthetic_records as synthetic
+
+from harness.case import Case
+from reports.figures import figures
+from reports.stats import frame
+
+TABLE = frame(synthetic.paper())
+FIGURES = {figure.id: figure for figure in figures(TABLE)}
+
+
+def case(**fields):
+    values = {"suite": "kernel-forward", "system": "ttt-linear", "backend": "torch", "size": "d64",
+              "phase": "forward", "batch": 4, "context": 1024} | fields
+    return Case(**values)
+
+
+def drawn(*records):
+    table = frame(records)
+    return table, figures(table)
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "y", "lines"),
+    [
+        ("fig15-forward-forward", "context", "us_per_token", 4),
+        ("fig15-generate-generate", "context", "us_per_token", 4),
+        ("fig20-throughput-forward", "batch", "tokens_per_s", 4),
+        ("fig20-throughput-generate", "batch", "tokens_per_s", 4),
+        ("fig8-minibatch-forward", "mini_batch", "latency_ms", 2),
+        ("dual-vs-primal-forward", "context", "latency_ms", 4),
+        ("dual-vs-primal-forward-ratio", "context", "latency_ms", 2),
+        ("prompt-then-128-request", "context", "latency_ms", 4),
+        ("quick-forward", "context", "us_per_token", 5),
+        ("quick-generate", "batch", "us_per_token", 5),
+    ],
+)
+def test_each_suite_has_its_figure(name, x, y, lines):
+    figure = FIGURES[name]
+    assert (figure.x, figure.y, len(figure.lines)) == (x, y, lines)
+
+
+def test_only_suites_that_are_there_are_drawn():
+    _, found = drawn(synthetic.ok(case(suite="quick"), 1.0))
+    assert [figure.id for figure in found] == ["quick-forward"]
+
+
+def test_every_row_is_in_a_line_of_its_figure_in_order_of_x():
+    seen = [row for figure in FIGURES.values() if not figure.id.endswith("ratio") for line in figure.lines
+            for row in line.rows]
+    assert sorted(seen) == list(TABLE.index)
+    for figure in FIGURES.values():
+        for line in figure.lines:
+            assert TABLE.loc[line.rows, figure.x].is_monotonic_increasing
+
+
+def test_a_system_looks_the_same_in_every_figure_and_like_no_other():
+    looks = {(line.system, line.tone, line.marker) for figure in FIGURES.values() for line in figure.lines}
+    assert len(looks) == len({system for system, _, _ in looks}) == 4
+    assert len({tone for _, tone, _ in looks}) == len({marker for _, _, marker in looks}) == 4
+
+
+def test_lines_of_one_system_differ_in_dash_or_fill():
+    for figure in FIGURES.values():
+        looks = [(line.system, line.dash, line.hollow) for line in figure.lines]
+        assert len(set(looks)) == len(looks)
+
+
+def test_caption_is_one_sentence_of_what_was_held_fixed():
+    assert FIGURES["fig15-generate-generate"].caption == (
+        "Batch 512, 1.3b, bfloat16, timed in CUDA graphs, on NVIDIA H100 80GB HBM3; medians of 30 samples with their "
+        "95% intervals; crosses below mark cases without a result."
+    )
+    assert "rings mark the best batch" in FIGURES["fig20-throughput-forward"].caption
+    assert "steps 128" in FIGURES["prompt-then-128-request"].caption
+    assert "crosses" not in FIGURES["prompt-then-128-request"].caption
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ({"dtype": "float32"}, {}, "float32"),
+        ({"timing": "graph"}, {}, "timed in CUDA graphs"),
+        ({"l2": "cold"}, {}, "L2 cold"),
+        ({"size": "d128"}, {}, "d128"),
+        ({"batch": 8}, {}, "batch 8"),
+        ({"state_dtype": "float64"}, {"state_dtype": "float32"}, "state float64"),
+        ({"options": (("mini_batch", 32),)}, {"options": (("mini_batch", 16),)}, "mini-batch 32"),
+        ({"options": (("form", "primal"),)}, {"options": (("form", "dual"),)}, "primal form"),
+    ],
+)
+def test_what_differs_is_another_line_and_in_its_name(one, other, said):
+    records = [synthetic.ok(case(context=context, **fields), 1.0) for fields in (one, other) for context in (512, 1024)]
+    _, [figure, *_] = drawn(*records)
+    assert sorted(line.rows for line in figure.lines) == [[0, 1], [2, 3]]
+    assert said in next(line.name for line in figure.lines if line.rows == [0, 1])
+    assert said not in next(line.name for line in figure.lines if line.rows == [2, 3])
+
+
+def test_names_say_settings_that_differ_between_systems_but_not_options_that_only_one_has():
+    _, [figure] = drawn(
+        synthetic.ok(case(timing="graph", options=(("mini_batch", 16),)), 1.0),
+        synthetic.ok(case(system="mamba", backend="mamba-ssm"), 1.0),
+    )
+    names = [line.name for line in figure.lines]
+    assert names == ["TTT-Linear · PyTorch · timed in CUDA graphs", "Mamba · mamba-ssm · timed eagerly"]
+
+
+def test_devices_are_never_mixed():
+    records = [
+        synthetic.ok(case(context=context), 1.0, environment=synthetic.environment(device))
+        for device in ("H100", "H200")
+        for context in (512, 1024)
+    ]
+    _, [figure] = drawn(*records)
+    assert [line.name for line in figure.lines] == ["TTT-Linear · PyTorch · H100", "TTT-Linear · PyTorch · H200"]
+    assert figure.caption.endswith("on H100 and H200; medians of 30 samples with their 95% intervals.")
+
+
+def test_a_record_without_a_machine_joins_the_only_one_but_no_one_of_two():
+    broken = synthetic.lost(case(context=2048), "killed", "signal 9")
+    broken.environment = {}
+    h100 = synthetic.ok(case(), 1.0)
+    _, [alone] = drawn(h100, broken)
+    assert [line.rows for line in alone.lines] == [[0, 1]]
+    h200 = synthetic.ok(case(), 1.0, environment=synthetic.environment("H200"))
+    _, [several] = drawn(h100, h200, broken)
+    assert [line.name for line in several.lines if 2 in line.rows] == ["TTT-Linear · PyTorch · device not recorded"]
+
+
+def test_a_case_measured_twice_is_two_lines():
+    _, [figure] = drawn(*[synthetic.ok(case(context=context), 1.0) for context in (512, 1024, 512)])
+    assert [(line.name, len(line.rows)) for line in figure.lines] == [
+        ("TTT-Linear · PyTorch", 2),
+        ("TTT-Linear · PyTorch · run 2", 1),
+    ]
+
+
+def test_primal_over_dual_pairs_rows_that_are_alike_in_all_else():
+    figure = FIGURES["dual-vs-primal-forward-ratio"]
+    for line in figure.lines:
+        over, under = TABLE.loc[line.rows], TABLE.loc[line.base_rows]
+        assert set(over["form"]) == {"primal"}
+        assert set(under["form"]) == {"dual"}
+        assert list(over["context"]) == list(under["context"])
+        assert (over["latency_ms"].to_numpy() / under["latency_ms"].to_numpy()).mean() == pytest.approx(4.1, rel=0.02)
+
+
+def test_forms_are_also_known_by_the_backend():
+    records = [synthetic.ok(case(backend=f"triton-{form}"), latency) for form, latency in [("dual", 1), ("primal", 3)]]
+    _, found = drawn(*records)
+    [line] = found[-1].lines
+    assert (found[-1].id, line.rows, line.base_rows) == ("kernel-forward-forward-ratio", [1], [0])
+
+
+def test_an_unknown_suite_is_drawn_against_its_widest_axis():
+    _, [figure] = drawn(*[synthetic.ok(case(suite="new", batch=batch), 1.0) for batch in (1, 2, 4)])
+    assert (figure.x, figure.y, figure.y_log) == ("batch", "latency_ms", True)
+    _, [figure] = drawn(*[synthetic.ok(case(suite="new", system="zebra", context=context), 1.0) for context in (1, 2)])
+    assert (figure.x, figure.lines[0].name) == ("context", "zebra · PyTorch")

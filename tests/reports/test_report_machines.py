@@ -1,0 +1,47 @@
+"""Are equal environments told once, with the span of what changed by itself?"""
+
+import synthetic_records as synthetic
+
+from harness.case import Case
+from harness.record import Record
+from reports.machines import machines
+
+
+def record(system="mamba", **environment):
+    case = Case("quick", system, "torch", "125m", "generate", 1, 0)
+    return Record(case, "skipped", "not here", environment=environment)
+
+
+def test_readings_span_all_records_of_a_machine():
+    hot = {"sm_clock_mhz": 1700, "throttle_reasons": ["heat"]}
+    warm = {"before": {"sm_clock_mhz": 1980, "throttle_reasons": []}, "after": hot}
+    cool = {"before": {"sm_clock_mhz": 1800, "throttle_reasons": []}, "after": {"sm_clock_mhz": None}}
+    [machine] = machines([record(gpu=warm), record("ttt-mlp", gpu=cool)])
+    assert machine.readings == {"gpu sm clock": "1700 MHz to 1980 MHz", "gpu throttle reasons": "heat"}
+    assert (machine.records, machine.systems) == (2, ["mamba (torch)", "ttt-mlp (torch)"])
+
+
+def test_another_version_or_commit_is_another_machine():
+    found = machines([
+        record(device="A", software={"torch": "2.9"}, dirty=False),
+        record(device="A", software={"torch": "2.10"}, dirty=False),
+        record(device="A", software={"torch": "2.9"}, dirty=False),
+    ])
+    assert [machine.records for machine in found] == [2, 1]
+    assert found[1].facts == {"": {"device": "A", "dirty": "no"}, "software": {"torch": "2.10"}}
+
+
+def test_facts_carry_units_and_lists():
+    gpu = {"memory_bytes": 85_520_809_984, "power_limit_w": 700.0, "links": ["a", {"b": 1}]}
+    [machine] = machines([record(gpu=gpu)])
+    assert machine.facts["gpu"] == {"memory": "85.52 GB", "power limit": "700 W", "links": "a, {'b': 1}"}
+
+
+def test_records_without_environment_are_left_out():
+    assert machines([record()]) == []
+
+
+def test_synthetic_run_is_one_machine():
+    [machine] = machines(synthetic.paper())
+    assert machine.name == synthetic.H100
+    assert "gpu temperature" in machine.readings
