@@ -1,0 +1,68 @@
+# make bench: install, measure, write the page. make test: install, check, test.
+#
+#   VENV=.venv   where to install; VENV= uses what PYTHON already has
+#   OUT=out/...  where the records and the page go; an interrupted run goes on with the same OUT
+PYTHON ?= python3
+VENV ?= .venv
+OUT ?= out/$(shell date +%Y%m%d-%H%M%S)
+SUITES ?=
+TARGET := $(if $(shell nvidia-smi -L 2>/dev/null),cuda,cpu)
+BIN := $(if $(VENV),$(abspath $(VENV))/bin/,)
+PY := $(if $(VENV),$(BIN)python,$(PYTHON))
+INSTALLED := $(if $(VENV),$(VENV)/.installed-$(TARGET))
+
+.PHONY: bench baselines venv-vllm venv-mamba test test-gpu lint chromium clean
+
+bench: $(INSTALLED)
+	$(PY) -m bench run $(SUITES) --out $(OUT) --resume
+	$(PY) -m bench report $(OUT) --output $(OUT)/report.html
+
+# Environments of their own for systems whose pins conflict, and the systems.toml that names them.
+baselines: venv-vllm venv-mamba systems.toml
+
+venv-vllm: .venv-vllm/.installed
+
+venv-mamba: .venv-mamba/.installed
+
+.venv-vllm/.installed: bench/requirements/vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --requirement $<
+	.venv-vllm/bin/python -m pip install --quiet --no-deps --editable .
+	@touch $@
+
+# Half an hour of nvcc: the two packages that mamba.txt names have no wheels.
+.venv-mamba/.installed: bench/requirements/mamba.txt bench/requirements/cuda.txt
+	$(PYTHON) -m venv .venv-mamba
+	.venv-mamba/bin/python -m pip install --quiet --requirement bench/requirements/cuda.txt "setuptools==80.10.2" "wheel==0.48.0"
+	.venv-mamba/bin/python -m pip install --quiet --no-deps --no-build-isolation --requirement bench/requirements/mamba.txt
+	.venv-mamba/bin/python -m pip install --quiet --no-deps --editable .
+	@touch $@
+
+systems.toml:
+	cp bench/requirements/systems.toml $@
+
+test: $(INSTALLED) lint chromium
+	$(PY) -m pytest -m "not gpu"
+
+test-gpu: $(INSTALLED)
+	$(PY) -m pytest -m gpu
+
+lint: $(INSTALLED)
+	$(PY) -m ruff check .
+	$(PY) -m mypy bench harness reports tk_kernels
+
+# The report's tests open pages in a real browser.
+chromium: $(INSTALLED)
+	@$(PY) tests/browser.py || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
+	  then apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	  else $(PY) -m playwright install chromium; fi; }
+
+$(VENV)/.installed-%: bench/requirements/%.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)python -m pip install --quiet --requirement bench/requirements/$*.txt
+	$(BIN)python -m pip install --quiet --no-deps --editable .
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

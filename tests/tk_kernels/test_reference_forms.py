@@ -1,0 +1,235 @@
+"""Are a reference's primal, dual and generate forms one function, the layer's, at any T, D, mini-batch and split?"""
+
+import pytest
+import torch
+from reference_cases import OPERATORS, Case, case, generate, naive, valid
+from tolerances import OUTPUT_ERROR, relative_error
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+EXACT = OUTPUT_ERROR[torch.float64]
+each_operator = pytest.mark.parametrize("operator", OPERATORS)
+
+
+def assert_same_state(state: tuple, other: tuple) -> None:
+    for name, x, y in zip(state._fields, valid(state), valid(other), strict=True):
+        torch.testing.assert_close(x, y, rtol=EXACT, atol=EXACT, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def ran_at_once(operator: str, args: Case, form: str) -> torch.Tensor:
+    module = OPERATORS[operator]
+    if form in ("dual", "primal"):
+        return module.forward(*args, form=form)[0]
+    return generate(operator, args, args.state if form == "rows" else module.primal_state(args.state))[0]
+
+
+@each_operator
+@pytest.mark.parametrize("form", ["dual", "primal", "rows", "sums"])
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 35])
+def test_each_form_is_the_definition(operator: str, form: str, tokens: int) -> None:
+    args = case(operator, tokens, batch=1)
+    assert relative_error(ran_at_once(operator, args, form), naive(operator, args)) < EXACT
+
+
+@each_operator
+@pytest.mark.parametrize(("head_dim", "mini_batch"), [(16, 1), (64, 4), (96, 16), (16, 32)])
+def test_forms_agree_at_any_head_dim_and_mini_batch(operator: str, head_dim: int, mini_batch: int) -> None:
+    args = case(operator, 35, batch=1, head_dim=head_dim, mini_batch=mini_batch)
+    dual = ran_at_once(operator, args, "dual")
+    for form in ("primal", "rows", "sums"):
+        assert relative_error(ran_at_once(operator, args, form), dual) < EXACT
+
+
+@each_operator
+def test_long_and_empty_inputs(operator: str) -> None:
+    args = case(operator, 1000, batch=1, heads=1)
+    assert relative_error(ran_at_once(operator, args, "dual"), ran_at_once(operator, args, "primal")) < EXACT
+    out, state = OPERATORS[operator].forward(*args._replace(**{x: getattr(args, x)[:, :0] for x in Case._fields[:4]}))
+    assert out.shape == (1, 0, 1, 16)
+    assert_same_state(state, args.state)
+
+
+@each_operator
+def test_prefill_then_generate_is_forward_at_every_split(operator: str) -> None:
+    module, args = OPERATORS[operator], case(operator, 35)
+    whole, end = module.forward(*args)
+    for split in range(36):
+        out, state = module.forward(*args.tokens(slice(split)), *args.outer(), args.state)
+        rest, last = generate(operator, args, state, split)
+        from_sums, last_sums = generate(operator, args, module.primal_state(state), split)
+        assert relative_error(torch.cat((out, rest), 1), whole) < EXACT
+        assert relative_error(torch.cat((out, from_sums), 1), whole) < EXACT
+        assert_same_state(last, end)
+        assert_same_state(last_sums, module.primal_state(end))
+
+
+@each_operator
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_forward_in_pieces_is_forward(operator: str, form: str) -> None:
+    module, args = OPERATORS[operator], case(operator, 71)
+    whole, end = module.forward(*args, form=form)
+    state, outputs, low = args.state, [], 0
+    for size in (7, 1, 16, 8, 39):
+        out, state = module.forward(*args.tokens(slice(low, low + size)), *args.outer(), state, form=form)
+        outputs.append(out)
+        low += size
+    assert relative_error(torch.cat(outputs, 1), whole) < EXACT
+    assert_same_state(state, end)
+
+
+@each_operator
+def test_memory_bound_does_not_change_the_result(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, args = OPERATORS[operator], case(operator, 100)
+    whole, end = module.forward(*args)
+    monkeypatch.setattr(module, "TOGETHER", 2)
+    out, state = module.forward(*args)
+    assert relative_error(out, whole) < EXACT
+    assert_same_state(state, end)
+
+
+@each_operator
+def test_forward_is_states_then_outputs(operator: str) -> None:
+    module, args = OPERATORS[operator], case(operator, 64)
+    whole, end = module.forward(*args)
+    trace, state = module.states(*args[1:])
+    out = module.outputs(args.q, args.k, args.lr, *args.outer(), trace)
+    assert relative_error(out, whole) < EXACT
+    assert_same_state(state, end)
+    with pytest.raises(ValueError, match="35 tokens from position 0: expected whole mini-batches of 16"):
+        module.states(*case(operator, 35)[1:])
+
+
+@each_operator
+@pytest.mark.parametrize("rows", [True, False])
+@pytest.mark.parametrize("inplace", [True, False])
+def test_sequences_at_mixed_positions(operator: str, rows: bool, inplace: bool) -> None:
+    module, args = OPERATORS[operator], case(operator, 40, batch=4)
+    whole, _ = module.forward(*args)
+    seen = (0, 5, 15, 31)  # tokens of each sequence before its first step
+    apart = []
+    for row, count in enumerate(seen):
+        mine = [x[row : row + 1] for x in args[:4]]
+        first = type(args.state)(*(x[row : row + 1] for x in args.state))
+        _, state = module.forward(*(x[:, :count] for x in mine), *args.outer(), first)
+        apart.append(state if rows else module.primal_state(state))
+    state = type(apart[0])(*(torch.cat(parts) for parts in zip(*apart, strict=True)))
+    for step in range(9):
+        given, before = state, [x.clone() for x in state]
+        at = [count + step for count in seen]
+        token = [x[range(4), at] for x in args[:4]]
+        out, state = module.generate_step(*token, *args.outer(), state, inplace=inplace)
+        assert relative_error(out, whole[range(4), at]) < EXACT
+        assert (state is given) == inplace
+        assert inplace or all(torch.equal(x, y) for x, y in zip(given, before, strict=True))
+
+
+@each_operator
+def test_given_state_is_kept_by_forward(operator: str) -> None:
+    args = case(operator, 35)
+    before = [x.clone() for x in args.state]
+    OPERATORS[operator].forward(*args)
+    assert all(torch.equal(x, y) for x, y in zip(args.state, before, strict=True))
+
+
+@each_operator
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", ["dual", "primal", "rows", "sums"])
+def test_error_by_dtype(operator: str, dtype: torch.dtype, form: str) -> None:
+    args = case(operator, 70, batch=1, head_dim=64, dtype=dtype)
+    exact = ran_at_once(operator, case(operator, 70, batch=1, head_dim=64), "dual")
+    out = ran_at_once(operator, args, form)
+    assert out.dtype == dtype
+    assert relative_error(out, exact) < OUTPUT_ERROR[dtype]
+
+
+@each_operator
+@pytest.mark.parametrize("form", ["dual", "primal", "rows", "sums"])
+def test_nan_stays_in_its_head_and_sequence(operator: str, form: str) -> None:
+    args = case(operator, 20)
+    clean = ran_at_once(operator, args, form)
+    args.k[1, 3, 0] = torch.nan
+    out = ran_at_once(operator, args, form)
+    assert out[1, 3:, 0].isnan().all()
+    out[1, :, 0] = clean[1, :, 0]
+    assert torch.equal(out, clean)
+
+
+@each_operator
+@pytest.mark.parametrize("rows", [True, False])
+def test_generate_reads_no_value_on_the_host(operator: str, rows: bool) -> None:
+    """A CUDA graph can only hold a step whose control flow and shapes do not depend on values."""
+    module, args = OPERATORS[operator], case(operator, 3)
+    state = args.state if rows else module.primal_state(args.state)
+    mode = FakeTensorMode()
+    token, outer, tokens = ([mode.from_tensor(x) for x in xs] for xs in (args.tokens(0), args.outer(), args[:4]))
+    state, first = (type(x)(*map(mode.from_tensor, x)) for x in (state, args.state))
+    with mode:
+        assert module.generate_step(*token, *outer, state, inplace=True)[0].shape == (2, 2, 16)
+        assert module.forward(*tokens, *outer, first, start=0)[0].shape == (2, 3, 2, 16)
+        with pytest.raises(DataDependentOutputException):
+            module.forward(*tokens, *outer, first)
+
+
+def replaced(args: Case, name: str, value: torch.Tensor) -> Case:
+    if name in Case._fields:
+        return args._replace(**{name: value})
+    return args._replace(state=args.state._replace(**{name.removeprefix("state."): value}))
+
+
+@each_operator
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("q", torch.zeros(2, 35, 32), r"q has shape \(2, 35, 32\): expected \[B, T, H, D\]"),
+        ("q", torch.zeros(2, 35, 2, 16, dtype=torch.float16), r"q.dtype is torch.float16: supported are .*bfloat16"),
+        ("k", torch.zeros(2, 34, 2, 16), r"k has shape \(2, 34, 2, 16\): expected \(2, 35, 2, 16\)"),
+        ("v", torch.zeros(2, 35, 2, 16), r"v.dtype is torch.float32: supported are torch.float64"),
+        ("lr", torch.zeros(2, 2, 35), r"lr has shape \(2, 2, 35\): expected \(2, 35, 2\)"),
+        ("lr", torch.zeros(2, 35, 2), r"lr.dtype is torch.float32: supported are torch.float64"),
+        ("token_scale", torch.zeros(0), r"token_scale has shape \(0,\): expected \[mini_batch\]"),
+        ("ln_weight", torch.zeros(32), r"ln_weight has shape \(32,\): expected \(2, 16\)"),
+        ("ln_bias", torch.zeros(16, 2), r"ln_bias has shape \(16, 2\): expected \(2, 16\)"),
+        ("state.k_rows", torch.zeros(2, 2, 8, 16), r"state.k_rows has shape \(2, 2, 8, 16\): expected"),
+        ("state.k_rows", torch.zeros(2, 2, 16, 16), r"state.k_rows.dtype is torch.float32: supported"),
+        ("state.position", torch.tensor([1, 2], dtype=torch.int32), r"state.position holds \[1, 2\]: forward"),
+        ("state.position", torch.zeros(2), r"state.position.dtype is torch.float32: supported are torch.int32"),
+    ],
+)
+def test_wrong_arguments_are_named(operator: str, name: str, value: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OPERATORS[operator].forward(*replaced(case(operator), name, value))
+
+
+@each_operator
+def test_other_wrong_arguments_are_named(operator: str) -> None:
+    module, args = OPERATORS[operator], case(operator)
+    with pytest.raises(ValueError, match="form is 'fast': supported are 'dual', 'primal'"):
+        module.forward(*args, form="fast")
+    with pytest.raises(ValueError, match=r"q has shape \(2, 35, 2, 16\): expected \[B, H, D\]"):
+        module.generate_step(*args)
+    weights = [torch.zeros(2, *shape) for shape in ((16, 16), (3, 16), (16, 16), (1, 16))]
+    with pytest.raises(ValueError, match=r"has shape \(2, 3, 16\): expected \(2, 1, 16\)"):
+        module.init_state(*weights[: 2 if operator == "linear" else 4], batch=1)
+
+
+@pytest.mark.gpu
+@each_operator
+def test_gpu_error_and_graph(operator: str) -> None:
+    """bfloat16 on a GPU stays within the table, and a captured step advances its state and position."""
+    module = OPERATORS[operator]
+    exact = ran_at_once(operator, case(operator, 100, head_dim=64), "dual").cuda()
+    args = case(operator, 100, head_dim=64, dtype=torch.bfloat16)
+    args = Case(*(x.cuda() for x in args[:7]), type(args.state)(*(x.cuda() for x in args.state)))
+    out, _ = module.forward(*args)
+    assert relative_error(out, exact) < OUTPUT_ERROR[torch.bfloat16]
+    token = [torch.empty_like(x) for x in args.tokens(0)]
+    _, state = module.forward(*args.tokens(slice(60)), *args.outer(), args.state)
+    graph, scratch = torch.cuda.CUDAGraph(), type(state)(*(x.clone() for x in state))
+    [x.copy_(y) for x, y in zip(token, args.tokens(60), strict=True)]
+    module.generate_step(*token, *args.outer(), scratch, inplace=True)
+    with torch.cuda.graph(graph):
+        step, _ = module.generate_step(*token, *args.outer(), state, inplace=True)
+    for t in range(60, 100):
+        [x.copy_(y) for x, y in zip(token, args.tokens(t), strict=True)]
+        graph.replay()
+        assert relative_error(step, exact[:, t]) < OUTPUT_ERROR[torch.bfloat16]

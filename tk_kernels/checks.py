@@ -1,0 +1,65 @@
+"""Are the arguments of an operator what it supports? If not, a ValueError names the argument, its value and what is."""
+
+import torch
+from torch import Tensor
+
+STATE_DTYPE = {torch.float64: torch.float64, torch.float32: torch.float32, torch.bfloat16: torch.float32}
+
+
+def check_choice(name: str, value: object, supported: tuple[object, ...]) -> None:
+    """Raise ValueError unless value is one of those supported."""
+    if value not in supported:
+        raise ValueError(f"{name} is {value!r}: supported are {', '.join(map(repr, supported))}")
+
+
+def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless the tensor has this shape."""
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}: expected {shape}")
+
+
+def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
+    """Check tokens, all of one shape and dtype in this layout ("[B, T, H, D]" or "[B, H, D]"), and lr, without D."""
+    first, *others = tokens
+    x = tokens[first]
+    if x.ndim != layout.count(",") + 1:
+        raise ValueError(f"{first} has shape {tuple(x.shape)}: expected {layout}")
+    check_choice(f"{first}.dtype", x.dtype, tuple(STATE_DTYPE))
+    for name in others:
+        check_shape(name, tokens[name], tuple(x.shape))
+        check_choice(f"{name}.dtype", tokens[name].dtype, (x.dtype,))
+    check_shape("lr", lr, tuple(x.shape[:-1]))
+    check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))
+
+
+def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: int, head_dim: int) -> None:
+    """Check token_scale [m], ln_weight and ln_bias [H, D]."""
+    if token_scale.ndim != 1 or not len(token_scale):
+        raise ValueError(f"token_scale has shape {tuple(token_scale.shape)}: expected [mini_batch], at least 1")
+    check_shape("ln_weight", ln_weight, (heads, head_dim))
+    check_shape("ln_bias", ln_bias, (heads, head_dim))
+
+
+def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
+    """Check the named tensors of a state: their shapes, and (but for position) the dtype that belongs to the tokens."""
+    for name, shape in shapes.items():
+        tensor = getattr(state, name)
+        check_shape(f"state.{name}", tensor, shape)
+        supported = (torch.int32,) if name == "position" else (STATE_DTYPE[dtype],)
+        check_choice(f"state.{name}.dtype", tensor.dtype, supported)
+
+
+def common_position(position: Tensor, start: int | None) -> int:
+    """Position shared by all sequences [B]: start where the caller knows it (no device sync), else read and checked."""
+    if start is not None:
+        return start
+    values = sorted(set(position.tolist()))
+    if len(values) > 1:
+        raise ValueError(f"state.position holds {values}: forward takes one position for all, generate_step any")
+    return values[0] if values else 0
+
+
+def check_aligned(tokens: int, start: int, mini_batch: int) -> None:
+    """Raise ValueError unless the tokens are whole mini-batches."""
+    if start or tokens % mini_batch:
+        raise ValueError(f"{tokens} tokens from position {start}: expected whole mini-batches of {mini_batch}")

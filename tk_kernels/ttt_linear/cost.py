@@ -1,0 +1,64 @@
+"""How many FLOPs and bytes does TTT-Linear take? One layer, without its projections; a multiply-add is two FLOPs.
+
+D head dimension, m mini-batch size. LayerNorm and the inner gradient are O(D) a token and not counted.
+"""
+
+from tk_kernels.traffic import check_form, row_bytes, sum_bytes, weight_bytes
+
+
+def state_bytes(batch: int, heads: int, head_dim: int, element_bytes: int = 4) -> int:
+    """W [D, D] and b [D] for every sequence and head."""
+    return batch * heads * (head_dim + 1) * head_dim * element_bytes
+
+
+def forward_flops(batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
+    """Dual form, per token: K@W, Q@W, K^T@G are 2DD each; Q@K^T and (eta * ..)@G are 2mD each, counted as full."""
+    return batch * tokens * heads * (6 * head_dim**2 + 4 * mini_batch * head_dim)
+
+
+def token_bytes(batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
+    """q, k and v read and z written, [B, T, H, D] each."""
+    return 4 * batch * tokens * heads * head_dim * element_bytes
+
+
+def forward_bytes(batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
+    """Least traffic of a fused forward: q, k, v, z; lr in float32; W and b read and written once in float32."""
+    return (
+        token_bytes(batch, tokens, heads, head_dim, element_bytes)
+        + 4 * batch * tokens * heads
+        + 2 * state_bytes(batch, heads, head_dim)
+    )
+
+
+def generate_flops(batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
+    """One token a sequence, averaged over a mini-batch.
+
+    dual: k@W, q@W and 1/m of a rank-m update, 2DD each; two products with (m+1)/2 rows, 2D a row each.
+    primal: k@W, dW += k^T g, W - s dW and q@W_t, 2DD each.
+    """
+    check_form(form)
+    dual = 6 * head_dim**2 + 2 * (mini_batch + 1) * head_dim
+    return batch * heads * (dual if form == "dual" else 8 * head_dim**2)
+
+
+def generate_bytes(
+    batch: int,
+    heads: int,
+    head_dim: int,
+    mini_batch: int = 16,
+    form: str = "dual",
+    state: str = "planes",
+    row_element_bytes: int = 2,
+    sum_element_bytes: int = 4,
+) -> float:
+    """Least traffic of one token a sequence, averaged over a mini-batch.
+
+    W as in traffic.weight_bytes; b read in float32; q, k, v, z in 16 bits; dual: rows of K and G, 2D a token.
+    primal: dW, and db in float32. state: the precision of W, see traffic.STATE_PRECISIONS.
+    """
+    weights = weight_bytes(head_dim**2, mini_batch, form, state, sum_element_bytes)
+    if form == "dual":
+        inner = row_bytes(2 * head_dim, mini_batch, row_element_bytes)
+    else:
+        inner = sum_bytes(head_dim, mini_batch, 4)
+    return batch * heads * (weights + inner + 4 * head_dim + 8 * head_dim)

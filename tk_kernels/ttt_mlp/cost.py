@@ -1,0 +1,76 @@
+"""How many FLOPs and bytes does TTT-MLP take? One layer, without its projections; a multiply-add is two FLOPs.
+
+D head dimension, F = 4D hidden, m mini-batch size. LayerNorm, GELU and the inner gradient's elementwise part are O(F) a
+token and not counted.
+"""
+
+from tk_kernels.traffic import check_form, row_bytes, sum_bytes, weight_bytes
+
+HIDDEN = 4  # F / D
+
+
+def state_bytes(batch: int, heads: int, head_dim: int, element_bytes: int = 4) -> int:
+    """W1 [D, F], W2 [F, D], b1 [F] and b2 [D] for every sequence and head."""
+    hidden = HIDDEN * head_dim
+    return batch * heads * (2 * head_dim * hidden + hidden + head_dim) * element_bytes
+
+
+def forward_flops(batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
+    """Dual form, per token, 2DF each: K@W1, X2@W2, G2@W2^T, Q@W1, X2bar@W2, K^T@G1, X2^T@G2.
+
+    Inside the mini-batch, counted as full: Q@K^T and (..)@G2 are 2mD each, (..)@G1 and X2bar@X2^T are 2mF each.
+    """
+    hidden = HIDDEN * head_dim
+    return batch * tokens * heads * (14 * head_dim * hidden + 4 * mini_batch * (head_dim + hidden))
+
+
+def token_bytes(batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
+    """q, k and v read and z written, [B, T, H, D] each."""
+    return 4 * batch * tokens * heads * head_dim * element_bytes
+
+
+def forward_bytes(batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
+    """Least traffic of a fused forward: q, k, v, z; lr in float32; weights and biases read and written in float32."""
+    return (
+        token_bytes(batch, tokens, heads, head_dim, element_bytes)
+        + 4 * batch * tokens * heads
+        + 2 * state_bytes(batch, heads, head_dim)
+    )
+
+
+def generate_flops(batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
+    """One token a sequence, averaged over a mini-batch.
+
+    dual: the seven products of forward, 2DF each; four products with (m+1)/2 rows, 2(D + F) a row in each layer.
+    primal: five products with the weights, and dW += x^T g and W - s dW for each of two layers, 2DF each.
+    """
+    check_form(form)
+    hidden = HIDDEN * head_dim
+    dual = 14 * head_dim * hidden + 2 * (mini_batch + 1) * (head_dim + hidden)
+    return batch * heads * (dual if form == "dual" else 18 * head_dim * hidden)
+
+
+def generate_bytes(
+    batch: int,
+    heads: int,
+    head_dim: int,
+    mini_batch: int = 16,
+    form: str = "dual",
+    state: str = "planes",
+    row_element_bytes: int = 2,
+    sum_element_bytes: int = 4,
+) -> float:
+    """Least traffic of one token a sequence, averaged over a mini-batch.
+
+    W1 and W2 as in traffic.weight_bytes; b1 and b2 read in float32; q, k, v, z in 16 bits; dual: rows of K, X2, G1 and
+    G2, 2(D + F) a token. primal: their gradient sums, those of the biases in float32.
+    state: the precision of W1 and W2, see traffic.STATE_PRECISIONS.
+    """
+    hidden = HIDDEN * head_dim
+    weights = weight_bytes(2 * head_dim * hidden, mini_batch, form, state, sum_element_bytes)
+    biases = 4 * (hidden + head_dim)
+    if form == "dual":
+        inner = row_bytes(2 * (head_dim + hidden), mini_batch, row_element_bytes)
+    else:
+        inner = sum_bytes(hidden + head_dim, mini_batch, 4)
+    return batch * heads * (weights + inner + biases + 8 * head_dim)
