@@ -1,0 +1,136 @@
+"""What can every model do? Prefill a prompt in bounded memory, generate a token, start from a seed."""
+
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.models.layers import RMSNorm, embedding, fill_with_initial_weights
+
+# A chunk of 32768 tokens of the 1.3B model in bfloat16 needs 0.4 GB for its widest activation (5504) and a few of those
+# at a time, whatever the length of the prompts; smaller chunks would leave a large GPU idle.
+PREFILL_TOKENS = 32768
+
+
+class LanguageModel(nn.Module):
+    """Token ids and a state in, logits of the next token out; the state's tensors are updated in place.
+
+    Every call leaves the state's tensors where they are in memory, so that a CUDA graph of one generate_step captured
+    on a state serves every later step, and, after reset_state and prefill, every later prompt. Prefill between replays
+    of a graph, without a reset, needs `state.length = None` first, where the state has a length.
+    """
+
+    tied: ClassVar[dict[str, str]] = {}  # names a checkpoint may hold besides the weight that they repeat
+
+    @classmethod
+    def from_seed(cls, config: Any, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any) -> Self:
+        """A model with random initial weights, the same for a seed on every device of one kind.
+
+        The weights are drawn on the device, for speed; a CPU and a GPU therefore draw different ones.
+        """
+        model = cls(config, device, dtype, **options)
+        model.fill(seed)
+        return model
+
+    def init_state(self, batch: int, context: int) -> Any:
+        """The state of `batch` sequences before their first token; `context` is how many tokens it must hold."""
+        raise NotImplementedError
+
+    def reset_state(self, state: Any) -> None:
+        """Put a used state back before its first token, in place."""
+        raise NotImplementedError
+
+    def generate_state(self, state: Any, into: Any = None) -> Any:
+        """What generate_step takes, made of what prefill left: here the state itself."""
+        return state
+
+    def init_generate_state(self, batch: int, context: int) -> Any:
+        """A state for generate_step alone, before the first token."""
+        return self.generate_state(self.init_state(batch, context))
+
+    def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """ids [B, T], the next T tokens of every sequence -> (logits [B, V] after the last of them, state)."""
+        raise NotImplementedError
+
+    def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """ids [B], the next token of every sequence -> (logits [B, V] after it, state); no host synchronisation."""
+        raise NotImplementedError
+
+    def fill(self, seed: int) -> None:
+        """Overwrite all weights with random initial ones."""
+        raise NotImplementedError
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every weight once, by its name in a checkpoint."""
+        return {name: weight.detach() for name, weight in self.named_parameters()}
+
+
+class Backbone(nn.Module):
+    """What lies between ids and logits under the prefix `model.`: embedding, blocks, last norm."""
+
+    def __init__(
+        self, vocabulary: int, width: int, blocks: list[nn.Module], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = embedding(vocabulary, width, device, dtype)
+        self.layers = nn.ModuleList(blocks)
+        self.norm = RMSNorm(width, device, dtype)
+
+
+class ChunkedModel(LanguageModel):
+    """A model of our own: its head is its embedding, and it runs a prompt chunk by chunk."""
+
+    tied: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
+    model: Backbone
+    prefill_tokens = PREFILL_TOKENS  # of all sequences together, in one chunk
+
+    @torch.no_grad()
+    def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """See LanguageModel.prefill. Raises ValueError for an empty prompt and for a batch that is not the state's."""
+        check_ids(ids, 2, state.batch)
+        for chunk in ids.split(self._chunk_length(ids.shape[0]), dim=1):
+            hidden = self._hidden(chunk, state)
+        return self._logits(hidden), state
+
+    @torch.no_grad()
+    def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """See LanguageModel.generate_step. Raises ValueError for a batch that is not the state's."""
+        check_ids(ids, 1, state.batch)
+        return self._logits(self._hidden_step(ids[:, None], state)), state
+
+    @torch.no_grad()
+    def fill(self, seed: int) -> None:
+        fill_with_initial_weights(self, torch.Generator(self.device).manual_seed(seed))
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.embed_tokens.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of tokens and projections."""
+        return self.model.embed_tokens.weight.dtype
+
+    def _hidden(self, ids: Tensor, state: Any) -> Tensor:
+        """ids [B, T] -> the residual stream [B, T, C] after the last block."""
+        raise NotImplementedError
+
+    def _hidden_step(self, ids: Tensor, state: Any) -> Tensor:
+        """ids [B, 1] -> the residual stream [B, 1, C] after the last block."""
+        raise NotImplementedError
+
+    def _chunk_length(self, batch: int) -> int:
+        return max(1, self.prefill_tokens // batch)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """The head on the last token alone: [B, T, C] -> [B, V]."""
+        return F.linear(self.model.norm(hidden[:, -1]), self.model.embed_tokens.weight)
+
+
+def check_ids(ids: Tensor, dimensions: int, batch: int) -> None:
+    if ids.dim() != dimensions or ids.numel() == 0:
+        layout = "[batch, tokens]" if dimensions == 2 else "[batch]"
+        raise ValueError(f"ids of shape {list(ids.shape)}: expected {layout}, at least one token")
+    if ids.shape[0] != batch:
+        raise ValueError(f"ids of {ids.shape[0]} sequences: the state is of {batch}")

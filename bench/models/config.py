@@ -1,0 +1,183 @@
+"""How large is each model, and how many parameters has it? Imports no torch."""
+
+from dataclasses import dataclass
+
+VOCABULARY = 32000
+CONV_KERNEL = 4
+
+
+class ConfigError(ValueError):
+    """A model that does not exist or cannot be built; the message names the value and what there is."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One row of the size table: model width, SwiGLU width, blocks, heads."""
+
+    width: int
+    ffn_width: int
+    layers: int
+    heads: int
+
+
+# Paper, appendix "Training details": the four sizes are those of the Transformer (GPT-3's, with Llama's SwiGLU).
+# `tiny` is ours: the smallest model that still has two layers and two heads of 64.
+SIZES = {
+    "tiny": Shape(128, 384, 2, 2),
+    "125m": Shape(768, 2048, 12, 12),
+    "350m": Shape(1024, 2736, 24, 16),
+    "760m": Shape(1536, 4096, 24, 16),
+    "1.3b": Shape(2048, 5504, 24, 32),
+}
+SYSTEMS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
+BACKBONES = ("mamba", "transformer")
+
+# At 64-dimensional heads and two of them, the learner of TTT-MLP is a quarter of the model; its SwiGLU gives way, so
+# that the four tiny models lie within 4% of each other. The real sizes lie within 6% as they are.
+_TINY_FFN_WIDTH = {"ttt-mlp": 240, "transformer": 416}
+_TINY_VOCABULARY = 512
+
+
+@dataclass(frozen=True)
+class TTTConfig:
+    """A TTT language model: `learner` "linear" or "mlp", `backbone` "mamba" (M) or "transformer" (T)."""
+
+    learner: str
+    width: int
+    ffn_width: int
+    layers: int
+    heads: int
+    vocabulary: int = VOCABULARY
+    backbone: str = "mamba"
+    mini_batch: int = 16
+
+    def __post_init__(self) -> None:
+        _require_one_of("learner", self.learner, ("linear", "mlp"))
+        _require_one_of("backbone", self.backbone, BACKBONES)
+        _require_positive("mini_batch", self.mini_batch)
+        _require_even_heads(self.width, self.heads)
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def base_lr(self) -> float:
+        """The inner learning rate before its gate and 1/D (paper, section 3.1: 1 for Linear, 0.1 for MLP)."""
+        return 1.0 if self.learner == "linear" else 0.1
+
+    @property
+    def weight_shapes(self) -> dict[str, tuple[int, int, int]]:
+        """The learner's initial weights by the authors' names, one slice a head."""
+        heads, dim = self.heads, self.head_dim
+        if self.learner == "linear":
+            return {"W1": (heads, dim, dim), "b1": (heads, 1, dim)}
+        hidden = 4 * dim
+        return {
+            "W1": (heads, dim, hidden),
+            "b1": (heads, 1, hidden),
+            "W2": (heads, hidden, dim),
+            "b2": (heads, 1, dim),
+        }
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """A Llama-shaped Transformer with as many key-value heads as query heads and a tied head."""
+
+    width: int
+    ffn_width: int
+    layers: int
+    heads: int
+    vocabulary: int = VOCABULARY
+
+    def __post_init__(self) -> None:
+        _require_even_heads(self.width, self.heads)
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+
+@dataclass(frozen=True)
+class MambaConfig:
+    """A Mamba (arXiv 2312.00752) with its published expansion 2, state 16 and time-step rank width / 16."""
+
+    width: int
+    layers: int
+    vocabulary: int = VOCABULARY
+    expand: int = 2
+    state_dim: int = 16
+
+    @property
+    def inner_width(self) -> int:
+        return self.expand * self.width
+
+    @property
+    def time_step_rank(self) -> int:
+        return -(-self.width // 16)
+
+
+ModelConfig = TTTConfig | TransformerConfig | MambaConfig
+
+
+def model_config(system: str, size: str, *, backbone: str = "mamba", mini_batch: int = 16) -> ModelConfig:
+    """The configuration of `system` at `size`; `backbone` and `mini_batch` concern TTT alone.
+
+    Raises ConfigError for a name that is not in SYSTEMS, SIZES or BACKBONES and for a mini-batch below 1.
+    """
+    _require_one_of("system", system, SYSTEMS)
+    _require_one_of("size", size, tuple(SIZES))
+    shape, vocabulary, ffn_width = SIZES[size], VOCABULARY, SIZES[size].ffn_width
+    if size == "tiny":
+        vocabulary, ffn_width = _TINY_VOCABULARY, _TINY_FFN_WIDTH.get(system, ffn_width)
+    if system == "mamba":  # a Mamba block is about half a Transformer block, so there are twice as many
+        return MambaConfig(shape.width, 2 * shape.layers, vocabulary)
+    if system == "transformer":
+        return TransformerConfig(shape.width, ffn_width, shape.layers, shape.heads, vocabulary)
+    learner = system.removeprefix("ttt-")
+    return TTTConfig(learner, shape.width, ffn_width, shape.layers, shape.heads, vocabulary, backbone, mini_batch)
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """How many numbers are trained; the head is the embedding and counts once."""
+    layer = _layer_parameters(config)
+    return config.vocabulary * config.width + config.layers * layer + config.width
+
+
+def _layer_parameters(config: ModelConfig) -> int:
+    if isinstance(config, MambaConfig):
+        return _mamba_layer(config)
+    shared = 4 * config.width**2 + 3 * config.width * config.ffn_width + 2 * config.width  # q k|g v o, SwiGLU, norms
+    return shared + (_ttt_extra(config) if isinstance(config, TTTConfig) else 0)
+
+
+def _ttt_extra(config: TTTConfig) -> int:
+    """What a TTT block has beyond a Transformer block ((M): the gate stands in the place of the K projection)."""
+    width, heads = config.width, config.heads
+    learner = sum(a * b * c for a, b, c in config.weight_shapes.values())
+    learning_rate = config.mini_batch + heads * width + heads
+    norms = 2 * width + 2 * width  # per-head LayerNorm (H x D = width) and the LayerNorm after it
+    convolutions = 3 * width * (CONV_KERNEL + 1) + width if config.backbone == "mamba" else 0
+    return learner + learning_rate + norms + convolutions
+
+
+def _mamba_layer(config: MambaConfig) -> int:
+    width, inner, rank, state = config.width, config.inner_width, config.time_step_rank, config.state_dim
+    projections = width * 2 * inner + inner * width + inner * (rank + 2 * state) + rank * inner + inner
+    return projections + inner * (CONV_KERNEL + 1) + inner * state + inner + width
+
+
+def _require_one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{what} {value}: unknown; there are {', '.join(known)}")
+
+
+def _require_positive(what: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{what} {value}: must be at least 1")
+
+
+def _require_even_heads(width: int, heads: int) -> None:
+    if heads < 1 or width % heads or width // heads % 2:
+        raise ConfigError(f"width {width} with {heads} heads: heads must divide it into an even head dimension")

@@ -1,0 +1,33 @@
+"""Which class builds which configuration?"""
+
+from typing import Any
+
+import torch
+
+from bench.models.base import LanguageModel
+from bench.models.config import MambaConfig, ModelConfig, TransformerConfig
+from bench.models.transformer import Transformer
+from bench.models.ttt import TTTModel
+
+
+def model_class(config: ModelConfig) -> type[LanguageModel]:
+    """The class of models with such a configuration."""
+    if isinstance(config, TransformerConfig):
+        return Transformer
+    if isinstance(config, MambaConfig):
+        from bench.models.mamba import Mamba  # transformers takes seconds to import; the other models need none of it
+
+        return Mamba
+    return TTTModel
+
+
+def default_dtype(device: torch.device | str) -> torch.dtype:
+    """bfloat16 on a GPU, float32 on a CPU."""
+    return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+
+
+def from_seed(
+    config: ModelConfig, seed: int, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any
+) -> LanguageModel:
+    """A model with random initial weights; `options` go to its class (TTT: operator). See LanguageModel.from_seed."""
+    return model_class(config).from_seed(config, seed, device, dtype or default_dtype(device), **options)

@@ -1,0 +1,158 @@
+"""Which parts do the models share: norms, SwiGLU, causal convolution, rotations, initial weights, NVTX ranges?"""
+
+import re
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from bench.models.config import CONV_KERNEL
+
+NORM_EPS = 1e-6
+INITIALIZER_RANGE = 0.02
+
+
+class _Ranges:
+    """Whether the models mark their layers for a profiler; off, so that eager runs are not slowed."""
+
+    enabled = False
+
+
+def mark_layers(enabled: bool) -> None:
+    """Switch the NVTX range around every layer ("layer 0", ...) on or off, for all models of this process."""
+    _Ranges.enabled = enabled
+
+
+def layer_range(index: int) -> AbstractContextManager[object]:
+    """The NVTX range of one layer; nothing when ranges are off or the nvtx package is absent."""
+    if not _Ranges.enabled:
+        return nullcontext()
+    try:
+        import nvtx
+    except ImportError:
+        return nullcontext()
+    return nvtx.annotate(f"layer {index}")
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of inner states and learning rates beside tokens of `dtype`: float64 for float64, else float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def linear(inputs: int, outputs: int, device: torch.device, dtype: torch.dtype) -> nn.Linear:
+    """A projection without bias, its weight not yet filled (filling 1.3B parameters twice takes seconds)."""
+    return skip_init(nn.Linear, inputs, outputs, bias=False, device=device, dtype=dtype)
+
+
+def embedding(vocabulary: int, width: int, device: torch.device, dtype: torch.dtype) -> nn.Embedding:
+    """An embedding, its weight not yet filled."""
+    return skip_init(nn.Embedding, vocabulary, width, device=device, dtype=dtype)
+
+
+def parameter(shape: Iterable[int], device: torch.device, dtype: torch.dtype) -> nn.Parameter:
+    """A parameter, not yet filled."""
+    return nn.Parameter(torch.empty(tuple(shape), device=device, dtype=dtype))
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension, the mean square in at least float32."""
+
+    def __init__(self, width: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = parameter((width,), device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, NORM_EPS)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)), no biases."""
+
+    def __init__(self, width: int, ffn_width: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.gate_proj = linear(width, ffn_width, device, dtype)
+        self.up_proj = linear(width, ffn_width, device, dtype)
+        self.down_proj = linear(ffn_width, width, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class CausalConv(nn.Module):
+    """A depthwise convolution over the last four tokens with a bias; weight [C, 1, 4] as in nn.Conv1d."""
+
+    def __init__(self, width: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = parameter((width, 1, CONV_KERNEL), device, dtype)
+        self.bias = parameter((width,), device, dtype)
+
+    def forward(self, window: Tensor) -> Tensor:
+        """window [B, T + 3, C], the three tokens before included -> [B, T, C]."""
+        return F.conv1d(window.transpose(1, 2), self.weight, self.bias, groups=self.bias.shape[0]).transpose(1, 2)
+
+
+def slide(cache: Tensor, x: Tensor) -> Tensor:
+    """The window [B, T + 3, C] of cache [B, 3, C] and x [B, T, C]; the cache then holds the last three tokens."""
+    window = torch.cat((cache, x), dim=1)
+    cache.copy_(window[:, -cache.shape[1] :])
+    return window
+
+
+def empty_conv_cache(batch: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The cache before the first token: three tokens of zeros, [B, 3, C]."""
+    return torch.zeros(batch, CONV_KERNEL - 1, width, device=device, dtype=dtype)
+
+
+Rotation = tuple[Tensor, Tensor]
+
+
+def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float = 10000.0) -> Rotation:
+    """cos and sin of position * theta^(-2i/D), [*position, 1, D/2]: the 1 is for the heads; at least float32."""
+    dtype = at_least_float32(dtype)
+    exponent = torch.arange(0, head_dim, 2, device=position.device, dtype=dtype) / head_dim
+    angle = position[..., None, None] * theta**-exponent
+    return angle.cos(), angle.sin()
+
+
+def rotate_interleaved(x: Tensor, rotated_by: Rotation) -> Tensor:
+    """Rotate the pairs (2i, 2i+1) of x [B, T, H, D]; computed in the rotation's dtype, returned in x's."""
+    cos, sin = rotated_by
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
+
+
+def rotate_halves(x: Tensor, rotated_by: Rotation) -> Tensor:
+    """Rotate the pairs (i, i + D/2) of x [B, T, H, D], as Llama does; computed in the rotation's dtype."""
+    cos, sin = rotated_by
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+_ONES = re.compile(r"norm[._]weight$")
+_ZEROS = re.compile(r"(norm[._]bias|\.b1|\.b2|learnable_token_idx|learnable_ttt_lr_bias)$")
+_CONVOLUTION = re.compile(r"conv(_q|_k)?\.(weight|bias)$")
+
+
+@torch.no_grad()
+def fill_with_initial_weights(module: nn.Module, generator: torch.Generator) -> None:
+    """Give every parameter the authors' initial distribution, in the order of named_parameters().
+
+    Norms are one and zero; the biases of the learner and of its learning rate and `learnable_token_idx` are zero;
+    convolutions are PyTorch's default, uniform within 1/sqrt(4); all else is normal with deviation 0.02. Numbers are
+    drawn in float32 and then rounded, so that models of two dtypes but one seed and device kind have the same weights.
+    """
+    for name, weight in module.named_parameters():
+        drawn = torch.empty(weight.shape, device=weight.device, dtype=torch.float32)
+        if _ONES.search(name):
+            drawn.fill_(1.0)
+        elif _ZEROS.search(name):
+            drawn.zero_()
+        elif _CONVOLUTION.search(name):
+            bound = CONV_KERNEL**-0.5
+            drawn.uniform_(-bound, bound, generator=generator)
+        else:
+            drawn.normal_(0.0, INITIALIZER_RANGE, generator=generator)
+        weight.copy_(drawn)

@@ -1,0 +1,118 @@
+"""How does the Mamba baseline compute? Through transformers' own implementation, with our prefill and generate_step."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, MambaForCausalLM
+from transformers import MambaConfig as TransformersMambaConfig
+
+from bench.models.base import LanguageModel, check_ids
+from bench.models.config import CONV_KERNEL, MambaConfig
+from bench.models.layers import INITIALIZER_RANGE, at_least_float32, layer_range
+
+
+@dataclass
+class MambaState:
+    """transformers' cache: per layer the last four inputs [B, E, 4] and the state [B, E, N] in float32."""
+
+    batch: int
+    cache: DynamicCache
+
+
+class Mamba(LanguageModel):
+    """Mamba by transformers' slow path; parameters bear transformers' names.
+
+    Its scan starts from zero whatever the cache holds, so only a prompt that begins a state is scanned; what follows
+    goes token by token. The scan holds [B, E, T, N] in float32: unlike the other models', its memory grows with T.
+    """
+
+    tied: ClassVar[dict[str, str]] = {"lm_head.weight": "backbone.embeddings.weight"}
+
+    def __init__(self, config: MambaConfig, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        device = torch.device(device)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
+            torch.manual_seed(seed)
+            self.inner: Any = MambaForCausalLM(_transformers_config(config)).eval()
+        _round_weights(self.inner, dtype)
+
+    @classmethod
+    def from_seed(
+        cls, config: MambaConfig, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any
+    ) -> Self:
+        """See LanguageModel.from_seed; the distributions are transformers' own."""
+        return cls(config, device, dtype, seed=seed, **options)
+
+    def init_state(self, batch: int, context: int = 0) -> MambaState:
+        """See LanguageModel.init_state; a Mamba state holds any context."""
+        cache: Any = DynamicCache(config=self.inner.config)
+        weight, inner_width = self.inner.lm_head.weight, self.config.inner_width
+        for layer in cache.layers:
+            layer.lazy_initialization(
+                conv_states=weight.new_zeros(batch, inner_width, CONV_KERNEL),
+                recurrent_states=weight.new_zeros(
+                    batch, inner_width, self.config.state_dim, dtype=at_least_float32(weight.dtype)
+                ),
+            )
+        return MambaState(batch, cache)
+
+    def reset_state(self, state: MambaState) -> None:
+        """See LanguageModel.reset_state."""
+        state.cache.reset()
+
+    @torch.no_grad()
+    def prefill(self, ids: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
+        """See LanguageModel.prefill; one scan for a new state, else token by token."""
+        check_ids(ids, 2, state.batch)
+        chunks = ids.split(1, dim=1) if state.cache.has_previous_state() else (ids,)
+        for chunk in chunks:
+            hidden = self._hidden(chunk, state)
+        return self._logits(hidden), state
+
+    @torch.no_grad()
+    def generate_step(self, ids: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
+        """See LanguageModel.generate_step."""
+        check_ids(ids, 1, state.batch)
+        return self._logits(self._hidden(ids[:, None], state)), state
+
+    def weights(self) -> dict[str, Tensor]:
+        """See LanguageModel.weights."""
+        return {name: weight.detach() for name, weight in self.inner.named_parameters()}
+
+    def _hidden(self, ids: Tensor, state: MambaState) -> Tensor:
+        backbone = self.inner.backbone
+        h = backbone.embeddings(ids)
+        for index, layer in enumerate(backbone.layers):
+            with layer_range(index):
+                h = layer(h, cache_params=state.cache)
+        return h
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        head = self.inner.lm_head
+        return head(self.inner.backbone.norm_f(hidden[:, -1]).to(head.weight.dtype))
+
+
+def _transformers_config(config: MambaConfig) -> TransformersMambaConfig:
+    return TransformersMambaConfig(
+        vocab_size=config.vocabulary,
+        hidden_size=config.width,
+        num_hidden_layers=config.layers,
+        state_size=config.state_dim,
+        expand=config.expand,
+        conv_kernel=CONV_KERNEL,
+        time_step_rank=config.time_step_rank,
+        tie_word_embeddings=True,
+        # The authors' initial weights; transformers' defaults give random models that bfloat16 makes chaotic.
+        initializer_range=INITIALIZER_RANGE,
+        rescale_prenorm_residual=True,
+    )
+
+
+def _round_weights(inner: Any, dtype: torch.dtype) -> None:
+    """All weights to `dtype`, but those that set the decay (A, the time step's bias) and D to at least float32."""
+    kept = {p for layer in inner.backbone.layers for p in (layer.mixer.A_log, layer.mixer.D, layer.mixer.dt_proj.bias)}
+    for weight in inner.parameters():
+        weight.data = weight.data.to(at_least_float32(dtype) if weight in kept else dtype)

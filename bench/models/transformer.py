@@ -1,0 +1,153 @@
+"""How does the Transformer baseline compute? Llama's blocks on scaled_dot_product_attention, with a KV cache."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
+
+from bench.models.base import Backbone, ChunkedModel
+from bench.models.config import TransformerConfig
+from bench.models.layers import RMSNorm, Rotation, SwiGLU, layer_range, linear, rotate_halves, rotation
+
+# The masked kernels want the cache's length aligned, or they copy the mask at every step.
+CAPACITY_MULTIPLE = 64
+
+
+@dataclass
+class TransformerState:
+    """Keys and values [layers, 2, B, H, capacity, D] and how many tokens each row holds, `position` [1] int64.
+
+    `length` is the host's copy of position, None where it does not know: generate_step sets it so, and who replays a
+    CUDA graph of one, which the host does not see, must do the same before the next prefill.
+    """
+
+    cache: Tensor
+    position: Tensor
+    length: int | None = 0
+
+    @property
+    def batch(self) -> int:
+        return self.cache.shape[2]
+
+    @property
+    def capacity(self) -> int:
+        return self.cache.shape[4]
+
+
+class Attention(nn.Module):
+    """Causal attention with rotary positions; as many key-value heads as query heads, no biases."""
+
+    def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        self.q_proj = linear(config.width, config.width, device, dtype)
+        self.k_proj = linear(config.width, config.width, device, dtype)
+        self.v_proj = linear(config.width, config.width, device, dtype)
+        self.o_proj = linear(config.width, config.width, device, dtype)
+
+    def forward(self, x: Tensor, rope: Rotation, cache: Tensor, start: int) -> Tensor:
+        """x [B, T, C] -> [B, T, C]; writes rows from `start` on of cache [2, B, H, capacity, D], attends up to them."""
+        q, k, v = self._project(x, rope)
+        end = start + x.shape[1]
+        cache[0, :, :, start:end], cache[1, :, :, start:end] = k, v
+        if start == 0:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            mask = causal_lower_right(x.shape[1], end)
+            out = F.scaled_dot_product_attention(q, cache[0, :, :, :end], cache[1, :, :, :end], attn_mask=mask)
+        return self._merge(out)
+
+    def generate_step(self, x: Tensor, rope: Rotation, cache: Tensor, position: Tensor, mask: Tensor) -> Tensor:
+        """x [B, 1, C] -> [B, 1, C]; writes the row at `position` and attends to the whole cache under the mask."""
+        q, k, v = self._project(x, rope)
+        cache[0].index_copy_(2, position, k)
+        cache[1].index_copy_(2, position, v)
+        return self._merge(F.scaled_dot_product_attention(q, cache[0], cache[1], attn_mask=mask))
+
+    def _project(self, x: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v [B, H, T, D], q and k rotated."""
+        q, k, v = (p(x).unflatten(-1, (self.config.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        return rotate_halves(q, rope).transpose(1, 2), rotate_halves(k, rope).transpose(1, 2), v.transpose(1, 2)
+
+    def _merge(self, out: Tensor) -> Tensor:
+        return self.o_proj(out.transpose(1, 2).flatten(-2))
+
+
+class Block(nn.Module):
+    """Attention and SwiGLU, each after a norm and added to the residual stream; Llama's names."""
+
+    def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.width, device, dtype)
+        self.self_attn = Attention(config, device, dtype)
+        self.post_attention_layernorm = RMSNorm(config.width, device, dtype)
+        self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
+
+    def forward(self, h: Tensor, rope: Rotation, cache: Tensor, start: int) -> Tensor:
+        h = h + self.self_attn(self.input_layernorm(h), rope, cache, start)
+        return h + self.mlp(self.post_attention_layernorm(h))
+
+    def generate_step(self, h: Tensor, rope: Rotation, cache: Tensor, position: Tensor, mask: Tensor) -> Tensor:
+        h = h + self.self_attn.generate_step(self.input_layernorm(h), rope, cache, position, mask)
+        return h + self.mlp(self.post_attention_layernorm(h))
+
+
+class Transformer(ChunkedModel):
+    """A Llama-shaped Transformer; parameters bear the names of Hugging Face's Llama state dict.
+
+    Every sequence of a batch is at the same position. A step attends to the whole capacity under a mask, so that its
+    shapes are static: give init_state the context that is to be measured, and no more.
+    """
+
+    def __init__(self, config: TransformerConfig, device: torch.device | str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        device = torch.device(device)
+        blocks: list[nn.Module] = [Block(config, device, dtype) for _ in range(config.layers)]
+        self.model = Backbone(config.vocabulary, config.width, blocks, device, dtype)
+
+    def init_state(self, batch: int, context: int) -> TransformerState:
+        """See LanguageModel.init_state; the capacity is `context` rounded up to a multiple of 64."""
+        capacity = -(-context // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
+        shape = (self.config.layers, 2, batch, self.config.heads, capacity, self.config.head_dim)
+        # Zeros and not empty: a masked row has weight 0, and 0 times a NaN would still be NaN.
+        cache = torch.zeros(shape, device=self.device, dtype=self.dtype)
+        return TransformerState(cache, torch.zeros(1, device=self.device, dtype=torch.int64))
+
+    def reset_state(self, state: TransformerState) -> None:
+        """See LanguageModel.reset_state; the old rows stay and are masked."""
+        state.position.zero_()
+        state.length = 0
+
+    @property
+    def _blocks(self) -> list[Block]:
+        return cast(list[Block], list(self.model.layers))
+
+    def _hidden(self, ids: Tensor, state: TransformerState) -> Tensor:
+        start = int(state.position) if state.length is None else state.length
+        end = start + ids.shape[1]
+        if end > state.capacity:
+            raise ValueError(f"{end} tokens: the state holds {state.capacity}; give init_state a longer context")
+        h, rope = self.model.embed_tokens(ids), self._rope(torch.arange(start, end, device=ids.device))
+        for index, block in enumerate(self._blocks):
+            with layer_range(index):
+                h = block(h, rope, state.cache[index], start)
+        state.position.fill_(end)
+        state.length = end
+        return h
+
+    def _hidden_step(self, ids: Tensor, state: TransformerState) -> Tensor:
+        mask = (torch.arange(state.capacity, device=ids.device) <= state.position)[None]  # [1, capacity]
+        h, rope = self.model.embed_tokens(ids), self._rope(state.position)
+        for index, block in enumerate(self._blocks):
+            with layer_range(index):
+                h = block.generate_step(h, rope, state.cache[index], state.position, mask)
+        state.position.add_(1)
+        state.length = None
+        return h
+
+    def _rope(self, position: Tensor) -> Rotation:
+        return rotation(position, self.config.head_dim, self.dtype)

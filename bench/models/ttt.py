@@ -1,0 +1,275 @@
+"""How does a TTT language model compute? Paper arXiv 2407.04620, section 2 (the layer) and appendix (backbones)."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from bench.models.base import Backbone, ChunkedModel
+from bench.models.config import TTTConfig
+from bench.models.layers import (
+    NORM_EPS,
+    CausalConv,
+    RMSNorm,
+    Rotation,
+    SwiGLU,
+    at_least_float32,
+    empty_conv_cache,
+    layer_range,
+    linear,
+    parameter,
+    rotation,
+    slide,
+)
+from bench.models.operator import Learner, Operator, Tokens, TorchOperator, overwrite
+
+
+@dataclass
+class LayerState:
+    """What one block remembers: convolution inputs [B, 3, C] ((M) only) and the operator's state.
+
+    `qk_conv` holds outputs of the shared projection; the convolutions of Q and of K both read it.
+    """
+
+    block_conv: Tensor | None
+    qk_conv: Tensor | None
+    inner: Any
+
+
+@dataclass
+class TTTState:
+    """What a model remembers of `batch` sequences; its size does not depend on their length.
+
+    `length` is how many tokens each has seen, None where the host does not know: generate_step sets it so, and who
+    replays a CUDA graph of one, which the host does not see, must do the same before the next prefill.
+    """
+
+    batch: int
+    layers: list[LayerState]
+    length: int | None = 0
+
+
+class BlockConv(nn.Module):
+    """The Mamba backbone's first step: norm, then causal convolution."""
+
+    def __init__(self, width: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.norm = RMSNorm(width, device, dtype)
+        self.conv = CausalConv(width, device, dtype)
+
+    def forward(self, x: Tensor, cache: Tensor) -> Tensor:
+        return self.conv(slide(cache, self.norm(x)))
+
+
+class TTTLayer(nn.Module):
+    """Projections, convolutions, rotation and learning rate; the operator; norm, gate and output projection.
+
+    Projections and norms are kept in `dtype`; the learner's parameters (W1, b1, ..., learnable_*, ttt_norm_*) in at
+    least float32, because half an ulp of bfloat16 at their size exceeds what one mini-batch changes.
+    """
+
+    def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        width, inner = config.width, at_least_float32(dtype)
+        self.q_proj = linear(width, width, device, dtype)
+        self.v_proj = linear(width, width, device, dtype)
+        self.o_proj = linear(width, width, device, dtype)
+        if config.backbone == "mamba":
+            self.g_proj = linear(width, width, device, dtype)
+            self.conv_q = CausalConv(width, device, dtype)
+            self.conv_k = CausalConv(width, device, dtype)
+        else:
+            self.k_proj = linear(width, width, device, dtype)
+        self.post_norm = skip_init(nn.LayerNorm, width, eps=NORM_EPS, device=device, dtype=dtype)
+        self._add_learner(config, device, inner)
+
+    def _add_learner(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self.learnable_token_idx = parameter((config.mini_batch,), device, dtype)
+        self.learnable_ttt_lr_weight = parameter((config.heads, 1, config.width), device, dtype)
+        self.learnable_ttt_lr_bias = parameter((config.heads, 1), device, dtype)
+        self.ttt_norm_weight = parameter((config.heads, config.head_dim), device, dtype)
+        self.ttt_norm_bias = parameter((config.heads, config.head_dim), device, dtype)
+        for name, shape in config.weight_shapes.items():
+            self.register_parameter(name, parameter(shape, device, dtype))
+        index = torch.arange(1, config.mini_batch + 1, device=device, dtype=dtype)
+        self.register_buffer("token_idx", 1.0 / index, persistent=False)
+
+    def learner_weights(self) -> list[Tensor]:
+        """The learner before the first token: W1, b1 and, of TTT-MLP, W2, b2."""
+        return [self.get_parameter(name) for name in self.config.weight_shapes]
+
+    def forward(
+        self, x: Tensor, rope: Rotation, state: LayerState, operator: Operator, start: int | None = None
+    ) -> Tensor:
+        """x [B, T, C] -> [B, T, C]; `state` moves T tokens on, from `start` in its mini-batch if that is known."""
+        return self._output(x, operator.forward(self._tokens(x, state), self._learner(rope), state.inner, start))
+
+    def generate_step(self, x: Tensor, rope: Rotation, state: LayerState, operator: Operator) -> Tensor:
+        """x [B, 1, C] -> [B, 1, C]; `state` moves one token on."""
+        tokens = Tokens(*(each[:, 0] for each in self._tokens(x, state)))
+        return self._output(x, operator.generate_step(tokens, self._learner(rope), state.inner)[:, None])
+
+    def _tokens(self, x: Tensor, state: LayerState) -> Tokens:
+        q, k = self._query_and_key(x, state)
+        return Tokens(self._heads(q), self._heads(k), self._heads(self.v_proj(x)), self._lr_logits(x))
+
+    def _query_and_key(self, x: Tensor, state: LayerState) -> tuple[Tensor, Tensor]:
+        if state.qk_conv is None:
+            return self.q_proj(x), self.k_proj(x)
+        window = slide(state.qk_conv, self.q_proj(x))
+        return self.conv_q(window), self.conv_k(window)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.config.heads, self.config.head_dim))
+
+    def _lr_logits(self, x: Tensor) -> Tensor:
+        product = F.linear(x, self.learnable_ttt_lr_weight[:, 0].to(x.dtype))
+        return product + self.learnable_ttt_lr_bias[:, 0]  # the sum is in the bias's dtype
+
+    def _learner(self, rope: Rotation) -> Learner:
+        # s_i = max(0, 1/(i+1) + learnable_i)
+        token_scale = torch.clamp_min(self.get_buffer("token_idx") + self.learnable_token_idx, 0.0)
+        return Learner(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, self.config.base_lr, rope)
+
+    def _output(self, x: Tensor, out: Tensor) -> Tensor:
+        out = self.post_norm(out.flatten(-2))
+        if self.config.backbone == "mamba":
+            out = F.gelu(self.g_proj(x), approximate="tanh") * out
+        return self.o_proj(out)
+
+
+class Block(nn.Module):
+    """Convolution ((M) only), TTT and SwiGLU, each after a norm and added to the residual stream."""
+
+    def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        if config.backbone == "mamba":
+            self.conv = BlockConv(config.width, device, dtype)
+        self.seq_norm = RMSNorm(config.width, device, dtype)
+        self.seq_modeling_block = TTTLayer(config, device, dtype)
+        self.ffn_norm = RMSNorm(config.width, device, dtype)
+        self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
+
+    def forward(
+        self, h: Tensor, rope: Rotation, state: LayerState, operator: Operator, start: int | None
+    ) -> Tensor:
+        """The residual stream [B, T, C] before -> after."""
+        h = self._convolve(h, state)
+        h = h + self.seq_modeling_block(self.seq_norm(h), rope, state, operator, start)
+        return h + self.mlp(self.ffn_norm(h))
+
+    def generate_step(self, h: Tensor, rope: Rotation, state: LayerState, operator: Operator) -> Tensor:
+        """The residual stream [B, 1, C] before -> after."""
+        h = self._convolve(h, state)
+        h = h + self.seq_modeling_block.generate_step(self.seq_norm(h), rope, state, operator)
+        return h + self.mlp(self.ffn_norm(h))
+
+    def _convolve(self, h: Tensor, state: LayerState) -> Tensor:
+        return h if state.block_conv is None else h + self.conv(h, state.block_conv)
+
+
+class TTTModel(ChunkedModel):
+    """TTT-Linear or TTT-MLP with the (M) or (T) backbone; parameters bear the names of the authors' state dict.
+
+    `operator` computes the inner loop; the default is the reference in its dual form.
+    """
+
+    def __init__(
+        self, config: TTTConfig, device: torch.device | str, dtype: torch.dtype, operator: Operator | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.operator: Operator = operator or TorchOperator(config.learner)
+        device = torch.device(device)
+        blocks: list[nn.Module] = [Block(config, device, dtype) for _ in range(config.layers)]
+        self.model = Backbone(config.vocabulary, config.width, blocks, device, dtype)
+        positions = torch.arange(config.mini_batch, device=device)
+        cos, sin = (table.squeeze(-2) for table in rotation(positions, config.head_dim, dtype))
+        self.register_buffer("rope_cos", cos, persistent=False)
+        self.register_buffer("rope_sin", sin, persistent=False)
+
+    @torch.no_grad()
+    def init_state(self, batch: int, context: int = 0) -> TTTState:
+        """See LanguageModel.init_state; a TTT state holds any context."""
+        return TTTState(batch, [self._layer_state(block, batch) for block in self._blocks])
+
+    @torch.no_grad()
+    def reset_state(self, state: TTTState) -> None:
+        """See LanguageModel.reset_state; a state of generate_state is reset as one."""
+        for block, layer in zip(self._blocks, state.layers, strict=True):
+            for cache in (layer.block_conv, layer.qk_conv):
+                if cache is not None:
+                    cache.zero_()
+            fresh = self._inner_state(block, state.batch)
+            same_form = type(fresh) is type(layer.inner)
+            overwrite(layer.inner, fresh if same_form else self.operator.generate_state(fresh))
+        state.length = 0
+
+    @torch.no_grad()
+    def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
+        """The state that generate_step takes, after prefill: `state` itself for an operator with one form of state.
+
+        Convolution caches are shared with `state`. With `into`, an earlier result for this same `state` is brought
+        up to date in place, so that a CUDA graph captured on it serves the next prompt.
+        """
+        made = [self._as_generate(layer) for layer in state.layers]
+        if into is None:
+            return TTTState(state.batch, made, state.length)
+        for old, new in zip(into.layers, made, strict=True):
+            overwrite(old.inner, new.inner)
+        into.length = state.length
+        return into
+
+    @torch.no_grad()
+    def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
+        """See LanguageModel.init_generate_state; never holds more than one layer in both forms."""
+        return TTTState(batch, [self._as_generate(self._layer_state(block, batch)) for block in self._blocks])
+
+    def _as_generate(self, layer: LayerState) -> LayerState:
+        return LayerState(layer.block_conv, layer.qk_conv, self.operator.generate_state(layer.inner))
+
+    def _layer_state(self, block: Block, batch: int) -> LayerState:
+        def cache() -> Tensor | None:
+            if self.config.backbone == "transformer":
+                return None
+            return empty_conv_cache(batch, self.config.width, self.device, self.dtype)
+
+        return LayerState(cache(), cache(), self._inner_state(block, batch))
+
+    def _inner_state(self, block: Block, batch: int) -> Any:
+        weights = block.seq_modeling_block.learner_weights()
+        return self.operator.init_state(weights, batch, self.config.mini_batch, at_least_float32(self.dtype))
+
+    @property
+    def _blocks(self) -> list[Block]:
+        return cast(list[Block], list(self.model.layers))
+
+    def _hidden(self, ids: Tensor, state: TTTState) -> Tensor:
+        start = None if state.length is None else state.length % self.config.mini_batch
+        h = self.model.embed_tokens(ids)
+        for index, (block, layer) in enumerate(zip(self._blocks, state.layers, strict=True)):
+            with layer_range(index):
+                h = block(h, self._rope, layer, self.operator, start)
+        state.length = None if state.length is None else state.length + ids.shape[1]
+        return h
+
+    def _hidden_step(self, ids: Tensor, state: TTTState) -> Tensor:
+        h = self.model.embed_tokens(ids)
+        for index, (block, layer) in enumerate(zip(self._blocks, state.layers, strict=True)):
+            with layer_range(index):
+                h = block.generate_step(h, self._rope, layer, self.operator)
+        state.length = None
+        return h
+
+    @property
+    def _rope(self) -> Rotation:
+        return self.get_buffer("rope_cos"), self.get_buffer("rope_sin")
+
+    def _chunk_length(self, batch: int) -> int:
+        """Whole mini-batches, so that a chunk ends inside one only if the state or the prompt does."""
+        whole = super()._chunk_length(batch) // self.config.mini_batch * self.config.mini_batch
+        return max(self.config.mini_batch, whole)

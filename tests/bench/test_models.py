@@ -1,0 +1,350 @@
+"""Do the models compute one function, however a sequence is cut into prefill and generate?"""
+
+import pytest
+import torch
+
+from bench.models import SIZES, SYSTEMS, ConfigError, TTTConfig, model_config, parameter_count
+from bench.models.factory import default_dtype, from_seed, model_class
+from bench.models.layers import mark_layers, rotate_halves, rotate_interleaved, rotation
+from bench.models.operator import TorchOperator
+
+# Relative error of logits between two orders of the same sums. float64 and float32: some hundreds of roundings, two
+# layers deep. bfloat16: one rounding is 4e-3, and the residual stream is rounded six times.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 5e-2}
+TOKENS = 41
+MODELS = ("ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer", "mamba")
+
+
+def config_of(name, **options):
+    system, _, backbone = name.partition(" ")
+    return model_config(system, "tiny", backbone="transformer" if backbone == "(T)" else "mamba", **options)
+
+
+def dtype_of(name):
+    return torch.float32 if name == "mamba" else torch.float64  # transformers' Mamba rounds its norms to float32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Operations this small only wait for a second thread, for seconds where the cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {name: from_seed(config_of(name), 0, "cpu", dtype_of(name)) for name in MODELS}
+
+
+def random_ids(batch, tokens, seed=0, vocabulary=512):
+    return torch.randint(vocabulary, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def run(model, ids, plan, state=None):
+    """Logits after `ids`, fed as `plan` says: (n, ...) prefills n tokens at once, -n generates n one by one."""
+    state, at = state or model.init_state(ids.shape[0], ids.shape[1]), 0
+    for n in plan:
+        if n > 0:
+            logits, state = model.prefill(ids[:, at : at + n], state)
+        for t in range(at, at - n):
+            logits, state = model.generate_step(ids[:, t], state)
+        at += abs(n)
+    assert at == ids.shape[1]
+    return logits
+
+
+def assert_close(got, expected, dtype):
+    error = (got.double() - expected.double()).norm() / expected.double().norm()
+    assert error <= TOLERANCE[dtype], f"relative error {error:.1e}"  # NaN fails too
+
+
+def tensors_of(state):
+    """Every tensor of a state, whatever it is made of."""
+    if isinstance(state, torch.Tensor):
+        return [state]
+    if isinstance(state, dict):
+        return tensors_of(list(state.values()))
+    if isinstance(state, list | tuple):
+        return [tensor for part in state for tensor in tensors_of(part)]
+    if hasattr(state, "__dict__") and not isinstance(state, torch.device | torch.dtype):
+        return tensors_of(list(vars(state).values()))
+    return []
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "plan",
+    [(1, 40), (15, 26), (16, 25), (17, -24), (-41,), (20, -3, 18), (-5, 30, -6), (33, -8)],
+    ids=lambda plan: ",".join(map(str, plan)),
+)
+def test_a_sequence_may_be_cut_anywhere(models, name, plan):
+    ids = random_ids(2, TOKENS)
+    assert_close(run(models[name], ids, plan), run(models[name], ids, (TOKENS,)), dtype_of(name))
+
+
+@pytest.mark.parametrize("name", ["ttt-linear", "ttt-mlp", "transformer"])
+def test_a_long_prompt_runs_in_chunks_with_the_same_result(models, name, monkeypatch):
+    model, ids = models[name], random_ids(2, TOKENS)
+    whole = run(model, ids, (TOKENS,))
+    lengths = []
+    hidden = type(model)._hidden
+    monkeypatch.setattr(type(model), "prefill_tokens", 40)
+    monkeypatch.setattr(type(model), "_hidden", lambda self, x, s: (lengths.append(x.shape[1]), hidden(self, x, s))[1])
+    assert_close(run(model, ids, (TOKENS,)), whole, torch.float64)
+    assert lengths == ([20, 20, 1] if name == "transformer" else [16, 16, 9])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_of_a_batch_do_not_touch(models, name):
+    ids = random_ids(3, 20)
+    together = run(models[name], ids, (17, -3))
+    for row in range(3):
+        assert_close(together[row : row + 1], run(models[name], ids[row : row + 1], (17, -3)), dtype_of(name))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_token_counts(models, name):
+    """The first of 20 tokens changes the logits, so that agreement above is not that of forgetful models."""
+    ids = random_ids(1, 20)
+    other = ids.clone()
+    other[0, 0] = (ids[0, 0] + 1) % 512
+    assert not torch.equal(run(models[name], ids, (20,)), run(models[name], other, (20,)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_state_stays_where_it_is_and_can_be_reset(models, name):
+    model, ids = models[name], random_ids(2, 20)
+    state = model.init_state(2, 20)
+    addresses = [tensor.data_ptr() for tensor in tensors_of(state)]
+    first = run(model, ids, (17, -3), state)
+    assert [tensor.data_ptr() for tensor in tensors_of(state)] == addresses
+    model.reset_state(state)
+    assert torch.equal(run(model, ids, (17, -3), state), first)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bfloat16_is_near_float32_with_the_same_weights(models, name):
+    ids = random_ids(2, 20)
+    logits = {d: run(from_seed(config_of(name), 0, "cpu", d), ids, (18, -2)) for d in (torch.float32, torch.bfloat16)}
+    assert logits[torch.bfloat16].dtype == torch.bfloat16
+    assert_close(logits[torch.bfloat16], logits[torch.float32], torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_head_is_the_embedding(models, name):
+    model = models[name]
+    [embedding] = [key for key in model.weights() if "embed" in key]
+    assert model.tied == {"lm_head.weight": embedding}
+    assert not any("lm_head" in key for key in model.weights())
+    weight, ids = model.weights()[embedding], random_ids(1, 5)
+    unused = next(token for token in range(512) if token not in ids)
+    before = run(model, ids, (5,))
+    weight[unused] *= 2  # a token that the prompt lacks: only its own logit can change, and it doubles
+    after = run(model, ids, (5,))
+    weight[unused] /= 2
+    before[:, unused] *= 2
+    assert torch.allclose(after, before, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_seed_gives_its_weights_and_leaves_the_global_one_alone(name):
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    first, again, other = (from_seed(config_of(name), seed, "cpu").weights() for seed in (3, 3, 4))
+    assert torch.equal(torch.rand(1), expected)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+def test_initial_weights_are_the_authors():
+    weights = from_seed(config_of("ttt-mlp"), 0, "cpu").weights()
+    block = "model.layers.1.seq_modeling_block."
+    for key in ("W1", "W2", "learnable_ttt_lr_weight", "q_proj.weight"):
+        assert weights[block + key].std() == pytest.approx(0.02, rel=0.1)
+    for key in ("b1", "b2", "learnable_token_idx", "learnable_ttt_lr_bias", "ttt_norm_bias", "post_norm.bias"):
+        assert not weights[block + key].any()
+    for key in (block + "ttt_norm_weight", block + "post_norm.weight", "model.layers.0.conv.norm.weight"):
+        assert (weights[key] == 1).all()
+    convolution = weights["model.layers.0.conv.conv.weight"]
+    assert 0.45 < convolution.abs().max() <= 0.5
+    assert convolution.std() == pytest.approx(3**-0.5 / 2, rel=0.1)
+
+
+def test_a_learner_is_kept_in_float32_beside_bfloat16():
+    weights = from_seed(config_of("ttt-linear"), 0, "cpu", torch.bfloat16).weights()
+    inner = {key.split("seq_modeling_block.")[-1] for key, weight in weights.items() if weight.dtype == torch.float32}
+    learnable = {"learnable_token_idx", "learnable_ttt_lr_weight", "learnable_ttt_lr_bias"}
+    assert inner == {"W1", "b1", "ttt_norm_weight", "ttt_norm_bias"} | learnable
+
+
+def test_mambas_decay_is_kept_in_float32_beside_bfloat16():
+    weights = from_seed(config_of("mamba"), 0, "cpu", torch.bfloat16).weights()
+    kept = {key.split("mixer.")[-1] for key, weight in weights.items() if weight.dtype == torch.float32}
+    assert kept == {"A_log", "D", "dt_proj.bias"}
+
+
+@pytest.mark.parametrize("learner", ["linear", "mlp"])
+@pytest.mark.parametrize(("mini_batch", "plan"), [(1, (9, -4)), (4, (6, -7)), (32, (30, -11))])
+def test_other_mini_batches(learner, mini_batch, plan):
+    model = from_seed(config_of(f"ttt-{learner}", mini_batch=mini_batch), 0, "cpu", torch.float64)
+    assert model.weights()["model.layers.0.seq_modeling_block.learnable_token_idx"].shape == (mini_batch,)
+    ids = random_ids(2, sum(map(abs, plan)))
+    assert_close(run(model, ids, plan), run(model, ids, (ids.shape[1],)), torch.float64)
+
+
+@pytest.mark.parametrize("learner", ["linear", "mlp"])
+def test_heads_of_96_as_at_760m(learner):
+    config = TTTConfig(learner, width=192, ffn_width=64, layers=1, heads=2, vocabulary=512)
+    assert config.head_dim == model_config("ttt-linear", "760m").head_dim == 96
+    model, ids = from_seed(config, 0, "cpu", torch.float64), random_ids(1, 20)
+    assert_close(run(model, ids, (17, -3)), run(model, ids, (20,)), torch.float64)
+
+
+@pytest.mark.parametrize("learner", ["linear", "mlp"])
+def test_the_primal_form_agrees_and_keeps_one_graph_state(models, learner):
+    dual = models[f"ttt-{learner}"]
+    primal = from_seed(dual.config, 0, "cpu", torch.float64, operator=TorchOperator(learner, "primal"))
+    ids = random_ids(2, 21)
+    state = primal.init_state(2, 21)
+    graph_state = primal.generate_state(state)
+    addresses = [tensor.data_ptr() for tensor in tensors_of(graph_state)]
+    for _ in range(2):
+        primal.reset_state(state)
+        primal.prefill(ids[:, :10], state)
+        assert primal.generate_state(state, into=graph_state) is graph_state
+        for t in range(10, 21):
+            logits, _ = primal.generate_step(ids[:, t], graph_state)
+        assert_close(logits, run(dual, ids, (21,)), torch.float64)
+    assert [tensor.data_ptr() for tensor in tensors_of(graph_state)] == addresses
+    primal.reset_state(graph_state)
+    assert_close(run(primal, ids, (-21,), graph_state), run(dual, ids, (21,)), torch.float64)
+
+
+def test_a_state_of_the_wrong_form_is_refused(models):
+    primal = from_seed(config_of("ttt-linear"), 0, "cpu", operator=TorchOperator("linear", "primal"))
+    state = primal.init_state(1, 8)
+    with pytest.raises(ValueError, match="make one with generate_state"):
+        primal.generate_step(random_ids(1, 1)[:, 0], state)
+    with pytest.raises(ValueError, match="prefill: needs the state"):
+        primal.prefill(random_ids(1, 4), primal.generate_state(state))
+    with pytest.raises(ConfigError, match="form fast: unknown; there are dual, primal"):
+        TorchOperator("linear", "fast")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_wrong_ids_are_refused(models, name):
+    model, state = models[name], models[name].init_state(2, 8)
+    with pytest.raises(ValueError, match=r"ids of shape \[2, 0\]"):
+        model.prefill(random_ids(2, 0), state)
+    with pytest.raises(ValueError, match="ids of 3 sequences: the state is of 2"):
+        model.prefill(random_ids(3, 4), state)
+    with pytest.raises(ValueError, match=r"ids of shape \[2, 1\]: expected \[batch\]"):
+        model.generate_step(random_ids(2, 1), state)
+
+
+def test_a_prompt_longer_than_the_cache_is_refused(models):
+    state = models["transformer"].init_state(1, 60)
+    assert state.capacity == 64
+    models["transformer"].prefill(random_ids(1, 64), state)
+    with pytest.raises(ValueError, match="65 tokens: the state holds 64"):
+        models["transformer"].prefill(random_ids(1, 1), state)
+
+
+def test_rotations_keep_dot_products_relative():
+    """Rotating by i and j changes q . k as rotating by i - j does; pairs are (2i, 2i+1) or (i, i + D/2)."""
+    q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for rotate in (rotate_interleaved, rotate_halves):
+        at = [rotate(x, rotation(torch.tensor([[p]]), 8, x.dtype)) for x, p in ((q, 7), (k, 5), (q, 2), (k, 0))]
+        assert torch.allclose((at[0] * at[1]).sum(), (at[2] * at[3]).sum())
+        assert not torch.allclose(at[0], q)
+    cos, sin = rotation(torch.tensor([[3]]), 8, torch.float64)
+    one = torch.zeros(1, 1, 1, 8, dtype=torch.float64)
+    one[..., 2] = 1.0
+    turned = rotate_interleaved(one, (cos, sin)).flatten()
+    assert torch.equal(turned[[2, 3]], torch.stack((cos.flatten()[1], sin.flatten()[1])))
+    assert cos.flatten()[1] == pytest.approx(torch.cos(torch.tensor(3 * 10000 ** (-2 / 8))).item())
+
+
+def test_the_transformer_is_llama():
+    """The same weights in transformers' Llama give the same logits."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = from_seed(config_of("transformer"), 0, "cpu", torch.float32)
+    config = model.config
+    llama = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocabulary,
+            hidden_size=config.width,
+            intermediate_size=config.ffn_width,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=True,
+        )
+    ).eval()
+    missing, unexpected = llama.load_state_dict(model.weights(), strict=False)
+    assert (set(missing), unexpected) == ({"lm_head.weight"}, [])
+    ids = random_ids(2, TOKENS)
+    with torch.no_grad():
+        expected = llama(ids).logits[:, -1]
+    assert_close(run(model, ids, (20, 15, -6)), expected, torch.float32)
+
+
+def test_mamba_is_transformers_whole_forward(models):
+    ids = random_ids(2, 20)
+    with torch.no_grad():
+        expected = models["mamba"].inner(ids, use_cache=False).logits[:, -1]
+    assert_close(run(models["mamba"], ids, (4, 12, -4)), expected, torch.float32)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_parameter_counts_are_exact(system, size):
+    for backbone in ("mamba", "transformer") if system.startswith("ttt") else ("mamba",):
+        config = model_config(system, size, backbone=backbone)
+        weights = model_class(config)(config, "meta", torch.bfloat16).weights()
+        assert parameter_count(config) == sum(weight.numel() for weight in weights.values())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_systems_of_a_size_are_of_a_size(size):
+    counts = [parameter_count(model_config(system, size)) for system in SYSTEMS]
+    assert max(counts) <= 1.08 * min(counts)
+    if size == "1.3b":
+        assert all(1.25e9 < count < 1.35e9 for count in counts)
+
+
+def test_wrong_names_are_refused():
+    with pytest.raises(ConfigError, match=r"size 2b: unknown; there are tiny, 125m, 350m, 760m, 1\.3b"):
+        model_config("ttt-linear", "2b")
+    with pytest.raises(ConfigError, match="system gpt: unknown; there are ttt-linear"):
+        model_config("gpt", "tiny")
+    with pytest.raises(ConfigError, match="backbone rwkv: unknown; there are mamba, transformer"):
+        model_config("ttt-mlp", "tiny", backbone="rwkv")
+    with pytest.raises(ConfigError, match="mini_batch 0: must be at least 1"):
+        model_config("ttt-mlp", "tiny", mini_batch=0)
+    with pytest.raises(ConfigError, match="width 100 with 3 heads"):
+        TTTConfig("linear", 100, 64, 1, 3)
+
+
+def test_the_default_dtype_is_the_device_s():
+    assert (default_dtype("cpu"), default_dtype("cuda:0")) == (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["ttt-linear", "transformer", "mamba"])
+def test_layers_are_marked_only_when_told(models, name, monkeypatch):
+    nvtx = pytest.importorskip("nvtx")
+    marked = []
+    real = nvtx.annotate
+    monkeypatch.setattr(nvtx, "annotate", lambda message: (marked.append(message), real(message))[1])
+    run(models[name], random_ids(1, 2), (2,))
+    assert marked == []
+    mark_layers(True)
+    try:
+        run(models[name], random_ids(1, 3), (2, -1))
+    finally:
+        mark_layers(False)
+    assert marked == 2 * [f"layer {index}" for index in range(models[name].config.layers)]
