@@ -4,7 +4,9 @@
 #   OUT=out/...  where the records and the page go; an interrupted run goes on with the same OUT
 PYTHON ?= python3
 VENV ?= .venv
-OUT ?= out/$(shell date +%Y%m%d-%H%M%S)
+ifndef OUT
+OUT := out/$(shell date +%Y%m%d-%H%M%S)
+endif
 SUITES ?=
 TARGET := $(if $(shell nvidia-smi -L 2>/dev/null),cuda,cpu)
 BIN := $(if $(VENV),$(abspath $(VENV))/bin/,)
@@ -14,6 +16,7 @@ INSTALLED := $(if $(VENV),$(VENV)/.installed-$(TARGET))
 .PHONY: bench baselines venv-vllm venv-mamba test test-gpu lint chromium clean
 
 bench: $(INSTALLED)
+	$(if $(filter cuda,$(TARGET)),-$(PY) -m bench build)
 	$(PY) -m bench run $(SUITES) --out $(OUT) --resume
 	$(PY) -m bench report $(OUT) --output $(OUT)/report.html
 
@@ -53,10 +56,10 @@ lint: $(INSTALLED)
 
 # The report's tests open pages in a real browser.
 chromium: $(INSTALLED)
-	@$(PY) tests/browser.py || { \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
-	  then apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
-	  else $(PY) -m playwright install chromium; fi; }
+	@$(PY) -c "from reports.picture import chromium_path; chromium_path()" 2>/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
+	  && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+	|| echo "make test: install Chromium (apt-get install chromium); the report's tests open pages in it"
 
 $(VENV)/.installed-%: bench/requirements/%.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,5 @@
+"""`python -m bench` is `ttt-bench`."""
+
+from bench.cli import main
+
+main()

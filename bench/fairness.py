@@ -1,0 +1,78 @@
+"""Is a comparison of language models fair? What each model is, found out from the model, against what all must be."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bench.models.config import model_config, parameter_count
+from harness.case import Case
+from harness.gate import Check
+
+# The published sizes lie within 6% of each other, and Mamba's 48 blocks within 8% of the Transformer.
+PARAMETERS_LIMIT = 0.08
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What must be alike: sizes are counts; `head_rows` is rows of the LM head for each prompt of a prefill.
+
+    dtype: of most weights; learners, decays and norms may be wider. token_ids: how they are drawn. kept: what one
+    sample leaves for the next, weights apart.
+    """
+
+    parameters: int
+    vocabulary: int
+    dtype: str
+    token_ids: str = "uniform over the vocabulary, new for each case"
+    kept: str = "nothing"
+    head_rows: float | None = None
+
+    def metrics(self) -> dict[str, float | None]:
+        """The numbers, for `Record.metrics`."""
+        return {"parameters": self.parameters, "vocabulary": self.vocabulary}
+
+    def settings(self) -> dict[str, str]:
+        """The texts, for `Record.settings`."""
+        return {"weights_dtype": self.dtype, "token_ids": self.token_ids, "kept_between_samples": self.kept}
+
+
+def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
+    """The facts of named weights (each once, tied ones too); the dtype is that of most of their numbers."""
+    counts: dict[str, int] = {}
+    for weight in weights.values():
+        name = str(weight.dtype).removeprefix("torch.")
+        counts[name] = counts.get(name, 0) + weight.numel()
+    return Facts(sum(counts.values()), vocabulary, max(counts, key=counts.__getitem__), **rest)
+
+
+def checks(facts: Facts, case: Case) -> list[Check]:
+    """A gate's checks that the model is a fair one for its case: a miss leaves the case without a timing."""
+    transformer = model_config("transformer", case.size)
+    parameters_off = abs(facts.parameters / parameter_count(transformer) - 1)
+    found = [
+        Check.at_most("parameters_off_transformer", parameters_off, PARAMETERS_LIMIT),
+        Check.at_most("vocabulary_off_transformer", abs(facts.vocabulary - transformer.vocabulary), 0),
+        Check.at_most("weights_of_another_dtype", float(facts.dtype != case.dtype), 0),
+        Check.at_most("samples_that_leave_something", float(facts.kept != "nothing"), 0),
+    ]
+    if facts.head_rows is not None:
+        found.append(Check.at_most("head_rows_per_prompt", facts.head_rows, 1))
+    return found
+
+
+def count_head_rows(call: Callable[[], Any], vocabulary: int) -> tuple[Any, int]:
+    """What `call` returns, and how many rows it put through a linear layer as wide as the vocabulary."""
+    import torch.nn.functional as F
+    from torch.overrides import TorchFunctionMode
+
+    class Counter(TorchFunctionMode):
+        rows = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is F.linear and args[1].shape[0] == vocabulary:
+                self.rows += args[0].numel() // args[0].shape[-1]
+            return func(*args, **(kwargs or {}))
+
+    with Counter() as counter:
+        result = call()
+    return result, counter.rows

@@ -1,0 +1,56 @@
+"""Can a case fit on this machine at all? The least that it must hold, against all the memory there is."""
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bench.errors import UserError
+from bench.models.config import SYSTEMS, MambaConfig, TransformerConfig, TTTConfig, model_config, parameter_count
+from harness.case import Case
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> None:
+    """Raise UserError where the command line asks for a batch and context that no chosen system can hold.
+
+    What fits in one system and not in another is a figure's point: it is tried, and becomes a record.
+    """
+    total = total_memory_bytes(machine)
+    least: dict[tuple[str, int, int], int] = {}
+    for case in cases:
+        shape = (case.phase, case.batch, case.context)
+        least[shape] = min(least.get(shape, least_bytes(case)), least_bytes(case))
+    for (phase, batch, context), needed in least.items():
+        if needed > total:
+            raise UserError(
+                f"{phase} with --batch {batch} --context {context}: needs at least {needed / 1e9:.3g} GB "
+                f"and this machine has {total / 1e9:.3g} GB"
+            )
+
+
+def total_memory_bytes(machine: Mapping[str, Any]) -> int:
+    """The GPU's memory in an environment snapshot, or without one the machine's."""
+    gpu = machine.get("gpu")
+    return int(gpu["memory_bytes"]) if gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def least_bytes(case: Case) -> int:
+    """Token ids (8 bytes each), weights, and one sequence's past, as an engine may run few of them at once."""
+    ids = 8 * case.batch * (case.context if case.phase != "generate" else 1)
+    if case.option("scope", "model") == "layer" or case.system not in SYSTEMS:  # others size themselves
+        return ids
+    config = model_config(case.system, case.size)
+    weights = parameter_count(config) * _BYTES[case.dtype]
+    return ids + weights + _state_bytes(config, case)
+
+
+def _state_bytes(config: Any, case: Case) -> int:
+    """Bytes that one sequence keeps between two tokens, after `context` tokens."""
+    size = _BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]
+    if isinstance(config, TransformerConfig):  # a key and a value of each token in each layer
+        return 2 * config.layers * config.width * case.context * size
+    if isinstance(config, MambaConfig):
+        return config.layers * config.inner_width * config.state_dim * size
+    assert isinstance(config, TTTConfig)
+    return config.layers * sum(heads * rows * columns for heads, rows, columns in config.weight_shapes.values()) * size

@@ -1,0 +1,32 @@
+"""What could this GPU do at best? A copy and a product, measured in the process whose kernels are held against them."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from harness.cuda_clock import CudaEventClock
+from harness.interval import median_interval
+from harness.timer import Policy, measure
+
+COPY_BYTES = 1 << 30
+PRODUCT = (32768, 2048, 8192)  # tokens x width x the widest projection of the 1.3B models
+
+
+@lru_cache(maxsize=1)
+def measured_ceilings() -> dict[str, float | None]:
+    """copy_gbs: 10^9 bytes a second, read plus written; product_tflops: bfloat16 in, float32 accumulation."""
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in (PRODUCT[:2], PRODUCT[1:]))
+    rows, inner, columns = PRODUCT
+    copy_ms = _median_ms(lambda: target.copy_(source))
+    product_ms = _median_ms(lambda: a @ b)
+    return {
+        "copy_gbs": 2 * COPY_BYTES / copy_ms / 1e6,
+        "product_tflops": 2 * rows * inner * columns / product_ms / 1e9,
+    }
+
+
+def _median_ms(run: Callable[[], object]) -> float:
+    return median_interval(measure(run, CudaEventClock(), Policy(budget_s=0.5)).samples_ms)[0]

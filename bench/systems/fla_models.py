@@ -1,0 +1,144 @@
+"""How are today's recurrent models run by flash-linear-attention: Gated DeltaNet and RWKV-7, of the paper's size?"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from bench.models.base import LanguageModel as Model
+from bench.models.base import check_ids
+from bench.models.config import SIZES, VOCABULARY
+from bench.systems.language_model import STEPS, LanguageModel, device, greedy_steps, random_ids
+from bench.systems.needs import needs_gpu
+from harness.case import Case
+from harness.system import Skip, Workload
+
+# 32 chunks of 64 tokens for each of 64 sequences, or more: as large as the H100 needs, with the states of all chunks.
+PREFILL_TOKENS = 131_072
+# The package's recurrent kernels take pieces below 64 tokens, its chunked ones longer pieces.
+RECURRENT_TOKENS = 32
+
+
+class FlaModel(Model):
+    """A causal language model of the package behind the `init_state`, `prefill` and `generate_step` of our models.
+
+    prefill_tokens: of all sequences in one piece of a prompt. recurrent: pieces small enough for the recurrent kernels.
+    """
+
+    def __init__(self, inner: Any, recurrent: bool = False) -> None:
+        super().__init__()
+        self.inner, self.recurrent = inner, recurrent
+        self.config = _Config(inner.config.vocab_size)
+
+    def init_state(self, batch: int, context: int = 0) -> Any:
+        """The package's cache, empty."""
+        from fla.models.utils import Cache
+
+        return Cache()
+
+    def reset_state(self, state: Any) -> None:
+        """Back before the first token."""
+        state.reset()
+
+    def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """ids [B, T] -> (logits [B, V] after the last of them, state); piece by piece along T."""
+        check_ids(ids, 2, ids.shape[0])
+        length = RECURRENT_TOKENS if self.recurrent else max(1, PREFILL_TOKENS // ids.shape[0])
+        for piece in ids.split(length, dim=1):
+            out = self.inner(piece, past_key_values=state, use_cache=True, logits_to_keep=1)
+        return out.logits[:, -1], state
+
+    def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """ids [B] -> (logits [B, V], state). The cache takes new tensors for the recurrent states."""
+        out = self.inner(ids[:, None], past_key_values=state, use_cache=True, logits_to_keep=1)
+        return out.logits[:, -1], state
+
+    def weights(self) -> dict[str, Tensor]:
+        """See LanguageModel.weights; the package's names."""
+        return {name: weight.detach() for name, weight in self.inner.named_parameters()}
+
+
+@dataclass(frozen=True)
+class _Config:
+    vocabulary: int
+
+
+class Fla(LanguageModel):
+    """A model of the package; a subclass names its classes and its sizes."""
+
+    gate_prompt = 100  # longer than one chunk, and not a multiple of it
+    classes: ClassVar[tuple[str, str]]
+    sizes: ClassVar[dict[str, dict[str, Any]]]
+
+    def unavailable(self) -> str:
+        """It has Triton kernels only."""
+        return needs_gpu("fla.models")
+
+    def settings(self, case: Case) -> dict[str, str]:
+        """Which kernels the package chooses."""
+        return {"kernels": "recurrent" if case.phase == "generate" else "chunked"}
+
+    def build(self, case: Case) -> Workload:
+        """The workload of a case; Skip for requests, whose steps are replays of one graph."""
+        if case.phase == "request":
+            raise Skip("the package's cache takes new tensors at every step, which replays of one graph cannot follow")
+        return super().build(case)
+
+    def load(self, case: Case) -> FlaModel:
+        """Random weights by seed, as the package draws them; what it begins at zero (RWKV-7's outputs) is drawn too."""
+        import fla.models
+
+        if case.size not in self.sizes:
+            raise Skip(f"{case.system} is set up for the size {', '.join(self.sizes)} only")
+        config_class, model_class = (getattr(fla.models, name) for name in self.classes)
+        config = config_class(vocab_size=VOCABULARY, tie_word_embeddings=True, **self.sizes[case.size])
+        torch.manual_seed(0)
+        with torch.device(device()):
+            inner = model_class(config)
+        for weight in inner.parameters():
+            if weight.dim() > 1 and not weight.any():
+                torch.nn.init.normal_(weight, std=config.initializer_range)
+        return FlaModel(inner.to(getattr(torch, case.dtype)).eval())
+
+    def reference(self, model: FlaModel, dtype: torch.dtype) -> FlaModel:
+        """The same weights in `dtype`, token by token through the recurrent kernels, which hold no matrix product."""
+        config = type(model.inner.config).from_dict(model.inner.config.to_dict())
+        with torch.device(device()):
+            inner = type(model.inner)(config).to(dtype).eval()
+        with torch.no_grad():
+            inner.load_state_dict(model.inner.state_dict())
+        return FlaModel(inner, recurrent=True)
+
+    def _generate(self, model: FlaModel, case: Case) -> tuple[Callable[[], object], int, int]:
+        """Greedy steps from a state that has read a token; each call starts there again.
+
+        The cache replaces its tensors at every step, so the first ones are put back, and kept, for every call.
+        """
+        ids = random_ids(model, case.batch)
+        with torch.inference_mode():
+            _, state = model.generate_step(ids, model.init_state(case.batch))
+        first = [dict(layer.state) for layer in state.layers]
+
+        @torch.inference_mode()
+        def run() -> Tensor:
+            for layer, tensors in zip(state.layers, first, strict=True):
+                layer.state = dict(tensors)
+            return greedy_steps(model, ids, state, STEPS)
+
+        return run, case.batch, STEPS
+
+
+class GatedDeltaNet(Fla):
+    """gated-deltanet/fla, with the package's heads (6 of 256, values of 512) and 21 blocks."""
+
+    classes = ("GatedDeltaNetConfig", "GatedDeltaNetForCausalLM")
+    sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 21}}
+
+
+class RWKV7(Fla):
+    """rwkv7/fla, with heads of 64 and 24 blocks."""
+
+    classes = ("RWKV7Config", "RWKV7ForCausalLM")
+    sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 24}}

@@ -1,0 +1,255 @@
+"""How fast is this repository's Transformer on each attention: SDPA through cuDNN, SDPA's flash, FlashAttention?"""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bench.models.base import check_ids
+from bench.models.config import TransformerConfig, model_config
+from bench.models.layers import Rotation, layer_range
+from bench.models.transformer import Transformer, TransformerState
+from bench.systems.language_model import device
+from bench.systems.needs import cannot_import, needs_gpu
+from bench.systems.torch_transformer import TorchTransformer
+from harness.case import Case
+
+# In the order in which they are looked for: the newest for this GPU first. vLLM's wheel brings a FlashAttention 3.
+PACKAGES = ("flash_attn_interface", "flash_attn.cute", "vllm.vllm_flash_attn", "flash_attn")
+
+
+class Attend:
+    """One attention in the model's layout, [B, H, T, D]; a step that a subclass leaves alone is SDPA's own choice."""
+
+    name = "SDPA's choice"
+    step_name = "SDPA's choice under a mask"
+
+    def prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Causal attention of whole prompts."""
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def step(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor) -> Tensor:
+        """q [B, H, 1, D] over the rows 0 to `position` [1], on the device, of the caches [B, H, capacity, D]."""
+        mask = (torch.arange(k_cache.shape[2], device=q.device) <= position)[None]
+        return F.scaled_dot_product_attention(q, k_cache, v_cache, attn_mask=mask)
+
+
+class Sdpa(Attend):
+    """Prefill by one kernel of scaled_dot_product_attention; flash takes no mask, so steps are left to SDPA."""
+
+    def __init__(self, backend: SDPBackend, name: str) -> None:
+        self.backend, self.name = backend, name
+
+    def prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See Attend.prefill; RuntimeError where this kernel cannot run."""
+        with sdpa_kernel(self.backend):
+            return super().prefill(q, k, v)
+
+
+class FlashAttention(Attend):
+    """flash_attn_func and flash_attn_with_kvcache, as FlashAttention 2 and 3 have them."""
+
+    def __init__(self, module: Any, name: str) -> None:
+        self.module, self.name, self.step_name = module, name, name
+
+    def prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See Attend.prefill."""
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return _first(self.module.flash_attn_func(q, k, v, causal=True)).transpose(1, 2)
+
+    def step(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor) -> Tensor:
+        """See Attend.step."""
+        q, k, v = (x.transpose(1, 2) for x in (q, k_cache, v_cache))
+        lengths = _lengths(position, q.shape[0])
+        return _first(self.module.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, causal=True)).transpose(1, 2)
+
+
+class FlashAttentionCute(FlashAttention):
+    """FlashAttention 4, which has no function for a cache; steps are left to SDPA."""
+
+    def __init__(self, module: Any, name: str) -> None:
+        super().__init__(module, name)
+        self.step_name = Attend.step_name
+
+    def step(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor) -> Tensor:
+        """See Attend.step."""
+        return Attend.step(self, q, k_cache, v_cache, position)
+
+
+class FlashAttentionOfVllm(FlashAttention):
+    """The FlashAttention in vLLM's wheel, 3 on Hopper, which has only the function for prompts of varying length.
+
+    Prompts are laid end to end; a step sees each sequence's cache as one page of its block table.
+    """
+
+    version = 3
+
+    def __init__(self, module: Any, name: str) -> None:
+        super().__init__(module, f"{name} {self.version}")
+
+    def prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See Attend.prefill."""
+        batch, _, tokens, _ = q.shape
+        ends = torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32, device=q.device)
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        out = self._varlen(q, k, v, max_seqlen_q=tokens, max_seqlen_k=tokens, cu_seqlens_q=ends, cu_seqlens_k=ends)
+        return out.unflatten(0, (batch, tokens)).transpose(1, 2)
+
+    def step(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor) -> Tensor:
+        """See Attend.step."""
+        sequences = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
+        out = self._varlen(
+            q[:, :, 0],
+            k_cache.transpose(1, 2),
+            v_cache.transpose(1, 2),
+            max_seqlen_q=1,
+            max_seqlen_k=k_cache.shape[2],
+            cu_seqlens_q=sequences,
+            seqused_k=_lengths(position, q.shape[0]),
+            block_table=sequences[:-1, None],
+        )
+        return out[:, :, None]
+
+    def _varlen(self, q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:
+        return _first(self.module.flash_attn_varlen_func(q, k, v, causal=True, fa_version=self.version, **arguments))
+
+
+def _lengths(position: Tensor, batch: int) -> Tensor:
+    """How many rows of the cache each sequence has, the new one included: [B] int32."""
+    return (position + 1).to(torch.int32).expand(batch).contiguous()
+
+
+def _first(out: Any) -> Tensor:
+    """Some versions hand back the log-sum-exp too."""
+    return out[0] if isinstance(out, tuple) else out
+
+
+def flash_package() -> str:
+    """The first of PACKAGES that can be imported, or ""."""
+    return next((name for name in PACKAGES if not cannot_import(name)), "")
+
+
+def flash_attention() -> Attend:
+    """The attention of `flash_package`."""
+    name = flash_package()
+    kinds = {"flash_attn.cute": FlashAttentionCute, "vllm.vllm_flash_attn": FlashAttentionOfVllm}
+    return kinds.get(name, FlashAttention)(importlib.import_module(name), name)
+
+
+class FlashTransformer(Transformer):
+    """The Transformer on another attention; a prompt is run whole, as many sequences at a time as a chunk holds."""
+
+    def __init__(
+        self, config: TransformerConfig, device: torch.device | str, dtype: torch.dtype, attend: Attend | None = None
+    ) -> None:
+        super().__init__(config, device, dtype)
+        self.attend = attend or Attend()
+
+    @torch.no_grad()
+    def prefill(self, ids: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
+        """See LanguageModel.prefill; a prompt that continues a state goes the parent's way."""
+        check_ids(ids, 2, state.batch)
+        tokens = ids.shape[1]
+        if state.length != 0 or tokens > state.capacity:
+            return super().prefill(ids, state)
+        rope = self._rope(torch.arange(tokens, device=ids.device))
+        rows = max(1, self.prefill_tokens // tokens)
+        starts = range(0, state.batch, rows)
+        last = [self._prompts(ids[i : i + rows], rope, state.cache[:, :, i : i + rows]) for i in starts]
+        state.position.fill_(tokens)
+        state.length = tokens
+        return self._logits(torch.cat(last)), state
+
+    def _prompts(self, ids: Tensor, rope: Rotation, cache: Tensor) -> Tensor:
+        """The residual stream [B, 1, C] after the last token of whole prompts."""
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            cache[layer, 0, :, :, : ids.shape[1]], cache[layer, 1, :, :, : ids.shape[1]] = k, v
+            return self.attend.prefill(q, k, v)
+
+        return self._through_blocks(ids, rope, attend)[:, -1:]
+
+    def _hidden_step(self, ids: Tensor, state: TransformerState) -> Tensor:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            for cache, row in zip(state.cache[layer], (k, v), strict=True):
+                cache.index_copy_(2, state.position, row)
+            return self.attend.step(q, state.cache[layer, 0], state.cache[layer, 1], state.position)
+
+        h = self._through_blocks(ids, self._rope(state.position), attend)
+        state.position.add_(1)
+        state.length = None
+        return h
+
+    def _through_blocks(self, ids: Tensor, rope: Rotation, attend: Callable[..., Tensor]) -> Tensor:
+        """ids [B, T] -> the residual stream [B, T, C]; attend(layer, q, k, v) is given projected, rotated heads."""
+        h = self.model.embed_tokens(ids)
+        for layer, block in enumerate(self._blocks):
+            with layer_range(layer):
+                q, k, v = block.self_attn._project(block.input_layernorm(h), rope)
+                h = h + block.self_attn._merge(attend(layer, q, k, v))
+                h = h + block.mlp(block.post_attention_layernorm(h))
+        return h
+
+
+class AttentionBackend(TorchTransformer):
+    """The Transformer on one attention; its reference is the Transformer as it is."""
+
+    def attend(self) -> Attend:
+        """The attention of this backend."""
+        raise NotImplementedError
+
+    def unavailable(self) -> str:
+        """These kernels need a GPU."""
+        return needs_gpu()
+
+    def settings(self, case: Case) -> dict[str, str]:
+        """Which attention it is."""
+        attend = self.attend()
+        return {"attention": attend.step_name if case.phase == "generate" else attend.name}
+
+    def load(self, case: Case) -> FlashTransformer:
+        """Random weights by seed."""
+        config = model_config("transformer", case.size)
+        assert isinstance(config, TransformerConfig)
+        return FlashTransformer.from_seed(config, 0, device(), getattr(torch, case.dtype), attend=self.attend())
+
+    def reference(self, model: FlashTransformer, dtype: torch.dtype) -> Transformer:
+        """The same weights on the attention that SDPA chooses for `dtype`."""
+        reference = Transformer(model.config, device(), dtype)
+        for name, weight in reference.weights().items():
+            weight.copy_(model.weights()[name])
+        return reference
+
+
+class SdpaCudnn(AttentionBackend):
+    """transformer/sdpa-cudnn."""
+
+    def attend(self) -> Attend:
+        """cuDNN's fused attention."""
+        return Sdpa(SDPBackend.CUDNN_ATTENTION, "SDPA, cuDNN")
+
+
+class SdpaFlash(AttentionBackend):
+    """transformer/sdpa-flash."""
+
+    def attend(self) -> Attend:
+        """PyTorch's own FlashAttention 2."""
+        return Sdpa(SDPBackend.FLASH_ATTENTION, "SDPA, FlashAttention 2")
+
+
+class FlashAttn(AttentionBackend):
+    """transformer/flash-attn: whichever FlashAttention is installed."""
+
+    def unavailable(self) -> str:
+        """It needs one of the packages; why the first is not there stands for all."""
+        if flash_package():
+            return needs_gpu()
+        return f"none of {', '.join(PACKAGES)} can be imported: {cannot_import(PACKAGES[0])}"
+
+    def attend(self) -> Attend:
+        """The newest FlashAttention here."""
+        return flash_attention()

@@ -1,0 +1,163 @@
+"""How are Mamba and Mamba-2 run by their authors' package, mamba-ssm, with prefill into the state it generates from?"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from bench.models.base import LanguageModel as Model
+from bench.models.base import check_ids
+from bench.models.config import MambaConfig, model_config
+from bench.systems.language_model import LanguageModel, device
+from bench.systems.needs import cannot_import, needs_gpu
+from harness.case import Case
+
+# Beyond 2^31 elements (8192 a token) the package's indices would overflow, and 131,072 tokens fill any GPU.
+PREFILL_TOKENS = 131_072
+
+
+class MambaSSMModel(Model):
+    """MambaLMHeadModel behind the `init_state`, `prefill` and `generate_step` of our models.
+
+    layer: "Mamba1" or "Mamba2". The state is the package's InferenceParams; its tensors are updated in place.
+    """
+
+    def __init__(self, config: MambaConfig, layer: str, device: str, dtype: torch.dtype) -> None:
+        from mamba_ssm.models.config_mamba import MambaConfig as PackageConfig
+        from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
+
+        super().__init__()
+        self.config, self.dtype = config, dtype
+        package_config = PackageConfig(
+            d_model=config.width, n_layer=config.layers, vocab_size=config.vocabulary, ssm_cfg={"layer": layer}
+        )
+        self.inner: Any = MambaLMHeadModel(package_config, device=device, dtype=dtype).eval()
+
+    def init_state(self, batch: int, context: int = 0) -> Any:
+        """The state before the first token; `context` does not matter to it."""
+        from mamba_ssm.utils.generation import InferenceParams
+
+        states = self.inner.allocate_inference_cache(batch, context, dtype=self.dtype)
+        return InferenceParams(max_seqlen=context, max_batch_size=batch, key_value_memory_dict=states)
+
+    def reset_state(self, state: Any) -> None:
+        """Back before the first token, in place."""
+        state.seqlen_offset = 0
+        for tensors in state.key_value_memory_dict.values():
+            for tensor in tensors:
+                tensor.zero_()
+
+    def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """ids [B, T] into an empty state -> (logits [B, V] after the last token, state).
+
+        Whole prompts, as many at a time as PREFILL_TOKENS holds: the package's scan begins from an empty state only.
+        """
+        check_ids(ids, 2, state.max_batch_size)
+        rows = max(1, PREFILL_TOKENS // ids.shape[1])
+        pieces = [slice(start, start + rows) for start in range(0, ids.shape[0], rows)]
+        logits = [self._prefill_piece(ids[piece], state, piece) for piece in pieces]
+        state.seqlen_offset = ids.shape[1]
+        return torch.cat(logits) if len(logits) > 1 else logits[0], state
+
+    def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """ids [B] -> (logits [B, V], state); the step the package captures in its own graph."""
+        check_ids(ids, 1, state.max_batch_size)
+        state.seqlen_offset += 1  # only whether it is 0 matters: it chooses the step over the scan
+        return self.inner(ids[:, None], inference_params=state, num_last_tokens=1).logits[:, 0], state
+
+    def weights(self) -> dict[str, Tensor]:
+        """See LanguageModel.weights; the package's names."""
+        return {name: weight.detach() for name, weight in self.inner.named_parameters()}
+
+    def _prefill_piece(self, ids: Tensor, state: Any, piece: slice) -> Tensor:
+        views = {
+            index: tuple(tensor[piece] for tensor in tensors) for index, tensors in state.key_value_memory_dict.items()
+        }
+        of_piece = type(state)(max_seqlen=state.max_seqlen, max_batch_size=ids.shape[0], key_value_memory_dict=views)
+        return self.inner(ids, inference_params=of_piece, num_last_tokens=1).logits[:, 0]
+
+
+class MambaSSM(LanguageModel):
+    """mamba/mamba-ssm."""
+
+    layer: ClassVar[str] = "Mamba1"
+
+    def unavailable(self) -> str:
+        """It has CUDA and Triton kernels only."""
+        return needs_gpu("mamba_ssm")
+
+    def settings(self, case: Case) -> dict[str, str]:
+        """Whether the convolution has its kernel: without causal-conv1d the package falls back without a word."""
+        absent = cannot_import("causal_conv1d")
+        prefill = {"prefill": "with state, the last token's logits"} if case.phase != "generate" else {}
+        return {"causal_conv1d": f"absent ({absent})" if absent else "present", **prefill}
+
+    def load(self, case: Case) -> MambaSSMModel:
+        """Random weights by seed, with the package's own distributions."""
+        config = model_config("mamba", case.size)
+        assert isinstance(config, MambaConfig)
+        torch.manual_seed(0)
+        return MambaSSMModel(config, self.layer, device(), getattr(torch, case.dtype))
+
+    def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> Any:
+        """transformers' implementation, which shares no code with the package's kernels."""
+        from bench.models.mamba import Mamba
+
+        reference = Mamba(model.config, device(), dtype)
+        copy_weights(model.weights(), reference.inner)
+        return reference
+
+
+class Mamba2SSM(MambaSSM):
+    """mamba2/mamba-ssm: as wide and as deep as Mamba, which gives it as many parameters."""
+
+    layer = "Mamba2"
+
+    def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> Any:
+        """transformers' implementation, recomputed from the first token for every prompt."""
+        return Mamba2Reference(model, dtype)
+
+
+class Mamba2Reference:
+    """transformers' Mamba-2 with a model's weights; it has no state, so it serves prefill alone."""
+
+    chunk_size = 64  # its scan holds [B, T/c, c, c, heads, state] in float32: a quarter of the package's chunk fits
+
+    def __init__(self, model: MambaSSMModel, dtype: torch.dtype) -> None:
+        from transformers import Mamba2Config, Mamba2ForCausalLM
+
+        mixer = model.inner.backbone.layers[0].mixer
+        config = Mamba2Config(
+            vocab_size=model.config.vocabulary,
+            hidden_size=model.config.width,
+            num_hidden_layers=model.config.layers,
+            expand=model.config.expand,
+            state_size=mixer.d_state,
+            head_dim=mixer.headdim,
+            num_heads=mixer.nheads,
+            n_groups=mixer.ngroups,
+            conv_kernel=mixer.d_conv,
+            chunk_size=self.chunk_size,
+            tie_word_embeddings=True,
+        )
+        with torch.device(device()):
+            self.inner: Any = Mamba2ForCausalLM(config).eval().to(dtype)
+        copy_weights(model.weights(), self.inner)
+
+    def init_state(self, batch: int, context: int) -> None:
+        """There is none."""
+
+    def prefill(self, ids: Tensor, state: None) -> tuple[Tensor, None]:
+        """ids [B, T] -> (logits [B, V] after the last of them, None)."""
+        return self.inner(ids, use_cache=False, logits_to_keep=1).logits[:, -1], None
+
+
+@torch.no_grad()
+def copy_weights(source: dict[str, Tensor], target: torch.nn.Module) -> None:
+    """Weights by mamba-ssm's names into a model by transformers' names; KeyError for one that has no place."""
+    named = dict(target.named_parameters())
+    renamed = {name.replace("backbone.embedding.", "backbone.embeddings."): weight for name, weight in source.items()}
+    if missing := set(named) - set(renamed):
+        raise KeyError(f"no weight for {min(missing)}")
+    for name, weight in renamed.items():
+        named[name].copy_(weight)

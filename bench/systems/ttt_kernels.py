@@ -1,0 +1,86 @@
+"""How is a TTT model, or one TTT layer, run on the project's kernels? ThunderKittens forward, Triton generate."""
+
+from importlib import import_module
+from typing import Any, ClassVar
+
+import torch
+
+from bench.models.config import TTTConfig, model_config
+from bench.models.kernel_operator import KernelOperator
+from bench.models.ttt import TTTModel
+from bench.systems import kernel_layer
+from bench.systems.language_model import LanguageModel, device
+from bench.systems.ttt_torch import primal_reference
+from harness.case import Case
+from harness.system import Workload
+
+# How a state_dtype of the suites is kept; "float32-planes" is the float32 master in two 16-bit planes.
+PRECISIONS = {"float32": "float32", "float32-planes": "planes", "bfloat16": "bfloat16", "float16": "float16"}
+
+
+class TTTKernels(LanguageModel):
+    """One learner on one kernel for prefill and one form of generate."""
+
+    learner: ClassVar[str]
+    form: ClassVar[str] = "dual"
+    prefill_on_reference: ClassVar[bool] = False
+
+    def unavailable(self) -> str:
+        """What the kernels miss here: a Hopper GPU, nvcc or a build of them, ThunderKittens, Triton."""
+        modules = ["generate"] if self.prefill_on_reference else ["ops", "generate"]
+        reasons = [import_module(f"tk_kernels.ttt_{self.learner}.{module}").available() for module in modules]
+        return next((reason for reason in reasons if reason), "")
+
+    def build(self, case: Case) -> Workload:
+        """The whole model, or with the option scope=layer the kernel alone."""
+        if case.option("scope", "model") == "layer":
+            return kernel_layer.build(case, self.form, PRECISIONS[case.state_dtype])
+        return super().build(case)
+
+    def load(self, case: Case) -> Any:
+        """Random weights by seed."""
+        config = model_config(f"ttt-{self.learner}", case.size)
+        assert isinstance(config, TTTConfig)
+        precision = PRECISIONS[case.state_dtype]
+        operator = KernelOperator(self.learner, self.form, precision, self.prefill_on_reference)
+        return TTTModel.from_seed(config, 0, device(), getattr(torch, case.dtype), operator=operator)
+
+    def reference(self, model: Any, dtype: torch.dtype) -> Any:
+        """The primal form in PyTorch."""
+        return primal_reference(super().reference(model, dtype))
+
+
+class LinearThunderKittens(TTTKernels):
+    """ttt-linear/thunderkittens."""
+
+    learner = "linear"
+
+
+class MLPThunderKittens(TTTKernels):
+    """ttt-mlp/thunderkittens."""
+
+    learner = "mlp"
+
+
+class LinearTritonDual(TTTKernels):
+    """ttt-linear/triton-dual."""
+
+    learner, prefill_on_reference = "linear", True
+
+
+class MLPTritonDual(TTTKernels):
+    """ttt-mlp/triton-dual."""
+
+    learner, prefill_on_reference = "mlp", True
+
+
+class LinearTritonPrimal(LinearTritonDual):
+    """ttt-linear/triton-primal: the paper's form."""
+
+    form = "primal"
+
+
+class MLPTritonPrimal(MLPTritonDual):
+    """ttt-mlp/triton-primal: the paper's form."""
+
+    form = "primal"

@@ -1,0 +1,299 @@
+"""How is a model run and timed in vLLM's engine? Started in this process, stepped by hand, timed step by step."""
+
+import gc
+import json
+import tempfile
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import fairness
+from bench.models import ModelConfig, checkpoint
+from bench.models.factory import from_seed
+from bench.systems.language_model import GATE_BATCH, GATE_PROMPT, GATE_STEPS, device, logits_verdict
+from harness.case import Case
+from harness.gate import Verdict
+
+SEQUENCES = 512  # vLLM captures graphs up to here unless told otherwise
+MEMORY_SHARE = 0.9  # the rest is for the gate's reference in float32
+SPARE_BLOCKS = 0.01  # of the cache; filled to the last block, the engine would preempt
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an engine is started with; `model` is a Hugging Face configuration and its size's name."""
+
+    size: str
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    block_size: int | None
+    max_num_batched_tokens: int
+    attention: str = ""
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of vllm.LLM. Log-probabilities are for the gate and cost nothing unless asked for."""
+        graphs = {} if self.max_num_seqs <= SEQUENCES else {"cudagraph_capture_sizes": _doubling(self.max_num_seqs)}
+        attention: dict[str, Any] = {}
+        if self.attention:
+            backend, _, version = self.attention.partition("-")
+            attention = {"backend": backend} | ({"flash_attn_version": int(version)} if version else {})
+        return {
+            "skip_tokenizer_init": True,
+            "load_format": "safetensors",
+            "dtype": self.dtype,
+            "enable_prefix_caching": False,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "gpu_memory_utilization": MEMORY_SHARE,
+            "max_logprobs": -1,
+            "logprobs_mode": "raw_logits",
+            "disable_log_stats": True,
+            **({"block_size": self.block_size} if self.block_size else {}),
+            **({"attention_config": attention} if attention else {}),
+            **({"compilation_config": graphs} if graphs else {}),
+        }
+
+
+def _doubling(last: int) -> list[int]:
+    return [2**power for power in range(last.bit_length())]
+
+
+@dataclass
+class Batch:
+    """One batch run to its end: when it began, and for each step when it ended and how many tokens it made.
+
+    Seconds of the host's monotonic clock; a step that made tokens ends with them on the host, so the GPU has done its
+    work, and an idle engine has none left over when the next batch begins.
+    """
+
+    started: float
+    steps: list[tuple[float, int]] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+
+    def total_ms(self) -> float:
+        """From the first step's begin to the last token."""
+        ends = [end for end, tokens in self.steps if tokens]
+        return (ends[-1] - self.started) * 1e3
+
+    def steady_ms(self, sequences: int) -> list[float]:
+        """Of each step in which every sequence generated, and in the one before it too: no prompt was read in it.
+
+        Raises RuntimeError where there is none: the sequences were never all in flight.
+        """
+        pairs = pairwise(self.steps)
+        samples = [(end - began) * 1e3 for (began, before), (end, now) in pairs if before == now == sequences]
+        if not samples:
+            most = max((tokens for _, tokens in self.steps), default=0)
+            raise RuntimeError(f"{sequences} sequences were to generate at once, at most {most} did")
+        return samples
+
+
+class Engine:
+    """A vLLM engine with the weights of a model of this repository.
+
+    Raises MemoryError where the weights leave no room for a cache that holds one sequence.
+    """
+
+    def __init__(self, config: ModelConfig, hugging_face: dict[str, Any], settings: Settings) -> None:
+        self.settings, self.model_config = settings, config
+        self._folder = tempfile.TemporaryDirectory(prefix="ttt-bench-")
+        self._made: set[int] = set()
+        folder = Path(self._folder.name)
+        write_model(folder, config, hugging_face, getattr(torch, settings.dtype))
+        self.llm = _start(str(folder), settings)
+        self.core = self.llm.llm_engine.engine_core.engine_core
+        self._tokens_of_step = _watch(self.llm.llm_engine.engine_core)
+
+    def prompts(self, batch: int, tokens: int) -> list[list[int]]:
+        """Random token ids that this engine has not seen yet; an engine may remember prompts."""
+        ids = torch.randint(0, self.model_config.vocabulary, (batch, tokens)).tolist()
+        seen = {hash(tuple(prompt)) for prompt in ids}
+        if self._made & seen and tokens >= GATE_PROMPT:  # a few tokens repeat by chance
+            raise RuntimeError("a prompt was drawn twice: an engine that remembers it would read it faster")
+        self._made |= seen
+        return ids
+
+    def run(self, prompts: list[list[int]], new_tokens: int, logits: bool = False) -> Batch:
+        """Run prompts to their end, greedily, `new_tokens` each; the prompts are handed over before the time begins."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            temperature=0, ignore_eos=True, max_tokens=new_tokens, detokenize=False, logprobs=-1 if logits else None
+        )
+        self.llm.enqueue([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        engine = self.llm.llm_engine
+        batch = Batch(time.monotonic())
+        while engine.has_unfinished_requests():
+            self._tokens_of_step.clear()
+            batch.outputs += engine.step()
+            batch.steps.append((time.monotonic(), sum(self._tokens_of_step)))
+        batch.outputs.sort(key=lambda output: int(output.request_id.partition("-")[0]))
+        return batch
+
+    def cache_blocks(self) -> int:
+        """How many blocks the cache has; `described` says of how many tokens each."""
+        return self.core.scheduler.kv_cache_config.num_blocks
+
+    def sequences_that_fit(self, tokens: int) -> int:
+        """How many sequences of `tokens` the cache holds at once, a few blocks left spare."""
+        blocks_each = sum(-(-tokens // size) for size in self._block_sizes())
+        return min(int(self.cache_blocks() * (1 - SPARE_BLOCKS)) // blocks_each, self.settings.max_num_seqs)
+
+    def described(self) -> dict[str, str]:
+        """What the engine says of itself, for the record."""
+        config = self.llm.llm_engine.vllm_config
+        scheduler, compilation = config.scheduler_config, config.compilation_config
+        name, version = self.attention()
+        return {
+            "attention": name,
+            "attention_version": version,
+            "block_size": ", ".join(map(str, self._block_sizes())),
+            "max_num_batched_tokens": str(scheduler.max_num_batched_tokens),
+            "max_num_seqs": str(scheduler.max_num_seqs),
+            "cuda_graphs": str(getattr(compilation.cudagraph_mode, "name", compilation.cudagraph_mode)),
+            "largest_graph": str(max(compilation.cudagraph_capture_sizes or [0])),
+            "asynchronous_scheduling": str(scheduler.async_scheduling),
+            "prefix_cache": "on" if config.cache_config.enable_prefix_caching else "off",
+            "gpu_memory_utilization": str(config.cache_config.gpu_memory_utilization),
+        }
+
+    def attention(self) -> tuple[str, str]:
+        """Name and version of the attention that the model's layers hold; "none" for a model without."""
+        found = {_attention_of(layer) for model in self.llm.apply_model(_modules) for layer in model} - {None}
+        if not found:
+            return "none", ""
+        names, versions = zip(*sorted(each for each in found if each), strict=True)
+        return ", ".join(dict.fromkeys(names)), ", ".join(dict.fromkeys(versions))
+
+    def facts(self, head_rows: float | None = None) -> fairness.Facts:
+        """What is compared among systems, read from the engine's model and settings."""
+        (weights,) = self.llm.apply_model(lambda model: dict(model.named_parameters()))
+        cached = self.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
+        return fairness.facts_of(
+            weights,
+            self.model_config.vocabulary,
+            token_ids="uniform over the vocabulary, new for each sample",
+            kept="a prefix cache" if cached else "nothing",
+            head_rows=head_rows,
+        )
+
+    def gate(self, case: Case) -> Verdict:
+        """The engine's logits after prefill and at each greedy step against the repository's model in float32."""
+        with _HeadRows(self.llm) as head:
+            prompts = self.prompts(GATE_BATCH, GATE_PROMPT)
+            first = self.run(prompts, 1)
+        batch = self.run(prompts, GATE_STEPS + 1, logits=True)
+        tokens = [list(output.outputs[0].token_ids) for output in batch.outputs]
+        got = torch.stack([_logits(output, self.model_config.vocabulary) for output in batch.outputs], dim=1)
+        expected = self._expected(torch.tensor([p + t for p, t in zip(prompts, tokens, strict=True)]))
+        rows = head.rows / len(first.outputs)
+        fair = fairness.checks(self.facts(rows), case)
+        return Verdict([*logits_verdict(got, expected, case.dtype).checks, *fair])
+
+    @torch.inference_mode()
+    def _expected(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits [steps + 1, B, V] after the prompt and each token but the last, by the same weights in float32."""
+        reference = checkpoint.load(self.model_config, self._folder.name, device(), torch.float32)
+        ids = ids.to(device())
+        lengths = range(GATE_PROMPT, ids.shape[1])
+        rows = [reference.prefill(ids[:, :n], reference.init_state(ids.shape[0], n))[0].cpu() for n in lengths]
+        del reference
+        torch.cuda.empty_cache()
+        return torch.stack(rows)
+
+    def close(self) -> None:
+        """End the engine and give its memory back."""
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm, self.core
+        self._folder.cleanup()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def _block_sizes(self) -> list[int]:
+        return [group.kv_cache_spec.block_size for group in self.core.scheduler.kv_cache_config.kv_cache_groups]
+
+
+def write_model(folder: Path, config: ModelConfig, hugging_face: dict[str, Any], dtype: torch.dtype) -> None:
+    """A checkpoint that vLLM can open: random weights by seed and their configuration."""
+    model = from_seed(config, 0, device(), dtype)
+    checkpoint.save(model, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(hugging_face))
+    del model
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _start(folder: str, settings: Settings) -> Any:
+    from vllm import LLM
+
+    try:
+        return LLM(folder, **settings.arguments())
+    except ValueError as error:
+        if "memory" in str(error) and "cache" in str(error):
+            raise MemoryError(str(error)) from error
+        raise
+
+
+def _watch(client: Any) -> list[int]:
+    """A list to which every step of the engine's core adds how many sequences got a token in it."""
+    counts: list[int] = []
+    original = client.get_output
+
+    def get_output() -> Any:
+        outputs = original()
+        counts.append(len(outputs.outputs))
+        return outputs
+
+    client.get_output = get_output
+    return counts
+
+
+def _modules(model: Any) -> list[Any]:
+    return list(model.modules())
+
+
+def _attention_of(layer: Any) -> tuple[str, str] | None:
+    backend, kernel = getattr(layer, "attn_backend", None), getattr(layer, "impl", None)
+    if backend is None or kernel is None:
+        return None
+    return backend.get_name(), str(getattr(kernel, "vllm_flash_attn_version", None) or "")
+
+
+def _logits(output: Any, vocabulary: int) -> torch.Tensor:
+    """[steps, V] of one request; the engine hands back a dictionary a step."""
+    rows = [[step[token].logprob for token in range(vocabulary)] for step in output.outputs[0].logprobs]
+    return torch.tensor(rows)
+
+
+class _HeadRows:
+    """Counts the rows that the model's head is given inside of a `with` block."""
+
+    def __init__(self, llm: Any) -> None:
+        self.rows = 0
+        self._llm = llm
+
+    def __enter__(self) -> "_HeadRows":
+        self._llm.apply_model(self._wrap)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._llm.apply_model(self._unwrap)
+
+    def _wrap(self, model: Any) -> None:
+        original = model.compute_logits
+
+        def compute_logits(hidden: torch.Tensor, *rest: Any) -> Any:
+            self.rows += hidden.shape[0]
+            return original(hidden, *rest)
+
+        model.compute_logits = compute_logits
+
+    def _unwrap(self, model: Any) -> None:
+        del model.compute_logits

@@ -1,0 +1,214 @@
+"""How does a system of vLLM answer a case? Which engine serves it, and what a sample is in each phase."""
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+
+from bench.models import ModelConfig
+from bench.systems.needs import needs_gpu
+from bench.systems.vllm_engine import SEQUENCES, Batch, Engine, Settings
+from harness.case import Case
+from harness.gate import Verdict
+from harness.system import Workload
+from harness.timer import Policy, stop_reason
+
+# In this process, or requests are admitted piecemeal and a batch splits; offline; without flashinfer's sampler, which
+# would be compiled at the first request.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+STEADY_STEPS = 32  # of a generate batch, at the least, in which every sequence takes part
+MODEL_LENGTH = 33_024  # the figures' longest prompt, 32,768, and its steps; one engine then serves them all
+
+
+class VllmSystem:
+    """An adapter (`harness.worker.System`) of one architecture in vLLM; the engine is kept while its settings serve."""
+
+    architecture: ClassVar[str]
+    # Tokens of a step; and of a block of the cache, None for the engine's choice. The suite vllm-settings tries them.
+    max_num_batched_tokens: ClassVar[int]
+    block_size: ClassVar[int | None] = None
+
+    def __init__(self) -> None:
+        os.environ.update(ENVIRONMENT)
+        self._engine: Engine | None = None
+        self._verdict: Verdict | None = None
+
+    def unavailable(self) -> str:
+        """vLLM imports its parts when they are used: an engine's are tried here."""
+        return needs_gpu("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine")
+
+    def versions(self) -> dict[str, str]:
+        """The environment names vLLM's already."""
+        return {}
+
+    def config(self, size: str) -> ModelConfig:
+        """The repository's configuration of a size."""
+        raise NotImplementedError
+
+    def hugging_face(self, config: Any, length: int) -> dict[str, Any]:
+        """The same as a Hugging Face config.json, for sequences of up to `length` tokens."""
+        raise NotImplementedError
+
+    def cache_bytes(self, config: Any, context: int) -> int:
+        """Bytes of cache that a sequence of `context` tokens needs."""
+        raise NotImplementedError
+
+    def check(self, engine: Engine, case: Case) -> None:
+        """Raise RuntimeError where the engine does not run as this system says it does."""
+
+    def build(self, case: Case) -> Workload:
+        """The workload of a case; it times itself."""
+        engine = self.engine(case)
+        work = {"forward": Prefill, "generate": Generate, "request": Request}[case.phase](engine, case)
+        facts = engine.facts()
+        return Workload(
+            run=work.once,
+            tokens=work.tokens,
+            device="cuda",
+            gate=lambda: self._gate(engine, case),
+            engine_samples=work.samples,
+            metrics=facts.metrics() | work.metrics(),
+            settings=facts.settings() | engine.described() | {"timed": work.timed},
+        )
+
+    def engine(self, case: Case) -> Engine:
+        """The engine that is there, if it serves the case, or a new one in its place."""
+        settings = self._settings(case)
+        if self._engine is None or self._engine.settings != settings:
+            self.discard()
+            config = self.config(case.size)
+            self._engine = Engine(config, self.hugging_face(config, settings.max_model_len), settings)
+        self.check(self._engine, case)
+        return self._engine
+
+    def discard(self) -> None:
+        """End the engine, if there is one."""
+        engine, self._engine, self._verdict = self._engine, None, None
+        if engine is not None:
+            engine.close()
+
+    def _settings(self, case: Case) -> Settings:
+        block = case.option("block_size", self.block_size)
+        return Settings(
+            size=case.size,
+            dtype=case.dtype,
+            max_model_len=max(MODEL_LENGTH, case.context + MODEL_LENGTH - 32768),
+            max_num_seqs=self._sequences(case),
+            block_size=None if block is None else int(block),
+            max_num_batched_tokens=int(case.option("max_num_batched_tokens", self.max_num_batched_tokens)),
+            attention=str(case.option("attention", "")),
+        )
+
+    def _sequences(self, case: Case) -> int:
+        """A power of two from SEQUENCES up that covers what could ever be in flight of the case's batch."""
+        memory = torch.cuda.get_device_properties(0).total_memory
+        possible = min(case.batch, memory // self.cache_bytes(self.config(case.size), case.context))
+        return max(SEQUENCES, 1 << max(0, possible - 1).bit_length())
+
+    def _gate(self, engine: Engine, case: Case) -> Verdict:
+        if self._verdict is None:
+            self._verdict = engine.gate(case)
+        return self._verdict
+
+
+class _Work:
+    """What a phase is in an engine: prompts of `context` tokens, `new_tokens` each, and the samples of one batch."""
+
+    timed: ClassVar[str]
+
+    def __init__(self, engine: Engine, case: Case) -> None:
+        self.engine, self.context = engine, case.context
+        self.new_tokens = self.wanted_tokens(case)
+        self.at_once = min(case.batch, engine.sequences_that_fit(case.context + self.new_tokens))
+        if self.at_once < 1:
+            raise MemoryError(f"the cache of {engine.cache_blocks()} blocks does not hold one sequence")
+        self.batch = case.batch
+
+    def wanted_tokens(self, case: Case) -> int:
+        """How many tokens each sequence generates."""
+        return 1
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens one sample stands for."""
+        return self.batch * self.context
+
+    def samples_of(self, batch: Batch) -> list[float]:
+        """The samples in ms that one batch gives."""
+        return [batch.total_ms()]
+
+    def metrics(self) -> dict[str, float | None]:
+        """How many sequences the cache holds at once, of those asked for."""
+        return {"sequences_at_once": self.at_once, "cache_blocks": self.engine.cache_blocks()}
+
+    def once(self) -> Batch:
+        """One batch of fresh prompts."""
+        return self.engine.run(self.engine.prompts(self.batch, self.context), self.new_tokens)
+
+    def samples(self, policy: Policy) -> Iterator[float]:
+        """Batches until a stopping rule holds; the first, which compiles and fills pools, is not counted."""
+        self.once()
+        start = time.monotonic()
+        taken: list[float] = []
+        while not (taken and stop_reason(taken, time.monotonic() - start, policy)):
+            for sample in self.samples_of(self.once()):
+                taken.append(sample)
+                yield sample
+
+
+class Prefill(_Work):
+    """Forward: prompts that end with their first token."""
+
+    timed = "all prompts, from the first step to the last prompt's first token"
+
+
+class Generate(_Work):
+    """Steps of as many sequences as the cache holds; a sample is a step in which all of them take part."""
+
+    timed = "each step in which every sequence in flight generates"
+
+    def __init__(self, engine: Engine, case: Case) -> None:
+        super().__init__(engine, case)
+        self.batch = self.at_once
+
+    def wanted_tokens(self, case: Case) -> int:
+        """Enough that all generate STEADY_STEPS together: the first prompt read waits for the last one."""
+        limit = self.engine.settings.max_num_batched_tokens
+        sequences = min(case.batch, self.engine.sequences_that_fit(case.context + STEADY_STEPS))
+        reading = -(-sequences * case.context // max(1, limit - sequences))
+        return STEADY_STEPS + reading + 2
+
+    @property
+    def tokens(self) -> int:
+        """One a sequence in flight."""
+        return self.batch
+
+    def samples_of(self, batch: Batch) -> list[float]:
+        """Every steady step."""
+        return batch.steady_ms(self.batch)
+
+    def metrics(self) -> dict[str, float | None]:
+        """Where the steps stand, too."""
+        return super().metrics() | {"context_at_last_step": self.context + self.new_tokens}
+
+
+class Request(_Work):
+    """Prompts, then `steps` tokens after each one's first."""
+
+    timed = "all prompts and their tokens, from the first step to the last token"
+
+    def wanted_tokens(self, case: Case) -> int:
+        """The token after the prompt is no step of its own."""
+        return int(case.option("steps", 128)) + 1
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and steps."""
+        return self.batch * (self.context + self.new_tokens - 1)

@@ -1,0 +1,62 @@
+"""How is the Llama-shaped Transformer run in vLLM, with FlashAttention 3 on Hopper and no silent fallback?"""
+
+from typing import Any
+
+import torch
+
+from bench.models.config import TransformerConfig, model_config
+from bench.models.layers import NORM_EPS
+from bench.systems.vllm_engine import Engine
+from bench.systems.vllm_system import VllmSystem
+from harness.case import Case
+
+# FlashAttention's version by the GPU's major compute capability, as vLLM's wheel has it.
+BEST_VERSION = {9: "3", 10: "4"}
+
+
+class VllmTransformer(VllmSystem):
+    """transformer/vllm; the option `attention` (FLASH_ATTN-2, TRITON_ATTN, ...) asks for another attention."""
+
+    architecture = "LlamaForCausalLM"
+    max_num_batched_tokens = 16384
+    block_size = 16
+
+    def config(self, size: str) -> TransformerConfig:
+        """The repository's Transformer."""
+        config = model_config("transformer", size)
+        assert isinstance(config, TransformerConfig)
+        return config
+
+    def hugging_face(self, config: TransformerConfig, length: int) -> dict[str, Any]:
+        """Llama's configuration of the same function."""
+        return {
+            "architectures": [self.architecture],
+            "model_type": "llama",
+            "hidden_size": config.width,
+            "intermediate_size": config.ffn_width,
+            "num_hidden_layers": config.layers,
+            "num_attention_heads": config.heads,
+            "num_key_value_heads": config.heads,
+            "head_dim": config.head_dim,
+            "vocab_size": config.vocabulary,
+            "max_position_embeddings": length,
+            "rms_norm_eps": NORM_EPS,
+            "rope_theta": 10000.0,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+        }
+
+    def cache_bytes(self, config: TransformerConfig, context: int) -> int:
+        """A key and a value of 2 bytes for each channel, layer and token."""
+        return 2 * 2 * config.width * config.layers * max(1, context)
+
+    def check(self, engine: Engine, case: Case) -> None:
+        """Another attention than this GPU's best is an error unless it was asked for."""
+        found = "-".join(engine.attention()).rstrip("-")
+        asked = str(case.option("attention", ""))
+        expected = asked or f"FLASH_ATTN-{BEST_VERSION.get(torch.cuda.get_device_capability()[0], '2')}"
+        if not found.startswith(expected):
+            raise RuntimeError(f"vLLM runs on {found}, expected {expected}; the option attention={found} accepts it")

@@ -1,0 +1,65 @@
+"""Does systems.toml say which interpreter runs a system, and is a broken one explained?"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.environments import launches
+from bench.errors import UserError
+from bench.systems import SYSTEMS
+
+
+def write(tmp_path, text):
+    file = tmp_path / "systems.toml"
+    file.write_text(text)
+    return file
+
+
+def test_every_system_runs_in_this_interpreter_by_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert {launch.command[0] for launch in launches().values()} == {sys.executable}
+    assert set(launches()) == {(spec.system, spec.backend) for spec in SYSTEMS}
+
+
+def test_an_interpreter_of_its_own(tmp_path):
+    file = write(tmp_path, '["mamba/torch"]\npython = "/opt/mamba/bin/python"\nenv = { A = "1" }\n')
+    launch = launches(file)["mamba", "torch"]
+    assert (launch.command, launch.env) == (["/opt/mamba/bin/python"], {"A": "1"})
+    assert launch.entry.startswith("bench.systems.")
+    assert launches(file)["ttt-mlp", "torch"].command == [sys.executable]
+
+
+def test_a_container_command(tmp_path):
+    file = write(tmp_path, '["mamba/torch"]\ncommand = ["docker", "run", "-i", "image", "python"]\n')
+    assert launches(file)["mamba", "torch"].command == ["docker", "run", "-i", "image", "python"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[mamba\n", "cannot be read as TOML"),
+        ('["mamba/cuda"]\npython = "p"\n', r"unknown system \[mamba/cuda\]; there are ttt-linear/torch"),
+        ('["mamba/torch"]\npyhton = "p"\n', r"\[mamba/torch\] pyhton"),
+        ('["mamba/torch"]\npython = 3\n', r"\[mamba/torch\] python"),
+        ('["mamba/torch"]\npython = "p"\ncommand = ["c"]\n', "both python and command"),
+        ('["mamba/torch"]\ncommand = []\n', "command is empty"),
+        ("mamba = 3\n", "unknown system"),
+    ],
+)
+def test_a_broken_file_is_one_sentence(tmp_path, text, message):
+    with pytest.raises(UserError, match=message):
+        launches(write(tmp_path, text))
+
+
+def test_a_file_that_is_named_must_exist(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        launches(tmp_path / "none.toml")
+
+
+def test_what_make_baselines_writes_names_systems_that_exist():
+    file = Path(__file__).parents[2] / "bench/requirements/systems.toml"
+    found = launches(file)
+    assert found["transformer", "vllm"].command == [".venv-vllm/bin/python"]
+    own = {pair for pair, launch in found.items() if launch.command != [sys.executable]}
+    assert own == {(spec.system, spec.backend) for spec in SYSTEMS if spec.install != "make bench"}

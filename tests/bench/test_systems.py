@@ -1,0 +1,97 @@
+"""Do the adapters keep the protocol, does a gate notice a wrong model, and does the README's example run?"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.selection import select
+from bench.suites import cases, find_suite
+from bench.systems import SYSTEMS
+from bench.systems.torch_transformer import TorchTransformer
+from bench.systems.ttt_torch import TTTMLP, TTTLinear
+from harness.case import Case
+from harness.gate import relative_error
+from harness.system import Workload
+from harness.worker import load
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def case(system, phase="forward", **options):
+    fields = {"suite": "quick", "backend": "torch", "size": "tiny", "batch": 2, "context": 32, "dtype": "float32"}
+    return Case(system=system, phase=phase, state_dtype="float32", options=tuple(options.items()), **fields)
+
+
+@pytest.mark.parametrize("spec", SYSTEMS, ids=lambda spec: spec.label)
+def test_every_adapter_says_whether_it_can_run(spec):
+    reason = load(spec.adapter).unavailable()
+    assert "\n" not in reason
+    if "cpu" in spec.devices and not torch.cuda.is_available():
+        assert reason == ""
+
+
+@pytest.mark.parametrize("adapter", [TTTLinear, TTTMLP, TorchTransformer])
+@pytest.mark.parametrize("phase", ["forward", "generate", "request"])
+def test_a_workload_runs_and_passes_its_gate(adapter, phase):
+    system = getattr(adapter, "system", "transformer")
+    workload = adapter().build(case(system, phase, **({"steps": 3} if phase == "request" else {})))
+    verdict = workload.gate()
+    assert verdict.passed, verdict.reason
+    assert torch.isfinite(torch.as_tensor(workload.run()).float()).all()
+    assert workload.metrics["parameters"] > 1e5
+
+
+def test_the_gate_notices_a_step_that_is_off_by_a_thousandth():
+    adapter = TTTLinear()
+    workload = adapter.build(case("ttt-linear"))
+    _, model = adapter._loaded
+    step = model.generate_step
+    model.generate_step = lambda ids, state: (step(ids, state)[0] * 1.001, state)
+    assert not workload.gate().passed
+
+
+@pytest.mark.parametrize("options", [{"form": "dual"}, {"form": "primal"}, {"part": "w"}, {"part": "z"}])
+def test_a_layer_is_measured_whole_or_in_part(options):
+    workload = TTTLinear().build(case("ttt-linear", scope="layer", **options))
+    assert workload.gate().passed
+    workload.run()
+    assert workload.metrics["flops"] > 0
+
+
+def test_the_primal_and_the_dual_layer_compute_the_same():
+    torch.manual_seed(0)
+    outputs = []
+    for form in ("dual", "primal"):
+        torch.manual_seed(0)
+        outputs.append(TTTMLP().build(case("ttt-mlp", scope="layer", form=form)).run()[0])
+    assert relative_error(*outputs) < 1e-5
+
+
+def test_the_readmes_adapter_is_complete():
+    example = re.findall(r"```python\n(\"\"\"How is my RNN run.*?)```", README.read_text(), re.DOTALL)[0]
+    assert len(example.splitlines()) <= 40
+    names: dict = {}
+    exec(compile(example, "README.md", "exec"), names)
+    adapter = names["MyRNN"]()
+    workload = adapter.build(case("my-rnn"))
+    assert isinstance(workload, Workload)
+    assert adapter.unavailable() == ""
+    assert workload.gate().passed
+    workload.run()
+    with pytest.raises(names["Skip"]):
+        adapter.build(case("my-rnn", "generate"))
+
+
+def test_the_readme_names_every_command_that_it_shows():
+    shown = set(re.findall(r"^ttt-bench (\w+)", README.read_text(), re.MULTILINE))
+    from bench.cli import app
+
+    assert shown <= {command.name or command.callback.__name__ for command in app.registered_commands}
+
+
+def test_every_case_of_quick_names_an_adapter():
+    known = {(spec.system, spec.backend) for spec in SYSTEMS}
+    found = cases(find_suite("quick"), select(None, None, None, None, "cpu"), "cpu")
+    assert {(c.system, c.backend) for c in found} <= known
