@@ -1,0 +1,184 @@
+"""Does build.py compile once, find what it compiled, and say in one sentence what is missing?"""
+
+import stat
+import subprocess
+
+import pytest
+
+from tk_kernels import build
+
+NAME = "ttt_linear/forward"
+LOG = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_Z4fastPf' for 'sm_90a'
+ptxas info    : Function properties for _Z4fastPf
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 384 bytes smem, 1232 bytes cmem[0]
+ptxas info    : Compiling entry function '_Z4slowPf' for 'sm_90a'
+ptxas info    : Function properties for _Z4slowPf
+    160 bytes stack frame, 184 bytes spill stores, 212 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 160 bytes cumulative stack size
+"""
+FAKE_NVCC = """\
+#!/bin/sh
+case "$1" in --version) echo "Cuda compilation tools, release {version}"; exit 0;; esac
+echo called >> "{calls}"
+{body}
+while [ $# -gt 1 ]; do shift; done
+echo library > "$1"
+cat >&2 <<'LOG'
+{log}LOG
+"""
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine with an nvcc that writes LOG, headers, an empty cache and one source file."""
+    pytest.importorskip("tvm_ffi")
+
+    class Machine:
+        calls = tmp_path / "calls"
+        source = tmp_path / "tk_kernels" / "ttt_linear" / "forward.cu"
+
+        def nvcc(self, version="13.0, V13.0.88", body=""):
+            path = tmp_path / "cuda" / "bin" / "nvcc"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(FAKE_NVCC.format(version=version, calls=self.calls, body=body, log=LOG))
+            path.chmod(path.stat().st_mode | stat.S_IEXEC)
+
+        def without_nvcc(self):
+            monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
+            monkeypatch.setattr(build.shutil, "which", lambda tool: None)
+
+        def times_compiled(self):
+            return len(self.calls.read_text().splitlines()) if self.calls.exists() else 0
+
+    headers = tmp_path / "headers"
+    (headers / "include").mkdir(parents=True)
+    (headers / "include" / "kittens.cuh").write_text("")
+    (headers / "COMMIT").write_text("abc123\n")
+    Machine.source.parent.mkdir(parents=True)
+    Machine.source.write_text("// one")
+    monkeypatch.setattr(build, "_SOURCE_ROOT", tmp_path / "tk_kernels")
+    monkeypatch.setenv("THUNDERKITTENS_ROOT", str(headers))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    monkeypatch.setenv("TTT_BENCH_CACHE", str(tmp_path / "cache"))
+    machine = Machine()
+    machine.nvcc()
+    return machine
+
+
+def test_resources_are_read_from_the_compiler_log():
+    fast, slow = build.parse_resources(LOG)
+    assert (fast.registers, fast.shared, fast.stack_bytes, fast.spills) == (40, 384, 0, False)
+    assert (slow.registers, slow.spill_store_bytes, slow.spill_load_bytes, slow.stack_bytes) == (255, 184, 212, 160)
+    assert slow.spills
+    assert "fast" in fast.name
+
+
+def test_second_build_compiles_nothing(machine):
+    first, second = build.build(NAME), build.build(NAME)
+    assert (first.compiled, second.compiled) == (True, False)
+    assert machine.times_compiled() == 1
+    assert second.library == first.library
+    assert second.library.read_text() == "library\n"
+    assert [kernel.registers for kernel in second.resources] == [40, 255]
+
+
+def test_source_flags_and_compiler_each_make_a_new_build(machine):
+    builds = {build.build(NAME).library}
+    machine.source.write_text("// two")
+    builds.add(build.build(NAME).library)
+    (machine.source.parent.parent / "common.cuh").write_text("// shared by all")
+    builds.add(build.build(NAME).library)
+    builds.add(build.build(NAME, ("-DWITH=1",)).library)
+    machine.nvcc(version="13.1, V13.1.2")
+    builds.add(build.build(NAME).library)
+    assert len(builds) == machine.times_compiled() == 5
+
+
+def test_carried_cache_serves_without_nvcc_and_headers(machine, monkeypatch):
+    build.build(NAME)
+    machine.nvcc(version="13.1, V13.1.2")
+    newest = build.build(NAME)
+    machine.without_nvcc()
+    monkeypatch.setenv("THUNDERKITTENS_ROOT", "/nowhere")
+    assert build.build(NAME).library == newest.library
+    machine.source.write_text("// not what was built")
+    with pytest.raises(build.BuildError, match="no nvcc"):
+        build.build(NAME)
+
+
+def test_missing_headers_are_named(machine, monkeypatch):
+    monkeypatch.setenv("THUNDERKITTENS_ROOT", "/nowhere")
+    with pytest.raises(build.BuildError, match=r"THUNDERKITTENS_ROOT=/nowhere has no include/kittens\.cuh"):
+        build.build(NAME)
+    monkeypatch.delenv("THUNDERKITTENS_ROOT")
+    with pytest.raises(build.BuildError, match="no ThunderKittens headers"):
+        build.build(NAME)
+
+
+def test_compiler_error_is_one_sentence_and_leaves_no_build(machine):
+    machine.nvcc(body='echo "forward.cu(3): error: expected a ;" >&2; exit 2')
+    with pytest.raises(build.BuildError, match=r"forward\.cu\(3\): error: expected a ;") as caught:
+        build.build(NAME)
+    assert "\n" not in str(caught.value)
+    machine.nvcc()
+    assert build.build(NAME).compiled
+
+
+def test_unknown_kernel_is_named():
+    with pytest.raises(build.BuildError, match=r"ttt_cubic/forward\.cu"):
+        build.build("ttt_cubic/forward")
+
+
+def test_no_gpu_is_a_reason(machine, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert build.unavailable(NAME) == "there is no CUDA GPU"
+
+
+def test_older_gpu_is_a_reason(machine, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A100")
+    assert "A100 (compute capability 8.0)" in build.unavailable(NAME)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert build.unavailable(NAME) == ""
+    machine.without_nvcc()
+    assert "no nvcc" in build.unavailable(NAME)
+
+
+def test_fetch_checks_out_the_pinned_commit(tmp_path, monkeypatch):
+    remote = tmp_path / "remote"
+    (remote / "include").mkdir(parents=True)
+    (remote / "include" / "kittens.cuh").write_text("")
+    git = ["git", "-C", str(remote), "-c", "user.name=n", "-c", "user.email=e"]
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "headers"]):
+        subprocess.run([*git, *arguments], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    monkeypatch.setattr(build, "THUNDERKITTENS_URL", str(remote))
+    monkeypatch.setattr(build, "THUNDERKITTENS_COMMIT", commit)
+    monkeypatch.setenv("TTT_BENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("THUNDERKITTENS_ROOT", raising=False)
+    root = build.fetch_thunderkittens()
+    assert build.find_thunderkittens() == root
+    assert build.thunderkittens_version(root) == commit
+    monkeypatch.setattr(build, "THUNDERKITTENS_URL", "/nowhere")
+    assert build.fetch_thunderkittens() == root  # already there
+
+
+def test_failed_fetch_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "THUNDERKITTENS_URL", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("TTT_BENCH_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(build.BuildError, match="could not be fetched"):
+        build.fetch_thunderkittens()
+
+
+@pytest.mark.skipif(build._missing_to_compile() != "", reason=build._missing_to_compile())
+@pytest.mark.parametrize("name", build.KERNELS)
+def test_no_kernel_spills(name):
+    kernels = build.build(name).resources
+    assert kernels
+    assert [kernel for kernel in kernels if kernel.spills] == []

@@ -1,0 +1,66 @@
+// What does every .cu file here need? Argument checks at the tvm-ffi boundary, the stream, and one-line PTX.
+#pragma once
+
+#include "kittens.cuh"
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/function.h>
+
+namespace ttt {
+
+using namespace kittens;
+using tvm::ffi::TensorView;
+
+// The tile element type of a tensor's dtype.
+inline bool is_bf16(const TensorView &x) { return x.dtype() == DLDataType{kDLBfloat, 16, 1}; }
+inline bool is_fp16(const TensorView &x) { return x.dtype() == DLDataType{kDLFloat, 16, 1}; }
+inline bool is_fp32(const TensorView &x) { return x.dtype() == DLDataType{kDLFloat, 32, 1}; }
+
+// `shape` in elements; -1 takes any extent. The Python side reports users' mistakes; these guard the pointers.
+inline void check_shape(const char *name, const TensorView &x, std::initializer_list<int64_t> shape) {
+    TVM_FFI_ICHECK_EQ(x.ndim(), static_cast<int>(shape.size())) << name << ": wrong number of dimensions";
+    TVM_FFI_ICHECK_EQ(static_cast<int>(x.device().device_type), static_cast<int>(kDLCUDA)) << name << ": not on a GPU";
+    int axis = 0;
+    for (int64_t extent : shape) {
+        if (extent >= 0) TVM_FFI_ICHECK_EQ(x.size(axis), extent) << name << ": wrong extent of dimension " << axis;
+        ++axis;
+    }
+}
+inline void check_contiguous(const char *name, const TensorView &x) {
+    TVM_FFI_ICHECK(x.IsContiguous()) << name << ": must be contiguous";
+}
+template <typename T> inline T *pointer(const TensorView &x) {
+    return reinterpret_cast<T *>(static_cast<char *>(x.data_ptr()) + x.byte_offset());
+}
+
+// The stream the caller's framework has made current on x's device.
+inline cudaStream_t stream_of(const TensorView &x) {
+    return static_cast<cudaStream_t>(TVMFFIEnvGetStream(x.device().device_type, x.device().device_id));
+}
+
+inline void check_cuda(cudaError_t status, const char *what) {
+    TVM_FFI_ICHECK(status == cudaSuccess) << what << ": " << cudaGetErrorString(status);
+}
+
+// A [B, T, H, D] tensor for TMA, D contiguous, the other strides as they come (a slice of a fused projection).
+// Tiles are of T by D; rows at or beyond T read as zero and are not written.
+template <typename GL, typename ST> GL strided_tokens(const TensorView &x) {
+    using T = typename ST::dtype;
+    GL layout(pointer<T>(x), x.size(0), x.size(1), x.size(2), nullptr);
+    constexpr uint64_t wide = ST::swizzle_bytes / sizeof(T);  // elements of one swizzled row
+    const auto extent = [&](int axis) { return uint64_t(x.size(axis)); };
+    const auto bytes = [&](int axis) { return uint64_t(x.stride(axis)) * sizeof(T); };
+    const uint64_t shape[5] = {wide, extent(1), extent(3) / wide, extent(2), extent(0)};
+    const uint64_t strides[4] = {bytes(1), ST::swizzle_bytes, bytes(2), bytes(0)};
+    const uint32_t box[5] = {uint32_t(wide), ST::rows, ST::cols / uint32_t(wide), 1, 1}, steps[5] = {1, 1, 1, 1, 1};
+    constexpr auto type = std::is_same_v<T, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const CUresult status = cuTensorMapEncodeTiled(
+        &layout.tma_descs.tma_desc, type, 5, pointer<T>(x), shape, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    TVM_FFI_ICHECK(status == CUDA_SUCCESS) << "TMA refuses the tensor: strides must be multiples of 16 bytes";
+    return layout;
+}
+
+}  // namespace ttt
