@@ -1,0 +1,271 @@
+"""How does TTT-Linear generate one token for a large batch, in one Triton launch that a CUDA graph can hold?
+
+Two forms of the function of `reference.py` (ttt_layer.md, "Three forms"):
+dual    caches, inside a mini-batch, the rows of K and of lr * G, reads W once a token and rewrites it once in m;
+primal  keeps the running sum of lr * K^T G beside W, reads and writes it at every token (arXiv 2407.04620, 3.1).
+One program owns one head of one sequence and branches on that sequence's own position, which lives in device memory.
+"""
+# mypy: allow-untyped-defs
+# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tk_kernels.generate_common import (
+    PRECISIONS,
+    again,
+    available,
+    check_choice,
+    check_token,
+    dot_type,
+    gpu_name,
+    jit,
+    learning_rate,
+    ln_l2_grad,
+    load_angles,
+    load_token,
+    load_weights,
+    normalise,
+    restore,
+    rope_table,
+    rotate,
+    store,
+    store_weights,
+    tl,
+    triton,
+)
+from tk_kernels.ttt_linear.reference import LinearPrimalState, LinearState
+from tk_kernels.tuning import Tuning, tuning
+
+__all__ = ["GenerateState", "available", "generate_step", "rope_table"]
+
+
+@dataclass
+class GenerateState:
+    """What `generate_step` carries from token to token, updated in place.
+
+    weights [B, H, D, D] in the precision's type (for "planes" the high one), low [B, H, D, D] int16 or None,
+    b [B, H, D] float32, position [B, H] int32 (the same for all heads of a sequence).
+    gathered: what the current mini-batch left so far. dual: rows of K and of lr * G, [B, H, m, D] in the precision's
+    row type; primal: dW [B, H, D, D] and db [B, H, D] float32.
+    """
+
+    form: str
+    precision: str
+    mini_batch: int
+    weights: torch.Tensor
+    low: torch.Tensor | None
+    b: torch.Tensor
+    position: torch.Tensor
+    gathered: tuple[torch.Tensor, torch.Tensor]
+
+    @classmethod
+    def from_state(cls, state: LinearState, form: str = "dual", precision: str = "planes") -> GenerateState:
+        """A copy of what forward left, at any position, in this form and precision."""
+        check_choice(form, precision)
+        weights, low = store(state.W, precision)
+        position = state.position[:, None].repeat(1, state.W.shape[1]).to(torch.int32)
+        k, g = _valid_rows(state)
+        if form == "dual":
+            row_type = PRECISIONS[precision].rows
+            gathered = (k.to(row_type, copy=True), g.to(row_type, copy=True))
+        else:
+            gathered = ((k.double().mT @ g.double()).float(), g.double().sum(2).float())
+        return cls(form, precision, state.k_rows.shape[2], weights, low, _float(state.b), position, gathered)
+
+    def to_state(self) -> LinearState | LinearPrimalState:
+        """The reference's state: rows for the dual form, running sums for the primal one. Float32 copies."""
+        W, b, position = restore(self.weights, self.low), self.b.clone(), self.position[:, 0].clone()
+        first, second = self.gathered
+        if self.form == "dual":
+            return LinearState(W, b, _float(first), _float(second), position)
+        running = (self.position > 0)[..., None]  # the sums of a fresh mini-batch are not cleared, but ignored
+        return LinearPrimalState(W, b, first * running[..., None], second * running, position)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor of the state: what a snapshot has to copy, and what the bytes of the state are."""
+        kept = (self.weights, self.low, self.b, self.position, *self.gathered)
+        return [x for x in kept if x is not None]
+
+
+def _float(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float32, copy=True).contiguous()
+
+
+def _valid_rows(state: LinearState) -> list[torch.Tensor]:
+    """k_rows and g_rows with the rows that do not count set to 0."""
+    rows = torch.arange(state.k_rows.shape[2], device=state.W.device)
+    valid = (rows < state.position[:, None])[:, None, :, None]
+    return [torch.where(valid, x, 0) for x in (state.k_rows, state.g_rows)]
+
+
+def generate_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lr: torch.Tensor,
+    token_scale: torch.Tensor,
+    ln_weight: torch.Tensor,
+    ln_bias: torch.Tensor,
+    gstate: GenerateState,
+    *,
+    form: str | None = None,
+    out: torch.Tensor | None = None,
+    rope: torch.Tensor | None = None,
+    base_lr: float | None = None,
+    launch: Tuning | None = None,
+) -> torch.Tensor:
+    """One token for every sequence: `q + LN(f(q))` after the gradient step of (k, v); advances `gstate` in place.
+
+    q, k, v, out [B, H, D] in one type (only B may be strided); lr [B, H] float32; token_scale [m];
+    ln_weight, ln_bias [H, D]. rope: the table of `rope_table`, if q and k do not have RoPE yet.
+    base_lr: if given, lr holds the logits x · w_h + c_h. launch replaces the row of `generate_tuning.toml`.
+    Raises ValueError on a wrong shape, and where `form` is not the state's.
+    """
+    B, H, D = gstate.b.shape
+    if form not in (None, gstate.form):
+        raise ValueError(f"form {form!r}: this state was made for {gstate.form!r}")
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
+        check_token(name, x, (B, H, D))
+    check_token("lr", lr, (B, H))
+    if not B * H:
+        return out
+    cfg = launch or tuning("ttt_linear", gstate.form, gstate.precision, gpu_name(q.device))
+    s = gstate
+    kernel = _dual if s.form == "dual" else _primal
+    kernel[(B * H,)](
+        q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, s.weights, s.low, s.b, *s.gathered, s.position,
+        q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0,
+        H=H, D=D, DP=triton.next_power_of_2(D), m=s.mini_batch, MP=max(16, triton.next_power_of_2(s.mini_batch)),
+        PLANES=s.low is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
+        BLOCK=min(cfg.block, triton.next_power_of_2(D)), DOT=dot_type(s.gathered[0]),
+        num_warps=cfg.warps, maxnreg=cfg.registers or None,
+    )  # fmt: skip
+    return out
+
+
+@jit
+def _dual(
+    q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, weights, low, b, rows_k, rows_g, position,
+    q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr,
+    H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, m: tl.constexpr, MP: tl.constexpr,
+    PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0).to(tl.int64)
+    seq, head = pid // H, pid % H
+    rd, rm = tl.arange(0, DP), tl.arange(0, MP)
+    valid = rd < D
+    pos = tl.load(position + pid)
+    at = pid * (D * D)
+    w = tl.load(weights + at + rd[:, None] * D + rd[None, :], mask=valid[:, None] & valid[None, :], other=0)
+    k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
+    q_row, q_pair = load_token(q, seq * q_stride + head * D, rd, valid, ROPE)
+    v_row = tl.load(v + seq * v_stride + head * D + rd, mask=valid, other=0)
+    gamma = tl.load(ln_weight + head * D + rd, mask=valid, other=0)
+    beta = tl.load(ln_bias + head * D + rd, mask=valid, other=0)
+    bias = tl.load(b + pid * D + rd, mask=valid, other=0)
+    rate = tl.load(lr + seq * lr_stride + head)
+    scale = tl.load(token_scale + pos)
+    cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
+    rows_at = pid * (m * D) + rm[:, None] * D + rd[None, :]
+    cached = (rm[:, None] < pos) & valid[None, :]
+    past_k = tl.load(rows_k + rows_at, mask=cached, other=0)
+    past_g = tl.load(rows_g + rows_at, mask=cached, other=0)
+
+    # Z = k @ W + b ; g = lr * G, rounded as it will be cached
+    kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
+    eta = learning_rate(rate, base_lr, D, LOGITS)
+    wf = w.to(tl.float32)
+    z = tl.sum(kf[:, None] * wf, 0) + bias
+    zbar = tl.sum(qf[:, None] * again(w), 0) + bias
+    g = eta * ln_l2_grad(z, v_row.to(tl.float32) - kf, gamma, beta, valid, D)
+    g = g.to(rows_g.dtype.element_ty).to(tl.float32)
+    # Zbar = q @ W + b - s_i * sum_{j <= i} (q . k_j + 1) g_j
+    weight = tl.sum(qf[None, :] * past_k.to(tl.float32), 1) + 1.0
+    step = tl.sum(weight[:, None] * past_g.to(tl.float32), 0) + (tl.sum(qf * kf, 0) + 1.0) * g
+    zbar -= scale * step
+    xhat, _ = normalise(tl.where(valid, zbar, 0.0), valid, D)
+    tl.store(out + seq * out_stride + head * D + rd, (qf + gamma * xhat + beta).to(out.dtype.element_ty), mask=valid)
+
+    tl.debug_barrier()  # every warp has read the position and the state
+    row = pid * (m * D) + pos * D + rd
+    tl.store(rows_k + row, kf.to(rows_k.dtype.element_ty), mask=valid)
+    tl.store(rows_g + row, g.to(rows_g.dtype.element_ty), mask=valid)
+    if pos < m - 1:
+        tl.store(position + pid, pos + 1)
+    else:
+        # The mini-batch is complete: W -= s K^T g, b -= s sum(g)
+        tl.store(position + pid, 0)
+        tl.store(b + pid * D + rd, bias - scale * (tl.sum(past_g.to(tl.float32), 0) + g), mask=valid)
+        tl.debug_barrier()  # the row just written is read back below
+        full = (rm[:, None] < m) & valid[None, :]
+        all_g = tl.load(rows_g + rows_at, mask=full, other=0)
+        for first in range(0, D, BLOCK):
+            rb = first + tl.arange(0, BLOCK)
+            inside = rb < D
+            block_k = tl.load(
+                rows_k + pid * (m * D) + rm[None, :] * D + rb[:, None],
+                mask=(rm[None, :] < m) & inside[:, None],
+                other=0,
+            )
+            tile = at + rb[:, None] * D + rd[None, :]
+            mask = inside[:, None] & valid[None, :]
+            update = tl.dot(block_k.to(DOT), all_g.to(DOT), input_precision="ieee")
+            x = load_weights(weights, low, tile, mask, PLANES) - scale * update
+            store_weights(weights, low, tile, x, mask, PLANES)
+
+
+@jit
+def _primal(
+    q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, weights, low, b, dW, db, position,
+    q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr,
+    H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, m: tl.constexpr, MP: tl.constexpr,
+    PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0).to(tl.int64)
+    seq, head = pid // H, pid % H
+    rd = tl.arange(0, DP)
+    valid = rd < D
+    pos = tl.load(position + pid)
+    tile = pid * (D * D) + rd[:, None] * D + rd[None, :]
+    mask = valid[:, None] & valid[None, :]
+    w = tl.load(weights + tile, mask=mask, other=0)
+    k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
+    q_row, q_pair = load_token(q, seq * q_stride + head * D, rd, valid, ROPE)
+    v_row = tl.load(v + seq * v_stride + head * D + rd, mask=valid, other=0)
+    gamma = tl.load(ln_weight + head * D + rd, mask=valid, other=0)
+    beta = tl.load(ln_bias + head * D + rd, mask=valid, other=0)
+    bias = tl.load(b + pid * D + rd, mask=valid, other=0)
+    rate = tl.load(lr + seq * lr_stride + head)
+    scale = tl.load(token_scale + pos)
+    cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
+    # A fresh mini-batch starts from 0 whatever is stored, so nothing ever clears the sums
+    sum_W = tl.load(dW + tile, mask=mask & (pos > 0), other=0)
+    sum_b = tl.load(db + pid * D + rd, mask=valid & (pos > 0), other=0)
+
+    # Z = k @ W + b ; W_t = W - s (dW + lr K^T G)
+    kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
+    eta = learning_rate(rate, base_lr, D, LOGITS)
+    wf = w.to(tl.float32)
+    z = tl.sum(kf[:, None] * wf, 0) + bias
+    g = eta * ln_l2_grad(z, v_row.to(tl.float32) - kf, gamma, beta, valid, D)
+    sum_W += kf[:, None] * g[None, :]
+    sum_b += g
+    zbar = tl.sum(qf[:, None] * (wf - scale * sum_W), 0) + bias - scale * sum_b
+    xhat, _ = normalise(tl.where(valid, zbar, 0.0), valid, D)
+    tl.store(out + seq * out_stride + head * D + rd, (qf + gamma * xhat + beta).to(out.dtype.element_ty), mask=valid)
+
+    tl.debug_barrier()  # every warp has read the position and the state
+    if pos < m - 1:
+        tl.store(position + pid, pos + 1)
+        tl.store(dW + tile, sum_W, mask=mask)
+        tl.store(db + pid * D + rd, sum_b, mask=valid)
+    else:
+        tl.store(position + pid, 0)
+        tl.store(b + pid * D + rd, bias - scale * sum_b, mask=valid)
+        x = load_weights(weights, low, tile, mask, PLANES) - scale * sum_W
+        store_weights(weights, low, tile, x, mask, PLANES)

@@ -1,0 +1,394 @@
+"""How does TTT-MLP generate one token for a large batch, in one Triton launch that a CUDA graph can hold?
+
+Two forms of the function of `reference.py` (ttt_layer.md, "Three forms"):
+dual    caches, inside a mini-batch, the rows of K, X2 and lr * G, reads W1 and W2 at every token and rewrites them
+        once in m;
+primal  keeps the running sums of the gradients beside W1 and W2, reads and writes them at every token.
+One program owns one head of one sequence and branches on that sequence's own position, which lives in device memory.
+"""
+# mypy: allow-untyped-defs
+# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tk_kernels.generate_common import (
+    PRECISIONS,
+    again,
+    available,
+    check_choice,
+    check_token,
+    columns,
+    dot_type,
+    gelu,
+    gelu_grad,
+    gpu_name,
+    jit,
+    learning_rate,
+    ln_l2_grad,
+    load_angles,
+    load_token,
+    load_weights,
+    normalise,
+    restore,
+    rope_table,
+    rotate,
+    store,
+    store_weights,
+    tl,
+    triton,
+)
+from tk_kernels.ttt_mlp.reference import MLPPrimalState, MLPState
+from tk_kernels.tuning import Tuning, tuning
+
+__all__ = ["GenerateState", "available", "generate_step", "rope_table"]
+
+
+@dataclass
+class GenerateState:
+    """What `generate_step` carries from token to token, updated in place.
+
+    weights1 (W1 transposed: row f is what hidden unit f reads) and weights2 [B, H, F, D] in the precision's type
+    (for "planes" the high ones), low1, low2 their int16 low planes or None, b1 [B, H, F], b2 [B, H, D] float32,
+    position [B, H] int32 (the same for all heads of a sequence).
+    gathered: what the current mini-batch left so far. dual: rows of K, X2, lr * G1 and lr * G2, [B, H, m, D or F] in
+    the precision's row type; primal: dW1, db1, dW2 and db2 float32, shaped as what they belong to.
+    """
+
+    form: str
+    precision: str
+    mini_batch: int
+    weights1: torch.Tensor
+    low1: torch.Tensor | None
+    b1: torch.Tensor
+    weights2: torch.Tensor
+    low2: torch.Tensor | None
+    b2: torch.Tensor
+    position: torch.Tensor
+    gathered: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+    @classmethod
+    def from_state(cls, state: MLPState, form: str = "dual", precision: str = "planes") -> GenerateState:
+        """A copy of what forward left, at any position, in this form and precision."""
+        check_choice(form, precision)
+        first, second = store(state.W1.mT, precision), store(state.W2, precision)
+        position = state.position[:, None].repeat(1, state.W1.shape[1]).to(torch.int32)
+        b1, b2 = _float(state.b1), _float(state.b2)
+        gathered = _kept_rows(state, precision) if form == "dual" else _running_sums(state)
+        return cls(form, precision, state.k_rows.shape[2], *first, b1, *second, b2, position, gathered)
+
+    def to_state(self) -> MLPState | MLPPrimalState:
+        """The reference's state: rows for the dual form, running sums for the primal one. Float32 copies."""
+        position, b1, b2 = self.position[:, 0].clone(), self.b1.clone(), self.b2.clone()
+        W1, W2 = restore(self.weights1, self.low1).mT.contiguous(), restore(self.weights2, self.low2)
+        if self.form == "dual":
+            k, x2, g1, g2 = (_float(x) for x in self.gathered)
+            return MLPState(W1, b1, W2, b2, k, x2, g1, g2, position)
+        running = (self.position > 0)[..., None]  # the sums of a fresh mini-batch are not cleared, but ignored
+        dW1, db1, dW2, db2 = self.gathered
+        dW1, dW2 = dW1.mT * running[..., None], dW2 * running[..., None]
+        return MLPPrimalState(W1, b1, W2, b2, dW1, db1 * running, dW2, db2 * running, position)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor of the state: what a snapshot has to copy, and what the bytes of the state are."""
+        weights = (self.weights1, self.low1, self.b1, self.weights2, self.low2, self.b2)
+        return [x for x in (*weights, self.position, *self.gathered) if x is not None]
+
+
+def _float(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float32, copy=True).contiguous()
+
+
+def _valid_rows(state: MLPState) -> list[torch.Tensor]:
+    """k_rows, x2_rows, g1_rows and g2_rows with the rows that do not count set to 0."""
+    rows = torch.arange(state.k_rows.shape[2], device=state.W1.device)
+    valid = (rows < state.position[:, None])[:, None, :, None]
+    return [torch.where(valid, x, 0) for x in (state.k_rows, state.x2_rows, state.g1_rows, state.g2_rows)]
+
+
+def _kept_rows(state: MLPState, precision: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    k, x2, g1, g2 = (x.to(PRECISIONS[precision].rows, copy=True) for x in _valid_rows(state))
+    return k, x2, g1, g2
+
+
+def _running_sums(state: MLPState) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    k, x2, g1, g2 = (x.double() for x in _valid_rows(state))
+    return (g1.mT @ k).float(), g1.sum(2).float(), (x2.mT @ g2).float(), g2.sum(2).float()
+
+
+def generate_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lr: torch.Tensor,
+    token_scale: torch.Tensor,
+    ln_weight: torch.Tensor,
+    ln_bias: torch.Tensor,
+    gstate: GenerateState,
+    *,
+    form: str | None = None,
+    out: torch.Tensor | None = None,
+    rope: torch.Tensor | None = None,
+    base_lr: float | None = None,
+    launch: Tuning | None = None,
+) -> torch.Tensor:
+    """One token for every sequence: `q + LN(f(q))` after the gradient step of (k, v); advances `gstate` in place.
+
+    q, k, v, out [B, H, D] in one type (only B may be strided); lr [B, H] float32; token_scale [m];
+    ln_weight, ln_bias [H, D]. rope: the table of `rope_table`, if q and k do not have RoPE yet.
+    base_lr: if given, lr holds the logits x · w_h + c_h. launch replaces the row of `generate_tuning.toml`.
+    Raises ValueError on a wrong shape, and where `form` is not the state's.
+    """
+    (B, H, D), F = gstate.b2.shape, gstate.b1.shape[2]
+    if form not in (None, gstate.form):
+        raise ValueError(f"form {form!r}: this state was made for {gstate.form!r}")
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
+        check_token(name, x, (B, H, D))
+    check_token("lr", lr, (B, H))
+    if not B * H:
+        return out
+    cfg = launch or tuning("ttt_mlp", gstate.form, gstate.precision, gpu_name(q.device))
+    s = gstate
+    kernel = _dual if s.form == "dual" else _primal
+    kernel[(B * H,)](
+        q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
+        s.weights1, s.low1, s.b1, s.weights2, s.low2, s.b2, *s.gathered, s.position,
+        q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0,
+        H=H, D=D, DP=triton.next_power_of_2(D), F=F, FP=triton.next_power_of_2(F),
+        m=s.mini_batch, MP=max(16, triton.next_power_of_2(s.mini_batch)),
+        PLANES=s.low1 is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
+        BLOCK=min(cfg.block, triton.next_power_of_2(F)), DOT=dot_type(s.gathered[0]),
+        MATRIX=cfg.matrix, num_warps=cfg.warps, maxnreg=cfg.registers or None,
+    )  # fmt: skip
+    return out
+
+
+@jit
+def _dual(
+    q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
+    weights1, low1, b1, weights2, low2, b2, rows_k, rows_x2, rows_g1, rows_g2, position,
+    q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr,
+    H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, FP: tl.constexpr,
+    m: tl.constexpr, MP: tl.constexpr,
+    PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr,
+    BLOCK: tl.constexpr, MATRIX: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0).to(tl.int64)
+    seq, head = pid // H, pid % H
+    rd, rf, rm = tl.arange(0, DP), tl.arange(0, FP), tl.arange(0, MP)
+    valid, wide = rd < D, rf < F
+    row_type = rows_g1.dtype.element_ty
+    pos = tl.load(position + pid)
+    # Hidden unit f is row f of weights1 (W1 transposed) and of weights2
+    weights1 += pid * (D * F)
+    weights2 += pid * (D * F)
+    # The compiler moves the weights to shared memory as they come, and waits for the first before it asks for the
+    # second: what stands between them is asked for while the first comes
+    tile = rf[:, None] * D + rd[None, :]
+    w1 = tl.load(weights1 + tile, mask=wide[:, None] & valid[None, :], other=0)
+    k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
+    q_row, q_pair = load_token(q, seq * q_stride + head * D, rd, valid, ROPE)
+    v_row = tl.load(v + seq * v_stride + head * D + rd, mask=valid, other=0)
+    gamma = tl.load(ln_weight + head * D + rd, mask=valid, other=0)
+    beta = tl.load(ln_bias + head * D + rd, mask=valid, other=0)
+    bias1 = tl.load(b1 + pid * F + rf, mask=wide, other=0)
+    bias2 = tl.load(b2 + pid * D + rd, mask=valid, other=0)
+    rate = tl.load(lr + seq * lr_stride + head)
+    scale = tl.load(token_scale + pos)
+    cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
+    at_d, at_f = rm[:, None] * D + rd[None, :], rm[:, None] * F + rf[None, :]
+    earlier = rm[:, None] < pos
+    past_k = tl.load(rows_k + pid * (m * D) + at_d, mask=earlier & valid[None, :], other=0)
+    past_g1 = tl.load(rows_g1 + pid * (m * F) + at_f, mask=earlier & wide[None, :], other=0)
+    past_x2 = tl.load(rows_x2 + pid * (m * F) + at_f, mask=earlier & wide[None, :], other=0)
+    past_g2 = tl.load(rows_g2 + pid * (m * D) + at_d, mask=earlier & valid[None, :], other=0)
+    w2 = tl.load(weights2 + tile, mask=wide[:, None] & valid[None, :], other=0)
+
+    # Z1 = k @ W1 + b1 ; Z1bar = q @ W1 + b1 - s_i * sum_{j < i} (q . k_j + 1) g1_j, and the term of j = i below
+    kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
+    weight1 = -scale * (tl.sum(qf[None, :] * past_k.to(tl.float32), 1) + 1.0)
+    z1, zbar1 = first_products(w1, past_g1, kf, qf, weight1, MATRIX, DOT)
+    z1 += bias1
+    zbar1 += bias1
+    # X2 = gelu(Z1) ; Z2 = X2 @ W2 + b2
+    x2 = gelu(z1)
+    z2 = sum_rows(w2, x2, MATRIX, DOT) + bias2
+    # G2 ; G1 = (G2 @ W2^T) * gelu'(Z1) ; g = lr * G, rounded as it will be cached
+    eta = learning_rate(rate, base_lr, D, LOGITS)
+    grad2 = ln_l2_grad(z2, v_row.to(tl.float32) - kf, gamma, beta, valid, D)
+    grad1 = sum_columns(w2, grad2, MATRIX, DOT) * gelu_grad(z1)
+    x2 = x2.to(row_type)
+    g1 = (eta * grad1).to(row_type)
+    g2 = (eta * grad2).to(row_type)
+    xbar2 = gelu(zbar1 - scale * (tl.sum(qf * kf, 0) + 1.0) * g1.to(tl.float32))
+    # Z2bar = X2bar @ W2 + b2 - s_i * sum_{j <= i} (X2bar . X2_j + 1) g2_j
+    zbar2 = sum_rows(w2, xbar2, MATRIX, DOT) + bias2
+    weight2 = sum_columns(past_x2, xbar2, MATRIX, DOT) + 1.0
+    own2 = tl.sum(xbar2 * x2.to(tl.float32), 0) + 1.0
+    zbar2 -= scale * (tl.sum(weight2[:, None] * past_g2.to(tl.float32), 0) + own2 * g2.to(tl.float32))
+    xhat, _ = normalise(tl.where(valid, zbar2, 0.0), valid, D)
+    tl.store(out + seq * out_stride + head * D + rd, (qf + gamma * xhat + beta).to(out.dtype.element_ty), mask=valid)
+
+    tl.store(rows_k + pid * (m * D) + pos * D + rd, kf.to(row_type), mask=valid)
+    tl.store(rows_x2 + pid * (m * F) + pos * F + rf, x2, mask=wide)
+    tl.store(rows_g1 + pid * (m * F) + pos * F + rf, g1, mask=wide)
+    tl.store(rows_g2 + pid * (m * D) + pos * D + rd, g2, mask=valid)
+    tl.debug_barrier()  # every warp has read the position and the state
+    if pos < m - 1:
+        tl.store(position + pid, pos + 1)
+    else:
+        tl.store(position + pid, 0)
+        tl.debug_barrier()  # the rows just written are read back
+        _apply_rows(
+            weights1, low1, b1, weights2, low2, b2, rows_k, rows_x2, rows_g1, rows_g2,
+            pid, scale, rd, rm, D, F, m, PLANES, BLOCK, DOT,
+        )  # fmt: skip
+
+
+# Products of a matrix and a vector. MATRIX: on tensor cores, as matrix products with 16 columns, the least there is: a
+# vector fills two of them (see `columns`), so that only the weights and the cached rows have 16 bits. Else: in float32.
+
+
+@jit
+def sum_columns(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
+    """w [M, N], x [N] -> w @ x [M]."""
+    return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(again(w) * x[None, :], 1)
+
+
+@jit
+def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
+    """w [M, N], x [M] -> x @ w [N]."""
+    if MATRIX:
+        w = tl.trans(w)
+    return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(w.to(tl.float32) * x[:, None], 0)
+
+
+@jit
+def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.constexpr):
+    """w1 [F, D], past_g1 [m, F] -> w1 @ k and w1 @ q + weight1 @ past_g1, each [F]."""
+    if MATRIX:
+        both = tl.dot(w1.to(DOT), columns(k, 0, DOT) + columns(q, 2, DOT))
+        both = tl.dot(tl.trans(past_g1.to(DOT)), columns(weight1, 2, DOT), both)
+        first = (tl.arange(0, 16) < 2)[None, :]
+        of_k, of_q = tl.sum(tl.where(first, both, 0.0), 1), tl.sum(tl.where(first, 0.0, both), 1)
+    else:
+        of_k = tl.sum(w1.to(tl.float32) * k[None, :], 1)
+        of_q = tl.sum(again(w1) * q[None, :], 1) + tl.sum(past_g1.to(tl.float32) * weight1[:, None], 0)
+    return of_k, of_q
+
+
+@jit
+def _apply_rows(
+    weights1, low1, b1, weights2, low2, b2, rows_k, rows_x2, rows_g1, rows_g2, pid, scale, rd, rm,
+    D: tl.constexpr, F: tl.constexpr, m: tl.constexpr,
+    PLANES: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """The mini-batch is complete: W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2)."""
+    valid = rd < D
+    rows_d = pid * (m * D) + rm[:, None] * D + rd[None, :]
+    counted = (rm[:, None] < m) & valid[None, :]
+    if PLANES:
+        low1 += pid * (D * F)
+        low2 += pid * (D * F)
+    k = tl.load(rows_k + rows_d, mask=counted, other=0)
+    g2 = tl.load(rows_g2 + rows_d, mask=counted, other=0)
+    bias2 = tl.load(b2 + pid * D + rd, mask=valid, other=0)
+    tl.store(b2 + pid * D + rd, bias2 - scale * tl.sum(g2.to(tl.float32), 0), mask=valid)
+    for first in range(0, F, BLOCK):
+        f = first + tl.arange(0, BLOCK)
+        rows_f = pid * (m * F) + rm[None, :] * F + f[:, None]
+        whole = (rm[None, :] < m) & (f < F)[:, None]
+        g1 = tl.load(rows_g1 + rows_f, mask=whole, other=0)
+        x2 = tl.load(rows_x2 + rows_f, mask=whole, other=0)
+        tile = f[:, None] * D + rd[None, :]
+        mask = (f < F)[:, None] & valid[None, :]
+        update = tl.dot(g1.to(DOT), k.to(DOT), input_precision="ieee")
+        w = load_weights(weights1, low1, tile, mask, PLANES) - scale * update
+        store_weights(weights1, low1, tile, w, mask, PLANES)
+        update = tl.dot(x2.to(DOT), g2.to(DOT), input_precision="ieee")
+        w = load_weights(weights2, low2, tile, mask, PLANES) - scale * update
+        store_weights(weights2, low2, tile, w, mask, PLANES)
+        bias1 = tl.load(b1 + pid * F + f, mask=f < F, other=0)
+        tl.store(b1 + pid * F + f, bias1 - scale * tl.sum(g1.to(tl.float32), 1), mask=f < F)
+
+
+@jit
+def _primal(
+    q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
+    weights1, low1, b1, weights2, low2, b2, dW1, db1, dW2, db2, position,
+    q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr,
+    H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, F: tl.constexpr, FP: tl.constexpr,
+    m: tl.constexpr, MP: tl.constexpr,
+    PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr,
+    BLOCK: tl.constexpr, MATRIX: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0).to(tl.int64)
+    seq, head = pid // H, pid % H
+    rd, rf = tl.arange(0, DP), tl.arange(0, FP)
+    valid, wide = rd < D, rf < F
+    pos = tl.load(position + pid)
+    last = pos == m - 1
+    at = pid * (D * F)
+    tile = at + rf[:, None] * D + rd[None, :]  # weights1 and dW1 are transposed
+    mask = wide[:, None] & valid[None, :]
+    w1 = tl.load(weights1 + tile, mask=mask, other=0)
+    w2 = tl.load(weights2 + tile, mask=mask, other=0)
+    k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
+    q_row, q_pair = load_token(q, seq * q_stride + head * D, rd, valid, ROPE)
+    v_row = tl.load(v + seq * v_stride + head * D + rd, mask=valid, other=0)
+    gamma = tl.load(ln_weight + head * D + rd, mask=valid, other=0)
+    beta = tl.load(ln_bias + head * D + rd, mask=valid, other=0)
+    bias1 = tl.load(b1 + pid * F + rf, mask=wide, other=0)
+    bias2 = tl.load(b2 + pid * D + rd, mask=valid, other=0)
+    rate = tl.load(lr + seq * lr_stride + head)
+    scale = tl.load(token_scale + pos)
+    cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
+    # A fresh mini-batch starts from 0 whatever is stored, so nothing ever clears the sums
+    sum_b1 = tl.load(db1 + pid * F + rf, mask=wide & (pos > 0), other=0)
+    sum_b2 = tl.load(db2 + pid * D + rd, mask=valid & (pos > 0), other=0)
+
+    # Z1 = k @ W1 + b1 ; X2 = gelu(Z1) ; Z2 = X2 @ W2 + b2
+    kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
+    eta = learning_rate(rate, base_lr, D, LOGITS)
+    z1 = tl.sum(w1.to(tl.float32) * kf[None, :], 1) + bias1
+    zbar1 = tl.sum(w1.to(tl.float32) * qf[None, :], 1) + bias1
+    x2 = gelu(z1)
+    z2 = tl.sum(x2[:, None] * w2.to(tl.float32), 0) + bias2
+    grad2 = ln_l2_grad(z2, v_row.to(tl.float32) - kf, gamma, beta, valid, D)
+    g1 = eta * (tl.sum(w2.to(tl.float32) * grad2[None, :], 1) * gelu_grad(z1))
+    g2 = eta * grad2
+    tl.debug_barrier()  # every warp has read the weights
+    # W1_t = W1 - s (dW1 + lr K^T G1) ; X2bar = gelu(q @ W1_t + b1_t)
+    sum_W1 = tl.load(dW1 + tile, mask=mask & (pos > 0), other=0) + g1[:, None] * kf[None, :]
+    sum_b1 += g1
+    xbar2 = gelu(zbar1 - scale * (tl.sum(sum_W1 * qf[None, :], 1) + sum_b1))
+    if last:
+        x = load_weights(weights1, low1, tile, mask, PLANES) - scale * sum_W1
+        store_weights(weights1, low1, tile, x, mask, PLANES)
+    else:
+        tl.store(dW1 + tile, sum_W1, mask=mask)
+    # W2_t = W2 - s (dW2 + lr X2^T G2) ; Z2bar = X2bar @ W2_t + b2_t
+    sum_W2 = tl.load(dW2 + tile, mask=mask & (pos > 0), other=0) + x2[:, None] * g2[None, :]
+    sum_b2 += g2
+    zbar2 = tl.sum(xbar2[:, None] * (w2.to(tl.float32) - scale * sum_W2), 0) + bias2 - scale * sum_b2
+    if last:
+        x = load_weights(weights2, low2, tile, mask, PLANES) - scale * sum_W2
+        store_weights(weights2, low2, tile, x, mask, PLANES)
+    else:
+        tl.store(dW2 + tile, sum_W2, mask=mask)
+    xhat, _ = normalise(tl.where(valid, zbar2, 0.0), valid, D)
+    tl.store(out + seq * out_stride + head * D + rd, (qf + gamma * xhat + beta).to(out.dtype.element_ty), mask=valid)
+
+    tl.debug_barrier()  # every warp has read the position and the biases
+    if last:
+        tl.store(position + pid, 0)
+        tl.store(b1 + pid * F + rf, bias1 - scale * sum_b1, mask=wide)
+        tl.store(b2 + pid * D + rd, bias2 - scale * sum_b2, mask=valid)
+    else:
+        tl.store(position + pid, pos + 1)
+        tl.store(db1 + pid * F + rf, sum_b1, mask=wide)
+        tl.store(db2 + pid * D + rd, sum_b2, mask=valid)
