@@ -1,0 +1,201 @@
+"""Does the TTT-MLP forward kernel compute what its float64 reference does, and refuse what it does not support?"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.tk_kernels.tolerances import OUTPUT_ERROR, relative_error
+from tk_kernels.reference_math import rope
+from tk_kernels.ttt_mlp import ops, reference
+from tk_kernels.ttt_mlp.reference import MLPState
+
+STATE_ERROR = 5e-3  # of the float32 state: its updates are products of bfloat16, 3e-3 of what has changed
+# float16 tokens are rounded to bfloat16 inside
+ERROR = {torch.bfloat16: OUTPUT_ERROR[torch.bfloat16], torch.float16: OUTPUT_ERROR[torch.bfloat16]}
+
+
+def arguments(
+    tokens: int,
+    *,
+    batch: int = 2,
+    heads: int = 3,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cpu",
+    fast: float = 1.0,
+) -> list:
+    """Trained-looking arguments of forward: keys and queries share a direction, values follow keys."""
+    generator = torch.Generator().manual_seed(tokens)
+
+    def normal(*shape: int, std: float = 1.0) -> Tensor:
+        return std * torch.randn(*shape, generator=generator)
+
+    shared = normal(batch, 1, heads, 64, std=0.7)
+    q, k = (shared + normal(batch, tokens, heads, 64, std=0.7) for _ in range(2))
+    v = normal(batch, tokens, heads, 64) + k / 2
+    lr = fast * 0.1 * torch.sigmoid(normal(batch, tokens, heads)) / 64
+    scale = (1 / torch.arange(1, 17) + normal(16, std=0.02)).clamp_min(0)
+    outer = (1 + normal(heads, 64, std=0.1), normal(heads, 64, std=0.1))
+    weights = (normal(heads, *shape, std=0.02) for shape in ((64, 256), (1, 256), (256, 64), (1, 64)))
+    state = reference.init_state(*weights, batch)
+    moved = [x.to(device) for x in (q.to(dtype), k.to(dtype), v.to(dtype), lr, scale, *outer)]
+    return [*moved, MLPState(*(x.to(device) for x in state))]
+
+
+def exact(args: list, start: int = 0, rotate: bool = False) -> tuple[Tensor, MLPState]:
+    """The float64 reference of the same arguments."""
+    *tensors, state = args
+    q, k, *rest = (x.double() for x in tensors)
+    if rotate:
+        position = (start + torch.arange(q.shape[1], device=q.device)) % 16
+        q, k = rope(q, position), rope(k, position)
+    wide = MLPState(*(x.double() for x in state[:-1]), state.position)
+    return reference.forward(q, k, *rest, wide, start=start)
+
+
+def pending_rows(state: MLPState) -> list[Tensor]:
+    count = int(state.position[0])
+    return [rows[:, :, :count] for rows in state[4:8]]
+
+
+def assert_matches(out: Tensor, state: MLPState, expected: tuple[Tensor, MLPState]) -> None:
+    assert relative_error(out, expected[0]) < ERROR[out.dtype]
+    assert torch.equal(state.position, expected[1].position)
+    for ours, theirs in zip(state[:4], expected[1][:4], strict=True):
+        assert relative_error(ours, theirs) < STATE_ERROR
+    for ours, theirs in zip(pending_rows(state), pending_rows(expected[1]), strict=True):
+        assert relative_error(ours, theirs) < ERROR[out.dtype]
+    assert all(torch.isfinite(x).all() for x in state)
+
+
+gpu = pytest.mark.gpu
+
+
+@pytest.fixture
+def device() -> str:
+    reason = ops.available()
+    if reason:
+        pytest.skip(reason)
+    return "cuda"
+
+
+@gpu
+@pytest.mark.parametrize("tokens", [1, 5, 16, 17, 48, 327])
+@pytest.mark.parametrize("rotate", [False, True])
+def test_matches_the_reference(device: str, tokens: int, rotate: bool) -> None:
+    args = arguments(tokens, device=device)
+    assert_matches(*ops.forward(*args, start=0, rope=rotate), exact(args, rotate=rotate))
+
+
+@gpu
+def test_float16(device: str) -> None:
+    args = arguments(100, dtype=torch.float16, device=device)
+    assert_matches(*ops.forward(*args), exact(args))
+
+
+@gpu
+def test_many_heads(device: str) -> None:
+    args = arguments(32, batch=5, heads=32, device=device)
+    assert_matches(*ops.forward(*args, start=0), exact(args))
+
+
+@gpu
+@pytest.mark.parametrize("fast", [1.0, 10.0])
+def test_error_does_not_grow_with_tokens(device: str, fast: float) -> None:
+    args = arguments(4096, batch=1, heads=2, device=device, fast=fast)
+    out, _ = ops.forward(*args, start=0)
+    expected, _ = exact(args)
+    parts = [relative_error(*pair) for pair in zip(out.split(1024, 1), expected.split(1024, 1), strict=True)]
+    assert max(parts) < ERROR[torch.bfloat16]
+    assert parts[-1] < 1.5 * parts[0]
+
+
+@gpu
+def test_continues_a_begun_mini_batch(device: str) -> None:
+    args = arguments(75, device=device)
+    head, state = ops.forward(*(x[:, :21] for x in args[:4]), *args[4:], rope=True)
+    tail, state = ops.forward(*(x[:, 21:] for x in args[:4]), *args[4:7], state, rope=True)
+    assert_matches(torch.cat((head, tail), 1), state, exact(args, rotate=True))
+
+
+@gpu
+def test_strided_tokens(device: str) -> None:
+    args = arguments(40, device=device)
+    packed = torch.stack(args[:3], 3).transpose(0, 1).contiguous().transpose(0, 1)  # [B, T, H, 3, D]
+    strided = [packed[:, :, :, i] for i in range(3)]
+    out, state = ops.forward(*strided, *args[3:], start=0)
+    plain, plain_state = ops.forward(*args, start=0)
+    assert torch.equal(out, plain)
+    assert all(torch.equal(a, b) for a, b in zip(state, plain_state, strict=True))
+
+
+@gpu
+def test_two_runs_are_equal_and_leave_the_state(device: str) -> None:
+    args = arguments(203, device=device)
+    before = [x.clone() for x in args[-1]]
+    first, second = ops.forward(*args, start=0), ops.forward(*args, start=0)
+    assert torch.equal(first[0], second[0])
+    assert all(torch.equal(a, b) for a, b in zip(first[1], second[1], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(args[-1], before, strict=True))
+
+
+@gpu
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_bad_head_stays_alone(device: str, bad: float) -> None:
+    args = arguments(50, device=device)
+    clean, _ = ops.forward(*args, start=0)
+    args[1][0, 20, 1] = bad
+    out, state = ops.forward(*args, start=0)
+    others = [0, 2]
+    assert torch.equal(out[:, :, others], clean[:, :, others])
+    assert torch.equal(out[1], clean[1])
+    assert not torch.isfinite(state.W1[0, 1]).all()
+
+
+@gpu
+def test_in_a_cuda_graph_and_compiled(device: str) -> None:
+    args = arguments(32, device=device)
+    expected, _ = ops.forward(*args, start=0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, _ = ops.forward(*args, start=0)
+    out.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(out, expected)
+    compiled = torch.compile(lambda *x: ops.forward(*x, start=0)[0], fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*args), expected)
+
+
+def test_shapes_without_a_gpu() -> None:
+    args = [x.to("meta") for x in arguments(20)[:-1]]
+    state = MLPState(*(x.to("meta") for x in arguments(20)[-1]))
+    out, new = ops.forward(*args, state, start=0)
+    assert out.shape == args[0].shape
+    assert [x.shape for x in new] == [x.shape for x in state]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a.__setitem__(0, a[0][..., :32]), r"q has shape .*takes \[B, T, H, 64\]"),
+        (lambda a: a.__setitem__(0, a[0].float()), r"q.dtype is torch.float32: supported are torch.bfloat16"),
+        (lambda a: a.__setitem__(1, a[1].half()), r"k.dtype is torch.float16"),
+        (lambda a: a.__setitem__(2, a[2][:, :3]), r"v has shape"),
+        (lambda a: a.__setitem__(2, a[2].mT.contiguous().mT), r"v has strides .*D contiguous"),
+        (lambda a: a.__setitem__(3, a[3][:, :3]), r"lr has shape"),
+        (lambda a: a.__setitem__(4, a[4][:8]), r"token_scale has shape \(8,\): expected \(16,\)"),
+        (lambda a: a.__setitem__(5, a[5][:1]), r"ln_weight has shape"),
+        (lambda a: a.__setitem__(7, a[7]._replace(W1=a[7].W1[..., :128])), r"state.W1 has shape"),
+        (lambda a: a.__setitem__(7, a[7]._replace(W2=a[7].W2.double())), r"state.W2.dtype is torch.float64"),
+        (lambda a: a.__setitem__(7, a[7]._replace(position=torch.tensor([0, 3]))), r"state.position holds \[0, 3\]"),
+    ],
+)
+def test_refuses_by_name(change: object, message: str) -> None:
+    args = arguments(20)
+    change(args)
+    with pytest.raises(ValueError, match=message):
+        ops.forward(*args)
+
+
+def test_unavailable_is_a_sentence() -> None:
+    reason = ops.available()
+    assert torch.cuda.is_available() or reason
