@@ -60,8 +60,8 @@ def checks(facts: Facts, case: Case) -> list[Check]:
     return found
 
 
-def count_head_rows(call: Callable[[], Any], vocabulary: int) -> tuple[Any, int]:
-    """What `call` returns, and how many rows it put through a linear layer as wide as the vocabulary."""
+def count_head_rows(call: Callable[[], Any], head: Any) -> tuple[Any, int]:
+    """What `call` returns, and how many rows it put through a linear layer with the weight `head`."""
     import torch.nn.functional as F
     from torch.overrides import TorchFunctionMode
 
@@ -69,7 +69,7 @@ def count_head_rows(call: Callable[[], Any], vocabulary: int) -> tuple[Any, int]
         rows = 0
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is F.linear and args[1].shape[0] == vocabulary:
+            if func is F.linear and args[1].data_ptr() == head.data_ptr():
                 self.rows += args[0].numel() // args[0].shape[-1]
             return func(*args, **(kwargs or {}))
 

@@ -18,6 +18,9 @@ SYSTEM_LABELS = {
     "ttt-mlp": "TTT-MLP",
     "transformer": "Transformer",
     "mamba": "Mamba",
+    "mamba2": "Mamba-2",
+    "gated-deltanet": "Gated DeltaNet",
+    "rwkv7": "RWKV-7",
 }
 BACKEND_LABELS = {
     "thunderkittens": "ThunderKittens",
@@ -28,6 +31,8 @@ BACKEND_LABELS = {
     "triton-primal": "Triton primal",
     "torch": "PyTorch",
     "fla": "flash-linear-attention",
+    "sdpa-cudnn": "SDPA cuDNN",
+    "sdpa-flash": "SDPA flash",
 }
 AXIS_TITLES = {
     "context": "Context length (tokens)",

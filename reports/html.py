@@ -17,6 +17,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from harness.record import Record
+from reports.fairness import fairness
 from reports.figures import Figure, figures, system_label, system_order
 from reports.machines import machines
 from reports.stats import frame
@@ -103,6 +104,7 @@ def render(records: list[Record], title: str | None = None) -> str:
         same=same,
         failures=data["failures"],
         statuses=STATUS_MEANINGS,
+        fairness=fairness(records),
         machines=machines(records),
         data=embedded_json(data),
         records=_compressed(records),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.models.operator import Learner, Tokens, TorchOperator, norm, overwrite, prefill_inputs
+from bench.models.operator import Learner, Tokens, TorchOperator, norm, overwrite
 from tk_kernels.generate_common import rope_table
 
 
@@ -31,8 +31,9 @@ class KernelOperator(TorchOperator):
         """See Operator.forward; from the start of a mini-batch, without a host synchronisation."""
         if self._forward is None:
             return super().forward(tokens, learner, state, start)
-        inputs = prefill_inputs(tokens, learner, state.position)
-        out, after = self._forward(*inputs, *norm(learner), state, start=start)
+        q, k, v, logits = tokens
+        lr = torch.sigmoid(logits) * (learner.base_lr / q.shape[-1])
+        out, after = self._forward(q, k, v, lr, *norm(learner), state, start=start, rope=True)
         overwrite(state, after)
         return out
 

@@ -105,7 +105,7 @@ class LanguageModel:
     def _counted(self, model: Any) -> dict[str, float]:
         """How many rows of the LM head a prefill computes for each of its prompts."""
         ids = random_ids(model, GATE_BATCH, self.gate_prompt)
-        _, rows = fairness.count_head_rows(lambda: _last_logits(model, ids), model.config.vocabulary)
+        _, rows = fairness.count_head_rows(lambda: _last_logits(model, ids), _head(model))
         return {"head_rows": rows / GATE_BATCH}
 
     @torch.inference_mode()
@@ -134,6 +134,11 @@ def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str) ->
 def device() -> str:
     """The GPU where this process sees one, else the CPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _head(model: Any) -> torch.Tensor:
+    """The weight of the LM head, which all of these models share with their embedding."""
+    return next(weight for name, weight in model.weights().items() if "embed" in name)
 
 
 def random_ids(model: Any, *shape: int) -> torch.Tensor:

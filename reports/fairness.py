@@ -1,0 +1,89 @@
+"""Were the models of a comparison alike in what makes it fair? One row for each, as their records say."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.record import Record
+
+# Largest over smallest number of parameters within one size.
+PARAMETERS_LIMIT = 1.08
+
+
+@dataclass(frozen=True)
+class Model:
+    """One system, backend and size; texts are "" and numbers None where its records do not say.
+
+    unlike: what sets it apart from the other models of its size, in words; "" for a fair one.
+    """
+
+    system: str
+    backend: str
+    size: str
+    parameters: int | None
+    vocabulary: int | None
+    weights_dtype: str
+    head_rows_per_prompt: float | None
+    token_ids: str
+    kept_between_samples: str
+    unlike: str = ""
+
+
+def fairness(records: Iterable[Record]) -> list[Model]:
+    """The models of all measured cases, those of one size together, in order of appearance.
+
+    Layers alone and cases without a timing are left out: they are in no comparison of models.
+    """
+    timed = [record for record in records if record.status == "ok" and "parameters" in record.metrics]
+    models = list(dict.fromkeys(_model(record) for record in timed))
+    sizes = list(dict.fromkeys(model.size for model in models))
+    return [judged for size in sizes for judged in _judged([model for model in models if model.size == size])]
+
+
+def _model(record: Record) -> Model:
+    case, settings = record.case, record.settings
+    return Model(
+        case.system,
+        case.backend,
+        case.size,
+        _whole(record.metrics["parameters"]),
+        _whole(record.metrics.get("vocabulary")),
+        settings.get("weights_dtype", ""),
+        _checked(record, "head_rows_per_prompt"),
+        settings.get("token_ids", ""),
+        settings.get("kept_between_samples", ""),
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _checked(record: Record, name: str) -> float | None:
+    """What the gate found for a check."""
+    checks = (record.gate or {}).get("checks", [])
+    return next((check["value"] for check in checks if check["name"] == name), None)
+
+
+def _judged(models: list[Model]) -> list[Model]:
+    return [Model(**(vars(model) | {"unlike": _unlike(model, models)})) for model in models]
+
+
+def _ratio(a: int | None, b: int | None) -> float:
+    return max(a, b) / min(a, b) if a and b else 1.0
+
+
+def _unlike(model: Model, models: list[Model]) -> str:
+    """What is wrong with a model among those of its size."""
+    found = []
+    far = [other for other in models if _ratio(model.parameters, other.parameters) > PARAMETERS_LIMIT]
+    if far:
+        found.append(f"parameters more than {PARAMETERS_LIMIT - 1:.0%} off {far[0].system}/{far[0].backend}")
+    if len({other.weights_dtype for other in models if other.weights_dtype}) > 1:
+        found.append("weights of different types")
+    if len({other.vocabulary for other in models if other.vocabulary}) > 1:
+        found.append("different vocabularies")
+    if model.head_rows_per_prompt is not None and model.head_rows_per_prompt > 1:
+        found.append("the head runs on more than the last token")
+    if model.kept_between_samples not in ("", "nothing"):
+        found.append(f"keeps {model.kept_between_samples} between samples")
+    return ", ".join(found)

@@ -1,0 +1,177 @@
+"""A vLLM small enough for a CPU: an engine that schedules as vLLM does and computes by the repository's own model."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from bench.models import checkpoint
+from bench.models.config import TransformerConfig
+
+
+@dataclass
+class SamplingParams:
+    temperature: float
+    ignore_eos: bool
+    max_tokens: int
+    detokenize: bool
+    logprobs: int | None = None
+
+
+@dataclass
+class Sequence:
+    request_id: str
+    prompt: list[int]
+    params: SamplingParams
+    read: int = 0
+    made: list[int] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)
+
+
+class Attention(torch.nn.Module):
+    """What an attention layer of vLLM says of itself."""
+
+    name, version = "FLASH_ATTN", 3
+
+    def __init__(self):
+        super().__init__()
+        self.attn_backend = SimpleNamespace(get_name=lambda: self.name)
+        self.impl = SimpleNamespace(vllm_flash_attn_version=self.version)
+
+
+class Model(torch.nn.Module):
+    """The repository's Transformer, with vLLM's seam between the last hidden states and their logits."""
+
+    def __init__(self, folder, dtype):
+        super().__init__()
+        config = json.loads((Path(folder) / "config.json").read_text())
+        self.config = TransformerConfig(
+            config["hidden_size"],
+            config["intermediate_size"],
+            config["num_hidden_layers"],
+            config["num_attention_heads"],
+            config["vocab_size"],
+        )
+        self.inner = checkpoint.load(self.config, folder, "cpu", getattr(torch, dtype))
+        self.attention = Attention()
+
+    def hidden(self, ids):
+        state = self.inner.init_state(1, len(ids))
+        return self.inner._hidden(torch.tensor([ids]), state)[0, -1]
+
+    def compute_logits(self, hidden):
+        return self.inner._logits(hidden[:, None])
+
+
+class LLM:
+    """`blocks` of cache, a step of at most `max_num_batched_tokens`, decoding before reading; no weights are run twice.
+
+    `compute` off replaces the model by token 0: for scheduling alone.
+    """
+
+    blocks = 100
+    compute = True
+    started: list["LLM"] = []  # noqa: RUF012
+    fails_with: Exception | None = None
+
+    def __init__(self, folder, **arguments):
+        if self.fails_with:
+            raise self.fails_with
+        self.arguments, self.closed = arguments, False
+        self.block = arguments.get("block_size") or 16
+        self.model = Model(folder, arguments["dtype"])
+        self.waiting, self.running, self.count, self.clock = [], [], 0, None
+        group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=self.block))
+        cache = SimpleNamespace(num_blocks=self.blocks, kv_cache_groups=[group])
+        core = SimpleNamespace(scheduler=SimpleNamespace(kv_cache_config=cache))
+        client = SimpleNamespace(engine_core=core, get_output=self._step, shutdown=self._shutdown)
+        self.llm_engine = SimpleNamespace(
+            engine_core=client,
+            vllm_config=self._config(),
+            has_unfinished_requests=lambda: bool(self.waiting or self.running),
+            step=lambda: self._finished(client.get_output()),
+        )
+        self.started.append(self)
+
+    def _config(self):
+        arguments = self.arguments
+        return SimpleNamespace(
+            scheduler_config=SimpleNamespace(
+                max_num_batched_tokens=arguments["max_num_batched_tokens"],
+                max_num_seqs=arguments["max_num_seqs"],
+                async_scheduling=True,
+            ),
+            compilation_config=SimpleNamespace(
+                cudagraph_mode=SimpleNamespace(name="FULL_AND_PIECEWISE"), cudagraph_capture_sizes=[1, 2, 512]
+            ),
+            cache_config=SimpleNamespace(
+                enable_prefix_caching=arguments["enable_prefix_caching"],
+                gpu_memory_utilization=arguments["gpu_memory_utilization"],
+            ),
+        )
+
+    def enqueue(self, prompts, params, use_tqdm):
+        for prompt in prompts:
+            self.waiting.append(Sequence(str(self.count), prompt["prompt_token_ids"], params))
+            self.count += 1
+
+    def apply_model(self, function):
+        return [function(self.model)]
+
+    def _shutdown(self):
+        self.closed = True
+
+    def _step(self):
+        """One token of every sequence that is read, then as much of the prompts as the step and the cache hold."""
+        budget, got = self.arguments["max_num_batched_tokens"], []
+        for sequence in [s for s in self.running if s.read == len(s.prompt)]:
+            budget -= 1
+            got.append(sequence)
+        while budget > 0:
+            reading = [s for s in self.running if s.read < len(s.prompt)] or self._admitted()
+            if not reading:
+                break
+            taken = min(budget, len(reading[0].prompt) - reading[0].read)
+            reading[0].read += taken
+            budget -= taken
+            if reading[0].read == len(reading[0].prompt):
+                got.append(reading[0])
+        for sequence in got:
+            self._generate(sequence)
+        self.running = [s for s in self.running if len(s.made) < s.params.max_tokens]
+        return SimpleNamespace(outputs=got)
+
+    def _admitted(self):
+        if not self.waiting or len(self.running) >= self.arguments["max_num_seqs"]:
+            return []
+        used = sum(self._blocks_of(s) for s in self.running)
+        if used + self._blocks_of(self.waiting[0]) > self.blocks:
+            return []
+        self.running.append(self.waiting.pop(0))
+        return [self.running[-1]]
+
+    def _blocks_of(self, sequence):
+        return -(-(len(sequence.prompt) + sequence.params.max_tokens) // self.block)
+
+    @torch.inference_mode()
+    def _generate(self, sequence):
+        if not self.compute:
+            sequence.made.append(0)
+            return
+        logits = self.model.compute_logits(self.model.hidden(sequence.prompt + sequence.made)[None])[0]
+        sequence.made.append(int(logits.argmax()))
+        if sequence.params.logprobs == -1:
+            sequence.logits.append(logits)
+
+    def _finished(self, core_outputs):
+        done = [s for s in core_outputs.outputs if len(s.made) == s.params.max_tokens]
+        return [SimpleNamespace(request_id=s.request_id, outputs=[_completion(s)]) for s in reversed(done)]
+
+
+def _completion(sequence):
+    logprobs = [
+        {token: SimpleNamespace(logprob=value) for token, value in enumerate(row.tolist())} for row in sequence.logits
+    ]
+    return SimpleNamespace(token_ids=sequence.made, logprobs=logprobs)

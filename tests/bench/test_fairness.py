@@ -1,0 +1,87 @@
+"""Does the program notice an unfair comparison: other sizes, types, vocabularies, heads on every token, caches?"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench.fairness import checks, count_head_rows, facts_of
+from bench.models.config import SIZES, SYSTEMS, model_config, parameter_count
+from bench.models.transformer import Transformer
+from bench.systems.torch_transformer import TorchTransformer
+from harness.case import Case
+
+CASE = Case("s", "transformer", "torch", "tiny", "forward", 2, 16, dtype="float32")
+
+
+def facts(**changes):
+    model = Transformer.from_seed(model_config("transformer", "tiny"), 0, "cpu", torch.float32)
+    return replace(facts_of(model.weights(), model.config.vocabulary, head_rows=1.0), **changes)
+
+
+def missed(found):
+    return [check.name for check in checks(found, CASE) if not check.passed]
+
+
+def test_the_transformer_is_fair():
+    assert facts().parameters == parameter_count(model_config("transformer", "tiny"))
+    assert missed(facts()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"parameters": 570_000}, "parameters_off_transformer"),
+        ({"parameters": 460_000}, "parameters_off_transformer"),
+        ({"vocabulary": 520}, "vocabulary_off_transformer"),
+        ({"dtype": "bfloat16"}, "weights_of_another_dtype"),
+        ({"kept": "a prefix cache"}, "samples_that_leave_something"),
+        ({"head_rows": 16.0}, "head_rows_per_prompt"),
+    ],
+)
+def test_every_difference_is_a_missed_check(changes, name):
+    assert missed(facts(**changes)) == [name]
+
+
+def test_all_models_of_a_size_pass():
+    for size in SIZES:
+        for system in SYSTEMS:
+            count = parameter_count(model_config(system, size))
+            vocabulary = model_config(system, size).vocabulary
+            case = replace(CASE, size=size)
+            assert all(c.passed for c in checks(replace(facts(), parameters=count, vocabulary=vocabulary), case))
+
+
+def test_the_dtype_is_that_of_most_numbers():
+    weights = {"decay": torch.zeros(3), "projection": torch.zeros(4, 4, dtype=torch.bfloat16)}
+    assert facts_of(weights, 8).dtype == "bfloat16"
+    assert facts_of(weights, 8).parameters == 19
+
+
+def test_rows_of_the_head_are_counted():
+    head, hidden = torch.nn.Linear(4, 10), torch.randn(2, 5, 4)
+    _, rows = count_head_rows(lambda: head(hidden), head.weight)
+    assert rows == 10
+    assert count_head_rows(lambda: head(hidden[:, -1:]), head.weight)[1] == 2
+    assert count_head_rows(lambda: torch.nn.Linear(4, 10)(hidden), head.weight)[1] == 0
+
+
+def test_the_gate_of_an_adapter_includes_them_and_its_record_their_facts():
+    workload = TorchTransformer().build(CASE)
+    verdict = workload.gate()
+    values = {check.name: check.value for check in verdict.checks}
+    assert verdict.passed
+    assert values["head_rows_per_prompt"] == 1
+    assert workload.metrics["parameters"] == facts().parameters
+    assert workload.settings["weights_dtype"] == "float32"
+
+
+def test_a_head_on_every_token_has_no_timing(monkeypatch):
+    def every_token(model, hidden):
+        logits = torch.nn.functional.linear(model.model.norm(hidden), model.model.embed_tokens.weight)
+        return logits[:, -1]
+
+    monkeypatch.setattr(Transformer, "_logits", every_token)
+    verdict = TorchTransformer().build(CASE).gate()
+    assert not verdict.passed
+    assert "head_rows_per_prompt is 37" in verdict.reason

@@ -1,0 +1,164 @@
+"""Do the flash-linear-attention adapters drive the package as it wants? With a small package in its place."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from bench.systems import fla_layer, fla_models
+from bench.systems.fla_models import GatedDeltaNet
+from harness.case import Case
+from harness.system import Skip
+
+CASE = Case("s", "gated-deltanet", "fla", "1.3b", "generate", 3, 16, dtype="float32", timing="graph")
+
+
+class Cache:
+    """Takes new tensors at every update, as the package's does."""
+
+    def __init__(self):
+        self.layers = []
+
+    def reset(self):
+        self.layers = []
+
+    def get(self, zero):
+        return self.layers[0].state["recurrent_state"] if self.layers else zero
+
+    def update(self, state):
+        if not self.layers:
+            self.layers.append(SimpleNamespace(state={}))
+        self.layers[0].state["recurrent_state"] = state
+
+
+class Config:
+    initializer_range = 0.02
+
+    def __init__(self, **values):
+        self.values = values
+        vars(self).update(values)
+
+    def to_dict(self):
+        return self.values
+
+    @classmethod
+    def from_dict(cls, values):
+        return cls(**values)
+
+
+class Model(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.lengths = config, []
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.zero = nn.Parameter(torch.zeros(config.hidden_size, config.hidden_size))
+
+    def forward(self, ids, past_key_values, use_cache, logits_to_keep):
+        self.lengths.append(ids.shape[1])
+        state = past_key_values.get(self.zero.new_zeros(ids.shape[0], self.config.hidden_size))
+        for column in ids.unbind(1):
+            state = 0.9 * state + self.embedding(column) + state @ self.zero
+        past_key_values.update(state)
+        return SimpleNamespace(logits=(state @ self.embedding.weight.T)[:, None])
+
+
+@pytest.fixture
+def package(monkeypatch):
+    modules = {
+        "fla": {},
+        "fla.models": {"GatedDeltaNetConfig": Config, "GatedDeltaNetForCausalLM": Model},
+        "fla.models.utils": {"Cache": Cache},
+    }
+    for name, contents in modules.items():
+        module = ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys.modules["fla"], "models", sys.modules["fla.models"], raising=False)
+    monkeypatch.setattr(GatedDeltaNet, "sizes", {"1.3b": {"hidden_size": 6}})
+    monkeypatch.setattr(fla_models, "VOCABULARY", 40)
+
+
+@torch.inference_mode()
+def test_a_prompt_goes_in_pieces_along_its_length(package, monkeypatch):
+    model = GatedDeltaNet().load(CASE)
+    ids = torch.randint(0, 40, (3, 10))
+    whole, _ = model.prefill(ids, model.init_state(3))
+    monkeypatch.setattr(fla_models, "PREFILL_TOKENS", 12)
+    pieces, _ = model.prefill(ids, model.init_state(3))
+    assert model.inner.lengths == [10, 4, 4, 2]
+    torch.testing.assert_close(pieces, whole)
+
+
+@torch.inference_mode()
+def test_the_reference_has_the_same_weights_and_stays_below_the_chunked_kernels(package):
+    system = GatedDeltaNet()
+    model = system.load(CASE)
+    reference = system.reference(model, torch.float64)
+    ids = torch.randint(0, 40, (2, 70))
+    expected, _ = reference.prefill(ids, reference.init_state(2))
+    assert max(reference.inner.lengths) < 64
+    assert expected.dtype == torch.float64
+    torch.testing.assert_close(model.prefill(ids, model.init_state(2))[0].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_that_the_package_leaves_zero_are_drawn(package):
+    weights = GatedDeltaNet().load(CASE).weights()
+    assert weights["zero"].std() == pytest.approx(0.02, rel=0.5)
+
+
+def test_every_call_of_generate_starts_from_the_same_state(package):
+    workload = GatedDeltaNet().build(CASE)
+    assert (workload.units, workload.tokens) == (16, 3)
+    assert torch.equal(workload.run(), workload.run())
+
+
+def test_requests_and_other_sizes_are_skipped(package):
+    with pytest.raises(Skip, match="takes new tensors at every step"):
+        GatedDeltaNet().build(Case("s", "gated-deltanet", "fla", "1.3b", "request", 1, 16))
+    with pytest.raises(Skip, match=r"set up for the size 1\.3b only"):
+        GatedDeltaNet().build(Case("s", "gated-deltanet", "fla", "125m", "forward", 1, 16))
+
+
+LAYER = Case(
+    "s", "ttt-linear", "fla", "tiny", "forward", 2, 80, dtype="float32", options=(("form", "dual"), ("scope", "layer"))
+)
+
+
+def chunk(q, k, v, w, b, eta, initial_state, initial_state_bias, output_final_state, **mini_batch):
+    """Not TTT; enough to tell whether each argument arrives in its shape."""
+    out = q + k + v * eta + w + b + initial_state_bias.transpose(1, 2)
+    return out, initial_state + out.sum(1)[..., None], initial_state_bias
+
+
+@pytest.fixture
+def layer_package(monkeypatch):
+    naive = ModuleType("fla.ops.ttt.naive")
+    naive.chunk_ttt_linear_ref = chunk
+    ops = ModuleType("fla.ops.ttt")
+    ops.chunk_ttt_linear = lambda **arguments: chunk(**arguments)
+    for name, module in {"fla": ModuleType("fla"), "fla.ops": ModuleType("fla.ops")}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "fla.ops.ttt", ops)
+    monkeypatch.setitem(sys.modules, "fla.ops.ttt.naive", naive)
+    return ops
+
+
+def test_the_layer_is_held_against_the_packages_own_version(layer_package):
+    workload = fla_layer.FlaTTTLinear().build(LAYER)
+    assert workload.tokens == 160
+    assert workload.run()[0].shape == (2, 80, 2, 64)
+    assert workload.gate().passed
+    assert "not the paper's" in workload.settings["function"]
+    layer_package.chunk_ttt_linear = lambda **arguments: (1.1 * chunk(**arguments)[0], *chunk(**arguments)[1:])
+    workload = fla_layer.FlaTTTLinear().build(LAYER)
+    assert "output_relative_error" in workload.gate().reason
+
+
+@pytest.mark.parametrize(
+    "options", [{"part": "w"}, {"form": "primal"}, {"mini_batch": 2048}], ids=["part", "primal", "mini-batch"]
+)
+def test_what_the_package_has_not_is_skipped(layer_package, options):
+    with pytest.raises(Skip, match="flash-linear-attention has"):
+        fla_layer.FlaTTTLinear().build(Case("s", "ttt-linear", "fla", "tiny", "forward", 1, 64, options=options))

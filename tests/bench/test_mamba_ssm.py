@@ -1,0 +1,137 @@
+"""Does the mamba-ssm adapter keep the package's states straight? With a small package in its place."""
+
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from bench.models.config import MambaConfig, model_config
+from bench.models.mamba import Mamba
+from bench.systems import mamba_ssm
+from bench.systems.mamba_ssm import MambaSSM, MambaSSMModel, copy_weights
+from harness.case import Case
+
+CONFIG = MambaConfig(width=8, layers=2, vocabulary=32)
+
+
+@dataclass
+class InferenceParams:
+    max_seqlen: int
+    max_batch_size: int
+    seqlen_offset: int = 0
+    key_value_memory_dict: dict = field(default_factory=dict)
+
+
+class MambaLMHeadModel(nn.Module):
+    """A leaky sum of the embeddings in each layer; like the package's scan it begins at zero, its step at the state."""
+
+    def __init__(self, config, device, dtype):
+        super().__init__()
+        self.layers, self.shapes = config.n_layer, []
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model, device=device, dtype=dtype)
+
+    def allocate_inference_cache(self, batch, context, dtype):
+        width = self.embedding.weight.shape[1]
+        return {i: (torch.zeros(batch, 1, dtype=dtype), torch.zeros(batch, width, dtype=dtype)) for i in (0, 1)}
+
+    def forward(self, ids, inference_params, num_last_tokens):
+        self.shapes.append(tuple(ids.shape))
+        x = self.embedding(ids)
+        for index in range(self.layers):
+            _, state = inference_params.key_value_memory_dict[index]
+            if inference_params.seqlen_offset == 0:
+                state.zero_()
+            rows = []
+            for token in x.unbind(1):
+                state.copy_(0.5 * state + torch.tanh(token))
+                rows.append(state.clone())
+            x = torch.stack(rows, 1)
+        return SimpleNamespace(logits=(x @ self.embedding.weight.T)[:, -num_last_tokens:])
+
+
+@pytest.fixture
+def package(monkeypatch):
+    modules = {
+        "mamba_ssm": {},
+        "mamba_ssm.models": {},
+        "mamba_ssm.utils": {},
+        "mamba_ssm.models.config_mamba": {"MambaConfig": SimpleNamespace},
+        "mamba_ssm.models.mixer_seq_simple": {"MambaLMHeadModel": MambaLMHeadModel},
+        "mamba_ssm.utils.generation": {"InferenceParams": InferenceParams},
+    }
+    for name, contents in modules.items():
+        module = ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.fixture
+def model(package):
+    torch.manual_seed(1)
+    return MambaSSMModel(CONFIG, "Mamba1", "cpu", torch.float32)
+
+
+@torch.inference_mode()
+def test_prefill_in_pieces_leaves_every_sequence_its_own_state(model, monkeypatch):
+    ids = torch.randint(0, 32, (5, 7))
+    whole, state = model.prefill(ids, model.init_state(5))
+    assert model.inner.shapes[-1] == (5, 7)
+    monkeypatch.setattr(mamba_ssm, "PREFILL_TOKENS", 14)
+    pieces, split = model.prefill(ids, model.init_state(5))
+    assert model.inner.shapes[-3:] == [(2, 7), (2, 7), (1, 7)]
+    torch.testing.assert_close(pieces, whole)
+    torch.testing.assert_close(split.key_value_memory_dict, state.key_value_memory_dict)
+
+
+@torch.inference_mode()
+def test_steps_go_on_from_the_prompt(model):
+    ids = torch.randint(0, 32, (3, 6))
+    _, state = model.prefill(ids[:, :4], model.init_state(3))
+    model.generate_step(ids[:, 4], state)
+    stepped, _ = model.generate_step(ids[:, 5], state)
+    torch.testing.assert_close(stepped, model.prefill(ids, model.init_state(3))[0])
+
+
+@torch.inference_mode()
+def test_a_reset_state_is_a_new_one_in_the_same_memory(model):
+    ids = torch.randint(0, 32, (2, 5))
+    _, state = model.prefill(ids, model.init_state(2))
+    tensor = state.key_value_memory_dict[1][1]
+    model.reset_state(state)
+    assert not tensor.any()
+    assert state.key_value_memory_dict[1][1] is tensor
+    torch.testing.assert_close(model.prefill(ids, state)[0], model.prefill(ids, model.init_state(2))[0])
+
+
+@torch.inference_mode()
+def test_a_state_that_was_never_filled_takes_the_step(model):
+    state = model.init_state(2)
+    model.generate_step(torch.zeros(2, dtype=torch.int64), state)
+    before = state.key_value_memory_dict[0][1].clone()
+    model.generate_step(torch.ones(2, dtype=torch.int64), state)
+    assert not torch.equal(before, state.key_value_memory_dict[0][1])
+    assert state.seqlen_offset == 2
+
+
+def test_the_packages_weights_become_those_of_transformers():
+    config = model_config("mamba", "tiny")
+    source, target = (Mamba.from_seed(config, seed, "cpu", torch.float32) for seed in (1, 2))
+    named = {name.replace("embeddings.", "embedding."): weight for name, weight in source.weights().items()}
+    copy_weights(named, target.inner)
+    ids = torch.randint(0, config.vocabulary, (1, 5))
+    logits = [model.prefill(ids, model.init_state(1))[0] for model in (target, source)]
+    torch.testing.assert_close(*logits)
+    named.pop("backbone.norm_f.weight")
+    with pytest.raises(KeyError, match=r"no weight for backbone\.norm_f\.weight"):
+        copy_weights(named, target.inner)
+
+
+def test_the_record_says_that_the_convolution_falls_back(monkeypatch):
+    case = Case("s", "mamba", "mamba-ssm", "tiny", "forward", 1, 8)
+    monkeypatch.setitem(sys.modules, "causal_conv1d", None)
+    assert MambaSSM().settings(case)["causal_conv1d"].startswith("absent (causal_conv1d cannot be imported")
+    monkeypatch.setitem(sys.modules, "causal_conv1d", ModuleType("causal_conv1d"))
+    assert MambaSSM().settings(case)["causal_conv1d"] == "present"

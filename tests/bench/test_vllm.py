@@ -1,0 +1,199 @@
+"""Does the vLLM adapter time the right steps, say how many sequences ran at once, and refuse what is unfair?"""
+
+import sys
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+
+import fake_vllm
+import pytest
+import torch
+
+from bench.systems import vllm_system
+from bench.systems.needs import cannot_import
+from bench.systems.vllm_engine import Batch, Settings
+from bench.systems.vllm_transformer import VllmTransformer
+from harness.case import Case
+from harness.system import Workload
+from harness.timer import Policy, take_engine_samples
+
+CASE = Case("s", "transformer", "vllm", "tiny", "generate", 4, 48, dtype="float32", timing="graph")
+FEW = Policy(min_samples=1, max_samples=5)
+
+
+@pytest.fixture
+def llm(monkeypatch):
+    """The class of the engines that are started: change it to change them."""
+
+    class LLM(fake_vllm.LLM):
+        started: list = []  # noqa: RUF012
+        compute = False
+
+    module = ModuleType("vllm")
+    module.LLM, module.SamplingParams = LLM, fake_vllm.SamplingParams
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=80 * 10**9), raising=False
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(VllmTransformer, "max_num_batched_tokens", 64)
+    monkeypatch.setattr(vllm_system, "SEQUENCES", 64)
+    return LLM
+
+
+def test_a_step_is_steady_when_every_sequence_generates_in_it_and_in_the_one_before():
+    ends = [(0.1, 0), (1.0, 2), (2.5, 3), (2.6, 3), (2.8, 3), (2.9, 2)]
+    assert Batch(0.0, ends).steady_ms(3) == pytest.approx([100.0, 200.0])
+
+
+def test_sequences_that_were_never_all_in_flight_are_an_error():
+    with pytest.raises(RuntimeError, match="4 sequences were to generate at once, at most 3 did"):
+        Batch(0.0, [(1.0, 2), (2.0, 3), (3.0, 3)]).steady_ms(4)
+
+
+def test_a_prompt_takes_from_the_first_step_to_the_last_token():
+    assert Batch(2.0, [(2.5, 0), (3.0, 1), (4.0, 1), (4.2, 0)]).total_ms() == pytest.approx(2000.0)
+
+
+def test_generate_runs_as_many_sequences_as_the_cache_holds_and_says_so(llm):
+    llm.blocks = 18  # of 16 tokens: 48 + 35 tokens need 6 blocks, and one block stays spare
+    workload = VllmTransformer().build(CASE)
+    assert workload.metrics["sequences_at_once"] == 2
+    assert workload.tokens == 2
+    assert len(take_engine_samples(workload.engine_samples(FEW)).samples_ms) >= 5
+    assert llm.started[0].count == 2 * 2  # the batch that warms up, and one more
+
+
+def test_generate_with_room_for_all(llm):
+    workload = VllmTransformer().build(CASE)
+    assert (workload.metrics["sequences_at_once"], workload.tokens) == (4, 4)
+    samples = list(workload.engine_samples(FEW))
+    assert len(samples) >= vllm_system.STEADY_STEPS
+    assert workload.metrics["context_at_last_step"] > 48
+
+
+def test_a_cache_that_holds_no_sequence_is_out_of_memory(llm):
+    llm.blocks = 3
+    with pytest.raises(MemoryError, match="3 blocks does not hold one sequence"):
+        VllmTransformer().build(CASE)
+
+
+def test_an_engine_without_memory_for_its_cache_is_out_of_memory(llm):
+    llm.fails_with = ValueError("No available memory for the cache blocks. Try increasing")
+    with pytest.raises(MemoryError, match="No available memory"):
+        VllmTransformer().build(CASE)
+    llm.fails_with = ValueError("unknown architecture")
+    with pytest.raises(ValueError, match="unknown architecture"):
+        VllmTransformer().build(CASE)
+
+
+def test_forward_times_whole_batches_and_drops_the_first(llm):
+    workload = VllmTransformer().build(replace(CASE, phase="forward", batch=3))
+    assert workload.tokens == 3 * 48
+    assert len(list(workload.engine_samples(Policy(min_samples=2, max_samples=2)))) == 2
+    assert llm.started[0].count == 9
+
+
+def test_a_request_generates_its_steps_after_the_prompts_token(llm):
+    workload = VllmTransformer().build(replace(CASE, phase="request", options=(("steps", 8),)))
+    assert workload.tokens == 4 * (48 + 8)
+    batch = workload.run()
+    assert {len(output.outputs[0].token_ids) for output in batch.outputs} == {9}
+
+
+def test_outputs_are_in_the_order_of_the_prompts(llm):
+    batch = VllmTransformer().build(replace(CASE, phase="forward")).run()
+    assert [output.request_id for output in batch.outputs] == ["0", "1", "2", "3"]
+
+
+def test_no_prompt_is_drawn_twice(llm, monkeypatch):
+    workload = VllmTransformer().build(CASE)
+    workload.run()
+    monkeypatch.setattr(torch, "randint", lambda low, high, shape: torch.zeros(shape, dtype=torch.int64))
+    workload.run()
+    with pytest.raises(RuntimeError, match="drawn twice"):
+        workload.run()
+
+
+def test_an_engine_is_kept_while_its_settings_serve_and_ended_otherwise(llm):
+    system = VllmTransformer()
+    system.build(CASE)
+    system.build(replace(CASE, phase="forward", batch=2, context=64))
+    assert len(llm.started) == 1
+    system.build(replace(CASE, options=(("block_size", 8),)))
+    assert [engine.closed for engine in llm.started] == [True, False]
+    assert llm.started[1].arguments["block_size"] == 8
+
+
+def test_settings_are_read_from_the_engine(llm):
+    settings = VllmTransformer().build(CASE).settings
+    assert settings["attention"] == "FLASH_ATTN"
+    assert settings["attention_version"] == "3"
+    assert settings["max_num_batched_tokens"] == "64"
+    assert settings["cuda_graphs"] == "FULL_AND_PIECEWISE"
+    assert settings["prefix_cache"] == "off"
+    assert settings["token_ids"] == "uniform over the vocabulary, new for each sample"
+
+
+def test_another_attention_fails_unless_it_was_asked_for(llm, monkeypatch):
+    monkeypatch.setattr(fake_vllm.Attention, "version", 2)
+    with pytest.raises(RuntimeError, match="runs on FLASH_ATTN-2, expected FLASH_ATTN-3"):
+        VllmTransformer().build(CASE)
+    system = VllmTransformer()
+    assert isinstance(system.build(replace(CASE, options=(("attention", "FLASH_ATTN-2"),))), Workload)
+    assert llm.started[-1].arguments["attention_config"] == {"backend": "FLASH_ATTN", "flash_attn_version": 2}
+    with pytest.raises(RuntimeError, match="expected TRITON_ATTN"):
+        system.build(replace(CASE, options=(("attention", "TRITON_ATTN"),)))
+
+
+def test_the_engines_logits_are_held_against_the_repositorys_model(llm):
+    llm.compute = True
+    verdict = VllmTransformer().build(CASE).gate()
+    assert verdict.passed
+    assert {check.name: check.value for check in verdict.checks}["head_rows_per_prompt"] == 1
+
+
+def test_an_engine_that_computes_something_else_misses_its_gate(llm, monkeypatch):
+    llm.compute = True
+    compute = fake_vllm.Model.compute_logits
+    monkeypatch.setattr(fake_vllm.Model, "compute_logits", lambda model, hidden: 1.2 * compute(model, hidden))
+    verdict = VllmTransformer().build(CASE).gate()
+    assert not verdict.passed
+    assert "logits_relative_error" in verdict.reason
+
+
+def test_an_engine_that_remembers_prompts_misses_its_gate(llm):
+    llm.compute = True
+    workload = VllmTransformer().build(CASE)
+    llm.started[0].llm_engine.vllm_config.cache_config.enable_prefix_caching = True
+    assert "samples_that_leave_something" in workload.gate().reason
+
+
+def test_graphs_reach_every_batch_in_flight():
+    def graphs(sequences):
+        settings = Settings("1.3b", "bfloat16", 1024, sequences, None, 8192)
+        return settings.arguments().get("compilation_config", {}).get("cudagraph_capture_sizes")
+
+    assert graphs(512) is None  # vLLM's own list ends there
+    assert graphs(4096)[-1] == 4096
+
+
+def test_only_what_could_be_in_flight_widens_the_engine(llm, monkeypatch):
+    system = VllmTransformer()
+    monkeypatch.setattr(system, "cache_bytes", lambda config, context: 10**9)
+    assert system.engine(replace(CASE, batch=4096)).settings.max_num_seqs == 128
+    assert system.engine(replace(CASE, batch=100)).settings.max_num_seqs == 128
+    assert system.engine(replace(CASE, batch=7)).settings.max_num_seqs == 64
+
+
+def test_a_broken_environment_names_the_import_that_failed(tmp_path, monkeypatch):
+    (tmp_path / "engine_a.py").write_text("import no_such_grammar\n")
+    (tmp_path / "engine_b.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cannot_import("json", "engine_a") == "engine_a cannot be imported: No module named 'no_such_grammar'"
+    assert "OSError: libcudart.so.12" in cannot_import("engine_b")
+    assert cannot_import("json") == ""
+
+
+def test_without_vllm_the_system_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert VllmTransformer().unavailable().startswith("vllm cannot be imported: ")
