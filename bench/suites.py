@@ -33,6 +33,7 @@ class Panel:
     options: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
     scope: str = "model"  # or "layer": one layer of it, the latency of the kernel suites
     l2: str = "warm"
+    timing: str = ""  # "" is eager, and in a graph what is shorter than its launches: generate on a GPU
     # Whether the batch runs into memory's end on purpose: after the first that does not fit, larger ones are skipped.
     grows: bool = False
     backends: tuple[str, ...] = ()  # only these; empty for all
@@ -95,6 +96,7 @@ SUITES: tuple[Suite, ...] = (
                 (2048,),
                 {"mini_batch": doubling(1, 2048), "part": ("w", "z")},
                 scope="layer",
+                backends=("torch",),
             ),
         ),
         device="cuda",
@@ -111,6 +113,7 @@ SUITES: tuple[Suite, ...] = (
                 (512, 2048),
                 {"form": ("dual", "primal")},
                 scope="layer",
+                backends=("torch",),
             ),
         ),
         device="cuda",
@@ -133,9 +136,19 @@ SUITES: tuple[Suite, ...] = (
                 doubling(2048, 131072),
                 scope="layer",
                 l2="cold",
+                timing="graph",
                 backends=("thunderkittens",),
             ),
-            Panel("forward", TTT, ("1.3b",), (16,), (2048, 8192), scope="layer", backends=("thunderkittens",)),
+            Panel(
+                "forward",
+                TTT,
+                ("1.3b",),
+                (16,),
+                (2048, 8192),
+                scope="layer",
+                timing="graph",
+                backends=("thunderkittens",),
+            ),
             Panel(
                 "forward", TTT, ("1.3b",), (1, 16), (2048, 8192), scope="layer", l2="cold", backends=("torch", "fla")
             ),
@@ -261,8 +274,7 @@ def _panel_cases(suite: str, panel: Panel, spec: SystemSpec, selection: Selectio
             context=context,
             dtype=dtype,
             state_dtype=state_dtype,
-            # A step of generate is shorter than its launches; a forward is not.
-            timing="graph" if device == "cuda" and panel.phase == "generate" else "eager",
+            timing=panel.timing or ("graph" if device == "cuda" and panel.phase == "generate" else "eager"),
             l2=panel.l2,
             options=options,
         )

@@ -182,7 +182,8 @@ def _drawn(table: pd.DataFrame, recipe: Recipe, looks: dict[str, int]) -> Iterat
         lines=lines,
     )
     yield figure
-    if pairs := _form_pairs(rows, recipe.x, looks):
+    # The paper's figures compare models; forms are compared where they are the suite's question.
+    if recipe not in RECIPES and (pairs := _form_pairs(rows, recipe.x, looks)):
         title = f"Primal over dual: {recipe.phase}"
         yield replace(
             figure,

@@ -31,7 +31,7 @@ class KernelOperator(TorchOperator):
         """See Operator.forward; from the start of a mini-batch, without a host synchronisation."""
         if self._forward is None:
             return super().forward(tokens, learner, state, start)
-        q, k, v, logits = tokens
+        (q, k, v), logits = (x.contiguous() for x in tokens[:3]), tokens.lr_logits
         lr = torch.sigmoid(logits) * (learner.base_lr / q.shape[-1])
         out, after = self._forward(q, k, v, lr, *norm(learner), state, start=start, rope=True)
         overwrite(state, after)

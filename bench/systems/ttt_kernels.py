@@ -12,7 +12,7 @@ from bench.systems import kernel_layer
 from bench.systems.language_model import LanguageModel, device
 from bench.systems.ttt_torch import primal_reference
 from harness.case import Case
-from harness.system import Workload
+from harness.system import Skip, Workload
 
 # How a state_dtype of the suites is kept; "float32-planes" is the float32 master in two 16-bit planes.
 PRECISIONS = {"float32": "float32", "float32-planes": "planes", "bfloat16": "bfloat16", "float16": "float16"}
@@ -32,7 +32,8 @@ class TTTKernels(LanguageModel):
         return next((reason for reason in reasons if reason), "")
 
     def build(self, case: Case) -> Workload:
-        """The whole model, or with the option scope=layer the kernel alone."""
+        """The whole model, or with the option scope=layer the kernel alone. Skip for what the kernels do not do."""
+        _refuse_other_functions(case)
         if case.option("scope", "model") == "layer":
             return kernel_layer.build(case, self.form, PRECISIONS[case.state_dtype])
         return super().build(case)
@@ -48,6 +49,14 @@ class TTTKernels(LanguageModel):
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
         """The primal form in PyTorch."""
         return primal_reference(super().reference(model, dtype))
+
+
+def _refuse_other_functions(case: Case) -> None:
+    """A kernel that ignored an option would be measured under the name of a function that it does not compute."""
+    for name, only in (("mini_batch", 16), ("form", None), ("part", None)):
+        value = case.option(name, only)
+        if value != only:
+            raise Skip(f"{case.system}/{case.backend} has no {name}={value}; {case.system}/torch has")
 
 
 class LinearThunderKittens(TTTKernels):

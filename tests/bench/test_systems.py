@@ -10,10 +10,11 @@ from bench.selection import select
 from bench.suites import cases, find_suite
 from bench.systems import SYSTEMS
 from bench.systems.torch_transformer import TorchTransformer
+from bench.systems.ttt_kernels import LinearThunderKittens
 from bench.systems.ttt_torch import TTTMLP, TTTLinear
 from harness.case import Case
 from harness.gate import relative_error
-from harness.system import Workload
+from harness.system import Skip, Workload
 from harness.worker import load
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -67,6 +68,12 @@ def test_the_primal_and_the_dual_layer_compute_the_same():
         torch.manual_seed(0)
         outputs.append(TTTMLP().build(case("ttt-mlp", scope="layer", form=form)).run()[0])
     assert relative_error(*outputs) < 1e-5
+
+
+@pytest.mark.parametrize("options", [{"mini_batch": 32}, {"form": "primal"}, {"part": "w"}])
+def test_a_kernel_refuses_the_function_that_it_does_not_compute(options):
+    with pytest.raises(Skip, match=next(iter(options))):
+        LinearThunderKittens().build(case("ttt-linear", scope="layer", **options))
 
 
 def test_the_readmes_adapter_is_complete():

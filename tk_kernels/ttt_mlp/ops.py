@@ -53,17 +53,24 @@ def forward(
     begun = min((MINI_BATCH - start) % MINI_BATCH, q.shape[1])
     outer = (token_scale, ln_weight, ln_bias)
     if begun:
-        first, state = _reference_head(*(x[:, :begun] for x in (q, k, v, lr)), *outer, state, start, rope)
+        head = (q[:, :begun], k[:, :begun], v[:, :begun], lr[:, :begun])
+        first, state = _reference_head(*head, *outer, state, start, rope)
         if begun == q.shape[1]:
             return first, state
-        rest = (x[:, begun:] for x in (q, k, v, lr))
+        rest = (q[:, begun:], k[:, begun:], v[:, begun:], lr[:, begun:])
         out, state = forward(*rest, *outer, state, start=0, rope=rope)
         return torch.cat((first, out), 1), state
     if not q.shape[1]:
         return torch.empty_like(q), state
-    tensors = (x.float().contiguous() for x in (lr, *outer, *state[:4]))
-    out, *new_state = _forward(q, k, v, *tensors, rope)
-    return out, MLPState(*new_state, torch.full_like(state.position, q.shape[1] % MINI_BATCH))
+    wide = (_wide(lr), _wide(token_scale), _wide(ln_weight), _wide(ln_bias))
+    weights = (_wide(state.W1), _wide(state.b1), _wide(state.W2), _wide(state.b2))
+    out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows = _forward(q, k, v, *wide, *weights, rope)
+    position = torch.full_like(state.position, q.shape[1] % MINI_BATCH)
+    return out, MLPState(W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows, position)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float().contiguous()
 
 
 @torch.library.custom_op("ttt_bench::mlp_forward", mutates_args=())
@@ -108,11 +115,13 @@ def _(
     return _empty_results(q, W1, b1, W2, b2)
 
 
-def _empty_results(q: Tensor, *weights: Tensor) -> Results:
-    heads = weights[0].shape[:2]
-    rows = (weights[0].new_empty(*heads, MINI_BATCH, width) for width in (HEAD_DIM, HIDDEN, HIDDEN, HEAD_DIM))
+def _empty_results(q: Tensor, W1: Tensor, b1: Tensor, W2: Tensor, b2: Tensor) -> Results:
+    def rows(width: int) -> Tensor:
+        return W1.new_empty(*W1.shape[:2], MINI_BATCH, width)
+
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    return (out, *(torch.empty_like(w) for w in weights), *rows)
+    weights = (torch.empty_like(W1), torch.empty_like(b1), torch.empty_like(W2), torch.empty_like(b2))
+    return out, *weights, rows(HEAD_DIM), rows(HIDDEN), rows(HIDDEN), rows(HEAD_DIM)
 
 
 def _reference_head(
@@ -131,8 +140,8 @@ def _reference_head(
     if rope:
         position = torch.arange(start, start + q.shape[1], device=q.device) % MINI_BATCH
         q, k = rotate(q.float(), position).to(q.dtype), rotate(k.float(), position).to(k.dtype)
-    tokens = (x.float() for x in (q, k, v))
-    out, state = reference.forward(*tokens, lr.float(), token_scale, ln_weight, ln_bias, state, start=start)
+    outer = (token_scale, ln_weight, ln_bias)
+    out, state = reference.forward(q.float(), k.float(), v.float(), lr.float(), *outer, state, start=start)
     return out.to(q.dtype), state
 
 
