@@ -68,4 +68,4 @@ $(VENV)/.installed-%: bench/requirements/%.txt pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-mamba build *.egg-info

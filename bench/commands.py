@@ -136,8 +136,9 @@ def list_systems(systems_file: Path | None) -> None:
         found = probe(starts[spec.system, spec.backend])
         versions = {"torch": found.environment.get("software", {}).get("torch", ""), **found.versions}
         told = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-        grid.add_row(spec.label, "yes" if found.available else "no", told if found.available else found.reason)
-    Console(highlight=False).print(grid)
+        here = "yes" if found.available else "no"
+        grid.add_row(spec.label, here, told if found.available else f"{found.reason} (install: {spec.install})")
+    Console(highlight=False, markup=False).print(grid)
 
 
 def list_suites() -> None:
