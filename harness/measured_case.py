@@ -12,7 +12,7 @@ from harness.cuda_clock import CudaEventClock
 from harness.environment import around, snapshot
 from harness.memory import CudaPeak, PeakMemory, ResidentPeak
 from harness.nvml import Gpu, open_gpu
-from harness.ranges import nvtx_range, profiler_range
+from harness.ranges import nvtx_range, profiler_range, range_name
 from harness.reason import of_exception, sentence
 from harness.record import Record
 from harness.system import Skip, System, Workload
@@ -171,9 +171,9 @@ def time_workload(
     """Samples in ms of one unit, from the clock or from the engine itself."""
     throttled = gpu.throttled if gpu else never_throttled
     if workload.engine_samples is not None:
-        with nvtx_range(case.phase), energy:
+        with nvtx_range(range_name(case.phase)), energy:
             return take_engine_samples(workload.engine_samples(policy), throttled)
-    with nvtx_range(case.phase):
+    with nvtx_range(range_name(case.phase)):
         timing = measure(workload.run, clock, policy, throttled, energy)
     timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
     return timing
@@ -186,14 +186,14 @@ def profile(case: Case, workload: Workload, policy: Policy) -> None:
     """
     if workload.engine_samples is not None:
         few = replace(policy, min_samples=1, max_samples=PROFILED_RUNS)
-        with profiler_range(workload.device), nvtx_range(case.phase):
+        with profiler_range(workload.device), nvtx_range(range_name(case.phase)):
             list(workload.engine_samples(few))
         return
     for _ in range(PROFILE_WARM_RUNS):
         workload.run()
     with profiler_range(workload.device):
         for _ in range(PROFILED_RUNS):
-            with nvtx_range(case.phase):
+            with nvtx_range(range_name(case.phase)):
                 workload.run()
 
 

@@ -4,6 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+def range_name(phase: str) -> str:
+    """What a profiler calls the work of a phase: a forward is a `prefill`, the field's word for it."""
+    return "prefill" if phase == "forward" else phase
+
+
 @contextmanager
 def nvtx_range(name: str) -> Iterator[None]:
     """A push/pop range called `name`; nothing where nvtx is not installed."""

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 
 from bench import fairness
+from bench.models.layers import mark_layers
 from harness.case import Case
 from harness.gate import Check, Verdict, argmax_disagreement, relative_error, total_variation
+from harness.ranges import nvtx_range
 from harness.system import Workload
 
 STEPS = 16  # one call of generate is a whole mini-batch, the step that rewrites W included
@@ -56,6 +58,7 @@ class LanguageModel:
     def build(self, case: Case) -> Workload:
         """The workload of one case: a forward, a mini-batch of generate steps, or a request."""
         model = self._model(case)
+        mark_layers(device() == "cuda")  # a microsecond a layer beside hundreds of launches
         make = {"forward": _forward, "generate": self._generate, "request": _request}[case.phase]
         run, tokens, units = make(model, case)
         return Workload(
@@ -181,10 +184,12 @@ def _request(model: Any, case: Case) -> tuple[Callable[[], object], int, int]:
     @torch.inference_mode()
     def run() -> torch.Tensor:
         model.reset_state(state)
-        ids.copy_(model.prefill(prompt, state)[0].argmax(-1))
-        model.generate_state(state, into=generating)
-        for _ in range(steps):
-            step()
+        with nvtx_range("prefill"):
+            ids.copy_(model.prefill(prompt, state)[0].argmax(-1))
+        with nvtx_range("generate"):
+            model.generate_state(state, into=generating)
+            for _ in range(steps):
+                step()
         return ids
 
     return run, case.batch * (case.context + steps), 1

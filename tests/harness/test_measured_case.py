@@ -138,7 +138,7 @@ def test_profile_runs_a_few_times_in_ranges_and_never_times(monkeypatch: pytest.
     monkeypatch.setattr(measured_case, "nvtx_range", noting("nvtx"))
     system = Counting()
     record = CaseRun(case(), QUICK, PROFILE).record(system)
-    assert ranges == ["profiler cpu", *["nvtx forward", "end"] * PROFILED_RUNS, "end"]
+    assert ranges == ["profiler cpu", *["nvtx prefill", "end"] * PROFILED_RUNS, "end"]
     assert system.events.count("run") == PROFILED_RUNS + measured_case.PROFILE_WARM_RUNS
     assert (record.status, record.samples_ms, record.settings["mode"]) == ("ok", [], "profile")
 
