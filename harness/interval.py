@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-MEDIAN_NEEDS = 6  # 1 - 2 * 2**-6 = 0.97: below six samples even the extremes miss 95%
-
 
 def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
     """(median, low, high): order statistics that hold the true median with at least `confidence`.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.models.operator import Learner, Tokens, TorchOperator, norm, overwrite
+from bench.models.operator import Learner, Tokens, TorchOperator, learning_rate, norm, overwrite
 from tk_kernels.generate_common import rope_table
 
 
@@ -31,8 +31,8 @@ class KernelOperator(TorchOperator):
         """See Operator.forward; from the start of a mini-batch, without a host synchronisation."""
         if self._forward is None:
             return super().forward(tokens, learner, state, start)
-        (q, k, v), logits = (x.contiguous() for x in tokens[:3]), tokens.lr_logits
-        lr = torch.sigmoid(logits) * (learner.base_lr / q.shape[-1])
+        q, k, v = (x.contiguous() for x in tokens[:3])  # the convolutions leave T innermost, the kernel reads D
+        lr = learning_rate(tokens, learner)
         out, after = self._forward(q, k, v, lr, *norm(learner), state, start=start, rope=True)
         overwrite(state, after)
         return out

@@ -123,7 +123,12 @@ def _with_edges(tokens: Tokens, learner: Learner, position: Tensor) -> tuple[Ten
     """q and k rotated by `position` inside the mini-batch, v, and lr_j = base_lr * sigmoid(logit_j) / D."""
     cos, sin = (table[position].unsqueeze(-2) for table in learner.rope)
     q, k = (rotate_interleaved(x, (cos, sin)) for x in (tokens.q, tokens.k))
-    return q, k, tokens.v, torch.sigmoid(tokens.lr_logits) * (learner.base_lr / q.shape[-1])
+    return q, k, tokens.v, learning_rate(tokens, learner)
+
+
+def learning_rate(tokens: Tokens, learner: Learner) -> Tensor:
+    """lr_j = base_lr * sigmoid(logit_j) / D."""
+    return torch.sigmoid(tokens.lr_logits) * (learner.base_lr / tokens.q.shape[-1])
 
 
 def overwrite(state: Any, after: Any) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tk_kernels import build
 from tk_kernels.checks import check_choice, check_outer, check_shape, common_position
+from tk_kernels.reference_math import rope as rotate
 from tk_kernels.ttt_linear import reference
 from tk_kernels.ttt_linear.reference import LinearState
 
@@ -140,20 +141,11 @@ def _reference_head(
 ) -> tuple[Tensor, LinearState]:
     """The rest of a mini-batch that the state has begun, in float32."""
     if rope:
-        q, k = _turned(q, start), _turned(k, start)
+        position = torch.arange(start, start + q.shape[1], device=q.device)
+        q, k = rotate(q.float(), position).to(q.dtype), rotate(k.float(), position).to(k.dtype)
     outer = (token_scale, ln_weight, ln_bias)
     out, state = reference.forward(q.float(), k.float(), v.float(), lr.float(), *outer, state, start=start)
     return out.to(q.dtype), state
-
-
-def _turned(x: Tensor, start: int) -> Tensor:
-    """RoPE of tokens at positions start, start + 1, ... of a mini-batch, rounded to their dtype as the kernel does."""
-    position = torch.arange(start, start + x.shape[1], device=x.device, dtype=torch.float32)
-    pair = torch.arange(HEAD_DIM // 2, device=x.device, dtype=torch.float32)
-    angle = position[:, None] * 10000 ** (-2 * pair / HEAD_DIM)
-    turn = torch.polar(torch.ones_like(angle), angle)[:, None]
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
-    return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
 
 
 def _check(
