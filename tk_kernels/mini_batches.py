@@ -81,6 +81,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 def subtract_product_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """total -= a @ b in batches and in place, with product's dtypes."""
+    if torch.compiler.is_compiling():  # cannot trace baddbmm with an out_dtype
+        return total.sub_(product(a, b))
     if a.dtype == torch.bfloat16 and a.is_cuda:
         return torch.baddbmm(total, a, b, out_dtype=torch.float32, alpha=-1, out=total)
     return total.baddbmm_(a.to(total.dtype), b.to(total.dtype), alpha=-1)

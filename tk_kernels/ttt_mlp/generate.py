@@ -2,7 +2,7 @@
 
 Two forms of the function of `reference.py` (ttt_layer.md, "Three forms"):
 dual    caches, inside a mini-batch, the rows of K, X2 and lr * G, reads W1 and W2 at every token and rewrites them
-        once in m;
+        once in m; on Hopper, where the state has 16 bits, by the kernel of `generate_hopper.py`;
 primal  keeps the running sums of the gradients beside W1 and W2, reads and writes them at every token.
 One program owns one head of one sequence and branches on that sequence's own position, which lives in device memory.
 """
@@ -151,8 +151,20 @@ def generate_step(
     check_token("lr", lr, (B, H))
     if not B * H:
         return out
-    cfg = launch or tuning("ttt_mlp", gstate.form, gstate.precision, gpu_name(q.device))
     s = gstate
+    cfg = launch or default_launch(s)
+    if cfg.hopper:
+        from tk_kernels.ttt_mlp.generate_hopper import dual  # Gluon: not before it is wanted
+
+        dual[(B * H,)](
+            q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
+            s.weights1, s.low1, s.b1, s.weights2, s.low2, s.b2, *s.gathered, s.position,
+            q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0,
+            H=H, m=s.mini_batch, G=cfg.warps,
+            PLANES=s.low1 is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
+            num_warps=cfg.warps, maxnreg=cfg.registers or None,
+        )  # fmt: skip
+        return out
     kernel = _dual if s.form == "dual" else _primal
     kernel[(B * H,)](
         q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
@@ -165,6 +177,21 @@ def generate_step(
         MATRIX=cfg.matrix, num_warps=cfg.warps, maxnreg=cfg.registers or None,
     )  # fmt: skip
     return out
+
+
+def default_launch(state: GenerateState) -> Tuning:
+    """The row of `generate_tuning.toml` that `generate_step` runs for this state; its `hopper` says which kernel."""
+    name = "sm_90" if _on_hopper(state) else gpu_name(state.b2.device)
+    return tuning("ttt_mlp", state.form, state.precision, name)
+
+
+def _on_hopper(state: GenerateState) -> bool:
+    """Whether this device, Triton (Gluon changes from release to release) and state are those of the Hopper kernel."""
+    device, release = state.b2.device, tuple(int(x) for x in triton.__version__.split(".")[:2])
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0) or release < (3, 6):
+        return False
+    D, F, m = state.b2.shape[2], state.b1.shape[2], state.mini_batch
+    return state.form == "dual" and state.precision != "float32" and (D, F) == (64, 256) and m <= 16
 
 
 @jit

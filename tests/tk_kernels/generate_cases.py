@@ -1,0 +1,265 @@
+"""How far is a generate kernel from float64, and how far may it be? Random states and tokens, and a simulation.
+
+What a state precision allows is not guessed but simulated: the reference in float64, except that every operand which
+the kernel stores in 16 bits is rounded to them where the kernel stores it. A kernel may err by `SLACK` times the
+error of its simulation, and by float32 arithmetic.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from tk_kernels import generate_common as common
+from tk_kernels.ttt_linear import generate as linear_generate
+from tk_kernels.ttt_linear import reference as linear_reference
+from tk_kernels.ttt_mlp import generate as mlp_generate
+from tk_kernels.ttt_mlp import reference as mlp_reference
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+MODULES: dict[str, tuple[Any, Any]] = {
+    "linear": (linear_generate, linear_reference),
+    "mlp": (mlp_generate, mlp_reference),
+}
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+
+# Relative Frobenius errors of float32 sums of about D terms: of `out`, and of the change of the state over 256 steps.
+OUT_LIMIT, CHANGE_LIMIT = 2e-6, 1e-5
+# Values that differ in their last float32 bits may be rounded differently: few do, and the errors agree to 3 digits.
+SLACK = 1.05
+
+combinations = pytest.mark.parametrize(
+    ("operator", "form", "precision"),
+    [(o, f, p) for o in MODULES for f in common.FORMS for p in common.PRECISIONS],
+)
+
+
+class Errors(NamedTuple):
+    """Relative to float64: the worst `out` of all steps, and the change of the state over that of float64's."""
+
+    out: float
+    change: float
+
+
+class Comparison(NamedTuple):
+    """Errors of the kernel and of the simulation of its precision; the kernel's last state."""
+
+    kernel: Errors
+    simulated: Errors
+    final: Any
+
+    def check(self) -> None:
+        """Fail unless the kernel errs by no more than its precision makes it."""
+        both = f"kernel {self.kernel}, simulated {self.simulated}"
+        assert self.kernel.out < OUT_LIMIT + SLACK * self.simulated.out, both
+        assert self.kernel.change < CHANGE_LIMIT + SLACK * self.simulated.change, both
+
+
+def relative_error(x: Tensor, reference: Tensor) -> float:
+    """|x - reference| / |reference|, Frobenius; infinite where x holds a NaN."""
+    error = float((x.double() - reference).norm() / reference.norm())
+    return error if error == error else float("inf")
+
+
+def random_state(operator: str, positions: list[int], H: int, D: int, m: int, seed: int = 0) -> Any:
+    """A float64 state of float32 numbers as training leaves it (W about 0.02), with a gradient's rows."""
+    gen = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, std: float) -> Tensor:
+        return (torch.randn(*shape, generator=gen, dtype=torch.float64) * std).float().double().to(DEVICE)
+
+    B, F, g = len(positions), 4 * D, 1e-2
+    position = torch.tensor(positions, dtype=torch.int32, device=DEVICE)
+    k = normal(B, H, m, D, std=1.0)
+    if operator == "linear":
+        W, b = normal(B, H, D, D, std=0.02), normal(B, H, D, std=0.02)
+        return linear_reference.LinearState(W, b, k, normal(B, H, m, D, std=g), position)
+    weights = normal(B, H, D, F, std=0.02), normal(B, H, F, std=0.02), normal(B, H, F, D, std=0.02)
+    rows = normal(B, H, m, F, std=0.3), normal(B, H, m, F, std=g), normal(B, H, m, D, std=g)
+    return mlp_reference.MLPState(*weights, normal(B, H, D, std=0.02), k, *rows, position)
+
+
+Prefill = Callable[..., tuple[Tensor, Any]]
+
+
+def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int, prefill: Prefill) -> Any:
+    """The float64 copy of the state that prefill leaves after two mini-batches and `position` tokens of a third."""
+    gen, reference, parts = torch.Generator(DEVICE).manual_seed(3), MODULES[operator][1], []
+    outer, F = outer_parameters(H, D, m), 4 * D
+    shapes = ((H, D, D), (H, 1, D)) if operator == "linear" else ((H, D, F), (H, 1, F), (H, F, D), (H, 1, D))
+    for position in positions:
+        tokens = 2 * m + position
+        q, k, v = (torch.randn(1, tokens, H, D, generator=gen, device=DEVICE).bfloat16() for _ in range(3))
+        lr = torch.rand(1, tokens, H, generator=gen, device=DEVICE) / D
+        weights = [0.02 * torch.randn(shape, generator=gen, device=DEVICE) for shape in shapes]
+        _, state = prefill(q, k, v, lr, *outer, reference.init_state(*weights, 1, m))
+        assert state.position.tolist() == [position]
+        parts.append(state)
+    return widened(type(parts[0])(*(torch.cat(tensors) for tensors in zip(*parts, strict=True))))
+
+
+def widened(state: Any) -> Any:
+    """A state in float64."""
+    return type(state)(*(x.double() if x.is_floating_point() else x for x in state))
+
+
+def outer_parameters(H: int, D: int, m: int) -> tuple[Tensor, ...]:
+    """token_scale [m], ln_weight and ln_bias [H, D]: away from 1, 1 and 0, so that each of them is felt."""
+    gen = torch.Generator().manual_seed(7)
+    scale = 1 / torch.arange(1, m + 1) + 0.1 * torch.rand(m, generator=gen)
+    weight, bias = 0.2 * torch.randn(2, H, D, generator=gen)
+    return scale.to(DEVICE), (1 + weight).to(DEVICE), bias.to(DEVICE)
+
+
+def random_token(B: int, H: int, D: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
+    """q, k, v [B, H, D] and lr [B, H]."""
+    gen = torch.Generator(DEVICE).manual_seed(1000 + seed)
+    q, k, v = (torch.randn(B, H, D, generator=gen, device=DEVICE).to(dtype) for _ in range(3))
+    return q, k, v, torch.rand(B, H, generator=gen, device=DEVICE) / D
+
+
+def weights_of(state: Any) -> Tensor:
+    """All that a completed mini-batch changes, in one vector."""
+    return torch.cat([x.double().flatten() for name, x in state._asdict().items() if name[0] in "Wb"])
+
+
+def reference_form(operator: str, state: Any, form: str) -> Any:
+    """The reference's state of this form."""
+    return MODULES[operator][1].primal_state(state) if form == "primal" else state
+
+
+def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in float64 after a kernel has stored it; Triton's interpreter cuts bfloat16 off where a GPU rounds."""
+    if INTERPRETED and dtype == torch.bfloat16:
+        return (x.float().view(torch.int32) & -0x10000).view(torch.float32).double()
+    return x.to(dtype).double()
+
+
+class Exact:
+    """The reference in float64."""
+
+    def __init__(self, operator: str, start: Any, form: str) -> None:
+        self.reference, self.state = MODULES[operator][1], reference_form(operator, start, form)
+
+    def step(self, token: tuple[Tensor, ...], outer: tuple[Tensor, ...]) -> Tensor:
+        """out [B, H, D] of one token; advances the state."""
+        out, self.state = self.reference.generate_step(*token, *outer, self.state)
+        return out
+
+
+class Simulation(Exact):
+    """The reference in float64, with weights and rows rounded where this precision stores them."""
+
+    def __init__(self, operator: str, start: Any, form: str, precision: str) -> None:
+        super().__init__(operator, start, form)
+        self.kind = common.PRECISIONS[precision]
+        rows = {name: x.to(self.kind.rows).double() for name, x in start._asdict().items() if name.endswith("_rows")}
+        self.master_type = torch.float32 if self.kind.planes else self.kind.weights
+        self.state = self._with_weights(lambda x: x.to(self.master_type).double())
+        if form == "dual":
+            self.state = self.state._replace(**rows)
+
+    def _with_weights(self, change: Callable[[Tensor], Tensor]) -> Any:
+        weights = {name: change(x) for name, x in self.state._asdict().items() if name in ("W", "W1", "W2")}
+        return self.state._replace(**weights)
+
+    def step(self, token: tuple[Tensor, ...], outer: tuple[Tensor, ...]) -> Tensor:
+        """See Exact.step."""
+        master = self.state
+        self.state = read = self._with_weights(lambda x: x.to(self.kind.weights).double())
+        with self._rows_rounded():
+            out = super().step(token, outer)
+        rewritten = {
+            name: stored(getattr(master, name) + (getattr(self.state, name) - getattr(read, name)), self.master_type)
+            for name in ("W", "W1", "W2")
+            if hasattr(master, name)
+        }
+        self.state = self.state._replace(**rewritten)
+        return out
+
+    @contextmanager
+    def _rows_rounded(self) -> Any:
+        """The reference reads the row of the token itself from the rows too, as the kernels round it before use."""
+        with pytest.MonkeyPatch.context() as patch:
+            write = self.reference.write_rows_
+            rounded = lambda rows, x, at: write(rows, stored(x, self.kind.rows), at)  # noqa: E731
+            patch.setattr(self.reference, "write_rows_", rounded)
+            yield
+
+
+Step = Callable[[Any, tuple[Tensor, ...], tuple[Tensor, ...], Tensor], None]
+
+
+def eager(operator: str) -> Step:
+    """One launch a step."""
+
+    def step(gstate: Any, token: tuple[Tensor, ...], outer: tuple[Tensor, ...], out: Tensor) -> None:
+        MODULES[operator][0].generate_step(*token, *outer, gstate, out=out)
+
+    return step
+
+
+def compare(
+    operator: str,
+    form: str,
+    precision: str,
+    start: Any,
+    steps: int,
+    batch: int = 0,
+    step: Step | None = None,
+) -> Comparison:
+    """The kernel and its simulation against float64, from a float64 state of some sequences.
+
+    batch repeats these sequences, each with tokens of its own; the first, middle and last are then compared.
+    """
+    generate, distinct = MODULES[operator][0], len(start.position)
+    batch, step = batch or distinct, step or eager(operator)
+    H, m = start.k_rows.shape[1:3]
+    D = start.k_rows.shape[3]
+    chosen, sequences = some_of(batch, distinct), torch.arange(batch, device=DEVICE) % distinct
+    outer, dtype = outer_parameters(H, D, m), torch.float32 if precision == "float32" else torch.bfloat16
+    whole = type(start)(*(x.float()[sequences] if x.is_floating_point() else x[sequences] for x in start))
+    gstate = generate.GenerateState.from_state(whole, form, precision)
+    del whole
+    first = type(start)(*(x[sequences[chosen]] for x in start))
+    exact, simulation = Exact(operator, first, form), Simulation(operator, first, form, precision)
+    before, wide, worst = weights_of(exact.state), tuple(x.double() for x in outer), [0.0, 0.0]
+    out = torch.empty(batch, H, D, device=DEVICE)
+    for number in range(steps):
+        token = random_token(batch, H, D, dtype, number)
+        step(gstate, token, outer, out.fill_(float("nan")))
+        assert out.isfinite().all()
+        sampled = tuple(x[chosen].double() for x in token)
+        expected = exact.step(sampled, wide)
+        found = out[chosen], simulation.step(sampled, wide)
+        worst = [max(w, relative_error(x, expected)) for w, x in zip(worst, found, strict=True)]
+    final = selected(gstate, chosen).to_state()
+    assert torch.equal(final.position, (first.position + steps) % m)
+    changes = [_change_error(state, exact.state, before) for state in (final, simulation.state)]
+    kernel, simulated = (Errors(*pair) for pair in zip(worst, changes, strict=True))
+    return Comparison(kernel, simulated, final)
+
+
+def _change_error(state: Any, exact: Any, before: Tensor) -> float:
+    moved = weights_of(exact) - before
+    return float((weights_of(state) - weights_of(exact)).norm() / moved.norm()) if moved.any() else 0.0
+
+
+def some_of(batch: int, distinct: int) -> Tensor:
+    """Indices of all sequences of a small batch, else of the first, middle and last ones, at mixed positions."""
+    if batch <= distinct:
+        return torch.arange(batch, device=DEVICE)
+    middle = batch // 2
+    return torch.tensor([0, 1, 2, middle - 1, middle, batch - 3, batch - 2, batch - 1], device=DEVICE).unique()
+
+
+def selected(gstate: Any, chosen: Tensor) -> Any:
+    """A generate state of these sequences alone."""
+    fields = {name: x[chosen] if isinstance(x, Tensor) else x for name, x in vars(gstate).items()}
+    return type(gstate)(**fields | {"gathered": tuple(x[chosen] for x in gstate.gathered)})

@@ -1,0 +1,106 @@
+"""Do the generate kernels hold on a GPU: 256 steps, every position, any batch, one graph, from a real prefill?
+
+At the size of a layer of the 1.3b model: 32 heads of 64, mini-batches of 16. Errors as in `generate_cases`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+import torch
+from generate_cases import (
+    DEVICE,
+    MODULES,
+    combinations,
+    compare,
+    outer_parameters,
+    prefilled_state,
+    random_state,
+    random_token,
+)
+from torch import Tensor
+
+from tk_kernels import generate_common as common
+
+H, D, m, STEPS = 32, 64, 16, 256
+EVERY_POSITION = [(5 * i + 11) % m for i in range(m)]
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU")]
+operators = pytest.mark.parametrize("operator", MODULES)
+forms = pytest.mark.parametrize("form", common.FORMS)
+
+
+@combinations
+@pytest.mark.parametrize("batch", [1, 3, 512])
+def test_256_steps(operator: str, form: str, precision: str, batch: int) -> None:
+    """From random states; a larger batch mixes every position."""
+    start = random_state(operator, EVERY_POSITION[:batch], H, D, m)
+    compare(operator, form, precision, start, STEPS, batch).check()
+
+
+@operators
+@forms
+def test_batch_of_4096(operator: str, form: str) -> None:
+    """2^31 elements in each weight of the MLP: offsets beyond 32 bits; each position once."""
+    if form == "primal" and operator == "mlp":
+        pytest.skip("the state and its sums are 140 GB")
+    start = random_state(operator, EVERY_POSITION, H, D, m)
+    compare(operator, form, "planes", start, m, 4096).check()
+
+
+@combinations
+def test_256_steps_from_a_prefill(operator: str, form: str, precision: str) -> None:
+    """From what the ThunderKittens kernel leaves after 32 to 47 tokens: 0 to 15 rows are pending."""
+    ops = import_module(f"tk_kernels.ttt_{operator}.ops")
+    if ops.available():
+        pytest.skip(ops.available())
+    start = prefilled_state(operator, list(range(m)), H, D, m, ops.forward)
+    compare(operator, form, precision, start, STEPS).check()
+
+
+@operators
+@forms
+def test_one_graph_serves_every_position(operator: str, form: str) -> None:
+    """512 sequences at mixed positions, 48 steps of new tokens replayed from one captured step."""
+    start = random_state(operator, EVERY_POSITION, H, D, m)
+    compare(operator, form, "planes", start, 48, 512, step=Replay(operator)).check()
+
+
+class Replay:
+    """A step as one launch of a graph that was captured at the first."""
+
+    def __init__(self, operator: str) -> None:
+        self.generate, self.graph = MODULES[operator][0], torch.cuda.CUDAGraph()
+        self.inputs: tuple[Tensor, ...] = ()
+        self.out = torch.empty(0)
+
+    def __call__(self, gstate: object, token: tuple[Tensor, ...], outer: tuple[Tensor, ...], out: Tensor) -> None:
+        """See `generate_cases.Step`."""
+        if not self.inputs:
+            self._capture(gstate, token, outer, out)
+        for kept, new in zip(self.inputs, token, strict=True):
+            kept.copy_(new)
+        self.graph.replay()
+
+    def _capture(self, gstate: object, token: tuple[Tensor, ...], outer: tuple[Tensor, ...], out: Tensor) -> None:
+        """Capturing runs nothing, so the state stays; a first run on a state of its own compiles."""
+        self.inputs, self.out = tuple(x.clone() for x in token), out
+        spare = random_state("linear" if "linear" in self.generate.__name__ else "mlp", [0], H, D, m)
+        one = tuple(x[:1] for x in token)
+        self.generate.generate_step(*one, *outer, self.generate.GenerateState.from_state(spare, gstate.form, "planes"))
+        with torch.cuda.graph(self.graph):
+            self.generate.generate_step(*self.inputs, *outer, gstate, out=self.out)
+
+
+@combinations
+def test_steps_repeat_bitwise(operator: str, form: str, precision: str) -> None:
+    """The same steps twice, eager: every bit of the outputs and of the state."""
+    outer, start = outer_parameters(H, D, m), random_state(operator, EVERY_POSITION, H, D, m)
+    generate, dtype = MODULES[operator][0], torch.float32 if precision == "float32" else torch.bfloat16
+    states = [generate.GenerateState.from_state(start, form, precision) for _ in range(2)]
+    for number in range(m + 1):
+        token = random_token(m, H, D, dtype, number)
+        first, second = (generate.generate_step(*token, *outer, state) for state in states)
+        assert torch.equal(first, second)
+    assert all(torch.equal(a, b) for a, b in zip(*(s.tensors() for s in states), strict=True))

@@ -1,0 +1,69 @@
+"""Does every generate kernel find launch settings on any GPU, and does tuning print what the table reads?"""
+
+import math
+import tomllib
+
+import pytest
+
+from tk_kernels import tuning as table
+from tk_kernels.generate_common import FORMS, PRECISIONS
+from tk_kernels.tune_generate import OPERATORS, candidates, fastest, section
+from tk_kernels.tuning import Tuning, tuning
+
+ROWS = [(operator, form, precision) for operator in OPERATORS for form in FORMS for precision in PRECISIONS]
+
+
+@pytest.fixture
+def another_table(tmp_path, monkeypatch):
+    """A function that puts a text in the place of the repository's table."""
+    path = tmp_path / "tuning.toml"
+    monkeypatch.setattr(table, "TABLE", path)
+
+    def write(text):
+        path.write_text(text)
+        for cached in (table._table, tuning):
+            cached.cache_clear()
+
+    yield write
+    for cached in (table._table, tuning):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize(("operator", "form", "precision"), ROWS)
+def test_an_unknown_gpu_has_settings(operator, form, precision):
+    assert tuning(operator, form, precision, "a GPU of tomorrow").warps in (1, 2, 4, 8, 16)
+
+
+def test_a_missing_row_is_named():
+    with pytest.raises(KeyError, match=r"no row ttt_conv\.dual"):
+        tuning("ttt_conv", "dual", "planes", "cpu")
+
+
+def test_a_gpu_of_the_table_has_its_own_settings_and_the_default_beside_them(another_table):
+    own = section("NVIDIA A100", "ttt_linear", "dual", {"planes": Tuning(warps=2, block=16, registers=128)})
+    another_table(
+        own + "\n[default.ttt_linear.dual]\nplanes = { warps = 1, block = 32 }\nfloat32 = { warps = 4, block = 64 }"
+    )
+    assert tuning("ttt_linear", "dual", "planes", "NVIDIA A100-SXM4-80GB") == Tuning(warps=2, block=16, registers=128)
+    assert tuning("ttt_linear", "dual", "float32", "NVIDIA A100-SXM4-80GB") == Tuning(warps=4, block=64)
+    assert tuning("ttt_linear", "dual", "planes", "NVIDIA H100") == Tuning(warps=1, block=32)
+
+
+def test_what_tuning_prints_is_what_the_table_reads():
+    rows = {"planes": Tuning(warps=8, block=64, matrix=True, registers=128), "float32": Tuning(warps=4, block=32)}
+    [(gpu, read)] = tomllib.loads(section("NVIDIA L40S, 48GB", "ttt_mlp", "dual", rows)).items()
+    assert gpu == "NVIDIA L40S, 48GB"
+    assert {precision: Tuning(**row) for precision, row in read["ttt_mlp"]["dual"].items()} == rows
+
+
+@pytest.mark.parametrize(("operator", "form", "precision"), ROWS)
+def test_the_defaults_are_among_the_candidates(operator, form, precision):
+    tried = list(candidates(operator, form, precision))
+    assert tuning(operator, form, precision, "a GPU of tomorrow") in tried
+    assert len(tried) == len(set(tried))
+
+
+def test_the_fastest_that_is_right_is_chosen():
+    slow, fast, wrong = Tuning(1, 16), Tuning(2, 16), Tuning(4, 16)
+    assert fastest([(slow, 3.0), (fast, 2.0), (wrong, math.inf)]) == fast
+    assert fastest([(wrong, math.inf)]) is None

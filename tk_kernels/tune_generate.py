@@ -1,0 +1,176 @@
+"""With which launch settings are the generate kernels fastest on this GPU? Prints sections for `generate_tuning.toml`.
+
+    python -m tk_kernels.tune_generate --operator ttt_linear --batch 512 >> tk_kernels/generate_tuning.toml
+
+A candidate computes a mini-batch of steps first and is dropped where it is wrong; then it is timed in a CUDA graph,
+mean over the 16 positions, with as many states in turn as keep each out of the L2. What was seen goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from importlib import import_module
+from itertools import product
+from statistics import median
+from typing import Any
+
+import torch
+
+from tk_kernels.generate_common import FORMS, PRECISIONS, available, gpu_name
+from tk_kernels.tuning import Tuning
+
+OPERATORS = ("ttt_linear", "ttt_mlp")
+HEADS, HEAD_DIM, MINI_BATCH = 32, 64, 16
+# Of `out` against float64: the rounding of any 16-bit state is well below it, a miscompiled product is not.
+WRONG = 3e-2
+CYCLES = 5  # mini-batches that a candidate is timed for
+
+
+def candidates(operator: str, form: str, precision: str) -> Iterator[Tuning]:
+    """The settings worth a trial."""
+    linear, dual = operator == "ttt_linear", form == "dual"
+    warps = (1, 2, 4) if linear else (4, 8, 16)
+    blocks = ((16, 32, 64) if linear else (32, 64, 128)) if dual else (64,)  # primal rewrites the state as a whole
+    matrix = (False, True) if dual and not linear and precision != "float32" else (False,)
+    for w, b, x, r in product(warps, blocks, matrix, (0, 128, 168)):
+        yield Tuning(warps=w, block=b, matrix=x, registers=r)
+
+
+def fastest(tried: Sequence[tuple[Tuning, float]]) -> Tuning | None:
+    """The settings of least time; None where none was right (their time is infinite)."""
+    best = min(tried, key=lambda pair: pair[1], default=None)
+    return best[0] if best and best[1] < math.inf else None
+
+
+def section(gpu: str, operator: str, form: str, rows: dict[str, Tuning]) -> str:
+    """A section of `generate_tuning.toml`: one row a state precision, without the fields at their defaults."""
+    lines = [f'["{gpu}".{operator}.{form}]']
+    for precision, chosen in rows.items():
+        kept = [(f.name, getattr(chosen, f.name)) for f in fields(chosen) if getattr(chosen, f.name) != f.default]
+        lines.append(f"{precision} = {{ {', '.join(f'{name} = {str(value).lower()}' for name, value in kept)} }}")
+    return "\n".join(lines)
+
+
+class Trial:
+    """The states and tokens on which the candidates of one operator, form and precision run."""
+
+    def __init__(self, operator: str, form: str, precision: str, batch: int) -> None:
+        parts = (import_module(f"tk_kernels.{operator}.{part}") for part in ("generate", "reference"))
+        self.generate, self.reference = parts
+        self.token = _token(batch, torch.float32 if precision == "float32" else torch.bfloat16)
+        self.outer = _outer()
+        self.form, self.precision, self.start = form, precision, _start(operator, self.reference, batch)
+        self.states = [self._new(self.start)]
+        size = sum(x.numel() * x.element_size() for x in self.states[0].tensors())
+        self.states += [self._new(self.start) for _ in range(2 * _l2_bytes() // size)]
+
+    def microseconds(self, launch: Tuning) -> float:
+        """Time of one step; infinite where these settings cannot be launched or compute something else."""
+        from triton.runtime.errors import OutOfResources, PTXASError
+
+        try:
+            return self._time(launch) if self._error(launch) < WRONG else math.inf
+        except (OutOfResources, PTXASError) as error:
+            print(f"  {error}", file=sys.stderr)
+            return math.inf
+
+    def _new(self, start: Any) -> Any:
+        return self.generate.GenerateState.from_state(start, self.form, self.precision)
+
+    def _error(self, launch: Tuning) -> float:
+        """Worst relative error of `out` over a mini-batch and a step of two sequences, against float64."""
+        few = type(self.start)(*(x[:2] for x in self.start))
+        token, state, worst = [x[:2] for x in self.token], self._new(few), 0.0
+        exact = type(few)(*(x.double() if x.is_floating_point() else x for x in few))
+        for _ in range(MINI_BATCH + 1):
+            out = self.generate.generate_step(*token, *self.outer, state, launch=launch).double()
+            wide = (x.double() for x in (*token, *self.outer))
+            expected, exact = self.reference.generate_step(*wide, exact)
+            worst = max(worst, float((out - expected).norm() / expected.norm()))
+            if not math.isfinite(float(out.sum())):
+                return math.inf
+        return worst
+
+    def _time(self, launch: Tuning) -> float:
+        def steps() -> None:
+            for state in self.states:
+                self.generate.generate_step(*self.token, *self.outer, state, launch=launch)
+
+        steps()  # compiled
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            steps()
+        for state in self.states:
+            state.position.zero_()
+        return median(_mini_batch_ms(graph.replay) for _ in range(CYCLES)) * 1e3 / MINI_BATCH / len(self.states)
+
+
+def _mini_batch_ms(step: Callable[[], None]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(MINI_BATCH):
+        step()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def _l2_bytes() -> int:
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+
+
+def _normal(*shape: int, std: float = 1.0) -> torch.Tensor:
+    return std * torch.randn(*shape, device="cuda")
+
+
+def _start(operator: str, reference: Any, batch: int) -> Any:
+    """A state of W about 0.02 at the start of a mini-batch."""
+    H, D, F = HEADS, HEAD_DIM, 4 * HEAD_DIM
+    shapes = ((H, D, D), (H, 1, D)) if operator == "ttt_linear" else ((H, D, F), (H, 1, F), (H, F, D), (H, 1, D))
+    return reference.init_state(*(_normal(*shape, std=0.02) for shape in shapes), batch, MINI_BATCH)
+
+
+def _outer() -> tuple[torch.Tensor, ...]:
+    scale = 1 / torch.arange(1, MINI_BATCH + 1, device="cuda")
+    return scale, 1 + _normal(HEADS, HEAD_DIM, std=0.1), _normal(HEADS, HEAD_DIM, std=0.1)
+
+
+def _token(batch: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    q, k, v = (_normal(batch, HEADS, HEAD_DIM).to(dtype) for _ in range(3))
+    return q, k, v, torch.rand(batch, HEADS, device="cuda") / HEAD_DIM
+
+
+def tune(operator: str, form: str, precision: str, batch: int) -> Tuning | None:
+    """The fastest right settings; every candidate and its time on stderr."""
+    trial, tried = Trial(operator, form, precision, batch), []
+    for launch in candidates(operator, form, precision):
+        tried.append((launch, trial.microseconds(launch)))
+        print(f"{operator}.{form} {precision} {launch}: {tried[-1][1]:.1f} us", file=sys.stderr, flush=True)
+    return fastest(tried)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--operator", choices=OPERATORS, action="append", help="may be repeated; default: both")
+    parser.add_argument("--form", choices=FORMS, action="append", help="may be repeated; default: both")
+    parser.add_argument("--precision", choices=list(PRECISIONS), action="append", help="may be repeated; default: all")
+    parser.add_argument("--batch", type=int, default=512, help="sequences that generate together (default: 512)")
+    args = parser.parse_args()
+    if args.batch < 2:
+        parser.error(f"--batch {args.batch}: must be at least 2")
+    if available() or not torch.cuda.is_available():
+        parser.error(available() or "There is no CUDA GPU.")
+    gpu = gpu_name(torch.device("cuda"))
+    for operator, form in product(args.operator or OPERATORS, args.form or FORMS):
+        chosen = {p: tune(operator, form, p, args.batch) for p in args.precision or PRECISIONS}
+        rows = {precision: launch for precision, launch in chosen.items() if launch is not None}
+        print(section(gpu, operator, form, rows), end="\n\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()
