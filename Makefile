@@ -13,7 +13,7 @@ BIN := $(if $(VENV),$(abspath $(VENV))/bin/,)
 PY := $(if $(VENV),$(BIN)python,$(PYTHON))
 INSTALLED := $(if $(VENV),$(VENV)/.installed-$(TARGET))
 
-.PHONY: bench baselines venv-vllm venv-mamba test test-gpu lint chromium clean
+.PHONY: bench baselines venv-vllm venv-mamba test test-gpu sanitize lint chromium clean
 
 bench: $(INSTALLED)
 	$(if $(filter cuda,$(TARGET)),-$(PY) -m bench build)
@@ -21,11 +21,11 @@ bench: $(INSTALLED)
 	$(PY) -m bench report $(OUT) --output $(OUT)/report.html
 
 # Environments of their own for systems whose pins conflict, and the systems.toml that names them.
-baselines: venv-vllm venv-mamba systems.toml
+baselines: venv-vllm venv-mamba
 
-venv-vllm: .venv-vllm/.installed
+venv-vllm: .venv-vllm/.installed systems.toml
 
-venv-mamba: .venv-mamba/.installed
+venv-mamba: .venv-mamba/.installed systems.toml
 
 .venv-vllm/.installed: bench/requirements/vllm.txt
 	$(PYTHON) -m venv .venv-vllm
@@ -49,6 +49,10 @@ test: $(INSTALLED) lint chromium
 
 test-gpu: $(INSTALLED)
 	$(PY) -m pytest -m gpu
+
+# The forward kernels under memcheck, racecheck and synccheck, on a Hopper GPU; what they found goes to RECORD.
+sanitize: $(INSTALLED)
+	$(PY) -m tests.tk_kernels.sanitize $(RECORD)
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check .

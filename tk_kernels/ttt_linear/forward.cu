@@ -8,7 +8,7 @@
 //
 // Every row of G sums to zero over its columns, so the mean of W over its columns never changes, and LN does not see
 // it. The kernel takes it out at the start and puts it back at the end; in between, the rows of Z and Zbar have mean
-// zero, and LN needs their squares alone.
+// zero, and LN needs their squares alone. What rounding makes of that mean is taken out from time to time, or it grows.
 //
 // `WARPS` warps share a head, each owns 64 / WARPS columns of W as an accumulator of W^T. In that orientation no
 // operand on the chain W -> Z -> G -> W leaves the registers: W^T's accumulator is the B operand of K W, and the
@@ -28,6 +28,7 @@ template <typename T, int ROWS_, int WARPS_, int HEADS_, bool ROPE_> struct line
     static constexpr int WARPS = WARPS_;                 // warps a head
     static constexpr int HEADS = HEADS_;                 // heads a block
     static constexpr int STAGES = 8;
+    static constexpr unsigned DRIFTS = 64;  // mini-batches after which the mean that rounding left in W is taken out
     static constexpr int COLS = HEAD_DIM / WARPS;        // columns of W a warp owns
     // One warpgroup of producers, a warp a head, hands its registers to the consumers. Without the hand-over it would
     // cost a third of them: a scheduler's registers are divided evenly among its warps.
@@ -48,12 +49,13 @@ template <typename T, int ROWS_, int WARPS_, int HEADS_, bool ROPE_> struct line
         int length, heads, sequences;                                      // T, H, B * H
     };
     struct stage { tile k, v, q; };  // out is written over q
+    using mean_parts = float[WARPS][HEAD_DIM + 1];  // of W's rows and of b: each warp's columns' share of the mean
 
     struct alignas(1024) head_shared {
         stage stages[STAGES];
         float4 moments[2][WARPS][ROWS][2];   // of each row, over a warp's columns: see moments()
         float squares[2][WARPS][ROWS];       // zbar^2
-        float mean[WARPS][HEAD_DIM + 1];     // of W's rows and of b
+        mean_parts mean, drift;
         float lr[STAGES][ROWS];
         semaphore landed[STAGES], arrived[STAGES], finished[STAGES];  // by TMA; and turned; output written
     };
@@ -167,8 +169,7 @@ template <typename L, typename T> struct linear_producer {
             turn_pair(pairs[3], second.z, second.w);
             *x = w;
         }
-        __syncwarp();
-        if (lane == 0) arrive(s.arrived[stage]);
+        arrive(s.arrived[stage]);  // every lane for what it wrote: one for all is as right, but no tool can see it
     }
     __device__ static void turn_pair(T2 &pair, float c, float s) {
         const float2 x = widen(pair);
@@ -264,18 +265,26 @@ template <typename L, typename T> struct linear_consumer {
                 }
             }
         }
-        float total = 0.f;
         #pragma unroll
         for (int j = 0; j < OWN; ++j) {
             #pragma unroll
             for (int p = 0; p < 4; ++p) {
                 const int e = column_of(j) + 8 * (p / 2);
                 bias.tiles[0][j].data[p] = {b[e], b[e + 1]};
-                if (p % 2 == 0) total += b[e] + b[e + 1];
             }
         }
+        take_out_mean(s.mean);
+    }
+    // W and b less their means over columns, which are left in `parts`.
+    __device__ void take_out_mean(typename L::mean_parts &parts) {
+        float total = 0.f;
+        #pragma unroll
+        for (int j = 0; j < OWN; ++j) {
+            #pragma unroll
+            for (int h = 0; h < 2; ++h) total += bias.tiles[0][j].data[2 * h].x + bias.tiles[0][j].data[2 * h].y;
+        }
         total = row_sum(total);
-        if (lane == 0) s.mean[warp][HEAD_DIM] = total / HEAD_DIM;
+        if (lane == 0) parts[warp][HEAD_DIM] = total / HEAD_DIM;
         #pragma unroll
         for (int n = 0; n < ALL; ++n) {
             #pragma unroll
@@ -290,68 +299,72 @@ template <typename L, typename T> struct linear_consumer {
                 sum.x = column_sum(sum.x);
                 sum.y = column_sum(sum.y);
                 if (row == 0) {
-                    s.mean[warp][column_of(n) + 8 * h] = sum.x / HEAD_DIM;
-                    s.mean[warp][column_of(n) + 8 * h + 1] = sum.y / HEAD_DIM;
+                    parts[warp][column_of(n) + 8 * h] = sum.x / HEAD_DIM;
+                    parts[warp][column_of(n) + 8 * h + 1] = sum.y / HEAD_DIM;
                 }
             }
         }
         sync();
-        add_mean(-1.f);
+        subtract_mean(parts);
     }
-    __device__ float mean_of(int d) const {
+    __device__ static float mean_of(const typename L::mean_parts &parts, int d) {
         float mean = 0.f;
         #pragma unroll
-        for (int w = 0; w < L::WARPS; ++w) mean += s.mean[w][d];
+        for (int w = 0; w < L::WARPS; ++w) mean += parts[w][d];
         return mean;
     }
-    __device__ void add_mean(float sign) {
+    __device__ void subtract_mean(const typename L::mean_parts &parts) {
         #pragma unroll
         for (int n = 0; n < ALL; ++n) {
             #pragma unroll
             for (int p = 0; p < 4; ++p) {
                 const int d = column_of(n) + 8 * (p / 2);
-                const float x = sign * mean_of(d), y = sign * mean_of(d + 1);
+                const float x = mean_of(parts, d), y = mean_of(parts, d + 1);
                 #pragma unroll
                 for (int m = 0; m < OWN; ++m) {
-                    Wt.tiles[m][n].data[p].x += x;
-                    Wt.tiles[m][n].data[p].y += y;
+                    Wt.tiles[m][n].data[p].x -= x;
+                    Wt.tiles[m][n].data[p].y -= y;
                 }
             }
         }
-        const float mean = sign * mean_of(HEAD_DIM);
+        const float mean = mean_of(parts, HEAD_DIM);
         #pragma unroll
         for (int j = 0; j < OWN; ++j) {
             #pragma unroll
             for (int p = 0; p < 4; ++p) {
-                bias.tiles[0][j].data[p].x += mean;
-                bias.tiles[0][j].data[p].y += mean;
+                bias.tiles[0][j].data[p].x -= mean;
+                bias.tiles[0][j].data[p].y -= mean;
             }
         }
     }
-    __device__ void store_state() {
-        add_mean(1.f);
+    __device__ void store_state() const {
         float *W = g.W_out + size_t(sequence) * HEAD_DIM * HEAD_DIM, *b = g.b_out + size_t(sequence) * HEAD_DIM;
         #pragma unroll
-        for (int m = 0; m < OWN; ++m) {
+        for (int n = 0; n < ALL; ++n) {
             #pragma unroll
-            for (int n = 0; n < ALL; ++n) {
+            for (int p = 0; p < 4; ++p) {
+                const int d = column_of(n) + 8 * (p / 2);
+                const float x = mean_of(s.mean, d), y = mean_of(s.mean, d + 1);
+                asm volatile("" ::: "memory");  // means of later columns wait, for want of registers
                 #pragma unroll
-                for (int p = 0; p < 4; ++p) {
-                    const int e = warp * L::COLS + 16 * m + row + 8 * (p % 2), d = column_of(n) + 8 * (p / 2);
-                    W[d * HEAD_DIM + e] = Wt.tiles[m][n].data[p].x;
-                    W[(d + 1) * HEAD_DIM + e] = Wt.tiles[m][n].data[p].y;
+                for (int m = 0; m < OWN; ++m) {
+                    const int e = warp * L::COLS + 16 * m + row + 8 * (p % 2);
+                    W[d * HEAD_DIM + e] = Wt.tiles[m][n].data[p].x + x;
+                    W[(d + 1) * HEAD_DIM + e] = Wt.tiles[m][n].data[p].y + y;
                 }
             }
         }
         if (row == 0) {
+            const float mean = mean_of(s.mean, HEAD_DIM);
             #pragma unroll
             for (int j = 0; j < OWN; ++j) {
                 #pragma unroll
-                for (int h = 0; h < 2; ++h)
-                    *reinterpret_cast<float2 *>(&b[column_of(j) + 8 * h]) = bias.tiles[0][j].data[2 * h];
+                for (int h = 0; h < 2; ++h) {
+                    const float2 x = bias.tiles[0][j].data[2 * h];
+                    *reinterpret_cast<float2 *>(&b[column_of(j) + 8 * h]) = {x.x + mean, x.y + mean};
+                }
             }
         }
-        add_mean(-1.f);
     }
 
     // ldmatrix at an offset computed once: st::idx would compute the swizzle again at every load. Sixteen rows
@@ -425,7 +438,11 @@ template <typename L, typename T> struct linear_consumer {
         own_fl zbar;
         warp::zero(zbar);
         unsigned n = 0;
-        for (; n < whole; ++n) step<true>(zbar, n);
+        while (n < whole) {
+            const unsigned end = min(n + L::DRIFTS, whole);
+            for (; n < end; ++n) step<true>(zbar, n);
+            take_out_mean(s.drift);
+        }
         store_state();
         if (g.length % ROWS) step<false>(zbar, n++);  // a short mini-batch: its rows are kept, W stays
         else zero_rows();
@@ -707,7 +724,7 @@ __global__ __launch_bounds__(L::THREADS, L::BLOCKS) void linear_forward(const __
             for (int i = 0; i < L::STAGES; ++i) {
                 // as many rates as rows, one set of tiles
                 init_semaphore(L::ROPE ? heads[h].landed[i] : heads[h].arrived[i], L::ROWS, 1);
-                if (L::ROPE) init_semaphore(heads[h].arrived[i], 1);
+                if (L::ROPE) init_semaphore(heads[h].arrived[i], WARP_THREADS);
                 init_semaphore(heads[h].finished[i], L::WARPS);
             }
         }
