@@ -31,15 +31,15 @@ class KernelOperator(TorchOperator):
         """See Operator.forward; from the start of a mini-batch, without a host synchronisation."""
         if self._forward is None:
             return super().forward(tokens, learner, state, start)
-        q, k, v = (x.contiguous() for x in tokens[:3])  # the convolutions leave T innermost, the kernel reads D
-        lr = learning_rate(tokens, learner)
-        out, after = self._forward(q, k, v, lr, *norm(learner), state, start=start, rope=True)
+        q, k, v, lr = tokens.q, tokens.k, tokens.v, learning_rate(tokens, learner)
+        out, after = self._forward(q, k, v, lr, *norm(learner), state, start=start, rope=not tokens.ready)
         overwrite(state, after)
         return out
 
     def init_state(self, weights: Sequence[Tensor], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
         """See Operator.init_state."""
-        self._angles = rope_table(mini_batch, weights[0].shape[1], weights[0].device)
+        if self._angles is None:  # made on the host: once, as a copy from there waits for the device
+            self._angles = rope_table(mini_batch, weights[0].shape[1], weights[0].device)
         return super().init_state(weights, batch, mini_batch, dtype)
 
     def generate_state(self, state: Any) -> Any:
@@ -49,5 +49,6 @@ class KernelOperator(TorchOperator):
         return self._generate.GenerateState.from_state(state, self._generate_form, self._precision)
 
     def generate_step(self, tokens: Tokens, learner: Learner, state: Any) -> Tensor:
-        """See Operator.generate_step; RoPE and the learning rate are the kernel's."""
-        return self._generate.generate_step(*tokens, *norm(learner), state, rope=self._angles, base_lr=learner.base_lr)
+        """See Operator.generate_step; RoPE and the learning rate are the kernel's, unless the tokens have them."""
+        edges = {} if tokens.ready else {"rope": self._angles, "base_lr": learner.base_lr}
+        return self._generate.generate_step(*tokens[:4], *norm(learner), state, **edges)

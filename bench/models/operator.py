@@ -19,13 +19,19 @@ FORMS = ("dual", "primal")
 class Tokens(NamedTuple):
     """A layer's projections: q, k (before RoPE), v [B, T, H, D] and lr_logits x_j . w_h + c_h [B, T, H].
 
-    A generate step has no T. lr_logits are in at least float32.
+    A generate step has no T. lr_logits are in at least float32. `ready`: q and k have RoPE already, and lr_logits are
+    the learning rates lr_j made of them.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     lr_logits: Tensor
+    ready: bool = False
+
+    def first(self) -> "Tokens":
+        """The first token alone, without T."""
+        return Tokens(self.q[:, 0], self.k[:, 0], self.v[:, 0], self.lr_logits[:, 0], self.ready)
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,8 @@ def norm(learner: Learner) -> tuple[Tensor, Tensor, Tensor]:
 
 def _with_edges(tokens: Tokens, learner: Learner, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q and k rotated by `position` inside the mini-batch, v, and lr_j = base_lr * sigmoid(logit_j) / D."""
+    if tokens.ready:
+        return tokens.q, tokens.k, tokens.v, tokens.lr_logits
     cos, sin = (table[position].unsqueeze(-2) for table in learner.rope)
     q, k = (rotate_interleaved(x, (cos, sin)) for x in (tokens.q, tokens.k))
     return q, k, tokens.v, learning_rate(tokens, learner)
@@ -128,6 +136,8 @@ def _with_edges(tokens: Tokens, learner: Learner, position: Tensor) -> tuple[Ten
 
 def learning_rate(tokens: Tokens, learner: Learner) -> Tensor:
     """lr_j = base_lr * sigmoid(logit_j) / D."""
+    if tokens.ready:
+        return tokens.lr_logits
     return torch.sigmoid(tokens.lr_logits) * (learner.base_lr / tokens.q.shape[-1])
 
 

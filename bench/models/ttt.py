@@ -1,5 +1,6 @@
 """How does a TTT language model compute? Paper arXiv 2407.04620, section 2 (the layer) and appendix (backbones)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -102,18 +103,8 @@ class TTTLayer(nn.Module):
         """The learner before the first token: W1, b1 and, of TTT-MLP, W2, b2."""
         return [self.get_parameter(name) for name in self.config.weight_shapes]
 
-    def forward(
-        self, x: Tensor, rope: Rotation, state: LayerState, operator: Operator, start: int | None = None
-    ) -> Tensor:
-        """x [B, T, C] -> [B, T, C]; `state` moves T tokens on, from `start` in its mini-batch if that is known."""
-        return self._output(x, operator.forward(self._tokens(x, state), self._learner(rope), state.inner, start))
-
-    def generate_step(self, x: Tensor, rope: Rotation, state: LayerState, operator: Operator) -> Tensor:
-        """x [B, 1, C] -> [B, 1, C]; `state` moves one token on."""
-        tokens = Tokens(*(each[:, 0] for each in self._tokens(x, state)))
-        return self._output(x, operator.generate_step(tokens, self._learner(rope), state.inner)[:, None])
-
-    def _tokens(self, x: Tensor, state: LayerState) -> Tokens:
+    def tokens(self, x: Tensor, state: LayerState) -> Tokens:
+        """What the operator takes of x [B, T, C]; the convolutions' inputs in `state` move T tokens on."""
         q, k = self._query_and_key(x, state)
         return Tokens(self._heads(q), self._heads(k), self._heads(self.v_proj(x)), self._lr_logits(x))
 
@@ -130,16 +121,21 @@ class TTTLayer(nn.Module):
         product = F.linear(x, self.learnable_ttt_lr_weight[:, 0].to(x.dtype))
         return product + self.learnable_ttt_lr_bias[:, 0]  # the sum is in the bias's dtype
 
-    def _learner(self, rope: Rotation) -> Learner:
+    def learner(self, rope: Rotation) -> Learner:
+        """The operator's settings."""
         # s_i = max(0, 1/(i+1) + learnable_i)
         token_scale = torch.clamp_min(self.get_buffer("token_idx") + self.learnable_token_idx, 0.0)
         return Learner(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, self.config.base_lr, rope)
 
-    def _output(self, x: Tensor, out: Tensor) -> Tensor:
+    def output(self, x: Tensor, out: Tensor) -> Tensor:
+        """The operator's out [B, T, H, D] after norm, gate (of x, the layer's input) and projection, [B, T, C]."""
         out = self.post_norm(out.flatten(-2))
         if self.config.backbone == "mamba":
             out = F.gelu(self.g_proj(x), approximate="tanh") * out
         return self.o_proj(out)
+
+
+Learn = Callable[[Tokens, Learner], Tensor]  # the operator on one layer's state: tokens -> out [B, T, H, D]
 
 
 class Block(nn.Module):
@@ -154,38 +150,51 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(config.width, device, dtype)
         self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
 
-    def forward(
-        self, h: Tensor, rope: Rotation, state: LayerState, operator: Operator, start: int | None
-    ) -> Tensor:
-        """The residual stream [B, T, C] before -> after."""
-        h = self._convolve(h, state)
-        h = h + self.seq_modeling_block(self.seq_norm(h), rope, state, operator, start)
-        return h + self.mlp(self.ffn_norm(h))
+    def forward(self, h: Tensor, rope: Rotation, state: LayerState, operator: Operator, start: int | None) -> Tensor:
+        """The residual stream [B, T, C] before -> after; `state` moves on, from `start` in its mini-batch if known."""
+
+        def learn(tokens: Tokens, learner: Learner) -> Tensor:
+            return operator.forward(tokens, learner, state.inner, start)
+
+        return self._through(h, rope, state, learn)
 
     def generate_step(self, h: Tensor, rope: Rotation, state: LayerState, operator: Operator) -> Tensor:
-        """The residual stream [B, 1, C] before -> after."""
-        h = self._convolve(h, state)
-        h = h + self.seq_modeling_block.generate_step(self.seq_norm(h), rope, state, operator)
-        return h + self.mlp(self.ffn_norm(h))
+        """The residual stream [B, 1, C] before -> after; `state` moves one token on."""
 
-    def _convolve(self, h: Tensor, state: LayerState) -> Tensor:
-        return h if state.block_conv is None else h + self.conv(h, state.block_conv)
+        def learn(tokens: Tokens, learner: Learner) -> Tensor:
+            return operator.generate_step(tokens.first(), learner, state.inner)[:, None]
+
+        return self._through(h, rope, state, learn)
+
+    def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
+        """All that a block does but the inner loop; `bench.models.fused` does the same in fewer passes over memory."""
+        if state.block_conv is not None:
+            h = h + self.conv(h, state.block_conv)
+        layer, x = self.seq_modeling_block, self.seq_norm(h)
+        h = h + layer.output(x, learn(layer.tokens(x, state), layer.learner(rope)))
+        return h + self.mlp(self.ffn_norm(h))
 
 
 class TTTModel(ChunkedModel):
     """TTT-Linear or TTT-MLP with the (M) or (T) backbone; parameters bear the names of the authors' state dict.
 
-    `operator` computes the inner loop; the default is the reference in its dual form.
+    `operator` computes the inner loop; the default is the reference in its dual form. `block` computes what is around
+    it: `Block` in plain PyTorch, `bench.models.fused.FusedBlock` with fused kernels.
     """
 
     def __init__(
-        self, config: TTTConfig, device: torch.device | str, dtype: torch.dtype, operator: Operator | None = None
+        self,
+        config: TTTConfig,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        operator: Operator | None = None,
+        block: type[Block] = Block,
     ) -> None:
         super().__init__()
         self.config = config
         self.operator: Operator = operator or TorchOperator(config.learner)
         device = torch.device(device)
-        blocks: list[nn.Module] = [Block(config, device, dtype) for _ in range(config.layers)]
+        blocks: list[nn.Module] = [block(config, device, dtype) for _ in range(config.layers)]
         self.model = Backbone(config.vocabulary, config.width, blocks, device, dtype)
         positions = torch.arange(config.mini_batch, device=device)
         cos, sin = (table.squeeze(-2) for table in rotation(positions, config.head_dim, dtype))

@@ -6,9 +6,11 @@ from typing import Any, ClassVar
 import torch
 
 from bench.models.config import TTTConfig, model_config
+from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.models.ttt import TTTModel
 from bench.systems import kernel_layer
+from bench.systems.fidelity import compared
 from bench.systems.language_model import LanguageModel, device
 from bench.systems.ttt_torch import primal_reference
 from harness.case import Case
@@ -36,7 +38,8 @@ class TTTKernels(LanguageModel):
         _refuse_other_functions(case)
         if case.option("scope", "model") == "layer":
             return kernel_layer.build(case, self.form, PRECISIONS[case.state_dtype])
-        return super().build(case)
+        workload = super().build(case)
+        return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
 
     def load(self, case: Case) -> Any:
         """Random weights by seed."""
@@ -44,7 +47,8 @@ class TTTKernels(LanguageModel):
         assert isinstance(config, TTTConfig)
         precision = PRECISIONS[case.state_dtype]
         operator = KernelOperator(self.learner, self.form, precision, self.prefill_on_reference)
-        return TTTModel.from_seed(config, 0, device(), getattr(torch, case.dtype), operator=operator)
+        dtype = getattr(torch, case.dtype)
+        return TTTModel.from_seed(config, 0, device(), dtype, operator=operator, block=FusedBlock)
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
         """The primal form in PyTorch."""

@@ -1,0 +1,117 @@
+"""How does a TTT block compute around the inner loop on a GPU? The function of `ttt.Block` in ten launches.
+
+A tensor [B, T, C] read or written once is a pass. The projections that share an input are one matrix product, whose
+columns the kernels read where they are; residuals are added by the products that make them.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.models.config import TTTConfig
+from bench.models.layers import NORM_EPS, Rotation
+from bench.models.operator import Learner, Tokens
+from bench.models.ttt import Block, LayerState, Learn
+from tk_kernels.norm_gate import norm_gate, swiglu
+from tk_kernels.short_convolution import query_key, residual_convolution
+
+
+class FusedBlock(Block):
+    """`Block` with its elementwise steps in Triton; same parameters, same names, same state.
+
+    Adds in place to the residual stream it is given ((T) only) or has made, so it computes no gradients.
+    """
+
+    def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(config, device, dtype)
+        self._projections = pack(_projections_of(self), spare_rows=config.heads)  # the spare rows: the learning rate's
+        self._gate_up = pack([self.mlp.gate_proj, self.mlp.up_proj])
+        if config.backbone == "mamba":
+            layer = self.seq_modeling_block
+            for conv in (self.conv.conv, layer.conv_q, layer.conv_k):
+                conv.weight.data = taps_apart(conv.weight.data)
+        self._versions: tuple[int, ...] = ()
+        self._learner: Learner
+
+    def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
+        """See Block._through."""
+        self._follow_parameters(rope)
+        layer = self.seq_modeling_block
+        h, x = self._enter(h, state)
+        projected = F.linear(x, self._projections)
+        out = learn(self._tokens(projected, rope, state), self._learner)
+        if layer.config.backbone == "mamba":
+            gate = self._columns(projected, 2)
+            out = norm_gate(out.flatten(-2), gate, layer.post_norm.weight, layer.post_norm.bias, NORM_EPS)
+        else:
+            out = layer.post_norm(out.flatten(-2))
+        add_product_(h, out, layer.o_proj.weight)
+        hidden = swiglu(F.linear(self.ffn_norm(h), self._gate_up))
+        return add_product_(h, hidden, self.mlp.down_proj.weight)
+
+    def _enter(self, h: Tensor, state: LayerState) -> tuple[Tensor, Tensor]:
+        """The residual stream after the block's convolution, and its norm: three passes."""
+        if state.block_conv is None:
+            return h, self.seq_norm(h)
+        first, conv = self.conv.norm, self.conv.conv
+        weights = (first.weight, conv.weight, conv.bias, self.seq_norm.weight)
+        return residual_convolution(h, state.block_conv, *weights, NORM_EPS)
+
+    def _tokens(self, projected: Tensor, rope: Rotation, state: LayerState) -> Tokens:
+        """Q, K, V and learning rates of the product [q or shared, v, gate or k, lr]: three passes."""
+        layer = self.seq_modeling_block
+        logits, bias = projected[..., 3 * layer.config.width :], layer.learnable_ttt_lr_bias[:, 0]
+        shared, v = self._columns(projected, 0), self._heads(self._columns(projected, 1))
+        if state.qk_conv is None:
+            k = self._columns(projected, 2)
+            return Tokens(self._heads(shared), self._heads(k), v, logits + bias)
+        conv_q, conv_k = ((conv.weight, conv.bias) for conv in (layer.conv_q, layer.conv_k))
+        position, base_lr = state.inner.position, layer.config.base_lr
+        q, k, lr = query_key(shared, state.qk_conv, conv_q, conv_k, rope, position, logits, bias, base_lr)
+        return Tokens(q, k, v, lr, ready=True)
+
+    def _columns(self, projected: Tensor, index: int) -> Tensor:
+        width = self.seq_modeling_block.config.width
+        return projected[..., index * width : (index + 1) * width]
+
+    def _heads(self, x: Tensor) -> Tensor:
+        config = self.seq_modeling_block.config
+        return x.unflatten(-1, (config.heads, config.head_dim))
+
+    def _follow_parameters(self, rope: Rotation) -> None:
+        """Bring what is derived from parameters up to date, where these have changed since the last call."""
+        layer = self.seq_modeling_block
+        versions = (layer.learnable_ttt_lr_weight._version, layer.learnable_token_idx._version)
+        if versions != self._versions:
+            self._projections[-layer.config.heads :].copy_(layer.learnable_ttt_lr_weight[:, 0])
+            self._learner = layer.learner(rope)
+            self._versions = versions
+
+
+def _projections_of(block: Block) -> Sequence[nn.Linear]:
+    layer = block.seq_modeling_block
+    return layer.q_proj, layer.v_proj, layer.g_proj if layer.config.backbone == "mamba" else layer.k_proj
+
+
+def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
+    """One matrix [sum of outputs + spare_rows, C] whose rows the projections' weights become: nothing is kept twice."""
+    weights = [projection.weight for projection in projections]
+    inputs = weights[0].shape[1]
+    packed = weights[0].data.new_empty(sum(len(weight) for weight in weights) + spare_rows, inputs)
+    for weight, rows in zip(weights, packed.split([*map(len, weights), spare_rows]), strict=False):
+        rows.copy_(weight.data)
+        weight.data = rows
+    return packed
+
+
+def taps_apart(weight: Tensor) -> Tensor:
+    """A convolution's weight [C, 1, 4], channels contiguous in memory, as kernels read them."""
+    return weight.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+
+
+def add_product_(total: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """total += x @ weight^T in place, rounded once: total [B, T, C], x [B, T, F], weight [C, F]."""
+    total.view(-1, total.shape[-1]).addmm_(x.view(-1, x.shape[-1]), weight.t())
+    return total

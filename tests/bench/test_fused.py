@@ -1,0 +1,97 @@
+"""Does a model of fused blocks compute what the plain one does, with the same weights under the same names?
+
+Without a GPU the kernels run in Triton's interpreter, in a process of its own: TRITON_INTERPRET counts at import.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from bench.models import TTTConfig, model_config
+from bench.models.checkpoint import load, save
+from bench.models.factory import from_seed
+from bench.models.fused import FusedBlock
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+
+# Relative error of logits against float64, as in test_models.py.
+LIMIT = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
+
+here = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="runs in the process of test_in_the_interpreter")
+backbones = pytest.mark.parametrize("backbone", ["mamba", "transformer"])
+
+
+def test_in_the_interpreter() -> None:
+    """Every test below, in a process whose Triton interprets."""
+    pytest.importorskip("triton")
+    if INTERPRETED:
+        pytest.skip("this is that process")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not gpu", __file__]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def run(model: Any, ids: torch.Tensor, plan: tuple[int, ...]) -> torch.Tensor:
+    """Logits after `ids`, fed as `plan` says: n prefills n tokens at once, -n generates n one by one."""
+    state, at = model.init_state(*ids.shape), 0
+    for n in plan:
+        if n > 0:
+            logits, state = model.prefill(ids[:, at : at + n], state)
+        for t in range(at, at - n):
+            logits, state = model.generate_step(ids[:, t], state)
+        at += abs(n)
+    return logits
+
+
+def check_model(config: TTTConfig, plan: tuple[int, ...], dtype: torch.dtype) -> None:
+    """A model of fused blocks against the plain one in float64, no weight at 0 or 1."""
+    fused = from_seed(config, 0, DEVICE, dtype, block=FusedBlock)
+    plain = from_seed(config, 0, DEVICE, torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    for name, weight in fused.weights().items():
+        weight += 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
+        plain.weights()[name].copy_(weight)
+    ids = torch.randint(config.vocabulary, (2, sum(map(abs, plan))), generator=generator).to(DEVICE)
+    expected = run(plain, ids, plan)
+    error = float((run(fused, ids, plan) - expected).norm() / expected.norm())
+    assert error <= LIMIT[dtype]  # NaN fails too
+
+
+@here
+@backbones
+@pytest.mark.parametrize("system", ["ttt-linear", "ttt-mlp"])
+def test_a_model_of_fused_blocks(system: str, backbone: str) -> None:
+    check_model(model_config(system, "tiny", backbone=backbone), (1, 2, 14, -2), torch.float32)
+
+
+@backbones
+def test_packed_weights_keep_their_names_and_values(backbone: str) -> None:
+    config = model_config("ttt-linear", "tiny", backbone=backbone)
+    fused, plain = (from_seed(config, 0, "cpu", torch.float32, **options) for options in ({"block": FusedBlock}, {}))
+    assert list(fused.weights()) == list(plain.weights())
+    assert all(torch.equal(weight, plain.weights()[name]) for name, weight in fused.weights().items())
+
+
+@backbones
+def test_packed_weights_are_saved_and_loaded(backbone: str, tmp_path: Any) -> None:
+    config = model_config("ttt-linear", "tiny", backbone=backbone)
+    saved = from_seed(config, 3, "cpu", torch.float32, block=FusedBlock)
+    save(saved, tmp_path / "model.safetensors")
+    again = load(config, tmp_path / "model.safetensors", "cpu", torch.float32, block=FusedBlock)
+    assert all(torch.equal(weight, again.weights()[name]) for name, weight in saved.weights().items())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", LIMIT)
+def test_a_model_on_a_gpu(dtype: torch.dtype) -> None:
+    for system in ("ttt-linear", "ttt-mlp"):
+        check_model(model_config(system, "tiny"), (33, -3), dtype)

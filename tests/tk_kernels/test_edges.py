@@ -1,0 +1,186 @@
+"""Do the fused edges compute what PyTorch computes step by step: convolutions, norms, RoPE, learning rate, gates?
+
+Without a GPU the kernels run in Triton's interpreter, in a process of its own: TRITON_INTERPRET counts at import.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tk_kernels.norm_gate import norm_gate, swiglu
+from tk_kernels.short_convolution import query_key, residual_convolution
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+EPS = 1e-6
+
+# Relative Frobenius error against float64: float32 inside, so what is left is one rounding of the result (half an ulp:
+# 2^-9, 2^-12) and, in residual_convolution, of what enters the convolution. Triton's interpreter cuts bfloat16 off
+# instead of rounding: a whole ulp.
+LIMIT = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 8e-3 if INTERPRETED else 4e-3}
+
+here = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="runs in the process of test_in_the_interpreter")
+dtypes = pytest.mark.parametrize("dtype", LIMIT, ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+def test_in_the_interpreter() -> None:
+    """Every test below, in a process whose Triton interprets."""
+    pytest.importorskip("triton")
+    if INTERPRETED:
+        pytest.skip("this is that process")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not gpu", __file__]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(DEVICE, dtype)
+
+
+def assert_close(got: torch.Tensor, expected: torch.Tensor, limit: float) -> None:
+    assert got.shape == expected.shape
+    error = (got.double() - expected).norm() / expected.norm().clamp_min(1e-30)
+    assert error <= limit, f"relative error {error:.1e}"  # NaN fails too
+
+
+def convolved(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """window [B, T + 3, C] -> [B, T, C] in float64."""
+    taps = weight.double()[:, 0]
+    tokens = window.shape[1] - 3
+    return sum(window[:, j : j + tokens].double() * taps[:, j] for j in range(4)) + bias.double()
+
+
+def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x.double(), weight.shape, weight.double(), EPS)
+
+
+def turned(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+    """x [B, T, H, D] with pairs (2i, 2i+1) turned by angle [B, T, 1, D/2], as complex numbers."""
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
+
+
+def check_residual_convolution(B: int, T: int, C: int, dtype: torch.dtype) -> None:
+    h, cache, weight, bias = (normal(*shape, dtype=dtype) for shape in ((B, T, C), (B, 3, C), (C, 1, 4), (C,)))
+    norm, after_norm = (1 + 0.2 * normal(C, dtype=dtype, seed=seed) for seed in (1, 2))
+    x = rms(h, norm).to(dtype)
+    window = torch.cat((cache, x), 1)
+    added, normed = residual_convolution(h, cache, norm, weight, bias, after_norm, EPS)
+    expected = h.double() + convolved(window, weight, bias)
+    assert_close(added, expected, 2 * LIMIT[dtype])
+    assert_close(normed, rms(added, after_norm), LIMIT[dtype])
+    assert_close(cache, window[:, -3:].double(), LIMIT[dtype])
+
+
+def check_query_key(B: int, T: int, H: int, D: int, dtype: torch.dtype, m: int = 16) -> None:
+    C = H * D
+    projected = normal(B, T, 2 * C + H, dtype=dtype)
+    x, logits = projected[..., C : 2 * C], projected[..., 2 * C :]
+    cache, lr_bias = normal(B, 3, C, dtype=dtype), normal(H)
+    conv_q, conv_k = ((normal(C, 1, 4, dtype=dtype, seed=s), normal(C, dtype=dtype, seed=s)) for s in (3, 4))
+    position = (5 * torch.arange(B, device=DEVICE) + 3).remainder(m)
+    angles = torch.arange(m)[:, None] * 1e4 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+    rope = angles.cos().float().to(DEVICE), angles.sin().float().to(DEVICE)
+    window = torch.cat((cache, x), 1)
+    per_head = position[:, None].repeat(1, H).int()
+    q, k, lr = query_key(x, cache, conv_q, conv_k, rope, per_head, logits, lr_bias, 0.1)
+    angle = angles.to(DEVICE)[(position[:, None] + torch.arange(T, device=DEVICE)) % m].unsqueeze(-2)
+    for got, conv in ((q, conv_q), (k, conv_k)):
+        assert got.is_contiguous()
+        assert_close(got, turned(convolved(window, *conv).unflatten(-1, (H, D)), angle), LIMIT[dtype])
+    assert_close(lr, 0.1 * torch.sigmoid(logits.double() + lr_bias.double()) / D, 1e-6)
+    assert torch.equal(cache, window[:, -3:])
+
+
+def check_norm_gate(rows: int, C: int, dtype: torch.dtype) -> None:
+    z, gate = 3 + normal(2, rows, C, dtype=dtype), normal(2, rows, 3 * C, dtype=dtype)[..., C : 2 * C]
+    weight, bias = 1 + normal(C, dtype=dtype, seed=1), normal(C, dtype=dtype, seed=2)
+    expected = F.layer_norm(z.double(), (C,), weight.double(), bias.double(), EPS)
+    got = norm_gate(z, gate, weight, bias, EPS)
+    assert_close(got, expected * F.gelu(gate.double(), approximate="tanh"), LIMIT[dtype])
+
+
+def check_swiglu(rows: int, width: int, dtype: torch.dtype) -> None:
+    x = normal(2, rows, 2 * width, dtype=dtype)
+    a, b = x.double().chunk(2, -1)
+    assert_close(swiglu(x), F.silu(a) * b, LIMIT[dtype])
+
+
+@here
+@dtypes
+@pytest.mark.parametrize("T", [1, 2, 3, 35])
+def test_residual_convolution(T: int, dtype: torch.dtype) -> None:
+    """One token, fewer than the convolution's memory, and a second chunk; C is no power of two."""
+    check_residual_convolution(2, T, 24, dtype)
+
+
+@here
+@dtypes
+@pytest.mark.parametrize("T", [1, 2, 3, 19])
+def test_query_key(T: int, dtype: torch.dtype) -> None:
+    """Sequences at different positions, tiles over several of them; D = 24 and m = 6 are no powers of two."""
+    check_query_key(3, T, 2, 24, dtype, m=6)
+
+
+@here
+@dtypes
+def test_norm_gate_and_swiglu(dtype: torch.dtype) -> None:
+    check_norm_gate(3, 24, dtype)
+    check_swiglu(3, 40, dtype)
+
+
+@here
+def test_a_sequence_may_be_cut_anywhere() -> None:
+    """Pieces with the cache between them give, bit by bit, what the whole gives."""
+    h, weights = normal(2, 37, 16), (normal(16), normal(16, 1, 4), normal(16, seed=1), normal(16, seed=2))
+
+    def run(*sizes: int) -> list[torch.Tensor]:
+        cache = torch.zeros(2, 3, 16, device=DEVICE)
+        parts = [residual_convolution(x.contiguous(), cache, *weights, EPS) for x in h.split(sizes, 1)]
+        return [torch.cat(each, 1) for each in zip(*parts, strict=True)]
+
+    for whole, cut in zip(run(37), run(1, 2, 32, 1, 1), strict=True):
+        assert torch.equal(whole, cut)
+
+
+@here
+def test_a_nan_stays_in_its_sequence() -> None:
+    h, cache = normal(3, 5, 16), torch.zeros(3, 3, 16, device=DEVICE)
+    h[1, 2], cache[1] = float("nan"), float("nan")
+    weights = normal(16), normal(16, 1, 4), normal(16, seed=1), normal(16, seed=2)
+    for out in residual_convolution(h, cache, *weights, EPS):
+        assert out[1].isnan().any()
+        assert not out[[0, 2]].isnan().any()
+    assert not cache[[0, 2]].isnan().any()
+
+
+@here
+def test_wrong_layouts_are_named() -> None:
+    h, cache, weights = normal(2, 4, 16), normal(2, 3, 16), (normal(16), normal(16, 1, 4), normal(16), normal(16))
+    with pytest.raises(ValueError, match="h has strides"):
+        residual_convolution(h[:, ::2], cache, *weights, EPS)
+    with pytest.raises(ValueError, match=r"cache has shape \(1, 3, 16\): expected \(2, 3, 16\)"):
+        residual_convolution(h, cache[:1], *weights, EPS)
+    with pytest.raises(ValueError, match="gate has shape"):
+        norm_gate(h, h[:, :2], normal(16), normal(16), EPS)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU")
+@dtypes
+def test_at_the_size_of_a_layer(dtype: torch.dtype) -> None:
+    """1.3b on a GPU, tokens before the end of a chunk included, and 760m's heads of 96."""
+    for B, T in ((2, 2048), (1, 37), (512, 1)):
+        check_residual_convolution(B, T, 2048, dtype)
+        check_query_key(B, T, 32, 64, dtype)
+        check_query_key(B, T, 16, 96, dtype)
+        check_norm_gate(min(B * T, 500), 2048, dtype)
+        check_swiglu(min(B * T, 500), 5504, dtype)
+    check_query_key(16, 1100, 32, 64, dtype)
