@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.environments import launches
 from bench.errors import UserError
-from bench.memory import refuse_beyond_memory
+from bench.memory import layer_beyond_memory, refuse_beyond_memory, total_memory_bytes
 from bench.selection import select
 from bench.suites import SUITES, Suite, beyond_memory, cases, default_suites, find_suite
 from bench.systems import SYSTEMS
@@ -40,6 +40,11 @@ class Plan:
     device: str
     cases: dict[str, list[Case]]
     launches: dict[tuple[str, str], Launch]
+    memory_bytes: int
+
+    def skip(self, case: Case, earlier: Sequence[Record]) -> str:
+        """Why a case need not be tried."""
+        return layer_beyond_memory(case, self.memory_bytes) or beyond_memory(case, earlier)
 
 
 def plan(request: Request) -> Plan:
@@ -56,7 +61,7 @@ def plan(request: Request) -> Plan:
             raise UserError(f"suite {name}: none of its cases is left by --systems {request.systems}")
         if selection.narrows_axes:
             refuse_beyond_memory(suite_cases, machine)
-    return Plan(device, found, launches(request.systems_file))
+    return Plan(device, found, launches(request.systems_file), total_memory_bytes(machine))
 
 
 def _device(asked: str, found: str) -> str:
@@ -92,7 +97,7 @@ def run(
                 time_limit_s=time_limit_s,
                 policy=policy,
                 on_event=progress,
-                skip=beyond_memory,
+                skip=work.skip,
                 profile_range=profile_range,
             )
     print(_summary(records))
@@ -116,6 +121,7 @@ def verify(request: Request, *, time_limit_s: float) -> None:
                     time_limit_s=time_limit_s,
                     policy=Policy(),
                     on_event=progress,
+                    skip=work.skip,
                     verify_only=True,
                 )
     _print_verdicts(records)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Any
 
 from bench.errors import UserError
@@ -29,6 +30,16 @@ def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> N
             )
 
 
+def layer_beyond_memory(case: Case, total: int) -> str:
+    """Why a layer need not be tried on a machine of `total` bytes; "" for what may fit, and for whole models.
+
+    All that a layer must hold is known, and a worker that runs out of memory costs its start.
+    """
+    if case.option("scope", "model") != "layer" or least_bytes(case) <= total:
+        return ""
+    return f"needs at least {least_bytes(case) / 1e9:.3g} GB and this machine has {total / 1e9:.3g} GB"
+
+
 def total_memory_bytes(machine: Mapping[str, Any]) -> int:
     """The GPU's memory in an environment snapshot, or without one the machine's."""
     gpu = machine.get("gpu")
@@ -36,18 +47,38 @@ def total_memory_bytes(machine: Mapping[str, Any]) -> int:
 
 
 def least_bytes(case: Case) -> int:
-    """Token ids (8 bytes each), weights, and one sequence's past, as an engine may run few of them at once."""
+    """Token ids (8 bytes each), weights, and one sequence's past, as an engine may run few of them at once.
+
+    Of a layer: all that goes in and comes out.
+    """
     ids = 8 * case.batch * (case.context if case.phase != "generate" else 1)
-    if case.option("scope", "model") == "layer" or case.system not in SYSTEMS:  # others size themselves
+    if case.system not in SYSTEMS:  # others size themselves
         return ids
     config = model_config(case.system, case.size)
+    if case.option("scope", "model") == "layer":
+        return _layer_bytes(config, case)
     weights = parameter_count(config) * _BYTES[case.dtype]
     return ids + weights + _state_bytes(config, case)
 
 
+def _layer_bytes(config: Any, case: Case) -> int:
+    """generate: the state of every sequence. forward: besides q, k, v, out and lr, and the state before and after."""
+    cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
+    shape = (config.heads, config.head_dim)
+    state = cost.state_bytes(case.batch, *shape, _state_element_bytes(case))
+    if case.phase == "generate":
+        return state
+    rates = _BYTES["float32"] * case.batch * case.context * config.heads
+    return 2 * state + rates + cost.token_bytes(case.batch, case.context, *shape, _BYTES[case.dtype])
+
+
+def _state_element_bytes(case: Case) -> int:
+    return _BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]
+
+
 def _state_bytes(config: Any, case: Case) -> int:
     """Bytes that one sequence keeps between two tokens, after `context` tokens."""
-    size = _BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]
+    size = _state_element_bytes(case)
     if isinstance(config, TransformerConfig):  # a key and a value of each token in each layer
         return 2 * config.layers * config.width * case.context * size
     if isinstance(config, MambaConfig):

@@ -14,6 +14,9 @@ LANGUAGE_MODELS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
 RECURRENT = ("mamba2", "gated-deltanet", "rwkv7")
 COMPARED = (*LANGUAGE_MODELS, *RECURRENT)
 TTT = ("ttt-linear", "ttt-mlp")
+COMPARED_EXACTLY: dict[str, tuple[str | int, ...]] = {"compare": ("float64",)}
+# How the generate kernels can keep the weights; "float32-planes" is float32 in two 16-bit planes.
+STATE_DTYPES = ("float32-planes", "float32", "bfloat16", "float16")
 
 
 def doubling(first: int, last: int) -> tuple[int, ...]:
@@ -38,6 +41,7 @@ class Panel:
     grows: bool = False
     backends: tuple[str, ...] = ()  # only these; empty for all
     state_dtypes: tuple[str, ...] = ()  # empty for that of each system
+    dtype: str = ""  # of weights and activations; "" is bfloat16 on a GPU and float32 on a CPU
 
 
 @dataclass(frozen=True)
@@ -126,31 +130,33 @@ SUITES: tuple[Suite, ...] = (
     ),
     Suite(
         "kernel-forward",
-        "One layer's forward: batch 1 to 64, context 2k to 128k, each backend",
+        "One layer's forward: batch 1 to 64, context 2k to 128k, cold and warm L2, each backend",
         (
+            *(
+                Panel(
+                    "forward",
+                    TTT,
+                    ("1.3b",),
+                    (1, 4, 16, 64),
+                    doubling(2048, 131072),
+                    scope="layer",
+                    l2=l2,
+                    timing="graph",
+                    backends=("thunderkittens",),
+                )
+                for l2 in ("cold", "warm")
+            ),
+            # What is tens of times slower is compared at fewer lengths, so that it does not take most of the time.
             Panel(
                 "forward",
                 TTT,
                 ("1.3b",),
                 (1, 4, 16, 64),
-                doubling(2048, 131072),
+                (2048, 8192, 32768),
                 scope="layer",
                 l2="cold",
                 timing="graph",
-                backends=("thunderkittens",),
-            ),
-            Panel(
-                "forward",
-                TTT,
-                ("1.3b",),
-                (16,),
-                (2048, 8192),
-                scope="layer",
-                timing="graph",
-                backends=("thunderkittens",),
-            ),
-            Panel(
-                "forward", TTT, ("1.3b",), (1, 16), (2048, 8192), scope="layer", l2="cold", backends=("torch", "fla")
+                backends=("torch", "torch-compile", "fla"),
             ),
         ),
         device="cuda",
@@ -167,21 +173,34 @@ SUITES: tuple[Suite, ...] = (
                 (1,),
                 scope="layer",
                 l2="cold",
+                grows=True,
                 backends=("triton-dual", "triton-primal"),
-            ),
-            Panel(
-                "generate",
-                TTT,
-                ("1.3b",),
-                (64, 512),
-                (1,),
-                scope="layer",
-                l2="cold",
-                backends=("triton-dual", "triton-primal"),
-                state_dtypes=("float32", "bfloat16", "float16"),
+                state_dtypes=STATE_DTYPES,
             ),
         ),
         device="cuda",
+    ),
+    Suite(
+        "generate-fidelity",
+        "How far does each state precision drift from the exact model in 2,048 tokens? Small models, random weights",
+        (
+            Panel("generate", TTT, ("125m",), (4,), (2048,), COMPARED_EXACTLY, backends=("torch",)),
+            *(
+                Panel(
+                    "generate",
+                    TTT,
+                    ("125m",),
+                    (4,),
+                    (2048,),
+                    COMPARED_EXACTLY,
+                    backends=backends,
+                    state_dtypes=("float32", "float32-planes", "bfloat16", "float16"),
+                    dtype=dtype,
+                )
+                # In float32 the rounding of the activations does not hide that of the state.
+                for backends, dtype in ((("triton-dual", "triton-primal"), ""), (("triton-dual",), "float32"))
+            ),
+        ),
     ),
     Suite(
         "vllm-settings",
@@ -215,10 +234,10 @@ def find_suite(name: str) -> Suite:
 
 
 def default_suites(device: str) -> tuple[str, ...]:
-    """What `make bench` runs: the 1.3B suites on a GPU, `quick` without one."""
+    """What `make bench` runs: every suite but `quick` on a GPU, `quick` without one."""
     if device != "cuda":
         return ("quick",)
-    return tuple(suite.name for suite in SUITES if suite.device == "cuda" and not suite.trial)
+    return tuple(suite.name for suite in SUITES if suite.name != "quick" and not suite.trial)
 
 
 @dataclass(frozen=True)
@@ -254,7 +273,7 @@ def _is_in(spec: SystemSpec, panel: Panel) -> bool:
 
 
 def _panel_cases(suite: str, panel: Panel, spec: SystemSpec, selection: Selection, device: str) -> Iterator[Case]:
-    dtype = "bfloat16" if device == "cuda" else "float32"
+    dtype = panel.dtype or ("bfloat16" if device == "cuda" else "float32")
     scope = {"scope": ("layer",)} if panel.scope == "layer" else {}
     # Settings that start an engine anew vary slowest.
     for size, options, state_dtype, context, batch in product(

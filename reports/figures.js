@@ -31,6 +31,11 @@ function axisLabel(value) {
   return typeof value === "number" && value >= 1024 && value % 1024 === 0 ? `${value / 1024}k` : String(value);
 }
 
+/* The colour of a line: its system's, or for a floor that of the axes. */
+function tone(line) {
+  return line.y ? "--muted" : `--tone-${line.tone}`;
+}
+
 /* The picture of a line for legends: its dash and marker in its colour. */
 function swatch(line) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -39,11 +44,11 @@ function swatch(line) {
     for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
     svg.append(node);
   };
-  const colour = `var(--tone-${line.tone})`;
+  const colour = `var(${tone(line)})`;
   svg.setAttribute("viewBox", "-3 0 34 12");
   svg.setAttribute("aria-hidden", "true");
   part("path", { d: "M-3 6H31", stroke: colour, "stroke-width": 2, "stroke-dasharray": DASH_ARRAYS[line.dash] });
-  part("path", { d: MARKER_PATHS[line.marker], stroke: colour, "stroke-width": 1.5, fill: line.hollow ? "var(--paper)" : colour });
+  if (!line.y) part("path", { d: MARKER_PATHS[line.marker], stroke: colour, "stroke-width": 1.5, fill: line.hollow ? "var(--paper)" : colour });
   return svg;
 }
 
@@ -111,6 +116,7 @@ class Figure {
   /* Value, low and high of `column`; the interval is that of the latency, which a rate divides by. */
   value(row, column = this.data.y) {
     const value = this.cell(row, column);
+    if (column === "floor_ms") return value === null ? null : { value, low: value, high: value };
     const [median, low, high] = ["latency_ms", "latency_ms_low", "latency_ms_high"].map((name) => this.cell(row, name));
     if (value === null || median === null) return null;
     const rate = column === "tokens_per_s";
@@ -124,12 +130,12 @@ class Figure {
   }
 
   ownPoint(line, at) {
-    const own = this.value(line.rows[at]);
+    const own = this.value(line.rows[at], line.y || this.data.y);
     return line.base_rows.length ? this.quotient(own, this.value(line.base_rows[at])) : own;
   }
 
   points(line) {
-    const bases = this.ratio && new Map(this.ratio.rows.map((row) => [this.cell(row, this.data.x), this.value(row)]));
+    const bases = this.ratio && new Map(this.ratio.rows.map((row, at) => [this.cell(row, this.data.x), this.ownPoint(this.ratio, at)]));
     return line.rows.map((row, at) => {
       const x = this.cell(row, this.data.x);
       const own = this.ownPoint(line, at);
@@ -151,14 +157,23 @@ class Figure {
     if (point.failed) return [...parts, neutral(`${this.cell(point.row, "status")}: ${this.cell(point.row, "reason")}`.slice(0, 160))].join("<br>");
     const { value, low, high } = point.y;
     const throttled = this.cell(point.row, "throttled");
+    if (line.y) return [...parts, `${shown(value)}, bound by ${neutral(this.cell(point.row, "bound"))}`].join("<br>");
     parts.push(`${this.yTitle()}: <b>${shown(value)}</b> [${shown(low)}, ${shown(high)}]`);
     parts.push(`${this.cell(point.row, "samples")} samples${throttled ? `, ${throttled} while throttled` : ""}`);
-    return parts.join("<br>");
+    return [...parts, ...this.work(point.row)].join("<br>");
+  }
+
+  /* What the latency is made of, where the record says it. */
+  work(row) {
+    const [share, tflops, gbs] = ["floor_share", "tflops", "gbs"].map((name) => this.cell(row, name));
+    if (share === null) return [];
+    const bound = neutral(this.cell(row, "bound"));
+    return [`${Math.round(100 * share)}% of the floor (${bound}): ${Math.round(gbs)} GB/s, ${shown(tflops)} TFLOP/s`];
   }
 
   lineTrace(line, points) {
     const drawn = points.filter((point) => point.y);
-    const colour = themed(`--tone-${line.tone}`);
+    const colour = themed(tone(line));
     return {
       type: "scatter",
       mode: "lines+markers",
@@ -167,6 +182,7 @@ class Figure {
       y: drawn.map((point) => point.y.value),
       error_y: {
         type: "data",
+        visible: !line.y,
         symmetric: false,
         array: drawn.map((point) => point.y.high - point.y.value),
         arrayminus: drawn.map((point) => point.y.value - point.y.low),
@@ -175,10 +191,16 @@ class Figure {
         width: 3,
       },
       line: { color: colour, width: 2, dash: line.dash },
-      marker: { symbol: line.marker, size: line.marker.startsWith("triangle") ? 10 : 8, color: line.hollow ? themed("--paper") : colour, line: { color: colour, width: 1.5 } },
+      marker: this.marker(line, colour),
       hovertext: drawn.map((point) => this.hover(line, point)),
       hoverinfo: "text",
     };
+  }
+
+  marker(line, colour) {
+    const edge = { color: colour, width: 1.5 };
+    if (line.y) return { symbol: "line-ew", size: 10, line: edge }; // a floor at a single x is a dash
+    return { symbol: line.marker, size: line.marker.startsWith("triangle") ? 10 : 8, color: line.hollow ? themed("--paper") : colour, line: edge };
   }
 
   best(points) {
@@ -251,6 +273,13 @@ class Figure {
     };
   }
 
+  /* 1, 2 and 5 of each decade, or where these would crowd the decades alone. */
+  logTicks() {
+    const points = this.visibleLines().flatMap((line) => this.points(line)).filter((point) => point.y && point.y.value > 0);
+    const values = points.map((point) => Math.log10(point.y.value));
+    return Math.max(...values) - Math.min(...values) > 2.5 ? 1 : "D2";
+  }
+
   yAxis(shared, strip) {
     const log = this.yLog.checked;
     const rate = this.data.y === "tokens_per_s" && !this.ratio;
@@ -259,7 +288,7 @@ class Figure {
       type: log ? "log" : "linear",
       rangemode: log ? "normal" : "tozero",
       tickformat: rate ? "~s" : "~g",
-      nticks: 7,
+      ...(log ? { dtick: this.logTicks() } : { nticks: 7 }),
       domain: [strip, 1],
       title: { text: this.yTitle(), standoff: 8 },
     };

@@ -5,8 +5,9 @@ copy of the numbers serves figures, tables and downloads. Figures 8, 15 and 20 a
 paper, arXiv 2407.04620.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from itertools import cycle
 from typing import Any
 
 import pandas as pd
@@ -30,6 +31,7 @@ BACKEND_LABELS = {
     "flash-attn": "FlashAttention",
     "triton-primal": "Triton primal",
     "torch": "PyTorch",
+    "torch-compile": "torch.compile",
     "fla": "flash-linear-attention",
     "sdpa-cudnn": "SDPA cuDNN",
     "sdpa-flash": "SDPA flash",
@@ -45,13 +47,21 @@ AXIS_TITLES = {
 TONES = 8
 MARKERS = ("circle", "square", "diamond", "triangle-up", "pentagon", "triangle-down", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-_BACKEND_DASH = {"triton-dual": 1, "flash-attn": 1, "triton-primal": 3, "torch": 2, "fla": 4}
+_BACKEND_DASH = {"triton-dual": 1, "flash-attn": 1, "triton-primal": 3, "torch": 2, "fla": 4, "torch-compile": 5}
+FLOOR = "floor_ms"
+_FLOOR_DASHES = ("dot", "dashdot")
+# Suites whose question is answered by a table.
+_TABLES_ONLY = ("generate-fidelity",)
 _TIMINGS = {"graph": "timed in CUDA graphs", "eager": "timed eagerly"}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A figure of a suite: its cases of one phase, `y` against `x` (columns of `stats.frame`)."""
+    """A figure of a suite: its cases of one phase, `y` against `x` (columns of `stats.frame`).
+
+    split: one figure for each value of these columns. forms: a second figure of primal over dual, where both are.
+    floor: lines of `floor_ms` too.
+    """
 
     suite: str
     phase: str
@@ -61,8 +71,12 @@ class Recipe:
     source: str = ""
     y_log: bool = False
     best: bool = False
+    split: tuple[str, ...] = ()
+    forms: bool = False
+    floor: bool = False
 
 
+_KERNEL = Recipe("", "", "", y="latency_ms", y_log=True, split=("system",), forms=True, floor=True)
 RECIPES = (
     Recipe("quick", "forward", "Forward latency per token"),
     Recipe("quick", "generate", "Generate latency per token", x="batch"),
@@ -72,6 +86,9 @@ RECIPES = (
     Recipe("fig20-throughput", "generate", "Generate throughput", "batch", "tokens_per_s", "Figure 20", best=True),
     Recipe("fig8-minibatch", "forward", "Time of computing W and z", "mini_batch", "latency_ms", "Figure 8, right"),
     Recipe("prompt-then-128", "request", "A prompt, then new tokens: latency of the whole", "context", "latency_ms"),
+    Recipe("dual-vs-primal", "forward", "One layer's forward", y="latency_ms", y_log=True, forms=True),
+    replace(_KERNEL, suite="kernel-forward", phase="forward", title="One layer's forward", split=("batch", "system")),
+    replace(_KERNEL, suite="kernel-generate", phase="generate", title="One layer's step of generate", x="batch"),
 )
 
 
@@ -80,7 +97,8 @@ class Line:
     """One (device, system, backend, size, options) of a figure: rows of the frame, in order of x.
 
     `tone`, `marker` and `dash` index or name its look; `hollow` sets lines of one system and backend
-    apart. With `base_rows`, the line is the ratio of each row to the base row in the same place.
+    apart. With `base_rows`, the line is the ratio of each row to the base row in the same place. `y` is
+    the column of a line that is not of the figure's, such as a floor.
     """
 
     name: str
@@ -91,6 +109,7 @@ class Line:
     hollow: bool
     rows: list[int]
     base_rows: list[int] = field(default_factory=list)
+    y: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,8 +136,13 @@ class Figure:
 def figures(table: pd.DataFrame) -> list[Figure]:
     """The figures of the suites in `table` (of `stats.frame`): the recipes first, then a default for every other."""
     table = _with_device(table)
-    looks = {system: index for index, system in enumerate(system_order(table))}
+    looks = _numbered(system_order(table))
     return [figure for recipe in _recipes(table) for figure in _drawn(table, recipe, looks)]
+
+
+def system_looks(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """`tone` and `marker` of each system in the figures of more than one."""
+    return {system: _look(number) for system, number in _numbered(system_order(table)).items()}
 
 
 def system_order(table: pd.DataFrame) -> list[str]:
@@ -135,6 +159,14 @@ def backend_label(backend: str) -> str:
     return BACKEND_LABELS.get(backend, backend)
 
 
+def _numbered(names: Iterable[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(names)}
+
+
+def _look(number: int) -> dict[str, Any]:
+    return {"tone": number % TONES, "marker": MARKERS[number % len(MARKERS)]}
+
+
 def _with_device(table: pd.DataFrame) -> pd.DataFrame:
     """Where one machine alone is known, records that broke before naming theirs belong to it."""
     known = [device for device in table["device"].unique() if device]
@@ -149,8 +181,8 @@ def _recipes(table: pd.DataFrame) -> Iterator[Recipe]:
             yield recipe
     for suite, phase in present:
         rows = table[(table["suite"] == suite) & (table["phase"] == phase)]
-        title = "Dual and primal form" if suite == "dual-vs-primal" else suite
-        yield Recipe(suite, phase, f"{title}: {phase}", _widest_axis(rows), "latency_ms", y_log=True)
+        if suite not in _TABLES_ONLY:
+            yield Recipe(suite, phase, f"{suite}: {phase}", _widest_axis(rows), "latency_ms", y_log=True, forms=True)
 
 
 def _widest_axis(rows: pd.DataFrame) -> str:
@@ -166,31 +198,50 @@ def _drawn(table: pd.DataFrame, recipe: Recipe, looks: dict[str, int]) -> Iterat
     rows = rows[rows[recipe.x].notna()].sort_values([recipe.x, "started_at"], kind="stable")
     if rows.empty:
         return
-    lines = _lines(rows, recipe.x, looks)
+    for panel, titled in _panels(rows, recipe, looks):
+        yield from _panel(panel, titled, looks)
+
+
+def _panels(rows: pd.DataFrame, recipe: Recipe, looks: dict[str, int]) -> Iterator[tuple[pd.DataFrame, Recipe]]:
+    """The rows of each figure of a recipe, with the recipe under the figure's own title."""
+    if not recipe.split:
+        yield rows, recipe
+        return
+    groups = dict(iter(rows.groupby(list(recipe.split), sort=False)))
+    for key in sorted(groups, key=lambda key: [looks.get(value, value) for value in key]):
+        values = dict(zip(recipe.split, key, strict=True))
+        said = [system_label(value) if name == "system" else _said(name, value) for name, value in values.items()]
+        yield groups[key], replace(recipe, title=f"{recipe.title}: {', '.join(reversed(said))}")
+
+
+def _panel(rows: pd.DataFrame, recipe: Recipe, looks: dict[str, int]) -> Iterator[Figure]:
+    lines = _lines(rows, recipe, looks)
+    floors = _floors(rows, recipe.x, looks) if recipe.floor else []
+    parts = [str(rows[name].iloc[0]) for name in recipe.split]
     figure = Figure(
-        id=f"{recipe.suite}-{recipe.phase}",
+        id="-".join([recipe.suite, recipe.phase, *parts]),
         suite=recipe.suite,
         title=recipe.title,
         source=recipe.source,
-        caption=_caption(rows, recipe, lines),
+        caption=_caption(rows, recipe, lines + floors),
         x=recipe.x,
         y=recipe.y,
         x_title=_axis_title(recipe.x, recipe.phase),
         y_title=AXIS_TITLES[recipe.y],
         y_log=recipe.y_log,
         best=recipe.best,
-        lines=lines,
+        lines=lines + floors,
     )
     yield figure
     # The paper's figures compare models; forms are compared where they are the suite's question.
-    if recipe not in RECIPES and (pairs := _form_pairs(rows, recipe.x, looks)):
-        title = f"Primal over dual: {recipe.phase}"
+    if recipe.forms and (pairs := _form_pairs(rows, recipe, looks)):
         yield replace(
             figure,
             id=f"{figure.id}-ratio",
-            title=title,
+            title=f"Primal over dual: {recipe.title[:1].lower()}{recipe.title[1:]}",
             y_title="Latency of primal ÷ dual",
             y_log=False,
+            caption=_caption(rows, recipe, lines),
             lines=pairs,
         )
 
@@ -216,32 +267,67 @@ def _grouped(rows: pd.DataFrame, columns: list[str], x: str) -> dict[tuple, list
     return groups
 
 
-def _lines(rows: pd.DataFrame, x: str, looks: dict[str, int]) -> list[Line]:
+def _lines(rows: pd.DataFrame, recipe: Recipe, looks: dict[str, int]) -> list[Line]:
+    x = recipe.x
     columns = _identity(rows, x)
     groups = _grouped(rows, columns, x)
     telling = _telling_columns(rows, columns)
+    told, numbers = _told_by_look(rows, recipe, looks)
     lines: list[Line] = []
     variants: dict[tuple, int] = {}
     for key in sorted(groups, key=lambda key: _rank(key, looks)):
         values = dict(zip([*columns, "run"], key, strict=True))
-        look = values["system"], values["backend"]
-        variants[look] = variants.get(look, -1) + 1
-        lines.append(_line(_name(values, telling), *look, variants[look], groups[key], looks))
+        alike = values["backend"], values[told]
+        variants[alike] = variants.get(alike, -1) + 1
+        line = _line(_name(values, telling), values["system"], groups[key], numbers[values[told]])
+        lines.append(_dashed(line, values["backend"], variants[alike]))
     return lines
 
 
-def _line(name: str, system: str, backend: str, variant: int, rows: list[int], looks: dict[str, int]) -> Line:
-    """Colour and marker say the system, the dash its backend; further lines of both are hollow, with the next dash."""
-    look = looks[system]
-    return Line(
-        name=name,
-        system=system,
-        tone=look % TONES,
-        marker=MARKERS[look % len(MARKERS)],
-        dash=DASHES[(_BACKEND_DASH.get(backend, 0) + variant) % len(DASHES)],
-        hollow=variant % 2 == 1,
-        rows=rows,
-    )
+def _told_by_look(rows: pd.DataFrame, recipe: Recipe, looks: dict[str, int]) -> tuple[str, dict[str, int]]:
+    """The column that colour and marker say, and the look of each of its values.
+
+    It is the system; where each system has figures of its own, the state's precision or, if that is the same, the
+    backend.
+    """
+    if "system" not in recipe.split or rows["backend"].nunique() == 1:
+        return "system", looks
+    column = "state_dtype" if rows["state_dtype"].nunique() > 1 else "backend"
+    backends = [name for name in BACKEND_LABELS if name in set(rows["backend"])]
+    order = backends if column == "backend" else []
+    return column, _numbered(dict.fromkeys([*order, *sorted(rows[column].unique())]))
+
+
+def _line(name: str, system: str, rows: list[int], look: int) -> Line:
+    return Line(name=name, system=system, **_look(look), dash=DASHES[0], hollow=False, rows=rows)
+
+
+def _dashed(line: Line, backend: str, variant: int) -> Line:
+    """The dash says the backend; further lines of one look and backend are hollow, with the next dash."""
+    dash = DASHES[(_BACKEND_DASH.get(backend, 0) + variant) % len(DASHES)]
+    return replace(line, dash=dash, hollow=variant % 2 == 1)
+
+
+def _floors(rows: pd.DataFrame, x: str, looks: dict[str, int]) -> list[Line]:
+    """One line of `floor_ms` for each form: that of the state precision with the most values of x."""
+    if FLOOR not in rows or rows[FLOOR].isna().all():
+        return []
+    known = rows[rows[FLOOR].notna()].assign(form=_forms(rows))
+    # Backends that do the same work share its floor.
+    columns = [name for name in _identity(known, x) if name not in ("backend", "timing", "l2")]
+    found: dict[tuple, tuple[dict[str, Any], list[int]]] = {}
+    for key, numbers in _grouped(known, columns, x).items():
+        values = dict(zip([*columns, "run"], key, strict=True))
+        work = tuple(value for name, value in values.items() if name != "state_dtype")
+        if values["run"] == 1 and len(numbers) > len(found.get(work, ({}, []))[1]):
+            found[work] = values, numbers
+    telling = [name for name in columns if name != "system" and known[name].nunique() > 1]
+    lines = []
+    ordered = sorted(found.values(), key=lambda floor: str(floor[0].get("form")))
+    for (values, numbers), dash in zip(ordered, cycle(_FLOOR_DASHES)):
+        name = " · ".join(["Floor", *(said for name in telling if (said := _said(name, values[name])))])
+        lines.append(replace(_line(name, values["system"], numbers, 0), dash=dash, y=FLOOR))
+    return lines
 
 
 def _rank(key: tuple, looks: dict[str, int]) -> tuple:
@@ -290,7 +376,7 @@ def _said(column: str, value: Any) -> str:
 def _caption(rows: pd.DataFrame, recipe: Recipe, lines: list[Line]) -> str:
     """One sentence: what was held fixed, and what points and bars are."""
     columns = ["batch", "context", "size", "dtype", "timing", "l2", *option_columns(rows)]
-    unsaid = {recipe.x, "sweep", "part"}
+    unsaid = {recipe.x, "sweep", "part", "scope"}
     unsaid |= {"form"} if _forms(rows).nunique() > 1 else set()
     unsaid |= {"l2"} if set(rows["l2"]) == {"warm"} else set()
     fixed = [_held(column, rows[column]) for column in columns if column not in unsaid]
@@ -302,6 +388,11 @@ def _caption(rows: pd.DataFrame, recipe: Recipe, lines: list[Line]) -> str:
         sentence += f"; medians of {'–'.join(map(str, ends))} samples with their 95% intervals"
     if recipe.best:
         sentence += "; rings mark the best batch of each line"
+    if any(line.y for line in lines):
+        sentence += (
+            "; the floor is the longer of the least bytes at a copy's bandwidth and the FLOPs at the rate of a large "
+            "product, both measured in the process of the case"
+        )
     if any(rows.loc[line.rows, "status"].eq("ok").nunique() > 1 for line in lines):
         sentence += "; crosses below mark cases without a result"
     return sentence[0].upper() + sentence[1:] + "."
@@ -315,23 +406,26 @@ def _held(column: str, values: pd.Series) -> str:
     return f"{len(found)} values of {column.replace('_', '-')}"
 
 
-def _form_pairs(rows: pd.DataFrame, x: str, looks: dict[str, int]) -> list[Line]:
+def _form_pairs(rows: pd.DataFrame, recipe: Recipe, looks: dict[str, int]) -> list[Line]:
     """Lines of primal over dual, for rows that are alike in all but the form."""
-    forms = _forms(rows)
+    forms, x = _forms(rows), recipe.x
     if set(forms) < {"dual", "primal"}:
         return []
     alike = rows.assign(backend=rows["backend"].str.removesuffix("-dual").str.removesuffix("-primal"))
     columns = [column for column in _identity(rows, x) if column != "form"]
     primal, dual = (_grouped(alike[forms == form], columns, x) for form in ("primal", "dual"))
     telling = _telling_columns(rows, columns)
+    told, numbers = _told_by_look(rows, recipe, looks)
+    told, numbers = (told, numbers) if told != "backend" else ("system", looks)
     lines = []
     for key in sorted(primal.keys() & dual.keys(), key=lambda key: _rank(key, looks)):
         values = dict(zip([*columns, "run"], key, strict=True))
         at_x = dict(zip(rows.loc[dual[key], x], dual[key], strict=True))
         pairs = [(row, at_x[at]) for row, at in zip(primal[key], rows.loc[primal[key], x], strict=True) if at in at_x]
         if pairs:
-            line = _line(_name(values, telling), values["system"], values["backend"], 0, [], looks)
-            lines.append(replace(line, rows=[row for row, _ in pairs], base_rows=[base for _, base in pairs]))
+            line = _line(_name(values, telling), values["system"], [row for row, _ in pairs], numbers[values[told]])
+            line = replace(line, base_rows=[base for _, base in pairs])
+            lines.append(_dashed(line, values["backend"], 0))
     return lines
 
 

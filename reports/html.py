@@ -18,9 +18,11 @@ from plotly.offline import get_plotlyjs
 
 from harness.record import Record
 from reports.fairness import fairness
-from reports.figures import Figure, figures, system_label, system_order
+from reports.fidelity import fidelity
+from reports.figures import Figure, backend_label, figures, system_label, system_looks, system_order
 from reports.machines import machines
-from reports.stats import frame
+from reports.roofline import EXPLANATION_COLUMNS
+from reports.stats import CASE_COLUMNS, OUTCOME_COLUMNS, SETTING_COLUMNS, STATISTIC_COLUMNS, frame, option_columns
 from reports.tables import plain
 
 TITLE = "Test-Time Training, measured"
@@ -56,6 +58,20 @@ LABELS = {
     "throttled": "Throttled",
     "stop": "Stopped by",
     "started_at": "Started",
+    "tflops": "TFLOP/s",
+    "gbs": "GB/s",
+    "floor_ms": "Floor (ms)",
+    "bound": "Floor set by",
+    "floor_share": "Share of floor",
+    "copy_share": "Share of copy bandwidth",
+    "launches": "Kernels launched",
+    "registers": "Registers a thread",
+    "spilled_bytes": "Spilled bytes a thread",
+    "shared_bytes": "Shared bytes a block",
+    "total_variation_mean": "Total variation, mean",
+    "total_variation_max": "Total variation, largest",
+    "argmax_disagreement": "Argmax disagreement",
+    "compare": "Compared with",
     "cases": "Cases",
     "which": "Which",
 }
@@ -88,13 +104,15 @@ def render(records: list[Record], title: str | None = None) -> str:
         "columns": [_packed(name, table[name]) for name in table.columns],
         "numeric": [*(name for name in table.columns if _holds_numbers(table[name])), "cases"],
         "shown": shown,
+        "settings": [*SETTING_COLUMNS, *option_columns(table)],
         "labels": LABELS,
         "figures": [figure.to_dict() for figure in drawn],
+        "looks": list(system_looks(table).items()),
         "failures": failures(table),
     }
     plotly, script = get_plotlyjs().replace("\r\n", "\n"), _script()
     environment = Environment(loader=PackageLoader("reports", "."), autoescape=True, undefined=StrictUndefined)
-    environment.globals |= {"label": LABELS.get, "system_label": system_label}
+    environment.globals |= {"label": LABELS.get, "system_label": system_label, "backend_label": backend_label}
     return environment.get_template("page.html.j2").render(
         title=title or TITLE,
         facts=_facts(records, table),
@@ -105,6 +123,7 @@ def render(records: list[Record], title: str | None = None) -> str:
         failures=data["failures"],
         statuses=STATUS_MEANINGS,
         fairness=fairness(records),
+        fidelity=fidelity(records),
         machines=machines(records),
         data=embedded_json(data),
         records=_compressed(records),
@@ -145,12 +164,20 @@ def _span(values: pd.Series) -> str:
 
 def _shown_columns(table: pd.DataFrame) -> tuple[list[str], dict[str, str]]:
     """The columns worth a column, and those that are the same in every row, which are said once."""
-    last = {"started_at", "commit", "reason"}
     varied = [name for name in table.columns if name in _ALWAYS_SHOWN or table[name].nunique(dropna=False) > 1]
-    ordered = [name for name in varied if name not in last] + [name for name in varied if name in last]
+    ordered = sorted(varied, key=_place)
     first = {name: plain(table[name].iloc[0]) for name in table.columns if name not in varied and len(table)}
     same = {LABELS.get(name, name): str(value) for name, value in first.items() if value not in (None, "")}
     return ordered, same
+
+
+def _place(name: str) -> int:
+    """Where a column stands in the results: what explains a latency after it, what is seldom read at the end."""
+    if name in EXPLANATION_COLUMNS:
+        return 1
+    if name in ("started_at", "commit", "reason"):
+        return 3
+    return 0 if name in CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS else 2
 
 
 def _holds_numbers(column: pd.Series) -> bool:

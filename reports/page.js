@@ -2,7 +2,8 @@
 
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const columns = new Map(page.columns.map(({ name, values, codes, numbers }) => [name, numbers ?? codes.map((code) => values[code])]));
-const cell = (row, name) => columns.get(name)[row];
+/* null for a column that no record fills. */
+const cell = (row, name) => columns.get(name)?.[row] ?? null;
 const allRows = [...Array(page.count).keys()];
 const hiddenSystems = new Set();
 
@@ -44,8 +45,10 @@ function startFigures() {
     const data = page.figures[Number(host.dataset.figure)];
     const details = host.querySelector("details");
     details.addEventListener("toggle", () => {
-      const rows = data.lines.flatMap((line) => [...line.base_rows, ...line.rows]);
-      const columns = tableColumns(tellingColumns(rows, ["system", "backend", data.x, data.y, "latency_ms", "status"]));
+      const rows = [...new Set(data.lines.flatMap((line) => [...line.base_rows, ...line.rows]))];
+      const telling = tellingColumns(rows, ["system", "backend", data.x, data.y, "latency_ms", "status"]);
+      const first = ["system", "backend", ...page.settings, data.x].filter((name) => telling.includes(name));
+      const columns = tableColumns([...new Set([...first, ...telling])]);
       new Table(details.querySelector(".table-host"), { caption: `Numbers of: ${data.title}`, columns, rows, cell });
     }, { once: true });
     return new Figure(host, data, cell, hiddenSystems);
@@ -61,9 +64,9 @@ async function drawAll(figures) {
 }
 
 function startSystems(figures) {
+  const looks = new Map(page.looks);
   for (const box of document.querySelectorAll("[data-system]")) {
-    const line = page.figures.flatMap((figure) => figure.lines).find(({ system }) => system === box.dataset.system);
-    box.after(swatch({ ...line, dash: "solid", hollow: false }));
+    box.after(swatch({ ...looks.get(box.dataset.system), dash: "solid", hollow: false }));
     box.onchange = () => {
       if (box.checked) hiddenSystems.delete(box.dataset.system);
       else hiddenSystems.add(box.dataset.system);

@@ -8,6 +8,7 @@ import pandas as pd
 
 from harness.interval import median_interval
 from harness.record import Record
+from reports.roofline import EXPLANATION_COLUMNS, explanation
 
 CASE_COLUMNS = ("suite", "system", "backend", "size", "phase", "batch", "context")
 OUTCOME_COLUMNS = ("status", "reason")
@@ -28,25 +29,29 @@ SAMPLE_COLUMNS = ("samples", "throttled", "stop", "started_at")
 def frame(records: Iterable[Record]) -> pd.DataFrame:
     """One row per record, in their order.
 
-    Columns: `COLUMNS`, then one column per option in use, then `SAMPLE_COLUMNS`. Latencies are in
-    milliseconds (median, and its 95% interval), `us_per_token` in microseconds, `peak_memory_gb` in
-    10^9 bytes; what a record does not say is NaN, or "" where it is text.
+    Columns: `COLUMNS`, then one column per option in use, then `SAMPLE_COLUMNS`, then those of
+    `EXPLANATION_COLUMNS` that any record fills. Latencies are in milliseconds (median, and its 95%
+    interval), `us_per_token` in microseconds, `peak_memory_gb` in 10^9 bytes; what a record does not
+    say is NaN, or "" where it is text.
     """
     records = list(records)
     rows = [_row(record) for record in records]
-    table = pd.DataFrame(rows, columns=[*COLUMNS, *SAMPLE_COLUMNS])
+    table = pd.DataFrame(rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *EXPLANATION_COLUMNS])
     options = {name: _option_column(name) for record in records for name, _ in record.case.options}
     values = {
         column: pd.array([record.case.option(name, None) for record in records], dtype=object)
         for name, column in options.items()
     }
     extra = pd.DataFrame(values, index=table.index).convert_dtypes()
-    return pd.concat([table[list(COLUMNS)], extra, table[list(SAMPLE_COLUMNS)]], axis=1)
+    filled = [name for name in EXPLANATION_COLUMNS if table[name].replace("", None).notna().any()]
+    # convert_dtypes: registers are whole numbers, also where some records have none
+    explained = table[filled].convert_dtypes()
+    return pd.concat([table[list(COLUMNS)], extra, table[list(SAMPLE_COLUMNS)], explained], axis=1)
 
 
 def option_columns(table: pd.DataFrame) -> list[str]:
     """The names of the columns of `frame` that hold options."""
-    return list(table.columns[len(COLUMNS) : len(table.columns) - len(SAMPLE_COLUMNS)])
+    return list(table.columns[len(COLUMNS) : table.columns.get_loc(SAMPLE_COLUMNS[0])])
 
 
 def _row(record: Record) -> dict[str, Any]:
@@ -54,6 +59,7 @@ def _row(record: Record) -> dict[str, Any]:
     row = {column: getattr(case, column) for column in CASE_COLUMNS + SETTING_COLUMNS}
     row |= {"status": record.status, "reason": record.reason}
     row |= _statistics(record)
+    row |= explanation(record, row["latency_ms"])
     row |= {column: str(record.environment.get(column) or "") for column in MACHINE_COLUMNS}
     row |= {"samples": len(record.samples_ms), "throttled": sum(map(bool, record.throttled))}
     return row | {"stop": record.stop, "started_at": record.started_at}
@@ -75,4 +81,4 @@ def _statistics(record: Record) -> dict[str, float]:
 
 def _option_column(name: str) -> str:
     """An option may be called like a column of ours; it must not overwrite it."""
-    return f"option_{name}" if name in COLUMNS or name in SAMPLE_COLUMNS else name
+    return f"option_{name}" if name in COLUMNS + SAMPLE_COLUMNS + EXPLANATION_COLUMNS else name

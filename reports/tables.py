@@ -6,9 +6,13 @@ from typing import Any, TextIO
 
 import pandas as pd
 
+from reports.roofline import EXPLANATION_COLUMNS
+
 FORMATS = ("csv", "json", "text")
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _TEXT_COLUMNS = ("suite", "system", "backend", "size", "phase", "batch", "context", "status", "latency_ms")
+# Of what explains a latency, so much fits a terminal.
+_TEXT_EXPLANATIONS = ("tflops", "gbs", "bound", "floor_share")
 
 
 def write_frame(table: pd.DataFrame, fmt: str, out: TextIO) -> None:
@@ -50,14 +54,16 @@ def _write_text(table: pd.DataFrame, out: TextIO) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    shown = [name for name in table.columns if name in _TEXT_COLUMNS or table[name].nunique(dropna=False) > 1]
-    same = {name: table[name].iloc[0] for name in table.columns if name not in shown and len(table)}
+    left_out = set(EXPLANATION_COLUMNS) - set(_TEXT_EXPLANATIONS)
+    varied = [name for name in table.columns if name in _TEXT_COLUMNS or table[name].nunique(dropna=False) > 1]
+    same = {name: table[name].iloc[0] for name in table.columns if name not in varied and len(table)}
+    shown = [name for name in varied if name not in left_out]
     grid = Table(box=None, header_style="bold", pad_edge=False)
     for name in shown:
         grid.add_column(name, justify="right" if pd.api.types.is_numeric_dtype(table[name]) else "left")
     for row in table[shown].itertuples(index=False, name=None):
         grid.add_row(*(Text(_printable(value)) for value in row))
-    console = Console(file=out, width=None if out.isatty() else 400, highlight=False)
+    console = Console(file=out, width=None if out.isatty() else 600, highlight=False)
     if said := ", ".join(f"{name} {_printable(value)}" for name, value in same.items() if _printable(value)):
         console.print(Text(f"in every row: {said}"))
     console.print(grid)

@@ -76,6 +76,11 @@ class Built:
     def resources(self) -> list[KernelResources]:
         return parse_resources(self.log.read_text())
 
+    @property
+    def ingredients(self) -> dict[str, str | None]:
+        """What it was made of, see `ingredients`; on a machine without nvcc and headers theirs are known here alone."""
+        return json.loads((self.library.parent / "build.json").read_text())["ingredients"]
+
 
 def cache_directory() -> Path:
     """Where builds and the ThunderKittens checkout are kept: `TTT_BENCH_CACHE`, or `~/.cache/ttt-bench`."""
@@ -199,7 +204,7 @@ def parse_resources(log: str) -> list[KernelResources]:
         shared = re.search(r"(\d+) bytes smem", match["rest"])
         found.append(
             KernelResources(
-                name=_demangle(match["name"]),
+                name=demangle(match["name"]),
                 registers=int(match["registers"]),
                 spill_store_bytes=int(match["stores"]),
                 spill_load_bytes=int(match["loads"]),
@@ -208,6 +213,14 @@ def parse_resources(log: str) -> list[KernelResources]:
             )
         )
     return found
+
+
+def demangle(name: str) -> str:
+    """A C++ symbol in words where c++filt is installed, else as it is."""
+    tool = shutil.which("c++filt")
+    if tool is None:
+        return name
+    return subprocess.run([tool, name], capture_output=True, text=True, check=False).stdout.strip() or name
 
 
 def unavailable(name: str) -> str:
@@ -339,13 +352,6 @@ def _run_nvcc(name: str, library: Path, flags: tuple[str, ...]) -> str:
 
 def _resource_dicts(log: str) -> list[dict[str, Any]]:
     return [asdict(resources) for resources in parse_resources(log)]
-
-
-def _demangle(name: str) -> str:
-    tool = shutil.which("c++filt")
-    if tool is None:
-        return name
-    return subprocess.run([tool, name], capture_output=True, text=True, check=False).stdout.strip() or name
 
 
 def _clone_path() -> Path:

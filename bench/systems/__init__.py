@@ -33,14 +33,16 @@ class SystemSpec:
 VLLM, MAMBA = "make venv-vllm", "make venv-mamba"
 
 ANYWHERE = ("cpu", "cuda")
-BOTH = ("model", "layer")
-PREFILL, GENERATE = ("forward", "request"), ("generate",)
-KERNELS = "bench.systems.ttt_kernels"
+BOTH, LAYER = ("model", "layer"), ("layer",)
+FORWARD, PREFILL, GENERATE = ("forward",), ("forward", "request"), ("generate",)
+KERNELS, COMPILED = "bench.systems.ttt_kernels", "bench.systems.torch_compiled"
 FLA, NO_REQUEST = "bench.systems.fla", ("forward", "generate")
 
 SYSTEMS: tuple[SystemSpec, ...] = (
     SystemSpec("ttt-linear", "torch", "bench.systems.ttt_torch:TTTLinear", BOTH, "float32", devices=ANYWHERE),
     SystemSpec("ttt-mlp", "torch", "bench.systems.ttt_torch:TTTMLP", BOTH, "float32", devices=ANYWHERE),
+    SystemSpec("ttt-linear", "torch-compile", f"{COMPILED}:CompiledLinear", LAYER, "float32", phases=FORWARD),
+    SystemSpec("ttt-mlp", "torch-compile", f"{COMPILED}:CompiledMLP", LAYER, "float32", phases=FORWARD),
     SystemSpec("transformer", "torch", "bench.systems.torch_transformer:TorchTransformer", devices=ANYWHERE),
     SystemSpec("mamba", "torch", "bench.systems.torch_mamba:TorchMamba", devices=("cpu",)),
     SystemSpec("ttt-linear", "thunderkittens", f"{KERNELS}:LinearThunderKittens", BOTH, "float32", phases=PREFILL),
@@ -56,7 +58,7 @@ SYSTEMS: tuple[SystemSpec, ...] = (
     SystemSpec("mamba", "vllm", "bench.systems.vllm_mamba:VllmMamba", install=VLLM),
     SystemSpec("mamba", "mamba-ssm", "bench.systems.mamba_ssm:MambaSSM", install=MAMBA),
     SystemSpec("mamba2", "mamba-ssm", "bench.systems.mamba_ssm:Mamba2SSM", install=MAMBA),
-    SystemSpec("ttt-linear", "fla", f"{FLA}_layer:FlaTTTLinear", ("layer",), "float32", MAMBA, phases=("forward",)),
+    SystemSpec("ttt-linear", "fla", f"{FLA}_layer:FlaTTTLinear", LAYER, "float32", MAMBA, phases=FORWARD),
     SystemSpec("gated-deltanet", "fla", f"{FLA}_models:GatedDeltaNet", ("model",), "float32", MAMBA, phases=NO_REQUEST),
     SystemSpec("rwkv7", "fla", f"{FLA}_models:RWKV7", ("model",), "float32", MAMBA, phases=NO_REQUEST),
 )

@@ -1,5 +1,6 @@
 """How is one of the project's kernels measured alone? One layer of a model, on random activations."""
 
+from collections.abc import Callable
 from importlib import import_module
 from itertools import cycle, islice
 from typing import Any
@@ -9,16 +10,20 @@ import torch
 from bench.models.config import TTTConfig, model_config
 from bench.systems.ceilings import measured_ceilings
 from bench.systems.language_model import STEPS
+from bench.systems.launches import Launch, launches, metrics_of, settings_of
 from bench.systems.torch_layer import LIMITS, forward_verdict, inputs_of, layer_inputs, to_float64
 from harness.case import Case
 from harness.cuda_clock import input_sets, l2_bytes
 from harness.gate import Check, Verdict, relative_error
 from harness.system import Workload
+from tk_kernels.build import Built
+from tk_kernels.build import build as build_kernel
 from tk_kernels.generate_common import PRECISIONS
 
 GATE_TOKENS = 32768
 GATE_SEQUENCES = 4
 GATE_STEPS = 2 * STEPS + 5
+STREAMED = 20  # a set of so many times the L2 leaves nothing of itself in it
 
 
 def build(case: Case, form: str, precision: str) -> Workload:
@@ -40,6 +45,7 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
         verdict = forward_verdict(lambda some: ops.forward(**some, start=0), reference, "dual", piece)
         return Verdict([*verdict.checks, _repeats(lambda: ops.forward(**inputs, start=0)[0])])
 
+    found, built = launches(lambda: ops.forward(**inputs, start=0)), build_kernel(ops.KERNEL)
     return Workload(
         run=lambda: ops.forward(**inputs, start=0),
         tokens=case.batch * case.context,
@@ -48,9 +54,26 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
         metrics={
             "flops": cost.forward_flops(*shape, config.mini_batch),
             "bytes": cost.forward_bytes(*shape),
+            "launches": len(found),
+            **_compiled_metrics(found, built),
             **measured_ceilings(),
         },
+        settings=settings_of(found) | _made_of(built),
     )
+
+
+def _compiled_metrics(found: list[Launch], built: Built) -> dict[str, float | None]:
+    """`metrics_of` the launches of a compiled module's own kernels, with the spills that its compiler reported."""
+    compiled = {kernel.name: kernel for kernel in built.resources}
+    own = [launch for launch in found if launch.name in compiled]
+    spilled = [compiled[launch.name].spill_store_bytes + compiled[launch.name].spill_load_bytes for launch in own]
+    return metrics_of(own) | {"spilled_bytes": max(spilled)}
+
+
+def _made_of(built: Built) -> dict[str, str]:
+    """What the machine code of a module came from."""
+    made = built.ingredients
+    return {name: str(made[name]) for name in ("compiler", "flags", "thunderkittens")}
 
 
 def _repeats(run: Any) -> Check:
@@ -64,10 +87,14 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, generate, cost = (import_module(f"{operator}.{part}") for part in ("reference", "generate", "cost"))
     dtype = getattr(torch, case.dtype)
-    first = layer_inputs(config, case.batch, STEPS, dtype)
-    state = generate.GenerateState.from_state(first["state"], form, precision)
-    count = input_sets(sum(x.numel() * x.element_size() for x in state.tensors()), l2_bytes())
-    sets = [_steps(generate, layer_inputs(config, case.batch, STEPS, dtype), form, precision) for _ in range(count)]
+
+    def new_set() -> tuple[Any, Callable[[int], object]]:
+        return _steps(generate, layer_inputs(config, case.batch, STEPS, dtype), form, precision)
+
+    state, first = new_set()
+    state_bytes = sum(x.numel() * x.element_size() for x in state.tensors())
+    count = 1 if state_bytes > STREAMED * l2_bytes() else input_sets(state_bytes, l2_bytes())
+    sets = [first, *(new_set()[1] for _ in range(count - 1))]
     read = cost.generate_bytes(
         case.batch,
         config.heads,
@@ -83,6 +110,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
             for advance in sets:
                 advance(step)
 
+    found = launches(lambda: sets[0](0))
     return Workload(
         run=run,
         units=STEPS * count,
@@ -92,20 +120,22 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         metrics={
             "flops": cost.generate_flops(case.batch, config.heads, config.head_dim, config.mini_batch, form),
             "bytes": read,
-            "state_bytes": sum(x.numel() * x.element_size() for x in state.tensors()),
+            "state_bytes": state_bytes,
+            "launches": len(found),
+            **metrics_of(found),
             **measured_ceilings(),
         },
-        settings={"input_sets": str(count)},
+        settings={"input_sets": str(count)} | settings_of(found),
     )
 
 
-def _steps(generate: Any, inputs: dict[str, Any], form: str, precision: str) -> Any:
-    """A function that advances one set of sequences by the token at `step`."""
+def _steps(generate: Any, inputs: dict[str, Any], form: str, precision: str) -> tuple[Any, Callable[[int], object]]:
+    """The state of one set of sequences, and a function that advances it by the token at a step."""
     state = generate.GenerateState.from_state(inputs["state"], form, precision)
     outer = [inputs[name] for name in ("token_scale", "ln_weight", "ln_bias")]
     columns = [[inputs[name][:, t].contiguous() for name in ("q", "k", "v", "lr")] for t in range(STEPS)]
     out = torch.empty_like(columns[0][0])
-    return lambda step: generate.generate_step(*columns[step], *outer, state, out=out)
+    return state, lambda step: generate.generate_step(*columns[step], *outer, state, out=out)
 
 
 def _generate_verdict(

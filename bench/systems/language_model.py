@@ -87,7 +87,7 @@ class LanguageModel:
         return run, case.batch, STEPS
 
     def _model(self, case: Case) -> Any:
-        key = (case.size, case.dtype, case.option("mini_batch", None), case.option("form", None))
+        key = (case.size, case.dtype, case.state_dtype, case.option("mini_batch", None), case.option("form", None))
         if self._loaded is None or self._loaded[0] != key:
             self._loaded = None  # free the old one before the new one is made
             self._verdict = None
@@ -179,7 +179,7 @@ def _request(model: Any, case: Case) -> tuple[Callable[[], object], int, int]:
     state = model.init_state(case.batch, case.context + steps)
     generating = model.generate_state(state)
     ids = random_ids(model, case.batch)
-    step = _repeatable(lambda: ids.copy_(greedy_steps(model, ids, generating, 1)))
+    step = repeatable(lambda: ids.copy_(greedy_steps(model, ids, generating, 1)))
 
     @torch.inference_mode()
     def run() -> torch.Tensor:
@@ -195,7 +195,7 @@ def _request(model: Any, case: Case) -> tuple[Callable[[], object], int, int]:
     return run, case.batch * (case.context + steps), 1
 
 
-def _repeatable(step: Callable[[], object]) -> Callable[[], object]:
+def repeatable(step: Callable[[], object]) -> Callable[[], object]:
     """The step as one CUDA graph, after the first calls that compile it; on a CPU the step itself."""
     if device() == "cpu":
         return step

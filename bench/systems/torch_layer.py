@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from bench.models.config import TTTConfig, model_config
+from bench.systems.ceilings import measured_ceilings
 from bench.systems.language_model import device
 from harness.case import Case
 from harness.gate import Check, Verdict, relative_error
@@ -26,16 +27,32 @@ def build(case: Case) -> Workload:
     config = model_config(case.system, case.size, mini_batch=int(case.option("mini_batch", 16)))
     assert isinstance(config, TTTConfig)
     reference = import_module(f"tk_kernels.ttt_{config.learner}.reference")
-    cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
     inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
-    shape = (case.batch, case.context, config.heads, config.head_dim, config.mini_batch)
     return Workload(
         run=_part(reference, case, inputs),
         tokens=case.batch * case.context,
         device=device(),
-        gate=lambda: _gate(reference, case, inputs),
-        metrics={"flops": cost.forward_flops(*shape), "bytes": cost.forward_bytes(*shape)},
+        gate=lambda: forward_gate(reference.forward, reference, case, inputs),
+        metrics=layer_metrics(config, case),
     )
+
+
+def layer_metrics(config: TTTConfig, case: Case) -> dict[str, float | None]:
+    """FLOPs of a layer's forward in the case's form, its least bytes and, on a GPU, the ceilings of both.
+
+    Nothing for a part of the layer, whose share of them is not counted.
+    """
+    if case.option("part", ""):
+        return {}
+    cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
+    heads, dim, mini_batch = config.heads, config.head_dim, config.mini_batch
+    if case.option("form", "dual") == "primal":
+        flops = cost.generate_flops(case.batch * case.context, heads, dim, mini_batch, "primal")
+    else:
+        flops = cost.forward_flops(case.batch, case.context, heads, dim, mini_batch)
+    element_bytes = getattr(torch, case.dtype).itemsize
+    moved = cost.forward_bytes(case.batch, case.context, heads, dim, element_bytes)
+    return {"flops": flops, "bytes": moved} | (measured_ceilings() if device() == "cuda" else {})
 
 
 def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -95,11 +112,11 @@ def inputs_of(inputs: dict[str, Any], sequences: slice, tokens: int) -> dict[str
     return piece
 
 
-def _gate(reference: Any, case: Case, inputs: dict[str, Any]) -> Verdict:
+def forward_gate(forward: Callable[..., Any], reference: Any, case: Case, inputs: dict[str, Any]) -> Verdict:
     """The first tokens of one sequence, against every gradient and every W_t materialised."""
     piece = inputs_of(inputs, slice(0, 1), max(GATE_TOKENS, int(case.option("mini_batch", 16))))
     form = case.option("form", "dual")
-    return forward_verdict(lambda some: reference.forward(**some, form=form), reference, "primal", piece)
+    return forward_verdict(lambda some: forward(**some, form=form), reference, "primal", piece)
 
 
 def _state_check(name: str, state: Any, expected: Any, limit: float) -> Check:

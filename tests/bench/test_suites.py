@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bench.errors import UserError
-from bench.memory import least_bytes, refuse_beyond_memory
+from bench.memory import layer_beyond_memory, least_bytes, refuse_beyond_memory
 from bench.selection import select
 from bench.suites import SUITES, Selection, beyond_memory, cases, default_suites, find_suite
 from bench.systems import SYSTEMS
@@ -150,3 +150,43 @@ def test_what_no_system_can_hold_is_refused_with_its_size():
 
 def test_what_one_system_can_hold_is_tried():
     refuse_beyond_memory(cases(find_suite("fig15-forward"), EVERYTHING, "cuda"), GPU_80GB)
+
+
+def kernel_forward(backend, **axes):
+    found = cases(find_suite("kernel-forward"), EVERYTHING, "cuda")
+    return [c for c in found if c.backend == backend and all(getattr(c, name) == axes[name] for name in axes)]
+
+
+@pytest.mark.parametrize("l2", ["cold", "warm"])
+def test_the_forward_kernels_are_measured_over_every_batch_and_length(l2):
+    found = kernel_forward("thunderkittens", l2=l2, system="ttt-mlp")
+    assert {(c.batch, c.context) for c in found} == {(b, 2048 << i) for b in (1, 4, 16, 64) for i in range(7)}
+    assert {c.timing for c in found} == {"graph"}
+
+
+def test_the_forward_kernels_are_held_against_pytorch_compiled_or_not_and_fla():
+    assert {c.system for c in kernel_forward("torch-compile")} == {"ttt-linear", "ttt-mlp"}
+    assert {c.system for c in kernel_forward("fla")} == {"ttt-linear"}
+    shapes = {(c.batch, c.context) for c in kernel_forward("torch")}
+    assert shapes == {(c.batch, c.context) for c in kernel_forward("torch-compile")}
+    assert {2048, 8192, 32768} == {context for _, context in shapes}
+
+
+def test_a_layer_that_cannot_fit_is_skipped_with_its_size():
+    [largest] = kernel_forward("thunderkittens", batch=64, context=131072, l2="cold", system="ttt-linear")
+    reason = layer_beyond_memory(largest, int(80e9))
+    assert reason == "needs at least 139 GB and this machine has 80 GB"
+    tokens = 64 * 131072 * 2048
+    assert least_bytes(largest) == 4 * tokens * 2 + 4 * tokens // 64 + 2 * 4 * 64 * 32 * 65 * 64
+    assert layer_beyond_memory(replace(largest, context=32768), int(80e9)) == ""
+
+
+def test_a_step_of_a_layer_holds_the_state_of_every_sequence():
+    found = cases(find_suite("kernel-generate"), EVERYTHING, "cuda")
+    sizes = {c.state_dtype: least_bytes(c) for c in found if (c.system, c.batch) == ("ttt-linear", 512)}
+    assert sizes["float32-planes"] == sizes["float32"] == 2 * sizes["bfloat16"] == 4 * 512 * 32 * 65 * 64
+
+
+def test_a_model_is_tried_whatever_it_needs():
+    case = cases(find_suite("fig15-forward"), EVERYTHING, "cuda")[0]
+    assert layer_beyond_memory(replace(case, batch=10**6), int(80e9)) == ""

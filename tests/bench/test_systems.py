@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.models.operator import FORMS
 from bench.selection import select
 from bench.suites import cases, find_suite
 from bench.systems import SYSTEMS
@@ -58,7 +59,15 @@ def test_a_layer_is_measured_whole_or_in_part(options):
     workload = TTTLinear().build(case("ttt-linear", scope="layer", **options))
     assert workload.gate().passed
     workload.run()
-    assert workload.metrics["flops"] > 0
+    assert ("flops" in workload.metrics) == ("part" not in options)  # what a part does is not counted
+
+
+def test_each_form_of_a_layer_counts_its_own_work_and_both_move_the_same():
+    found = {form: TTTLinear().build(case("ttt-linear", scope="layer", form=form)).metrics for form in FORMS}
+    tokens, heads, dim = 2 * 32, 2, 64
+    assert found["dual"]["flops"] == tokens * heads * (6 * dim**2 + 4 * 16 * dim)
+    assert found["primal"]["flops"] == tokens * heads * 8 * dim**2
+    assert found["dual"]["bytes"] == found["primal"]["bytes"] > 4 * tokens * heads * dim * 4
 
 
 def test_the_primal_and_the_dual_layer_compute_the_same():

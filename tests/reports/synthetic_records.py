@@ -77,7 +77,7 @@ def lost(case: Case, status: str, reason: str) -> Record:
 
 def paper() -> list[Record]:
     """Every suite of the paper's figures, with cases that do not fit, fail or cannot run."""
-    return [*_fig15(), *_fig20(), *_fig8(), *_dual_and_primal(), *_requests(), *_quick()]
+    return [*_fig15(), *_fig20(), *_fig8(), *_dual_and_primal(), *_requests(), *_quick(), *kernels(), *fidelity()]
 
 
 def _fig15() -> Iterator[Record]:
@@ -135,6 +135,41 @@ def _requests() -> Iterator[Record]:
             yield lost(case, "skipped", "mamba-ssm is not installed: pip install 'ttt-bench[mamba]'")
         else:
             yield ok(case, _FORWARD_US[system] * prompt * 16 / 1e3 + 128 * _STEP_MS[system] / 2, tokens=16 * 128)
+
+
+def work(bytes_moved: float, flops: float, **metrics: float) -> dict[str, float]:
+    """Metrics of a kernel on a GPU that copies 3,000 GB/s and multiplies 600 TFLOP/s."""
+    return {"bytes": bytes_moved, "flops": flops, "copy_gbs": 3000.0, "product_tflops": 600.0} | metrics
+
+
+def kernels() -> Iterator[Record]:
+    """The kernel suites: forward at two thirds of its floor, generate in both forms and two state precisions."""
+    compiled = {"registers": 168, "spilled_bytes": 0, "shared_bytes": 190_000, "launches": 2}
+    for system, backend, context in product(("ttt-linear", "ttt-mlp"), ("thunderkittens", "torch"), (2048, 8192)):
+        case = Case("kernel-forward", system, backend, "1.3b", "forward", 16, context, state_dtype="float32",
+                    timing="graph", l2="cold", options=(("scope", "layer"),))
+        floor_ms = context / 10_000
+        own = compiled if backend == "thunderkittens" else {}
+        yield ok(case, floor_ms * (1.5 if own else 30), metrics=work(floor_ms * 3e9, floor_ms * 6e10, **own))
+    for form, state, batch in product(("dual", "primal"), ("float32-planes", "bfloat16"), (64, 128, 512)):
+        if state == "bfloat16" and batch == 128:
+            continue
+        case = Case("kernel-generate", "ttt-linear", f"triton-{form}", "1.3b", "generate", batch, 1, state_dtype=state,
+                    timing="graph", l2="cold", options=(("scope", "layer"),))
+        floor_ms = batch / 10_000 * (3 if form == "primal" else 1)
+        yield ok(case, floor_ms * 1.25, metrics=work(floor_ms * 3e9, floor_ms * 1e9, registers=96))
+
+
+def fidelity() -> Iterator[Record]:
+    """Two state precisions compared with the exact model."""
+    for state, distance in (("float32", 1e-3), ("bfloat16", 2.5e-2)):
+        case = Case("generate-fidelity", "ttt-linear", "triton-dual", "125m", "generate", 4, 2048, state_dtype=state,
+                    timing="graph", options=(("compare", "float64"),))
+        yield ok(case, 1.5, metrics={
+            "parameters": 130_000_000, "compared_tokens": 2048, "total_variation_mean": distance,
+            "total_variation_max": 3 * distance, "total_variation_first": distance / 2,
+            "total_variation_last": 2 * distance, "argmax_disagreement": 10 * distance,
+        })
 
 
 def _quick() -> Iterator[Record]:

@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import re
 from pathlib import Path
 
 import browsing
@@ -30,6 +31,7 @@ CONTRASTS = """() => {
   return Object.fromEntries(["--ink", "--muted", "--link", "--good", "--bad", ...tones].map((n) => [n, least(n)]));
 }"""
 FIG15 = next(number for number, figure in enumerate(FIGURES) if figure.suite == "fig15-forward")
+KERNEL = next(number for number, figure in enumerate(FIGURES) if figure.id == "kernel-forward-forward-16-ttt-linear")
 FIG20 = next(number for number, figure in enumerate(FIGURES) if figure.id == "fig20-throughput-generate")
 
 
@@ -178,6 +180,39 @@ def test_hover_says_median_interval_and_samples(page):
     text = page.locator(f"#figure-{FIG15} .hoverlayer").text_content()
     assert "TTT-Linear · ThunderKittens" in text
     assert "30 samples" in text
+
+
+def test_the_floor_is_drawn_and_a_line_can_be_divided_by_it(page):
+    *lines, floor = plotted(page, KERNEL)
+    assert floor["y"] == pytest.approx([0.2048, 0.8192])
+    figure = page.locator(f"#figure-{KERNEL}")
+    assert figure.locator(".legend li").last.inner_text() == "Floor"
+    figure.get_by_label("Relative to").select_option(label="Floor")
+    assert plotted(page, KERNEL)[0]["y"] == pytest.approx([1.5, 1.5], rel=0.02)
+    assert plotted(page, KERNEL)[-1]["y"] == [1, 1]
+    figure.get_by_label("Relative to").select_option(index=0)
+    assert len(lines) == 2
+
+
+def test_hover_of_a_kernel_says_its_share_of_the_floor(page):
+    page.locator(f"#figure-{KERNEL}").scroll_into_view_if_needed()
+    page.locator(f"#figure-{KERNEL} .xy .points path").first.hover(force=True)
+    text = page.locator(f"#figure-{KERNEL} .hoverlayer").text_content()
+    assert re.search(r"6[67]% of the floor \(memory\): 19\d\d GB/s, 39\.\d\d TFLOP/s", text), text
+
+
+def test_numbers_of_a_kernel_figure_say_rates_floor_and_registers(page):
+    figure = page.locator(f"#figure-{KERNEL}")
+    figure.get_by_text("Numbers of this figure").click()
+    shown = set(figure.locator("th").evaluate_all("all => all.map(e => e.dataset.column)"))
+    assert {"tflops", "gbs", "floor_ms", "floor_share", "registers"} <= shown
+    assert figure.get_by_role("status").inner_text() == "Rows 1–4 of 4"
+
+
+def test_log_axes_have_ticks_that_do_not_crowd(page):
+    texts = page.locator(f"#figure-{KERNEL} .yaxislayer-above .ytick text").all_text_contents()
+    assert 2 <= len(texts) <= 10
+    assert {text.strip("0.")[:1] for text in texts} <= {"1", "2", "5"}
 
 
 def test_table_sorts_by_click_and_by_keyboard(page):

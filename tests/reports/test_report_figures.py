@@ -12,7 +12,7 @@ FIGURES = {figure.id: figure for figure in figures(TABLE)}
 
 
 def case(**fields):
-    values = {"suite": "kernel-forward", "system": "ttt-linear", "backend": "torch", "size": "d64",
+    values = {"suite": "some-layers", "system": "ttt-linear", "backend": "torch", "size": "d64",
               "phase": "forward", "batch": 4, "context": 1024} | fields
     return Case(**values)
 
@@ -35,6 +35,10 @@ def drawn(*records):
         ("prompt-then-128-request", "context", "latency_ms", 4),
         ("quick-forward", "context", "us_per_token", 5),
         ("quick-generate", "batch", "us_per_token", 5),
+        ("kernel-forward-forward-16-ttt-linear", "context", "latency_ms", 3),
+        ("kernel-forward-forward-16-ttt-mlp", "context", "latency_ms", 3),
+        ("kernel-generate-generate-ttt-linear", "batch", "latency_ms", 6),
+        ("kernel-generate-generate-ttt-linear-ratio", "batch", "latency_ms", 2),
     ],
 )
 def test_each_suite_has_its_figure(name, x, y, lines):
@@ -49,22 +53,23 @@ def test_only_suites_that_are_there_are_drawn():
 
 def test_every_row_is_in_a_line_of_its_figure_in_order_of_x():
     seen = [row for figure in FIGURES.values() if not figure.id.endswith("ratio") for line in figure.lines
-            for row in line.rows]
-    assert sorted(seen) == list(TABLE.index)
+            if not line.y for row in line.rows]
+    assert sorted(seen) == list(TABLE.index[TABLE["suite"] != "generate-fidelity"])
     for figure in FIGURES.values():
         for line in figure.lines:
             assert TABLE.loc[line.rows, figure.x].is_monotonic_increasing
 
 
 def test_a_system_looks_the_same_in_every_figure_and_like_no_other():
-    looks = {(line.system, line.tone, line.marker) for figure in FIGURES.values() for line in figure.lines}
+    several = [figure for figure in FIGURES.values() if not figure.suite.startswith("kernel")]
+    looks = {(line.system, line.tone, line.marker) for figure in several for line in figure.lines}
     assert len(looks) == len({system for system, _, _ in looks}) == 4
     assert len({tone for _, tone, _ in looks}) == len({marker for _, _, marker in looks}) == 4
 
 
 def test_lines_of_one_system_differ_in_dash_or_fill():
     for figure in FIGURES.values():
-        looks = [(line.system, line.dash, line.hollow) for line in figure.lines]
+        looks = [(line.system, line.tone, line.dash, line.hollow) for line in figure.lines if not line.y]
         assert len(set(looks)) == len(looks)
 
 
@@ -152,7 +157,7 @@ def test_forms_are_also_known_by_the_backend():
     records = [synthetic.ok(case(backend=f"triton-{form}"), latency) for form, latency in [("dual", 1), ("primal", 3)]]
     _, found = drawn(*records)
     [line] = found[-1].lines
-    assert (found[-1].id, line.rows, line.base_rows) == ("kernel-forward-forward-ratio", [1], [0])
+    assert (found[-1].id, line.rows, line.base_rows) == ("some-layers-forward-ratio", [1], [0])
 
 
 def test_an_unknown_suite_is_drawn_against_its_widest_axis():
@@ -160,3 +165,40 @@ def test_an_unknown_suite_is_drawn_against_its_widest_axis():
     assert (figure.x, figure.y, figure.y_log) == ("batch", "latency_ms", True)
     _, [figure] = drawn(*[synthetic.ok(case(suite="new", system="zebra", context=context), 1.0) for context in (1, 2)])
     assert (figure.x, figure.lines[0].name) == ("context", "zebra · PyTorch")
+
+
+def test_kernels_of_one_batch_stand_side_by_side():
+    titles = [figure.title for figure in FIGURES.values() if figure.suite == "kernel-forward"]
+    assert titles == ["One layer's forward: TTT-Linear, batch 16", "One layer's forward: TTT-MLP, batch 16"]
+
+
+def test_the_floor_is_a_line_of_each_form_in_the_precision_with_most_points():
+    forward = FIGURES["kernel-forward-forward-16-ttt-linear"]
+    assert [line.name for line in forward.lines if line.y] == ["Floor"]
+    floors = [line for line in FIGURES["kernel-generate-generate-ttt-linear"].lines if line.y]
+    assert [line.name for line in floors] == [
+        "Floor · state float32-planes · dual form",
+        "Floor · state float32-planes · primal form",
+    ]
+    assert all(line.y == "floor_ms" for line in floors)
+    assert list(TABLE.loc[floors[1].rows, "floor_ms"]) == pytest.approx([0.0192, 0.0384, 0.1536])
+    assert len({line.dash for line in floors}) == 2
+    assert "the floor is the longer" in forward.caption
+    assert "floor" not in FIGURES["kernel-generate-generate-ttt-linear-ratio"].caption
+
+
+def test_kernels_without_ceilings_have_no_floor():
+    _, [figure] = drawn(synthetic.ok(case(suite="kernel-forward"), 1.0))
+    assert [line.y for line in figure.lines] == [""]
+
+
+def test_in_a_figure_of_one_system_the_colour_says_the_precision_or_the_backend():
+    lines = [line for line in FIGURES["kernel-generate-generate-ttt-linear"].lines if not line.y]
+    by_state = {(line.name.rsplit(" ", 1)[1], line.tone, line.marker) for line in lines}
+    assert len(by_state) == len({tone for _, tone, _ in by_state}) == 2
+    lines = [line for line in FIGURES["kernel-forward-forward-16-ttt-mlp"].lines if not line.y]
+    assert len({line.tone for line in lines}) == len({line.marker for line in lines}) == 2
+
+
+def test_what_a_table_answers_has_no_figure():
+    assert not [name for name in FIGURES if name.startswith("generate-fidelity")]

@@ -8,6 +8,7 @@ import synthetic_records as synthetic
 from harness.case import Case
 from harness.interval import median_interval
 from harness.record import Record
+from reports.roofline import EXPLANATION_COLUMNS
 from reports.stats import COLUMNS, SAMPLE_COLUMNS, frame, option_columns
 
 FORWARD = Case("fig15-forward", "ttt-linear", "torch", "1.3b", "forward", 16, 2048, options=(("mini_batch", 16),))
@@ -21,8 +22,10 @@ CSV_COLUMNS = [
 def test_columns_are_those_of_the_csv_then_options_then_samples():
     table = frame([synthetic.ok(FORWARD, 3.0), synthetic.lost(Case("s", "x", "y", "z", "generate", 1, 0), "oom", "no")])
     assert list(COLUMNS) == CSV_COLUMNS
-    assert list(table.columns) == [*CSV_COLUMNS, "mini_batch", *SAMPLE_COLUMNS]
+    assert list(table.columns) == [*CSV_COLUMNS, "mini_batch", *SAMPLE_COLUMNS, "tflops", "gbs"]
     assert option_columns(table) == ["mini_batch"]
+    filled = frame([*synthetic.kernels(), *synthetic.fidelity()])
+    assert list(filled.columns) == [*CSV_COLUMNS, "scope", "compare", *SAMPLE_COLUMNS, *EXPLANATION_COLUMNS]
 
 
 def test_latency_is_the_median_with_its_interval():
@@ -58,8 +61,9 @@ def test_no_rate_without_tokens_or_time(fields):
 
 
 def test_an_option_cannot_overwrite_a_column():
-    case = Case("s", "x", "y", "z", "generate", 7, 0, options=(("batch", "mine"), ("samples", "yours")))
-    row = frame([synthetic.ok(case, 1.0)]).iloc[0]
+    options = (("batch", "mine"), ("samples", "yours"), ("floor_ms", "his"))
+    row = frame([synthetic.ok(Case("s", "x", "y", "z", "generate", 7, 0, options=options), 1.0)]).iloc[0]
+    assert row["option_floor_ms"] == "his"
     assert (row["batch"], row["option_batch"], row["samples"], row["option_samples"]) == (7, "mine", 30, "yours")
 
 

@@ -49,8 +49,19 @@ def test_json_says_null_for_what_is_not_known():
 def test_text_says_once_what_all_rows_share():
     text = written(RECORDS, "text")
     assert text.startswith("in every row: dtype bfloat16")
-    assert text.count("bfloat16") == 1
+    assert text.count("dtype bfloat16") == 1
     assert text.count("\n") == len(RECORDS) + 2
+
+
+def test_csv_appends_what_explains_a_latency_and_text_shows_its_rates():
+    rows = list(csv.DictReader(io.StringIO(written(synthetic.kernels(), "csv"))))
+    assert {"tflops", "gbs", "floor_ms", "bound", "floor_share", "copy_share", "registers", "spilled_bytes",
+            "shared_bytes"} <= set(rows[0])
+    assert float(rows[0]["floor_share"]) == pytest.approx(1 / 1.5, rel=0.02)
+    assert (rows[0]["bound"], rows[0]["registers"], rows[2]["registers"]) == ("memory", "168", "")
+    head = written(synthetic.kernels(), "text").splitlines()[1]
+    assert "floor_share" in head
+    assert "registers" not in head
 
 
 def test_text_of_hostile_records_holds_no_escape_sequence_and_all_its_markup():

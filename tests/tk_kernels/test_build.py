@@ -85,6 +85,23 @@ def test_second_build_compiles_nothing(machine):
     assert [kernel.registers for kernel in second.resources] == [40, 255]
 
 
+def test_a_build_says_what_it_was_made_of_where_the_machine_cannot(machine, monkeypatch):
+    build.build(NAME)
+    machine.without_nvcc()
+    monkeypatch.setenv("THUNDERKITTENS_ROOT", "/nowhere")
+    made = build.build(NAME).ingredients
+    assert (made["compiler"], made["thunderkittens"]) == ("13.0, V13.0.88", "abc123")
+    assert build.ingredients(NAME)["compiler"] is None
+
+
+def test_a_symbol_is_put_in_words_where_there_is_a_tool(monkeypatch):
+    monkeypatch.setattr(build.shutil, "which", lambda tool: None)
+    assert build.demangle("_Z4fastPf") == "_Z4fastPf"
+    monkeypatch.undo()
+    if build.shutil.which("c++filt"):
+        assert build.demangle("_Z4fastPf") == "fast(float*)"
+
+
 def test_source_flags_and_compiler_each_make_a_new_build(machine):
     builds = {build.build(NAME).library}
     machine.source.write_text("// two")

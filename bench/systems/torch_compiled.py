@@ -1,0 +1,104 @@
+"""How fast is the PyTorch dual form of a TTT layer after torch.compile? Its two halves, compiled piece by piece."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, ClassVar
+
+import torch
+
+from bench.models.config import TTTConfig, model_config
+from bench.systems.language_model import device
+from bench.systems.torch_layer import forward_verdict, inputs_of, layer_inputs, layer_metrics
+from harness.case import Case
+from harness.gate import Verdict
+from harness.system import Skip, Workload
+
+TOGETHER = 4  # mini-batches of a piece
+
+
+class CompiledLayer:
+    """One learner's forward, from the start of a mini-batch to the end of one.
+
+    The compiler unrolls the mini-batches of a piece, and Python goes from piece to piece. Pieces are short: what the
+    reference writes into a tensor of all weights of a piece, the compiler makes a copy of that tensor.
+    """
+
+    learner: ClassVar[str]
+
+    def unavailable(self) -> str:
+        """It runs wherever torch finds a compiler; where it does not, the case says so."""
+        return ""
+
+    def versions(self) -> dict[str, str]:
+        """The environment names torch and triton already."""
+        return {}
+
+    def build(self, case: Case) -> Workload:
+        """The forward of `batch` sequences of `context` tokens; Skip for what is not the whole dual form."""
+        config = model_config(f"ttt-{self.learner}", case.size, mini_batch=int(case.option("mini_batch", 16)))
+        assert isinstance(config, TTTConfig)
+        _refuse(case, config)
+        reference = import_module(f"tk_kernels.ttt_{self.learner}.reference")
+        inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
+        piece = min(TOGETHER * config.mini_batch, case.context)
+        forward = compiled_forward(reference, piece)
+        return Workload(
+            run=lambda: forward(**inputs),
+            tokens=case.batch * case.context,
+            device=device(),
+            gate=lambda: _gate(forward, reference, inputs, piece),
+            metrics=layer_metrics(config, case),
+            settings={"compiled_together": f"{piece} tokens"},
+        )
+
+
+class CompiledLinear(CompiledLayer):
+    """ttt-linear/torch-compile."""
+
+    learner = "linear"
+
+
+class CompiledMLP(CompiledLayer):
+    """ttt-mlp/torch-compile."""
+
+    learner = "mlp"
+
+
+def compiled_forward(reference: Any, piece: int) -> Callable[..., Any]:
+    """`reference.forward` in the dual form, of whole pieces of so many tokens."""
+    torch.compiler.reset()  # the shapes of earlier cases would count towards the limit of recompilations
+    states = torch.compile(reference.states, dynamic=False, fullgraph=True)
+    outputs = torch.compile(reference.outputs, dynamic=False, fullgraph=True)
+
+    @torch.no_grad()
+    def forward(
+        *, q: Any, k: Any, v: Any, lr: Any, token_scale: Any, ln_weight: Any, ln_bias: Any, state: Any
+    ) -> tuple[Any, Any]:
+        outer = (token_scale, ln_weight, ln_bias)
+        out = torch.empty_like(q)
+        for low in range(0, q.shape[1], piece):
+            q_piece, k_piece, v_piece, lr_piece = (x[:, low : low + piece] for x in (q, k, v, lr))
+            trace, state = states(k_piece, v_piece, lr_piece, *outer, state, start=0)
+            out[:, low : low + piece] = outputs(q_piece, k_piece, lr_piece, *outer, trace)
+        return out, state
+
+    return forward
+
+
+def _refuse(case: Case, config: TTTConfig) -> None:
+    if case.phase != "forward" or case.option("part", "") or case.option("form", "dual") != "dual":
+        raise Skip("torch-compile has the forward of the whole layer in the dual form only")
+    if case.context % config.mini_batch:
+        raise Skip(f"torch-compile has whole mini-batches of {config.mini_batch} tokens only")
+
+
+def _gate(forward: Callable[..., Any], reference: Any, inputs: dict[str, Any], piece: int) -> Verdict:
+    """The first piece of one sequence; all of them are run, as a batch of one would be compiled anew."""
+    first = slice(0, 1)
+    every = inputs_of(inputs, slice(None), piece)
+
+    def run(_: dict[str, Any]) -> tuple[Any, Any]:
+        out, state = forward(**every)
+        return out[first], type(state)(*(tensor[first] for tensor in state))
+
+    return forward_verdict(run, reference, "primal", inputs_of(inputs, first, piece))

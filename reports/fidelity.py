@@ -1,0 +1,54 @@
+"""How far did each state precision drift from the exact model? One row for each case that was compared with it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.record import Record
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Distances of a model's next-token probabilities from those of the model in float64, after the same tokens.
+
+    Total variation: mean, largest, and mean over the first and the last eighth of the tokens.
+    argmax_disagreement: the share of tokens whose most probable successor differs. Numbers are None where the record
+    does not say.
+    """
+
+    system: str
+    backend: str
+    state_dtype: str
+    dtype: str
+    size: str
+    sequences: int
+    tokens: int | None
+    mean: float | None
+    largest: float | None
+    first: float | None
+    last: float | None
+    argmax_disagreement: float | None
+
+
+def fidelity(records: Iterable[Record]) -> list[Drift]:
+    """The compared cases in their order; of a case compared again, the last."""
+    compared = {record.case: _drift(record) for record in records if "total_variation_mean" in record.metrics}
+    return list(compared.values())
+
+
+def _drift(record: Record) -> Drift:
+    case, metrics = record.case, record.metrics
+    tokens = metrics.get("compared_tokens")
+    return Drift(
+        case.system,
+        case.backend,
+        case.state_dtype or case.dtype,
+        case.dtype,
+        case.size,
+        case.batch,
+        None if tokens is None else int(tokens),
+        metrics["total_variation_mean"],
+        metrics.get("total_variation_max"),
+        metrics.get("total_variation_first"),
+        metrics.get("total_variation_last"),
+        metrics.get("argmax_disagreement"),
+    )

@@ -1,0 +1,105 @@
+"""Is a drift from the exact model seen, and is none seen where there is none?"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from bench.suites import Selection, cases, find_suite
+from bench.systems import SYSTEMS
+from bench.systems.fidelity import fidelity
+from bench.systems.ttt_kernels import PRECISIONS
+from bench.systems.ttt_torch import TTTMLP, TTTLinear
+from harness.case import Case
+
+INTERPRETED = """
+import json
+from bench.systems.ttt_kernels import LinearTritonDual
+from harness.case import Case
+adapter = LinearTritonDual()
+for state in ("float32", "bfloat16"):
+    case = Case("generate-fidelity", "ttt-linear", "triton-dual", "tiny", "generate", 1, 17, dtype="float32",
+                state_dtype=state, options=(("compare", "float64"),))
+    workload = adapter.build(case)
+    workload.gate()
+    print(json.dumps(workload.metrics))
+"""
+
+
+def case(system, tokens=20, dtype="float32"):
+    return Case("generate-fidelity", system, "torch", "tiny", "generate", 2, tokens, dtype=dtype,
+                state_dtype="float32", options=(("compare", "float64"),))
+
+
+def models(adapter, system):
+    asked = case(system)
+    adapter.build(asked)
+    model = adapter._model(asked)
+    return model, adapter.reference(model, torch.float64)
+
+
+@pytest.mark.parametrize(("adapter", "system"), [(TTTLinear, "ttt-linear"), (TTTMLP, "ttt-mlp")])
+def test_the_gate_compares_and_the_metrics_hold_the_distances(adapter, system):
+    workload = adapter().build(case(system))
+    verdict = workload.gate()
+    assert verdict.passed, verdict.reason
+    assert verdict.checks[0].limit == 1e-4
+    assert [check.name for check in verdict.checks] == ["total_variation_mean", "argmax_disagreement"]
+    assert workload.metrics["compared_tokens"] == 20
+    assert 0 < workload.metrics["total_variation_mean"] <= workload.metrics["total_variation_max"] < 1e-6
+    assert workload.metrics["argmax_disagreement"] == 0
+    workload.run()
+
+
+def test_a_rounded_state_drifts_and_drifts_further_with_more_tokens():
+    model, reference = models(TTTLinear(), "ttt-linear")
+    exact = fidelity(model, reference, 2, 24)
+    learn = model.operator.generate_step
+
+    def rounded(tokens, learner, state):
+        out = learn(tokens, learner, state)
+        state.W.copy_(state.W.bfloat16())
+        return out
+
+    model.operator.generate_step = rounded
+    found = fidelity(model, reference, 2, 24)
+    assert found["total_variation_mean"] > 100 * exact["total_variation_mean"]
+    assert found["total_variation_max"] >= found["total_variation_last"] > found["total_variation_first"]
+
+
+def test_every_model_reads_the_same_tokens():
+    model, reference = models(TTTLinear(), "ttt-linear")
+    assert fidelity(model, reference, 2, 20) == fidelity(model, reference, 2, 20)
+
+
+def test_a_model_of_nans_does_not_pass():
+    adapter = TTTLinear()
+    workload = adapter.build(case("ttt-linear", tokens=3))
+    model = adapter._model(case("ttt-linear", tokens=3))
+    step = model.generate_step
+    model.generate_step = lambda ids, state: (step(ids, state)[0] * math.nan, state)
+    assert not workload.gate().passed
+
+
+def test_the_suite_has_each_state_precision_of_both_forms():
+    found = cases(find_suite("generate-fidelity"), Selection(SYSTEMS), "cuda")
+    for form in ("triton-dual", "triton-primal"):
+        for system in ("ttt-linear", "ttt-mlp"):
+            states = [c.state_dtype for c in found if (c.system, c.backend, c.dtype) == (system, form, "bfloat16")]
+            assert sorted(states) == sorted(PRECISIONS)
+    assert {c.context for c in found} == {2048}
+    assert {c.backend for c in found if c.dtype == "float32"} == {"triton-dual"}
+
+
+def test_a_kernels_state_precision_is_seen_through_the_interpreter():
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    exact, rounded = map(json.loads, done.stdout.splitlines())
+    assert exact["total_variation_mean"] < 1e-6
+    assert rounded["total_variation_mean"] > 10 * exact["total_variation_mean"]

@@ -1,0 +1,61 @@
+"""Do rates, floor and shares follow from what a record holds?"""
+
+import math
+from dataclasses import replace
+
+import pytest
+import synthetic_records as synthetic
+
+from harness.case import Case
+from harness.record import Record
+from reports.roofline import EXPLANATION_COLUMNS, RATE_COLUMNS, explanation
+
+CASE = Case("kernel-forward", "ttt-linear", "thunderkittens", "1.3b", "forward", 16, 2048)
+
+
+def explained(latency_ms=1.0, case=CASE, **metrics):
+    return explanation(Record(case, "ok", metrics=metrics), latency_ms)
+
+
+def test_a_kernel_bound_by_memory():
+    # 1.5 GB at 3,000 GB/s are 0.5 ms; 60 GFLOP at 600 TFLOP/s 0.1 ms
+    found = explained(2.0, **synthetic.work(1.5e9, 6e10))
+    assert found["bound"] == "memory"
+    assert [found[name] for name in ("floor_ms", "floor_share", "copy_share", "tflops", "gbs")] == pytest.approx(
+        [0.5, 0.25, 0.25, 30.0, 750.0]
+    )
+
+
+def test_a_kernel_bound_by_products():
+    found = explained(2.0, **synthetic.work(1.5e9, 6e11))
+    assert found["bound"] == "compute"
+    assert [found["floor_ms"], found["floor_share"], found["copy_share"]] == pytest.approx([1.0, 0.5, 0.25])
+
+
+def test_rates_need_no_ceilings_and_a_floor_both():
+    found = explained(bytes=3e9, flops=6e11)
+    assert (found["gbs"], found["tflops"], found["bound"]) == (3000.0, 600.0, "")
+    assert math.isnan(found["floor_ms"])
+    found = explained(bytes=3e9, flops=6e11, copy_gbs=3000.0)
+    assert found["copy_share"] == pytest.approx(1.0)
+    assert math.isnan(found["floor_share"])
+
+
+def test_a_case_without_a_latency_keeps_its_floor_and_registers():
+    found = explained(math.nan, **synthetic.work(3e9, 6e10, registers=168, spilled_bytes=0))
+    assert (found["floor_ms"], found["registers"], found["spilled_bytes"]) == (1.0, 168, 0)
+    assert math.isnan(found["floor_share"])
+
+
+def test_the_work_of_a_part_of_a_layer_is_not_that_of_the_layer():
+    part = replace(CASE, options=(("part", "w"),))
+    found = explained(case=part, **synthetic.work(3e9, 6e10))
+    assert all(math.isnan(found[name]) for name in RATE_COLUMNS if name != "bound")
+
+
+@pytest.mark.parametrize("metrics", [{}, {"bytes": None, "flops": None}, synthetic.work(3e9, 6e10, copy_gbs=0.0)])
+def test_what_is_not_known_is_nan(metrics):
+    found = explained(**metrics)
+    assert set(found) == set(EXPLANATION_COLUMNS)
+    assert math.isnan(found["floor_ms"])
+    assert found["bound"] == ""
