@@ -10,7 +10,8 @@ import torch
 from bench.models.config import TTTConfig, model_config
 from bench.systems.language_model import device
 from bench.systems.needs import needs_gpu
-from bench.systems.torch_layer import GATE_TOKENS, LIMITS, layer_inputs
+from bench.systems.torch_layer import GATE_TOKENS, LIMITS, layer_inputs, layer_metrics
+from bench.systems.triton_tuning import tune_side_by_side
 from harness.case import Case
 from harness.gate import Check, Verdict, relative_error
 from harness.system import Skip, Workload
@@ -23,6 +24,7 @@ class FlaTTTLinear:
 
     def unavailable(self) -> str:
         """It has Triton kernels only."""
+        tune_side_by_side()
         return needs_gpu("fla.ops.ttt")
 
     def versions(self) -> dict[str, str]:
@@ -43,6 +45,7 @@ class FlaTTTLinear:
             tokens=case.batch * case.context,
             device=device(),
             gate=lambda: _gate(inputs, case, mini_batch),
+            metrics=layer_metrics(config, case),
             settings={"function": "flash-linear-attention's, not the paper's"},
         )
 
@@ -54,7 +57,10 @@ class FlaTTTLinear:
 
 
 def package_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of our operator under the package's names and in its shapes."""
+    """The arguments of our operator under the package's names, in its shapes, and the rate in the tokens' dtype.
+
+    Its products take no rate of another dtype.
+    """
     state = inputs["state"]
     return {
         "q": inputs["q"],
@@ -62,7 +68,7 @@ def package_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
         "v": inputs["v"],
         "w": inputs["ln_weight"],
         "b": inputs["ln_bias"],
-        "eta": inputs["lr"][..., None],
+        "eta": inputs["lr"][..., None].to(inputs["k"].dtype),
         "initial_state": state.W.clone(),
         "initial_state_bias": state.b[:, :, None].clone(),
     }

@@ -12,6 +12,7 @@ from bench.models.base import check_ids
 from bench.models.config import SIZES, VOCABULARY
 from bench.systems.language_model import STEPS, LanguageModel, device, greedy_steps, random_ids
 from bench.systems.needs import needs_gpu
+from bench.systems.triton_tuning import tune_side_by_side
 from harness.case import Case
 from harness.system import Skip, Workload
 
@@ -74,6 +75,7 @@ class Fla(LanguageModel):
 
     def unavailable(self) -> str:
         """It has Triton kernels only."""
+        tune_side_by_side()
         return needs_gpu("fla.models")
 
     def settings(self, case: Case) -> dict[str, str]:

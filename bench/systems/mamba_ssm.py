@@ -10,6 +10,7 @@ from bench.models.base import check_ids
 from bench.models.config import MambaConfig, model_config
 from bench.systems.language_model import LanguageModel, device
 from bench.systems.needs import cannot_import, needs_gpu
+from bench.systems.triton_tuning import tune_side_by_side
 from harness.case import Case
 
 # Beyond 2^31 elements (8192 a token) the package's indices would overflow, and 131,072 tokens fill any GPU.
@@ -84,6 +85,7 @@ class MambaSSM(LanguageModel):
 
     def unavailable(self) -> str:
         """It has CUDA and Triton kernels only."""
+        tune_side_by_side()
         return needs_gpu("mamba_ssm")
 
     def settings(self, case: Case) -> dict[str, str]:

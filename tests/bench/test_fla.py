@@ -1,6 +1,7 @@
 """Do the flash-linear-attention adapters drive the package as it wants? With a small package in its place."""
 
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -154,6 +155,14 @@ def test_the_layer_is_held_against_the_packages_own_version(layer_package):
     layer_package.chunk_ttt_linear = lambda **arguments: (1.1 * chunk(**arguments)[0], *chunk(**arguments)[1:])
     workload = fla_layer.FlaTTTLinear().build(LAYER)
     assert "output_relative_error" in workload.gate().reason
+
+
+def test_the_rate_has_the_dtype_of_the_tokens(layer_package):
+    seen = []
+    layer_package.chunk_ttt_linear = lambda **arguments: seen.append(arguments) or chunk(**arguments)
+    fla_layer.FlaTTTLinear().build(replace(LAYER, dtype="bfloat16")).run()
+    assert {seen[0][name].dtype for name in ("q", "k", "v", "eta")} == {torch.bfloat16}
+    assert seen[0]["initial_state"].dtype == torch.float32
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""vLLM's adapter as a worker finds it, over an engine that fails as the case's option `fault` says."""
+
+import os
+import sys
+import time
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+
+import fake_vllm
+import torch
+
+from bench.systems import vllm_system
+from bench.systems.vllm_transformer import VllmTransformer
+from harness.case import Case
+from harness.system import Workload
+
+HELD_BYTES = 4 << 30
+
+
+def hold_gpu_memory() -> None:
+    """What an engine has taken when it fails."""
+    if torch.cuda.is_available():
+        held.append(torch.empty(HELD_BYTES, dtype=torch.uint8, device="cuda"))
+
+
+held: list[torch.Tensor] = []
+
+
+def die() -> None:
+    print("EngineDeadError: the core is gone", file=sys.stderr, flush=True)
+    os._exit(7)
+
+
+FAULTS = {
+    "dies": die,
+    "hangs": lambda: time.sleep(600),
+    "memory": lambda: _raise(ValueError("No available memory for the cache blocks.")),
+    "refuses": lambda: _raise(RuntimeError("Engine core initialization failed.")),
+    "none": lambda: None,
+}
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+class LLM(fake_vllm.LLM):
+    fault = "none"
+    compute = True
+
+    def __init__(self, folder, **arguments):
+        hold_gpu_memory()
+        FAULTS[self.fault]()
+        super().__init__(folder, **arguments)
+
+
+class Faulty(VllmTransformer):
+    """transformer/vllm with the engine above in vLLM's place, on the CPU."""
+
+    max_num_batched_tokens = 64
+
+    def __init__(self):
+        super().__init__()
+        module = ModuleType("vllm")
+        module.LLM, module.SamplingParams = LLM, fake_vllm.SamplingParams
+        sys.modules["vllm"] = module
+        vllm_system.SEQUENCES = 64
+        torch.cuda.get_device_properties = lambda index: SimpleNamespace(total_memory=80 * 10**9)
+        torch.cuda.get_device_capability = lambda: (9, 0)
+
+    def unavailable(self) -> str:
+        return ""
+
+    def build(self, case: Case) -> Workload:
+        LLM.fault = str(case.option("fault", "none"))
+        return replace(super().build(case), device="cpu")

@@ -1,0 +1,65 @@
+"""Does an engine that dies, hangs or is out of memory leave a record within its limit, and the GPU to the next case?"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from fake_engines import HELD_BYTES
+
+from harness.case import Case
+from harness.record import Record
+from harness.runner import Launch, run_cases
+from harness.timer import Policy
+
+HERE = Path(__file__).resolve().parent
+LIMIT_S = 20.0
+
+
+def run(path: Path, *faults: str, time_limit_s: float = LIMIT_S, gpu: bool = False) -> list[Record]:
+    """Forward of two prompts through the adapter, an engine for each fault."""
+    paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
+    launch = Launch(
+        [sys.executable], "fake_engines:Faulty", {"PYTHONPATH": os.pathsep.join(filter(None, paths)), **hidden}
+    )
+    cases = [
+        Case("s", "transformer", "vllm", "tiny", "forward", 2, 48, dtype="float32", options=(("fault", fault),))
+        for fault in faults
+    ]
+    policy = Policy(min_samples=1, max_samples=1, budget_s=0.1, warmup_s=0, warmup_max_s=0)
+    return run_cases(cases, {("transformer", "vllm"): launch}, path, time_limit_s=time_limit_s, policy=policy)
+
+
+def test_each_fault_of_an_engine_is_a_record_with_its_reason_and_the_next_case_is_measured(tmp_path):
+    records = run(tmp_path / "records.jsonl", "dies", "memory", "refuses", "none")
+    assert [(record.status, record.reason) for record in records[:-1]] == [
+        ("failed", "the worker exited with status 7; its last words: EngineDeadError: the core is gone"),
+        ("oom", "MemoryError: No available memory for the cache blocks."),
+        ("failed", "RuntimeError: Engine core initialization failed."),
+    ]
+    assert records[-1].status == "ok", records[-1].reason
+    assert len(records[-1].samples_ms) == 1
+
+
+def test_an_engine_that_hangs_is_killed_at_its_limit(tmp_path):
+    (record,) = run(tmp_path / "records.jsonl", "hangs", time_limit_s=2.0)
+    assert (record.status, record.samples_ms) == ("timeout", [])
+    assert record.reason.startswith("no answer within 2 s")
+    assert 2.0 <= record.wall_s < 12.0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("fault", "status"), [("dies", "failed"), ("hangs", "timeout"), ("memory", "oom")])
+def test_the_gpus_memory_is_free_again_for_the_next_case(fault, status, tmp_path):
+    torch.cuda.init()
+    before, _ = torch.cuda.mem_get_info()
+    limit_s = 10.0 if fault == "hangs" else LIMIT_S
+    (record,) = run(tmp_path / "records.jsonl", fault, time_limit_s=limit_s, gpu=True)
+    assert record.status == status
+    deadline = time.monotonic() + 10
+    while before - torch.cuda.mem_get_info()[0] > HELD_BYTES // 8 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert before - torch.cuda.mem_get_info()[0] < HELD_BYTES // 8
