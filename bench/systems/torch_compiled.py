@@ -19,8 +19,8 @@ TOGETHER = 4  # mini-batches of a piece
 class CompiledLayer:
     """One learner's forward, from the start of a mini-batch to the end of one.
 
-    The compiler unrolls the mini-batches of a piece, and Python goes from piece to piece. Pieces are short: what the
-    reference writes into a tensor of all weights of a piece, the compiler makes a copy of that tensor.
+    The compiler unrolls the mini-batches of a piece, and Python goes from piece to piece. Pieces are short: 32
+    mini-batches of TTT-Linear at once were slower than uncompiled (H100, 16 x 2,048 tokens: 33.6 and 13.8 ms).
     """
 
     learner: ClassVar[str]
