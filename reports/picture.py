@@ -44,13 +44,24 @@ def chromium() -> Iterator[Any]:
             browser.close()
 
 
-def take(browser: Any, report: Path, out: Path, suite: str = "", theme: str = "light", width: int = 1240) -> None:
+def take(
+    browser: Any,
+    report: Path,
+    out: Path,
+    suite: str = "",
+    theme: str = "light",
+    width: int = 1240,
+    y_log: bool = False,
+) -> None:
     """Write a PNG of the figures of `suite`, or of the whole page; ValueError if the page has no such figures."""
     page = browser.new_page(
         viewport={"width": width, "height": 900}, color_scheme=theme, device_scale_factor=2, offline=True
     )
     page.goto(report.resolve().as_uri())
     page.wait_for_selector("html[data-ready]", state="attached")
+    if y_log:
+        for box in page.locator("[data-role=y-log]").all():
+            box.check()
     if not suite:
         page.screenshot(path=out, full_page=True)
         return
@@ -67,11 +78,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--figures", default="", metavar="SUITE", help="only these figures, such as fig15")
     parser.add_argument("--theme", choices=("light", "dark"), default="light")
+    parser.add_argument("--log-y", action="store_true", help="logarithmic latencies")
     parser.add_argument("--width", type=int, default=1240, help="of the page, in CSS pixels")
     values = parser.parse_args()
     try:
         with chromium() as browser:
-            take(browser, values.report, values.out, values.figures, values.theme, values.width)
+            take(browser, values.report, values.out, values.figures, values.theme, values.width, values.log_y)
     except (OSError, ValueError) as error:
         parser.exit(2, f"{error}\n")
 
