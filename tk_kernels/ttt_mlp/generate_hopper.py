@@ -4,7 +4,8 @@ The function of `_dual` in `generate.py` for D = 64, F = 256 and m <= 16, in Glu
 layouts. One program of four warps owns one head of one sequence and asks for both weights at once, straight to shared
 memory (`cp.async`), so that three programs fit an SM and the loads of one hide behind the work of the others. Each warp
 owns F/4 hidden units: sums over d stay within a warp, and warps meet only to add up Z2 and Z2bar. Products are in
-float32 on the ordinary units: vectors need no splitting, and the layouts keep them off the critical path.
+float32 on the ordinary units: vectors need no splitting, and the layouts keep them off the critical path. Only the
+update of the weights, once in m tokens, is a product on the tensor cores.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but gl.constexpr)
