@@ -5,9 +5,6 @@ Without a GPU the kernels run in Triton's interpreter, in a process of its own: 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -17,9 +14,7 @@ from bench.models import TTTConfig, model_config
 from bench.models.checkpoint import load, save
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+from tests.interpreter import DEVICE, INTERPRETED, assert_passes_interpreted
 
 # Relative error of logits against float64, as in test_models.py.
 LIMIT = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
@@ -30,13 +25,7 @@ backbones = pytest.mark.parametrize("backbone", ["mamba", "transformer"])
 
 def test_in_the_interpreter() -> None:
     """Every test below, in a process whose Triton interprets."""
-    pytest.importorskip("triton")
-    if INTERPRETED:
-        pytest.skip("this is that process")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not gpu", __file__]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    assert_passes_interpreted(__file__)
 
 
 def run(model: Any, ids: torch.Tensor, plan: tuple[int, ...]) -> torch.Tensor:

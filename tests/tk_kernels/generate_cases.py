@@ -7,7 +7,6 @@ error of its simulation, and by float32 arithmetic.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,18 +15,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.interpreter import DEVICE, INTERPRETED
 from tk_kernels import generate_common as common
 from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import reference as linear_reference
 from tk_kernels.ttt_mlp import generate as mlp_generate
 from tk_kernels.ttt_mlp import reference as mlp_reference
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MODULES: dict[str, tuple[Any, Any]] = {
     "linear": (linear_generate, linear_reference),
     "mlp": (mlp_generate, mlp_reference),
 }
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 
 # Relative Frobenius errors of float32 sums of about D terms: of `out`, and of the change of the state over 256 steps.
 OUT_LIMIT, CHANGE_LIMIT = 2e-6, 1e-5

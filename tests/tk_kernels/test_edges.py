@@ -5,19 +5,14 @@ Without a GPU the kernels run in Triton's interpreter, in a process of its own: 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.interpreter import DEVICE, INTERPRETED, assert_passes_interpreted
 from tk_kernels.norm_gate import norm_gate, swiglu
 from tk_kernels.short_convolution import query_key, residual_convolution
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 EPS = 1e-6
 
 # Relative Frobenius error against float64: float32 inside, so what is left is one rounding of the result (half an ulp:
@@ -31,13 +26,7 @@ dtypes = pytest.mark.parametrize("dtype", LIMIT, ids=lambda dtype: str(dtype).re
 
 def test_in_the_interpreter() -> None:
     """Every test below, in a process whose Triton interprets."""
-    pytest.importorskip("triton")
-    if INTERPRETED:
-        pytest.skip("this is that process")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not gpu", __file__]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    assert_passes_interpreted(__file__)
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

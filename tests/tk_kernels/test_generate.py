@@ -5,15 +5,9 @@ Without a GPU the kernels run in Triton's interpreter, in a process of its own: 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from generate_cases import (
-    DEVICE,
-    INTERPRETED,
     MODULES,
     Simulation,
     combinations,
@@ -26,6 +20,7 @@ from generate_cases import (
     weights_of,
 )
 
+from tests.interpreter import DEVICE, INTERPRETED, assert_passes_interpreted
 from tk_kernels import generate_common as common
 from tk_kernels.ttt_linear import generate as linear_generate
 
@@ -36,13 +31,7 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process th
 
 def test_in_the_interpreter() -> None:
     """Every test below, in a process whose Triton interprets."""
-    pytest.importorskip("triton")
-    if INTERPRETED:
-        pytest.skip("this is that process")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not gpu", __file__]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    assert_passes_interpreted(__file__)
 
 
 @interpreted

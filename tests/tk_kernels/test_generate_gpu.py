@@ -10,7 +10,6 @@ from importlib import import_module
 import pytest
 import torch
 from generate_cases import (
-    DEVICE,
     MODULES,
     combinations,
     compare,
@@ -21,6 +20,7 @@ from generate_cases import (
 )
 from torch import Tensor
 
+from tests.interpreter import DEVICE
 from tk_kernels import generate_common as common
 
 H, D, m, STEPS = 32, 64, 16, 256
