@@ -194,7 +194,7 @@ SUITES: tuple[Suite, ...] = (
                     (2048,),
                     COMPARED_EXACTLY,
                     backends=backends,
-                    state_dtypes=("float32", "float32-planes", "bfloat16", "float16"),
+                    state_dtypes=STATE_DTYPES,
                     dtype=dtype,
                 )
                 # In float32 the rounding of the activations does not hide that of the state.
