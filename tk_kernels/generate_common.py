@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ except ImportError:  # the reason is told by available(); the rest of the packag
     triton = tl = None
 
 FORMS = ("dual", "primal")
+HOPPER = "sm_90"  # the name under which `generate_tuning.toml` knows the kernels in Gluon
 
 
 class Precision(NamedTuple):
@@ -73,6 +75,26 @@ def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor |
     return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None
 
 
+PIECE_BYTES = 1 << 28
+
+
+def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
+    """`function` of tensors [B, ...] on some sequences at a time: what it makes on the way stays near `PIECE_BYTES`.
+
+    Its outputs [B, ...], or None where it has none; a state that fits into memory can so be made in it.
+    """
+    batch, size = len(given[0]), sum(x.numel() * x.element_size() for x in given)
+    step = max(1, batch * PIECE_BYTES // max(1, size))
+    outputs: list[torch.Tensor | None] = []
+    for first in range(0, max(1, batch), step):
+        made = function(*(x[first : first + step] for x in given))
+        outputs = outputs or [None if x is None else x.new_empty(batch, *x.shape[1:]) for x in made]
+        for output, part in zip(outputs, made, strict=True):
+            if output is not None and part is not None:
+                output[first : first + step] = part
+    return tuple(outputs)
+
+
 def restore(weights: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
     """What `store` wrote, as a float32 master weight of its own."""
     return weights.to(torch.float32, copy=True) if low is None else join_planes(weights, low)
@@ -108,6 +130,14 @@ def dot_type(rows: torch.Tensor) -> Any:
     if triton.knobs.runtime.interpret:
         return tl.float32
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[rows.dtype]
+
+
+@cache
+def on_hopper(device: torch.device) -> bool:
+    """Whether the kernels in Gluon run here: made for compute capability 9.0; Gluon differs from release to release."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    return tuple(int(x) for x in triton.__version__.split(".")[:2]) >= (3, 6)
 
 
 def gpu_name(device: torch.device) -> str:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from importlib import import_module
 from itertools import product
 from statistics import median
@@ -20,7 +21,8 @@ from typing import Any
 
 import torch
 
-from tk_kernels.generate_common import FORMS, PRECISIONS, available, gpu_name
+from tk_kernels.generate_common import FORMS, HOPPER, PRECISIONS, available
+from tk_kernels.side_by_side import compile_all
 from tk_kernels.tuning import Tuning
 
 OPERATORS = ("ttt_linear", "ttt_mlp")
@@ -30,9 +32,13 @@ WRONG = 3e-2
 CYCLES = 5  # mini-batches that a candidate is timed for
 
 
-def candidates(operator: str, form: str, precision: str) -> Iterator[Tuning]:
-    """The settings worth a trial."""
+def candidates(operator: str, form: str, precision: str, hopper: bool = False) -> Iterator[Tuning]:
+    """The settings worth a trial; hopper: of the kernel of `generate_hopper.py`, whose layouts fix the warps."""
     linear, dual = operator == "ttt_linear", form == "dual"
+    if hopper:
+        for r in (0, 96, 112, 128, 168):
+            yield Tuning(warps=1 if linear else 4, block=0, hopper=True, registers=r)
+        return
     warps = (1, 2, 4) if linear else (4, 8, 16)
     blocks = ((16, 32, 64) if linear else (32, 64, 128)) if dual else (64,)  # primal rewrites the state as a whole
     matrix = (False, True) if dual and not linear and precision != "float32" else (False,)
@@ -68,6 +74,11 @@ class Trial:
         size = sum(x.numel() * x.element_size() for x in self.states[0].tensors())
         self.states += [self._new(self.start) for _ in range(2 * _l2_bytes() // size)]
 
+    @property
+    def tuned_as(self) -> str:
+        """The section of the table that these states look up on this GPU."""
+        return self.generate.tuned_as(self.states[0])
+
     def microseconds(self, launch: Tuning) -> float:
         """Time of one step; infinite where these settings cannot be launched or compute something else."""
         from triton.runtime.errors import OutOfResources, PTXASError
@@ -77,6 +88,13 @@ class Trial:
         except (OutOfResources, PTXASError) as error:
             print(f"  {error}", file=sys.stderr)
             return math.inf
+
+    def compile(self, launches: Iterable[Tuning]) -> None:
+        """Compile for these settings, side by side; what cannot be is found out by `microseconds`."""
+        compile_all(partial(self._step, launch=launch, compile_only=True) for launch in launches)
+
+    def _step(self, **options: Any) -> torch.Tensor:
+        return self.generate.generate_step(*self.token, *self.outer, self.states[0], **options)
 
     def _new(self, start: Any) -> Any:
         return self.generate.GenerateState.from_state(start, self.form, self.precision)
@@ -144,13 +162,15 @@ def _token(batch: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     return q, k, v, torch.rand(batch, HEADS, device="cuda") / HEAD_DIM
 
 
-def tune(operator: str, form: str, precision: str, batch: int) -> Tuning | None:
-    """The fastest right settings; every candidate and its time on stderr."""
+def tune(operator: str, form: str, precision: str, batch: int) -> tuple[str, Tuning | None]:
+    """The section it belongs to and the fastest right settings; every candidate and its time on stderr."""
     trial, tried = Trial(operator, form, precision, batch), []
-    for launch in candidates(operator, form, precision):
+    launches = list(candidates(operator, form, precision, hopper=trial.tuned_as == HOPPER))
+    trial.compile(launches)
+    for launch in launches:
         tried.append((launch, trial.microseconds(launch)))
         print(f"{operator}.{form} {precision} {launch}: {tried[-1][1]:.1f} us", file=sys.stderr, flush=True)
-    return fastest(tried)
+    return trial.tuned_as, fastest(tried)
 
 
 def main() -> None:
@@ -165,11 +185,14 @@ def main() -> None:
         parser.error(f"--batch {args.batch}: must be at least 2")
     if available() or not torch.cuda.is_available():
         parser.error(available() or "There is no CUDA GPU.")
-    gpu = gpu_name(torch.device("cuda"))
     for operator, form in product(args.operator or OPERATORS, args.form or FORMS):
-        chosen = {p: tune(operator, form, p, args.batch) for p in args.precision or PRECISIONS}
-        rows = {precision: launch for precision, launch in chosen.items() if launch is not None}
-        print(section(gpu, operator, form, rows), end="\n\n", flush=True)
+        sections: dict[str, dict[str, Tuning]] = {}
+        for precision in args.precision or PRECISIONS:
+            name, launch = tune(operator, form, precision, args.batch)
+            if launch is not None:
+                sections.setdefault(name, {})[precision] = launch
+        for name, rows in sections.items():
+            print(section(name, operator, form, rows), end="\n\n", flush=True)
 
 
 if __name__ == "__main__":

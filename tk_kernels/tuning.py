@@ -18,7 +18,7 @@ class Tuning:
     warps: int  # warps of the program that owns one head of one sequence
     block: int  # rows (Linear) or hidden units (MLP) of the state rewritten at a time
     matrix: bool = False  # MLP, dual: products of a weight and a vector on tensor cores, else in float32
-    hopper: bool = False  # MLP, dual: the kernel of `ttt_mlp/generate_hopper.py`; warps and registers alone count
+    hopper: bool = False  # dual: the kernel of `generate_hopper.py`; warps and registers alone count
     registers: int = 0  # most registers a thread; 0 lets the compiler choose
 
 

@@ -125,8 +125,10 @@ def test_planes_are_the_exact_float32() -> None:
 
 
 @pytest.mark.parametrize("operator", MODULES)
-def test_state_round_trip(operator: str) -> None:
-    """from_state then to_state: exact for planes, and for primal the sums of the rows that count."""
+@pytest.mark.parametrize("piece_bytes", [common.PIECE_BYTES, 1])
+def test_state_round_trip(operator: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """from_state then to_state: exact for planes, and for primal the sums of the rows that count; also by pieces."""
+    monkeypatch.setattr(common, "PIECE_BYTES", piece_bytes)
     generate, reference = MODULES[operator]
     state = random_state(operator, [0, 2, 3], 2, 16, 4)
     back = generate.GenerateState.from_state(state, "dual", "planes").to_state()
@@ -135,6 +137,23 @@ def test_state_round_trip(operator: str) -> None:
     sums = generate.GenerateState.from_state(state, "primal", "float32").to_state()
     expected = reference.primal_state(state)
     assert all(relative_error(a, b.double()) < 1e-6 for a, b in zip(sums, expected, strict=True))
+
+
+def test_pieces_hold_whole_sequences_and_little_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five sequences of 24 bytes where 50 may be in a piece: two, two, one."""
+    monkeypatch.setattr(common, "PIECE_BYTES", 50)
+    seen = []
+
+    def twice(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, None, torch.Tensor]:
+        seen.append(len(x))
+        return 2 * x, None, 2 * y
+
+    x, y = torch.arange(10.0).view(5, 2), torch.arange(20.0).view(5, 4)
+    first, none, second = common.by_sequences(twice, x, y)
+    assert seen == [2, 2, 1]
+    assert none is None
+    assert torch.equal(first, 2 * x)
+    assert torch.equal(second, 2 * y)
 
 
 @pytest.mark.parametrize("operator", MODULES)

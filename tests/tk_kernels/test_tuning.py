@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from tk_kernels import tuning as table
-from tk_kernels.generate_common import FORMS, PRECISIONS
+from tk_kernels.generate_common import FORMS, HOPPER, PRECISIONS
 from tk_kernels.tune_generate import OPERATORS, candidates, fastest, section
 from tk_kernels.tuning import Tuning, tuning
 
@@ -67,3 +67,11 @@ def test_the_fastest_that_is_right_is_chosen():
     slow, fast, wrong = Tuning(1, 16), Tuning(2, 16), Tuning(4, 16)
     assert fastest([(slow, 3.0), (fast, 2.0), (wrong, math.inf)]) == fast
     assert fastest([(wrong, math.inf)]) is None
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "float32"])
+def test_the_settings_of_the_hopper_kernels_are_among_their_candidates(operator, precision):
+    chosen = tuning(operator, "dual", precision, HOPPER)
+    assert chosen.hopper
+    assert chosen in candidates(operator, "dual", precision, hopper=True)

@@ -2,6 +2,7 @@
 
 Two forms of the function of `reference.py` (ttt_layer.md, "Three forms"):
 dual    caches, inside a mini-batch, the rows of K and of lr * G, reads W once a token and rewrites it once in m;
+        on Hopper, where the state has 16 bits, by the kernel of `generate_hopper.py`;
 primal  keeps the running sum of lr * K^T G beside W, reads and writes it at every token (arXiv 2407.04620, 3.1).
 One program owns one head of one sequence and branches on that sequence's own position, which lives in device memory.
 """
@@ -15,9 +16,11 @@ from dataclasses import dataclass
 import torch
 
 from tk_kernels.generate_common import (
+    HOPPER,
     PRECISIONS,
     again,
     available,
+    by_sequences,
     check_choice,
     check_token,
     dot_type,
@@ -29,6 +32,7 @@ from tk_kernels.generate_common import (
     load_token,
     load_weights,
     normalise,
+    on_hopper,
     restore,
     rope_table,
     rotate,
@@ -66,14 +70,12 @@ class GenerateState:
     def from_state(cls, state: LinearState, form: str = "dual", precision: str = "planes") -> GenerateState:
         """A copy of what forward left, at any position, in this form and precision."""
         check_choice(form, precision)
-        weights, low = store(state.W, precision)
+        weights, low = by_sequences(lambda W: store(W, precision), state.W)
         position = state.position[:, None].repeat(1, state.W.shape[1]).to(torch.int32)
-        k, g = _valid_rows(state)
-        if form == "dual":
-            row_type = PRECISIONS[precision].rows
-            gathered = (k.to(row_type, copy=True), g.to(row_type, copy=True))
-        else:
-            gathered = ((k.double().mT @ g.double()).float(), g.double().sum(2).float())
+        row_type = PRECISIONS[precision].rows
+        gather = _running_sums if form == "primal" else lambda *rows: tuple(x.to(row_type, copy=True) for x in rows)
+        kept = (state.position, state.k_rows, state.g_rows)
+        gathered = by_sequences(lambda *some: gather(*_valid_rows(*some)), *kept)
         return cls(form, precision, state.k_rows.shape[2], weights, low, _float(state.b), position, gathered)
 
     def to_state(self) -> LinearState | LinearPrimalState:
@@ -95,11 +97,15 @@ def _float(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float32, copy=True).contiguous()
 
 
-def _valid_rows(state: LinearState) -> list[torch.Tensor]:
-    """k_rows and g_rows with the rows that do not count set to 0."""
-    rows = torch.arange(state.k_rows.shape[2], device=state.W.device)
-    valid = (rows < state.position[:, None])[:, None, :, None]
-    return [torch.where(valid, x, 0) for x in (state.k_rows, state.g_rows)]
+def _valid_rows(position: torch.Tensor, *rows: torch.Tensor) -> list[torch.Tensor]:
+    """Rows [B, H, m, D] with those that do not count set to 0."""
+    valid = torch.arange(rows[0].shape[2], device=position.device) < position[:, None]
+    return [torch.where(valid[:, None, :, None], x, 0) for x in rows]
+
+
+def _running_sums(k: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """dW and db of rows of K and of lr * G, summed in float64."""
+    return (k.double().mT @ g.double()).float(), g.double().sum(2).float()
 
 
 def generate_step(
@@ -117,12 +123,14 @@ def generate_step(
     rope: torch.Tensor | None = None,
     base_lr: float | None = None,
     launch: Tuning | None = None,
+    compile_only: bool = False,
 ) -> torch.Tensor:
     """One token for every sequence: `q + LN(f(q))` after the gradient step of (k, v); advances `gstate` in place.
 
     q, k, v, out [B, H, D] in one type (only B may be strided); lr [B, H] float32; token_scale [m];
     ln_weight, ln_bias [H, D]. rope: the table of `rope_table`, if q and k do not have RoPE yet.
     base_lr: if given, lr holds the logits x · w_h + c_h. launch replaces the row of `generate_tuning.toml`.
+    compile_only: as far as the first launch would, nothing is computed (see `side_by_side`).
     Raises ValueError on a wrong shape, and where `form` is not the state's.
     """
     B, H, D = gstate.b.shape
@@ -134,18 +142,39 @@ def generate_step(
     check_token("lr", lr, (B, H))
     if not B * H:
         return out
-    cfg = launch or tuning("ttt_linear", gstate.form, gstate.precision, gpu_name(q.device))
     s = gstate
+    cfg = launch or default_launch(s)
+    if cfg.hopper:
+        from tk_kernels.ttt_linear.generate_hopper import dual  # Gluon: not before it is wanted
+
+        dual.run(
+            q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, s.weights, s.low, s.b, *s.gathered, s.position,
+            q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0,
+            H=H, m=s.mini_batch, PLANES=s.low is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
+            grid=(B * H,), warmup=compile_only, num_warps=cfg.warps, maxnreg=cfg.registers or None,
+        )  # fmt: skip
+        return out
     kernel = _dual if s.form == "dual" else _primal
-    kernel[(B * H,)](
+    kernel.run(
         q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, s.weights, s.low, s.b, *s.gathered, s.position,
         q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0,
         H=H, D=D, DP=triton.next_power_of_2(D), m=s.mini_batch, MP=max(16, triton.next_power_of_2(s.mini_batch)),
         PLANES=s.low is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
         BLOCK=min(cfg.block, triton.next_power_of_2(D)), DOT=dot_type(s.gathered[0]),
-        num_warps=cfg.warps, maxnreg=cfg.registers or None,
+        grid=(B * H,), warmup=compile_only, num_warps=cfg.warps, maxnreg=cfg.registers or None,
     )  # fmt: skip
     return out
+
+
+def default_launch(state: GenerateState) -> Tuning:
+    """The row of `generate_tuning.toml` that `generate_step` runs for this state; its `hopper` says which kernel."""
+    return tuning("ttt_linear", state.form, state.precision, tuned_as(state))
+
+
+def tuned_as(state: GenerateState) -> str:
+    """Under which name `generate_tuning.toml` has the settings for this state: its GPU, or HOPPER."""
+    fits = state.form == "dual" and state.precision != "float32" and state.b.shape[2] == 64 and state.mini_batch <= 16
+    return HOPPER if fits and on_hopper(state.b.device) else gpu_name(state.b.device)
 
 
 @jit

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import torch
 
 from tk_kernels.generate_common import (
+    HOPPER,
     PRECISIONS,
     again,
     available,
+    by_sequences,
     check_choice,
     check_token,
     columns,
@@ -33,6 +35,7 @@ from tk_kernels.generate_common import (
     load_token,
     load_weights,
     normalise,
+    on_hopper,
     restore,
     rope_table,
     rotate,
@@ -74,11 +77,15 @@ class GenerateState:
     def from_state(cls, state: MLPState, form: str = "dual", precision: str = "planes") -> GenerateState:
         """A copy of what forward left, at any position, in this form and precision."""
         check_choice(form, precision)
-        first, second = store(state.W1.mT, precision), store(state.W2, precision)
+        weights1, low1 = by_sequences(lambda W1: store(W1.mT, precision), state.W1)
+        weights2, low2 = by_sequences(lambda W2: store(W2, precision), state.W2)
         position = state.position[:, None].repeat(1, state.W1.shape[1]).to(torch.int32)
         b1, b2 = _float(state.b1), _float(state.b2)
-        gathered = _kept_rows(state, precision) if form == "dual" else _running_sums(state)
-        return cls(form, precision, state.k_rows.shape[2], *first, b1, *second, b2, position, gathered)
+        row_type = PRECISIONS[precision].rows
+        gather = _running_sums if form == "primal" else lambda *rows: tuple(x.to(row_type, copy=True) for x in rows)
+        gathered = by_sequences(lambda *kept: gather(*_valid_rows(*kept)), state.position, *_rows_of(state))
+        m = state.k_rows.shape[2]
+        return cls(form, precision, m, weights1, low1, b1, weights2, low2, b2, position, gathered)
 
     def to_state(self) -> MLPState | MLPPrimalState:
         """The reference's state: rows for the dual form, running sums for the primal one. Float32 copies."""
@@ -102,20 +109,19 @@ def _float(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float32, copy=True).contiguous()
 
 
-def _valid_rows(state: MLPState) -> list[torch.Tensor]:
-    """k_rows, x2_rows, g1_rows and g2_rows with the rows that do not count set to 0."""
-    rows = torch.arange(state.k_rows.shape[2], device=state.W1.device)
-    valid = (rows < state.position[:, None])[:, None, :, None]
-    return [torch.where(valid, x, 0) for x in (state.k_rows, state.x2_rows, state.g1_rows, state.g2_rows)]
+def _rows_of(state: MLPState) -> tuple[torch.Tensor, ...]:
+    return state.k_rows, state.x2_rows, state.g1_rows, state.g2_rows
 
 
-def _kept_rows(state: MLPState, precision: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    k, x2, g1, g2 = (x.to(PRECISIONS[precision].rows, copy=True) for x in _valid_rows(state))
-    return k, x2, g1, g2
+def _valid_rows(position: torch.Tensor, *rows: torch.Tensor) -> list[torch.Tensor]:
+    """Rows [B, H, m, D or F] with those that do not count set to 0."""
+    valid = torch.arange(rows[0].shape[2], device=position.device) < position[:, None]
+    return [torch.where(valid[:, None, :, None], x, 0) for x in rows]
 
 
-def _running_sums(state: MLPState) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    k, x2, g1, g2 = (x.double() for x in _valid_rows(state))
+def _running_sums(*rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """dW1 (transposed), db1, dW2 and db2 of rows of K, X2, lr * G1 and lr * G2, summed in float64."""
+    k, x2, g1, g2 = (x.double() for x in rows)
     return (g1.mT @ k).float(), g1.sum(2).float(), (x2.mT @ g2).float(), g2.sum(2).float()
 
 
@@ -134,12 +140,14 @@ def generate_step(
     rope: torch.Tensor | None = None,
     base_lr: float | None = None,
     launch: Tuning | None = None,
+    compile_only: bool = False,
 ) -> torch.Tensor:
     """One token for every sequence: `q + LN(f(q))` after the gradient step of (k, v); advances `gstate` in place.
 
     q, k, v, out [B, H, D] in one type (only B may be strided); lr [B, H] float32; token_scale [m];
     ln_weight, ln_bias [H, D]. rope: the table of `rope_table`, if q and k do not have RoPE yet.
     base_lr: if given, lr holds the logits x · w_h + c_h. launch replaces the row of `generate_tuning.toml`.
+    compile_only: as far as the first launch would, nothing is computed (see `side_by_side`).
     Raises ValueError on a wrong shape, and where `form` is not the state's.
     """
     (B, H, D), F = gstate.b2.shape, gstate.b1.shape[2]
@@ -156,17 +164,17 @@ def generate_step(
     if cfg.hopper:
         from tk_kernels.ttt_mlp.generate_hopper import dual  # Gluon: not before it is wanted
 
-        dual[(B * H,)](
+        dual.run(
             q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
             s.weights1, s.low1, s.b1, s.weights2, s.low2, s.b2, *s.gathered, s.position,
             q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0,
             H=H, m=s.mini_batch, G=cfg.warps,
             PLANES=s.low1 is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
-            num_warps=cfg.warps, maxnreg=cfg.registers or None,
+            grid=(B * H,), warmup=compile_only, num_warps=cfg.warps, maxnreg=cfg.registers or None,
         )  # fmt: skip
         return out
     kernel = _dual if s.form == "dual" else _primal
-    kernel[(B * H,)](
+    kernel.run(
         q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
         s.weights1, s.low1, s.b1, s.weights2, s.low2, s.b2, *s.gathered, s.position,
         q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0,
@@ -174,24 +182,21 @@ def generate_step(
         m=s.mini_batch, MP=max(16, triton.next_power_of_2(s.mini_batch)),
         PLANES=s.low1 is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
         BLOCK=min(cfg.block, triton.next_power_of_2(F)), DOT=dot_type(s.gathered[0]),
-        MATRIX=cfg.matrix, num_warps=cfg.warps, maxnreg=cfg.registers or None,
+        MATRIX=cfg.matrix, grid=(B * H,), warmup=compile_only, num_warps=cfg.warps, maxnreg=cfg.registers or None,
     )  # fmt: skip
     return out
 
 
 def default_launch(state: GenerateState) -> Tuning:
     """The row of `generate_tuning.toml` that `generate_step` runs for this state; its `hopper` says which kernel."""
-    name = "sm_90" if _on_hopper(state) else gpu_name(state.b2.device)
-    return tuning("ttt_mlp", state.form, state.precision, name)
+    return tuning("ttt_mlp", state.form, state.precision, tuned_as(state))
 
 
-def _on_hopper(state: GenerateState) -> bool:
-    """Whether this device, Triton (Gluon changes from release to release) and state are those of the Hopper kernel."""
-    device, release = state.b2.device, tuple(int(x) for x in triton.__version__.split(".")[:2])
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0) or release < (3, 6):
-        return False
-    D, F, m = state.b2.shape[2], state.b1.shape[2], state.mini_batch
-    return state.form == "dual" and state.precision != "float32" and (D, F) == (64, 256) and m <= 16
+def tuned_as(state: GenerateState) -> str:
+    """Under which name `generate_tuning.toml` has the settings for this state: its GPU, or HOPPER."""
+    D, F, device = state.b2.shape[2], state.b1.shape[2], state.b2.device
+    fits = state.form == "dual" and state.precision != "float32" and (D, F) == (64, 256) and state.mini_batch <= 16
+    return HOPPER if fits and on_hopper(device) else gpu_name(device)
 
 
 @jit

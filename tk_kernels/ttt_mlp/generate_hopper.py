@@ -28,6 +28,7 @@ from tk_kernels.generate_common import (
     rotate,
     store_weights,
 )
+from tk_kernels.generate_gluon import narrow, wide
 
 
 @gluon.jit
@@ -64,7 +65,6 @@ def dual(
     vectors = gl.allocate_shared_memory(gl.float32, [3, D], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     sums_z2 = gl.allocate_shared_memory(gl.float32, [G, D], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     sums_zbar2 = gl.allocate_shared_memory(gl.float32, [G, D], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    k_shared = gl.allocate_shared_memory(rows_k.dtype.element_ty, [16, D], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
     g2_shared = gl.allocate_shared_memory(rows_k.dtype.element_ty, [16, D], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
     at = offsets(copied, G, FW, D, FW)
     async_copy.async_copy_global_to_shared(w1_shared, weights1 + at)
@@ -87,11 +87,13 @@ def dual(
     rate = gl.load(lr + seq * lr_stride + head)
     scale = gl.load(token_scale + pos).to(gl.float32)
     cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
+    past_k = load_rows(rows_k + pid * (m * D), pos, of_d, G, 0, D, D)
+    past_g1 = load_rows(rows_g1 + pid * (m * F), pos, of_f, G, FW, FW, F)
+    past_x2 = load_rows(rows_x2 + pid * (m * F), pos, of_f, G, FW, FW, F)
     g2_copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [G, 1], [1, 0])
     row = gl.arange(0, 16, layout=gl.SliceLayout(1, g2_copied)).expand_dims(1)
     at_row = row * D + gl.arange(0, D, layout=gl.SliceLayout(0, g2_copied)).expand_dims(0)
     earlier = (row < pos) & (at_row >= 0)
-    async_copy.async_copy_global_to_shared(k_shared, rows_k + pid * (m * D) + at_row, mask=earlier)
     async_copy.async_copy_global_to_shared(g2_shared, rows_g2 + pid * (m * D) + at_row, mask=earlier)
     async_copy.commit_group()
     if PLANES:
@@ -104,15 +106,16 @@ def dual(
     vectors.index(0).store(kf)
     vectors.index(1).store(qf)
     k_wide, q_wide = vectors.index(0).load(per_d), vectors.index(1).load(per_d)
+    q_rows = along_d(gl.convert_layout(q_wide, gl.SliceLayout(0, gl.SliceLayout(1, of_d)), assert_trivial=True))
+    weight1 = -scale * (gl.sum(q_rows * wide(past_k), 2) + 1.0)
+    weight1 = gl.convert_layout(weight1, gl.SliceLayout(2, of_f))
+    past1 = gl.sum(weight1.expand_dims(2) * wide(past_g1), 1)
     async_copy.wait_group(2)
     w1 = wide(w1_shared.load(tile))
     z1 = gl.sum(w1 * along_d(k_wide), 2) + bias1
-    zbar1 = gl.sum(w1 * along_d(q_wide), 2) + bias1
-    # Not before here, for the sake of registers
-    past_g1 = load_rows(rows_g1 + pid * (m * F), pos, of_f, G, FW, FW, F)
-    past_x2 = load_rows(rows_x2 + pid * (m * F), pos, of_f, G, FW, FW, F)
+    zbar1 = gl.sum(w1 * along_d(q_wide), 2) + bias1 + gl.convert_layout(past1, per_f)
     # X2 = gelu(Z1) ; Z2 = X2 @ W2 + b2
-    x2, slope = gelu(z1), gelu_grad(z1)
+    x2 = gelu(z1)
     async_copy.wait_group(1)
     sums_z2.store(gl.sum(wide(w2_shared.load(tile)) * x2.expand_dims(2), 1))
     z2 = gl.sum(sums_z2.load(spread), 0) + bias2
@@ -123,16 +126,9 @@ def dual(
     g2 = (rate * grad2).to(row_type)
     vectors.index(2).store(grad2)
     grad2_wide = vectors.index(2).load(per_d)
-    grad1 = gl.sum(wide(w2_shared.load(tile)) * along_d(grad2_wide), 2) * slope
+    grad1 = gl.sum(wide(w2_shared.load(tile)) * along_d(grad2_wide), 2) * gelu_grad(z1)
     x2 = narrow(x2, row_type)
     g1 = narrow(rate * grad1, row_type)
-    # The cached rows are asked for last, and come last
-    async_copy.wait_group(0)
-    q_rows = along_d(vectors.index(1).load(gl.SliceLayout(0, gl.SliceLayout(1, of_d))))
-    weight1 = -scale * (gl.sum(q_rows * wide(k_shared.load(gl.SliceLayout(0, of_d)).expand_dims(0)), 2) + 1.0)
-    weight1 = gl.convert_layout(weight1, gl.SliceLayout(2, of_f))
-    past1 = gl.sum(weight1.expand_dims(2) * wide(past_g1), 1)
-    zbar1 += gl.convert_layout(past1, per_f)
     zbar1 -= scale * (gl.sum(qf * kf, 0) + 1.0) * wide(g1)
     xbar2 = gelu(zbar1)
     # Z2bar = X2bar @ W2 + b2 - s_i * sum_{j <= i} (X2bar . X2_j + 1) g2_j
@@ -143,6 +139,7 @@ def dual(
     weight2 += gl.convert_layout(one, gl.SliceLayout(1, gl.SliceLayout(2, of_d))).expand_dims(1)
     own2 = gl.convert_layout(gl.sum(xbar2 * wide(x2), 1), gl.SliceLayout(1, partial)) + one
     g2_wide = wide(narrow(rate * grad2_wide, row_type))
+    async_copy.wait_group(0)
     past_g2 = g2_shared.load(gl.SliceLayout(0, of_d)).expand_dims(0)
     # summed within a thread, then once over the lanes: [warp, 8 lanes, D]
     past2 = gl.sum((weight2.expand_dims(2) * wide(past_g2)).reshape([G, 2, 8, D]), 1)
@@ -208,24 +205,6 @@ def load_rows(rows, pos, layout: gl.constexpr, G: gl.constexpr, STEP: gl.constex
     column = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)
     at = warp * STEP + row * ROW + column
     return gl.load(rows + at, mask=(row < pos) & (at >= 0), other=0)
-
-
-@gluon.jit
-def wide(x):
-    """16 bits to float32, two at a time where the compiler would take three instructions."""
-    if x.dtype == gl.bfloat16:
-        asm: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
-        x = gl.inline_asm_elementwise(asm, "=r,=r,r", [x], dtype=gl.float32, is_pure=True, pack=2)
-    return x.to(gl.float32)
-
-
-@gluon.jit
-def narrow(x, dtype: gl.constexpr):
-    """float32 to 16 bits, rounded to nearest, two at a time."""
-    if dtype == gl.bfloat16:
-        asm: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
-        return gl.inline_asm_elementwise(asm, "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2)
-    return x.to(dtype)
 
 
 @gluon.jit

@@ -1,0 +1,27 @@
+"""Are kernels compiled by other processes, and found compiled here?"""
+
+import os
+from functools import partial
+
+import pytest
+
+from tk_kernels.side_by_side import ForkedProcesses
+
+
+def test_tasks_are_done_in_processes_of_their_own_and_their_results_are_had_here(tmp_path):
+    def task(number):
+        note = tmp_path / str(number)
+        if number == 3:
+            raise ValueError("cannot be compiled")
+        if not note.exists():  # what a cache on disk spares
+            note.write_text(str(os.getpid()))
+        return note.read_text()
+
+    pool = ForkedProcesses(2)
+    futures = [pool.submit(partial(task, number)) for number in range(5)]
+    pool.work()
+    workers = [future.result() for number, future in enumerate(futures) if number != 3]
+    assert len(set(workers)) == 2
+    assert str(os.getpid()) not in workers
+    with pytest.raises(ValueError, match="cannot be compiled"):
+        futures[3].result()

@@ -1,0 +1,65 @@
+"""How are many Triton kernels compiled at once, before any of them runs?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from typing import Any
+
+
+def compile_all(calls: Iterable[Callable[[], object]]) -> None:
+    """Compile what `calls` ask for by `warmup`, in as many processes as there are processors.
+
+    One that fails is left for its first launch to find out.
+    """
+    from triton import AsyncCompileMode
+
+    pool = ForkedProcesses(os.cpu_count() or 1)
+    with AsyncCompileMode(pool, ignore_errors=True):
+        try:
+            for call in calls:
+                call()
+        finally:  # Triton waits for what was begun
+            pool.work()
+
+
+class ForkedProcesses(Executor):
+    """Does its tasks in forked processes, then here: for tasks whose work is kept on disk, as compiled kernels are.
+
+    Much of a compilation holds Python's lock, so threads would wait for one another. The children touch no GPU.
+    """
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self._tasks: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, task: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
+        """See Executor; the task waits for `work`."""
+        future: Future[Any] = Future()
+        self._tasks.append((future, task))
+        return future
+
+    def work(self) -> None:
+        """Do all tasks and set their futures."""
+        tasks = [task for _, task in self._tasks]
+        count = min(self._processes, len(tasks))
+        for child in [_forked(tasks[first::count]) for first in range(count)]:
+            os.waitpid(child, 0)
+        for future, task in self._tasks:
+            try:
+                future.set_result(task())
+            except Exception as error:
+                future.set_exception(error)
+
+
+def _forked(tasks: list[Callable[[], Any]]) -> int:
+    """The id of a child that does `tasks`, whatever they raise, and ends."""
+    child = os.fork()
+    if child:
+        return child
+    for task in tasks:
+        with suppress(BaseException):
+            task()
+    os._exit(0)
