@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-KERNELS = ("ttt_linear/forward", "ttt_mlp/forward")
+KERNELS = ("ttt_linear/forward", "ttt_mlp/forward", "ttt_mlp/forward_32")
 ARCHITECTURE = "90a"
 THUNDERKITTENS_URL = "https://github.com/HazyResearch/ThunderKittens.git"
 THUNDERKITTENS_COMMIT = "0b55588d2769dde0c7a9a606ffc015b0ca7a9551"

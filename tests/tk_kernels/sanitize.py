@@ -1,84 +1,177 @@
-"""Do the forward kernels access memory, share it and use barriers rightly? Small shapes under compute-sanitizer.
+"""Do the kernels access memory, share it and use barriers rightly? Small shapes under compute-sanitizer.
 
-`python -m tests.tk_kernels.sanitize [RECORD]` runs every tool, prints what each found and writes it to RECORD;
-exit status 1 unless all are clean. Needs a Hopper GPU, the kernels in the cache or nvcc, and compute-sanitizer.
+`python -m tests.tk_kernels.sanitize [RECORD]` runs every kernel under every tool and prints a line for each pair with
+its verdict, then what was found; RECORD gets the same text. Exit status 1 unless all are clean. Needs a Hopper GPU, the
+kernels in the cache or nvcc, and compute-sanitizer.
 """
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from itertools import chain, pairwise, product
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from tk_kernels import build
+from tk_kernels.norm_gate import norm_gate, swiglu
+from tk_kernels.short_convolution import query_key, residual_convolution
+from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_linear import reference as linear_reference
+from tk_kernels.ttt_mlp import generate as mlp_generate
 from tk_kernels.ttt_mlp import ops as mlp_ops
 from tk_kernels.ttt_mlp import reference as mlp_reference
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
+AT_ONCE = 4  # most of a run is one CPU core's work
 TOKENS = (1, 17, 100)
+DTYPES = (torch.bfloat16, torch.float16)
 BATCH, HEADS = 2, 3
 SCHEDULES = ((16, 2, 4), (16, 4, 1), (32, 4, 1))  # of TTT-Linear: mini-batch, warps a head, heads a block
 SHAPES = {"linear": ((64, 64), (1, 64)), "mlp": ((64, 256), (1, 256), (256, 64), (1, 64))}
 REFERENCES: dict[str, Any] = {"linear": linear_reference, "mlp": mlp_reference}
+GENERATE: dict[str, Any] = {"linear": linear_generate, "mlp": mlp_generate}
+STEPS = 17  # tokens generated: a whole mini-batch and the first of the next
+
+
+class Finding(NamedTuple):
+    """What a tool says of a kernel: `runs` that came back, its summary, and each distinct complaint."""
+
+    kernel: str
+    tool: str
+    clean: bool
+    runs: int
+    summary: str
+    complaints: list[str]
+
+    def __str__(self) -> str:
+        verdict = "clean" if self.clean else f"NOT CLEAN ({self.summary})"
+        return "\n".join([f"{self.kernel} {self.tool}: {verdict}, {self.runs} runs", *self.complaints])
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Made on the CPU, so that no kernel but ours is looked at."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def on_gpu(*tensors: Tensor) -> list[Tensor]:
+    return [x.cuda() for x in tensors]
 
 
 def arguments(operator: str, tokens: int, mini_batch: int, dtype: torch.dtype) -> list[Any]:
-    """Arguments of forward, made on the CPU, so that no kernel but ours is looked at."""
-    generator = torch.Generator().manual_seed(tokens)
-    normal = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
-    q, k, v = (normal(BATCH, tokens, HEADS, 64).to(dtype) for _ in range(3))
-    lr, scale = torch.rand(BATCH, tokens, HEADS, generator=generator) / 64, 1 / torch.arange(1, mini_batch + 1)
+    """Arguments of a forward: tokens, outer parameters and the state, on the CPU."""
+    q, k, v = (normal(BATCH, tokens, HEADS, 64, dtype=dtype) for _ in range(3))
+    lr, scale = torch.full((BATCH, tokens, HEADS), 0.5 / 64), 1 / torch.arange(1, mini_batch + 1)
     weights = (0.02 * normal(HEADS, *shape) for shape in SHAPES[operator])
     state = REFERENCES[operator].init_state(*weights, BATCH, mini_batch)
-    tensors = (q, k, v, lr, scale, torch.ones(HEADS, 64), torch.zeros(HEADS, 64))
-    return [*(x.cuda() for x in tensors), type(state)(*(x.cuda() for x in state))]
+    return [q, k, v, lr, scale, torch.ones(HEADS, 64), torch.zeros(HEADS, 64), state]
 
 
-def linear_runs(tokens: int, dtype: torch.dtype, rope: bool) -> Iterator[str]:
-    """TTT-Linear of each mini-batch and schedule; a line for each."""
-    for mini_batch, *plan in SCHEDULES:
+def linear_forward() -> Iterator[str]:
+    """Each mini-batch and schedule."""
+    for tokens, dtype, rope, (mini_batch, *plan) in product(TOKENS, DTYPES, (False, True), SCHEDULES):
         linear_ops.schedule = lambda *_, plan=plan: plan  # type: ignore[assignment, misc]
-        linear_ops.forward(*arguments("linear", tokens, mini_batch, dtype), rope=rope, start=0)
-        yield f"ran mini-batch {mini_batch}, {plan[0]} warps a head, {plan[1]} heads a block"
+        *tensors, state = arguments("linear", tokens, mini_batch, dtype)
+        linear_ops.forward(*on_gpu(*tensors), type(state)(*on_gpu(*state)), rope=rope, start=0)  # type: ignore[misc]
+        yield f"T={tokens} {dtype} rope={rope} mini-batch {mini_batch}, {plan[0]} warps a head, {plan[1]} heads a block"
 
 
-def mlp_runs(tokens: int, dtype: torch.dtype, rope: bool) -> Iterator[str]:
-    """TTT-MLP; a line."""
-    mlp_ops.forward(*arguments("mlp", tokens, 16, dtype), rope=rope, start=0)
-    yield "ran"
+def mlp_forward(mini_batch: int) -> Iterator[str]:
+    """The kernel of one mini-batch."""
+    for tokens, dtype, rope in product(TOKENS, DTYPES, (False, True)):
+        *tensors, state = arguments("mlp", tokens, mini_batch, dtype)
+        mlp_ops.forward(*on_gpu(*tensors), type(state)(*on_gpu(*state)), rope=rope, start=0)  # type: ignore[misc]
+        yield f"T={tokens} {dtype} rope={rope}"
 
 
-RUNS = {"linear": linear_runs, "mlp": mlp_runs}
+def convolutions() -> Iterator[str]:
+    """Both kernels; 192 channels, which is no power of two."""
+    C = 64 * HEADS
+    for tokens, dtype in product(TOKENS, DTYPES):
+        h, cache, weight, bias, norm = on_gpu(
+            *(normal(*shape, dtype=dtype) for shape in ((BATCH, tokens, C), (BATCH, 3, C), (C, 1, 4), (C,), (C,)))
+        )
+        residual_convolution(h, cache, norm, weight, bias, norm, 1e-6)
+        angles, logits, position = normal(16, 32), normal(BATCH, tokens, HEADS, dtype=dtype), torch.arange(BATCH)
+        rope, (logits, position, lr_bias) = on_gpu(angles.cos(), angles.sin()), on_gpu(logits, position, normal(HEADS))
+        query_key(h, cache, (weight, bias), (weight, bias), (rope[0], rope[1]), position, logits, lr_bias, 1.0)
+        yield f"T={tokens} {dtype}"
 
 
-def run(operator: str) -> None:
-    """Run the operator on every shape; a line on standard output for each that came back."""
-    for case in product(TOKENS, (torch.bfloat16, torch.float16), (False, True)):
-        for line in RUNS[operator](*case):
-            torch.cuda.synchronize()
-            print(line, *case, flush=True)
+def gates() -> Iterator[str]:
+    """Both kernels, the gate a slice of a wider projection."""
+    C = 64 * HEADS
+    for tokens, dtype in product(TOKENS, DTYPES):
+        z, fused, weight = on_gpu(
+            normal(tokens, C, dtype=dtype), normal(tokens, 2 * C, dtype=dtype), normal(C, dtype=dtype)
+        )
+        norm_gate(z, fused[:, C:], weight, weight, 1e-6)
+        swiglu(fused)
+        yield f"T={tokens} {dtype}"
 
 
-def sanitized(operator: str, tool: str) -> tuple[bool, list[str]]:
-    """Whether the tool finds nothing in the operator's kernel, and what it says: summary, then distinct findings."""
+def generate(operator: str) -> Iterator[str]:
+    """The dual form with the state in two planes and in bfloat16; on Hopper the MLP's is the Gluon kernel."""
+    for precision, dtype in product(("planes", "bfloat16"), DTYPES):
+        *tensors, state = arguments(operator, STEPS, 16, dtype)
+        kept = move(GENERATE[operator].GenerateState.from_state(state, "dual", precision))
+        *per_token, scale, weight, bias = tensors
+        outer, rope = on_gpu(scale, weight, bias), linear_generate.rope_table(16, 64, "cuda")
+        for t in range(STEPS):
+            token = on_gpu(*(x[:, t].contiguous() for x in per_token))
+            GENERATE[operator].generate_step(*token, *outer, kept, rope=rope)
+        yield f"{STEPS} tokens, {precision}, {dtype}"
+
+
+def move(kept: Any) -> Any:
+    """A generate state made on the CPU, on the GPU."""
+    for name, value in vars(kept).items():
+        if isinstance(value, Tensor):
+            setattr(kept, name, value.cuda())
+        elif isinstance(value, tuple):
+            setattr(kept, name, tuple(on_gpu(*value)))
+    return kept
+
+
+KERNELS: dict[str, Callable[[], Iterator[str]]] = {
+    "ttt_linear/forward": linear_forward,
+    **{name: partial(mlp_forward, mini_batch) for mini_batch, name in mlp_ops.KERNELS.items()},
+    "short_convolution": convolutions,
+    "norm_gate": gates,
+    "ttt_linear/generate": partial(generate, "linear"),
+    "ttt_mlp/generate": partial(generate, "mlp"),
+}
+
+
+def run(kernel: str) -> None:
+    """Run the kernel on every case; a line on standard output for each that came back."""
+    for line in KERNELS[kernel]():
+        torch.cuda.synchronize()
+        print("ran", line, flush=True)
+
+
+def sanitized(kernel: str, tool: str) -> Finding:
+    """What the tool finds in the kernel. Memory is not cached, so that an access beyond a tensor is seen as one."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", __spec__.name]
-    answer = subprocess.run([*command, "--run", operator], capture_output=True, text=True, check=False)
+    settings = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    answer = subprocess.run([*command, "--run", kernel], capture_output=True, text=True, check=False, env=settings)
     lines = answer.stdout.splitlines()
     ran = sum(line.startswith("ran") for line in lines)
-    summary = [line.lstrip("= ") for line in lines if "SUMMARY" in line][:1] or answer.stderr.splitlines()[-1:]
-    return answer.returncode == 0 and ran > 0, [f"{operator} {tool}: {ran} runs, {' '.join(summary)}", *findings(lines)]
+    said = [line.lstrip("= ") for line in lines if "SUMMARY" in line][:1] or answer.stderr.splitlines()[-1:]
+    return Finding(kernel, tool, answer.returncode == 0 and ran > 0, ran, " ".join(said), complaints(lines))
 
 
-def findings(lines: list[str]) -> list[str]:
-    """The first two lines of each distinct finding, without threads, addresses and call stacks, and how many."""
+def complaints(lines: list[str]) -> list[str]:
+    """The first two lines of each distinct complaint, without threads, addresses and call stacks, and how many."""
     said: Counter[str] = Counter()
     for line, following in pairwise(lines):
         if re.match(r"========= [A-Z]", line) and following.startswith("=========     "):
@@ -92,14 +185,15 @@ def main(record: str | None) -> int:
     if shutil.which("compute-sanitizer") is None:
         print("compute-sanitizer is not on the path: it comes with the CUDA toolkit")
         return 1
-    results = [sanitized(operator, tool) for operator in RUNS for tool in TOOLS]
     sources = [f"{name}: source {build.source_digest(name)[:16]}" for name in build.KERNELS]
     device = f"{torch.cuda.get_device_name()}, B={BATCH}, H={HEADS}, T in {TOKENS}, bfloat16 and float16"
-    text = "\n".join([device, *sources, *chain(*(lines for _, lines in results))]) + "\n"
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        findings = list(pool.map(lambda pair: sanitized(*pair), product(KERNELS, TOOLS)))
+    text = "\n".join([device, *sources, *map(str, findings)]) + "\n"
     print(text, end="")
     if record:
         Path(record).write_text(text)
-    return 0 if all(clean for clean, _ in results) else 1
+    return 0 if all(finding.clean for finding in findings) else 1
 
 
 if __name__ == "__main__":

@@ -23,6 +23,13 @@ REFERENCES: dict[str, Any] = {"linear": linear_reference, "mlp": mlp_reference}
 pytestmark = pytest.mark.gpu
 
 
+class Kernel(NamedTuple):
+    """An operator ("linear", "mlp") and the mini-batch that picks its kernel."""
+
+    operator: str
+    mini_batch: int
+
+
 class Arguments(NamedTuple):
     """Of forward, in its order."""
 
@@ -36,16 +43,16 @@ class Arguments(NamedTuple):
     state: Any
 
 
-@pytest.fixture(params=["linear-2-4", "linear-4-1", "mlp"])
-def operator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each operator; of TTT-Linear both schedules (warps a head, heads a block)."""
-    name, *plan = request.param.split("-")
-    reason = OPS[name].available()
+@pytest.fixture(params=["linear-16-2-4", "linear-16-4-1", "linear-32-4-1", *(f"mlp-{m}" for m in mlp_ops.KERNELS)])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    """Each operator and mini-batch; of TTT-Linear every schedule (warps a head, heads a block)."""
+    name, mini_batch, *plan = request.param.split("-")
+    reason = linear_ops.available() if name == "linear" else mlp_ops.available(int(mini_batch))
     if reason:
         pytest.skip(reason)
     if plan:
         monkeypatch.setattr(linear_ops, "schedule", lambda *_: tuple(map(int, plan)))
-    return name
+    return Kernel(name, int(mini_batch))
 
 
 @pytest.fixture
@@ -57,8 +64,9 @@ def poisoned():
     torch.use_deterministic_algorithms(False)
 
 
-def trained(operator: str, batch: int, tokens: int, heads: int, correlation: float) -> Arguments:
+def trained(kernel: Kernel, batch: int, tokens: int, heads: int, correlation: float) -> Arguments:
     """Trained-looking arguments: queries share the keys' direction, values follow keys, norms differ."""
+    operator, mini_batch = kernel
     generator = torch.Generator("cuda").manual_seed(tokens)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:
@@ -70,10 +78,10 @@ def trained(operator: str, batch: int, tokens: int, heads: int, correlation: flo
     q, k = (norms * (common * direction + fresh * normal(batch, tokens, heads, 64)) for _ in range(2))
     v = k / 2 + normal(batch, tokens, heads, 64)
     lr = BASE_LR[operator] * torch.sigmoid(normal(batch, tokens, heads)) / 64
-    scale = (1 / torch.arange(1, 17, device="cuda") + normal(16, std=0.02)).clamp_min(0)
+    scale = (1 / torch.arange(1, mini_batch + 1, device="cuda") + normal(mini_batch, std=0.02)).clamp_min(0)
     outer = (1 + normal(heads, 64, std=0.1), normal(heads, 64, std=0.1))
     weights = (normal(heads, *shape, std=0.02) for shape in SHAPES[operator])
-    state = REFERENCES[operator].init_state(*weights, batch)
+    state = REFERENCES[operator].init_state(*weights, batch, mini_batch)
     return Arguments(q.bfloat16(), k.bfloat16(), v.bfloat16(), lr, scale, *outer, state)
 
 
@@ -85,11 +93,13 @@ def exact(operator: str, args: Arguments) -> tuple[Tensor, Any]:
 
 @pytest.mark.parametrize("correlation", [0.5, 0.9])
 @pytest.mark.parametrize("tokens", [2048, 8192, 32768])
-def test_error_does_not_grow_with_length(operator, tokens, correlation, record_property):
-    args = trained(operator, 1, tokens, 4, correlation)
-    (out, state), (out_exact, state_exact) = OPS[operator].forward(*args, start=0), exact(operator, args)
+def test_error_does_not_grow_with_length(kernel, tokens, correlation, record_property):
+    args = trained(kernel, 1, tokens, 4, correlation)
+    (out, state), (out_exact, state_exact) = OPS[kernel.operator].forward(*args, start=0), exact(kernel.operator, args)
     quarters = [relative_error(*pair) for pair in zip(out.chunk(4, 1), out_exact.chunk(4, 1), strict=True)]
-    errors = {name: relative_error(getattr(state, name), getattr(state_exact, name)) for name in WEIGHTS[operator]}
+    errors = {
+        name: relative_error(getattr(state, name), getattr(state_exact, name)) for name in WEIGHTS[kernel.operator]
+    }
     errors["out"] = relative_error(out, out_exact)
     record_property("relative errors", errors | {"quarters of out": quarters})
     print(errors, quarters)
@@ -99,9 +109,9 @@ def test_error_does_not_grow_with_length(operator, tokens, correlation, record_p
 
 
 @pytest.mark.parametrize("tokens", [1, 17, 100])
-def test_every_element_is_written_in_its_dtype(operator, poisoned, tokens):
-    args = trained(operator, 2, tokens, 5, 0.5)
-    out, state = OPS[operator].forward(*args, start=0)
+def test_every_element_is_written_in_its_dtype(kernel, poisoned, tokens):
+    args = trained(kernel, 2, tokens, 5, 0.5)
+    out, state = OPS[kernel.operator].forward(*args, start=0)
     assert out.dtype == torch.bfloat16
     assert out.isfinite().all()
     for result, given in zip(state[:-1], args.state[:-1], strict=True):
@@ -110,20 +120,20 @@ def test_every_element_is_written_in_its_dtype(operator, poisoned, tokens):
         assert result.isfinite().all()
 
 
-def test_two_runs_are_bitwise_equal(operator):
-    args = trained(operator, 3, 1000, 50, 0.5)
-    (out, state), (again, state_again) = (OPS[operator].forward(*args, start=0) for _ in range(2))
+def test_two_runs_are_bitwise_equal(kernel):
+    args = trained(kernel, 3, 1000, 50, 0.5)
+    (out, state), (again, state_again) = (OPS[kernel.operator].forward(*args, start=0) for _ in range(2))
     assert torch.equal(out, again)
     assert all(torch.equal(a, b) for a, b in zip(state, state_again, strict=True))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["q", "k", "v", "lr", "weight"])
-def test_nan_and_infinity_stay_in_their_head(operator, name, bad):
+def test_nan_and_infinity_stay_in_their_head(kernel, name, bad):
     """Of 3 sequences of 6 heads one head is bad, and neither its neighbours in memory nor those in its block are."""
-    args = trained(operator, 3, 50, 6, 0.5)
-    clean = OPS[operator].forward(*args, start=0)
-    out, state = OPS[operator].forward(*spoiled(operator, args, name, bad), start=0)
+    args = trained(kernel, 3, 50, 6, 0.5)
+    clean = OPS[kernel.operator].forward(*args, start=0)
+    out, state = OPS[kernel.operator].forward(*spoiled(kernel.operator, args, name, bad), start=0)
     others = torch.ones(3, 6, dtype=torch.bool, device="cuda")
     others[1, 2] = False
     assert torch.equal(out.transpose(1, 2)[others], clean[0].transpose(1, 2)[others])

@@ -22,6 +22,7 @@ def arguments(
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
     fast: float = 1.0,
+    mini_batch: int = 16,
 ) -> list:
     """Trained-looking arguments of forward: keys and queries share a direction, values follow keys."""
     generator = torch.Generator().manual_seed(tokens)
@@ -33,10 +34,10 @@ def arguments(
     q, k = (shared + normal(batch, tokens, heads, 64, std=0.7) for _ in range(2))
     v = normal(batch, tokens, heads, 64) + k / 2
     lr = fast * 0.1 * torch.sigmoid(normal(batch, tokens, heads)) / 64
-    scale = (1 / torch.arange(1, 17) + normal(16, std=0.02)).clamp_min(0)
+    scale = (1 / torch.arange(1, mini_batch + 1) + normal(mini_batch, std=0.02)).clamp_min(0)
     outer = (1 + normal(heads, 64, std=0.1), normal(heads, 64, std=0.1))
     weights = (normal(heads, *shape, std=0.02) for shape in ((64, 256), (1, 256), (256, 64), (1, 64)))
-    state = reference.init_state(*weights, batch)
+    state = reference.init_state(*weights, batch, mini_batch)
     moved = [x.to(device) for x in (q.to(dtype), k.to(dtype), v.to(dtype), lr, scale, *outer)]
     return [*moved, MLPState(*(x.to(device) for x in state))]
 
@@ -46,7 +47,7 @@ def exact(args: list, start: int = 0, rotate: bool = False) -> tuple[Tensor, MLP
     *tensors, state = args
     q, k, *rest = (x.double() for x in tensors)
     if rotate:
-        position = (start + torch.arange(q.shape[1], device=q.device)) % 16
+        position = (start + torch.arange(q.shape[1], device=q.device)) % len(args[4])
         q, k = rope(q, position), rope(k, position)
     wide = MLPState(*(x.double() for x in state[:-1]), state.position)
     return reference.forward(q, k, *rest, wide, start=start)
@@ -78,30 +79,39 @@ def device() -> str:
     return "cuda"
 
 
+@pytest.fixture(params=ops.KERNELS)
+def mini_batch(request: pytest.FixtureRequest) -> int:
+    """Each that has a kernel."""
+    reason = ops.available(request.param)
+    if reason:
+        pytest.skip(reason)
+    return request.param
+
+
 @gpu
 @pytest.mark.parametrize("tokens", [1, 5, 16, 17, 48, 327])
 @pytest.mark.parametrize("rotate", [False, True])
-def test_matches_the_reference(device: str, tokens: int, rotate: bool) -> None:
-    args = arguments(tokens, device=device)
+def test_matches_the_reference(device: str, mini_batch: int, tokens: int, rotate: bool) -> None:
+    args = arguments(tokens, device=device, mini_batch=mini_batch)
     assert_matches(*ops.forward(*args, start=0, rope=rotate), exact(args, rotate=rotate))
 
 
 @gpu
-def test_float16(device: str) -> None:
-    args = arguments(100, dtype=torch.float16, device=device)
+def test_float16(device: str, mini_batch: int) -> None:
+    args = arguments(100, dtype=torch.float16, device=device, mini_batch=mini_batch)
     assert_matches(*ops.forward(*args), exact(args))
 
 
 @gpu
-def test_many_heads(device: str) -> None:
-    args = arguments(32, batch=5, heads=32, device=device)
+def test_many_heads(device: str, mini_batch: int) -> None:
+    args = arguments(32, batch=5, heads=32, device=device, mini_batch=mini_batch)
     assert_matches(*ops.forward(*args, start=0), exact(args))
 
 
 @gpu
 @pytest.mark.parametrize("fast", [1.0, 10.0])
-def test_error_does_not_grow_with_tokens(device: str, fast: float) -> None:
-    args = arguments(4096, batch=1, heads=2, device=device, fast=fast)
+def test_error_does_not_grow_with_tokens(device: str, mini_batch: int, fast: float) -> None:
+    args = arguments(4096, batch=1, heads=2, device=device, fast=fast, mini_batch=mini_batch)
     out, _ = ops.forward(*args, start=0)
     expected, _ = exact(args)
     parts = [relative_error(*pair) for pair in zip(out.split(1024, 1), expected.split(1024, 1), strict=True)]
@@ -110,16 +120,16 @@ def test_error_does_not_grow_with_tokens(device: str, fast: float) -> None:
 
 
 @gpu
-def test_continues_a_begun_mini_batch(device: str) -> None:
-    args = arguments(75, device=device)
+def test_continues_a_begun_mini_batch(device: str, mini_batch: int) -> None:
+    args = arguments(75, device=device, mini_batch=mini_batch)
     head, state = ops.forward(*(x[:, :21] for x in args[:4]), *args[4:], rope=True)
     tail, state = ops.forward(*(x[:, 21:] for x in args[:4]), *args[4:7], state, rope=True)
     assert_matches(torch.cat((head, tail), 1), state, exact(args, rotate=True))
 
 
 @gpu
-def test_strided_tokens(device: str) -> None:
-    args = arguments(40, device=device)
+def test_strided_tokens(device: str, mini_batch: int) -> None:
+    args = arguments(40, device=device, mini_batch=mini_batch)
     packed = torch.stack(args[:3], 3).transpose(0, 1).contiguous().transpose(0, 1)  # [B, T, H, 3, D]
     strided = [packed[:, :, :, i] for i in range(3)]
     out, state = ops.forward(*strided, *args[3:], start=0)
@@ -129,8 +139,8 @@ def test_strided_tokens(device: str) -> None:
 
 
 @gpu
-def test_two_runs_are_equal_and_leave_the_state(device: str) -> None:
-    args = arguments(203, device=device)
+def test_two_runs_are_equal_and_leave_the_state(device: str, mini_batch: int) -> None:
+    args = arguments(203, device=device, mini_batch=mini_batch)
     before = [x.clone() for x in args[-1]]
     first, second = ops.forward(*args, start=0), ops.forward(*args, start=0)
     assert torch.equal(first[0], second[0])
@@ -140,8 +150,8 @@ def test_two_runs_are_equal_and_leave_the_state(device: str) -> None:
 
 @gpu
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_bad_head_stays_alone(device: str, bad: float) -> None:
-    args = arguments(50, device=device)
+def test_a_bad_head_stays_alone(device: str, mini_batch: int, bad: float) -> None:
+    args = arguments(50, device=device, mini_batch=mini_batch)
     clean, _ = ops.forward(*args, start=0)
     args[1][0, 20, 1] = bad
     out, state = ops.forward(*args, start=0)
@@ -152,8 +162,8 @@ def test_a_bad_head_stays_alone(device: str, bad: float) -> None:
 
 
 @gpu
-def test_in_a_cuda_graph_and_compiled(device: str) -> None:
-    args = arguments(32, device=device)
+def test_in_a_cuda_graph_and_compiled(device: str, mini_batch: int) -> None:
+    args = arguments(32, device=device, mini_batch=mini_batch)
     expected, _ = ops.forward(*args, start=0)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -182,7 +192,7 @@ def test_shapes_without_a_gpu() -> None:
         (lambda a: a.__setitem__(2, a[2][:, :3]), r"v has shape"),
         (lambda a: a.__setitem__(2, a[2].mT.contiguous().mT), r"v has strides .*D contiguous"),
         (lambda a: a.__setitem__(3, a[3][:, :3]), r"lr has shape"),
-        (lambda a: a.__setitem__(4, a[4][:8]), r"token_scale has shape \(8,\): expected \(16,\)"),
+        (lambda a: a.__setitem__(4, a[4][:8]), r"len\(token_scale\), the mini-batch, is 8: supported are 16, 32"),
         (lambda a: a.__setitem__(5, a[5][:1]), r"ln_weight has shape"),
         (lambda a: a.__setitem__(7, a[7]._replace(W1=a[7].W1[..., :128])), r"state.W1 has shape"),
         (lambda a: a.__setitem__(7, a[7]._replace(W2=a[7].W2.double())), r"state.W2.dtype is torch.float64"),

@@ -8,7 +8,7 @@
 //
 // Every row of G sums to zero over its columns, so the mean of W over its columns never changes, and LN does not see
 // it. The kernel takes it out at the start and puts it back at the end; in between, the rows of Z and Zbar have mean
-// zero, and LN needs their squares alone.
+// zero, and LN needs their squares alone. What rounding makes of that mean is taken out from time to time, or it grows.
 //
 // `WARPS` warps share a head, each owns 64 / WARPS columns of W as an accumulator of W^T. In that orientation no
 // operand on the chain W -> Z -> G -> W leaves the registers: W^T's accumulator is the B operand of K W, and the
@@ -169,8 +169,7 @@ template <typename L, typename T> struct linear_producer {
             turn_pair(pairs[3], second.z, second.w);
             *x = w;
         }
-        __syncwarp();
-        if (lane == 0) arrive(s.arrived[stage]);
+        arrive(s.arrived[stage]);  // every lane for what it wrote: one for all is as right, but no tool can see it
     }
     __device__ static void turn_pair(T2 &pair, float c, float s) {
         const float2 x = widen(pair);
@@ -725,7 +724,7 @@ __global__ __launch_bounds__(L::THREADS, L::BLOCKS) void linear_forward(const __
             for (int i = 0; i < L::STAGES; ++i) {
                 // as many rates as rows, one set of tiles
                 init_semaphore(L::ROPE ? heads[h].landed[i] : heads[h].arrived[i], L::ROWS, 1);
-                if (L::ROPE) init_semaphore(heads[h].arrived[i], 1);
+                if (L::ROPE) init_semaphore(heads[h].arrived[i], WARP_THREADS);
                 init_semaphore(heads[h].finished[i], L::WARPS);
             }
         }

@@ -15,16 +15,16 @@ from tk_kernels.ttt_mlp import reference
 from tk_kernels.ttt_mlp.reference import MLPState
 
 KERNEL = "ttt_mlp/forward"
-MINI_BATCH = 16
+KERNELS = {16: KERNEL, 32: "ttt_mlp/forward_32"}  # of each mini-batch
 HEAD_DIM = 64
 HIDDEN = 256
 DTYPES = (torch.bfloat16, torch.float16)
 Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def available() -> str:
-    """Why the kernel cannot run here, in one sentence; empty when it can."""
-    return build.unavailable(KERNEL)
+def available(mini_batch: int = 16) -> str:
+    """Why the kernel of this mini-batch cannot run here, in one sentence; empty when it can."""
+    return build.unavailable(KERNELS[mini_batch])
 
 
 def forward(
@@ -43,14 +43,16 @@ def forward(
     """Outputs [B, T, H, 64] of T tokens and the state after them; the given state is left as it is.
 
     q, k, v [B, T, H, 64] bfloat16 or float16, the last dimension contiguous; lr [B, T, H] = base_lr * sigmoid / 64;
-    token_scale [16]; ln_weight, ln_bias [H, 64]; the state float32, F = 256. T is any; state.position is common to the
-    batch, and a caller that knows it passes it as start and saves reading it from the device. With rope, q and k are
-    rotated here, at position t mod 16. Tokens up to the end of a mini-batch that the state has begun go through the
-    reference. float16 tokens are rounded to bfloat16 for the products. Raises ValueError for what is not supported.
+    token_scale [16] or [32]; ln_weight, ln_bias [H, 64]; the state float32, F = 256. T is any; state.position is common
+    to the batch, and a caller that knows it passes it as start and saves reading it from the device. With rope, q and k
+    are rotated here, by position in the mini-batch. Tokens up to the end of a mini-batch that the state has begun
+    go through the reference. float16 tokens are rounded to bfloat16 for the products. Raises ValueError for what is not
+    supported.
     """
     _check(q, k, v, lr, token_scale, ln_weight, ln_bias, state)
     start = common_position(state.position, start)
-    begun = min((MINI_BATCH - start) % MINI_BATCH, q.shape[1])
+    mini_batch = len(token_scale)
+    begun = min(-start % mini_batch, q.shape[1])
     outer = (token_scale, ln_weight, ln_bias)
     if begun:
         head = (q[:, :begun], k[:, :begun], v[:, :begun], lr[:, :begun])
@@ -65,7 +67,7 @@ def forward(
     wide = (_wide(lr), _wide(token_scale), _wide(ln_weight), _wide(ln_bias))
     weights = (_wide(state.W1), _wide(state.b1), _wide(state.W2), _wide(state.b2))
     out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows = _forward(q, k, v, *wide, *weights, rope)
-    position = torch.full_like(state.position, q.shape[1] % MINI_BATCH)
+    position = torch.full_like(state.position, q.shape[1] % mini_batch)
     return out, MLPState(W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows, position)
 
 
@@ -91,8 +93,8 @@ def _forward(
     """The kernel: out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows, all new tensors."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check_address(name, x)
-    module = build.load(KERNEL)
-    results = _empty_results(q, W1, b1, W2, b2)
+    module = build.load(KERNELS[len(token_scale)])
+    results = _empty_results(q, token_scale, W1, b1, W2, b2)
     module.forward(q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, *results, rope)
     return results
 
@@ -112,12 +114,12 @@ def _(
     b2: Tensor,
     rope: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _empty_results(q, W1, b1, W2, b2)
+    return _empty_results(q, token_scale, W1, b1, W2, b2)
 
 
-def _empty_results(q: Tensor, W1: Tensor, b1: Tensor, W2: Tensor, b2: Tensor) -> Results:
+def _empty_results(q: Tensor, token_scale: Tensor, W1: Tensor, b1: Tensor, W2: Tensor, b2: Tensor) -> Results:
     def rows(width: int) -> Tensor:
-        return W1.new_empty(*W1.shape[:2], MINI_BATCH, width)
+        return W1.new_empty(*W1.shape[:2], len(token_scale), width)
 
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     weights = (torch.empty_like(W1), torch.empty_like(b1), torch.empty_like(W2), torch.empty_like(b2))
@@ -138,7 +140,7 @@ def _reference_head(
 ) -> tuple[Tensor, MLPState]:
     """The rest of a mini-batch that the state has begun, in float32."""
     if rope:
-        position = torch.arange(start, start + q.shape[1], device=q.device) % MINI_BATCH
+        position = torch.arange(start, start + q.shape[1], device=q.device)
         q, k = rotate(q.float(), position).to(q.dtype), rotate(k.float(), position).to(k.dtype)
     outer = (token_scale, ln_weight, ln_bias)
     out, state = reference.forward(q.float(), k.float(), v.float(), lr.float(), *outer, state, start=start)
@@ -164,8 +166,8 @@ def _check(
         check_choice(f"{name}.dtype", x.dtype, DTYPES if name == "q" else (q.dtype,))
         _check_strides(name, x)
     check_shape("lr", lr, tuple(q.shape[:3]))
-    check_shape("token_scale", token_scale, (MINI_BATCH,))
     check_outer(token_scale, ln_weight, ln_bias, heads, HEAD_DIM)
+    check_choice("len(token_scale), the mini-batch,", len(token_scale), tuple(KERNELS))
     shapes = {"W1": (HEAD_DIM, HIDDEN), "b1": (HIDDEN,), "W2": (HIDDEN, HEAD_DIM), "b2": (HEAD_DIM,)}
     for name, shape in shapes.items():
         tensor = getattr(state, name)
