@@ -5,16 +5,18 @@
 // once rounded to bf16, the left operand of the next, and the float32 state never leaves the registers of its warps.
 //
 //   state warps (two warpgroups, 128 rows of F each): W1^T and W2 in registers, W2 also as bf16 in shared memory.
-//       X2 = gelu(Z1), G1 = (G2 W2^T) * gelu'(Z1), both updates, and Z1 of the next keys together with Z1bar.
-//   loss warps (one warpgroup), on the chain with them: Z2 and its LayerNorm gradient G2; they load K, V and lr.
+//       X2 = gelu(Z1), their rows' part of Z2 = X2 W2, G1 = (G2 W2^T) * gelu'(Z1), both updates, and Z1 of the next keys
+//       together with Z1bar.
+//   loss warps (one warpgroup), on the chain with them: the LayerNorm gradient G2; they load K, V and lr.
 //   answer warps (one warpgroup), a mini-batch behind: products of tokens with tokens, Z2bar and the outputs; they load Q.
 //
-// Two rearrangements, exact, take products off the chain from one mini-batch to the next. u is the scale of the update,
-// s_{b-1}, or 0 for a short last mini-batch, whose gradients are kept and not applied:
-//   keys:     K_{i+1} W1_{i+1} = K_{i+1} W1_i - u (K_{i+1} K_i^T * lr) G1_i
-//   queries:  X2bar_i W2_i - tril(eta * (X2bar X2^T + 1)) G2_i = X2bar_i W2_{i+1} + ((u lr - eta) * (X2bar X2^T + 1)) G2_i
+// Two rearrangements, exact, take products off the chain from one mini-batch to the next. sigma is the scale of the update,
+// s_{b-1}; a short last mini-batch has sigma = 0 here, as its gradients are kept and not applied:
+//   keys:     K_{i+1} W1_{i+1} = K_{i+1} W1_i - sigma (K_{i+1} K_i^T * lr) G1_i
+//   queries:  X2bar_i W2_i - tril(eta * (X2bar X2^T + 1)) G2_i = X2bar_i W2_{i+1} + ((sigma lr - eta) * (X2bar X2^T + 1)) G2_i
 //
-// gelu(z) = z/2 (1 + tanh) and its slope are kept doubled, and the state of W2 halved, which is exact and saves products.
+// Gradients are kept as -sigma lr G, so that updates are plain products and coefficients need the ratios s_t / sigma alone.
+// gelu(z) = z/2 (1 + tanh) is kept doubled, the state of W2 halved, G2 quartered: exact, and it saves products.
 #include "common.cuh"
 
 using namespace kittens;
@@ -32,6 +34,8 @@ struct layout {
     using weights = st_bf<F, D>;
     using weight_block = st_bf<BLOCK, D>;
     using hidden_tile = st_bf<B, F>;
+    using half_weights = st_bf<F / 2, D>;  // what one warpgroup of state warps has
+    using half_hidden = st_bf<B, F / 2>;
     using state_rows = rt_fl<16, D>;      // a warp's rows of W1^T or of W2, of one block of F
     using z1_rows = rt_fl<16, 2 * B>;     // a warp's rows of Z1^T: columns of queries, then of keys
     using token_rows = rt_fl<16, B>;
@@ -60,21 +64,23 @@ struct shared {
     L::weights w2[2];                   // W2 / 2
     L::hidden_tile x2[4], x2bar[2];     // doubled
     L::kq_tile kq[4];     // [i % 4]: Q_{i-1} over K_i
-    L::token_tile ks[2];  // -u lr_j K_i
-    L::token_tile g2[4], g2_step[4];  // G2, and -u lr G2 / 4
-    st_bf<2 * B, B> p1[2];            // coefficients of G1_i in Z1bar_i and in Z1 of K_{i+1}
-    st_bf<B, B> p2;                   // coefficients of G2_i in Z2bar_i
+    L::token_tile g2[4];  // -sigma lr G2 / 4
+    L::token_tile zero;
+    st_bf<2 * B, B> p1[2];            // coefficients of g1_i in Z1bar_i and in Z1 of K_{i+1}
+    st_bf<B, B> p2;                   // coefficients of g2_i in Z2bar_i
     uint4 k_ahead[WARPGROUP_THREADS], v_ahead[WARPGROUP_THREADS], q_ahead[WARPGROUP_THREADS];  // each thread's own
-    float z2[B][D + 4], z2bar[B][D + 4];  // 4: the transposing stores of a warp meet 32 banks
+    float z2[L::STATE_GROUPS][B][D + 4], z2bar[B][D + 4];  // 4: the transposing stores of a warp meet 32 banks
     float p2_part[4][B][B + 8];
-    float lr[4][B], step[4][B];  // step = -u lr
-    float b1[F], scale[B];
+    float ratio[B];  // s_t / sigma
     float gamma[D], beta[D], gamma_gamma[D], gamma_beta[D];  // of the LayerNorm, and products
+    float b2[D];
     float2 rope[B][D / 2];
+    uint4 slope[L::STATE_GROUPS][L::BLOCKS_A_GROUP][WARPGROUP_THREADS];  // 8 gelu'(Z1), each thread's own
+    float sigma;
 };
 
-// Named barriers; 0 is __syncthreads. Who arrives and who waits is said where they are used.
-enum { X2_READY = 1, X2BAR_READY, G2_READY, KEYS_READY, TOKENS_READY, LOSS, ANSWER };
+// Named barriers. Who arrives and who waits is said where they are used.
+enum { START = 1, Z2_READY, X2BAR_READY, G2_READY, KEYS_READY, TOKENS_READY, TOKENS_DONE, LOSS, ANSWER, STATE };  // STATE: and STATE + 1
 template <int WARPGROUPS> __device__ inline void arrive(int id) {
     group<4 * WARPGROUPS>::arrive(barrier<4 * WARPGROUPS>(id));
 }
@@ -84,6 +90,7 @@ template <int WARPGROUPS> __device__ inline void await(int id) {
 // Shared memory written by ordinary stores is read by wgmma: each writer fences before the barrier.
 __device__ inline void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+__device__ inline L::token_tile &keys_of(L::kq_tile &kq) { return reinterpret_cast<L::token_tile *>(&kq)[1]; }
 __device__ inline L::weight_block &block(L::weights &w, int n) { return reinterpret_cast<L::weight_block *>(&w)[n]; }
 __device__ inline L::token_tile &block(L::hidden_tile &x, int n) { return reinterpret_cast<L::token_tile *>(&x)[n]; }
 
@@ -129,29 +136,37 @@ __device__ inline float rsqrt_approx(float x) {
     return y;
 }
 constexpr float GELU_A = 0.7978845608028654f, GELU_B = 0.7978845608028654f * 0.044715f;
-// 2 gelu(z) = z + z t, t = tanh(A z + B z^3)
-__device__ inline float twice_gelu(float z) { return fmaf(z, tanh_approx(z * fmaf(GELU_B, z * z, GELU_A)), z); }
-// and 2 gelu'(z) = 1 + t + z (1 - t^2) (A + 3B z^2)
-__device__ inline float2 twice_gelu_and_slope(float z) {
-    float z_z = z * z, t = tanh_approx(z * fmaf(GELU_B, z_z, GELU_A));
-    return {fmaf(z, t, z), fmaf(fmaf(-t, t, 1.f), z * fmaf(3 * GELU_B, z_z, GELU_A), t + 1.f)};
+// t of 2 gelu(z) = z + z t: t = tanh(A z + B z^3)
+__device__ inline float gelu_tanh(float z) { return tanh_approx(z * fmaf(GELU_B, z * z, GELU_A)); }
+// 8 gelu'(z) = 4 (1 + t + z (1 - t^2) (A + 3B z^2)). Not of z * z, which would be kept in a register from gelu_tanh on
+__device__ inline float eightfold_slope(float z, float t) {
+    return fmaf(fmaf(-t, t, 1.f), z * fmaf(12 * GELU_B * z, z, 4 * GELU_A), fmaf(4.f, t, 4.f));
 }
 
 // Addresses inside tiles whose rows are 128 bytes: ThunderKittens swizzles the eight 16-byte pieces of a row by its
 // number modulo 8. Computed from one lane offset, which `forget` keeps the compiler from holding in many registers.
-__device__ inline int swizzled(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
+__device__ inline unsigned swizzled(unsigned row, unsigned piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 template <typename T> __device__ inline uint32_t address(const T &x) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(&x));
 }
 // A value all lanes share, told to the compiler: what is computed from it may live in uniform registers
 __device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
-__device__ inline void forget(int &x) { asm volatile("" : "+r"(x)); }
+__device__ inline void forget(unsigned &x) { asm volatile("" : "+r"(x)); }
 
 // The address of every lane's row for ldmatrix and stmatrix of a 16 x 16 piece at the left of a tile; 32 bytes a piece
-__device__ inline int matrix_offset(int lane, int row0 = 0) { return swizzled(row0 + lane % 16, lane / 16); }
+__device__ inline unsigned matrix_offset(unsigned lane, unsigned row0 = 0) { return swizzled(row0 + lane % 16, lane / 16); }
 __device__ inline void load(rt_bf<16, 16> &x, uint32_t at) {
     auto &e = x.tiles[0][0].data;
     move<bf16_2>::ldsm4(e[0], e[1], e[2], e[3], at);
+}
+
+__device__ inline uint4 load_shared(uint32_t at) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(at) : "memory");
+    return x;
+}
+__device__ inline void store_shared(uint32_t at, uint4 x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
 /* ------------------------------------------- the warps that hold the state ------------------------------------------- */
@@ -160,9 +175,15 @@ struct state_warps {
     L::state_rows W1t[L::BLOCKS_A_GROUP], W2[L::BLOCKS_A_GROUP];
     L::z1_rows z1[L::BLOCKS_A_GROUP];
     L::operand g1[L::BLOCKS_A_GROUP];
-    L::operand slope[L::BLOCKS_A_GROUP];  // gelu'(Z1), rounded as G1 will be
-    int block0 = uniform(warpgroup::groupid()) * L::BLOCKS_A_GROUP, thread = warpgroup::laneid();
+    half2 t[L::BLOCKS_A_GROUP][4];        // of gelu(Z1)
+    float b1[L::BLOCKS_A_GROUP][2];       // of this lane's rows, its part: four lanes add up
+    int group = uniform(warpgroup::groupid()), block0 = group * L::BLOCKS_A_GROUP;
+    unsigned thread = warpgroup::laneid();
 
+    __device__ static float sum_over_row(float x) {  // of an accumulator: four lanes
+        x += __shfl_xor_sync(0xffffffff, x, 1);
+        return x + __shfl_xor_sync(0xffffffff, x, 2);
+    }
     // This lane's row of F in a block, and its (even) column of a 16 x 16 tile
     __device__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }
     __device__ int column() const { return thread % 4 * 2; }
@@ -186,7 +207,10 @@ struct state_warps {
             float2 w = *reinterpret_cast<const float2 *>(W2 + f * D + d);
             w2 = {0.5f * w.x, 0.5f * w.y};
         });
-        for (int f = threadIdx.x; f < F; f += L::STATE_GROUPS * WARPGROUP_THREADS) s.b1[f] = g.b1[head * F + f];
+#pragma unroll
+        for (int n = 0; n < L::BLOCKS_A_GROUP; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) b1[n][half] = column() == 0 ? g.b1[head * F + feature(n, half)] : 0.f;
     }
     template <typename IO> __device__ void store(const globals<IO> &g, shared &s, int64_t head) {
         float *W1 = g.W1_out + head * D * F, *W2 = g.W2_out + head * F * D;
@@ -194,11 +218,12 @@ struct state_warps {
             W1[d * F + f] = w1.x, W1[(d + 1) * F + f] = w1.y;
             *reinterpret_cast<float2 *>(W2 + f * D + d) = {2 * w2.x, 2 * w2.y};
         });
-        if (column() == 0)
 #pragma unroll
-            for (int n = 0; n < L::BLOCKS_A_GROUP; ++n) {
-                g.b1_out[head * F + feature(n, 0)] = s.b1[feature(n, 0)];
-                g.b1_out[head * F + feature(n, 1)] = s.b1[feature(n, 1)];
+        for (int n = 0; n < L::BLOCKS_A_GROUP; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float sum = sum_over_row(b1[n][half]);
+                if (column() == 0) g.b1_out[head * F + feature(n, half)] = sum;
             }
     }
     // The rows of X2 and lr G1 of a short last mini-batch; 0 beyond them, as whoever reads the state may multiply by 0
@@ -214,12 +239,12 @@ struct state_warps {
                     int64_t at = (head * B + token) * F + f;
                     bf16 g1_value = one ? g1[n].tiles[0][0].data[e].y : g1[n].tiles[0][0].data[e].x;
                     g.x2_rows[at] = valid ? 0.5f * __bfloat162float(block(s.x2[last % 4], block0 + n)[int2{token, f % BLOCK}]) : 0.f;
-                    g.g1_rows[at] = valid ? s.lr[last % 4][token] * __bfloat162float(g1_value) : 0.f;
+                    g.g1_rows[at] = valid ? __bfloat162float(g1_value) / -s.sigma : 0.f;
                 }
     }
 
     // A block of W2 for the loss warps
-    __device__ void share_w2(shared &s, int i, int n) {
+    __device__ void share_w2(shared &s, unsigned i, int n) {
         uint32_t at = address(block(s.w2[i % 2], block0 + n)) + matrix_offset(thread % 32, thread / 32 * 16);
 #pragma unroll
         for (int j = 0; j < D / 16; ++j) {
@@ -230,106 +255,116 @@ struct state_warps {
         }
     }
 
-    // Z1^T = b1 + W1^T [Q_{i-1}; K_i]^T, one block after the other: there are registers for one rounded block of W1
-    __device__ void project(shared &s, int i) {
+    // Z1^T = b1 + W1^T [Q_{i-1}; K_i]^T of a block, in flight
+    __device__ void project(shared &s, unsigned i, int n, rt_bf<16, D> &w1) {
+        float whole[2] = {sum_over_row(b1[n][0]), sum_over_row(b1[n][1])};
 #pragma unroll
-        for (int n = 0; n < L::BLOCKS_A_GROUP; ++n) {
-            float b1[2] = {s.b1[feature(n, 0)], s.b1[feature(n, 1)]};
+        for (int j = 0; j < 2; ++j)
 #pragma unroll
-            for (int j = 0; j < 2; ++j)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) z1[n].tiles[0][j].data[e] = {b1[e & 1], b1[e & 1]};
-            rt_bf<16, D> w1;
-            warp::copy(w1, W1t[n]);
-            begin(z1[n]);
-            mma_ABt(z1[n], w1, s.kq[i % 4]);
-            wait_for<0>(z1[n]);
-        }
+            for (int e = 0; e < 4; ++e) z1[n].tiles[0][j].data[e] = {whole[e & 1], whole[e & 1]};
+        warp::copy(w1, W1t[n]);
+        begin(z1[n]);
+        mma_ABt(z1[n], w1, s.kq[i % 4]);
     }
 
     // Rows of F down a warp's registers -> [tokens, F] in shared memory, K-major for wgmma
     __device__ void store_transposed(L::token_tile &tile, L::operand &x) {
-        int lane = thread % 32, token = (lane & 7) + ((lane >> 4) << 3);
+        unsigned lane = thread % 32, token = (lane & 7) + ((lane >> 4) << 3);
         uint32_t at = address(tile) + swizzled(token, thread / 32 * 2 + ((lane >> 3) & 1));
         auto &e = x.tiles[0][0].data;
         move<bf16_2>::stsm4t(at, e[0], e[1], e[2], e[3]);
     }
 
     // X2 = gelu(Z1)
-    __device__ void activate_keys(shared &s, int i) {
+    __device__ void activate_keys(shared &s, unsigned i) {
 #pragma unroll
         for (int n = 0; n < L::BLOCKS_A_GROUP; ++n) {
             L::operand x2;
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                float2 z = z1[n].tiles[0][1].data[e];
-                float2 a = twice_gelu_and_slope(z.x), c = twice_gelu_and_slope(z.y);
-                x2.tiles[0][0].data[e] = __floats2bfloat162_rn(a.x, c.x);
-                slope[n].tiles[0][0].data[e] = __floats2bfloat162_rn(a.y, c.y);
+                float2 z = z1[n].tiles[0][1].data[e], y = {gelu_tanh(z.x), gelu_tanh(z.y)};
+                x2.tiles[0][0].data[e] = __floats2bfloat162_rn(fmaf(z.x, y.x, z.x), fmaf(z.y, y.y, z.y));
+                t[n][e] = __floats2half2_rn(y.x, y.y);
             }
             store_transposed(block(s.x2[i % 4], block0 + n), x2);
         }
         publish();
     }
-
-    // X2bar = gelu(Z1bar)
-    __device__ void activate_queries(shared &s, int i) {
+    // gelu'(Z1), rounded as G1 will be, while no one waits for it: kept in shared memory for want of registers
+    __device__ void share_slopes(shared &s) {
 #pragma unroll
         for (int n = 0; n < L::BLOCKS_A_GROUP; ++n) {
-            L::operand x2bar;
+            bf16_2 slope[4];
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                float2 z = z1[n].tiles[0][0].data[e];
-                x2bar.tiles[0][0].data[e] = __floats2bfloat162_rn(twice_gelu(z.x), twice_gelu(z.y));
+                float2 z = z1[n].tiles[0][1].data[e], y = __half22float2(t[n][e]);
+                slope[e] = __floats2bfloat162_rn(eightfold_slope(z.x, y.x), eightfold_slope(z.y, y.y));
             }
-            store_transposed(block(s.x2bar[i & 1], block0 + n), x2bar);
+            store_shared(address(s.slope[group][n][thread]), *reinterpret_cast<uint4 *>(slope));
         }
-        publish();
+    }
+    // X2bar = gelu(Z1bar) of a block
+    __device__ void activate_queries(shared &s, unsigned i, int n) {
+        L::operand x2bar;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            float2 z = z1[n].tiles[0][0].data[e];
+            x2bar.tiles[0][0].data[e] = __floats2bfloat162_rn(fmaf(z.x, gelu_tanh(z.x), z.x), fmaf(z.y, gelu_tanh(z.y), z.y));
+        }
+        store_transposed(block(s.x2bar[i & 1], block0 + n), x2bar);
     }
 
-    // G1^T = (W2 G2^T) * gelu'(Z1)^T, and with it everything that waits for G2
-    __device__ void learn(shared &s, int i) {
+    // This warpgroup's part of Z2^T = W2^T X2^T, for the loss warps; the slopes are computed meanwhile
+    __device__ void share_z2(shared &s, unsigned i) {
+        L::token_rows z;
+        asm volatile("bar.sync %0, %1;" ::"r"(STATE + group), "n"(WARPGROUP_THREADS) : "memory");
+        begin(z);
+        mma_AtBt<0>(z, reinterpret_cast<L::half_weights *>(&s.w2[i % 2])[group], reinterpret_cast<L::half_hidden *>(&s.x2[i % 4])[group]);
+        share_slopes(s);
+        wait_for<0>(z, W1t[0], W1t[1]);
+        int d = row(), token = column();
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            s.z2[group][token + (e >> 1) * 8][d + (e & 1) * 8] = z.tiles[0][0].data[e].x;
+            s.z2[group][token + (e >> 1) * 8 + 1][d + (e & 1) * 8] = z.tiles[0][0].data[e].y;
+        }
+    }
+
+    // G1^T = (W2 G2^T) * gelu'(Z1)^T, and with it everything that waits for G2. G1 is scaled as G2 is: -sigma lr G1
+    __device__ void learn(shared &s, unsigned i, bool applied) {
         L::token_rows grad[2];
+        uint4 slope[2];
         begin(grad[0], grad[1], W2[0], W2[1]);
 #pragma unroll
         for (int n = 0; n < 2; ++n) mma_ABt<0>(grad[n], block(s.w2[i % 2], block0 + n), s.g2[i % 4]);
-        // W2 / 2 += (2 X2)^T (-u lr G2 / 4)
+        // W2 / 2 += (2 X2)^T (-sigma lr G2 / 4)
 #pragma unroll
-        for (int n = 0; n < 2; ++n) mma_AtB(W2[n], block(s.x2[i % 4], block0 + n), s.g2_step[i % 4]);
-        float2 step[2] = {*reinterpret_cast<float2 *>(&s.step[i % 4][column()]),
-                          *reinterpret_cast<float2 *>(&s.step[i % 4][column() + 8])};
+        for (int n = 0; n < 2; ++n) mma_AtB(W2[n], block(s.x2[i % 4], block0 + n), applied ? s.g2[i % 4] : s.zero);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) slope[n] = load_shared(address(s.slope[group][n][thread]));
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
             if (n == 0) wait_for<3>(grad[0]);
             else wait_for<3>(grad[1]);
-            float db1[2] = {};
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                float2 x = grad[n].tiles[0][0].data[e], d = __bfloat1622float2(slope[n].tiles[0][0].data[e]);
+                float2 x = grad[n].tiles[0][0].data[e], d = __bfloat1622float2(reinterpret_cast<bf16_2 *>(&slope[n])[e]);
                 x.x *= d.x, x.y *= d.y;
                 g1[n].tiles[0][0].data[e] = __floats2bfloat162_rn(x.x, x.y);
-                db1[e & 1] = fmaf(x.x, step[e >> 1].x, fmaf(x.y, step[e >> 1].y, db1[e & 1]));
+                if (applied) b1[n][e & 1] += x.x + x.y;
             }
             // [Z1bar_i; Z1_{i+1}]^T += G1^T P1^T
-            begin(z1[n], W1t[n]);
+            begin(z1[n]);
             mma_ABt(z1[n], g1[n], s.p1[i % 2]);
-            // b1 += (-u lr) G1
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                db1[half] += __shfl_xor_sync(0xffffffff, db1[half], 1);
-                db1[half] += __shfl_xor_sync(0xffffffff, db1[half], 2);
-                float b1 = s.b1[feature(n, half)] + db1[half];  // four lanes, the same value
-                __syncwarp();
-                s.b1[feature(n, half)] = b1;
-            }
         }
-        // W1^T += G1^T (-u lr K)
+        // W1^T += G1^T K
+        begin(W1t[0], W1t[1]);
 #pragma unroll
-        for (int n = 0; n < 2; ++n) mma_AB(W1t[n], g1[n], s.ks[i % 2]);
-        wait_for<2>(W2[0], W2[1], z1[0], z1[1]);
+        for (int n = 0; n < 2; ++n) mma_AB(W1t[n], g1[n], applied ? keys_of(s.kq[i % 4]) : s.zero);
+        wait_for<4>(W2[0], W2[1]);
         share_w2(s, i + 1, 0);
-        wait_for<0>(W1t[0], W1t[1]);
         share_w2(s, i + 1, 1);
+        wait_for<2>(z1[0], z1[1]);
     }
 
     template <typename IO> __device__ void run(const globals<IO> &g, shared &s, int head) {
@@ -338,20 +373,35 @@ struct state_warps {
         share_w2(s, 0, 0);
         share_w2(s, 0, 1);
         publish();
-        __syncthreads();  // also orders b1
-        project(s, 0);
+        await<3>(G2_READY);  // the first keys are there
+        rt_bf<16, D> w1;
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            project(s, 0, n, w1);
+            wait_for<0>(z1[n]);
+        }
         for (int i = 0; i <= last; ++i) {
             forget(thread);
             activate_keys(s, i);
-            arrive<3>(X2_READY);
-            activate_queries(s, i - 1);
-            await<4>(TOKENS_READY);
+            share_z2(s, i);
+            arrive<3>(Z2_READY);
+            activate_queries(s, i - 1, 0);
+            await<3>(TOKENS_READY);
+            project(s, i + 1, 0, w1);
+            activate_queries(s, i - 1, 1);
+            publish();
             arrive<3>(X2BAR_READY);
-            project(s, i + 1);
+            wait_for<0>(z1[0]);
+            project(s, i + 1, 1, w1);
+            wait_for<0>(z1[1]);
             await<3>(G2_READY);
-            learn(s, i);
+            learn(s, i, i < last || !g.pending());
         }
-        activate_queries(s, last);
+        forget(thread);
+        wait_for<0>(W1t[0], W1t[1]);
+        activate_queries(s, last, 0);
+        activate_queries(s, last, 1);
+        publish();
         arrive<3>(X2BAR_READY);
         store(g, s, head);
         store_rows(g, head, s, last);
@@ -398,21 +448,13 @@ template <typename... Float> __device__ inline void sum_over_token(Float &...x) 
     for (int lane = 1; lane < 8; lane *= 2) ((x += __shfl_xor_sync(0xffffffff, x, lane)), ...);
 }
 
-__device__ inline uint4 load_shared(uint32_t at) {
-    uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(at) : "memory");
-    return x;
-}
-__device__ inline void store_shared(uint32_t at, uint4 x) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
-}
-
 template <typename IO> struct token_warps {
     using IO2 = typename base_types::packing<IO>::packed_type;
     static constexpr uint32_t LOWER = B * 128;  // bytes from the upper to the lower half of a tile of queries over keys
     const globals<IO> &g;
     shared &s;
-    int head, batch, h, mini_batches, thread = warpgroup::laneid();
+    int head, batch, h, mini_batches;
+    unsigned thread = warpgroup::laneid();
     float b2[2];  // of this lane's rows of Z2^T: row and row + 8
 
     __device__ token_warps(const globals<IO> &g, shared &s, int head)
@@ -420,14 +462,14 @@ template <typename IO> struct token_warps {
         b2[0] = g.b2[head * D + row()], b2[1] = g.b2[head * D + row() + 8];
     }
 
-    __device__ int token() const { return thread / 8; }
-    __device__ int column() const { return thread % 8 * 8; }
-    __device__ int lane() const { return thread % 32; }
+    __device__ unsigned token() const { return thread / 8; }
+    __device__ unsigned column() const { return thread % 8 * 8; }
+    __device__ unsigned lane() const { return thread % 32; }
     __device__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }  // of the accumulator of Z2^T
     // This thread's elements of a tile
     template <typename Tile> __device__ uint32_t mine(Tile &tile) const { return address(tile) + swizzled(token(), thread % 8); }
-    // u of mini-batch i
-    __device__ float update_scale(int i) const { return i == mini_batches - 1 && g.pending() ? 0.f : s.scale[B - 1]; }
+    // Is the gradient of mini-batch i added to the state?
+    __device__ bool applied(unsigned i) const { return int(i) < mini_batches - 1 || !g.pending(); }
 
     // This thread's part of mini-batch i into shared memory; tokens that are not there are 0
     __device__ void copy_ahead(uint4 &to, const IO *x, const int64_t (&stride)[3], int i) {
@@ -462,7 +504,7 @@ template <typename IO> struct token_warps {
     }
     // This thread's eight elements of Z2, from rows of D to rows of tokens by way of shared memory
     __device__ octet turn(L::token_rows &z, float (&by)[B][D + 4], int id) {
-        int d = row(), t = lane() % 4 * 2;
+        unsigned d = row(), t = lane() % 4 * 2;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             by[t + (e >> 1) * 8][d + (e & 1) * 8] = z.tiles[0][0].data[e].x;
@@ -471,9 +513,10 @@ template <typename IO> struct token_warps {
         await<1>(id);
         return octet::of(&by[token()][column()]);
     }
-    // b2 += -u lr G2 of mini-batch i
-    __device__ void update_b2(int i) {
-        uint32_t at = address(s.g2_step[i % 4]) + swizzled(lane() % 16, thread / 32 * 2 + lane() / 16);
+    // b2 += -sigma lr G2 of mini-batch i
+    __device__ void update_b2(unsigned i) {
+        if (!applied(i)) return;
+        uint32_t at = address(s.g2[i % 4]) + swizzled(lane() % 16, thread / 32 * 2 + lane() / 16);
         bf16_2 x[4];  // [row | row + 8] x [tokens 0-7 | 8-15]
         move<bf16_2>::ldsm4t(x[0], x[1], x[2], x[3], at);
 #pragma unroll
@@ -492,7 +535,7 @@ template <typename IO> struct token_warps {
 template <typename IO> struct loss_warps : token_warps<IO> {
     using base = token_warps<IO>;
     using base::base, base::g, base::s, base::thread, base::token, base::column, base::mine;
-    float lr_next;  // lr of mini-batch i + 1
+    float lr;     // of this token, loaded ahead
     float sum_w;  // of gamma^2
 
     __device__ void constants() {
@@ -500,44 +543,38 @@ template <typename IO> struct loss_warps : token_warps<IO> {
             float2 &turn = s.rope[at / (D / 2)][at % (D / 2)];
             sincospif((at / (D / 2)) * exp2f((at % (D / 2)) * ROPE_STEP) * ONE_OVER_PI, &turn.y, &turn.x);
         }
-        if (thread < B) s.scale[thread] = g.token_scale[thread];
+        // Gradients are kept as -sigma lr G with sigma = s_{b-1}; where that is 0, so little that no state sees it
+        float sigma = fmaxf(g.token_scale[B - 1], 0x1p-60f);
+        if (thread < B) s.ratio[thread] = g.token_scale[thread] / sigma;
+        if (thread == 0) s.sigma = sigma;
+        store_shared(mine(s.zero), {0, 0, 0, 0});
         if (thread < D) {
             float gamma = g.ln_weight[this->h * D + thread], beta = g.ln_bias[this->h * D + thread];
             s.gamma[thread] = gamma, s.beta[thread] = beta;
             s.gamma_gamma[thread] = gamma * gamma, s.gamma_beta[thread] = gamma * beta;
         }
     }
-    // K and lr of mini-batch i + 1, and V of mini-batch i
+    // K of mini-batch i + 1, V and lr of mini-batch i
     __device__ void load_ahead(int i) {
         this->copy_ahead(s.k_ahead[thread], g.k, g.k_stride, i + 1);
         if (i >= 0) this->copy_ahead(s.v_ahead[thread], g.v, g.v_stride, i);
         this->commit_copies();
-        int t = (i + 1) * B + token();
-        lr_next = g.lr[(int64_t(this->batch) * g.T + min(t, g.T - 1)) * g.H + this->h];
-        lr_next = t < g.T ? lr_next : 0.f;
+        if (i >= 0) lr = g.lr[(int64_t(this->batch) * g.T + min(i * B + int(token()), g.T - 1)) * g.H + this->h];
     }
-    __device__ octet keys(int i) { return octet::of<bf16_2>(load_shared(mine(s.kq[i % 4]) + base::LOWER)); }
-    // K_{i+1} and its lr to shared memory, and K_i scaled for the update of W1
-    __device__ void share_keys(int i) {
+    __device__ octet keys(unsigned i) { return octet::of<bf16_2>(load_shared(mine(s.kq[i % 4]) + base::LOWER)); }
+    // K_{i+1} to shared memory
+    __device__ void share_keys(unsigned i) {
         this->await_copies();
-        if (i >= 0) {
-            octet scaled = keys(i);
-            float step = s.step[i % 4][token()];
-            scaled.each([&](int, float &x) { x *= step; });
-            store_shared(mine(s.ks[i % 2]), scaled.pack<bf16_2>());
-        }
-        uint4 k_next = this->as_bf16(load_shared(address(s.k_ahead[thread])));
-        store_shared(mine(s.kq[(i + 1) % 4]) + base::LOWER, k_next);
-        s.lr[(i + 1) % 4][token()] = lr_next;  // eight threads write the same
-        s.step[(i + 1) % 4][token()] = -this->update_scale(i + 1) * lr_next;
+        store_shared(mine(s.kq[(i + 1) % 4]) + base::LOWER, this->as_bf16(load_shared(address(s.k_ahead[thread]))));
         publish();
     }
-    // G2 = (g - mean(g) - xhat mean(g xhat)) / std with g = gamma^2 xhat + c and c = gamma (beta - (V - K)), from the
+    // step G2, G2 = (g - mean(g) - xhat mean(g xhat)) / std with g = gamma^2 xhat + c and c = gamma (beta - (V - K)), from the
     // sums of z, z^2, gamma^2 z, gamma^2 z^2 and c z over the token: one round of shuffles
-    __device__ void share_g2(int i, L::token_rows &z_rows, octet &c, float sum_c) {
-        octet z = this->turn(z_rows, s.z2, LOSS), w = octet::of(&s.gamma_gamma[column()]);
+    __device__ void share_g2(unsigned i, octet &z, octet &c, float sum_c, float step) {
+        octet w = octet::of(&s.gamma_gamma[column()]), first = octet::of(&s.z2[0][token()][column()]), second = octet::of(&s.z2[1][token()][column()]);
         float sum_z = 0, sum_zz = 0, sum_wz = 0, sum_wzz = 0, sum_cz = 0;
-        z.each([&](int e, float x) {
+        z.each([&](int e, float &x) {
+            x += first.x[e] + second.x[e];
             float wz = w.x[e] * x;
             sum_z += x, sum_wz += wz;
             sum_zz = fmaf(x, x, sum_zz), sum_wzz = fmaf(wz, x, sum_wzz), sum_cz = fmaf(c.x[e], x, sum_cz);
@@ -547,12 +584,9 @@ template <typename IO> struct loss_warps : token_warps<IO> {
         float rstd = rsqrt_approx(variance + EPS);
         float mean_g = fmaf(rstd, fmaf(-mean, sum_w, sum_wz), sum_c) * (1.f / D);
         float dot = rstd * (rstd * fmaf(mean, fmaf(mean, sum_w, -2.f * sum_wz), sum_wzz) + fmaf(-mean, sum_c, sum_cz)) * (1.f / D);
-        float a = rstd * rstd, b = -dot * a, d = -mean_g * rstd;
-        z.each([&](int e, float &x) { x = fmaf(x - mean, fmaf(w.x[e], a, b), fmaf(c.x[e], rstd, d)); });
+        float scale = rstd * step, a = rstd * scale, b = -dot * a, d = -mean_g * scale;
+        z.each([&](int e, float &x) { x = fmaf(x - mean, fmaf(w.x[e], a, b), fmaf(c.x[e], scale, d)); });
         store_shared(mine(s.g2[i % 4]), z.pack<bf16_2>());
-        float quarter = 0.25f * s.step[i % 4][token()];
-        z.each([&](int, float &x) { x *= quarter; });
-        store_shared(mine(s.g2_step[i % 4]), z.pack<bf16_2>());
         publish();
     }
 
@@ -565,7 +599,12 @@ template <typename IO> struct loss_warps : token_warps<IO> {
         octet g2 = octet::of<bf16_2>(load_shared(mine(s.g2[last % 4])));
         int64_t row = (int64_t(this->head) * B + token()) * D + column();
         k.each([&](int e, float x) { g.k_rows[row + e] = valid ? x : 0.f; });
-        g2.each([&](int e, float x) { g.g2_rows[row + e] = valid ? s.lr[last % 4][token()] * x : 0.f; });
+        g2.each([&](int e, float x) { g.g2_rows[row + e] = valid ? x * (-4.f / s.sigma) : 0.f; });
+    }
+
+    __device__ void share_b2() {
+        if (this->lane() % 4 == 0) s.b2[this->row()] = this->b2[0], s.b2[this->row() + 8] = this->b2[1];
+        await<1>(LOSS);
     }
 
     __device__ void run() {
@@ -576,8 +615,10 @@ template <typename IO> struct loss_warps : token_warps<IO> {
         sum_w = 0;
         w.each([&](int, float x) { sum_w += x; });
         sum_over_token(sum_w);
-        share_keys(-1);
-        __syncthreads();
+        float negative_quarter = -0.25f * s.sigma;
+        share_keys(-1u);
+        await<2>(START);
+        arrive<3>(G2_READY);
         load_ahead(0);
         for (int i = 0; i < this->mini_batches; ++i) {
             forget(thread);
@@ -585,18 +626,17 @@ template <typename IO> struct loss_warps : token_warps<IO> {
             arrive<2>(KEYS_READY);
             octet c = octet::of(&s.gamma_beta[column()]), gamma = octet::of(&s.gamma[column()]), k = keys(i);
             octet v = octet::of<typename base::IO2>(load_shared(address(s.v_ahead[thread])));
-            float sum_c = 0;
+            float sum_c = 0, step = i * B + int(token()) < g.T ? negative_quarter * lr : 0.f;
             c.each([&](int e, float &x) { sum_c += x = fmaf(gamma.x[e], k.x[e] - v.x[e], x); });
             sum_over_token(sum_c);
             if (i > 0) this->update_b2(i - 1);
+            share_b2();
             load_ahead(i + 1);
-            await<3>(X2_READY);
-            L::token_rows z;
-            this->start_z2(z, s.w2[i % 2], s.x2[i % 4]);
-            await<4>(TOKENS_READY);  // the answer warps are done with all but the last mini-batch
-            wait_for<0>(z);
-            share_g2(i, z, c, sum_c);
+            octet z = octet::of(&s.b2[column()]);
+            await<3>(Z2_READY);
+            share_g2(i, z, c, sum_c, step);
             arrive<3>(G2_READY);
+            await<2>(TOKENS_DONE);  // the answer warps are done with all but the last mini-batch
             await<1>(LOSS);
         }
         this->update_b2(this->mini_batches - 1);
@@ -610,10 +650,10 @@ template <typename IO> struct answer_warps : token_warps<IO> {
     using base = token_warps<IO>;
     using base::base, base::g, base::s, base::thread, base::token, base::column, base::mine;
 
-    // Rows of Q_i: P1 = -tril(eta * (Q_i K_i^T + 1)); rows of K_{i+1}: P1 = -u lr (K_{i+1} K_i^T + 1).
+    // Rows of Q_i: P1 = tril(s_t / sigma (Q_i K_i^T + 1)); rows of K_{i+1}: P1 = K_{i+1} K_i^T + 1.
     // A warp computes 16 of the 32 rows and 8 of the 16 columns.
-    __device__ void share_p1(int i, int warp) {
-        int lane = this->lane(), keys = warp / 2, column0 = warp % 2 * 8;
+    __device__ void share_p1(unsigned i, unsigned warp) {
+        unsigned lane = this->lane(), keys = warp / 2, column0 = warp % 2 * 8;
         uint32_t rows = address(s.kq[(i + 1) % 4]) + matrix_offset(lane, keys * B);
         uint32_t columns = address(s.kq[i % 4]) + swizzled(B + column0 + lane % 8, lane / 8);
         float2 p[2] = {};
@@ -628,22 +668,20 @@ template <typename IO> struct answer_warps : token_warps<IO> {
                 warp::hmma16816(p[0], p[1], a[0], a[1], a[2], a[3], b[2 * half], b[2 * half + 1], p[0], p[1]);
             }
         }
-        int j = column0 + lane % 4 * 2;
-        float2 lr = *reinterpret_cast<float2 *>(&s.lr[i % 4][j]);
+        unsigned j = column0 + lane % 4 * 2;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            int t = lane / 4 + half * 8;
-            float scale = keys ? -this->update_scale(i) : -s.scale[t];
-            float first = keys || j <= t ? scale * lr.x : 0.f, second = keys || j + 1 <= t ? scale * lr.y : 0.f;
+            unsigned t = lane / 4 + half * 8;
+            float scale = keys ? 1.f : s.ratio[t], first = keys || j <= t ? scale : 0.f, second = keys || j + 1 <= t ? scale : 0.f;
             bf16_2 pair = __floats2bfloat162_rn(first * (p[half].x + 1), second * (p[half].y + 1));
-            move<bf16_2>::sts(s.p1[0].idx(address(s.p1[i % 2]), {keys * B + t, j}), pair);
+            move<bf16_2>::sts(s.p1[0].idx(address(s.p1[i % 2]), {int(keys * B + t), int(j)}), pair);
         }
         publish();
     }
 
-    // P2 = (u lr - eta) * (X2bar X2^T + 1)
-    __device__ void share_p2(int i, int warp) {
-        int lane = this->lane();
+    // P2 = (s_t / sigma [j <= t] - 1) 4 (X2bar X2^T + 1); a gradient that is not applied has 0 for the 1
+    __device__ void share_p2(unsigned i, unsigned warp) {
+        unsigned lane = this->lane();
         rt_fl<16, 16> p;
         kittens::warp::zero(p);
         uint32_t rows = address(block(s.x2bar[i % 2], warp)) + matrix_offset(lane), columns = address(block(s.x2[i % 4], warp)) + matrix_offset(lane);
@@ -658,25 +696,24 @@ template <typename IO> struct answer_warps : token_warps<IO> {
         for (int e = 0; e < 4; ++e)
             *reinterpret_cast<float2 *>(&s.p2_part[warp][lane / 4 + (e & 1) * 8][lane % 4 * 2 + (e >> 1) * 8]) = p.tiles[0][0].data[e];
         await<1>(ANSWER);
-        int j = thread % 8 * 2;
+        unsigned j = thread % 8 * 2;
         float2 x = {4, 4};  // X2bar and X2 are doubled
 #pragma unroll
         for (int part = 0; part < 4; ++part) {
             float2 y = *reinterpret_cast<float2 *>(&s.p2_part[part][token()][j]);
             x.x += y.x, x.y += y.y;
         }
-        float u = 0.25f * this->update_scale(i), scale = 0.25f * s.scale[token()];
-        float2 lr = *reinterpret_cast<float2 *>(&s.lr[i % 4][j]);
-        x.x *= lr.x * (j <= token() ? u - scale : u);
-        x.y *= lr.y * (j + 1 <= token() ? u - scale : u);
+        float u = this->applied(i) ? 1.f : 0.f, ratio = s.ratio[token()];
+        x.x *= j <= token() ? ratio - u : -u;
+        x.y *= j + 1 <= token() ? ratio - u : -u;
         bf16_2 pair = __floats2bfloat162_rn(x.x, x.y);
-        move<bf16_2>::sts(s.p2.idx(address(s.p2), {token(), j}), pair);
+        move<bf16_2>::sts(s.p2.idx(address(s.p2), {int(token()), int(j)}), pair);
         publish();
         await<1>(ANSWER);
     }
 
     // out = Q + LN(Z2bar)
-    __device__ void answer(int i, int warp) {
+    __device__ void answer(unsigned i, unsigned warp) {
         L::token_rows z_rows;
         this->update_b2(i);
         this->start_z2(z_rows, s.w2[(i + 1) % 2], s.x2bar[i % 2]);
@@ -700,12 +737,12 @@ template <typename IO> struct answer_warps : token_warps<IO> {
     }
 
     __device__ void run() {
-        int warp = uniform(thread / 32);
+        unsigned warp = uniform(thread / 32);
         this->copy_ahead(s.q_ahead[thread], g.q, g.q_stride, 0);
         this->commit_copies();
         store_shared(mine(s.kq[0]), {0, 0, 0, 0});
         publish();
-        __syncthreads();
+        await<2>(START);
         for (int i = 0; i <= this->mini_batches; ++i) {
             forget(thread);
             if (i < this->mini_batches) {
@@ -713,7 +750,8 @@ template <typename IO> struct answer_warps : token_warps<IO> {
                 store_shared(mine(s.kq[(i + 1) % 4]), this->as_bf16(load_shared(address(s.q_ahead[thread]))));
                 await<2>(KEYS_READY);
                 share_p1(i, warp);
-                arrive<4>(TOKENS_READY);
+                arrive<3>(TOKENS_READY);
+                arrive<2>(TOKENS_DONE);
                 this->copy_ahead(s.q_ahead[thread], g.q, g.q_stride, i + 1);
                 this->commit_copies();
             }
