@@ -1,6 +1,10 @@
 """How is one of the project's kernels measured alone? One layer of a model, on random activations."""
 
+import math
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib import import_module
 from itertools import cycle, islice
 from typing import Any
@@ -19,6 +23,7 @@ from harness.system import Workload
 from tk_kernels.build import Built
 from tk_kernels.build import build as build_kernel
 from tk_kernels.generate_common import PRECISIONS
+from tk_kernels.side_by_side import compile_all
 
 GATE_TOKENS = 32768
 GATE_SEQUENCES = 4
@@ -38,12 +43,12 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
     reference, ops, cost = (import_module(f"{operator}.{part}") for part in ("reference", "ops", "cost"))
     inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
     shape = (case.batch, case.context, config.heads, config.head_dim)
-    last = slice(case.batch - 1, case.batch)
+    last, gated_tokens = slice(case.batch - 1, case.batch), min(case.context, GATE_TOKENS)
 
     def gate() -> Verdict:
-        piece = inputs_of(inputs, last, min(case.context, GATE_TOKENS))
+        piece = inputs_of(inputs, last, gated_tokens)
         verdict = forward_verdict(lambda some: ops.forward(**some, start=0), reference, "dual", piece)
-        return Verdict([*verdict.checks, _repeats(lambda: ops.forward(**inputs, start=0)[0])])
+        return Verdict([*verdict.checks, _repeats(lambda: ops.forward(**inputs, start=0)[0], case.batch)])
 
     found, built = launches(lambda: ops.forward(**inputs, start=0)), build_kernel(ops.KERNEL)
     return Workload(
@@ -58,7 +63,9 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
             **_compiled_metrics(found, built),
             **measured_ceilings(),
         },
-        settings=settings_of(found) | _made_of(built),
+        settings={"gated": f"the first {gated_tokens} tokens of the last sequence"}
+        | settings_of(found)
+        | _made_of(built),
     )
 
 
@@ -76,25 +83,23 @@ def _made_of(built: Built) -> dict[str, str]:
     return {name: str(made[name]) for name in ("compiler", "flags", "thunderkittens")}
 
 
-def _repeats(run: Any) -> Check:
-    """Two runs must agree to the bit."""
-    first, second = run(), run()
+def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
+    """Two runs must agree to the bit; of a large batch in some of its sequences, as outputs may not fit twice."""
+    first, second = (run()[:: -(-sequences // GATE_SEQUENCES)].clone() for _ in range(2))
     return Check.at_most("elements_that_differ_between_runs", float((first != second).sum()), 0.0)
 
 
 def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workload:
     """Sets of sequences take turns at every step, so that each finds its state in memory and not in the L2."""
     operator = f"tk_kernels.ttt_{config.learner}"
-    reference, generate, cost = (import_module(f"{operator}.{part}") for part in ("reference", "generate", "cost"))
+    generate, cost = (import_module(f"{operator}.{part}") for part in ("generate", "cost"))
     dtype = getattr(torch, case.dtype)
-
-    def new_set() -> tuple[Any, Callable[[int], object]]:
-        return _steps(generate, layer_inputs(config, case.batch, STEPS, dtype), form, precision)
-
-    state, first = new_set()
-    state_bytes = sum(x.numel() * x.element_size() for x in state.tensors())
-    count = 1 if state_bytes > STREAMED * l2_bytes() else input_sets(state_bytes, l2_bytes())
-    sets = [first, *(new_set()[1] for _ in range(count - 1))]
+    _compile_steps(config, dtype, form)
+    first = GenerateSet.of(generate, layer_inputs(config, case.batch, STEPS, dtype), form, precision)
+    state_bytes = sum(x.numel() * x.element_size() for x in first.state.tensors())
+    found = launches(lambda: first.advance(0))
+    streamed = state_bytes > STREAMED * l2_bytes()
+    sets = staggered(first, 1 if streamed else input_sets(state_bytes, l2_bytes()))
     read = cost.generate_bytes(
         case.batch,
         config.heads,
@@ -104,19 +109,19 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         precision,
         row_element_bytes=PRECISIONS[precision].rows.itemsize,
     )
+    rounds = max(1, STEPS // len(sets))
 
     def run() -> None:
-        for step in range(STEPS):
-            for advance in sets:
-                advance(step)
+        for step in range(rounds):
+            for some in sets:
+                some.advance(step)
 
-    found = launches(lambda: sets[0](0))
     return Workload(
         run=run,
-        units=STEPS * count,
+        units=rounds * len(sets),
         tokens=case.batch,
         device="cuda",
-        gate=lambda: _generate_verdict(reference, generate, config, case, form, precision),
+        gate=lambda: _generate_verdict(config, min(case.batch, GATE_SEQUENCES), case.dtype, form, precision),
         metrics={
             "flops": cost.generate_flops(case.batch, config.heads, config.head_dim, config.mini_batch, form),
             "bytes": read,
@@ -125,25 +130,68 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
             **metrics_of(found),
             **measured_ceilings(),
         },
-        settings={"input_sets": str(count)} | settings_of(found),
+        settings={"input_sets": str(len(sets))} | settings_of(found),
     )
 
 
-def _steps(generate: Any, inputs: dict[str, Any], form: str, precision: str) -> tuple[Any, Callable[[int], object]]:
-    """The state of one set of sequences, and a function that advances it by the token at a step."""
-    state = generate.GenerateState.from_state(inputs["state"], form, precision)
-    outer = [inputs[name] for name in ("token_scale", "ln_weight", "ln_bias")]
-    columns = [[inputs[name][:, t].contiguous() for name in ("q", "k", "v", "lr")] for t in range(STEPS)]
-    out = torch.empty_like(columns[0][0])
-    return state, lambda step: generate.generate_step(*columns[step], *outer, state, out=out)
+@dataclass
+class GenerateSet:
+    """Some sequences that generate: their state, and [q, k, v, lr] of each step of a mini-batch."""
+
+    generate: Any
+    state: Any
+    outer: list[torch.Tensor]
+    tokens: list[list[torch.Tensor]]
+    out: torch.Tensor
+
+    @classmethod
+    def of(cls, generate: Any, inputs: dict[str, Any], form: str, precision: str) -> "GenerateSet":
+        """From the arguments of a reference's `forward`."""
+        state = generate.GenerateState.from_state(inputs["state"], form, precision)
+        outer = [inputs[name] for name in ("token_scale", "ln_weight", "ln_bias")]
+        tokens = [[inputs[name][:, t].contiguous() for name in ("q", "k", "v", "lr")] for t in range(STEPS)]
+        return cls(generate, state, outer, tokens, torch.empty_like(tokens[0][0]))
+
+    def copy(self, steps: int) -> "GenerateSet":
+        """The same sequences elsewhere in memory, with tokens for so many steps."""
+        return replace(self, state=deepcopy(self.state), tokens=deepcopy(self.tokens[:steps]), out=self.out.clone())
+
+    def advance(self, step: int, **options: Any) -> None:
+        """One token of every sequence, that of `step`, wherever in its mini-batch the state is."""
+        self.generate.generate_step(*self.tokens[step], *self.outer, self.state, out=self.out, **options)
 
 
-def _generate_verdict(
-    reference: Any, generate: Any, config: TTTConfig, case: Case, form: str, precision: str
-) -> Verdict:
-    """A few sequences at mixed positions, over two mini-batches, against the reference in float64."""
-    sequences = min(case.batch, GATE_SEQUENCES)
-    inputs = layer_inputs(config, sequences, GATE_STEPS + STEPS, getattr(torch, case.dtype))
+def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
+    """So many sets or a few more, copies of the first, apart in their mini-batches by equal distances.
+
+    So a step of 16 sets, or 16 / n steps of n sets, are the steps of a mini-batch.
+    """
+    count = 1 << (at_least - 1).bit_length() if at_least <= STEPS else math.ceil(at_least / STEPS) * STEPS
+    rounds = max(1, STEPS // count)
+    sets = [first, *(first.copy(rounds) for _ in range(count - 1))]
+    for index, some in enumerate(sets):
+        some.state.position.fill_(index * rounds % STEPS)
+    return sets
+
+
+@cache
+def _compile_steps(config: TTTConfig, dtype: torch.dtype, form: str) -> None:
+    """Compile the step of every precision, side by side; later ones are then there."""
+    generate = import_module(f"tk_kernels.ttt_{config.learner}.generate")
+    inputs = layer_inputs(config, 1, STEPS, dtype)
+    sets = [GenerateSet.of(generate, inputs, form, precision) for precision in PRECISIONS]
+    compile_all(partial(some.advance, 0, compile_only=True) for some in sets)
+
+
+@cache
+def _generate_verdict(config: TTTConfig, sequences: int, dtype: str, form: str, precision: str) -> Verdict:
+    """A few sequences at mixed positions, over two mini-batches, against the reference in float64.
+
+    Once for all the batches of a form and precision: the sequences of a batch do not know of one another.
+    """
+    operator = f"tk_kernels.ttt_{config.learner}"
+    reference, generate = (import_module(f"{operator}.{part}") for part in ("reference", "generate"))
+    inputs = layer_inputs(config, sequences, GATE_STEPS + STEPS, getattr(torch, dtype))
     exact = {name: to_float64(value) for name, value in inputs.items()}
     outer = ("token_scale", "ln_weight", "ln_bias")
     state, rows = exact["state"], []
@@ -162,4 +210,4 @@ def _generate_verdict(
         out, state = reference.generate_step(*truth, *(exact[name] for name in outer), state)
         expected.append(out)
     error = relative_error(torch.stack(got), torch.stack(expected))
-    return Verdict([Check.at_most("output_relative_error", error, LIMITS[case.dtype])])
+    return Verdict([Check.at_most("output_relative_error", error, LIMITS[dtype])])
