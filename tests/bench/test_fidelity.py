@@ -5,13 +5,15 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 from bench.suites import Selection, cases, find_suite
 from bench.systems import SYSTEMS
-from bench.systems.fidelity import fidelity
+from bench.systems import fidelity as fidelity_module
+from bench.systems.fidelity import exact_run, fidelity
 from bench.systems.ttt_kernels import PRECISIONS
 from bench.systems.ttt_torch import TTTMLP, TTTLinear
 from harness.case import Case
@@ -31,8 +33,18 @@ for state in ("float32", "bfloat16"):
 
 
 def case(system, tokens=20, dtype="float32"):
-    return Case("generate-fidelity", system, "torch", "tiny", "generate", 2, tokens, dtype=dtype,
-                state_dtype="float32", options=(("compare", "float64"),))
+    return Case(
+        "generate-fidelity",
+        system,
+        "torch",
+        "tiny",
+        "generate",
+        2,
+        tokens,
+        dtype=dtype,
+        state_dtype="float32",
+        options=(("compare", "float64"),),
+    )
 
 
 def models(adapter, system):
@@ -57,7 +69,8 @@ def test_the_gate_compares_and_the_metrics_hold_the_distances(adapter, system):
 
 def test_a_rounded_state_drifts_and_drifts_further_with_more_tokens():
     model, reference = models(TTTLinear(), "ttt-linear")
-    exact = fidelity(model, reference, 2, 24)
+    run = exact_run(reference, 2, 24)
+    exact = fidelity(model, run)
     learn = model.operator.generate_step
 
     def rounded(tokens, learner, state):
@@ -66,14 +79,27 @@ def test_a_rounded_state_drifts_and_drifts_further_with_more_tokens():
         return out
 
     model.operator.generate_step = rounded
-    found = fidelity(model, reference, 2, 24)
+    found = fidelity(model, run)
     assert found["total_variation_mean"] > 100 * exact["total_variation_mean"]
     assert found["total_variation_max"] >= found["total_variation_last"] > found["total_variation_first"]
 
 
-def test_every_model_reads_the_same_tokens():
+def test_the_exact_model_draws_the_same_tokens_each_time_and_not_one_alone():
     model, reference = models(TTTLinear(), "ttt-linear")
-    assert fidelity(model, reference, 2, 20) == fidelity(model, reference, 2, 20)
+    first, second = (exact_run(reference, 2, 20) for _ in range(2))
+    assert torch.equal(first.ids, second.ids)
+    assert torch.equal(first.probabilities, second.probabilities)
+    assert len(first.ids.unique()) > 20
+    assert fidelity(model, first) == fidelity(model, second)
+
+
+def test_the_exact_run_is_shared_by_the_states_of_a_model_and_by_no_other(monkeypatch):
+    runs = []
+    monkeypatch.setattr(fidelity_module, "exact_run", lambda *asked: runs.append(asked[1:]) or exact_run(*asked))
+    adapter = TTTLinear()
+    for asked in (case("ttt-linear", 3), replace(case("ttt-linear", 3), state_dtype="bfloat16"), case("ttt-linear", 4)):
+        adapter.build(asked).gate()
+    assert runs == [(2, 3), (2, 4)]
 
 
 def test_a_model_of_nans_does_not_pass():
@@ -89,10 +115,10 @@ def test_the_suite_has_each_state_precision_of_both_forms():
     found = cases(find_suite("generate-fidelity"), Selection(SYSTEMS), "cuda")
     for form in ("triton-dual", "triton-primal"):
         for system in ("ttt-linear", "ttt-mlp"):
-            states = [c.state_dtype for c in found if (c.system, c.backend, c.dtype) == (system, form, "bfloat16")]
-            assert sorted(states) == sorted(PRECISIONS)
+            for dtype in ("bfloat16", "float32"):
+                states = [c.state_dtype for c in found if (c.system, c.backend, c.dtype) == (system, form, dtype)]
+                assert sorted(states) == sorted(PRECISIONS)
     assert {c.context for c in found} == {2048}
-    assert {c.backend for c in found if c.dtype == "float32"} == {"triton-dual"}
 
 
 def test_a_kernels_state_precision_is_seen_through_the_interpreter():
