@@ -11,7 +11,7 @@ from bench.models.config import TTTConfig, model_config
 from bench.systems.language_model import device
 from bench.systems.needs import needs_gpu
 from bench.systems.torch_layer import GATE_TOKENS, LIMITS, layer_inputs, layer_metrics
-from bench.systems.triton_tuning import tune_side_by_side
+from bench.systems.triton_tuning import keep_choices, prepare
 from harness.case import Case
 from harness.gate import Check, Verdict, relative_error
 from harness.system import Skip, Workload
@@ -24,7 +24,7 @@ class FlaTTTLinear:
 
     def unavailable(self) -> str:
         """It has Triton kernels only."""
-        tune_side_by_side()
+        keep_choices()
         return needs_gpu("fla.ops.ttt")
 
     def versions(self) -> dict[str, str]:
@@ -40,8 +40,13 @@ class FlaTTTLinear:
         config = model_config("ttt-linear", case.size, mini_batch=mini_batch)
         assert isinstance(config, TTTConfig)
         inputs = package_inputs(layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype)))
+
+        def run() -> Any:
+            return chunk_ttt_linear(**inputs, chunk_size=mini_batch, output_final_state=True)
+
+        prepare(run)
         return Workload(
-            run=lambda: chunk_ttt_linear(**inputs, chunk_size=mini_batch, output_final_state=True),
+            run=run,
             tokens=case.batch * case.context,
             device=device(),
             gate=lambda: _gate(inputs, case, mini_batch),

@@ -10,16 +10,29 @@ from torch import Tensor
 from bench.models.base import LanguageModel as Model
 from bench.models.base import check_ids
 from bench.models.config import SIZES, VOCABULARY
-from bench.systems.language_model import STEPS, LanguageModel, device, greedy_steps, random_ids
+from bench.systems.language_model import (
+    GATE_BATCH,
+    GATE_STEPS,
+    STEPS,
+    device,
+    greedy_steps,
+    last_logits,
+    logits_verdict,
+    prefill_then_generate,
+    random_ids,
+)
 from bench.systems.needs import needs_gpu
-from bench.systems.triton_tuning import tune_side_by_side
+from bench.systems.triton_tuning import compile_ahead
+from bench.systems.tuned_model import TunedLanguageModel
 from harness.case import Case
+from harness.gate import Check, Verdict
 from harness.system import Skip, Workload
 
 # 32 chunks of 64 tokens for each of 64 sequences, or more: as large as the H100 needs, with the states of all chunks.
 PREFILL_TOKENS = 131_072
 # The package's recurrent kernels take pieces below 64 tokens, its chunked ones longer pieces.
 RECURRENT_TOKENS = 32
+ROUNDINGS = 1.5
 
 
 class FlaModel(Model):
@@ -66,7 +79,7 @@ class _Config:
     vocabulary: int
 
 
-class Fla(LanguageModel):
+class Fla(TunedLanguageModel):
     """A model of the package; a subclass names its classes and its sizes."""
 
     gate_prompt = 100  # longer than one chunk, and not a multiple of it
@@ -75,7 +88,6 @@ class Fla(LanguageModel):
 
     def unavailable(self) -> str:
         """It has Triton kernels only."""
-        tune_side_by_side()
         return needs_gpu("fla.models")
 
     def settings(self, case: Case) -> dict[str, str]:
@@ -113,23 +125,57 @@ class Fla(LanguageModel):
             inner.load_state_dict(model.inner.state_dict())
         return FlaModel(inner, recurrent=True)
 
+    @torch.inference_mode()
+    def _compare(self, model: FlaModel, dtype: str) -> Verdict:
+        """Prefill, then generate, against the reference's prefill of every longer prompt; see `rounding_verdict`."""
+        reference = self.reference(model, torch.float64 if dtype == "float32" else torch.float32)
+        prompt = self.gate_prompt
+        ids = random_ids(model, GATE_BATCH, prompt + GATE_STEPS)
+        expected = torch.stack([last_logits(reference, ids[:, : prompt + i]) for i in range(GATE_STEPS + 1)])
+        recurrent = FlaModel(model.inner, recurrent=True)
+        got, rounded = (prefill_then_generate(each, ids, prompt) for each in (model, recurrent))
+        return rounding_verdict(got, rounded, expected, dtype)
+
     def _generate(self, model: FlaModel, case: Case) -> tuple[Callable[[], object], int, int]:
         """Greedy steps from a state that has read a token; each call starts there again.
 
         The cache replaces its tensors at every step, so the first ones are put back, and kept, for every call.
         """
         ids = random_ids(model, case.batch)
-        with torch.inference_mode():
-            _, state = model.generate_step(ids, model.init_state(case.batch))
+
+        @torch.inference_mode()
+        def begin() -> Any:
+            return model.generate_step(ids, model.init_state(case.batch))[1]
+
+        compile_ahead(begin)
+        state = begin()
         first = [dict(layer.state) for layer in state.layers]
+
+        def go_back() -> None:
+            for layer, tensors in zip(state.layers, first, strict=True):
+                layer.state = dict(tensors)
 
         @torch.inference_mode()
         def run() -> Tensor:
-            for layer, tensors in zip(state.layers, first, strict=True):
-                layer.state = dict(tensors)
-            return greedy_steps(model, ids, state, STEPS)
+            last = greedy_steps(model, ids, state, STEPS)
+            go_back()  # at once: at B=512 the GPU has no room for a third copy of the states when this is captured
+            return last
 
         return run, case.batch, STEPS
+
+
+def rounding_verdict(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: str) -> Verdict:
+    """Logits [..., V] against a reference, where these models round more than ours, on which LIMITS were found.
+
+    rounded: of the same weights in `dtype` without the kernels that are measured. What those may be off beyond LIMITS
+    is half as much again as these are, and never more than twice LIMITS.
+    """
+    checks = []
+    of_both = (logits_verdict(each, reference, dtype).checks for each in (logits, rounded))
+    for check, rounding in zip(*of_both, strict=True):
+        limit = max(check.limit, min(ROUNDINGS * rounding.value, 2 * check.limit))
+        checks.append(Check.at_most(check.name, check.value, limit))
+    return Verdict(checks)
 
 
 class GatedDeltaNet(Fla):

@@ -245,10 +245,10 @@ class FlashAttn(AttentionBackend):
     """transformer/flash-attn: whichever FlashAttention is installed."""
 
     def unavailable(self) -> str:
-        """It needs one of the packages; why the first is not there stands for all."""
+        """It needs one of the packages."""
         if flash_package():
             return needs_gpu()
-        return f"none of {', '.join(PACKAGES)} can be imported: {cannot_import(PACKAGES[0])}"
+        return "no FlashAttention: " + "; ".join(cannot_import(name) for name in PACKAGES)
 
     def attend(self) -> Attend:
         """The newest FlashAttention here."""

@@ -8,9 +8,9 @@ from torch import Tensor
 from bench.models.base import LanguageModel as Model
 from bench.models.base import check_ids
 from bench.models.config import MambaConfig, model_config
-from bench.systems.language_model import LanguageModel, device
+from bench.systems.language_model import device
 from bench.systems.needs import cannot_import, needs_gpu
-from bench.systems.triton_tuning import tune_side_by_side
+from bench.systems.tuned_model import TunedLanguageModel
 from harness.case import Case
 
 # Beyond 2^31 elements (8192 a token) the package's indices would overflow, and 131,072 tokens fill any GPU.
@@ -78,14 +78,14 @@ class MambaSSMModel(Model):
         return self.inner(ids, inference_params=of_piece, num_last_tokens=1).logits[:, 0]
 
 
-class MambaSSM(LanguageModel):
+class MambaSSM(TunedLanguageModel):
     """mamba/mamba-ssm."""
 
     layer: ClassVar[str] = "Mamba1"
+    replays_prefill = True
 
     def unavailable(self) -> str:
         """It has CUDA and Triton kernels only."""
-        tune_side_by_side()
         return needs_gpu("mamba_ssm")
 
     def settings(self, case: Case) -> dict[str, str]:

@@ -1,102 +1,135 @@
 """How do packages that tune their Triton kernels at the first call start within a case's time limit?
 
-Triton compiles the candidates of a kernel one after another, minutes for a language model. Here they are compiled side
-by side, and what was measured of them is kept in Triton's cache: candidates, measure and choice stay the package's.
+Triton compiles one kernel after another, and every candidate of each: minutes for a language model. Here work is first
+run without launching any kernel, which tells all that it will need, and that is compiled side by side. Candidates and
+choice stay the package's, measured on the work that is timed and not on the gate's, which is too small to tell.
 """
 
+import math
 import os
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from contextlib import suppress
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from tk_kernels.side_by_side import compile_all
+
 KEEP = "TRITON_CACHE_AUTOTUNING"
+# Of a candidate, warm-up and measurement, in ms: a fifth of Triton's own, as there are hundreds of candidates.
+WARMUP_MS, MEASURE_MS = 5, 20
 
 
-@cache
-def tune_side_by_side() -> None:
-    """Change Triton's tuner in this process; before the packages are imported, as each kernel makes its own."""
+def keep_choices() -> None:
+    """Have Triton keep what it measures beside what it compiles; before the packages are imported."""
     os.environ.setdefault(KEEP, "1")
-    try:
-        from triton.runtime.autotuner import Autotuner
-    except ImportError:  # the package that needs it will say so
-        return
-    Autotuner.prune_configs, Autotuner._bench = compiling_first(Autotuner.prune_configs, Autotuner._bench, _compile)
 
 
-def compiling_first(
-    prune: Callable[..., list[Any]],
-    measure: Callable[..., Any],
-    compile_all: Callable[[Any, dict[str, Any], list[Any]], None],
-) -> tuple[Callable[..., list[Any]], Callable[..., Any]]:
-    """`prune(tuner, arguments)` names the candidates; before `measure` sees the first of them all are compiled.
+def prepare(run: Callable[[], object]) -> None:
+    """Compile ahead what `run` needs, then run it, so that the candidates are measured on this work."""
+    compile_ahead(run)
+    run()
 
-    Nothing is compiled where an earlier process measured them.
+
+def compile_ahead(call: Callable[[], object]) -> None:
+    """Compile, side by side, the Triton kernels of `call` with every candidate that is still to be measured.
+
+    `call` is run without its Triton kernels, so what it returns means nothing; others run on what memory held.
     """
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
 
-    def pruned(tuner: Any, arguments: dict[str, Any]) -> list[Any]:
-        tuner.candidates = prune(tuner, arguments)
-        return tuner.candidates
+    launch = JITFunction.run
 
-    def measured(tuner: Any, *args: Any, config: Any, **arguments: Any) -> Any:
-        candidates, tuner.candidates = tuner.candidates, []
-        if len(candidates) > 1:
-            compile_all(tuner, arguments, candidates)
-        return measure(tuner, *args, config=config, **arguments)
+    def compiled(kernel: Any, /, *args: Any, grid: Any, warmup: bool, **arguments: Any) -> Any:
+        return launch(kernel, *args, grid=None, warmup=True, **arguments)
 
-    return pruned, measured
+    def unmeasured(tuner: Any, /, *args: Any, config: Any, **arguments: Any) -> list[float]:
+        tuner._do_bench = tuner._do_bench or _measure
+        tuner.fn.run(*args, **arguments, **config.all_kwargs())
+        return [0.0] * 3
+
+    with _instead(JITFunction, run=compiled), _instead(Autotuner, _bench=unmeasured), _choices_forgotten():
+        compile_all([call])
 
 
-def _compile(tuner: Any, arguments: dict[str, Any], candidates: list[Any]) -> None:
-    """Compile `candidates` for the arguments of this call; one that fails is left for the tuner to find out."""
-    from triton import AsyncCompileMode
+@contextmanager
+def untuned() -> Iterator[None]:
+    """Inside, a choice that is still open falls on the smallest candidate, unmeasured, and is forgotten at the end.
 
-    given = {name: value for name, value in {**tuner.nargs, **arguments}.items() if name not in ("grid", "warmup")}
-    pool = ForkedProcesses(os.cpu_count() or 1)
-    with AsyncCompileMode(pool, ignore_errors=True):
+    For references, whose speed does not matter; large blocks in many stages may not fit into shared memory.
+    """
+    from triton.runtime.autotuner import Autotuner
+
+    prune = Autotuner.prune_configs
+
+    def smallest(tuner: Any, arguments: dict[str, Any]) -> list[Any]:
+        return [min(prune(tuner, arguments), key=_size)]
+
+    def unmeasured(tuner: Any, /, *args: Any, **arguments: Any) -> list[float]:
+        return [0.0] * 3
+
+    with _instead(Autotuner, prune_configs=smallest, _bench=unmeasured), _choices_forgotten():
+        yield
+
+
+def _size(config: Any) -> int:
+    """Stages times the product of the block's extents, about the shared memory that a candidate takes."""
+    return config.num_stages * math.prod(
+        extent for extent in config.kwargs.values() if isinstance(extent, int) and extent
+    )
+
+
+@contextmanager
+def _choices_forgotten() -> Iterator[None]:
+    """What tuners choose inside is neither kept on disk nor, at the end, in memory."""
+    from triton.runtime.autotuner import Autotuner
+
+    run, look_up = Autotuner.run, Autotuner.check_disk_cache
+    chosen: list[tuple[Any, Any]] = []
+
+    def noted(tuner: Any, /, *args: Any, **arguments: Any) -> Any:
+        before = set(tuner.cache)
         try:
-            for candidate in candidates:
-                tuner.fn.run(grid=None, warmup=True, **{**given, **candidate.all_kwargs()})
-        finally:  # Triton waits for what was begun
-            pool.work()
+            return run(tuner, *args, **arguments)
+        finally:
+            chosen.extend((tuner, key) for key in set(tuner.cache) - before)
+
+    def unwritten(tuner: Any, key: Any, candidates: list[Any], measure: Callable[[], None]) -> bool:
+        try:
+            return look_up(tuner, key, candidates, _nothing_kept)
+        except _NothingKept:
+            measure()
+            return False
+
+    with _instead(Autotuner, run=noted, check_disk_cache=unwritten):
+        try:
+            yield
+        finally:
+            for tuner, key in chosen:
+                tuner.cache.pop(key, None)
 
 
-class ForkedProcesses(Executor):
-    """Does its tasks in forked processes, then here: for tasks whose work is kept on disk, as compiled kernels are.
-
-    Much of a compilation holds Python's lock, so threads would wait for one another. The children touch no GPU.
-    """
-
-    def __init__(self, processes: int) -> None:
-        self._processes = processes
-        self._tasks: list[tuple[Future[Any], Callable[[], Any]]] = []
-
-    def submit(self, task: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
-        """See Executor; the task waits for `work`."""
-        future: Future[Any] = Future()
-        self._tasks.append((future, task))
-        return future
-
-    def work(self) -> None:
-        """Do all tasks and set their futures."""
-        tasks = [task for _, task in self._tasks]
-        count = min(self._processes, len(tasks))
-        for child in [_forked(tasks[first::count]) for first in range(count)]:
-            os.waitpid(child, 0)
-        for future, task in self._tasks:
-            try:
-                future.set_result(task())
-            except Exception as error:
-                future.set_exception(error)
+class _NothingKept(Exception):
+    """No earlier process measured these candidates."""
 
 
-def _forked(tasks: list[Callable[[], Any]]) -> int:
-    """The id of a child that does `tasks`, whatever they raise, and ends."""
-    child = os.fork()
-    if child:
-        return child
-    for task in tasks:
-        with suppress(BaseException):
-            task()
-    os._exit(0)
+def _nothing_kept() -> None:
+    raise _NothingKept
+
+
+def _measure(call: Callable[[], object], quantiles: tuple[float, ...]) -> Any:
+    from triton.testing import do_bench
+
+    return do_bench(call, warmup=WARMUP_MS, rep=MEASURE_MS, quantiles=quantiles)
+
+
+@contextmanager
+def _instead(owner: type, **functions: Callable[..., Any]) -> Iterator[None]:
+    """Other functions of a class for a while."""
+    own = {name: getattr(owner, name) for name in functions}
+    for name, function in functions.items():
+        setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        for name, function in own.items():
+            setattr(owner, name, function)

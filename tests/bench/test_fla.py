@@ -115,6 +115,52 @@ def test_every_call_of_generate_starts_from_the_same_state(package):
     assert torch.equal(workload.run(), workload.run())
 
 
+def test_a_model_is_tuned_on_the_work_that_is_timed_and_gated_once_after(package, monkeypatch):
+    monkeypatch.setattr("bench.fairness.checks", lambda facts, case: [])  # of the 1.3b size, which this is not
+    forward = replace(CASE, phase="forward", context=20, timing="eager")
+    system = GatedDeltaNet()
+    workload = system.build(forward)
+    lengths = system._model(forward).inner.lengths
+    assert lengths == [20, 20]  # compiled ahead, then run
+    assert workload.gate().passed
+    assert 20 not in lengths[2:]
+    gated = len(lengths)
+    longer = system.build(replace(forward, context=30))
+    assert longer.gate().passed
+    assert lengths[gated:] == [30]  # new shapes are compiled ahead; the verdict stands
+
+
+def test_a_model_that_differs_from_its_reference_misses_its_gate(package, monkeypatch):
+    system = GatedDeltaNet()
+    reference = system.reference
+
+    def off(model, dtype):
+        other = reference(model, dtype)
+        other.inner.embedding.weight.data *= 1.1
+        return other
+
+    monkeypatch.setattr(system, "reference", off)
+    workload = system.build(replace(CASE, phase="forward", timing="eager"))
+    assert "logits_relative_error" in workload.gate().reason
+
+
+@pytest.mark.parametrize(("off", "passes"), [(0.05, True), (0.08, True), (0.12, False)])
+def test_kernels_may_be_off_a_little_more_than_the_rounding_of_their_model(off, passes):
+    exact = torch.randn(5, 2, 4000)
+    noise = torch.randn_like(exact)
+    verdict = fla_models.rounding_verdict(exact + off * noise, exact + 0.06 * noise, exact, "bfloat16")
+    assert verdict.checks[0].passed is passes  # 0.05 is the table's limit, 0.09 half as much again as 0.06
+
+
+def test_a_model_that_rounds_to_nothing_is_held_to_twice_the_table():
+    exact = torch.randn(5, 2, 4000)
+    far = exact + 0.3 * torch.randn_like(exact)
+    assert fla_models.rounding_verdict(far, far, exact, "bfloat16").checks[0].limit == pytest.approx(0.1)
+    nothing = torch.full_like(exact, torch.nan)
+    assert not fla_models.rounding_verdict(nothing, nothing, exact, "bfloat16").passed
+    assert fla_models.rounding_verdict(exact, nothing, exact, "bfloat16").checks[0].limit == pytest.approx(0.05)
+
+
 def test_requests_and_other_sizes_are_skipped(package):
     with pytest.raises(Skip, match="takes new tensors at every step"):
         GatedDeltaNet().build(Case("s", "gated-deltanet", "fla", "1.3b", "request", 1, 16))

@@ -1,91 +1,131 @@
-"""Are a kernel's candidates compiled before Triton measures them, and is its choice left alone?"""
+"""Are all candidates compiled before one is measured, and is the package's choice left alone? Nothing is launched."""
 
-import os
-from functools import partial
+import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from bench.systems import triton_tuning
 
-
-def candidate(block):
-    return SimpleNamespace(all_kwargs=lambda: {"BLOCK": block})
+TIMES_MS = {16: 3.0, 32: 1.0, 64: 2.0}
 
 
-class Kernel:
-    def __init__(self):
-        self.compiled = []
+def add(x, n, BLOCK):
+    """The source that Triton asks of a kernel; never compiled here."""
 
-    def run(self, *, grid, warmup, **arguments):
-        assert (grid, warmup) == (None, True)
-        self.compiled.append(arguments)
+
+@pytest.fixture
+def triton(monkeypatch, tmp_path):
+    """Triton with a GPU that it believes in; `launches` notes (compiled only, block) of what reaches a kernel."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.jit import JITFunction
+
+    launches = []
+
+    def run(kernel, *args, grid, warmup, **arguments):
+        launches.append((warmup, arguments["BLOCK"]))
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    gpu = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32))
+    monkeypatch.setattr(type(triton.runtime.driver), "active", gpu)
+    return SimpleNamespace(launches=launches, kept=lambda: list(tmp_path.rglob("*.autotune.json")))
 
 
 def tuner():
-    return SimpleNamespace(nargs={"x": 1, "n": 2}, fn=Kernel())
+    """A kernel as a new process has it: three candidates, the middle one the fastest, the last the smallest."""
+    import triton
+
+    configs = [triton.Config({"BLOCK": block}, num_stages=stages) for block, stages in ((64, 1), (32, 2), (16, 3))]
+    # As when Triton is told not to interpret, whatever other tests do to the environment.
+    kernel = triton.runtime.jit.JITFunction(add)
+
+    def measure(call, quantiles):
+        call()
+        return [TIMES_MS[measured.launches[-1][1]]] * 3
+
+    tuned = triton.autotune(configs, key=["n"], cache_results=True, do_bench=measure)(kernel)
+    measured = tuned.measured = SimpleNamespace(launches=None)
+    return tuned
 
 
-def changed(*blocks, measured):
-    """The two changed functions over a tuner with these candidates, which notes what was compiled before each."""
-
-    def measure(tuner, *args, config, **arguments):
-        measured.append((config.all_kwargs()["BLOCK"], len(tuner.fn.compiled), args, arguments))
-
-    candidates = [candidate(block) for block in blocks]
-    return triton_tuning.compiling_first(lambda tuner, arguments: candidates, measure, triton_tuning._compile)
+def call(tuned, fixture):
+    tuned.measured.launches = fixture.launches
+    return lambda: tuned[(1,)](torch.zeros(8), 8)
 
 
-def test_every_candidate_is_compiled_for_the_arguments_of_the_call_before_one_is_measured():
-    pytest.importorskip("triton")
-    tuned, call, measured = tuner(), {"grid": (8,), "warmup": False, "WIDTH": 4}, []
-    prune, measure = changed(16, 32, measured=measured)
-    for config in prune(tuned, call):
-        measure(tuned, 1, 2, config=config, **call)
-    assert tuned.fn.compiled == [{"x": 1, "n": 2, "WIDTH": 4, "BLOCK": block} for block in (16, 32)]
-    assert measured == [(16, 2, (1, 2), call), (32, 2, (1, 2), call)]
+def test_every_candidate_is_compiled_and_none_is_launched_or_chosen(triton):
+    tuned = tuner()
+    triton_tuning.compile_ahead(call(tuned, triton))
+    assert {block for _, block in triton.launches} == {16, 32, 64}
+    assert all(compiled_only for compiled_only, _ in triton.launches)
+    assert tuned.cache == {}
+    assert triton.kept() == []
 
 
-def test_what_is_not_a_choice_and_what_was_chosen_before_is_not_compiled_ahead():
-    tuned, call, measured = tuner(), {"grid": (8,), "warmup": False}, []
-    prune, measure = changed(16, measured=measured)
-    (config,) = prune(tuned, call)
-    measure(tuned, config=config, **call)
-    assert measured == [(16, 0, (), call)]
-    prune, _ = changed(16, 32, measured=measured)
-    assert len(prune(tuned, call)) == 2  # measured by an earlier process, whose word Triton keeps
-    assert tuned.fn.compiled == []
+def test_the_choice_is_measured_on_the_work_that_is_prepared(triton):
+    tuned = tuner()
+    triton_tuning.prepare(call(tuned, triton))
+    launched = [block for compiled_only, block in triton.launches if not compiled_only]
+    assert launched == [64, 32, 16, 32]
+    assert [config.kwargs["BLOCK"] for config in tuned.cache.values()] == [32]
+    (kept,) = triton.kept()
+    assert len(json.loads(kept.read_text())["configs_timings"]) == 3
 
 
-def test_tasks_are_done_in_processes_of_their_own_and_their_results_are_had_here(tmp_path):
-    def task(number):
-        note = tmp_path / str(number)
-        if number == 3:
-            raise ValueError("cannot be compiled")
-        if not note.exists():  # what a cache on disk spares
-            note.write_text(str(os.getpid()))
-        return note.read_text()
-
-    pool = triton_tuning.ForkedProcesses(2)
-    futures = [pool.submit(partial(task, number)) for number in range(5)]
-    pool.work()
-    workers = [future.result() for number, future in enumerate(futures) if number != 3]
-    assert len(set(workers)) == 2
-    assert str(os.getpid()) not in workers
-    with pytest.raises(ValueError, match="cannot be compiled"):
-        futures[3].result()
+def test_of_what_an_earlier_process_chose_only_that_is_compiled(triton):
+    triton_tuning.prepare(call(tuner(), triton))
+    triton.launches.clear()
+    later = tuner()
+    triton_tuning.compile_ahead(call(later, triton))
+    assert triton.launches == [(True, 32)]
+    call(later, triton)()
+    assert triton.launches[1:] == [(False, 32)]
 
 
-def test_triton_is_changed_once_and_asked_to_keep_what_it_measures(monkeypatch):
-    autotuner = pytest.importorskip("triton.runtime.autotuner").Autotuner
-    original = autotuner.prune_configs
-    monkeypatch.setattr(autotuner, "prune_configs", original)
-    monkeypatch.setattr(autotuner, "_bench", autotuner._bench)
+def test_a_reference_takes_the_smallest_candidate_and_leaves_the_choice_open(triton):
+    tuned = tuner()
+    with triton_tuning.untuned():
+        triton_tuning.compile_ahead(call(tuned, triton))
+        assert set(triton.launches) == {(True, 16)}
+        triton.launches.clear()
+        call(tuned, triton)()
+    assert triton.launches == [(False, 16)]
+    assert tuned.cache == {}
+    assert triton.kept() == []
+
+
+def test_a_reference_leaves_what_is_chosen(triton):
+    tuned = tuner()
+    triton_tuning.prepare(call(tuned, triton))
+    triton.launches.clear()
+    with triton_tuning.untuned():
+        call(tuned, triton)()
+    assert triton.launches == [(False, 32)]
+    assert len(tuned.cache) == 1
+
+
+def test_triton_is_itself_again_when_the_work_fails(triton):
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
+
+    before = Autotuner.run, Autotuner._bench, Autotuner.check_disk_cache, Autotuner.prune_configs, JITFunction.run
+
+    def fail():
+        raise MemoryError
+
+    with pytest.raises(MemoryError), triton_tuning.untuned():
+        triton_tuning.compile_ahead(fail)
+    after = Autotuner.run, Autotuner._bench, Autotuner.check_disk_cache, Autotuner.prune_configs, JITFunction.run
+    assert after == before
+
+
+def test_triton_is_asked_to_keep_what_it_measures_unless_the_user_says_no(monkeypatch):
+    monkeypatch.delenv(triton_tuning.KEEP, raising=False)
+    triton_tuning.keep_choices()
+    assert triton_tuning.os.environ[triton_tuning.KEEP] == "1"
     monkeypatch.setenv(triton_tuning.KEEP, "0")
-    triton_tuning.tune_side_by_side.cache_clear()
-    triton_tuning.tune_side_by_side()
-    changed_once = autotuner.prune_configs
-    triton_tuning.tune_side_by_side()
-    assert changed_once is autotuner.prune_configs is not original
-    assert triton_tuning.os.environ[triton_tuning.KEEP] == "0"  # the user's word stands
-    triton_tuning.tune_side_by_side.cache_clear()
+    triton_tuning.keep_choices()
+    assert triton_tuning.os.environ[triton_tuning.KEEP] == "0"

@@ -1,0 +1,36 @@
+"""How is a language model measured and checked whose Triton kernels its package tunes at the first call?"""
+
+from typing import Any
+
+import torch
+
+from bench.systems.language_model import LanguageModel
+from bench.systems.triton_tuning import compile_ahead, keep_choices, prepare, untuned
+from harness.case import Case
+from harness.gate import Verdict
+from harness.system import Workload
+
+
+class TunedLanguageModel(LanguageModel):
+    """A LanguageModel that is compiled ahead, and tuned on the work that is timed before its gate runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        keep_choices()
+
+    def build(self, case: Case) -> Workload:
+        """See LanguageModel.build."""
+        workload = super().build(case)
+        if self._verdict is None:
+            prepare(workload.run)
+        else:
+            compile_ahead(workload.run)
+        return workload
+
+    def _gate(self, model: Any, case: Case) -> Verdict:
+        if self._verdict is not None:
+            return self._verdict
+        with untuned():
+            compile_ahead(lambda: (self._counted(model), self._compare(model, case.dtype)))
+            torch.manual_seed(1)  # a verdict that does not depend on the case
+            return super()._gate(model, case)
