@@ -15,7 +15,7 @@ from harness.nvml import Gpu, open_gpu
 from harness.ranges import nvtx_range, profiler_range, range_name
 from harness.reason import of_exception, sentence
 from harness.record import Record
-from harness.system import Skip, System, Workload
+from harness.system import NeedsFreshProcess, Skip, System, Workload
 from harness.timer import Clock, CpuClock, Policy, Timing, measure, never_throttled, take_engine_samples
 
 VERIFY = "verify"
@@ -42,7 +42,7 @@ class CaseRun:
     healthy: bool = True
 
     def record(self, system: System) -> Record:
-        """Run the case; whatever it raises becomes the status and the reason of the record."""
+        """Run the case; what it raises becomes the status and the reason of the record, but for NeedsFreshProcess."""
         started_at, start, before = datetime.now(UTC), time.monotonic(), snapshot()
         self._guarded(system)
         timing = self.found.pop("timing", Timing([], [], ""))
@@ -69,6 +69,8 @@ class CaseRun:
             self._run(system)
         except Skip as skip:
             self._end("skipped", sentence(str(skip)) or "the system does not say why")
+        except NeedsFreshProcess:
+            raise
         except (Exception, SystemExit) as error:
             traceback.print_exc()
             self.healthy = False
@@ -159,7 +161,7 @@ class EnergyMeter:
 def clock_for(case: Case, workload: Workload) -> Clock:
     """The clock of the workload's device; Skip where a CPU is asked for graphs or a cold L2."""
     if workload.device == "cuda":
-        return CudaEventClock(case.timing, case.l2, workload.rotate)
+        return CudaEventClock("graph" if workload.replayed else case.timing, case.l2, workload.rotate)
     if workload.engine_samples is None and (case.timing, case.l2) != ("eager", "warm"):
         raise Skip(f"timing {case.timing!r} with l2 {case.l2!r} needs a CUDA device; this system ran on the CPU")
     return CpuClock()

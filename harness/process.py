@@ -164,4 +164,4 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         answer = json.loads(line)
     except ValueError:
         return None
-    return answer if isinstance(answer, dict) and ("record" in answer or "available" in answer) else None
+    return answer if isinstance(answer, dict) and {"record", "available", "fresh"} & answer.keys() else None

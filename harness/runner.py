@@ -149,19 +149,34 @@ class _Run:
         worker, found = slot.ready()
         if worker is None:
             return self.unmeasured(case, found.status, found.reason, found), True
-        return self.measured(worker, case, found)
+        return self.measured(slot, worker, case, found)
 
-    def measured(self, worker: WorkerProcess, case: Case, found: Probe) -> tuple[Record, bool]:
+    def measured(self, slot: "_Slot", worker: WorkerProcess, case: Case, found: Probe) -> tuple[Record, bool]:
         """What the worker makes of a case, or the record of how it was lost."""
         started_at, start = _now(), time.monotonic()
         try:
-            answer = worker.ask({"do": "case", "case": case.to_dict(), **self.request}, self.time_limit_s)
+            answer = self.asked(slot, worker, case)
             return Record.from_dict(answer["record"]), answer["healthy"]
         except WorkerLost as lost:
             record = self.unmeasured(case, lost.status, lost.reason, found)
         except (ValueError, KeyError) as error:  # a worker of another version of this program
             record = self.unmeasured(case, "failed", f"the worker's answer is unusable: {of_exception(error)}", found)
         return replace(record, started_at=started_at, wall_s=time.monotonic() - start), False
+
+    def asked(self, slot: "_Slot", worker: WorkerProcess, case: Case) -> dict[str, Any]:
+        """The worker's answer, or that of a new one where it asks for one; WorkerLost as the worker's."""
+        request = {"do": "case", "case": case.to_dict(), **self.request}
+        answer = worker.ask(request, self.time_limit_s)
+        if not answer.get("fresh"):
+            return answer
+        slot.stop()
+        replacement, found = slot.ready()
+        if replacement is None:
+            raise WorkerLost(found.status, found.reason)
+        answer = replacement.ask(request, self.time_limit_s)
+        if answer.get("fresh"):
+            raise WorkerLost("failed", "a new worker of the system asked for another one")
+        return answer
 
     def unmeasured(self, case: Case, status: str, reason: str, found: Probe | None) -> Record:
         """A record made here because no worker made it."""
@@ -198,13 +213,18 @@ class _Slot:
             self._worker.kill()
         self._worker = None
 
+    def stop(self) -> None:
+        """Let a healthy worker end, with time to clean up."""
+        if self._worker is not None:
+            self._worker.stop()
+        self._worker = None
+
     def __enter__(self) -> "_Slot":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._worker is not None and kind is None:
-            self._worker.stop()
-            self._worker = None
+        if kind is None:
+            self.stop()
         self.discard()
 
     def _start(self) -> Probe:

@@ -13,6 +13,13 @@ class Skip(Exception):
     """Raised by `build` for a case that this system cannot run; the message, one sentence, says why."""
 
 
+class NeedsFreshProcess(Exception):
+    """Raised by `build` where this process can serve the case no longer and a new one can.
+
+    An engine that gives its memory back only when its process ends is left that way.
+    """
+
+
 def _nothing() -> None:
     """What `close` does where there is nothing to free."""
 
@@ -27,6 +34,8 @@ class Workload:
     gate: compares outputs with the reference; None where there is nothing to compare with.
     outputs: what the last run produced, for tests that compare systems.
     engine_samples: for systems that time themselves: ms of one unit, at best yielded as they are taken.
+    replayed: whether `run` is timed as replays of a CUDA graph although the case says "eager", as its launches take
+        longer than its work; the adapter says so in `settings`, and profiles see `run` itself.
     rotate: the same work on further input sets, used when case.l2 is "cold" (`cuda_clock.input_sets` says how many).
     metrics, settings: numbers and texts for the record. close: frees what the next case must not find.
     Running out of memory is a MemoryError or torch's OutOfMemoryError, whoever raises it.
@@ -42,6 +51,7 @@ class Workload:
     metrics: dict[str, float | None] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     close: Callable[[], None] = _nothing
+    replayed: bool = False
     rotate: Sequence[Callable[[], object]] = ()
 
     def __post_init__(self) -> None:
@@ -61,4 +71,4 @@ class System(Protocol):
         """Versions of what the environment does not name already."""
 
     def build(self, case: Case) -> Workload:
-        """The workload of a case; Skip where it cannot be."""
+        """The workload of a case; Skip where it cannot be, NeedsFreshProcess where it cannot be here."""

@@ -2,11 +2,12 @@
 
     {"do": "probe"}                     -> {"available": bool, "reason": str, "versions": {}, "environment": {}}
     {"do": "case", "case": {...}, "policy": {...}, "verify_only": bool, "profile_range": bool}
-                                        -> {"record": {...}, "healthy": bool}
+                                        -> {"record": {...}, "healthy": bool}, or {"fresh": true}
     {"do": "stop"}                      -> the process ends, as it does at the end of its input
 
 ATTRIBUTE is an adapter (`harness.system.System`) or a class of it. Answers go to the original stdout; what libraries
-print goes to stderr. "healthy" is false where the process must not be trusted with another case.
+print goes to stderr. "healthy" is false where the process must not be trusted with another case; with "fresh" it leaves
+this one to a new process.
 """
 
 import ctypes
@@ -23,10 +24,10 @@ from harness.case import Case
 from harness.environment import snapshot
 from harness.measured_case import PROFILE, VERIFY, CaseRun
 from harness.reason import sentence
-from harness.system import Skip, System, Workload
+from harness.system import NeedsFreshProcess, Skip, System, Workload
 from harness.timer import Policy
 
-__all__ = ["Skip", "System", "Workload", "answer", "load", "main"]
+__all__ = ["NeedsFreshProcess", "Skip", "System", "Workload", "answer", "load", "main"]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -60,7 +61,10 @@ def _probe(system: System) -> dict[str, Any]:
 def _case(system: System, request: dict[str, Any]) -> dict[str, Any]:
     mode = VERIFY if request.get("verify_only") else PROFILE if request.get("profile_range") else ""
     run = CaseRun(Case.from_dict(request["case"]), Policy.from_dict(request["policy"]), mode)
-    record = run.record(system)
+    try:
+        record = run.record(system)
+    except NeedsFreshProcess:
+        return {"fresh": True}
     return {"record": record.to_dict(), "healthy": run.healthy}
 
 

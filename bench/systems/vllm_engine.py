@@ -1,6 +1,7 @@
 """How is a model run and timed in vLLM's engine? Started in this process, stepped by hand, timed step by step."""
 
 import gc
+import importlib
 import json
 import tempfile
 import time
@@ -19,7 +20,11 @@ from harness.case import Case
 from harness.gate import Verdict
 
 SEQUENCES = 512  # vLLM captures graphs up to here unless told otherwise
+GRAPH_STEP = 256  # between the sizes of the graphs beyond them
+GRAPHS = ("engine", "doubling")  # at which numbers of sequences: vLLM's own (in steps of 8, then 16), or powers of two
 MEMORY_SHARE = 0.9  # the rest is for the gate's reference in float32
+# What vLLM says where the GPU is too small for the weights and a cache, or another program has taken its share.
+NO_ROOM = ("memory for the cache blocks", "available KV cache memory", "not enough GPU memory", "Free memory on device")
 SPARE_BLOCKS = 0.01  # of the cache; filled to the last block, the engine would preempt
 
 
@@ -34,10 +39,15 @@ class Settings:
     block_size: int | None
     max_num_batched_tokens: int
     attention: str = ""
+    graphs: str = "engine"
+
+    def __post_init__(self) -> None:
+        if self.graphs not in GRAPHS:
+            raise ValueError(f"graphs {self.graphs!r}: must be one of {', '.join(GRAPHS)}")
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of vllm.LLM. Log-probabilities are for the gate and cost nothing unless asked for."""
-        graphs = {} if self.max_num_seqs <= SEQUENCES else {"cudagraph_capture_sizes": _doubling(self.max_num_seqs)}
+        graphs = {"cudagraph_capture_sizes": sizes} if (sizes := self.graph_sizes()) else {}
         attention: dict[str, Any] = {}
         if self.attention:
             backend, _, version = self.attention.partition("-")
@@ -59,9 +69,14 @@ class Settings:
             **({"compilation_config": graphs} if graphs else {}),
         }
 
-
-def _doubling(last: int) -> list[int]:
-    return [2**power for power in range(last.bit_length())]
+    def graph_sizes(self) -> list[int]:
+        """The numbers of sequences that have a graph, up to `max_num_seqs`; empty where the engine's own list is it."""
+        if self.graphs == "doubling":
+            return [2**power for power in range(self.max_num_seqs.bit_length())]
+        if self.max_num_seqs <= SEQUENCES:
+            return []
+        own = [1, 2, 4, *range(8, 256, 8), *range(256, SEQUENCES + 1, 16)]
+        return own + list(range(SEQUENCES + GRAPH_STEP, self.max_num_seqs + 1, GRAPH_STEP))
 
 
 @dataclass
@@ -97,15 +112,19 @@ class Batch:
 class Engine:
     """A vLLM engine with the weights of a model of this repository.
 
-    Raises MemoryError where the weights leave no room for a cache that holds one sequence.
+    It lives as long as its process, which alone gives all of its memory back. `implementation` is vLLM's class of the
+    model, MODULE:CLASS. Raises MemoryError where the weights leave no room for a cache that holds one sequence.
     """
 
-    def __init__(self, config: ModelConfig, hugging_face: dict[str, Any], settings: Settings) -> None:
+    def __init__(
+        self, config: ModelConfig, hugging_face: dict[str, Any], settings: Settings, implementation: str
+    ) -> None:
         self.settings, self.model_config = settings, config
         self._folder = tempfile.TemporaryDirectory(prefix="ttt-bench-")
         self._made: set[int] = set()
         folder = Path(self._folder.name)
         write_model(folder, config, hugging_face, getattr(torch, settings.dtype))
+        _register(implementation)
         self.llm = _start(str(folder), settings)
         self.core = self.llm.llm_engine.engine_core.engine_core
         self._tokens_of_step = _watch(self.llm.llm_engine.engine_core)
@@ -154,9 +173,11 @@ class Engine:
             "attention": name,
             "attention_version": version,
             "block_size": ", ".join(map(str, self._block_sizes())),
+            "cache_dtype": ", ".join(dict.fromkeys(map(_cache_dtype, self._cache_specs()))),
             "max_num_batched_tokens": str(scheduler.max_num_batched_tokens),
             "max_num_seqs": str(scheduler.max_num_seqs),
             "cuda_graphs": str(getattr(compilation.cudagraph_mode, "name", compilation.cudagraph_mode)),
+            "graph_sizes": str(len(compilation.cudagraph_capture_sizes or [])),
             "largest_graph": str(max(compilation.cudagraph_capture_sizes or [0])),
             "asynchronous_scheduling": str(scheduler.async_scheduling),
             "prefix_cache": "on" if config.cache_config.enable_prefix_caching else "off",
@@ -207,16 +228,11 @@ class Engine:
         torch.cuda.empty_cache()
         return torch.stack(rows)
 
-    def close(self) -> None:
-        """End the engine and give its memory back."""
-        self.llm.llm_engine.engine_core.shutdown()
-        del self.llm, self.core
-        self._folder.cleanup()
-        gc.collect()
-        torch.cuda.empty_cache()
-
     def _block_sizes(self) -> list[int]:
-        return [group.kv_cache_spec.block_size for group in self.core.scheduler.kv_cache_config.kv_cache_groups]
+        return [spec.block_size for spec in self._cache_specs()]
+
+    def _cache_specs(self) -> list[Any]:
+        return [group.kv_cache_spec for group in self.core.scheduler.kv_cache_config.kv_cache_groups]
 
 
 def write_model(folder: Path, config: ModelConfig, hugging_face: dict[str, Any], dtype: torch.dtype) -> None:
@@ -230,13 +246,21 @@ def write_model(folder: Path, config: ModelConfig, hugging_face: dict[str, Any],
         torch.cuda.empty_cache()
 
 
+def _register(implementation: str) -> None:
+    """Hand vLLM its own class of the model: by name it would import itself again in another process, to look at it."""
+    from vllm import ModelRegistry
+
+    module, _, name = implementation.partition(":")
+    ModelRegistry.register_model(name, getattr(importlib.import_module(module), name))
+
+
 def _start(folder: str, settings: Settings) -> Any:
     from vllm import LLM
 
     try:
         return LLM(folder, **settings.arguments())
     except ValueError as error:
-        if "memory" in str(error) and "cache" in str(error):
+        if any(words in str(error) for words in NO_ROOM):
             raise MemoryError(str(error)) from error
         raise
 
@@ -253,6 +277,12 @@ def _watch(client: Any) -> list[int]:
 
     client.get_output = get_output
     return counts
+
+
+def _cache_dtype(spec: Any) -> str:
+    """Of keys and values; of a recurrent model the convolution's window and the state."""
+    dtypes = getattr(spec, "dtypes", None) or [getattr(spec, "dtype", "")]
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def _modules(model: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from bench.systems.needs import needs_gpu
 from bench.systems.vllm_engine import SEQUENCES, Batch, Engine, Settings
 from harness.case import Case
 from harness.gate import Verdict
-from harness.system import Workload
+from harness.system import NeedsFreshProcess, Workload
 from harness.timer import Policy, stop_reason
 
 # In this process, or requests are admitted piecemeal and a batch splits; offline; without flashinfer's sampler, which
@@ -24,13 +25,14 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 STEADY_STEPS = 32  # of a generate batch, at the least, in which every sequence takes part
+MANY_SEQUENCES = 4096  # the figures' largest batch: an engine of more than SEQUENCES is made for all of them
 MODEL_LENGTH = 33_024  # the figures' longest prompt, 32,768, and its steps; one engine then serves them all
 
 
 class VllmSystem:
-    """An adapter (`harness.worker.System`) of one architecture in vLLM; the engine is kept while its settings serve."""
+    """An adapter (`harness.worker.System`) of one architecture in vLLM, with one engine a process."""
 
-    architecture: ClassVar[str]
+    implementation: ClassVar[str]  # vLLM's own, MODULE:CLASS
     # Tokens of a step; and of a block of the cache, None for the engine's choice. The suite vllm-settings tries them.
     max_num_batched_tokens: ClassVar[int]
     block_size: ClassVar[int | None] = None
@@ -52,6 +54,11 @@ class VllmSystem:
         """The repository's configuration of a size."""
         raise NotImplementedError
 
+    @property
+    def architecture(self) -> str:
+        """How a config.json names the model."""
+        return self.implementation.partition(":")[2]
+
     def hugging_face(self, config: Any, length: int) -> dict[str, Any]:
         """The same as a Hugging Face config.json, for sequences of up to `length` tokens."""
         raise NotImplementedError
@@ -63,10 +70,15 @@ class VllmSystem:
     def check(self, engine: Engine, case: Case) -> None:
         """Raise RuntimeError where the engine does not run as this system says it does."""
 
+    def prompt_tokens(self, case: Case) -> int:
+        """How many tokens each prompt has: those of the context."""
+        return case.context
+
     def build(self, case: Case) -> Workload:
         """The workload of a case; it times itself."""
         engine = self.engine(case)
-        work = {"forward": Prefill, "generate": Generate, "request": Request}[case.phase](engine, case)
+        read = replace(case, context=self.prompt_tokens(case))
+        work = {"forward": Prefill, "generate": Generate, "request": Request}[case.phase](engine, read)
         facts = engine.facts()
         return Workload(
             run=work.once,
@@ -75,24 +87,20 @@ class VllmSystem:
             gate=lambda: self._gate(engine, case),
             engine_samples=work.samples,
             metrics=facts.metrics() | work.metrics(),
-            settings=facts.settings() | engine.described() | {"timed": work.timed},
+            settings=facts.settings() | engine.described() | {"timed": work.timed, "prompt_tokens": str(read.context)},
         )
 
     def engine(self, case: Case) -> Engine:
-        """The engine that is there, if it serves the case, or a new one in its place."""
+        """The engine of this process, started for its first case; NeedsFreshProcess where it does not serve this."""
         settings = self._settings(case)
-        if self._engine is None or self._engine.settings != settings:
-            self.discard()
+        if self._engine is None:
             config = self.config(case.size)
-            self._engine = Engine(config, self.hugging_face(config, settings.max_model_len), settings)
+            described = self.hugging_face(config, settings.max_model_len)
+            self._engine = Engine(config, described, settings, self.implementation)
+        elif self._engine.settings != settings:
+            raise NeedsFreshProcess
         self.check(self._engine, case)
         return self._engine
-
-    def discard(self) -> None:
-        """End the engine, if there is one."""
-        engine, self._engine, self._verdict = self._engine, None, None
-        if engine is not None:
-            engine.close()
 
     def _settings(self, case: Case) -> Settings:
         block = case.option("block_size", self.block_size)
@@ -104,13 +112,17 @@ class VllmSystem:
             block_size=None if block is None else int(block),
             max_num_batched_tokens=int(case.option("max_num_batched_tokens", self.max_num_batched_tokens)),
             attention=str(case.option("attention", "")),
+            graphs=str(case.option("graphs", "engine")),
         )
 
     def _sequences(self, case: Case) -> int:
-        """A power of two from SEQUENCES up that covers what could ever be in flight of the case's batch."""
+        """SEQUENCES where no more could ever be in flight of the case's batch, else MANY_SEQUENCES, doubled if need be.
+
+        So a figure's batches share one or two engines; each start of one costs as much as the cases of a figure.
+        """
         memory = torch.cuda.get_device_properties(0).total_memory
         possible = min(case.batch, memory // self.cache_bytes(self.config(case.size), case.context))
-        return max(SEQUENCES, 1 << max(0, possible - 1).bit_length())
+        return SEQUENCES if possible <= SEQUENCES else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
 
     def _gate(self, engine: Engine, case: Case) -> Verdict:
         if self._verdict is None:

@@ -17,10 +17,11 @@ BEST_VERSION = {9: "3", 10: "4"}
 class VllmTransformer(VllmSystem):
     """transformer/vllm; the option `attention` (FLASH_ATTN-2, TRITON_ATTN, ...) asks for another attention."""
 
-    architecture = "LlamaForCausalLM"
+    implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"
+    # Forward, B = 16, on one H100, ms at 2k, 8k and 32k tokens. Blocks of 16 and of 128: 167 and 170, 825 and 807, 5902
+    # and 5711. Steps of 8,192 and, in another run, 16,384 tokens: 170 and 168, 859 and 845. The suite vllm-settings
+    # measures both, steps of 32,768 and the sizes of the graphs in one run.
     max_num_batched_tokens = 16384
-    # Forward, B = 16, on one H100, blocks of 16 and of 128: 167 and 170 ms at 2k, 825 and 807 at 8k, 5902 and 5711 at
-    # 32k. The suite vllm-settings measures both again, and steps of 8k to 32k tokens.
     block_size = 16
 
     def config(self, size: str) -> TransformerConfig:

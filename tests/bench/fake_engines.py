@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import fake_vllm
 import torch
@@ -36,7 +36,14 @@ FAULTS = {
     "hangs": lambda: time.sleep(600),
     "memory": lambda: _raise(ValueError("No available memory for the cache blocks.")),
     "refuses": lambda: _raise(RuntimeError("Engine core initialization failed.")),
+    "busy": lambda: _raise(ValueError("Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less than desired")),
     "none": lambda: None,
+}
+# An engine may also start well: these befall it in a step.
+LATER = {
+    "dies later": FAULTS["dies"],
+    "hangs later": FAULTS["hangs"],
+    "memory later": lambda: _raise(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")),
 }
 
 
@@ -50,8 +57,14 @@ class LLM(fake_vllm.LLM):
 
     def __init__(self, folder, **arguments):
         hold_gpu_memory()
-        FAULTS[self.fault]()
+        FAULTS.get(self.fault, FAULTS["none"])()
         super().__init__(folder, **arguments)
+        if self.fault == "falls back":
+            self.model.attention.impl.vllm_flash_attn_version = 2
+
+    def _step(self):
+        LATER.get(self.fault, FAULTS["none"])()
+        return super()._step()
 
 
 class Faulty(VllmTransformer):
@@ -61,9 +74,7 @@ class Faulty(VllmTransformer):
 
     def __init__(self):
         super().__init__()
-        module = ModuleType("vllm")
-        module.LLM, module.SamplingParams = LLM, fake_vllm.SamplingParams
-        sys.modules["vllm"] = module
+        fake_vllm.install(LLM, sys.modules)
         vllm_system.SEQUENCES = 64
         torch.cuda.get_device_properties = lambda index: SimpleNamespace(total_memory=80 * 10**9)
         torch.cuda.get_device_capability = lambda: (9, 0)

@@ -3,12 +3,24 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import torch
 
 from bench.models import checkpoint
 from bench.models.config import TransformerConfig
+
+
+def install(engine, modules):
+    """Put this module in vLLM's place among `modules`, with `engine` for its LLM; what is registered goes to a dict."""
+    vllm, llama = ModuleType("vllm"), ModuleType("vllm.model_executor.models.llama")
+    registered = {}
+    llama.LlamaForCausalLM = Model
+    vllm.LLM, vllm.SamplingParams = engine, SamplingParams
+    vllm.ModelRegistry = SimpleNamespace(register_model=registered.__setitem__)
+    packages = {name: ModuleType(name) for name in ("vllm.model_executor", "vllm.model_executor.models")}
+    modules.update({"vllm": vllm, **packages, llama.__name__: llama})
+    return registered
 
 
 @dataclass
@@ -79,14 +91,14 @@ class LLM:
     def __init__(self, folder, **arguments):
         if self.fails_with:
             raise self.fails_with
-        self.arguments, self.closed = arguments, False
+        self.arguments, self.folder = arguments, folder
         self.block = arguments.get("block_size") or 16
         self.model = Model(folder, arguments["dtype"])
         self.waiting, self.running, self.count, self.clock = [], [], 0, None
-        group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=self.block))
+        group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=self.block, dtype=torch.bfloat16))
         cache = SimpleNamespace(num_blocks=self.blocks, kv_cache_groups=[group])
         core = SimpleNamespace(scheduler=SimpleNamespace(kv_cache_config=cache))
-        client = SimpleNamespace(engine_core=core, get_output=self._step, shutdown=self._shutdown)
+        client = SimpleNamespace(engine_core=core, get_output=self._step)
         self.llm_engine = SimpleNamespace(
             engine_core=client,
             vllm_config=self._config(),
@@ -119,9 +131,6 @@ class LLM:
 
     def apply_model(self, function):
         return [function(self.model)]
-
-    def _shutdown(self):
-        self.closed = True
 
     def _step(self):
         """One token of every sequence that is read, then as much of the prompts as the step and the cache hold."""

@@ -1,8 +1,10 @@
 """Does the vLLM adapter time the right steps, say how many sequences ran at once, and refuse what is unfair?"""
 
+import json
 import sys
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from pathlib import Path
+from types import SimpleNamespace
 
 import fake_vllm
 import pytest
@@ -11,9 +13,10 @@ import torch
 from bench.systems import vllm_system
 from bench.systems.needs import cannot_import
 from bench.systems.vllm_engine import Batch, Settings
+from bench.systems.vllm_mamba import GENERATE_PROMPT, VllmMamba
 from bench.systems.vllm_transformer import VllmTransformer
 from harness.case import Case
-from harness.system import Workload
+from harness.system import NeedsFreshProcess, Workload
 from harness.timer import Policy, take_engine_samples
 
 CASE = Case("s", "transformer", "vllm", "tiny", "generate", 4, 48, dtype="float32", timing="graph")
@@ -28,9 +31,10 @@ def llm(monkeypatch):
         started: list = []  # noqa: RUF012
         compute = False
 
-    module = ModuleType("vllm")
-    module.LLM, module.SamplingParams = LLM, fake_vllm.SamplingParams
-    monkeypatch.setitem(sys.modules, "vllm", module)
+    modules: dict = {}
+    LLM.registered = fake_vllm.install(LLM, modules)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=80 * 10**9), raising=False
     )
@@ -77,10 +81,21 @@ def test_a_cache_that_holds_no_sequence_is_out_of_memory(llm):
         VllmTransformer().build(CASE)
 
 
-def test_an_engine_without_memory_for_its_cache_is_out_of_memory(llm):
-    llm.fails_with = ValueError("No available memory for the cache blocks. Try increasing")
-    with pytest.raises(MemoryError, match="No available memory"):
+@pytest.mark.parametrize(
+    "words",
+    [
+        "No available memory for the cache blocks. Try increasing",
+        "6.0 GiB KV cache is needed, which is larger than the available KV cache memory (1.0 GiB).",
+        "Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less than desired GPU memory utilization",
+    ],
+)
+def test_an_engine_without_memory_for_its_cache_is_out_of_memory(llm, words):
+    llm.fails_with = ValueError(words)
+    with pytest.raises(MemoryError, match=words[:20]):
         VllmTransformer().build(CASE)
+
+
+def test_another_error_of_the_engines_start_is_no_lack_of_memory(llm):
     llm.fails_with = ValueError("unknown architecture")
     with pytest.raises(ValueError, match="unknown architecture"):
         VllmTransformer().build(CASE)
@@ -114,14 +129,25 @@ def test_no_prompt_is_drawn_twice(llm, monkeypatch):
         workload.run()
 
 
-def test_an_engine_is_kept_while_its_settings_serve_and_ended_otherwise(llm):
+def test_an_engine_is_kept_while_its_settings_serve_and_then_another_process_is_needed(llm):
     system = VllmTransformer()
     system.build(CASE)
     system.build(replace(CASE, phase="forward", batch=2, context=64))
+    other = replace(CASE, options=(("block_size", 8),))
+    with pytest.raises(NeedsFreshProcess):
+        system.build(other)
     assert len(llm.started) == 1
-    system.build(replace(CASE, options=(("block_size", 8),)))
-    assert [engine.closed for engine in llm.started] == [True, False]
+    VllmTransformer().build(other)
     assert llm.started[1].arguments["block_size"] == 8
+
+
+def test_vllm_is_handed_its_own_class_of_the_model(llm):
+    system = VllmTransformer()  # the folder goes when the system does
+    system.build(CASE)
+    assert llm.registered == {"LlamaForCausalLM": fake_vllm.Model}
+    assert json.loads((Path(llm.started[0].folder) / "config.json").read_text())["architectures"] == [
+        "LlamaForCausalLM"
+    ]
 
 
 def test_settings_are_read_from_the_engine(llm):
@@ -129,6 +155,7 @@ def test_settings_are_read_from_the_engine(llm):
     assert settings["attention"] == "FLASH_ATTN"
     assert settings["attention_version"] == "3"
     assert settings["max_num_batched_tokens"] == "64"
+    assert settings["cache_dtype"] == "bfloat16"
     assert settings["cuda_graphs"] == "FULL_AND_PIECEWISE"
     assert settings["prefix_cache"] == "off"
     assert settings["token_ids"] == "uniform over the vocabulary, new for each sample"
@@ -142,7 +169,7 @@ def test_another_attention_fails_unless_it_was_asked_for(llm, monkeypatch):
     assert isinstance(system.build(replace(CASE, options=(("attention", "FLASH_ATTN-2"),))), Workload)
     assert llm.started[-1].arguments["attention_config"] == {"backend": "FLASH_ATTN", "flash_attn_version": 2}
     with pytest.raises(RuntimeError, match="expected TRITON_ATTN"):
-        system.build(replace(CASE, options=(("attention", "TRITON_ATTN"),)))
+        VllmTransformer().build(replace(CASE, options=(("attention", "TRITON_ATTN"),)))
 
 
 def test_the_engines_logits_are_held_against_the_repositorys_model(llm):
@@ -168,21 +195,49 @@ def test_an_engine_that_remembers_prompts_misses_its_gate(llm):
     assert "samples_that_leave_something" in workload.gate().reason
 
 
+def graph_sizes(sequences, graphs="engine"):
+    settings = Settings("1.3b", "bfloat16", 1024, sequences, None, 8192, graphs=graphs)
+    return settings.arguments().get("compilation_config", {}).get("cudagraph_capture_sizes")
+
+
 def test_graphs_reach_every_batch_in_flight():
-    def graphs(sequences):
-        settings = Settings("1.3b", "bfloat16", 1024, sequences, None, 8192)
-        return settings.arguments().get("compilation_config", {}).get("cudagraph_capture_sizes")
-
-    assert graphs(512) is None  # vLLM's own list ends there
-    assert graphs(4096)[-1] == 4096
+    assert graph_sizes(512) is None  # vLLM's own list ends there
+    assert {1, 8, 248, 256, 496, 512, 768, 1024, 4096} <= set(graph_sizes(4096))
+    assert max(graph_sizes(4096)) == 4096
+    assert graph_sizes(512, "doubling") == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
 
-def test_only_what_could_be_in_flight_widens_the_engine(llm, monkeypatch):
-    system = VllmTransformer()
-    monkeypatch.setattr(system, "cache_bytes", lambda config, context: 10**9)
-    assert system.engine(replace(CASE, batch=4096)).settings.max_num_seqs == 128
-    assert system.engine(replace(CASE, batch=100)).settings.max_num_seqs == 128
-    assert system.engine(replace(CASE, batch=7)).settings.max_num_seqs == 64
+def test_unknown_graph_sizes_are_an_error():
+    with pytest.raises(ValueError, match="graphs 'none': must be one of engine, doubling"):
+        graph_sizes(512, "none")
+
+
+@pytest.mark.parametrize(("batch", "sequences"), [(4096, 4096), (100, 4096), (64, 64), (7, 64)])
+def test_only_what_could_be_in_flight_widens_the_engine(llm, monkeypatch, batch, sequences):
+    monkeypatch.setattr(VllmTransformer, "cache_bytes", lambda system, config, context: 10**9)
+    assert VllmTransformer().engine(replace(CASE, batch=batch)).settings.max_num_seqs == sequences
+
+
+def test_the_batches_of_a_figure_share_two_engines(llm):
+    small, large = VllmTransformer(), VllmTransformer()
+    for batch in (1, 2, 16, 64):
+        small.engine(replace(CASE, batch=batch))
+        small.engine(replace(CASE, batch=batch, phase="forward"))
+    for batch in (65, 1024, 4096):
+        with pytest.raises(NeedsFreshProcess):
+            small.engine(replace(CASE, batch=batch))
+        large.engine(replace(CASE, batch=batch))
+    assert [engine.arguments["max_num_seqs"] for engine in llm.started] == [64, 4096]
+    assert VllmTransformer().engine(replace(CASE, batch=8192)).settings.max_num_seqs == 8192
+
+
+def test_mamba_generates_after_short_prompts_and_says_so(llm):
+    read = VllmMamba().prompt_tokens
+    case = replace(CASE, system="mamba", context=32768)
+    assert read(case) == GENERATE_PROMPT
+    assert read(replace(case, context=16)) == 16
+    assert read(replace(case, phase="forward")) == 32768
+    assert VllmTransformer().build(CASE).settings["prompt_tokens"] == "48"
 
 
 def test_a_broken_environment_names_the_import_that_failed(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from harness.case import Case
 from harness.gate import Check, Verdict
-from harness.system import Skip, Workload
+from harness.system import NeedsFreshProcess, Skip, Workload
 
 SPIN_MS = 2.0
 
@@ -91,6 +91,19 @@ class Fake:
         if do == "close":
             workload.close = lambda: _raise(RuntimeError("cannot close"))
         return workload
+
+
+class OneKind(Fake):
+    """A process of it serves one value of the option `kind`; of "none", no process does."""
+
+    served: str = ""
+
+    def build(self, case: Case) -> Workload:
+        kind = case.option("kind")
+        if kind == "none" or self.served not in ("", kind):
+            raise NeedsFreshProcess
+        self.served = kind
+        return super().build(case)
 
 
 class Unavailable(Fake):

@@ -177,6 +177,17 @@ def test_energy_needs_a_counter_and_time(monkeypatch: pytest.MonkeyPatch) -> Non
     assert absent.per_token(10) == {}
 
 
+@pytest.mark.parametrize(
+    ("timing", "replayed", "expected"), [("eager", False, "eager"), ("eager", True, "graph"), ("graph", False, "graph")]
+)
+def test_what_is_replayed_is_timed_in_a_graph(
+    monkeypatch: pytest.MonkeyPatch, timing: str, replayed: bool, expected: str
+) -> None:
+    monkeypatch.setattr(measured_case, "CudaEventClock", lambda timing, l2, rotate: timing)
+    workload = Workload(run=print, device="cuda", replayed=replayed)
+    assert measured_case.clock_for(case(timing=timing), workload) == expected
+
+
 def test_workload_refuses() -> None:
     with pytest.raises(ValueError, match="device 'tpu'"):
         Workload(run=print, device="tpu")

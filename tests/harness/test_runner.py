@@ -77,6 +77,17 @@ def test_a_case_that_failed_leaves_no_worker_to_the_next(path: Path) -> None:
     assert records[0].settings["pid"] != records[2].settings["pid"]
 
 
+def test_a_case_that_needs_a_fresh_process_gets_one(path: Path) -> None:
+    kinds = ["a", "a", "b", "none", "b"]
+    cases = [case(batch=i + 1, options={"kind": kind}) for i, kind in enumerate(kinds)]
+    records = run(cases, path, systems=systems("fake_systems:OneKind"))
+    assert statuses(records) == ["ok", "ok", "ok", "failed", "ok"]
+    assert records[3].reason == "a new worker of the system asked for another one"
+    first, second, third, last = (record.settings["pid"] for record in records if record.status == "ok")
+    assert first == second
+    assert len({first, third, last}) == 3
+
+
 def test_time_limit_kills_the_worker_and_its_children(path: Path, tmp_path: Path) -> None:
     note = tmp_path / "pids"
     hung = systems("fake_systems:WithChild", FAKE_CHILD=str(note))
