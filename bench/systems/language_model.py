@@ -1,7 +1,7 @@
 """How is a language model of this repository measured and checked? Shared by the adapters of its PyTorch models."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,6 +14,9 @@ from harness.system import Workload
 
 STEPS = 16  # one call of generate is a whole mini-batch, the step that rewrites W included
 GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # past three mini-batch ends
+# A prefill of so many tokens may be shorter than its launches from Python: those of a 1.3B model take 1 ms a layer,
+# the work of 2,048 tokens half of that. Beyond it a graph would only hold memory.
+LAUNCH_BOUND_TOKENS = 8192
 
 # Relative error of the logits and total variation of the next token's probabilities against the reference. Rounding
 # of 24 layers of bfloat16 activations reaches 2e-2; float32 against float64 stays far below 1e-4.
@@ -27,6 +30,7 @@ class LanguageModel:
     """
 
     gate_prompt = GATE_PROMPT
+    replays_prefill: ClassVar[bool] = False  # a launch-bound one, from a CUDA graph, as an engine that serves it would
 
     def __init__(self) -> None:
         self._loaded: tuple[tuple[Any, ...], Any] | None = None
@@ -61,6 +65,8 @@ class LanguageModel:
         mark_layers(device() == "cuda")  # a microsecond a layer beside hundreds of launches
         make = {"forward": _forward, "generate": self._generate, "request": _request}[case.phase]
         run, tokens, units = make(model, case)
+        replayed = self.replays_prefill and is_launch_bound(case)
+        replay = {"launch": "the prefill is replayed from a CUDA graph"} if replayed else {}
         return Workload(
             run=run,
             units=units,
@@ -68,7 +74,8 @@ class LanguageModel:
             device=device(),
             gate=lambda: self._gate(model, case),
             metrics=self._facts(model).metrics(),
-            settings=self._facts(model).settings() | self.settings(case),
+            settings=self._facts(model).settings() | self.settings(case) | replay,
+            replayed=replayed,
         )
 
     def place(self, state: Any, context: int) -> None:
@@ -108,7 +115,7 @@ class LanguageModel:
     def _counted(self, model: Any) -> dict[str, float]:
         """How many rows of the LM head a prefill computes for each of its prompts."""
         ids = random_ids(model, GATE_BATCH, self.gate_prompt)
-        _, rows = fairness.count_head_rows(lambda: _last_logits(model, ids), _head(model))
+        _, rows = fairness.count_head_rows(lambda: last_logits(model, ids), _head(model))
         return {"head_rows": rows / GATE_BATCH}
 
     @torch.inference_mode()
@@ -117,8 +124,8 @@ class LanguageModel:
         reference = self.reference(model, torch.float64 if dtype == "float32" else torch.float32)
         prompt = self.gate_prompt
         ids = random_ids(model, GATE_BATCH, prompt + GATE_STEPS)
-        got = _prefill_then_generate(model, ids, prompt)
-        expected = torch.stack([_last_logits(reference, ids[:, : prompt + i]) for i in range(GATE_STEPS + 1)])
+        got = prefill_then_generate(model, ids, prompt)
+        expected = torch.stack([last_logits(reference, ids[:, : prompt + i]) for i in range(GATE_STEPS + 1)])
         return logits_verdict(got, expected, dtype)
 
 
@@ -132,6 +139,11 @@ def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str) ->
             Check.at_most("argmax_disagreement", argmax_disagreement(logits, reference), 1.0),
         ]
     )
+
+
+def is_launch_bound(case: Case) -> bool:
+    """Whether a case is a prefill on a GPU whose launches may take longer than its work."""
+    return device() == "cuda" and case.phase == "forward" and case.batch * case.context <= LAUNCH_BOUND_TOKENS
 
 
 def device() -> str:
@@ -149,7 +161,8 @@ def random_ids(model: Any, *shape: int) -> torch.Tensor:
     return torch.randint(0, model.config.vocabulary, shape, device=device())
 
 
-def _prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.Tensor:
+def prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.Tensor:
+    """The logits after the first `prompt` of ids [B, T] and after each later one: [T - prompt + 1, B, V]."""
     logits, state = model.prefill(ids[:, :prompt], model.init_state(*ids.shape))
     rows, state = [logits.clone()], model.generate_state(state)
     for column in range(prompt, ids.shape[1]):
@@ -157,7 +170,8 @@ def _prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.
     return torch.stack(rows)
 
 
-def _last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """The logits [B, V] after ids [B, T]."""
     return model.prefill(ids, model.init_state(*ids.shape))[0]
 
 
@@ -167,7 +181,7 @@ def _forward(model: Any, case: Case) -> tuple[Callable[[], object], int, int]:
 
     @torch.inference_mode()
     def run() -> torch.Tensor:
-        return _last_logits(model, ids)
+        return last_logits(model, ids)
 
     return run, case.batch * case.context, 1
 

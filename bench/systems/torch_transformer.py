@@ -13,6 +13,8 @@ from harness.case import Case
 class TorchTransformer(LanguageModel):
     """transformer/torch."""
 
+    replays_prefill = True
+
     def load(self, case: Case) -> Any:
         """Random weights by seed."""
         config = model_config("transformer", case.size)

@@ -26,6 +26,7 @@ class TTTKernels(LanguageModel):
     learner: ClassVar[str]
     form: ClassVar[str] = "dual"
     prefill_on_reference: ClassVar[bool] = False
+    replays_prefill = True
 
     def unavailable(self) -> str:
         """What the kernels miss here: a Hopper GPU, nvcc or a build of them, ThunderKittens, Triton."""

@@ -1,6 +1,7 @@
 """Do the adapters keep the protocol, does a gate notice a wrong model, and does the README's example run?"""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from bench.models.operator import FORMS
 from bench.selection import select
 from bench.suites import cases, find_suite
-from bench.systems import SYSTEMS
+from bench.systems import SYSTEMS, language_model
 from bench.systems.torch_transformer import TorchTransformer
 from bench.systems.ttt_kernels import LinearThunderKittens
 from bench.systems.ttt_torch import TTTMLP, TTTLinear
@@ -43,6 +44,17 @@ def test_a_workload_runs_and_passes_its_gate(adapter, phase):
     assert verdict.passed, verdict.reason
     assert torch.isfinite(torch.as_tensor(workload.run()).float()).all()
     assert workload.metrics["parameters"] > 1e5
+
+
+@pytest.mark.parametrize(
+    ("batch", "phase", "expected"), [(4, "forward", True), (8, "forward", False), (1, "generate", False)]
+)
+def test_a_launch_bound_prefill_is_replayed_where_the_adapter_allows(monkeypatch, batch, phase, expected):
+    launch_bound = replace(case("ttt-linear", phase), batch=batch, context=2048)
+    monkeypatch.setattr(language_model, "device", lambda: "cuda")
+    assert language_model.is_launch_bound(launch_bound) is expected
+    monkeypatch.setattr(language_model, "device", lambda: "cpu")
+    assert not language_model.is_launch_bound(launch_bound)
 
 
 def test_the_gate_notices_a_step_that_is_off_by_a_thousandth():
