@@ -17,6 +17,8 @@ from bench.models.ttt import Block, LayerState, Learn
 from tk_kernels.norm_gate import norm_gate, swiglu
 from tk_kernels.short_convolution import query_key, residual_convolution
 
+ALIGNED = 8  # columns of 2 bytes in the 16 bytes that a kernel reads at once
+
 
 class FusedBlock(Block):
     """`Block` with its elementwise steps in Triton; same parameters, same names, same state.
@@ -26,7 +28,8 @@ class FusedBlock(Block):
 
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(config, device, dtype)
-        self._projections = pack(_projections_of(self), spare_rows=config.heads)  # the spare rows: the learning rate's
+        # The spare rows are the learning rate's, and zeros: the kernels read 16 bytes at once, wherever a row starts.
+        self._projections = pack(_projections_of(self), spare_rows=round_up(config.heads, ALIGNED))
         self._gate_up = pack([self.mlp.gate_proj, self.mlp.up_proj])
         if config.backbone == "mamba":
             layer = self.seq_modeling_block
@@ -62,7 +65,7 @@ class FusedBlock(Block):
     def _tokens(self, projected: Tensor, rope: Rotation, state: LayerState) -> Tokens:
         """Q, K, V and learning rates of the product [q or shared, v, gate or k, lr]: three passes."""
         layer = self.seq_modeling_block
-        logits, bias = projected[..., 3 * layer.config.width :], layer.learnable_ttt_lr_bias[:, 0]
+        logits, bias = projected[..., self._rate_rows()], layer.learnable_ttt_lr_bias[:, 0]
         shared, v = self._columns(projected, 0), self._heads(self._columns(projected, 1))
         if state.qk_conv is None:
             k = self._columns(projected, 2)
@@ -80,12 +83,17 @@ class FusedBlock(Block):
         config = self.seq_modeling_block.config
         return x.unflatten(-1, (config.heads, config.head_dim))
 
+    def _rate_rows(self) -> slice:
+        """Where the product has the learning rate's logits."""
+        config = self.seq_modeling_block.config
+        return slice(3 * config.width, 3 * config.width + config.heads)
+
     def _follow_parameters(self, rope: Rotation) -> None:
         """Bring what is derived from parameters up to date, where these have changed since the last call."""
         layer = self.seq_modeling_block
         versions = (layer.learnable_ttt_lr_weight._version, layer.learnable_token_idx._version)
         if versions != self._versions:
-            self._projections[-layer.config.heads :].copy_(layer.learnable_ttt_lr_weight[:, 0])
+            self._projections[self._rate_rows()].copy_(layer.learnable_ttt_lr_weight[:, 0])
             self._learner = layer.learner(rope)
             self._versions = versions
 
@@ -95,14 +103,23 @@ def _projections_of(block: Block) -> Sequence[nn.Linear]:
     return layer.q_proj, layer.v_proj, layer.g_proj if layer.config.backbone == "mamba" else layer.k_proj
 
 
+def round_up(count: int, multiple: int) -> int:
+    """The least multiple that is at least `count`."""
+    return -(-count // multiple) * multiple
+
+
 def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
-    """One matrix [sum of outputs + spare_rows, C] whose rows the projections' weights become: nothing is kept twice."""
+    """One matrix [sum of outputs + spare_rows, C] whose rows the projections' weights become: nothing is kept twice.
+
+    The spare rows are zero.
+    """
     weights = [projection.weight for projection in projections]
     inputs = weights[0].shape[1]
     packed = weights[0].data.new_empty(sum(len(weight) for weight in weights) + spare_rows, inputs)
     for weight, rows in zip(weights, packed.split([*map(len, weights), spare_rows]), strict=False):
         rows.copy_(weight.data)
         weight.data = rows
+    packed[len(packed) - spare_rows :].zero_()
     return packed
 
 

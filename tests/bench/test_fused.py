@@ -5,6 +5,7 @@ Without a GPU the kernels run in Triton's interpreter, in a process of its own: 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,3 +85,12 @@ def test_packed_weights_are_saved_and_loaded(backbone: str, tmp_path: Any) -> No
 def test_a_model_on_a_gpu(dtype: torch.dtype) -> None:
     for system in ("ttt-linear", "ttt-mlp"):
         check_model(model_config(system, "tiny"), (33, -3), dtype)
+
+
+@pytest.mark.parametrize("heads", [2, 12, 16])
+def test_rows_of_the_shared_product_start_where_kernels_can_read_16_bytes(heads: int) -> None:
+    config = replace(model_config("ttt-linear", "tiny"), width=64 * heads, heads=heads, layers=1)
+    block = FusedBlock(config, torch.device("cpu"), torch.bfloat16)
+    projected = torch.nn.functional.linear(torch.ones(1, config.width, dtype=torch.bfloat16), block._projections)
+    assert projected.stride(0) % 8 == 0
+    assert projected[..., block._rate_rows()].shape == (1, heads)
