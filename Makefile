@@ -12,6 +12,9 @@ TARGET := $(if $(shell nvidia-smi -L 2>/dev/null),cuda,cpu)
 BIN := $(if $(VENV),$(abspath $(VENV))/bin/,)
 PY := $(if $(VENV),$(BIN)python,$(PYTHON))
 INSTALLED := $(if $(VENV),$(VENV)/.installed-$(TARGET))
+NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
+INSTALL_MAMBA := .venv-mamba/bin/python -m pip install --quiet --no-deps --no-build-isolation \
+  --requirement bench/requirements/mamba.txt
 
 .PHONY: bench baselines venv-vllm venv-mamba test test-gpu sanitize lint chromium clean
 
@@ -33,11 +36,12 @@ venv-mamba: .venv-mamba/.installed systems.toml
 	.venv-vllm/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
-# Half an hour of nvcc: the two packages that mamba.txt names have no wheels.
+# mamba-ssm and causal-conv1d look for a wheel of their release; where there is none, half an hour of nvcc.
 .venv-mamba/.installed: bench/requirements/mamba.txt bench/requirements/cuda.txt
+	@test -n "$(NVCC)" || { echo "make venv-mamba: needs the nvcc of CUDA 13; install it or set CUDA_HOME" >&2; exit 1; }
 	$(PYTHON) -m venv .venv-mamba
 	.venv-mamba/bin/python -m pip install --quiet --requirement bench/requirements/cuda.txt "setuptools==80.10.2" "wheel==0.48.0"
-	.venv-mamba/bin/python -m pip install --quiet --no-deps --no-build-isolation --requirement bench/requirements/mamba.txt
+	$(INSTALL_MAMBA) || MAMBA_FORCE_BUILD=TRUE CAUSAL_CONV1D_FORCE_BUILD=TRUE $(INSTALL_MAMBA)
 	.venv-mamba/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
@@ -50,7 +54,7 @@ test: $(INSTALLED) lint chromium
 test-gpu: $(INSTALLED)
 	$(PY) -m pytest -m gpu
 
-# The forward kernels under memcheck, racecheck and synccheck, on a Hopper GPU; what they found goes to RECORD.
+# Every kernel under memcheck, racecheck and synccheck, on a Hopper GPU; a verdict for each, also in the file RECORD.
 sanitize: $(INSTALLED)
 	$(PY) -m tests.tk_kernels.sanitize $(RECORD)
 
