@@ -120,6 +120,15 @@ def test_error_does_not_grow_with_tokens(device: str, mini_batch: int, fast: flo
 
 
 @gpu
+def test_a_last_scale_of_zero_keeps_the_state(device: str) -> None:
+    args = arguments(50, device=device)
+    args[4][-1] = 0  # the kernel divides by it
+    out, state = ops.forward(*args, start=0)
+    assert_matches(out, state, exact(args))
+    assert all(torch.equal(new, old) for new, old in zip(state[:4], args[-1][:4], strict=True))
+
+
+@gpu
 def test_continues_a_begun_mini_batch(device: str, mini_batch: int) -> None:
     args = arguments(75, device=device, mini_batch=mini_batch)
     head, state = ops.forward(*(x[:, :21] for x in args[:4]), *args[4:], rope=True)

@@ -77,10 +77,11 @@ struct shared {
     float2 rope[B][D / 2];
     uint4 slope[L::STATE_GROUPS][L::BLOCKS_A_GROUP][WARPGROUP_THREADS];  // 8 gelu'(Z1), each thread's own
     float sigma;
+    semaphore keys_ready;
 };
 
 // Named barriers. Who arrives and who waits is said where they are used.
-enum { START = 1, Z2_READY, X2BAR_READY, G2_READY, KEYS_READY, TOKENS_READY, TOKENS_DONE, LOSS, ANSWER, STATE };  // STATE: and STATE + 1
+enum { START = 1, Z2_READY, X2BAR_READY, G2_READY, TOKENS_READY, TOKENS_DONE, LOSS, ANSWER, STATE };  // STATE: and STATE + 1
 template <int WARPGROUPS> __device__ inline void arrive(int id) {
     group<4 * WARPGROUPS>::arrive(barrier<4 * WARPGROUPS>(id));
 }
@@ -547,7 +548,9 @@ template <typename IO> struct loss_warps : token_warps<IO> {
         float sigma = fmaxf(g.token_scale[B - 1], 0x1p-60f);
         if (thread < B) s.ratio[thread] = g.token_scale[thread] / sigma;
         if (thread == 0) s.sigma = sigma;
+        if (thread == 0) init_semaphore(s.keys_ready, WARPGROUP_THREADS);
         store_shared(mine(s.zero), {0, 0, 0, 0});
+        store_shared(mine(s.kq[0]), {0, 0, 0, 0});
         if (thread < D) {
             float gamma = g.ln_weight[this->h * D + thread], beta = g.ln_bias[this->h * D + thread];
             s.gamma[thread] = gamma, s.beta[thread] = beta;
@@ -617,13 +620,13 @@ template <typename IO> struct loss_warps : token_warps<IO> {
         sum_over_token(sum_w);
         float negative_quarter = -0.25f * s.sigma;
         share_keys(-1u);
-        await<2>(START);
+        arrive<2>(START);
         arrive<3>(G2_READY);
         load_ahead(0);
         for (int i = 0; i < this->mini_batches; ++i) {
             forget(thread);
             share_keys(i);
-            arrive<2>(KEYS_READY);
+            kittens::arrive(s.keys_ready);
             octet c = octet::of(&s.gamma_beta[column()]), gamma = octet::of(&s.gamma[column()]), k = keys(i);
             octet v = octet::of<typename base::IO2>(load_shared(address(s.v_ahead[thread])));
             float sum_c = 0, step = i * B + int(token()) < g.T ? negative_quarter * lr : 0.f;
@@ -740,15 +743,14 @@ template <typename IO> struct answer_warps : token_warps<IO> {
         unsigned warp = uniform(thread / 32);
         this->copy_ahead(s.q_ahead[thread], g.q, g.q_stride, 0);
         this->commit_copies();
-        store_shared(mine(s.kq[0]), {0, 0, 0, 0});
-        publish();
         await<2>(START);
         for (int i = 0; i <= this->mini_batches; ++i) {
             forget(thread);
             if (i < this->mini_batches) {
                 this->await_copies();
                 store_shared(mine(s.kq[(i + 1) % 4]), this->as_bf16(load_shared(address(s.q_ahead[thread]))));
-                await<2>(KEYS_READY);
+                await<1>(ANSWER);
+                wait(s.keys_ready, i % 2);
                 share_p1(i, warp);
                 arrive<3>(TOKENS_READY);
                 arrive<2>(TOKENS_DONE);
