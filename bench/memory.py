@@ -40,6 +40,15 @@ def layer_beyond_memory(case: Case, total: int) -> str:
     return f"needs at least {least_bytes(case) / 1e9:.3g} GB and this machine has {total / 1e9:.3g} GB"
 
 
+def sequences_that_fit(config: TTTConfig, state_bytes: float, dtype: str, total: int) -> int:
+    """How many sequences a model can generate for at once: of `total` bytes, those that its weights leave.
+
+    state_bytes: what one layer keeps of one sequence.
+    """
+    left = total - parameter_count(config) * _BYTES[dtype]
+    return max(0, int(left // (config.layers * state_bytes)))
+
+
 def total_memory_bytes(machine: Mapping[str, Any]) -> int:
     """The GPU's memory in an environment snapshot, or without one the machine's."""
     gpu = machine.get("gpu")

@@ -22,7 +22,15 @@ from reports.fidelity import fidelity
 from reports.figures import Figure, backend_label, figures, system_label, system_looks, system_order
 from reports.machines import machines
 from reports.roofline import EXPLANATION_COLUMNS
-from reports.stats import CASE_COLUMNS, OUTCOME_COLUMNS, SETTING_COLUMNS, STATISTIC_COLUMNS, frame, option_columns
+from reports.stats import (
+    CASE_COLUMNS,
+    NOTES,
+    OUTCOME_COLUMNS,
+    SETTING_COLUMNS,
+    STATISTIC_COLUMNS,
+    frame,
+    option_columns,
+)
 from reports.tables import plain
 
 TITLE = "Test-Time Training, measured"
@@ -68,12 +76,14 @@ LABELS = {
     "registers": "Registers a thread",
     "spilled_bytes": "Spilled bytes a thread",
     "shared_bytes": "Shared bytes a block",
+    "sequences_that_fit": "Sequences that fit",
     "total_variation_mean": "Total variation, mean",
     "total_variation_max": "Total variation, largest",
     "argmax_disagreement": "Argmax disagreement",
     "compare": "Compared with",
     "cases": "Cases",
     "which": "Which",
+    NOTES: "Notes",
 }
 STATUS_MEANINGS = {
     "ok": "measured",
@@ -175,7 +185,7 @@ def _place(name: str) -> int:
     """Where a column stands in the results: what explains a latency after it, what is seldom read at the end."""
     if name in EXPLANATION_COLUMNS:
         return 1
-    if name in ("started_at", "commit", "reason"):
+    if name in ("started_at", "commit", "reason", NOTES):
         return 3
     return 0 if name in CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS else 2
 

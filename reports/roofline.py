@@ -10,12 +10,14 @@ from typing import Any
 from harness.record import Record
 
 RATE_COLUMNS = ("tflops", "gbs", "floor_ms", "bound", "floor_share", "copy_share")
-# What the compiler made of the kernels, and how far generated probabilities drifted: as the record says them.
+# What the compiler made of the kernels, for how many sequences the whole model's state fits beside its weights, and
+# how far generated probabilities drifted: as the record says them.
 METRIC_COLUMNS = (
     "launches",
     "registers",
     "spilled_bytes",
     "shared_bytes",
+    "sequences_that_fit",
     "total_variation_mean",
     "total_variation_max",
     "argmax_disagreement",

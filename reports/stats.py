@@ -24,26 +24,29 @@ SETTING_COLUMNS = ("dtype", "state_dtype", "timing", "l2")
 MACHINE_COLUMNS = ("device", "commit")
 COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS + MACHINE_COLUMNS
 SAMPLE_COLUMNS = ("samples", "throttled", "stop", "started_at")
+NOTES = "notes"
+# Settings that a reader must know to compare a latency: they make the column NOTES.
+NOTED_SETTINGS = ("launch", "gate_limits", "warning")
 
 
 def frame(records: Iterable[Record]) -> pd.DataFrame:
     """One row per record, in their order.
 
     Columns: `COLUMNS`, then one column per option in use, then `SAMPLE_COLUMNS`, then those of
-    `EXPLANATION_COLUMNS` that any record fills. Latencies are in milliseconds (median, and its 95%
+    `EXPLANATION_COLUMNS` and `NOTES` that any record fills. Latencies are in milliseconds (median, and its 95%
     interval), `us_per_token` in microseconds, `peak_memory_gb` in 10^9 bytes; what a record does not
     say is NaN, or "" where it is text.
     """
     records = list(records)
     rows = [_row(record) for record in records]
-    table = pd.DataFrame(rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *EXPLANATION_COLUMNS])
+    table = pd.DataFrame(rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *EXPLANATION_COLUMNS, NOTES])
     options = {name: _option_column(name) for record in records for name, _ in record.case.options}
     values = {
         column: pd.array([record.case.option(name, None) for record in records], dtype=object)
         for name, column in options.items()
     }
     extra = pd.DataFrame(values, index=table.index).convert_dtypes()
-    filled = [name for name in EXPLANATION_COLUMNS if table[name].replace("", None).notna().any()]
+    filled = [name for name in (*EXPLANATION_COLUMNS, NOTES) if table[name].replace("", None).notna().any()]
     # convert_dtypes: registers are whole numbers, also where some records have none
     explained = table[filled].convert_dtypes()
     return pd.concat([table[list(COLUMNS)], extra, table[list(SAMPLE_COLUMNS)], explained], axis=1)
@@ -62,6 +65,7 @@ def _row(record: Record) -> dict[str, Any]:
     row |= explanation(record, row["latency_ms"])
     row |= {column: str(record.environment.get(column) or "") for column in MACHINE_COLUMNS}
     row |= {"samples": len(record.samples_ms), "throttled": sum(map(bool, record.throttled))}
+    row[NOTES] = "; ".join(record.settings[name] for name in NOTED_SETTINGS if name in record.settings)
     return row | {"stop": record.stop, "started_at": record.started_at}
 
 
@@ -81,4 +85,4 @@ def _statistics(record: Record) -> dict[str, float]:
 
 def _option_column(name: str) -> str:
     """An option may be called like a column of ours; it must not overwrite it."""
-    return f"option_{name}" if name in COLUMNS + SAMPLE_COLUMNS + EXPLANATION_COLUMNS else name
+    return f"option_{name}" if name in (*COLUMNS, *SAMPLE_COLUMNS, *EXPLANATION_COLUMNS, NOTES) else name

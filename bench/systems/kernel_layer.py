@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from bench.memory import sequences_that_fit
 from bench.models.config import TTTConfig, model_config
 from bench.systems.ceilings import measured_ceilings
 from bench.systems.language_model import STEPS
@@ -110,6 +111,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         row_element_bytes=PRECISIONS[precision].rows.itemsize,
     )
     rounds = max(1, STEPS // len(sets))
+    memory = torch.cuda.get_device_properties(0).total_memory
 
     def run() -> None:
         for step in range(rounds):
@@ -126,6 +128,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
             "flops": cost.generate_flops(case.batch, config.heads, config.head_dim, config.mini_batch, form),
             "bytes": read,
             "state_bytes": state_bytes,
+            "sequences_that_fit": sequences_that_fit(config, state_bytes / case.batch, case.dtype, memory),
             "launches": len(found),
             **metrics_of(found),
             **measured_ceilings(),
