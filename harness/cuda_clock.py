@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from harness.reason import of_exception
+
 # Two events and the first launch after an idle GPU cost some microseconds: a sample of 1 ms keeps that below 1%.
 SPAN_MS = 1.0
 MAX_LAUNCHES = 256
@@ -138,9 +140,14 @@ def _run_aside(sets: Sequence[Run]) -> float:
 
 
 def _captured(batch: Sequence[Run]) -> Run:
+    """The replay of all of `batch`; RuntimeError with what the first failure said where it cannot be captured."""
     import torch
 
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        _each(batch)
+    try:
+        with torch.cuda.graph(graph):
+            _each(batch)
+    except Exception as error:  # that of ending the capture hides the one that broke it
+        why = of_exception(error.__context__ if isinstance(error.__context__, Exception) else error)
+        raise RuntimeError(f"the work cannot be captured in a CUDA graph: {why}") from error
     return graph.replay

@@ -98,7 +98,7 @@ class Table {
       const value = this.cell(row, key);
       const cell = element("td", { textContent: shown(value), className: numeric ? "number" : "" });
       if (key === "status") cell.dataset.status = value;
-      if (key === "reason" || key === "which") cell.className = key;
+      if (["reason", "which", "notes"].includes(key)) cell.className = key;
       return cell;
     }));
   }

@@ -26,7 +26,8 @@ PARTS = 8  # the first and the last of so many equal parts show whether the dist
 class Exact:
     """What the exact model did: the tokens it read, ids [T, B], and its probabilities after each, [T, B, V] float64.
 
-    The probabilities are on the host, so that they are no part of what a measured model holds on its GPU.
+    The probabilities are on the host, so that they are no part of what a measured model holds on its GPU: 2.1 GB for
+    4 sequences of 2,048 tokens. In float32 their rounding would be an eighth of the smallest measured distance.
     """
 
     ids: Tensor

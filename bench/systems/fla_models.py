@@ -32,7 +32,7 @@ from harness.system import Skip, Workload
 PREFILL_TOKENS = 131_072
 # The package's recurrent kernels take pieces below 64 tokens, its chunked ones longer pieces.
 RECURRENT_TOKENS = 32
-ROUNDINGS = 1.5
+ROUNDINGS = 1.5  # see `rounding_verdict`
 
 
 class FlaModel(Model):
@@ -91,8 +91,9 @@ class Fla(TunedLanguageModel):
         return needs_gpu("fla.models")
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Which kernels the package chooses."""
-        return {"kernels": "recurrent" if case.phase == "generate" else "chunked"}
+        """Which kernels the package chooses, and by how much its gate may pass the limits of our models."""
+        kernels = "recurrent" if case.phase == "generate" else "chunked"
+        return {"kernels": kernels, "gate_limits": f"{ROUNDINGS:g} times the model's own rounding, at most twice ours"}
 
     def build(self, case: Case) -> Workload:
         """The workload of a case; Skip for requests, whose steps are replays of one graph."""
@@ -168,7 +169,7 @@ def rounding_verdict(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: 
     """Logits [..., V] against a reference, where these models round more than ours, on which LIMITS were found.
 
     rounded: of the same weights in `dtype` without the kernels that are measured. What those may be off beyond LIMITS
-    is half as much again as these are, and never more than twice LIMITS.
+    is ROUNDINGS times what these are, and never more than twice LIMITS. The verdict holds the limits that came of it.
     """
     checks = []
     of_both = (logits_verdict(each, reference, dtype).checks for each in (logits, rounded))
@@ -190,3 +191,8 @@ class RWKV7(Fla):
 
     classes = ("RWKV7Config", "RWKV7ForCausalLM")
     sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 24}}
+
+    def settings(self, case: Case) -> dict[str, str]:
+        """With what the package says whenever the model is made; its gate compares it with the same package."""
+        warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
+        return super().settings(case) | {"warning": warning}

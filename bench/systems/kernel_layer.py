@@ -110,7 +110,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         precision,
         row_element_bytes=PRECISIONS[precision].rows.itemsize,
     )
-    rounds = max(1, STEPS // len(sets))
+    rounds, gated = max(1, STEPS // len(sets)), min(case.batch, GATE_SEQUENCES)
     memory = torch.cuda.get_device_properties(0).total_memory
 
     def run() -> None:
@@ -123,7 +123,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         units=rounds * len(sets),
         tokens=case.batch,
         device="cuda",
-        gate=lambda: _generate_verdict(config, min(case.batch, GATE_SEQUENCES), case.dtype, form, precision),
+        gate=lambda: _generate_verdict(config, gated, case.dtype, form, precision),
         metrics={
             "flops": cost.generate_flops(case.batch, config.heads, config.head_dim, config.mini_batch, form),
             "bytes": read,
@@ -133,7 +133,8 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
             **metrics_of(found),
             **measured_ceilings(),
         },
-        settings={"input_sets": str(len(sets))} | settings_of(found),
+        settings={"gated": f"{GATE_STEPS} tokens of {gated} other sequences", "input_sets": str(len(sets))}
+        | settings_of(found),
     )
 
 

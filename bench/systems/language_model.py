@@ -17,6 +17,11 @@ GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # past three mini-batch ends
 # A prefill of so many tokens may be shorter than its launches from Python: those of a 1.3B model take 1 ms a layer,
 # the work of 2,048 tokens half of that. Beyond it a graph would only hold memory.
 LAUNCH_BOUND_TOKENS = 8192
+# What the record of such a prefill says, by `replays_prefill`.
+LAUNCHES = {
+    True: "the prefill is replayed from a CUDA graph",
+    False: "each kernel of the prefill is launched from Python",
+}
 
 # Relative error of the logits and total variation of the next token's probabilities against the reference. Rounding
 # of 24 layers of bfloat16 activations reaches 2e-2; float32 against float64 stays far below 1e-4.
@@ -65,8 +70,8 @@ class LanguageModel:
         mark_layers(device() == "cuda")  # a microsecond a layer beside hundreds of launches
         make = {"forward": _forward, "generate": self._generate, "request": _request}[case.phase]
         run, tokens, units = make(model, case)
-        replayed = self.replays_prefill and is_launch_bound(case)
-        replay = {"launch": "the prefill is replayed from a CUDA graph"} if replayed else {}
+        launch_bound = is_launch_bound(case)
+        launch = {"launch": LAUNCHES[self.replays_prefill]} if launch_bound else {}
         return Workload(
             run=run,
             units=units,
@@ -74,8 +79,8 @@ class LanguageModel:
             device=device(),
             gate=lambda: self._gate(model, case),
             metrics=self._facts(model).metrics(),
-            settings=self._facts(model).settings() | self.settings(case) | replay,
-            replayed=replayed,
+            settings=self._facts(model).settings() | self.settings(case) | launch,
+            replayed=launch_bound and self.replays_prefill,
         )
 
     def place(self, state: Any, context: int) -> None:

@@ -152,6 +152,12 @@ def test_kernels_may_be_off_a_little_more_than_the_rounding_of_their_model(off, 
     assert verdict.checks[0].passed is passes  # 0.05 is the table's limit, 0.09 half as much again as 0.06
 
 
+def test_the_record_says_that_the_gate_is_wider_and_what_the_package_says_of_its_rwkv7():
+    settings = [system().settings(CASE) for system in (GatedDeltaNet, fla_models.RWKV7)]
+    assert all(found["gate_limits"].startswith("1.5 times the model's own rounding") for found in settings)
+    assert [("may be incorrect" in found.get("warning", "")) for found in settings] == [False, True]
+
+
 def test_a_model_that_rounds_to_nothing_is_held_to_twice_the_table():
     exact = torch.randn(5, 2, 4000)
     far = exact + 0.3 * torch.randn_like(exact)

@@ -49,12 +49,26 @@ def test_a_workload_runs_and_passes_its_gate(adapter, phase):
 @pytest.mark.parametrize(
     ("batch", "phase", "expected"), [(4, "forward", True), (8, "forward", False), (1, "generate", False)]
 )
-def test_a_launch_bound_prefill_is_replayed_where_the_adapter_allows(monkeypatch, batch, phase, expected):
+def test_a_prefill_of_few_tokens_on_a_gpu_is_launch_bound(monkeypatch, batch, phase, expected):
     launch_bound = replace(case("ttt-linear", phase), batch=batch, context=2048)
     monkeypatch.setattr(language_model, "device", lambda: "cuda")
     assert language_model.is_launch_bound(launch_bound) is expected
     monkeypatch.setattr(language_model, "device", lambda: "cpu")
     assert not language_model.is_launch_bound(launch_bound)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "system", "replayed"), [(TorchTransformer, "transformer", True), (TTTLinear, "ttt-linear", False)]
+)
+def test_a_launch_bound_prefill_is_replayed_where_the_adapter_allows_and_the_record_says_which(
+    monkeypatch, adapter, system, replayed
+):
+    asked = case(system, "forward")
+    assert "launch" not in adapter().build(asked).settings
+    monkeypatch.setattr(language_model, "is_launch_bound", lambda asked: True)
+    workload = adapter().build(asked)
+    assert workload.replayed is replayed
+    assert ("replayed from a CUDA graph" in workload.settings["launch"]) is replayed
 
 
 def test_the_gate_notices_a_step_that_is_off_by_a_thousandth():

@@ -8,6 +8,7 @@ import pytest
 
 from harness import cuda_clock
 from harness.cuda_clock import CudaEventClock, input_sets, launches_for
+from harness.measured_case import is_out_of_memory
 from harness.timer import Policy, measure
 
 torch = pytest.importorskip("torch")
@@ -140,6 +141,29 @@ def test_cold_flushes_outside_of_the_events(gpu: FakeGpu) -> None:
     assert sample == pytest.approx(0.5)
     assert log == ["flush", "event", "a", "event"] * 2 + ["wait"]
     assert clock.own_bytes == 100
+
+
+@pytest.mark.parametrize("broken", [RuntimeError("operation not permitted"), torch.OutOfMemoryError("no memory")])
+def test_work_that_cannot_be_captured_fails_with_the_reason_of_the_first_failure(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, broken: Exception
+) -> None:
+    @contextmanager
+    def graph(into: Any) -> Any:
+        gpu.recording = []
+        try:
+            yield
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def run() -> None:
+        if gpu.recording is not None:
+            raise broken
+        gpu.kernel("a", 5.0)()
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    with pytest.raises(RuntimeError, match=f"cannot be captured in a CUDA graph: .*{broken}") as caught:
+        CudaEventClock("graph").prepare(run)
+    assert is_out_of_memory(caught.value) is isinstance(broken, torch.OutOfMemoryError)
 
 
 def test_cold_graphs_flush_before_each_replay(gpu: FakeGpu) -> None:

@@ -28,6 +28,13 @@ def test_columns_are_those_of_the_csv_then_options_then_samples():
     assert list(filled.columns) == [*CSV_COLUMNS, "scope", "compare", *SAMPLE_COLUMNS, *EXPLANATION_COLUMNS]
 
 
+def test_what_a_reader_must_know_of_the_settings_is_a_column_where_a_record_says_it():
+    said = {"launch": "replayed", "warning": "may be wrong", "weights_dtype": "bfloat16"}
+    table = frame([synthetic.ok(FORWARD, 3.0), synthetic.ok(FORWARD, 3.0, settings=said)])
+    assert table["notes"].tolist() == ["", "replayed; may be wrong"]
+    assert "notes" not in frame([synthetic.ok(FORWARD, 3.0)])
+
+
 def test_latency_is_the_median_with_its_interval():
     samples = [float(value) for value in (9, 1, 2, 3, 4, 5, 6, 7, 8, 100)]
     record = Record(FORWARD, "ok", samples_ms=samples, throttled=[True] + [False] * 9, tokens=1000)
@@ -39,9 +46,7 @@ def test_latency_is_the_median_with_its_interval():
 
 
 def test_rates_and_memory_follow_from_latency_tokens_and_bytes():
-    record = Record(
-        FORWARD, "ok", samples_ms=[4.0], throttled=[False], tokens=32_768, peak_memory_bytes=3_500_000_000
-    )
+    record = Record(FORWARD, "ok", samples_ms=[4.0], throttled=[False], tokens=32_768, peak_memory_bytes=3_500_000_000)
     row = frame([record]).iloc[0]
     assert row["us_per_token"] == pytest.approx(4000 / 32_768)
     assert row["tokens_per_s"] == pytest.approx(32_768 / 0.004)
