@@ -44,8 +44,11 @@ class ForkedProcesses(Executor):
     def work(self) -> None:
         """Do all tasks and set their futures."""
         tasks = [task for _, task in self._tasks]
-        count = min(self._processes, len(tasks))
-        for child in [_forked(tasks[first::count]) for first in range(count)]:
+        count, children = min(self._processes, len(tasks)), []
+        with suppress(OSError):  # no memory for another process: its tasks are done below
+            for first in range(count):
+                children.append(_forked(tasks[first::count]))
+        for child in children:
             os.waitpid(child, 0)
         for future, task in self._tasks:
             try:
