@@ -1,4 +1,4 @@
-// What does every .cu file here need? Argument checks at the tvm-ffi boundary, the stream, and one-line PTX.
+// What do the .cu files here share? Argument checks at the tvm-ffi boundary, the stream, and one-line PTX.
 #pragma once
 
 #include "kittens.cuh"
@@ -61,6 +61,32 @@ template <typename GL, typename ST> GL strided_tokens(const TensorView &x) {
         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     TVM_FFI_ICHECK(status == CUDA_SUCCESS) << "TMA refuses the tensor: strides must be multiples of 16 bytes";
     return layout;
+}
+
+template <typename T> __device__ inline uint32_t address(const T &x) {  // in shared memory
+    return static_cast<uint32_t>(__cvta_generic_to_shared(&x));
+}
+// 4 or 16 bytes from global to shared memory, in flight; zeros where there is nothing to copy. `from` is valid anyway.
+template <typename T> __device__ inline void copy_ahead(T &to, const void *from, bool there) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 16);
+    const int bytes = there ? sizeof(T) : 0;
+    if constexpr (sizeof(T) == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     ::"r"(address(to)), "l"(from), "r"(bytes) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                     ::"r"(address(to)), "l"(from), "r"(bytes) : "memory");
+}
+
+// Sum over the four lanes that share a row of an accumulator.
+__device__ inline float row_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+__device__ inline float reciprocal_root(float x) {  // of a normal number, which rsqrtf does not presume
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 }  // namespace ttt

@@ -108,10 +108,12 @@ def test_source_flags_and_compiler_each_make_a_new_build(machine):
     builds.add(build.build(NAME).library)
     (machine.source.parent.parent / "common.cuh").write_text("// shared by all")
     builds.add(build.build(NAME).library)
+    (machine.source.parent / "forward.cuh").write_text("// shared by the files beside it")
+    builds.add(build.build(NAME).library)
     builds.add(build.build(NAME, ("-DWITH=1",)).library)
     machine.nvcc(version="13.1, V13.1.2")
     builds.add(build.build(NAME).library)
-    assert len(builds) == machine.times_compiled() == 5
+    assert len(builds) == machine.times_compiled() == 6
 
 
 def test_carried_cache_serves_without_nvcc_and_headers(machine, monkeypatch):

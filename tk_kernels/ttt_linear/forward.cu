@@ -63,24 +63,12 @@ template <typename T, int ROWS_, int WARPS_, int HEADS_, bool ROPE_> struct line
     static constexpr int SHARED_BYTES = HEADS * sizeof(head_shared) + (ROPE ? sizeof(turns) : 0) + 1024;
 };
 
-// Sum over the four lanes that share a row of an accumulator.
-__device__ inline float row_sum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-__device__ inline float reciprocal_root(float x) {  // of a normal number, which rsqrtf does not presume
-    float y;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 // Sum over the eight lanes that share a column.
 __device__ inline float column_sum(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 4);
     x += __shfl_xor_sync(0xffffffffu, x, 8);
     return x + __shfl_xor_sync(0xffffffffu, x, 16);
 }
-
-__device__ inline uint32_t shared_address(const void *x) { return static_cast<uint32_t>(__cvta_generic_to_shared(x)); }
 
 template <typename T> __device__ inline float2 widen(const T &x) {
     if constexpr (std::is_same_v<T, bf16_2>) {  // a bf16 is the upper half of a float: two instructions, not three
@@ -137,9 +125,8 @@ template <typename L, typename T> struct linear_producer {
         if (lane < ROWS) {  // rates beyond the end are 0, so that the rows there change nothing
             const int token = n * ROWS + lane;
             const float *rate = g.lr + (size_t(batch) * g.length + min(token, g.length - 1)) * g.heads + head;
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(&s.lr[stage][lane])),
-                         "l"(rate), "r"(token < g.length ? 4 : 0) : "memory");
-            asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&landed)) : "memory");
+            copy_ahead(s.lr[stage][lane], rate, token < g.length);
+            asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(address(landed)) : "memory");
         }
         if (lane == 0) {
             const coord<typename L::tile> at = {batch, n, head, 0};
@@ -372,7 +359,7 @@ template <typename L, typename T> struct linear_consumer {
     // of their own, because ldmatrix fills neighbouring registers and a B operand is two neighbours.
     template <bool B_OPERAND = false, typename RT>
     __device__ void load(RT &x, const typename L::tile &source, int i = 0, int first = 0) const {
-        const uint32_t base = shared_address(&source) + 2048 * i + (B_OPERAND ? offset_b : offset);
+        const uint32_t base = address(source) + 2048 * i + (B_OPERAND ? offset_b : offset);
         #pragma unroll
         for (int j = 0; j < RT::width; ++j) {
             T2 *d = x.tiles[0][j].data;
@@ -385,7 +372,7 @@ template <typename L, typename T> struct linear_consumer {
     __device__ void store(typename L::tile &target, own_in &x) const {
         #pragma unroll
         for (int i = 0; i < TALL; ++i) {
-            const uint32_t base = shared_address(&target) + 2048 * i + offset;
+            const uint32_t base = address(target) + 2048 * i + offset;
             #pragma unroll
             for (int j = 0; j < OWN; ++j) {
                 T2 *d = x.tiles[i][j].data;

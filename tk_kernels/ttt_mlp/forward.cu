@@ -5,109 +5,109 @@
 // once rounded to bf16, the left operand of the next, and the float32 state never leaves the registers of its warps.
 //
 //   state warps (two warpgroups, 128 rows of F each): W1^T and W2 in registers, W2 also as bf16 in shared memory.
-//       X2 = gelu(Z1), their rows' part of Z2 = X2 W2, G1 = (G2 W2^T) * gelu'(Z1), both updates, and Z1 of the next keys
-//       together with Z1bar.
-//   loss warps (one warpgroup), on the chain with them: the LayerNorm gradient G2; they load K, V and lr.
-//   answer warps (one warpgroup), a mini-batch behind: products of tokens with tokens, Z2bar and the outputs; they load Q.
+//       X2 = gelu(Z1), their rows' part of Z2 = X2 W2, G1 = (G2 W2^T) * gelu'(Z1), both updates, and, stacked into one
+//       product, Z1bar of these queries and Z1 of the next keys.
+//   loss warps (one warpgroup), on the chain with them: Z2 from its parts and b2, its gradient G2; they load K, V, lr.
+//   answer warps (one warpgroup): P1, products of tokens with tokens, for the state warps; and a mini-batch behind them
+//       P2, Z2bar and the outputs; they load Q.
 //
-// Two rearrangements, exact, take products off the chain from one mini-batch to the next. sigma is the scale of the update,
-// s_{b-1}; a short last mini-batch has sigma = 0 here, as its gradients are kept and not applied:
-//   keys:     K_{i+1} W1_{i+1} = K_{i+1} W1_i - sigma (K_{i+1} K_i^T * lr) G1_i
-//   queries:  X2bar_i W2_i - tril(eta * (X2bar X2^T + 1)) G2_i = X2bar_i W2_{i+1} + ((sigma lr - eta) * (X2bar X2^T + 1)) G2_i
+// Two rearrangements, exact, take products off the chain from one mini-batch to the next. sigma = s_{b-1}; u, the scale
+// of the update, is sigma, or 0 for a short last mini-batch, whose gradients are kept and not applied:
+//   keys:     K_{i+1} W1_{i+1} + b1_{i+1} = K_{i+1} W1_i + b1_i - (u lr * (K_{i+1} K_i^T + 1)) G1_i
+//   queries:  X2bar_i W2_i + b2_i - tril(eta * (X2bar_i X2_i^T + 1)) G2_i
+//                 = X2bar_i W2_{i+1} + b2_{i+1} + ((u lr - tril(eta)) * (X2bar_i X2_i^T + 1)) G2_i
 //
-// Gradients are kept as -sigma lr G, so that updates are plain products and coefficients need the ratios s_t / sigma alone.
-// gelu(z) = z/2 (1 + tanh) is kept doubled, the state of W2 halved, G2 quartered: exact, and it saves products.
-#include "common.cuh"
+// Gradients are kept as -sigma lr G, so that updates are plain products, and coefficients need the ratios s_t / sigma
+// alone. gelu(z) = z/2 (1 + tanh) is kept doubled, the state of W2 halved, G2 quartered: exact, and it saves products.
+#include "forward.cuh"
 
+using namespace ttt;
+using namespace ttt::mlp;
 using namespace kittens;
 
 namespace {
 
-constexpr int B = 16, D = 64, F = 256, BLOCK = 64, BLOCKS = F / BLOCK;
-constexpr float EPS = 1e-6f, ONE_OVER_PI = 0.3183098861837907f;
-constexpr float ROPE_STEP = -2 * 13.287712379549449f / D;  // log2 of the ratio of neighbouring frequencies, 10000^(-2/D)
+constexpr int B = 16;
 
 struct layout {
-    using kq_tile = st_bf<2 * B, D>;      // queries of one mini-batch over the keys of the next
-    using token_tile = st_bf<B, D>;  // [tokens, D], or a block [tokens, 64 of F]
-    // A matrix as the products that sum over F read it, and its four blocks of 64 of F, which lie one after the other
+    static constexpr int STATE_GROUPS = 2, BLOCKS_A_GROUP = F / BLOCK / STATE_GROUPS;
+    static constexpr int THREADS = (STATE_GROUPS + 2) * WARPGROUP_THREADS;
+    // A thread of each of the four warpgroups: 512 in all
+    static constexpr int STATE_REGISTERS = 208, LOSS_REGISTERS = 48, ANSWER_REGISTERS = 48;
+
+    using kq_tile = st_bf<2 * B, D>;  // queries of one mini-batch over the keys of the next
+    using token_tile = st_bf<B, D>;   // [tokens, D], or a block [tokens, 64 of F]
+    // What products that sum over F read: whole, the half of one warpgroup of state warps, and a block of 64 of F.
+    // Halves and blocks lie one after the other.
     using weights = st_bf<F, D>;
+    using half_weights = st_bf<F / STATE_GROUPS, D>;
     using weight_block = st_bf<BLOCK, D>;
     using hidden_tile = st_bf<B, F>;
-    using half_weights = st_bf<F / 2, D>;  // what one warpgroup of state warps has
-    using half_hidden = st_bf<B, F / 2>;
-    using state_rows = rt_fl<16, D>;      // a warp's rows of W1^T or of W2, of one block of F
-    using z1_rows = rt_fl<16, 2 * B>;     // a warp's rows of Z1^T: columns of queries, then of keys
-    using token_rows = rt_fl<16, B>;
+    using half_hidden = st_bf<B, F / STATE_GROUPS>;
+
+    using state_rows = rt_fl<16, D>;   // a warp's rows of W1^T or of W2, of one block of F
+    using z1_rows = rt_fl<16, 2 * B>;  // a warp's rows of Z1^T: columns of queries, then of keys
+    using token_rows = rt_fl<16, B>;   // a warp's rows, of a block of F or of D
     using operand = rt_bf<16, B>;
-    static constexpr int STATE_GROUPS = 2, BLOCKS_A_GROUP = BLOCKS / STATE_GROUPS;
-    static constexpr int THREADS = (STATE_GROUPS + 2) * WARPGROUP_THREADS;
-    static constexpr int STATE_REGISTERS = 208, LOSS_REGISTERS = 48, ANSWER_REGISTERS = 48;  // a thread of each of the four warpgroups: 512 in all
 };
 using L = layout;
 
-template <typename IO> struct globals {
-    const IO *q, *k, *v;  // [batch, T, H, D]
-    IO *out;              // the same, contiguous
-    int64_t q_stride[3], k_stride[3], v_stride[3];  // of batch, T and H
-    const float *lr, *token_scale, *ln_weight, *ln_bias;
-    const float *W1, *b1, *W2, *b2;
-    float *W1_out, *b1_out, *W2_out, *b2_out, *k_rows, *x2_rows, *g1_rows, *g2_rows;
-    int T, H;
-    bool rope;
-    __device__ int mini_batches() const { return (T + B - 1) / B; }
-    __device__ int pending() const { return T % B; }  // tokens of a short last mini-batch
+template <typename IO> struct globals : arguments<IO> {
+    __device__ int mini_batches() const { return (this->T + B - 1) / B; }
+    __device__ int pending() const { return this->T % B; }  // tokens of a short last mini-batch
 };
 
-// Buffers are as many as mini-batches a slow reader can be behind a writer; each is indexed by its mini-batch.
+// A buffer is indexed by its mini-batch, modulo their number: a power of two, enough for the slowest reader.
 struct shared {
-    L::weights w2[2];                   // W2 / 2
-    L::hidden_tile x2[4], x2bar[2];     // doubled
-    L::kq_tile kq[4];     // [i % 4]: Q_{i-1} over K_i
-    L::token_tile g2[4];  // -sigma lr G2 / 4
-    L::token_tile zero;
-    st_bf<2 * B, B> p1[2];            // coefficients of g1_i in Z1bar_i and in Z1 of K_{i+1}
-    st_bf<B, B> p2;                   // coefficients of g2_i in Z2bar_i
+    L::weights w2[2];                // W2 / 2
+    L::hidden_tile x2[4], x2bar[2];  // doubled
+    L::kq_tile kq[4];                // [i % 4]: Q_{i-1} over K_i
+    L::token_tile g2[4];             // -sigma lr G2 / 4
+    L::token_tile zero;              // in place of a gradient that is not applied
+    st_bf<2 * B, B> p1[2];           // coefficients of G1_i in Z1bar_i and in Z1_{i+1}
+    st_bf<B, B> p2;                  // coefficients of G2_i in Z2bar_i
     uint4 k_ahead[WARPGROUP_THREADS], v_ahead[WARPGROUP_THREADS], q_ahead[WARPGROUP_THREADS];  // each thread's own
     float z2[L::STATE_GROUPS][B][D + 4], z2bar[B][D + 4];  // 4: the transposing stores of a warp meet 32 banks
-    float p2_part[4][B][B + 8];
-    float ratio[B];  // s_t / sigma
+    float p2_part[4][B][B + 8];                            // of each warp's block of F
+    float ratio[B];                                        // s_t / sigma
     float gamma[D], beta[D], gamma_gamma[D], gamma_beta[D];  // of the LayerNorm, and products
     float b2[D];
-    float2 rope[B][D / 2];
+    float2 rope[B][D / 2];  // cos, sin
     uint4 slope[L::STATE_GROUPS][L::BLOCKS_A_GROUP][WARPGROUP_THREADS];  // 8 gelu'(Z1), each thread's own
     float sigma;
-    semaphore keys_ready;
+    semaphore keys_ready;  // every loss thread to the answer warps: K_{i+1} is there. racecheck can follow an mbarrier
 };
 
-// Named barriers. Who arrives and who waits is said where they are used.
-enum { START = 1, Z2_READY, X2BAR_READY, G2_READY, TOKENS_READY, TOKENS_DONE, LOSS, ANSWER, STATE };  // STATE: and STATE + 1
+// Named barriers. "a > b": warps a arrive and go on, warps b wait.
+enum {
+    START = 1,     // loss > answer: constants and the first keys are there
+    Z2_READY,      // state > loss: both parts of Z2_i
+    X2BAR_READY,   // state > answer: X2bar_{i-1} and W2_i
+    G2_READY,      // loss > state: G2_i; before all, the first keys
+    TOKENS_READY,  // answer > state: Q_i and P1_i
+    TOKENS_DONE,   // answer > loss: the output of i - 2 has been written, and the buffers of that mini-batch are free
+    LOSS,          // the loss warps among themselves
+    ANSWER,        // the answer warps among themselves
+    STATE,         // and STATE + 1: each warpgroup of state warps among itself
+};
+// WARPGROUPS: how many take part, arriving or waiting
 template <int WARPGROUPS> __device__ inline void arrive(int id) {
     group<4 * WARPGROUPS>::arrive(barrier<4 * WARPGROUPS>(id));
 }
 template <int WARPGROUPS> __device__ inline void await(int id) {
     group<4 * WARPGROUPS>::arrive_and_wait(barrier<4 * WARPGROUPS>(id));
 }
-// Shared memory written by ordinary stores is read by wgmma: each writer fences before the barrier.
-__device__ inline void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ inline L::token_tile &keys_of(L::kq_tile &kq) { return reinterpret_cast<L::token_tile *>(&kq)[1]; }
 __device__ inline L::weight_block &block(L::weights &w, int n) { return reinterpret_cast<L::weight_block *>(&w)[n]; }
 __device__ inline L::token_tile &block(L::hidden_tile &x, int n) { return reinterpret_cast<L::token_tile *>(&x)[n]; }
 
-// Reads of an accumulator must stay behind the wait for the product that writes it.
-template <typename RT> __device__ inline void pin(RT &x) {
-#pragma unroll
-    for (int j = 0; j < RT::width; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-            asm volatile("" : "+f"(x.tiles[0][j].data[e].x), "+f"(x.tiles[0][j].data[e].y)::"memory");
-}
 // ThunderKittens' own fence before a product also fences shared memory, which `publish` has done where it is needed.
 template <typename... RT> __device__ inline void begin(RT &...x) {
     (pin(x), ...);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
+// d = ADD d + a b, in flight
 template <int ADD = 1, typename RT, typename A, typename B> __device__ inline void mma_AB(RT &d, A &a, B &b) {
     warpgroup::mma_AB<RT, A, B, 0, ADD>(d, a, b);
 }
@@ -120,23 +120,7 @@ template <int ADD = 1, typename RT, typename A, typename B> __device__ inline vo
 template <int ADD = 1, typename RT, typename A, typename B> __device__ inline void mma_AtBt(RT &d, A &a, B &b) {
     warpgroup::mma_AtBt<RT, A, B, 0, ADD>(d, a, b);
 }
-template <int PENDING, typename... RT> __device__ inline void wait_for(RT &...x) {
-    warpgroup::mma_async_wait<PENDING>();
-    (pin(x), ...);
-}
 
-__device__ inline float tanh_approx(float x) {  // 2^-11 relative: below the rounding of X2 to bf16
-    float y;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-// Of a variance plus EPS, which is never denormal
-__device__ inline float rsqrt_approx(float x) {
-    float y;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-constexpr float GELU_A = 0.7978845608028654f, GELU_B = 0.7978845608028654f * 0.044715f;
 // t of 2 gelu(z) = z + z t: t = tanh(A z + B z^3)
 __device__ inline float gelu_tanh(float z) { return tanh_approx(z * fmaf(GELU_B, z * z, GELU_A)); }
 // 8 gelu'(z) = 4 (1 + t + z (1 - t^2) (A + 3B z^2)). Not of z * z, which would be kept in a register from gelu_tanh on
@@ -144,53 +128,21 @@ __device__ inline float eightfold_slope(float z, float t) {
     return fmaf(fmaf(-t, t, 1.f), z * fmaf(12 * GELU_B * z, z, 4 * GELU_A), fmaf(4.f, t, 4.f));
 }
 
-// Addresses inside tiles whose rows are 128 bytes: ThunderKittens swizzles the eight 16-byte pieces of a row by its
-// number modulo 8. Computed from one lane offset, which `forget` keeps the compiler from holding in many registers.
-__device__ inline unsigned swizzled(unsigned row, unsigned piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
-template <typename T> __device__ inline uint32_t address(const T &x) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(&x));
-}
-// A value all lanes share, told to the compiler: what is computed from it may live in uniform registers
-__device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
-__device__ inline void forget(unsigned &x) { asm volatile("" : "+r"(x)); }
-
-// The address of every lane's row for ldmatrix and stmatrix of a 16 x 16 piece at the left of a tile; 32 bytes a piece
-__device__ inline unsigned matrix_offset(unsigned lane, unsigned row0 = 0) { return swizzled(row0 + lane % 16, lane / 16); }
-__device__ inline void load(rt_bf<16, 16> &x, uint32_t at) {
-    auto &e = x.tiles[0][0].data;
-    move<bf16_2>::ldsm4(e[0], e[1], e[2], e[3], at);
-}
-
-__device__ inline uint4 load_shared(uint32_t at) {
-    uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(at) : "memory");
-    return x;
-}
-__device__ inline void store_shared(uint32_t at, uint4 x) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
-}
-
-/* ------------------------------------------- the warps that hold the state ------------------------------------------- */
-
 struct state_warps {
     L::state_rows W1t[L::BLOCKS_A_GROUP], W2[L::BLOCKS_A_GROUP];
     L::z1_rows z1[L::BLOCKS_A_GROUP];
     L::operand g1[L::BLOCKS_A_GROUP];
-    half2 t[L::BLOCKS_A_GROUP][4];        // of gelu(Z1)
-    float b1[L::BLOCKS_A_GROUP][2];       // of this lane's rows, its part: four lanes add up
+    half2 t[L::BLOCKS_A_GROUP][4];   // gelu_tanh(Z1)
+    float b1[L::BLOCKS_A_GROUP][2];  // of this lane's rows, its part: four lanes add up
     int group = uniform(warpgroup::groupid()), block0 = group * L::BLOCKS_A_GROUP;
     unsigned thread = warpgroup::laneid();
 
-    __device__ static float sum_over_row(float x) {  // of an accumulator: four lanes
-        x += __shfl_xor_sync(0xffffffff, x, 1);
-        return x + __shfl_xor_sync(0xffffffff, x, 2);
-    }
     // This lane's row of F in a block, and its (even) column of a 16 x 16 tile
     __device__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }
     __device__ int column() const { return thread % 4 * 2; }
     __device__ int feature(int n, int e) const { return (block0 + n) * BLOCK + row() + (e & 1) * 8; }
 
-    // f(feature, d, two neighbouring elements of W1^T or W2) over what this lane holds
+    // f(feature, d, W1^T's, W2's elements there and at d + 1) over what this lane holds
     template <typename Fn> __device__ void each_state(Fn f) {
 #pragma unroll
         for (int n = 0; n < L::BLOCKS_A_GROUP; ++n)
@@ -198,10 +150,11 @@ struct state_warps {
             for (int j = 0; j < D / 16; ++j)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    f(feature(n, e), j * 16 + column() + (e >> 1) * 8, W1t[n].tiles[0][j].data[e], W2[n].tiles[0][j].data[e]);
+                    f(feature(n, e), j * 16 + column() + (e >> 1) * 8, W1t[n].tiles[0][j].data[e],
+                      W2[n].tiles[0][j].data[e]);
     }
 
-    template <typename IO> __device__ void load(const globals<IO> &g, shared &s, int64_t head) {
+    template <typename IO> __device__ void load(const globals<IO> &g, int64_t head) {
         const float *W1 = g.W1 + head * D * F, *W2 = g.W2 + head * F * D;
         each_state([&](int f, int d, float2 &w1, float2 &w2) {
             w1 = {W1[d * F + f], W1[(d + 1) * F + f]};
@@ -213,7 +166,7 @@ struct state_warps {
 #pragma unroll
             for (int half = 0; half < 2; ++half) b1[n][half] = column() == 0 ? g.b1[head * F + feature(n, half)] : 0.f;
     }
-    template <typename IO> __device__ void store(const globals<IO> &g, shared &s, int64_t head) {
+    template <typename IO> __device__ void store(const globals<IO> &g, int64_t head) {
         float *W1 = g.W1_out + head * D * F, *W2 = g.W2_out + head * F * D;
         each_state([&](int f, int d, float2 &w1, float2 &w2) {
             W1[d * F + f] = w1.x, W1[(d + 1) * F + f] = w1.y;
@@ -223,12 +176,12 @@ struct state_warps {
         for (int n = 0; n < L::BLOCKS_A_GROUP; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float sum = sum_over_row(b1[n][half]);
+                float sum = row_sum(b1[n][half]);
                 if (column() == 0) g.b1_out[head * F + feature(n, half)] = sum;
             }
     }
     // The rows of X2 and lr G1 of a short last mini-batch; 0 beyond them, as whoever reads the state may multiply by 0
-    template <typename IO> __device__ void store_rows(const globals<IO> &g, int64_t head, shared &s, int last) {
+    template <typename IO> __device__ void store_rows(const globals<IO> &g, shared &s, int64_t head, int last) {
 #pragma unroll
         for (int n = 0; n < L::BLOCKS_A_GROUP; ++n)
 #pragma unroll
@@ -239,12 +192,13 @@ struct state_warps {
                     bool valid = token < g.pending();
                     int64_t at = (head * B + token) * F + f;
                     bf16 g1_value = one ? g1[n].tiles[0][0].data[e].y : g1[n].tiles[0][0].data[e].x;
-                    g.x2_rows[at] = valid ? 0.5f * __bfloat162float(block(s.x2[last % 4], block0 + n)[int2{token, f % BLOCK}]) : 0.f;
+                    g.x2_rows[at] =
+                        valid ? 0.5f * __bfloat162float(block(s.x2[last % 4], block0 + n)[int2{token, f % BLOCK}]) : 0.f;
                     g.g1_rows[at] = valid ? __bfloat162float(g1_value) / -s.sigma : 0.f;
                 }
     }
 
-    // A block of W2 for the loss warps
+    // A block of W2 for the products that sum over F or D: Z2, G1, and the answer warps' Z2bar
     __device__ void share_w2(shared &s, unsigned i, int n) {
         uint32_t at = address(block(s.w2[i % 2], block0 + n)) + matrix_offset(thread % 32, thread / 32 * 16);
 #pragma unroll
@@ -256,9 +210,9 @@ struct state_warps {
         }
     }
 
-    // Z1^T = b1 + W1^T [Q_{i-1}; K_i]^T of a block, in flight
+    // Z1^T = b1 + W1^T [Q_{i-1}; K_i]^T of a block, in flight; w1 is its operand until it is waited for
     __device__ void project(shared &s, unsigned i, int n, rt_bf<16, D> &w1) {
-        float whole[2] = {sum_over_row(b1[n][0]), sum_over_row(b1[n][1])};
+        float whole[2] = {row_sum(b1[n][0]), row_sum(b1[n][1])};
 #pragma unroll
         for (int j = 0; j < 2; ++j)
 #pragma unroll
@@ -276,7 +230,7 @@ struct state_warps {
         move<bf16_2>::stsm4t(at, e[0], e[1], e[2], e[3]);
     }
 
-    // X2 = gelu(Z1)
+    // X2 = gelu(Z1), of keys
     __device__ void activate_keys(shared &s, unsigned i) {
 #pragma unroll
         for (int n = 0; n < L::BLOCKS_A_GROUP; ++n) {
@@ -310,9 +264,10 @@ struct state_warps {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             float2 z = z1[n].tiles[0][0].data[e];
-            x2bar.tiles[0][0].data[e] = __floats2bfloat162_rn(fmaf(z.x, gelu_tanh(z.x), z.x), fmaf(z.y, gelu_tanh(z.y), z.y));
+            float2 y = {fmaf(z.x, gelu_tanh(z.x), z.x), fmaf(z.y, gelu_tanh(z.y), z.y)};
+            x2bar.tiles[0][0].data[e] = __floats2bfloat162_rn(y.x, y.y);
         }
-        store_transposed(block(s.x2bar[i & 1], block0 + n), x2bar);
+        store_transposed(block(s.x2bar[i % 2], block0 + n), x2bar);
     }
 
     // This warpgroup's part of Z2^T = W2^T X2^T, for the loss warps; the slopes are computed meanwhile
@@ -320,9 +275,10 @@ struct state_warps {
         L::token_rows z;
         asm volatile("bar.sync %0, %1;" ::"r"(STATE + group), "n"(WARPGROUP_THREADS) : "memory");
         begin(z);
-        mma_AtBt<0>(z, reinterpret_cast<L::half_weights *>(&s.w2[i % 2])[group], reinterpret_cast<L::half_hidden *>(&s.x2[i % 4])[group]);
+        mma_AtBt<0>(z, reinterpret_cast<L::half_weights *>(&s.w2[i % 2])[group],
+                    reinterpret_cast<L::half_hidden *>(&s.x2[i % 4])[group]);
         share_slopes(s);
-        wait_for<0>(z, W1t[0], W1t[1]);
+        wait_for<0>(z, W1t[0], W1t[1]);  // W1^T: begun by learn
         int d = row(), token = column();
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -331,8 +287,10 @@ struct state_warps {
         }
     }
 
-    // G1^T = (W2 G2^T) * gelu'(Z1)^T, and with it everything that waits for G2. G1 is scaled as G2 is: -sigma lr G1
+    // G1^T = (W2 G2^T) * gelu'(Z1)^T, and with it everything that waits for G2; G1 is kept as -sigma lr G1. The update
+    // of W1^T is left in flight. The numbers of products that may go on are those of two blocks.
     __device__ void learn(shared &s, unsigned i, bool applied) {
+        static_assert(L::BLOCKS_A_GROUP == 2);
         L::token_rows grad[2];
         uint4 slope[2];
         begin(grad[0], grad[1], W2[0], W2[1]);
@@ -345,8 +303,7 @@ struct state_warps {
         for (int n = 0; n < 2; ++n) slope[n] = load_shared(address(s.slope[group][n][thread]));
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-            if (n == 0) wait_for<3>(grad[0]);
-            else wait_for<3>(grad[1]);
+            wait_for<3>(grad[n]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float2 x = grad[n].tiles[0][0].data[e], d = __bfloat1622float2(reinterpret_cast<bf16_2 *>(&slope[n])[e]);
@@ -370,7 +327,7 @@ struct state_warps {
 
     template <typename IO> __device__ void run(const globals<IO> &g, shared &s, int head) {
         int last = g.mini_batches() - 1;
-        load(g, s, head);
+        load(g, head);
         share_w2(s, 0, 0);
         share_w2(s, 0, 1);
         publish();
@@ -404,51 +361,12 @@ struct state_warps {
         activate_queries(s, last, 1);
         publish();
         arrive<3>(X2BAR_READY);
-        store(g, s, head);
-        store_rows(g, head, s, last);
+        store(g, head);
+        store_rows(g, s, head, last);
     }
 };
 
-/* ------------------------------------ what the loss warps and the answer warps share ------------------------------------ */
-
-// Eight neighbouring elements of a token: what one thread loads, normalises and writes; eight threads a token.
-struct octet {
-    float x[8];
-    template <typename Fn> __device__ void each(Fn f) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) f(e, x[e]);
-    }
-    __device__ static octet of(const float *p) {
-        float4 low = *reinterpret_cast<const float4 *>(p), high = *reinterpret_cast<const float4 *>(p + 4);
-        return {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    }
-    template <typename T> __device__ static octet of(uint4 packed) {
-        octet o;
-        const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            float2 two = base_types::convertor<float2, T>::convert(*reinterpret_cast<const T *>(&words[e]));
-            o.x[2 * e] = two.x, o.x[2 * e + 1] = two.y;
-        }
-        return o;
-    }
-    template <typename T> __device__ uint4 pack() const {
-        uint32_t words[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            T two = base_types::convertor<T, float2>::convert(float2{x[2 * e], x[2 * e + 1]});
-            words[e] = *reinterpret_cast<uint32_t *>(&two);
-        }
-        return {words[0], words[1], words[2], words[3]};
-    }
-};
-
-// Sums over the eight threads of a token, several at once so that their shuffles overlap
-template <typename... Float> __device__ inline void sum_over_token(Float &...x) {
-#pragma unroll
-    for (int lane = 1; lane < 8; lane *= 2) ((x += __shfl_xor_sync(0xffffffff, x, lane)), ...);
-}
-
+// What the loss warps and the answer warps share: a thread has eight elements of one token.
 template <typename IO> struct token_warps {
     using IO2 = typename base_types::packing<IO>::packed_type;
     static constexpr uint32_t LOWER = B * 128;  // bytes from the upper to the lower half of a tile of queries over keys
@@ -456,7 +374,7 @@ template <typename IO> struct token_warps {
     shared &s;
     int head, batch, h, mini_batches;
     unsigned thread = warpgroup::laneid();
-    float b2[2];  // of this lane's rows of Z2^T: row and row + 8
+    float b2[2];  // of row() and row() + 8
 
     __device__ token_warps(const globals<IO> &g, shared &s, int head)
         : g(g), s(s), head(head), batch(head / g.H), h(head % g.H), mini_batches(g.mini_batches()) {
@@ -466,54 +384,28 @@ template <typename IO> struct token_warps {
     __device__ unsigned token() const { return thread / 8; }
     __device__ unsigned column() const { return thread % 8 * 8; }
     __device__ unsigned lane() const { return thread % 32; }
-    __device__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }  // of the accumulator of Z2^T
+    __device__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }  // of D, where it is down an accumulator
     // This thread's elements of a tile
-    template <typename Tile> __device__ uint32_t mine(Tile &tile) const { return address(tile) + swizzled(token(), thread % 8); }
+    template <typename Tile> __device__ uint32_t mine(Tile &tile) const {
+        return address(tile) + swizzled(token(), thread % 8);
+    }
     // Is the gradient of mini-batch i added to the state?
     __device__ bool applied(unsigned i) const { return int(i) < mini_batches - 1 || !g.pending(); }
 
     // This thread's part of mini-batch i into shared memory; tokens that are not there are 0
     __device__ void copy_ahead(uint4 &to, const IO *x, const int64_t (&stride)[3], int i) {
-        int t = i * B + token(), bytes = t < g.T ? 16 : 0;
+        int t = i * B + token();
         const IO *from = x + batch * stride[0] + min(t, g.T - 1) * stride[1] + h * stride[2] + column();
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address(to)), "l"(from), "r"(bytes) : "memory");
+        ttt::copy_ahead(to, from, t < g.T);
     }
     __device__ static void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
     __device__ static void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-    // RoPE at position token(), and to bf16
+    // Turned by RoPE to position token(), in bf16
     __device__ uint4 as_bf16(uint4 x) {
-        if (std::is_same_v<IO, bf16> && !g.rope) return x;
-        octet o = octet::of<IO2>(x);
-        if (g.rope)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                float2 turn = s.rope[token()][column() / 2 + e];
-                float even = o.x[2 * e], odd = o.x[2 * e + 1];
-                o.x[2 * e] = even * turn.x - odd * turn.y;
-                o.x[2 * e + 1] = odd * turn.x + even * turn.y;
-            }
-        return o.pack<bf16_2>();
+        return ttt::mlp::as_bf16<IO>(x, g.rope, [&](int e) { return s.rope[token()][column() / 2 + e]; });
     }
 
-    // Z2^T = b2 + W2^T X2^T, columns of tokens, in flight
-    __device__ void start_z2(L::token_rows &z, L::weights &w2, L::hidden_tile &x) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) z.tiles[0][0].data[e] = {b2[e & 1], b2[e & 1]};
-        begin(z);
-        mma_AtBt(z, w2, x);
-    }
-    // This thread's eight elements of Z2, from rows of D to rows of tokens by way of shared memory
-    __device__ octet turn(L::token_rows &z, float (&by)[B][D + 4], int id) {
-        unsigned d = row(), t = lane() % 4 * 2;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            by[t + (e >> 1) * 8][d + (e & 1) * 8] = z.tiles[0][0].data[e].x;
-            by[t + (e >> 1) * 8 + 1][d + (e & 1) * 8] = z.tiles[0][0].data[e].y;
-        }
-        await<1>(id);
-        return octet::of(&by[token()][column()]);
-    }
     // b2 += -sigma lr G2 of mini-batch i
     __device__ void update_b2(unsigned i) {
         if (!applied(i)) return;
@@ -524,14 +416,10 @@ template <typename IO> struct token_warps {
         for (int half = 0; half < 2; ++half) {
             float2 low = __bfloat1622float2(x[2 * half]), high = __bfloat1622float2(x[2 * half + 1]);
             float sum = low.x + low.y + high.x + high.y;
-            sum += __shfl_xor_sync(0xffffffff, sum, 1);
-            sum += __shfl_xor_sync(0xffffffff, sum, 2);
-            b2[half] = fmaf(4.f, sum, b2[half]);
+            b2[half] = fmaf(4.f, row_sum(sum), b2[half]);
         }
     }
 };
-
-/* ------------------------------------------ the warps on the chain: the gradient G2 ------------------------------------------ */
 
 template <typename IO> struct loss_warps : token_warps<IO> {
     using base = token_warps<IO>;
@@ -540,17 +428,14 @@ template <typename IO> struct loss_warps : token_warps<IO> {
     float sum_w;  // of gamma^2
 
     __device__ void constants() {
-        for (int at = thread; at < B * D / 2; at += WARPGROUP_THREADS) {
-            float2 &turn = s.rope[at / (D / 2)][at % (D / 2)];
-            sincospif((at / (D / 2)) * exp2f((at % (D / 2)) * ROPE_STEP) * ONE_OVER_PI, &turn.y, &turn.x);
-        }
+        fill_rope(s.rope, thread, WARPGROUP_THREADS);
         // Gradients are kept as -sigma lr G with sigma = s_{b-1}; where that is 0, so little that no state sees it
         float sigma = fmaxf(g.token_scale[B - 1], 0x1p-60f);
         if (thread < B) s.ratio[thread] = g.token_scale[thread] / sigma;
         if (thread == 0) s.sigma = sigma;
         if (thread == 0) init_semaphore(s.keys_ready, WARPGROUP_THREADS);
         store_shared(mine(s.zero), {0, 0, 0, 0});
-        store_shared(mine(s.kq[0]), {0, 0, 0, 0});
+        store_shared(mine(s.kq[0]), {0, 0, 0, 0});  // queries before the first, whose Z1bar no one reads
         if (thread < D) {
             float gamma = g.ln_weight[this->h * D + thread], beta = g.ln_bias[this->h * D + thread];
             s.gamma[thread] = gamma, s.beta[thread] = beta;
@@ -571,10 +456,11 @@ template <typename IO> struct loss_warps : token_warps<IO> {
         store_shared(mine(s.kq[(i + 1) % 4]) + base::LOWER, this->as_bf16(load_shared(address(s.k_ahead[thread]))));
         publish();
     }
-    // step G2, G2 = (g - mean(g) - xhat mean(g xhat)) / std with g = gamma^2 xhat + c and c = gamma (beta - (V - K)), from the
-    // sums of z, z^2, gamma^2 z, gamma^2 z^2 and c z over the token: one round of shuffles
+    // step G2, G2 = (g - mean(g) - xhat mean(g xhat)) / std with g = gamma^2 xhat + c and c = gamma (beta - (V - K)),
+    // from the sums of z, z^2, gamma^2 z, gamma^2 z^2 and c z over the token: one round of shuffles. z comes as b2.
     __device__ void share_g2(unsigned i, octet &z, octet &c, float sum_c, float step) {
-        octet w = octet::of(&s.gamma_gamma[column()]), first = octet::of(&s.z2[0][token()][column()]), second = octet::of(&s.z2[1][token()][column()]);
+        octet w = octet::of(&s.gamma_gamma[column()]);
+        octet first = octet::of(&s.z2[0][token()][column()]), second = octet::of(&s.z2[1][token()][column()]);
         float sum_z = 0, sum_zz = 0, sum_wz = 0, sum_wzz = 0, sum_cz = 0;
         z.each([&](int e, float &x) {
             x += first.x[e] + second.x[e];
@@ -584,15 +470,17 @@ template <typename IO> struct loss_warps : token_warps<IO> {
         });
         sum_over_token(sum_z, sum_zz, sum_wz, sum_wzz, sum_cz);
         float mean = sum_z * (1.f / D), variance = fmaxf(fmaf(sum_zz, 1.f / D, -mean * mean), 0.f);
-        float rstd = rsqrt_approx(variance + EPS);
+        float rstd = reciprocal_root(variance + EPS);
         float mean_g = fmaf(rstd, fmaf(-mean, sum_w, sum_wz), sum_c) * (1.f / D);
-        float dot = rstd * (rstd * fmaf(mean, fmaf(mean, sum_w, -2.f * sum_wz), sum_wzz) + fmaf(-mean, sum_c, sum_cz)) * (1.f / D);
+        float dot =  // mean(g xhat)
+            rstd * (rstd * fmaf(mean, fmaf(mean, sum_w, -2.f * sum_wz), sum_wzz) + fmaf(-mean, sum_c, sum_cz)) * (1.f / D);
         float scale = rstd * step, a = rstd * scale, b = -dot * a, d = -mean_g * scale;
         z.each([&](int e, float &x) { x = fmaf(x - mean, fmaf(w.x[e], a, b), fmaf(c.x[e], scale, d)); });
         store_shared(mine(s.g2[i % 4]), z.pack<bf16_2>());
         publish();
     }
 
+    // b2, and the rows of K and lr G2 of a short last mini-batch, 0 beyond them
     __device__ void store() {
         int last = this->mini_batches - 1;
         if (this->lane() % 4 == 0)
@@ -605,6 +493,7 @@ template <typename IO> struct loss_warps : token_warps<IO> {
         g2.each([&](int e, float x) { g.g2_rows[row + e] = valid ? x * (-4.f / s.sigma) : 0.f; });
     }
 
+    // b2 from the lanes that hold it to all threads
     __device__ void share_b2() {
         if (this->lane() % 4 == 0) s.b2[this->row()] = this->b2[0], s.b2[this->row() + 8] = this->b2[1];
         await<1>(LOSS);
@@ -639,22 +528,20 @@ template <typename IO> struct loss_warps : token_warps<IO> {
             await<3>(Z2_READY);
             share_g2(i, z, c, sum_c, step);
             arrive<3>(G2_READY);
-            await<2>(TOKENS_DONE);  // the answer warps are done with all but the last mini-batch
-            await<1>(LOSS);
+            await<2>(TOKENS_DONE);
+            await<1>(LOSS);  // all of G2_i is there for update_b2
         }
         this->update_b2(this->mini_batches - 1);
         store();
     }
 };
 
-/* -------------------------------------- the warps behind the chain: tokens and outputs -------------------------------------- */
-
 template <typename IO> struct answer_warps : token_warps<IO> {
     using base = token_warps<IO>;
     using base::base, base::g, base::s, base::thread, base::token, base::column, base::mine;
 
-    // Rows of Q_i: P1 = tril(s_t / sigma (Q_i K_i^T + 1)); rows of K_{i+1}: P1 = K_{i+1} K_i^T + 1.
-    // A warp computes 16 of the 32 rows and 8 of the 16 columns.
+    // Rows of Q_i: P1 = tril(s_t / sigma (Q_i K_i^T + 1)); rows of K_{i+1}: P1 = K_{i+1} K_i^T + 1, as u = sigma
+    // wherever there is a mini-batch i + 1. A warp computes 16 of the 32 rows and 8 of the 16 columns.
     __device__ void share_p1(unsigned i, unsigned warp) {
         unsigned lane = this->lane(), keys = warp / 2, column0 = warp % 2 * 8;
         uint32_t rows = address(s.kq[(i + 1) % 4]) + matrix_offset(lane, keys * B);
@@ -682,12 +569,13 @@ template <typename IO> struct answer_warps : token_warps<IO> {
         publish();
     }
 
-    // P2 = (s_t / sigma [j <= t] - 1) 4 (X2bar X2^T + 1); a gradient that is not applied has 0 for the 1
+    // P2 = (s_t / sigma [j <= t] - u / sigma) 4 (X2bar X2^T + 1), a block of F a warp. 4 undoes the quarter of G2.
     __device__ void share_p2(unsigned i, unsigned warp) {
         unsigned lane = this->lane();
         rt_fl<16, 16> p;
         kittens::warp::zero(p);
-        uint32_t rows = address(block(s.x2bar[i % 2], warp)) + matrix_offset(lane), columns = address(block(s.x2[i % 4], warp)) + matrix_offset(lane);
+        uint32_t rows = address(block(s.x2bar[i % 2], warp)) + matrix_offset(lane);
+        uint32_t columns = address(block(s.x2[i % 4], warp)) + matrix_offset(lane);
 #pragma unroll
         for (int f = 0; f < BLOCK / 16; ++f) {
             rt_bf<16, 16> queries, keys;
@@ -697,46 +585,66 @@ template <typename IO> struct answer_warps : token_warps<IO> {
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            *reinterpret_cast<float2 *>(&s.p2_part[warp][lane / 4 + (e & 1) * 8][lane % 4 * 2 + (e >> 1) * 8]) = p.tiles[0][0].data[e];
+            *reinterpret_cast<float2 *>(&s.p2_part[warp][lane / 4 + (e & 1) * 8][lane % 4 * 2 + (e >> 1) * 8]) =
+                p.tiles[0][0].data[e];
         await<1>(ANSWER);
         unsigned j = thread % 8 * 2;
-        float2 x = {4, 4};  // X2bar and X2 are doubled
+        float2 x = {4, 4};  // as X2bar and X2 are doubled
 #pragma unroll
         for (int part = 0; part < 4; ++part) {
             float2 y = *reinterpret_cast<float2 *>(&s.p2_part[part][token()][j]);
             x.x += y.x, x.y += y.y;
         }
-        float u = this->applied(i) ? 1.f : 0.f, ratio = s.ratio[token()];
-        x.x *= j <= token() ? ratio - u : -u;
-        x.y *= j + 1 <= token() ? ratio - u : -u;
+        float ratio = s.ratio[token()], update = this->applied(i) ? 1.f : 0.f;  // s_t / sigma, u / sigma
+        x.x *= j <= token() ? ratio - update : -update;
+        x.y *= j + 1 <= token() ? ratio - update : -update;
         bf16_2 pair = __floats2bfloat162_rn(x.x, x.y);
         move<bf16_2>::sts(s.p2.idx(address(s.p2), {int(token()), int(j)}), pair);
         publish();
         await<1>(ANSWER);
     }
 
+    // Z2bar^T = b2_{i+1} + W2_{i+1}^T X2bar_i^T, columns of tokens, in flight
+    __device__ void start_z2bar(L::token_rows &z, unsigned i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) z.tiles[0][0].data[e] = {this->b2[e & 1], this->b2[e & 1]};
+        begin(z);
+        mma_AtBt(z, s.w2[(i + 1) % 2], s.x2bar[i % 2]);
+    }
+    // This thread's eight elements of Z2bar, from rows of D to rows of tokens by way of shared memory
+    __device__ octet transpose(L::token_rows &z) {
+        unsigned d = this->row(), t = this->lane() % 4 * 2;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            s.z2bar[t + (e >> 1) * 8][d + (e & 1) * 8] = z.tiles[0][0].data[e].x;
+            s.z2bar[t + (e >> 1) * 8 + 1][d + (e & 1) * 8] = z.tiles[0][0].data[e].y;
+        }
+        await<1>(ANSWER);
+        return octet::of(&s.z2bar[token()][column()]);
+    }
+
     // out = Q + LN(Z2bar)
     __device__ void answer(unsigned i, unsigned warp) {
         L::token_rows z_rows;
         this->update_b2(i);
-        this->start_z2(z_rows, s.w2[(i + 1) % 2], s.x2bar[i % 2]);
+        start_z2bar(z_rows, i);
         share_p2(i, warp);
         // Z2bar^T += G2^T P2^T
         begin(z_rows);
         mma_AtBt(z_rows, s.g2[i % 4], s.p2);
         wait_for<0>(z_rows);
-        octet z = this->turn(z_rows, s.z2bar, ANSWER), gamma = octet::of(&s.gamma[column()]), out = octet::of(&s.beta[column()]);
+        octet z = transpose(z_rows), gamma = octet::of(&s.gamma[column()]), out = octet::of(&s.beta[column()]);
         octet q = octet::of<bf16_2>(load_shared(mine(s.kq[(i + 1) % 4])));
         float sum = 0, squares = 0;
         z.each([&](int, float x) { sum += x, squares = fmaf(x, x, squares); });
         sum_over_token(sum, squares);
-        float mean = sum * (1.f / D), rstd = rsqrt_approx(fmaxf(fmaf(squares, 1.f / D, -mean * mean), 0.f) + EPS);
+        float mean = sum * (1.f / D), rstd = reciprocal_root(fmaxf(fmaf(squares, 1.f / D, -mean * mean), 0.f) + EPS);
         out.each([&](int e, float &x) { x = fmaf((z.x[e] - mean) * rstd, gamma.x[e], x + q.x[e]); });
         uint4 packed = out.pack<typename base::IO2>();
         int t = i * B + token();
-        asm volatile("{.reg .pred there; setp.lt.s32 there, %0, %1; @there st.global.v4.u32 [%2], {%3, %4, %5, %6};}" ::"r"(t), "r"(g.T),
-                     "l"(g.out + ((int64_t(this->batch) * g.T + t) * g.H + this->h) * D + column()), "r"(packed.x), "r"(packed.y),
-                     "r"(packed.z), "r"(packed.w) : "memory");
+        IO *to = g.out + ((int64_t(this->batch) * g.T + t) * g.H + this->h) * D + column();
+        asm volatile("{.reg .pred there; setp.lt.s32 there, %0, %1; @there st.global.v4.u32 [%2], {%3, %4, %5, %6};}"
+                     ::"r"(t), "r"(g.T), "l"(to), "r"(packed.x), "r"(packed.y), "r"(packed.z), "r"(packed.w) : "memory");
     }
 
     __device__ void run() {
@@ -769,7 +677,7 @@ template <typename IO> __global__ __launch_bounds__(L::THREADS, 1) void forward_
     int head = blockIdx.x, role = uniform(warpgroup::groupid());
     if (role < L::STATE_GROUPS) {
         warpgroup::increase_registers<L::STATE_REGISTERS>();
-        state_warps().run(g, s, blockIdx.x);
+        state_warps().run(g, s, head);
     } else if (role == L::STATE_GROUPS) {
         warpgroup::decrease_registers<L::LOSS_REGISTERS>();
         loss_warps<IO>(g, s, head).run();
@@ -779,69 +687,14 @@ template <typename IO> __global__ __launch_bounds__(L::THREADS, 1) void forward_
     }
 }
 
-/* ------------------------------------------------------ the launcher ------------------------------------------------------ */
-
-using ttt::TensorView;
-
-template <typename IO> void launch(const globals<IO> &g, int heads, cudaStream_t stream) {
-    ttt::check_cuda(
-        cudaFuncSetAttribute(forward_kernel<IO>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(shared)), "shared memory");
-    forward_kernel<IO><<<heads, L::THREADS, sizeof(shared), stream>>>(g);
-    ttt::check_cuda(cudaGetLastError(), "launch");
-}
-
-// Every tensor but q, k and v is contiguous, every one but q, k, v and out float32.
-template <typename T> T *checked(const char *name, const TensorView &x, std::initializer_list<int64_t> shape) {
-    ttt::check_shape(name, x, shape);
-    ttt::check_contiguous(name, x);
-    return ttt::pointer<T>(x);
-}
-template <typename IO> const IO *tokens(const char *name, const TensorView &x, const TensorView &q, int64_t (&stride)[3]) {
-    ttt::check_shape(name, x, {q.size(0), q.size(1), q.size(2), D});
-    for (int axis = 0; axis < 3; ++axis) stride[axis] = x.stride(axis);
-    return ttt::pointer<const IO>(x);
-}
-
-template <typename IO>
-void forward_of(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView token_scale, TensorView ln_weight,
-                TensorView ln_bias, TensorView W1, TensorView b1, TensorView W2, TensorView b2, TensorView out,
-                TensorView W1_out, TensorView b1_out, TensorView W2_out, TensorView b2_out, TensorView k_rows,
-                TensorView x2_rows, TensorView g1_rows, TensorView g2_rows, bool rope) {
-    int64_t batch = q.size(0), T = q.size(1), H = q.size(2);
-    globals<IO> g;
-    g.q = tokens<IO>("q", q, q, g.q_stride);
-    g.k = tokens<IO>("k", k, q, g.k_stride);
-    g.v = tokens<IO>("v", v, q, g.v_stride);
-    g.lr = checked<const float>("lr", lr, {batch, T, H});
-    g.token_scale = checked<const float>("token_scale", token_scale, {B});
-    g.ln_weight = checked<const float>("ln_weight", ln_weight, {H, D});
-    g.ln_bias = checked<const float>("ln_bias", ln_bias, {H, D});
-    g.W1 = checked<const float>("W1", W1, {batch, H, D, F});
-    g.b1 = checked<const float>("b1", b1, {batch, H, F});
-    g.W2 = checked<const float>("W2", W2, {batch, H, F, D});
-    g.b2 = checked<const float>("b2", b2, {batch, H, D});
-    g.out = checked<IO>("out", out, {batch, T, H, D});
-    g.W1_out = checked<float>("W1_out", W1_out, {batch, H, D, F});
-    g.b1_out = checked<float>("b1_out", b1_out, {batch, H, F});
-    g.W2_out = checked<float>("W2_out", W2_out, {batch, H, F, D});
-    g.b2_out = checked<float>("b2_out", b2_out, {batch, H, D});
-    g.k_rows = checked<float>("k_rows", k_rows, {batch, H, B, D});
-    g.x2_rows = checked<float>("x2_rows", x2_rows, {batch, H, B, F});
-    g.g1_rows = checked<float>("g1_rows", g1_rows, {batch, H, B, F});
-    g.g2_rows = checked<float>("g2_rows", g2_rows, {batch, H, B, D});
-    g.T = T, g.H = H, g.rope = rope;
-    launch(g, batch * H, ttt::stream_of(q));
-}
-
-void forward(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView token_scale, TensorView ln_weight,
-             TensorView ln_bias, TensorView W1, TensorView b1, TensorView W2, TensorView b2, TensorView out,
-             TensorView W1_out, TensorView b1_out, TensorView W2_out, TensorView b2_out, TensorView k_rows,
-             TensorView x2_rows, TensorView g1_rows, TensorView g2_rows, bool rope) {
-    auto run = ttt::is_bf16(q) ? forward_of<bf16> : forward_of<half>;
-    run(q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, out, W1_out, b1_out, W2_out, b2_out, k_rows, x2_rows,
-        g1_rows, g2_rows, rope);
+template <typename IO> void launch(const arguments<IO> &a, int batch, cudaStream_t stream) {
+    constexpr int BYTES = sizeof(shared);
+    const auto kernel = forward_kernel<IO>;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES), "shared memory");
+    kernel<<<batch * a.H, L::THREADS, BYTES, stream>>>({a});
+    check_cuda(cudaGetLastError(), "launch");
 }
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, forward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, (ttt::mlp::forward<B, launch<bf16>, launch<half>>));

@@ -10,27 +10,20 @@
 //     W1 += (-u lr K)^T G1, W2 += X2^T (-u lr G2), and so the biases
 // with P1 = -tril(eta * (Q K^T + 1)), P2 = -tril(eta * (X2bar X2^T + 1)), and u the scale of the update: s_{b-1}, or 0 for
 // a short last mini-batch, whose gradients are kept and not applied. Z2 and Z2bar are sums of the warpgroups' halves of F.
-#include "common.cuh"
+#include "forward.cuh"
 
+using namespace ttt;
+using namespace ttt::mlp;
 using namespace kittens;
 
 namespace {
 
-constexpr int B = 32, D = 64, F = 256, BLOCK = 64, GROUPS = 2, OWN = F / BLOCK / GROUPS;  // OWN: blocks of F a warpgroup
+constexpr int B = 32, GROUPS = 2, OWN = F / BLOCK / GROUPS;  // OWN: blocks of F a warpgroup
 constexpr int THREADS = GROUPS * WARPGROUP_THREADS;
 static_assert(THREADS == F && THREADS == 8 * B);  // a thread a bias; eight threads a token, eight elements each
-constexpr float EPS = 1e-6f, ONE_OVER_PI = 0.3183098861837907f;
-constexpr float ROPE_STEP = -2 * 13.287712379549449f / D;  // log2 of the ratio of neighbouring frequencies, 10000^(-2/D)
 
-template <typename IO> struct globals {
-    const IO *q, *k, *v;  // [batch, T, H, D]
-    IO *out;              // the same, contiguous
-    int64_t q_stride[3], k_stride[3], v_stride[3];  // of batch, T and H
-    const float *lr, *token_scale, *ln_weight, *ln_bias;
-    const float *W1, *b1, *W2, *b2;
-    float *W1_out, *b1_out, *W2_out, *b2_out, *k_rows, *x2_rows, *g1_rows, *g2_rows;
-    int T, H;
-    bool rope;
+template <typename IO> struct globals : arguments<IO> {
+    __device__ int pending() const { return this->T % B; }  // tokens of a short last mini-batch
 };
 
 struct layout {
@@ -59,29 +52,6 @@ struct shared {
     float2 rope[B][D / 2];
 };
 
-// Shared memory written by ordinary stores is read by wgmma: each writer fences before the barrier.
-__device__ inline void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// Reads of an accumulator must stay behind the wait for the product that writes it.
-template <typename RT> __device__ inline void pin(RT &x) {
-#pragma unroll
-    for (int j = 0; j < RT::width; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-            asm volatile("" : "+f"(x.tiles[0][j].data[e].x), "+f"(x.tiles[0][j].data[e].y)::"memory");
-}
-template <typename... RT> __device__ inline void wait_for(RT &...x) {
-    warpgroup::mma_async_wait<0>();
-    (pin(x), ...);
-}
-
-__device__ inline float tanh_approx(float x) {  // 2^-11 relative: below the rounding of X2 to bf16
-    float y;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-constexpr float GELU_A = 0.7978845608028654f, GELU_B = 0.7978845608028654f * 0.044715f;
-// gelu(z) = z/2 (1 + t), t = tanh(A z + B z^3), and gelu'(z) = 1/2 (1 + t + z (1 - t^2) (A + 3B z^2))
 __device__ inline float gelu(float z) {
     float half = 0.5f * z;
     return fmaf(half, tanh_approx(z * fmaf(GELU_B, z * z, GELU_A)), half);
@@ -91,70 +61,11 @@ __device__ inline float2 gelu_and_slope(float z) {
     return {fmaf(half, t, half), fmaf(fmaf(-t, t, 1.f), half * fmaf(3 * GELU_B, z_z, GELU_A), fmaf(0.5f, t, 0.5f))};
 }
 
-// Addresses inside tiles whose rows are 128 bytes: ThunderKittens swizzles the eight 16-byte pieces of a row by its
-// number modulo 8.
-__device__ inline int swizzled(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
-template <typename T> __device__ inline uint32_t address(const T &x) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(&x));
-}
-// The address of every lane's row for ldmatrix and stmatrix of a 16 x 16 piece at the left of a tile; 32 bytes a piece
-__device__ inline int matrix_offset(int lane, int row0 = 0) { return swizzled(row0 + lane % 16, lane / 16); }
-__device__ inline void load(rt_bf<16, 16> &x, uint32_t at) {
-    auto &e = x.tiles[0][0].data;
-    move<bf16_2>::ldsm4(e[0], e[1], e[2], e[3], at);
-}
-__device__ inline uint4 load_shared(uint32_t at) {
-    uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(at) : "memory");
-    return x;
-}
-__device__ inline void store_shared(uint32_t at, uint4 x) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
-}
-
-// Eight neighbouring elements of a token: what one thread loads, normalises and writes; eight threads a token.
-struct octet {
-    float x[8];
-    template <typename Fn> __device__ void each(Fn f) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) f(e, x[e]);
-    }
-    __device__ static octet of(const float *p) {
-        float4 low = *reinterpret_cast<const float4 *>(p), high = *reinterpret_cast<const float4 *>(p + 4);
-        return {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    }
-    template <typename T> __device__ static octet of(uint4 packed) {
-        octet o;
-        const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            float2 two = base_types::convertor<float2, T>::convert(*reinterpret_cast<const T *>(&words[e]));
-            o.x[2 * e] = two.x, o.x[2 * e + 1] = two.y;
-        }
-        return o;
-    }
-    template <typename T> __device__ uint4 pack() const {
-        uint32_t words[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            T two = base_types::convertor<T, float2>::convert(float2{x[2 * e], x[2 * e + 1]});
-            words[e] = *reinterpret_cast<uint32_t *>(&two);
-        }
-        return {words[0], words[1], words[2], words[3]};
-    }
-};
-
-// Sums over the eight threads of a token, several at once so that their shuffles overlap
-template <typename... Float> __device__ inline void sum_over_token(Float &...x) {
-#pragma unroll
-    for (int lane = 1; lane < 8; lane *= 2) ((x += __shfl_xor_sync(0xffffffff, x, lane)), ...);
-}
-
 template <typename IO> struct chain {
     using IO2 = typename base_types::packing<IO>::packed_type;
     const globals<IO> &g;
     shared &s;
-    const int group = __shfl_sync(0xffffffff, warpgroup::groupid(), 0);  // known to be uniform
+    const int group = uniform(warpgroup::groupid());
     int thread = warpgroup::laneid();
 
     L::state_rows W1t[OWN], W2[OWN];
@@ -162,7 +73,7 @@ template <typename IO> struct chain {
 
     __device__ chain(const globals<IO> &g, shared &s) : g(g), s(s) {}
 
-    /* ---- which element is whose ---- */
+    // Which element is whose
 
     // The grid is heads x sequences: a block's numbers need no registers
     __device__ int h() const { return blockIdx.x; }
@@ -182,12 +93,11 @@ template <typename IO> struct chain {
     __device__ L::token_tile &own_block(L::hidden_tile &x, int n) const { return block(x, group * OWN + n); }
     __device__ L::hidden_half &own_half(L::hidden_tile &x) const { return reinterpret_cast<L::hidden_half *>(&x)[group]; }
     __device__ L::weight_block &block(L::weight_half &w, int n) const { return reinterpret_cast<L::weight_block *>(&w)[n]; }
-    __device__ int pending() const { return g.T % B; }  // tokens of a short last mini-batch
     __device__ float update_scale(int i) const { return (i + 1) * B > g.T ? 0.f : s.scale[B - 1]; }
     // Of one warpgroup, whose halves of X2, X2bar and W2 are its own
     __device__ void sync_group() const { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(WARPGROUP_THREADS) : "memory"); }
 
-    /* ---- state and parameters ---- */
+    // State and parameters
 
     // f(W1^T's, W2's two neighbouring elements, and where they are in global memory, from this lane's first) over what it
     // holds. Offsets from one address are known to the compiler, which else keeps an address an element.
@@ -235,21 +145,18 @@ template <typename IO> struct chain {
                         int t = j * 16 + column() + (e >> 1) * 8 + one, f = feature(n, e);
                         int64_t at = (int64_t(head()) * B + t) * F + f;
                         float x2 = __bfloat162float(own_block(s.x2, n)[int2{t, f % BLOCK}]);
-                        g.x2_rows[at] = t < pending() ? x2 : 0.f;
-                        g.g1_rows[at] = t < pending() ? s.lr[t] * (one ? g1_pair.y : g1_pair.x) : 0.f;
+                        g.x2_rows[at] = t < g.pending() ? x2 : 0.f;
+                        g.g1_rows[at] = t < g.pending() ? s.lr[t] * (one ? g1_pair.y : g1_pair.x) : 0.f;
                     }
                 }
         int64_t at = (int64_t(head()) * B + token()) * D + element();
-        bool valid = token() < pending();
+        bool valid = token() < g.pending();
         octet k = octet::of<bf16_2>(load_shared(mine(s.k))), g2 = octet::of<bf16_2>(load_shared(mine(s.g2)));
         k.each([&](int e, float x) { g.k_rows[at + e] = valid ? x : 0.f; });
         g2.each([&](int e, float x) { g.g2_rows[at + e] = valid ? s.lr[token()] * x : 0.f; });
     }
     __device__ void load_parameters() {
-        for (int at = id(); at < B * D / 2; at += THREADS) {
-            float2 &turn = s.rope[at / (D / 2)][at % (D / 2)];
-            sincospif((at / (D / 2)) * exp2f((at % (D / 2)) * ROPE_STEP) * ONE_OVER_PI, &turn.y, &turn.x);
-        }
+        fill_rope(s.rope, id(), THREADS);
         for (int at = id(); at < B * B / 2; at += THREADS) reinterpret_cast<uint32_t *>(&s.p)[at] = 0;
         if (id() < B) s.scale[id()] = g.token_scale[id()];
         if (id() < D) {
@@ -272,11 +179,11 @@ template <typename IO> struct chain {
         }
     }
 
-    /* ---- tokens ---- */
+    // Tokens
 
     __device__ void copy_ahead(uint4 &to, const IO *x, const int64_t (&stride)[3], int t) {
         const IO *from = x + batch() * stride[0] + min(t, g.T - 1) * stride[1] + h() * stride[2] + element();
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address(to)), "l"(from), "r"(t < g.T ? 16 : 0) : "memory");
+        ttt::copy_ahead(to, from, t < g.T);
     }
     // This thread's parts of mini-batch i towards shared memory; tokens that are not there are 0
     __device__ void load_ahead(int i) {
@@ -286,24 +193,13 @@ template <typename IO> struct chain {
         copy_ahead(s.q_ahead[id()], g.q, g.q_stride, t);
         if (element() == 0) {
             const float *lr = g.lr + (int64_t(batch()) * g.T + min(t, g.T - 1)) * g.H + h();
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address(s.lr_ahead[token()])), "l"(lr),
-                         "r"(t < g.T ? 4 : 0) : "memory");
+            ttt::copy_ahead(s.lr_ahead[token()], lr, t < g.T);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
-    // RoPE at position token(), and to bf16
+    // Turned by RoPE to position token(), in bf16
     __device__ uint4 as_bf16(uint4 x) {
-        if (std::is_same_v<IO, bf16> && !g.rope) return x;
-        octet o = octet::of<IO2>(x);
-        if (g.rope)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                float2 turn = s.rope[token()][element() / 2 + e];
-                float even = o.x[2 * e], odd = o.x[2 * e + 1];
-                o.x[2 * e] = even * turn.x - odd * turn.y;
-                o.x[2 * e + 1] = odd * turn.x + even * turn.y;
-            }
-        return o.pack<bf16_2>();
+        return ttt::mlp::as_bf16<IO>(x, g.rope, [&](int e) { return s.rope[token()][element() / 2 + e]; });
     }
     // K, Q, lr and -u lr K of mini-batch i
     __device__ void share_tokens(int i) {
@@ -320,7 +216,7 @@ template <typename IO> struct chain {
         if (element() == 0) s.lr[t] = lr, s.step[t] = step;
     }
 
-    /* ---- products ---- */
+    // Products
 
     // Z^T = b1 + W1^T X^T, rows of one block of F
     __device__ void project(L::token_rows &z, L::token_tile &x, int n) {
@@ -423,10 +319,9 @@ template <typename IO> struct chain {
                 }
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                db1[half] += __shfl_xor_sync(0xffffffff, db1[half], 1);
-                db1[half] += __shfl_xor_sync(0xffffffff, db1[half], 2);
+                float sum = row_sum(db1[half]);
                 __syncwarp();
-                if (column() == 0) s.b1[feature(n, half)] += db1[half];  // read again after a barrier
+                if (column() == 0) s.b1[feature(n, half)] += sum;  // read again after a barrier
             }
         }
         wait_for(W1t[0], W1t[1], W2[0], W2[1]);
@@ -539,10 +434,10 @@ template <typename IO> struct chain {
             *reinterpret_cast<uint4 *>(g.out + ((int64_t(batch()) * g.T + t) * g.H + h()) * D + element()) = out.template pack<IO2>();
     }
 
-    // All warps; and what follows from a thread's number, such as an address, is not kept in registers from step to step
+    // All warps; and what follows from a thread's number is not kept in registers from step to step
     __device__ void sync() {
         __syncthreads();
-        asm volatile("" : "+r"(thread));
+        forget(thread);
     }
     __device__ void run() {
         load_ahead(0);
@@ -599,69 +494,14 @@ template <typename IO> __global__ __launch_bounds__(THREADS, 1) void forward_32_
     chain<IO>(g, *reinterpret_cast<shared *>(memory)).run();
 }
 
-/* ------------------------------------------------------ the launcher ------------------------------------------------------ */
-
-using ttt::TensorView;
-
-template <typename IO> void launch(const globals<IO> &g, int batch, cudaStream_t stream) {
+template <typename IO> void launch(const arguments<IO> &a, int batch, cudaStream_t stream) {
     constexpr int BYTES = sizeof(shared);
-    ttt::check_cuda(cudaFuncSetAttribute(forward_32_kernel<IO>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES), "shared memory");
-    forward_32_kernel<IO><<<dim3(g.H, batch), THREADS, BYTES, stream>>>(g);
-    ttt::check_cuda(cudaGetLastError(), "launch");
-}
-
-// Every tensor but q, k and v is contiguous, every one but q, k, v and out float32.
-template <typename T> T *checked(const char *name, const TensorView &x, std::initializer_list<int64_t> shape) {
-    ttt::check_shape(name, x, shape);
-    ttt::check_contiguous(name, x);
-    return ttt::pointer<T>(x);
-}
-template <typename IO> const IO *tokens(const char *name, const TensorView &x, const TensorView &q, int64_t (&stride)[3]) {
-    ttt::check_shape(name, x, {q.size(0), q.size(1), q.size(2), D});
-    for (int axis = 0; axis < 3; ++axis) stride[axis] = x.stride(axis);
-    return ttt::pointer<const IO>(x);
-}
-
-template <typename IO>
-void forward_of(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView token_scale, TensorView ln_weight,
-                TensorView ln_bias, TensorView W1, TensorView b1, TensorView W2, TensorView b2, TensorView out,
-                TensorView W1_out, TensorView b1_out, TensorView W2_out, TensorView b2_out, TensorView k_rows,
-                TensorView x2_rows, TensorView g1_rows, TensorView g2_rows, bool rope) {
-    int64_t batch = q.size(0), T = q.size(1), H = q.size(2);
-    globals<IO> g;
-    g.q = tokens<IO>("q", q, q, g.q_stride);
-    g.k = tokens<IO>("k", k, q, g.k_stride);
-    g.v = tokens<IO>("v", v, q, g.v_stride);
-    g.lr = checked<const float>("lr", lr, {batch, T, H});
-    g.token_scale = checked<const float>("token_scale", token_scale, {B});
-    g.ln_weight = checked<const float>("ln_weight", ln_weight, {H, D});
-    g.ln_bias = checked<const float>("ln_bias", ln_bias, {H, D});
-    g.W1 = checked<const float>("W1", W1, {batch, H, D, F});
-    g.b1 = checked<const float>("b1", b1, {batch, H, F});
-    g.W2 = checked<const float>("W2", W2, {batch, H, F, D});
-    g.b2 = checked<const float>("b2", b2, {batch, H, D});
-    g.out = checked<IO>("out", out, {batch, T, H, D});
-    g.W1_out = checked<float>("W1_out", W1_out, {batch, H, D, F});
-    g.b1_out = checked<float>("b1_out", b1_out, {batch, H, F});
-    g.W2_out = checked<float>("W2_out", W2_out, {batch, H, F, D});
-    g.b2_out = checked<float>("b2_out", b2_out, {batch, H, D});
-    g.k_rows = checked<float>("k_rows", k_rows, {batch, H, B, D});
-    g.x2_rows = checked<float>("x2_rows", x2_rows, {batch, H, B, F});
-    g.g1_rows = checked<float>("g1_rows", g1_rows, {batch, H, B, F});
-    g.g2_rows = checked<float>("g2_rows", g2_rows, {batch, H, B, D});
-    g.T = T, g.H = H, g.rope = rope;
-    launch(g, batch, ttt::stream_of(q));
-}
-
-void forward(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView token_scale, TensorView ln_weight,
-             TensorView ln_bias, TensorView W1, TensorView b1, TensorView W2, TensorView b2, TensorView out,
-             TensorView W1_out, TensorView b1_out, TensorView W2_out, TensorView b2_out, TensorView k_rows,
-             TensorView x2_rows, TensorView g1_rows, TensorView g2_rows, bool rope) {
-    auto run = ttt::is_bf16(q) ? forward_of<bf16> : forward_of<half>;
-    run(q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, out, W1_out, b1_out, W2_out, b2_out, k_rows, x2_rows,
-        g1_rows, g2_rows, rope);
+    const auto kernel = forward_32_kernel<IO>;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES), "shared memory");
+    kernel<<<dim3(a.H, batch), THREADS, BYTES, stream>>>({a});
+    check_cuda(cudaGetLastError(), "launch");
 }
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, forward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, (ttt::mlp::forward<B, launch<bf16>, launch<half>>));

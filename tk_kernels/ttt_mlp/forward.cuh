@@ -1,0 +1,197 @@
+// What do the forward kernels of TTT-MLP share? Arguments and their checks, GELU, rows of tokens, and products.
+#pragma once
+
+#include "common.cuh"
+
+namespace ttt::mlp {
+
+constexpr int D = 64, F = 256, BLOCK = 64;  // of a head, of the hidden layer, of F that a product of a warpgroup takes
+constexpr float EPS = 1e-6f;
+
+// Of a kernel for mini-batches of b tokens
+template <typename IO> struct arguments {
+    const IO *q, *k, *v;  // [batch, T, H, D]
+    IO *out;              // the same, contiguous
+    int64_t q_stride[3], k_stride[3], v_stride[3];      // of batch, T and H
+    const float *lr, *token_scale;                      // [batch, T, H], [b]
+    const float *ln_weight, *ln_bias;                   // [H, D]
+    const float *W1, *b1, *W2, *b2;                     // [batch, H, ..] of [D, F], [F], [F, D] and [D]
+    float *W1_out, *b1_out, *W2_out, *b2_out;           // the same
+    float *k_rows, *x2_rows, *g1_rows, *g2_rows;        // [batch, H, b, ..] of D, F, F and D: a short last mini-batch
+    int T, H;
+    bool rope;
+};
+
+// Every tensor but q, k and v is contiguous, every one but q, k, v and out float32.
+struct tensors {
+    TensorView q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2;
+    TensorView out, W1_out, b1_out, W2_out, b2_out, k_rows, x2_rows, g1_rows, g2_rows;
+};
+
+template <typename T> T *checked(const char *name, const TensorView &x, std::initializer_list<int64_t> shape) {
+    check_shape(name, x, shape);
+    check_contiguous(name, x);
+    return pointer<T>(x);
+}
+template <typename IO>
+const IO *tokens(const char *name, const TensorView &x, std::initializer_list<int64_t> shape, int64_t (&stride)[3]) {
+    check_shape(name, x, shape);
+    for (int axis = 0; axis < 3; ++axis) stride[axis] = x.stride(axis);
+    return pointer<const IO>(x);
+}
+template <typename IO> arguments<IO> arguments_of(const tensors &x, int64_t b, bool rope) {
+    const int64_t batch = x.q.size(0), T = x.q.size(1), H = x.q.size(2);
+    arguments<IO> a;
+    a.q = tokens<IO>("q", x.q, {batch, T, H, D}, a.q_stride);
+    a.k = tokens<IO>("k", x.k, {batch, T, H, D}, a.k_stride);
+    a.v = tokens<IO>("v", x.v, {batch, T, H, D}, a.v_stride);
+    a.lr = checked<const float>("lr", x.lr, {batch, T, H});
+    a.token_scale = checked<const float>("token_scale", x.token_scale, {b});
+    a.ln_weight = checked<const float>("ln_weight", x.ln_weight, {H, D});
+    a.ln_bias = checked<const float>("ln_bias", x.ln_bias, {H, D});
+    a.W1 = checked<const float>("W1", x.W1, {batch, H, D, F});
+    a.b1 = checked<const float>("b1", x.b1, {batch, H, F});
+    a.W2 = checked<const float>("W2", x.W2, {batch, H, F, D});
+    a.b2 = checked<const float>("b2", x.b2, {batch, H, D});
+    a.out = checked<IO>("out", x.out, {batch, T, H, D});
+    a.W1_out = checked<float>("W1_out", x.W1_out, {batch, H, D, F});
+    a.b1_out = checked<float>("b1_out", x.b1_out, {batch, H, F});
+    a.W2_out = checked<float>("W2_out", x.W2_out, {batch, H, F, D});
+    a.b2_out = checked<float>("b2_out", x.b2_out, {batch, H, D});
+    a.k_rows = checked<float>("k_rows", x.k_rows, {batch, H, b, D});
+    a.x2_rows = checked<float>("x2_rows", x.x2_rows, {batch, H, b, F});
+    a.g1_rows = checked<float>("g1_rows", x.g1_rows, {batch, H, b, F});
+    a.g2_rows = checked<float>("g2_rows", x.g2_rows, {batch, H, b, D});
+    a.T = T, a.H = H, a.rope = rope;
+    return a;
+}
+
+// What Python calls: one launcher or the other, each taking (arguments, batch, stream), for mini-batches of `b` tokens
+template <int b, auto LAUNCH_BF16, auto LAUNCH_FP16>
+void forward(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView token_scale, TensorView ln_weight,
+             TensorView ln_bias, TensorView W1, TensorView b1, TensorView W2, TensorView b2, TensorView out,
+             TensorView W1_out, TensorView b1_out, TensorView W2_out, TensorView b2_out, TensorView k_rows,
+             TensorView x2_rows, TensorView g1_rows, TensorView g2_rows, bool rope) {
+    const tensors x{q,   k,      v,      lr,     token_scale, ln_weight, ln_bias, W1,      b1,     W2,
+                    b2,  out,    W1_out, b1_out, W2_out,      b2_out,    k_rows,  x2_rows, g1_rows, g2_rows};
+    if (is_bf16(q)) LAUNCH_BF16(arguments_of<bf16>(x, b, rope), q.size(0), stream_of(q));
+    else LAUNCH_FP16(arguments_of<half>(x, b, rope), q.size(0), stream_of(q));
+}
+
+// Shared memory written by ordinary stores is read by wgmma: each writer fences before the barrier.
+__device__ inline void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Reads of an accumulator must stay behind the wait for the product that writes it.
+template <typename RT> __device__ inline void pin(RT &x) {
+#pragma unroll
+    for (int j = 0; j < RT::width; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            asm volatile("" : "+f"(x.tiles[0][j].data[e].x), "+f"(x.tiles[0][j].data[e].y)::"memory");
+}
+// For the products that write x; PENDING: how many of those begun last may go on
+template <int PENDING = 0, typename... RT> __device__ inline void wait_for(RT &...x) {
+    warpgroup::mma_async_wait<PENDING>();
+    (pin(x), ...);
+}
+
+// gelu(z) = z/2 (1 + t) with t = tanh(A z + B z^3), and gelu'(z) = 1/2 (1 + t + z (1 - t^2) (A + 3B z^2))
+constexpr float GELU_A = 0.7978845608028654f, GELU_B = 0.7978845608028654f * 0.044715f;
+__device__ inline float tanh_approx(float x) {  // 2^-11 relative: below the rounding of X2 to bf16
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Addresses inside tiles whose rows are 128 bytes: ThunderKittens swizzles the eight 16-byte pieces of a row by its
+// number modulo 8. `Int` is what a kernel counts in, int or unsigned.
+template <typename Int> __device__ inline Int swizzled(Int row, Int piece) {
+    return row * 128 + ((piece ^ (row & 7)) << 4);
+}
+// Of every lane's row for ldmatrix and stmatrix of a 16 x 16 piece at the left of a tile; 32 bytes a piece
+template <typename Int> __device__ inline Int matrix_offset(Int lane, Int row0 = 0) {
+    return swizzled(row0 + lane % 16, lane / 16);
+}
+__device__ inline void load(rt_bf<16, 16> &x, uint32_t at) {
+    auto &e = x.tiles[0][0].data;
+    move<bf16_2>::ldsm4(e[0], e[1], e[2], e[3], at);
+}
+__device__ inline uint4 load_shared(uint32_t at) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(at) : "memory");
+    return x;
+}
+__device__ inline void store_shared(uint32_t at, uint4 x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+                 ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
+// A value all lanes share, told to the compiler: what is computed from it may live in uniform registers
+__device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
+// What follows from x, such as an address, is computed again and not kept in a register
+template <typename Int> __device__ inline void forget(Int &x) { asm volatile("" : "+r"(x)); }
+
+// Eight neighbouring elements of a token: what one thread loads, normalises and writes; eight threads a token.
+struct octet {
+    float x[8];
+    template <typename Fn> __device__ void each(Fn f) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) f(e, x[e]);
+    }
+    __device__ static octet of(const float *p) {
+        float4 low = *reinterpret_cast<const float4 *>(p), high = *reinterpret_cast<const float4 *>(p + 4);
+        return {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    }
+    template <typename T> __device__ static octet of(uint4 packed) {
+        octet o;
+        const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            float2 two = base_types::convertor<float2, T>::convert(*reinterpret_cast<const T *>(&words[e]));
+            o.x[2 * e] = two.x, o.x[2 * e + 1] = two.y;
+        }
+        return o;
+    }
+    template <typename T> __device__ uint4 pack() const {
+        uint32_t words[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            T two = base_types::convertor<T, float2>::convert(float2{x[2 * e], x[2 * e + 1]});
+            words[e] = *reinterpret_cast<uint32_t *>(&two);
+        }
+        return {words[0], words[1], words[2], words[3]};
+    }
+};
+
+// Sums over the eight threads of a token, several at once so that their shuffles overlap
+template <typename... Float> __device__ inline void sum_over_token(Float &...x) {
+#pragma unroll
+    for (int lane = 1; lane < 8; lane *= 2) ((x += __shfl_xor_sync(0xffffffff, x, lane)), ...);
+}
+
+// cos and sin of RoPE's angle of a position in the mini-batch and a pair of elements, by `threads` threads
+template <int b> __device__ inline void fill_rope(float2 (&rope)[b][D / 2], int thread, int threads) {
+    constexpr float STEP = -2 * 13.287712379549449f / D;  // log2 of the ratio of neighbouring frequencies, 10000^(-2/D)
+    constexpr float ONE_OVER_PI = 0.3183098861837907f;
+    for (int at = thread; at < b * D / 2; at += threads) {
+        float2 &turn = rope[at / (D / 2)][at % (D / 2)];
+        sincospif((at / (D / 2)) * exp2f((at % (D / 2)) * STEP) * ONE_OVER_PI, &turn.y, &turn.x);
+    }
+}
+// An octet of IO to bf16, turned where `rope`; `turn_of(e)` is the cos and sin of its pair e
+template <typename IO, typename Fn> __device__ inline uint4 as_bf16(uint4 x, bool rope, Fn turn_of) {
+    if (std::is_same_v<IO, bf16> && !rope) return x;
+    octet o = octet::of<typename base_types::packing<IO>::packed_type>(x);
+    if (rope)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            float2 turn = turn_of(e);
+            float even = o.x[2 * e], odd = o.x[2 * e + 1];
+            o.x[2 * e] = even * turn.x - odd * turn.y;
+            o.x[2 * e + 1] = odd * turn.x + even * turn.y;
+        }
+    return o.pack<bf16_2>();
+}
+
+}  // namespace ttt::mlp
