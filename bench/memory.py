@@ -24,10 +24,7 @@ def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> N
         least[shape] = min(least.get(shape, least_bytes(case)), least_bytes(case))
     for (phase, batch, context), needed in least.items():
         if needed > total:
-            raise UserError(
-                f"{phase} with --batch {batch} --context {context}: needs at least {needed / 1e9:.3g} GB "
-                f"and this machine has {total / 1e9:.3g} GB"
-            )
+            raise UserError(f"{phase} with --batch {batch} --context {context}: {_shortage(needed, total)}")
 
 
 def layer_beyond_memory(case: Case, total: int) -> str:
@@ -35,9 +32,14 @@ def layer_beyond_memory(case: Case, total: int) -> str:
 
     All that a layer must hold is known, and a worker that runs out of memory costs its start.
     """
-    if case.option("scope", "model") != "layer" or least_bytes(case) <= total:
+    if case.option("scope", "model") != "layer":
         return ""
-    return f"needs at least {least_bytes(case) / 1e9:.3g} GB and this machine has {total / 1e9:.3g} GB"
+    needed = least_bytes(case)
+    return _shortage(needed, total) if needed > total else ""
+
+
+def _shortage(needed: int, total: int) -> str:
+    return f"needs at least {needed / 1e9:.3g} GB and this machine has {total / 1e9:.3g} GB"
 
 
 def sequences_that_fit(config: TTTConfig, state_bytes: float, dtype: str, total: int) -> int:

@@ -6,7 +6,6 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
-from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from bench.models.config import TTTConfig, model_config
 from bench.systems.ceilings import measured_ceilings
 from bench.systems.language_model import STEPS
 from bench.systems.launches import Launch, launches, metrics_of, settings_of
-from bench.systems.torch_layer import LIMITS, forward_verdict, inputs_of, layer_inputs, to_float64
+from bench.systems.torch_layer import LIMITS, forward_verdict, inputs_of, layer_inputs, layer_metrics, to_float64
 from harness.case import Case
 from harness.cuda_clock import input_sets, l2_bytes
 from harness.gate import Check, Verdict, relative_error
@@ -29,6 +28,7 @@ from tk_kernels.side_by_side import compile_all
 GATE_TOKENS = 32768
 GATE_SEQUENCES = 4
 GATE_STEPS = 2 * STEPS + 5
+OUTER = ("token_scale", "ln_weight", "ln_bias")  # of the arguments of `forward`, those that all tokens share
 STREAMED = 20  # a set of so many times the L2 leaves nothing of itself in it
 
 
@@ -41,9 +41,8 @@ def build(case: Case, form: str, precision: str) -> Workload:
 
 def _forward(case: Case, config: TTTConfig) -> Workload:
     operator = f"tk_kernels.ttt_{config.learner}"
-    reference, ops, cost = (import_module(f"{operator}.{part}") for part in ("reference", "ops", "cost"))
+    reference, ops = (import_module(f"{operator}.{part}") for part in ("reference", "ops"))
     inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
-    shape = (case.batch, case.context, config.heads, config.head_dim)
     last, gated_tokens = slice(case.batch - 1, case.batch), min(case.context, GATE_TOKENS)
 
     def gate() -> Verdict:
@@ -57,13 +56,7 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
         tokens=case.batch * case.context,
         device="cuda",
         gate=gate,
-        metrics={
-            "flops": cost.forward_flops(*shape, config.mini_batch),
-            "bytes": cost.forward_bytes(*shape),
-            "launches": len(found),
-            **_compiled_metrics(found, built),
-            **measured_ceilings(),
-        },
+        metrics={"launches": len(found), **_compiled_metrics(found, built), **layer_metrics(config, case)},
         settings={"gated": f"the first {gated_tokens} tokens of the last sequence"}
         | settings_of(found)
         | _made_of(built),
@@ -152,8 +145,8 @@ class GenerateSet:
     def of(cls, generate: Any, inputs: dict[str, Any], form: str, precision: str) -> "GenerateSet":
         """From the arguments of a reference's `forward`."""
         state = generate.GenerateState.from_state(inputs["state"], form, precision)
-        outer = [inputs[name] for name in ("token_scale", "ln_weight", "ln_bias")]
-        tokens = [[inputs[name][:, t].contiguous() for name in ("q", "k", "v", "lr")] for t in range(STEPS)]
+        outer = [inputs[name] for name in OUTER]
+        tokens = [token_of(inputs, t) for t in range(STEPS)]
         return cls(generate, state, outer, tokens, torch.empty_like(tokens[0][0]))
 
     def copy(self, steps: int) -> "GenerateSet":
@@ -163,6 +156,11 @@ class GenerateSet:
     def advance(self, step: int, **options: Any) -> None:
         """One token of every sequence, that of `step`, wherever in its mini-batch the state is."""
         self.generate.generate_step(*self.tokens[step], *self.outer, self.state, out=self.out, **options)
+
+
+def token_of(inputs: dict[str, Any], t: int) -> list[torch.Tensor]:
+    """q, k, v [B, H, D] and lr [B, H] of token t among the arguments of a reference's `forward`."""
+    return [inputs[name][:, t].contiguous() for name in ("q", "k", "v", "lr")]
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
@@ -197,7 +195,6 @@ def _generate_verdict(config: TTTConfig, sequences: int, dtype: str, form: str, 
     reference, generate = (import_module(f"{operator}.{part}") for part in ("reference", "generate"))
     inputs = layer_inputs(config, sequences, GATE_STEPS + STEPS, getattr(torch, dtype))
     exact = {name: to_float64(value) for name, value in inputs.items()}
-    outer = ("token_scale", "ln_weight", "ln_bias")
     state, rows = exact["state"], []
     for b in range(sequences):  # sequence b starts b + 1 tokens into its mini-batch
         prompt = inputs_of(exact, slice(b, b + 1), b + 1)
@@ -207,11 +204,11 @@ def _generate_verdict(config: TTTConfig, sequences: int, dtype: str, form: str, 
         type(state)(*(x.float() if x.is_floating_point() else x for x in state)), form, precision
     )
     expected, got = [], []
-    for t in islice(cycle(range(STEPS, GATE_STEPS + STEPS)), GATE_STEPS):
-        token = [inputs[name][:, t].contiguous() for name in ("q", "k", "v", "lr")]
-        got.append(generate.generate_step(*token, *(inputs[name] for name in outer), kernel_state))
+    for t in range(STEPS, GATE_STEPS + STEPS):
+        token = token_of(inputs, t)
+        got.append(generate.generate_step(*token, *(inputs[name] for name in OUTER), kernel_state))
         truth = [x.double() for x in token]
-        out, state = reference.generate_step(*truth, *(exact[name] for name in outer), state)
+        out, state = reference.generate_step(*truth, *(exact[name] for name in OUTER), state)
         expected.append(out)
     error = relative_error(torch.stack(got), torch.stack(expected))
     return Verdict([Check.at_most("output_relative_error", error, LIMITS[dtype])])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from plans import run
 
 from bench.models import TTTConfig, model_config
 from bench.models.checkpoint import load, save
@@ -27,18 +28,6 @@ backbones = pytest.mark.parametrize("backbone", ["mamba", "transformer"])
 def test_in_the_interpreter() -> None:
     """Every test below, in a process whose Triton interprets."""
     assert_passes_interpreted(__file__)
-
-
-def run(model: Any, ids: torch.Tensor, plan: tuple[int, ...]) -> torch.Tensor:
-    """Logits after `ids`, fed as `plan` says: n prefills n tokens at once, -n generates n one by one."""
-    state, at = model.init_state(*ids.shape), 0
-    for n in plan:
-        if n > 0:
-            logits, state = model.prefill(ids[:, at : at + n], state)
-        for t in range(at, at - n):
-            logits, state = model.generate_step(ids[:, t], state)
-        at += abs(n)
-    return logits
 
 
 def check_model(config: TTTConfig, plan: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from plans import run
 
 from bench.models import SIZES, SYSTEMS, ConfigError, TTTConfig, model_config, parameter_count
 from bench.models.factory import default_dtype, from_seed, model_class
@@ -40,19 +41,6 @@ def models():
 
 def random_ids(batch, tokens, seed=0, vocabulary=512):
     return torch.randint(vocabulary, (batch, tokens), generator=torch.Generator().manual_seed(seed))
-
-
-def run(model, ids, plan, state=None):
-    """Logits after `ids`, fed as `plan` says: (n, ...) prefills n tokens at once, -n generates n one by one."""
-    state, at = state or model.init_state(ids.shape[0], ids.shape[1]), 0
-    for n in plan:
-        if n > 0:
-            logits, state = model.prefill(ids[:, at : at + n], state)
-        for t in range(at, at - n):
-            logits, state = model.generate_step(ids[:, t], state)
-        at += abs(n)
-    assert at == ids.shape[1]
-    return logits
 
 
 def assert_close(got, expected, dtype):

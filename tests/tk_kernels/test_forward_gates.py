@@ -4,13 +4,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from reference_cases import OPERATORS, Case
 from torch import Tensor
 
 from tests.tk_kernels.tolerances import OUTPUT_ERROR, relative_error
 from tk_kernels.ttt_linear import ops as linear_ops
-from tk_kernels.ttt_linear import reference as linear_reference
 from tk_kernels.ttt_mlp import ops as mlp_ops
-from tk_kernels.ttt_mlp import reference as mlp_reference
 
 STATE_ERROR = 5e-3  # of the float32 state, whose updates are products of bfloat16
 GROWTH = 1.5  # of the error, from the first quarter of a sequence to the last: W itself grows in the first
@@ -18,7 +17,6 @@ WEIGHTS = {"linear": ("W", "b"), "mlp": ("W1", "b1", "W2", "b2")}
 SHAPES = {"linear": ((64, 64), (1, 64)), "mlp": ((64, 256), (1, 256), (256, 64), (1, 64))}
 BASE_LR = {"linear": 1.0, "mlp": 0.1}
 OPS: dict[str, Any] = {"linear": linear_ops, "mlp": mlp_ops}
-REFERENCES: dict[str, Any] = {"linear": linear_reference, "mlp": mlp_reference}
 
 pytestmark = pytest.mark.gpu
 
@@ -28,19 +26,6 @@ class Kernel(NamedTuple):
 
     operator: str
     mini_batch: int
-
-
-class Arguments(NamedTuple):
-    """Of forward, in its order."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    lr: Tensor
-    token_scale: Tensor
-    ln_weight: Tensor
-    ln_bias: Tensor
-    state: Any
 
 
 @pytest.fixture(params=["linear-16-2-4", "linear-16-4-1", "linear-32-4-1", *(f"mlp-{m}" for m in mlp_ops.KERNELS)])
@@ -55,16 +40,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> K
     return Kernel(name, int(mini_batch))
 
 
-@pytest.fixture
-def poisoned():
-    """New tensors hold NaN until they are written."""
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-def trained(kernel: Kernel, batch: int, tokens: int, heads: int, correlation: float) -> Arguments:
+def trained(kernel: Kernel, batch: int, tokens: int, heads: int, correlation: float) -> Case:
     """Trained-looking arguments: queries share the keys' direction, values follow keys, norms differ."""
     operator, mini_batch = kernel
     generator = torch.Generator("cuda").manual_seed(tokens)
@@ -81,14 +57,14 @@ def trained(kernel: Kernel, batch: int, tokens: int, heads: int, correlation: fl
     scale = (1 / torch.arange(1, mini_batch + 1, device="cuda") + normal(mini_batch, std=0.02)).clamp_min(0)
     outer = (1 + normal(heads, 64, std=0.1), normal(heads, 64, std=0.1))
     weights = (normal(heads, *shape, std=0.02) for shape in SHAPES[operator])
-    state = REFERENCES[operator].init_state(*weights, batch, mini_batch)
-    return Arguments(q.bfloat16(), k.bfloat16(), v.bfloat16(), lr, scale, *outer, state)
+    state = OPERATORS[operator].init_state(*weights, batch, mini_batch)
+    return Case(q.bfloat16(), k.bfloat16(), v.bfloat16(), lr, scale, *outer, state)
 
 
-def exact(operator: str, args: Arguments) -> tuple[Tensor, Any]:
+def exact(operator: str, args: Case) -> tuple[Tensor, Any]:
     """The reference in float64, from the same rounded inputs."""
     state = type(args.state)(*(x.double() for x in args.state[:-1]), args.state.position)
-    return REFERENCES[operator].forward(*(x.double() for x in args[:-1]), state, start=0)
+    return OPERATORS[operator].forward(*(x.double() for x in args[:-1]), state, start=0)
 
 
 @pytest.mark.parametrize("correlation", [0.5, 0.9])
@@ -141,7 +117,7 @@ def test_nan_and_infinity_stay_in_their_head(kernel, name, bad):
     assert not out[1, :, 2].isfinite().all()
 
 
-def spoiled(operator: str, args: Arguments, name: str, bad: float) -> Arguments:
+def spoiled(operator: str, args: Case, name: str, bad: float) -> Case:
     """The same arguments with one bad element in head 2 of sequence 1."""
     if name == "weight":
         weight = WEIGHTS[operator][0]

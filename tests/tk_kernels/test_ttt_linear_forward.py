@@ -57,15 +57,6 @@ def schedule(request, monkeypatch):
     return request.param
 
 
-@pytest.fixture
-def poisoned():
-    """New tensors hold NaN until they are written."""
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @on_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 96, 333])

@@ -1,0 +1,18 @@
+"""How is a model fed in pieces? As a plan says, which the tests of models and of fused blocks share."""
+
+from typing import Any
+
+from torch import Tensor
+
+
+def run(model: Any, ids: Tensor, plan: tuple[int, ...], state: Any = None) -> Tensor:
+    """Logits after `ids`, fed as `plan` says: n prefills n tokens at once, -n generates n one by one."""
+    state, at = state or model.init_state(*ids.shape), 0
+    for n in plan:
+        if n > 0:
+            logits, state = model.prefill(ids[:, at : at + n], state)
+        for t in range(at, at - n):
+            logits, state = model.generate_step(ids[:, t], state)
+        at += abs(n)
+    assert at == ids.shape[1]
+    return logits
