@@ -18,10 +18,11 @@ class VllmTransformer(VllmSystem):
     """transformer/vllm; the option `attention` (FLASH_ATTN-2, TRITON_ATTN, ...) asks for another attention."""
 
     implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"
-    # Forward, B = 16, on one H100, ms at 2k, 8k and 32k tokens. Blocks of 16 and of 128: 167 and 170, 825 and 807, 5902
-    # and 5711. Steps of 8,192 and, in another run, 16,384 tokens: 170 and 168, 859 and 845. The suite vllm-settings
-    # measures both, steps of 32,768 and the sizes of the graphs in one run.
-    max_num_batched_tokens = 16384
+    # The best of the suite vllm-settings on one H100. Forward, B = 16, ms at 2k and 8k tokens: steps of 8,192 tokens
+    # 170.6 and 862, of 16,384 168.2 and 852, of 32,768 166.2 and 848; blocks of 128 tokens (steps of 16,384) 172.6
+    # and 841. Generate after 1,024 tokens, us a token: 77.9; blocks of 128 81.2, as fewer sequences fit; graphs at
+    # powers of two 80.3.
+    max_num_batched_tokens = 32768
     block_size = 16
 
     def config(self, size: str) -> TransformerConfig:
