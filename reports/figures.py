@@ -5,7 +5,7 @@ copy of the numbers serves figures, tables and downloads. Figures 8, 15 and 20 a
 paper, arXiv 2407.04620.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle
 from typing import Any
@@ -25,8 +25,8 @@ SYSTEM_LABELS = {
 }
 BACKEND_LABELS = {
     "thunderkittens": "ThunderKittens",
-    "vllm": "vLLM",
     "mamba-ssm": "mamba-ssm",
+    "vllm": "vLLM",
     "triton-dual": "Triton dual",
     "flash-attn": "FlashAttention",
     "triton-primal": "Triton primal",
@@ -274,13 +274,10 @@ def _lines(rows: pd.DataFrame, recipe: Recipe, looks: dict[str, int]) -> list[Li
     telling = _telling_columns(rows, columns)
     told, numbers = _told_by_look(rows, recipe, looks)
     lines: list[Line] = []
-    variants: dict[tuple, int] = {}
     for key in sorted(groups, key=lambda key: _rank(key, looks)):
         values = dict(zip([*columns, "run"], key, strict=True))
-        alike = values["backend"], values[told]
-        variants[alike] = variants.get(alike, -1) + 1
         line = _line(_name(values, telling), values["system"], groups[key], numbers[values[told]])
-        lines.append(_dashed(line, values["backend"], variants[alike]))
+        lines.append(_dashed(line, values["backend"], lines))
     return lines
 
 
@@ -302,10 +299,16 @@ def _line(name: str, system: str, rows: list[int], look: int) -> Line:
     return Line(name=name, system=system, **_look(look), dash=DASHES[0], hollow=False, rows=rows)
 
 
-def _dashed(line: Line, backend: str, variant: int) -> Line:
-    """The dash says the backend; further lines of one look and backend are hollow, with the next dash."""
-    dash = DASHES[(_BACKEND_DASH.get(backend, 0) + variant) % len(DASHES)]
-    return replace(line, dash=dash, hollow=variant % 2 == 1)
+def _dashed(line: Line, backend: str, others: Sequence[Line]) -> Line:
+    """The dash says the backend; beside a line of `others` that looks so, hollow and filled in turn with the next."""
+    taken = {(other.tone, other.marker, other.dash, other.hollow) for other in others}
+    first = _BACKEND_DASH.get(backend, 0)
+    for number in range(2 * len(DASHES)):
+        turn, at = divmod(first + number, len(DASHES))
+        look = replace(line, dash=DASHES[at], hollow=(number + turn) % 2 == 1)
+        if (look.tone, look.marker, look.dash, look.hollow) not in taken:
+            return look
+    return line
 
 
 def _floors(rows: pd.DataFrame, x: str, looks: dict[str, int]) -> list[Line]:
@@ -425,7 +428,7 @@ def _form_pairs(rows: pd.DataFrame, recipe: Recipe, looks: dict[str, int]) -> li
         if pairs:
             line = _line(_name(values, telling), values["system"], [row for row, _ in pairs], numbers[values[told]])
             line = replace(line, base_rows=[base for _, base in pairs])
-            lines.append(_dashed(line, values["backend"], 0))
+            lines.append(_dashed(line, values["backend"], []))
     return lines
 
 

@@ -73,6 +73,19 @@ def test_lines_of_one_system_differ_in_dash_or_fill():
         assert len(set(looks)) == len(looks)
 
 
+@pytest.mark.parametrize(
+    ("system", "backends"),
+    [("mamba", ["mamba-ssm", "vllm"]), ("transformer", ["vllm", "flash-attn", "torch", "sdpa-cudnn", "sdpa-flash"])],
+)
+def test_backends_that_share_a_dash_are_told_apart(system, backends):
+    cases = [case(suite="fig15-forward", system=system, backend=backend, context=at)
+             for backend in backends for at in (2048, 8192)]
+    _, (figure,) = drawn(*(synthetic.ok(each, 1.0) for each in cases))
+    assert len({(line.dash, line.hollow) for line in figure.lines}) == len(figure.lines) == len(backends)
+    assert (figure.lines[0].dash, figure.lines[0].hollow) == ("solid", False)
+    assert backends[0] in figure.lines[0].name.lower()
+
+
 def test_caption_is_one_sentence_of_what_was_held_fixed():
     assert FIGURES["fig15-generate-generate"].caption == (
         "Batch 512, 1.3b, bfloat16, timed in CUDA graphs, on NVIDIA H100 80GB HBM3; medians of 30 samples with their "
