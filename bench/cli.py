@@ -111,22 +111,24 @@ def table(
     records: Records,
     csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
     json: Annotated[bool, typer.Option("--json", help="A JSON list of rows.")] = False,
+    systems: Systems = None,
 ) -> None:
     """Print the records as a table."""
     from bench import commands
 
-    commands.table(records, "csv" if csv else "json" if json else "text")
+    commands.table(records, "csv" if csv else "json" if json else "text", systems)
 
 
 @app.command()
 def report(
     records: Records,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    systems: Systems = None,
 ) -> None:
     """Draw the records as one self-contained HTML page."""
     from bench import commands
 
-    commands.report(records, output)
+    commands.report(records, output, systems)
 
 
 def main() -> None:

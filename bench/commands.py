@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.environments import launches
 from bench.errors import UserError
 from bench.memory import layer_beyond_memory, refuse_beyond_memory, total_memory_bytes
-from bench.selection import select
+from bench.selection import select, words
 from bench.suites import SUITES, Suite, beyond_memory, cases, default_suites, find_suite
 from bench.systems import SYSTEMS
 from harness.case import Case
@@ -184,19 +184,24 @@ def build_kernels() -> None:
     Console(highlight=False).print(grid)
 
 
-def table(records: list[Path], fmt: str) -> None:
+def table(records: list[Path], fmt: str, systems: str | None) -> None:
     """Print records as text, CSV or JSON."""
     from reports import write_table
 
-    write_table(records, fmt)
+    try:
+        write_table(records, fmt, systems=words(systems, str))
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
-def report(records: list[Path], output: Path) -> None:
+def report(records: list[Path], output: Path, systems: str | None) -> None:
     """Write the HTML page of records."""
     from reports import write_report
 
     try:
-        write_report(records, output)
+        write_report(records, output, systems=words(systems, str))
+    except ValueError as error:
+        raise UserError(str(error)) from None
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error.strerror}") from None
     print(f"wrote {output}")

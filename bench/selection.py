@@ -18,9 +18,9 @@ def select(systems: str | None, sizes: str | None, batch: str | None, context: s
     """
     return Selection(
         systems=_systems(systems, device),
-        sizes=_words(sizes, _size),
-        batches=_words(batch, lambda word: _count("--batch", word)),
-        contexts=_words(context, lambda word: _count("--context", word)),
+        sizes=words(sizes, _size),
+        batches=words(batch, lambda word: _count("--batch", word)),
+        contexts=words(context, lambda word: _count("--context", word)),
     )
 
 
@@ -57,7 +57,8 @@ def _count(option: str, word: str) -> int:
     return value
 
 
-def _words(text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:
+def words(text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:
+    """The words of a comma-separated list, each parsed, once; none for None. UserError for an empty list."""
     return () if text is None else tuple(dict.fromkeys(parse(word) for word in _split(text)))
 
 

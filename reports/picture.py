@@ -21,6 +21,7 @@ CHROMIUM_ARGS = (
 )
 # Without controls, which do nothing in a picture, and with a margin of the page's colour.
 PICTURE_STYLE = ".controls, details, .top { display: none !important } .suite { padding: 0 24px } figure { border: 0 }"
+RESIZE_MS = 500  # for figures to follow a change of their width
 
 
 def chromium_path() -> str:
@@ -69,6 +70,8 @@ def take(
     if not section.count():
         raise ValueError(f"--figures {suite}: the page has no figures of that name")
     page.add_style_tag(content=PICTURE_STYLE)
+    page.evaluate("dispatchEvent(new Event('resize'))")  # the style may put the figures below each other
+    page.wait_for_timeout(RESIZE_MS)
     section.screenshot(path=out)
 
 

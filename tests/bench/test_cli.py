@@ -170,6 +170,20 @@ def test_an_output_folder_that_cannot_be_written(tmp_path):
     assert_one_sentence(done, "file/out")
 
 
+def test_the_table_of_a_system(measured):
+    folder, _ = measured
+    everything, same = (ttt_bench("table", folder / "out", "--json", *more, cwd=folder).stdout
+                        for more in ((), ("--systems", "transformer/torch")))
+    assert json.loads(same) == json.loads(everything)
+
+
+@pytest.mark.parametrize("command", ["table", "report"])
+def test_a_system_without_records(measured, tmp_path, command):
+    done = ttt_bench(command, measured[0] / "out", "--systems", "transformer/vllm", cwd=tmp_path)
+    assert_one_sentence(done, "transformer/vllm", "no records")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_page_that_cannot_be_written(measured, tmp_path):
     (tmp_path / "file").write_text("")
     assert_one_sentence(

@@ -9,6 +9,7 @@ import synthetic_records as synthetic
 
 from harness.record import RecordError, RecordFile
 from reports import write_table
+from reports.publish import of_systems
 from reports.stats import COLUMNS, frame
 from reports.tables import write_frame
 
@@ -19,6 +20,16 @@ def written(records, fmt):
     out = io.StringIO()
     write_frame(frame(records), fmt, out)
     return out.getvalue()
+
+
+def test_records_of_some_systems_in_their_order():
+    chosen = of_systems(RECORDS, ["mamba", "ttt-linear/torch"])
+    assert chosen == [record for record in RECORDS if record.case.system == "mamba"
+                      or (record.case.system, record.case.backend) == ("ttt-linear", "torch")]
+    assert {record.case.system for record in chosen} == {"mamba", "ttt-linear"}
+    assert of_systems(RECORDS, []) == RECORDS
+    with pytest.raises(ValueError, match="mamba/torchh: no records"):
+        of_systems(RECORDS, ["mamba/torchh"])
 
 
 def test_csv_has_one_row_per_record_unrounded():
