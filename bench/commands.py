@@ -188,10 +188,7 @@ def table(records: list[Path], fmt: str, systems: str | None) -> None:
     """Print records as text, CSV or JSON."""
     from reports import write_table
 
-    try:
-        write_table(records, fmt, systems=words(systems, str))
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    write_table(records, fmt, systems=words(systems, str))
 
 
 def report(records: list[Path], output: Path, systems: str | None) -> None:
@@ -200,8 +197,6 @@ def report(records: list[Path], output: Path, systems: str | None) -> None:
 
     try:
         write_report(records, output, systems=words(systems, str))
-    except ValueError as error:
-        raise UserError(str(error)) from None
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error.strerror}") from None
     print(f"wrote {output}")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from harness.record import Record, read_records
+from harness.record import Record, RecordError, read_records
 
 
 def write_report(
@@ -13,7 +13,7 @@ def write_report(
 ) -> None:
     """Write the page of the records in these files or folders to `out`, replacing it; of `systems`, or of all.
 
-    Raises harness.record.RecordError where a file cannot be read, ValueError for a system without records.
+    Raises harness.record.RecordError where a file cannot be read or a system has no records.
     """
     from reports.html import render
 
@@ -25,8 +25,8 @@ def write_report(
 def write_table(record_paths: Iterable[Path], fmt: str, out: TextIO | None = None, systems: Sequence[str] = ()) -> None:
     """Write one row per record to `out` (standard output), as "csv", "json" or "text"; of `systems`, or of all.
 
-    Raises harness.record.RecordError where a file cannot be read, ValueError for another format or for a system
-    without records.
+    Raises ValueError for another format and harness.record.RecordError where a file cannot be read or a system has no
+    records.
     """
     from reports.stats import frame
     from reports.tables import write_frame
@@ -35,12 +35,12 @@ def write_table(record_paths: Iterable[Path], fmt: str, out: TextIO | None = Non
 
 
 def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record]:
-    """The records of these systems, each NAME or NAME/BACKEND; all for none. ValueError where one has no records."""
+    """The records of these systems, each NAME or NAME/BACKEND; all for none. RecordError where one has no records."""
     names = [(record.case.system, f"{record.case.system}/{record.case.backend}") for record in records]
     for system in systems:
         if not any(system in name for name in names):
             there = ", ".join(dict.fromkeys(label for _, label in names))
-            raise ValueError(f"--systems {system}: no records; there are those of {there}")
+            raise RecordError(f"--systems {system}: no records; there are those of {there}")
     return [
         record for record, name in zip(records, names, strict=True) if not systems or not set(name).isdisjoint(systems)
     ]

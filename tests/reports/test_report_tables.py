@@ -28,7 +28,7 @@ def test_records_of_some_systems_in_their_order():
                       or (record.case.system, record.case.backend) == ("ttt-linear", "torch")]
     assert {record.case.system for record in chosen} == {"mamba", "ttt-linear"}
     assert of_systems(RECORDS, []) == RECORDS
-    with pytest.raises(ValueError, match="mamba/torchh: no records"):
+    with pytest.raises(RecordError, match="mamba/torchh: no records"):
         of_systems(RECORDS, ["mamba/torchh"])
 
 
