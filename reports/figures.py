@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from reports.stats import option_columns
+from reports.stats import NOTES, option_columns
 
 SYSTEM_LABELS = {
     "ttt-linear": "TTT-Linear",
@@ -396,6 +396,8 @@ def _caption(rows: pd.DataFrame, recipe: Recipe, lines: list[Line]) -> str:
             "; the floor is the longer of the least bytes at a copy's bandwidth and the FLOPs at the rate of a large "
             "product, both measured in the process of the case"
         )
+    if NOTES in rows and (noted := (rows["status"].eq("ok") & rows[NOTES].fillna("").ne("")).sum()):
+        sentence += f"; the table has notes on {noted} of the points"
     if any(rows.loc[line.rows, "status"].eq("ok").nunique() > 1 for line in lines):
         sentence += "; crosses below mark cases without a result"
     return sentence[0].upper() + sentence[1:] + "."

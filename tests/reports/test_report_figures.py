@@ -96,6 +96,16 @@ def test_caption_is_one_sentence_of_what_was_held_fixed():
     assert "crosses" not in FIGURES["prompt-then-128-request"].caption
 
 
+def test_caption_says_how_many_points_have_notes():
+    replayed = {"launch": "the prefill is replayed from a CUDA graph"}
+    _, [figure] = drawn(
+        synthetic.ok(case(suite="quick"), 1.0, settings=replayed),
+        synthetic.ok(case(suite="quick", context=2048), 1.0),
+    )
+    assert "medians of 30 samples with their 95% intervals; the table has notes on 1 of the points" in figure.caption
+    assert not any("notes" in figure.caption for figure in FIGURES.values())
+
+
 @pytest.mark.parametrize(
     ("one", "other", "said"),
     [
