@@ -225,8 +225,6 @@ def _print_verdicts(records: Sequence[Record]) -> None:
         checks = ", ".join(
             f"{check['name']} {check['value']:.2g} (limit {check['limit']:.2g})" for check in gate["checks"]
         )
-        label = f"{case.system}/{case.backend}"
-        grid.add_row(
-            label, case.size, case.phase, str(case.batch), str(case.context), record.status, checks or record.reason
-        )
+        shape = (case.size, case.phase, str(case.batch), str(case.context))
+        grid.add_row(case.system_backend, *shape, record.status, checks or record.reason)
     Console(highlight=False).print(grid)

@@ -59,9 +59,14 @@ class Case:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
+    def system_backend(self) -> str:
+        """SYSTEM/BACKEND, as the command line names them."""
+        return f"{self.system}/{self.backend}"
+
+    @property
     def label(self) -> str:
         """The case in a few words, for people."""
-        words = [f"{self.system}/{self.backend}", self.size, self.phase, f"B={self.batch}", f"T={self.context}"]
+        words = [self.system_backend, self.size, self.phase, f"B={self.batch}", f"T={self.context}"]
         words += [self.dtype, self.timing] + (["cold"] if self.l2 == "cold" else [])
         return " ".join([*words, *(f"{name}={value}" for name, value in self.options)])
 

@@ -36,7 +36,7 @@ def write_table(record_paths: Iterable[Path], fmt: str, out: TextIO | None = Non
 
 def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record]:
     """The records of these systems, each NAME or NAME/BACKEND; all for none. RecordError where one has no records."""
-    names = [(record.case.system, f"{record.case.system}/{record.case.backend}") for record in records]
+    names = [(record.case.system, record.case.system_backend) for record in records]
     for system in systems:
         if not any(system in name for name in names):
             there = ", ".join(dict.fromkeys(label for _, label in names))

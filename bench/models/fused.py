@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.config import TTTConfig
-from bench.models.layers import NORM_EPS, Rotation
+from bench.models.layers import NORM_EPS, Rotation, round_up
 from bench.models.operator import Learner, Tokens
 from bench.models.ttt import Block, LayerState, Learn
 from tk_kernels.norm_gate import norm_gate, swiglu
@@ -101,11 +101,6 @@ class FusedBlock(Block):
 def _projections_of(block: Block) -> Sequence[nn.Linear]:
     layer = block.seq_modeling_block
     return layer.q_proj, layer.v_proj, layer.g_proj if layer.config.backbone == "mamba" else layer.k_proj
-
-
-def round_up(count: int, multiple: int) -> int:
-    """The least multiple that is at least `count`."""
-    return -(-count // multiple) * multiple
 
 
 def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:

@@ -15,6 +15,11 @@ NORM_EPS = 1e-6
 INITIALIZER_RANGE = 0.02
 
 
+def round_up(count: int, multiple: int) -> int:
+    """The least multiple that is at least `count`."""
+    return -(-count // multiple) * multiple
+
+
 class _Ranges:
     """Whether the models mark their layers for a profiler; off, so that eager runs are not slowed."""
 

@@ -10,7 +10,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from bench.models.base import Backbone, ChunkedModel
 from bench.models.config import TransformerConfig
-from bench.models.layers import RMSNorm, Rotation, SwiGLU, layer_range, linear, rotate_halves, rotation
+from bench.models.layers import RMSNorm, Rotation, SwiGLU, layer_range, linear, rotate_halves, rotation, round_up
 
 # The masked kernels want the cache's length aligned, or they copy the mask at every step.
 CAPACITY_MULTIPLE = 64
@@ -111,7 +111,7 @@ class Transformer(ChunkedModel):
 
     def init_state(self, batch: int, context: int) -> TransformerState:
         """See LanguageModel.init_state; the capacity is `context` rounded up to a multiple of 64."""
-        capacity = -(-context // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
+        capacity = round_up(context, CAPACITY_MULTIPLE)
         shape = (self.config.layers, 2, batch, self.config.heads, capacity, self.config.head_dim)
         # Zeros and not empty: a masked row has weight 0, and 0 times a NaN would still be NaN.
         cache = torch.zeros(shape, device=self.device, dtype=self.dtype)

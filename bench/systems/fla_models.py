@@ -11,12 +11,9 @@ from bench.models.base import LanguageModel as Model
 from bench.models.base import check_ids
 from bench.models.config import SIZES, VOCABULARY
 from bench.systems.language_model import (
-    GATE_BATCH,
-    GATE_STEPS,
     STEPS,
     device,
     greedy_steps,
-    last_logits,
     logits_verdict,
     prefill_then_generate,
     random_ids,
@@ -126,15 +123,9 @@ class Fla(TunedLanguageModel):
             inner.load_state_dict(model.inner.state_dict())
         return FlaModel(inner, recurrent=True)
 
-    @torch.inference_mode()
-    def _compare(self, model: FlaModel, dtype: str) -> Verdict:
-        """Prefill, then generate, against the reference's prefill of every longer prompt; see `rounding_verdict`."""
-        reference = self.reference(model, torch.float64 if dtype == "float32" else torch.float32)
-        prompt = self.gate_prompt
-        ids = random_ids(model, GATE_BATCH, prompt + GATE_STEPS)
-        expected = torch.stack([last_logits(reference, ids[:, : prompt + i]) for i in range(GATE_STEPS + 1)])
-        recurrent = FlaModel(model.inner, recurrent=True)
-        got, rounded = (prefill_then_generate(each, ids, prompt) for each in (model, recurrent))
+    def _judge(self, model: FlaModel, ids: Tensor, got: Tensor, expected: Tensor, dtype: str) -> Verdict:
+        """By what the same weights round without the measured kernels; see `rounding_verdict`."""
+        rounded = prefill_then_generate(FlaModel(model.inner, recurrent=True), ids, self.gate_prompt)
         return rounding_verdict(got, rounded, expected, dtype)
 
     def _generate(self, model: FlaModel, case: Case) -> tuple[Callable[[], object], int, int]:

@@ -120,7 +120,7 @@ class LanguageModel:
     def _counted(self, model: Any) -> dict[str, float]:
         """How many rows of the LM head a prefill computes for each of its prompts."""
         ids = random_ids(model, GATE_BATCH, self.gate_prompt)
-        _, rows = fairness.count_head_rows(lambda: last_logits(model, ids), _head(model))
+        _, rows = fairness.count_head_rows(lambda: _last_logits(model, ids), _head(model))
         return {"head_rows": rows / GATE_BATCH}
 
     @torch.inference_mode()
@@ -130,7 +130,11 @@ class LanguageModel:
         prompt = self.gate_prompt
         ids = random_ids(model, GATE_BATCH, prompt + GATE_STEPS)
         got = prefill_then_generate(model, ids, prompt)
-        expected = torch.stack([last_logits(reference, ids[:, : prompt + i]) for i in range(GATE_STEPS + 1)])
+        expected = torch.stack([_last_logits(reference, ids[:, : prompt + i]) for i in range(GATE_STEPS + 1)])
+        return self._judge(model, ids, got, expected, dtype)
+
+    def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, dtype: str) -> Verdict:
+        """The verdict on logits [GATE_STEPS + 1, B, V] of a prompt of ids, and after each of its last GATE_STEPS."""
         return logits_verdict(got, expected, dtype)
 
 
@@ -175,7 +179,7 @@ def prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.T
     return torch.stack(rows)
 
 
-def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def _last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """The logits [B, V] after ids [B, T]."""
     return model.prefill(ids, model.init_state(*ids.shape))[0]
 
@@ -186,7 +190,7 @@ def _forward(model: Any, case: Case) -> tuple[Callable[[], object], int, int]:
 
     @torch.inference_mode()
     def run() -> torch.Tensor:
-        return last_logits(model, ids)
+        return _last_logits(model, ids)
 
     return run, case.batch * case.context, 1
 

@@ -61,7 +61,7 @@ def _refuse_other_functions(case: Case) -> None:
     for name, only in (("mini_batch", 16), ("form", None), ("part", None)):
         value = case.option(name, only)
         if value != only:
-            raise Skip(f"{case.system}/{case.backend} has no {name}={value}; {case.system}/torch has")
+            raise Skip(f"{case.system_backend} has no {name}={value}; {case.system}/torch has")
 
 
 class LinearThunderKittens(TTTKernels):
