@@ -7,9 +7,9 @@
 //   state warps (two warpgroups, 128 rows of F each): W1^T and W2 in registers, W2 also as bf16 in shared memory.
 //       X2 = gelu(Z1), their rows' part of Z2 = X2 W2, G1 = (G2 W2^T) * gelu'(Z1), both updates, and, stacked into one
 //       product, Z1bar of these queries and Z1 of the next keys.
-//   loss warps (one warpgroup), on the chain with them: Z2 from its parts and b2, its gradient G2; they load K, V, lr.
+//   loss warps (one warpgroup), on the chain with them: Z2 from its parts and b2, its gradient G2; they load all tokens.
 //   answer warps (one warpgroup): P1, products of tokens with tokens, for the state warps; and a mini-batch behind them
-//       P2, Z2bar and the outputs; they load Q.
+//       P2, Z2bar and the outputs.
 //
 // Two rearrangements, exact, take products off the chain from one mini-batch to the next. sigma = s_{b-1}; u, the scale
 // of the update, is sigma, or 0 for a short last mini-batch, whose gradients are kept and not applied:
@@ -28,6 +28,16 @@ using namespace kittens;
 namespace {
 
 constexpr int B = 16;
+
+// A row of D floats has room between its halves: `place` puts 4 of 8 neighbours into each, so that eight threads that
+// read eight neighbours each, 16 bytes at a time, meet 32 banks, and so do the transposing stores of a warp.
+constexpr int HALF_ROW = D / 2 + 4, ROW = HALF_ROW + D / 2;
+__device__ inline int place(int d) { return d % 8 / 4 * HALF_ROW + d / 8 * 4 + d % 4; }
+__device__ inline octet octet_of(const float (&row)[ROW], unsigned thread) {  // from d = thread % 8 * 8 on
+    const float4 *at = reinterpret_cast<const float4 *>(row) + thread % 8;
+    float4 low = at[0], high = at[HALF_ROW / 4];
+    return {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+}
 
 struct layout {
     static constexpr int STATE_GROUPS = 2, BLOCKS_A_GROUP = F / BLOCK / STATE_GROUPS;
@@ -65,28 +75,28 @@ struct shared {
     L::token_tile g2[4];             // -sigma lr G2 / 4
     L::token_tile zero;              // in place of a gradient that is not applied
     st_bf<2 * B, B> p1[2];           // coefficients of G1_i in Z1bar_i and in Z1_{i+1}
-    st_bf<B, B> p2;                  // coefficients of G2_i in Z2bar_i
+    st_bf<B, B> p2[F / BLOCK];       // coefficients of G2_i in Z2bar_i, whose sum over blocks of F counts
     uint4 k_ahead[WARPGROUP_THREADS], v_ahead[WARPGROUP_THREADS], q_ahead[WARPGROUP_THREADS];  // each thread's own
-    float z2[L::STATE_GROUPS][B][D + 4], z2bar[B][D + 4];  // 4: the transposing stores of a warp meet 32 banks
-    float p2_part[4][B][B + 8];                            // of each warp's block of F
-    float ratio[B];                                        // s_t / sigma
-    float gamma[D], beta[D], gamma_gamma[D], gamma_beta[D];  // of the LayerNorm, and products
-    float b2[D];
-    float2 rope[B][D / 2];  // cos, sin
-    uint4 slope[L::STATE_GROUPS][L::BLOCKS_A_GROUP][WARPGROUP_THREADS];  // 8 gelu'(Z1), each thread's own
+    float z2[L::STATE_GROUPS][B][ROW], z2bar[B][ROW];
+    float ratio[B];                                                  // s_t / sigma
+    float gamma[ROW], beta[ROW], gamma_gamma[ROW], gamma_beta[ROW];  // of the LayerNorm, and products
+    float b2[4][ROW];
+    float sum_c[WARPGROUP_THREADS];  // each thread's own
+    float2 rope[B][D / 2];           // cos, sin
     float sigma;
-    semaphore keys_ready;  // every loss thread to the answer warps: K_{i+1} is there. racecheck can follow an mbarrier
+    // [i % 2], as who arrives may be a mini-batch ahead of who waits. Every thread of the warps named first arrives;
+    // racecheck does not follow named barriers here.
+    semaphore tokens_ready[2];  // loss > state and answer: Q_i, K_{i+2} and b2_i
+    semaphore g2_ready[2];      // answer and loss > state: P1_i and G2_i, z2 has been read, and answer i - 2 is done
 };
 
 // Named barriers. "a > b": warps a arrive and go on, warps b wait.
 enum {
-    START = 1,     // loss > answer: constants and the first keys are there
+    START = 1,     // loss > state: constants and the first keys
+    ANSWER_START,  // loss > answer: the same
     Z2_READY,      // state > loss: both parts of Z2_i
-    X2BAR_READY,   // state > answer: X2bar_{i-1} and W2_i
-    G2_READY,      // loss > state: G2_i; before all, the first keys
-    TOKENS_READY,  // answer > state: Q_i and P1_i
-    TOKENS_DONE,   // answer > loss: the output of i - 2 has been written, and the buffers of that mini-batch are free
-    LOSS,          // the loss warps among themselves
+    X2BAR_READY,   // and one more, in turn: state > answer: X2bar_{i-1} and W2_i
+    LOSS = X2BAR_READY + 2,  // the loss warps among themselves
     ANSWER,        // the answer warps among themselves
     STATE,         // and STATE + 1: each warpgroup of state warps among itself
 };
@@ -123,9 +133,21 @@ template <int ADD = 1, typename RT, typename A, typename B> __device__ inline vo
 
 // t of 2 gelu(z) = z + z t: t = tanh(A z + B z^3)
 __device__ inline float gelu_tanh(float z) { return tanh_approx(z * fmaf(GELU_B, z * z, GELU_A)); }
-// 8 gelu'(z) = 4 (1 + t + z (1 - t^2) (A + 3B z^2)). Not of z * z, which would be kept in a register from gelu_tanh on
-__device__ inline float eightfold_slope(float z, float t) {
-    return fmaf(fmaf(-t, t, 1.f), z * fmaf(12 * GELU_B * z, z, 4 * GELU_A), fmaf(4.f, t, 4.f));
+// 8 gelu'(z) = 4 + 4 t + z (1 - t^2) (4 A + 12 B z^2) of two; 1 - t^2 is 0 long before z^2 overflows, if z is finite
+__device__ inline half2 eightfold_slope(half2 z, half2 t) {
+    const half2 four = __float2half2_rn(4.f), a = __float2half2_rn(4 * GELU_A), b = __float2half2_rn(12 * GELU_B);
+    half2 first = __hmul2(__hfma2(__hneg2(t), t, __float2half2_rn(1.f)), z), third = __hmul2(__hmul2(first, z), z);
+    return __hfma2(b, third, __hfma2(a, first, __hfma2(four, t, four)));
+}
+__device__ inline half2 finite_half2(float2 x) {
+    uint32_t y;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(x.y), "f"(x.x));
+    return *reinterpret_cast<half2 *>(&y);
+}
+
+// A branch that is never taken, and that ptxas moves nothing past
+__device__ inline void hold(int count) {
+    if (count < 0) asm volatile("trap;");
 }
 
 struct state_warps {
@@ -133,6 +155,7 @@ struct state_warps {
     L::z1_rows z1[L::BLOCKS_A_GROUP];
     L::operand g1[L::BLOCKS_A_GROUP];
     half2 t[L::BLOCKS_A_GROUP][4];   // gelu_tanh(Z1)
+    half2 slope[L::BLOCKS_A_GROUP][4];  // 8 gelu'(Z1), of keys
     float b1[L::BLOCKS_A_GROUP][2];  // of this lane's rows, its part: four lanes add up
     int group = uniform(warpgroup::groupid()), block0 = group * L::BLOCKS_A_GROUP;
     unsigned thread = warpgroup::laneid();
@@ -245,17 +268,14 @@ struct state_warps {
         }
         publish();
     }
-    // gelu'(Z1), rounded as G1 will be, while no one waits for it: kept in shared memory for want of registers
-    __device__ void share_slopes(shared &s) {
+    // gelu'(Z1), while no one waits for it
+    __device__ void compute_slopes() {
 #pragma unroll
         for (int n = 0; n < L::BLOCKS_A_GROUP; ++n) {
-            bf16_2 slope[4];
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                float2 z = z1[n].tiles[0][1].data[e], y = __half22float2(t[n][e]);
-                slope[e] = __floats2bfloat162_rn(eightfold_slope(z.x, y.x), eightfold_slope(z.y, y.y));
+                slope[n][e] = eightfold_slope(finite_half2(z1[n].tiles[0][1].data[e]), t[n][e]);
             }
-            store_shared(address(s.slope[group][n][thread]), *reinterpret_cast<uint4 *>(slope));
         }
     }
     // X2bar = gelu(Z1bar) of a block
@@ -277,13 +297,13 @@ struct state_warps {
         begin(z);
         mma_AtBt<0>(z, reinterpret_cast<L::half_weights *>(&s.w2[i % 2])[group],
                     reinterpret_cast<L::half_hidden *>(&s.x2[i % 4])[group]);
-        share_slopes(s);
+        compute_slopes();
         wait_for<0>(z, W1t[0], W1t[1]);  // W1^T: begun by learn
-        int d = row(), token = column();
+        int d = place(row()), token = column();  // row() + 8 lies 4 on
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            s.z2[group][token + (e >> 1) * 8][d + (e & 1) * 8] = z.tiles[0][0].data[e].x;
-            s.z2[group][token + (e >> 1) * 8 + 1][d + (e & 1) * 8] = z.tiles[0][0].data[e].y;
+            s.z2[group][token + (e >> 1) * 8][d + (e & 1) * 4] = z.tiles[0][0].data[e].x;
+            s.z2[group][token + (e >> 1) * 8 + 1][d + (e & 1) * 4] = z.tiles[0][0].data[e].y;
         }
     }
 
@@ -292,7 +312,6 @@ struct state_warps {
     __device__ void learn(shared &s, unsigned i, bool applied) {
         static_assert(L::BLOCKS_A_GROUP == 2);
         L::token_rows grad[2];
-        uint4 slope[2];
         begin(grad[0], grad[1], W2[0], W2[1]);
 #pragma unroll
         for (int n = 0; n < 2; ++n) mma_ABt<0>(grad[n], block(s.w2[i % 2], block0 + n), s.g2[i % 4]);
@@ -300,13 +319,11 @@ struct state_warps {
 #pragma unroll
         for (int n = 0; n < 2; ++n) mma_AtB(W2[n], block(s.x2[i % 4], block0 + n), applied ? s.g2[i % 4] : s.zero);
 #pragma unroll
-        for (int n = 0; n < 2; ++n) slope[n] = load_shared(address(s.slope[group][n][thread]));
-#pragma unroll
         for (int n = 0; n < 2; ++n) {
             wait_for<3>(grad[n]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                float2 x = grad[n].tiles[0][0].data[e], d = __bfloat1622float2(reinterpret_cast<bf16_2 *>(&slope[n])[e]);
+                float2 x = grad[n].tiles[0][0].data[e], d = __half22float2(slope[n][e]);
                 x.x *= d.x, x.y *= d.y;
                 g1[n].tiles[0][0].data[e] = __floats2bfloat162_rn(x.x, x.y);
                 if (applied) b1[n][e & 1] += x.x + x.y;
@@ -321,8 +338,8 @@ struct state_warps {
         for (int n = 0; n < 2; ++n) mma_AB(W1t[n], g1[n], applied ? keys_of(s.kq[i % 4]) : s.zero);
         wait_for<4>(W2[0], W2[1]);
         share_w2(s, i + 1, 0);
-        share_w2(s, i + 1, 1);
         wait_for<2>(z1[0], z1[1]);
+        share_w2(s, i + 1, 1);
     }
 
     template <typename IO> __device__ void run(const globals<IO> &g, shared &s, int head) {
@@ -331,7 +348,7 @@ struct state_warps {
         share_w2(s, 0, 0);
         share_w2(s, 0, 1);
         publish();
-        await<3>(G2_READY);  // the first keys are there
+        await<3>(START);
         rt_bf<16, D> w1;
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
@@ -343,16 +360,17 @@ struct state_warps {
             activate_keys(s, i);
             share_z2(s, i);
             arrive<3>(Z2_READY);
+            hold(g.H);
             activate_queries(s, i - 1, 0);
-            await<3>(TOKENS_READY);
+            wait(s.tokens_ready[i % 2], i / 2 % 2);
             project(s, i + 1, 0, w1);
             activate_queries(s, i - 1, 1);
             publish();
-            arrive<3>(X2BAR_READY);
+            arrive<3>(X2BAR_READY + i % 2);
             wait_for<0>(z1[0]);
             project(s, i + 1, 1, w1);
             wait_for<0>(z1[1]);
-            await<3>(G2_READY);
+            wait(s.g2_ready[i % 2], i / 2 % 2);
             learn(s, i, i < last || !g.pending());
         }
         forget(thread);
@@ -360,7 +378,7 @@ struct state_warps {
         activate_queries(s, last, 0);
         activate_queries(s, last, 1);
         publish();
-        arrive<3>(X2BAR_READY);
+        arrive<3>(X2BAR_READY + (last + 1) % 2);
         store(g, head);
         store_rows(g, s, head, last);
     }
@@ -374,12 +392,9 @@ template <typename IO> struct token_warps {
     shared &s;
     int head, batch, h, mini_batches;
     unsigned thread = warpgroup::laneid();
-    float b2[2];  // of row() and row() + 8
 
     __device__ token_warps(const globals<IO> &g, shared &s, int head)
-        : g(g), s(s), head(head), batch(head / g.H), h(head % g.H), mini_batches(g.mini_batches()) {
-        b2[0] = g.b2[head * D + row()], b2[1] = g.b2[head * D + row() + 8];
-    }
+        : g(g), s(s), head(head), batch(head / g.H), h(head % g.H), mini_batches(g.mini_batches()) {}
 
     __device__ unsigned token() const { return thread / 8; }
     __device__ unsigned column() const { return thread % 8 * 8; }
@@ -405,11 +420,62 @@ template <typename IO> struct token_warps {
     __device__ uint4 as_bf16(uint4 x) {
         return ttt::mlp::as_bf16<IO>(x, g.rope, [&](int e) { return s.rope[token()][column() / 2 + e]; });
     }
+};
 
+template <typename IO> struct loss_warps : token_warps<IO> {
+    using base = token_warps<IO>;
+    using base::base, base::g, base::s, base::thread, base::token, base::column, base::mine;
+    float lr;     // of this token, loaded ahead
+    float sum_w;  // of gamma^2
+    float b2[2];  // of row() and row() + 8
+
+    __device__ void constants() {
+        b2[0] = g.b2[this->head * D + this->row()], b2[1] = g.b2[this->head * D + this->row() + 8];
+        fill_rope(s.rope, thread, WARPGROUP_THREADS);
+        // Gradients are kept as -sigma lr G with sigma = s_{b-1}; where that is 0, so little that no state sees it
+        float sigma = fmaxf(g.token_scale[B - 1], 0x1p-60f);
+        if (thread < B) s.ratio[thread] = g.token_scale[thread] / sigma;
+        if (thread == 0) s.sigma = sigma;
+        if (thread == 0) {
+            for (semaphore &ready : s.tokens_ready) init_semaphore(ready, WARPGROUP_THREADS);
+            for (semaphore &ready : s.g2_ready) init_semaphore(ready, 2 * WARPGROUP_THREADS);
+        }
+        store_shared(mine(s.zero), {0, 0, 0, 0});
+        store_shared(mine(s.kq[0]), {0, 0, 0, 0});  // queries before the first, whose Z1bar no one reads
+        if (thread < D) {
+            float gamma = g.ln_weight[this->h * D + thread], beta = g.ln_bias[this->h * D + thread];
+            int at = place(thread);
+            s.gamma[at] = gamma, s.beta[at] = beta, s.gamma_gamma[at] = gamma * gamma, s.gamma_beta[at] = gamma * beta;
+        }
+    }
+    // K of mini-batch i + 2; Q, V and lr of mini-batch i, where there is one
+    __device__ void load_ahead(int i) {
+        this->copy_ahead(s.k_ahead[thread], g.k, g.k_stride, i + 2);
+        i = max(i, 0);
+        this->copy_ahead(s.q_ahead[thread], g.q, g.q_stride, i);
+        this->copy_ahead(s.v_ahead[thread], g.v, g.v_stride, i);
+        this->commit_copies();
+        lr = g.lr[(int64_t(this->batch) * g.T + min(i * B + int(token()), g.T - 1)) * g.H + this->h];
+    }
+    __device__ octet keys(unsigned i) { return octet::of<bf16_2>(load_shared(mine(s.kq[i % 4]) + base::LOWER)); }
+    // K_i to shared memory
+    __device__ void share_keys(unsigned i) {
+        this->await_copies();
+        store_shared(mine(s.kq[i % 4]) + base::LOWER, this->as_bf16(load_shared(address(s.k_ahead[thread]))));
+        publish();
+    }
+    // K_{i+2} and Q_i to shared memory
+    __device__ void share_tokens(unsigned i) {
+        this->await_copies();
+        uint4 k = load_shared(address(s.k_ahead[thread])), q = load_shared(address(s.q_ahead[thread]));
+        store_shared(mine(s.kq[(i + 2) % 4]) + base::LOWER, this->as_bf16(k));
+        store_shared(mine(s.kq[(i + 1) % 4]), this->as_bf16(q));
+        publish();
+    }
     // b2 += -sigma lr G2 of mini-batch i
     __device__ void update_b2(unsigned i) {
-        if (!applied(i)) return;
-        uint32_t at = address(s.g2[i % 4]) + swizzled(lane() % 16, thread / 32 * 2 + lane() / 16);
+        if (!this->applied(i)) return;
+        uint32_t at = address(s.g2[i % 4]) + swizzled(this->lane() % 16, thread / 32 * 2 + this->lane() / 16);
         bf16_2 x[4];  // [row | row + 8] x [tokens 0-7 | 8-15]
         move<bf16_2>::ldsm4t(x[0], x[1], x[2], x[3], at);
 #pragma unroll
@@ -419,48 +485,12 @@ template <typename IO> struct token_warps {
             b2[half] = fmaf(4.f, row_sum(sum), b2[half]);
         }
     }
-};
-
-template <typename IO> struct loss_warps : token_warps<IO> {
-    using base = token_warps<IO>;
-    using base::base, base::g, base::s, base::thread, base::token, base::column, base::mine;
-    float lr;     // of this token, loaded ahead
-    float sum_w;  // of gamma^2
-
-    __device__ void constants() {
-        fill_rope(s.rope, thread, WARPGROUP_THREADS);
-        // Gradients are kept as -sigma lr G with sigma = s_{b-1}; where that is 0, so little that no state sees it
-        float sigma = fmaxf(g.token_scale[B - 1], 0x1p-60f);
-        if (thread < B) s.ratio[thread] = g.token_scale[thread] / sigma;
-        if (thread == 0) s.sigma = sigma;
-        if (thread == 0) init_semaphore(s.keys_ready, WARPGROUP_THREADS);
-        store_shared(mine(s.zero), {0, 0, 0, 0});
-        store_shared(mine(s.kq[0]), {0, 0, 0, 0});  // queries before the first, whose Z1bar no one reads
-        if (thread < D) {
-            float gamma = g.ln_weight[this->h * D + thread], beta = g.ln_bias[this->h * D + thread];
-            s.gamma[thread] = gamma, s.beta[thread] = beta;
-            s.gamma_gamma[thread] = gamma * gamma, s.gamma_beta[thread] = gamma * beta;
-        }
-    }
-    // K of mini-batch i + 1, V and lr of mini-batch i
-    __device__ void load_ahead(int i) {
-        this->copy_ahead(s.k_ahead[thread], g.k, g.k_stride, i + 1);
-        if (i >= 0) this->copy_ahead(s.v_ahead[thread], g.v, g.v_stride, i);
-        this->commit_copies();
-        if (i >= 0) lr = g.lr[(int64_t(this->batch) * g.T + min(i * B + int(token()), g.T - 1)) * g.H + this->h];
-    }
-    __device__ octet keys(unsigned i) { return octet::of<bf16_2>(load_shared(mine(s.kq[i % 4]) + base::LOWER)); }
-    // K_{i+1} to shared memory
-    __device__ void share_keys(unsigned i) {
-        this->await_copies();
-        store_shared(mine(s.kq[(i + 1) % 4]) + base::LOWER, this->as_bf16(load_shared(address(s.k_ahead[thread]))));
-        publish();
-    }
     // step G2, G2 = (g - mean(g) - xhat mean(g xhat)) / std with g = gamma^2 xhat + c and c = gamma (beta - (V - K)),
-    // from the sums of z, z^2, gamma^2 z, gamma^2 z^2 and c z over the token: one round of shuffles. z comes as b2.
+    // from the sums of z, z^2, gamma^2 z, gamma^2 z^2 and c z over the token: one round of shuffles. z comes as b2; the
+    // sum of c by way of shared memory, or ptxas would put off its shuffles until Z2 is there.
     __device__ void share_g2(unsigned i, octet &z, octet &c, float sum_c, float step) {
-        octet w = octet::of(&s.gamma_gamma[column()]);
-        octet first = octet::of(&s.z2[0][token()][column()]), second = octet::of(&s.z2[1][token()][column()]);
+        octet w = octet_of(s.gamma_gamma, thread);
+        octet first = octet_of(s.z2[0][token()], thread), second = octet_of(s.z2[1][token()], thread);
         float sum_z = 0, sum_zz = 0, sum_wz = 0, sum_wzz = 0, sum_cz = 0;
         z.each([&](int e, float &x) {
             x += first.x[e] + second.x[e];
@@ -493,45 +523,51 @@ template <typename IO> struct loss_warps : token_warps<IO> {
         g2.each([&](int e, float x) { g.g2_rows[row + e] = valid ? x * (-4.f / s.sigma) : 0.f; });
     }
 
-    // b2 from the lanes that hold it to all threads
-    __device__ void share_b2() {
-        if (this->lane() % 4 == 0) s.b2[this->row()] = this->b2[0], s.b2[this->row() + 8] = this->b2[1];
-        await<1>(LOSS);
+    // b2_i from the lanes that hold it to all threads
+    __device__ void share_b2(unsigned i) {
+        if (this->lane() % 4 == 0) {
+            float *row = &s.b2[i % 4][place(this->row())];  // row() + 8 lies 4 on
+            row[0] = b2[0], row[4] = b2[1];
+        }
     }
 
     __device__ void run() {
         constants();
-        load_ahead(-1);
+        load_ahead(-2);
         await<1>(LOSS);
-        octet w = octet::of(&s.gamma_gamma[column()]);
+        octet w = octet_of(s.gamma_gamma, thread);
         sum_w = 0;
         w.each([&](int, float x) { sum_w += x; });
         sum_over_token(sum_w);
-        float negative_quarter = -0.25f * s.sigma;
-        share_keys(-1u);
-        arrive<2>(START);
-        arrive<3>(G2_READY);
+        share_keys(0);
+        load_ahead(-1);
+        share_keys(1);
         load_ahead(0);
+        arrive<3>(START);
+        arrive<2>(ANSWER_START);
         for (int i = 0; i < this->mini_batches; ++i) {
             forget(thread);
-            share_keys(i);
-            kittens::arrive(s.keys_ready);
-            octet c = octet::of(&s.gamma_beta[column()]), gamma = octet::of(&s.gamma[column()]), k = keys(i);
+            if (i > 0) update_b2(i - 1);
+            share_b2(i);
+            share_tokens(i);
+            await<1>(LOSS);
+            kittens::arrive(s.tokens_ready[i % 2]);
+            octet c = octet_of(s.gamma_beta, thread), gamma = octet_of(s.gamma, thread), k = keys(i);
             octet v = octet::of<typename base::IO2>(load_shared(address(s.v_ahead[thread])));
-            float sum_c = 0, step = i * B + int(token()) < g.T ? negative_quarter * lr : 0.f;
+            float sum_c = 0, step = i * B + int(token()) < g.T ? -0.25f * s.sigma * lr : 0.f;
             c.each([&](int e, float &x) { sum_c += x = fmaf(gamma.x[e], k.x[e] - v.x[e], x); });
             sum_over_token(sum_c);
-            if (i > 0) this->update_b2(i - 1);
-            share_b2();
+            s.sum_c[thread] = sum_c;
             load_ahead(i + 1);
-            octet z = octet::of(&s.b2[column()]);
+            octet z = octet_of(s.b2[i % 4], thread);
             await<3>(Z2_READY);
-            share_g2(i, z, c, sum_c, step);
-            arrive<3>(G2_READY);
-            await<2>(TOKENS_DONE);
+            share_g2(i, z, c, s.sum_c[thread], step);
+            kittens::arrive(s.g2_ready[i % 2]);
             await<1>(LOSS);  // all of G2_i is there for update_b2
         }
-        this->update_b2(this->mini_batches - 1);
+        update_b2(this->mini_batches - 1);
+        share_b2(this->mini_batches);
+        kittens::arrive(s.tokens_ready[this->mini_batches % 2]);
         store();
     }
 };
@@ -569,11 +605,13 @@ template <typename IO> struct answer_warps : token_warps<IO> {
         publish();
     }
 
-    // P2 = (s_t / sigma [j <= t] - u / sigma) 4 (X2bar X2^T + 1), a block of F a warp. 4 undoes the quarter of G2.
+    // P2 = (s_t / sigma [j <= t] - u / sigma) 4 (X2bar X2^T + 1), of each warp the part from its block of F. 4 undoes the
+    // quarter of G2, and is in the products, as X2bar and X2 are doubled.
     __device__ void share_p2(unsigned i, unsigned warp) {
-        unsigned lane = this->lane();
+        unsigned lane = this->lane(), t = lane / 4, j = lane % 4 * 2;
         rt_fl<16, 16> p;
-        kittens::warp::zero(p);
+        bf16_2 part[4];
+        kittens::warp::one(p);
         uint32_t rows = address(block(s.x2bar[i % 2], warp)) + matrix_offset(lane);
         uint32_t columns = address(block(s.x2[i % 4], warp)) + matrix_offset(lane);
 #pragma unroll
@@ -583,57 +621,52 @@ template <typename IO> struct answer_warps : token_warps<IO> {
             load(keys, columns ^ (f * 32));
             kittens::warp::mma_ABt(p, queries, keys, p);
         }
+        float later = this->applied(i) ? -1.f : 0.f;  // -u / sigma
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-            *reinterpret_cast<float2 *>(&s.p2_part[warp][lane / 4 + (e & 1) * 8][lane % 4 * 2 + (e >> 1) * 8]) =
-                p.tiles[0][0].data[e];
-        await<1>(ANSWER);
-        unsigned j = thread % 8 * 2;
-        float2 x = {4, 4};  // as X2bar and X2 are doubled
-#pragma unroll
-        for (int part = 0; part < 4; ++part) {
-            float2 y = *reinterpret_cast<float2 *>(&s.p2_part[part][token()][j]);
-            x.x += y.x, x.y += y.y;
+        for (int e = 0; e < 4; ++e) {
+            unsigned row = t + (e & 1) * 8, column = j + (e >> 1) * 8;
+            float upto = s.ratio[row] + later;
+            auto [first, second] = p.tiles[0][0].data[e];
+            first *= column <= row ? upto : later, second *= column < row ? upto : later;
+            part[e] = __floats2bfloat162_rn(first, second);
         }
-        float ratio = s.ratio[token()], update = this->applied(i) ? 1.f : 0.f;  // s_t / sigma, u / sigma
-        x.x *= j <= token() ? ratio - update : -update;
-        x.y *= j + 1 <= token() ? ratio - update : -update;
-        bf16_2 pair = __floats2bfloat162_rn(x.x, x.y);
-        move<bf16_2>::sts(s.p2.idx(address(s.p2), {int(token()), int(j)}), pair);
+        uint32_t at = s.p2[warp].idx(address(s.p2[warp]), {int(lane % 16), int(lane / 16 * 8)});
+        move<bf16_2>::stsm4(at, part[0], part[1], part[2], part[3]);
         publish();
         await<1>(ANSWER);
     }
 
     // Z2bar^T = b2_{i+1} + W2_{i+1}^T X2bar_i^T, columns of tokens, in flight
     __device__ void start_z2bar(L::token_rows &z, unsigned i) {
+        const float *row = &s.b2[(i + 1) % 4][place(this->row())], b2[2] = {row[0], row[4]};  // 4: of row() + 8
 #pragma unroll
-        for (int e = 0; e < 4; ++e) z.tiles[0][0].data[e] = {this->b2[e & 1], this->b2[e & 1]};
+        for (int e = 0; e < 4; ++e) z.tiles[0][0].data[e] = {b2[e & 1], b2[e & 1]};
         begin(z);
         mma_AtBt(z, s.w2[(i + 1) % 2], s.x2bar[i % 2]);
     }
     // This thread's eight elements of Z2bar, from rows of D to rows of tokens by way of shared memory
     __device__ octet transpose(L::token_rows &z) {
-        unsigned d = this->row(), t = this->lane() % 4 * 2;
+        unsigned d = place(this->row()), t = this->lane() % 4 * 2;  // row() + 8 lies 4 on
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            s.z2bar[t + (e >> 1) * 8][d + (e & 1) * 8] = z.tiles[0][0].data[e].x;
-            s.z2bar[t + (e >> 1) * 8 + 1][d + (e & 1) * 8] = z.tiles[0][0].data[e].y;
+            s.z2bar[t + (e >> 1) * 8][d + (e & 1) * 4] = z.tiles[0][0].data[e].x;
+            s.z2bar[t + (e >> 1) * 8 + 1][d + (e & 1) * 4] = z.tiles[0][0].data[e].y;
         }
         await<1>(ANSWER);
-        return octet::of(&s.z2bar[token()][column()]);
+        return octet_of(s.z2bar[token()], thread);
     }
 
     // out = Q + LN(Z2bar)
     __device__ void answer(unsigned i, unsigned warp) {
         L::token_rows z_rows;
-        this->update_b2(i);
         start_z2bar(z_rows, i);
         share_p2(i, warp);
         // Z2bar^T += G2^T P2^T
         begin(z_rows);
-        mma_AtBt(z_rows, s.g2[i % 4], s.p2);
+#pragma unroll
+        for (int part = 0; part < F / BLOCK; ++part) mma_AtBt(z_rows, s.g2[i % 4], s.p2[part]);
         wait_for<0>(z_rows);
-        octet z = transpose(z_rows), gamma = octet::of(&s.gamma[column()]), out = octet::of(&s.beta[column()]);
+        octet z = transpose(z_rows), gamma = octet_of(s.gamma, thread), out = octet_of(s.beta, thread);
         octet q = octet::of<bf16_2>(load_shared(mine(s.kq[(i + 1) % 4])));
         float sum = 0, squares = 0;
         z.each([&](int, float x) { sum += x, squares = fmaf(x, x, squares); });
@@ -649,23 +682,15 @@ template <typename IO> struct answer_warps : token_warps<IO> {
 
     __device__ void run() {
         unsigned warp = uniform(thread / 32);
-        this->copy_ahead(s.q_ahead[thread], g.q, g.q_stride, 0);
-        this->commit_copies();
-        await<2>(START);
+        await<2>(ANSWER_START);
         for (int i = 0; i <= this->mini_batches; ++i) {
             forget(thread);
+            wait(s.tokens_ready[i % 2], i / 2 % 2);
             if (i < this->mini_batches) {
-                this->await_copies();
-                store_shared(mine(s.kq[(i + 1) % 4]), this->as_bf16(load_shared(address(s.q_ahead[thread]))));
-                await<1>(ANSWER);
-                wait(s.keys_ready, i % 2);
                 share_p1(i, warp);
-                arrive<3>(TOKENS_READY);
-                arrive<2>(TOKENS_DONE);
-                this->copy_ahead(s.q_ahead[thread], g.q, g.q_stride, i + 1);
-                this->commit_copies();
+                kittens::arrive(s.g2_ready[i % 2]);
             }
-            await<3>(X2BAR_READY);
+            await<3>(X2BAR_READY + i % 2);
             if (i > 0) answer(i - 1, warp);
         }
     }
