@@ -1,0 +1,112 @@
+"""What do the forward operators of both layers share: what they take, and tokens that begin inside a mini-batch?"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from tk_kernels.checks import check_choice, check_outer, check_shape
+from tk_kernels.reference_math import rope as rotate
+
+HEAD_DIM = 64
+DTYPES = (torch.bfloat16, torch.float16)
+State = TypeVar("State", bound=tuple)
+Tokens = tuple[Tensor, Tensor, Tensor, Tensor]  # q, k, v [B, T, H, D], lr [B, T, H]
+Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H, D]
+
+
+def check_arguments(
+    tokens: Tokens,
+    outer: Outer,
+    state: tuple,
+    weights: dict[str, tuple[int, ...]],
+    mini_batches: Sequence[int],
+) -> None:
+    """Raise ValueError, by name and with what is supported, unless the kernel can take these.
+
+    weights: shapes of those tensors of the state that the kernel reads, without [B, H].
+    """
+    (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
+    if q.ndim != 4 or q.shape[3] != HEAD_DIM:
+        raise ValueError(f"q has shape {tuple(q.shape)}: the kernel takes [B, T, H, {HEAD_DIM}]")
+    batch, _, heads, _ = q.shape
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_shape(name, x, tuple(q.shape))
+        check_choice(f"{name}.dtype", x.dtype, DTYPES if name == "q" else (q.dtype,))
+        _check_strides(name, x)
+    check_shape("lr", lr, tuple(q.shape[:3]))
+    check_outer(token_scale, ln_weight, ln_bias, heads, HEAD_DIM)
+    check_choice("len(token_scale), the mini-batch,", len(token_scale), tuple(mini_batches))
+    trained = {f"state.{name}": getattr(state, name) for name in weights}
+    for (name, x), shape in zip(trained.items(), weights.values(), strict=True):
+        check_shape(name, x, (batch, heads, *shape))
+        check_choice(f"{name}.dtype", x.dtype, (torch.float32,))
+    others = {"k": k, "v": v, "lr": lr, "token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
+    for name, x in (others | trained).items():
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device}: q is on {q.device}")
+
+
+def _check_strides(name: str, x: Tensor) -> None:
+    """The kernels read 16-byte pieces: D contiguous, the other strides multiples of 8 elements."""
+    if x.stride(3) != 1 or any(stride % 8 for stride in x.stride()[:3]):
+        raise ValueError(
+            f"{name} has strides {x.stride()}: the kernel takes D contiguous (stride 1), the others multiples of 8"
+        )
+
+
+def check_addresses(**tokens: Tensor) -> None:
+    """The kernels read from multiples of 16 bytes; known where they run, not where a compiler traces them."""
+    for name, x in tokens.items():
+        if x.data_ptr() % 16:
+            raise ValueError(f"{name} begins at element {x.storage_offset()} of its storage: must be a multiple of 8")
+
+
+def wide(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """As the kernels read all but q, k and v: float32, contiguous."""
+    return tuple(x.float().contiguous() for x in tensors)
+
+
+def forward_from(
+    start: int,
+    tokens: Tokens,
+    outer: Outer,
+    state: State,
+    rope: bool,
+    reference: Callable[..., tuple[Tensor, State]],
+    aligned: Callable[[Tokens, Outer, State, bool], tuple[Tensor, State]],
+) -> tuple[Tensor, State]:
+    """Outputs of tokens that begin at position `start` of a mini-batch, and the state after them.
+
+    The rest of that mini-batch goes through reference.forward in float32, what begins a mini-batch through `aligned`.
+    """
+    count = tokens[0].shape[1]
+    begun = min(-start % len(outer[0]), count)
+    if not count:
+        return torch.empty_like(tokens[0]), state
+    if not begun:
+        return aligned(tokens, outer, state, rope)
+    first, rest = (_cut(tokens, cut) for cut in (slice(begun), slice(begun, None)))
+    out, state = _by_reference(reference, first, outer, state, start, rope)
+    if begun == count:
+        return out, state
+    later, state = aligned(rest, outer, state, rope)
+    return torch.cat((out, later), 1), state
+
+
+def _cut(tokens: Tokens, cut: slice) -> Tokens:
+    q, k, v, lr = tokens
+    return q[:, cut], k[:, cut], v[:, cut], lr[:, cut]
+
+
+def _by_reference(
+    reference: Callable[..., tuple[Tensor, State]], tokens: Tokens, outer: Outer, state: State, start: int, rope: bool
+) -> tuple[Tensor, State]:
+    q, k, v, lr = tokens
+    if rope:
+        position = torch.arange(start, start + q.shape[1], device=q.device)
+        q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
+    wide_tokens: Any = (x.float() for x in (q, k, v, lr))
+    out, state = reference(*wide_tokens, *outer, state, start=start)
+    return out.to(q.dtype), state
