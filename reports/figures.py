@@ -52,6 +52,7 @@ FLOOR = "floor_ms"
 _FLOOR_DASHES = ("dot", "dashdot")
 # Suites whose question is answered by a table.
 _TABLES_ONLY = ("generate-fidelity",)
+WIDE_RANGE = 30  # largest over smallest value of a figure, from which its first choice of axis is logarithmic
 _TIMINGS = {"graph": "timed in CUDA graphs", "eager": "timed eagerly"}
 
 
@@ -228,7 +229,7 @@ def _panel(rows: pd.DataFrame, recipe: Recipe, looks: dict[str, int]) -> Iterato
         y=recipe.y,
         x_title=_axis_title(recipe.x, recipe.phase),
         y_title=AXIS_TITLES[recipe.y],
-        y_log=recipe.y_log,
+        y_log=recipe.y_log or _spans_wide(rows[recipe.y]),
         best=recipe.best,
         lines=lines + floors,
     )
@@ -244,6 +245,11 @@ def _panel(rows: pd.DataFrame, recipe: Recipe, looks: dict[str, int]) -> Iterato
             caption=_caption(rows, recipe, lines),
             lines=pairs,
         )
+
+
+def _spans_wide(values: pd.Series) -> bool:
+    """On a linear axis, would the lines of the fastest lie on each other at its foot?"""
+    return bool(values.max() > WIDE_RANGE * values.min())
 
 
 def _axis_title(x: str, phase: str) -> str:

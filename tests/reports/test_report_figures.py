@@ -225,3 +225,10 @@ def test_in_a_figure_of_one_system_the_colour_says_the_precision_or_the_backend(
 
 def test_what_a_table_answers_has_no_figure():
     assert not [name for name in FIGURES if name.startswith("generate-fidelity")]
+
+
+@pytest.mark.parametrize(("slowest", "logarithmic"), [(20.0, False), (100.0, True)])
+def test_latencies_far_apart_begin_on_a_logarithmic_axis(slowest, logarithmic):
+    cases = [case(suite="fig15-generate", phase="generate", context=context) for context in (1, 2)]
+    _, [figure] = drawn(*(synthetic.ok(c, latency) for c, latency in zip(cases, (1.0, slowest), strict=True)))
+    assert figure.y_log is logarithmic
