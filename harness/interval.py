@@ -4,13 +4,16 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
+FEWEST = 6  # samples whose extremes hold the median with 95%
+
 
 def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
     """(median, low, high): order statistics that hold the true median with at least `confidence`.
 
     The number of samples below the median is binomial(n, 1/2), so the r-th smallest and r-th largest sample hold it
-    with probability 1 - 2 P(binomial <= r - 1). Where no pair reaches `confidence` (fewer than 6 samples at 0.95),
-    low and high are the extremes. Raises ValueError without samples, or for a confidence outside of (0, 1).
+    with probability 1 - 2 P(binomial <= r - 1). Where no pair reaches `confidence` (fewer than `FEWEST` samples at
+    0.95), low and high are the extremes: no interval of that confidence, but the range. Raises ValueError without
+    samples, or for a confidence outside of (0, 1).
     """
     if not samples:
         raise ValueError("median of no samples")

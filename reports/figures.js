@@ -94,8 +94,10 @@ class Figure {
   }
 
   bestWords(line) {
-    const { x, y } = this.best(this.points(line));
-    return `best ${compact.format(y.value)} at batch ${x}`;
+    const points = this.points(line);
+    const { x, y } = this.best(points);
+    const words = `${compact.format(y.value)} at batch ${x}`;
+    return this.turns(points) ? `best ${words}` : `${words}, the largest tried`;
   }
 
   /* A line without any result stays in the legend, with the reason. */
@@ -160,7 +162,8 @@ class Figure {
     if (line.y) return [...parts, `${shown(value)}, bound by ${neutral(this.cell(point.row, "bound"))}`].join("<br>");
     parts.push(`${this.yTitle()}: <b>${shown(value)}</b> [${shown(low)}, ${shown(high)}]`);
     parts.push(`${this.cell(point.row, "samples")} samples${throttled ? `, ${throttled} while throttled` : ""}`);
-    return [...parts, ...this.work(point.row)].join("<br>");
+    const note = this.cell(point.row, "notes");
+    return [...parts, ...this.work(point.row), ...(note ? [neutral(note)] : [])].join("<br>");
   }
 
   /* What the latency is made of, where the record says it. */
@@ -207,6 +210,12 @@ class Figure {
     return points.filter((point) => point.y).reduce((a, b) => (b.y.value > a.y.value ? b : a));
   }
 
+  /* Was a larger batch than the best tried, be it without a result? */
+  turns(points) {
+    const { x } = this.best(points);
+    return points.some((point) => point.x > x);
+  }
+
   bestTrace(line, points) {
     const best = this.best(points);
     const colour = themed(`--tone-${line.tone}`);
@@ -241,7 +250,7 @@ class Figure {
   traces() {
     const lines = this.visibleLines().map((line) => [line, this.points(line)]);
     const broken = lines.filter(([, points]) => points.some((point) => point.failed));
-    const best = this.data.best && !this.ratio ? lines : [];
+    const best = this.data.best && !this.ratio ? lines.filter(([, points]) => this.turns(points)) : [];
     return {
       lanes: broken.length,
       data: [

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.interval import FEWEST
 from reports.stats import NOTES, option_columns
 
 SYSTEM_LABELS = {
@@ -395,8 +396,9 @@ def _caption(rows: pd.DataFrame, recipe: Recipe, lines: list[Line]) -> str:
     if len(samples):
         ends = dict.fromkeys((samples.min(), samples.max()))
         sentence += f"; medians of {'–'.join(map(str, ends))} samples with their 95% intervals"
+        sentence += f" (below {FEWEST} samples their range)" if samples.min() < FEWEST else ""
     if recipe.best:
-        sentence += "; rings mark the best batch of each line"
+        sentence += "; rings mark the best batch of each line that turns within the batches tried"
     if any(line.y for line in lines):
         sentence += (
             "; the floor is the longer of the least bytes at a copy's bandwidth and the FLOPs at the rate of a large "

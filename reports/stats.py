@@ -1,7 +1,7 @@
 """What do the raw samples of each record say?"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pandas as pd
@@ -34,8 +34,8 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
 
     Columns: `COLUMNS`, then one column per option in use, then `SAMPLE_COLUMNS`, then those of
     `EXPLANATION_COLUMNS` and `NOTES` that any record fills. Latencies are in milliseconds (median, and its 95%
-    interval), `us_per_token` in microseconds, `peak_memory_gb` in 10^9 bytes; what a record does not
-    say is NaN, or "" where it is text.
+    interval or, below 6 samples, range), `us_per_token` in microseconds, `peak_memory_gb` in 10^9 bytes; what a
+    record does not say is NaN, or "" where it is text.
     """
     records = list(records)
     rows = [_row(record) for record in records]
@@ -65,8 +65,20 @@ def _row(record: Record) -> dict[str, Any]:
     row |= explanation(record, row["latency_ms"])
     row |= {column: str(record.environment.get(column) or "") for column in MACHINE_COLUMNS}
     row |= {"samples": len(record.samples_ms), "throttled": sum(map(bool, record.throttled))}
-    row[NOTES] = "; ".join(record.settings[name] for name in NOTED_SETTINGS if name in record.settings)
+    row[NOTES] = "; ".join(_notes(record))
     return row | {"stop": record.stop, "started_at": record.started_at}
+
+
+def _notes(record: Record) -> Iterator[str]:
+    """What a reader must know to compare the latency of this record with others."""
+    yield from (record.settings[name] for name in NOTED_SETTINGS if name in record.settings)
+    batch, context = record.case.batch, record.case.context
+    at_once = record.metrics.get("sequences_at_once") or batch
+    if at_once < batch:
+        yield f"{at_once:.0f} of {batch} sequences at once: no more fit"
+    prompt = record.settings.get("prompt_tokens", "")
+    if prompt not in ("", str(context)):
+        yield f"begun after {prompt} tokens, not {context}"
 
 
 def _statistics(record: Record) -> dict[str, float]:

@@ -11,6 +11,7 @@ import browsing
 import pytest
 import synthetic_records as synthetic
 
+from harness.case import Case
 from reports.figures import figures
 from reports.picture import take
 from reports.stats import frame
@@ -121,6 +122,18 @@ def test_cases_without_result_are_crosses_and_the_best_is_ringed(page):
     assert [ring["y"] for ring in rings] == [[max(line["y"])] for line in lines]
     assert [cross["x"] for cross in crosses] == [[1024], [1024], [512, 1024], [1024]]
     assert "best" in page.locator(f"#figure-{FIG20} .legend li").first.inner_text()
+
+
+def test_a_line_that_rises_to_its_end_has_no_ring_and_its_notes_are_in_the_hover(browser, tmp_path):
+    cases = [Case("fig20-throughput", "transformer", "vllm", "1.3b", "generate", batch, 2048) for batch in (1, 2, 4)]
+    records = [synthetic.ok(case, 1.0, metrics={"sequences_at_once": 1}) for case in cases]
+    with browsing.opened(browser, browsing.save(records, tmp_path, "rising")) as (page, wrongs):
+        assert len(plotted(page, 0)) == 1
+        assert page.locator("#figure-0 .legend li").inner_text().endswith("at batch 4, the largest tried")
+        page.locator("#figure-0").scroll_into_view_if_needed()
+        page.locator("#figure-0 .xy .points path").last.hover(force=True)
+        assert "1 of 4 sequences at once" in page.locator("#figure-0 .hoverlayer").text_content()
+        browsing.check(page, wrongs)
 
 
 def test_ratio_divides_by_the_chosen_line(page):

@@ -96,6 +96,12 @@ def test_caption_is_one_sentence_of_what_was_held_fixed():
     assert "crosses" not in FIGURES["prompt-then-128-request"].caption
 
 
+@pytest.mark.parametrize(("count", "said"), [(5, True), (6, False)])
+def test_caption_says_where_a_bar_is_a_range_and_no_interval(count, said):
+    _, [figure] = drawn(synthetic.ok(case(), 1.0), synthetic.ok(case(context=2048), 1.0, count=count))
+    assert ("95% intervals (below 6 samples their range)" in figure.caption) is said
+
+
 def test_caption_says_how_many_points_have_notes():
     replayed = {"launch": "the prefill is replayed from a CUDA graph"}
     _, [figure] = drawn(

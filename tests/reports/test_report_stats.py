@@ -35,6 +35,20 @@ def test_what_a_reader_must_know_of_the_settings_is_a_column_where_a_record_says
     assert "notes" not in frame([synthetic.ok(FORWARD, 3.0)])
 
 
+@pytest.mark.parametrize(
+    ("metrics", "settings", "note"),
+    [
+        ({"sequences_at_once": 172}, {}, "172 of 256 sequences at once: no more fit"),
+        ({"sequences_at_once": 256}, {"prompt_tokens": "2048"}, ""),
+        ({}, {"prompt_tokens": "128"}, "begun after 128 tokens, not 2048"),
+    ],
+)
+def test_what_was_run_in_place_of_the_case_as_asked_is_a_note(metrics, settings, note):
+    asked = Case("s", "transformer", "vllm", "1.3b", "generate", 256, 2048)
+    table = frame([synthetic.ok(asked, 3.0, metrics=metrics, settings={"launch": "x", **settings})])
+    assert table["notes"].tolist() == ["; ".join(filter(None, ("x", note)))]
+
+
 def test_latency_is_the_median_with_its_interval():
     samples = [float(value) for value in (9, 1, 2, 3, 4, 5, 6, 7, 8, 100)]
     record = Record(FORWARD, "ok", samples_ms=samples, throttled=[True] + [False] * 9, tokens=1000)
