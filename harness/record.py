@@ -4,7 +4,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
@@ -17,6 +17,7 @@ from harness.case import Case, CaseError
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "gate", "failed", "killed", "timeout", "oom", "skipped")
 STOPS = ("", "interval", "budget", "count", "engine")
+NESTING_LIMIT = 16  # levels of `gate` and `environment`, which readers walk by recursion
 
 _LINE_START = f'{{"schema":{SCHEMA_VERSION},'.encode()
 
@@ -27,7 +28,7 @@ class RecordError(ValueError):
 
 @dataclass
 class Record:
-    """What came of one case. Raises RecordError where the fields contradict each other.
+    """What came of one case. Raises RecordError where a field has the wrong type or the fields contradict each other.
 
     status: "ok"; "gate" (outputs off the reference); "failed" (raised, or exited); "killed" (by a signal);
         "timeout"; "oom"; "skipped" (cannot run here). All but "ok" carry a reason and no samples.
@@ -54,12 +55,16 @@ class Record:
     wall_s: float = 0.0
 
     def __post_init__(self) -> None:
+        self.validate()
         self.metrics = {name: _number(name, value) for name, value in self.metrics.items()}
         self.settings = {name: str(value) for name, value in self.settings.items()}
-        self.validate()
 
     def validate(self) -> None:
         """Raise RecordError where the record claims what it must not."""
+        for name, (fits, expected) in _TYPES.items():
+            value = getattr(self, name)
+            if not fits(value):
+                raise RecordError(f"record: {name} is {_shortened(value)}, must be {expected}")
         if self.status not in STATUSES:
             raise RecordError(f"record: status {self.status!r}, must be one of {', '.join(STATUSES)}")
         if self.stop not in STOPS:
@@ -69,6 +74,10 @@ class Record:
         if self.status != "ok" and self.samples_ms:
             raise RecordError(f"record: status {self.status!r} with samples; only 'ok' may be timed")
         _check_samples(self.samples_ms, self.throttled)
+        _check_gate(self.gate)
+        for name in ("gate", "environment"):
+            if _is_deeper(getattr(self, name), NESTING_LIMIT):
+                raise RecordError(f"record: {name} is nested more than {NESTING_LIMIT} levels deep")
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON values, the schema version first."""
@@ -96,15 +105,74 @@ class Record:
         return cls(case=Case.from_dict(values["case"]), **rest)
 
 
-def _check_samples(samples: Any, throttled: Any) -> None:
-    if not isinstance(samples, list) or not isinstance(throttled, list):
-        raise RecordError("record: samples_ms and throttled must be lists")
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_number(value: Any) -> bool:
+    """A number that a float can hold; true and false are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) < 1 << 64
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and _is_number(value)
+
+
+_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "reason": (_is_text, "text"),
+    "samples_ms": (_is_list, "a list"),
+    "throttled": (_is_list, "a list"),
+    "tokens": (lambda value: _is_whole(value) and value >= 0, "a whole number, at least 0"),
+    "peak_memory_bytes": (lambda value: value is None or _is_whole(value), "a whole number or null"),
+    "gate": (lambda value: value is None or _is_object(value), "an object or null"),
+    "metrics": (_is_object, "an object"),
+    "settings": (_is_object, "an object"),
+    "environment": (_is_object, "an object"),
+    "started_at": (_is_text, "text"),
+    "wall_s": (_is_number, "a number"),
+}
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _check_samples(samples: list[Any], throttled: list[Any]) -> None:
     for sample in samples:
-        number = isinstance(sample, int | float) and not isinstance(sample, bool)
-        if not number or not math.isfinite(sample) or sample < 0:
+        if not _is_number(sample) or not math.isfinite(sample) or sample < 0:
             raise RecordError(f"record: sample {sample!r}, must be a finite number of milliseconds, at least 0")
     if len(throttled) != len(samples):
         raise RecordError(f"record: {len(throttled)} throttle marks for {len(samples)} samples")
+
+
+def _check_gate(gate: Mapping[str, Any] | None) -> None:
+    checks = [] if gate is None else gate.get("checks")
+    if not isinstance(checks, list):
+        raise RecordError(f"record: gate has the checks {_shortened(checks)}, must be a list")
+    for check in checks:
+        distances = [check.get("value"), check.get("limit")] if _is_object(check) else [check]
+        if not all(each is None or _is_number(each) for each in distances) or not _is_text(check.get("name")):
+            said = "must be an object of a name and the numbers value and limit"
+            raise RecordError(f"record: gate has the check {_shortened(check)}, {said}")
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether more than `levels` objects and lists lie within each other."""
+    if not isinstance(value, Mapping | list | tuple):
+        return False
+    inner = value.values() if isinstance(value, Mapping) else value
+    return not levels or any(_is_deeper(each, levels - 1) for each in inner)
 
 
 def _number(name: str, value: Any) -> float | None:
@@ -128,7 +196,8 @@ class RecordFile:
     """Records in a file, one JSON line each, only ever appended.
 
     As a context manager it holds the file for one writer: a second one gets a RecordError. A last line that a killed
-    writer left incomplete is passed over in reading and cut off before the next line is written.
+    writer left incomplete is passed over in reading and cut off before the next line is written. Iterating gives every
+    record; `read` leaves out what was skipped at first and tried again later.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -169,8 +238,13 @@ class RecordFile:
             self._write(self._fd, line)
 
     def read(self) -> list[Record]:
-        """Every record in order; none where there is no file. RecordError names the file and the line."""
-        return list(self)
+        """The records in order; none where there is no file. RecordError names the file and the line.
+
+        A skipped record counts only until its case is there again: a run that was resumed tried it anew.
+        """
+        records = list(self)
+        last = {record.case.key: at for at, record in enumerate(records)}
+        return [each for at, each in enumerate(records) if each.status != "skipped" or at == last[each.case.key]]
 
     def __iter__(self) -> Iterator[Record]:
         if not self.path.exists():
@@ -206,14 +280,20 @@ class RecordFile:
 
 
 def read_records(paths: Iterable[str | os.PathLike[str]]) -> list[Record]:
-    """The records of files, and of all .jsonl files below folders; RecordError for a path that is not there."""
+    """The records of files, and of all .jsonl files below folders.
+
+    RecordError for a path that is not there, and where no path has a record.
+    """
     records: list[Record] = []
-    for path in map(Path, paths):
+    places = [Path(path) for path in paths]
+    for path in places:
         if not path.exists():
             raise RecordError(f"{path}: no such file or folder")
         files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
         for file in files:
             records += RecordFile(file).read()
+    if not records:
+        raise RecordError(f"no records in {', '.join(map(str, places))}")
     return records
 
 
@@ -225,6 +305,8 @@ def _is_torn(line: bytes) -> bool:
         json.loads(line)
     except ValueError:
         return bool(line)
+    except RecursionError:  # whole as far as it was read, and nothing that `to_json` wrote
+        return False
     return False
 
 
@@ -234,11 +316,13 @@ def _parse(path: Path, number: int | None, line: bytes) -> Record:
         values = json.loads(line)
     except ValueError:
         raise RecordError(f"{where}: is not JSON, so this is not a record file or it is damaged") from None
+    except RecursionError:
+        raise RecordError(f"{where}: is nested too deep for a record") from None
     try:
         return Record.from_dict(values)
     except (CaseError, RecordError) as error:
         raise RecordError(f"{where}: {error}") from None
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
         raise RecordError(f"{where}: a field has the wrong type: {error}") from None
 
 

@@ -19,8 +19,8 @@ class VllmTransformer(VllmSystem):
 
     implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"
     # The best of the suite vllm-settings on one H100. Forward, B = 16, ms at 2k and 8k tokens: steps of 8,192 tokens
-    # 170.6 and 862, of 16,384 168.2 and 852, of 32,768 166.2 and 848; blocks of 128 tokens (steps of 16,384) 172.6
-    # and 841. Generate after 1,024 tokens, us a token: 77.9; blocks of 128 81.2, as fewer sequences fit; graphs at
+    # 170.2 and 862, of 16,384 167.6 and 849, of 32,768 166.0 and 848; blocks of 128 tokens (steps of 16,384) 171.3
+    # and 840. Generate after 1,024 tokens, us a token: 77.9; blocks of 128 81.2, as fewer sequences fit; graphs at
     # powers of two 80.3.
     max_num_batched_tokens = 32768
     block_size = 16
