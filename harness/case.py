@@ -94,14 +94,21 @@ class Case:
 
 
 def _sorted_options(options: Any) -> tuple[tuple[str, Scalar], ...]:
-    pairs = list(options.items()) if isinstance(options, Mapping) else [tuple(pair) for pair in options]
-    if len({name for name, _ in pairs}) < len(pairs):
+    pairs = _pairs(options)
+    if len({repr(name) for name, _ in pairs}) < len(pairs):
         raise CaseError(f"case: field 'options' names an option twice: {pairs}")
     for name, value in pairs:
         finite = not isinstance(value, float) or math.isfinite(value)
         if not isinstance(name, str) or not isinstance(value, Scalar) or not finite:
             raise CaseError(f"case: field 'options': {name!r} is {value!r}, must be text, a finite number or a bool")
     return tuple(sorted(pairs))
+
+
+def _pairs(options: Any) -> list[tuple[Any, Any]]:
+    try:
+        return [(name, value) for name, value in (options.items() if isinstance(options, Mapping) else options)]
+    except (TypeError, ValueError):
+        raise CaseError(f"case: field 'options' is {options!r}, must be an object or pairs of name and value") from None
 
 
 def _check_field(name: str, value: Any) -> None:

@@ -19,6 +19,7 @@ STATUSES = ("ok", "gate", "failed", "killed", "timeout", "oom", "skipped")
 STOPS = ("", "interval", "budget", "count", "engine")
 NESTING_LIMIT = 16  # levels of `gate` and `environment`, which readers walk by recursion
 
+_WHOLE_LIMIT = 1 << 64  # of whole numbers, so that any may become a float
 _LINE_START = f'{{"schema":{SCHEMA_VERSION},'.encode()
 
 
@@ -121,7 +122,7 @@ def _is_number(value: Any) -> bool:
     """A number that a float can hold; true and false are none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return isinstance(value, float) or abs(value) < 1 << 64
+    return isinstance(value, float) or abs(value) < _WHOLE_LIMIT
 
 
 def _is_whole(value: Any) -> bool:
@@ -161,10 +162,15 @@ def _check_gate(gate: Mapping[str, Any] | None) -> None:
     if not isinstance(checks, list):
         raise RecordError(f"record: gate has the checks {_shortened(checks)}, must be a list")
     for check in checks:
-        distances = [check.get("value"), check.get("limit")] if _is_object(check) else [check]
-        if not all(each is None or _is_number(each) for each in distances) or not _is_text(check.get("name")):
-            said = "must be an object of a name and the numbers value and limit"
+        if not _is_check(check):
+            said = "must be an object with a name and the numbers value and limit"
             raise RecordError(f"record: gate has the check {_shortened(check)}, {said}")
+
+
+def _is_check(value: Any) -> bool:
+    if not _is_object(value) or not _is_text(value.get("name")):
+        return False
+    return all(each in value and (value[each] is None or _is_number(value[each])) for each in ("value", "limit"))
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
@@ -176,10 +182,12 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 def _number(name: str, value: Any) -> float | None:
-    if value is None or isinstance(value, Integral):
-        return value if value is None else int(value)
-    if not isinstance(value, Real):
-        raise RecordError(f"record: metric {name!r} is {value!r}, must be a number")
+    if value is None:
+        return None
+    if isinstance(value, Integral) and abs(int(value)) < _WHOLE_LIMIT:
+        return int(value)
+    if isinstance(value, Integral) or not isinstance(value, Real):
+        raise RecordError(f"record: metric {name!r} is {_shortened(value)}, must be a number below 2^64")
     return float(value) if math.isfinite(value) else None
 
 
