@@ -95,12 +95,12 @@ class Case:
 
 def _sorted_options(options: Any) -> tuple[tuple[str, Scalar], ...]:
     pairs = _pairs(options)
-    if len({repr(name) for name, _ in pairs}) < len(pairs):
-        raise CaseError(f"case: field 'options' names an option twice: {pairs}")
     for name, value in pairs:
         finite = not isinstance(value, float) or math.isfinite(value)
         if not isinstance(name, str) or not isinstance(value, Scalar) or not finite:
             raise CaseError(f"case: field 'options': {name!r} is {value!r}, must be text, a finite number or a bool")
+    if len(dict(pairs)) < len(pairs):
+        raise CaseError(f"case: field 'options' names an option twice: {pairs}")
     return tuple(sorted(pairs))
 
 

@@ -84,7 +84,8 @@ def run_cases(
 
     Cases are grouped by system, in order of appearance, and a worker is kept while it is healthy. A case that
     crashes, is killed, exceeds `time_limit_s` seconds, exhausts memory or misses its gate is a record too.
-    resume: keep the cases that `record_path` already holds; without it a file with records is a RecordError.
+    resume: keep the cases that `record_path` already holds, whatever came of them, but for the skipped ones: their
+    system may be there now. Without it a file with records is a RecordError.
     skip: asked before each case, with the records so far; a reason makes the case "skipped" without running it.
     verify_only stops after the gate. profile_range never times (see `measured_case.profile`).
     Raises RecordError for an unusable file, ValueError for a system without a launch. KeyboardInterrupt (SIGTERM
@@ -100,9 +101,11 @@ def run_cases(
     with _sigterm_raises(), RecordFile(record_path) as file:
         mode = "verify" if verify_only else "profile" if profile_range else ""
         earlier = _earlier(file, resume, mode)
-        finished = {record.case.key for record in earlier}
+        skipped = {record.case.key: record for record in earlier if record.status == "skipped"}
+        kept = [record for record in earlier if record.status != "skipped"]
+        finished = {record.case.key for record in kept}
         todo = [case for key, case in wanted.items() if key not in finished]
-        run = _Run(file, request, mode, time_limit_s, start_limit_s, on_event, skip, earlier, total=len(todo))
+        run = _Run(file, request, mode, time_limit_s, start_limit_s, on_event, skip, kept, skipped, total=len(todo))
         run.emit("plan")
         for pair, group in _grouped(todo).items():
             run.group(systems[pair], group)
@@ -121,6 +124,7 @@ class _Run:
     on_event: Callable[[Event], object]
     skip: Callable[[Case, Sequence[Record]], str]
     records: list[Record]
+    skipped: dict[str, Record]  # by an earlier run, by the key of the case
     total: int
     done: int = 0
     kept: int = 0
@@ -186,7 +190,12 @@ class _Run:
         return Record(case, status, reason, settings=settings, environment=paired, started_at=_now())
 
     def finish(self, record: Record) -> None:
-        self.file.append(record)
+        """A case skipped again for the reason of before keeps its record, so that resuming leaves the file as it is."""
+        before = self.skipped.get(record.case.key)
+        if before and (before.status, before.reason) == (record.status, record.reason):
+            record = before
+        else:
+            self.file.append(record)
         self.records.append(record)
         self.done += 1
         self.emit("record", record.case, record)
