@@ -56,7 +56,9 @@ def run(
     batch: Batch = None,
     context: Context = None,
     out: Out = Path("out"),
-    resume: Annotated[bool, typer.Option("--resume", help="Keep what is finished, measure the rest.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep what is finished; measure the rest, skipped cases too.")
+    ] = False,
     time_limit: Annotated[float, typer.Option(help="Seconds that one case may take, model and gate included.")] = 600,
     budget: Annotated[float | None, typer.Option(help="Seconds of sampling a case; 1.5 on a CPU, 10 on a GPU.")] = None,
     profile_range: Annotated[
@@ -91,7 +93,7 @@ def verify(
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.")] = "auto",
     systems_file: SystemsFile = None,
 ) -> None:
-    """Gates and fidelity only; exit status 1 when a case misses its gate or fails."""
+    """Gates and fidelity only; exit status 1 when a case misses its gate or fails, or all are skipped."""
     from bench import commands
 
     request = commands.Request(
@@ -115,7 +117,10 @@ def table(
 ) -> None:
     """Print the records as a table."""
     from bench import commands
+    from bench.errors import UserError
 
+    if csv and json:
+        raise UserError("--csv --json: one format at a time")
     commands.table(records, "csv" if csv else "json" if json else "text", systems)
 
 

@@ -104,7 +104,7 @@ def run(
 
 
 def verify(request: Request, *, time_limit_s: float) -> None:
-    """Run the gates alone; exit status 1 when one is missed or a case fails."""
+    """Run the gates alone; exit status 1 when one is missed, a case fails, or every case is skipped."""
     import tempfile
 
     _require_positive("--time-limit", time_limit_s)
@@ -127,6 +127,8 @@ def verify(request: Request, *, time_limit_s: float) -> None:
     _print_verdicts(records)
     if any(record.status not in ("ok", "skipped") for record in records):
         sys.exit(1)
+    if not any(record.status == "ok" for record in records):
+        sys.exit("ttt-bench: nothing was verified: every case was skipped, each for the reason in its row")
 
 
 def list_systems(systems_file: Path | None) -> None:
@@ -157,7 +159,7 @@ def list_suites() -> None:
         grid.add_column(column)
     for suite in SUITES:
         grid.add_row(suite.name, suite.device or "any", suite.question)
-    Console(highlight=False).print(grid)
+    Console(highlight=False, markup=False).print(grid)
 
 
 def build_kernels() -> None:
@@ -181,7 +183,7 @@ def build_kernels() -> None:
         for kernel in module.resources:
             spilled = kernel.spill_store_bytes + kernel.spill_load_bytes
             grid.add_row(module.name, kernel.name, str(kernel.registers), str(spilled), source)
-    Console(highlight=False).print(grid)
+    Console(highlight=False, markup=False).print(grid)
 
 
 def table(records: list[Path], fmt: str, systems: str | None) -> None:
@@ -223,8 +225,14 @@ def _print_verdicts(records: Sequence[Record]) -> None:
     for record in records:
         case, gate = record.case, record.gate or {"checks": []}
         checks = ", ".join(
-            f"{check['name']} {check['value']:.2g} (limit {check['limit']:.2g})" for check in gate["checks"]
+            f"{check['name']} {_distance(check['value'])} (limit {_distance(check['limit'])})"
+            for check in gate["checks"]
         )
         shape = (case.size, case.phase, str(case.batch), str(case.context))
         grid.add_row(case.system_backend, *shape, record.status, checks or record.reason)
-    Console(highlight=False).print(grid)
+    Console(highlight=False, markup=False).print(grid)
+
+
+def _distance(value: float | None) -> str:
+    """Two digits of a check's number; a record writes one that is not finite as None."""
+    return "not finite" if value is None else f"{value:.2g}"

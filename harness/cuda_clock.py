@@ -1,6 +1,5 @@
 """How long does the GPU work on a callable? CUDA events around launches or replays, with the cache in a known state."""
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -13,23 +12,23 @@ SPAN_MS = 1.0
 MAX_LAUNCHES = 256
 _WARM_RUNS = 3
 _ESTIMATES = 3
+# A load at an H100's power cap makes its power controller swing, and the samples with it, even after ones that agreed.
+# Steps of TTT-Linear, warmed up for 11 samples: at B = 512 (0.8 s) they still fell by 8%, from 5.06 to 4.72 ms, within
+# half a second; at B = 1024 (1.5 s) they rose from 8.52 to 8.94 and fell to 8.59 ms.
+SETTLES_S = 2.0
 # A run this long is its own estimate: repeating it would spend minutes on what the first one has shown.
 _LONG_S = 1.0
 
 Run = Callable[[], object]
 
 
-def launches_for(run_ms: float, sets: int = 1) -> int:
-    """How many launches make a sample of about 1 ms; a multiple of `sets`, so that each sample uses every input set.
-
-    At most 256, rounded up to that multiple: capturing more would cost more than it shows.
-    """
-    wanted = MAX_LAUNCHES if run_ms <= 0 else min(MAX_LAUNCHES, max(1, math.ceil(SPAN_MS / run_ms)))
-    return math.ceil(wanted / sets) * sets
+def launches_for(run_ms: float) -> int:
+    """How many launches make a sample of about 1 ms; at most 256: capturing more would cost more than it shows."""
+    return MAX_LAUNCHES if run_ms <= 0 else min(MAX_LAUNCHES, max(1, math.ceil(SPAN_MS / run_ms)))
 
 
 def input_sets(set_bytes: int, l2_bytes: int) -> int:
-    """How many input sets of `set_bytes` must be rotated so that none is still in an L2 of `l2_bytes` at its turn.
+    """Among how many input sets of `set_bytes` work must go round so that none is in an L2 of `l2_bytes` at its turn.
 
     The sets between two uses of one must replace all of the cache: twice its size, as its replacement is not exact.
     """
@@ -49,33 +48,31 @@ class CudaEventClock:
     """Samples of one callable on the current CUDA device, in ms of device time.
 
     timing: "eager" launches it as it is, the host's part included where the GPU waits for it; "graph" captures it and
-    times replays. l2: "warm" leaves the cache as the work itself left it; "cold" rotates among `rotate` (the same
-    work on further inputs, together with the callable larger than the L2) or, where there are none, writes a buffer
-    of twice the L2 before each launch, outside of the events. Below about 100 us that leaves the cost of the events
-    in the sample: rotate for those.
+    times replays. l2: "warm" leaves the cache as the work itself left it; "cold" writes a buffer of twice the L2
+    before each launch, outside of the events. Below about 100 us that leaves the cost of the events in the sample:
+    one call of such work should do many units of it, going round among `input_sets`.
     """
 
-    def __init__(self, timing: str = "eager", l2: str = "warm", rotate: Sequence[Run] = ()) -> None:
+    settles_s = SETTLES_S
+
+    def __init__(self, timing: str = "eager", l2: str = "warm") -> None:
         self.own_bytes = 0
         self.launches = 1
         self._graph = timing == "graph"
         self._cold = l2 == "cold"
-        self._rotate = tuple(rotate)
         self._flush_buffer: Any = None
         self._events: list[tuple[Any, Any]] = []
         self._launch: Run = _nothing
 
     def prepare(self, run: Run) -> None:
         """Compile, choose the number of launches from a first estimate and, for "graph", capture them."""
-        sets = [run, *self._rotate] if self._cold else [run]
         self._events = self._new_events(1)
         self._launch = run
-        is_long = _run_aside(sets) >= _LONG_S
-        self.launches = len(sets) if is_long else launches_for(self._estimate_ms(), len(sets))
-        flushed = self._cold and not self._rotate
-        self._flush_buffer = self._new_flush_buffer() if flushed else None
-        self._events = self._new_events(self.launches if flushed else 1)
-        batch = [run] if flushed else list(itertools.islice(itertools.cycle(sets), self.launches))
+        is_long = _run_aside(run) >= _LONG_S
+        self.launches = 1 if is_long else launches_for(self._estimate_ms())
+        self._flush_buffer = self._new_flush_buffer() if self._cold else None
+        self._events = self._new_events(self.launches if self._cold else 1)
+        batch = [run] * (1 if self._cold else self.launches)
         self._launch = _captured(batch) if self._graph else lambda: _each(batch)
 
     def sample(self) -> float:
@@ -120,7 +117,7 @@ def _each(batch: Sequence[Run]) -> None:
         run()
 
 
-def _run_aside(sets: Sequence[Run]) -> float:
+def _run_aside(run: Run) -> float:
     """First runs on a side stream, as capture asks for: they compile, tune and allocate. Seconds of the last one."""
     import torch
 
@@ -129,7 +126,7 @@ def _run_aside(sets: Sequence[Run]) -> float:
     for _ in range(_WARM_RUNS):
         start = time.monotonic()
         with torch.cuda.stream(side):
-            _each(sets)
+            run()
         side.synchronize()
         took = time.monotonic() - start
         if took >= _LONG_S:

@@ -16,7 +16,16 @@ from harness.ranges import nvtx_range, profiler_range, range_name
 from harness.reason import of_exception, sentence
 from harness.record import Record
 from harness.system import NeedsFreshProcess, Skip, System, Workload
-from harness.timer import Clock, CpuClock, Policy, Timing, measure, never_throttled, take_engine_samples
+from harness.timer import (
+    Clock,
+    CpuClock,
+    Policy,
+    Timing,
+    least_warmup_s,
+    measure,
+    never_throttled,
+    take_engine_samples,
+)
 
 VERIFY = "verify"
 PROFILE = "profile"
@@ -109,6 +118,7 @@ class CaseRun:
     def _measure(self, workload: Workload) -> None:
         gpu = open_gpu() if workload.device == "cuda" else None
         clock = clock_for(self.case, workload)
+        self.found["settings"] = workload.settings | sampling_settings(workload, clock, self.policy)
         peak: PeakMemory = CudaPeak() if workload.device == "cuda" else ResidentPeak()
         peak.start()
         energy = EnergyMeter(gpu)
@@ -161,10 +171,25 @@ class EnergyMeter:
 def clock_for(case: Case, workload: Workload) -> Clock:
     """The clock of the workload's device; Skip where a CPU is asked for graphs or a cold L2."""
     if workload.device == "cuda":
-        return CudaEventClock("graph" if workload.replayed else case.timing, case.l2, workload.rotate)
+        return CudaEventClock("graph" if workload.replayed else case.timing, case.l2)
     if workload.engine_samples is None and (case.timing, case.l2) != ("eager", "warm"):
         raise Skip(f"timing {case.timing!r} with l2 {case.l2!r} needs a CUDA device; this system ran on the CPU")
     return CpuClock()
+
+
+def sampling_settings(workload: Workload, clock: Clock, policy: Policy) -> dict[str, str]:
+    """For how long, in seconds, and how often the record's case might be sampled, and its least warm-up.
+
+    Without the warm-up where the system times itself: what it leaves out of its samples is its own affair.
+    """
+    allowed: dict[str, float] = {
+        "budget_s": policy.budget_s,
+        "min_samples": policy.min_samples,
+        "max_samples": policy.max_samples,
+    }
+    if workload.engine_samples is None:
+        allowed["warmup_s"] = least_warmup_s(clock, policy)
+    return {name: str(value) for name, value in allowed.items()}
 
 
 def time_workload(

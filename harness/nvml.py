@@ -1,5 +1,6 @@
 """What does the GPU report about itself while we measure? NVML, opened only where there is one."""
 
+import hashlib
 import os
 import sys
 from collections.abc import Callable
@@ -25,11 +26,12 @@ class Gpu:
         self._handle = handle
 
     def constants(self) -> dict[str, Any]:
-        """What does not change: name, driver, memory_bytes."""
+        """What does not change: name, driver, memory_bytes, device_id."""
         return {
             "name": _text(self._ask("nvmlDeviceGetName")),
             "driver": _text(_quietly(self._nvml.nvmlSystemGetDriverVersion)),
             "memory_bytes": getattr(self._ask("nvmlDeviceGetMemoryInfo"), "total", None),
+            "device_id": _digest(_text(self._ask("nvmlDeviceGetUUID"))),
         }
 
     def readings(self) -> dict[str, Any]:
@@ -109,6 +111,11 @@ def _quietly(ask: Callable[[], Any]) -> Any:
         return ask()
     except Exception:  # NVML raises one class per error code, among them "not supported" by this GPU
         return None
+
+
+def _digest(uuid: str) -> str:
+    """8 hexadecimal digits that tell GPUs of one model apart without naming them; "" of no UUID."""
+    return hashlib.sha256(uuid.encode()).hexdigest()[:8] if uuid else ""
 
 
 def _text(value: Any) -> str:

@@ -330,7 +330,7 @@ def _parse(path: Path, number: int | None, line: bytes) -> Record:
         return Record.from_dict(values)
     except (CaseError, RecordError) as error:
         raise RecordError(f"{where}: {error}") from None
-    except (TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
+    except (TypeError, AttributeError, ValueError, RecursionError) as error:
         raise RecordError(f"{where}: a field has the wrong type: {error}") from None
 
 

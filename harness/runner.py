@@ -192,7 +192,7 @@ class _Run:
     def finish(self, record: Record) -> None:
         """A case skipped again for the reason of before keeps its record, so that resuming leaves the file as it is."""
         before = self.skipped.get(record.case.key)
-        if before and (before.status, before.reason) == (record.status, record.reason):
+        if before and record.status == "skipped" and record.reason == before.reason:
             record = before
         else:
             self.file.append(record)

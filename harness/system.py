@@ -1,6 +1,6 @@
 """What must a system hand over to be measured? The protocol between an adapter and the worker."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,11 +32,9 @@ class Workload:
         timing "graph" capturable. One call stands for `units` units (such as 16 generate steps) and a sample is
         divided by it. tokens: how many one unit processes.
     gate: compares outputs with the reference; None where there is nothing to compare with.
-    outputs: what the last run produced, for tests that compare systems.
     engine_samples: for systems that time themselves: ms of one unit, at best yielded as they are taken.
     replayed: whether `run` is timed as replays of a CUDA graph although the case says "eager", as its launches take
         longer than its work; the adapter says so in `settings`, and profiles see `run` itself.
-    rotate: the same work on further input sets, used when case.l2 is "cold" (`cuda_clock.input_sets` says how many).
     metrics, settings: numbers and texts for the record. close: frees what the next case must not find.
     Running out of memory is a MemoryError or torch's OutOfMemoryError, whoever raises it.
     """
@@ -46,13 +44,11 @@ class Workload:
     tokens: int = 0
     device: str = "cpu"
     gate: Callable[[], Verdict] | None = None
-    outputs: Callable[[], object] | None = None
     engine_samples: Callable[[Policy], Iterable[float]] | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     close: Callable[[], None] = _nothing
     replayed: bool = False
-    rotate: Sequence[Callable[[], object]] = ()
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "cuda"):

@@ -17,9 +17,10 @@ class Policy:
     """When to stop warming up and when to stop sampling.
 
     Sampling ends once the `confidence` interval of the median lies within `interval` of it (from `min_samples` on),
-    at `max_samples`, or when `budget_s` is spent, after one sample at least. Warm-up lasts `warmup_s`, then until two
-    successive windows of samples agree within `steady`, at most `warmup_max_s`; the first call, which may compile,
-    counts towards neither. Raises ValueError where a value cannot be.
+    at `max_samples`, or when `budget_s` is spent, after one sample at least. Warm-up lasts `warmup_s`, or for as long
+    as the clock's device `settles_s` (at most `budget_s`), then until two successive windows of samples agree within
+    `steady`. It is over after `warmup_max_s` whatever is missing, so that work of seconds warms up in a few runs; the
+    first call, which may compile, counts towards neither. Raises ValueError where a value cannot be.
     """
 
     min_samples: int = 20
@@ -64,10 +65,14 @@ class Timing:
 
 
 class Clock(Protocol):
-    """Times one callable. `own_bytes` of device memory are the clock's, not the callable's."""
+    """Times one callable. `own_bytes` of device memory are the clock's, not the callable's.
+
+    settles_s: seconds of load after which the device's own controllers no longer change its speed.
+    """
 
     own_bytes: int
     launches: int
+    settles_s: float
 
     def prepare(self, run: Callable[[], object]) -> None:
         """Make ready to time `run`: compile it, capture it, choose how many launches make a sample."""
@@ -84,6 +89,7 @@ class CpuClock:
 
     own_bytes = 0
     launches = 1
+    settles_s = 0.0
 
     def prepare(self, run: Callable[[], object]) -> None:
         """Keep `run`."""
@@ -120,15 +126,23 @@ def measure(
 
 
 def warm_up(clock: Clock, policy: Policy) -> list[float]:
-    """Run until steady; the samples on the way there, for whoever wants to see it."""
+    """Run until steady, the device's controllers included; the samples on the way there."""
     clock.sample()
-    start = clock.now()
+    start, least = clock.now(), least_warmup_s(clock, policy)
     samples: list[float] = []
     while True:
         samples.append(clock.sample())
         elapsed = clock.now() - start
-        if elapsed >= policy.warmup_max_s or (elapsed >= policy.warmup_s and _is_steady(samples, policy.steady)):
+        if elapsed >= policy.warmup_max_s or (elapsed >= least and _is_steady(samples, policy.steady)):
             return samples
+
+
+def least_warmup_s(clock: Clock, policy: Policy) -> float:
+    """Seconds of warm-up before steadiness is asked for: those of the policy or of the device, whichever are more.
+
+    Of the device's, no more than the budget for sampling: who asks for a glance does not wait longer than it takes.
+    """
+    return min(policy.warmup_max_s, max(policy.warmup_s, min(clock.settles_s, policy.budget_s)))
 
 
 def _is_steady(samples: list[float], tolerance: float) -> bool:

@@ -77,8 +77,8 @@ def _notes(record: Record) -> Iterator[str]:
     if at_once < batch:
         yield f"{at_once:.0f} of {batch} sequences at once: no more fit"
     prompt = record.settings.get("prompt_tokens", "")
-    if prompt not in ("", str(context)):
-        yield f"begun after {prompt} tokens, not {context}"
+    if prompt not in ("", "0", str(context)):  # 0: a recurrent model's initial state, as the page says of all of them
+        yield f"read a prompt of {prompt}, not {context}"
 
 
 def _statistics(record: Record) -> dict[str, float]:

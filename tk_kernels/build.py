@@ -18,7 +18,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,9 @@ FLAGS = (
     "-Xptxas=--warn-on-spills",
     "-diag-suppress=20012,20013,20014,20015",  # host/device notes about ThunderKittens' defaulted functions
 )
+LIBRARY, LOG, NOTE = "kernel.so", "compiler.log", "build.json"  # the files of a build
 
+_ANOTHER_CACHE = "set TTT_BENCH_CACHE to a folder that can be written"
 _SOURCE_ROOT = Path(__file__).resolve().parent
 
 
@@ -79,7 +82,7 @@ class Built:
     @property
     def ingredients(self) -> dict[str, str | None]:
         """What it was made of, see `ingredients`; on a machine without nvcc and headers theirs are known here alone."""
-        return json.loads((self.library.parent / "build.json").read_text())["ingredients"]
+        return json.loads((self.library.parent / NOTE).read_text())["ingredients"]
 
 
 def cache_directory() -> Path:
@@ -115,17 +118,18 @@ def find_thunderkittens() -> Path | None:
 def fetch_thunderkittens() -> Path:
     """Clone ThunderKittens at the pinned commit into the cache, once. Raises BuildError where git or the net fail."""
     target = _clone_path()
-    if (target / "include" / "kittens.cuh").is_file():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        for arguments in (
-            ["init", "--quiet"],
-            ["fetch", "--quiet", "--depth", "1", THUNDERKITTENS_URL, THUNDERKITTENS_COMMIT],
-            ["checkout", "--quiet", "FETCH_HEAD"],
-        ):
-            _git(arguments, scratch)
-        shutil.copytree(scratch, target, dirs_exist_ok=True)
+    with _os_errors(f"ThunderKittens cannot be kept in {cache_directory()} ({_ANOTHER_CACHE})"):
+        if (target / "include" / "kittens.cuh").is_file():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            for arguments in (
+                ["init", "--quiet"],
+                ["fetch", "--quiet", "--depth", "1", THUNDERKITTENS_URL, THUNDERKITTENS_COMMIT],
+                ["checkout", "--quiet", "FETCH_HEAD"],
+            ):
+                _git(arguments, scratch)
+            shutil.copytree(scratch, target, dirs_exist_ok=True)
     return target
 
 
@@ -135,7 +139,9 @@ def thunderkittens_version(root: Path | None) -> str | None:
         return None
     note = root / "COMMIT"
     if note.is_file():
-        return note.read_text().split()[0]
+        return (note.read_text().split() or ["unknown"])[0]
+    if shutil.which("git") is None:
+        return "unknown"
     answer = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return answer.stdout.strip() or "unknown"
 
@@ -150,11 +156,12 @@ def find_nvcc() -> Path | None:
 
 
 def compiler_version(nvcc: Path | None) -> str | None:
-    """`13.0, V13.0.88` and the like; None without nvcc."""
+    """`13.0, V13.0.88` and the like; None without nvcc. Raises BuildError for one that cannot be run."""
     if nvcc is None:
         return None
-    answer = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=False).stdout
-    match = re.search(r"release (.+)", answer)
+    with _os_errors("nvcc cannot be run"):
+        answer = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=False)
+    match = re.search(r"release (.+)", answer.stdout)
     return match.group(1).strip() if match else "unknown"
 
 
@@ -175,15 +182,17 @@ def build(name: str, flags: tuple[str, ...] = ()) -> Built:
 
     A cached build serves when every ingredient this machine knows is equal; where nvcc or the headers are absent
     their versions are not compared, and the newest build serves, so a cache can be carried to a bare GPU machine.
+    Raises BuildError.
     """
-    wanted = ingredients(name, flags)
-    folder = _find_cached(wanted)
-    if folder is not None:
-        return Built(name, folder / "kernel.so", folder / "compiler.log", compiled=False)
-    missing = _missing_to_compile()
-    if missing:
-        raise BuildError(f"{name}: not in the cache, and cannot be built: {missing}")
-    return _compile(wanted, flags)
+    with _os_errors(f"{name} cannot be built into {cache_directory()} ({_ANOTHER_CACHE})"):
+        wanted = ingredients(name, flags)
+        folder = _find_cached(wanted)
+        if folder is not None:
+            return Built(name, folder / LIBRARY, folder / LOG, compiled=False)
+        missing = _missing_to_compile()
+        if missing:
+            raise BuildError(f"{name}: not in the cache, and cannot be built: {missing}")
+        return _compile(wanted, flags)
 
 
 def build_all() -> list[Built]:
@@ -230,8 +239,11 @@ def unavailable(name: str) -> str:
     gpu = _gpu_reason()
     if gpu:
         return gpu
-    if _find_cached(ingredients(name)) is not None:
-        return ""
+    try:
+        if _find_cached(ingredients(name)) is not None:
+            return ""
+    except (BuildError, OSError) as error:
+        return str(error)
     missing = _missing_to_compile()
     return f"{name} is not in the cache, and cannot be built: {missing}" if missing else ""
 
@@ -269,6 +281,16 @@ def _load_driver() -> None:
         raise BuildError("libcuda.so.1, the NVIDIA driver's library, cannot be loaded") from error
 
 
+@contextmanager
+def _os_errors(what: str) -> Iterator[None]:
+    """Raise a BuildError of `what`, and the path and cause that the operating system names, for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise BuildError(f"{what}: {where}{error.strerror or error}") from None
+
+
 def _key(wanted: Mapping[str, str | None]) -> str:
     return hashlib.sha256(json.dumps(dict(wanted), sort_keys=True).encode()).hexdigest()[:16]
 
@@ -278,17 +300,23 @@ def _builds() -> Path:
 
 
 def _find_cached(wanted: Mapping[str, str | None]) -> Path | None:
+    """The newest build that serves; one that lacks a file or is not what _compile writes is passed over."""
     folders = _builds().glob(f"{str(wanted['name']).replace('/', '.')}-*")
-    finished = [folder for folder in folders if (folder / "kernel.so").is_file() and _matches(folder, wanted)]
-    return max(finished, key=lambda folder: json.loads((folder / "build.json").read_text())["built_at"], default=None)
+    times = {folder: _built_at(folder, wanted) for folder in folders}
+    return max((folder for folder in times if times[folder]), key=times.__getitem__, default=None)
 
 
-def _matches(folder: Path, wanted: Mapping[str, str | None]) -> bool:
+def _built_at(folder: Path, wanted: Mapping[str, str | None]) -> float:
+    """When a build was made of what is wanted, in seconds since 1970; 0 where it was not, or is damaged."""
+    if not ((folder / LIBRARY).is_file() and (folder / LOG).is_file()):
+        return 0
     try:
-        made_of = json.loads((folder / "build.json").read_text())["ingredients"]
-    except (OSError, ValueError, KeyError):
-        return False
-    return all(value is None or made_of.get(field) == value for field, value in wanted.items())
+        note = json.loads((folder / NOTE).read_text())
+        made_of, built_at = note["ingredients"], float(note["built_at"])
+        matches = all(value is None or made_of.get(field) == value for field, value in wanted.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0
+    return built_at if matches else 0
 
 
 def _missing_to_compile() -> str:
@@ -310,16 +338,16 @@ def _compile(wanted: Mapping[str, str | None], flags: tuple[str, ...]) -> Built:
     _builds().mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=_builds(), prefix=".building-"))
     try:
-        log = _run_nvcc(name, scratch / "kernel.so", flags)
-        (scratch / "compiler.log").write_text(log)
+        log = _run_nvcc(name, scratch / LIBRARY, flags)
+        (scratch / LOG).write_text(log)
         note = {"ingredients": dict(wanted), "built_at": time.time(), "resources": _resource_dicts(log)}
-        (scratch / "build.json").write_text(json.dumps(note, indent=1))
+        (scratch / NOTE).write_text(json.dumps(note, indent=1))
         shutil.rmtree(folder, ignore_errors=True)
         scratch.chmod(0o755)  # mkdtemp's own is private, and a cache may be shared
         scratch.rename(folder)  # a folder under its final name is whole
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return Built(name, folder / "kernel.so", folder / "compiler.log", compiled=True)
+    return Built(name, folder / LIBRARY, folder / LOG, compiled=True)
 
 
 def _run_nvcc(name: str, library: Path, flags: tuple[str, ...]) -> str:

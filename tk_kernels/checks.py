@@ -49,17 +49,23 @@ def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.d
         check_choice(f"state.{name}.dtype", tensor.dtype, supported)
 
 
-def common_position(position: Tensor, start: int | None) -> int:
-    """Position shared by all sequences [B]: start where the caller knows it (no device sync), else read and checked."""
-    if start is not None:
-        return start
-    values = sorted(set(position.tolist()))
+def common_position(position: Tensor, start: int | None, mini_batch: int) -> int:
+    """Position inside the mini-batch, 0 to mini_batch - 1, that all sequences share.
+
+    position [B] is the state's; start is the same where the caller knows it, so that nothing is read from the device.
+    Raises ValueError for a position outside of the mini-batch, and for different ones.
+    """
+    values = sorted(set(position.tolist())) if start is None else [start]
     if len(values) > 1:
         raise ValueError(f"state.position holds {values}: forward takes one position for all, generate_step any")
-    return values[0] if values else 0
+    found = values[0] if values else 0
+    if not 0 <= found < mini_batch:
+        name = "state.position" if start is None else "start"
+        raise ValueError(f"{name} is {found}: expected a position inside the mini-batch, 0 to {mini_batch - 1}")
+    return found
 
 
 def check_aligned(tokens: int, start: int, mini_batch: int) -> None:
-    """Raise ValueError unless the tokens are whole mini-batches."""
+    """Raise ValueError unless tokens that begin at position start inside a mini-batch are whole mini-batches."""
     if start or tokens % mini_batch:
         raise ValueError(f"{tokens} tokens from position {start}: expected whole mini-batches of {mini_batch}")

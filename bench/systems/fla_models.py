@@ -79,6 +79,7 @@ class _Config:
 class Fla(TunedLanguageModel):
     """A model of the package; a subclass names its classes and its sizes."""
 
+    prompt_tokens = 1
     gate_prompt = 100  # longer than one chunk, and not a multiple of it
     classes: ClassVar[tuple[str, str]]
     sizes: ClassVar[dict[str, dict[str, Any]]]

@@ -35,6 +35,8 @@ class LanguageModel:
     """
 
     gate_prompt = GATE_PROMPT
+    # That a generate case has read before its steps; None where its state stands at the context.
+    prompt_tokens: ClassVar[int | None] = 0
     replays_prefill: ClassVar[bool] = False  # a launch-bound one, from a CUDA graph, as an engine that serves it would
 
     def __init__(self) -> None:
@@ -72,6 +74,8 @@ class LanguageModel:
         run, tokens, units = make(model, case)
         launch_bound = is_launch_bound(case)
         launch = {"launch": LAUNCHES[self.replays_prefill]} if launch_bound else {}
+        read = self.prompt_tokens if case.phase == "generate" else None
+        prompt = {} if read is None else {"prompt_tokens": str(read)}
         return Workload(
             run=run,
             units=units,
@@ -79,7 +83,7 @@ class LanguageModel:
             device=device(),
             gate=lambda: self._gate(model, case),
             metrics=self._facts(model).metrics(),
-            settings=self._facts(model).settings() | self.settings(case) | launch,
+            settings=self._facts(model).settings() | self.settings(case) | launch | prompt,
             replayed=launch_bound and self.replays_prefill,
         )
 
@@ -87,7 +91,10 @@ class LanguageModel:
         """Put a state at `context` tokens without reading them; only a KV cache's cost depends on where it stands."""
 
     def _generate(self, model: Any, case: Case) -> tuple[Callable[[], object], int, int]:
-        """A mini-batch of greedy steps from `context` tokens on; each call starts there again."""
+        """A mini-batch of greedy steps; each call starts where `place` puts the state.
+
+        A recurrent state is the one before the first token, and is carried on: its cost does not depend on the tokens.
+        """
         state = model.init_generate_state(case.batch, case.context + STEPS)
         ids = random_ids(model, case.batch)
 

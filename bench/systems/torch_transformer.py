@@ -13,6 +13,7 @@ from harness.case import Case
 class TorchTransformer(LanguageModel):
     """transformer/torch."""
 
+    prompt_tokens = None
     replays_prefill = True
 
     def load(self, case: Case) -> Any:

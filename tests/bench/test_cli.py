@@ -11,12 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from bench import commands
+from harness.case import Case
+from harness.gate import Check, Verdict
+from harness.record import Record
+from tk_kernels import build
+
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = """
     suite system backend size phase batch context status reason latency_ms latency_ms_low latency_ms_high
     us_per_token tokens_per_s peak_memory_gb dtype state_dtype timing l2 device commit
 """.split()  # noqa: SIM905
 SMALL = ["--systems", "transformer", "--batch", "1", "--context", "32", "--device", "cpu", "--budget", "0.05"]
+CASE = Case("quick", "ttt-linear", "torch", "tiny", "forward", 2, 64)
 
 
 def ttt_bench(*arguments, cwd, **options):
@@ -97,6 +104,61 @@ def test_verify_prints_the_checks(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def verified(monkeypatch, capsys, *records):
+    """What `verify` prints of these records, and how it exits."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(commands, "plan", lambda request: commands.Plan("cpu", {"quick": [CASE]}, {}, 0))
+    monkeypatch.setattr(commands, "run_cases", lambda *_, **__: list(records))
+    try:
+        commands.verify(commands.Request(None, None, None, None, None, "cpu", None), time_limit_s=1)
+    except SystemExit as end:
+        return capsys.readouterr().out, end.code
+    return capsys.readouterr().out, None
+
+
+def test_verify_prints_a_distance_that_is_not_finite(monkeypatch, capsys):
+    verdict = Verdict([Check.at_most("error", float("nan"), 0.01), Check.at_most("other", 0.5, float("inf"))])
+    missed = Record.from_dict(json.loads(Record(CASE, "gate", verdict.reason, gate=verdict.to_dict()).to_json()))
+    said, status = verified(monkeypatch, capsys, missed)
+    assert "error not finite (limit 0.01), other 0.5 (limit not finite)" in said
+    assert status == 1
+
+
+def test_verify_prints_a_reason_as_it_is(monkeypatch, capsys):
+    said, status = verified(monkeypatch, capsys, Record(CASE, "failed", "cannot open [/tmp/x] of [bold]"))
+    assert "cannot open [/tmp/x] of [bold]" in said
+    assert status == 1
+
+
+def test_verify_of_some_is_a_success_and_of_none_a_failure(monkeypatch, capsys):
+    skipped = Record(CASE, "skipped", "vllm is not installed")
+    assert verified(monkeypatch, capsys, skipped, Record(CASE, "ok"))[1] is None
+    said, status = verified(monkeypatch, capsys, skipped)
+    assert "vllm is not installed" in said
+    assert status.startswith("ttt-bench: nothing was verified: every case was skipped")
+
+
+def test_verify_of_an_unavailable_system_verifies_nothing(tmp_path):
+    done = ttt_bench("verify", "quick", "--systems", "transformer/vllm", *SMALL[2:-2], cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[-1][:34]) == (1, "ttt-bench: nothing was verified: e")
+
+
+def test_build_prints_names_as_they_are(monkeypatch, capsys):
+    resources = [build.KernelResources("run<[/a]>(float [16])", 40, 0, 0, 0, 0)]
+    built = type("Built", (), {"name": "forward", "compiled": True, "resources": resources})
+    monkeypatch.setattr(build, "find_nvcc", lambda: None)
+    monkeypatch.setattr(build, "build_all", lambda: [built])
+    monkeypatch.setenv("COLUMNS", "200")
+    commands.build_kernels()
+    assert "run<[/a]>(float [16])" in capsys.readouterr().out
+
+
+def test_suites_print_questions_as_they_are(monkeypatch, capsys):
+    monkeypatch.setattr(commands, "SUITES", (commands.Suite("new", "Is [/it] so?", ()),))
+    commands.list_suites()
+    assert "Is [/it] so?" in capsys.readouterr().out
+
+
 def assert_one_sentence(done, *words):
     assert done.returncode == 2, done.stdout + done.stderr
     lines = done.stderr.strip().splitlines()
@@ -126,6 +188,9 @@ def assert_one_sentence(done, *words):
         (["run", "quick", "--bogus"], ["--bogus"]),
         (["table", "none.jsonl"], ["none.jsonl"]),
         (["report", "none.jsonl"], ["none.jsonl"]),
+        (["table", "."], ["no records in ."]),
+        (["report", ".", "-o", "page.html"], ["no records in ."]),
+        (["table", "none.jsonl", "--csv", "--json"], ["--csv --json: one format at a time"]),
         (["nothing"], ["nothing"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -149,7 +214,10 @@ def test_no_gpu_where_one_is_asked_for(tmp_path):
         ('{"schema": 99, "case": {}}\n', ["99", "1"]),
         ("garbage\n{}\n", ["line 1"]),
         ("\x00\xff\xfe\n\n", ["line 1"]),
+        (json.dumps(Record(CASE, "ok").to_dict() | {"environment": [1]}), ["line 1", "environment is [1]"]),
+        ("[" * 100_000, ["line 1", "nested too deep"]),
     ],
+    ids=["another schema", "garbage", "bytes", "wrong type", "deep"],
 )
 def test_a_record_file_that_cannot_be_used(tmp_path, command, content, words):
     (tmp_path / "bad.jsonl").write_bytes(content.encode("latin-1"))

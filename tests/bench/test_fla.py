@@ -109,6 +109,13 @@ def test_weights_that_the_package_leaves_zero_are_drawn(package):
     assert weights["zero"].std() == pytest.approx(0.02, rel=0.5)
 
 
+def test_the_record_says_that_one_token_was_read_before_the_steps(package):
+    workload = GatedDeltaNet().build(replace(CASE, context=2048))
+    assert workload.settings["prompt_tokens"] == "1"
+    forward = GatedDeltaNet().build(replace(CASE, phase="forward", timing="eager"))
+    assert "prompt_tokens" not in forward.settings
+
+
 def test_every_call_of_generate_starts_from_the_same_state(package):
     workload = GatedDeltaNet().build(CASE)
     assert (workload.units, workload.tokens) == (16, 3)

@@ -11,6 +11,10 @@ from bench.models.operator import FORMS
 from bench.selection import select
 from bench.suites import cases, find_suite
 from bench.systems import SYSTEMS, language_model
+from bench.systems.flash_transformer import SdpaCudnn
+from bench.systems.language_model import LanguageModel
+from bench.systems.mamba_ssm import MambaSSM
+from bench.systems.torch_mamba import TorchMamba
 from bench.systems.torch_transformer import TorchTransformer
 from bench.systems.ttt_kernels import LinearThunderKittens
 from bench.systems.ttt_torch import TTTMLP, TTTLinear
@@ -44,6 +48,23 @@ def test_a_workload_runs_and_passes_its_gate(adapter, phase):
     assert verdict.passed, verdict.reason
     assert torch.isfinite(torch.as_tensor(workload.run()).float()).all()
     assert workload.metrics["parameters"] > 1e5
+
+
+@pytest.mark.parametrize(
+    ("adapter", "system", "read"),
+    [(TTTLinear, "ttt-linear", "0"), (TTTMLP, "ttt-mlp", "0"), (TorchMamba, "mamba", "0"),
+     (TorchTransformer, "transformer", None)],
+)  # fmt: skip
+def test_the_record_says_that_generate_read_no_prompt_unless_its_state_stands_at_the_context(adapter, system, read):
+    assert adapter().build(case(system, "generate")).settings.get("prompt_tokens") == read
+    assert "prompt_tokens" not in adapter().build(case(system, "forward")).settings
+
+
+def test_adapters_whose_state_is_put_at_the_context_are_those_that_claim_no_prompt():
+    models = [kind for kind in (type(load(spec.adapter)) for spec in SYSTEMS) if issubclass(kind, LanguageModel)]
+    assert {LinearThunderKittens, MambaSSM, SdpaCudnn} <= set(models)
+    for kind in models:
+        assert (kind.place is not LanguageModel.place) is (kind.prompt_tokens is None), kind
 
 
 @pytest.mark.parametrize(

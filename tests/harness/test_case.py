@@ -72,6 +72,9 @@ def test_key_is_the_same_in_another_process() -> None:
         ({"options": {"a": [1]}}, "'options': 'a' is [1]"),
         ({"options": {"a": float("nan")}}, "'options': 'a' is nan"),
         ({"options": [("a", 1), ("a", 2)]}, "names an option twice"),
+        ({"options": [("a",)]}, "'options' is [('a',)], must be an object or pairs of name and value"),
+        ({"options": 5}, "'options' is 5, must be an object or pairs of name and value"),
+        ({"options": [([], 1)]}, "'options': [] is 1"),
         ({"colour": "red"}, "unknown field 'colour'"),
     ],
 )

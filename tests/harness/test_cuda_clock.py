@@ -9,17 +9,16 @@ import pytest
 from harness import cuda_clock
 from harness.cuda_clock import CudaEventClock, input_sets, launches_for
 from harness.measured_case import is_out_of_memory
-from harness.timer import Policy, measure
+from harness.timer import Policy, measure, warm_up
 
 torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize(
-    ("run_ms", "sets", "launches"),
-    [(10.0, 1, 1), (1.0, 1, 1), (0.05, 1, 20), (0.0001, 1, 256), (0.0, 1, 256), (0.05, 7, 21), (10.0, 7, 7)],
+    ("run_ms", "launches"), [(10.0, 1), (1.0, 1), (0.3, 4), (0.05, 20), (0.0001, 256), (0.0, 256)]
 )
-def test_launches_for(run_ms: float, sets: int, launches: int) -> None:
-    assert launches_for(run_ms, sets) == launches
+def test_launches_for(run_ms: float, launches: int) -> None:
+    assert launches_for(run_ms) == launches
 
 
 def test_input_sets_replace_all_of_the_cache() -> None:
@@ -172,20 +171,17 @@ def test_cold_graphs_flush_before_each_replay(gpu: FakeGpu) -> None:
     assert log == ["flush", "event", "replay", "a", "event"] * 2 + ["wait"]
 
 
-@pytest.mark.parametrize("timing", ["eager", "graph"])
-def test_cold_rotates_where_there_are_input_sets(gpu: FakeGpu, timing: str) -> None:
-    others = [gpu.kernel("b", 0.3), gpu.kernel("c", 0.3)]
-    clock = CudaEventClock(timing, "cold", others)
-    sample, log = sampled(gpu, clock, gpu.kernel("a", 0.3))
-    assert sample == pytest.approx(0.3)
-    assert [name for name in log if name in "abc"] == ["a", "b", "c"] * 2
-    assert "flush" not in log
-    assert clock.own_bytes == 0
-
-
-def test_warm_does_not_rotate(gpu: FakeGpu) -> None:
-    _, log = sampled(gpu, CudaEventClock(rotate=[gpu.kernel("b", 1.0)]), gpu.kernel("a", 1.0))
-    assert "b" not in log
+@pytest.mark.parametrize("l2", ["warm", "cold"])
+@pytest.mark.parametrize(("run_ms", "warmed_up_s"), [(5.0, 2.0), (100.0, 2.0), (3000.0, 9.0)])
+def test_a_gpu_is_loaded_until_its_power_controller_has_settled(
+    gpu: FakeGpu, run_ms: float, warmed_up_s: float, l2: str
+) -> None:
+    clock = CudaEventClock(l2=l2)
+    clock.prepare(gpu.kernel("a", run_ms))
+    before, runs = gpu.now_ms, gpu.log.count("a")
+    warm_up(clock, Policy())
+    assert (gpu.now_ms - before) / 1e3 == pytest.approx(warmed_up_s, rel=0.1)
+    assert run_ms < 1000 or gpu.log.count("a") - runs == 3
 
 
 @pytest.mark.gpu

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import re
 import subprocess
@@ -17,13 +18,14 @@ class FakeNvml(ModuleType):
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
-    def __init__(self, reasons: int = 0, fail: tuple[str, ...] = ()) -> None:
+    def __init__(self, reasons: int = 0, fail: tuple[str, ...] = (), uuid: str = "12-34") -> None:
         super().__init__("pynvml")
         self.opened: list[Any] = []
         answers = {
             "nvmlInit": lambda: None,
             "nvmlSystemGetDriverVersion": lambda: b"580.1",
             "nvmlDeviceGetName": lambda h: "NVIDIA H100",
+            "nvmlDeviceGetUUID": lambda h: f"GPU-{uuid}" if uuid else None,
             "nvmlDeviceGetMemoryInfo": lambda h: SimpleNamespace(total=80 << 30),
             "nvmlDeviceGetPowerUsage": lambda h: 123_500,
             "nvmlDeviceGetClockInfo": lambda h, kind: {1: 1980, 2: 2619}[kind],
@@ -64,12 +66,30 @@ def test_snapshot_of_a_gpu(install: Any) -> None:
         "name": "NVIDIA H100",
         "driver": "580.1",
         "memory_bytes": 80 << 30,
+        "device_id": hashlib.sha256(b"GPU-12-34").hexdigest()[:8],
         "sm_clock_mhz": 1980,
         "memory_clock_mhz": 2619,
         "temperature_c": 45,
         "power_w": 123.5,
         "throttle_reasons": ["sw_power_cap"],
     }
+
+
+def test_two_gpus_of_one_model_are_told_apart_but_not_named(install: Any) -> None:
+    found = []
+    for uuid in ("12-34", "12-35", "12-34"):
+        install(FakeNvml(uuid=uuid))
+        found.append(snapshot()["gpu"]["device_id"])
+        assert uuid not in json.dumps(snapshot())
+    first, second, again = found
+    assert first == again != second
+    assert re.fullmatch("[0-9a-f]{8}", first)
+
+
+@pytest.mark.parametrize("nothing", [{"uuid": ""}, {"fail": ("nvmlDeviceGetUUID",)}])
+def test_a_gpu_without_a_uuid_has_no_id(install: Any, nothing: dict) -> None:
+    install(FakeNvml(**nothing))
+    assert snapshot()["gpu"]["device_id"] == ""
 
 
 def test_a_cpu_system_on_a_gpu_machine_reports_the_cpu(install: Any) -> None:
@@ -141,6 +161,8 @@ def test_around_keeps_both_readings(install: Any) -> None:
     install(FakeNvml(reasons=0x40))
     pair = around(before, snapshot())
     assert pair["gpu"]["name"] == "NVIDIA H100"
+    assert pair["gpu"]["device_id"]
+    assert "device_id" not in pair["gpu"]["before"]
     assert pair["gpu"]["before"]["throttle_reasons"] == []
     assert pair["gpu"]["after"]["throttle_reasons"] == ["hw_thermal_slowdown"]
     assert "power_w" not in pair["gpu"]

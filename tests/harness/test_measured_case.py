@@ -1,5 +1,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from harness_helpers import QUICK, case
 from harness import measured_case
 from harness.measured_case import PROFILE, PROFILED_RUNS, VERIFY, CaseRun, EnergyMeter, is_out_of_memory
 from harness.system import Workload
+from harness.timer import Policy
 
 
 class Counting(Fake):
@@ -84,6 +86,29 @@ def test_a_sample_is_of_one_unit() -> None:
 def test_engine_samples_are_kept_as_they_are() -> None:
     record = CaseRun(case("engine", timing="graph"), QUICK).record(Fake())
     assert (record.samples_ms, record.stop) == ([1.0, 2.0, 3.0], "engine")
+
+
+def test_a_record_says_for_how_long_and_how_often_it_might_be_sampled() -> None:
+    policy = replace(QUICK, budget_s=0.25, max_samples=20_000)
+    allowed = {"budget_s": "0.25", "min_samples": "3", "max_samples": "20000"}
+    settings = CaseRun(case(), policy).record(Fake()).settings
+    assert settings.items() >= (allowed | {"warmup_s": "0"}).items()
+    assert "pid" in settings  # those of the adapter stay
+    of_an_engine = CaseRun(case("engine"), policy).record(Fake()).settings
+    assert of_an_engine.items() >= allowed.items()
+    assert "warmup_s" not in of_an_engine
+    assert CaseRun(case("raise"), policy).record(Fake()).settings.items() >= allowed.items()
+
+
+def test_only_what_is_sampled_says_so() -> None:
+    for mode, do in [(VERIFY, "work"), (PROFILE, "work"), ("", "miss"), ("", "skip")]:
+        assert "budget_s" not in CaseRun(case(do), QUICK, mode).record(Fake()).settings
+
+
+def test_the_warm_up_of_a_gpu_is_in_the_record() -> None:
+    workload = Workload(run=print, device="cuda")
+    clock = measured_case.clock_for(case(), workload)
+    assert measured_case.sampling_settings(workload, clock, Policy())["warmup_s"] == "2.0"
 
 
 @pytest.mark.parametrize("change", [{"timing": "graph"}, {"l2": "cold"}])
@@ -183,7 +208,7 @@ def test_energy_needs_a_counter_and_time(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_is_replayed_is_timed_in_a_graph(
     monkeypatch: pytest.MonkeyPatch, timing: str, replayed: bool, expected: str
 ) -> None:
-    monkeypatch.setattr(measured_case, "CudaEventClock", lambda timing, l2, rotate: timing)
+    monkeypatch.setattr(measured_case, "CudaEventClock", lambda timing, l2: timing)
     workload = Workload(run=print, device="cuda", replayed=replayed)
     assert measured_case.clock_for(case(timing=timing), workload) == expected
 

@@ -61,7 +61,7 @@ def test_not_finite_becomes_null_except_in_samples() -> None:
         case(),
         "ok",
         metrics={"a": math.nan, "b": -math.inf, "c": np.float32(math.inf)},
-        gate={"checks": [{"value": math.nan}]},
+        gate={"checks": [{"name": "error", "value": math.nan, "limit": 0.1}]},
         environment={"cpu": {"load_1m": math.inf}},
     )
     values = json.loads(record.to_json(), parse_constant=refuse_constant)
@@ -88,6 +88,11 @@ def test_numpy_numbers_are_numbers() -> None:
         ({"status": "ok", "samples_ms": [1.0]}, "0 throttle marks for 1 samples"),
         ({"status": "ok", "stop": "bored"}, "stop 'bored'"),
         ({"status": "ok", "metrics": {"a": "many"}}, "metric 'a' is 'many'"),
+        ({"status": "ok", "metrics": {"a": 10**400}}, "must be a number below 2^64"),
+        ({"status": "ok", "tokens": 1.5}, "tokens is 1.5, must be a whole number, at least 0"),
+        ({"status": "ok", "tokens": True}, "tokens is True"),
+        ({"status": "ok", "tokens": -1}, "tokens is -1"),
+        ({"status": "ok", "tokens": 10**400}, "tokens is 1000"),
     ],
 )
 def test_contradictions_are_refused(fields: dict[str, Any], message: str) -> None:
@@ -154,6 +159,12 @@ def test_garbage_in_the_middle_names_its_line(file: RecordFile) -> None:
         file.read()
 
 
+def nested(value: Any, levels: int) -> dict[str, Any]:
+    for _ in range(levels):
+        value = {"in": value}
+    return value
+
+
 def line_with(**changes: Any) -> str:
     return json.dumps(ok_record().to_dict() | changes)
 
@@ -165,8 +176,30 @@ def line_with(**changes: Any) -> str:
         (line_with(colour="red"), "unknown field 'colour'"),
         (line_with(case={"suite": "x"}), "case: field 'backend' is missing"),
         (line_with(status="fine"), "status 'fine'"),
-        (line_with(samples_ms=3), "must be lists"),
-        (line_with(metrics=[1]), "a field has the wrong type"),
+        (line_with(samples_ms=3), "samples_ms is 3, must be a list"),
+        (line_with(samples_ms=[10**400] * 3), "sample 1000"),
+        (line_with(throttled=None), "throttled is None, must be a list"),
+        (line_with(metrics=[1]), "metrics is [1], must be an object"),
+        (line_with(settings="x"), "settings is 'x', must be an object"),
+        (line_with(environment=[1]), "environment is [1], must be an object"),
+        (line_with(environment="x" * 99), f"environment is '{'x' * 58}…, must be an object"),
+        (line_with(environment=nested({}, 16)), "environment is nested more than 16 levels deep"),
+        (line_with(peak_memory_bytes="x"), "peak_memory_bytes is 'x', must be a whole number or null"),
+        (line_with(tokens="abc"), "tokens is 'abc', must be a whole number, at least 0"),
+        (line_with(started_at=None), "started_at is None, must be text"),
+        (line_with(started_at=5), "started_at is 5, must be text"),
+        (line_with(wall_s="1"), "wall_s is '1', must be a number"),
+        (line_with(reason=["a"]), "reason is ['a'], must be text"),
+        (line_with(gate=5), "gate is 5, must be an object or null"),
+        (line_with(gate={}), "gate has the checks None, must be a list"),
+        (line_with(gate={"checks": [3]}), "gate has the check 3, must be an object with a name"),
+        (line_with(gate={"checks": [{"name": "a", "limit": 1}]}), "must be an object with a name and the numbers"),
+        (line_with(gate={"checks": [{"name": "a", "value": "b", "limit": 1}]}), "the numbers value and limit"),
+        (line_with(gate={"checks": [], "more": nested([], 16)}), "gate is nested more than 16 levels deep"),
+        (line_with(case=case().to_dict() | {"options": [["a"]]}), "case: field 'options' is [['a']], must be"),
+        (line_with(case=case().to_dict() | {"options": 5}), "case: field 'options' is 5, must be an object"),
+        (line_with(case=case().to_dict() | {"options": [[["a"], 1]]}), "case: field 'options': ['a'] is 1"),
+        (line_with(environment={})[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "is nested too deep"),
         ('{"schema": 1, "status": "ok"}', "lacks the field 'case'"),
         ("3", "is not a record"),
     ],
@@ -179,6 +212,28 @@ def test_a_wrong_line_is_one_clear_sentence(file: RecordFile, line: str, message
     assert str(error.value).startswith(f"{file.path}, line 2: ")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_last_line_too_deep_is_not_a_torn_one(file: RecordFile) -> None:
+    file.append(ok_record())
+    with file.path.open("ab") as raw:
+        raw.write(b'{"schema":1,"case":' + b"[" * 100_000)
+    before = file.path.read_bytes()
+    with pytest.raises(RecordError, match=r"records\.jsonl, line 2: is nested too deep for a record"):
+        file.read()
+    with pytest.raises(RecordError, match=r"records\.jsonl, last line: is nested too deep for a record"):
+        file.append(ok_record())
+    assert file.path.read_bytes() == before
+
+
+def test_what_was_skipped_counts_until_it_is_there_again(file: RecordFile) -> None:
+    first, second, third = cases(3)
+    skipped = [Record(each, "skipped", reason) for each, reason in ((first, "a"), (second, "a"), (first, "b"))]
+    done = [ok_record(third), ok_record(first), ok_record(third)]
+    for record in [*skipped[:2], done[0], skipped[2], *done[1:]]:
+        file.append(record)
+    assert file.read() == [skipped[1], *done]
+    assert len(list(file)) == 6
 
 
 def test_a_second_writer_is_refused(file: RecordFile) -> None:
@@ -235,3 +290,14 @@ def test_read_records(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="no such file or folder"):
         read_records([tmp_path / "none"])
     assert RecordFile(tmp_path / "none").read() == []
+
+
+def test_paths_without_a_record_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "b.jsonl").touch()
+    paths = [tmp_path / "empty", tmp_path / "b.jsonl"]
+    with pytest.raises(RecordError) as error:
+        read_records(paths)
+    assert str(error.value) == f"no records in {paths[0]}, {paths[1]}"
+    RecordFile(tmp_path / "a.jsonl").append(ok_record())
+    assert len(read_records([*paths, tmp_path / "a.jsonl"])) == 1

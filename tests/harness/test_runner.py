@@ -180,6 +180,7 @@ def test_skip_sees_what_came_before(path: Path) -> None:
     assert statuses(records) == ["ok", "oom", "skipped"]
     assert records[2].reason == "batch 2 did not fit"
     resumed = run([*cases, case("work", batch=8)], path, skip=too_large, resume=True)
+    assert resumed[:3] == records
     assert resumed[3].reason == "batch 2 did not fit"
 
 
@@ -232,6 +233,23 @@ def test_resume_keeps_every_finished_case_whatever_its_status(path: Path) -> Non
     assert records[0] == failed
     assert statuses(records) == ["failed", "ok"]
     assert (events[0].total, events[0].kept) == (1, 1)
+
+
+def test_resume_tries_anew_what_was_skipped(path: Path) -> None:
+    """Its system may have been installed; what else came of a case stays."""
+    batches = {1: "work", 2: "kill", 3: "hang", 4: "skip"}
+    cases = [case(do, batch=batch) for batch, do in batches.items()]
+    assert statuses(run(cases, path, systems=systems("fake_systems:Unavailable"))) == ["skipped"] * 4
+    records = run(cases, path, resume=True, time_limit_s=1.5)
+    assert statuses(records) == ["ok", "killed", "timeout", "skipped"]
+    assert records[3].reason == "context 8 is beyond what this system holds"
+    assert RecordFile(path).read() == records
+    before = path.read_bytes()
+    events: list[Event] = []
+    again = run(cases, path, resume=True, on_event=events.append)
+    assert sorted(again, key=lambda record: record.case.batch) == records
+    assert (events[0].total, events[0].kept) == (1, 3)
+    assert path.read_bytes() == before  # skipped again, for the same reason
 
 
 class Stopped(BaseException):

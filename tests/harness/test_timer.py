@@ -9,6 +9,7 @@ from fake_systems import spin
 from harness.timer import (
     CpuClock,
     Policy,
+    least_warmup_s,
     measure,
     stop_reason,
     take_engine_samples,
@@ -23,7 +24,8 @@ class FakeClock:
     own_bytes = 0
     launches = 1
 
-    def __init__(self, samples: Iterable[float]) -> None:
+    def __init__(self, samples: Iterable[float], settles_s: float = 0.0) -> None:
+        self.settles_s = settles_s
         self._samples = iter(samples)
         self._now_ms = 0.0
         self.prepared: Callable[[], object] | None = None
@@ -94,6 +96,38 @@ def test_warm_up_ends_without_steadiness() -> None:
 def test_the_first_call_is_not_counted_as_warm_up() -> None:
     samples = warm_up(FakeClock([60_000.0, *itertools.repeat(1.0, 200)]), Policy(warmup_s=0.1, warmup_max_s=1))
     assert len(samples) == 100
+
+
+def test_warm_up_outlasts_a_swing_that_begins_after_samples_that_agree() -> None:
+    """The shape of a GPU at its power cap: 76 ms a sample, slower for half a second after 0.8 s."""
+    swing = [*[75.0] * 11, 81.0, 80.5, 78.0, 77.0, 76.5, *itertools.repeat(76.0, 200)]
+    hasty, settled = FakeClock(swing), FakeClock(swing, settles_s=2.0)
+    warm_up(hasty, Policy())
+    warm_up(settled, Policy())
+    assert hasty.sample() == 81.0
+    assert settled.now() == pytest.approx(2.1, abs=0.1)
+    assert settled.sample() == 76.0
+
+
+@pytest.mark.parametrize(("sample_ms", "runs"), [(7.0, 286), (700.0, 8), (1500.0, 4), (60_000.0, 1)])
+def test_work_of_seconds_settles_in_a_few_runs(sample_ms: float, runs: int) -> None:
+    clock = FakeClock(itertools.repeat(sample_ms), settles_s=2.0)
+    assert len(warm_up(clock, Policy())) == runs
+
+
+def test_warm_up_ends_at_its_most_whatever_the_device_needs() -> None:
+    policy = Policy(warmup_s=0.1, warmup_max_s=0.5)
+    assert least_warmup_s(FakeClock([], settles_s=2.0), policy) == 0.5
+    assert len(warm_up(FakeClock(itertools.repeat(10.0), settles_s=2.0), policy)) == 50
+
+
+def test_a_glance_does_not_wait_longer_than_it_takes() -> None:
+    assert least_warmup_s(FakeClock([], settles_s=2.0), Policy(budget_s=0.8)) == 0.8
+    assert least_warmup_s(FakeClock([], settles_s=2.0), Policy(budget_s=0.1)) == Policy().warmup_s
+
+
+def test_a_cpu_warms_up_as_long_as_the_policy_says() -> None:
+    assert least_warmup_s(CpuClock(), Policy()) == Policy().warmup_s
 
 
 def test_throttled_samples_are_kept_and_marked() -> None:

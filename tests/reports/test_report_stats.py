@@ -40,7 +40,8 @@ def test_what_a_reader_must_know_of_the_settings_is_a_column_where_a_record_says
     [
         ({"sequences_at_once": 172}, {}, "172 of 256 sequences at once: no more fit"),
         ({"sequences_at_once": 256}, {"prompt_tokens": "2048"}, ""),
-        ({}, {"prompt_tokens": "128"}, "begun after 128 tokens, not 2048"),
+        ({}, {"prompt_tokens": "128"}, "read a prompt of 128, not 2048"),
+        ({}, {"prompt_tokens": "0"}, ""),
     ],
 )
 def test_what_was_run_in_place_of_the_case_as_asked_is_a_note(metrics, settings, note):

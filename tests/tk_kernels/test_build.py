@@ -1,5 +1,6 @@
 """Does build.py compile once, find what it compiled, and say in one sentence what is missing?"""
 
+import json
 import stat
 import subprocess
 
@@ -144,6 +145,62 @@ def test_compiler_error_is_one_sentence_and_leaves_no_build(machine):
     assert "\n" not in str(caught.value)
     machine.nvcc()
     assert build.build(NAME).compiled
+
+
+def test_a_cache_that_cannot_be_used_is_one_sentence(machine, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TTT_BENCH_CACHE", str(tmp_path / "file"))
+    expected = rf"cannot be built into {tmp_path}/file \(set TTT_BENCH_CACHE .*\): {tmp_path}/file/kernels: Not a dir"
+    with pytest.raises(build.BuildError, match=expected):
+        build.build(NAME)
+    with pytest.raises(build.BuildError, match=rf"ThunderKittens cannot be kept in {tmp_path}/file \(set TTT_BENCH"):
+        build.fetch_thunderkittens()
+
+
+def test_an_nvcc_that_cannot_be_run_is_one_sentence(machine, monkeypatch, tmp_path):
+    torch = pytest.importorskip("torch")
+    (tmp_path / "cuda" / "bin" / "nvcc").chmod(0o644)
+    expected = f"nvcc cannot be run: {tmp_path}/cuda/bin/nvcc: Permission denied"
+    with pytest.raises(build.BuildError) as caught:
+        build.build(NAME)
+    assert str(caught.value) == expected
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert build.unavailable(NAME) == expected
+
+
+@pytest.mark.parametrize("note", ["", " \n", None])
+def test_headers_that_do_not_say_their_version(machine, monkeypatch, tmp_path, note):
+    commit = tmp_path / "headers" / "COMMIT"
+    commit.unlink() if note is None else commit.write_text(note)
+    if note is None:
+        monkeypatch.setattr(build.shutil, "which", lambda tool: None)
+    assert build.thunderkittens_version(tmp_path / "headers") == "unknown"
+
+
+def damage_note(folder, **changes):
+    note = json.loads((folder / "build.json").read_text()) | changes
+    (folder / "build.json").write_text(json.dumps({key: value for key, value in note.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: damage_note(folder, built_at=None),
+        lambda folder: damage_note(folder, built_at="yesterday"),
+        lambda folder: damage_note(folder, ingredients=[1]),
+        lambda folder: (folder / "build.json").write_text("[]"),
+        lambda folder: (folder / "build.json").write_bytes(b"\xff"),
+        lambda folder: (folder / "build.json").unlink(),
+        lambda folder: (folder / "compiler.log").unlink(),
+        lambda folder: (folder / "kernel.so").unlink(),
+    ],
+)
+def test_a_damaged_build_is_made_again(machine, damage):
+    damage(build.build(NAME).library.parent)
+    assert build.build(NAME).compiled
+    assert not build.build(NAME).compiled
+    assert machine.times_compiled() == 2
 
 
 def test_unknown_kernel_is_named():

@@ -212,6 +212,21 @@ def test_other_wrong_arguments_are_named(operator: str) -> None:
         module.init_state(*weights[: 2 if operator == "linear" else 4], batch=1)
 
 
+@each_operator
+@pytest.mark.parametrize("start", [-1, 16, 35])
+def test_a_start_outside_of_the_mini_batch_is_named(operator: str, start: int) -> None:
+    """A caller's absolute position would be taken for one inside the mini-batch of 16."""
+    module, args = OPERATORS[operator], case(operator)
+    said = f"start is {start}: expected a position inside the mini-batch, 0 to 15"
+    with pytest.raises(ValueError, match=said):
+        module.forward(*args, start=start)
+    with pytest.raises(ValueError, match=said):
+        module.states(*args[1:], start=start)
+    position = torch.full_like(args.state.position, start)
+    with pytest.raises(ValueError, match=said.replace("start", "state.position", 1)):
+        module.forward(*replaced(args, "state.position", position))
+
+
 @pytest.mark.gpu
 @each_operator
 def test_gpu_error_and_graph(operator: str) -> None:

@@ -42,14 +42,14 @@ def forward(
 
     q, k, v [B, T, H, 64] bfloat16 or float16, the last dimension contiguous; lr [B, T, H] = base_lr * sigmoid(...) / D;
     token_scale [16] or [32]; ln_weight, ln_bias [H, 64]; the state float32. rope=True applies RoPE (theta 10000,
-    position in the mini-batch, interleaved pairs) to q and k, which otherwise arrive with it. T is any; state.position
-    is common to the batch, and a caller that knows it passes it as start and saves reading it from the device. Tokens
-    up to the end of a mini-batch that the state has begun go through the reference. Raises ValueError for what is not
-    supported.
+    position in the mini-batch, interleaved pairs) to q and k, which otherwise arrive with it. T is any; state.position,
+    inside the mini-batch, is common to the batch, and a caller that knows it passes it as start and saves reading it
+    from the device. Tokens up to the end of a mini-batch that the state has begun go through the reference. Raises
+    ValueError for what is not supported.
     """
     tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
     check_arguments(tokens, outer, state, WEIGHTS, MINI_BATCHES)
-    start = common_position(state.position, start)
+    start = common_position(state.position, start, len(token_scale))
     return forward_from(start, tokens, outer, state, rope, reference.forward, _aligned)
 
 

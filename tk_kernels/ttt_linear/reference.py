@@ -123,13 +123,14 @@ def forward(
     """Outputs of T tokens and the state after them; the given state is left as it is.
 
     q, k, v [B, T, H, D] of float64, float32 or bfloat16; lr [B, T, H] = base_lr * sigmoid(...) / D; token_scale [m];
-    ln_weight, ln_bias [H, D]. T and state.position are any, the position one for all sequences; a caller that knows it
-    passes it as start and saves reading it from the device. form "primal" materialises G and W_t of every token.
+    ln_weight, ln_bias [H, D]. T is any; state.position, inside the mini-batch, is any but one for all sequences, and a
+    caller that knows it passes it as start and saves reading it from the device. form "primal" materialises G and W_t
+    of every token.
     Raises ValueError for shapes, dtypes and forms that are not supported.
     """
     outer = checked_outer({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES)
     _check_state(state, q, len(token_scale))
-    start = common_position(state.position, start)
+    start = common_position(state.position, start, len(token_scale))
     state = clone(state)
 
     def whole(q: Tensor, k: Tensor, v: Tensor, lr: Tensor, start: int) -> Tensor:
@@ -187,7 +188,8 @@ def states(
     """The sequential part of forward over whole mini-batches: every W, and the state after them; see outputs."""
     outer = checked_outer({"k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES)
     _check_state(state, k, len(token_scale))
-    check_aligned(k.shape[1], common_position(state.position, start), len(token_scale))
+    mini_batch = len(token_scale)
+    check_aligned(k.shape[1], common_position(state.position, start, mini_batch), mini_batch)
     state = clone(state)
     return _states_(k, v, lr, outer, state, variant), state
 
