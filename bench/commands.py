@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,40 +133,25 @@ def verify(request: Request, *, time_limit_s: float) -> None:
 
 def list_systems(systems_file: Path | None) -> None:
     """Ask the worker of every system whether it can run here."""
-    from rich.console import Console
-    from rich.table import Table
-
-    grid = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("system", "runs here", "versions or reason"):
-        grid.add_column(column)
+    rows = []
     starts = launches(systems_file)
     for spec in SYSTEMS:
         found = probe(starts[spec.system, spec.backend])
         versions = {"torch": found.environment.get("software", {}).get("torch", ""), **found.versions}
         told = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
         here = "yes" if found.available else "no"
-        grid.add_row(spec.label, here, told if found.available else f"{found.reason} (install: {spec.install})")
-    Console(highlight=False, markup=False).print(grid)
+        rows.append((spec.label, here, told if found.available else f"{found.reason} (install: {spec.install})"))
+    _print_rows(("system", "runs here", "versions or reason"), rows)
 
 
 def list_suites() -> None:
     """Every suite with its question and the device it needs."""
-    from rich.console import Console
-    from rich.table import Table
-
-    grid = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("suite", "device", "question"):
-        grid.add_column(column)
-    for suite in SUITES:
-        grid.add_row(suite.name, suite.device or "any", suite.question)
-    Console(highlight=False, markup=False).print(grid)
+    rows = [(suite.name, suite.device or "any", suite.question) for suite in SUITES]
+    _print_rows(("suite", "device", "question"), rows)
 
 
 def build_kernels() -> None:
     """Compile every CUDA kernel that the cache lacks; ThunderKittens is cloned where no checkout is named."""
-    from rich.console import Console
-    from rich.table import Table
-
     from tk_kernels import build
 
     try:
@@ -175,15 +160,13 @@ def build_kernels() -> None:
         modules = build.build_all()
     except build.BuildError as error:
         raise UserError(str(error)) from None
-    grid = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("module", "kernel", "registers", "spilled bytes", "from"):
-        grid.add_column(column)
+    rows = []
     for module in modules:
         source = "nvcc" if module.compiled else "cache"
         for kernel in module.resources:
             spilled = kernel.spill_store_bytes + kernel.spill_load_bytes
-            grid.add_row(module.name, kernel.name, str(kernel.registers), str(spilled), source)
-    Console(highlight=False, markup=False).print(grid)
+            rows.append((module.name, kernel.name, str(kernel.registers), str(spilled), source))
+    _print_rows(("module", "kernel", "registers", "spilled bytes", "from"), rows)
 
 
 def table(records: list[Path], fmt: str, systems: str | None) -> None:
@@ -216,12 +199,7 @@ def _summary(records: Sequence[Record]) -> str:
 
 
 def _print_verdicts(records: Sequence[Record]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    grid = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("system", "size", "phase", "batch", "context", "status", "checks"):
-        grid.add_column(column)
+    rows = []
     for record in records:
         case, gate = record.case, record.gate or {"checks": []}
         checks = ", ".join(
@@ -229,10 +207,21 @@ def _print_verdicts(records: Sequence[Record]) -> None:
             for check in gate["checks"]
         )
         shape = (case.size, case.phase, str(case.batch), str(case.context))
-        grid.add_row(case.system_backend, *shape, record.status, checks or record.reason)
-    Console(highlight=False, markup=False).print(grid)
+        rows.append((case.system_backend, *shape, record.status, checks or record.reason))
+    _print_rows(("system", "size", "phase", "batch", "context", "status", "checks"), rows)
 
 
 def _distance(value: float | None) -> str:
     """Two digits of a check's number; a record writes one that is not finite as None."""
     return "not finite" if value is None else f"{value:.2g}"
+
+
+def _print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table, its cells as they are: what a reason has in brackets is no markup."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        grid.add_row(*row)
+    Console(highlight=False, markup=False).print(grid)

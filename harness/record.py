@@ -19,6 +19,7 @@ STATUSES = ("ok", "gate", "failed", "killed", "timeout", "oom", "skipped")
 STOPS = ("", "interval", "budget", "count", "engine")
 NESTING_LIMIT = 16  # levels of `gate` and `environment`, which readers walk by recursion
 
+_NESTING = (dict, list, tuple)  # what JSON nests
 _WHOLE_LIMIT = 1 << 64  # of whole numbers, so that any may become a float
 _LINE_START = f'{{"schema":{SCHEMA_VERSION},'.encode()
 
@@ -175,10 +176,10 @@ def _is_check(value: Any) -> bool:
 
 def _is_deeper(value: Any, levels: int) -> bool:
     """Whether more than `levels` objects and lists lie within each other."""
-    if not isinstance(value, Mapping | list | tuple):
+    if not isinstance(value, _NESTING):
         return False
-    inner = value.values() if isinstance(value, Mapping) else value
-    return not levels or any(_is_deeper(each, levels - 1) for each in inner)
+    inner = value.values() if isinstance(value, dict) else value
+    return not levels or any(_is_deeper(each, levels - 1) for each in inner if isinstance(each, _NESTING))
 
 
 def _number(name: str, value: Any) -> float | None:

@@ -1,12 +1,12 @@
 """What do the forward operators of both layers share: what they take, and tokens that begin inside a mini-batch?"""
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from tk_kernels.checks import check_choice, check_outer, check_shape
+from tk_kernels.checks import check_choice, check_outer, check_shape, check_state
 from tk_kernels.reference_math import rope as rotate
 
 HEAD_DIM = 64
@@ -21,7 +21,7 @@ def check_arguments(
     outer: Outer,
     state: tuple,
     weights: dict[str, tuple[int, ...]],
-    mini_batches: Sequence[int],
+    mini_batches: tuple[int, ...],
 ) -> None:
     """Raise ValueError, by name and with what is supported, unless the kernel can take these.
 
@@ -37,13 +37,10 @@ def check_arguments(
         _check_strides(name, x)
     check_shape("lr", lr, tuple(q.shape[:3]))
     check_outer(token_scale, ln_weight, ln_bias, heads, HEAD_DIM)
-    check_choice("len(token_scale), the mini-batch,", len(token_scale), tuple(mini_batches))
-    trained = {f"state.{name}": getattr(state, name) for name in weights}
-    for (name, x), shape in zip(trained.items(), weights.values(), strict=True):
-        check_shape(name, x, (batch, heads, *shape))
-        check_choice(f"{name}.dtype", x.dtype, (torch.float32,))
+    check_choice("len(token_scale), the mini-batch,", len(token_scale), mini_batches)
+    check_state(state, {name: (batch, heads, *shape) for name, shape in weights.items()}, torch.float32)
     others = {"k": k, "v": v, "lr": lr, "token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
-    for name, x in (others | trained).items():
+    for name, x in (others | {f"state.{name}": getattr(state, name) for name in weights}).items():
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device}: q is on {q.device}")
 
@@ -107,6 +104,5 @@ def _by_reference(
     if rope:
         position = torch.arange(start, start + q.shape[1], device=q.device)
         q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
-    wide_tokens: Any = (x.float() for x in (q, k, v, lr))
-    out, state = reference(*wide_tokens, *outer, state, start=start)
+    out, state = reference(*wide(q, k, v, lr), *outer, state, start=start)
     return out.to(q.dtype), state
