@@ -1,4 +1,4 @@
-"""The command line `ttt-bench`: list, run, verify, table, report."""
+"""The command line `ttt-bench`."""
 
 import sys
 from collections.abc import Callable
@@ -11,41 +11,62 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Build, measure and explain Test-Time Training (TTT) kernels.",
 )
 
-Records = Annotated[list[Path], typer.Argument(help="Record files (.jsonl), or folders of them.")]
-Suites = Annotated[list[str] | None, typer.Argument(help="Suites to run; without one, those for this machine.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+Suites = Annotated[
+    list[str] | None, typer.Argument(help="Suites or groups of them (paper, all); by default those for this machine.")
+]
 Systems = Annotated[str | None, typer.Option(help="Systems, as NAME or NAME/BACKEND, comma-separated.")]
 Sizes = Annotated[str | None, typer.Option(help="Model sizes instead of the suite's, comma-separated.")]
 Batch = Annotated[str | None, typer.Option(help="Batch sizes instead of the suite's, comma-separated.")]
 Context = Annotated[str | None, typer.Option(help="Context lengths instead of the suite's, comma-separated.")]
-Out = Annotated[Path, typer.Option(help="Folder for the records, one file a suite.")]
-SystemsFile = Annotated[Path | None, typer.Option(help="A systems.toml; by default ./systems.toml if it exists.")]
+Out = Annotated[Path, typer.Option(help="Folder of the run.")]
+SystemsFile = Annotated[Path | None, typer.Option(help="A systems.toml: which interpreter runs which system.")]
+TimeLimit = Annotated[float, typer.Option(help="Seconds that one case may take, model and checks included.", min=0.001)]
+StartLimit = Annotated[float, typer.Option(help="Seconds that a worker may take to start.", min=0.001)]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"ttt-bench {version('ttt-bench')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Build, measure and explain Test-Time Training (TTT) kernels."""
 
 
 @app.command()
 def systems(systems_file: SystemsFile = None) -> None:
     """List what can run here, with versions, and why the rest cannot."""
-    from bench import commands
+    from bench.commands.listing import list_systems
 
-    commands.list_systems(systems_file)
+    list_systems(systems_file)
 
 
 @app.command()
 def suites() -> None:
-    """List the suites and the question each answers."""
-    from bench import commands
+    """List the suites, the question each answers, and the groups of suites."""
+    from bench.commands.listing import list_suites
 
-    commands.list_suites()
+    list_suites()
 
 
 @app.command()
 def build() -> None:
     """Compile the CUDA kernels ahead, and show registers and spills; needs nvcc, no GPU."""
-    from bench import commands
+    from bench.commands.kernels import build_kernels
 
-    commands.build_kernels()
+    build_kernels()
 
 
 @app.command()
@@ -59,27 +80,50 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep what is finished; measure the rest, skipped cases too.")
     ] = False,
-    time_limit: Annotated[float, typer.Option(help="Seconds that one case may take, model and gate included.")] = 600,
-    budget: Annotated[float | None, typer.Option(help="Seconds of sampling a case; 1.5 on a CPU, 10 on a GPU.")] = None,
-    profile_range: Annotated[
-        bool, typer.Option("--profile-range", help="Call cudaProfilerStart/Stop around the steady region.")
+    retry: Annotated[str, typer.Option(help="With --resume: `lost` cases again, or whatever `failed`.")] = "lost",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the cases, the jobs and how long they will take; needs no GPU.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.")] = "auto",
+    time_limit: TimeLimit = 600,
+    start_limit: StartLimit = 300,
+    budget: Annotated[
+        float | None, typer.Option(help="Seconds of sampling a case, over all repeats; 1.5 on a CPU, 10 on a GPU.")
+    ] = None,
+    min_samples: Annotated[
+        int | None, typer.Option(help="Samples of a case, whatever the budget; 6 in the paper's suites.", min=1)
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="Fresh processes that each case runs in; 3 for `paper`, else 1.", min=1, max=99)
+    ] = None,
+    profile_range: Annotated[
+        bool, typer.Option("--profile-range", help="Call cudaProfilerStart/Stop around the steady region; no timing.")
+    ] = False,
+    device: Device = "auto",
     systems_file: SystemsFile = None,
 ) -> None:
-    """Measure suites; every case becomes a record in OUT/SUITE.jsonl."""
-    from bench import commands
+    """Measure suites into a run: OUT/run.json says what, OUT/records/ holds a record of every case."""
+    from bench.commands import measure
+    from bench.errors import UserError
+    from harness.runner import Limits
 
-    request = commands.Request(
-        suites=suite,
-        systems=systems,
-        sizes=sizes,
-        batch=batch,
-        context=context,
-        device=device,
-        systems_file=systems_file,
+    if retry not in ("lost", "failed"):
+        raise UserError(f"--retry {retry}: must be lost or failed")
+    asked = measure.Asked(
+        tuple(suite or ()), systems, sizes, batch, context, device, systems_file, min_samples, repeats
     )
-    commands.run(request, out, resume=resume, time_limit_s=time_limit, budget_s=budget, profile_range=profile_range)
+    if dry_run:
+        measure.dry_run(asked, out, budget)
+        return
+    measure.run(
+        asked,
+        out,
+        resume=resume,
+        retry=retry,  # type: ignore[arg-type]
+        limits=Limits(time_limit, start_limit),
+        budget_s=budget,
+        mode="profile" if profile_range else "measure",
+        arguments=sys.argv[1:],
+    )
 
 
 @app.command()
@@ -89,51 +133,59 @@ def verify(
     sizes: Sizes = None,
     batch: Batch = None,
     context: Context = None,
-    time_limit: Annotated[float, typer.Option(help="Seconds that one case may take.")] = 600,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.")] = "auto",
+    time_limit: TimeLimit = 600,
+    start_limit: StartLimit = 300,
+    device: Device = "auto",
     systems_file: SystemsFile = None,
 ) -> None:
-    """Gates and fidelity only; exit status 1 when a case misses its gate or fails, or all are skipped."""
-    from bench import commands
+    """Check outputs and fidelity without timing; exit status 1 when a case differs or fails, or all are skipped."""
+    from bench.commands import measure
+    from harness.runner import Limits
 
-    request = commands.Request(
-        suites=suite,
-        systems=systems,
-        sizes=sizes,
-        batch=batch,
-        context=context,
-        device=device,
-        systems_file=systems_file,
-    )
-    commands.verify(request, time_limit_s=time_limit)
+    asked = measure.Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file, repeats=1)
+    measure.verify(asked, limits=Limits(time_limit, start_limit))
 
 
 @app.command()
 def table(
-    records: Records,
+    run: RunFolder,
     csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
     json: Annotated[bool, typer.Option("--json", help="A JSON list of rows.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table.")] = False,
+    columns: Annotated[str | None, typer.Option(help="Columns, comma-separated; `all` for every one.")] = None,
     systems: Systems = None,
 ) -> None:
-    """Print the records as a table."""
-    from bench import commands
+    """Print a run as a table."""
+    from bench.commands import results
     from bench.errors import UserError
 
-    if csv and json:
-        raise UserError("--csv --json: one format at a time")
-    commands.table(records, "csv" if csv else "json" if json else "text", systems)
+    formats = [name for name, asked in (("csv", csv), ("json", json), ("markdown", markdown)) if asked]
+    if len(formats) > 1:
+        raise UserError(f"--{' --'.join(formats)}: one format at a time")
+    results.table(run, formats[0] if formats else "text", systems, columns)
 
 
 @app.command()
 def report(
-    records: Records,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    run: RunFolder,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The page; by default RUN/report.html.")] = None,
     systems: Systems = None,
 ) -> None:
-    """Draw the records as one self-contained HTML page."""
-    from bench import commands
+    """Draw a run as one self-contained HTML page."""
+    from bench.commands import results
 
-    commands.report(records, output, systems)
+    results.report(run, output, systems)
+
+
+@app.command(name="import")
+def import_(
+    old: Annotated[list[Path], typer.Argument(help="Record files of schema 1 (.jsonl), or folders of them.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the new run.")],
+) -> None:
+    """Make a run of records that an earlier version wrote."""
+    from bench.commands import results
+
+    results.import_records(old, output)
 
 
 def main() -> None:
@@ -146,18 +198,37 @@ def _guarded(call: Callable[[], Any]) -> int:
     from harness.record import RecordError
 
     try:
-        return call() or 0
+        status = call() or 0
+        sys.stdout.flush()
+        return status
     except (UserError, RecordError) as error:
-        return _told(str(error), 2)
+        return _print_error(str(error), 2)
     except (typer.Abort, KeyboardInterrupt):
-        return _told("interrupted; start again with --resume to go on", 130)
+        return _print_error("interrupted", 130)
+    except BrokenPipeError:
+        return _end_of_stdout("")
+    except OSError as error:
+        if error.errno not in (28, 5, 9):  # no space, an I/O error, a closed descriptor
+            raise
+        return _end_of_stdout(f"the output cannot be written: {error.strerror}")
     except Exception as error:
         # Typer brings its own click in newer releases, so its usage errors have no one class to catch.
         if not hasattr(error, "format_message"):
             raise
-        return _told(error.format_message(), 2)
+        return _print_error(error.format_message(), 2)
 
 
-def _told(message: str, status: int) -> int:
-    print(f"ttt-bench: {' '.join(message.split())}", file=sys.stderr)
+def _end_of_stdout(message: str) -> int:
+    """Nothing more can be printed; the interpreter must not try when it ends."""
+    import os
+
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    return _print_error(message, 1) if message else 1
+
+
+def _print_error(message: str, status: int) -> int:
+    from harness.reason import printable
+
+    print(f"ttt-bench: {' '.join(printable(message).split())}", file=sys.stderr)
     return status

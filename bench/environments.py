@@ -1,4 +1,4 @@
-"""Which interpreter runs which system? The defaults, and what the user's systems.toml says instead.
+"""How to start the worker of each system: this interpreter, or what a systems.toml names instead.
 
 ["transformer/vllm"]
 python = "~/.venvs/vllm/bin/python"       # or: command = ["docker", "run", "-i", "IMAGE", "python"]
@@ -11,34 +11,33 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+from bench.catalogue.systems import ADAPTERS, Adapter
 from bench.errors import UserError
-from bench.systems import SYSTEMS, SystemSpec
 from harness.runner import Launch
 
-DEFAULT_FILE = Path("systems.toml")
+SIZE_LIMIT = 1 << 20
 
 
 def launches(path: Path | None = None) -> dict[tuple[str, str], Launch]:
-    """How to start the worker of every (system, backend); systems.toml is optional unless it is named."""
-    entries = _read(path)
-    return {(spec.system, spec.backend): _launch(spec, entries.get(spec.label)) for spec in SYSTEMS}
+    """How to start the worker of every (system, backend), as `path` says where it is given."""
+    entries = _read(path) if path else {}
+    return {(adapter.system, adapter.backend): _launch(adapter, entries.get(adapter.label)) for adapter in ADAPTERS}
 
 
-def _launch(spec: SystemSpec, entry: Launch | None) -> Launch:
+def _launch(adapter: Adapter, entry: Launch | None) -> Launch:
     if entry is None:
-        return Launch(command=[sys.executable], entry=spec.adapter, env={})
-    return replace(entry, entry=spec.adapter)
+        return Launch(command=[sys.executable], entry=adapter.entry, env={})
+    return replace(entry, entry=adapter.entry)
 
 
-def _read(path: Path | None) -> dict[str, Launch]:
-    file = path or DEFAULT_FILE
-    if not file.exists():
-        if path is not None:
-            raise UserError(f"{file}: no such file")
-        return {}
+def _read(file: Path) -> dict[str, Launch]:
+    if not file.is_file():
+        raise UserError(f"{file}: {'is no regular file' if file.exists() else 'no such file'}")
+    if file.stat().st_size > SIZE_LIMIT:
+        raise UserError(f"{file}: is larger than {SIZE_LIMIT >> 10} kB, so it is no systems.toml")
     try:
         tables = tomllib.loads(file.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise UserError(f"{file}: cannot be read as TOML: {error}") from None
     return {label: _checked(file, label, table) for label, table in tables.items()}
 
@@ -60,8 +59,8 @@ def _checked(file: Path, label: str, table: object) -> Launch:
                 raise ValueError("command is empty")
             return self
 
-    if label not in {spec.label for spec in SYSTEMS}:
-        known = ", ".join(spec.label for spec in SYSTEMS)
+    if label not in {adapter.label for adapter in ADAPTERS}:
+        known = ", ".join(adapter.label for adapter in ADAPTERS)
         raise UserError(f"{file}: unknown system [{label}]; there are {known}")
     try:
         entry = Entry.model_validate(table)

@@ -1,12 +1,12 @@
-"""What did the user ask for? Command-line words to systems, sizes and axes, each mistake one sentence."""
+"""Read what the command line asks for: words to suites, systems, sizes and axes; each mistake is one sentence."""
 
 from collections.abc import Callable
 from typing import TypeVar
 
+from bench.catalogue.systems import ADAPTERS, Adapter
 from bench.errors import UserError
 from bench.models.config import SIZES
-from bench.suites import Selection
-from bench.systems import SYSTEMS, SystemSpec
+from bench.plan import Selection
 
 T = TypeVar("T")
 
@@ -17,26 +17,26 @@ def select(systems: str | None, sizes: str | None, batch: str | None, context: s
     Without `systems` it has those made for `device` ("cpu", "cuda"); one that is named is tried anywhere.
     """
     return Selection(
-        systems=_systems(systems, device),
+        adapters=_adapters(systems, device),
         sizes=words(sizes, _size),
         batches=words(batch, lambda word: _count("--batch", word)),
         contexts=words(context, lambda word: _count("--context", word)),
     )
 
 
-def _systems(text: str | None, device: str) -> tuple[SystemSpec, ...]:
+def _adapters(text: str | None, device: str) -> tuple[Adapter, ...]:
     if text is None:
-        return tuple(spec for spec in SYSTEMS if device in spec.devices)
-    chosen = [spec for word in _split(text) for spec in _named(word, device)]
+        return tuple(adapter for adapter in ADAPTERS if device in adapter.devices)
+    chosen = [adapter for word in _split(text) for adapter in _named(word, device)]
     return tuple(dict.fromkeys(chosen))
 
 
-def _named(word: str, device: str) -> list[SystemSpec]:
+def _named(word: str, device: str) -> list[Adapter]:
     """`ttt-linear` is that system on its backends for `device`, on all where it has none; `ttt-linear/torch` is one."""
-    found = [spec for spec in SYSTEMS if word in (spec.system, spec.label)]
-    made = [spec for spec in found if word == spec.label or device in spec.devices]
+    found = [adapter for adapter in ADAPTERS if word in (adapter.system, adapter.label)]
+    made = [adapter for adapter in found if word == adapter.label or device in adapter.devices]
     if not found:
-        known = ", ".join(spec.label for spec in SYSTEMS)
+        known = ", ".join(adapter.label for adapter in ADAPTERS)
         raise UserError(f"--systems {word}: unknown; there are {known}")
     return made or found
 

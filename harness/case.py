@@ -1,4 +1,4 @@
-"""What is to be run: one point of a suite, frozen, hashable and serialisable."""
+"""One thing to measure: frozen, hashable, serialisable, with a key made of what changes the work."""
 
 import hashlib
 import json
@@ -10,11 +10,11 @@ from typing import Any
 Scalar = str | int | float | bool
 
 PHASES = ("forward", "generate", "request")
-TIMINGS = ("eager", "graph")
+TIMINGS = ("eager", "graph", "engine")
 CACHE_STATES = ("warm", "cold")
 
 _CHOICES = {"phase": PHASES, "timing": TIMINGS, "l2": CACHE_STATES}
-_REQUIRED_TEXTS = ("suite", "system", "backend", "size", "dtype")
+_REQUIRED_TEXTS = ("system", "backend", "size", "dtype")
 
 
 class CaseError(ValueError):
@@ -28,12 +28,13 @@ class Case:
     phase: "forward" (a prompt), "generate" (steady-state steps), "request" (prompt then steps, as a whole).
     context: tokens of the prompt, or tokens already in the state of a generate step.
     state_dtype: type of the recurrent state or cache, "" for the system's own.
-    timing: "eager" launches or CUDA "graph" replays. l2: cache state before each sample, "warm" or "cold".
-    options: further axes, such as (("mini_batch", 16),); kept sorted by name, so that order does not tell cases apart.
+    timing: "eager" launches, CUDA "graph" replays, or "engine" where the system times itself.
+    l2: cache state before each sample, "warm" or "cold".
+    options: further axes that differ from their default, such as (("mini_batch", 32),); kept sorted by name, so that
+        order does not tell cases apart.
     Raises CaseError where a field cannot be.
     """
 
-    suite: str
     system: str
     backend: str
     size: str
@@ -54,7 +55,10 @@ class Case:
 
     @property
     def key(self) -> str:
-        """16 hexadecimal digits, equal for equal cases in every process and version of Python."""
+        """16 hexadecimal digits, equal for equal cases in every process and version of Python.
+
+        A field at its default is not in it, so that a new field changes no key that is already in a file.
+        """
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -75,9 +79,9 @@ class Case:
         return dict(self.options).get(name, default)
 
     def to_dict(self) -> dict[str, Any]:
-        """The case as JSON values; `options` becomes an object."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return values | {"options": dict(self.options)}
+        """The case as JSON values, without the fields at their default; `options` becomes an object."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return values | ({"options": dict(self.options)} if self.options else {})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Case":
@@ -85,7 +89,7 @@ class Case:
         if not isinstance(values, Mapping):
             raise CaseError(f"case: is {type(values).__name__}, must be an object")
         known = {field.name for field in fields(cls)}
-        required = {"suite", "system", "backend", "size", "phase", "batch", "context"}
+        required = {"system", "backend", "size", "phase", "batch", "context"}
         for name in sorted(set(values) - known):
             raise CaseError(f"case: unknown field {name!r}")
         for name in sorted(required - set(values)):
@@ -99,6 +103,8 @@ def _sorted_options(options: Any) -> tuple[tuple[str, Scalar], ...]:
         finite = not isinstance(value, float) or math.isfinite(value)
         if not isinstance(name, str) or not isinstance(value, Scalar) or not finite:
             raise CaseError(f"case: field 'options': {name!r} is {value!r}, must be text, a finite number or a bool")
+        if not name.isprintable() or not str(value).isprintable():
+            raise CaseError(f"case: field 'options': {name!r} is {value!r}, must be printable text")
     if len(dict(pairs)) < len(pairs):
         raise CaseError(f"case: field 'options' names an option twice: {pairs}")
     return tuple(sorted(pairs))
@@ -116,6 +122,8 @@ def _check_field(name: str, value: Any) -> None:
         _check_count(name, value, at_least=1 if name == "batch" else 0)
     elif not isinstance(value, str):
         raise CaseError(f"case: field {name!r} is {value!r}, must be text")
+    elif not value.isprintable():
+        raise CaseError(f"case: field {name!r} is {value!r}, must be printable text")
     elif name in _CHOICES and value not in _CHOICES[name]:
         raise CaseError(f"case: field {name!r} is {value!r}, must be one of {', '.join(_CHOICES[name])}")
     elif name in _REQUIRED_TEXTS and not value:

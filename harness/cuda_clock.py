@@ -58,7 +58,7 @@ class CudaEventClock:
     def __init__(self, timing: str = "eager", l2: str = "warm") -> None:
         self.own_bytes = 0
         self.launches = 1
-        self._graph = timing == "graph"
+        self.replays = timing == "graph"
         self._cold = l2 == "cold"
         self._flush_buffer: Any = None
         self._events: list[tuple[Any, Any]] = []
@@ -73,7 +73,7 @@ class CudaEventClock:
         self._flush_buffer = self._new_flush_buffer() if self._cold else None
         self._events = self._new_events(self.launches if self._cold else 1)
         batch = [run] * (1 if self._cold else self.launches)
-        self._launch = _captured(batch) if self._graph else lambda: _each(batch)
+        self._launch = _captured(batch) if self.replays else lambda: _each(batch)
 
     def sample(self) -> float:
         """Milliseconds of one launch, the mean over `launches`."""

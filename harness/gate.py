@@ -1,4 +1,4 @@
-"""Are the outputs those of the reference? Distances, the limits they must keep, and the verdict."""
+"""Compare outputs with those of a reference: distances, the limits they must keep, and the verdict."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Every check of one case. A verdict without checks has shown nothing, so it is not passed."""
+    """Every check of one case. A verdict without checks has shown nothing, so it is not passed.
+
+    unchecked: what could not be compared, in words; "" where everything was that the case asks for.
+    """
 
     checks: Sequence[Check]
+    unchecked: str = ""
 
     @property
     def passed(self) -> bool:
@@ -43,12 +47,14 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; a distance that is not finite becomes None."""
-        return {"passed": self.passed, "checks": [_check_dict(check) for check in self.checks]}
+        values = {"passed": self.passed, "checks": [_check_dict(check) for check in self.checks]}
+        return values | ({"unchecked": self.unchecked} if self.unchecked else {})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Verdict":
         """The verdict that `to_dict` wrote; a distance of None becomes NaN."""
-        return cls([Check(**(c | {"value": math.nan if c["value"] is None else c["value"]})) for c in values["checks"]])
+        checks = [Check(**(c | {"value": math.nan if c["value"] is None else c["value"]})) for c in values["checks"]]
+        return cls(checks, values.get("unchecked", ""))
 
 
 def _check_dict(check: Check) -> dict[str, Any]:

@@ -1,17 +1,21 @@
-"""What comes of one case in this process? Build, gate, warm up, time, and the record of it."""
+"""Run one case in this process: build, gate, warm up, time, check what was timed, and make the record."""
 
+import secrets
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from random import Random
 from typing import Any
 
 from harness.case import Case
 from harness.cuda_clock import CudaEventClock
 from harness.environment import around, snapshot
-from harness.memory import CudaPeak, PeakMemory, ResidentPeak
+from harness.gate import Verdict
+from harness.inspection import Inspector, floor_check, judged
+from harness.memory import CudaPeak, PeakMemory, ResidentPeak, is_out_of_memory
 from harness.nvml import Gpu, open_gpu
+from harness.process_state import ProcessState
 from harness.ranges import nvtx_range, profiler_range, range_name
 from harness.reason import of_exception, sentence
 from harness.record import Record
@@ -27,33 +31,40 @@ from harness.timer import (
     take_engine_samples,
 )
 
-VERIFY = "verify"
-PROFILE = "profile"
+MEASURE, VERIFY, PROFILE = "measure", "verify", "profile"
+MODES = (MEASURE, VERIFY, PROFILE)
 
 PROFILE_WARM_RUNS = 3
 PROFILED_RUNS = 5
-_OUT_OF_MEMORY = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 # The driver refreshes its energy counter some ten times a second: a shorter region would read the refresh.
 ENERGY_NEEDS_S = 1.0
 
 
 @dataclass
 class CaseRun:
-    """One case on its way to a record. mode: "" measures, VERIFY stops after the gate, PROFILE never times."""
+    """One case on its way to a record. mode: MEASURE, VERIFY (checks without timing) or PROFILE (never times)."""
 
     case: Case
     policy: Policy
-    mode: str = ""
+    mode: str = MEASURE
     status: str = "ok"
     reason: str = ""
     # Fields of the record, as far as they are known: what was found before a failure is not lost with it.
     found: dict[str, Any] = field(default_factory=dict)
     healthy: bool = True
+    owns_process: bool = False  # an engine that lives on from case to case sets its process up as it needs it
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode {self.mode!r}: must be one of {', '.join(MODES)}")
 
     def record(self, system: System) -> Record:
         """Run the case; what it raises becomes the status and the reason of the record, but for NeedsFreshProcess."""
         started_at, start, before = datetime.now(UTC), time.monotonic(), snapshot()
+        state = ProcessState()
         self._guarded(system)
+        if not self.owns_process:
+            state.restore()
         timing = self.found.pop("timing", Timing([], [], ""))
         return Record(
             self.case,
@@ -62,7 +73,7 @@ class CaseRun:
             samples_ms=timing.samples_ms,
             throttled=timing.throttled,
             stop=timing.stop,
-            settings=self.found.pop("settings", {}) | ({"mode": self.mode} if self.mode else {}),
+            settings=self.found.pop("settings", {}),
             environment=self._environment(before, system),
             started_at=started_at.isoformat(timespec="seconds"),
             wall_s=time.monotonic() - start,
@@ -75,18 +86,28 @@ class CaseRun:
 
     def _guarded(self, system: System) -> None:
         try:
-            self._run(system)
+            workload = system.build(self.case)
+            self.owns_process = workload.engine_samples is not None
         except Skip as skip:
-            self._end("skipped", sentence(str(skip)) or "the system does not say why")
+            return self._end("skipped", sentence(str(skip)) or "the system does not say why")
         except NeedsFreshProcess:
             raise
         except (Exception, SystemExit) as error:
-            traceback.print_exc()
-            self.healthy = False
-            self._end("oom" if is_out_of_memory(error) else "failed", of_exception(error))
+            return self._fail(error)
+        try:
+            self._run(system, workload)
+        except _CannotTime as error:
+            self._end("skipped", str(error))
+        except (Exception, SystemExit) as error:
+            self._fail(error)
+        return None
 
-    def _run(self, system: System) -> None:
-        workload = system.build(self.case)
+    def _fail(self, error: BaseException) -> None:
+        traceback.print_exception(error)
+        self.healthy = False
+        self._end("oom" if is_out_of_memory(error) else "failed", of_exception(error))
+
+    def _run(self, system: System, workload: Workload) -> None:
         try:
             self.found |= {"metrics": workload.metrics, "settings": workload.settings, "tokens": workload.tokens}
             if self._passes_gate(workload):
@@ -97,38 +118,75 @@ class CaseRun:
             self._close(workload)
 
     def _passes_gate(self, workload: Workload) -> bool:
-        if self.mode == PROFILE:
+        if self.mode == PROFILE or workload.gate is None:
             return True
-        if workload.gate is None:
-            if self.mode == VERIFY:
-                self._end("skipped", "the system has no reference to be verified against")
-            return self.mode != VERIFY
-        verdict = workload.gate()
-        self.found["gate"] = verdict.to_dict()
-        if not verdict.passed:
-            self._end("gate", sentence(verdict.reason))
-        return verdict.passed
+        return self._accepts(workload.gate())
+
+    def _accepts(self, verdict: Verdict) -> bool:
+        """Whether the verdict is passed; it joins what was checked before."""
+        before = Verdict.from_dict(self.found["gate"]) if "gate" in self.found else Verdict([])
+        whole = Verdict([*before.checks, *verdict.checks], verdict.unchecked)
+        if whole.checks:
+            self.found["gate"] = whole.to_dict()
+        if whole.checks and not whole.passed:
+            self._end("gate", sentence(whole.reason))
+        return self.status == "ok"
 
     def _work(self, workload: Workload) -> None:
         if self.mode == PROFILE:
             profile(self.case, workload, self.policy)
-        elif not self.mode:
+        elif self.mode == VERIFY:
+            self._verify(workload)
+        else:
             self._measure(workload)
+
+    def _verify(self, workload: Workload) -> None:
+        """The case's own batch and length, run once and checked; nothing is timed."""
+        if workload.gate is None and workload.witness is None:
+            return self._end("skipped", "the system has no reference to be verified against")
+        if workload.witness is None:
+            return None
+        if workload.engine_samples is not None:
+            once = replace(self.policy, min_samples=1, max_samples=1, budget_s=0.0)
+            list(workload.engine_samples(once))
+            self._accepts(_engine_verdict(workload))
+        else:
+            clock, inspector = (
+                CpuClock() if workload.device == "cpu" else CudaEventClock(),
+                Inspector(self.case, workload),
+            )
+            clock.prepare(inspector.run)
+            self._accepts(inspector.checked_call(clock, [clock.sample() / workload.units]))
+        return None
 
     def _measure(self, workload: Workload) -> None:
         gpu = open_gpu() if workload.device == "cuda" else None
-        clock = clock_for(self.case, workload)
+        clock, inspector = clock_for(self.case, workload), Inspector(self.case, workload)
         self.found["settings"] = workload.settings | sampling_settings(workload, clock, self.policy)
         peak: PeakMemory = CudaPeak() if workload.device == "cuda" else ResidentPeak()
         peak.start()
         energy = EnergyMeter(gpu)
-        timing = time_workload(self.case, workload, clock, self.policy, gpu, energy)
+        timing = time_workload(self.case, workload, clock, self.policy, gpu, energy, inspector)
         bytes_held = peak.peak_bytes()
         self.found["peak_memory_bytes"] = None if bytes_held is None else bytes_held - clock.own_bytes
         self.found["timing"] = timing
-        tokens = len(timing.samples_ms) * clock.launches * workload.units * workload.tokens
-        if self.case.l2 == "warm" and timing.stop != "engine":
+        calls = clock.launches * workload.units
+        self.found["calls"] = calls
+        if self.case.l2 == "warm" and workload.engine_samples is None:
+            tokens = len(timing.samples_ms) * calls * workload.tokens
             self.found["metrics"] = workload.metrics | energy.per_token(tokens)
+        self._accepts(self._checked(workload, clock, inspector, timing))
+
+    def _checked(self, workload: Workload, clock: Clock, inspector: Inspector, timing: Timing) -> Verdict:
+        """What the timed callable left, against the reference."""
+        floor = floor_check(workload, timing.samples_ms)
+        if workload.engine_samples is None:
+            verdict = inspector.checked_call(clock, timing.samples_ms)
+        elif workload.witness:
+            verdict = judged(lambda: _engine_verdict(workload))
+        else:
+            verdict = Verdict([], "what the engine answered was compared with nothing")
+        return Verdict([*verdict.checks, *floor], verdict.unchecked)
 
     def _close(self, workload: Workload) -> None:
         try:
@@ -140,6 +198,16 @@ class CaseRun:
     def _end(self, status: str, reason: str) -> None:
         self.status, self.reason = status, reason
         self.found.pop("timing", None)  # only what is "ok" may be timed
+
+
+def _engine_verdict(workload: Workload) -> Verdict:
+    """On the last batch that an engine ran by itself."""
+    assert workload.witness is not None
+    return workload.witness(Random(secrets.randbits(128)))(None, 1)
+
+
+class _CannotTime(Exception):
+    """The case asks for a timing that its device does not have."""
 
 
 class EnergyMeter:
@@ -169,11 +237,11 @@ class EnergyMeter:
 
 
 def clock_for(case: Case, workload: Workload) -> Clock:
-    """The clock of the workload's device; Skip where a CPU is asked for graphs or a cold L2."""
+    """The clock of the workload's device."""
     if workload.device == "cuda":
-        return CudaEventClock("graph" if workload.replayed else case.timing, case.l2)
+        return CudaEventClock(case.timing, case.l2)
     if workload.engine_samples is None and (case.timing, case.l2) != ("eager", "warm"):
-        raise Skip(f"timing {case.timing!r} with l2 {case.l2!r} needs a CUDA device; this system ran on the CPU")
+        raise _CannotTime(f"timing {case.timing!r} with l2 {case.l2!r} needs a CUDA device; this system ran on the CPU")
     return CpuClock()
 
 
@@ -193,15 +261,21 @@ def sampling_settings(workload: Workload, clock: Clock, policy: Policy) -> dict[
 
 
 def time_workload(
-    case: Case, workload: Workload, clock: Clock, policy: Policy, gpu: Gpu | None, energy: EnergyMeter
+    case: Case,
+    workload: Workload,
+    clock: Clock,
+    policy: Policy,
+    gpu: Gpu | None,
+    energy: EnergyMeter,
+    inspector: Inspector,
 ) -> Timing:
     """Samples in ms of one unit, from the clock or from the engine itself."""
     throttled = gpu.throttled if gpu else never_throttled
     if workload.engine_samples is not None:
         with nvtx_range(range_name(case.phase)), energy:
-            return take_engine_samples(workload.engine_samples(policy), throttled)
+            return take_engine_samples(workload.engine_samples(policy), policy, throttled)
     with nvtx_range(range_name(case.phase)):
-        timing = measure(workload.run, clock, policy, throttled, energy)
+        timing = measure(inspector.run, clock, policy, throttled, energy, inspector.before_sample)
     timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
     return timing
 
@@ -222,24 +296,3 @@ def profile(case: Case, workload: Workload, policy: Policy) -> None:
         for _ in range(PROFILED_RUNS):
             with nvtx_range(range_name(case.phase)):
                 workload.run()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception, or what caused it, says that memory ended on the host or on the device."""
-    return any(_says_out_of_memory(each) for each in _causes(error))
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
-
-
-def _says_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    # Libraries that call CUDA themselves raise a plain RuntimeError.
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

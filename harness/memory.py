@@ -1,11 +1,19 @@
-"""How much memory did a case hold at most?"""
+"""Peak memory of a case, and whether an error says that memory ended."""
 
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 _PROCESS = Path("/proc/self")
+_OUT_OF_MEMORY = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+)
 
 
 class PeakMemory(Protocol):
@@ -68,3 +76,24 @@ def _high_water_bytes() -> int:
 def _maximum_bytes() -> int:
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else largest * 1024
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception, or what caused it, says that memory ended on the host or on the device."""
+    return any(_says_out_of_memory(each) for each in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def _says_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    # Libraries that call CUDA themselves raise a plain RuntimeError.
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

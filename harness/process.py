@@ -1,5 +1,6 @@
-"""How does the parent talk to a worker that may crash, hang or be killed at any moment?"""
+"""Start, ask and end a worker that may crash, hang, lie or be killed at any moment."""
 
+import itertools
 import json
 import os
 import select
@@ -8,16 +9,21 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness import warden
 from harness.environment import COMMIT_VARIABLE, commit_and_dirty
 from harness.reason import last_words, sentence
 
+OUTPUT_LIMIT = 64 << 20  # bytes that a case may print before the worker's log is emptied, or answer
+RUN_VARIABLE, WORKER_VARIABLE = "TTT_BENCH_RUN", "TTT_BENCH_WORKER"  # in the environment of all that a run starts
 _STOP_S = 10.0  # for a worker that was told to stop; engines take a while to shut down
+_KILL_S = 25.0
 _POLL_S = 0.5
 _TAIL_BYTES = 1 << 16
 _ROOT = Path(__file__).resolve().parent.parent
@@ -28,16 +34,17 @@ class Launch:
     """How to start the worker of a system: `*command -m harness.worker entry`, with `env` added to ours.
 
     command: an interpreter, or what runs one elsewhere, such as ["docker", "run", "-i", IMAGE, "python"].
-    entry: MODULE:ATTRIBUTE of the adapter.
+    entry: MODULE:ATTRIBUTE of the adapter. module: what answers, `harness.worker`.
     """
 
     command: Sequence[str] = (sys.executable,)
     entry: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    module: str = "harness.worker"
 
 
 class WorkerLost(Exception):
-    """A worker that gave no answer; `status` and `reason` are those of the record of its case."""
+    """A worker that gave no usable answer; `status` and `reason` are those of the record of its case."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -46,56 +53,74 @@ class WorkerLost(Exception):
 
 
 class WorkerProcess:
-    """A running worker. It is the leader of its own process group, which is killed as a whole."""
+    """A running worker behind a warden, which kills whatever the worker started when either of them ends."""
 
     def __init__(self, launch: Launch) -> None:
         # Append mode, so that it can be emptied between cases under the writer's feet.
         self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by `kill`
         self._buffer = b""
-        command = [*launch.command, "-m", "harness.worker", launch.entry]
+        self._ids = itertools.count(1)
+        self._token = uuid.uuid4().hex
+        command = [*launch.command, "-m", launch.module, *([launch.entry] if launch.entry else [])]
+        guard = [sys.executable, "-I", "-S", warden.__file__] if sys.platform == "linux" else []
         try:
             self._process = subprocess.Popen(
-                command,
+                [*guard, *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
-                env=_environment(launch),
+                env=_environment(launch) | {WORKER_VARIABLE: self._token},
                 start_new_session=True,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._stderr.close()
-            why = sentence(f"{launch.command[0]} could not be started: {error.strerror or error}")
-            raise WorkerLost("failed", why) from None
+            why = getattr(error, "strerror", None) or error
+            raise WorkerLost("failed", sentence(f"{launch.command[0]} could not be started: {why}")) from None
 
     def ask(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """The worker's answer; WorkerLost if it dies or is not there within `limit_s` seconds."""
-        os.ftruncate(self._stderr.fileno(), 0)
-        self._send(request)
+        """The worker's answer; WorkerLost if it dies, answers something else or gives none within `limit_s` seconds."""
+        number = next(self._ids)
+        self._empty_log()
+        self._send({"id": number, **request})
         deadline = time.monotonic() + limit_s
         while True:
-            answer = self._next_answer()
+            answer = self._answer_to(number)
             if answer is not None:
                 return answer
             if time.monotonic() >= deadline:
                 raise WorkerLost("timeout", self._with_last_words(f"no answer within {limit_s:g} s"))
             self._receive(deadline)
 
+    def is_quiet(self) -> bool:
+        """Whether the worker lives and has said nothing since its last answer."""
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout.fileno()], [], [], 0)
+        return not self._buffer and not readable and self._process.poll() is None
+
     def stop(self) -> None:
         """Ask the worker to end, then make it."""
         with suppress(WorkerLost, subprocess.TimeoutExpired):
-            self._send({"do": "stop"})
+            self._send({"id": next(self._ids), "do": "stop"})
             self._process.wait(_STOP_S)
         self.kill()
 
     def kill(self) -> None:
         """End the worker and whatever it started, and wait until its memory is free."""
-        with suppress(ProcessLookupError):
+        if sys.platform == "linux":
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                self._process.terminate()  # the warden ends the rest
+                self._process.wait(_KILL_S)
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        end_marked(WORKER_VARIABLE, self._token)
         for pipe in (self._process.stdin, self._process.stdout, self._stderr):
             with suppress(OSError):  # what was not yet written to a dead worker
                 if pipe is not None:
                     pipe.close()
+
+    def _empty_log(self) -> None:
+        os.ftruncate(self._stderr.fileno(), 0)
 
     def _send(self, request: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -113,16 +138,26 @@ class WorkerProcess:
         readable, _, _ = select.select([pipe], [], [], wait_s)
         data = os.read(pipe, 1 << 16) if readable else b""
         self._buffer += data
+        if len(self._buffer) > OUTPUT_LIMIT:
+            raise WorkerLost("failed", f"the worker's answer is longer than {OUTPUT_LIMIT >> 20} MB")
+        if os.fstat(self._stderr.fileno()).st_size > OUTPUT_LIMIT:
+            self._empty_log()
         # A child of the worker may hold the pipe open after its death, so its end alone is not waited for.
         if not data and (readable or self._process.poll() is not None):
             raise self._death()
 
-    def _next_answer(self) -> dict[str, Any] | None:
+    def _answer_to(self, number: int) -> dict[str, Any] | None:
+        """The answer in the buffer, if it is there; WorkerLost for one to another question, or for two."""
         while b"\n" in self._buffer:
             line, self._buffer = self._buffer.split(b"\n", 1)
-            answer = _parse(line)
-            if answer is not None:
-                return answer
+            if not line.lstrip().startswith(b"{"):
+                continue  # what a container's client or an interpreter's start-up printed
+            answer = _parsed(line)
+            if answer.get("id") != number:
+                raise WorkerLost("failed", "the worker answered a question that it was not asked")
+            if self._buffer.lstrip().startswith(b"{"):
+                raise WorkerLost("failed", "the worker answered twice")
+            return answer
         return None
 
     def _death(self) -> WorkerLost:
@@ -130,7 +165,7 @@ class WorkerProcess:
             code = self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             return WorkerLost("failed", self._with_last_words("the worker closed its output"))
-        # Shells and container clients report a signal as 128 + its number.
+        # The warden, shells and container clients report a signal as 128 + its number.
         number = -code if code < 0 else code - 128 if code > 128 else 0
         if number in {each.value for each in signal.Signals}:
             name = signal.Signals(number).name
@@ -146,22 +181,62 @@ class WorkerProcess:
         return sentence(f"{what}; its last words: {words}" if words else what)
 
 
+def end_marked(variable: str, value: str) -> list[str]:
+    """Kill the processes whose environment says VARIABLE=VALUE; their names with their ids. None without /proc."""
+    found: dict[int, str] = {}
+    deadline = time.monotonic() + _KILL_S
+    while time.monotonic() < deadline:
+        alive = _marked(f"{variable}={value}".encode())
+        if not alive:
+            break
+        for pid in alive:
+            found.setdefault(pid, f"{_name_of(pid)} ({pid})")
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    return list(found.values())
+
+
+def _marked(mark: bytes) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        pid = int(entry.parent.name)
+        with suppress(OSError):  # another user's, or gone
+            if pid != os.getpid() and mark in entry.read_bytes().split(b"\0") and not _is_zombie(pid):
+                found.append(pid)
+    return found
+
+
+def _is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return sentence(Path(f"/proc/{pid}/comm").read_text(errors="replace")) or "a process"
+    except OSError:
+        return "a process"
+
+
 def _environment(launch: Launch) -> dict[str, str]:
     """Ours and the launch's, with the commit and the place of this package for workers that cannot find them.
 
-    An installed package stays where it is: its folder holds packages that other interpreters must not see.
+    An installed package stays where it is: its folder holds packages that other interpreters must not see. The
+    current folder is not searched for modules: what lies there must not stand in for an installed package.
     """
     commit, dirty = commit_and_dirty()
-    env = {**os.environ, COMMIT_VARIABLE: commit + ("-dirty" if dirty else ""), **launch.env}
+    env = {**os.environ, COMMIT_VARIABLE: commit + ("-dirty" if dirty else ""), "PYTHONSAFEPATH": "1", **launch.env}
     if _ROOT.name not in ("site-packages", "dist-packages"):
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), env.get("PYTHONPATH", "")]))
     return env
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """An answer; None for what a container's client or an interpreter's start-up printed."""
+def _parsed(line: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(line)
-    except ValueError:
-        return None
-    return answer if isinstance(answer, dict) and {"record", "available", "fresh"} & answer.keys() else None
+        json.dumps(answer, ensure_ascii=False).encode()  # no lone surrogates
+    except (ValueError, RecursionError):
+        raise WorkerLost("failed", "the worker's answer is not JSON") from None
+    if not isinstance(answer, dict):
+        raise WorkerLost("failed", "the worker's answer is not an object")
+    return answer

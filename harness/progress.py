@@ -1,4 +1,4 @@
-"""How far is a run, how long will it take, and what came of each case? For terminals and for logs."""
+"""Show how far a run is, how long the rest will take, and the result of each case, on terminals and in logs."""
 
 import sys
 import time
@@ -8,14 +8,17 @@ from statistics import median
 from types import TracebackType
 from typing import Any, TextIO
 
+from harness.machine_load import is_loaded, load_note
 from harness.record import Record
 from harness.runner import Event
+
+_BAR_WIDTH, _NUMBERS_WIDTH = 10, 40
 
 
 class Progress:
     """Shows the events of a run: a bar with the remaining time on a terminal, plain lines elsewhere.
 
-    Use as a context manager and hand it to `run_cases(on_event=...)`. title: what runs; total: cases expected, until
+    Use as a context manager and hand it to `run_jobs(on_event=...)`. title: what runs; total: cases expected, until
     the run's own plan says how many are left. stream: stderr by default, so that stdout stays the results'.
     """
 
@@ -56,7 +59,9 @@ class _Lines:
         """Nothing to clear away."""
 
     def show(self, event: Event) -> None:
-        if event.kind == "plan":
+        if event.kind == "left":
+            self._print(event.message)
+        elif event.kind == "plan":
             self._start = self._now()
             self._print(plan_line(self._title, event))
         elif event.kind == "record" and event.record is not None:
@@ -79,7 +84,7 @@ class _Bar:
         self._title = title
         self._rich = Rich(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=_BAR_WIDTH),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
@@ -97,18 +102,25 @@ class _Bar:
 
     def show(self, event: Event) -> None:
         changes: dict[str, Any] = {"total": event.total, "completed": event.done}
-        if event.kind == "plan":
+        if event.kind == "left":
+            self._print(event.message)
+        elif event.kind == "plan":
             self._print(plan_line(self._title, event))
-        elif event.kind == "start" and event.case is not None:
-            changes["description"] = event.case.label
+        elif event.kind == "start" and event.planned is not None:
+            changes["description"] = _shortened(event.planned.case.label, self._room())
         elif event.record is not None:
             self._print(outcome(event.record))
             self._counts[event.record.status] += 1
-            changes["counts"] = ", ".join(f"{count} {status}" for status, count in sorted(self._counts.items()))
+            lost = sum(count for status, count in self._counts.items() if status != "ok")
+            changes["counts"] = f"{lost} without result" if lost else ""
         self._rich.update(self._task, **changes)
 
     def _print(self, line: str) -> None:
         self._rich.console.print(line, markup=False, soft_wrap=True)
+
+    def _room(self) -> int:
+        """Columns for what runs now, beside the bar, its numbers and its counts."""
+        return max(12, self._rich.console.width - _BAR_WIDTH - _NUMBERS_WIDTH)
 
 
 def plan_line(title: str, event: Event) -> str:
@@ -118,12 +130,17 @@ def plan_line(title: str, event: Event) -> str:
 
 
 def outcome(record: Record) -> str:
-    """What came of a case, on one line: its status, its median or the reason for none, its label."""
-    said = record.reason
+    """The result of a case on one line: its status, its label, and its median or the reason why it has none."""
+    result = record.reason
     if record.samples_ms:
-        said = f"{_milliseconds(median(record.samples_ms))} median of {len(record.samples_ms)}"
-        said += ", throttled" if any(record.throttled) else ""
-    return f"{record.status:<7} {record.case.label}{': ' + said if said else ''}"
+        result = f"{_milliseconds(median(record.samples_ms))} median of {len(record.samples_ms)}"
+        result += ", throttled" if any(record.throttled) else ""
+        result += f", {load_note(record.environment)}" if is_loaded(record.environment) else ""
+    return f"{record.status:<7} {record.case.label}{': ' + result if result else ''}"
+
+
+def _shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _milliseconds(value: float) -> str:

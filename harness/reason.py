@@ -1,4 +1,4 @@
-"""Why did it fail, in one sentence that can be published?"""
+"""Reasons for failures: one printable sentence without folders, fit to be published."""
 
 import re
 from pathlib import Path
@@ -11,9 +11,17 @@ _ERROR = re.compile(r"^(\[\w+\]:? )?[\w.]*(Error|Exception|Exit|Interrupt)\b|\b(
 _NOISE = re.compile(r"^(\s|Traceback|frame #|During handling|The above exception|Current thread|Thread 0x|[^\w]*$)")
 
 
+def printable(text: str) -> str:
+    """`text` with control characters as spaces and what UTF-8 cannot hold as question marks."""
+    if text.isascii() and text.isprintable():
+        return text
+    encodable = text.encode("utf-8", "replace").decode("utf-8")
+    return "".join(each if each.isprintable() else " " for each in encodable)
+
+
 def sentence(text: str) -> str:
     """`text` on one line, without folders, at most 300 characters."""
-    line = " ".join(text.split()).replace(str(Path.home()), "~")
+    line = " ".join(printable(text).split()).replace(str(Path.home()), "~")
     line = _FOLDERS.sub("", line)
     return line if len(line) <= LIMIT else line[: LIMIT - 1] + "…"
 

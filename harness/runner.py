@@ -1,53 +1,69 @@
-"""How do cases become records, whatever befalls their workers, and how does an interrupted run go on?"""
+"""Run a run's jobs in workers: one record for each case, whatever becomes of its worker, and resumable."""
 
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from os import PathLike
-from typing import Any
+from math import ceil
+from typing import Any, Literal
 
-from harness.case import Case
 from harness.environment import around, snapshot
-from harness.process import Launch, WorkerLost, WorkerProcess
+from harness.machine_load import LoadMeter
+from harness.process import RUN_VARIABLE, Launch, WorkerLost, WorkerProcess, end_marked
 from harness.reason import of_exception
-from harness.record import Record, RecordError, RecordFile
+from harness.record import Record
+from harness.record_file import RecordFile
+from harness.run import Job, Planned, Run, latest
 from harness.timer import Policy
 
-__all__ = ["Event", "Launch", "Probe", "Terminated", "probe", "run_cases"]
-
-START_LIMIT_S = 300.0  # importing an engine from a cold disk takes minutes
+__all__ = ["Event", "Launch", "Limits", "Probe", "Terminated", "probe", "run_jobs"]
 
 Pair = tuple[str, str]  # (system, backend)
+Retry = Literal["lost", "failed"]
+Skip = Callable[[Planned, Sequence[Record]], str]
+
+TRIES = 2  # of a case whose worker was killed or could not be started, over all resumptions
+LOST = ("killed", "unstarted")
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived: workers are ended and records kept as for Ctrl-C."""
+    """SIGTERM or SIGHUP arrived: workers are ended and records kept as for Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds: for one case, its model and its checks included; for the start of a worker."""
+
+    case_s: float = 600.0
+    start_s: float = 300.0  # importing an engine from a cold disk takes minutes
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a display may show. kind: "plan" (first), "start" (of a case), "record" (its end).
+    """What a display may show. kind: "plan" (first), "left" (what an earlier run left behind was ended), "start" (of
+    a case), "record" (its end).
 
-    done, total: cases of this run, without the `kept` ones that an earlier run finished.
+    done, total: cases of this run, without the `kept` ones that an earlier run finished. message: of "left".
     """
 
     kind: str
     done: int
     total: int
     kept: int = 0
-    case: Case | None = None
+    planned: Planned | None = None
     record: Record | None = None
+    message: str = ""
 
 
 @dataclass(frozen=True)
 class Probe:
     """Whether a system can run here and, if not, why; the versions and the environment it found.
 
-    status: "" if it can, "skipped" if it says that it cannot, else how its worker was lost.
+    status: "" if it can, "skipped" if it says that it cannot, else "unstarted".
     """
 
     status: str
@@ -60,145 +76,233 @@ class Probe:
         return not self.status
 
 
-def probe(launch: Launch, limit_s: float = START_LIMIT_S) -> Probe:
-    """Start the worker of a system, ask whether it can run, and end it."""
-    with _Slot(launch, limit_s) as slot:
-        return slot.ready()[1]
+def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
+    """Ask systems whether they can run, those of one interpreter in one process, interpreters side by side."""
+    found: dict[int, Probe] = {}
+    groups: dict[tuple, list[int]] = {}
+    for number, launch in enumerate(launches):
+        groups.setdefault((tuple(launch.command), tuple(sorted(launch.env.items()))), []).append(number)
+    threads = [
+        threading.Thread(target=_probe_together, args=(launches, group, found, limit_s)) for group in groups.values()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[number] for number in range(len(launches))]
 
 
-def run_cases(
-    cases: Iterable[Case],
-    systems: Mapping[Pair, Launch],
-    record_path: str | PathLike[str],
+def _probe_together(launches: Sequence[Launch], group: list[int], found: dict[int, Probe], limit_s: float) -> None:
+    worker: WorkerProcess | None = None
+    for number in group:
+        try:
+            worker = worker or WorkerProcess(replace(launches[number], entry=""))
+            found[number] = _probe_of(worker.ask({"do": "probe", "entry": launches[number].entry}, limit_s))
+        except WorkerLost as lost:
+            found[number] = Probe("unstarted", f"the system could not be started: {lost.reason}")
+            if worker is not None:
+                worker.kill()
+            worker = None
+    if worker is not None:
+        worker.stop()
+
+
+def _probe_of(answer: Mapping[str, Any]) -> Probe:
+    """The probe in a worker's answer; WorkerLost where it is none."""
+    try:
+        status = "" if answer["available"] is True else "skipped"
+        return Probe(status, str(answer["reason"]), dict(answer["versions"]), dict(answer["environment"]))
+    except (KeyError, TypeError, ValueError):
+        raise WorkerLost("failed", "the worker's answer to a probe is unusable") from None
+
+
+def run_jobs(
+    run: Run,
+    launches: Mapping[Pair, Launch],
     *,
-    resume: bool = False,
-    time_limit_s: float = 600.0,
-    start_limit_s: float = START_LIMIT_S,
-    policy: Policy | None = None,
+    jobs: Sequence[Job] | None = None,
+    limits: Limits | None = None,
+    retry: Retry = "lost",
     on_event: Callable[[Event], object] = lambda event: None,
-    skip: Callable[[Case, Sequence[Record]], str] = lambda case, earlier: "",
-    verify_only: bool = False,
-    profile_range: bool = False,
+    skip: Skip = lambda planned, earlier: "",
 ) -> list[Record]:
-    """Run every case once and append its record to `record_path`; the records of all cases, earlier ones included.
+    """Run what is not finished of `jobs` (all of the run's), and append each record to its job's file.
 
-    Cases are grouped by system, in order of appearance, and a worker is kept while it is healthy. A case that
-    crashes, is killed, exceeds `time_limit_s` seconds, exhausts memory or misses its gate is a record too.
-    resume: keep the cases that `record_path` already holds, whatever came of them, but for the skipped ones: their
-    system may be there now. Without it a file with records is a RecordError.
-    skip: asked before each case, with the records so far; a reason makes the case "skipped" without running it.
-    verify_only stops after the gate. profile_range never times (see `measured_case.profile`).
-    Raises RecordError for an unusable file, ValueError for a system without a launch. KeyboardInterrupt (SIGTERM
-    raises its subclass Terminated) passes through once the worker has been killed; every finished case is in the file.
+    A worker is kept while it is healthy. A case that crashes, is killed, exceeds its limit, exhausts memory or misses
+    a check is a record too. What is finished is kept; skipped cases are tried again, as their system may be there now,
+    and those whose worker was killed or could not be started, `TRIES` times. retry: "failed" tries again whatever is
+    not ok. skip: asked before each case, with its job's records so far; a reason skips it.
+    With repeats, every case runs once in a fresh process of its job before any runs a second time.
+    Returns the last record of each case and repeat. Raises RecordError for an unusable file, ValueError for a job
+    without a launch. KeyboardInterrupt (SIGTERM raises its subclass Terminated) passes through once the worker has
+    been killed; every finished case is in its file.
     """
-    wanted = {case.key: case for case in cases}
-    _refuse_unknown(wanted.values(), systems)
-    request = {
-        "policy": (policy or Policy()).to_dict(),
-        "verify_only": verify_only,
-        "profile_range": profile_range,
-    }
-    with _sigterm_raises(), RecordFile(record_path) as file:
-        mode = "verify" if verify_only else "profile" if profile_range else ""
-        earlier = _earlier(file, resume, mode)
-        skipped = {record.case.key: record for record in earlier if record.status == "skipped"}
-        kept = [record for record in earlier if record.status != "skipped"]
-        finished = {record.case.key for record in kept}
-        todo = [case for key, case in wanted.items() if key not in finished]
-        run = _Run(file, request, mode, time_limit_s, start_limit_s, on_event, skip, kept, skipped, total=len(todo))
-        run.emit("plan")
-        for pair, group in _grouped(todo).items():
-            run.group(systems[pair], group)
-        return [record for record in run.records if record.case.key in wanted]
+    jobs = run.jobs if jobs is None else jobs
+    for job in jobs:
+        if job.pair not in launches:
+            raise ValueError(f"system {'/'.join(job.pair)}: unknown; there are {_names(launches)}")
+    with _signals_raise(), run.held():
+        todo = {job.name: _Todo.of(run, job, retry) for job in jobs}
+        total = sum(len(each.pending) for each in todo.values())
+        display = _Display(on_event, total, kept=sum(each.kept for each in todo.values()))
+        mark = f"{run.folder.resolve()}"
+        left = end_marked(RUN_VARIABLE, mark)
+        if left:
+            display.emit("left", message=f"ended what an earlier run had left running: {', '.join(left)}")
+        display.emit("plan")
+        for repeat in range(run.file.repeats):
+            for job in jobs:
+                pending = [planned for planned, at in todo[job.name].pending if at == repeat]
+                if pending:
+                    launch = launches[job.pair]
+                    marked = replace(launch, env={**launch.env, RUN_VARIABLE: mark})
+                    with run.record_file(job) as file:
+                        _JobRun(run, job, marked, file, repeat, limits or Limits(), display, skip).cases(pending)
+        return run.records()
+
+
+@dataclass(frozen=True)
+class _Todo:
+    """What is left of a job: (case, repeat) pairs in order; how many are kept."""
+
+    pending: list[tuple[Planned, int]]
+    kept: int
+
+    @classmethod
+    def of(cls, run: Run, job: Job, retry: Retry) -> "_Todo":
+        records = run.job_records(job)
+        last = {(record.case.key, record.repeat): record for record in records}
+        tries = Counter((record.case.key, record.repeat) for record in records if record.status in LOST)
+
+        def is_finished(planned: Planned, repeat: int) -> bool:
+            record = last.get((planned.case.key, repeat))
+            if record is None or record.status == "skipped":
+                return False
+            if retry == "failed" and record.status != "ok":
+                return False
+            return record.status not in LOST or tries[planned.case.key, repeat] >= TRIES
+
+        every = [(planned, repeat) for repeat in range(run.file.repeats) for planned in job.cases]
+        pending = [each for each in every if not is_finished(*each)]
+        return cls(pending, len(every) - len(pending))
 
 
 @dataclass
-class _Run:
-    """The state of one call of `run_cases`."""
+class _Display:
+    """Counts what is done and tells whoever shows it."""
 
-    file: RecordFile
-    request: dict[str, Any]
-    mode: str
-    time_limit_s: float
-    start_limit_s: float
     on_event: Callable[[Event], object]
-    skip: Callable[[Case, Sequence[Record]], str]
-    records: list[Record]
-    skipped: dict[str, Record]  # by an earlier run, by the key of the case
     total: int
+    kept: int
     done: int = 0
-    kept: int = 0
 
-    def __post_init__(self) -> None:
-        self.kept = len(self.records)
+    def emit(self, kind: str, planned: Planned | None = None, record: Record | None = None, message: str = "") -> None:
+        self.done += kind == "record"
+        self.on_event(Event(kind, self.done, self.total, self.kept, planned, record, message))
 
-    def emit(self, kind: str, case: Case | None = None, record: Record | None = None) -> None:
-        self.on_event(Event(kind, self.done, self.total, self.kept, case, record))
 
-    def group(self, launch: Launch, cases: Sequence[Case]) -> None:
-        """The cases of one system, one worker after another."""
-        with _Slot(launch, self.start_limit_s) as slot:
-            for case in cases:
-                self.emit("start", case)
-                record, healthy = self.attempt(slot, case)
-                self.finish(record)
+@dataclass
+class _JobRun:
+    """One job in one repeat: its cases in one worker after another."""
+
+    run: Run
+    job: Job
+    launch: Launch
+    file: RecordFile
+    repeat: int
+    limits: Limits
+    display: _Display
+    skip: Skip
+    records: list[Record] = field(default_factory=list)
+
+    def cases(self, pending: Sequence[Planned]) -> None:
+        """Run them in order."""
+        self.records = [each for each in latest(self.job, self.run.job_records(self.job)) if each.repeat == self.repeat]
+        before = {record.case.key: record for record in self.records}
+        with _Slot(self.launch, self.limits.start_s) as slot:
+            for planned in pending:
+                self.display.emit("start", planned)
+                record, healthy = self._attempt(slot, planned)
+                self._finish(planned, record, before.get(planned.case.key))
                 if not healthy:
                     slot.discard()
 
-    def attempt(self, slot: "_Slot", case: Case) -> tuple[Record, bool]:
+    def _attempt(self, slot: "_Slot", planned: Planned) -> tuple[Record, bool]:
         """The record of a case, and whether the worker can take another."""
-        reason = self.skip(case, self.records)
+        reason = self.skip(planned, self.records)
         if reason:
-            return self.unmeasured(case, "skipped", reason, slot.found), True
+            return self._unmeasured(planned, "skipped", reason, slot.found), True
         worker, found = slot.ready()
         if worker is None:
-            return self.unmeasured(case, found.status, found.reason, found), True
-        return self.measured(slot, worker, case, found)
+            return self._unmeasured(planned, found.status, found.reason, found), True
+        return self._measured(slot, worker, planned, found)
 
-    def measured(self, slot: "_Slot", worker: WorkerProcess, case: Case, found: Probe) -> tuple[Record, bool]:
+    def _measured(self, slot: "_Slot", worker: WorkerProcess, planned: Planned, found: Probe) -> tuple[Record, bool]:
         """What the worker makes of a case, or the record of how it was lost."""
-        started_at, start = _now(), time.monotonic()
+        started_at, start, load = _now(), time.monotonic(), LoadMeter()
         try:
-            answer = self.asked(slot, worker, case)
-            return Record.from_dict(answer["record"]), answer["healthy"]
+            answer = self._asked(slot, worker, planned)
+            record = self._checked(planned, answer)
+            environment = record.environment
+            cpu = {**(environment.get("cpu") or {}), **load.reading()}
+            record = replace(record, repeat=self.repeat, environment={**environment, "cpu": cpu})
+            return record, bool(answer.get("healthy"))
         except WorkerLost as lost:
-            record = self.unmeasured(case, lost.status, lost.reason, found)
-        except (ValueError, KeyError) as error:  # a worker of another version of this program
-            record = self.unmeasured(case, "failed", f"the worker's answer is unusable: {of_exception(error)}", found)
+            record = self._unmeasured(planned, lost.status, lost.reason, found)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            reason = f"the worker's answer is unusable: {of_exception(error)}"
+            record = self._unmeasured(planned, "failed", reason, found)
         return replace(record, started_at=started_at, wall_s=time.monotonic() - start), False
 
-    def asked(self, slot: "_Slot", worker: WorkerProcess, case: Case) -> dict[str, Any]:
-        """The worker's answer, or that of a new one where it asks for one; WorkerLost as the worker's."""
-        request = {"do": "case", "case": case.to_dict(), **self.request}
-        answer = worker.ask(request, self.time_limit_s)
-        if not answer.get("fresh"):
-            return answer
-        slot.stop()
-        replacement, found = slot.ready()
-        if replacement is None:
-            raise WorkerLost(found.status, found.reason)
-        answer = replacement.ask(request, self.time_limit_s)
-        if answer.get("fresh"):
-            raise WorkerLost("failed", "a new worker of the system asked for another one")
-        return answer
+    def _checked(self, planned: Planned, answer: Mapping[str, Any]) -> Record:
+        """The record in an answer; ValueError where it is not one of this case, or claims more time than has passed."""
+        record = Record.from_dict(answer["record"])
+        if record.case != planned.case:
+            raise ValueError(f"it is of another case: {record.case.label}")
+        claimed_s = sum(record.samples_ms) * record.calls / 1e3
+        if claimed_s > answer["waited_s"] * 1.01 + 0.1 and planned.case.timing != "engine":
+            raise ValueError(
+                f"its samples add up to {claimed_s:.3g} s, more than the {answer['waited_s']:.3g} s it took"
+            )
+        why = self.run.foreign(replace(record, repeat=self.repeat), self.job)
+        if why:
+            raise ValueError(why)
+        return record
 
-    def unmeasured(self, case: Case, status: str, reason: str, found: Probe | None) -> Record:
+    def _asked(self, slot: "_Slot", worker: WorkerProcess, planned: Planned) -> dict[str, Any]:
+        """The worker's answer, or that of a new one where it asks for one; WorkerLost as the worker's."""
+        for _ in range(2):
+            start = time.monotonic()
+            answer = worker.ask(self._request(planned), self.limits.case_s)
+            if not answer.get("fresh"):
+                return {**answer, "waited_s": time.monotonic() - start}
+            slot.stop()
+            replacement, found = slot.ready()
+            if replacement is None:
+                raise WorkerLost(found.status, found.reason)
+            worker = replacement
+        raise WorkerLost("failed", "a new worker of the system asked for another one")
+
+    def _request(self, planned: Planned) -> dict[str, Any]:
+        policy = Policy.from_dict(self.run.file.policy)
+        least = ceil(planned.min_samples / self.run.file.repeats)
+        policy = replace(policy, min_samples=least, max_samples=max(least, policy.max_samples))
+        return {"do": "case", "case": planned.case.to_dict(), "policy": policy.to_dict(), "mode": self.run.mode}
+
+    def _unmeasured(self, planned: Planned, status: str, reason: str, found: Probe | None) -> Record:
         """A record made here because no worker made it."""
         environment = found.environment if found and found.environment else snapshot()
-        settings = {"mode": self.mode} if self.mode else {}
         paired = around(environment, environment)
-        return Record(case, status, reason, settings=settings, environment=paired, started_at=_now())
+        return Record(planned.case, status, reason, environment=paired, started_at=_now(), repeat=self.repeat)
 
-    def finish(self, record: Record) -> None:
+    def _finish(self, planned: Planned, record: Record, before: Record | None) -> None:
         """A case skipped again for the reason of before keeps its record, so that resuming leaves the file as it is."""
-        before = self.skipped.get(record.case.key)
-        if before and record.status == "skipped" and record.reason == before.reason:
+        if before and record.status == before.status == "skipped" and record.reason == before.reason:
             record = before
         else:
             self.file.append(record)
         self.records.append(record)
-        self.done += 1
-        self.emit("record", record.case, record)
+        self.display.emit("record", planned, record)
 
 
 class _Slot:
@@ -211,8 +315,13 @@ class _Slot:
 
     def ready(self) -> tuple[WorkerProcess | None, Probe]:
         """A worker that can run the system, or None; and what was found. A system once refused is not tried again."""
+        if self._worker is not None and not self._worker.is_quiet():
+            self.discard()  # it died or spoke out of turn after its last case
         if self._worker is None and (self.found is None or self.found.available):
-            self.found = self._start()
+            for _ in range(TRIES):
+                self.found = self._start()
+                if self.found.status != "unstarted":
+                    break
         assert self.found is not None
         return self._worker, self.found
 
@@ -239,42 +348,21 @@ class _Slot:
     def _start(self) -> Probe:
         try:
             self._worker = WorkerProcess(self._launch)
-            answer = self._worker.ask({"do": "probe"}, self._limit_s)
+            found = _probe_of(self._worker.ask({"do": "probe"}, self._limit_s))
+            around(found.environment, found.environment)  # it must have the shape of one
         except WorkerLost as lost:
             self.discard()
-            return Probe(lost.status, f"the system could not be started: {lost.reason}")
-        status = "" if answer["available"] else "skipped"
-        if status:
+            return Probe("unstarted", f"the system could not be started: {lost.reason}")
+        except (AttributeError, TypeError, ValueError) as error:
             self.discard()
-        return Probe(status, answer["reason"], answer["versions"], answer["environment"])
+            return Probe("unstarted", f"the worker's answer to a probe is unusable: {of_exception(error)}")
+        if not found.available:
+            self.discard()
+        return found
 
 
-def _earlier(file: RecordFile, resume: bool, mode: str) -> list[Record]:
-    """The records that a resumed run keeps; RecordError where going on would mix or overwrite them."""
-    records = file.read()
-    if records and not resume:
-        count = f"{len(records)} record{'s' if len(records) > 1 else ''}"
-        raise RecordError(f"{file.path}: already holds {count}; resume it (--resume) or name another file")
-    for record in records:
-        found = record.settings.get("mode", "")
-        if found != mode:
-            kinds = f"a {found or 'measuring'} run, not of a {mode or 'measuring'} run"
-            raise RecordError(f"{file.path}: holds records of {kinds}; name another file")
-    return records
-
-
-def _refuse_unknown(cases: Iterable[Case], systems: Mapping[Pair, Launch]) -> None:
-    for case in cases:
-        if (case.system, case.backend) not in systems:
-            known = ", ".join(f"{system}/{backend}" for system, backend in sorted(systems))
-            raise ValueError(f"system {case.system}/{case.backend}: unknown; there are {known or 'none'}")
-
-
-def _grouped(cases: Iterable[Case]) -> dict[Pair, list[Case]]:
-    groups: dict[Pair, list[Case]] = {}
-    for case in cases:
-        groups.setdefault((case.system, case.backend), []).append(case)
-    return groups
+def _names(launches: Mapping[Pair, Launch]) -> str:
+    return ", ".join(f"{system}/{backend}" for system, backend in sorted(launches)) or "none"
 
 
 def _now() -> str:
@@ -282,17 +370,22 @@ def _now() -> str:
 
 
 @contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does; left alone outside of the main thread, which cannot set handlers."""
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP (unless it is ignored, as under nohup) end a run as Ctrl-C does.
+
+    Left alone outside of the main thread, which cannot set handlers.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def terminate(number: int, frame: object) -> None:
-        raise Terminated("SIGTERM")
+        raise Terminated(signal.Signals(number).name)
 
-    earlier = signal.signal(signal.SIGTERM, terminate)
+    wanted = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    earlier = {number: signal.signal(number, terminate) for number in wanted}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, earlier)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

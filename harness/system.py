@@ -1,8 +1,9 @@
-"""What must a system hand over to be measured? The protocol between an adapter and the worker."""
+"""What a system hands over to be measured: the protocol between an adapter and the worker."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from random import Random
+from typing import Any, Protocol
 
 from harness.case import Case
 from harness.gate import Verdict
@@ -24,18 +25,41 @@ def _nothing() -> None:
     """What `close` does where there is nothing to free."""
 
 
+@dataclass(frozen=True)
+class Input:
+    """A tensor that `run` reads, and how the harness fills it anew, in place, with values nobody can foresee.
+
+    fill: "normal" (standard deviation `scale`), "uniform" (from 0 to `scale`), or "tokens" (whole numbers below
+    `scale`). batch_axis, token_axis: which axes are the sequences and the tokens of the case; None for none.
+    """
+
+    tensor: Any
+    fill: str
+    scale: float = 1.0
+    batch_axis: int | None = 0
+    token_axis: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.fill not in ("normal", "uniform", "tokens"):
+            raise ValueError(f"input: fill {self.fill!r}, must be normal, uniform or tokens")
+
+
 @dataclass
 class Workload:
-    """The work of one case, ready to run on fresh random inputs.
+    """The work of one case, ready to run.
 
-    run: does the timed work once; called any number of times, on a GPU without waiting for the device, and for
-        timing "graph" capturable. One call stands for `units` units (such as 16 generate steps) and a sample is
-        divided by it. tokens: how many one unit processes.
-    gate: compares outputs with the reference; None where there is nothing to compare with.
+    run: does the timed work once and returns its outputs: a tensor, or a tuple, list or dict of tensors that no later
+        call reads. Called any number of times, on a GPU without waiting for the device, and for timing "graph"
+        capturable. One call stands for `units` units (such as 16 generate steps) and a sample is divided by it.
+    tokens: how many tokens one unit processes.
+    inputs: what `run` reads and the harness renews between samples and before the checked call.
+    witness: called with random numbers just before the last timed call, when inputs are renewed: draws the sequences
+        to compare and keeps what they start from. It returns what is called after `calls` timed calls of `run` with
+        the outputs of the last one, and compares them with the reference. None where there is none.
+    gate: compares outputs with the reference before anything is timed; None where there is nothing to compare with.
     engine_samples: for systems that time themselves: ms of one unit, at best yielded as they are taken.
-    replayed: whether `run` is timed as replays of a CUDA graph although the case says "eager", as its launches take
-        longer than its work; the adapter says so in `settings`, and profiles see `run` itself.
-    metrics, settings: numbers and texts for the record. close: frees what the next case must not find.
+    metrics, settings: numbers and texts for the record; `flops` and `bytes` are those of one unit.
+    close: frees what the next case must not find.
     Running out of memory is a MemoryError or torch's OutOfMemoryError, whoever raises it.
     """
 
@@ -43,12 +67,13 @@ class Workload:
     units: int = 1
     tokens: int = 0
     device: str = "cpu"
+    inputs: Mapping[str, Input] = field(default_factory=dict)
+    witness: Callable[[Random], Callable[[Any, int], Verdict]] | None = None
     gate: Callable[[], Verdict] | None = None
     engine_samples: Callable[[Policy], Iterable[float]] | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     close: Callable[[], None] = _nothing
-    replayed: bool = False
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "cuda"):

@@ -1,4 +1,4 @@
-"""How long does a callable take? Warm up until steady, then sample until the median is known or time ends."""
+"""Time a callable: warm up until steady, then sample until the median is known or the budget ends."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,14 +16,15 @@ _WINDOW = 5  # samples whose median is compared with that of the five before the
 class Policy:
     """When to stop warming up and when to stop sampling.
 
-    Sampling ends once the `confidence` interval of the median lies within `interval` of it (from `min_samples` on),
-    at `max_samples`, or when `budget_s` is spent, after one sample at least. Warm-up lasts `warmup_s`, or for as long
-    as the clock's device `settles_s` (at most `budget_s`), then until two successive windows of samples agree within
-    `steady`. It is over after `warmup_max_s` whatever is missing, so that work of seconds warms up in a few runs; the
-    first call, which may compile, counts towards neither. Raises ValueError where a value cannot be.
+    Sampling ends once the `confidence` interval of the median lies within `interval` of it (from `interval_samples`
+    on), at `max_samples`, or when `budget_s` is spent; never before `min_samples`. Warm-up lasts `warmup_s`, or for as
+    long as the clock's device `settles_s` (at most `budget_s`), then until two successive windows of samples agree
+    within `steady`. It is over after `warmup_max_s` whatever is missing, so that work of seconds warms up in a few
+    runs; the first call, which may compile, counts towards neither. Raises ValueError where a value cannot be.
     """
 
-    min_samples: int = 20
+    min_samples: int = 1
+    interval_samples: int = 20
     max_samples: int = 1000
     budget_s: float = 10.0
     interval: float = 0.01
@@ -64,15 +65,21 @@ class Timing:
     stop: str
 
 
+def no_inspection() -> None:
+    """For work that is not inspected between its samples."""
+
+
 class Clock(Protocol):
     """Times one callable. `own_bytes` of device memory are the clock's, not the callable's.
 
     settles_s: seconds of load after which the device's own controllers no longer change its speed.
+    replays: whether calls are replays of a capture, which write to the outputs of the captured one.
     """
 
     own_bytes: int
     launches: int
     settles_s: float
+    replays: bool
 
     def prepare(self, run: Callable[[], object]) -> None:
         """Make ready to time `run`: compile it, capture it, choose how many launches make a sample."""
@@ -90,6 +97,7 @@ class CpuClock:
     own_bytes = 0
     launches = 1
     settles_s = 0.0
+    replays = False
 
     def prepare(self, run: Callable[[], object]) -> None:
         """Keep `run`."""
@@ -117,12 +125,13 @@ def measure(
     policy: Policy,
     throttled: Callable[[], bool] = never_throttled,
     timed_region: AbstractContextManager[object] | None = None,
+    before_sample: Callable[[], None] = no_inspection,
 ) -> Timing:
     """Time `run`: prepare, warm up, then sample inside of `timed_region`; `throttled` is asked after each sample."""
     clock.prepare(run)
     warm_up(clock, policy)
     with timed_region or nullcontext():
-        return take_samples(clock, policy, throttled)
+        return take_samples(clock, policy, throttled, before_sample)
 
 
 def warm_up(clock: Clock, policy: Policy) -> list[float]:
@@ -152,31 +161,46 @@ def _is_steady(samples: list[float], tolerance: float) -> bool:
     return abs(later - earlier) <= tolerance * earlier
 
 
-def take_samples(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> Timing:
+def take_samples(
+    clock: Clock,
+    policy: Policy,
+    throttled: Callable[[], bool] = never_throttled,
+    before_sample: Callable[[], None] = no_inspection,
+) -> Timing:
     """Sample until a stopping rule of `policy` holds."""
     timing = Timing([], [], "")
     start = clock.now()
     while not timing.stop:
+        before_sample()
         timing.samples_ms.append(clock.sample())
         timing.throttled.append(throttled())
         timing.stop = stop_reason(timing.samples_ms, clock.now() - start, policy)
     return timing
 
 
-def take_engine_samples(samples_ms: Iterable[float], throttled: Callable[[], bool] = never_throttled) -> Timing:
-    """Samples of a system that times itself; ValueError if it hands back none."""
-    timing = Timing([], [], "engine")
+def take_engine_samples(
+    samples_ms: Iterable[float], policy: Policy, throttled: Callable[[], bool] = never_throttled
+) -> Timing:
+    """Samples of a system that times itself, until it or a stopping rule ends them; ValueError if there is none."""
+    timing = Timing([], [], "")
+    start = time.monotonic()
     for sample in samples_ms:
         timing.samples_ms.append(float(sample))
         timing.throttled.append(throttled())
+        timing.stop = stop_reason(timing.samples_ms, time.monotonic() - start, policy)
+        if timing.stop:
+            break
     if not timing.samples_ms:
         raise ValueError("the engine handed back no samples")
+    timing.stop = timing.stop or "count"
     return timing
 
 
 def stop_reason(samples: list[float], elapsed_s: float, policy: Policy) -> str:
     """Why sampling is over: "interval", "count" or "budget"; "" while it is not."""
-    if len(samples) >= policy.min_samples and _is_known(samples, policy):
+    if len(samples) < policy.min_samples:
+        return ""
+    if len(samples) >= policy.interval_samples and _is_known(samples, policy):
         return "interval"
     if len(samples) >= policy.max_samples:
         return "count"

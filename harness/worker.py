@@ -1,13 +1,14 @@
 """One system in its own process: `python -m harness.worker MODULE:ATTRIBUTE` answers requests, a JSON line each.
 
-    {"do": "probe"}                     -> {"available": bool, "reason": str, "versions": {}, "environment": {}}
-    {"do": "case", "case": {...}, "policy": {...}, "verify_only": bool, "profile_range": bool}
-                                        -> {"record": {...}, "healthy": bool}, or {"fresh": true}
-    {"do": "stop"}                      -> the process ends, as it does at the end of its input
+    {"id": 1, "do": "probe"}            -> {"id": 1, "available": bool,
+                                            "reason": str, "versions": {}, "environment": {}}
+    {"id": 2, "do": "case", "case": {...}, "policy": {...}, "mode": "measure"}
+                                        -> {"id": 2, "record": {...}, "healthy": bool}, or {"id": 2, "fresh": true}
+    {"id": 3, "do": "stop"}             -> the process ends, as it does at the end of its input
 
-ATTRIBUTE is an adapter (`harness.system.System`) or a class of it. Answers go to the original stdout; what libraries
-print goes to stderr. "healthy" is false where the process must not be trusted with another case; with "fresh" it leaves
-this one to a new process.
+ATTRIBUTE is an adapter (`harness.system.System`) or a class of it; a probe may name another as "entry". Answers go to
+the original stdout; what libraries print goes to stderr. "healthy" is false where the process must not be trusted with
+another case; with "fresh" it leaves this one to a new process.
 """
 
 import ctypes
@@ -22,7 +23,7 @@ from typing import Any, TextIO
 
 from harness.case import Case
 from harness.environment import snapshot
-from harness.measured_case import PROFILE, VERIFY, CaseRun
+from harness.measured_case import CaseRun
 from harness.reason import sentence
 from harness.system import NeedsFreshProcess, Skip, System, Workload
 from harness.timer import Policy
@@ -44,7 +45,7 @@ def load(entry: str) -> System:
 def answer(system: System, request: dict[str, Any]) -> dict[str, Any]:
     """The answer to a "probe" or a "case"; ValueError for another request."""
     if request["do"] == "probe":
-        return _probe(system)
+        return _probe(load(request["entry"]) if "entry" in request else system)
     if request["do"] == "case":
         return _case(system, request)
     raise ValueError(f"request {request['do']!r}: must be probe, case or stop")
@@ -59,8 +60,7 @@ def _probe(system: System) -> dict[str, Any]:
 
 
 def _case(system: System, request: dict[str, Any]) -> dict[str, Any]:
-    mode = VERIFY if request.get("verify_only") else PROFILE if request.get("profile_range") else ""
-    run = CaseRun(Case.from_dict(request["case"]), Policy.from_dict(request["policy"]), mode)
+    run = CaseRun(Case.from_dict(request["case"]), Policy.from_dict(request["policy"]), request["mode"])
     try:
         record = run.record(system)
     except NeedsFreshProcess:
@@ -70,19 +70,32 @@ def _case(system: System, request: dict[str, Any]) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Answer requests until told to stop."""
-    if len(arguments) != 1:
-        print("usage: python -m harness.worker MODULE:ATTRIBUTE", file=sys.stderr)
+    if len(arguments) > 1:
+        print("usage: python -m harness.worker [MODULE:ATTRIBUTE]", file=sys.stderr)
         return 2
     requests, answers = _claim_pipes()
     _die_with_parent(answers.fileno())
-    system = load(arguments[0])
+    system = load(arguments[0]) if arguments else _NoSystem()
     for line in requests:
         request = json.loads(line)
         if request["do"] == "stop":
             break
-        answers.write(json.dumps(answer(system, request), allow_nan=False) + "\n")
+        answers.write(json.dumps({"id": request["id"], **answer(system, request)}, allow_nan=False) + "\n")
         answers.flush()
     return 0
+
+
+class _NoSystem:
+    """Of a worker that is only asked whether others can run."""
+
+    def unavailable(self) -> str:
+        return "no system was named"
+
+    def versions(self) -> dict[str, str]:
+        return {}
+
+    def build(self, case: Case) -> Workload:
+        raise Skip("no system was named")
 
 
 def _claim_pipes() -> tuple[TextIO, TextIO]:

@@ -1,6 +1,7 @@
-"""How is a language model of this repository measured and checked? Shared by the adapters of its PyTorch models."""
+"""Measure and check a language model of this repository: what the adapters of its PyTorch models share."""
 
 from collections.abc import Callable
+from random import Random
 from typing import Any, ClassVar
 
 import torch
@@ -10,18 +11,13 @@ from bench.models.layers import mark_layers
 from harness.case import Case
 from harness.gate import Check, Verdict, argmax_disagreement, relative_error, total_variation
 from harness.ranges import nvtx_range
-from harness.system import Workload
+from harness.system import Input, Workload
 
 STEPS = 16  # one call of generate is a whole mini-batch, the step that rewrites W included
 GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # past three mini-batch ends
-# A prefill of so many tokens may be shorter than its launches from Python: those of a 1.3B model take 1 ms a layer,
-# the work of 2,048 tokens half of that. Beyond it a graph would only hold memory.
-LAUNCH_BOUND_TOKENS = 8192
-# What the record of such a prefill says, by `replays_prefill`.
-LAUNCHES = {
-    True: "the prefill is replayed from a CUDA graph",
-    False: "each kernel of the prefill is launched from Python",
-}
+# Tokens of the sequences whose timed outputs are compared with the reference: 2 s of it at 1.3B on one H100.
+WITNESS_TOKENS = 16384
+WITNESS_SEQUENCES = 4
 
 # Relative error of the logits and total variation of the next token's probabilities against the reference. Rounding
 # of 24 layers of bfloat16 activations reaches 2e-2; float32 against float64 stays far below 1e-4.
@@ -35,9 +31,8 @@ class LanguageModel:
     """
 
     gate_prompt = GATE_PROMPT
-    # That a generate case has read before its steps; None where its state stands at the context.
+    # Prompt tokens read before decoding; None where the state of a generate case stands at the context.
     prompt_tokens: ClassVar[int | None] = 0
-    replays_prefill: ClassVar[bool] = False  # a launch-bound one, from a CUDA graph, as an engine that serves it would
 
     def __init__(self) -> None:
         self._loaded: tuple[tuple[Any, ...], Any] | None = None
@@ -70,40 +65,42 @@ class LanguageModel:
         """The workload of one case: a forward, a mini-batch of generate steps, or a request."""
         model = self._model(case)
         mark_layers(device() == "cuda")  # a microsecond a layer beside hundreds of launches
-        make = {"forward": _forward, "generate": self._generate, "request": _request}[case.phase]
-        run, tokens, units = make(model, case)
-        launch_bound = is_launch_bound(case)
-        launch = {"launch": LAUNCHES[self.replays_prefill]} if launch_bound else {}
+        work = {"forward": Forward, "generate": Generate, "request": Request}[case.phase](self, model, case)
         read = self.prompt_tokens if case.phase == "generate" else None
         prompt = {} if read is None else {"prompt_tokens": str(read)}
         return Workload(
-            run=run,
-            units=units,
-            tokens=tokens,
+            run=work.run,
+            units=work.units,
+            tokens=work.tokens,
             device=device(),
+            inputs={"ids": Input(work.ids, "tokens", model.config.vocabulary, 0, work.token_axis)},
+            witness=work.witness,
             gate=lambda: self._gate(model, case),
             metrics=self._facts(model).metrics(),
-            settings=self._facts(model).settings() | self.settings(case) | launch | prompt,
-            replayed=launch_bound and self.replays_prefill,
+            settings=self._facts(model).settings() | self.settings(case) | prompt,
         )
 
     def place(self, state: Any, context: int) -> None:
         """Put a state at `context` tokens without reading them; only a KV cache's cost depends on where it stands."""
 
-    def _generate(self, model: Any, case: Case) -> tuple[Callable[[], object], int, int]:
-        """A mini-batch of greedy steps; each call starts where `place` puts the state.
+    def fill_past(self, state: Any) -> None:
+        """Fill what a generate state keeps of the tokens before `place`, with random numbers; a cache alone does."""
 
-        A recurrent state is the one before the first token, and is carried on: its cost does not depend on the tokens.
-        """
-        state = model.init_generate_state(case.batch, case.context + STEPS)
-        ids = random_ids(model, case.batch)
+    def restart(self, model: Any, state: Any) -> None:
+        """Put a generate state where a generate case begins, in place, for the call that is checked."""
+        model.reset_state(state)
 
-        @torch.inference_mode()
-        def run() -> torch.Tensor:
-            self.place(state, case.context)
-            return greedy_steps(model, ids, state, STEPS)
+    def rows_of_state(self, state: Any, rows: list[int]) -> Any:
+        """Of a restarted state what `expected_logits` needs; nothing where it is the state before the first token."""
+        return None
 
-        return run, case.batch, STEPS
+    def expected_logits(self, reference: Any, begun: Any, calls: list[torch.Tensor], case: Case) -> torch.Tensor:
+        """The reference's logits [rows, V] after the tokens [STEPS, rows] of calls that follow a restart."""
+        return _last_logits(reference, torch.cat(calls).T)
+
+    def witness_reference(self, model: Any, dtype: torch.dtype) -> Any:
+        """The reference for long prompts: as exact as `reference`, and fast enough for thousands of tokens."""
+        return self.reference(model, dtype)
 
     def _model(self, case: Case) -> Any:
         key = (case.size, case.dtype, case.state_dtype, case.option("mini_batch", None), case.option("form", None))
@@ -157,11 +154,6 @@ def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str) ->
     )
 
 
-def is_launch_bound(case: Case) -> bool:
-    """Whether a case is a prefill on a GPU whose launches may take longer than its work."""
-    return device() == "cuda" and case.phase == "forward" and case.batch * case.context <= LAUNCH_BOUND_TOKENS
-
-
 def device() -> str:
     """The GPU where this process sees one, else the CPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -191,38 +183,168 @@ def _last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return model.prefill(ids, model.init_state(*ids.shape))[0]
 
 
-def _forward(model: Any, case: Case) -> tuple[Callable[[], object], int, int]:
+class _Work:
+    """The timed callable of one phase, on token ids that the harness renews, and the check of what it left."""
+
+    units = 1
+    token_axis: int | None = 1
+    ids: torch.Tensor
+
+    def __init__(self, adapter: LanguageModel, model: Any, case: Case) -> None:
+        self.adapter, self.model, self.case = adapter, model, case
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make the inputs and the state."""
+        raise NotImplementedError
+
+    def run(self) -> Any:
+        """The timed call; its outputs."""
+        raise NotImplementedError
+
+    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+        """See Workload.witness."""
+        raise NotImplementedError
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens one unit stands for."""
+        return self.case.batch * self.case.context
+
+    def rows(self, chance: Random, tokens: int) -> list[int]:
+        """A few sequences of the batch, of at most WITNESS_TOKENS together but at least one."""
+        count = max(1, min(self.case.batch, WITNESS_SEQUENCES, WITNESS_TOKENS // max(1, tokens)))
+        return sorted(chance.sample(range(self.case.batch), count))
+
+    def reference(self) -> Any:
+        """The model in a type that is exact beside the case's."""
+        exact = torch.float64 if self.case.dtype == "float32" else torch.float32
+        return self.adapter.witness_reference(self.model, exact)
+
+    def verdict(self, got: torch.Tensor, expected: torch.Tensor) -> Verdict:
+        """The verdict on logits [rows, V] that the timed call left."""
+        checks = logits_verdict(got, expected, self.case.dtype).checks
+        return Verdict([Check.at_most(f"timed_{each.name}", each.value, each.limit) for each in checks])
+
+
+class Forward(_Work):
     """A prompt of `context` tokens from an empty state, head on its last token alone."""
-    ids = random_ids(model, case.batch, case.context)
+
+    def prepare(self) -> None:
+        """See _Work.prepare."""
+        self.ids = random_ids(self.model, self.case.batch, self.case.context)
 
     @torch.inference_mode()
-    def run() -> torch.Tensor:
-        return _last_logits(model, ids)
+    def run(self) -> torch.Tensor:
+        """Logits [B, V] after the prompts."""
+        return _last_logits(self.model, self.ids)
 
-    return run, case.batch * case.context, 1
+    def witness(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
+        """A few whole prompts, read by the reference."""
+        rows = self.rows(chance, self.case.context)
+
+        @torch.inference_mode()
+        def judge(logits: torch.Tensor, calls: int) -> Verdict:
+            expected = _last_logits(self.reference(), self.ids[rows])
+            return self.verdict(logits[rows], expected)
+
+        return judge
 
 
-def _request(model: Any, case: Case) -> tuple[Callable[[], object], int, int]:
+class Generate(_Work):
+    """A mini-batch of greedy steps; each call starts where `place` puts the state.
+
+    A recurrent state is the one before the first token, and is carried on: its cost does not depend on the tokens.
+    """
+
+    units = STEPS
+    token_axis = None
+
+    def prepare(self) -> None:
+        """See _Work.prepare."""
+        self.state = self.model.init_generate_state(self.case.batch, self.case.context + STEPS)
+        with torch.inference_mode():
+            self.adapter.fill_past(self.state)
+        self.ids = random_ids(self.model, self.case.batch)
+
+    @property
+    def tokens(self) -> int:
+        """One a sequence."""
+        return self.case.batch
+
+    @torch.inference_mode()
+    def run(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [B, V] of the last step, and the tokens [STEPS, B] that the steps read."""
+        self.adapter.place(self.state, self.case.context)
+        return greedy_steps(self.model, self.ids, self.state, STEPS)
+
+    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+        """Two calls from where the case begins: the second, timed, reads what the first left in the state."""
+        rows = self.rows(chance, self.case.context)
+        with torch.inference_mode():
+            self.adapter.restart(self.model, self.state)
+            begun = self.adapter.rows_of_state(self.state, rows)
+            before = self.run()[1][:, rows].clone()
+
+        @torch.inference_mode()
+        def judge(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
+            if calls > 1:
+                return Verdict([], f"{calls} calls make a sample, so the state that they left was not compared")
+            logits, tokens = outputs
+            expected = self.adapter.expected_logits(self.reference(), begun, [before, tokens[:, rows]], self.case)
+            return self.verdict(logits[rows], expected)
+
+        return judge
+
+
+class Request(_Work):
     """A prompt, then `steps` greedy tokens; on a GPU the steps are replays of one graph."""
-    steps = int(case.option("steps", 128))
-    prompt = random_ids(model, case.batch, case.context)
-    state = model.init_state(case.batch, case.context + steps)
-    generating = model.generate_state(state)
-    ids = random_ids(model, case.batch)
-    step = repeatable(lambda: ids.copy_(greedy_steps(model, ids, generating, 1)))
+
+    def prepare(self) -> None:
+        """See _Work.prepare."""
+        case, model = self.case, self.model
+        self.steps = int(case.option("steps", 128))
+        self.ids = random_ids(model, case.batch, case.context)
+        self._state = model.init_state(case.batch, case.context + self.steps)
+        self._generating = model.generate_state(self._state)
+        self._next = random_ids(model, case.batch)
+        self._read = self._next.new_zeros(self.steps, case.batch)
+        self._logits: Any = None
+        self._step = repeatable(self._one_step)
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and steps."""
+        return self.case.batch * (self.case.context + self.steps)
+
+    def _one_step(self) -> None:
+        self._logits, _ = self.model.generate_step(self._next, self._generating)
+        self._next.copy_(self._logits.argmax(-1))
 
     @torch.inference_mode()
-    def run() -> torch.Tensor:
-        model.reset_state(state)
+    def run(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [B, V] of the last step, and the tokens [steps, B] that the steps read."""
+        self.model.reset_state(self._state)
         with nvtx_range("prefill"):
-            ids.copy_(model.prefill(prompt, state)[0].argmax(-1))
+            self._next.copy_(self.model.prefill(self.ids, self._state)[0].argmax(-1))
         with nvtx_range("generate"):
-            model.generate_state(state, into=generating)
-            for _ in range(steps):
-                step()
-        return ids
+            self.model.generate_state(self._state, into=self._generating)
+            for read in self._read:
+                read.copy_(self._next)
+                self._step()
+        return self._logits, self._read
 
-    return run, case.batch * (case.context + steps), 1
+    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+        """A few whole requests, read by the reference."""
+        rows = self.rows(chance, self.case.context + self.steps)
+
+        @torch.inference_mode()
+        def judge(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
+            logits, read = outputs
+            whole = torch.cat([self.ids[rows], read[:, rows].T], dim=1)
+            return self.verdict(logits[rows], _last_logits(self.reference(), whole))
+
+        return judge
 
 
 def repeatable(step: Callable[[], object]) -> Callable[[], object]:
@@ -241,9 +363,14 @@ def repeatable(step: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> torch.Tensor:
-    """`steps` tokens, each the most probable after the one before; the last of them, [B]."""
+def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`steps` tokens, each the most probable after the one before: logits [B, V] of the last step, tokens [steps, B].
+
+    The tokens are those that the steps read, `ids` first.
+    """
+    read = []
     for _ in range(steps):
+        read.append(ids)
         logits, _ = model.generate_step(ids, state)
         ids = logits.argmax(-1)
-    return ids
+    return logits, torch.stack(read)

@@ -82,7 +82,6 @@ class MambaSSM(TunedLanguageModel):
     """mamba/mamba-ssm."""
 
     layer: ClassVar[str] = "Mamba1"
-    replays_prefill = True
 
     def unavailable(self) -> str:
         """It has CUDA and Triton kernels only."""

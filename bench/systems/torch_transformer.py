@@ -1,4 +1,4 @@
-"""How is this repository's Llama-shaped Transformer run? scaled_dot_product_attention and a KV cache."""
+"""Run this repository's Llama-shaped Transformer: scaled_dot_product_attention and a KV cache."""
 
 from typing import Any
 
@@ -14,7 +14,6 @@ class TorchTransformer(LanguageModel):
     """transformer/torch."""
 
     prompt_tokens = None
-    replays_prefill = True
 
     def load(self, case: Case) -> Any:
         """Random weights by seed."""
@@ -23,5 +22,27 @@ class TorchTransformer(LanguageModel):
         return Transformer.from_seed(config, 0, device(), getattr(torch, case.dtype))
 
     def place(self, state: TransformerState, context: int) -> None:
-        """Zero keys and values stand for the past: attention reads as many bytes of them as of any others."""
+        """The rows of the cache before `context` stand for the past."""
         state.position.fill_(context)
+
+    def fill_past(self, state: TransformerState) -> None:
+        """Keys and values of the spread that projections of normalised activations have."""
+        state.cache.normal_()
+
+    def restart(self, model: Any, state: TransformerState) -> None:
+        """Every call starts at the context by itself."""
+
+    def rows_of_state(self, state: TransformerState, rows: list[int]) -> torch.Tensor:
+        """Their keys and values."""
+        return state.cache[:, :, rows].clone()
+
+    def expected_logits(
+        self, reference: Any, begun: torch.Tensor, calls: list[torch.Tensor], case: Case
+    ) -> torch.Tensor:
+        """See LanguageModel.expected_logits; the last call alone, as each starts at the context."""
+        state = reference.init_state(begun.shape[2], begun.shape[4])
+        state.cache[..., : begun.shape[4], :] = begun
+        self.place(state, case.context)
+        for ids in calls[-1]:
+            logits, _ = reference.generate_step(ids, state)
+        return logits

@@ -26,7 +26,6 @@ class TTTKernels(LanguageModel):
     learner: ClassVar[str]
     form: ClassVar[str] = "dual"
     prefill_on_reference: ClassVar[bool] = False
-    replays_prefill = True
 
     def unavailable(self) -> str:
         """What the kernels miss here: a Hopper GPU, nvcc or a build of them, ThunderKittens, Triton."""
@@ -54,6 +53,10 @@ class TTTKernels(LanguageModel):
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
         """The primal form in PyTorch."""
         return primal_reference(super().reference(model, dtype))
+
+    def witness_reference(self, model: Any, dtype: torch.dtype) -> Any:
+        """The dual form in PyTorch: the primal form materialises a W for every token."""
+        return super().reference(model, dtype)
 
 
 def _refuse_other_functions(case: Case) -> None:

@@ -36,6 +36,10 @@ class TTTTorch(LanguageModel):
         """Every gradient and every W_t materialised."""
         return primal_reference(super().reference(model, dtype))
 
+    def witness_reference(self, model: Any, dtype: torch.dtype) -> Any:
+        """The dual form in a wider type: the primal form materialises a W for every token."""
+        return super().reference(model, dtype)
+
 
 def primal_reference(model: TTTModel) -> TTTModel:
     """The model with its inner loop in the primal form of the reference."""

@@ -1,13 +1,13 @@
-"""Which cases does each figure need? The paper's figures and ours, as axes."""
+"""The suites: the cases that each figure of the paper, and each of ours, needs.
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
+To add a suite with its figure, add one entry to SUITES.
+"""
 
+from dataclasses import dataclass, field
+
+from bench.catalogue.systems import HEADLINES
 from bench.errors import UserError
-from bench.systems import SystemSpec
-from harness.case import Case
-from harness.record import Record
+from harness.catalogue import FigureEntry as Figure
 
 LANGUAGE_MODELS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
 # Today's recurrent models stand beside the paper's four in its figures.
@@ -36,7 +36,7 @@ class Panel:
     options: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
     scope: str = "model"  # or "layer": one layer of it, the latency of the kernel suites
     l2: str = "warm"
-    timing: str = ""  # "" is eager, and in a graph what is shorter than its launches: generate on a GPU
+    timing: str = ""  # "" for the system's own; see `plan.timing_of`
     # Whether the batch runs into memory's end on purpose: after the first that does not fit, larger ones are skipped.
     grows: bool = False
     backends: tuple[str, ...] = ()  # only these; empty for all
@@ -46,15 +46,18 @@ class Panel:
 
 @dataclass(frozen=True)
 class Suite:
-    """A figure: its panels, the question it answers, and the device it needs ("cuda", or "" for any).
+    """Panels of cases, the question they answer, and its figures.
 
-    trial: of a system's settings, whose best is its default; run when it is named.
+    device: "cuda" where it needs a GPU. min_samples: of a point, whatever the budget. trial: of a system's settings,
+    whose best is its default; run when it is named.
     """
 
     name: str
     question: str
     panels: tuple[Panel, ...]
+    figures: tuple[Figure, ...] = ()
     device: str = ""
+    min_samples: int = 1
     trial: bool = False
 
 
@@ -72,6 +75,8 @@ def _setting(phase: str, block: int, step_tokens: int, graphs: str = "engine") -
     return Panel(phase, ("transformer",), ("1.3b",), (batch,), contexts, options, backends=("vllm",))
 
 
+PUBLISHED = 6  # samples whose extremes hold the median with 95%
+
 SUITES: tuple[Suite, ...] = (
     Suite(
         "quick",
@@ -80,18 +85,26 @@ SUITES: tuple[Suite, ...] = (
             Panel("forward", LANGUAGE_MODELS, ("tiny",), (2,), doubling(64, 1024)),
             Panel("generate", LANGUAGE_MODELS, ("tiny",), doubling(1, 16), (128,)),
         ),
+        figures=(
+            Figure("forward", "Forward latency per token"),
+            Figure("generate", "Generate latency per token", x="batch"),
+        ),
     ),
     Suite(
         "fig15-forward",
         "Figure 15, left: forward latency a token over the context length, batch 16",
         (Panel("forward", COMPARED, ("1.3b",), (16,), doubling(2048, 32768)),),
+        figures=(Figure("forward", "Forward latency per token", source="Figure 15, left", primary=HEADLINES),),
         device="cuda",
+        min_samples=PUBLISHED,
     ),
     Suite(
         "fig15-generate",
         "Figure 15, right: generate latency a token over the context length, batch 512",
         (Panel("generate", COMPARED, ("1.3b",), (512,), doubling(512, 32768)),),
+        figures=(Figure("generate", "Generate latency per token", source="Figure 15, right", primary=HEADLINES),),
         device="cuda",
+        min_samples=PUBLISHED,
     ),
     Suite(
         "fig20-throughput",
@@ -100,7 +113,14 @@ SUITES: tuple[Suite, ...] = (
             Panel("forward", COMPARED, ("1.3b",), doubling(1, 256), (2048,), grows=True),
             Panel("generate", COMPARED, ("1.3b",), doubling(1, 4096), (2048,), grows=True),
         ),
+        figures=(
+            Figure("forward", "Forward throughput", "batch", "tokens_per_s", "Figure 20", best=True, primary=HEADLINES),
+            Figure(
+                "generate", "Generate throughput", "batch", "tokens_per_s", "Figure 20", best=True, primary=HEADLINES
+            ),
+        ),
         device="cuda",
+        min_samples=PUBLISHED,
     ),
     Suite(
         "fig8-minibatch",
@@ -117,6 +137,7 @@ SUITES: tuple[Suite, ...] = (
                 backends=("torch",),
             ),
         ),
+        figures=(Figure("forward", "Time of computing W and z", "mini_batch", "latency_ms", "Figure 8, right"),),
         device="cuda",
     ),
     Suite(
@@ -134,12 +155,14 @@ SUITES: tuple[Suite, ...] = (
                 backends=("torch",),
             ),
         ),
+        figures=(Figure("forward", "One layer's forward", y="latency_ms", y_log=True, forms=True),),
         device="cuda",
     ),
     Suite(
         "prompt-then-128",
         "A request: the prompt, then 128 tokens",
         (Panel("request", LANGUAGE_MODELS, ("1.3b",), (16,), doubling(2048, 32768), {"steps": (128,)}),),
+        figures=(Figure("request", "A prompt, then new tokens: latency of the whole", y="latency_ms"),),
         device="cuda",
     ),
     Suite(
@@ -173,6 +196,17 @@ SUITES: tuple[Suite, ...] = (
                 backends=("torch", "torch-compile", "fla"),
             ),
         ),
+        figures=(
+            Figure(
+                "forward",
+                "One layer's forward",
+                y="latency_ms",
+                y_log=True,
+                forms=True,
+                floor=True,
+                split=("batch", "system"),
+            ),
+        ),
         device="cuda",
     ),
     Suite(
@@ -190,6 +224,18 @@ SUITES: tuple[Suite, ...] = (
                 grows=True,
                 backends=("triton-dual", "triton-primal"),
                 state_dtypes=STATE_DTYPES,
+            ),
+        ),
+        figures=(
+            Figure(
+                "generate",
+                "One layer's step of generate",
+                x="batch",
+                y="latency_ms",
+                y_log=True,
+                forms=True,
+                floor=True,
+                split=("system",),
             ),
         ),
         device="cuda",
@@ -223,6 +269,7 @@ SUITES: tuple[Suite, ...] = (
         (
             _setting("forward", 16, 8192),
             _setting("forward", 16, 32768),
+            _setting("forward", 128, 32768),
             _setting("forward", 16, 16384),
             _setting("generate", 16, 16384),
             _setting("generate", 128, 16384),
@@ -243,87 +290,38 @@ def find_suite(name: str) -> Suite:
     raise UserError(f"suite {name!r}: unknown; there are {', '.join(s.name for s in SUITES)}")
 
 
-def default_suites(device: str) -> tuple[str, ...]:
-    """What `make bench` runs: every suite but `quick` on a GPU, `quick` without one."""
-    if device != "cuda":
-        return ("quick",)
-    return tuple(suite.name for suite in SUITES if suite.name != "quick" and not suite.trial)
-
-
 @dataclass(frozen=True)
-class Selection:
-    """What the command line asks for; an empty axis leaves the suite's own."""
+class Group:
+    """Suites that are asked for by one word, on some systems (empty for all), in so many fresh processes a case."""
 
-    systems: tuple[SystemSpec, ...]
-    sizes: tuple[str, ...] = ()
-    batches: tuple[int, ...] = ()
-    contexts: tuple[int, ...] = ()
-
-    @property
-    def narrows_axes(self) -> bool:
-        """Whether a size of the work comes from the user and not from the suite."""
-        return bool(self.sizes or self.batches or self.contexts)
+    name: str
+    question: str
+    suites: tuple[str, ...]
+    systems: tuple[str, ...] = ()
+    repeats: int = 1
 
 
-def cases(suite: Suite, selection: Selection, device: str) -> list[Case]:
-    """Every case of the suite under the selection, smaller ones first within a system, without repetition."""
-    found = [
-        case
-        for panel in suite.panels
-        for spec in selection.systems
-        if _is_in(spec, panel)
-        for case in _panel_cases(suite.name, panel, spec, selection, device)
-    ]
-    return list(dict.fromkeys(found))
+GROUPS: tuple[Group, ...] = (
+    Group(
+        "paper",
+        "Figures 15 and 20: TTT-Linear, TTT-MLP, vLLM's Transformer and Mamba on their best backends",
+        ("fig15-forward", "fig15-generate", "fig20-throughput"),
+        HEADLINES,
+        repeats=3,
+    ),
+    Group(
+        "all",
+        "Every suite that needs a GPU, every system; slow references last",
+        tuple(suite.name for suite in SUITES if suite.name != "quick" and not suite.trial),
+    ),
+)
 
 
-def _is_in(spec: SystemSpec, panel: Panel) -> bool:
-    named = spec.system in panel.systems and (not panel.backends or spec.backend in panel.backends)
-    return named and panel.scope in spec.scopes and panel.phase in spec.phases
+def find_group(name: str) -> Group | None:
+    """The group called `name`, if there is one."""
+    return next((group for group in GROUPS if group.name == name), None)
 
 
-def _panel_cases(suite: str, panel: Panel, spec: SystemSpec, selection: Selection, device: str) -> Iterator[Case]:
-    dtype = panel.dtype or ("bfloat16" if device == "cuda" else "float32")
-    scope = {"scope": ("layer",)} if panel.scope == "layer" else {}
-    # Settings that start an engine anew vary slowest.
-    for size, options, state_dtype, context, batch in product(
-        selection.sizes or panel.sizes,
-        _combinations({**panel.options, **scope}),
-        panel.state_dtypes or (spec.state_dtype or dtype,),
-        sorted(selection.contexts or panel.contexts),
-        sorted(selection.batches or panel.batches),
-    ):
-        yield Case(
-            suite=suite,
-            system=spec.system,
-            backend=spec.backend,
-            size=size,
-            phase=panel.phase,
-            batch=batch,
-            context=context,
-            dtype=dtype,
-            state_dtype=state_dtype,
-            timing=panel.timing or ("graph" if device == "cuda" and panel.phase == "generate" else "eager"),
-            l2=panel.l2,
-            options=options,
-        )
-
-
-def _combinations(axes: Mapping[str, Sequence[str | int]]) -> list[tuple[tuple[str, str | int], ...]]:
-    names = sorted(axes)
-    return [tuple(zip(names, values, strict=True)) for values in product(*(axes[name] for name in names))]
-
-
-def beyond_memory(case: Case, earlier: Iterable[Record]) -> str:
-    """Why a case of a panel that grows until memory ends need not be tried: the smaller batch that did not fit."""
-    panels = [panel for panel in find_suite(case.suite).panels if panel.phase == case.phase]
-    if not any(panel.grows for panel in panels):
-        return ""
-    for record in earlier:
-        smaller = record.case.batch < case.batch and replace(record.case, batch=case.batch) == case
-        if smaller and record.status == "oom":
-            return f"batch {record.case.batch} did not fit"
-        at_once = record.metrics.get("sequences_at_once") or record.case.batch
-        if smaller and at_once < record.case.batch:
-            return f"of batch {record.case.batch} only {at_once} sequences fitted at once, and were measured"
-    return ""
+def default_suite(device: str) -> str:
+    """What `ttt-bench run` runs without a name: the paper's figures on a GPU, small models without one."""
+    return "paper" if device == "cuda" else "quick"

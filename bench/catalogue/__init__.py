@@ -1,0 +1,17 @@
+"""What is measured, under which name and label: the only place where either is written."""
+
+from bench.catalogue.metrics import AXES, METRICS, PHASES
+from bench.catalogue.systems import BACKENDS, SYSTEMS
+from harness.catalogue import BackendEntry, Catalogue, SuiteEntry, SystemEntry
+
+
+def catalogue(suites: tuple[SuiteEntry, ...]) -> Catalogue:
+    """The catalogue that a run of these suites carries with it."""
+    return Catalogue(
+        systems=tuple(SystemEntry(s.name, s.label, s.family, s.tone, s.marker) for s in SYSTEMS),
+        backends=tuple(BackendEntry(b.name, b.label, b.dash) for b in BACKENDS),
+        metrics=METRICS,
+        axes=AXES,
+        phases=PHASES,
+        suites=suites,
+    )

@@ -1,0 +1,55 @@
+"""Every number that a record holds or that follows from it, every axis of a case, and the phases: label and unit."""
+
+from harness.catalogue import AxisEntry, MetricEntry
+
+METRICS: tuple[MetricEntry, ...] = (
+    # Statistics of the samples.
+    MetricEntry("latency_ms", "Latency", "ms", "lower", text=True),
+    MetricEntry("latency_ms_low", "95% low", "ms"),
+    MetricEntry("latency_ms_high", "95% high", "ms"),
+    MetricEntry("process_spread", "Spread between processes", "%", "lower", scale=0.01),
+    MetricEntry("us_per_token", "Latency per token", "µs", "lower", text=True),
+    MetricEntry("tokens_per_s", "Throughput", "tokens/s", "higher"),
+    MetricEntry("peak_memory_gb", "Peak memory", "GB", "lower"),
+    # Work against the ceilings measured in the same process.
+    MetricEntry("tflops", "Rate of arithmetic", "TFLOP/s", "higher"),
+    MetricEntry("gbs", "Bandwidth", "GB/s", "higher"),
+    MetricEntry("floor_ms", "Floor", "ms"),
+    MetricEntry("floor_share", "Share of floor", "", "higher", text=True),
+    MetricEntry("copy_share", "Share of copy bandwidth", "", "higher"),
+    # As the record has them.
+    MetricEntry("energy_j_per_token", "Energy per token", "mJ", "lower", scale=1e-3),
+    MetricEntry("state_bytes", "State", "MB", "lower", scale=1e6),
+    MetricEntry("launches", "Kernels launched"),
+    MetricEntry("registers", "Registers a thread"),
+    MetricEntry("spilled_bytes", "Spilled bytes a thread", "", "lower"),
+    MetricEntry("shared_bytes", "Shared bytes a block"),
+    MetricEntry("sequences_that_fit", "Sequences that fit", "", "higher"),
+    MetricEntry("total_variation_mean", "Total variation, mean", "", "lower"),
+    MetricEntry("total_variation_max", "Total variation, largest", "", "lower"),
+    MetricEntry("argmax_disagreement", "Argmax disagreement", "", "lower"),
+)
+
+AXES: tuple[AxisEntry, ...] = (
+    AxisEntry("context", "Context length (tokens)", "context {}"),
+    AxisEntry("batch", "Batch size (sequences)", "batch {}"),
+    AxisEntry("size", "Size", "{}"),
+    AxisEntry("dtype", "Dtype", "{}"),
+    AxisEntry("state_dtype", "State dtype", "state {}"),
+    AxisEntry("timing", "Timing", "timing {}"),
+    AxisEntry("l2", "L2", "L2 {}"),
+    # Options of a case; one at its default is not in the case.
+    AxisEntry("scope", "Scope", "scope {}", "model"),
+    AxisEntry("mini_batch", "Mini-batch size (tokens)", "mini-batch {}", 16),
+    AxisEntry("form", "Form", "{} form", "dual"),
+    AxisEntry("part", "Part", "{}", ""),
+    AxisEntry("steps", "New tokens", "{} new tokens", 128),
+    AxisEntry("compare", "Compared with", "compared with {}", ""),
+    AxisEntry("block_size", "Tokens of a cache block", "blocks of {} tokens"),
+    AxisEntry("max_num_batched_tokens", "Tokens of a step", "steps of {} tokens"),
+    AxisEntry("graphs", "Graph sizes", "graph sizes {}"),
+)
+
+OPTION_DEFAULTS = {axis.name: axis.default for axis in AXES if axis.default is not None}
+
+PHASES: tuple[tuple[str, str], ...] = (("forward", "Forward"), ("generate", "Generate"), ("request", "Request"))

@@ -1,0 +1,172 @@
+"""Every system and backend that can be measured: label, look, what it needs, and the adapter that runs it.
+
+An adapter is imported only in its worker, so that this list costs nothing and systems whose packages conflict can live
+in environments of their own. To add a system, write its adapter and one entry here; to add a backend, one line.
+"""
+
+from dataclasses import dataclass
+
+ANYWHERE = ("cpu", "cuda")
+BOTH, LAYER = ("model", "layer"), ("layer",)
+FORWARD, PREFILL, GENERATE, NO_REQUEST = ("forward",), ("forward", "request"), ("generate",), ("forward", "generate")
+VLLM, MAMBA = "make venv-vllm", "make venv-mamba"  # what installs them; `make baselines` does both
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What runs a system on one backend.
+
+    entry: MODULE:CLASS (see `harness.system.System`). scopes: the whole language model, or one layer of it.
+    state_dtype: of the recurrent state or cache, "" for the type of the weights. install: what makes it available.
+    devices: elsewhere it is left out, unless it is named. replays: whether a prefill that is shorter than its launches
+    is timed as replays of a CUDA graph. engine: whether it times itself. headline: whether it answers the paper's
+    figures for its system. slow: a reference that runs after all others.
+    """
+
+    backend: str
+    entry: str
+    scopes: tuple[str, ...] = ("model",)
+    state_dtype: str = ""
+    install: str = "make bench"
+    phases: tuple[str, ...] = ("forward", "generate", "request")
+    devices: tuple[str, ...] = ("cuda",)
+    replays: bool = False
+    engine: bool = False
+    headline: bool = False
+    slow: bool = False
+    system: str = ""
+
+    @property
+    def label(self) -> str:
+        """SYSTEM/BACKEND, as the command line and systems.toml name it."""
+        return f"{self.system}/{self.backend}"
+
+
+@dataclass(frozen=True)
+class System:
+    """A system as it is called and drawn, and what runs it. tone: index of its colour."""
+
+    name: str
+    label: str
+    family: str
+    tone: int
+    marker: str
+    adapters: tuple[Adapter, ...]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What a backend is called, and the dash of its lines."""
+
+    name: str
+    label: str
+    dash: str = "solid"
+
+
+BACKENDS: tuple[Backend, ...] = (
+    Backend("thunderkittens", "ThunderKittens"),
+    Backend("mamba-ssm", "mamba-ssm"),
+    Backend("vllm", "vLLM"),
+    Backend("triton-dual", "Triton dual", "dash"),
+    Backend("flash-attn", "FlashAttention", "dash"),
+    Backend("triton-primal", "Triton primal", "dashdot"),
+    Backend("torch", "PyTorch", "dot"),
+    Backend("torch-compile", "torch.compile", "longdashdot"),
+    Backend("fla", "flash-linear-attention", "longdash"),
+    Backend("sdpa-cudnn", "SDPA cuDNN"),
+    Backend("sdpa-flash", "SDPA flash"),
+)
+
+
+def _ttt(learner: str, name: str) -> tuple[Adapter, ...]:
+    """The backends of both TTT layers; learner is "Linear" or "MLP"."""
+    kernels, compiled = "bench.systems.ttt_kernels", "bench.systems.torch_compiled"
+    planes = "float32-planes"
+    return (
+        Adapter("thunderkittens", f"{kernels}:{learner}ThunderKittens", BOTH, "float32", phases=PREFILL, replays=True,
+                headline=True),
+        Adapter("triton-dual", f"{kernels}:{learner}TritonDual", BOTH, planes, phases=GENERATE, headline=True),
+        Adapter("triton-primal", f"{kernels}:{learner}TritonPrimal", BOTH, planes, phases=GENERATE),
+        Adapter("torch-compile", f"{compiled}:Compiled{learner}", LAYER, "float32", phases=FORWARD, slow=True),
+        Adapter("torch", f"bench.systems.ttt_torch:TTT{learner}", BOTH, "float32", devices=ANYWHERE, slow=True),
+    )  # fmt: skip
+
+
+SYSTEMS: tuple[System, ...] = (
+    System(
+        "ttt-linear",
+        "TTT-Linear",
+        "TTT",
+        0,
+        "circle",
+        (
+            *_ttt("Linear", "ttt-linear"),
+            Adapter("fla", "bench.systems.fla_layer:FlaTTTLinear", LAYER, "float32", MAMBA, FORWARD),
+        ),
+    ),
+    System("ttt-mlp", "TTT-MLP", "TTT", 1, "square", _ttt("MLP", "ttt-mlp")),
+    System(
+        "transformer",
+        "Transformer",
+        "attention",
+        2,
+        "diamond",
+        (
+            Adapter("vllm", "bench.systems.vllm_transformer:VllmTransformer", install=VLLM, engine=True, headline=True),
+            Adapter("sdpa-cudnn", "bench.systems.flash_transformer:SdpaCudnn", replays=True),
+            Adapter("sdpa-flash", "bench.systems.flash_transformer:SdpaFlash", replays=True),
+            Adapter("flash-attn", "bench.systems.flash_transformer:FlashAttn", install=VLLM, replays=True),
+            Adapter(
+                "torch", "bench.systems.torch_transformer:TorchTransformer", devices=ANYWHERE, replays=True, slow=True
+            ),
+        ),
+    ),
+    System(
+        "mamba",
+        "Mamba",
+        "state space",
+        3,
+        "triangle-up",
+        (
+            Adapter("mamba-ssm", "bench.systems.mamba_ssm:MambaSSM", install=MAMBA, replays=True, headline=True),
+            Adapter("vllm", "bench.systems.vllm_mamba:VllmMamba", install=VLLM, engine=True),
+            Adapter("torch", "bench.systems.torch_mamba:TorchMamba", devices=("cpu",), slow=True),
+        ),
+    ),
+    System(
+        "mamba2",
+        "Mamba-2",
+        "state space",
+        4,
+        "pentagon",
+        (Adapter("mamba-ssm", "bench.systems.mamba_ssm:Mamba2SSM", install=MAMBA, replays=True),),
+    ),
+    System(
+        "gated-deltanet",
+        "Gated DeltaNet",
+        "linear attention",
+        5,
+        "triangle-down",
+        (Adapter("fla", "bench.systems.fla_models:GatedDeltaNet", ("model",), "float32", MAMBA, NO_REQUEST),),
+    ),
+    System(
+        "rwkv7",
+        "RWKV-7",
+        "linear attention",
+        6,
+        "star",
+        (Adapter("fla", "bench.systems.fla_models:RWKV7", ("model",), "float32", MAMBA, NO_REQUEST),),
+    ),
+)
+
+
+def _all_adapters() -> tuple[Adapter, ...]:
+    """Every adapter under its system's name, in the order in which jobs run: headlines first, slow references last."""
+    from dataclasses import replace
+
+    found = [replace(adapter, system=system.name) for system in SYSTEMS for adapter in system.adapters]
+    return tuple(sorted(found, key=lambda adapter: (adapter.slow, not adapter.headline)))
+
+
+ADAPTERS: tuple[Adapter, ...] = _all_adapters()
+HEADLINES: tuple[str, ...] = tuple(adapter.label for adapter in ADAPTERS if adapter.headline)

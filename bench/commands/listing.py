@@ -1,0 +1,32 @@
+"""`ttt-bench systems` and `ttt-bench suites`."""
+
+import sys
+from pathlib import Path
+
+from bench.catalogue.suites import GROUPS, SUITES
+from bench.catalogue.systems import ADAPTERS
+from bench.environments import launches
+from bench.terminal import print_rows
+from harness.runner import probe
+
+
+def list_systems(systems_file: Path | None) -> None:
+    """Ask every system whether it can run here, each interpreter once."""
+    print("asking each system's packages; importing them takes a few seconds", file=sys.stderr)
+    starts = launches(systems_file)
+    found = probe([starts[adapter.system, adapter.backend] for adapter in ADAPTERS])
+    rows = []
+    for adapter, answer in zip(ADAPTERS, found, strict=True):
+        versions = {"torch": answer.environment.get("software", {}).get("torch", ""), **answer.versions}
+        words = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+        if not answer.available:
+            words = f"{answer.reason} (install: {adapter.install})"
+        rows.append((adapter.label, "yes" if answer.available else "no", words))
+    print_rows(("system", "runs here", "versions or reason"), rows)
+
+
+def list_suites() -> None:
+    """Every suite with its question and the device it needs, and the groups of suites."""
+    rows = [(suite.name, suite.device or "any", suite.question) for suite in SUITES]
+    rows += [(group.name, "cuda", f"{group.question}: {', '.join(group.suites)}") for group in GROUPS]
+    print_rows(("suite", "device", "question"), rows)

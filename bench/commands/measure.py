@@ -1,0 +1,259 @@
+"""`ttt-bench run` and `ttt-bench verify`: plan, say what will happen, run the jobs, sum up."""
+
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench import estimate
+from bench.catalogue import catalogue
+from bench.catalogue.suites import SUITES, Suite, default_suite, find_group, find_suite
+from bench.environments import launches
+from bench.errors import UserError
+from bench.memory import layer_beyond_memory, refuse_beyond_memory, total_memory_bytes
+from bench.plan import beyond_memory, jobs_of, suite_cases, suite_entry
+from bench.selection import select
+from bench.terminal import print_rows
+from harness.catalogue import Catalogue
+from harness.environment import snapshot
+from harness.machine_load import warning
+from harness.progress import Progress
+from harness.record import Record
+from harness.run import SCHEMA_VERSION, TOOL, Job, Mode, Planned, Request, Run, RunFile
+from harness.runner import Launch, Limits, Retry, run_jobs
+from harness.timer import Policy
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `run` and `verify` are asked to do, in the words of the command line."""
+
+    suites: tuple[str, ...]
+    systems: str | None
+    sizes: str | None
+    batch: str | None
+    context: str | None
+    device: str
+    systems_file: Path | None
+    min_samples: int | None = None
+    repeats: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What they will do, and on what."""
+
+    device: str
+    here: bool  # whether this machine has the device
+    jobs: tuple[Job, ...]
+    catalogue: Catalogue
+    launches: dict[tuple[str, str], Launch]
+    memory_bytes: int | None  # None where the machine that will run it is another one
+    repeats: int
+    machine: dict
+
+    def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
+        """Why a case need not be tried."""
+        too_large = layer_beyond_memory(planned.case, self.memory_bytes) if self.memory_bytes else ""
+        return too_large or beyond_memory(planned, earlier)
+
+    @property
+    def total(self) -> int:
+        """How many cases, each repeat counted."""
+        return self.repeats * sum(len(job.cases) for job in self.jobs)
+
+
+def plan(asked: Asked) -> Plan:
+    """The jobs of the request, or UserError with the mistake in one sentence."""
+    machine = snapshot()
+    device, here = _device(asked.device, machine["device_kind"])
+    names, systems, repeats = _suites(asked, device)
+    selection = select(systems, asked.sizes, asked.batch, asked.context, device)
+    suites = [find_suite(name) for name in names]
+    for suite in suites:
+        _refuse_without_gpu(suite, device)
+    cases = [(suite, suite_cases(suite, selection, device)) for suite in suites]
+    for suite, planned in cases:
+        if not planned and len(suites) == 1:
+            raise UserError(f"suite {suite.name}: none of its cases is left by --systems {systems}")
+    if not any(planned for _, planned in cases):
+        raise UserError(f"none of the suites' cases is left by --systems {systems}")
+    everything = [_with_samples(each, asked.min_samples) for _, planned in cases for each in planned]
+    if selection.narrows_axes and here:
+        refuse_beyond_memory((each.case for each in everything), machine)
+    return Plan(
+        device,
+        here,
+        jobs_of(everything),
+        catalogue(tuple(suite_entry(suite, planned) for suite, planned in cases if planned)),
+        launches(asked.systems_file),
+        total_memory_bytes(machine) if here else None,
+        repeats,
+        machine,
+    )
+
+
+def run(
+    asked: Asked,
+    out: Path,
+    *,
+    resume: bool,
+    retry: Retry,
+    limits: Limits,
+    budget_s: float | None,
+    mode: Mode,
+    arguments: Sequence[str],
+) -> None:
+    """Measure (or run under a profiler) into the run folder `out`; exit status 1 where nothing came of it."""
+    _require_positive("--budget", budget_s)
+    work = plan(asked)
+    if not work.here:
+        raise UserError("--device cuda: no CUDA GPU was found on this machine; --dry-run plans without one")
+    # The samples of a case are spread over its repeats, and so is the time for them.
+    policy = Policy(budget_s=(budget_s or (10.0 if work.device == "cuda" else 1.5)) / work.repeats)
+    request = _request(arguments, work)
+    if Run.exists(out) and resume:
+        current = Run.open(out)
+        _refuse_another_kind(current, mode, work.repeats)
+        current.extend(work.jobs, work.catalogue, policy.to_dict(), request)
+    else:
+        file = RunFile(
+            TOOL, SCHEMA_VERSION, mode, work.jobs, work.catalogue, policy.to_dict(), work.repeats, (request,)
+        )
+        current = Run.create(out, file)
+    if busy := warning():
+        print(f"ttt-bench: {busy}", file=sys.stderr)
+    asked_for = {job.pair for job in work.jobs}
+    jobs = [job for job in current.jobs if job.pair in asked_for]
+    try:
+        with Progress(str(out), work.total) as progress:
+            records = run_jobs(
+                current, work.launches, jobs=jobs, limits=limits, retry=retry, on_event=progress, skip=work.skip
+            )
+    except KeyboardInterrupt:
+        print(f"ttt-bench: interrupted; start again with --resume --out {out} to go on", file=sys.stderr)
+        sys.exit(130)
+    print(summary(records))
+    if records and not any(record.status == "ok" for record in records):
+        sys.exit(1)
+
+
+def dry_run(asked: Asked, out: Path, budget_s: float | None) -> None:
+    """Print the cases and jobs of a run, what cannot run, and how long it will take."""
+    work = plan(asked)
+    past = estimate.past_durations(work.machine if work.here else None, out)
+    rows = []
+    for job in work.jobs:
+        seconds = estimate.job_seconds(job, work.repeats, past, budget_s)
+        phases = ", ".join(dict.fromkeys(planned.case.phase for planned in job.cases))
+        too_large = sum(bool(work.skip(planned, [])) for planned in job.cases)
+        note = f"{too_large} larger than this machine's memory" if too_large else ""
+        rows.append((job.name, str(len(job.cases)), phases, estimate.in_words(seconds), note))
+    print_rows(("job", "cases", "phases", "time", "cannot run"), rows)
+    for job in work.jobs:
+        for planned in job.cases:
+            print(f"{planned.case.key}  {planned.case.label}")
+    every = [estimate.job_seconds(job, work.repeats, past, budget_s) for job in work.jobs]
+    known = [seconds for seconds in every if seconds is not None]
+    suffix = "" if len(known) == len(every) else f", and {len(every) - len(known)} jobs that no earlier run has timed"
+    print(f"{work.total} cases in {len(work.jobs)} jobs: {estimate.in_words(sum(known))}{suffix}")
+
+
+def verify(asked: Asked, *, limits: Limits) -> None:
+    """Check without timing; exit status 1 when a case differs from its reference or fails, or all are skipped."""
+    work = plan(asked)
+    if not work.here:
+        raise UserError("--device cuda: no CUDA GPU was found on this machine")
+    with tempfile.TemporaryDirectory() as folder:
+        file = RunFile(TOOL, SCHEMA_VERSION, "verify", work.jobs, work.catalogue, Policy().to_dict(), 1, ())
+        current = Run.create(Path(folder) / "run", file)
+        with Progress("verify", work.total) as progress:
+            records = run_jobs(current, work.launches, limits=limits, on_event=progress, skip=work.skip)
+    _print_verdicts(records)
+    if any(record.status not in ("ok", "skipped") for record in records):
+        sys.exit(1)
+    if not any(record.status == "ok" for record in records):
+        sys.exit("ttt-bench: nothing was verified: every case was skipped, each for the reason in its row")
+
+
+def summary(records: Sequence[Record]) -> str:
+    """`34 ok, 2 skipped`, the most frequent first."""
+    counts = Counter(record.status for record in records)
+    return ", ".join(f"{count} {status}" for status, count in counts.most_common())
+
+
+def _device(asked: str, found: str) -> tuple[str, bool]:
+    """The device to measure, and whether it is here."""
+    if asked not in ("auto", "cpu", "cuda"):
+        raise UserError(f"--device {asked}: must be auto, cpu or cuda")
+    device = found if asked == "auto" else asked
+    return device, device == "cpu" or found == "cuda"
+
+
+def _suites(asked: Asked, device: str) -> tuple[tuple[str, ...], str | None, int]:
+    """The suites, the systems and the repeats that the names stand for."""
+    names: list[str] = []
+    systems, repeats = asked.systems, 1
+    for name in asked.suites or (default_suite(device),):
+        group = find_group(name)
+        names += group.suites if group else [name]
+        if group:
+            repeats = max(repeats, group.repeats)
+            if group.systems and systems is None and len(asked.suites) <= 1:
+                systems = ",".join(group.systems)
+    return tuple(dict.fromkeys(names)), systems, asked.repeats or repeats
+
+
+def _with_samples(planned: Planned, least: int | None) -> Planned:
+    return planned if least is None else Planned(planned.case, least, planned.grows)
+
+
+def _refuse_without_gpu(suite: Suite, device: str) -> None:
+    if suite.device == "cuda" and device != "cuda":
+        anywhere = ", ".join(s.name for s in SUITES if not s.device)
+        raise UserError(f"suite {suite.name}: needs a CUDA GPU and there is none to use; without one, run {anywhere}")
+
+
+def _refuse_another_kind(current: Run, mode: Mode, repeats: int) -> None:
+    if current.mode != mode:
+        raise UserError(f"{current.folder}: is a run of mode {current.mode!r}, not {mode!r}; name another folder")
+    if current.file.repeats != repeats:
+        raise UserError(
+            f"{current.folder}: has {current.file.repeats} repeats a case, not {repeats}; "
+            f"name another folder or say --repeats {current.file.repeats}"
+        )
+
+
+def _request(arguments: Sequence[str], work: Plan) -> Request:
+    machine = work.machine
+    constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return Request(at, tuple(arguments), machine["commit"], machine["dirty"], constant)
+
+
+def _require_positive(option: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise UserError(f"{option} {value:g}: must be more than 0 seconds")
+
+
+def _print_verdicts(records: Sequence[Record]) -> None:
+    rows = []
+    for record in records:
+        case, gate = record.case, record.gate or {"checks": []}
+        checks = ", ".join(
+            f"{check['name']} {_distance(check['value'])} (limit {_distance(check['limit'])})"
+            for check in gate["checks"]
+        )
+        unchecked = gate.get("unchecked", "")
+        shape = (case.size, case.phase, str(case.batch), str(case.context))
+        words = "; ".join(filter(None, (checks or record.reason, unchecked)))
+        rows.append((case.system_backend, *shape, record.status, words))
+    print_rows(("system", "size", "phase", "batch", "context", "status", "checks"), rows)
+
+
+def _distance(value: float | None) -> str:
+    """Two digits of a check's number; a record writes one that is not finite as None."""
+    return "not finite" if value is None else f"{value:.2g}"

@@ -1,0 +1,34 @@
+"""`ttt-bench table` and `ttt-bench report`: show a run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.errors import UserError
+from bench.selection import words
+
+
+def table(run: Path, fmt: str, systems: str | None, columns: str | None) -> None:
+    """Print a run's records as text, Markdown, CSV or JSON."""
+    from reports import write_table
+
+    write_table(run, fmt, systems=words(systems, str), columns=words(columns, str))
+
+
+def report(run: Path, output: Path | None, systems: str | None) -> None:
+    """Write the HTML page of a run."""
+    from reports import write_report
+
+    output = output or run / "report.html"
+    try:
+        write_report(run, output, systems=words(systems, str))
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written: {error.strerror}") from None
+    print(f"wrote {output}")
+
+
+def import_records(old: Sequence[Path], out: Path) -> None:
+    """Make a run of record files of schema 1."""
+    from bench.import_records import imported
+
+    run = imported(old, out)
+    print(f"wrote {out}: {len(run.records())} records in {len(run.jobs)} jobs")

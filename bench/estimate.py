@@ -1,0 +1,53 @@
+"""How long a run will take, from what earlier runs of the same cases took on the same kind of device."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from harness.record import RecordError
+from harness.run import Job, Run
+
+RESULTS = Path(__file__).resolve().parent.parent / "reports" / "results"
+
+Durations = Mapping[str, float]  # seconds, by the key of a case
+
+
+def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
+    """Seconds that each case took in the runs beside `out` and in the published ones.
+
+    machine: only of runs on its device; None for those on any GPU.
+    """
+    found: dict[str, list[float]] = {}
+    folders = {path.parent for base in (out.parent, RESULTS) if base.is_dir() for path in base.glob("*/run.json")}
+    for folder in sorted({*folders, out}):
+        try:
+            records = Run.open(folder).records() if Run.exists(folder) else []
+        except RecordError:
+            continue
+        for record in records:
+            alike = machine is None or record.environment.get("device") == machine.get("device")
+            if alike and record.wall_s and record.status in ("ok", "gate", "oom", "timeout"):
+                found.setdefault(record.case.key, []).append(record.wall_s)
+    return {key: median(seconds) for key, seconds in found.items()}
+
+
+def job_seconds(job: Job, repeats: int, past: Durations, budget_s: float | None) -> float | None:
+    """Seconds of all cases of a job; None where no case of it was ever run. Unknown ones take as long as the known."""
+    known = [past[planned.case.key] for planned in job.cases if planned.case.key in past]
+    if not known:
+        return None
+    return repeats * (sum(known) + (len(job.cases) - len(known)) * median(known))
+
+
+def in_words(seconds: float | None) -> str:
+    """`3 min`, `40 s`, or that it is not known."""
+    if seconds is None:
+        return "not known"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 90
+        else f"{seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"{seconds / 3600:.1f} h"
+    )

@@ -1,0 +1,86 @@
+"""Read records of schema 1, one file a suite, into a run.
+
+What changed: a case no longer names its suite, nor options at their default; a replayed prefill is a case of timing
+"graph" and an engine's own samples one of timing "engine", whose stopping rule schema 1 did not keep.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.catalogue import catalogue
+from bench.catalogue.metrics import OPTION_DEFAULTS
+from bench.catalogue.suites import SUITES
+from bench.plan import jobs_of
+from harness.case import Case, CaseError
+from harness.catalogue import SuiteEntry
+from harness.record import Record, RecordError
+from harness.run import SCHEMA_VERSION, TOOL, Planned, Run, RunFile
+
+_REPLAYED = "the prefill is replayed from a CUDA graph"
+_DROPPED_SETTINGS = ("mode", "launch")
+
+
+def imported(old: Sequence[Path], out: Path) -> Run:
+    """The run in `out` with the records of files, or folders of files, of schema 1; of a case's several the last.
+
+    Raises RecordError, and writes nothing, where a line is no record of schema 1.
+    """
+    suites: dict[str, dict[str, None]] = {}
+    latest: dict[str, Record] = {}
+    for where, values in _lines(old):
+        suite, record = _converted(where, values)
+        suites.setdefault(suite, {})[record.case.key] = None
+        earlier = latest.get(record.case.key)
+        if earlier is None or record.started_at >= earlier.started_at:
+            latest[record.case.key] = record
+    if not latest:
+        raise RecordError(f"no records in {', '.join(map(str, old))}")
+    jobs = jobs_of(Planned(record.case) for record in latest.values())
+    entries = tuple(_entry(name, keys) for name, keys in suites.items())
+    run = Run.create(out, RunFile(TOOL, SCHEMA_VERSION, "measure", jobs, catalogue(entries)))
+    for job in jobs:
+        with run.record_file(job) as file:
+            for planned in job.cases:
+                file.append(latest[planned.case.key])
+    return run
+
+
+def _entry(name: str, keys: Iterable[str]) -> SuiteEntry:
+    suite = next((each for each in SUITES if each.name == name), None)
+    return SuiteEntry(name, suite.question if suite else "", suite.figures if suite else (), tuple(keys))
+
+
+def _lines(old: Sequence[Path]) -> Iterator[tuple[str, Any]]:
+    for place in old:
+        if not place.exists():
+            raise RecordError(f"{place}: no such file or folder")
+        for path in sorted(place.rglob("*.jsonl")) if place.is_dir() else [place]:
+            for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+                where = f"{path}, line {number}"
+                try:
+                    yield where, json.loads(line)
+                except (ValueError, RecursionError):
+                    raise RecordError(f"{where}: is not JSON") from None
+
+
+def _converted(where: str, values: Any) -> tuple[str, Record]:
+    """(suite, the record in today's schema)."""
+    if not isinstance(values, Mapping) or values.get("schema") != 1:
+        raise RecordError(f"{where}: is no record of schema 1")
+    case, settings = dict(values.get("case") or {}), dict(values.get("settings") or {})
+    suite = str(case.pop("suite", ""))
+    options = dict(case.get("options") or {})
+    case["options"] = {name: value for name, value in options.items() if OPTION_DEFAULTS.get(name) != value}
+    if values.get("stop") == "engine":
+        case["timing"] = "engine"
+    elif settings.get("launch") == _REPLAYED:
+        case["timing"] = "graph"
+    rest = {name: value for name, value in values.items() if name not in ("schema", "case", "settings", "stop")}
+    stop = "" if values.get("stop") == "engine" else values.get("stop", "")
+    kept = {name: value for name, value in settings.items() if name not in _DROPPED_SETTINGS}
+    try:
+        return suite, Record(case=Case.from_dict(case), settings=kept, stop=stop, **rest)
+    except (CaseError, RecordError, TypeError) as error:
+        raise RecordError(f"{where}: {error}") from None

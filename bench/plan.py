@@ -1,0 +1,146 @@
+"""From what was asked for to the jobs of a run: every case once, in the job of its system and backend.
+
+Planning imports no system and asks no GPU, so it works on a login node.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf
+
+from bench.catalogue.metrics import OPTION_DEFAULTS
+from bench.catalogue.suites import Panel, Suite
+from bench.catalogue.systems import ADAPTERS, Adapter
+from harness.case import Case
+from harness.catalogue import SuiteEntry
+from harness.record import Record
+from harness.run import Job, Planned
+
+# A prefill of so many tokens may be shorter than its launches from Python: those of a 1.3B model take 1 ms a layer,
+# the work of 2,048 tokens half of that. Beyond it a graph would only hold memory.
+LAUNCH_BOUND_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the command line asks for; an empty axis leaves the suite's own."""
+
+    adapters: tuple[Adapter, ...]
+    sizes: tuple[str, ...] = ()
+    batches: tuple[int, ...] = ()
+    contexts: tuple[int, ...] = ()
+
+    @property
+    def narrows_axes(self) -> bool:
+        """Whether a size of the work comes from the user and not from the suite."""
+        return bool(self.sizes or self.batches or self.contexts)
+
+
+def suite_cases(suite: Suite, selection: Selection, device: str) -> list[Planned]:
+    """Every case of the suite under the selection, smaller ones first within a system, without repetition."""
+    found = (
+        Planned(case, suite.min_samples, panel.grows)
+        for panel in suite.panels
+        for adapter in selection.adapters
+        if _is_in(adapter, panel)
+        for case in _panel_cases(panel, adapter, selection, device)
+    )
+    return list({planned.case.key: planned for planned in found}.values())
+
+
+def jobs_of(planned: Iterable[Planned]) -> tuple[Job, ...]:
+    """The jobs of cases, headline systems first; a case that several suites need is planned once."""
+    merged: dict[str, Planned] = {}
+    for each in planned:
+        before = merged.get(each.case.key, each)
+        # A case that any suite asks for without the others is not skipped for what they find.
+        least, grows = max(before.min_samples, each.min_samples), before.grows and each.grows
+        merged[each.case.key] = Planned(each.case, least, grows)
+    groups: dict[tuple[str, str], list[Planned]] = {}
+    for each in merged.values():
+        groups.setdefault((each.case.system, each.case.backend), []).append(each)
+    order = {(adapter.system, adapter.backend): place for place, adapter in enumerate(ADAPTERS)}
+    return tuple(
+        Job(*pair, tuple(_engine_order(groups[pair]))) for pair in sorted(groups, key=lambda pair: order.get(pair, inf))
+    )
+
+
+def suite_entry(suite: Suite, planned: Sequence[Planned]) -> SuiteEntry:
+    """A suite as its run carries it."""
+    return SuiteEntry(suite.name, suite.question, suite.figures, tuple(each.case.key for each in planned))
+
+
+def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
+    """How a case is timed: by the engine; in a graph where its launches would take longer than its work; or eagerly."""
+    if adapter.engine:
+        return "engine"
+    if device != "cuda":
+        return "eager"
+    if panel.timing:
+        return panel.timing
+    launch_bound = panel.phase == "forward" and panel.scope == "model" and batch * context <= LAUNCH_BOUND_TOKENS
+    return "graph" if panel.phase == "generate" or (adapter.replays and launch_bound) else "eager"
+
+
+def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
+    """Why a case that grows until memory ends need not be tried: the smaller batch that did not fit."""
+    if not planned.grows:
+        return ""
+    case = planned.case
+    for record in earlier:
+        # A larger batch may be timed in another way, and is the same work.
+        smaller = record.case.batch < case.batch and replace(record.case, batch=case.batch, timing=case.timing) == case
+        if smaller and record.status == "oom":
+            return f"batch {record.case.batch} did not fit"
+        at_once = record.metrics.get("sequences_at_once") or record.case.batch
+        if smaller and at_once < record.case.batch:
+            return f"of batch {record.case.batch} only {at_once} sequences fitted at once, and were measured"
+    return ""
+
+
+def _is_in(adapter: Adapter, panel: Panel) -> bool:
+    named = adapter.system in panel.systems and (not panel.backends or adapter.backend in panel.backends)
+    return named and panel.scope in adapter.scopes and panel.phase in adapter.phases
+
+
+def _panel_cases(panel: Panel, adapter: Adapter, selection: Selection, device: str) -> Iterator[Case]:
+    dtype = panel.dtype or ("bfloat16" if device == "cuda" else "float32")
+    # Settings that start an engine anew vary slowest.
+    for size, options, state_dtype, context, batch in product(
+        selection.sizes or panel.sizes,
+        _combinations({**panel.options, "scope": (panel.scope,)}),
+        panel.state_dtypes or (adapter.state_dtype or dtype,),
+        sorted(selection.contexts or panel.contexts),
+        sorted(selection.batches or panel.batches),
+    ):
+        yield Case(
+            system=adapter.system,
+            backend=adapter.backend,
+            size=size,
+            phase=panel.phase,
+            batch=batch,
+            context=context,
+            dtype=dtype,
+            state_dtype=state_dtype,
+            timing=timing_of(adapter, panel, batch, context, device),
+            l2=panel.l2,
+            options=options,
+        )
+
+
+def _combinations(axes: Mapping[str, Sequence[str | int]]) -> list[tuple[tuple[str, str | int], ...]]:
+    """Every combination of options, those at their default left out."""
+    names = sorted(axes)
+    pairs = [tuple(zip(names, values, strict=True)) for values in product(*(axes[name] for name in names))]
+    return [tuple((name, value) for name, value in each if OPTION_DEFAULTS.get(name) != value) for each in pairs]
+
+
+def _engine_order(cases: list[Planned]) -> list[Planned]:
+    """Cases of one model together and, of an engine, those of one phase: each change of either costs a start."""
+    engine = any(each.case.timing == "engine" for each in cases)
+    groups: dict[tuple, list[Planned]] = {}
+    for each in cases:
+        case = each.case
+        phase = case.phase if engine else ""
+        groups.setdefault((case.size, case.dtype, case.state_dtype, case.options, phase), []).append(each)
+    return [each for group in groups.values() for each in group]

@@ -1,0 +1,18 @@
+"""Tables for the terminal."""
+
+from collections.abc import Iterable, Sequence
+
+
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table, its cells as they are: what a reason has in brackets is no markup. Numbers are never cut."""
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = list(rows)
+    grid = Table(box=None, header_style="bold", pad_edge=False)
+    for place, name in enumerate(columns):
+        numeric = all(row[place].replace(".", "").isdigit() for row in rows if row[place])
+        grid.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    Console(highlight=False, markup=False).print(grid)

@@ -1,0 +1,170 @@
+"""Names, labels, looks and figures of what is measured, as a run carries them with it.
+
+`bench.catalogue` fills it; `reports` draws from it. So a run that another version made, or one with a system that is
+not in this repository, is drawn under its own labels.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+FORBID_EXTRA = {"extra": "forbid", "strict": True}
+Scalar = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class SystemEntry:
+    """A system as it is drawn. tone: index of its colour; family: what it is one of, such as "TTT"."""
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    name: str
+    label: str
+    family: str
+    tone: int
+    marker: str
+
+
+@dataclass(frozen=True)
+class BackendEntry:
+    """What runs a system, and the dash of its lines."""
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    name: str
+    label: str
+    dash: str
+
+
+@dataclass(frozen=True)
+class MetricEntry:
+    """A number of a record or one that follows from it. It is shown divided by `scale`, in `unit`.
+
+    better: "lower", "higher", or "" where neither is. text: whether `ttt-bench table` shows it without being asked.
+    """
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    name: str
+    label: str
+    unit: str = ""
+    better: Literal["lower", "higher", ""] = ""
+    scale: float = 1.0
+    text: bool = False
+
+
+@dataclass(frozen=True)
+class AxisEntry:
+    """A field or an option of a case. phrase: how captions say a value, with {} for it; default: of an option."""
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    name: str
+    label: str
+    phrase: str
+    default: Scalar | None = None
+
+
+@dataclass(frozen=True)
+class FigureEntry:
+    """Cases of one phase of a suite, `y` (a metric) against `x` (an axis).
+
+    split: one figure for each value of these columns. forms: a second figure of primal over dual, where both are.
+    floor: lines of the metric `floor_ms` too. best: mark the best x of each line that turns.
+    primary: the lines (SYSTEM/BACKEND) that answer the figure's question; empty for all.
+    """
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    phase: str
+    title: str
+    x: str = "context"
+    y: str = "us_per_token"
+    source: str = ""
+    y_log: bool = False
+    best: bool = False
+    split: tuple[str, ...] = ()
+    forms: bool = False
+    floor: bool = False
+    primary: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SuiteEntry:
+    """A suite of the run: its question, its figures, and the keys of its cases."""
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    name: str
+    question: str
+    figures: tuple[FigureEntry, ...] = ()
+    cases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Everything a page needs to know of what it draws. Raises ValueError where entries contradict each other."""
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    systems: tuple[SystemEntry, ...] = ()
+    backends: tuple[BackendEntry, ...] = ()
+    metrics: tuple[MetricEntry, ...] = ()
+    axes: tuple[AxisEntry, ...] = ()
+    phases: tuple[tuple[str, str], ...] = ()  # (name, label)
+    suites: tuple[SuiteEntry, ...] = ()
+
+    def __post_init__(self) -> None:
+        for kind in ("systems", "backends", "metrics", "axes", "suites"):
+            _refuse_repetition(kind, (entry.name for entry in getattr(self, kind)))
+        metrics, axes = {each.name for each in self.metrics}, {each.name for each in self.axes}
+        for suite in self.suites:
+            for figure in suite.figures:
+                where = f"catalogue: suite {suite.name!r}, figure {figure.title!r}"
+                if figure.y not in metrics:
+                    raise ValueError(f"{where}: y is {figure.y!r}, which is no metric")
+                for axis in (figure.x, *figure.split):
+                    if axis not in axes and axis not in ("system", "backend"):
+                        raise ValueError(f"{where}: {axis!r} is no axis")
+
+    def merged(self, newer: "Catalogue") -> "Catalogue":
+        """The entries of both; of two that have one name the newer, a suite with the cases of both."""
+        parts: dict[str, Any] = {}
+        for kind in ("systems", "backends", "metrics", "axes", "suites"):
+            entries = {each.name: each for each in getattr(self, kind)}
+            for each in getattr(newer, kind):
+                earlier = entries.get(each.name)
+                if isinstance(each, SuiteEntry) and isinstance(earlier, SuiteEntry):
+                    each = replace(each, cases=tuple(dict.fromkeys((*earlier.cases, *each.cases))))
+                entries[each.name] = each
+            parts[kind] = tuple(entries.values())
+        return Catalogue(**parts, phases=tuple((dict(self.phases) | dict(newer.phases)).items()))
+
+    def system_label(self, name: str) -> str:
+        """The label of a system; its name where it is not in the catalogue."""
+        return next((each.label for each in self.systems if each.name == name), name)
+
+    def backend_label(self, name: str) -> str:
+        """The label of a backend; its name where it is not in the catalogue."""
+        return next((each.label for each in self.backends if each.name == name), name)
+
+    def metric(self, name: str) -> MetricEntry:
+        """The entry of a metric; one that says no more than its name where it is not in the catalogue."""
+        return next((each for each in self.metrics if each.name == name), MetricEntry(name, name))
+
+    def axis(self, name: str) -> AxisEntry:
+        """The entry of an axis; one that says no more than its name where it is not in the catalogue."""
+        words = name.replace("_", "-")
+        return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))
+
+    def suites_of(self, key: str) -> list[str]:
+        """The names of the suites that a case belongs to."""
+        return [suite.name for suite in self.suites if key in suite.cases]
+
+
+def _refuse_repetition(kind: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"catalogue: {kind} names {name!r} twice")
+        seen.add(name)

@@ -1,0 +1,24 @@
+"""Write files whole or not at all."""
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` in UTF-8; what was there stays until all of it is on the disk. Raises OSError.
+
+    What UTF-8 cannot hold becomes a question mark.
+    """
+    data = text.encode("utf-8", "replace")
+    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(aside, 0o644)
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,208 @@
+"""Check that what is timed is the work that was asked for: inputs that nobody can foresee, outputs that follow them.
+
+Between samples the inputs are renewed and the outputs must change with them. After the last sample the outputs are
+poisoned, the timed callable runs once more, and what it left is compared with the reference (`Workload.witness`).
+"""
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+from statistics import median
+from typing import Any
+
+from harness.case import Case
+from harness.gate import Check, Verdict
+from harness.memory import is_out_of_memory
+from harness.system import Input, Workload
+from harness.timer import Clock
+
+RENEW_EVERY_S = 0.25  # so that renewing does not change how warm and how loaded the device is
+RENEW_SHARE = 0.02  # of the time, at most
+_LOOKED_AT = 1 << 20  # elements of a tensor that are compared between samples
+_LATE_S = 5e-3  # of device work after the last timed call has ended
+_SHORT = 0.4  # of the checked call's time: samples below it did less work
+_BELOW_FLOOR = 0.5  # of the floor, whose ceilings were measured with an error of their own
+
+
+class Inspector:
+    """Inspects one workload while it is timed. `run` is what the clock must be given."""
+
+    def __init__(self, case: Case, workload: Workload) -> None:
+        self._case, self._workload = case, workload
+        self._chance = Random(secrets.randbits(128))
+        self._outputs: Any = None
+        self._seen: list[Any] = []
+        self._kept_inputs: dict[str, Any] = {}
+        self._next_at = 0.0
+        self._ran = False
+        self.missed: list[Check] = []
+
+    def run(self) -> object:
+        """The workload's `run`; where a graph is captured, its outputs are those of every replay."""
+        self._outputs = self._workload.run()
+        return self._outputs
+
+    def before_sample(self) -> None:
+        """Renew the inputs where it is time, after a look at what the calls since the last renewal left."""
+        now = time.monotonic()
+        if not self._workload.inputs or now < self._next_at:
+            return
+        if self._ran:
+            self._look()
+        self._renew()
+        self._ran = True
+        self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
+
+    def checked_call(self, clock: Clock, samples_ms: list[float]) -> Verdict:
+        """Run the timed callable once more on fresh inputs and poisoned outputs, and compare what it left."""
+        if self._ran:
+            self._look()
+        if self._workload.inputs:
+            self._renew()
+        judge = self._workload.witness(self._chance) if self._workload.witness else None
+        for each in tensors_of(self._outputs):
+            _poison(each)
+        if not clock.replays:
+            self._outputs = None  # freed, so that the call may be given the poisoned memory
+        took_ms = clock.sample()
+        outputs = list(tensors_of(self._outputs))
+        checks = [*self.missed, *self._finite(outputs), *self._late()]
+        unchecked = "" if judge else "the outputs of the timed calls were compared with nothing"
+        if judge:
+            verdict = judged(lambda: judge(self._outputs, clock.launches))
+            checks += verdict.checks
+            unchecked = verdict.unchecked
+        checks += self._lengths(clock, samples_ms, took_ms)
+        return Verdict([*checks, *shape_checks(self._case, self._workload, outputs)], unchecked)
+
+    def _renew(self) -> None:
+        self._kept_inputs = {}
+        for name, each in self._workload.inputs.items():
+            fill(each, self._chance.getrandbits(63))
+            self._kept_inputs[name] = _glimpse(each.tensor).clone()
+
+    def _look(self) -> None:
+        """Outputs must have changed since the last look, and inputs must not."""
+        self.missed += self._late()
+        now = [_glimpse(each).clone() for each in tensors_of(self._outputs)]
+        if self._seen and now and all(_equal(a, b) for a, b in zip(self._seen, now, strict=True)):
+            self._miss("outputs_unchanged_by_new_inputs")
+        self._seen = now
+        for name, kept in self._kept_inputs.items():
+            if not _equal(kept, _glimpse(self._workload.inputs[name].tensor)):
+                self._miss("inputs_changed_by_the_work")
+
+    def _miss(self, name: str) -> None:
+        if not any(check.name == name for check in self.missed):
+            self.missed.append(Check.at_most(name, 1.0, 0.0))
+
+    def _finite(self, outputs: list[Any]) -> Iterator[Check]:
+        """Everywhere: what was poisoned and not written is not finite either."""
+        floating = [each for each in outputs if each.is_floating_point()]
+        if floating:
+            lost = sum(int((~chunk.isfinite()).sum()) for each in floating for chunk in each.reshape(-1).split(1 << 26))
+            yield Check.at_most("outputs_not_finite", lost, 0)
+
+    def _late(self) -> list[Check]:
+        """Device work that the clock did not wait for."""
+        if self._workload.device != "cuda":
+            return []
+        import torch
+
+        start = time.monotonic()
+        torch.cuda.synchronize()
+        late = time.monotonic() - start
+        return [Check.at_most("seconds_of_work_after_the_call", late, _LATE_S)] if late > _LATE_S else []
+
+    def _lengths(self, clock: Clock, samples_ms: list[float], took_ms: float) -> Iterator[Check]:
+        """The samples must not be much shorter than the checked call."""
+        typical = median(samples_ms) * self._workload.units
+        if typical < _SHORT * took_ms:
+            took_ms = min(took_ms, clock.sample(), clock.sample())
+        if typical < _SHORT * took_ms:
+            yield Check.at_most("checked_call_over_samples", took_ms / typical, 1 / _SHORT)
+
+
+def judged(judge: Callable[[], Verdict]) -> Verdict:
+    """The verdict, or that there is none where the reference has no room beside what was timed."""
+    try:
+        return judge()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return Verdict([], "the reference has no room beside the model, so the timed outputs were not compared")
+
+
+def tensors_of(outputs: Any) -> Iterator[Any]:
+    """The torch tensors in a tensor, or in nested tuples, lists and dicts of them."""
+    if isinstance(outputs, dict):
+        outputs = list(outputs.values())
+    if isinstance(outputs, list | tuple):
+        for each in outputs:
+            yield from tensors_of(each)
+    elif type(outputs).__module__ == "torch" and type(outputs).__name__ == "Tensor":
+        yield outputs
+
+
+def shape_checks(case: Case, workload: Workload, outputs: list[Any]) -> Iterator[Check]:
+    """What is claimed (tokens) and what goes in and comes out must be as large as the case."""
+    claimed = {"forward": case.batch * case.context, "generate": case.batch}.get(case.phase)
+    at_once = workload.metrics.get("sequences_at_once")
+    if case.phase == "generate" and at_once:
+        claimed = int(at_once)
+    if claimed is not None and workload.tokens != claimed:
+        yield Check.at_most("tokens_off_the_case", abs(workload.tokens - claimed), 0)
+    for each in workload.inputs.values():
+        for axis, wanted in ((each.batch_axis, case.batch), (each.token_axis, case.context)):
+            if axis is not None and each.tensor.shape[axis] != wanted:
+                yield Check.at_most("input_sizes_off_the_case", abs(each.tensor.shape[axis] - wanted), 0)
+    for each in outputs:
+        if case.batch not in each.shape:
+            yield Check.at_most("outputs_without_the_batch", 1, 0)
+
+
+def floor_check(workload: Workload, samples_ms: list[float]) -> list[Check]:
+    """No sample is shorter than half of the time that its bytes and FLOPs need at the measured ceilings."""
+    known = {name: workload.metrics.get(name) or math.nan for name in ("flops", "bytes", "product_tflops", "copy_gbs")}
+    times = (known["flops"] / (known["product_tflops"] * 1e9), known["bytes"] / (known["copy_gbs"] * 1e6))
+    floor_ms = max((each for each in times if math.isfinite(each)), default=0.0)
+    shortest = min(samples_ms)
+    if not floor_ms or shortest >= _BELOW_FLOOR * floor_ms:
+        return []
+    return [Check.at_most("floor_over_shortest_sample", floor_ms / max(shortest, 1e-9), 1 / _BELOW_FLOOR)]
+
+
+def fill(given: Input, seed: int) -> None:
+    """Fill a tensor in place from a seed."""
+    import torch
+
+    chance = torch.Generator(given.tensor.device).manual_seed(seed)
+    with torch.inference_mode(given.tensor.is_inference()):
+        if given.fill == "normal":
+            given.tensor.normal_(0.0, given.scale, generator=chance)
+        elif given.fill == "uniform":
+            given.tensor.uniform_(0.0, given.scale, generator=chance)
+        else:
+            given.tensor.random_(0, int(given.scale), generator=chance)
+
+
+def _poison(tensor: Any) -> None:
+    import torch
+
+    if tensor.is_floating_point():
+        with torch.inference_mode(tensor.is_inference()):
+            tensor.fill_(math.nan)
+
+
+def _glimpse(tensor: Any) -> Any:
+    """At most some million elements, from all over the tensor."""
+    flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()
+    return flat[:: max(1, flat.numel() // _LOOKED_AT)] if flat.dim() == 1 else flat
+
+
+def _equal(a: Any, b: Any) -> bool:
+    import torch
+
+    return a.shape == b.shape and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))

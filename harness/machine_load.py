@@ -1,0 +1,94 @@
+"""How much of the machine's processors others use while something is measured."""
+
+import os
+import resource
+from typing import Any
+
+_STAT = "/proc/stat"
+BUSY_SHARE, IDLE_SHARE = 0.1, 0.1
+
+
+class LoadMeter:
+    """Processor time since it was made: of this process and its children, of others, and idle."""
+
+    def __init__(self) -> None:
+        self._start = _times()
+
+    def reading(self) -> dict[str, Any]:
+        """others_share and idle_share of the cores this process may use, in [0, 1]; empty where it is not known."""
+        now = _times()
+        if now is None or self._start is None:
+            return {}
+        busy, idle, own = (after - before for after, before in zip(now, self._start, strict=True))
+        whole = busy + idle
+        if whole <= 0:
+            return {}
+        return {
+            "others_share": round(min(1.0, max(0.0, (busy - own) / whole)), 4),
+            "idle_share": round(min(1.0, max(0.0, idle / whole)), 4),
+        }
+
+
+def is_loaded(environment: dict[str, Any]) -> bool:
+    """Whether others used a case's cores while none was to spare: more than a tenth of them, less than a tenth idle."""
+    cpu = environment.get("cpu") or {}
+    others, idle = cpu.get("others_share"), cpu.get("idle_share")
+    if not isinstance(others, int | float) or not isinstance(idle, int | float):
+        return False
+    return others > BUSY_SHARE and idle < IDLE_SHARE
+
+
+def load_note(environment: dict[str, Any]) -> str:
+    """What a reader must know of a case on a loaded machine."""
+    share = (environment.get("cpu") or {}).get("others_share") or 0.0
+    return f"others used {share:.0%} of the processors"
+
+
+def _times() -> tuple[float, float, float] | None:
+    """(busy, idle) seconds of the cores that this process may use, and the seconds of its own and its children's."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    tick = os.sysconf("SC_CLK_TCK")
+    busy = idle = 0.0
+    try:
+        with open(_STAT) as file:
+            for line in file:
+                name, *numbers = line.split()
+                if name in cores:
+                    values = [int(number) / tick for number in numbers[:8]]
+                    idle += values[3] + values[4]
+                    busy += sum(values) - values[3] - values[4]
+    except (OSError, ValueError, IndexError):
+        return None
+    return busy, idle, _own_seconds()
+
+
+def _own_seconds() -> float:
+    """Of this process, of its descendants that are alive, and of its children that were waited for."""
+    from harness.warden import descendants
+
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    tick = os.sysconf("SC_CLK_TCK")
+    alive = 0.0
+    for pid in descendants(os.getpid()):
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            alive += sum(int(fields[at]) for at in (11, 12, 13, 14)) / tick  # utime, stime, and its own children's
+        except (OSError, IndexError, ValueError):
+            continue
+    return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime + alive
+
+
+def warning(seconds: float = 0.3) -> str:
+    """One sentence where others use the machine now; "" where it is quiet."""
+    import time
+
+    meter = LoadMeter()
+    time.sleep(seconds)
+    share = meter.reading().get("others_share", 0.0)
+    if share <= BUSY_SHARE:
+        return ""
+    return f"other programs use {share:.0%} of this machine's processors; cases that they disturb will be marked"

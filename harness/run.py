@@ -1,0 +1,313 @@
+"""A run: a folder that says what was asked for, holds what was measured, and can be drawn without this program.
+
+FOLDER/run.json                      what was asked for and planned, where, by which commit; the catalogue
+FOLDER/records/SYSTEM-BACKEND.jsonl  the records of one job, appended by one writer
+FOLDER/profiles/KEY.json             what a profiler found of a case
+"""
+
+import fcntl
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+
+from harness.case import Case, CaseError
+from harness.catalogue import FORBID_EXTRA, Catalogue
+from harness.files import write_atomically
+from harness.record import Record, RecordError
+from harness.record_file import RecordFile
+
+SCHEMA_VERSION = 1
+TOOL = "ttt-bench"
+FILE = "run.json"
+_SIZE_LIMIT = 256 << 20  # bytes of a run.json
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")  # what may become part of a file's name
+
+Mode = Literal["measure", "verify", "profile"]
+
+
+class RunError(RecordError):
+    """A run folder that cannot be used; one sentence that says what is wrong and where."""
+
+
+def _parsed_case(value: Any) -> Case:
+    try:
+        return value if isinstance(value, Case) else Case.from_dict(value)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A case of a job. min_samples: never fewer, whatever the budget, over all repeats.
+
+    grows: one of several batches that grow until memory ends; those beyond the first that does not fit are skipped.
+    """
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    case: Annotated[Case, PlainValidator(_parsed_case), PlainSerializer(lambda case: case.to_dict())]
+    min_samples: int = 1
+    grows: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """One system on one backend with its cases in order: the unit of a worker, a file, a GPU and a cluster's task."""
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    system: str
+    backend: str
+    cases: tuple[Planned, ...]
+
+    def __post_init__(self) -> None:
+        for part in (self.system, self.backend):
+            if not _SAFE_NAME.fullmatch(part):
+                raise ValueError(f"job {self.system!r}/{self.backend!r}: {part!r} cannot be part of a file's name")
+        for planned in self.cases:
+            if (planned.case.system, planned.case.backend) != (self.system, self.backend):
+                raise ValueError(f"job {self.name}: has a case of {planned.case.system_backend}")
+
+    @property
+    def name(self) -> str:
+        """SYSTEM-BACKEND, as its file is called."""
+        return f"{self.system}-{self.backend}"
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """(system, backend)."""
+        return self.system, self.backend
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of the program that planned or resumed the run: when, its arguments, commit and machine."""
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    at: str
+    arguments: tuple[str, ...]
+    commit: str
+    dirty: bool | None
+    machine: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """What run.json holds. policy: `timer.Policy.to_dict()`; repeats: fresh processes for each case."""
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    tool: str
+    schema: int
+    mode: Mode
+    jobs: tuple[Job, ...]
+    catalogue: Catalogue
+    policy: dict[str, Any] = field(default_factory=dict)
+    repeats: int = 1
+    requests: tuple[Request, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [job.name for job in self.jobs]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two jobs are called {name}")
+        keys = [planned.case.key for job in self.jobs for planned in job.cases]
+        if len(keys) > len(set(keys)):
+            raise ValueError("a case is planned twice")
+        if self.repeats < 1:
+            raise ValueError(f"repeats is {self.repeats}, must be at least 1")
+        known = set(keys)
+        for suite in self.catalogue.suites:
+            for key in suite.cases:
+                if key not in known:
+                    raise ValueError(f"suite {suite.name!r} has the case {key!r}, which no job has")
+
+
+_ADAPTER: TypeAdapter[RunFile] = TypeAdapter(RunFile)
+
+
+class Run:
+    """A run folder. `create` makes one, `open` reads one; both raise RunError with one sentence where they cannot."""
+
+    def __init__(self, folder: Path, file: RunFile) -> None:
+        self.folder, self.file = folder, file
+
+    @classmethod
+    def create(cls, folder: Path, file: RunFile) -> "Run":
+        """A new run in `folder`, which may exist but must hold no run."""
+        if (folder / FILE).exists() or _has_entries(folder / "records"):
+            raise RunError(f"{folder}: holds a run already; resume it (--resume) or name another folder")
+        run = cls(folder, file)
+        run.save()
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> "Run":
+        """The run in `folder`, its run.json checked."""
+        return cls(folder, _parsed(folder / FILE, _json_of(folder)))
+
+    @staticmethod
+    def exists(folder: Path) -> bool:
+        """Whether the folder holds a run.json."""
+        return (folder / FILE).exists()
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """The jobs, in the order in which they run."""
+        return self.file.jobs
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The catalogue that the run was made with."""
+        return self.file.catalogue
+
+    @property
+    def mode(self) -> Mode:
+        """measure, verify or profile."""
+        return self.file.mode
+
+    def save(self) -> None:
+        """Write run.json whole or not at all."""
+        try:
+            (self.folder / "records").mkdir(parents=True, exist_ok=True)
+            text = json.dumps(_ADAPTER.dump_python(self.file, mode="json"), separators=(",", ":"), allow_nan=False)
+            write_atomically(self.folder / FILE, text + "\n")
+        except OSError as error:
+            raise RunError(f"{self.folder}: cannot be written: {error.strerror or error}") from None
+
+    def extend(self, jobs: Iterable[Job], catalogue: Catalogue, policy: Mapping[str, Any], request: Request) -> None:
+        """Add what a later request asks for: cases that are not planned yet go to the end of their job."""
+        by_pair = {job.pair: job for job in self.jobs}
+        known = {planned.case.key for job in self.jobs for planned in job.cases}
+        for job in jobs:
+            new = tuple(planned for planned in job.cases if planned.case.key not in known)
+            before = by_pair.get(job.pair)
+            by_pair[job.pair] = replace(before, cases=(*before.cases, *new)) if before else job
+        self.file = replace(
+            self.file,
+            jobs=tuple(by_pair.values()),
+            catalogue=self.catalogue.merged(catalogue),
+            policy=dict(policy),
+            requests=(*self.file.requests, request),
+        )
+        self.__dict__.pop("_planned", None)
+        self.save()
+
+    def record_file(self, job: Job) -> RecordFile:
+        """The file of a job's records."""
+        folder = self.folder / "records"
+        if folder.is_symlink():
+            raise RunError(f"{folder}: is a link; a run holds its records itself")
+        return RecordFile(folder / f"{job.name}.jsonl")
+
+    def job_records(self, job: Job) -> list[Record]:
+        """All records of a job in the order of its file, RunError for one that does not belong to it."""
+        file = self.record_file(job)
+        records = file.read()
+        for number, record in enumerate(records, start=1):
+            why = self.foreign(record, job)
+            if why:
+                raise RunError(f"{file.path}, line {number}: {why}")
+        return records
+
+    def foreign(self, record: Record, job: Job) -> str:
+        """Why a record cannot be one of this job of this run; "" where it can."""
+        if record.case.key not in self._planned.get(job.name, set()):
+            return f"the case {record.case.label} is not one of the job {job.name}"
+        if record.repeat >= self.file.repeats:
+            return f"repeat {record.repeat} of a run of {self.file.repeats}"
+        timed = self.mode == "measure"
+        if record.status == "ok" and timed != bool(record.samples_ms):
+            return f"status 'ok' {'without' if timed else 'with'} samples in a run of mode {self.mode!r}"
+        return ""
+
+    def records(self) -> list[Record]:
+        """The last record of each case and repeat, in the order of the plan; RunError for what belongs to no job."""
+        self._refuse_stray_files()
+        return [record for job in self.jobs for record in latest(job, self.job_records(job))]
+
+    @cached_property
+    def _planned(self) -> dict[str, set[str]]:
+        return {job.name: {planned.case.key for planned in job.cases} for job in self.jobs}
+
+    def _refuse_stray_files(self) -> None:
+        names = {f"{job.name}.jsonl" for job in self.jobs}
+        for path in sorted((self.folder / "records").glob("*.jsonl")):
+            if path.name not in names:
+                raise RunError(f"{path}: belongs to no job of the run")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The folder for one planner or runner; RunError where another holds it."""
+        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(
+                    f"{self.folder}: another run is writing to it; wait for it or name another folder"
+                ) from None
+            except OSError:  # a file system without locks: each record file still has its own guard
+                pass
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def latest(job: Job, records: Iterable[Record]) -> list[Record]:
+    """The last record of each case and repeat: the repeats of a case together, cases in the order of the job."""
+    last = {(record.case.key, record.repeat): record for record in records}
+    by_case: dict[str, list[Record]] = {}
+    for key, repeat in sorted(last, key=lambda each: each[1]):
+        by_case.setdefault(key, []).append(last[key, repeat])
+    return [record for planned in job.cases for record in by_case.get(planned.case.key, [])]
+
+
+def _has_entries(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _json_of(folder: Path) -> Any:
+    path = folder / FILE
+    try:
+        if not folder.is_dir():
+            raise RunError(
+                f"{folder}: {'is not a folder' if folder.exists() else 'no such folder'}; name that of a run"
+            )
+        if not path.exists():
+            raise RunError(f"{folder}: is not a run: it has no {FILE} (older records: ttt-bench import FOLDER -o RUN)")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _SIZE_LIMIT:
+            raise RunError(f"{path}: is not a run file: it is {'too large' if status.st_size else 'no regular file'}")
+        return json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise RunError(f"{path}: is not JSON, so this is no run or it is damaged") from None
+
+
+def _parsed(path: Path, values: Any) -> RunFile:
+    if not isinstance(values, Mapping) or "tool" not in values or "schema" not in values:
+        raise RunError(f"{path}: is not a run file: it does not say its tool and schema")
+    if values["tool"] != TOOL:
+        raise RunError(f"{path}: was made by {str(values['tool'])[:60]!r}, this program reads runs of {TOOL!r}")
+    if values["schema"] != SCHEMA_VERSION:
+        raise RunError(f"{path}: has schema {str(values['schema'])[:20]}, this program reads schema {SCHEMA_VERSION}")
+    try:
+        return _ADAPTER.validate_json(json.dumps(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise RunError(f"{path}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}") from None
+    except (CaseError, ValueError, RecursionError) as error:
+        raise RunError(f"{path}: {error}") from None
