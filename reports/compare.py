@@ -13,7 +13,7 @@ from statistics import median, stdev
 from typing import Any
 
 from harness.interval import FEWEST, median_interval
-from harness.machine_load import is_loaded, load_note
+from harness.machine_load import is_loaded
 from harness.reason import printable
 from harness.record import Record, RecordError
 from harness.run import Run
@@ -159,27 +159,38 @@ class _Pair:
     def _notes(self, judged: Judged) -> Iterator[str]:
         if judged.decided_by:
             yield f"{judged.decided_by} rounds would decide"
-        for name, records in (("A", self.a), ("B", self.b)):
-            timed = [record for record in records if record.samples_ms]
+        sides = {"A": self.a, "B": self.b}
+        for name, records in sides.items():
+            timed = _timed(records)
             samples = sum(len(record.samples_ms) for record in timed)
             if samples < FEWEST:
                 yield f"{name} has {samples} sample{'' if samples == 1 else 's'}"
             if len(timed) < len(records):
                 yield f"{name} has {len(timed)} of {len(records)} rounds"
-            loaded = [record for record in timed if is_loaded(record.environment)]
-            if loaded:
-                worst = max(loaded, key=lambda record: record.environment["cpu"]["others_share"])
-                yield f"{name} on a loaded machine: {load_note(worst.environment)}"
-        throttled = [any(any(record.throttled) for record in records) for records in (self.a, self.b)]
-        if throttled[0] != throttled[1]:
-            yield f"throttled in {'A' if throttled[0] else 'B'} only"
+        shares = {name: _others_share(records) for name, records in sides.items()}
+        if any(shares.values()):
+            said = " and ".join(f"{share:.0%} in {name}" for name, share in shares.items() if share)
+            yield f"loaded machine: others used {said} of the processors"
+        throttled = [name for name, records in sides.items() if any(any(record.throttled) for record in records)]
+        if len(throttled) == 1:
+            yield f"throttled in {throttled[0]} only"
 
     @property
     def is_sound(self) -> bool:
         """Whether both sides have enough samples, from a machine that others left alone."""
-        sides = [[record for record in records if record.samples_ms] for records in (self.a, self.b)]
+        sides = (self.a, self.b)
         enough = all(sum(len(record.samples_ms) for record in side) >= FEWEST for side in sides)
-        return enough and not any(is_loaded(record.environment) for side in sides for record in side)
+        return enough and not any(map(_others_share, sides))
+
+
+def _timed(records: Iterable[Record]) -> list[Record]:
+    return [record for record in records if record.samples_ms]
+
+
+def _others_share(records: Iterable[Record]) -> float:
+    """The most of the processors that others used while one of these was measured, where they disturbed it; else 0."""
+    environments = [record.environment for record in _timed(records)]
+    return max((each["cpu"]["others_share"] for each in environments if is_loaded(each)), default=0.0)
 
 
 def _by_case(run: Run) -> dict[str, tuple[Record, ...]]:
@@ -192,7 +203,7 @@ def _by_case(run: Run) -> dict[str, tuple[Record, ...]]:
 
 def _medians(records: Sequence[Record]) -> dict[int, float]:
     """repeat -> median in ms of what it measured; one of 0 ms has no ratio and is left out."""
-    found = {record.repeat: median(record.samples_ms) for record in records if record.samples_ms}
+    found = {record.repeat: median(record.samples_ms) for record in _timed(records)}
     return {repeat: middle for repeat, middle in found.items() if 0 < middle < math.inf}
 
 
@@ -248,7 +259,7 @@ def _log_median(records: Sequence[Record]) -> tuple[float, float]:
         logs = [math.log(each) for each in medians]
         half = stats.t.isf(0.025, len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
         return math.log(median(medians)), float(half)
-    samples = next(record.samples_ms for record in records if record.samples_ms)
+    samples = _timed(records)[0].samples_ms
     middle, low, high = median_interval(samples)
     return math.log(middle), math.log(max(high / middle, middle / low)) if low > 0 else math.inf
 
@@ -265,7 +276,7 @@ def _refuse_another_device(pairs: Iterable[_Pair]) -> None:
 
 def _one_a_machine(records: Sequence[Record]) -> list[Record]:
     """A record of each machine that measured the case."""
-    found = {json.dumps(_device(record), sort_keys=True): record for record in records if record.samples_ms}
+    found = {json.dumps(_device(record), sort_keys=True): record for record in _timed(records)}
     return [found[name] for name in sorted(found)]
 
 
@@ -281,7 +292,7 @@ def _differences(pairs: Sequence[_Pair]) -> Iterator[Difference]:
     """What differs between the records that are compared: commits, machines, packages and settings, in this order."""
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for pair in pairs:
-        a, b = (_facts(next(r for r in records if r.samples_ms)) for records in (pair.a, pair.b))
+        a, b = (_facts(_timed(records)[0]) for records in (pair.a, pair.b))
         for what in dict.fromkeys((*a, *b)):
             if a.get(what, "") != b.get(what, ""):
                 where = found.setdefault(what, {}).setdefault((a.get(what, ""), b.get(what, "")), [])
@@ -321,7 +332,7 @@ def _commit(record: Record) -> str:
 
 
 def _side(run: Run, cases: Iterable[Sequence[Record]]) -> Side:
-    records = [record for case in cases for record in case if record.samples_ms]
+    records = [record for case in cases for record in _timed(case)]
     days = sorted({record.started_at[:10] for record in records if record.started_at})
     return Side(
         name=run.folder.name,

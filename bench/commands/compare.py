@@ -184,8 +184,8 @@ class _Side:
         ran = str(record.environment.get("commit") or "")
         if self.commit and ran != self.commit:
             raise UserError(
-                f"{record.case.system_backend}: its worker ran the code of {ran[:10] or 'an unknown commit'}, not that of "
-                f"{self.commit[:10]}; a command of a systems.toml must let PYTHONPATH through"
+                f"{record.case.system_backend}: its worker ran the code of {ran[:10] or 'an unknown commit'}, "
+                f"not that of {self.commit[:10]}; a command of a systems.toml must let PYTHONPATH through"
             )
 
 
