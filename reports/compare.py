@@ -124,8 +124,8 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
     judged = _judged_rounds(both, fail_on) if interleaved else [_judged_stored(pair, fail_on) for pair in both]
     rows = [pair.row(verdict) for pair, verdict in zip(both, judged, strict=True)]
     return Comparison(
-        _side(a, [pair.a for pair in both]),
-        _side(b, [pair.b for pair in both]),
+        _side(a, of_a.values()),
+        _side(b, of_b.values()),
         tuple(_differences(both)),
         tuple(sorted(rows, key=lambda row: -row.judged.ratio)),
         tuple(_missing(of_a, of_b)),
@@ -332,12 +332,16 @@ def _commit(record: Record) -> str:
 
 
 def _side(run: Run, cases: Iterable[Sequence[Record]]) -> Side:
+    """From its timed records; of a run without one, from what asked for it."""
     records = [record for case in cases for record in _timed(case)]
     days = sorted({record.started_at[:10] for record in records if record.started_at})
+    asked = run.file.requests[-1] if run.file.requests else None
+    commits = map(_commit, records) if records else [asked.commit[:10] if asked else ""]
+    devices = [_said(record.environment.get("device")) for record in records]
     return Side(
         name=run.folder.name,
-        commit=_joined(map(_commit, records)),
-        device=_joined(_said(record.environment.get("device")) for record in records),
+        commit=_joined(commits),
+        device=_joined(devices or [_said(asked.machine.get("device")) if asked else ""]),
         measured=" to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
     )
 

@@ -99,8 +99,8 @@ def _closing(comparison: Comparison) -> list[str]:
     lines = [", ".join(f"{count} {verdict}" for verdict, count in comparison.counts.items())]
     if comparison.interleaved:
         lines.append(
-            f"Measured in turns, a fresh process a round and side: slower and faster are by more than {BAR:.0%}, "
-            f"same is within {SAME:.0%}."
+            f"Measured in turns, a fresh process a round and side; B/A is the geometric mean of the rounds. "
+            f"Slower and faster are by more than {BAR:.0%}, same is within {SAME:.0%}."
         )
     else:
         lines.append(
