@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bench.models.base import LanguageModel
+from bench.models.base import CausalLM
 from bench.models.config import ModelConfig
 from bench.models.factory import default_dtype, model_class
 
@@ -30,7 +30,7 @@ class _Entry(NamedTuple):
     dtype: str
 
 
-def save(model: LanguageModel, path: str | Path) -> None:
+def save(model: CausalLM, path: str | Path) -> None:
     """Write all weights to one .safetensors file in their own dtypes; a tied weight is written once."""
     path = _safetensors(Path(path))
     save_file({name: weight.contiguous() for name, weight in model.weights().items()}, path, {"format": "pt"})
@@ -42,7 +42,7 @@ def load(
     device: torch.device | str,
     dtype: torch.dtype | None = None,
     **options: Any,
-) -> LanguageModel:
+) -> CausalLM:
     """The model `config` with the weights of a .safetensors file, or of all those in a folder (shards).
 
     The file may be of any floating dtype; projections become `dtype` (default: bfloat16 on a GPU, float32 on a CPU),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bench.models import SYSTEMS, model_config
+from bench.models import MODELS, model_config
 from bench.models.checkpoint import CheckpointError, load, save
 from bench.models.factory import from_seed
 
@@ -29,7 +29,7 @@ def refused(linear, change, message):
         load(config, path, "cpu")
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", MODELS)
 def test_a_model_comes_back_as_it_was(system, tmp_path):
     config = model_config(system, "tiny")
     model = from_seed(config, 0, "cpu")

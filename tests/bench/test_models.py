@@ -4,7 +4,7 @@ import pytest
 import torch
 from plans import run
 
-from bench.models import SIZES, SYSTEMS, ConfigError, TTTConfig, model_config, parameter_count
+from bench.models import MODELS, SIZES, ConfigError, TTTConfig, model_config, parameter_count
 from bench.models.factory import default_dtype, from_seed, model_class
 from bench.models.layers import mark_layers, rotate_halves, rotate_interleaved, rotation
 from bench.models.operator import TorchOperator
@@ -13,7 +13,7 @@ from bench.models.operator import TorchOperator
 # layers deep. bfloat16: one rounding is 4e-3, and the residual stream is rounded six times.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 5e-2}
 TOKENS = 41
-MODELS = ("ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer", "mamba")
+VARIANTS = ("ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer", "mamba")
 
 
 def config_of(name, **options):
@@ -36,7 +36,7 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def models():
-    return {name: from_seed(config_of(name), 0, "cpu", dtype_of(name)) for name in MODELS}
+    return {name: from_seed(config_of(name), 0, "cpu", dtype_of(name)) for name in VARIANTS}
 
 
 def random_ids(batch, tokens, seed=0, vocabulary=512):
@@ -61,7 +61,7 @@ def tensors_of(state):
     return []
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize(
     "plan",
     [(1, 40), (15, 26), (16, 25), (17, -24), (-41,), (20, -3, 18), (-5, 30, -6), (33, -8)],
@@ -84,7 +84,7 @@ def test_a_long_prompt_runs_in_chunks_with_the_same_result(models, name, monkeyp
     assert lengths == ([20, 20, 1] if name == "transformer" else [16, 16, 9])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_rows_of_a_batch_do_not_touch(models, name):
     ids = random_ids(3, 20)
     together = run(models[name], ids, (17, -3))
@@ -92,7 +92,7 @@ def test_rows_of_a_batch_do_not_touch(models, name):
         assert_close(together[row : row + 1], run(models[name], ids[row : row + 1], (17, -3)), dtype_of(name))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_every_token_counts(models, name):
     """The first of 20 tokens changes the logits, so that agreement above is not that of forgetful models."""
     ids = random_ids(1, 20)
@@ -101,7 +101,7 @@ def test_every_token_counts(models, name):
     assert not torch.equal(run(models[name], ids, (20,)), run(models[name], other, (20,)))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_the_state_stays_where_it_is_and_can_be_reset(models, name):
     model, ids = models[name], random_ids(2, 20)
     state = model.init_state(2, 20)
@@ -112,7 +112,7 @@ def test_the_state_stays_where_it_is_and_can_be_reset(models, name):
     assert torch.equal(run(model, ids, (17, -3), state), first)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_bfloat16_is_near_float32_with_the_same_weights(models, name):
     ids = random_ids(2, 20)
     logits = {d: run(from_seed(config_of(name), 0, "cpu", d), ids, (18, -2)) for d in (torch.float32, torch.bfloat16)}
@@ -120,7 +120,7 @@ def test_bfloat16_is_near_float32_with_the_same_weights(models, name):
     assert_close(logits[torch.bfloat16], logits[torch.float32], torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_the_head_is_the_embedding(models, name):
     model = models[name]
     [embedding] = [key for key in model.weights() if "embed" in key]
@@ -136,7 +136,7 @@ def test_the_head_is_the_embedding(models, name):
     assert torch.allclose(after, before, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_a_seed_gives_its_weights_and_leaves_the_global_one_alone(name):
     torch.manual_seed(7)
     expected = torch.rand(1)
@@ -185,7 +185,7 @@ def test_other_mini_batches(learner, mini_batch, plan):
 
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
 def test_heads_of_96_as_at_760m(learner):
-    config = TTTConfig(learner, width=192, ffn_width=64, layers=1, heads=2, vocabulary=512)
+    config = TTTConfig(learner, width=192, ffn_width=64, layers=1, heads=2, vocabulary=512, base_lr=1.0)
     assert config.head_dim == model_config("ttt-linear", "760m").head_dim == 96
     model, ids = from_seed(config, 0, "cpu", torch.float64), random_ids(1, 20)
     assert_close(run(model, ids, (17, -3)), run(model, ids, (20,)), torch.float64)
@@ -222,7 +222,7 @@ def test_a_state_of_the_wrong_form_is_refused(models):
         TorchOperator("linear", "fast")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_wrong_ids_are_refused(models, name):
     model, state = models[name], models[name].init_state(2, 8)
     with pytest.raises(ValueError, match=r"ids of shape \[2, 0\]"):
@@ -289,7 +289,7 @@ def test_mamba_is_transformers_whole_forward(models):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", MODELS)
 def test_parameter_counts_are_exact(system, size):
     for backbone in ("mamba", "transformer") if system.startswith("ttt") else ("mamba",):
         config = model_config(system, size, backbone=backbone)
@@ -299,7 +299,7 @@ def test_parameter_counts_are_exact(system, size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_the_systems_of_a_size_are_of_a_size(size):
-    counts = [parameter_count(model_config(system, size)) for system in SYSTEMS]
+    counts = [parameter_count(model_config(system, size)) for system in MODELS]
     assert max(counts) <= 1.08 * min(counts)
     if size == "1.3b":
         assert all(1.25e9 < count < 1.35e9 for count in counts)
@@ -308,14 +308,14 @@ def test_the_systems_of_a_size_are_of_a_size(size):
 def test_wrong_names_are_refused():
     with pytest.raises(ConfigError, match=r"size 2b: unknown; there are tiny, 125m, 350m, 760m, 1\.3b"):
         model_config("ttt-linear", "2b")
-    with pytest.raises(ConfigError, match="system gpt: unknown; there are ttt-linear"):
+    with pytest.raises(ConfigError, match="model gpt: unknown; there are ttt-linear"):
         model_config("gpt", "tiny")
     with pytest.raises(ConfigError, match="backbone rwkv: unknown; there are mamba, transformer"):
         model_config("ttt-mlp", "tiny", backbone="rwkv")
     with pytest.raises(ConfigError, match="mini_batch 0: must be at least 1"):
         model_config("ttt-mlp", "tiny", mini_batch=0)
     with pytest.raises(ConfigError, match="width 100 with 3 heads"):
-        TTTConfig("linear", 100, 64, 1, 3)
+        TTTConfig("linear", 100, 64, 1, 3, base_lr=1.0)
 
 
 def test_the_default_dtype_is_the_device_s():

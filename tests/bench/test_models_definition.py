@@ -89,7 +89,7 @@ CONFIGS = {
     for system in ("ttt-linear", "ttt-mlp")
     for backbone in ("mamba", "transformer")
 } | {
-    f"{learner}, heads of 96, mini-batch 6": TTTConfig(learner, 192, 64, 1, 2, 512, mini_batch=6)
+    f"{learner}, heads of 96, mini-batch 6": TTTConfig(learner, 192, 64, 1, 2, 512, mini_batch=6, base_lr=0.7)
     for learner in ("linear", "mlp")
 }
 
