@@ -13,6 +13,9 @@ class ConfigError(ValueError):
     """A model that does not exist or cannot be built; the message names the value and what there is."""
 
 
+class CheckpointError(ValueError):
+    """A file or folder that is not a checkpoint of the model; the message names it, the key and what was expected."""
+
 
 @dataclass(frozen=True)
 class Shape:

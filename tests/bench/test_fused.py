@@ -13,7 +13,7 @@ import torch
 from plans import run
 
 from bench.models import TTTConfig, model_config
-from bench.models.checkpoint import load, save
+from bench.models.checkpoint import load_weights, save
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from tests.interpreter import DEVICE, INTERPRETED, assert_passes_interpreted
@@ -64,7 +64,7 @@ def test_packed_weights_are_saved_and_loaded(backbone: str, tmp_path: Any) -> No
     config = model_config("ttt-linear", "tiny", backbone=backbone)
     saved = from_seed(config, 3, "cpu", torch.float32, block=FusedBlock)
     save(saved, tmp_path / "model.safetensors")
-    again = load(config, tmp_path / "model.safetensors", "cpu", torch.float32, block=FusedBlock)
+    again = load_weights(config, tmp_path / "model.safetensors", "cpu", torch.float32, block=FusedBlock)
     assert all(torch.equal(weight, again.weights()[name]) for name, weight in saved.weights().items())
 
 
