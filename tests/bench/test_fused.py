@@ -1,4 +1,4 @@
-"""Does a model of fused blocks compute what the plain one does, with the same weights under the same names?
+"""A model of fused blocks computes what the plain one does, with the same weights under the same names.
 
 Without a GPU the kernels run in Triton's interpreter, in a process of its own: TRITON_INTERPRET counts at import.
 """
@@ -20,6 +20,8 @@ from tests.interpreter import DEVICE, INTERPRETED, assert_passes_interpreted
 
 # Relative error of logits against float64, as in test_models.py.
 LIMIT = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 here = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="runs in the process of test_in_the_interpreter")
 backbones = pytest.mark.parametrize("backbone", ["mamba", "transformer"])

@@ -1,4 +1,4 @@
-"""Do the models compute one function, however a sequence is cut into prefill and generate?"""
+"""The models compute one function, however a sequence is cut into prefill and generate."""
 
 import pytest
 import torch
@@ -13,6 +13,8 @@ from bench.models.operator import TorchOperator
 # layers deep. bfloat16: one rounding is 4e-3, and the residual stream is rounded six times.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 5e-2}
 TOKENS = 41
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VARIANTS = ("ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer", "mamba")
 
 
@@ -23,15 +25,6 @@ def config_of(name, **options):
 
 def dtype_of(name):
     return torch.float32 if name == "mamba" else torch.float64  # transformers' Mamba rounds its norms to float32
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Operations this small only wait for a second thread, for seconds where the cores are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
