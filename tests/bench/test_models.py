@@ -1,5 +1,7 @@
 """The models compute one function, however a sequence is cut into prefill and generate."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from plans import run
@@ -57,7 +59,7 @@ def tensors_of(state):
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize(
     "plan",
-    [(1, 40), (15, 26), (16, 25), (17, -24), (-41,), (20, -3, 18), (-5, 30, -6), (33, -8)],
+    [(1, 40), (15, 26), (16, 25), (17, -24), (-41,), (20, -3, 18), (-5, 30, -6), (33, -8), (5, -6, 9, 21)],
     ids=lambda plan: ",".join(map(str, plan)),
 )
 def test_a_sequence_may_be_cut_anywhere(models, name, plan):
@@ -291,11 +293,52 @@ def test_parameter_counts_are_exact(system, size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_systems_of_a_size_are_of_a_size(size):
-    counts = [parameter_count(model_config(system, size)) for system in MODELS]
+def test_the_models_of_a_size_are_of_a_size(size):
+    counts = [parameter_count(model_config(model, size)) for model in MODELS]
     assert max(counts) <= 1.08 * min(counts)
-    if size == "1.3b":
-        assert all(1.25e9 < count < 1.35e9 for count in counts)
+
+
+# By arithmetic from the published table: width, SwiGLU width, layers, heads; a vocabulary of 32000; D = width / heads.
+COUNTS = {
+    "ttt-linear": {"125m": 110_424_144, "350m": 337_684_224, "760m": 733_608_192, "1.3b": 1_285_639_296},
+    "ttt-mlp": {"125m": 114_589_776, "350m": 348_792_576, "760m": 758_528_256, "1.3b": 1_307_856_000},
+    "transformer": {"125m": 109_529_856, "350m": 335_201_280, "760m": 728_704_512, "1.3b": 1_279_887_360},
+    "mamba": {"125m": 115_096_320, "350m": 352_797_696, "760m": 765_126_144, "1.3b": 1_334_740_992},
+}
+
+
+@pytest.mark.parametrize("size", ["125m", "350m", "760m", "1.3b"])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_published_sizes(model, size):
+    assert parameter_count(model_config(model, size)) == COUNTS[model][size]
+
+
+def test_the_published_size_table():
+    table = {size: (s.width, s.ffn_width, s.layers, s.heads) for size, s in SIZES.items() if size != "tiny"}
+    assert table == {
+        "125m": (768, 2048, 12, 12),
+        "350m": (1024, 2736, 24, 16),
+        "760m": (1536, 4096, 24, 16),
+        "1.3b": (2048, 5504, 24, 32),
+    }
+    assert model_config("ttt-linear", "125m").vocabulary == 32000
+
+
+def test_the_published_settings_of_the_learners():
+    """Paper, section 3.1; the rest as the published configuration has it."""
+    for size in SIZES:
+        assert model_config("ttt-linear", size).base_lr == 1.0
+        assert model_config("ttt-mlp", size).base_lr == 0.1
+    config = model_config("ttt-mlp", "1.3b")
+    assert (config.mini_batch, config.backbone, config.tied) == (16, "mamba", True)
+    assert (config.rope_theta, config.norm_eps) == (10000.0, 1e-6)
+
+
+def test_an_untied_head_counts():
+    config = replace(model_config("ttt-linear", "125m"), tied=False)
+    assert parameter_count(config) == parameter_count(replace(config, tied=True)) + 32000 * 768
+    weights = model_class(config)(config, "meta", torch.bfloat16).weights()
+    assert parameter_count(config) == sum(weight.numel() for weight in weights.values())
 
 
 def test_wrong_names_are_refused():
@@ -307,6 +350,10 @@ def test_wrong_names_are_refused():
         model_config("ttt-mlp", "tiny", backbone="rwkv")
     with pytest.raises(ConfigError, match="mini_batch 0: must be at least 1"):
         model_config("ttt-mlp", "tiny", mini_batch=0)
+    for name in ("base_lr", "rope_theta", "norm_eps"):
+        for value in (0.0, -1.0, float("nan"), float("inf")):
+            with pytest.raises(ConfigError, match=rf"{name} {value}: must be a positive number"):
+                replace(model_config("ttt-mlp", "tiny"), **{name: value})
     with pytest.raises(ConfigError, match="width 100 with 3 heads"):
         TTTConfig("linear", 100, 64, 1, 3, base_lr=1.0)
 
