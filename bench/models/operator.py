@@ -36,7 +36,7 @@ class Projections(NamedTuple):
 
 @dataclass(frozen=True)
 class Learner:
-    """A layer's parameters that are no state: token_scale s_i [m], LayerNorm weight and bias [H, D], base_lr, RoPE.
+    """A layer's parameters outside the state: token_scale s_i [m], LayerNorm weight and bias [H, D], base_lr, RoPE.
 
     rope: cos and sin [m, D/2] of position * rope_theta^(-2i/D).
     """
@@ -111,7 +111,7 @@ class TorchOperator:
         """See Operator.generate_step. Raises ValueError for a state that is not of this operator's form."""
         if _is_primal(state) != (self.form == "primal"):
             raise ValueError(f"generate_step: a state of another form than {self.form}; make one with generate_state")
-        q, k, v, lr, _ = _ready(projections, learner, state.position)
+        q, k, v, lr, _ = _with_rope_and_rates(projections, learner, state.position)
         return self._reference.generate_step(q, k, v, lr, *outer_parameters(learner), state, inplace=True)[0]
 
 
@@ -122,10 +122,10 @@ def _is_primal(state: Any) -> bool:
 def ready_for_prefill(projections: Projections, learner: Learner, position: Tensor) -> Projections:
     """Projections with RoPE and learning rates, of sequences that stand at `position` [B] in their mini-batch."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
-    return _ready(projections, learner, (position[:, None] + ahead) % learner.token_scale.shape[0])
+    return _with_rope_and_rates(projections, learner, (position[:, None] + ahead) % learner.token_scale.shape[0])
 
 
-def _ready(projections: Projections, learner: Learner, position: Tensor) -> Projections:
+def _with_rope_and_rates(projections: Projections, learner: Learner, position: Tensor) -> Projections:
     """Projections with RoPE by each token's `position` in its mini-batch, and with learning rates."""
     if projections.ready:
         return projections

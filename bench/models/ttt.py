@@ -125,7 +125,7 @@ class TTTLayer(nn.Module):
         return product + self.learnable_ttt_lr_bias[:, 0]  # the sum is in the bias's dtype
 
     def learner(self, rope: Rotation) -> Learner:
-        """The parameters of the operator that are no state."""
+        """The operator's parameters outside its state."""
         # s_i = max(0, 1/(i+1) + learnable_i)
         token_scale = torch.clamp_min(self.get_buffer("token_idx") + self.learnable_token_idx, 0.0)
         base_lr, theta = self.config.base_lr, self.config.rope_theta

@@ -1,6 +1,8 @@
 """A folder as Hugging Face holds it loads as the function that its config.json describes, or not at all."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -46,6 +48,11 @@ PUBLISHED = {
 CONFIG = TTTConfig("linear", 64, 96, 1, 2, 32, base_lr=1.0)
 TRANSFORMER = {"pre_conv": False, "share_qk": False, "use_gate": False}
 IDS = torch.arange(40).reshape(2, 20) % 32
+
+
+def test_a_process_without_torch_can_read_it():
+    script = "import sys, bench.models.hugging_face; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def write(folder, values):

@@ -170,7 +170,7 @@ def test_mambas_decay_is_kept_in_float32_beside_bfloat16():
 
 
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
-@pytest.mark.parametrize(("mini_batch", "plan"), [(1, (9, -4)), (4, (6, -7)), (32, (30, -11))])
+@pytest.mark.parametrize(("mini_batch", "plan"), [(1, (9, -4)), (4, (6, -7)), (32, (30, -11)), (32, (20, 13, -4))])
 def test_other_mini_batches(learner, mini_batch, plan):
     model = from_seed(config_of(f"ttt-{learner}", mini_batch=mini_batch), 0, "cpu", torch.float64)
     assert model.weights()["model.layers.0.seq_modeling_block.learnable_token_idx"].shape == (mini_batch,)
