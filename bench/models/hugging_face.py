@@ -38,7 +38,7 @@ _COUNTS = {
 }
 _NUMBERS = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "ttt_base_lr": 1.0}
 _SWITCHES = {"tie_word_embeddings": True, "pre_conv": False, "share_qk": False, "use_gate": False}
-_CHOICES: dict[str, tuple[Any, ...]] = {"ttt_layer_type": ("linear", "mlp"), "hidden_act": ("silu",)}
+_CHOICES = {"ttt_layer_type": ("linear", "mlp"), "hidden_act": ("silu",)}  # the first is the default
 _BACKBONE = ("pre_conv", "share_qk", "use_gate")
 
 # Keys that say what the file is; absent (but for model_type) or one of these.
@@ -78,25 +78,23 @@ def read_config(folder: str | Path) -> TTTConfig:
     file = Path(folder) / CONFIG_FILE
     values = _values(file)
     _check_kind(file, values)
-    counts = [_count(file, key, values.get(key, default)) for key, default in _COUNTS.items()]
-    numbers = [_number(file, key, values.get(key, default)) for key, default in _NUMBERS.items()]
+    counts = {key: _count(file, key, values.get(key, default)) for key, default in _COUNTS.items()}
+    numbers = {key: _number(file, key, values.get(key, default)) for key, default in _NUMBERS.items()}
     switches = {key: _one_of(file, key, values.get(key, default), (True, False)) for key, default in _SWITCHES.items()}
-    learner, _ = (_one_of(file, key, values.get(key, known[0]), known) for key, known in _CHOICES.items())
-    vocabulary, width, ffn_width, layers, heads, mini_batch = counts
-    norm_eps, rope_theta, base_lr = numbers
+    choices = {key: _one_of(file, key, values.get(key, known[0]), known) for key, known in _CHOICES.items()}
     try:
         return TTTConfig(
-            learner,
-            width,
-            ffn_width,
-            layers,
-            heads,
-            vocabulary,
-            _backbone(file, values, switches),
-            mini_batch,
-            base_lr=base_lr,
-            rope_theta=rope_theta,
-            norm_eps=norm_eps,
+            learner=choices["ttt_layer_type"],
+            width=counts["hidden_size"],
+            ffn_width=counts["intermediate_size"],
+            layers=counts["num_hidden_layers"],
+            heads=counts["num_attention_heads"],
+            vocabulary=counts["vocab_size"],
+            backbone=_backbone(file, values, switches),
+            mini_batch=counts["mini_batch_size"],
+            base_lr=numbers["ttt_base_lr"],
+            rope_theta=numbers["rope_theta"],
+            norm_eps=numbers["rms_norm_eps"],
             tied=switches["tie_word_embeddings"],
         )
     except ConfigError as error:
