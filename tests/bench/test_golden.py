@@ -30,7 +30,7 @@ from tests.interpreter import DEVICE, INTERPRETED, assert_passes_interpreted
 GOLDEN = Path(__file__).with_name("golden_logits.npz")
 LENGTHS = (1, 4, 16, 17, 21, 32, 37)
 # Where a prompt of some length is cut: n prefills n tokens at once, -n generates n one by one.
-PLANS = {1: [(-1,)], 4: [(3, -1)], 16: [(-16,)], 17: [(16, -1)], 21: [(5, 16)], 32: [(21, -11)], 37: [(5, -13, 4, 15)]}
+PLANS = {1: [(-1,)], 4: [(3, -1)], 16: [(-16,)], 17: [(16, -1)], 21: [(5, 16)], 32: [(21, -11)], 37: [(5, -3, 13, -1, 15)]}
 
 LEARNERS = {"linear": {"ttt_layer_type": "linear"}, "mlp": {"ttt_layer_type": "mlp", "ttt_base_lr": 0.1}}
 BACKBONES = {

@@ -90,7 +90,7 @@ def config_of(learner: str, **changes: Any) -> TTTConfig:
 
 
 def check(kernels: Any, plain: Any, prompt: int, steps: int) -> None:
-    """Logits after each of two prefills and of the steps that follow."""
+    """Logits after each of two prefills, of which the second begins inside a mini-batch, and after each later step."""
     ids = torch.randint(64, (2, prompt + steps), generator=torch.Generator().manual_seed(2)).to(DEVICE)
     state, exact = kernels.init_state(2), plain.init_state(2)
     for piece in ids[:, :prompt].split([prompt // 3, prompt - prompt // 3], dim=1):
@@ -114,7 +114,7 @@ def assert_close(got: Tensor, expected: Tensor) -> None:
 def test_a_model_on_kernels(
     learner: str, block: type[TTTBlock], backbone: str, changes: dict[str, Any], rotated_by_kernel: list[bool]
 ) -> None:
-    check(*models(config_of(learner, backbone=backbone, **changes), block), prompt=14, steps=4)
+    check(*models(config_of(learner, backbone=backbone, **changes), block), prompt=20, steps=4)
     ready = (block, backbone) == (FusedBlock, "mamba")  # which applies RoPE with its convolutions
     assert rotated_by_kernel == 2 * [not ready and not changes]
 
