@@ -79,7 +79,7 @@ class Fake:
         workload = Workload(
             run=RUNS.get(do, spin),
             units=case.option("units", 1),
-            tokens=case.batch,
+            tokens=case.batch * (case.context if case.phase == "forward" else 1),
             gate=lambda: Verdict([Check.at_most("error", float("nan") if do == "nan" else error, 0.01)]),
             metrics={"parameters": 7, "unknown": float("nan")},
             settings={"pid": str(os.getpid())},
