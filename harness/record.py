@@ -83,7 +83,7 @@ class Record:
         _check_samples(self.samples_ms, self.throttled)
         _check_gate(self.gate)
         for name in ("gate", "environment"):
-            if _is_deeper(getattr(self, name), NESTING_LIMIT):
+            if is_deeper(getattr(self, name), NESTING_LIMIT):
                 raise RecordError(f"record: {name} is nested more than {NESTING_LIMIT} levels deep")
         _check_environment(self.environment)
         if self.status == "ok" and self.gate is not None and self.gate.get("passed") is not True:
@@ -201,12 +201,12 @@ def _is_check(value: Any) -> bool:
     return all(each in value and (value[each] is None or _is_number(value[each])) for each in ("value", "limit"))
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
+def is_deeper(value: Any, levels: int) -> bool:
     """Whether more than `levels` objects and lists lie within each other."""
     if not isinstance(value, _NESTING):
         return False
     inner = value.values() if isinstance(value, dict) else value
-    return not levels or any(_is_deeper(each, levels - 1) for each in inner if isinstance(each, _NESTING))
+    return not levels or any(is_deeper(each, levels - 1) for each in inner if isinstance(each, _NESTING))
 
 
 def _number(name: str, value: Any) -> float | None:
