@@ -24,6 +24,7 @@ VOCABULARY, WIDTH, STEPS = 97, 64, 16
 LIMIT = 1e-3
 POLICY = Policy(min_samples=5, max_samples=2000, budget_s=0.15, warmup_s=0.01, warmup_max_s=0.05)
 PROMPT = Case("cheat", "cpu", "tiny", "forward", batch=4, context=64, dtype="float32")
+LONG_PROMPT = Case("cheat", "cpu", "tiny", "forward", batch=4, context=512, dtype="float32")
 SMALL_PROMPT = Case("cheat", "cpu", "tiny", "forward", batch=2, context=32, dtype="float32")
 GENERATE = Case("cheat", "cpu", "tiny", "generate", batch=4, context=64, dtype="float32")
 
@@ -378,7 +379,7 @@ CHEATS = (
     Cheat(TokensOverstated, PROMPT, ("tokens_off_the_case",)),
     Cheat(UnitsOverstated, GENERATE, (WRONG,)),
     Cheat(UnitsUnseen, GENERATE, ("outputs_without_the_units",)),
-    Cheat(WorkInAThread, PROMPT, ("outputs_written_after_the_call", "outputs_not_finite")),
+    Cheat(WorkInAThread, LONG_PROMPT, ("outputs_written_after_the_call", "outputs_not_finite", WRONG)),
     Cheat(InputsEased, PROMPT, ("inputs_changed_by_the_work",)),
     Cheat(FirstSequenceOnly, PROMPT, (WRONG,)),
     Cheat(SmallBatchesOnly, PROMPT, ("outputs_not_finite",)),
