@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bench.models.operator import Learner, Tokens, TorchOperator, learning_rate, norm, overwrite
-from tk_kernels.generate_common import rope_table
+from tk_kernels.generate.common import rope_table
 
 
 class KernelOperator(TorchOperator):

@@ -22,8 +22,8 @@ from harness.gate import Check, Verdict, relative_error
 from harness.system import Workload
 from tk_kernels.build import Built
 from tk_kernels.build import build as build_kernel
-from tk_kernels.generate_common import PRECISIONS
-from tk_kernels.side_by_side import compile_all
+from tk_kernels.build.parallel import compile_all
+from tk_kernels.generate.common import PRECISIONS
 
 GATE_TOKENS = 32768
 GATE_SEQUENCES = 4

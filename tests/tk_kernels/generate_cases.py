@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.interpreter import DEVICE, INTERPRETED
-from tk_kernels import generate_common as common
+from tk_kernels.generate import common
 from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import reference as linear_reference
 from tk_kernels.ttt_mlp import generate as mlp_generate

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tk_kernels.reference_math import THE_LAYER, Variant
+from tk_kernels.reference.layer import THE_LAYER, Variant
 from tk_kernels.ttt_linear import reference as ttt_linear
 from tk_kernels.ttt_mlp import reference as ttt_mlp
 

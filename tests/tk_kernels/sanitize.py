@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from tk_kernels import build
-from tk_kernels.norm_gate import norm_gate, swiglu
-from tk_kernels.short_convolution import query_key, residual_convolution
+from tk_kernels.edges.norm_gate import norm_gate, swiglu
+from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_linear import reference as linear_reference
@@ -143,7 +143,7 @@ def move(kept: Any) -> Any:
 
 
 KERNELS: dict[str, Callable[[], Iterator[str]]] = {
-    "ttt_linear/forward": linear_forward,
+    "ttt_linear/forward_sm90": linear_forward,
     **{name: partial(mlp_forward, mini_batch) for mini_batch, name in mlp_ops.KERNELS.items()},
     "short_convolution": convolutions,
     "norm_gate": gates,

@@ -1,14 +1,17 @@
-"""Does build.py compile once, find what it compiled, and say in one sentence what is missing?"""
+"""Building compiles once, finds what it compiled, and says in one sentence what is missing."""
 
 import json
+import shutil
 import stat
 import subprocess
 
 import pytest
 
 from tk_kernels import build
+from tk_kernels.build import cache, thunderkittens
+from tk_kernels.build.modules import missing_to_compile
 
-NAME = "ttt_linear/forward"
+NAME = "ttt_linear/forward_sm90"
 LOG = """\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '_Z4fastPf' for 'sm_90a'
@@ -39,7 +42,7 @@ def machine(tmp_path, monkeypatch):
 
     class Machine:
         calls = tmp_path / "calls"
-        source = tmp_path / "tk_kernels" / "ttt_linear" / "forward.cu"
+        source = tmp_path / "tk_kernels" / "ttt_linear" / "forward_sm90.cu"
 
         def nvcc(self, version="13.0, V13.0.88", body=""):
             path = tmp_path / "cuda" / "bin" / "nvcc"
@@ -49,7 +52,7 @@ def machine(tmp_path, monkeypatch):
 
         def without_nvcc(self):
             monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
-            monkeypatch.setattr(build.shutil, "which", lambda tool: None)
+            monkeypatch.setattr(shutil, "which", lambda tool: None)
 
         def times_compiled(self):
             return len(self.calls.read_text().splitlines()) if self.calls.exists() else 0
@@ -60,7 +63,7 @@ def machine(tmp_path, monkeypatch):
     (headers / "COMMIT").write_text("abc123\n")
     Machine.source.parent.mkdir(parents=True)
     Machine.source.write_text("// one")
-    monkeypatch.setattr(build, "_SOURCE_ROOT", tmp_path / "tk_kernels")
+    monkeypatch.setattr(cache, "SOURCE_ROOT", tmp_path / "tk_kernels")
     monkeypatch.setenv("THUNDERKITTENS_ROOT", str(headers))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     monkeypatch.setenv("TTT_BENCH_CACHE", str(tmp_path / "cache"))
@@ -96,10 +99,10 @@ def test_a_build_says_what_it_was_made_of_where_the_machine_cannot(machine, monk
 
 
 def test_a_symbol_is_put_in_words_where_there_is_a_tool(monkeypatch):
-    monkeypatch.setattr(build.shutil, "which", lambda tool: None)
+    monkeypatch.setattr(shutil, "which", lambda tool: None)
     assert build.demangle("_Z4fastPf") == "_Z4fastPf"
     monkeypatch.undo()
-    if build.shutil.which("c++filt"):
+    if shutil.which("c++filt"):
         assert build.demangle("_Z4fastPf") == "fast(float*)"
 
 
@@ -107,7 +110,9 @@ def test_source_flags_and_compiler_each_make_a_new_build(machine):
     builds = {build.build(NAME).library}
     machine.source.write_text("// two")
     builds.add(build.build(NAME).library)
-    (machine.source.parent.parent / "common.cuh").write_text("// shared by all")
+    shared = machine.source.parent.parent / "forward" / "common.cuh"
+    shared.parent.mkdir()
+    shared.write_text("// shared by all")
     builds.add(build.build(NAME).library)
     (machine.source.parent / "forward.cuh").write_text("// shared by the files beside it")
     builds.add(build.build(NAME).library)
@@ -174,7 +179,7 @@ def test_headers_that_do_not_say_their_version(machine, monkeypatch, tmp_path, n
     commit = tmp_path / "headers" / "COMMIT"
     commit.unlink() if note is None else commit.write_text(note)
     if note is None:
-        monkeypatch.setattr(build.shutil, "which", lambda tool: None)
+        monkeypatch.setattr(shutil, "which", lambda tool: None)
     assert build.thunderkittens_version(tmp_path / "headers") == "unknown"
 
 
@@ -234,25 +239,25 @@ def test_fetch_checks_out_the_pinned_commit(tmp_path, monkeypatch):
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "headers"]):
         subprocess.run([*git, *arguments], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    monkeypatch.setattr(build, "THUNDERKITTENS_URL", str(remote))
-    monkeypatch.setattr(build, "THUNDERKITTENS_COMMIT", commit)
+    monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_URL", str(remote))
+    monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_COMMIT", commit)
     monkeypatch.setenv("TTT_BENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("THUNDERKITTENS_ROOT", raising=False)
     root = build.fetch_thunderkittens()
     assert build.find_thunderkittens() == root
     assert build.thunderkittens_version(root) == commit
-    monkeypatch.setattr(build, "THUNDERKITTENS_URL", "/nowhere")
+    monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_URL", "/nowhere")
     assert build.fetch_thunderkittens() == root  # already there
 
 
 def test_failed_fetch_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "THUNDERKITTENS_URL", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_URL", str(tmp_path / "nowhere"))
     monkeypatch.setenv("TTT_BENCH_CACHE", str(tmp_path / "cache"))
     with pytest.raises(build.BuildError, match="could not be fetched"):
         build.fetch_thunderkittens()
 
 
-@pytest.mark.skipif(build._missing_to_compile() != "", reason=build._missing_to_compile())
+@pytest.mark.skipif(missing_to_compile() != "", reason=missing_to_compile())
 @pytest.mark.parametrize("name", build.KERNELS)
 def test_no_kernel_spills(name):
     kernels = build.build(name).resources

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.interpreter import DEVICE, INTERPRETED, assert_passes_interpreted
-from tk_kernels.norm_gate import norm_gate, swiglu
-from tk_kernels.short_convolution import query_key, residual_convolution
+from tk_kernels.edges.norm_gate import norm_gate, swiglu
+from tk_kernels.edges.short_convolution import query_key, residual_convolution
 
 EPS = 1e-6
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.tk_kernels.tolerances import relative_error
-from tk_kernels.forward_operator import HEAD_DIM, check_arguments, forward_from, wide
-from tk_kernels.reference_math import rope
+from tk_kernels.forward.operator import HEAD_DIM, check_arguments, forward_from, wide
+from tk_kernels.reference.layer import rope
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_linear import reference
 from tk_kernels.ttt_linear.reference import LinearState

@@ -21,7 +21,7 @@ from generate_cases import (
 )
 
 from tests.interpreter import DEVICE, INTERPRETED, assert_passes_interpreted
-from tk_kernels import generate_common as common
+from tk_kernels.generate import common
 from tk_kernels.ttt_linear import generate as linear_generate
 
 torch.set_num_threads(1)  # the cases are so small that threads only wait for each other

@@ -21,7 +21,7 @@ from generate_cases import (
 from torch import Tensor
 
 from tests.interpreter import DEVICE
-from tk_kernels import generate_common as common
+from tk_kernels.generate import common
 
 H, D, m, STEPS = 32, 64, 16, 256
 EVERY_POSITION = [(5 * i + 11) % m for i in range(m)]

@@ -7,7 +7,7 @@ import torch
 from reference_cases import layer_norm
 from tolerances import OUTPUT_ERROR, relative_error
 
-from tk_kernels.reference_math import Variant, learning_rate, ln_l2_grad, rope, token_scale
+from tk_kernels.reference.layer import Variant, learning_rate, ln_l2_grad, rope, token_scale
 
 EXACT = OUTPUT_ERROR[torch.float64]
 

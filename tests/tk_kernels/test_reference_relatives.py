@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from reference_cases import OPERATORS, Case, case, generate, naive
 from tolerances import OUTPUT_ERROR, relative_error
 
-from tk_kernels import relatives
-from tk_kernels.reference_math import Variant
+from tk_kernels.reference.layer import Variant
+from tk_kernels.relatives import attention as relatives
 
 EXACT = OUTPUT_ERROR[torch.float64]
 VARIANTS = {

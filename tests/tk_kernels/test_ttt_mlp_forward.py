@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.tk_kernels.tolerances import OUTPUT_ERROR, relative_error
-from tk_kernels.reference_math import rope
+from tk_kernels.reference.layer import rope
 from tk_kernels.ttt_mlp import ops, reference
 from tk_kernels.ttt_mlp.reference import MLPState
 

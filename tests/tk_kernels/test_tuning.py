@@ -5,10 +5,10 @@ import tomllib
 
 import pytest
 
-from tk_kernels import tuning as table
-from tk_kernels.generate_common import FORMS, HOPPER, PRECISIONS
-from tk_kernels.tune_generate import OPERATORS, candidates, fastest, section
-from tk_kernels.tuning import Tuning, tuning
+from tk_kernels.generate import tuning as table
+from tk_kernels.generate.common import FORMS, HOPPER, PRECISIONS
+from tk_kernels.generate.tune import OPERATORS, candidates, fastest, section
+from tk_kernels.generate.tuning import Tuning, tuning
 
 ROWS = [(operator, form, precision) for operator in OPERATORS for form in FORMS for precision in PRECISIONS]
 

@@ -2,7 +2,7 @@
 
 Two forms of the function of `reference.py` (ttt_layer.md, "Three forms"):
 dual    caches, inside a mini-batch, the rows of K and of lr * G, reads W once a token and rewrites it once in m;
-        on Hopper, where the state has 16 bits, by the kernel of `generate_hopper.py`;
+        on Hopper, where the state has 16 bits, by the kernel of `generate_sm90.py`;
 primal  keeps the running sum of lr * K^T G beside W, reads and writes it at every token (arXiv 2407.04620, 3.1).
 One program owns one head of one sequence and branches on that sequence's own position, which lives in device memory.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tk_kernels.generate_common import (
+from tk_kernels.generate.common import (
     HOPPER,
     PRECISIONS,
     again,
@@ -41,8 +41,8 @@ from tk_kernels.generate_common import (
     tl,
     triton,
 )
+from tk_kernels.generate.tuning import Tuning, tuning
 from tk_kernels.ttt_linear.reference import LinearPrimalState, LinearState
-from tk_kernels.tuning import Tuning, tuning
 
 __all__ = ["GenerateState", "available", "generate_step", "rope_table"]
 
@@ -129,7 +129,7 @@ def generate_step(
 
     q, k, v, out [B, H, D] in one type (only B may be strided); lr [B, H] float32; token_scale [m];
     ln_weight, ln_bias [H, D]. rope: the table of `rope_table`, if q and k do not have RoPE yet.
-    base_lr: if given, lr holds the logits x · w_h + c_h. launch replaces the row of `generate_tuning.toml`.
+    base_lr: if given, lr holds the logits x · w_h + c_h. launch replaces the row of `generate/tuning.toml`.
     compile_only: as far as the first launch would, nothing is computed (see `side_by_side`).
     Raises ValueError on a wrong shape, and where `form` is not the state's.
     """
@@ -145,7 +145,7 @@ def generate_step(
     s = gstate
     cfg = launch or default_launch(s)
     if cfg.hopper:
-        from tk_kernels.ttt_linear.generate_hopper import dual  # Gluon: not before it is wanted
+        from tk_kernels.ttt_linear.generate_sm90 import dual  # Gluon: not before it is wanted
 
         dual.run(
             q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, s.weights, s.low, s.b, *s.gathered, s.position,
@@ -167,12 +167,12 @@ def generate_step(
 
 
 def default_launch(state: GenerateState) -> Tuning:
-    """The row of `generate_tuning.toml` that `generate_step` runs for this state; its `hopper` says which kernel."""
+    """The row of `generate/tuning.toml` that `generate_step` runs for this state; its `hopper` says which kernel."""
     return tuning("ttt_linear", state.form, state.precision, tuned_as(state))
 
 
 def tuned_as(state: GenerateState) -> str:
-    """Under which name `generate_tuning.toml` has the settings for this state: its GPU, or HOPPER."""
+    """Under which name `generate/tuning.toml` has the settings for this state: its GPU, or HOPPER."""
     fits = state.form == "dual" and state.precision != "float32" and state.b.shape[2] == 64 and state.mini_batch <= 16
     return HOPPER if fits and on_hopper(state.b.device) else gpu_name(state.b.device)
 

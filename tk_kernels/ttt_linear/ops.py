@@ -10,11 +10,11 @@ from torch import Tensor
 
 from tk_kernels import build
 from tk_kernels.checks import common_position
-from tk_kernels.forward_operator import HEAD_DIM, Outer, Tokens, check_addresses, check_arguments, forward_from, wide
+from tk_kernels.forward.operator import HEAD_DIM, Outer, Tokens, check_addresses, check_arguments, forward_from, wide
 from tk_kernels.ttt_linear import reference
 from tk_kernels.ttt_linear.reference import LinearState
 
-KERNEL = "ttt_linear/forward"
+KERNEL = "ttt_linear/forward_sm90"
 MINI_BATCHES = (16, 32)
 WEIGHTS: dict[str, tuple[int, ...]] = {"W": (HEAD_DIM, HEAD_DIM), "b": (HEAD_DIM,)}
 Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]

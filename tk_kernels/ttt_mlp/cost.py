@@ -4,7 +4,7 @@ D head dimension, F = 4D hidden, m mini-batch size. LayerNorm, GELU and the inne
 token and not counted.
 """
 
-from tk_kernels.traffic import check_form, row_bytes, sum_bytes, weight_bytes
+from tk_kernels.generate.traffic import check_form, row_bytes, sum_bytes, weight_bytes
 
 HIDDEN = 4  # F / D
 

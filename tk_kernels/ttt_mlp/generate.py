@@ -2,7 +2,7 @@
 
 Two forms of the function of `reference.py` (ttt_layer.md, "Three forms"):
 dual    caches, inside a mini-batch, the rows of K, X2 and lr * G, reads W1 and W2 at every token and rewrites them
-        once in m; on Hopper, where the state has 16 bits, by the kernel of `generate_hopper.py`;
+        once in m; on Hopper, where the state has 16 bits, by the kernel of `generate_sm90.py`;
 primal  keeps the running sums of the gradients beside W1 and W2, reads and writes them at every token.
 One program owns one head of one sequence and branches on that sequence's own position, which lives in device memory.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tk_kernels.generate_common import (
+from tk_kernels.generate.common import (
     HOPPER,
     PRECISIONS,
     again,
@@ -44,8 +44,8 @@ from tk_kernels.generate_common import (
     tl,
     triton,
 )
+from tk_kernels.generate.tuning import Tuning, tuning
 from tk_kernels.ttt_mlp.reference import MLPPrimalState, MLPState
-from tk_kernels.tuning import Tuning, tuning
 
 __all__ = ["GenerateState", "available", "generate_step", "rope_table"]
 
@@ -146,7 +146,7 @@ def generate_step(
 
     q, k, v, out [B, H, D] in one type (only B may be strided); lr [B, H] float32; token_scale [m];
     ln_weight, ln_bias [H, D]. rope: the table of `rope_table`, if q and k do not have RoPE yet.
-    base_lr: if given, lr holds the logits x · w_h + c_h. launch replaces the row of `generate_tuning.toml`.
+    base_lr: if given, lr holds the logits x · w_h + c_h. launch replaces the row of `generate/tuning.toml`.
     compile_only: as far as the first launch would, nothing is computed (see `side_by_side`).
     Raises ValueError on a wrong shape, and where `form` is not the state's.
     """
@@ -162,7 +162,7 @@ def generate_step(
     s = gstate
     cfg = launch or default_launch(s)
     if cfg.hopper:
-        from tk_kernels.ttt_mlp.generate_hopper import dual  # Gluon: not before it is wanted
+        from tk_kernels.ttt_mlp.generate_sm90 import dual  # Gluon: not before it is wanted
 
         dual.run(
             q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
@@ -188,12 +188,12 @@ def generate_step(
 
 
 def default_launch(state: GenerateState) -> Tuning:
-    """The row of `generate_tuning.toml` that `generate_step` runs for this state; its `hopper` says which kernel."""
+    """The row of `generate/tuning.toml` that `generate_step` runs for this state; its `hopper` says which kernel."""
     return tuning("ttt_mlp", state.form, state.precision, tuned_as(state))
 
 
 def tuned_as(state: GenerateState) -> str:
-    """Under which name `generate_tuning.toml` has the settings for this state: its GPU, or HOPPER."""
+    """Under which name `generate/tuning.toml` has the settings for this state: its GPU, or HOPPER."""
     D, F, device = state.b2.shape[2], state.b1.shape[2], state.b2.device
     fits = state.form == "dual" and state.precision != "float32" and (D, F) == (64, 256) and state.mini_batch <= 16
     return HOPPER if fits and on_hopper(device) else gpu_name(device)

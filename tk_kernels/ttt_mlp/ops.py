@@ -10,12 +10,12 @@ from torch import Tensor
 
 from tk_kernels import build
 from tk_kernels.checks import common_position
-from tk_kernels.forward_operator import HEAD_DIM, Outer, Tokens, check_addresses, check_arguments, forward_from, wide
+from tk_kernels.forward.operator import HEAD_DIM, Outer, Tokens, check_addresses, check_arguments, forward_from, wide
 from tk_kernels.ttt_mlp import reference
 from tk_kernels.ttt_mlp.reference import MLPState
 
-KERNEL = "ttt_mlp/forward"
-KERNELS = {16: KERNEL, 32: "ttt_mlp/forward_32"}  # of each mini-batch
+KERNEL = "ttt_mlp/forward_sm90"
+KERNELS = {16: KERNEL, 32: "ttt_mlp/forward_32_sm90"}  # of each mini-batch
 HIDDEN = 256
 WEIGHTS: dict[str, tuple[int, ...]] = {
     "W1": (HEAD_DIM, HIDDEN),

@@ -13,8 +13,18 @@ import torch
 from torch import Tensor
 
 from tk_kernels.checks import check_aligned, check_shape, check_state, common_position
-from tk_kernels.drivers import SEQUENCES, TOKENS, checked_outer, forward_in_pieces
-from tk_kernels.mini_batches import (
+from tk_kernels.reference.layer import (
+    THE_LAYER,
+    Outer,
+    Variant,
+    activate,
+    activation_gradient,
+    finish,
+    inner_gradient,
+    loss_offset,
+)
+from tk_kernels.reference.learner import SEQUENCES, TOKENS, checked_outer, forward_in_pieces
+from tk_kernels.reference.mini_batches import (
     causal_eta,
     mini_batches_together,
     packed,
@@ -26,17 +36,7 @@ from tk_kernels.mini_batches import (
     untiled,
     with_bias_input,
 )
-from tk_kernels.reference_math import (
-    THE_LAYER,
-    Outer,
-    Variant,
-    activate,
-    activation_gradient,
-    finish,
-    inner_gradient,
-    loss_offset,
-)
-from tk_kernels.token_rows import (
+from tk_kernels.reference.token_rows import (
     add_to_sums_,
     advance_position_,
     affine,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tk_kernels.checks import STATE_DTYPE, check_choice
-from tk_kernels.reference_math import THE_LAYER, Variant
-from tk_kernels.reference_math import token_scale as token_scale_of
+from tk_kernels.reference.layer import THE_LAYER, Variant
+from tk_kernels.reference.layer import token_scale as token_scale_of
 from tk_kernels.ttt_linear import reference as ttt_linear
 from tk_kernels.ttt_mlp import reference as ttt_mlp
 

@@ -1,6 +1,6 @@
-"""With which launch settings are the generate kernels fastest on this GPU? Prints sections for `generate_tuning.toml`.
+"""With which launch settings are the generate kernels fastest on this GPU? Prints sections for `generate/tuning.toml`.
 
-    python -m tk_kernels.tune_generate --operator ttt_linear --batch 512 >> tk_kernels/generate_tuning.toml
+    python -m tk_kernels.generate.tune --operator ttt_linear --batch 512 >> tk_kernels/generate/tuning.toml
 
 A candidate computes a mini-batch of steps first and is dropped where it is wrong; then it is timed in a CUDA graph,
 mean over the 16 positions, with as many states in turn as keep each out of the L2. What was seen goes to stderr.
@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from tk_kernels.generate_common import FORMS, HOPPER, PRECISIONS, available
-from tk_kernels.side_by_side import compile_all
-from tk_kernels.tuning import Tuning
+from tk_kernels.build.parallel import compile_all
+from tk_kernels.generate.common import FORMS, HOPPER, PRECISIONS, available
+from tk_kernels.generate.tuning import Tuning
 
 OPERATORS = ("ttt_linear", "ttt_mlp")
 HEADS, HEAD_DIM, MINI_BATCH = 32, 64, 16
@@ -33,7 +33,7 @@ CYCLES = 5  # mini-batches that a candidate is timed for
 
 
 def candidates(operator: str, form: str, precision: str, hopper: bool = False) -> Iterator[Tuning]:
-    """The settings worth a trial; hopper: of the kernel of `generate_hopper.py`, whose layouts fix the warps."""
+    """The settings worth a trial; hopper: of the kernel of `generate_sm90.py`, whose layouts fix the warps."""
     linear, dual = operator == "ttt_linear", form == "dual"
     if hopper:
         for r in (0, 96, 112, 128, 168):
@@ -53,7 +53,7 @@ def fastest(tried: Sequence[tuple[Tuning, float]]) -> Tuning | None:
 
 
 def section(gpu: str, operator: str, form: str, rows: dict[str, Tuning]) -> str:
-    """A section of `generate_tuning.toml`: one row a state precision, without the fields at their defaults."""
+    """A section of `generate/tuning.toml`: one row a state precision, without the fields at their defaults."""
     lines = [f'["{gpu}".{operator}.{form}]']
     for precision, chosen in rows.items():
         kept = [(f.name, getattr(chosen, f.name)) for f in fields(chosen) if getattr(chosen, f.name) != f.default]

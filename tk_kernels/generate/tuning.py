@@ -8,17 +8,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-TABLE = Path(__file__).with_name("generate_tuning.toml")
+TABLE = Path(__file__).with_name("tuning.toml")
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Launch settings of one generate kernel; the fields are the keys of `generate_tuning.toml`."""
+    """Launch settings of one generate kernel; the fields are the keys of `generate/tuning.toml`."""
 
     warps: int  # warps of the program that owns one head of one sequence
     block: int  # rows (Linear) or hidden units (MLP) of the state rewritten at a time
     matrix: bool = False  # MLP, dual: products of a weight and a vector on tensor cores, else in float32
-    hopper: bool = False  # dual: the kernel of `generate_hopper.py`; warps and registers alone count
+    hopper: bool = False  # dual: the kernel of `generate_sm90.py`; warps and registers alone count
     registers: int = 0  # most registers a thread; 0 lets the compiler choose
 
 

@@ -13,7 +13,7 @@
 // `WARPS` warps share a head, each owns 64 / WARPS columns of W as an accumulator of W^T. In that orientation no
 // operand on the chain W -> Z -> G -> W leaves the registers: W^T's accumulator is the B operand of K W, and the
 // transposed G is both the A operand of W^T += G^T K and the B operand of tril(..) G. Only row sums cross warps.
-#include "common.cuh"
+#include "forward/common.cuh"
 
 using namespace kittens;
 

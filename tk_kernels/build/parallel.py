@@ -1,4 +1,4 @@
-"""How are many Triton kernels compiled at once, before any of them runs?"""
+"""Compile many Triton kernels at once, before any of them runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 def compile_all(calls: Iterable[Callable[[], object]]) -> None:
-    """Compile what `calls` ask for by `warmup`, in as many processes as there are processors.
+    """Compile the kernels that `calls` ask for with `warmup`, in as many processes as there are processors.
 
-    One that fails is left for its first launch to find out.
+    A kernel that fails to compile is left for its first launch to report.
     """
     from triton import AsyncCompileMode
 
@@ -21,12 +21,12 @@ def compile_all(calls: Iterable[Callable[[], object]]) -> None:
         try:
             for call in calls:
                 call()
-        finally:  # Triton waits for what was begun
+        finally:  # on leaving, Triton waits for every task that was submitted
             pool.work()
 
 
 class ForkedProcesses(Executor):
-    """Does its tasks in forked processes, then here: for tasks whose work is kept on disk, as compiled kernels are.
+    """Run tasks in forked processes, then here again: for tasks that leave their result in a cache on disk.
 
     Much of a compilation holds Python's lock, so threads would wait for one another. The children touch no GPU.
     """
@@ -42,12 +42,12 @@ class ForkedProcesses(Executor):
         return future
 
     def work(self) -> None:
-        """Do all tasks and set their futures."""
+        """Run all tasks and set their futures."""
         tasks = [task for _, task in self._tasks]
         count, children = min(self._processes, len(tasks)), []
-        with suppress(OSError):  # no memory for another process: its tasks are done below
+        with suppress(OSError):  # no memory for another process: its tasks run below
             for first in range(count):
-                children.append(_forked(tasks[first::count]))
+                children.append(_fork(tasks[first::count]))
         for child in children:
             os.waitpid(child, 0)
         for future, task in self._tasks:
@@ -57,8 +57,8 @@ class ForkedProcesses(Executor):
                 future.set_exception(error)
 
 
-def _forked(tasks: list[Callable[[], Any]]) -> int:
-    """The id of a child that does `tasks`, whatever they raise, and ends."""
+def _fork(tasks: list[Callable[[], Any]]) -> int:
+    """Start a child that runs `tasks`, whatever they raise, and exits; its process id."""
     child = os.fork()
     if child:
         return child

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tk_kernels.reference_math import Variant
+from tk_kernels.reference.layer import Variant
 
 BIAS_INPUTS = 8  # one input that is always 1, seven of 0 so that bfloat16 rows stay 16-byte aligned
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tk_kernels.reference_math import Variant
+from tk_kernels.reference.layer import Variant
 
 State = TypeVar("State", bound=tuple)
 

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from tk_kernels import side_by_side
-from tk_kernels.side_by_side import ForkedProcesses
+from tk_kernels.build import parallel
+from tk_kernels.build.parallel import ForkedProcesses
 
 
 def test_tasks_are_done_in_processes_of_their_own_and_their_results_are_had_here(tmp_path):
@@ -32,7 +32,7 @@ def test_without_memory_for_another_process_the_tasks_are_done_here(monkeypatch)
     def no_memory():
         raise OSError("Cannot allocate memory")
 
-    monkeypatch.setattr(side_by_side.os, "fork", no_memory)
+    monkeypatch.setattr(parallel.os, "fork", no_memory)
     pool = ForkedProcesses(2)
     futures = [pool.submit(partial(pow, 2, number)) for number in range(3)]
     pool.work()

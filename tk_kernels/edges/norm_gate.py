@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tk_kernels.checks import check_shape
-from tk_kernels.generate_common import gelu, jit, tl, triton
+from tk_kernels.generate.common import gelu, jit, tl, triton
 
 COLUMNS = 2048  # of a row of SwiGLU in one program
 

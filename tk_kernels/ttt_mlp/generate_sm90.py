@@ -16,7 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from tk_kernels.generate_common import (
+from tk_kernels.generate.common import (
     gelu,
     gelu_grad,
     join,
@@ -28,7 +28,7 @@ from tk_kernels.generate_common import (
     rotate,
     store_weights,
 )
-from tk_kernels.generate_gluon import narrow, wide
+from tk_kernels.generate.gluon import narrow, wide
 
 
 @gluon.jit

@@ -19,7 +19,7 @@
 //
 // Gradients are kept as -sigma lr G, so that updates are plain products, and coefficients need the ratios s_t / sigma
 // alone. gelu(z) = z/2 (1 + tanh) is kept doubled, the state of W2 halved, G2 quartered: exact, and it saves products.
-#include "forward.cuh"
+#include "forward_sm90.cuh"
 
 using namespace ttt;
 using namespace ttt::mlp;

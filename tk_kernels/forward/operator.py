@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tk_kernels.checks import check_choice, check_outer, check_shape, check_state
-from tk_kernels.reference_math import rope as rotate
+from tk_kernels.reference.layer import rope as rotate
 
 HEAD_DIM = 64
 DTYPES = (torch.bfloat16, torch.float16)

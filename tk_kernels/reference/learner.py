@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from tk_kernels.checks import STATE_DTYPE, check_choice, check_outer, check_tokens
-from tk_kernels.mini_batches import pieces
-from tk_kernels.reference_math import Outer
+from tk_kernels.reference.layer import Outer
+from tk_kernels.reference.mini_batches import pieces
 
 FORMS = ("dual", "primal")
 SEQUENCES, TOKENS = "[B, T, H, D]", "[B, H, D]"  # layouts of forward and of generate

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tk_kernels.checks import check_shape
-from tk_kernels.generate_common import jit, tl, triton
+from tk_kernels.generate.common import jit, tl, triton
 
 TAPS = 4
 CHUNK = 16  # tokens a program walks through; each reads three more, for the inputs before its first

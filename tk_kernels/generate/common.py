@@ -17,7 +17,7 @@ except ImportError:  # the reason is told by available(); the rest of the packag
     triton = tl = None
 
 FORMS = ("dual", "primal")
-HOPPER = "sm_90"  # the name under which `generate_tuning.toml` knows the kernels in Gluon
+HOPPER = "sm_90"  # the name under which `generate/tuning.toml` knows the kernels in Gluon
 
 
 class Precision(NamedTuple):
@@ -141,7 +141,7 @@ def on_hopper(device: torch.device) -> bool:
 
 
 def gpu_name(device: torch.device) -> str:
-    """The name under which `generate_tuning.toml` knows this device."""
+    """The name under which `generate/tuning.toml` knows this device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 

@@ -1,7 +1,7 @@
 // What do the forward kernels of TTT-MLP share? Arguments and their checks, GELU, rows of tokens, and products.
 #pragma once
 
-#include "common.cuh"
+#include "forward/common.cuh"
 
 namespace ttt::mlp {
 

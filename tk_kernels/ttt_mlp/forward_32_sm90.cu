@@ -10,7 +10,7 @@
 //     W1 += (-u lr K)^T G1, W2 += X2^T (-u lr G2), and so the biases
 // with P1 = -tril(eta * (Q K^T + 1)), P2 = -tril(eta * (X2bar X2^T + 1)), and u the scale of the update: s_{b-1}, or 0 for
 // a short last mini-batch, whose gradients are kept and not applied. Z2 and Z2bar are sums of the warpgroups' halves of F.
-#include "forward.cuh"
+#include "forward_sm90.cuh"
 
 using namespace ttt;
 using namespace ttt::mlp;

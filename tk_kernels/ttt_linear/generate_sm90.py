@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from tk_kernels.generate_common import (
+from tk_kernels.generate.common import (
     join,
     learning_rate,
     ln_l2_grad,
@@ -25,7 +25,7 @@ from tk_kernels.generate_common import (
     rotate,
     store_weights,
 )
-from tk_kernels.generate_gluon import wide
+from tk_kernels.generate.gluon import wide
 
 
 @gluon.jit
