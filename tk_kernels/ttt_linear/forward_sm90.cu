@@ -1,4 +1,4 @@
-// How is TTT-Linear's dual form computed for whole sequences? One pass over the tokens, W in registers throughout.
+// TTT-Linear forward (dual form) on Hopper: one pass over the tokens of each head, W in registers throughout.
 //
 // For each mini-batch of 16 or 32 tokens (rows), with W [64, 64] and b [64] at its start and s the token scale:
 //     Z    = K W + b                          G = ln_l2_grad(Z, V - K)
@@ -22,25 +22,26 @@ namespace ttt {
 constexpr int HEAD_DIM = 64;
 constexpr float LN_EPS = 1e-6f;
 
-template <typename T, int ROWS_, int WARPS_, int HEADS_, bool ROPE_> struct linear_layout {
+template <int ROWS_, int WARPS_, int HEADS_, bool ROPE_> struct linear_layout {
     static constexpr int ROWS = ROWS_;                   // tokens in a mini-batch
-    static constexpr bool ROPE = ROPE_;                  // turn q and k inside the kernel
-    static constexpr int WARPS = WARPS_;                 // warps a head
-    static constexpr int HEADS = HEADS_;                 // heads a block
+    static constexpr bool ROPE = ROPE_;                  // rotate q and k inside the kernel
+    static constexpr int WARPS = WARPS_;                 // warps per head
+    static constexpr int HEADS = HEADS_;                 // heads per block
     static constexpr int STAGES = 8;
-    static constexpr unsigned DRIFTS = 64;  // mini-batches after which the mean that rounding left in W is taken out
+    // Rounding lets the mean of W drift; it is removed again every DRIFT_PERIOD mini-batches (see findings/).
+    static constexpr unsigned DRIFT_PERIOD = 64;
     static constexpr int COLS = HEAD_DIM / WARPS;        // columns of W a warp owns
-    // One warpgroup of producers, a warp a head, hands its registers to the consumers. Without the hand-over it would
-    // cost a third of them: a scheduler's registers are divided evenly among its warps.
+    // One warpgroup of producers, one warp per head, gives most of its registers to the consumers (setmaxnreg).
+    // Without that the producers would cost a third of them: registers are divided evenly among a scheduler's warps.
     static constexpr int CONSUMERS = WARPS * HEADS;
     static constexpr int THREADS = (CONSUMERS + 4) * WARP_THREADS;
-    static constexpr int BLOCKS = HEADS == 1 && ROWS == 16 ? 2 : 1;  // on an SM
-    static constexpr bool HAND_OVER = ROWS == 16;  // else there are registers enough
+    static constexpr int BLOCKS = HEADS == 1 && ROWS == 16 ? 2 : 1;  // per SM
+    static constexpr bool MOVE_REGISTERS = ROWS == 16;  // otherwise there are enough
     static constexpr int PRODUCER_REGISTERS = HEADS == 1 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = HEADS == 1 ? 224 : 232;  // 65,536 in all
 
-    using tile = st<T, ROWS, HEAD_DIM>;
-    using tokens = gl<T, -1, -1, -1, HEAD_DIM, tma::descriptor<tile, dim::DEPTH>>;  // [B, T, H, D]
+    using tile = st<bf16, ROWS, HEAD_DIM>;
+    using tokens = gl<bf16, -1, -1, -1, HEAD_DIM, tma::descriptor<tile, dim::DEPTH>>;  // [B, T, H, D]
 
     struct globals {
         tokens q, k, v, out;
@@ -57,10 +58,10 @@ template <typename T, int ROWS_, int WARPS_, int HEADS_, bool ROPE_> struct line
         float squares[2][WARPS][ROWS];       // zbar^2
         mean_parts mean, drift;
         float lr[STAGES][ROWS];
-        semaphore landed[STAGES], arrived[STAGES], finished[STAGES];  // by TMA; and turned; output written
+        semaphore landed[STAGES], arrived[STAGES], finished[STAGES];  // TMA done; rotated as well; output written
     };
-    using turns = float2[ROWS][HEAD_DIM / 2];  // cos and sin of a position and a pair of columns
-    static constexpr int SHARED_BYTES = HEADS * sizeof(head_shared) + (ROPE ? sizeof(turns) : 0) + 1024;
+    using rotations = float2[ROWS][HEAD_DIM / 2];  // cos and sin per position and pair of columns
+    static constexpr int SHARED_BYTES = HEADS * sizeof(head_shared) + (ROPE ? sizeof(rotations) : 0) + 1024;
 };
 
 // Sum over the eight lanes that share a column.
@@ -70,42 +71,41 @@ __device__ inline float column_sum(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 16);
 }
 
-template <typename T> __device__ inline float2 widen(const T &x) {
-    if constexpr (std::is_same_v<T, bf16_2>) {  // a bf16 is the upper half of a float: two instructions, not three
-        const uint32_t bits = *reinterpret_cast<const uint32_t *>(&x);
-        return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
-    } else return base_types::convertor<float2, T>::convert(x);
+// A bf16 is the upper half of a float: two instructions, where the library's conversion takes three.
+__device__ inline float2 widen(const bf16_2 &x) {
+    const uint32_t bits = *reinterpret_cast<const uint32_t *>(&x);
+    return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
 }
+__device__ inline bf16_2 narrow(float2 x) { return base_types::convertor<bf16_2, float2>::convert(x); }
 
-// One warp a head: loads, RoPE (a lone head has three warps more for it), stores.
-template <typename L, typename T> struct linear_producer {
-    static constexpr int ROWS = L::ROWS, LEAD = L::STAGES / 2;  // mini-batches from a turn to the store it follows
-    static constexpr int TURNERS = 3;
-    static constexpr bool TURNS_TOO = L::ROPE && L::HEADS > 1;
-    static_assert(ROWS <= WARP_THREADS);  // a rate a lane
-    using T2 = typename base_types::packing<T>::packed_type;
+// One warp per head: loads, RoPE, stores. A block of one head has three more warps for RoPE.
+template <typename L> struct linear_producer {
+    static constexpr int ROWS = L::ROWS, LEAD = L::STAGES / 2;  // how many mini-batches ahead of the store RoPE runs
+    static constexpr int ROTATING_WARPS = 3;
+    static constexpr bool ROTATES_TOO = L::ROPE && L::HEADS > 1;
+    static_assert(ROWS <= WARP_THREADS);  // each lane loads one learning rate
     const typename L::globals &g;
     typename L::head_shared &s;
-    const typename L::turns &turns;
+    const typename L::rotations &rotations;
     const int batch, head, lane;
 
     __device__ linear_producer(const typename L::globals &g_, typename L::head_shared &s_,
-                               const typename L::turns &turns_, int sequence)
-        : g(g_), s(s_), turns(turns_), batch(sequence / g_.heads), head(sequence % g_.heads),
+                               const typename L::rotations &rotations_, int sequence)
+        : g(g_), s(s_), rotations(rotations_), batch(sequence / g_.heads), head(sequence % g_.heads),
           lane(::kittens::laneid()) {}
 
-    // A stage is loaded again once its output has been read out of it, which is waited for one mini-batch later.
+    // A stage is refilled once its output has been read out of it; that is waited for one mini-batch later.
     __device__ void run(int warp) {
         const int batches = (g.length + ROWS - 1) / ROWS;
-        if (L::HEADS == 1 && warp > 0) {  // a lone head has turning warps of its own
-            for (int n = warp - 1; n < batches; n += TURNERS) turn(n);
+        if (L::HEADS == 1 && warp > 0) {
+            for (int n = warp - 1; n < batches; n += ROTATING_WARPS) rotate(n);
             return;
         }
         for (int n = -L::STAGES; n < batches; ++n) {
             if (n >= 0) store(n);
             const int next = n > 0 ? n - 1 + L::STAGES : n < 0 ? n + L::STAGES : batches;
             if (next < batches) load(next);
-            if (TURNS_TOO && n + LEAD >= 0 && n + LEAD < batches) turn(n + LEAD);
+            if (ROTATES_TOO && n + LEAD >= 0 && n + LEAD < batches) rotate(n + LEAD);
         }
         if (lane == 0) tma::store_async_wait<0>();
     }
@@ -122,7 +122,7 @@ template <typename L, typename T> struct linear_producer {
         const int stage = n % L::STAGES;
         auto &in = s.stages[stage];
         auto &landed = L::ROPE ? s.landed[stage] : s.arrived[stage];
-        if (lane < ROWS) {  // rates beyond the end are 0, so that the rows there change nothing
+        if (lane < ROWS) {  // learning rates beyond the end are 0, so the rows there change nothing
             const int token = n * ROWS + lane;
             const float *rate = g.lr + (size_t(batch) * g.length + min(token, g.length - 1)) * g.heads + head;
             copy_ahead(s.lr[stage][lane], rate, token < g.length);
@@ -136,8 +136,8 @@ template <typename L, typename T> struct linear_producer {
             tma::load_async<dim::DEPTH, cache_policy::NORMAL>(in.q, g.q, at, landed);
         }
     }
-    // (x, y) -> (x cos - y sin, x sin + y cos) of every pair of columns of q and k. A lane has four pairs of four rows.
-    __device__ void turn(int n) {
+    // (x, y) -> (x cos - y sin, x sin + y cos) for every pair of columns of q and k. A lane has four pairs in each of its rows.
+    __device__ void rotate(int n) {
         const int stage = n % L::STAGES, chunk = lane % 8;
         wait(s.landed[stage], n / L::STAGES & 1);
         #pragma unroll 1  // registers are few here
@@ -146,36 +146,35 @@ template <typename L, typename T> struct linear_producer {
             const int at = row * 128 + ((chunk ^ (row & 7)) << 4);  // the 128-byte swizzle of st
             auto &tile = i < ROWS / 4 ? s.stages[stage].q : s.stages[stage].k;
             auto *x = reinterpret_cast<uint4 *>(reinterpret_cast<char *>(&tile) + at);
-            const float4 *turn = reinterpret_cast<const float4 *>(&turns[row][4 * chunk]);
-            const float4 first = turn[0], second = turn[1];
+            const float4 *angles = reinterpret_cast<const float4 *>(&rotations[row][4 * chunk]);
+            const float4 first = angles[0], second = angles[1];
             uint4 w = *x;
-            T2 *pairs = reinterpret_cast<T2 *>(&w);
-            turn_pair(pairs[0], first.x, first.y);
-            turn_pair(pairs[1], first.z, first.w);
-            turn_pair(pairs[2], second.x, second.y);
-            turn_pair(pairs[3], second.z, second.w);
+            bf16_2 *pairs = reinterpret_cast<bf16_2 *>(&w);
+            rotate_pair(pairs[0], first.x, first.y);
+            rotate_pair(pairs[1], first.z, first.w);
+            rotate_pair(pairs[2], second.x, second.y);
+            rotate_pair(pairs[3], second.z, second.w);
             *x = w;
         }
-        arrive(s.arrived[stage]);  // every lane for what it wrote: one for all is as right, but no tool can see it
+        arrive(s.arrived[stage]);  // every lane for what it wrote: racecheck does not follow one lane arriving for all
     }
-    __device__ static void turn_pair(T2 &pair, float c, float s) {
+    __device__ static void rotate_pair(bf16_2 &pair, float c, float s) {
         const float2 x = widen(pair);
-        pair = base_types::convertor<T2, float2>::convert({x.x * c - x.y * s, x.x * s + x.y * c});
+        pair = narrow({x.x * c - x.y * s, x.x * s + x.y * c});
     }
 };
 
-template <typename L, typename T> struct linear_consumer {
+template <typename L> struct linear_consumer {
     static constexpr int ROWS = L::ROWS;
     static constexpr int TALL = ROWS / 16;    // 16-row tiles of a mini-batch
     static constexpr int OWN = L::COLS / 16;  // 16-column tiles a warp owns
     static constexpr int ALL = HEAD_DIM / 16;
-    // Where s_{b-1} is 0 nothing is to be added to W: a branch around the products, or, where a branch would keep the
-    // compiler from filling the chain's waits, a scale that bf16 can hold and no float32 W can see.
-    static constexpr bool ALWAYS = std::is_same_v<T, bf16> && TALL == 1;
-    using T2 = typename base_types::packing<T>::packed_type;
+    // Where s_{b-1} is 0 nothing may be added to W. Mini-batches of 32 branch around the products; with 16 a branch
+    // would keep the compiler from filling the chain's waits, so s_{b-1} becomes a number too small to change W.
+    static constexpr bool ALWAYS_UPDATES = TALL == 1;
     using own_fl = rt_fl<ROWS, L::COLS>;      // [tokens, own columns]
-    using own_in = rt<T, ROWS, L::COLS>;
-    using own_vec = row_vec<own_fl>;          // one value a column, e.g. gamma
+    using own_in = rt<bf16, ROWS, L::COLS>;
+    using own_vec = row_vec<own_fl>;          // one value per column, e.g. gamma
 
     const typename L::globals &g;
     typename L::head_shared &s;
@@ -233,7 +232,7 @@ template <typename L, typename T> struct linear_consumer {
         // G is kept as -sigma lr G with sigma = s_{b-1}, so that W^T += G^T K.
         const float last = g.token_scale[ROWS - 1];
         updates = last > 0.f;
-        sigma = updates ? last : ALWAYS ? 0x1p-60f : 1.f;
+        sigma = updates ? last : ALWAYS_UPDATES ? 0x1p-60f : 1.f;
         #pragma unroll
         for (int i = 0; i < 2 * TALL; ++i) ratio[i / 2][i % 2] = g.token_scale[row + 8 * i] / sigma;
     }
@@ -362,11 +361,11 @@ template <typename L, typename T> struct linear_consumer {
         const uint32_t base = address(source) + 2048 * i + (B_OPERAND ? offset_b : offset);
         #pragma unroll
         for (int j = 0; j < RT::width; ++j) {
-            T2 *d = x.tiles[0][j].data;
+            bf16_2 *d = x.tiles[0][j].data;
             const uint32_t from = base ^ ((first + j) * 32);
-            if constexpr (ducks::rt::col_layout<RT>) move<T2>::ldsm4t(d[0], d[2], d[1], d[3], from);
-            else if constexpr (B_OPERAND) move<T2>::ldsm4(d[0], d[2], d[1], d[3], from);
-            else move<T2>::ldsm4(d[0], d[1], d[2], d[3], from);
+            if constexpr (ducks::rt::col_layout<RT>) move<bf16_2>::ldsm4t(d[0], d[2], d[1], d[3], from);
+            else if constexpr (B_OPERAND) move<bf16_2>::ldsm4(d[0], d[2], d[1], d[3], from);
+            else move<bf16_2>::ldsm4(d[0], d[1], d[2], d[3], from);
         }
     }
     __device__ void store(typename L::tile &target, own_in &x) const {
@@ -375,16 +374,16 @@ template <typename L, typename T> struct linear_consumer {
             const uint32_t base = address(target) + 2048 * i + offset;
             #pragma unroll
             for (int j = 0; j < OWN; ++j) {
-                T2 *d = x.tiles[i][j].data;
-                move<T2>::stsm4(base ^ (j * 32), d[0], d[1], d[2], d[3]);
+                bf16_2 *d = x.tiles[i][j].data;
+                move<bf16_2>::stsm4(base ^ (j * 32), d[0], d[1], d[2], d[3]);
             }
         }
     }
     __device__ static bf16_2 pack(float x, float y) { return __floats2bfloat162_rn(x, y); }
     // A row of tiles d += x y^T, one inner tile.
     template <int M>
-    __device__ static void product_t(rt_base_fl<> (&d)[M], const rt_base<T, ducks::rt_layout::row> &x,
-                                     const rt<T, 16 * M, 16> &y) {
+    __device__ static void product_t(rt_base_fl<> (&d)[M], const rt_base<bf16, ducks::rt_layout::row> &x,
+                                     const rt<bf16, 16 * M, 16> &y) {
         #pragma unroll
         for (int m = 0; m < M; ++m) warp::mma_ABt_base(d[m], x, y.tiles[m][0], d[m]);
     }
@@ -426,7 +425,7 @@ template <typename L, typename T> struct linear_consumer {
         warp::zero(zbar);
         unsigned n = 0;
         while (n < whole) {
-            const unsigned end = min(n + L::DRIFTS, whole);
+            const unsigned end = min(n + L::DRIFT_PERIOD, whole);
             for (; n < end; ++n) step<true>(zbar, n);
             take_out_mean(s.drift);
         }
@@ -463,7 +462,7 @@ template <typename L, typename T> struct linear_consumer {
         // G = -sigma lr ln_l2_grad(Z, V - K), and transposed
         own_fl G;
         own_in G_in;
-        rt<T, L::COLS, 16> Gt[TALL];
+        rt<bf16, L::COLS, 16> Gt[TALL];
         #pragma unroll
         for (int i = 0; i < TALL; ++i) gradient(G, z, u, i, n);
         warp::copy(G_in, G);
@@ -471,14 +470,14 @@ template <typename L, typename T> struct linear_consumer {
         for (int i = 0; i < TALL; ++i) transpose(Gt[i], G_in, i);
 
         // W^T += G^T K ; b += sum_j G_j
-        if (COMPLETE && (ALWAYS || updates)) {
-            rt<T, 16, 16> ones;
+        if (COMPLETE && (ALWAYS_UPDATES || updates)) {
+            rt<bf16, 16, 16> ones;
             warp::one(ones);
             #pragma unroll
             for (int i = 0; i < TALL; ++i) {
                 #pragma unroll
                 for (int n = 0; n < ALL; ++n) {
-                    rt<T, 16, 16, ducks::rt_layout::col> k;
+                    rt<bf16, 16, 16, ducks::rt_layout::col> k;
                     load(k, in.k, i, n);
                     #pragma unroll
                     for (int m = 0; m < OWN; ++m)
@@ -495,7 +494,7 @@ template <typename L, typename T> struct linear_consumer {
             for (int j = 0; j < OWN; ++j) zbar.tiles[i][j] = zq.tiles[i][j];
             #pragma unroll
             for (int l = 0; l <= i; ++l) {
-                rt<T, 16, 16> A;
+                rt<bf16, 16, 16> A;
                 mask(A, S, i, l);
                 product_t(zbar.tiles[i], A.tiles[0][0], Gt[l]);
             }
@@ -507,7 +506,7 @@ template <typename L, typename T> struct linear_consumer {
 
     // u = gamma (beta - (V - K)): what G has besides gamma^2 xhat
     __device__ void offsets(own_fl &u, const typename L::stage &in, int i) const {
-        rt<T, 16, L::COLS> k, v;
+        rt<bf16, 16, L::COLS> k, v;
         load(k, in.k, i);
         load(v, in.v, i);
         #pragma unroll
@@ -529,8 +528,8 @@ template <typename L, typename T> struct linear_consumer {
         for (int l = 0; l <= i; ++l) S.tiles[i][l] = {};
         #pragma unroll
         for (int n = 0; n < ALL; ++n) {
-            rt<T, 16, 16> k, q;
-            rt<T, L::COLS, 16> w;
+            rt<bf16, 16, 16> k, q;
+            rt<bf16, L::COLS, 16> w;
             load(k, in.k, i, n);
             load(q, in.q, i, n);
             #pragma unroll
@@ -539,7 +538,7 @@ template <typename L, typename T> struct linear_consumer {
             product_t(zq.tiles[i], q.tiles[0][0], w);
             #pragma unroll
             for (int l = 0; l <= i; ++l) {
-                rt<T, 16, 16> kb;
+                rt<bf16, 16, 16> kb;
                 load<true>(kb, in.k, l, n);
                 warp::mma_ABt_base(S.tiles[i][l], q.tiles[0][0], kb.tiles[0][0], S.tiles[i][l]);
             }
@@ -579,7 +578,7 @@ template <typename L, typename T> struct linear_consumer {
         }
     }
 
-    __device__ static void transpose(rt<T, L::COLS, 16> &d, const own_in &x, int i) {
+    __device__ static void transpose(rt<bf16, L::COLS, 16> &d, const own_in &x, int i) {
         #pragma unroll
         for (int j = 0; j < OWN; ++j) {
             #pragma unroll
@@ -592,17 +591,17 @@ template <typename L, typename T> struct linear_consumer {
         }
     }
     // Tile (i, l) of tril(s_i / sigma (S + 1)), l <= i
-    __device__ void mask(rt<T, 16, 16> &A, const rt_fl<ROWS, ROWS> &S, int i, int l) const {
+    __device__ void mask(rt<bf16, 16, 16> &A, const rt_fl<ROWS, ROWS> &S, int i, int l) const {
         const float2 *x = S.tiles[i][l].data;
         const auto scaled = [](float2 x, float a, float b) {
-            return base_types::convertor<T2, float2>::convert({x.x * a + a, x.y * b + b});
+            return narrow({x.x * a + a, x.y * b + b});
         };
         // of the two quarters on the diagonal of a tile on the diagonal
         const bool left = l < i || 2 * pair <= row, right = l < i || 2 * pair + 1 <= row;
-        T2 *d = A.tiles[0][0].data;
+        bf16_2 *d = A.tiles[0][0].data;
         d[0] = scaled(x[0], left ? ratio[i][0] : 0.f, right ? ratio[i][0] : 0.f);
         d[1] = scaled(x[1], ratio[i][1], ratio[i][1]);
-        d[2] = l < i ? scaled(x[2], ratio[i][0], ratio[i][0]) : base_types::convertor<T2, float2>::convert({0.f, 0.f});
+        d[2] = l < i ? scaled(x[2], ratio[i][0], ratio[i][0]) : narrow({0.f, 0.f});
         d[3] = scaled(x[3], left ? ratio[i][1] : 0.f, right ? ratio[i][1] : 0.f);
     }
 
@@ -629,7 +628,7 @@ template <typename L, typename T> struct linear_consumer {
     __device__ void finish(own_in &out, const own_fl &zbar, unsigned n) const {
         #pragma unroll
         for (int i = 0; i < TALL; ++i) {
-            rt<T, 16, L::COLS> q;
+            rt<bf16, 16, L::COLS> q;
             load(q, s.stages[(n - 1) % L::STAGES].q, i);
             float rstd[2];
             #pragma unroll
@@ -645,7 +644,7 @@ template <typename L, typename T> struct linear_consumer {
                 for (int p = 0; p < 4; ++p) {
                     const float2 x = zbar.tiles[i][j].data[p], w = gamma[j][p / 2], o = beta[j][p / 2];
                     const float2 qq = widen(q.tiles[0][j].data[p]);
-                    out.tiles[i][j].data[p] = base_types::convertor<T2, float2>::convert(
+                    out.tiles[i][j].data[p] = narrow(
                         {x.x * (w.x * rstd[p % 2]) + (qq.x + o.x), x.y * (w.y * rstd[p % 2]) + (qq.y + o.y)});
                 }
             }
@@ -661,7 +660,7 @@ template <typename L, typename T> struct linear_consumer {
 
     // k and lr G of an incomplete mini-batch, zeros at and beyond its end: k was read, and lr set, as zero there.
     __device__ void store_rows(const typename L::stage &in, const own_fl &G) const {
-        rt<T, 16, L::COLS> k[TALL];
+        rt<bf16, 16, L::COLS> k[TALL];
         #pragma unroll
         for (int i = 0; i < TALL; ++i) load(k[i], in.k, i);
         each_row([&](float2 &k_row, float2 &g_row, int i, int j, int p) {
@@ -689,21 +688,21 @@ template <typename L, typename T> struct linear_consumer {
 };
 
 // Angles position * 10000^(-2 i / D) of pair i; the position is that in the mini-batch.
-template <typename L> __device__ void fill_turns(typename L::turns &turns) {
+template <typename L> __device__ void fill_rotations(typename L::rotations &rotations) {
     for (int at = threadIdx.x; at < L::ROWS * HEAD_DIM / 2; at += L::THREADS) {
         const int position = at / (HEAD_DIM / 2), i = at % (HEAD_DIM / 2);
         const float angle = position * exp2f(-13.287712379549449f * 2 * i / HEAD_DIM);  // log2(10000)
-        sincospif(angle * 0.3183098861837907f, &turns[position][i].y, &turns[position][i].x);
+        sincospif(angle * 0.3183098861837907f, &rotations[position][i].y, &rotations[position][i].x);
     }
 }
 
-template <typename L, typename T>
+template <typename L>
 __global__ __launch_bounds__(L::THREADS, L::BLOCKS) void linear_forward(const __grid_constant__ typename L::globals g) {
     extern __shared__ int raw[];
     const uint32_t start = static_cast<uint32_t>(__cvta_generic_to_shared(&raw[0]));
     // swizzled tiles begin at multiples of 1024 bytes
     auto *heads = reinterpret_cast<typename L::head_shared *>(reinterpret_cast<char *>(raw) + (-start & 1023));
-    auto &turns = *reinterpret_cast<typename L::turns *>(heads + L::HEADS);
+    auto &rotations = *reinterpret_cast<typename L::rotations *>(heads + L::HEADS);
 
     const int warp = kittens::warpid(), first = blockIdx.x * L::HEADS;
     if (threadIdx.x == 0) {
@@ -717,19 +716,19 @@ __global__ __launch_bounds__(L::THREADS, L::BLOCKS) void linear_forward(const __
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    if constexpr (L::ROPE) fill_turns<L>(turns);
+    if constexpr (L::ROPE) fill_rotations<L>(rotations);
     __syncthreads();
     if (warp >= L::CONSUMERS) {
-        if constexpr (L::HAND_OVER) warpgroup::decrease_registers<L::PRODUCER_REGISTERS>();
+        if constexpr (L::MOVE_REGISTERS) warpgroup::decrease_registers<L::PRODUCER_REGISTERS>();
         const int slot = warp - L::CONSUMERS;
         const int own = L::HEADS == 1 ? 0 : slot;
         if ((slot < L::HEADS || L::ROPE) && first + own < g.sequences)
-            linear_producer<L, T>(g, heads[own], turns, first + own).run(slot);
+            linear_producer<L>(g, heads[own], rotations, first + own).run(slot);
     } else {
-        if constexpr (L::HAND_OVER) warpgroup::increase_registers<L::CONSUMER_REGISTERS>();
+        if constexpr (L::MOVE_REGISTERS) warpgroup::increase_registers<L::CONSUMER_REGISTERS>();
         const int slot = warp / L::WARPS;
         if (first + slot < g.sequences)
-            linear_consumer<L, T>(g, heads[slot], first + slot, warp % L::WARPS, slot).run();
+            linear_consumer<L>(g, heads[slot], first + slot, warp % L::WARPS, slot).run();
     }
 }
 
@@ -737,8 +736,8 @@ struct linear_arguments {
     TensorView q, k, v, lr, token_scale, ln_weight, ln_bias, W_in, b_in, out, W_out, b_out, k_rows, g_rows;
 };
 
-template <typename T, int ROWS, int WARPS, int HEADS, bool ROPE> void launch_linear(const linear_arguments &a) {
-    using L = linear_layout<T, ROWS, WARPS, HEADS, ROPE>;
+template <int ROWS, int WARPS, int HEADS, bool ROPE> void launch_linear(const linear_arguments &a) {
+    using L = linear_layout<ROWS, WARPS, HEADS, ROPE>;
     const auto tokens = [](const TensorView &x) { return strided_tokens<typename L::tokens, typename L::tile>(x); };
     const typename L::globals g{
         tokens(a.q), tokens(a.k), tokens(a.v), tokens(a.out),
@@ -746,20 +745,20 @@ template <typename T, int ROWS, int WARPS, int HEADS, bool ROPE> void launch_lin
         pointer<float>(a.W_in), pointer<float>(a.b_in), pointer<float>(a.W_out), pointer<float>(a.b_out),
         pointer<float>(a.k_rows), pointer<float>(a.g_rows),
         int(a.q.size(1)), int(a.q.size(2)), int(a.q.size(0) * a.q.size(2))};
-    const auto kernel = linear_forward<L, T>;
+    const auto kernel = linear_forward<L>;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::SHARED_BYTES),
                "shared memory");
     kernel<<<(g.sequences + HEADS - 1) / HEADS, L::THREADS, L::SHARED_BYTES, stream_of(a.q)>>>(g);
     check_cuda(cudaGetLastError(), "linear_forward");
 }
 
-template <typename T, bool ROPE> void dispatch_linear(const linear_arguments &a, int64_t warps, int64_t heads) {
+template <bool ROPE> void dispatch_linear(const linear_arguments &a, int64_t warps, int64_t heads) {
     const int64_t rows = a.token_scale.size(0);
-    if (rows == 16 && warps == 2 && heads == 4) return launch_linear<T, 16, 2, 4, ROPE>(a);
-    if (rows == 16 && warps == 4 && heads == 1) return launch_linear<T, 16, 4, 1, ROPE>(a);
-    if (rows == 32 && warps == 4 && heads == 1) return launch_linear<T, 32, 4, 1, ROPE>(a);
-    TVM_FFI_THROW(ValueError) << "no kernel of mini-batches of " << rows << ", " << warps << " warps a head and "
-                              << heads << " heads a block";
+    if (rows == 16 && warps == 2 && heads == 4) return launch_linear<16, 2, 4, ROPE>(a);
+    if (rows == 16 && warps == 4 && heads == 1) return launch_linear<16, 4, 1, ROPE>(a);
+    if (rows == 32 && warps == 4 && heads == 1) return launch_linear<32, 4, 1, ROPE>(a);
+    TVM_FFI_THROW(ValueError) << "no kernel for mini-batches of " << rows << ", " << warps << " warps per head and "
+                              << heads << " heads per block";
 }
 
 void linear_forward_launch(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView token_scale,
@@ -779,10 +778,8 @@ void linear_forward_launch(TensorView q, TensorView k, TensorView v, TensorView 
     }
     const linear_arguments a{q,    k,    v,   lr,    token_scale, ln_weight, ln_bias,
                              W_in, b_in, out, W_out, b_out,       k_rows,    g_rows};
-    const auto dispatch = is_bf16(q) ? (rope ? dispatch_linear<bf16, true> : dispatch_linear<bf16, false>)
-                                     : (rope ? dispatch_linear<half, true> : dispatch_linear<half, false>);
-    TVM_FFI_ICHECK(is_bf16(q) || is_fp16(q)) << "q, k, v must be bfloat16 or float16";
-    dispatch(a, warps, heads);
+    TVM_FFI_ICHECK(is_bf16(q)) << "q, k, v must be bfloat16";
+    (rope ? dispatch_linear<true> : dispatch_linear<false>)(a, warps, heads);
 }
 
 }  // namespace ttt

@@ -40,7 +40,7 @@ def forward(
 ) -> tuple[Tensor, LinearState]:
     """Outputs [B, T, H, 64] of T tokens and the state after them; the given state is left as it is.
 
-    q, k, v [B, T, H, 64] bfloat16 or float16, the last dimension contiguous; lr [B, T, H] = base_lr * sigmoid(...) / D;
+    q, k, v [B, T, H, 64] bfloat16, the last dimension contiguous; lr [B, T, H] = base_lr * sigmoid(...) / D;
     token_scale [16] or [32]; ln_weight, ln_bias [H, 64]; the state float32. rope=True applies RoPE (theta 10000,
     position in the mini-batch, interleaved pairs) to q and k, which otherwise arrive with it. T is any; state.position,
     inside the mini-batch, is common to the batch, and a caller that knows it passes it as start and saves reading it

@@ -1,6 +1,6 @@
-// How is the dual form of TTT-MLP computed for mini-batches of 32 tokens on a Hopper GPU? All warps in step.
+// TTT-MLP forward (dual form) on Hopper for mini-batches of 32 tokens, all warps in step.
 //
-// One CTA carries one (sequence, head) through all its tokens, two warpgroups of 128 rows of F each. As in `forward.cu`
+// One CTA carries one (sequence, head) through all its tokens, two warpgroups of 128 rows of F each. As in `forward_sm90.cu`
 // everything that has F as an axis is held transposed, F down the rows: an accumulator, once rounded to bf16, is the left
 // operand of the next product, and the float32 state never leaves registers. W2 is also in shared memory, as bf16.
 //
@@ -22,7 +22,7 @@ constexpr int B = 32, GROUPS = 2, OWN = F / BLOCK / GROUPS;  // OWN: blocks of F
 constexpr int THREADS = GROUPS * WARPGROUP_THREADS;
 static_assert(THREADS == F && THREADS == 8 * B);  // a thread a bias; eight threads a token, eight elements each
 
-template <typename IO> struct globals : arguments<IO> {
+struct globals : arguments {
     __device__ int pending() const { return this->T % B; }  // tokens of a short last mini-batch
 };
 
@@ -61,9 +61,8 @@ __device__ inline float2 gelu_and_slope(float z) {
     return {fmaf(half, t, half), fmaf(fmaf(-t, t, 1.f), half * fmaf(3 * GELU_B, z_z, GELU_A), fmaf(0.5f, t, 0.5f))};
 }
 
-template <typename IO> struct chain {
-    using IO2 = typename base_types::packing<IO>::packed_type;
-    const globals<IO> &g;
+struct chain {
+    const globals &g;
     shared &s;
     const int group = uniform(warpgroup::groupid());
     int thread = warpgroup::laneid();
@@ -71,7 +70,7 @@ template <typename IO> struct chain {
     L::state_rows W1t[OWN], W2[OWN];
     L::operand g1[OWN];
 
-    __device__ chain(const globals<IO> &g, shared &s) : g(g), s(s) {}
+    __device__ chain(const globals &g, shared &s) : g(g), s(s) {}
 
     // Which element is whose
 
@@ -151,7 +150,7 @@ template <typename IO> struct chain {
                 }
         int64_t at = (int64_t(head()) * B + token()) * D + element();
         bool valid = token() < g.pending();
-        octet k = octet::of<bf16_2>(load_shared(mine(s.k))), g2 = octet::of<bf16_2>(load_shared(mine(s.g2)));
+        vec8 k = vec8::of(load_shared(mine(s.k))), g2 = vec8::of(load_shared(mine(s.g2)));
         k.each([&](int e, float x) { g.k_rows[at + e] = valid ? x : 0.f; });
         g2.each([&](int e, float x) { g.g2_rows[at + e] = valid ? s.lr[token()] * x : 0.f; });
     }
@@ -181,8 +180,8 @@ template <typename IO> struct chain {
 
     // Tokens
 
-    __device__ void copy_ahead(uint4 &to, const IO *x, const int64_t (&stride)[3], int t) {
-        const IO *from = x + batch() * stride[0] + min(t, g.T - 1) * stride[1] + h() * stride[2] + element();
+    __device__ void copy_ahead(uint4 &to, const bf16 *x, const int64_t (&stride)[3], int t) {
+        const bf16 *from = x + batch() * stride[0] + min(t, g.T - 1) * stride[1] + h() * stride[2] + element();
         ttt::copy_ahead(to, from, t < g.T);
     }
     // This thread's parts of mini-batch i towards shared memory; tokens that are not there are 0
@@ -197,22 +196,22 @@ template <typename IO> struct chain {
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
-    // Turned by RoPE to position token(), in bf16
-    __device__ uint4 as_bf16(uint4 x) {
-        return ttt::mlp::as_bf16<IO>(x, g.rope, [&](int e) { return s.rope[token()][element() / 2 + e]; });
+    // Rotated by RoPE for position token()
+    __device__ uint4 rotated(uint4 x) {
+        return ttt::mlp::rotated(x, g.rope, [&](int e) { return s.rope[token()][element() / 2 + e]; });
     }
     // K, Q, lr and -u lr K of mini-batch i
     __device__ void share_tokens(int i) {
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncwarp();  // lr came for eight threads by one of them
         int t = token();
-        uint4 k = as_bf16(load_shared(address(s.k_ahead[id()])));
+        uint4 k = rotated(load_shared(address(s.k_ahead[id()])));
         store_shared(mine(s.k), k);
-        store_shared(mine(s.q), as_bf16(load_shared(address(s.q_ahead[id()]))));
-        octet scaled = octet::of<bf16_2>(k);
+        store_shared(mine(s.q), rotated(load_shared(address(s.q_ahead[id()]))));
+        vec8 scaled = vec8::of(k);
         float lr = s.lr_ahead[t], step = -update_scale(i) * lr;
         scaled.each([&](int, float &x) { x *= step; });
-        store_shared(mine(s.k_step), scaled.pack<bf16_2>());
+        store_shared(mine(s.k_step), scaled.pack());
         if (element() == 0) s.lr[t] = lr, s.step[t] = step;
     }
 
@@ -385,17 +384,17 @@ template <typename IO> struct chain {
             }
     }
     // This thread's elements of Z2 or Z2bar
-    __device__ octet gather_z2() {
-        octet z = octet::of(&s.b2[element()]);
+    __device__ vec8 gather_z2() {
+        vec8 z = vec8::of(&s.b2[element()]);
 #pragma unroll
         for (int part = 0; part < GROUPS; ++part) {
-            octet other = octet::of(&s.z2[part][token()][element()]);
+            vec8 other = vec8::of(&s.z2[part][token()][element()]);
             z.each([&](int e, float &x) { x += other.x[e]; });
         }
         return z;
     }
     // z -> xhat; returns 1 / std
-    __device__ float normalise(octet &z) {
+    __device__ float normalise(vec8 &z) {
         float sum = 0, squares = 0;
         z.each([&](int, float x) { sum += x; });
         sum_over_token(sum);
@@ -407,37 +406,37 @@ template <typename IO> struct chain {
     }
     // G2 = (g - mean(g) - xhat mean(g xhat)) / std with g = gamma (gamma xhat + beta - (V - K))
     __device__ void share_g2() {
-        octet z = gather_z2(), gamma = octet::of(&s.gamma[element()]), target = octet::of(&s.beta[element()]);
-        octet k = octet::of<bf16_2>(load_shared(mine(s.k)));
-        octet v = octet::of<IO2>(load_shared(address(s.v_ahead[id()])));
+        vec8 z = gather_z2(), gamma = vec8::of(&s.gamma[element()]), target = vec8::of(&s.beta[element()]);
+        vec8 k = vec8::of(load_shared(mine(s.k)));
+        vec8 v = vec8::of(load_shared(address(s.v_ahead[id()])));
         float rstd = normalise(z), sum = 0, dot = 0;
-        octet g;
+        vec8 g;
         g.each([&](int e, float &x) {
             x = gamma.x[e] * (fmaf(gamma.x[e], z.x[e], target.x[e]) - (v.x[e] - k.x[e]));
             sum += x, dot = fmaf(x, z.x[e], dot);
         });
         sum_over_token(sum, dot);
         g.each([&](int e, float &x) { x = (x - sum * (1.f / D) - z.x[e] * (dot * (1.f / D))) * rstd; });
-        store_shared(mine(s.g2), g.pack<bf16_2>());
+        store_shared(mine(s.g2), g.pack());
         float step = s.step[token()];
         g.each([&](int, float &x) { x *= step; });
-        store_shared(mine(s.g2_step), g.pack<bf16_2>());
+        store_shared(mine(s.g2_step), g.pack());
     }
     // out = Q + LN(Z2bar)
-    __device__ void answer(int i) {
-        octet z = gather_z2(), gamma = octet::of(&s.gamma[element()]), out = octet::of(&s.beta[element()]);
-        octet q = octet::of<bf16_2>(load_shared(mine(s.q)));
+    __device__ void write_output(int i) {
+        vec8 z = gather_z2(), gamma = vec8::of(&s.gamma[element()]), out = vec8::of(&s.beta[element()]);
+        vec8 q = vec8::of(load_shared(mine(s.q)));
         normalise(z);
         out.each([&](int e, float &x) { x = fmaf(z.x[e], gamma.x[e], x + q.x[e]); });
         int t = i * B + token();
         if (t < g.T)
-            *reinterpret_cast<uint4 *>(g.out + ((int64_t(batch()) * g.T + t) * g.H + h()) * D + element()) = out.template pack<IO2>();
+            *reinterpret_cast<uint4 *>(g.out + ((int64_t(batch()) * g.T + t) * g.H + h()) * D + element()) = out.pack();
     }
 
     // All warps; and what follows from a thread's number is not kept in registers from step to step
     __device__ void sync() {
         __syncthreads();
-        forget(thread);
+        launder(thread);
     }
     __device__ void run() {
         load_ahead(0);
@@ -479,7 +478,7 @@ template <typename IO> struct chain {
             share_z2(z);
             share_w2();
             sync();
-            answer(i);
+            write_output(i);
             sync();
             update_b2();
         }
@@ -489,14 +488,14 @@ template <typename IO> struct chain {
     }
 };
 
-template <typename IO> __global__ __launch_bounds__(THREADS, 1) void forward_32_kernel(const __grid_constant__ globals<IO> g) {
+__global__ __launch_bounds__(THREADS, 1) void forward_32_kernel(const __grid_constant__ globals g) {
     extern __shared__ __align__(1024) uint8_t memory[];
-    chain<IO>(g, *reinterpret_cast<shared *>(memory)).run();
+    chain(g, *reinterpret_cast<shared *>(memory)).run();
 }
 
-template <typename IO> void launch(const arguments<IO> &a, int batch, cudaStream_t stream) {
+void launch(const arguments &a, int batch, cudaStream_t stream) {
     constexpr int BYTES = sizeof(shared);
-    const auto kernel = forward_32_kernel<IO>;
+    const auto kernel = forward_32_kernel;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES), "shared memory");
     kernel<<<dim3(a.H, batch), THREADS, BYTES, stream>>>({a});
     check_cuda(cudaGetLastError(), "launch");
@@ -504,4 +503,4 @@ template <typename IO> void launch(const arguments<IO> &a, int batch, cudaStream
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, (ttt::mlp::forward<B, launch<bf16>, launch<half>>));
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, (ttt::mlp::forward<B, launch>));

@@ -1,4 +1,4 @@
-// How is the dual form of TTT-MLP computed on a Hopper GPU? One CTA carries one (sequence, head) through all its tokens.
+// TTT-MLP forward (dual form) on Hopper: one CTA carries one (sequence, head) through all its tokens.
 //
 // Notation of the layer: b = 16 tokens a mini-batch, D = 64, F = 256; i counts mini-batches, j and t tokens inside one.
 // Everything that has F as an axis is held transposed, F down the rows: then the float32 accumulators of a product are,
@@ -8,7 +8,7 @@
 //       X2 = gelu(Z1), their rows' part of Z2 = X2 W2, G1 = (G2 W2^T) * gelu'(Z1), both updates, and, stacked into one
 //       product, Z1bar of these queries and Z1 of the next keys.
 //   loss warps (one warpgroup), on the chain with them: Z2 from its parts and b2, its gradient G2; they load all tokens.
-//   answer warps (one warpgroup): P1, products of tokens with tokens, for the state warps; and a mini-batch behind them
+//   output warps (one warpgroup): P1, products of tokens with tokens, for the state warps; and a mini-batch behind them
 //       P2, Z2bar and the outputs.
 //
 // Two rearrangements, exact, take products off the chain from one mini-batch to the next. sigma = s_{b-1}; u, the scale
@@ -18,7 +18,8 @@
 //                 = X2bar_i W2_{i+1} + b2_{i+1} + ((u lr - tril(eta)) * (X2bar_i X2_i^T + 1)) G2_i
 //
 // Gradients are kept as -sigma lr G, so that updates are plain products, and coefficients need the ratios s_t / sigma
-// alone. gelu(z) = z/2 (1 + tanh) is kept doubled, the state of W2 halved, G2 quartered: exact, and it saves products.
+// alone. X2 = gelu(z) = z/2 (1 + tanh) is kept doubled, the state of W2 halved, G2 quartered (X2_SCALE, W2_SCALE, G2_SCALE):
+// powers of two, so exact, and they save multiplications.
 #include "forward_sm90.cuh"
 
 using namespace ttt;
@@ -29,11 +30,18 @@ namespace {
 
 constexpr int B = 16;
 
+// How much larger than in ttt_layer.md the kernel keeps a tensor. Powers of two change no rounding.
+constexpr float X2_SCALE = 2.f;     // 2 gelu(z) = z + z tanh(..) takes one fma
+constexpr float W2_SCALE = 0.5f;    // so that X2 W2 has its own scale
+constexpr float G2_SCALE = 0.25f;   // so that X2^T G2 has that of W2
+constexpr float SLOPE_SCALE = 8.f;  // of gelu', so that (G2 W2^T) * gelu' has its own scale
+static_assert(X2_SCALE * W2_SCALE == 1.f && X2_SCALE * G2_SCALE == W2_SCALE && G2_SCALE * W2_SCALE * SLOPE_SCALE == 1.f);
+
 // A row of D floats has room between its halves: `place` puts 4 of 8 neighbours into each, so that eight threads that
 // read eight neighbours each, 16 bytes at a time, meet 32 banks, and so do the transposing stores of a warp.
 constexpr int HALF_ROW = D / 2 + 4, ROW = HALF_ROW + D / 2;
 __device__ inline int place(int d) { return d % 8 / 4 * HALF_ROW + d / 8 * 4 + d % 4; }
-__device__ inline octet octet_of(const float (&row)[ROW], unsigned thread) {  // from d = thread % 8 * 8 on
+__device__ inline vec8 vec8_of(const float (&row)[ROW], unsigned thread) {  // from d = thread % 8 * 8 on
     const float4 *at = reinterpret_cast<const float4 *>(row) + thread % 8;
     float4 low = at[0], high = at[HALF_ROW / 4];
     return {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -43,7 +51,7 @@ struct layout {
     static constexpr int STATE_GROUPS = 2, BLOCKS_A_GROUP = F / BLOCK / STATE_GROUPS;
     static constexpr int THREADS = (STATE_GROUPS + 2) * WARPGROUP_THREADS;
     // A thread of each of the four warpgroups: 512 in all
-    static constexpr int STATE_REGISTERS = 208, LOSS_REGISTERS = 48, ANSWER_REGISTERS = 48;
+    static constexpr int STATE_REGISTERS = 208, LOSS_REGISTERS = 48, OUTPUT_REGISTERS = 48;
 
     using kq_tile = st_bf<2 * B, D>;  // queries of one mini-batch over the keys of the next
     using token_tile = st_bf<B, D>;   // [tokens, D], or a block [tokens, 64 of F]
@@ -62,17 +70,17 @@ struct layout {
 };
 using L = layout;
 
-template <typename IO> struct globals : arguments<IO> {
-    __device__ int mini_batches() const { return (this->T + B - 1) / B; }
-    __device__ int pending() const { return this->T % B; }  // tokens of a short last mini-batch
+struct globals : arguments {
+    __device__ int mini_batches() const { return (T + B - 1) / B; }
+    __device__ int pending() const { return T % B; }  // tokens of a short last mini-batch
 };
 
 // A buffer is indexed by its mini-batch, modulo their number: a power of two, enough for the slowest reader.
 struct shared {
-    L::weights w2[2];                // W2 / 2
-    L::hidden_tile x2[4], x2bar[2];  // doubled
+    L::weights w2[2];                // times W2_SCALE
+    L::hidden_tile x2[4], x2bar[2];  // times X2_SCALE
     L::kq_tile kq[4];                // [i % 4]: Q_{i-1} over K_i
-    L::token_tile g2[4];             // -sigma lr G2 / 4
+    L::token_tile g2[4];             // -sigma lr G2, times G2_SCALE
     L::token_tile zero;              // in place of a gradient that is not applied
     st_bf<2 * B, B> p1[2];           // coefficients of G1_i in Z1bar_i and in Z1_{i+1}
     st_bf<B, B> p2[F / BLOCK];       // coefficients of G2_i in Z2bar_i, whose sum over blocks of F counts
@@ -86,18 +94,18 @@ struct shared {
     float sigma;
     // [i % 2], as who arrives may be a mini-batch ahead of who waits. Every thread of the warps named first arrives;
     // racecheck does not follow named barriers here.
-    semaphore tokens_ready[2];  // loss > state and answer: Q_i, K_{i+2} and b2_i
-    semaphore g2_ready[2];      // answer and loss > state: P1_i and G2_i, z2 has been read, and answer i - 2 is done
+    semaphore tokens_ready[2];  // loss > state and output: Q_i, K_{i+2} and b2_i
+    semaphore g2_ready[2];      // output and loss > state: P1_i and G2_i, z2 has been read, and output i - 2 is written
 };
 
 // Named barriers. "a > b": warps a arrive and go on, warps b wait.
 enum {
     START = 1,     // loss > state: constants and the first keys
-    ANSWER_START,  // loss > answer: the same
+    OUTPUT_START,  // loss > output: the same
     Z2_READY,      // state > loss: both parts of Z2_i
-    X2BAR_READY,   // and one more, in turn: state > answer: X2bar_{i-1} and W2_i
+    X2BAR_READY,   // and one more, in turn: state > output: X2bar_{i-1} and W2_i
     LOSS = X2BAR_READY + 2,  // the loss warps among themselves
-    ANSWER,        // the answer warps among themselves
+    OUTPUT,        // the output warps among themselves
     STATE,         // and STATE + 1: each warpgroup of state warps among itself
 };
 // WARPGROUPS: how many take part, arriving or waiting
@@ -131,13 +139,15 @@ template <int ADD = 1, typename RT, typename A, typename B> __device__ inline vo
     warpgroup::mma_AtBt<RT, A, B, 0, ADD>(d, a, b);
 }
 
-// t of 2 gelu(z) = z + z t: t = tanh(A z + B z^3)
+// t of X2_SCALE gelu(z) = z + z t: t = tanh(A z + B z^3)
 __device__ inline float gelu_tanh(float z) { return tanh_approx(z * fmaf(GELU_B, z * z, GELU_A)); }
-// 8 gelu'(z) = 4 + 4 t + z (1 - t^2) (4 A + 12 B z^2) of two; 1 - t^2 is 0 long before z^2 overflows, if z is finite
-__device__ inline half2 eightfold_slope(half2 z, half2 t) {
-    const half2 four = __float2half2_rn(4.f), a = __float2half2_rn(4 * GELU_A), b = __float2half2_rn(12 * GELU_B);
+// gelu'(z) = 1/2 (1 + t + z (1 - t^2) (A + 3B z^2)) of two elements, times SLOPE_SCALE. If z is finite, 1 - t^2 is 0 long
+// before z^2 overflows.
+__device__ inline half2 gelu_slope(half2 z, half2 t) {
+    constexpr float HALF = SLOPE_SCALE / 2;
+    const half2 half = __float2half2_rn(HALF), a = __float2half2_rn(HALF * GELU_A), b = __float2half2_rn(3 * HALF * GELU_B);
     half2 first = __hmul2(__hfma2(__hneg2(t), t, __float2half2_rn(1.f)), z), third = __hmul2(__hmul2(first, z), z);
-    return __hfma2(b, third, __hfma2(a, first, __hfma2(four, t, four)));
+    return __hfma2(b, third, __hfma2(a, first, __hfma2(half, t, half)));
 }
 __device__ inline half2 finite_half2(float2 x) {
     uint32_t y;
@@ -145,8 +155,8 @@ __device__ inline half2 finite_half2(float2 x) {
     return *reinterpret_cast<half2 *>(&y);
 }
 
-// A branch that is never taken, and that ptxas moves nothing past
-__device__ inline void hold(int count) {
+// A branch that is never taken: ptxas moves nothing past it
+__device__ inline void never_taken_branch(int count) {
     if (count < 0) asm volatile("trap;");
 }
 
@@ -155,7 +165,7 @@ struct state_warps {
     L::z1_rows z1[L::BLOCKS_A_GROUP];
     L::operand g1[L::BLOCKS_A_GROUP];
     half2 t[L::BLOCKS_A_GROUP][4];   // gelu_tanh(Z1)
-    half2 slope[L::BLOCKS_A_GROUP][4];  // 8 gelu'(Z1), of keys
+    half2 slope[L::BLOCKS_A_GROUP][4];  // gelu'(Z1) of keys, times SLOPE_SCALE
     float b1[L::BLOCKS_A_GROUP][2];  // of this lane's rows, its part: four lanes add up
     int group = uniform(warpgroup::groupid()), block0 = group * L::BLOCKS_A_GROUP;
     unsigned thread = warpgroup::laneid();
@@ -177,23 +187,23 @@ struct state_warps {
                       W2[n].tiles[0][j].data[e]);
     }
 
-    template <typename IO> __device__ void load(const globals<IO> &g, int64_t head) {
+    __device__ void load(const globals &g, int64_t head) {
         const float *W1 = g.W1 + head * D * F, *W2 = g.W2 + head * F * D;
         each_state([&](int f, int d, float2 &w1, float2 &w2) {
             w1 = {W1[d * F + f], W1[(d + 1) * F + f]};
             float2 w = *reinterpret_cast<const float2 *>(W2 + f * D + d);
-            w2 = {0.5f * w.x, 0.5f * w.y};
+            w2 = {W2_SCALE * w.x, W2_SCALE * w.y};
         });
 #pragma unroll
         for (int n = 0; n < L::BLOCKS_A_GROUP; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half) b1[n][half] = column() == 0 ? g.b1[head * F + feature(n, half)] : 0.f;
     }
-    template <typename IO> __device__ void store(const globals<IO> &g, int64_t head) {
+    __device__ void store(const globals &g, int64_t head) {
         float *W1 = g.W1_out + head * D * F, *W2 = g.W2_out + head * F * D;
         each_state([&](int f, int d, float2 &w1, float2 &w2) {
             W1[d * F + f] = w1.x, W1[(d + 1) * F + f] = w1.y;
-            *reinterpret_cast<float2 *>(W2 + f * D + d) = {2 * w2.x, 2 * w2.y};
+            *reinterpret_cast<float2 *>(W2 + f * D + d) = {w2.x / W2_SCALE, w2.y / W2_SCALE};
         });
 #pragma unroll
         for (int n = 0; n < L::BLOCKS_A_GROUP; ++n)
@@ -204,7 +214,7 @@ struct state_warps {
             }
     }
     // The rows of X2 and lr G1 of a short last mini-batch; 0 beyond them, as whoever reads the state may multiply by 0
-    template <typename IO> __device__ void store_rows(const globals<IO> &g, shared &s, int64_t head, int last) {
+    __device__ void store_rows(const globals &g, shared &s, int64_t head, int last) {
 #pragma unroll
         for (int n = 0; n < L::BLOCKS_A_GROUP; ++n)
 #pragma unroll
@@ -216,12 +226,12 @@ struct state_warps {
                     int64_t at = (head * B + token) * F + f;
                     bf16 g1_value = one ? g1[n].tiles[0][0].data[e].y : g1[n].tiles[0][0].data[e].x;
                     g.x2_rows[at] =
-                        valid ? 0.5f * __bfloat162float(block(s.x2[last % 4], block0 + n)[int2{token, f % BLOCK}]) : 0.f;
+                        valid ? 1 / X2_SCALE * __bfloat162float(block(s.x2[last % 4], block0 + n)[int2{token, f % BLOCK}]) : 0.f;
                     g.g1_rows[at] = valid ? __bfloat162float(g1_value) / -s.sigma : 0.f;
                 }
     }
 
-    // A block of W2 for the products that sum over F or D: Z2, G1, and the answer warps' Z2bar
+    // A block of W2 for the products that sum over F or D: Z2, G1, and the output warps' Z2bar
     __device__ void share_w2(shared &s, unsigned i, int n) {
         uint32_t at = address(block(s.w2[i % 2], block0 + n)) + matrix_offset(thread % 32, thread / 32 * 16);
 #pragma unroll
@@ -274,7 +284,7 @@ struct state_warps {
         for (int n = 0; n < L::BLOCKS_A_GROUP; ++n) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                slope[n][e] = eightfold_slope(finite_half2(z1[n].tiles[0][1].data[e]), t[n][e]);
+                slope[n][e] = gelu_slope(finite_half2(z1[n].tiles[0][1].data[e]), t[n][e]);
             }
         }
     }
@@ -315,7 +325,7 @@ struct state_warps {
         begin(grad[0], grad[1], W2[0], W2[1]);
 #pragma unroll
         for (int n = 0; n < 2; ++n) mma_ABt<0>(grad[n], block(s.w2[i % 2], block0 + n), s.g2[i % 4]);
-        // W2 / 2 += (2 X2)^T (-sigma lr G2 / 4)
+        // W2 += X2^T (-sigma lr G2), in their scales
 #pragma unroll
         for (int n = 0; n < 2; ++n) mma_AtB(W2[n], block(s.x2[i % 4], block0 + n), applied ? s.g2[i % 4] : s.zero);
 #pragma unroll
@@ -342,7 +352,7 @@ struct state_warps {
         share_w2(s, i + 1, 1);
     }
 
-    template <typename IO> __device__ void run(const globals<IO> &g, shared &s, int head) {
+    __device__ void run(const globals &g, shared &s, int head) {
         int last = g.mini_batches() - 1;
         load(g, head);
         share_w2(s, 0, 0);
@@ -356,11 +366,11 @@ struct state_warps {
             wait_for<0>(z1[n]);
         }
         for (int i = 0; i <= last; ++i) {
-            forget(thread);
+            launder(thread);
             activate_keys(s, i);
             share_z2(s, i);
             arrive<3>(Z2_READY);
-            hold(g.H);
+            never_taken_branch(g.H);
             activate_queries(s, i - 1, 0);
             wait(s.tokens_ready[i % 2], i / 2 % 2);
             project(s, i + 1, 0, w1);
@@ -373,7 +383,7 @@ struct state_warps {
             wait(s.g2_ready[i % 2], i / 2 % 2);
             learn(s, i, i < last || !g.pending());
         }
-        forget(thread);
+        launder(thread);
         wait_for<0>(W1t[0], W1t[1]);
         activate_queries(s, last, 0);
         activate_queries(s, last, 1);
@@ -384,16 +394,15 @@ struct state_warps {
     }
 };
 
-// What the loss warps and the answer warps share: a thread has eight elements of one token.
-template <typename IO> struct token_warps {
-    using IO2 = typename base_types::packing<IO>::packed_type;
+// What the loss warps and the output warps share: a thread has eight elements of one token.
+struct token_warps {
     static constexpr uint32_t LOWER = B * 128;  // bytes from the upper to the lower half of a tile of queries over keys
-    const globals<IO> &g;
+    const globals &g;
     shared &s;
     int head, batch, h, mini_batches;
     unsigned thread = warpgroup::laneid();
 
-    __device__ token_warps(const globals<IO> &g, shared &s, int head)
+    __device__ token_warps(const globals &g, shared &s, int head)
         : g(g), s(s), head(head), batch(head / g.H), h(head % g.H), mini_batches(g.mini_batches()) {}
 
     __device__ unsigned token() const { return thread / 8; }
@@ -408,29 +417,28 @@ template <typename IO> struct token_warps {
     __device__ bool applied(unsigned i) const { return int(i) < mini_batches - 1 || !g.pending(); }
 
     // This thread's part of mini-batch i into shared memory; tokens that are not there are 0
-    __device__ void copy_ahead(uint4 &to, const IO *x, const int64_t (&stride)[3], int i) {
+    __device__ void copy_ahead(uint4 &to, const bf16 *x, const int64_t (&stride)[3], int i) {
         int t = i * B + token();
-        const IO *from = x + batch * stride[0] + min(t, g.T - 1) * stride[1] + h * stride[2] + column();
+        const bf16 *from = x + batch * stride[0] + min(t, g.T - 1) * stride[1] + h * stride[2] + column();
         ttt::copy_ahead(to, from, t < g.T);
     }
     __device__ static void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
     __device__ static void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-    // Turned by RoPE to position token(), in bf16
-    __device__ uint4 as_bf16(uint4 x) {
-        return ttt::mlp::as_bf16<IO>(x, g.rope, [&](int e) { return s.rope[token()][column() / 2 + e]; });
+    // Rotated by RoPE for position token()
+    __device__ uint4 rotated(uint4 x) {
+        return ttt::mlp::rotated(x, g.rope, [&](int e) { return s.rope[token()][column() / 2 + e]; });
     }
 };
 
-template <typename IO> struct loss_warps : token_warps<IO> {
-    using base = token_warps<IO>;
-    using base::base, base::g, base::s, base::thread, base::token, base::column, base::mine;
+struct loss_warps : token_warps {
+    using token_warps::token_warps;
     float lr;     // of this token, loaded ahead
     float sum_w;  // of gamma^2
     float b2[2];  // of row() and row() + 8
 
     __device__ void constants() {
-        b2[0] = g.b2[this->head * D + this->row()], b2[1] = g.b2[this->head * D + this->row() + 8];
+        b2[0] = g.b2[head * D + row()], b2[1] = g.b2[head * D + row() + 8];
         fill_rope(s.rope, thread, WARPGROUP_THREADS);
         // Gradients are kept as -sigma lr G with sigma = s_{b-1}; where that is 0, so little that no state sees it
         float sigma = fmaxf(g.token_scale[B - 1], 0x1p-60f);
@@ -443,54 +451,54 @@ template <typename IO> struct loss_warps : token_warps<IO> {
         store_shared(mine(s.zero), {0, 0, 0, 0});
         store_shared(mine(s.kq[0]), {0, 0, 0, 0});  // queries before the first, whose Z1bar no one reads
         if (thread < D) {
-            float gamma = g.ln_weight[this->h * D + thread], beta = g.ln_bias[this->h * D + thread];
+            float gamma = g.ln_weight[h * D + thread], beta = g.ln_bias[h * D + thread];
             int at = place(thread);
             s.gamma[at] = gamma, s.beta[at] = beta, s.gamma_gamma[at] = gamma * gamma, s.gamma_beta[at] = gamma * beta;
         }
     }
     // K of mini-batch i + 2; Q, V and lr of mini-batch i, where there is one
     __device__ void load_ahead(int i) {
-        this->copy_ahead(s.k_ahead[thread], g.k, g.k_stride, i + 2);
+        copy_ahead(s.k_ahead[thread], g.k, g.k_stride, i + 2);
         i = max(i, 0);
-        this->copy_ahead(s.q_ahead[thread], g.q, g.q_stride, i);
-        this->copy_ahead(s.v_ahead[thread], g.v, g.v_stride, i);
-        this->commit_copies();
-        lr = g.lr[(int64_t(this->batch) * g.T + min(i * B + int(token()), g.T - 1)) * g.H + this->h];
+        copy_ahead(s.q_ahead[thread], g.q, g.q_stride, i);
+        copy_ahead(s.v_ahead[thread], g.v, g.v_stride, i);
+        commit_copies();
+        lr = g.lr[(int64_t(batch) * g.T + min(i * B + int(token()), g.T - 1)) * g.H + h];
     }
-    __device__ octet keys(unsigned i) { return octet::of<bf16_2>(load_shared(mine(s.kq[i % 4]) + base::LOWER)); }
+    __device__ vec8 keys(unsigned i) { return vec8::of(load_shared(mine(s.kq[i % 4]) + LOWER)); }
     // K_i to shared memory
     __device__ void share_keys(unsigned i) {
-        this->await_copies();
-        store_shared(mine(s.kq[i % 4]) + base::LOWER, this->as_bf16(load_shared(address(s.k_ahead[thread]))));
+        await_copies();
+        store_shared(mine(s.kq[i % 4]) + LOWER, rotated(load_shared(address(s.k_ahead[thread]))));
         publish();
     }
     // K_{i+2} and Q_i to shared memory
     __device__ void share_tokens(unsigned i) {
-        this->await_copies();
+        await_copies();
         uint4 k = load_shared(address(s.k_ahead[thread])), q = load_shared(address(s.q_ahead[thread]));
-        store_shared(mine(s.kq[(i + 2) % 4]) + base::LOWER, this->as_bf16(k));
-        store_shared(mine(s.kq[(i + 1) % 4]), this->as_bf16(q));
+        store_shared(mine(s.kq[(i + 2) % 4]) + LOWER, rotated(k));
+        store_shared(mine(s.kq[(i + 1) % 4]), rotated(q));
         publish();
     }
     // b2 += -sigma lr G2 of mini-batch i
     __device__ void update_b2(unsigned i) {
-        if (!this->applied(i)) return;
-        uint32_t at = address(s.g2[i % 4]) + swizzled(this->lane() % 16, thread / 32 * 2 + this->lane() / 16);
+        if (!applied(i)) return;
+        uint32_t at = address(s.g2[i % 4]) + swizzled(lane() % 16, thread / 32 * 2 + lane() / 16);
         bf16_2 x[4];  // [row | row + 8] x [tokens 0-7 | 8-15]
         move<bf16_2>::ldsm4t(x[0], x[1], x[2], x[3], at);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float2 low = __bfloat1622float2(x[2 * half]), high = __bfloat1622float2(x[2 * half + 1]);
             float sum = low.x + low.y + high.x + high.y;
-            b2[half] = fmaf(4.f, row_sum(sum), b2[half]);
+            b2[half] = fmaf(1 / G2_SCALE, row_sum(sum), b2[half]);
         }
     }
     // step G2, G2 = (g - mean(g) - xhat mean(g xhat)) / std with g = gamma^2 xhat + c and c = gamma (beta - (V - K)),
     // from the sums of z, z^2, gamma^2 z, gamma^2 z^2 and c z over the token: one round of shuffles. z comes as b2; the
     // sum of c by way of shared memory, or ptxas would put off its shuffles until Z2 is there.
-    __device__ void share_g2(unsigned i, octet &z, octet &c, float sum_c, float step) {
-        octet w = octet_of(s.gamma_gamma, thread);
-        octet first = octet_of(s.z2[0][token()], thread), second = octet_of(s.z2[1][token()], thread);
+    __device__ void share_g2(unsigned i, vec8 &z, vec8 &c, float sum_c, float step) {
+        vec8 w = vec8_of(s.gamma_gamma, thread);
+        vec8 first = vec8_of(s.z2[0][token()], thread), second = vec8_of(s.z2[1][token()], thread);
         float sum_z = 0, sum_zz = 0, sum_wz = 0, sum_wzz = 0, sum_cz = 0;
         z.each([&](int e, float &x) {
             x += first.x[e] + second.x[e];
@@ -506,26 +514,26 @@ template <typename IO> struct loss_warps : token_warps<IO> {
             rstd * (rstd * fmaf(mean, fmaf(mean, sum_w, -2.f * sum_wz), sum_wzz) + fmaf(-mean, sum_c, sum_cz)) * (1.f / D);
         float scale = rstd * step, a = rstd * scale, b = -dot * a, d = -mean_g * scale;
         z.each([&](int e, float &x) { x = fmaf(x - mean, fmaf(w.x[e], a, b), fmaf(c.x[e], scale, d)); });
-        store_shared(mine(s.g2[i % 4]), z.pack<bf16_2>());
+        store_shared(mine(s.g2[i % 4]), z.pack());
         publish();
     }
 
     // b2, and the rows of K and lr G2 of a short last mini-batch, 0 beyond them
     __device__ void store() {
-        int last = this->mini_batches - 1;
-        if (this->lane() % 4 == 0)
-            g.b2_out[this->head * D + this->row()] = this->b2[0], g.b2_out[this->head * D + this->row() + 8] = this->b2[1];
+        int last = mini_batches - 1;
+        if (lane() % 4 == 0)
+            g.b2_out[head * D + row()] = b2[0], g.b2_out[head * D + row() + 8] = b2[1];
         bool valid = token() < g.pending();
-        octet k = keys(last);
-        octet g2 = octet::of<bf16_2>(load_shared(mine(s.g2[last % 4])));
-        int64_t row = (int64_t(this->head) * B + token()) * D + column();
+        vec8 k = keys(last);
+        vec8 g2 = vec8::of(load_shared(mine(s.g2[last % 4])));
+        int64_t row = (int64_t(head) * B + token()) * D + column();
         k.each([&](int e, float x) { g.k_rows[row + e] = valid ? x : 0.f; });
-        g2.each([&](int e, float x) { g.g2_rows[row + e] = valid ? x * (-4.f / s.sigma) : 0.f; });
+        g2.each([&](int e, float x) { g.g2_rows[row + e] = valid ? x * (-1 / G2_SCALE / s.sigma) : 0.f; });
     }
 
     // b2_i from the lanes that hold it to all threads
     __device__ void share_b2(unsigned i) {
-        if (this->lane() % 4 == 0) {
+        if (lane() % 4 == 0) {
             float *row = &s.b2[i % 4][place(this->row())];  // row() + 8 lies 4 on
             row[0] = b2[0], row[4] = b2[1];
         }
@@ -535,7 +543,7 @@ template <typename IO> struct loss_warps : token_warps<IO> {
         constants();
         load_ahead(-2);
         await<1>(LOSS);
-        octet w = octet_of(s.gamma_gamma, thread);
+        vec8 w = vec8_of(s.gamma_gamma, thread);
         sum_w = 0;
         w.each([&](int, float x) { sum_w += x; });
         sum_over_token(sum_w);
@@ -544,37 +552,36 @@ template <typename IO> struct loss_warps : token_warps<IO> {
         share_keys(1);
         load_ahead(0);
         arrive<3>(START);
-        arrive<2>(ANSWER_START);
-        for (int i = 0; i < this->mini_batches; ++i) {
-            forget(thread);
+        arrive<2>(OUTPUT_START);
+        for (int i = 0; i < mini_batches; ++i) {
+            launder(thread);
             if (i > 0) update_b2(i - 1);
             share_b2(i);
             share_tokens(i);
             await<1>(LOSS);
             kittens::arrive(s.tokens_ready[i % 2]);
-            octet c = octet_of(s.gamma_beta, thread), gamma = octet_of(s.gamma, thread), k = keys(i);
-            octet v = octet::of<typename base::IO2>(load_shared(address(s.v_ahead[thread])));
-            float sum_c = 0, step = i * B + int(token()) < g.T ? -0.25f * s.sigma * lr : 0.f;
+            vec8 c = vec8_of(s.gamma_beta, thread), gamma = vec8_of(s.gamma, thread), k = keys(i);
+            vec8 v = vec8::of(load_shared(address(s.v_ahead[thread])));
+            float sum_c = 0, step = i * B + int(token()) < g.T ? -G2_SCALE * s.sigma * lr : 0.f;
             c.each([&](int e, float &x) { sum_c += x = fmaf(gamma.x[e], k.x[e] - v.x[e], x); });
             sum_over_token(sum_c);
             s.sum_c[thread] = sum_c;
             load_ahead(i + 1);
-            octet z = octet_of(s.b2[i % 4], thread);
+            vec8 z = vec8_of(s.b2[i % 4], thread);
             await<3>(Z2_READY);
             share_g2(i, z, c, s.sum_c[thread], step);
             kittens::arrive(s.g2_ready[i % 2]);
             await<1>(LOSS);  // all of G2_i is there for update_b2
         }
-        update_b2(this->mini_batches - 1);
-        share_b2(this->mini_batches);
-        kittens::arrive(s.tokens_ready[this->mini_batches % 2]);
+        update_b2(mini_batches - 1);
+        share_b2(mini_batches);
+        kittens::arrive(s.tokens_ready[mini_batches % 2]);
         store();
     }
 };
 
-template <typename IO> struct answer_warps : token_warps<IO> {
-    using base = token_warps<IO>;
-    using base::base, base::g, base::s, base::thread, base::token, base::column, base::mine;
+struct output_warps : token_warps {
+    using token_warps::token_warps;
 
     // Rows of Q_i: P1 = tril(s_t / sigma (Q_i K_i^T + 1)); rows of K_{i+1}: P1 = K_{i+1} K_i^T + 1, as u = sigma
     // wherever there is a mini-batch i + 1. A warp computes 16 of the 32 rows and 8 of the 16 columns.
@@ -605,10 +612,11 @@ template <typename IO> struct answer_warps : token_warps<IO> {
         publish();
     }
 
-    // P2 = (s_t / sigma [j <= t] - u / sigma) 4 (X2bar X2^T + 1), of each warp the part from its block of F. 4 undoes the
-    // quarter of G2, and is in the products, as X2bar and X2 are doubled.
+    // P2 = (s_t / sigma [j <= t] - u / sigma) (X2bar X2^T + 1) / G2_SCALE, of each warp the part from its block of F: the
+    // products of X2bar and X2 have that scale, and each of the F / BLOCK warps adds 1.
     __device__ void share_p2(unsigned i, unsigned warp) {
         unsigned lane = this->lane(), t = lane / 4, j = lane % 4 * 2;
+        static_assert(X2_SCALE * X2_SCALE == 1 / G2_SCALE && F / BLOCK == 1 / G2_SCALE);
         rt_fl<16, 16> p;
         bf16_2 part[4];
         kittens::warp::one(p);
@@ -621,7 +629,7 @@ template <typename IO> struct answer_warps : token_warps<IO> {
             load(keys, columns ^ (f * 32));
             kittens::warp::mma_ABt(p, queries, keys, p);
         }
-        float later = this->applied(i) ? -1.f : 0.f;  // -u / sigma
+        float later = applied(i) ? -1.f : 0.f;  // -u / sigma
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             unsigned row = t + (e & 1) * 8, column = j + (e >> 1) * 8;
@@ -633,7 +641,7 @@ template <typename IO> struct answer_warps : token_warps<IO> {
         uint32_t at = s.p2[warp].idx(address(s.p2[warp]), {int(lane % 16), int(lane / 16 * 8)});
         move<bf16_2>::stsm4(at, part[0], part[1], part[2], part[3]);
         publish();
-        await<1>(ANSWER);
+        await<1>(OUTPUT);
     }
 
     // Z2bar^T = b2_{i+1} + W2_{i+1}^T X2bar_i^T, columns of tokens, in flight
@@ -645,19 +653,19 @@ template <typename IO> struct answer_warps : token_warps<IO> {
         mma_AtBt(z, s.w2[(i + 1) % 2], s.x2bar[i % 2]);
     }
     // This thread's eight elements of Z2bar, from rows of D to rows of tokens by way of shared memory
-    __device__ octet transpose(L::token_rows &z) {
-        unsigned d = place(this->row()), t = this->lane() % 4 * 2;  // row() + 8 lies 4 on
+    __device__ vec8 transpose(L::token_rows &z) {
+        unsigned d = place(row()), t = lane() % 4 * 2;  // row() + 8 lies 4 on
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             s.z2bar[t + (e >> 1) * 8][d + (e & 1) * 4] = z.tiles[0][0].data[e].x;
             s.z2bar[t + (e >> 1) * 8 + 1][d + (e & 1) * 4] = z.tiles[0][0].data[e].y;
         }
-        await<1>(ANSWER);
-        return octet_of(s.z2bar[token()], thread);
+        await<1>(OUTPUT);
+        return vec8_of(s.z2bar[token()], thread);
     }
 
     // out = Q + LN(Z2bar)
-    __device__ void answer(unsigned i, unsigned warp) {
+    __device__ void write_output(unsigned i, unsigned warp) {
         L::token_rows z_rows;
         start_z2bar(z_rows, i);
         share_p2(i, warp);
@@ -666,37 +674,37 @@ template <typename IO> struct answer_warps : token_warps<IO> {
 #pragma unroll
         for (int part = 0; part < F / BLOCK; ++part) mma_AtBt(z_rows, s.g2[i % 4], s.p2[part]);
         wait_for<0>(z_rows);
-        octet z = transpose(z_rows), gamma = octet_of(s.gamma, thread), out = octet_of(s.beta, thread);
-        octet q = octet::of<bf16_2>(load_shared(mine(s.kq[(i + 1) % 4])));
+        vec8 z = transpose(z_rows), gamma = vec8_of(s.gamma, thread), out = vec8_of(s.beta, thread);
+        vec8 q = vec8::of(load_shared(mine(s.kq[(i + 1) % 4])));
         float sum = 0, squares = 0;
         z.each([&](int, float x) { sum += x, squares = fmaf(x, x, squares); });
         sum_over_token(sum, squares);
         float mean = sum * (1.f / D), rstd = reciprocal_root(fmaxf(fmaf(squares, 1.f / D, -mean * mean), 0.f) + EPS);
         out.each([&](int e, float &x) { x = fmaf((z.x[e] - mean) * rstd, gamma.x[e], x + q.x[e]); });
-        uint4 packed = out.pack<typename base::IO2>();
+        uint4 packed = out.pack();
         int t = i * B + token();
-        IO *to = g.out + ((int64_t(this->batch) * g.T + t) * g.H + this->h) * D + column();
+        bf16 *to = g.out + ((int64_t(batch) * g.T + t) * g.H + h) * D + column();
         asm volatile("{.reg .pred there; setp.lt.s32 there, %0, %1; @there st.global.v4.u32 [%2], {%3, %4, %5, %6};}"
                      ::"r"(t), "r"(g.T), "l"(to), "r"(packed.x), "r"(packed.y), "r"(packed.z), "r"(packed.w) : "memory");
     }
 
     __device__ void run() {
         unsigned warp = uniform(thread / 32);
-        await<2>(ANSWER_START);
-        for (int i = 0; i <= this->mini_batches; ++i) {
-            forget(thread);
+        await<2>(OUTPUT_START);
+        for (int i = 0; i <= mini_batches; ++i) {
+            launder(thread);
             wait(s.tokens_ready[i % 2], i / 2 % 2);
-            if (i < this->mini_batches) {
+            if (i < mini_batches) {
                 share_p1(i, warp);
                 kittens::arrive(s.g2_ready[i % 2]);
             }
             await<3>(X2BAR_READY + i % 2);
-            if (i > 0) answer(i - 1, warp);
+            if (i > 0) write_output(i - 1, warp);
         }
     }
 };
 
-template <typename IO> __global__ __launch_bounds__(L::THREADS, 1) void forward_kernel(const __grid_constant__ globals<IO> g) {
+__global__ __launch_bounds__(L::THREADS, 1) void forward_kernel(const __grid_constant__ globals g) {
     extern __shared__ __align__(1024) uint8_t memory[];
     shared &s = *reinterpret_cast<shared *>(memory);
     int head = blockIdx.x, role = uniform(warpgroup::groupid());
@@ -705,16 +713,16 @@ template <typename IO> __global__ __launch_bounds__(L::THREADS, 1) void forward_
         state_warps().run(g, s, head);
     } else if (role == L::STATE_GROUPS) {
         warpgroup::decrease_registers<L::LOSS_REGISTERS>();
-        loss_warps<IO>(g, s, head).run();
+        loss_warps(g, s, head).run();
     } else {
-        warpgroup::decrease_registers<L::ANSWER_REGISTERS>();
-        answer_warps<IO>(g, s, head).run();
+        warpgroup::decrease_registers<L::OUTPUT_REGISTERS>();
+        output_warps(g, s, head).run();
     }
 }
 
-template <typename IO> void launch(const arguments<IO> &a, int batch, cudaStream_t stream) {
+void launch(const arguments &a, int batch, cudaStream_t stream) {
     constexpr int BYTES = sizeof(shared);
-    const auto kernel = forward_kernel<IO>;
+    const auto kernel = forward_kernel;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES), "shared memory");
     kernel<<<batch * a.H, L::THREADS, BYTES, stream>>>({a});
     check_cuda(cudaGetLastError(), "launch");
@@ -722,4 +730,4 @@ template <typename IO> void launch(const arguments<IO> &a, int batch, cudaStream
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, (ttt::mlp::forward<B, launch<bf16>, launch<half>>));
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, (ttt::mlp::forward<B, launch>));

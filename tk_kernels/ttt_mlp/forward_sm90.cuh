@@ -1,17 +1,18 @@
-// What do the forward kernels of TTT-MLP share? Arguments and their checks, GELU, rows of tokens, and products.
+// What the forward kernels of TTT-MLP share: arguments and their checks, GELU, rows of tokens, products.
 #pragma once
 
 #include "forward/common.cuh"
 
 namespace ttt::mlp {
 
-constexpr int D = 64, F = 256, BLOCK = 64;  // of a head, of the hidden layer, of F that a product of a warpgroup takes
+constexpr int D = 64, F = 256;  // head dimension, hidden units
+constexpr int BLOCK = 64;       // rows of F in one product of a warpgroup
 constexpr float EPS = 1e-6f;
 
-// Of a kernel for mini-batches of b tokens
-template <typename IO> struct arguments {
-    const IO *q, *k, *v;  // [batch, T, H, D]
-    IO *out;              // the same, contiguous
+// Arguments of a kernel for mini-batches of b tokens
+struct arguments {
+    const bf16 *q, *k, *v;  // [batch, T, H, D]
+    bf16 *out;              // the same, contiguous
     int64_t q_stride[3], k_stride[3], v_stride[3];      // of batch, T and H
     const float *lr, *token_scale;                      // [batch, T, H], [b]
     const float *ln_weight, *ln_bias;                   // [H, D]
@@ -22,7 +23,7 @@ template <typename IO> struct arguments {
     bool rope;
 };
 
-// Every tensor but q, k and v is contiguous, every one but q, k, v and out float32.
+// All tensors but q, k and v are contiguous; all but q, k, v and out are float32.
 struct tensors {
     TensorView q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2;
     TensorView out, W1_out, b1_out, W2_out, b2_out, k_rows, x2_rows, g1_rows, g2_rows;
@@ -33,18 +34,18 @@ template <typename T> T *checked(const char *name, const TensorView &x, std::ini
     check_contiguous(name, x);
     return pointer<T>(x);
 }
-template <typename IO>
-const IO *tokens(const char *name, const TensorView &x, std::initializer_list<int64_t> shape, int64_t (&stride)[3]) {
+inline const bf16 *tokens(const char *name, const TensorView &x, std::initializer_list<int64_t> shape, int64_t (&stride)[3]) {
     check_shape(name, x, shape);
     for (int axis = 0; axis < 3; ++axis) stride[axis] = x.stride(axis);
-    return pointer<const IO>(x);
+    return pointer<const bf16>(x);
 }
-template <typename IO> arguments<IO> arguments_of(const tensors &x, int64_t b, bool rope) {
+inline arguments arguments_of(const tensors &x, int64_t b, bool rope) {
     const int64_t batch = x.q.size(0), T = x.q.size(1), H = x.q.size(2);
-    arguments<IO> a;
-    a.q = tokens<IO>("q", x.q, {batch, T, H, D}, a.q_stride);
-    a.k = tokens<IO>("k", x.k, {batch, T, H, D}, a.k_stride);
-    a.v = tokens<IO>("v", x.v, {batch, T, H, D}, a.v_stride);
+    TVM_FFI_ICHECK(is_bf16(x.q)) << "q, k, v must be bfloat16";
+    arguments a;
+    a.q = tokens("q", x.q, {batch, T, H, D}, a.q_stride);
+    a.k = tokens("k", x.k, {batch, T, H, D}, a.k_stride);
+    a.v = tokens("v", x.v, {batch, T, H, D}, a.v_stride);
     a.lr = checked<const float>("lr", x.lr, {batch, T, H});
     a.token_scale = checked<const float>("token_scale", x.token_scale, {b});
     a.ln_weight = checked<const float>("ln_weight", x.ln_weight, {H, D});
@@ -53,7 +54,7 @@ template <typename IO> arguments<IO> arguments_of(const tensors &x, int64_t b, b
     a.b1 = checked<const float>("b1", x.b1, {batch, H, F});
     a.W2 = checked<const float>("W2", x.W2, {batch, H, F, D});
     a.b2 = checked<const float>("b2", x.b2, {batch, H, D});
-    a.out = checked<IO>("out", x.out, {batch, T, H, D});
+    a.out = checked<bf16>("out", x.out, {batch, T, H, D});
     a.W1_out = checked<float>("W1_out", x.W1_out, {batch, H, D, F});
     a.b1_out = checked<float>("b1_out", x.b1_out, {batch, H, F});
     a.W2_out = checked<float>("W2_out", x.W2_out, {batch, H, F, D});
@@ -66,22 +67,21 @@ template <typename IO> arguments<IO> arguments_of(const tensors &x, int64_t b, b
     return a;
 }
 
-// What Python calls: one launcher or the other, each taking (arguments, batch, stream), for mini-batches of `b` tokens
-template <int b, auto LAUNCH_BF16, auto LAUNCH_FP16>
+// What Python calls. LAUNCH takes (arguments, batch, stream); b: tokens of a mini-batch
+template <int b, auto LAUNCH>
 void forward(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView token_scale, TensorView ln_weight,
              TensorView ln_bias, TensorView W1, TensorView b1, TensorView W2, TensorView b2, TensorView out,
              TensorView W1_out, TensorView b1_out, TensorView W2_out, TensorView b2_out, TensorView k_rows,
              TensorView x2_rows, TensorView g1_rows, TensorView g2_rows, bool rope) {
     const tensors x{q,   k,      v,      lr,     token_scale, ln_weight, ln_bias, W1,      b1,     W2,
                     b2,  out,    W1_out, b1_out, W2_out,      b2_out,    k_rows,  x2_rows, g1_rows, g2_rows};
-    if (is_bf16(q)) LAUNCH_BF16(arguments_of<bf16>(x, b, rope), q.size(0), stream_of(q));
-    else LAUNCH_FP16(arguments_of<half>(x, b, rope), q.size(0), stream_of(q));
+    LAUNCH(arguments_of(x, b, rope), q.size(0), stream_of(q));
 }
 
-// Shared memory written by ordinary stores is read by wgmma: each writer fences before the barrier.
+// wgmma reads shared memory through the async proxy: whoever wrote it with ordinary stores fences before the barrier.
 __device__ inline void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Reads of an accumulator must stay behind the wait for the product that writes it.
+// Keeps reads of an accumulator behind the wait for the product that writes it.
 template <typename RT> __device__ inline void pin(RT &x) {
 #pragma unroll
     for (int j = 0; j < RT::width; ++j)
@@ -89,7 +89,7 @@ template <typename RT> __device__ inline void pin(RT &x) {
         for (int e = 0; e < 4; ++e)
             asm volatile("" : "+f"(x.tiles[0][j].data[e].x), "+f"(x.tiles[0][j].data[e].y)::"memory");
 }
-// For the products that write x; PENDING: how many of those begun last may go on
+// Waits for the products that write x; the PENDING products begun last may still run
 template <int PENDING = 0, typename... RT> __device__ inline void wait_for(RT &...x) {
     warpgroup::mma_async_wait<PENDING>();
     (pin(x), ...);
@@ -103,12 +103,12 @@ __device__ inline float tanh_approx(float x) {  // 2^-11 relative: below the rou
     return y;
 }
 
-// Addresses inside tiles whose rows are 128 bytes: ThunderKittens swizzles the eight 16-byte pieces of a row by its
-// number modulo 8. `Int` is what a kernel counts in, int or unsigned.
+// Byte offset in a tile with rows of 128 bytes: ThunderKittens swizzles the eight 16-byte pieces of a row by the row's
+// number modulo 8. `Int` is int or unsigned, whichever a kernel counts in.
 template <typename Int> __device__ inline Int swizzled(Int row, Int piece) {
     return row * 128 + ((piece ^ (row & 7)) << 4);
 }
-// Of every lane's row for ldmatrix and stmatrix of a 16 x 16 piece at the left of a tile; 32 bytes a piece
+// Offset of a lane's row for ldmatrix and stmatrix of the leftmost 16 x 16 piece of a tile; the next is 32 bytes on
 template <typename Int> __device__ inline Int matrix_offset(Int lane, Int row0 = 0) {
     return swizzled(row0 + lane % 16, lane / 16);
 }
@@ -127,37 +127,37 @@ __device__ inline void store_shared(uint32_t at, uint4 x) {
                  ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
-// A value all lanes share, told to the compiler: what is computed from it may live in uniform registers
+// Tells the compiler that all lanes have the same x, so that what is computed from it may use uniform registers
 __device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
-// What follows from x, such as an address, is computed again and not kept in a register
-template <typename Int> __device__ inline void forget(Int &x) { asm volatile("" : "+r"(x)); }
+// Makes x opaque: the compiler computes addresses from it again instead of keeping them in registers
+template <typename Int> __device__ inline void launder(Int &x) { asm volatile("" : "+r"(x)); }
 
-// Eight neighbouring elements of a token: what one thread loads, normalises and writes; eight threads a token.
-struct octet {
+// Eight neighbouring elements of a token, which one thread loads, normalises and writes; eight threads share a token.
+struct vec8 {
     float x[8];
     template <typename Fn> __device__ void each(Fn f) {
 #pragma unroll
         for (int e = 0; e < 8; ++e) f(e, x[e]);
     }
-    __device__ static octet of(const float *p) {
+    __device__ static vec8 of(const float *p) {
         float4 low = *reinterpret_cast<const float4 *>(p), high = *reinterpret_cast<const float4 *>(p + 4);
         return {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     }
-    template <typename T> __device__ static octet of(uint4 packed) {
-        octet o;
+    __device__ static vec8 of(uint4 packed) {  // of bfloat16
+        vec8 o;
         const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            float2 two = base_types::convertor<float2, T>::convert(*reinterpret_cast<const T *>(&words[e]));
+            float2 two = base_types::convertor<float2, bf16_2>::convert(*reinterpret_cast<const bf16_2 *>(&words[e]));
             o.x[2 * e] = two.x, o.x[2 * e + 1] = two.y;
         }
         return o;
     }
-    template <typename T> __device__ uint4 pack() const {
+    __device__ uint4 pack() const {  // to bfloat16
         uint32_t words[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            T two = base_types::convertor<T, float2>::convert(float2{x[2 * e], x[2 * e + 1]});
+            bf16_2 two = base_types::convertor<bf16_2, float2>::convert(float2{x[2 * e], x[2 * e + 1]});
             words[e] = *reinterpret_cast<uint32_t *>(&two);
         }
         return {words[0], words[1], words[2], words[3]};
@@ -175,23 +175,22 @@ template <int b> __device__ inline void fill_rope(float2 (&rope)[b][D / 2], int 
     constexpr float STEP = -2 * 13.287712379549449f / D;  // log2 of the ratio of neighbouring frequencies, 10000^(-2/D)
     constexpr float ONE_OVER_PI = 0.3183098861837907f;
     for (int at = thread; at < b * D / 2; at += threads) {
-        float2 &turn = rope[at / (D / 2)][at % (D / 2)];
-        sincospif((at / (D / 2)) * exp2f((at % (D / 2)) * STEP) * ONE_OVER_PI, &turn.y, &turn.x);
+        float2 &rotation = rope[at / (D / 2)][at % (D / 2)];
+        sincospif((at / (D / 2)) * exp2f((at % (D / 2)) * STEP) * ONE_OVER_PI, &rotation.y, &rotation.x);
     }
 }
-// An octet of IO to bf16, turned where `rope`; `turn_of(e)` is the cos and sin of its pair e
-template <typename IO, typename Fn> __device__ inline uint4 as_bf16(uint4 x, bool rope, Fn turn_of) {
-    if (std::is_same_v<IO, bf16> && !rope) return x;
-    octet o = octet::of<typename base_types::packing<IO>::packed_type>(x);
-    if (rope)
+// Eight elements rotated by RoPE where `rope`; `rotation_of(e)` is the cos and sin of pair e
+template <typename Fn> __device__ inline uint4 rotated(uint4 x, bool rope, Fn rotation_of) {
+    if (!rope) return x;
+    vec8 o = vec8::of(x);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            float2 turn = turn_of(e);
-            float even = o.x[2 * e], odd = o.x[2 * e + 1];
-            o.x[2 * e] = even * turn.x - odd * turn.y;
-            o.x[2 * e + 1] = odd * turn.x + even * turn.y;
-        }
-    return o.pack<bf16_2>();
+    for (int e = 0; e < 4; ++e) {
+        float2 rotation = rotation_of(e);
+        float even = o.x[2 * e], odd = o.x[2 * e + 1];
+        o.x[2 * e] = even * rotation.x - odd * rotation.y;
+        o.x[2 * e + 1] = odd * rotation.x + even * rotation.y;
+    }
+    return o.pack();
 }
 
 }  // namespace ttt::mlp

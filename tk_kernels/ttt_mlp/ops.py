@@ -46,12 +46,11 @@ def forward(
 ) -> tuple[Tensor, MLPState]:
     """Outputs [B, T, H, 64] of T tokens and the state after them; the given state is left as it is.
 
-    q, k, v [B, T, H, 64] bfloat16 or float16, the last dimension contiguous; lr [B, T, H] = base_lr * sigmoid / 64;
+    q, k, v [B, T, H, 64] bfloat16, the last dimension contiguous; lr [B, T, H] = base_lr * sigmoid / 64;
     token_scale [16] or [32]; ln_weight, ln_bias [H, 64]; the state float32, F = 256. T is any; state.position, inside
     the mini-batch, is common to the batch, and a caller that knows it passes it as start and saves reading it from the
     device. With rope, q and k are rotated here, by that position. Tokens up to the end of a mini-batch that the state
-    has begun go through the reference. float16 tokens are rounded to bfloat16 for the products. Raises ValueError for
-    what is not supported.
+    has begun go through the reference. Raises ValueError for what is not supported.
     """
     tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
     check_arguments(tokens, outer, state, WEIGHTS, tuple(KERNELS))
