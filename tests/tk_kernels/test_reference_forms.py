@@ -1,4 +1,4 @@
-"""Are a reference's primal, dual and generate forms one function, the layer's, at any T, D, mini-batch and split?"""
+"""A reference's primal, dual and generate forms are one function, the naive one, at any T, D, mini-batch and split."""
 
 import pytest
 import torch
@@ -28,7 +28,29 @@ def ran_at_once(operator: str, args: Case, form: str) -> torch.Tensor:
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 35])
 def test_each_form_is_the_definition(operator: str, form: str, tokens: int) -> None:
     args = case(operator, tokens, batch=1)
-    assert relative_error(ran_at_once(operator, args, form), naive(operator, args)) < EXACT
+    assert relative_error(ran_at_once(operator, args, form), naive(operator, args)[0]) < EXACT
+
+
+@each_operator
+@pytest.mark.parametrize("tokens", [7, 32, 35])
+@pytest.mark.parametrize("mini_batch", [16, 32])
+def test_the_state_is_that_of_the_definition(operator: str, tokens: int, mini_batch: int) -> None:
+    """Weights and pending gradients, after one call and after pieces that begin and end inside mini-batches."""
+    args = case(operator, tokens, mini_batch=mini_batch)
+    out, expected = naive(operator, args)
+    module, state, parts = OPERATORS[operator], args.state, []
+    for cut in (slice(0, 3), slice(3, 20), slice(20, tokens)):
+        part, state = module.forward(*args.tokens(cut), *args.outer(), state)
+        parts.append(part)
+    assert relative_error(torch.cat(parts, 1), out) < EXACT
+    for found in (state, module.forward(*args)[1]):
+        for name, x, y in zip(expected_names(operator), module.primal_state(found), expected, strict=True):
+            torch.testing.assert_close(x, y, rtol=EXACT, atol=EXACT, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def expected_names(operator: str) -> tuple[str, ...]:
+    module = OPERATORS[operator]
+    return (module.LinearPrimalState if operator == "linear" else module.MLPPrimalState)._fields
 
 
 @each_operator
@@ -81,7 +103,7 @@ def test_forward_in_pieces_is_forward(operator: str, form: str) -> None:
 def test_memory_bound_does_not_change_the_result(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, args = OPERATORS[operator], case(operator, 100)
     whole, end = module.forward(*args)
-    monkeypatch.setattr(module, "TOGETHER", 2)
+    monkeypatch.setattr(type(module.LINEAR if operator == "linear" else module.MLP), "together", 2)
     out, state = module.forward(*args)
     assert relative_error(out, whole) < EXACT
     assert_same_state(state, end)

@@ -86,8 +86,8 @@ def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
     """The newest build that every known ingredient matches; one that is damaged or lacks a file is passed over."""
     name = str(wanted["name"])
     times = {folder: _built_at(folder, wanted) for folder in _builds().glob(f"{name.replace('/', '.')}-*")}
-    newest = max((folder for folder in times if times[folder]), key=times.__getitem__, default=None)
-    return newest and Built(name, newest / LIBRARY, newest / LOG, compiled=False)
+    folder = max((folder for folder in times if times[folder]), key=times.__getitem__, default=None)
+    return Built(name, folder / LIBRARY, folder / LOG, compiled=False) if folder else None
 
 
 def compile_into_cache(wanted: Mapping[str, str | None], flags: tuple[str, ...]) -> Built:

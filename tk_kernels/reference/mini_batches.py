@@ -1,4 +1,4 @@
-"""How are whole mini-batches laid out and multiplied with the fewest launches, in bounded memory?
+"""Lay out and multiply whole mini-batches with few launches and bounded memory.
 
 Shapes: N mini-batches of m tokens; batch and heads are one dimension B*H of torch.bmm.
 """
@@ -10,13 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tk_kernels.reference.layer import Variant
-
-BIAS_INPUTS = 8  # one input that is always 1, seven of 0 so that bfloat16 rows stay 16-byte aligned
+BIAS_INPUTS = 8  # one input that is always 1, and seven zeros that keep bfloat16 rows 16-byte aligned
 
 
 class Piece(NamedTuple):
-    """Tokens low..high-1 of a forward; whole: they are mini-batches from their first token to their last."""
+    """Tokens low..high-1 of a forward; whole: they are complete mini-batches."""
 
     low: int
     high: int
@@ -50,10 +48,10 @@ def untiled(x: Tensor, batch: int) -> Tensor:
     return x.unflatten(1, (batch, -1)).transpose(2, 3).movedim(0, 1).flatten(1, 2)
 
 
-def with_bias_input(x: Tensor, variant: Variant) -> Tensor:
+def with_bias_input(x: Tensor) -> Tensor:
     """[..., D] -> [..., D + 8], of which one is 1 for every token, so that one product serves weights and biases."""
     x = F.pad(x, (0, BIAS_INPUTS))
-    x[..., -BIAS_INPUTS] = float(variant.bias)
+    x[..., -BIAS_INPUTS] = 1.0
     return x
 
 
@@ -93,9 +91,6 @@ def causal_eta(lr: Tensor, token_scale: Tensor) -> Tensor:
     return lr.unsqueeze(-2) * token_scale[:, None].expand(-1, len(token_scale)).tril()
 
 
-def read_outputs(x: Tensor, weights: Tensor, rows: Tensor, gradients: Tensor, eta: Tensor, variant: Variant) -> Tensor:
-    """x @ W - (eta * (x @ rows^T)) @ G, all [N*B*H, ...] with bias inputs: one layer of f read in the dual form."""
-    z = product(x, weights)
-    if variant.query == "updated":
-        subtract_product_(z, (product(x, rows.mT) * eta).to(x.dtype), gradients)
-    return z
+def read_layer(x: Tensor, weights: Tensor, rows: Tensor, gradients: Tensor, eta: Tensor) -> Tensor:
+    """x @ W - (eta * (x @ rows^T)) @ G, all [N*B*H, ...] with bias inputs: one layer of f in the dual form."""
+    return subtract_product_(product(x, weights), (product(x, rows.mT) * eta).to(x.dtype), gradients)

@@ -1,4 +1,4 @@
-"""How does a learner advance by tokens at any position of a mini-batch, from its rows or its gradient sums?
+"""Advance one layer of a learner by tokens at any position of a mini-batch, from rows or from gradient sums.
 
 Rows: for each token j so far, its input x_j and lr_j * G_j; W stays as it was at the mini-batch's start until it ends.
 Shapes: x [B, H, n, D] for n tokens, rows [B, H, m, D], weight [B, H, D, F], bias [B, H, F], positions [B, n] int64.
@@ -9,13 +9,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tk_kernels.reference.layer import Variant
-
 State = TypeVar("State", bound=tuple)
 
 
 def positions_of(position: Tensor, tokens: int) -> Tensor:
-    """Positions [B, n] of the next n tokens of a piece that does not leave its mini-batch; position [B]."""
+    """Positions [B, n] of the next n tokens, all inside one mini-batch; position [B]."""
     return position.long()[:, None] + torch.arange(tokens, device=position.device)
 
 
@@ -35,22 +33,19 @@ def causal_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
     return torch.where(rows <= positions[..., None], token_scale[positions][..., None], 0)[:, None]
 
 
-def affine(x: Tensor, weight: Tensor, bias: Tensor, variant: Variant) -> Tensor:
+def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x @ W + b, [B, H, n, F]."""
-    return x @ weight + bias.unsqueeze(-2) if variant.bias else x @ weight
+    return x @ weight + bias.unsqueeze(-2)
 
 
-def row_correction(x: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor, variant: Variant) -> Tensor | float:
+def row_correction(x: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
     """What to subtract from x @ W + b for the rows so far: (scale * (x @ x_rows^T + 1)) @ g_rows (dual form)."""
-    if variant.query == "initial":
-        return 0.0
-    products = x @ x_rows.mT
-    return (scale * (products + 1 if variant.bias else products)) @ g_rows
+    return (scale * (x @ x_rows.mT + 1)) @ g_rows
 
 
-def sum_correction(x: Tensor, dW: Tensor, db: Tensor, scale: Tensor, variant: Variant) -> Tensor | float:
+def sum_correction(x: Tensor, dW: Tensor, db: Tensor, scale: Tensor) -> Tensor:
     """The same from gradient sums: scale * (x @ dW + db); scale [B, 1, 1, 1]."""
-    return scale * affine(x, dW, db, variant) if variant.query == "updated" else 0.0
+    return scale * affine(x, dW, db)
 
 
 def stepped_affine(
@@ -61,19 +56,16 @@ def stepped_affine(
     g_rows: Tensor,
     token_scale: Tensor,
     start: int,
-    variant: Variant,
 ) -> Tensor:
     """x_t @ W_t + b_t for n tokens from position start (primal form).
 
-    Every gradient x_j^T g_j and every W_t = W - s_t * sum_{j <= t} x_j^T g_j are materialised: [B, H, m, D, F].
+    Every gradient x_j^T g_j and every W_t = W - s_t * sum_{j <= t} x_j^T g_j are computed: [B, H, m, D, F].
     """
-    if variant.query == "initial":
-        return affine(x, weight, bias, variant)
     now = slice(start, start + x.shape[2])
     sums = (x_rows.unsqueeze(-1) * g_rows.unsqueeze(-2)).cumsum(2)[:, :, now]
     weights = weight.unsqueeze(2) - token_scale[now, None, None] * sums
     z = (x.unsqueeze(-2) @ weights).squeeze(-2)
-    return z + bias.unsqueeze(2) - token_scale[now, None] * g_rows.cumsum(2)[:, :, now] if variant.bias else z
+    return z + bias.unsqueeze(2) - token_scale[now, None] * g_rows.cumsum(2)[:, :, now]
 
 
 def completion_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
@@ -81,12 +73,11 @@ def completion_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
     return torch.where(positions[:, -1] == len(token_scale) - 1, token_scale[-1], 0)[:, None, None, None]
 
 
-def apply_rows_(weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor, variant: Variant) -> None:
+def apply_rows_(weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> None:
     """W -= scale * x_rows^T @ g_rows and b -= scale * sum(g_rows), in place; scale [B, 1, 1, 1]."""
     steps = (scale * x_rows).flatten(0, 1).mT
     weight.view(-1, *weight.shape[2:]).baddbmm_(steps, g_rows.flatten(0, 1), alpha=-1)
-    if variant.bias:
-        bias.addcmul_(scale[..., 0], g_rows.sum(2), value=-1)
+    bias.addcmul_(scale[..., 0], g_rows.sum(2), value=-1)
 
 
 def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
@@ -96,13 +87,12 @@ def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
 
 
 def apply_sums_(
-    weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions: Tensor, token_scale: Tensor, variant: Variant
+    weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions: Tensor, token_scale: Tensor
 ) -> None:
     """Where a mini-batch ends: W -= s_{m-1} * dW, b -= s_{m-1} * db, and both sums restart at 0; in place."""
     scale = completion_scale(positions, token_scale)
     weight.addcmul_(scale, dW, value=-1)
-    if variant.bias:
-        bias.addcmul_(scale[..., 0], db, value=-1)
+    bias.addcmul_(scale[..., 0], db, value=-1)
     done = positions[:, -1] == len(token_scale) - 1
     dW.masked_fill_(done[:, None, None, None], 0)
     db.masked_fill_(done[:, None, None], 0)
