@@ -1,7 +1,4 @@
-"""Does a model of fused blocks compute what the plain one does, with the same weights under the same names?
-
-Without a GPU the kernels run in Triton's interpreter, in a process of its own: TRITON_INTERPRET counts at import.
-"""
+"""Does a model of fused blocks compute what the plain one does, with the same weights under the same names?"""
 
 from __future__ import annotations
 
@@ -16,18 +13,13 @@ from bench.models import TTTConfig, model_config
 from bench.models.checkpoint import load, save
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
-from tests.interpreter import DEVICE, INTERPRETED, assert_passes_interpreted
+from tests.interpreter import DEVICE
 
 # Relative error of logits against float64, as in test_models.py.
 LIMIT = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
 
-here = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="runs in the process of test_in_the_interpreter")
+pytestmark = pytest.mark.usefixtures("triton_kernels")
 backbones = pytest.mark.parametrize("backbone", ["mamba", "transformer"])
-
-
-def test_in_the_interpreter() -> None:
-    """Every test below, in a process whose Triton interprets."""
-    assert_passes_interpreted(__file__)
 
 
 def check_model(config: TTTConfig, plan: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -44,7 +36,6 @@ def check_model(config: TTTConfig, plan: tuple[int, ...], dtype: torch.dtype) ->
     assert error <= LIMIT[dtype]  # NaN fails too
 
 
-@here
 @backbones
 @pytest.mark.parametrize("system", ["ttt-linear", "ttt-mlp"])
 def test_a_model_of_fused_blocks(system: str, backbone: str) -> None:

@@ -1,7 +1,4 @@
-"""Do the Triton generate kernels compute the reference's function in every form, precision and position?
-
-Without a GPU the kernels run in Triton's interpreter, in a process of its own: TRITON_INTERPRET counts at import.
-"""
+"""The Triton generate kernels compute the reference's function in every form, precision and position (interpreted)."""
 
 from __future__ import annotations
 
@@ -20,18 +17,15 @@ from generate_cases import (
     weights_of,
 )
 
-from tests.interpreter import DEVICE, INTERPRETED, assert_passes_interpreted
+from tests.interpreter import DEVICE, INTERPRETED
 from tk_kernels.generate import common
 from tk_kernels.ttt_linear import generate as linear_generate
 
+pytest.importorskip("triton")
 torch.set_num_threads(1)  # the cases are so small that threads only wait for each other
 
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_in_the_interpreter starts")
-
-
-def test_in_the_interpreter() -> None:
-    """Every test below, in a process whose Triton interprets."""
-    assert_passes_interpreted(__file__)
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_generate_gpu.py runs them on a GPU")
+pytestmark = pytest.mark.usefixtures("triton_kernels")
 
 
 @interpreted
