@@ -65,8 +65,11 @@ def relative_error(x: Tensor, reference: Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def random_state(operator: str, positions: list[int], H: int, D: int, m: int, seed: int = 0) -> Any:
-    """A float64 state of float32 numbers as training leaves it (W about 0.02), with a gradient's rows."""
+def random_state(operator: str, positions: list[int], H: int, D: int, m: int, seed: int = 0, std: float = 0.02) -> Any:
+    """A float64 state of float32 numbers with a gradient's rows.
+
+    std of the weights: 0.02 as at initialisation; 0.2 takes gelu beyond where its slope is nearly constant.
+    """
     gen = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, std: float) -> Tensor:
@@ -76,11 +79,11 @@ def random_state(operator: str, positions: list[int], H: int, D: int, m: int, se
     position = torch.tensor(positions, dtype=torch.int32, device=DEVICE)
     k = normal(B, H, m, D, std=1.0)
     if operator == "linear":
-        W, b = normal(B, H, D, D, std=0.02), normal(B, H, D, std=0.02)
+        W, b = normal(B, H, D, D, std=std), normal(B, H, D, std=std)
         return linear_reference.LinearState(W, b, k, normal(B, H, m, D, std=g), position)
-    weights = normal(B, H, D, F, std=0.02), normal(B, H, F, std=0.02), normal(B, H, F, D, std=0.02)
+    weights = normal(B, H, D, F, std=std), normal(B, H, F, std=std), normal(B, H, F, D, std=std)
     rows = normal(B, H, m, F, std=0.3), normal(B, H, m, F, std=g), normal(B, H, m, D, std=g)
-    return mlp_reference.MLPState(*weights, normal(B, H, D, std=0.02), k, *rows, position)
+    return mlp_reference.MLPState(*weights, normal(B, H, D, std=std), k, *rows, position)
 
 
 Prefill = Callable[..., tuple[Tensor, Any]]
