@@ -1,3 +1,1 @@
-"""Which operators are there? One folder each: `reference` (PyTorch), `ops` (kernels), `cost` (FLOPs and bytes)."""
-
-__all__ = ["ttt_linear", "ttt_mlp"]
+"""TTT kernels: a folder an operator (ttt_linear, ttt_mlp), and rooms for what they share. README.md explains them."""

@@ -50,7 +50,7 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
         verdict = forward_verdict(lambda some: ops.forward(**some, start=0), reference, "dual", piece)
         return Verdict([*verdict.checks, _repeats(lambda: ops.forward(**inputs, start=0)[0], case.batch)])
 
-    found, built = launches(lambda: ops.forward(**inputs, start=0)), build_kernel(ops.KERNEL)
+    found, built = launches(lambda: ops.forward(**inputs, start=0)), build_kernel(ops.KERNELS[config.mini_batch])
     return Workload(
         run=lambda: ops.forward(**inputs, start=0),
         tokens=case.batch * case.context,

@@ -24,6 +24,7 @@ from torch import Tensor
 from tk_kernels import build
 from tk_kernels.edges.norm_gate import norm_gate, swiglu
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
+from tk_kernels.generate.common import rope_table
 from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_linear import reference as linear_reference
@@ -125,7 +126,7 @@ def generate(operator: str) -> Iterator[str]:
         *tensors, state = arguments(operator, STEPS, 16)
         kept = move(GENERATE[operator].GenerateState.from_state(state, "dual", precision))
         *per_token, scale, weight, bias = tensors
-        outer, rope = on_gpu(scale, weight, bias), linear_generate.rope_table(16, 64, "cuda")
+        outer, rope = on_gpu(scale, weight, bias), rope_table(16, 64, "cuda")
         for t in range(STEPS):
             token = on_gpu(*(x[:, t].contiguous() for x in per_token))
             GENERATE[operator].generate_step(*token, *outer, kept, rope=rope)

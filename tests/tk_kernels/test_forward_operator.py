@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.tk_kernels.tolerances import relative_error
-from tk_kernels.forward.operator import HEAD_DIM, check_arguments, forward_from, wide
+from tk_kernels.forward.operator import HEAD_DIM, check_arguments, forward_from, to_float32
 from tk_kernels.reference.layer import rope
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_linear import reference
@@ -99,7 +99,7 @@ def test_bfloat16_tokens_are_rounded_as_the_kernel_rounds_them(tokens):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_the_kernel_reads_float32_and_contiguous(dtype):
     x = torch.arange(6.0, dtype=dtype).view(2, 3)
-    for ours, given in zip(wide(x, x.T), (x, x.T), strict=True):
+    for ours, given in zip(to_float32(x, x.T), (x, x.T), strict=True):
         assert ours.dtype == torch.float32
         assert ours.is_contiguous()
         assert torch.equal(ours, given.float())

@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from tk_kernels.generate import tuning as table
-from tk_kernels.generate.common import FORMS, HOPPER, PRECISIONS
+from tk_kernels.generate.common import FORMS, PRECISIONS, SM90
 from tk_kernels.generate.tune import OPERATORS, candidates, fastest, section
 from tk_kernels.generate.tuning import Tuning, tuning
 
@@ -72,6 +72,6 @@ def test_the_fastest_that_is_right_is_chosen():
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "float32"])
 def test_the_settings_of_the_hopper_kernels_are_among_their_candidates(operator, precision):
-    chosen = tuning(operator, "dual", precision, HOPPER)
-    assert chosen.hopper
-    assert chosen in candidates(operator, "dual", precision, hopper=True)
+    chosen = tuning(operator, "dual", precision, SM90)
+    assert chosen.sm90
+    assert chosen in candidates(operator, "dual", precision, sm90=True)

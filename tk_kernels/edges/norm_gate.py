@@ -1,4 +1,4 @@
-"""How do the norm and gate after the heads, and SwiGLU's product, run in one pass over memory each?"""
+"""Fused in one pass over memory each: the norm and gate after the heads, and SwiGLU's product."""
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from tk_kernels.checks import check_shape
 from tk_kernels.generate.common import gelu, jit, tl, triton
 
-COLUMNS = 2048  # of a row of SwiGLU in one program
+COLUMNS = 2048  # of a SwiGLU row that one program computes
 
 
 def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

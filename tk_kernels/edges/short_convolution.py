@@ -1,7 +1,7 @@
-"""How do the causal depthwise convolutions of a TTT block run with what stands around them, one pass over memory each?
+"""The causal depthwise convolutions of a TTT block, fused with what is around them: one pass over memory each.
 
-`residual_convolution` is step 1 of ttt_layer.md with the norms on both sides of it; `query_key` the convolutions of Q
-and K with RoPE and the learning rate. Both take any T, one token included, and the last three inputs as state.
+`residual_convolution` is step 1 of a block in ttt_layer.md with the norms on both sides of it; `query_key` is the two
+convolutions of Q and K with RoPE and the learning rate. Both take any T, also 1, and keep the last three inputs.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
@@ -15,8 +15,8 @@ from tk_kernels.checks import check_shape
 from tk_kernels.generate.common import jit, tl, triton
 
 TAPS = 4
-CHUNK = 16  # tokens a program walks through; each reads three more, for the inputs before its first
-BLOCK = 256  # channels of a program of query_key, eight a thread of its one warp
+CHUNK = 16  # tokens that a program computes one after the other; it reads the three inputs before them too
+BLOCK = 256  # channels of one program of query_key: one warp, eight a thread
 
 
 def residual_convolution(
@@ -39,7 +39,7 @@ def residual_convolution(
         h, cache, after, norm, weight, bias, next_norm, added, normed, T, *weight.stride()[::2], eps,
         C=C, CP=triton.next_power_of_2(C), CHUNK=chunk, num_warps=8,
     )  # fmt: skip
-    _replace(cache, after)
+    _store_cache(cache, after)
     return added, normed
 
 
@@ -58,7 +58,7 @@ def query_key(
 
     x [B, T, C] and lr_logits [B, T, H] (without their bias [H]) may be columns of one wider projection; cache
     [B, 3, C], the last three inputs, replaced in place; conv_q, conv_k: weight [C, 1, 4] and bias [C]; rope: cos and
-    sin [m, D/2] float32; position [B] or [B, H]: where each sequence stands in its mini-batch of m.
+    sin [m, D/2] float32; position [B] or [B, H]: of each sequence in its mini-batch of m.
     lr = base_lr * sigmoid(lr_logits + lr_bias) / D. Sums in float32, rounded once, after RoPE.
     Raises ValueError on a wrong shape or stride.
     """
@@ -80,16 +80,16 @@ def query_key(
         T, x.stride(1), lr_logits.stride(1), position.stride(0), *conv_q[0].stride()[::2], base_lr,
         m=m, H=H, D=2 * pairs, HP=triton.next_power_of_2(H), BLOCK=block, CHUNK=chunk, num_warps=1,
     )  # fmt: skip
-    _replace(cache, after)
+    _store_cache(cache, after)
     return q, k, lr
 
 
 def _cache_after(cache: Tensor, tokens: int) -> Tensor:
-    """Where a kernel writes the new cache: one token is read and written by one thread, more by several programs."""
+    """Where a kernel writes the new cache: in place for one token, whose cache one thread reads and writes."""
     return cache if tokens == 1 else torch.empty_like(cache)
 
 
-def _replace(cache: Tensor, after: Tensor) -> None:
+def _store_cache(cache: Tensor, after: Tensor) -> None:
     if after is not cache:
         cache.copy_(after)
 
@@ -101,7 +101,7 @@ def _check_contiguous(**tensors: Tensor) -> None:
 
 
 def _check_rows(**tensors: Tensor) -> None:
-    """Sequences of [B, T, N] must follow each other as tokens do: columns of a contiguous tensor, or all of one."""
+    """[B, T, N] must be some or all columns of one contiguous tensor, so that rows have one stride."""
     for name, x in tensors.items():
         if (x.shape[0] > 1 and x.stride(0) != x.shape[1] * x.stride(1)) or x.stride(2) != 1:
             raise ValueError(f"{name} has strides {x.stride()}: must be columns of one contiguous tensor")
@@ -135,7 +135,7 @@ def _residual_convolution(
     h, cache, after, norm, weight, bias, next_norm, added, normed, T, weight_stride, tap_stride, eps,
     C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One program walks through a chunk of a sequence, all channels at once, with the last three inputs at hand."""
+    """One program computes a chunk of a sequence token by token, all channels, the last three inputs in registers."""
     chunks = tl.cdiv(T, CHUNK)
     seq = (tl.program_id(0) // chunks).to(tl.int64)
     first = (tl.program_id(0) % chunks) * CHUNK
@@ -143,7 +143,7 @@ def _residual_convolution(
     valid = rc < C
     at = seq * T * C + rc
     cache_at = seq * (3 * C) + rc
-    coming = tl.load(h + at + first * C, mask=valid, other=0)
+    next_row = tl.load(h + at + first * C, mask=valid, other=0)
     gamma = tl.load(norm + rc, mask=valid, other=0).to(tl.float32)
     next_gamma = tl.load(next_norm + rc, mask=valid, other=0).to(tl.float32)
     shift = tl.load(bias + rc, mask=valid, other=0).to(tl.float32)
@@ -162,23 +162,23 @@ def _residual_convolution(
     for i in range(CHUNK):
         t = first + i
         if t < T:
-            row = coming
-            coming = tl.load(h + at + (t + 1) * C, mask=valid & (i + 1 < CHUNK) & (t + 1 < T), other=0)
+            row = next_row
+            next_row = tl.load(h + at + (t + 1) * C, mask=valid & (i + 1 < CHUNK) & (t + 1 < T), other=0)
             x0 = _rounded_rms_norm(row, gamma, C, eps)
             total = (row.to(tl.float32) + w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3 + shift).to(h.dtype.element_ty)
             tl.store(added + at + t * C, total, mask=valid)
             tl.store(normed + at + t * C, _rms_norm(total.to(tl.float32), next_gamma, C, eps), mask=valid)
             x3, x2, x1 = x2, x1, x0
     if first + CHUNK >= T:
-        tl.debug_barrier()  # of a single token the cache is replaced in place: all of it has been read
+        tl.debug_barrier()  # one token replaces the cache in place: every thread has read it by now
         tl.store(after + cache_at, x3, mask=valid)
         tl.store(after + cache_at + C, x2, mask=valid)
         tl.store(after + cache_at + 2 * C, x1, mask=valid)
 
 
 @jit
-def _turn(y, cos, sin, BLOCK: tl.constexpr):
-    """The pairs (2i, 2i+1) of y [BLOCK] turned by angles [BLOCK / 2] (ttt_layer.md, "Inside TTT", step 2)."""
+def _rotate(y, cos, sin, BLOCK: tl.constexpr):
+    """The pairs (2i, 2i+1) of y [BLOCK] rotated by angles [BLOCK / 2] (ttt_layer.md, "Inside TTT", step 2)."""
     even, odd = tl.split(tl.reshape(y, (BLOCK // 2, 2)))
     return tl.reshape(tl.join(even * cos - odd * sin, odd * cos + even * sin), (BLOCK,))
 
@@ -189,7 +189,7 @@ def _query_key(
     T, x_stride, logit_stride, position_stride, weight_stride, tap_stride, base_lr,
     m: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One program walks through a chunk of a sequence, some channels at once, with the last three inputs at hand."""
+    """One program computes a chunk of a sequence token by token, BLOCK channels, the last three inputs in registers."""
     C: tl.constexpr = H * D
     BLOCKS: tl.constexpr = (C + BLOCK - 1) // BLOCK
     block, chunk = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
@@ -202,7 +202,7 @@ def _query_key(
     at = x + row * x_stride + channel
     cache_at = seq * (3 * C) + channel
     start = tl.load(position + seq * position_stride).to(tl.int32) + first
-    coming = tl.load(at, mask=valid, other=0)
+    next_row = tl.load(at, mask=valid, other=0)
     if first == 0:
         r3 = tl.load(cache + cache_at, mask=valid, other=0)
         r2 = tl.load(cache + cache_at + C, mask=valid, other=0)
@@ -218,15 +218,15 @@ def _query_key(
     shift_k = tl.load(bias_k + channel, mask=valid, other=0).to(tl.float32)
     for i in range(CHUNK):
         if first + i < T:
-            x0 = coming.to(tl.float32)
-            coming = tl.load(at + (i + 1) * x_stride, mask=valid & (i + 1 < CHUNK) & (first + i + 1 < T), other=0)
+            x0 = next_row.to(tl.float32)
+            next_row = tl.load(at + (i + 1) * x_stride, mask=valid & (i + 1 < CHUNK) & (first + i + 1 < T), other=0)
             angle = (start + i) % m * (D // 2) + pair
             cos, sin = tl.load(rope_cos + angle), tl.load(rope_sin + angle)
             out = (row + i) * C + channel
-            turned = _turn(q0 * x0 + q1 * x1 + q2 * x2 + q3 * x3 + shift_q, cos, sin, BLOCK)
-            tl.store(q + out, turned, mask=valid)
-            turned = _turn(k0 * x0 + k1 * x1 + k2 * x2 + k3 * x3 + shift_k, cos, sin, BLOCK)
-            tl.store(k + out, turned, mask=valid)
+            rotated = _rotate(q0 * x0 + q1 * x1 + q2 * x2 + q3 * x3 + shift_q, cos, sin, BLOCK)
+            tl.store(q + out, rotated, mask=valid)
+            rotated = _rotate(k0 * x0 + k1 * x1 + k2 * x2 + k3 * x3 + shift_k, cos, sin, BLOCK)
+            tl.store(k + out, rotated, mask=valid)
             x3, x2, x1 = x2, x1, x0
     if first + CHUNK >= T:
         tl.debug_barrier()  # as above

@@ -1,4 +1,4 @@
-"""What do the forward operators of both layers share: what they take, and tokens that begin inside a mini-batch?"""
+"""What the forward operators of both layers share: argument checks, and tokens that begin inside a mini-batch."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -22,9 +22,9 @@ def check_arguments(
     weights: dict[str, tuple[int, ...]],
     mini_batches: tuple[int, ...],
 ) -> None:
-    """Raise ValueError, by name and with what is supported, unless the kernel can take these.
+    """Raise ValueError that names the argument and what is supported, unless the kernel can take these.
 
-    weights: shapes of those tensors of the state that the kernel reads, without [B, H].
+    weights: shapes, without [B, H], of the state's tensors that the kernel reads.
     """
     (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
     if q.ndim != 4 or q.shape[3] != HEAD_DIM:
@@ -53,14 +53,14 @@ def _check_strides(name: str, x: Tensor) -> None:
 
 
 def check_addresses(**tokens: Tensor) -> None:
-    """The kernels read from multiples of 16 bytes; known where they run, not where a compiler traces them."""
+    """The kernels read from multiples of 16 bytes. Addresses are known where they run, not where they are traced."""
     for name, x in tokens.items():
         if x.data_ptr() % 16:
             raise ValueError(f"{name} begins at element {x.storage_offset()} of its storage: must be a multiple of 8")
 
 
-def wide(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """As the kernels read all but q, k and v: float32, contiguous."""
+def to_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Contiguous float32, as the kernels read everything but q, k and v."""
     return tuple(x.float().contiguous() for x in tensors)
 
 
@@ -75,7 +75,8 @@ def forward_from(
 ) -> tuple[Tensor, State]:
     """Outputs of tokens that begin at position `start` of a mini-batch, and the state after them.
 
-    The rest of that mini-batch goes through reference.forward in float32, what begins a mini-batch through `aligned`.
+    The rest of that mini-batch goes through reference.forward in float32; the tokens after it, whose first begins a
+    mini-batch, go through `aligned`.
     """
     count = tokens[0].shape[1]
     begun = min(-start % len(outer[0]), count)
@@ -103,5 +104,5 @@ def _by_reference(
     if rope:
         position = torch.arange(start, start + q.shape[1], device=q.device)
         q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
-    out, state = reference(*wide(q, k, v, lr), *outer, state, start=start)
+    out, state = reference(*to_float32(q, k, v, lr), *outer, state, start=start)
     return out.to(q.dtype), state

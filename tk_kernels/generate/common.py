@@ -1,4 +1,4 @@
-"""What do the generate kernels of both operators share: state precisions, norms, RoPE and checks?"""
+"""What the generate kernels of both operators share: state precisions, checks, and pieces of Triton kernels."""
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
 
@@ -13,15 +13,15 @@ import torch
 try:
     import triton
     import triton.language as tl
-except ImportError:  # the reason is told by available(); the rest of the package works without
+except ImportError:  # available() gives the reason; the rest of the package works without Triton
     triton = tl = None
 
 FORMS = ("dual", "primal")
-HOPPER = "sm_90"  # the name under which `generate/tuning.toml` knows the kernels in Gluon
+SM90 = "sm_90"  # section of `tuning.toml` for the kernels in Gluon (generate_sm90.py)
 
 
 class Precision(NamedTuple):
-    """How a generate state is stored: the type of W, of the cached rows, and whether W has a second plane."""
+    """How a generate state is stored: the dtypes of W and of the cached rows, and whether W has a second plane."""
 
     weights: torch.dtype
     rows: torch.dtype
@@ -37,12 +37,12 @@ PRECISIONS = {
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """`triton.jit`, or the function itself where Triton is not installed, so that its module still imports."""
+    """`triton.jit`; the function itself where Triton is not installed, so that its module can still be imported."""
     return triton.jit(function) if triton else function
 
 
 def available() -> str:
-    """Why the generate kernels cannot run here, in a sentence; "" when they can."""
+    """Why the generate kernels cannot run here, in one sentence; empty when they can."""
     if triton is None:
         return "Triton is not installed (pip install triton)."
     if triton.knobs.runtime.interpret:
@@ -63,13 +63,13 @@ def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """The float32 tensor that `split_planes` took apart, bit by bit."""
+    """The float32 tensor that `split_planes` split, bit for bit."""
     bits = (high.view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)
     return bits.view(torch.float32)
 
 
 def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A master weight -> (the tensor that every token reads, its low plane or None)."""
+    """A master weight in a precision: the tensor that every token reads, and its low plane or None."""
     if PRECISIONS[precision].planes:
         return split_planes(x)
     return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None
@@ -79,9 +79,9 @@ PIECE_BYTES = 1 << 28
 
 
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
-    """`function` of tensors [B, ...] on some sequences at a time: what it makes on the way stays near `PIECE_BYTES`.
+    """Apply `function` to tensors [B, ...] a few sequences at a time, so that its temporaries stay near `PIECE_BYTES`.
 
-    Its outputs [B, ...], or None where it has none; a state that fits into memory can so be made in it.
+    Returns its outputs [B, ...], or None where it gives None. So a state that fits into memory can be made there.
     """
     batch, size = len(given[0]), sum(x.numel() * x.element_size() for x in given)
     step = max(1, batch * PIECE_BYTES // max(1, size))
@@ -95,8 +95,19 @@ def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *give
     return tuple(outputs)
 
 
+def float_copy(x: torch.Tensor) -> torch.Tensor:
+    """A contiguous float32 copy."""
+    return x.to(torch.float32, copy=True).contiguous()
+
+
+def valid_rows(position: torch.Tensor, *rows: torch.Tensor) -> list[torch.Tensor]:
+    """Rows [B, H, m, width] with those at or beyond position [B] set to 0."""
+    valid = torch.arange(rows[0].shape[2], device=position.device) < position[:, None]
+    return [torch.where(valid[:, None, :, None], x, 0) for x in rows]
+
+
 def restore(weights: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
-    """What `store` wrote, as a float32 master weight of its own."""
+    """What `store` wrote, as a new float32 master weight."""
     return weights.to(torch.float32, copy=True) if low is None else join_planes(weights, low)
 
 
@@ -110,7 +121,7 @@ def rope_table(mini_batch: int, head_dim: int, device: torch.device | str, theta
 
 
 def check_choice(form: str, precision: str) -> None:
-    """Raises ValueError that names the wrong one and what there is."""
+    """Raise ValueError that names the wrong one and the supported ones."""
     if form not in FORMS:
         raise ValueError(f"form {form!r}: must be one of {', '.join(FORMS)}")
     if precision not in PRECISIONS:
@@ -118,7 +129,7 @@ def check_choice(form: str, precision: str) -> None:
 
 
 def check_token(name: str, x: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Raises ValueError unless x has this shape and only its first dimension may be strided."""
+    """Raise ValueError unless x has this shape and is contiguous after its first dimension."""
     if tuple(x.shape) != shape:
         raise ValueError(f"{name}: shape {tuple(x.shape)}, must be {shape}")
     if x[:1].numel() and not x[0].is_contiguous():
@@ -126,22 +137,22 @@ def check_token(name: str, x: torch.Tensor, shape: tuple[int, ...]) -> None:
 
 
 def dot_type(rows: torch.Tensor) -> Any:
-    """In which type tensor cores multiply cached rows: their own; Triton's interpreter cannot do bfloat16."""
+    """The dtype in which tensor cores multiply cached rows: their own; Triton's interpreter cannot do bfloat16."""
     if triton.knobs.runtime.interpret:
         return tl.float32
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[rows.dtype]
 
 
 @cache
-def on_hopper(device: torch.device) -> bool:
-    """Whether the kernels in Gluon run here: made for compute capability 9.0; Gluon differs from release to release."""
+def runs_sm90(device: torch.device) -> bool:
+    """Whether the kernels in Gluon run here: they need compute capability 9.0, and Gluon changes between releases."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
     return tuple(int(x) for x in triton.__version__.split(".")[:2]) >= (3, 6)
 
 
 def gpu_name(device: torch.device) -> str:
-    """The name under which `generate/tuning.toml` knows this device."""
+    """The name by which `tuning.toml` knows this device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
@@ -178,10 +189,10 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """One row of Q or K [D] as stored, and the same row with its pairs swapped (only read where ROPE).
+    """One row of Q or K [D] as stored, and the same row with its pairs swapped (only loaded where ROPE).
 
     Kernels load everything before they use anything: a use moves registers between threads behind a barrier, and no
-    load passes a barrier. One memory latency then, instead of one a vector.
+    load passes a barrier. That is one memory latency instead of one per vector.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row
@@ -202,7 +213,7 @@ def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
 
 @jit
 def rotate(row, pair, cos, sin, ROPE: tl.constexpr):
-    """A row as float32, turned by its position where ROPE (ttt_layer.md, step 2) and rounded to its type again."""
+    """A row as float32, where ROPE rotated by its position (ttt_layer.md, step 2) and rounded to its dtype again."""
     if ROPE:
         row = (row.to(tl.float32) * cos + pair.to(tl.float32) * sin).to(row.dtype)
     return row.to(tl.float32)
@@ -210,7 +221,7 @@ def rotate(row, pair, cos, sin, ROPE: tl.constexpr):
 
 @jit
 def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
-    """lr_j, given or made of its logit: base_lr * sigmoid(logit) / D."""
+    """lr_j: given, or base_lr * sigmoid(logit) / D where LOGITS."""
     rate = rate.to(tl.float32)
     if LOGITS:
         rate = base_lr * tl.sigmoid(rate) / D
@@ -219,7 +230,7 @@ def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
 
 @jit
 def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
-    """A vector [N] -> [N, 16] of type DOT: what DOT holds of it in column FIRST, the rest in the next, 0 elsewhere."""
+    """A vector [N] -> [N, 16] of dtype DOT: its rounded value in column FIRST, the remainder in the next, else 0."""
     high = x.to(DOT)
     rest = (x - high.to(tl.float32)).to(DOT)
     column = tl.arange(0, 16)[None, :]
@@ -244,11 +255,11 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 
 @jit
-def again(x):
+def to_float32_again(x):
     """A 16-bit tile as float32 for a second use.
 
-    Written unlike `.to(tl.float32)` where that is possible, so that the compiler keeps the 16-bit registers between the
-    two uses and not the converted ones, which are twice as many.
+    Written differently from `.to(tl.float32)` where possible, so that the compiler keeps the 16-bit registers between
+    the two uses and not the converted ones, which are twice as many.
     """
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)

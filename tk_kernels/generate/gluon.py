@@ -1,4 +1,4 @@
-"""What do the generate kernels in Gluon, Triton's dialect with explicit layouts, share? Conversions of 16 bits."""
+"""What the kernels in Gluon, Triton's dialect with explicit layouts, share: conversions from and to 16 bits."""
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but gl.constexpr)
 
@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def wide(x):
-    """16 bits to float32, two at a time where the compiler would take three instructions."""
+    """16 bits to float32; bfloat16 two at a time in two instructions, where the compiler takes three."""
     if x.dtype == gl.bfloat16:
         asm: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
         x = gl.inline_asm_elementwise(asm, "=r,=r,r", [x], dtype=gl.float32, is_pure=True, pack=2)

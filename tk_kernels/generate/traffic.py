@@ -1,4 +1,4 @@
-"""How many bytes does one generated token move, whatever the learner? Averages over the tokens of a mini-batch."""
+"""Bytes that one generated token moves, for any learner: averages over the tokens of a mini-batch."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ FORMS = ("dual", "primal")
 
 
 class StatePrecision(NamedTuple):
-    """Bytes of one weight: read at every token, and moved in addition where the weights are rewritten."""
+    """Bytes of one weight: read at every token, and moved in addition by a token that rewrites the weights."""
 
     read: int
     rewrite: int
@@ -28,7 +28,7 @@ def check_form(form: str) -> None:
 
 
 def weight_bytes(weights: int, mini_batch: int, form: str, state: str, sum_element_bytes: int) -> float:
-    """Bytes moved for so many weights.
+    """Bytes moved for `weights` weights.
 
     dual: W is read at every token and rewritten at one in m. primal: besides, the gradient sum is read at every token
     but a mini-batch's first and written at every one but its last.

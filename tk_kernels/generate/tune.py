@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from tk_kernels.build.parallel import compile_all
-from tk_kernels.generate.common import FORMS, HOPPER, PRECISIONS, available
+from tk_kernels.generate.common import FORMS, PRECISIONS, SM90, available
 from tk_kernels.generate.tuning import Tuning
 
 OPERATORS = ("ttt_linear", "ttt_mlp")
@@ -32,12 +32,12 @@ WRONG = 3e-2
 CYCLES = 5  # mini-batches that a candidate is timed for
 
 
-def candidates(operator: str, form: str, precision: str, hopper: bool = False) -> Iterator[Tuning]:
-    """The settings worth a trial; hopper: of the kernel of `generate_sm90.py`, whose layouts fix the warps."""
+def candidates(operator: str, form: str, precision: str, sm90: bool = False) -> Iterator[Tuning]:
+    """The settings worth a trial; sm90: of the kernel of `generate_sm90.py`, whose layouts fix the warps."""
     linear, dual = operator == "ttt_linear", form == "dual"
-    if hopper:
+    if sm90:
         for r in (0, 96, 112, 128, 168):
-            yield Tuning(warps=1 if linear else 4, block=0, hopper=True, registers=r)
+            yield Tuning(warps=1 if linear else 4, block=0, sm90=True, registers=r)
         return
     warps = (1, 2, 4) if linear else (4, 8, 16)
     blocks = ((16, 32, 64) if linear else (32, 64, 128)) if dual else (64,)  # primal rewrites the state as a whole
@@ -165,7 +165,7 @@ def _token(batch: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
 def tune(operator: str, form: str, precision: str, batch: int) -> tuple[str, Tuning | None]:
     """The section it belongs to and the fastest right settings; every candidate and its time on stderr."""
     trial, tried = Trial(operator, form, precision, batch), []
-    launches = list(candidates(operator, form, precision, hopper=trial.tuned_as == HOPPER))
+    launches = list(candidates(operator, form, precision, sm90=trial.tuned_as == SM90))
     trial.compile(launches)
     for launch in launches:
         tried.append((launch, trial.microseconds(launch)))

@@ -1,4 +1,4 @@
-"""With which block shapes and warps does a generate kernel run on this GPU?"""
+"""Look up the launch settings of a generate kernel for this GPU."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ TABLE = Path(__file__).with_name("tuning.toml")
 
 @dataclass(frozen=True)
 class Tuning:
-    """Launch settings of one generate kernel; the fields are the keys of `generate/tuning.toml`."""
+    """Launch settings of one generate kernel; the fields are the keys of `tuning.toml`."""
 
     warps: int  # warps of the program that owns one head of one sequence
     block: int  # rows (Linear) or hidden units (MLP) of the state rewritten at a time
     matrix: bool = False  # MLP, dual: products of a weight and a vector on tensor cores, else in float32
-    hopper: bool = False  # dual: the kernel of `generate_sm90.py`; warps and registers alone count
+    sm90: bool = False  # dual: the kernel of `generate_sm90.py`, of which only warps and registers are settings
     registers: int = 0  # most registers a thread; 0 lets the compiler choose
 
 
 @cache
 def tuning(operator: str, form: str, precision: str, gpu: str) -> Tuning:
-    """The row of `gpu`, or of the first GPU whose name begins the same way, or of "default".
+    """The row of the first section whose name `gpu` begins with, else of "default".
 
     Raises KeyError with the table's path when even the default has no such row.
     """

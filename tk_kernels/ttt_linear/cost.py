@@ -1,4 +1,4 @@
-"""How many FLOPs and bytes does TTT-Linear take? One layer, without its projections; a multiply-add is two FLOPs.
+"""FLOPs and bytes of TTT-Linear: one layer without its projections; a multiply-add is two FLOPs.
 
 D head dimension, m mini-batch size. LayerNorm and the inner gradient are O(D) a token and not counted.
 """

@@ -1,10 +1,10 @@
-"""How does TTT-Linear generate one token on a Hopper GPU, dual form, where a token reads 16 bits a weight?
+"""TTT-Linear generate on Hopper: the dual form for states of which a token reads 16 bits a weight.
 
 The function of `_dual` in `generate.py` for D = 64 and m <= 16, in Gluon, Triton's dialect with explicit layouts. One
-program of one warp owns one head of one sequence. W and the cached rows go straight to shared memory (`cp.async`): no
-registers wait for them, and the step that completes a mini-batch finds them there again, not in memory. Sums over W's
-rows meet in shared memory, not by shuffles. Products with a vector are in float32 on the ordinary units; the update of
-W, once in m tokens, is a product on the tensor cores.
+program of one warp owns one head of one sequence. W and the cached rows are copied straight to shared memory
+(`cp.async`): no registers wait for them, and the step that completes a mini-batch reads them there again, not from
+global memory. Sums over W's rows go through shared memory, not through shuffles. Products with a vector are in float32
+on the CUDA cores; the update of W, once in m tokens, is a product on the tensor cores.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but gl.constexpr)
@@ -36,9 +36,9 @@ def dual(
 ):  # fmt: skip
     D: gl.constexpr = 64
     copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
-    tile: gl.constexpr = gl.BlockedLayout([16, 8], [4, 8], [1, 1], [1, 0])  # of W: eight columns of 16 rows a thread
+    tile: gl.constexpr = gl.BlockedLayout([16, 8], [4, 8], [1, 1], [1, 0])  # of W: a thread has 8 columns of 16 rows
     of_rows: gl.constexpr = gl.BlockedLayout([4, 8], [4, 8], [1, 1], [1, 0])  # of the cached rows
-    spread: gl.constexpr = gl.BlockedLayout([4, 2], [1, 32], [1, 1], [1, 0])  # [4, D]: two columns a thread
+    spread: gl.constexpr = gl.BlockedLayout([4, 2], [1, 32], [1, 1], [1, 0])  # [4, D]: a thread has two columns
     lane_d: gl.constexpr = gl.SliceLayout(0, spread)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     row_type: gl.constexpr = rows_g.dtype.element_ty
@@ -69,14 +69,14 @@ def dual(
     rate = gl.load(lr + seq * lr_stride + head)
     scale = gl.load(token_scale + pos).to(gl.float32)
     cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
-    # Rows from this token's on are not read, and 0
+    # Rows from this token's on are not read; they become 0
     cached = gl.arange(0, 16, layout=gl.SliceLayout(1, copied)).expand_dims(1)
     earlier = (cached < pos) & (column >= 0)
     async_copy.async_copy_global_to_shared(k_shared, rows_k + cached * D + column, mask=earlier)
     async_copy.async_copy_global_to_shared(g_shared, rows_g + cached * D + column, mask=earlier)
     async_copy.commit_group()
 
-    # Z = k @ W + b ; each thread sums its 16 rows, then its columns over the four threads that have them
+    # Z = k @ W + b ; a thread sums its 16 rows, then shared memory the four threads with the same columns
     kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
     vectors.index(0).store(kf)
     vectors.index(1).store(qf)
@@ -117,9 +117,9 @@ def dual(
 
 @gluon.constexpr_function
 def permuted_columns():
-    """[16, 64], rows of 64 elements in memory: column c is element d, bits 5, 2-1, 4-3, 0 of c the bits of d in order.
+    """Layout [16, 64] of rows of 64 elements: bits 5, 2-1, 4-3, 0 of a column's number are the bits of d in order.
 
-    Of a product whose right operand has such columns, a thread holds neighbours in d.
+    With such columns in its right operand, a product leaves each thread with neighbours in d.
     """
     columns = [[0, 1], [0, 8], [0, 16], [0, 2], [0, 4], [0, 32]]
     return gl.SharedLinearLayout([*columns, [1, 0], [2, 0], [4, 0], [8, 0]])

@@ -1,4 +1,4 @@
-"""How many FLOPs and bytes does TTT-MLP take? One layer, without its projections; a multiply-add is two FLOPs.
+"""FLOPs and bytes of TTT-MLP: one layer without its projections; a multiply-add is two FLOPs.
 
 D head dimension, F = 4D hidden, m mini-batch size. LayerNorm, GELU and the inner gradient's elementwise part are O(F) a
 token and not counted.

@@ -1,11 +1,11 @@
-"""How does TTT-MLP generate one token on a Hopper GPU, dual form, where a token reads 16 bits a weight?
+"""TTT-MLP generate on Hopper: the dual form for states of which a token reads 16 bits a weight.
 
 The function of `_dual` in `generate.py` for D = 64, F = 256 and m <= 16, in Gluon, Triton's dialect with explicit
-layouts. One program of four warps owns one head of one sequence and asks for both weights at once, straight to shared
+layouts. One program of four warps owns one head of one sequence and copies both weights at once, straight to shared
 memory (`cp.async`), so that three programs fit an SM and the loads of one hide behind the work of the others. Each warp
-owns F/4 hidden units: sums over d stay within a warp, and warps meet only to add up Z2 and Z2bar. Products are in
-float32 on the ordinary units: vectors need no splitting, and the layouts keep them off the critical path. Only the
-update of the weights, once in m tokens, is a product on the tensor cores.
+owns F/4 hidden units: sums over d stay within a warp, and warps exchange data only to add up Z2 and Z2bar. Products
+with a vector are in float32 on the CUDA cores, so vectors need not be split into 16-bit parts. Only the update of the
+weights, once in m tokens, is a product on the tensor cores.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but gl.constexpr)
@@ -132,7 +132,7 @@ def dual(
     zbar1 -= scale * (gl.sum(qf * kf, 0) + 1.0) * wide(g1)
     xbar2 = gelu(zbar1)
     # Z2bar = X2bar @ W2 + b2 - s_i * sum_{j <= i} (X2bar . X2_j + 1) g2_j
-    # Each warp has its hidden units' part of X2bar . X2_j, and the first warp the 1
+    # Each warp has its hidden units' part of X2bar . X2_j; the first warp adds the 1
     one = gl.where(gl.arange(0, G, layout=gl.SliceLayout(1, partial)) == 0, 1.0, 0.0)
     weight2 = gl.convert_layout(xbar2, gl.SliceLayout(1, of_f)).expand_dims(1) * wide(past_x2)
     weight2 = gl.convert_layout(gl.sum(weight2, 2), gl.SliceLayout(2, of_d))
@@ -172,7 +172,7 @@ def dual(
 
 @gluon.constexpr_function
 def row_layout(G, FT):
-    """[warp, 16 rows, f]: a thread has neighbouring hidden units, the same as of W, of four rows."""
+    """[warp, 16 rows, f]: a thread has the same neighbouring hidden units as of W, of four rows."""
     f = [[0, 0, 1 << i] for i in range(FT.bit_length() - 1)]
     lanes = [[0, 1, 0], [0, 2, 0], [0, 0, FT], [0, 0, 2 * FT], [0, 0, 4 * FT]]
     warps = [[1 << i, 0, 0] for i in range(G.bit_length() - 1)]
@@ -181,7 +181,7 @@ def row_layout(G, FT):
 
 @gluon.constexpr_function
 def spread_layout(rows, G):
-    """[rows, 64]: every lane has two columns of all rows, every warp the same."""
+    """[rows, 64]: every lane has two columns of all rows, the same in every warp."""
     registers = [[0, 1], *[[1 << i, 0] for i in range(rows.bit_length() - 1)]]
     return gl.DistributedLinearLayout(
         registers, [[0, 2 << i] for i in range(5)], [[0, 0]] * (G.bit_length() - 1), [], [rows, 64]
@@ -215,7 +215,7 @@ def along_d(x):
 
 @gluon.constexpr_function
 def apply_layouts(G):
-    """Of a product [16 G, 64] on tensor cores, and of its operands."""
+    """Layouts of a product [16 G, 64] on tensor cores and of its two operands."""
     product = gl.NVMMADistributedLayout([2, 0], [G, 1], [16, 8])
     return product, gl.DotOperandLayout(0, product, 2), gl.DotOperandLayout(1, product, 2)
 
