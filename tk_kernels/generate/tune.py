@@ -1,9 +1,9 @@
-"""With which launch settings are the generate kernels fastest on this GPU? Prints sections for `generate/tuning.toml`.
+"""Measure which launch settings make the generate kernels fastest on this GPU, as sections of `tuning.toml`.
 
     python -m tk_kernels.generate.tune --operator ttt_linear --batch 512 >> tk_kernels/generate/tuning.toml
 
-A candidate computes a mini-batch of steps first and is dropped where it is wrong; then it is timed in a CUDA graph,
-mean over the 16 positions, with as many states in turn as keep each out of the L2. What was seen goes to stderr.
+A candidate first computes a mini-batch of steps and is dropped where the result is wrong; then it is timed in a CUDA
+graph, mean over the 16 positions, on as many states in turn as keep each of them out of the L2 cache.
 """
 
 from __future__ import annotations
@@ -29,31 +29,32 @@ OPERATORS = ("ttt_linear", "ttt_mlp")
 HEADS, HEAD_DIM, MINI_BATCH = 32, 64, 16
 # Of `out` against float64: the rounding of any 16-bit state is well below it, a miscompiled product is not.
 WRONG = 3e-2
-CYCLES = 5  # mini-batches that a candidate is timed for
+TIMED = 5  # mini-batches that a candidate is timed for
+Log = Callable[[str], object]
 
 
 def candidates(operator: str, form: str, precision: str, sm90: bool = False) -> Iterator[Tuning]:
-    """The settings worth a trial; sm90: of the kernel of `generate_sm90.py`, whose layouts fix the warps."""
+    """The settings worth a trial; sm90: those of the kernel in `generate_sm90.py`, whose layouts fix the warps."""
     linear, dual = operator == "ttt_linear", form == "dual"
     if sm90:
         for r in (0, 96, 112, 128, 168):
             yield Tuning(warps=1 if linear else 4, block=0, sm90=True, registers=r)
         return
     warps = (1, 2, 4) if linear else (4, 8, 16)
-    blocks = ((16, 32, 64) if linear else (32, 64, 128)) if dual else (64,)  # primal rewrites the state as a whole
+    blocks = ((16, 32, 64) if linear else (32, 64, 128)) if dual else (64,)  # primal rewrites the whole state at once
     matrix = (False, True) if dual and not linear and precision != "float32" else (False,)
     for w, b, x, r in product(warps, blocks, matrix, (0, 128, 168)):
         yield Tuning(warps=w, block=b, matrix=x, registers=r)
 
 
 def fastest(tried: Sequence[tuple[Tuning, float]]) -> Tuning | None:
-    """The settings of least time; None where none was right (their time is infinite)."""
+    """The settings of least time; None where all times are infinite, as none gave the right result."""
     best = min(tried, key=lambda pair: pair[1], default=None)
     return best[0] if best and best[1] < math.inf else None
 
 
 def section(gpu: str, operator: str, form: str, rows: dict[str, Tuning]) -> str:
-    """A section of `generate/tuning.toml`: one row a state precision, without the fields at their defaults."""
+    """A section of `tuning.toml`: one row per state precision, without the fields at their defaults."""
     lines = [f'["{gpu}".{operator}.{form}]']
     for precision, chosen in rows.items():
         kept = [(f.name, getattr(chosen, f.name)) for f in fields(chosen) if getattr(chosen, f.name) != f.default]
@@ -64,9 +65,10 @@ def section(gpu: str, operator: str, form: str, rows: dict[str, Tuning]) -> str:
 class Trial:
     """The states and tokens on which the candidates of one operator, form and precision run."""
 
-    def __init__(self, operator: str, form: str, precision: str, batch: int) -> None:
+    def __init__(self, operator: str, form: str, precision: str, batch: int, log: Log) -> None:
         parts = (import_module(f"tk_kernels.{operator}.{part}") for part in ("generate", "reference"))
         self.generate, self.reference = parts
+        self.log = log
         self.token = _token(batch, torch.float32 if precision == "float32" else torch.bfloat16)
         self.outer = _outer()
         self.form, self.precision, self.start = form, precision, _start(operator, self.reference, batch)
@@ -76,21 +78,21 @@ class Trial:
 
     @property
     def tuned_as(self) -> str:
-        """The section of the table that these states look up on this GPU."""
+        """The section of the table for these states on this GPU."""
         return self.generate.tuned_as(self.states[0])
 
     def microseconds(self, launch: Tuning) -> float:
-        """Time of one step; infinite where these settings cannot be launched or compute something else."""
+        """Time of one step; infinite where these settings cannot be launched or give a wrong result."""
         from triton.runtime.errors import OutOfResources, PTXASError
 
         try:
             return self._time(launch) if self._error(launch) < WRONG else math.inf
         except (OutOfResources, PTXASError) as error:
-            print(f"  {error}", file=sys.stderr)
+            self.log(f"  {error}")
             return math.inf
 
     def compile(self, launches: Iterable[Tuning]) -> None:
-        """Compile for these settings, side by side; what cannot be is found out by `microseconds`."""
+        """Compile for these settings in parallel; `microseconds` reports those that cannot be compiled."""
         compile_all(partial(self._step, launch=launch, compile_only=True) for launch in launches)
 
     def _step(self, **options: Any) -> torch.Tensor:
@@ -118,13 +120,13 @@ class Trial:
             for state in self.states:
                 self.generate.generate_step(*self.token, *self.outer, state, launch=launch)
 
-        steps()  # compiled
+        steps()  # compile
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             steps()
         for state in self.states:
             state.position.zero_()
-        return median(_mini_batch_ms(graph.replay) for _ in range(CYCLES)) * 1e3 / MINI_BATCH / len(self.states)
+        return median(_mini_batch_ms(graph.replay) for _ in range(TIMED)) * 1e3 / MINI_BATCH / len(self.states)
 
 
 def _mini_batch_ms(step: Callable[[], None]) -> float:
@@ -162,19 +164,39 @@ def _token(batch: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     return q, k, v, torch.rand(batch, HEADS, device="cuda") / HEAD_DIM
 
 
-def tune(operator: str, form: str, precision: str, batch: int) -> tuple[str, Tuning | None]:
-    """The section it belongs to and the fastest right settings; every candidate and its time on stderr."""
-    trial, tried = Trial(operator, form, precision, batch), []
+def tune(operator: str, form: str, precision: str, batch: int, log: Log = print) -> tuple[str, Tuning | None]:
+    """The name of the section for this GPU, and the fastest right settings; logs every candidate and its time."""
+    trial, tried = Trial(operator, form, precision, batch, log), []
     launches = list(candidates(operator, form, precision, sm90=trial.tuned_as == SM90))
     trial.compile(launches)
     for launch in launches:
         tried.append((launch, trial.microseconds(launch)))
-        print(f"{operator}.{form} {precision} {launch}: {tried[-1][1]:.1f} us", file=sys.stderr, flush=True)
+        log(f"{operator}.{form} {precision} {launch}: {tried[-1][1]:.1f} us")
     return trial.tuned_as, fastest(tried)
 
 
+def sections(
+    operators: Sequence[str] = OPERATORS,
+    forms: Sequence[str] = FORMS,
+    precisions: Sequence[str] = tuple(PRECISIONS),
+    batch: int = 512,
+    log: Log = print,
+) -> Iterator[str]:
+    """Sections of `tuning.toml`, each as soon as it is measured. Raises RuntimeError where the kernels cannot run."""
+    if available() or not torch.cuda.is_available():
+        raise RuntimeError(available() or "There is no CUDA GPU.")
+    for operator, form in product(operators, forms):
+        found: dict[str, dict[str, Tuning]] = {}
+        for precision in precisions:
+            name, launch = tune(operator, form, precision, batch, log)
+            if launch is not None:
+                found.setdefault(name, {})[precision] = launch
+        for name, rows in found.items():
+            yield section(name, operator, form, rows)
+
+
 def main() -> None:
-    """The command line."""
+    """The command line: sections to standard output, candidates to standard error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--operator", choices=OPERATORS, action="append", help="may be repeated; default: both")
     parser.add_argument("--form", choices=FORMS, action="append", help="may be repeated; default: both")
@@ -183,16 +205,13 @@ def main() -> None:
     args = parser.parse_args()
     if args.batch < 2:
         parser.error(f"--batch {args.batch}: must be at least 2")
-    if available() or not torch.cuda.is_available():
-        parser.error(available() or "There is no CUDA GPU.")
-    for operator, form in product(args.operator or OPERATORS, args.form or FORMS):
-        sections: dict[str, dict[str, Tuning]] = {}
-        for precision in args.precision or PRECISIONS:
-            name, launch = tune(operator, form, precision, args.batch)
-            if launch is not None:
-                sections.setdefault(name, {})[precision] = launch
-        for name, rows in sections.items():
-            print(section(name, operator, form, rows), end="\n\n", flush=True)
+    log = partial(print, file=sys.stderr, flush=True)
+    chosen = (args.operator or OPERATORS, args.form or FORMS, args.precision or tuple(PRECISIONS))
+    try:
+        for text in sections(*chosen, args.batch, log):
+            print(text, end="\n\n", flush=True)
+    except RuntimeError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":
