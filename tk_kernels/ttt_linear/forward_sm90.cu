@@ -45,8 +45,8 @@ template <int ROWS_, int WARPS_, int HEADS_, bool ROPE_> struct linear_layout {
 
     struct globals {
         tokens q, k, v, out;
-        const float *lr, *token_scale, *ln_weight, *ln_bias, *W_in, *b_in;  // [B,T,H] [b] [H,D] [H,D] [B,H,D,D] [B,H,D]
-        float *W_out, *b_out, *k_rows, *g_rows;                            // rows: [B, H, b, D]
+        const float *lr, *token_scale, *ln_weight, *ln_bias, *W_in, *b_in;  // [B,T,H] [m] [H,D] [H,D] [B,H,D,D] [B,H,D]
+        float *W_out, *b_out, *k_rows, *g_rows;                            // rows: [B, H, m, D]
         int length, heads, sequences;                                      // T, H, B * H
     };
     struct stage { tile k, v, q; };  // out is written over q
@@ -169,8 +169,8 @@ template <typename L> struct linear_consumer {
     static constexpr int TALL = ROWS / 16;    // 16-row tiles of a mini-batch
     static constexpr int OWN = L::COLS / 16;  // 16-column tiles a warp owns
     static constexpr int ALL = HEAD_DIM / 16;
-    // Where s_{b-1} is 0 nothing may be added to W. Mini-batches of 32 branch around the products; with 16 a branch
-    // would keep the compiler from filling the chain's waits, so s_{b-1} becomes a number too small to change W.
+    // Where s_{m-1} is 0 nothing may be added to W. Mini-batches of 32 branch around the products; with 16 a branch
+    // would keep the compiler from filling the chain's waits, so s_{m-1} becomes a number too small to change W.
     static constexpr bool ALWAYS_UPDATES = TALL == 1;
     using own_fl = rt_fl<ROWS, L::COLS>;      // [tokens, own columns]
     using own_in = rt<bf16, ROWS, L::COLS>;
@@ -229,7 +229,7 @@ template <typename L> struct linear_consumer {
         of_uz = only(row == 6, 1.f, 1.f);
         of_u = only(row == 7, 1.f, 1.f);
 
-        // G is kept as -sigma lr G with sigma = s_{b-1}, so that W^T += G^T K.
+        // G is kept as -sigma lr G with sigma = s_{m-1}, so that W^T += G^T K.
         const float last = g.token_scale[ROWS - 1];
         updates = last > 0.f;
         sigma = updates ? last : ALWAYS_UPDATES ? 0x1p-60f : 1.f;

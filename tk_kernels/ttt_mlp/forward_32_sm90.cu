@@ -8,7 +8,7 @@
 //     Z1 = K W1 + b1, X2 = gelu(Z1), Z2 = X2 W2 + b2, G2 = ln_l2_grad(Z2, V - K), G1 = (G2 W2^T) * gelu'(Z1)
 //     Z1bar = Q W1 + b1 + P1 G1, X2bar = gelu(Z1bar), Z2bar = X2bar W2 + b2 + P2 G2, out = Q + LN(Z2bar)
 //     W1 += (-u lr K)^T G1, W2 += X2^T (-u lr G2), and so the biases
-// with P1 = -tril(eta * (Q K^T + 1)), P2 = -tril(eta * (X2bar X2^T + 1)), and u the scale of the update: s_{b-1}, or 0 for
+// with P1 = -tril(eta * (Q K^T + 1)), P2 = -tril(eta * (X2bar X2^T + 1)), and u the scale of the update: s_{m-1}, or 0 for
 // a short last mini-batch, whose gradients are kept and not applied. Z2 and Z2bar are sums of the warpgroups' halves of F.
 #include "forward_sm90.cuh"
 

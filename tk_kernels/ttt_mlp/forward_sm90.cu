@@ -1,6 +1,6 @@
 // TTT-MLP forward (dual form) on Hopper: one CTA carries one (sequence, head) through all its tokens.
 //
-// Notation of the layer: b = 16 tokens a mini-batch, D = 64, F = 256; i counts mini-batches, j and t tokens inside one.
+// Notation of the layer: m = 16 tokens a mini-batch, D = 64, F = 256; i counts mini-batches, j and t tokens inside one.
 // Everything that has F as an axis is held transposed, F down the rows: then the float32 accumulators of a product are,
 // once rounded to bf16, the left operand of the next, and the float32 state never leaves the registers of its warps.
 //
@@ -11,7 +11,7 @@
 //   output warps (one warpgroup): P1, products of tokens with tokens, for the state warps; and a mini-batch behind them
 //       P2, Z2bar and the outputs.
 //
-// Two rearrangements, exact, take products off the chain from one mini-batch to the next. sigma = s_{b-1}; u, the scale
+// Two rearrangements, exact, take products off the chain from one mini-batch to the next. sigma = s_{m-1}; u, the scale
 // of the update, is sigma, or 0 for a short last mini-batch, whose gradients are kept and not applied:
 //   keys:     K_{i+1} W1_{i+1} + b1_{i+1} = K_{i+1} W1_i + b1_i - (u lr * (K_{i+1} K_i^T + 1)) G1_i
 //   queries:  X2bar_i W2_i + b2_i - tril(eta * (X2bar_i X2_i^T + 1)) G2_i
@@ -440,7 +440,7 @@ struct loss_warps : token_warps {
     __device__ void constants() {
         b2[0] = g.b2[head * D + row()], b2[1] = g.b2[head * D + row() + 8];
         fill_rope(s.rope, thread, WARPGROUP_THREADS);
-        // Gradients are kept as -sigma lr G with sigma = s_{b-1}; where that is 0, so little that no state sees it
+        // Gradients are kept as -sigma lr G with sigma = s_{m-1}; where that is 0, so little that no state sees it
         float sigma = fmaxf(g.token_scale[B - 1], 0x1p-60f);
         if (thread < B) s.ratio[thread] = g.token_scale[thread] / sigma;
         if (thread == 0) s.sigma = sigma;

@@ -9,16 +9,16 @@ constexpr int D = 64, F = 256;  // head dimension, hidden units
 constexpr int BLOCK = 64;       // rows of F in one product of a warpgroup
 constexpr float EPS = 1e-6f;
 
-// Arguments of a kernel for mini-batches of b tokens
+// Arguments of a kernel for mini-batches of m tokens
 struct arguments {
     const bf16 *q, *k, *v;  // [batch, T, H, D]
     bf16 *out;              // the same, contiguous
     int64_t q_stride[3], k_stride[3], v_stride[3];      // of batch, T and H
-    const float *lr, *token_scale;                      // [batch, T, H], [b]
+    const float *lr, *token_scale;                      // [batch, T, H], [m]
     const float *ln_weight, *ln_bias;                   // [H, D]
     const float *W1, *b1, *W2, *b2;                     // [batch, H, ..] of [D, F], [F], [F, D] and [D]
     float *W1_out, *b1_out, *W2_out, *b2_out;           // the same
-    float *k_rows, *x2_rows, *g1_rows, *g2_rows;        // [batch, H, b, ..] of D, F, F and D: a short last mini-batch
+    float *k_rows, *x2_rows, *g1_rows, *g2_rows;        // [batch, H, m, ..] of D, F, F and D: a short last mini-batch
     int T, H;
     bool rope;
 };
@@ -39,7 +39,7 @@ inline const bf16 *tokens(const char *name, const TensorView &x, std::initialize
     for (int axis = 0; axis < 3; ++axis) stride[axis] = x.stride(axis);
     return pointer<const bf16>(x);
 }
-inline arguments arguments_of(const tensors &x, int64_t b, bool rope) {
+inline arguments arguments_of(const tensors &x, int64_t m, bool rope) {
     const int64_t batch = x.q.size(0), T = x.q.size(1), H = x.q.size(2);
     TVM_FFI_ICHECK(is_bf16(x.q)) << "q, k, v must be bfloat16";
     arguments a;
@@ -47,7 +47,7 @@ inline arguments arguments_of(const tensors &x, int64_t b, bool rope) {
     a.k = tokens("k", x.k, {batch, T, H, D}, a.k_stride);
     a.v = tokens("v", x.v, {batch, T, H, D}, a.v_stride);
     a.lr = checked<const float>("lr", x.lr, {batch, T, H});
-    a.token_scale = checked<const float>("token_scale", x.token_scale, {b});
+    a.token_scale = checked<const float>("token_scale", x.token_scale, {m});
     a.ln_weight = checked<const float>("ln_weight", x.ln_weight, {H, D});
     a.ln_bias = checked<const float>("ln_bias", x.ln_bias, {H, D});
     a.W1 = checked<const float>("W1", x.W1, {batch, H, D, F});
@@ -59,23 +59,23 @@ inline arguments arguments_of(const tensors &x, int64_t b, bool rope) {
     a.b1_out = checked<float>("b1_out", x.b1_out, {batch, H, F});
     a.W2_out = checked<float>("W2_out", x.W2_out, {batch, H, F, D});
     a.b2_out = checked<float>("b2_out", x.b2_out, {batch, H, D});
-    a.k_rows = checked<float>("k_rows", x.k_rows, {batch, H, b, D});
-    a.x2_rows = checked<float>("x2_rows", x.x2_rows, {batch, H, b, F});
-    a.g1_rows = checked<float>("g1_rows", x.g1_rows, {batch, H, b, F});
-    a.g2_rows = checked<float>("g2_rows", x.g2_rows, {batch, H, b, D});
+    a.k_rows = checked<float>("k_rows", x.k_rows, {batch, H, m, D});
+    a.x2_rows = checked<float>("x2_rows", x.x2_rows, {batch, H, m, F});
+    a.g1_rows = checked<float>("g1_rows", x.g1_rows, {batch, H, m, F});
+    a.g2_rows = checked<float>("g2_rows", x.g2_rows, {batch, H, m, D});
     a.T = T, a.H = H, a.rope = rope;
     return a;
 }
 
-// What Python calls. LAUNCH takes (arguments, batch, stream); b: tokens of a mini-batch
-template <int b, auto LAUNCH>
+// What Python calls. LAUNCH takes (arguments, batch, stream); m: tokens of a mini-batch
+template <int m, auto LAUNCH>
 void forward(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView token_scale, TensorView ln_weight,
              TensorView ln_bias, TensorView W1, TensorView b1, TensorView W2, TensorView b2, TensorView out,
              TensorView W1_out, TensorView b1_out, TensorView W2_out, TensorView b2_out, TensorView k_rows,
              TensorView x2_rows, TensorView g1_rows, TensorView g2_rows, bool rope) {
     const tensors x{q,   k,      v,      lr,     token_scale, ln_weight, ln_bias, W1,      b1,     W2,
                     b2,  out,    W1_out, b1_out, W2_out,      b2_out,    k_rows,  x2_rows, g1_rows, g2_rows};
-    LAUNCH(arguments_of(x, b, rope), q.size(0), stream_of(q));
+    LAUNCH(arguments_of(x, m, rope), q.size(0), stream_of(q));
 }
 
 // wgmma reads shared memory through the async proxy: whoever wrote it with ordinary stores fences before the barrier.
@@ -171,10 +171,10 @@ template <typename... Float> __device__ inline void sum_over_token(Float &...x) 
 }
 
 // cos and sin of RoPE's angle of a position in the mini-batch and a pair of elements, by `threads` threads
-template <int b> __device__ inline void fill_rope(float2 (&rope)[b][D / 2], int thread, int threads) {
+template <int m> __device__ inline void fill_rope(float2 (&rope)[m][D / 2], int thread, int threads) {
     constexpr float STEP = -2 * 13.287712379549449f / D;  // log2 of the ratio of neighbouring frequencies, 10000^(-2/D)
     constexpr float ONE_OVER_PI = 0.3183098861837907f;
-    for (int at = thread; at < b * D / 2; at += threads) {
+    for (int at = thread; at < m * D / 2; at += threads) {
         float2 &rotation = rope[at / (D / 2)][at % (D / 2)];
         sincospif((at / (D / 2)) * exp2f((at % (D / 2)) * STEP) * ONE_OVER_PI, &rotation.y, &rotation.x);
     }
