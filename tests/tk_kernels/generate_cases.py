@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from tests.interpreter import DEVICE, INTERPRETED
+from tests.tk_kernels.tolerances import relative_error
+from tk_kernels import FORMS
 from tk_kernels.generate import common
 from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import reference as linear_reference
@@ -34,7 +36,7 @@ SLACK = 1.05
 
 combinations = pytest.mark.parametrize(
     ("operator", "form", "precision"),
-    [(o, f, p) for o in MODULES for f in common.FORMS for p in common.PRECISIONS],
+    [(o, f, p) for o in MODULES for f in FORMS for p in common.PRECISIONS],
 )
 
 
@@ -57,12 +59,6 @@ class Comparison(NamedTuple):
         both = f"kernel {self.kernel}, simulated {self.simulated}"
         assert self.kernel.out < OUT_LIMIT + SLACK * self.simulated.out, both
         assert self.kernel.change < CHANGE_LIMIT + SLACK * self.simulated.change, both
-
-
-def relative_error(x: Tensor, reference: Tensor) -> float:
-    """|x - reference| / |reference|, Frobenius; infinite where x holds a NaN."""
-    error = float((x.double() - reference).norm() / reference.norm())
-    return error if error == error else float("inf")
 
 
 def random_state(operator: str, positions: list[int], H: int, D: int, m: int, seed: int = 0, std: float = 0.02) -> Any:

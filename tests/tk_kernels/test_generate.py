@@ -13,11 +13,12 @@ from generate_cases import (
     prefilled_state,
     random_state,
     random_token,
-    relative_error,
     weights_of,
 )
 
 from tests.interpreter import DEVICE, INTERPRETED
+from tests.tk_kernels.tolerances import relative_error
+from tk_kernels import FORMS
 from tk_kernels.generate import common
 from tk_kernels.ttt_linear import generate as linear_generate
 
@@ -38,7 +39,7 @@ def test_mixed_positions(operator: str, form: str, precision: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("form", common.FORMS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("operator", MODULES)
 def test_from_a_prefill(operator: str, form: str) -> None:
     """From the state that forward leaves, with rows pending, over the completion of that mini-batch."""
@@ -79,7 +80,7 @@ def test_real_head(operator: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("form", common.FORMS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("operator", MODULES)
 def test_padded_head(operator: str, form: str) -> None:
     """D = 24 and m = 3: neither is a power of two (the 760m size has D = 96)."""
@@ -194,4 +195,4 @@ def test_simulation_rounds_weights_and_rows(operator: str, precision: str, bits:
 )
 def test_wrong_choices_are_named(form: str, precision: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        common.check_choice(form, precision)
+        common.check_form(form, precision)

@@ -21,14 +21,14 @@ from generate_cases import (
 from torch import Tensor
 
 from tests.interpreter import DEVICE
-from tk_kernels.generate import common
+from tk_kernels import FORMS
 
 H, D, m, STEPS = 32, 64, 16, 256
 EVERY_POSITION = [(5 * i + 11) % m for i in range(m)]
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU")]
 operators = pytest.mark.parametrize("operator", MODULES)
-forms = pytest.mark.parametrize("form", common.FORMS)
+forms = pytest.mark.parametrize("form", FORMS)
 
 
 @combinations

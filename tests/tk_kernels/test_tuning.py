@@ -5,9 +5,10 @@ import tomllib
 
 import pytest
 
+from tk_kernels import FORMS
 from tk_kernels.generate import tune
 from tk_kernels.generate import tuning as table
-from tk_kernels.generate.common import FORMS, PRECISIONS, SM90
+from tk_kernels.generate.common import PRECISIONS, SM90
 from tk_kernels.generate.tune import OPERATORS, candidates, fastest, section, sections
 from tk_kernels.generate.tuning import Tuning, tuning
 

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tk_kernels import FORMS
+
 try:
     import triton
     import triton.language as tl
 except ImportError:  # available() gives the reason; the rest of the package works without Triton
     triton = tl = None
 
-FORMS = ("dual", "primal")
 SM90 = "sm_90"  # section of `tuning.toml` for the kernels in Gluon (generate_sm90.py)
 
 
@@ -120,7 +121,7 @@ def rope_table(mini_batch: int, head_dim: int, device: torch.device | str, theta
     return torch.stack([cos, sin], dim=1).to(device, torch.float32)
 
 
-def check_choice(form: str, precision: str) -> None:
+def check_form(form: str, precision: str) -> None:
     """Raise ValueError that names the wrong one and the supported ones."""
     if form not in FORMS:
         raise ValueError(f"form {form!r}: must be one of {', '.join(FORMS)}")

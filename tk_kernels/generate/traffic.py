@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-FORMS = ("dual", "primal")
+from tk_kernels import FORMS
 
 
 class StatePrecision(NamedTuple):

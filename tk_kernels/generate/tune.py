@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 
+from tk_kernels import FORMS
 from tk_kernels.build.parallel import compile_all
-from tk_kernels.generate.common import FORMS, PRECISIONS, SM90, available
+from tk_kernels.generate.common import PRECISIONS, SM90, available
 from tk_kernels.generate.tuning import Tuning
 
 OPERATORS = ("ttt_linear", "ttt_mlp")

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from tk_kernels import FORMS
 from tk_kernels.checks import (
     STATE_DTYPE,
     check_aligned,
@@ -23,7 +24,6 @@ from tk_kernels.reference.layer import Outer
 from tk_kernels.reference.mini_batches import mini_batches_together, pieces
 from tk_kernels.reference.token_rows import clone
 
-FORMS = ("dual", "primal")
 SEQUENCES, TOKENS = "[B, T, H, D]", "[B, H, D]"  # layouts of forward and of generate_step
 
 State = TypeVar("State", bound=tuple)  # weights at the mini-batch's start and the rows of its tokens so far

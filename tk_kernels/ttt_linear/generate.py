@@ -20,7 +20,7 @@ from tk_kernels.generate.common import (
     SM90,
     available,
     by_sequences,
-    check_choice,
+    check_form,
     check_token,
     dot_type,
     float_copy,
@@ -70,7 +70,7 @@ class GenerateState:
     @classmethod
     def from_state(cls, state: LinearState, form: str = "dual", precision: str = "planes") -> GenerateState:
         """A copy of the state that forward left, at any position, in this form and precision."""
-        check_choice(form, precision)
+        check_form(form, precision)
         weights, low = by_sequences(lambda W: store(W, precision), state.W)
         position = state.position[:, None].repeat(1, state.W.shape[1]).to(torch.int32)
         row_type = PRECISIONS[precision].rows

@@ -20,7 +20,7 @@ from tk_kernels.generate.common import (
     SM90,
     available,
     by_sequences,
-    check_choice,
+    check_form,
     check_token,
     columns,
     dot_type,
@@ -77,7 +77,7 @@ class GenerateState:
     @classmethod
     def from_state(cls, state: MLPState, form: str = "dual", precision: str = "planes") -> GenerateState:
         """A copy of the state that forward left, at any position, in this form and precision."""
-        check_choice(form, precision)
+        check_form(form, precision)
         weights1, low1 = by_sequences(lambda W1: store(W1.mT, precision), state.W1)
         weights2, low2 = by_sequences(lambda W2: store(W2, precision), state.W2)
         position = state.position[:, None].repeat(1, state.W1.shape[1]).to(torch.int32)
