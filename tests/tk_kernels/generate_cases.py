@@ -1,4 +1,4 @@
-"""How far is a generate kernel from float64, and how far may it be? Random states and tokens, and a simulation.
+"""How far a generate kernel is from float64, and how far it may be: random states and tokens, and a simulation.
 
 What a state precision allows is not guessed but simulated: the reference in float64, except that every operand which
 the kernel stores in 16 bits is rounded to them where the kernel stores it. A kernel may err by `SLACK` times the

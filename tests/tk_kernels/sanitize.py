@@ -1,4 +1,4 @@
-"""Do the kernels access memory, share it and use barriers rightly? Small shapes under compute-sanitizer.
+"""Run every kernel on small shapes under compute-sanitizer: memcheck, racecheck and synccheck.
 
 `python -m tests.tk_kernels.sanitize [RECORD]` runs every kernel under every tool and prints a line for each pair with
 its verdict, then what was found; RECORD gets the same text. Exit status 1 unless all are clean. Needs a Hopper GPU, the

@@ -1,6 +1,7 @@
 """Building compiles once, finds what it compiled, and says in one sentence what is missing."""
 
 import json
+import re
 import shutil
 import stat
 import subprocess
@@ -155,23 +156,21 @@ def test_compiler_error_is_one_sentence_and_leaves_no_build(machine):
 def test_a_cache_that_cannot_be_used_is_one_sentence(machine, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TTT_BENCH_CACHE", str(tmp_path / "file"))
-    expected = rf"cannot be built into {tmp_path}/file \(set TTT_BENCH_CACHE .*\): {tmp_path}/file/kernels: Not a dir"
-    with pytest.raises(build.BuildError, match=expected):
+    with pytest.raises(build.BuildError, match=rf"{tmp_path}/file \(set TTT_BENCH_CACHE .*Not a directory"):
         build.build(NAME)
-    with pytest.raises(build.BuildError, match=rf"ThunderKittens cannot be kept in {tmp_path}/file \(set TTT_BENCH"):
+    with pytest.raises(build.BuildError, match=rf"ThunderKittens .*{tmp_path}/file \(set TTT_BENCH_CACHE"):
         build.fetch_thunderkittens()
 
 
 def test_an_nvcc_that_cannot_be_run_is_one_sentence(machine, monkeypatch, tmp_path):
     torch = pytest.importorskip("torch")
     (tmp_path / "cuda" / "bin" / "nvcc").chmod(0o644)
-    expected = f"nvcc cannot be run: {tmp_path}/cuda/bin/nvcc: Permission denied"
-    with pytest.raises(build.BuildError) as caught:
+    reason = rf"nvcc.*{tmp_path}/cuda/bin/nvcc: Permission denied"
+    with pytest.raises(build.BuildError, match=reason):
         build.build(NAME)
-    assert str(caught.value) == expected
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert build.unavailable(NAME) == expected
+    assert re.search(reason, build.unavailable(NAME))
 
 
 @pytest.mark.parametrize("note", ["", " \n", None])
@@ -216,7 +215,7 @@ def test_unknown_kernel_is_named():
 def test_no_gpu_is_a_reason(machine, monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert build.unavailable(NAME) == "there is no CUDA GPU"
+    assert "no CUDA GPU" in build.unavailable(NAME)
 
 
 def test_older_gpu_is_a_reason(machine, monkeypatch):
@@ -224,7 +223,7 @@ def test_older_gpu_is_a_reason(machine, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A100")
-    assert "A100 (compute capability 8.0)" in build.unavailable(NAME)
+    assert re.search("A100 .*8.0", build.unavailable(NAME))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     assert build.unavailable(NAME) == ""
     machine.without_nvcc()

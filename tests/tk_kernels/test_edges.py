@@ -142,7 +142,7 @@ def test_wrong_layouts_are_named() -> None:
     h, cache, weights = normal(2, 4, 16), normal(2, 3, 16), (normal(16), normal(16, 1, 4), normal(16), normal(16))
     with pytest.raises(ValueError, match="h has strides"):
         residual_convolution(h[:, ::2], cache, *weights, EPS)
-    with pytest.raises(ValueError, match=r"cache has shape \(1, 3, 16\): expected \(2, 3, 16\)"):
+    with pytest.raises(ValueError, match=r"cache has shape \(1, 3, 16\)"):
         residual_convolution(h, cache[:1], *weights, EPS)
     with pytest.raises(ValueError, match="gate has shape"):
         norm_gate(h, h[:, :2], normal(16), normal(16), EPS)

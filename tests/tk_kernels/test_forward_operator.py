@@ -123,7 +123,7 @@ def test_tensors_on_another_device_are_named():
         field = name.removeprefix("state.")
         there = state._replace(**{field: getattr(state, field).to("meta")}) if field != name else state
         first, rest = tuple(moved.values())[:4], tuple(moved.values())[4:]
-        with pytest.raises(ValueError, match=f"^{name} is on meta: q is on cpu$"):
+        with pytest.raises(ValueError, match=f"^{name} is on meta"):
             check_arguments(first, rest, there, operator.WEIGHTS, operator.MINI_BATCHES)
 
 
@@ -186,5 +186,5 @@ def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, min
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
 def test_a_start_outside_of_the_mini_batch_is_named(layer, start):
     operator, tokens, outer, state = operator_arguments(layer)
-    with pytest.raises(ValueError, match=f"^start is {start}: expected a position inside the mini-batch, 0 to 15$"):
+    with pytest.raises(ValueError, match=f"start is {start}: .* 0 to 15"):
         operator.forward(*tokens, *outer, state, start=start)

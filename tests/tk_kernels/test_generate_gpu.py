@@ -1,4 +1,4 @@
-"""Do the generate kernels hold on a GPU: 256 steps, every position, any batch, one graph, from a real prefill?
+"""The generate kernels on a GPU: 256 steps, every position, any batch, one graph, from a real prefill.
 
 At the size of a layer of the 1.3b model: 32 heads of 64, mini-batches of 16. Errors as in `generate_cases`.
 """

@@ -1,4 +1,4 @@
-"""Are kernels compiled by other processes, and found compiled here?"""
+"""Tasks run in other processes first, and their results are then found here."""
 
 import os
 from functools import partial

@@ -119,7 +119,7 @@ def test_forward_is_states_then_outputs(operator: str) -> None:
     out = module.outputs(args.q, args.k, args.lr, *args.outer(), trace)
     assert relative_error(out, whole) < EXACT
     assert_same_state(state, end)
-    with pytest.raises(ValueError, match="35 tokens from position 0: expected whole mini-batches of 16"):
+    with pytest.raises(ValueError, match=r"35 tokens .* whole mini-batches of 16"):
         module.states(*case(operator, 35)[1:])
 
 
@@ -218,19 +218,19 @@ def replaced(args: Case, name: str, value: torch.Tensor) -> Case:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("q", torch.zeros(2, 35, 32), r"q has shape \(2, 35, 32\): expected \[B, T, H, D\]"),
-        ("q", torch.zeros(2, 35, 2, 16, dtype=torch.float16), r"q.dtype is torch.float16: supported are .*bfloat16"),
-        ("k", torch.zeros(2, 34, 2, 16), r"k has shape \(2, 34, 2, 16\): expected \(2, 35, 2, 16\)"),
-        ("v", torch.zeros(2, 35, 2, 16), r"v.dtype is torch.float32: supported are torch.float64"),
-        ("lr", torch.zeros(2, 2, 35), r"lr has shape \(2, 2, 35\): expected \(2, 35, 2\)"),
-        ("lr", torch.zeros(2, 35, 2), r"lr.dtype is torch.float32: supported are torch.float64"),
-        ("token_scale", torch.zeros(0), r"token_scale has shape \(0,\): expected \[mini_batch\]"),
-        ("ln_weight", torch.zeros(32), r"ln_weight has shape \(32,\): expected \(2, 16\)"),
-        ("ln_bias", torch.zeros(16, 2), r"ln_bias has shape \(16, 2\): expected \(2, 16\)"),
-        ("state.k_rows", torch.zeros(2, 2, 8, 16), r"state.k_rows has shape \(2, 2, 8, 16\): expected"),
-        ("state.k_rows", torch.zeros(2, 2, 16, 16), r"state.k_rows.dtype is torch.float32: supported"),
-        ("state.position", torch.tensor([1, 2], dtype=torch.int32), r"state.position holds \[1, 2\]: forward"),
-        ("state.position", torch.zeros(2), r"state.position.dtype is torch.float32: supported are torch.int32"),
+        ("q", torch.zeros(2, 35, 32), r"q has shape .*\[B, T, H, D\]"),
+        ("q", torch.zeros(2, 35, 2, 16, dtype=torch.float16), r"q.dtype is torch.float16"),
+        ("k", torch.zeros(2, 34, 2, 16), r"k has shape \(2, 34, 2, 16\)"),
+        ("v", torch.zeros(2, 35, 2, 16), r"v.dtype is torch.float32"),
+        ("lr", torch.zeros(2, 2, 35), r"lr has shape \(2, 2, 35\)"),
+        ("lr", torch.zeros(2, 35, 2), r"lr.dtype is torch.float32"),
+        ("token_scale", torch.zeros(0), r"token_scale has shape \(0,\)"),
+        ("ln_weight", torch.zeros(32), r"ln_weight has shape \(32,\)"),
+        ("ln_bias", torch.zeros(16, 2), r"ln_bias has shape \(16, 2\)"),
+        ("state.k_rows", torch.zeros(2, 2, 8, 16), r"state.k_rows has shape \(2, 2, 8, 16\)"),
+        ("state.k_rows", torch.zeros(2, 2, 16, 16), r"state.k_rows.dtype is torch.float32"),
+        ("state.position", torch.tensor([1, 2], dtype=torch.int32), r"state.position holds \[1, 2\]"),
+        ("state.position", torch.zeros(2), r"state.position.dtype is torch.float32"),
     ],
 )
 def test_wrong_arguments_are_named(operator: str, name: str, value: torch.Tensor, message: str) -> None:
@@ -241,12 +241,12 @@ def test_wrong_arguments_are_named(operator: str, name: str, value: torch.Tensor
 @each_operator
 def test_other_wrong_arguments_are_named(operator: str) -> None:
     module, args = OPERATORS[operator], case(operator)
-    with pytest.raises(ValueError, match="form is 'fast': supported are 'dual', 'primal'"):
+    with pytest.raises(ValueError, match="form is 'fast'"):
         module.forward(*args, form="fast")
-    with pytest.raises(ValueError, match=r"q has shape \(2, 35, 2, 16\): expected \[B, H, D\]"):
+    with pytest.raises(ValueError, match=r"q has shape .*\[B, H, D\]"):
         module.generate_step(*args)
     weights = [torch.zeros(2, *shape) for shape in ((16, 16), (3, 16), (16, 16), (1, 16))]
-    with pytest.raises(ValueError, match=r"has shape \(2, 3, 16\): expected \(2, 1, 16\)"):
+    with pytest.raises(ValueError, match=r"has shape \(2, 3, 16\)"):
         module.init_state(*weights[: 2 if operator == "linear" else 4], batch=1)
 
 
@@ -255,13 +255,13 @@ def test_other_wrong_arguments_are_named(operator: str) -> None:
 def test_a_start_outside_of_the_mini_batch_is_named(operator: str, start: int) -> None:
     """A caller's absolute position would be taken for one inside the mini-batch of 16."""
     module, args = OPERATORS[operator], case(operator)
-    said = f"start is {start}: expected a position inside the mini-batch, 0 to 15"
-    with pytest.raises(ValueError, match=said):
+    reason = f"start is {start}: .* 0 to 15"
+    with pytest.raises(ValueError, match=reason):
         module.forward(*args, start=start)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=reason):
         module.states(*args[1:], start=start)
     position = torch.full_like(args.state.position, start)
-    with pytest.raises(ValueError, match=said.replace("start", "state.position", 1)):
+    with pytest.raises(ValueError, match=reason.replace("start", "state.position", 1)):
         module.forward(*replaced(args, "state.position", position))
 
 
