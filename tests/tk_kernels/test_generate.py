@@ -34,7 +34,8 @@ pytestmark = pytest.mark.usefixtures("triton_kernels")
 @combinations
 def test_mixed_positions(operator: str, form: str, precision: str) -> None:
     """Every position of a mini-batch of 4 at once; one completes it at each step, and one reads the updated weights."""
-    start = random_state(operator, [0, 1, 2, 3], H=2, D=16, m=4, std=LARGE)
+    heads = 2 if precision == "planes" else 1  # every case takes a while in the interpreter
+    start = random_state(operator, [0, 1, 2, 3], heads, D=16, m=4, std=LARGE)
     compare(operator, form, precision, start, steps=2).check()
 
 
