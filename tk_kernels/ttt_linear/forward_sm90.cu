@@ -8,7 +8,7 @@
 //
 // Every row of G sums to zero over its columns, so the mean of W over its columns never changes, and LN does not see
 // it. The kernel takes it out at the start and puts it back at the end; in between, the rows of Z and Zbar have mean
-// zero, and LN needs their squares alone. What rounding makes of that mean is taken out from time to time, or it grows.
+// zero, and LN needs only their squares. Rounding lets the mean drift, so it is taken out again every DRIFT_PERIOD.
 //
 // `WARPS` warps share a head, each owns 64 / WARPS columns of W as an accumulator of W^T. In that orientation no
 // operand on the chain W -> Z -> G -> W leaves the registers: W^T's accumulator is the B operand of K W, and the
@@ -136,7 +136,7 @@ template <typename L> struct linear_producer {
             tma::load_async<dim::DEPTH, cache_policy::NORMAL>(in.q, g.q, at, landed);
         }
     }
-    // (x, y) -> (x cos - y sin, x sin + y cos) for every pair of columns of q and k. A lane has four pairs in each of its rows.
+    // (x, y) -> (x cos - y sin, x sin + y cos) for every pair of columns of q and k; a lane has four pairs of each row.
     __device__ void rotate(int n) {
         const int stage = n % L::STAGES, chunk = lane % 8;
         wait(s.landed[stage], n / L::STAGES & 1);
@@ -237,7 +237,7 @@ template <typename L> struct linear_consumer {
         for (int i = 0; i < 2 * TALL; ++i) ratio[i / 2][i % 2] = g.token_scale[row + 8 * i] / sigma;
     }
 
-    // W^T and b from global memory, less their means over columns, which are left in shared memory.
+    // Loads W^T and b and subtracts their means over columns, which stay in shared memory.
     __device__ void load_state() {
         const float *W = g.W_in + size_t(sequence) * HEAD_DIM * HEAD_DIM, *b = g.b_in + size_t(sequence) * HEAD_DIM;
         #pragma unroll
@@ -261,7 +261,7 @@ template <typename L> struct linear_consumer {
         }
         take_out_mean(s.mean);
     }
-    // W and b less their means over columns, which are left in `parts`.
+    // Subtracts from W and b their means over columns, and leaves the means in `parts`.
     __device__ void take_out_mean(typename L::mean_parts &parts) {
         float total = 0.f;
         #pragma unroll
@@ -331,7 +331,7 @@ template <typename L> struct linear_consumer {
             for (int p = 0; p < 4; ++p) {
                 const int d = column_of(n) + 8 * (p / 2);
                 const float x = mean_of(s.mean, d), y = mean_of(s.mean, d + 1);
-                asm volatile("" ::: "memory");  // means of later columns wait, for want of registers
+                asm volatile("" ::: "memory");  // load the means of later columns later: registers are short
                 #pragma unroll
                 for (int m = 0; m < OWN; ++m) {
                     const int e = warp * L::COLS + 16 * m + row + 8 * (p % 2);
@@ -355,7 +355,7 @@ template <typename L> struct linear_consumer {
 
     // ldmatrix at an offset computed once: st::idx would compute the swizzle again at every load. Sixteen rows
     // begin at a multiple of 2048 bytes, so column tile j is one XOR away. B operands of x y^T are loaded in an order
-    // of their own, because ldmatrix fills neighbouring registers and a B operand is two neighbours.
+    // of their own, because ldmatrix fills neighbouring registers and a B operand consists of two neighbours.
     template <bool B_OPERAND = false, typename RT>
     __device__ void load(RT &x, const typename L::tile &source, int i = 0, int first = 0) const {
         const uint32_t base = address(source) + 2048 * i + (B_OPERAND ? offset_b : offset);
@@ -430,7 +430,7 @@ template <typename L> struct linear_consumer {
             take_out_mean(s.drift);
         }
         store_state();
-        if (g.length % ROWS) step<false>(zbar, n++);  // a short mini-batch: its rows are kept, W stays
+        if (g.length % ROWS) step<false>(zbar, n++);  // a short mini-batch: its rows are stored, W stays as it is
         else zero_rows();
         leave_squares(zbar, n);
         sync();
@@ -455,7 +455,7 @@ template <typename L> struct linear_consumer {
         }
         sync();
 
-        // out of the mini-batch before, whose squares crossed at this sync: off the chain, to fill its waits
+        // out of the previous mini-batch, whose squares this sync made visible: off the chain, it fills the chain's waits
         own_in out;
         finish(out, zbar, n);
 
@@ -504,7 +504,7 @@ template <typename L> struct linear_consumer {
         if constexpr (!COMPLETE) store_rows(in, G);
     }
 
-    // u = gamma (beta - (V - K)): what G has besides gamma^2 xhat
+    // u = gamma (beta - (V - K)), the part of G's g that does not depend on Z
     __device__ void offsets(own_fl &u, const typename L::stage &in, int i) const {
         rt<bf16, 16, L::COLS> k, v;
         load(k, in.k, i);
@@ -520,7 +520,7 @@ template <typename L> struct linear_consumer {
         }
     }
 
-    // Z = K W + b ; Zq = Q W + b ; S = Q K^T, one 16-column tile of K and Q at a time, so that few are held
+    // Z = K W + b ; Zq = Q W + b ; S = Q K^T, one 16-column tile of K and Q at a time, to save registers
     __device__ void products(own_fl &z, own_fl &zq, rt_fl<ROWS, ROWS> &S, const typename L::stage &in, int i) const {
         #pragma unroll
         for (int j = 0; j < OWN; ++j) z.tiles[i][j] = zq.tiles[i][j] = bias.tiles[0][j];
@@ -596,7 +596,7 @@ template <typename L> struct linear_consumer {
         const auto scaled = [](float2 x, float a, float b) {
             return narrow({x.x * a + a, x.y * b + b});
         };
-        // of the two quarters on the diagonal of a tile on the diagonal
+        // for the two quarters on the diagonal of a tile on the diagonal
         const bool left = l < i || 2 * pair <= row, right = l < i || 2 * pair + 1 <= row;
         bf16_2 *d = A.tiles[0][0].data;
         d[0] = scaled(x[0], left ? ratio[i][0] : 0.f, right ? ratio[i][0] : 0.f);
@@ -658,7 +658,7 @@ template <typename L> struct linear_consumer {
         if (lane == 0) arrive(s.finished[stage]);
     }
 
-    // k and lr G of an incomplete mini-batch, zeros at and beyond its end: k was read, and lr set, as zero there.
+    // k and lr G of an incomplete mini-batch. Rows beyond its end are 0: k is read and lr is set as 0 there.
     __device__ void store_rows(const typename L::stage &in, const own_fl &G) const {
         rt<bf16, 16, L::COLS> k[TALL];
         #pragma unroll
@@ -708,7 +708,7 @@ __global__ __launch_bounds__(L::THREADS, L::BLOCKS) void linear_forward(const __
     if (threadIdx.x == 0) {
         for (int h = 0; h < L::HEADS; ++h) {
             for (int i = 0; i < L::STAGES; ++i) {
-                // as many rates as rows, one set of tiles
+                // arrivals: one rate per row, and one set of tiles
                 init_semaphore(L::ROPE ? heads[h].landed[i] : heads[h].arrived[i], L::ROWS, 1);
                 if (L::ROPE) init_semaphore(heads[h].arrived[i], WARP_THREADS);
                 init_semaphore(heads[h].finished[i], L::WARPS);

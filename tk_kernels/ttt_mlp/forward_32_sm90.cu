@@ -18,9 +18,9 @@ using namespace kittens;
 
 namespace {
 
-constexpr int B = 32, GROUPS = 2, OWN = F / BLOCK / GROUPS;  // OWN: blocks of F a warpgroup
+constexpr int B = 32, GROUPS = 2, OWN = F / BLOCK / GROUPS;  // OWN: blocks of F per warpgroup
 constexpr int THREADS = GROUPS * WARPGROUP_THREADS;
-static_assert(THREADS == F && THREADS == 8 * B);  // a thread a bias; eight threads a token, eight elements each
+static_assert(THREADS == F && THREADS == 8 * B);  // a thread per bias; eight threads per token, eight elements each
 
 struct globals : arguments {
     __device__ int pending() const { return this->T % B; }  // tokens of a short last mini-batch
@@ -44,9 +44,9 @@ struct shared {
     L::hidden_tile x2, x2bar;
     L::token_tile k, q, k_step, g2, g2_step;  // _step: times -u lr
     L::coefficients p;                        // P1, then P2; 0 above the diagonal
-    uint4 k_ahead[THREADS], v_ahead[THREADS], q_ahead[THREADS];  // each thread's own
-    uint4 slope[OWN][B / 16][THREADS];        // each thread's own: gelu'(Z1), rounded as G1 will be
-    float z2[GROUPS][B][D + 4];               // 4: the transposing stores of a warp meet 32 banks
+    uint4 k_ahead[THREADS], v_ahead[THREADS], q_ahead[THREADS];  // private to each thread
+    uint4 slope[OWN][B / 16][THREADS];        // private to each thread: gelu'(Z1), in bf16
+    float z2[GROUPS][B][D + 4];               // 4: padding, so that the transposing stores of a warp hit 32 banks
     float lr_ahead[B], lr[B], step[B], scale[B];  // step = -u lr
     float b1[F], b2[D], gamma[D], beta[D];
     float2 rope[B][D / 2];
@@ -72,9 +72,7 @@ struct chain {
 
     __device__ chain(const globals &g, shared &s) : g(g), s(s) {}
 
-    // Which element is whose
-
-    // The grid is heads x sequences: a block's numbers need no registers
+    // The grid is heads x sequences, so that these need no registers
     __device__ int h() const { return blockIdx.x; }
     __device__ int batch() const { return blockIdx.y; }
     __device__ int head() const { return batch() * g.H + h(); }
@@ -83,7 +81,7 @@ struct chain {
     __device__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }
     __device__ int column() const { return thread % 4 * 2; }
     __device__ int feature(int n, int e) const { return (group * OWN + n) * BLOCK + row() + (e & 1) * 8; }
-    // A thread of all: its number, its token, and the first of its eight elements
+    // This thread's number in the block, its token, and the first of its eight elements
     __device__ int id() const { return group * WARPGROUP_THREADS + thread; }
     __device__ int token() const { return id() / 8; }
     __device__ int element() const { return id() % 8 * 8; }
@@ -93,13 +91,11 @@ struct chain {
     __device__ L::hidden_half &own_half(L::hidden_tile &x) const { return reinterpret_cast<L::hidden_half *>(&x)[group]; }
     __device__ L::weight_block &block(L::weight_half &w, int n) const { return reinterpret_cast<L::weight_block *>(&w)[n]; }
     __device__ float update_scale(int i) const { return (i + 1) * B > g.T ? 0.f : s.scale[B - 1]; }
-    // Of one warpgroup, whose halves of X2, X2bar and W2 are its own
+    // Within one warpgroup, which alone uses its halves of X2, X2bar and W2
     __device__ void sync_group() const { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(WARPGROUP_THREADS) : "memory"); }
 
-    // State and parameters
-
-    // f(W1^T's, W2's two neighbouring elements, and where they are in global memory, from this lane's first) over what it
-    // holds. Offsets from one address are known to the compiler, which else keeps an address an element.
+    // Calls f(W1^T's pair, its offset, W2's pair, its offset) for all that this lane holds; offsets in global memory are from
+    // the lane's first element, constants to the compiler, which would otherwise keep an address per element.
     template <typename Fn> __device__ void each_state(Fn f) {
 #pragma unroll
         for (int n = 0; n < OWN; ++n)
@@ -130,7 +126,7 @@ struct chain {
         g.b1_out[head() * F + id()] = s.b1[id()];
         if (id() < D) g.b2_out[head() * D + id()] = s.b2[id()];
     }
-    // The rows of a short last mini-batch; 0 beyond them, as whoever reads the state may multiply by 0
+    // The rows of a short last mini-batch; 0 beyond them, as readers of the state may multiply them by 0
     __device__ void store_rows() {
 #pragma unroll
         for (int n = 0; n < OWN; ++n)
@@ -178,13 +174,11 @@ struct chain {
         }
     }
 
-    // Tokens
-
     __device__ void copy_ahead(uint4 &to, const bf16 *x, const int64_t (&stride)[3], int t) {
         const bf16 *from = x + batch() * stride[0] + min(t, g.T - 1) * stride[1] + h() * stride[2] + element();
         ttt::copy_ahead(to, from, t < g.T);
     }
-    // This thread's parts of mini-batch i towards shared memory; tokens that are not there are 0
+    // Start copying this thread's parts of mini-batch i to shared memory; tokens beyond the end are 0
     __device__ void load_ahead(int i) {
         int t = i * B + token();
         copy_ahead(s.k_ahead[id()], g.k, g.k_stride, t);
@@ -203,7 +197,7 @@ struct chain {
     // K, Q, lr and -u lr K of mini-batch i
     __device__ void share_tokens(int i) {
         asm volatile("cp.async.wait_all;" ::: "memory");
-        __syncwarp();  // lr came for eight threads by one of them
+        __syncwarp();  // one thread copied lr for eight
         int t = token();
         uint4 k = rotated(load_shared(address(s.k_ahead[id()])));
         store_shared(mine(s.k), k);
@@ -214,8 +208,6 @@ struct chain {
         store_shared(mine(s.k_step), scaled.pack());
         if (element() == 0) s.lr[t] = lr, s.step[t] = step;
     }
-
-    // Products
 
     // Z^T = b1 + W1^T X^T, rows of one block of F
     __device__ void project(L::token_rows &z, L::token_tile &x, int n) {
@@ -333,8 +325,8 @@ struct chain {
         s.b2[id()] += sum;
     }
 
-    // P = -tril(eta * (X Y^T + 1)), of whose four 16 x 16 tiles three are not 0, a warp each: product(tile of X Y^T, first
-    // row of X, of Y) adds up
+    // P = -tril(eta * (X Y^T + 1)): three of its four 16 x 16 tiles are not 0, one warp each. `product(tile, row of X, row of
+    // Y)` adds that tile of X Y^T
     template <typename Product> __device__ void share_coefficients(Product product) {
         static_assert(B == 32);
         int tile = id() / 32, lane = thread % 32, row0 = tile > 0 ? 16 : 0, column0 = tile > 1 ? 16 : 0;
@@ -433,7 +425,7 @@ struct chain {
             *reinterpret_cast<uint4 *>(g.out + ((int64_t(batch()) * g.T + t) * g.H + h()) * D + element()) = out.pack();
     }
 
-    // All warps; and what follows from a thread's number is not kept in registers from step to step
+    // Of all warps; and addresses made from the thread's number are computed again, not kept in registers
     __device__ void sync() {
         __syncthreads();
         launder(thread);

@@ -1,17 +1,17 @@
 // TTT-MLP forward (dual form) on Hopper: one CTA carries one (sequence, head) through all its tokens.
 //
 // Notation of the layer: m = 16 tokens a mini-batch, D = 64, F = 256; i counts mini-batches, j and t tokens inside one.
-// Everything that has F as an axis is held transposed, F down the rows: then the float32 accumulators of a product are,
-// once rounded to bf16, the left operand of the next, and the float32 state never leaves the registers of its warps.
+// Everything with F as an axis is kept transposed, F down the rows: then the float32 accumulators of a product, rounded to
+// bf16, are the left operand of the next, and the float32 state never leaves the registers of its warps.
 //
 //   state warps (two warpgroups, 128 rows of F each): W1^T and W2 in registers, W2 also as bf16 in shared memory.
 //       X2 = gelu(Z1), their rows' part of Z2 = X2 W2, G1 = (G2 W2^T) * gelu'(Z1), both updates, and, stacked into one
 //       product, Z1bar of these queries and Z1 of the next keys.
-//   loss warps (one warpgroup), on the chain with them: Z2 from its parts and b2, its gradient G2; they load all tokens.
-//   output warps (one warpgroup): P1, products of tokens with tokens, for the state warps; and a mini-batch behind them
+//   loss warps (one warpgroup), on the critical chain too: Z2 from its parts and b2, its gradient G2; they load all tokens.
+//   output warps (one warpgroup): P1, products of tokens with tokens, for the state warps; and, one mini-batch behind,
 //       P2, Z2bar and the outputs.
 //
-// Two rearrangements, exact, take products off the chain from one mini-batch to the next. sigma = s_{m-1}; u, the scale
+// Two exact rearrangements take products off the chain from one mini-batch to the next. sigma = s_{m-1}; u, the scale
 // of the update, is sigma, or 0 for a short last mini-batch, whose gradients are kept and not applied:
 //   keys:     K_{i+1} W1_{i+1} + b1_{i+1} = K_{i+1} W1_i + b1_i - (u lr * (K_{i+1} K_i^T + 1)) G1_i
 //   queries:  X2bar_i W2_i + b2_i - tril(eta * (X2bar_i X2_i^T + 1)) G2_i
@@ -32,13 +32,13 @@ constexpr int B = 16;
 
 // How much larger than in ttt_layer.md the kernel keeps a tensor. Powers of two change no rounding.
 constexpr float X2_SCALE = 2.f;     // 2 gelu(z) = z + z tanh(..) takes one fma
-constexpr float W2_SCALE = 0.5f;    // so that X2 W2 has its own scale
-constexpr float G2_SCALE = 0.25f;   // so that X2^T G2 has that of W2
-constexpr float SLOPE_SCALE = 8.f;  // of gelu', so that (G2 W2^T) * gelu' has its own scale
+constexpr float W2_SCALE = 0.5f;    // so that X2 W2 is at scale 1
+constexpr float G2_SCALE = 0.25f;   // so that X2^T G2 is at the scale of W2
+constexpr float SLOPE_SCALE = 8.f;  // of gelu', so that (G2 W2^T) * gelu' is at scale 1
 static_assert(X2_SCALE * W2_SCALE == 1.f && X2_SCALE * G2_SCALE == W2_SCALE && G2_SCALE * W2_SCALE * SLOPE_SCALE == 1.f);
 
-// A row of D floats has room between its halves: `place` puts 4 of 8 neighbours into each, so that eight threads that
-// read eight neighbours each, 16 bytes at a time, meet 32 banks, and so do the transposing stores of a warp.
+// A row of D floats has padding between its halves. `place` puts 4 of 8 neighbours into each half: eight threads that
+// read eight neighbours each, 16 bytes at a time, then hit 32 banks, and so do the transposing stores of a warp.
 constexpr int HALF_ROW = D / 2 + 4, ROW = HALF_ROW + D / 2;
 __device__ inline int place(int d) { return d % 8 / 4 * HALF_ROW + d / 8 * 4 + d % 4; }
 __device__ inline vec8 vec8_of(const float (&row)[ROW], unsigned thread) {  // from d = thread % 8 * 8 on
@@ -50,13 +50,13 @@ __device__ inline vec8 vec8_of(const float (&row)[ROW], unsigned thread) {  // f
 struct layout {
     static constexpr int STATE_GROUPS = 2, BLOCKS_A_GROUP = F / BLOCK / STATE_GROUPS;
     static constexpr int THREADS = (STATE_GROUPS + 2) * WARPGROUP_THREADS;
-    // A thread of each of the four warpgroups: 512 in all
+    // Registers of a thread of each of the four warpgroups; they add up to 512
     static constexpr int STATE_REGISTERS = 208, LOSS_REGISTERS = 48, OUTPUT_REGISTERS = 48;
 
     using kq_tile = st_bf<2 * B, D>;  // queries of one mini-batch over the keys of the next
     using token_tile = st_bf<B, D>;   // [tokens, D], or a block [tokens, 64 of F]
-    // What products that sum over F read: whole, the half of one warpgroup of state warps, and a block of 64 of F.
-    // Halves and blocks lie one after the other.
+    // Operands of products that sum over F: whole, the half of one warpgroup of state warps, a block of 64 of F.
+    // Halves and blocks are contiguous.
     using weights = st_bf<F, D>;
     using half_weights = st_bf<F / STATE_GROUPS, D>;
     using weight_block = st_bf<BLOCK, D>;
@@ -75,40 +75,40 @@ struct globals : arguments {
     __device__ int pending() const { return T % B; }  // tokens of a short last mini-batch
 };
 
-// A buffer is indexed by its mini-batch, modulo their number: a power of two, enough for the slowest reader.
+// Buffers are indexed by mini-batch modulo their number, a power of two that is enough for the slowest reader.
 struct shared {
     L::weights w2[2];                // times W2_SCALE
     L::hidden_tile x2[4], x2bar[2];  // times X2_SCALE
     L::kq_tile kq[4];                // [i % 4]: Q_{i-1} over K_i
     L::token_tile g2[4];             // -sigma lr G2, times G2_SCALE
-    L::token_tile zero;              // in place of a gradient that is not applied
+    L::token_tile zero;              // replaces a gradient that is not applied
     st_bf<2 * B, B> p1[2];           // coefficients of G1_i in Z1bar_i and in Z1_{i+1}
-    st_bf<B, B> p2[F / BLOCK];       // coefficients of G2_i in Z2bar_i, whose sum over blocks of F counts
-    uint4 k_ahead[WARPGROUP_THREADS], v_ahead[WARPGROUP_THREADS], q_ahead[WARPGROUP_THREADS];  // each thread's own
+    st_bf<B, B> p2[F / BLOCK];       // coefficients of G2_i in Z2bar_i: one summand per block of F
+    uint4 k_ahead[WARPGROUP_THREADS], v_ahead[WARPGROUP_THREADS], q_ahead[WARPGROUP_THREADS];  // private to each thread
     float z2[L::STATE_GROUPS][B][ROW], z2bar[B][ROW];
     float ratio[B];                                                  // s_t / sigma
-    float gamma[ROW], beta[ROW], gamma_gamma[ROW], gamma_beta[ROW];  // of the LayerNorm, and products
+    float gamma[ROW], beta[ROW], gamma_gamma[ROW], gamma_beta[ROW];  // of the LayerNorm, and their products
     float b2[4][ROW];
-    float sum_c[WARPGROUP_THREADS];  // each thread's own
+    float sum_c[WARPGROUP_THREADS];  // private to each thread
     float2 rope[B][D / 2];           // cos, sin
     float sigma;
-    // [i % 2], as who arrives may be a mini-batch ahead of who waits. Every thread of the warps named first arrives;
-    // racecheck does not follow named barriers here.
+    // Indexed by i % 2, as those who arrive may be a mini-batch ahead of those who wait. Every thread of the warps
+    // named first arrives. Mbarriers, because racecheck does not follow named barriers (see findings/).
     semaphore tokens_ready[2];  // loss > state and output: Q_i, K_{i+2} and b2_i
     semaphore g2_ready[2];      // output and loss > state: P1_i and G2_i, z2 has been read, and output i - 2 is written
 };
 
-// Named barriers. "a > b": warps a arrive and go on, warps b wait.
+// Named barriers. "a > b": warps a arrive and continue, warps b wait.
 enum {
     START = 1,     // loss > state: constants and the first keys
     OUTPUT_START,  // loss > output: the same
     Z2_READY,      // state > loss: both parts of Z2_i
-    X2BAR_READY,   // and one more, in turn: state > output: X2bar_{i-1} and W2_i
+    X2BAR_READY,   // and the next, used alternately; state > output: X2bar_{i-1} and W2_i
     LOSS = X2BAR_READY + 2,  // the loss warps among themselves
     OUTPUT,        // the output warps among themselves
     STATE,         // and STATE + 1: each warpgroup of state warps among itself
 };
-// WARPGROUPS: how many take part, arriving or waiting
+// WARPGROUPS: the number of warpgroups that arrive or wait
 template <int WARPGROUPS> __device__ inline void arrive(int id) {
     group<4 * WARPGROUPS>::arrive(barrier<4 * WARPGROUPS>(id));
 }
@@ -120,7 +120,7 @@ __device__ inline L::token_tile &keys_of(L::kq_tile &kq) { return reinterpret_ca
 __device__ inline L::weight_block &block(L::weights &w, int n) { return reinterpret_cast<L::weight_block *>(&w)[n]; }
 __device__ inline L::token_tile &block(L::hidden_tile &x, int n) { return reinterpret_cast<L::token_tile *>(&x)[n]; }
 
-// ThunderKittens' own fence before a product also fences shared memory, which `publish` has done where it is needed.
+// ThunderKittens' own fence before a product also fences shared memory; here `publish` does that where it is needed.
 template <typename... RT> __device__ inline void begin(RT &...x) {
     (pin(x), ...);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -166,7 +166,7 @@ struct state_warps {
     L::operand g1[L::BLOCKS_A_GROUP];
     half2 t[L::BLOCKS_A_GROUP][4];   // gelu_tanh(Z1)
     half2 slope[L::BLOCKS_A_GROUP][4];  // gelu'(Z1) of keys, times SLOPE_SCALE
-    float b1[L::BLOCKS_A_GROUP][2];  // of this lane's rows, its part: four lanes add up
+    float b1[L::BLOCKS_A_GROUP][2];  // this lane's summand for its rows: four lanes add up to b1
     int group = uniform(warpgroup::groupid()), block0 = group * L::BLOCKS_A_GROUP;
     unsigned thread = warpgroup::laneid();
 
@@ -175,7 +175,7 @@ struct state_warps {
     __device__ int column() const { return thread % 4 * 2; }
     __device__ int feature(int n, int e) const { return (block0 + n) * BLOCK + row() + (e & 1) * 8; }
 
-    // f(feature, d, W1^T's, W2's elements there and at d + 1) over what this lane holds
+    // Calls f(feature, d, W1^T's pair at d and d + 1, W2's pair) for all that this lane holds
     template <typename Fn> __device__ void each_state(Fn f) {
 #pragma unroll
         for (int n = 0; n < L::BLOCKS_A_GROUP; ++n)
@@ -213,7 +213,7 @@ struct state_warps {
                 if (column() == 0) g.b1_out[head * F + feature(n, half)] = sum;
             }
     }
-    // The rows of X2 and lr G1 of a short last mini-batch; 0 beyond them, as whoever reads the state may multiply by 0
+    // The rows of X2 and lr G1 of a short last mini-batch; 0 beyond them, as readers of the state may multiply them by 0
     __device__ void store_rows(const globals &g, shared &s, int64_t head, int last) {
 #pragma unroll
         for (int n = 0; n < L::BLOCKS_A_GROUP; ++n)
@@ -243,7 +243,7 @@ struct state_warps {
         }
     }
 
-    // Z1^T = b1 + W1^T [Q_{i-1}; K_i]^T of a block, in flight; w1 is its operand until it is waited for
+    // Z1^T = b1 + W1^T [Q_{i-1}; K_i]^T of a block, in flight; w1 is its operand until the wait
     __device__ void project(shared &s, unsigned i, int n, rt_bf<16, D> &w1) {
         float whole[2] = {row_sum(b1[n][0]), row_sum(b1[n][1])};
 #pragma unroll
@@ -278,7 +278,7 @@ struct state_warps {
         }
         publish();
     }
-    // gelu'(Z1), while no one waits for it
+    // gelu'(Z1), at a time when nothing waits for it
     __device__ void compute_slopes() {
 #pragma unroll
         for (int n = 0; n < L::BLOCKS_A_GROUP; ++n) {
@@ -309,7 +309,7 @@ struct state_warps {
                     reinterpret_cast<L::half_hidden *>(&s.x2[i % 4])[group]);
         compute_slopes();
         wait_for<0>(z, W1t[0], W1t[1]);  // W1^T: begun by learn
-        int d = place(row()), token = column();  // row() + 8 lies 4 on
+        int d = place(row()), token = column();  // row() + 8 is 4 further
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             s.z2[group][token + (e >> 1) * 8][d + (e & 1) * 4] = z.tiles[0][0].data[e].x;
@@ -317,8 +317,8 @@ struct state_warps {
         }
     }
 
-    // G1^T = (W2 G2^T) * gelu'(Z1)^T, and with it everything that waits for G2; G1 is kept as -sigma lr G1. The update
-    // of W1^T is left in flight. The numbers of products that may go on are those of two blocks.
+    // G1^T = (W2 G2^T) * gelu'(Z1)^T and everything else that needs G2; G1 is kept as -sigma lr G1. The update of W1^T is
+    // left in flight. The numbers of products still pending at each wait are those of two blocks.
     __device__ void learn(shared &s, unsigned i, bool applied) {
         static_assert(L::BLOCKS_A_GROUP == 2);
         L::token_rows grad[2];
@@ -394,7 +394,7 @@ struct state_warps {
     }
 };
 
-// What the loss warps and the output warps share: a thread has eight elements of one token.
+// What the loss warps and the output warps have in common: a thread has eight elements of one token.
 struct token_warps {
     static constexpr uint32_t LOWER = B * 128;  // bytes from the upper to the lower half of a tile of queries over keys
     const globals &g;
@@ -408,7 +408,7 @@ struct token_warps {
     __device__ unsigned token() const { return thread / 8; }
     __device__ unsigned column() const { return thread % 8 * 8; }
     __device__ unsigned lane() const { return thread % 32; }
-    __device__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }  // of D, where it is down an accumulator
+    __device__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }  // of D, in an accumulator with D down its rows
     // This thread's elements of a tile
     template <typename Tile> __device__ uint32_t mine(Tile &tile) const {
         return address(tile) + swizzled(token(), thread % 8);
@@ -416,7 +416,7 @@ struct token_warps {
     // Is the gradient of mini-batch i added to the state?
     __device__ bool applied(unsigned i) const { return int(i) < mini_batches - 1 || !g.pending(); }
 
-    // This thread's part of mini-batch i into shared memory; tokens that are not there are 0
+    // Start copying this thread's part of mini-batch i to shared memory; tokens beyond the end are 0
     __device__ void copy_ahead(uint4 &to, const bf16 *x, const int64_t (&stride)[3], int i) {
         int t = i * B + token();
         const bf16 *from = x + batch * stride[0] + min(t, g.T - 1) * stride[1] + h * stride[2] + column();
@@ -440,7 +440,7 @@ struct loss_warps : token_warps {
     __device__ void constants() {
         b2[0] = g.b2[head * D + row()], b2[1] = g.b2[head * D + row() + 8];
         fill_rope(s.rope, thread, WARPGROUP_THREADS);
-        // Gradients are kept as -sigma lr G with sigma = s_{m-1}; where that is 0, so little that no state sees it
+        // Gradients are kept as -sigma lr G with sigma = s_{m-1}; where that is 0, it becomes too small to change a state
         float sigma = fmaxf(g.token_scale[B - 1], 0x1p-60f);
         if (thread < B) s.ratio[thread] = g.token_scale[thread] / sigma;
         if (thread == 0) s.sigma = sigma;
@@ -449,7 +449,7 @@ struct loss_warps : token_warps {
             for (semaphore &ready : s.g2_ready) init_semaphore(ready, 2 * WARPGROUP_THREADS);
         }
         store_shared(mine(s.zero), {0, 0, 0, 0});
-        store_shared(mine(s.kq[0]), {0, 0, 0, 0});  // queries before the first, whose Z1bar no one reads
+        store_shared(mine(s.kq[0]), {0, 0, 0, 0});  // queries before the first; their Z1bar is not used
         if (thread < D) {
             float gamma = g.ln_weight[h * D + thread], beta = g.ln_bias[h * D + thread];
             int at = place(thread);
@@ -493,9 +493,9 @@ struct loss_warps : token_warps {
             b2[half] = fmaf(1 / G2_SCALE, row_sum(sum), b2[half]);
         }
     }
-    // step G2, G2 = (g - mean(g) - xhat mean(g xhat)) / std with g = gamma^2 xhat + c and c = gamma (beta - (V - K)),
-    // from the sums of z, z^2, gamma^2 z, gamma^2 z^2 and c z over the token: one round of shuffles. z comes as b2; the
-    // sum of c by way of shared memory, or ptxas would put off its shuffles until Z2 is there.
+    // step G2, where G2 = (g - mean(g) - xhat mean(g xhat)) / std, g = gamma^2 xhat + c and c = gamma (beta - (V - K)), from
+    // the sums of z, z^2, gamma^2 z, gamma^2 z^2 and c z over the token: one round of shuffles. z holds b2 at first. The
+    // sum of c goes through shared memory, or ptxas would delay its shuffles until Z2 is there.
     __device__ void share_g2(unsigned i, vec8 &z, vec8 &c, float sum_c, float step) {
         vec8 w = vec8_of(s.gamma_gamma, thread);
         vec8 first = vec8_of(s.z2[0][token()], thread), second = vec8_of(s.z2[1][token()], thread);
@@ -531,10 +531,10 @@ struct loss_warps : token_warps {
         g2.each([&](int e, float x) { g.g2_rows[row + e] = valid ? x * (-1 / G2_SCALE / s.sigma) : 0.f; });
     }
 
-    // b2_i from the lanes that hold it to all threads
+    // b2_i, from the lanes that hold it to shared memory
     __device__ void share_b2(unsigned i) {
         if (lane() % 4 == 0) {
-            float *row = &s.b2[i % 4][place(this->row())];  // row() + 8 lies 4 on
+            float *row = &s.b2[i % 4][place(this->row())];  // row() + 8 is 4 further
             row[0] = b2[0], row[4] = b2[1];
         }
     }
@@ -652,9 +652,9 @@ struct output_warps : token_warps {
         begin(z);
         mma_AtBt(z, s.w2[(i + 1) % 2], s.x2bar[i % 2]);
     }
-    // This thread's eight elements of Z2bar, from rows of D to rows of tokens by way of shared memory
+    // This thread's eight elements of Z2bar, from rows of D to rows of tokens through shared memory
     __device__ vec8 transpose(L::token_rows &z) {
-        unsigned d = place(row()), t = lane() % 4 * 2;  // row() + 8 lies 4 on
+        unsigned d = place(row()), t = lane() % 4 * 2;  // row() + 8 is 4 further
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             s.z2bar[t + (e >> 1) * 8][d + (e & 1) * 4] = z.tiles[0][0].data[e].x;
