@@ -131,8 +131,8 @@ class LinearLearner(Learner[LinearState, LinearPrimalState, LinearTrace]):
         trace = LinearTrace(k.new_empty(len(keys), *weights.shape), k.new_empty(offsets.shape))
         for key, step, offset, W, G in zip(keys, steps, offsets, *trace, strict=True):
             W.copy_(weights)
-            G.copy_(ln_l2_grad(product(key, W), offset, weight_squared))
-            subtract_product_(weights, step, G)  # W <- W - (eta_last^T * K)^T @ G
+            G.copy_(ln_l2_grad(product(key, W), offset, weight_squared))  # Z = K @ W + b
+            subtract_product_(weights, step, G)  # W <- W - (eta_last^T * K)^T @ G, and b
         unpack_(weights, state.W, state.b)
         return trace
 
@@ -172,8 +172,7 @@ class LinearLearner(Learner[LinearState, LinearPrimalState, LinearTrace]):
         return output(z.transpose(1, 2), q, outer)
 
     def advance_sums_(
-        self,
-        q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: LinearPrimalState
+        self, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: LinearPrimalState
     ) -> Tensor:
         """See Learner.advance_sums_."""
         positions = positions_of(state.position, 1)

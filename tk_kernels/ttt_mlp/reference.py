@@ -169,12 +169,12 @@ class MLPLearner(Learner[MLPState, MLPPrimalState, MLPTrace]):
         for key, step, rate, offset, W1, W2, X2, G1, G2 in zip(keys, steps, rates, offsets, *trace, strict=True):
             W1.copy_(weights1)
             W2.copy_(weights2)
-            z1 = product(key, W1)
+            z1 = product(key, W1)  # Z1 = K @ W1 + b1
             X2[..., :hidden].copy_(gelu(z1))
-            G2.copy_(ln_l2_grad(product(X2, W2), offset, weight_squared))
-            G1.copy_(gelu_backward(product(G2, W2[:, :hidden].mT), z1))
-            subtract_product_(weights1, step, G1)  # W1 <- W1 - (eta_last^T * K)^T @ G1
-            subtract_product_(weights2, X2.mT, rate * G2)
+            G2.copy_(ln_l2_grad(product(X2, W2), offset, weight_squared))  # Z2 = X2 @ W2 + b2
+            G1.copy_(gelu_backward(product(G2, W2[:, :hidden].mT), z1))  # G1 = (G2 @ W2^T) * gelu'(Z1)
+            subtract_product_(weights1, step, G1)  # W1 <- W1 - (eta_last^T * K)^T @ G1, and b1
+            subtract_product_(weights2, X2.mT, rate * G2)  # W2 <- W2 - (eta_last^T * X2)^T @ G2, and b2
         unpack_(weights1, state.W1, state.b1)
         unpack_(weights2, state.W2, state.b2)
         return trace
@@ -223,10 +223,7 @@ class MLPLearner(Learner[MLPState, MLPPrimalState, MLPTrace]):
         advance_position_(state.position, n, len(token_scale))
         return output(z2.transpose(1, 2), q, outer)
 
-    def advance_sums_(
-        self,
-        q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: MLPPrimalState
-    ) -> Tensor:
+    def advance_sums_(self, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: MLPPrimalState) -> Tensor:
         """See Learner.advance_sums_."""
         positions = positions_of(state.position, 1)
         scale = outer.token_scale[positions][:, None, :, None]
