@@ -14,8 +14,8 @@ from bench.models.config import TTTConfig
 from bench.models.layers import Rotation, round_up
 from bench.models.operator import Learner, Projections
 from bench.models.ttt import LayerState, Learn, TTTBlock
-from tk_kernels.norm_gate import norm_gate, swiglu
-from tk_kernels.short_convolution import query_key, residual_convolution
+from tk_kernels.edges.norm_gate import norm_gate, swiglu
+from tk_kernels.edges.short_convolution import query_key, residual_convolution
 
 ALIGNED = 8  # columns of 2 bytes in the 16 bytes that a kernel reads at once
 

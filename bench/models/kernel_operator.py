@@ -62,7 +62,7 @@ class KernelOperator(TorchOperator):
         return self._generate.generate_step(*inputs, rope=self._rope_table(learner.rope), base_lr=learner.base_lr)
 
     def _rope_table(self, rope: Rotation) -> Tensor:
-        """The rotation as `tk_kernels.generate_common.rope_table` lays it out, made once for all layers and steps."""
+        """The rotation as `tk_kernels.generate.common.rope_table` lays it out, made once for all layers and steps."""
         if self._table_of is not rope[0]:
             self._table, self._table_of = _rope_table(rope), rope[0]
         return self._table

@@ -22,8 +22,8 @@ from harness.gate import Check, Verdict, relative_error
 from harness.system import Workload
 from tk_kernels.build import Built
 from tk_kernels.build import build as build_kernel
-from tk_kernels.generate_common import PRECISIONS
-from tk_kernels.side_by_side import compile_all
+from tk_kernels.build.parallel import compile_all
+from tk_kernels.generate.common import PRECISIONS
 
 GATE_TOKENS = 32768
 GATE_SEQUENCES = 4
@@ -50,7 +50,7 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
         verdict = forward_verdict(lambda some: ops.forward(**some, start=0), reference, "dual", piece)
         return Verdict([*verdict.checks, _repeats(lambda: ops.forward(**inputs, start=0)[0], case.batch)])
 
-    found, built = launches(lambda: ops.forward(**inputs, start=0)), build_kernel(ops.KERNEL)
+    found, built = launches(lambda: ops.forward(**inputs, start=0)), build_kernel(ops.KERNELS[config.mini_batch])
     return Workload(
         run=lambda: ops.forward(**inputs, start=0),
         tokens=case.batch * case.context,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tk_kernels.side_by_side import compile_all
+from tk_kernels.build.parallel import compile_all
 
 KEEP = "TRITON_CACHE_AUTOTUNING"
 # Of a candidate, warm-up and measurement, in ms: a fifth of Triton's own, as there are hundreds of candidates.

@@ -1,6 +1,6 @@
 """A model of fused blocks computes what the plain one does, with the same weights under the same names.
 
-Without a GPU the kernels run in Triton's interpreter, in a process of its own: TRITON_INTERPRET counts at import.
+Without a GPU the kernels run in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -18,20 +18,14 @@ from bench.models.checkpoint import load_weights, save
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.layers import RMSNorm
-from tests.interpreter import DEVICE, INTERPRETED, assert_passes_interpreted
+from tests.interpreter import DEVICE
 
 # Relative error of logits against float64, as in test_models.py.
 LIMIT = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "triton_kernels")
 
-here = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="runs in the process of test_in_the_interpreter")
 backbones = pytest.mark.parametrize("backbone", ["mamba", "transformer"])
-
-
-def test_in_the_interpreter() -> None:
-    """Every test below, in a process whose Triton interprets."""
-    assert_passes_interpreted(__file__)
 
 
 def models(config: TTTConfig, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
@@ -69,14 +63,12 @@ def small(backbone: str) -> TTTConfig:
     return replace(config, layers=1, width=64, ffn_width=64, vocabulary=64)
 
 
-@here
 @backbones
 @pytest.mark.parametrize("system", ["ttt-linear", "ttt-mlp"])
 def test_a_model_of_fused_blocks(system: str, backbone: str) -> None:
     check_model(model_config(system, "tiny", backbone=backbone), (1, 2, 14, -2), torch.float32)
 
 
-@here
 @backbones
 def test_every_epsilon(backbone: str) -> None:
     """Norms of inputs near 1e-3, whose squares are near the epsilons; each shifts the logits by 1e-3 or more."""
@@ -97,7 +89,6 @@ def test_every_epsilon(backbone: str) -> None:
         norm.eps /= 2
 
 
-@here
 @backbones
 def test_every_parameter_may_change_between_calls(backbone: str) -> None:
     fused, plain = models(small(backbone))
@@ -110,7 +101,6 @@ def test_every_parameter_may_change_between_calls(backbone: str) -> None:
         assert error_of(fused, plain, (2,)) <= LIMIT[torch.float32], name
 
 
-@here
 @backbones
 def test_parameters_may_move_between_calls(backbone: str) -> None:
     fused, plain = models(small(backbone))

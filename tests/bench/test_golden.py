@@ -5,7 +5,7 @@ github.com/test-time-training/ttt-lm-pytorch (commit cd831db) with the weights o
 casts to float32 widened; its own prefill of 21 tokens and 16 steps from its cache agree with them to 3e-15. The
 constants of its gelu' have 8 to 10 digits, by which TTT-MLP differs here.
 
-Without a GPU the fused blocks run in Triton's interpreter, in a process of their own.
+Without a GPU the fused blocks run in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.models.checkpoint import load
 from bench.models.factory import model_class
 from bench.models.fused import FusedBlock
 from bench.models.hugging_face import read_config
-from tests.interpreter import DEVICE, INTERPRETED, assert_passes_interpreted
+from tests.interpreter import DEVICE
 
 GOLDEN = Path(__file__).with_name("golden_logits.npz")
 LENGTHS = (1, 4, 16, 17, 21, 32, 37)
@@ -56,9 +56,8 @@ CASES = {
 # Relative errors. float64: 5e-12 are seen, and 2e-15 of TTT-Linear; float32: some hundreds of roundings.
 LIMIT = {torch.float64: 2e-11, torch.float32: 2e-5}
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "triton_kernels")
 
-here = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="runs in the process of test_in_the_interpreter")
 
 
 def ids() -> np.ndarray:
@@ -106,12 +105,6 @@ def test_plain_blocks(name: str, folders: dict[str, Path]) -> None:
     check(model, name, torch.float64, [*((length,) for length in LENGTHS), *PLANS])
 
 
-def test_in_the_interpreter() -> None:
-    """The test below, in a process whose Triton interprets."""
-    assert_passes_interpreted(__file__)
-
-
-@here
 @pytest.mark.parametrize("name", CASES)
 def test_fused_blocks(name: str, folders: dict[str, Path]) -> None:
     check(load(folders[name], DEVICE, torch.float32, block=FusedBlock), name, torch.float32, PLANS[-1:])

@@ -1,7 +1,7 @@
 """The inner loop on the project's kernels is the reference's, whoever applies RoPE and learning rates.
 
 The ThunderKittens forward needs a Hopper GPU, so the reference stands in its place, with the same arguments. Without a
-GPU the generate kernels run in Triton's interpreter, in a process of their own.
+GPU the generate kernels run in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.models.ttt import TTTBlock
-from tests.interpreter import DEVICE, INTERPRETED, assert_passes_interpreted
+from tests.interpreter import DEVICE
 from tk_kernels.reference_math import rope as rotate
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_linear import reference as linear_reference
@@ -34,16 +34,10 @@ MODULES: dict[str, tuple[ModuleType, ModuleType]] = {
 }
 OTHER = {"base_lr": 0.5, "rope_theta": 50.0}
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "triton_kernels")
 
-here = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="runs in the process of test_in_the_interpreter")
 learners = pytest.mark.parametrize("learner", MODULES)
 blocks = pytest.mark.parametrize("block", [TTTBlock, FusedBlock])
-
-
-def test_in_the_interpreter() -> None:
-    """Every test below, in a process whose Triton interprets."""
-    assert_passes_interpreted(__file__)
 
 
 @pytest.fixture
@@ -106,7 +100,6 @@ def assert_close(got: Tensor, expected: Tensor) -> None:
     assert error <= LIMIT, f"relative error {error:.1e}"  # NaN fails too
 
 
-@here
 @learners
 @blocks
 @pytest.mark.parametrize("backbone", ["mamba", "transformer"])
@@ -119,14 +112,12 @@ def test_a_model_on_kernels(
     assert rotated_by_kernel == 2 * [not ready and not changes]
 
 
-@here
 @learners
 def test_a_prefill_on_the_reference(learner: str, rotated_by_kernel: list[bool]) -> None:
     check(*models(config_of(learner), TTTBlock, prefill_on_reference=True), prompt=14, steps=4)
     assert rotated_by_kernel == []
 
 
-@here
 @learners
 @pytest.mark.parametrize("form", ["dual", "primal"])
 @pytest.mark.parametrize("precision", ["float32", "planes", "bfloat16"])
@@ -137,7 +128,6 @@ def test_the_generate_state_has_the_form_and_precision_asked_for(learner: str, f
     assert kernels.operator.generate_state(state) is state
 
 
-@here
 def test_one_operator_may_serve_models_of_other_rotations(rotated_by_kernel: list[bool]) -> None:
     """The table of RoPE is kept between steps: it must be that of the model that steps."""
     first, first_plain = models(config_of("linear"), TTTBlock)
@@ -148,7 +138,6 @@ def test_one_operator_may_serve_models_of_other_rotations(rotated_by_kernel: lis
     check(first, first_plain, prompt=3, steps=3)
 
 
-@here
 @learners
 def test_a_prompt_after_a_captured_state_is_reset(learner: str, rotated_by_kernel: list[bool]) -> None:
     kernels, plain = models(config_of(learner), FusedBlock)
