@@ -20,6 +20,7 @@ from harness.timer import Clock
 
 RENEW_EVERY_S = 0.25  # so that renewing does not change how warm and how loaded the device is
 RENEW_SHARE = 0.02  # of the time, at most
+NO_ROOM = "the reference has no room beside the model, so the timed outputs were not compared"
 _LOOKED_AT = 1 << 20  # elements of a tensor that are compared between samples
 _LATE_S = 5e-3  # of device work after the last timed call has ended
 _SHORT = 0.4  # of the checked call's time: samples below it did less work
@@ -61,7 +62,7 @@ class Inspector:
             self._look()
         if self._workload.inputs:
             self._renew()
-        judge = self._workload.witness(self._chance) if self._workload.witness else None
+        judge = self._judge()
         for each in tensors_of(self._outputs):
             _poison(each)
         if not clock.replays:
@@ -76,6 +77,17 @@ class Inspector:
             unchecked = verdict.unchecked
         checks += self._lengths(clock, samples_ms, took_ms)
         return Verdict([*checks, *shape_checks(self._case, self._workload, outputs)], unchecked)
+
+    def _judge(self) -> Callable[[Any, int], Verdict] | None:
+        """The witness's; where what it keeps has no room beside what was timed, one that says so."""
+        if self._workload.witness is None:
+            return None
+        try:
+            return self._workload.witness(self._chance)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return lambda outputs, calls: Verdict([], NO_ROOM)
 
     def _renew(self) -> None:
         self._kept_inputs = {}
@@ -132,7 +144,7 @@ def judged(judge: Callable[[], Verdict]) -> Verdict:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return Verdict([], "the reference has no room beside the model, so the timed outputs were not compared")
+        return Verdict([], NO_ROOM)
 
 
 def tensors_of(outputs: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What could this GPU do at best? A copy and a product, measured in the process whose kernels are held against them."""
+"""What this GPU can do at best: a copy and a product, measured in the process whose work is held against them."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -13,6 +13,11 @@ COPY_BYTES = 1 << 30
 PRODUCT = (32768, 2048, 8192)  # tokens x width x the widest projection of the 1.3B models
 
 
+def ceilings_of(device: str) -> dict[str, float | None]:
+    """The ceilings of "cuda", measured at the first call; nothing for a CPU, whose work is held against none."""
+    return measured_ceilings() if device == "cuda" else {}
+
+
 @lru_cache(maxsize=1)
 def measured_ceilings() -> dict[str, float | None]:
     """copy_gbs: 10^9 bytes a second, read plus written; product_tflops: bfloat16 in, float32 accumulation."""
@@ -22,6 +27,8 @@ def measured_ceilings() -> dict[str, float | None]:
     rows, inner, columns = PRODUCT
     copy_ms = _median_ms(lambda: target.copy_(source))
     product_ms = _median_ms(lambda: a @ b)
+    del source, target, a, b
+    torch.cuda.empty_cache()  # an engine that starts next asks for what is free
     return {
         "copy_gbs": 2 * COPY_BYTES / copy_ms / 1e6,
         "product_tflops": 2 * rows * inner * columns / product_ms / 1e9,

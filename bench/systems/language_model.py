@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 import torch
 
 from bench import fairness
+from bench.cost import Work, model_work
 from bench.models.layers import mark_layers
+from bench.systems.ceilings import ceilings_of
 from harness.case import Case
 from harness.gate import Check, Verdict, argmax_disagreement, relative_error, total_variation
 from harness.ranges import nvtx_range
@@ -63,9 +65,10 @@ class LanguageModel:
 
     def build(self, case: Case) -> Workload:
         """The workload of one case: a forward, a mini-batch of generate steps, or a request."""
+        ceilings = ceilings_of(device())  # measured while the GPU's memory is still empty
         model = self._model(case)
         mark_layers(device() == "cuda")  # a microsecond a layer beside hundreds of launches
-        work = {"forward": Forward, "generate": Generate, "request": Request}[case.phase](self, model, case)
+        work = self.work(model, case)
         read = self.prompt_tokens if case.phase == "generate" else None
         prompt = {} if read is None else {"prompt_tokens": str(read)}
         return Workload(
@@ -76,9 +79,17 @@ class LanguageModel:
             inputs={"ids": Input(work.ids, "tokens", model.config.vocabulary, 0, work.token_axis)},
             witness=work.witness,
             gate=lambda: self._gate(model, case),
-            metrics=self._facts(model).metrics(),
+            metrics=self._facts(model).metrics() | self.cost(model, case).metrics() | ceilings,
             settings=self._facts(model).settings() | self.settings(case) | prompt,
         )
+
+    def work(self, model: Any, case: Case) -> "PhaseWork":
+        """What is timed of a case."""
+        return {"forward": Forward, "generate": Generate, "request": Request}[case.phase](self, model, case)
+
+    def cost(self, model: Any, case: Case) -> Work:
+        """FLOPs and bytes of one unit of a case."""
+        return model_work(model.config, self._facts(model).parameters, case)
 
     def place(self, state: Any, context: int) -> None:
         """Put a state at `context` tokens without reading them; only a KV cache's cost depends on where it stands."""
@@ -183,7 +194,7 @@ def _last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return model.prefill(ids, model.init_state(*ids.shape))[0]
 
 
-class _Work:
+class PhaseWork:
     """The timed callable of one phase, on token ids that the harness renews, and the check of what it left."""
 
     units = 1
@@ -227,11 +238,11 @@ class _Work:
         return Verdict([Check.at_most(f"timed_{each.name}", each.value, each.limit) for each in checks])
 
 
-class Forward(_Work):
+class Forward(PhaseWork):
     """A prompt of `context` tokens from an empty state, head on its last token alone."""
 
     def prepare(self) -> None:
-        """See _Work.prepare."""
+        """See PhaseWork.prepare."""
         self.ids = random_ids(self.model, self.case.batch, self.case.context)
 
     @torch.inference_mode()
@@ -251,7 +262,7 @@ class Forward(_Work):
         return judge
 
 
-class Generate(_Work):
+class Generate(PhaseWork):
     """A mini-batch of greedy steps; each call starts where `place` puts the state.
 
     A recurrent state is the one before the first token, and is carried on: its cost does not depend on the tokens.
@@ -261,7 +272,7 @@ class Generate(_Work):
     token_axis = None
 
     def prepare(self) -> None:
-        """See _Work.prepare."""
+        """See PhaseWork.prepare."""
         self.state = self.model.init_generate_state(self.case.batch, self.case.context + STEPS)
         with torch.inference_mode():
             self.adapter.fill_past(self.state)
@@ -297,11 +308,11 @@ class Generate(_Work):
         return judge
 
 
-class Request(_Work):
+class Request(PhaseWork):
     """A prompt, then `steps` greedy tokens; on a GPU the steps are replays of one graph."""
 
     def prepare(self) -> None:
-        """See _Work.prepare."""
+        """See PhaseWork.prepare."""
         case, model = self.case, self.model
         self.steps = int(case.option("steps", 128))
         self.ids = random_ids(model, case.batch, case.context)
