@@ -147,7 +147,7 @@ def forward_witness(reference: Any, inputs: dict[str, Any], dtype: str, with_out
             if tokens == context:
                 weights = outputs[1:] if with_out else outputs
                 pairs = zip(learned(state).items(), weights, strict=True)
-                found += [(name, got[rows], exact) for (name, exact), got in pairs]
+                found += [(name, got[rows], exact) for (name, exact), got in pairs if name.startswith("W")]
             missing = "" if tokens == context else f"of {context} tokens the first {tokens} were compared"
             return timed_verdict(found, dtype, missing)
 
