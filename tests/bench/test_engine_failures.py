@@ -26,7 +26,7 @@ def run(path: Path, *faults: str, time_limit_s: float = LIMIT_S, gpu: bool = Fal
         [sys.executable], "fake_engines:Faulty", {"PYTHONPATH": os.pathsep.join(filter(None, paths)), **hidden}
     )
     cases = [
-        Case("s", "transformer", "vllm", "tiny", "forward", 2, 48, dtype="float32", options=(("fault", fault),))
+        Case("transformer", "vllm", "tiny", "forward", 2, 48, dtype="float32", options=(("fault", fault),))
         for fault in faults
     ]
     policy = Policy(min_samples=1, max_samples=1, budget_s=0.1, warmup_s=0, warmup_max_s=0)

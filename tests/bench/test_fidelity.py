@@ -24,7 +24,7 @@ from bench.systems.ttt_kernels import LinearTritonDual
 from harness.case import Case
 adapter = LinearTritonDual()
 for state in ("float32", "bfloat16"):
-    case = Case("generate-fidelity", "ttt-linear", "triton-dual", "tiny", "generate", 1, 17, dtype="float32",
+    case = Case("ttt-linear", "triton-dual", "tiny", "generate", 1, 17, dtype="float32",
                 state_dtype=state, options=(("compare", "float64"),))
     workload = adapter.build(case)
     workload.gate()
@@ -34,7 +34,6 @@ for state in ("float32", "bfloat16"):
 
 def case(system, tokens=20, dtype="float32"):
     return Case(
-        "generate-fidelity",
         system,
         "torch",
         "tiny",

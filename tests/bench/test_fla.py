@@ -13,7 +13,7 @@ from bench.systems.fla_models import GatedDeltaNet
 from harness.case import Case
 from harness.system import Skip
 
-CASE = Case("s", "gated-deltanet", "fla", "1.3b", "generate", 3, 16, dtype="float32", timing="graph")
+CASE = Case("gated-deltanet", "fla", "1.3b", "generate", 3, 16, dtype="float32", timing="graph")
 
 
 class Cache:
@@ -176,13 +176,13 @@ def test_a_model_that_rounds_to_nothing_is_held_to_twice_the_table():
 
 def test_requests_and_other_sizes_are_skipped(package):
     with pytest.raises(Skip, match="takes new tensors at every step"):
-        GatedDeltaNet().build(Case("s", "gated-deltanet", "fla", "1.3b", "request", 1, 16))
+        GatedDeltaNet().build(Case("gated-deltanet", "fla", "1.3b", "request", 1, 16))
     with pytest.raises(Skip, match=r"set up for the size 1\.3b only"):
-        GatedDeltaNet().build(Case("s", "gated-deltanet", "fla", "125m", "forward", 1, 16))
+        GatedDeltaNet().build(Case("gated-deltanet", "fla", "125m", "forward", 1, 16))
 
 
 LAYER = Case(
-    "s", "ttt-linear", "fla", "tiny", "forward", 2, 80, dtype="float32", options=(("form", "dual"), ("scope", "layer"))
+    "ttt-linear", "fla", "tiny", "forward", 2, 80, dtype="float32", options=(("form", "dual"), ("scope", "layer"))
 )
 
 
@@ -229,4 +229,4 @@ def test_the_rate_has_the_dtype_of_the_tokens(layer_package):
 )
 def test_what_the_package_has_not_is_skipped(layer_package, options):
     with pytest.raises(Skip, match="flash-linear-attention has"):
-        fla_layer.FlaTTTLinear().build(Case("s", "ttt-linear", "fla", "tiny", "forward", 1, 64, options=options))
+        fla_layer.FlaTTTLinear().build(Case("ttt-linear", "fla", "tiny", "forward", 1, 64, options=options))

@@ -102,7 +102,7 @@ def test_registers_of_a_compiled_kernel_are_those_that_ptxas_reports():
     from harness.case import Case
     from tk_kernels import build
 
-    case = Case("kernel-forward", "ttt-linear", "thunderkittens", "tiny", "forward", 1, 64, state_dtype="float32",
+    case = Case("ttt-linear", "thunderkittens", "tiny", "forward", 1, 64, state_dtype="float32",
                 options=(("scope", "layer"),))
     workload = LinearThunderKittens().build(case)
     compiled = {kernel.name: kernel for kernel in build.build("ttt_linear/forward").resources}

@@ -15,7 +15,7 @@ from tk_kernels.ttt_mlp import reference as mlp
 
 
 def case(system, context=64, **options):
-    return Case("kernel-forward", system, "torch-compile", "tiny", "forward", 2, context, dtype="float32",
+    return Case(system, "torch-compile", "tiny", "forward", 2, context, dtype="float32",
                 state_dtype="float32", options=(("scope", "layer"), *options.items()))
 
 

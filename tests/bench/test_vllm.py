@@ -19,7 +19,7 @@ from harness.case import Case
 from harness.system import NeedsFreshProcess, Workload
 from harness.timer import Policy, take_engine_samples
 
-CASE = Case("s", "transformer", "vllm", "tiny", "generate", 4, 48, dtype="float32", timing="graph")
+CASE = Case("transformer", "vllm", "tiny", "generate", 4, 48, dtype="float32", timing="graph")
 FEW = Policy(min_samples=1, max_samples=5)
 
 
