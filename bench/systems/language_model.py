@@ -107,7 +107,7 @@ class LanguageModel:
 
     def expected_logits(self, reference: Any, begun: Any, calls: list[torch.Tensor], case: Case) -> torch.Tensor:
         """The reference's logits [rows, V] after the tokens [STEPS, rows] of calls that follow a restart."""
-        return _last_logits(reference, torch.cat(calls).T)
+        return last_logits(reference, torch.cat(calls).T)
 
     def witness_reference(self, model: Any, dtype: torch.dtype) -> Any:
         """The reference for long prompts: as exact as `reference`, and fast enough for thousands of tokens."""
@@ -135,7 +135,7 @@ class LanguageModel:
     def _counted(self, model: Any) -> dict[str, float]:
         """How many rows of the LM head a prefill computes for each of its prompts."""
         ids = random_ids(model, GATE_BATCH, self.gate_prompt)
-        _, rows = fairness.count_head_rows(lambda: _last_logits(model, ids), _head(model))
+        _, rows = fairness.count_head_rows(lambda: last_logits(model, ids), _head(model))
         return {"head_rows": rows / GATE_BATCH}
 
     @torch.inference_mode()
@@ -145,7 +145,7 @@ class LanguageModel:
         prompt = self.gate_prompt
         ids = random_ids(model, GATE_BATCH, prompt + GATE_STEPS)
         got = prefill_then_generate(model, ids, prompt)
-        expected = torch.stack([_last_logits(reference, ids[:, : prompt + i]) for i in range(GATE_STEPS + 1)])
+        expected = torch.stack([last_logits(reference, ids[:, : prompt + i]) for i in range(GATE_STEPS + 1)])
         return self._judge(model, ids, got, expected, dtype)
 
     def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, dtype: str) -> Verdict:
@@ -189,7 +189,7 @@ def prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.T
     return torch.stack(rows)
 
 
-def _last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """The logits [B, V] after ids [B, T]."""
     return model.prefill(ids, model.init_state(*ids.shape))[0]
 
@@ -248,7 +248,7 @@ class Forward(PhaseWork):
     @torch.inference_mode()
     def run(self) -> torch.Tensor:
         """Logits [B, V] after the prompts."""
-        return _last_logits(self.model, self.ids)
+        return last_logits(self.model, self.ids)
 
     def witness(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
         """A few whole prompts, read by the reference."""
@@ -256,7 +256,7 @@ class Forward(PhaseWork):
 
         @torch.inference_mode()
         def judge(logits: torch.Tensor, calls: int) -> Verdict:
-            expected = _last_logits(self.reference(), self.ids[rows])
+            expected = last_logits(self.reference(), self.ids[rows])
             return self.verdict(logits[rows], expected)
 
         return judge
@@ -353,7 +353,7 @@ class Request(PhaseWork):
         def judge(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
             logits, read = outputs
             whole = torch.cat([self.ids[rows], read[:, rows].T], dim=1)
-            return self.verdict(logits[rows], _last_logits(self.reference(), whole))
+            return self.verdict(logits[rows], last_logits(self.reference(), whole))
 
         return judge
 
