@@ -112,8 +112,8 @@ def _mixed_step(config: Any, case: Case, form: str) -> Work:
         shape = (batch, config.heads, config.head_dim, config.mini_batch, form)
         asked = case.state_dtype or "float32"
         rows = 4 if asked == "float32" else 2
-        state = PLANES.get(asked, asked)
-        layer = Work(cost.generate_flops(*shape), cost.generate_bytes(*shape, state, row_element_bytes=rows))
+        precision = PLANES.get(asked, asked)
+        layer = Work(cost.generate_flops(*shape), cost.generate_bytes(*shape, precision, row_element_bytes=rows))
     else:
         return Work(0, 0)
     return layer * config.layers

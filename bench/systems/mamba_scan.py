@@ -7,12 +7,13 @@ adds to each chunk's tokens is added at the end. So a piece of n tokens takes ab
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from bench.systems.blockwise import visiting
 
 PIECE_NUMBERS = 1 << 26  # of the states of all tokens of a piece: 0.3 GB in float32, of which three are held
 PIECE_TOKENS = 2048  # of Mamba-2, at most
@@ -100,8 +101,8 @@ class ScannedMamba2(ScannedMamba):
         state = u.new_zeros(*u.shape[:1], *u.shape[2:], size)  # [B, H, P, N]
         found = []
         for piece in zip(*(x.split(PIECE_TOKENS, 1) for x in (u * step.unsqueeze(-1), log_decay, B, C)), strict=True):
-            for part in _whole_chunks(piece):
-                y, state = _chunked(*part, state, groups)
+            for part in whole_chunks(piece):
+                y, state = chunked_scan(part, state, groups)
                 found.append(y)
         y = (torch.cat(found, 1) + mixer.D[:, None] * u).flatten(-2) * F.silu(gate)
         grouped = y.unflatten(-1, (-1, mixer.norm.group_size))
@@ -112,7 +113,7 @@ class ScannedMamba2(ScannedMamba):
 CHUNK = 64  # tokens of Mamba-2 whose pairs are held
 
 
-def _whole_chunks(piece: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
+def whole_chunks(piece: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
     """The whole chunks of a piece and what is left, the latter as one short chunk."""
     whole = piece[0].shape[1] // CHUNK * CHUNK
     for part, length in (([x[:, :whole] for x in piece], CHUNK), ([x[:, whole:] for x in piece], 0)):
@@ -120,8 +121,12 @@ def _whole_chunks(piece: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
             yield tuple(x.unflatten(1, (-1, length or x.shape[1])) for x in part)
 
 
-def _chunked(inputs: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, state: Tensor, groups: int) -> Any:
-    """Outputs [B, T, H, P] and the state [B, H, P, N] after chunks: inputs [B, c, L, H, P], log_decay [B, c, L, H]."""
+def chunked_scan(chunks: tuple[Tensor, ...], state: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Outputs [B, T, H, P] and the state [B, H, P, N] after chunks of L tokens.
+
+    chunks: inputs [B, c, L, H, P], log_decay [B, c, L, H], B and C [B, c, L, groups * N].
+    """
+    inputs, log_decay, B, C = chunks
     heads = inputs.shape[3]
     B, C = (x.unflatten(-1, (groups, -1)).repeat_interleave(heads // groups, 3) for x in (B, C))  # [B, c, L, H, N]
     since = log_decay.cumsum(2)  # of the decays since a chunk's begin, in logarithms
@@ -144,16 +149,3 @@ def _convolved(x: Tensor, convolution: nn.Conv1d) -> Tensor:
 def _normed(x: Tensor, norm: Any) -> Tensor:
     """RMSNorm, in the type of x."""
     return norm.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.variance_epsilon))
-
-
-@contextmanager
-def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
-    """Inside, the weights of a block are on `device`; after it they are again where they were."""
-    away = [(weight, weight.data) for weight in block.parameters() if weight.device.type != device.type]
-    try:
-        for weight, home in away:
-            weight.data = home.to(device)
-        yield
-    finally:
-        for weight, home in away:
-            weight.data = home

@@ -240,8 +240,10 @@ def test_an_output_folder_that_cannot_be_written(tmp_path):
 
 def test_the_table_of_a_system(measured):
     folder, _ = measured
-    everything, same = (ttt_bench("table", folder / "out", "--json", *more, cwd=folder).stdout
-                        for more in ((), ("--systems", "transformer/torch")))
+    everything, same = (
+        ttt_bench("table", folder / "out", "--json", *more, cwd=folder).stdout
+        for more in ((), ("--systems", "transformer/torch"))
+    )
     assert json.loads(same) == json.loads(everything)
 
 

@@ -13,8 +13,17 @@ from harness.system import Skip
 
 
 def case(system, context=64, **options):
-    return Case(system, "torch-compile", "tiny", "forward", 2, context, dtype="float32",
-                state_dtype="float32", options=(("scope", "layer"), *options.items()))
+    return Case(
+        system,
+        "torch-compile",
+        "tiny",
+        "forward",
+        2,
+        context,
+        dtype="float32",
+        state_dtype="float32",
+        options=(("scope", "layer"), *options.items()),
+    )
 
 
 @pytest.fixture
