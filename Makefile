@@ -1,13 +1,18 @@
 # make bench: install, measure, write the page. make test: install, check, test.
 #
-#   VENV=.venv   where to install; VENV= uses what PYTHON already has
-#   OUT=out/...  where the records and the page go; an interrupted run goes on with the same OUT
+#   VENV=.venv     where to install; VENV= uses what PYTHON already has, baselines included
+#   OUT=out/...    the run's folder; an interrupted run goes on with the same OUT
+#   SUITES=        what to run: `paper` on a GPU and `quick` without one by default, `all` for everything
+#   RUN_OPTIONS=   more options of `ttt-bench run`
 PYTHON ?= python3
 VENV ?= .venv
 ifndef OUT
 OUT := out/$(shell date +%Y%m%d-%H%M%S)
 endif
 SUITES ?=
+RUN_OPTIONS ?=
+# Expanded when it is used: the baselines' environments write the file.
+SYSTEMS_FILE = $(if $(wildcard systems.toml),--systems-file systems.toml)
 TARGET := $(if $(shell nvidia-smi -L 2>/dev/null),cuda,cpu)
 BIN := $(if $(VENV),$(abspath $(VENV))/bin/,)
 PY := $(if $(VENV),$(BIN)python,$(PYTHON))
@@ -19,9 +24,13 @@ INSTALL_MAMBA := .venv-mamba/bin/python -m pip install --quiet --no-deps --no-bu
 .PHONY: bench baselines venv-vllm venv-mamba test test-gpu sanitize lint chromium clean
 
 bench: $(INSTALLED)
-	$(if $(filter cuda,$(TARGET)),-$(PY) -m bench build)
-	$(PY) -m bench run $(SUITES) --out $(OUT) --resume
-	$(PY) -m bench report $(OUT) --output $(OUT)/report.html
+ifeq ($(TARGET),cuda)
+	$(if $(VENV),-@$(MAKE) --no-print-directory venv-vllm)
+	$(if $(VENV),-@$(MAKE) --no-print-directory venv-mamba)
+	-$(PY) -m bench build
+endif
+	$(PY) -m bench run $(SUITES) --out $(OUT) --resume $(SYSTEMS_FILE) $(RUN_OPTIONS)
+	$(PY) -m bench report $(OUT)
 
 # Environments of their own for systems whose pins conflict, and the systems.toml that names them.
 baselines: venv-vllm venv-mamba
@@ -38,9 +47,10 @@ venv-mamba: .venv-mamba/.installed systems.toml
 
 # mamba-ssm and causal-conv1d look for a wheel of their release; where there is none, half an hour of nvcc.
 .venv-mamba/.installed: bench/requirements/mamba.txt bench/requirements/cuda.txt
-	@test -n "$(NVCC)" || { echo "make venv-mamba: needs the nvcc of CUDA 13; install it or set CUDA_HOME" >&2; exit 1; }
+	@test -n "$(NVCC)" || { echo "Mamba is left out: building mamba-ssm needs the nvcc of CUDA 13; install it or set CUDA_HOME" >&2; exit 1; }
 	$(PYTHON) -m venv .venv-mamba
-	.venv-mamba/bin/python -m pip install --quiet --requirement bench/requirements/cuda.txt "setuptools==80.10.2" "wheel==0.48.0"
+	.venv-mamba/bin/python -m pip install --quiet --requirement bench/requirements/cuda.txt
+	.venv-mamba/bin/python -m pip install --quiet "setuptools==80.10.2" "wheel==0.48.0"
 	$(INSTALL_MAMBA) || MAMBA_FORCE_BUILD=TRUE CAUSAL_CONV1D_FORCE_BUILD=TRUE $(INSTALL_MAMBA)
 	.venv-mamba/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@

@@ -87,14 +87,15 @@ def run(
     time_limit: TimeLimit = 600,
     start_limit: StartLimit = 300,
     budget: Annotated[
-        float | None, typer.Option(help="Seconds of sampling a case, over all repeats; 1.5 on a CPU, 10 on a GPU.")
+        float | None,
+        typer.Option(help="Seconds of sampling a case; 1.5 on a CPU, 10 on a GPU, 4 of `paper`.", min=0.001),
     ] = None,
     min_samples: Annotated[
         int | None, typer.Option(help="Samples of a case, whatever the budget; 6 in the paper's suites.", min=1)
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option(help="Fresh processes that each case runs in; 3 for `paper`, else 1.", min=1, max=99)
-    ] = None,
+        int, typer.Option(help="Fresh processes that each case runs in, one after another.", min=1, max=99)
+    ] = 1,
     profile_range: Annotated[
         bool, typer.Option("--profile-range", help="Call cudaProfilerStart/Stop around the steady region; no timing.")
     ] = False,
@@ -109,10 +110,10 @@ def run(
     if retry not in ("lost", "failed"):
         raise UserError(f"--retry {retry}: must be lost or failed")
     asked = measure.Asked(
-        tuple(suite or ()), systems, sizes, batch, context, device, systems_file, min_samples, repeats
+        tuple(suite or ()), systems, sizes, batch, context, device, systems_file, budget, min_samples, repeats
     )
     if dry_run:
-        measure.dry_run(asked, out, budget)
+        measure.dry_run(asked, out)
         return
     measure.run(
         asked,
@@ -120,7 +121,6 @@ def run(
         resume=resume,
         retry=retry,  # type: ignore[arg-type]
         limits=Limits(time_limit, start_limit),
-        budget_s=budget,
         mode="profile" if profile_range else "measure",
         arguments=sys.argv[1:],
     )
@@ -142,7 +142,7 @@ def verify(
     from bench.commands import measure
     from harness.runner import Limits
 
-    asked = measure.Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file, repeats=1)
+    asked = measure.Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file)
     measure.verify(asked, limits=Limits(time_limit, start_limit))
 
 

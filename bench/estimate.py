@@ -32,7 +32,7 @@ def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     return {key: median(seconds) for key, seconds in found.items()}
 
 
-def job_seconds(job: Job, repeats: int, past: Durations, budget_s: float | None) -> float | None:
+def job_seconds(job: Job, repeats: int, past: Durations) -> float | None:
     """Seconds of all cases of a job; None where no case of it was ever run. Unknown ones take as long as the known."""
     known = [past[planned.case.key] for planned in job.cases if planned.case.key in past]
     if not known:
@@ -44,10 +44,6 @@ def in_words(seconds: float | None) -> str:
     """`3 min`, `40 s`, or that it is not known."""
     if seconds is None:
         return "not known"
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 90
-        else f"{seconds / 60:.0f} min"
-        if seconds < 5400
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

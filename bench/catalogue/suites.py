@@ -292,13 +292,13 @@ def find_suite(name: str) -> Suite:
 
 @dataclass(frozen=True)
 class Group:
-    """Suites that are asked for by one word, on some systems (empty for all), in so many fresh processes a case."""
+    """Suites that are asked for by one word, on some systems (empty for all); budget_s: of sampling a case."""
 
     name: str
     question: str
     suites: tuple[str, ...]
     systems: tuple[str, ...] = ()
-    repeats: int = 1
+    budget_s: float | None = None
 
 
 GROUPS: tuple[Group, ...] = (
@@ -307,7 +307,7 @@ GROUPS: tuple[Group, ...] = (
         "Figures 15 and 20: TTT-Linear, TTT-MLP, vLLM's Transformer and Mamba on their best backends",
         ("fig15-forward", "fig15-generate", "fig20-throughput"),
         HEADLINES,
-        repeats=3,
+        budget_s=4.0,  # beside the six samples of every point: within 20 minutes on one H100
     ),
     Group(
         "all",

@@ -26,6 +26,8 @@ from harness.run import SCHEMA_VERSION, TOOL, Job, Mode, Planned, Request, Run, 
 from harness.runner import Launch, Limits, Retry, run_jobs
 from harness.timer import Policy
 
+BUDGETS_S = {"cuda": 10.0, "cpu": 1.5}  # of sampling a case
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -38,8 +40,9 @@ class Asked:
     context: str | None
     device: str
     systems_file: Path | None
+    budget_s: float | None = None
     min_samples: int | None = None
-    repeats: int | None = None
+    repeats: int = 1
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Plan:
     launches: dict[tuple[str, str], Launch]
     memory_bytes: int | None  # None where the machine that will run it is another one
     repeats: int
+    policy: Policy
     machine: dict
     added: str  # which cases the suites do not have, in a sentence; "" where there are none
 
@@ -71,7 +75,7 @@ def plan(asked: Asked) -> Plan:
     """The jobs of the request, or UserError with the mistake in one sentence."""
     machine = snapshot()
     device, here = _device(asked.device, machine["device_kind"])
-    names, systems, repeats = _suites(asked, device)
+    names, systems, budget_s = _suites(asked, device)
     selection = select(systems, asked.sizes, asked.batch, asked.context, device)
     suites = [find_suite(name) for name in names]
     for suite in suites:
@@ -92,7 +96,9 @@ def plan(asked: Asked) -> Plan:
         catalogue(tuple(suite_entry(suite, planned) for suite, planned in cases if planned)),
         launches(asked.systems_file),
         total_memory_bytes(machine) if here else None,
-        repeats,
+        asked.repeats,
+        # The samples of a case are spread over its repeats, and so is the time for them.
+        Policy(budget_s=budget_s / asked.repeats),
         machine,
         _added(cases, selection, device),
     )
@@ -105,25 +111,21 @@ def run(
     resume: bool,
     retry: Retry,
     limits: Limits,
-    budget_s: float | None,
     mode: Mode,
     arguments: Sequence[str],
 ) -> None:
     """Measure (or run under a profiler) into the run folder `out`; exit status 1 where nothing came of it."""
-    _require_positive("--budget", budget_s)
     work = plan(asked)
     if not work.here:
         raise UserError("--device cuda: no CUDA GPU was found on this machine; --dry-run plans without one")
-    # The samples of a case are spread over its repeats, and so is the time for them.
-    policy = Policy(budget_s=(budget_s or (10.0 if work.device == "cuda" else 1.5)) / work.repeats)
     request = _request(arguments, work)
     if Run.exists(out) and resume:
         current = Run.open(out)
         _refuse_another_kind(current, mode, work.repeats)
-        current.extend(work.jobs, work.catalogue, policy.to_dict(), request)
+        current.extend(work.jobs, work.catalogue, work.policy.to_dict(), request)
     else:
         file = RunFile(
-            TOOL, SCHEMA_VERSION, mode, work.jobs, work.catalogue, policy.to_dict(), work.repeats, (request,)
+            TOOL, SCHEMA_VERSION, mode, work.jobs, work.catalogue, work.policy.to_dict(), work.repeats, (request,)
         )
         current = Run.create(out, file)
     for said in filter(None, (work.added, warning())):
@@ -143,7 +145,7 @@ def run(
         sys.exit(1)
 
 
-def dry_run(asked: Asked, out: Path, budget_s: float | None) -> None:
+def dry_run(asked: Asked, out: Path) -> None:
     """Print the cases and jobs of a run, what cannot run, and how long it will take."""
     work = plan(asked)
     if work.added:
@@ -151,7 +153,7 @@ def dry_run(asked: Asked, out: Path, budget_s: float | None) -> None:
     past = estimate.past_durations(work.machine if work.here else None, out)
     rows = []
     for job in work.jobs:
-        seconds = estimate.job_seconds(job, work.repeats, past, budget_s)
+        seconds = estimate.job_seconds(job, work.repeats, past)
         phases = ", ".join(dict.fromkeys(planned.case.phase for planned in job.cases))
         too_large = sum(bool(work.skip(planned, [])) for planned in job.cases)
         note = f"{too_large} larger than this machine's memory" if too_large else ""
@@ -160,7 +162,7 @@ def dry_run(asked: Asked, out: Path, budget_s: float | None) -> None:
     for job in work.jobs:
         for planned in job.cases:
             print(f"{planned.case.key}  {planned.case.label}")
-    every = [estimate.job_seconds(job, work.repeats, past, budget_s) for job in work.jobs]
+    every = [estimate.job_seconds(job, work.repeats, past) for job in work.jobs]
     known = [seconds for seconds in every if seconds is not None]
     untimed = len(every) - len(known)
     words = [estimate.in_words(sum(known))] * bool(known) + [f"{untimed} jobs that no earlier run has timed"] * (
@@ -175,7 +177,7 @@ def verify(asked: Asked, *, limits: Limits) -> None:
     if not work.here:
         raise UserError("--device cuda: no CUDA GPU was found on this machine")
     with tempfile.TemporaryDirectory() as folder:
-        file = RunFile(TOOL, SCHEMA_VERSION, "verify", work.jobs, work.catalogue, Policy().to_dict(), 1, ())
+        file = RunFile(TOOL, SCHEMA_VERSION, "verify", work.jobs, work.catalogue, work.policy.to_dict(), 1, ())
         current = Run.create(Path(folder) / "run", file)
         with Progress("verify", work.total) as progress:
             records = run_jobs(current, work.launches, limits=limits, on_event=progress, skip=work.skip)
@@ -200,18 +202,16 @@ def _device(asked: str, found: str) -> tuple[str, bool]:
     return device, device == "cpu" or found == "cuda"
 
 
-def _suites(asked: Asked, device: str) -> tuple[tuple[str, ...], str | None, int]:
-    """The suites, the systems and the repeats that the names stand for."""
-    names: list[str] = []
-    systems, repeats = asked.systems, 1
-    for name in asked.suites or (default_suite(device),):
-        group = find_group(name)
-        names += group.suites if group else [name]
-        if group:
-            repeats = max(repeats, group.repeats)
-            if group.systems and systems is None and len(asked.suites) <= 1:
-                systems = ",".join(group.systems)
-    return tuple(dict.fromkeys(names)), systems, asked.repeats or repeats
+def _suites(asked: Asked, device: str) -> tuple[tuple[str, ...], str | None, float]:
+    """The suites and the systems that the names stand for, and the seconds of sampling a case."""
+    words = asked.suites or (default_suite(device),)
+    found = [(word, find_group(word)) for word in words]
+    groups = [group for _, group in found if group]
+    names = [name for word, group in found for name in (group.suites if group else (word,))]
+    only = groups[0] if len(words) == len(groups) == 1 else None
+    systems = ",".join(only.systems) if only and only.systems and asked.systems is None else asked.systems
+    budget_s = asked.budget_s or (only.budget_s if only else None) or BUDGETS_S[device]
+    return tuple(dict.fromkeys(names)), systems, budget_s
 
 
 def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], selection: Selection, device: str) -> str:
@@ -252,11 +252,6 @@ def _request(arguments: Sequence[str], work: Plan) -> Request:
     constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
     at = datetime.now(UTC).isoformat(timespec="seconds")
     return Request(at, tuple(arguments), machine["commit"], machine["dirty"], constant)
-
-
-def _require_positive(option: str, value: float | None) -> None:
-    if value is not None and not value > 0:
-        raise UserError(f"{option} {value:g}: must be more than 0 seconds")
 
 
 def _print_verdicts(records: Sequence[Record]) -> None:

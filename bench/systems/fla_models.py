@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bench.models.base import LanguageModel as Model
-from bench.models.base import check_ids
+from bench.models.base import CausalLM, check_ids
 from bench.models.config import SIZES, VOCABULARY
 from bench.systems.language_model import (
     STEPS,
@@ -39,7 +38,7 @@ WITNESS_TOKENS = 2048
 ROUNDINGS = 1.5  # see `rounding_verdict`
 
 
-class FlaModel(Model):
+class FlaModel(CausalLM):
     """A causal language model of the package behind the `init_state`, `prefill` and `generate_step` of our models.
 
     prefill_tokens: of all sequences in one piece of a prompt. recurrent: pieces small enough for the recurrent kernels.
@@ -74,7 +73,7 @@ class FlaModel(Model):
         return out.logits[:, -1], state
 
     def weights(self) -> dict[str, Tensor]:
-        """See LanguageModel.weights; the package's names."""
+        """See CausalLM.weights; the package's names."""
         return {name: weight.detach() for name, weight in self.inner.named_parameters()}
 
 

@@ -5,8 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bench.models.base import LanguageModel as Model
-from bench.models.base import check_ids
+from bench.models.base import CausalLM, check_ids
 from bench.models.config import MambaConfig, model_config
 from bench.systems.language_model import device
 from bench.systems.mamba_scan import ScannedMamba, ScannedMamba2
@@ -18,7 +17,7 @@ from harness.case import Case
 PREFILL_TOKENS = 131_072
 
 
-class MambaSSMModel(Model):
+class MambaSSMModel(CausalLM):
     """MambaLMHeadModel behind the `init_state`, `prefill` and `generate_step` of our models.
 
     layer: "Mamba1" or "Mamba2". The state is the package's InferenceParams; its tensors are updated in place.
@@ -68,7 +67,7 @@ class MambaSSMModel(Model):
         return self.inner(ids[:, None], inference_params=state, num_last_tokens=1).logits[:, 0], state
 
     def weights(self) -> dict[str, Tensor]:
-        """See LanguageModel.weights; the package's names."""
+        """See CausalLM.weights; the package's names."""
         return {name: weight.detach() for name, weight in self.inner.named_parameters()}
 
     def _prefill_piece(self, ids: Tensor, state: Any, piece: slice) -> Tensor:

@@ -229,7 +229,7 @@ class Engine:
     @torch.inference_mode()
     def _expected(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits [steps + 1, B, V] after the prompt and each token but the last, by the same weights in float32."""
-        reference = checkpoint.load(self.model_config, self._folder.name, device(), torch.float32)
+        reference = checkpoint.load_weights(self.model_config, self._folder.name, device(), torch.float32)
         ids = ids.to(device())
         lengths = range(GATE_PROMPT, ids.shape[1])
         rows = [reference.prefill(ids[:, :n], reference.init_state(ids.shape[0], n))[0].cpu() for n in lengths]
