@@ -26,6 +26,7 @@ from harness.timer import Clock
 
 RENEW_EVERY_S = 0.25  # so that renewing does not change how warm and how loaded the device is
 RENEW_SHARE = 0.02  # of the time, at most
+NO_ROOM = "the reference has no room beside the model, so the timed outputs were not compared"
 _LOOKED_AT = 1 << 20  # elements of a tensor that are compared between samples
 _GLANCED_AT = 1 << 12  # elements that are looked at in the moment in which a call returns
 _WRITERS_S = 0.01  # in which a thread that is still at work would write
@@ -71,7 +72,7 @@ class Inspector:
         if self._ran:
             self._look()
         self._renew()
-        judge = self._workload.witness(self._chance) if self._workload.witness else None
+        judge = self._judge()
         took_ms = self._poisoned_call(clock)
         self._follow_inputs()
         checks = [*self._late(), *self._finite(list(tensors_of(self._outputs)))]
@@ -106,6 +107,17 @@ class Inspector:
                 return self._miss("outputs_written_after_the_call")
             time.sleep(_WRITERS_S / 10)
         return None
+
+    def _judge(self) -> Callable[[Any, int], Verdict] | None:
+        """The witness's; where what it keeps has no room beside what was timed, one that says so."""
+        if self._workload.witness is None:
+            return None
+        try:
+            return self._workload.witness(self._chance)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return lambda outputs, calls: Verdict([], NO_ROOM)
 
     def _renew(self) -> None:
         self._kept_inputs = {}
@@ -169,7 +181,7 @@ def judged(judge: Callable[[], Verdict]) -> Verdict:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return Verdict([], "the reference has no room beside the model, so the timed outputs were not compared")
+        return Verdict([], NO_ROOM)
 
 
 def tensors_of(outputs: Any) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from bench.models.transformer import Transformer
 from bench.systems.torch_transformer import TorchTransformer
 from harness.case import Case
 
-CASE = Case("s", "transformer", "torch", "tiny", "forward", 2, 16, dtype="float32")
+CASE = Case("transformer", "torch", "tiny", "forward", 2, 16, dtype="float32")
 
 
 def facts(**changes):

@@ -21,7 +21,7 @@ from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.models.ttt import TTTBlock
 from tests.interpreter import DEVICE
-from tk_kernels.reference_math import rope as rotate
+from tk_kernels.reference.layer import rope as rotate
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_linear import reference as linear_reference
 from tk_kernels.ttt_mlp import ops as mlp_ops
