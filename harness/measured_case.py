@@ -148,7 +148,7 @@ class CaseRun:
             return None
         if workload.engine_samples is not None:
             once = replace(self.policy, min_samples=1, max_samples=1, budget_s=0.0)
-            list(workload.engine_samples(once))
+            take_engine_samples(workload.engine_samples(once), once)
             self._accepts(_engine_verdict(workload))
         else:
             clock, inspector = (
@@ -288,7 +288,7 @@ def profile(case: Case, workload: Workload, policy: Policy) -> None:
     if workload.engine_samples is not None:
         few = replace(policy, min_samples=1, max_samples=PROFILED_RUNS)
         with profiler_range(workload.device), nvtx_range(range_name(case.phase)):
-            list(workload.engine_samples(few))
+            take_engine_samples(workload.engine_samples(few), few)
         return
     for _ in range(PROFILE_WARM_RUNS):
         workload.run()

@@ -23,7 +23,7 @@ COLUMNS = """
     us_per_token tokens_per_s peak_memory_gb dtype state_dtype timing l2 device commit
 """.split()  # noqa: SIM905
 SMALL = ["--systems", "transformer", "--batch", "1", "--context", "32", "--device", "cpu", "--budget", "0.05"]
-CASE = Case("quick", "ttt-linear", "torch", "tiny", "forward", 2, 64)
+CASE = Case("ttt-linear", "torch", "tiny", "forward", 2, 64)
 
 
 def ttt_bench(*arguments, cwd, **options):
@@ -240,8 +240,10 @@ def test_an_output_folder_that_cannot_be_written(tmp_path):
 
 def test_the_table_of_a_system(measured):
     folder, _ = measured
-    everything, same = (ttt_bench("table", folder / "out", "--json", *more, cwd=folder).stdout
-                        for more in ((), ("--systems", "transformer/torch")))
+    everything, same = (
+        ttt_bench("table", folder / "out", "--json", *more, cwd=folder).stdout
+        for more in ((), ("--systems", "transformer/torch"))
+    )
     assert json.loads(same) == json.loads(everything)
 
 

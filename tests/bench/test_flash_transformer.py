@@ -122,7 +122,7 @@ def test_without_any_package_the_reason_is_that_of_each(monkeypatch):
 
 def test_the_record_says_which_attention_the_steps_use():
     def settings(phase):
-        return flash_transformer.SdpaFlash().settings(Case("s", "transformer", "sdpa-flash", "tiny", phase, 1, 8))
+        return flash_transformer.SdpaFlash().settings(Case("transformer", "sdpa-flash", "tiny", phase, 1, 8))
 
     assert settings("forward") == {"attention": "SDPA, FlashAttention 2"}
     assert settings("generate") == {"attention": "SDPA's choice under a mask"}

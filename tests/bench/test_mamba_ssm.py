@@ -130,7 +130,7 @@ def test_the_packages_weights_become_those_of_transformers():
 
 
 def test_the_record_says_that_the_convolution_falls_back(monkeypatch):
-    case = Case("s", "mamba", "mamba-ssm", "tiny", "forward", 1, 8)
+    case = Case("mamba", "mamba-ssm", "tiny", "forward", 1, 8)
     monkeypatch.setitem(sys.modules, "causal_conv1d", None)
     assert MambaSSM().settings(case)["causal_conv1d"].startswith("absent (causal_conv1d cannot be imported")
     monkeypatch.setitem(sys.modules, "causal_conv1d", ModuleType("causal_conv1d"))
