@@ -161,14 +161,14 @@ def run_jobs(
                     with run.record_file(job) as file:
                         _JobRun(run, job, marked, file, repeat, limits or Limits(), display, skip).cases(pending)
         for job in jobs:
-            _refuse_loss(run, job)
+            _refuse_loss(run, job, repeats)
         return run.records()
 
 
-def _refuse_loss(run: Run, job: Job) -> None:
+def _refuse_loss(run: Run, job: Job, repeats: Sequence[int]) -> None:
     """RecordError where a job that is done lacks a record: what was appended last may have been removed since."""
-    there = len(latest(job, run.job_records(job)))
-    lost = len(job.cases) * run.file.repeats - there
+    there = sum(record.repeat in repeats for record in latest(job, run.job_records(job)))
+    lost = len(job.cases) * len(repeats) - there
     if lost:
         path = run.record_file(job).path
         raise RecordError(f"{path}: lost {lost} record{'' if lost == 1 else 's'} while the run was writing to it")
