@@ -8,7 +8,7 @@ are judged by `reports.judge`.
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median, stdev
 from typing import Any
 
@@ -17,7 +17,7 @@ from harness.machine_load import is_loaded
 from harness.reason import printable
 from harness.record import Record, RecordError
 from harness.run import Run
-from reports.judge import BAR, Judged, judge
+from reports.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
 
 STORED_BAR = 0.05  # two stored runs are not judged below it: the same case has differed by up to 2.6%
 BETWEEN_RUNS = 0.02  # within which 95% of cases lie in two runs of the same commit
@@ -157,8 +157,8 @@ class _Pair:
         return Row(case.key, _label(self.a[0]), a_ms, b_ms, judged, tuple(self._notes(judged)))
 
     def _notes(self, judged: Judged) -> Iterator[str]:
-        if judged.decided_by:
-            yield f"{judged.decided_by} rounds would decide"
+        if judged.verdict == "undecided":
+            yield f"{judged.decided_by or f'more than {MOST_ROUNDS}'} rounds would decide"
         sides = {"A": self.a, "B": self.b}
         for name, records in sides.items():
             timed = _timed(records)
@@ -169,8 +169,8 @@ class _Pair:
                 yield f"{name} has {len(timed)} of {len(records)} rounds"
         shares = {name: _others_share(records) for name, records in sides.items()}
         if any(shares.values()):
-            said = " and ".join(f"{share:.0%} in {name}" for name, share in shares.items() if share)
-            yield f"loaded machine: others used {said} of the processors"
+            said = ", ".join(f"{share:.0%} in {name}" for name, share in shares.items() if share)
+            yield f"loaded machine: others used {said}"
         throttled = [name for name, records in sides.items() if any(any(record.throttled) for record in records)]
         if len(throttled) == 1:
             yield f"throttled in {throttled[0]} only"
@@ -209,7 +209,7 @@ def _medians(records: Sequence[Record]) -> dict[int, float]:
 
 def _is_interleaved(a: Run, b: Run) -> bool:
     """Whether the two runs are the sides of one `ttt-bench ab`."""
-    if not a.file.requests or not b.file.requests or min(a.file.repeats, b.file.repeats) < 2:
+    if not a.file.requests or not b.file.requests or min(a.file.repeats, b.file.repeats) < LEAST_ROUNDS:
         return False
     first, second = a.file.requests[0], b.file.requests[0]
     return first.arguments[:1] == ("ab",) and (first.at, first.arguments) == (second.at, second.arguments)
@@ -217,14 +217,14 @@ def _is_interleaved(a: Run, b: Run) -> bool:
 
 def _judged_rounds(pairs: Sequence[_Pair], fail_on: float) -> list[Judged]:
     """Verdicts on rounds in turns; a case that finished fewer than two on both sides is undecided."""
-    enough = [pair for pair in pairs if len(pair.log_ratios) >= 2]
+    enough = [pair for pair in pairs if len(pair.log_ratios) >= LEAST_ROUNDS]
     verdicts = iter(judge([pair.log_ratios for pair in enough], fail_on))
-    return [next(verdicts) if len(pair.log_ratios) >= 2 else _undecided(pair) for pair in pairs]
+    return [next(verdicts) if len(pair.log_ratios) >= LEAST_ROUNDS else _undecided(pair) for pair in pairs]
 
 
 def _undecided(pair: _Pair) -> Judged:
     middle, half = _stored_ratio(pair)
-    return _judgement("undecided", middle, half, rounds=len(pair.log_ratios))
+    return replace(_judgement("undecided", middle, half, rounds=len(pair.log_ratios)), decided_by=LEAST_ROUNDS)
 
 
 def _judged_stored(pair: _Pair, fail_on: float) -> Judged:

@@ -72,7 +72,7 @@ def page(comparison: Comparison) -> str:
         closing=_closing(comparison),
         without=_without(comparison),
         width=_WIDTH,
-        reach=f"{reach:.0%}",
+        ends=f"{1 - reach:.2g} to {1 + reach:.2g}",
     )
 
 

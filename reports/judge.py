@@ -16,7 +16,7 @@ BAR = 0.01  # a difference that is shown to be larger than this is slower or fas
 SAME = 0.02  # one that is shown to be smaller than this is the same
 ALPHA = 0.05
 PRIOR_ROUNDS = 4.0  # the weight of all cases' variance beside a case's own
-MOST_ROUNDS = 99
+LEAST_ROUNDS, MOST_ROUNDS = 2, 99
 
 Numbers = NDArray[np.float64]
 
@@ -39,7 +39,8 @@ class Judged:
 
 
 def judge(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[Judged]:
-    """The verdicts on a suite's cases, each given as log(B's median / A's median) of its rounds, at least two.
+    """The verdicts on a suite's cases, each given as log(B's median / A's median) of its rounds, at least
+    `LEAST_ROUNDS`.
 
     One-sided t tests that the slowdown (the speed-up) exceeds `BAR`, the false discoveries among all cases held at
     `ALPHA`; a case that is neither is the same where both tests against `SAME` say so. Raises ValueError for a case of
@@ -47,7 +48,7 @@ def judge(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[Judged
     """
     if not cases:
         return []
-    if any(len(case) < 2 for case in cases):
+    if any(len(case) < LEAST_ROUNDS for case in cases):
         raise ValueError("a case of fewer than two rounds has no variance")
     found = _Estimates.of(cases)
     slower, faster = found.discoveries(BAR), found.discoveries(BAR, sign=-1)

@@ -20,7 +20,6 @@ from harness.runner import Event, Launch, Limits, run_jobs
 
 ROOT = Path(__file__).resolve().parents[2]
 REGRESSION, NOT_COMPARABLE = 1, 3  # exit statuses
-LEAST_ROUNDS, MOST_ROUNDS = 2, 99
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,8 @@ def ab(
     arguments: Sequence[str],
 ) -> None:
     """Measure two commits in turns into the runs OUT/old and OUT/new, and judge; exit status 1 for a regression."""
+    from reports.judge import LEAST_ROUNDS, MOST_ROUNDS
+
     bar = None if fail_on is None else percentage(fail_on)
     if not LEAST_ROUNDS <= asked.repeats <= MOST_ROUNDS:
         raise UserError(
@@ -64,6 +65,8 @@ def ab(
     if not work.here:
         raise UserError("--device cuda: no CUDA GPU was found on this machine")
     with _checkout(sides[0]) as old, _checkout(sides[1]) as new:
+        if _harness_files(old) != _harness_files(new):
+            print("ttt-bench: harness/ differs between the two: each side is measured by its own", file=sys.stderr)
         request = measure.request_of(arguments, work)
         runs = [_Side.create(*each, work, request) for each in zip(folders, (old, new), strict=True)]
         _measure_in_turns(runs, work, limits)
@@ -137,6 +140,11 @@ def _checkout(name: str) -> Iterator[Path]:
             yield root
         finally:
             _git("worktree", "remove", "--force", str(root))
+
+
+def _harness_files(root: Path) -> dict[str, bytes]:
+    """What measures on a side."""
+    return {path.name: path.read_bytes() for path in (root / "harness").glob("*.py")}
 
 
 def _refuse_changes(root: Path, name: str) -> None:

@@ -82,7 +82,9 @@ def ttt_bench(monkeypatch, *arguments):
 def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, capsys):
     old, new = commit(checkout, "old"), commit(checkout, "new", forward=1.05)
     status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 5, "--json", "--html", "ab.html")
-    found = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert "harness/ differs" not in said.err
     assert status == commands.REGRESSION
     forward, generate = found["cases"]
     assert (forward["verdict"], forward["regressed"], forward["rounds"]) == ("slower", True, 5)
@@ -126,9 +128,12 @@ def test_two_checkouts_by_their_paths(checkout, tmp_path, monkeypatch, capsys):
     commit(checkout, "old")
     other = tmp_path / "other"
     shutil.copytree(checkout, other)
+    (other / "harness" / "timer.py").open("a").write("\n")
     commit(other, "new", forward=0.5)
     assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--rounds", 3, "--markdown") == 0
-    assert "| faster | 0." in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "| faster | 0." in said.out
+    assert "harness/ differs between the two" in said.err
     (other / "bench" / "systems" / "torch_transformer.py").write_text("changed")
     assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--out", "again") == 2
     assert f"{other}: other has changes that are not committed" in capsys.readouterr().err

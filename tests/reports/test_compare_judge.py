@@ -2,11 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 from scipy import stats
 
 from reports.judge import BAR, judge
-from tests.reports.simulate_ab import Noise, a_single_case, study
+from tests.reports.simulate_ab import RECORDED_QUANTILES, Noise, a_single_case, stored_wolf, study, two_runs
 
 QUIET = [[0.001, -0.002, 0.0, 0.001, -0.001]] * 9
 
@@ -75,6 +76,15 @@ def test_rounds_that_agree_exactly_and_cases_that_lost_some():
     assert judge([]) == []
     with pytest.raises(ValueError, match="fewer than two rounds"):
         judge([[0.1]])
+
+
+def test_the_simulated_noise_is_no_less_than_the_recorded():
+    apart = np.abs(two_runs(500))
+    assert all(np.quantile(apart, share) >= 0.97 * recorded for share, recorded in RECORDED_QUANTILES.items())
+
+
+def test_two_stored_runs_of_the_same_commit_rarely_differ_by_what_is_judged():
+    assert stored_wolf(1000) <= 0.05
 
 
 def test_a_suite_of_the_same_commit_rarely_cries_wolf():
