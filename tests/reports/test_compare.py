@@ -119,7 +119,7 @@ def test_the_interval_of_stored_runs_holds_what_runs_differ_by_themselves(tmp_pa
 def test_of_repeats_the_median_of_the_process_medians_counts(tmp_path):
     runs = two(tmp_path, rounds(a_case(), [10, 10, 19]), rounds(a_case(), [10, 11, 10]), repeats=3)
     row = compare(*runs).rows[0]
-    assert (row.a_ms, row.b_ms) == pytest.approx((10, 10))
+    assert (row.a_ms, row.b_ms, row.judged.ratio) == pytest.approx((10, 10, 1))
     assert row.judged.verdict == "not judged"
     assert row.judged.high > 1.3  # three processes that disagree say little
 

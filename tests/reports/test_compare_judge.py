@@ -58,14 +58,17 @@ def test_a_raised_bar_keeps_the_verdict_and_asks_more_of_a_regression():
     assert (at_10.verdict, at_10.regressed) == ("slower", False)
 
 
-def test_undecided_says_how_many_rounds_would_decide_and_they_do():
-    wave = [0.03, -0.03, 0.02, -0.02, 0.0]
-    values = [math.log1p(0.03) + each for each in wave]
+@pytest.mark.parametrize(("by", "verdict"), [(0.03, "slower"), (0.008, "same"), (-0.03, "faster")])
+def test_undecided_says_how_many_rounds_would_decide_and_they_do(by, verdict):
+    values = [math.log1p(by) + each for each in (0.03, -0.03, 0.02, -0.02, 0.0)]
     found = judge([values])[0]
     assert found.verdict == "undecided"
     assert 5 < found.decided_by < 30
-    more = (values * 10)[: 5 * math.ceil(found.decided_by / 5)]
-    assert judge([more])[0].verdict == "slower"
+    whole = 5 * math.ceil(found.decided_by / 5)
+    assert judge([(values * 6)[:whole]])[0].verdict == verdict
+
+
+def test_what_no_number_of_rounds_decides_has_none():
     assert judge([[0.5, -0.5, 0.4, -0.4, 0.1]])[0].decided_by is None
 
 
