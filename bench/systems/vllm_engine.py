@@ -222,7 +222,9 @@ class Engine:
     def reference(self) -> CausalLM:
         """The repository's model with these weights in float32, on the host: beside the engine's cache is no room."""
         if self._reference is None:
-            self._reference = checkpoint.load_weights(self.model_config, self._folder.name, device(), torch.float32).to("cpu")
+            self._reference = checkpoint.load_weights(self.model_config, self._folder.name, device(), torch.float32).to(
+                "cpu"
+            )
             torch.cuda.empty_cache()
         return self._reference
 
