@@ -12,6 +12,8 @@ const MARKER_PATHS = {
 };
 const PLOT_HEIGHT = 340;
 const LANE_HEIGHT = 0.045;
+const LATENCIES = ["latency_ms", "us_per_token"];
+const RATES = ["tokens_per_s", "tflops", "gbs"];
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 
 const probe = document.body.appendChild(element("span", { hidden: true }));
@@ -53,9 +55,10 @@ function swatch(line) {
 }
 
 class Figure {
-  /* `cell(row, column)`: a value of the table; `hiddenSystems`: the set that the page's checkboxes keep. */
-  constructor(host, data, cell, hiddenSystems) {
-    Object.assign(this, { host, data, cell, hiddenSystems, hiddenLines: new Set(), ratio: null });
+  /* `cell(row, column)`: a value of the table; `scales`: what columns are divided by to be shown; `hiddenSystems`: the
+     set that the page's checkboxes keep. */
+  constructor(host, data, cell, scales, hiddenSystems) {
+    Object.assign(this, { host, data, cell, scales, hiddenSystems, hiddenLines: new Set(), ratio: null });
     this.plot = host.querySelector(".plot");
     this.xLog = host.querySelector("[data-role=x-log]");
     this.yLog = host.querySelector("[data-role=y-log]");
@@ -115,14 +118,15 @@ class Figure {
     this.draw();
   }
 
-  /* Value, low and high of `column`; the interval is that of the latency, which a rate divides by. */
+  /* Value, low and high of `column` in its unit; the interval is that of the latency, which a rate divides by. */
   value(row, column = this.data.y) {
-    const value = this.cell(row, column);
-    if (column === "floor_ms") return value === null ? null : { value, low: value, high: value };
+    const raw = this.cell(row, column);
+    if (raw === null) return null;
+    const value = raw / (this.scales[column] ?? 1);
     const [median, low, high] = ["latency_ms", "latency_ms_low", "latency_ms_high"].map((name) => this.cell(row, name));
-    if (value === null || median === null) return null;
-    const rate = column === "tokens_per_s";
-    return { value, low: value * (rate ? median / high : low / median), high: value * (rate ? median / low : high / median) };
+    if (LATENCIES.includes(column) && median > 0) return { value, low: (value * low) / median, high: (value * high) / median };
+    if (RATES.includes(column) && low > 0) return { value, low: (value * median) / high, high: (value * median) / low };
+    return { value, low: value, high: value };
   }
 
   /* The widest interval that a ratio of the two can have. */
@@ -151,7 +155,7 @@ class Figure {
 
   yTitle() {
     if (!this.ratio) return this.data.y_title;
-    return `${this.data.y === "tokens_per_s" ? "Throughput" : "Latency"} relative to<br>${neutral(this.ratio.name)} (ratio)`;
+    return `${neutral(this.data.y_label)} relative to<br>${neutral(this.ratio.name)} (ratio)`;
   }
 
   hover(line, point) {

@@ -8,7 +8,7 @@ const allRows = [...Array(page.count).keys()];
 const hiddenSystems = new Set();
 
 function tableColumns(names) {
-  return names.map((key) => ({ key, label: page.labels[key] ?? key, numeric: page.numeric.includes(key) }));
+  return names.map((key) => ({ key, label: page.labels[key] ?? key, numeric: page.numeric.includes(key), scale: page.scales[key] ?? 1 }));
 }
 
 /* Of the columns shown in the results, those that are `needed` or not the same in all `rows`. */
@@ -26,7 +26,7 @@ function startResults() {
   const apply = () => {
     const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
     const chosen = controls.filter((control) => control.value !== "").map((control) => [control.dataset.filter, control.value]);
-    table.filter((row) => chosen.every(([name, value]) => cell(row, name) === value) && wanted.every((word) => haystack(row).includes(word)));
+    table.filter((row) => chosen.every(([name, value]) => [cell(row, name)].flat().includes(value)) && wanted.every((word) => haystack(row).includes(word)));
   };
   words.oninput = apply;
   for (const control of controls) control.onchange = apply;
@@ -36,7 +36,7 @@ function startResults() {
 function startFailures() {
   const host = document.getElementById("failures-table");
   if (!host) return;
-  const names = ["status", "system", "backend", "suite", "reason", "which", "cases"];
+  const names = ["status", "system", "backend", "suites", "reason", "which", "cases"];
   new Table(host, { caption: "Cases without a result", columns: tableColumns(names), rows: page.failures, cell: (row, key) => row[key] });
 }
 
@@ -51,7 +51,7 @@ function startFigures() {
       const columns = tableColumns([...new Set([...first, ...telling])]);
       new Table(details.querySelector(".table-host"), { caption: `Numbers of: ${data.title}`, columns, rows, cell });
     }, { once: true });
-    return new Figure(host, data, cell, hiddenSystems);
+    return new Figure(host, data, cell, page.scales, hiddenSystems);
   });
 }
 
@@ -95,7 +95,8 @@ function startTheme(figures) {
 function csvCell(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number") return String(value);
-  const inert = /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+  const text = Array.isArray(value) ? value.join(", ") : String(value);
+  const inert = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
   return /[",\r\n]/.test(inert) ? `"${inert.replaceAll('"', '""')}"` : inert;
 }
 

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from synthetic_records import Made
 
-from harness.record import Record
 from reports.html import render
 from reports.picture import chromium, chromium_path
 
@@ -22,9 +22,9 @@ def browser() -> Iterator:
         yield opened
 
 
-def save(records: list[Record], folder: Path, name: str) -> Path:
+def save(made: Made, folder: Path, name: str) -> Path:
     path = folder / f"{name}.html"
-    path.write_text(render(records), "utf-8")
+    path.write_text(render(made.records, made.catalogue), "utf-8")
     return path
 
 
