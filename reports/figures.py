@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.catalogue import Catalogue, FigureEntry, MetricEntry
+from harness.catalogue import Catalogue, ClaimEntry, FigureEntry, MetricEntry
 from harness.interval import FEWEST
 from reports.stats import MACHINE_COLUMNS, NOTES, SETTING_COLUMNS, option_columns
 
@@ -66,6 +66,8 @@ class Figure:
     y_log: bool
     best: bool
     lines: list[Line]
+    headline: bool = False  # it answers the question of its run
+    claims: tuple[ClaimEntry, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -245,9 +247,11 @@ class _Panel:
             x_title=_x_title(entry, catalogue),
             y_label=catalogue.metric(entry.y).label,
             y_title=axis_title(catalogue.metric(entry.y)),
-            y_log=entry.y_log or _spans_wide(self.rows[entry.y].dropna()),
+            y_log=entry.y_log or _spans_wide(self._primary_values(lines)),
             best=entry.best,
             lines=lines + floors,
+            headline=bool(entry.primary),
+            claims=entry.claims,
         )
         yield figure
         # The paper's figures compare models; forms are compared where they are the suite's question.
@@ -299,6 +303,9 @@ class _Panel:
         pairs = {(key[0], key[1]) for key in groups}
         named = {(system, backend) for system, backend in pairs if f"{system}/{backend}" in self.entry.primary}
         return named or pairs
+
+    def _primary_values(self, lines: list[Line]) -> pd.Series:
+        return self.rows.loc[[row for line in lines if line.primary for row in line.rows], self.entry.y].dropna()
 
     def _told_by_look(self) -> str:
         """The column that colour and marker say.

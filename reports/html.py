@@ -17,10 +17,12 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from harness.catalogue import Catalogue
+from harness.interval import FEWEST
 from harness.record import Record
 from reports.fairness import fairness
 from reports.fidelity import fidelity
 from reports.figures import Figure, axis_title, figures, system_looks
+from reports.headline import headline, small_models
 from reports.machines import machines
 from reports.roofline import RATE_COLUMNS
 from reports.stats import (
@@ -107,6 +109,9 @@ def render(records: list[Record], catalogue: Catalogue, title: str | None = None
     }
     return environment.get_template("page.html.j2").render(
         title=title or TITLE,
+        meta=_meta(table),
+        notice=small_models(table, (str(record.environment.get("device_kind")) for record in records)),
+        findings=headline(table, catalogue, drawn),
         facts=_facts(records, table),
         suites=_by_suite(drawn),
         systems=[system for system in system_looks(table, catalogue) if any(_has(system, figure) for figure in drawn)],
@@ -259,6 +264,17 @@ def _facts(records: list[Record], table: pd.DataFrame) -> list[Fact]:
         Fact("Without a result", str(len(table) - ok), lost),
         Fact("Samples", f"{samples:,}", f"{throttled:,} while the device was throttled" if throttled else ""),
     ]
+
+
+def _meta(table: pd.DataFrame) -> str:
+    """The run in a line: where, when, by which commit, how much."""
+    measured = int((table["status"] == "ok").sum())
+    devices = " and ".join(device for device in table["device"].unique() if device) or "device not recorded"
+    commits = table["commit"].replace("", None).nunique()
+    by = f"{commits} commits" if commits > 1 else f"commit {_commits(table)}"
+    few = int(((table["status"] == "ok") & (table["samples"] < FEWEST)).sum())
+    doubtful = [f"{few} of them in fewer than {FEWEST} samples"] if few else []
+    return " · ".join([devices, _dates(table), by, f"{measured} of {len(table)} cases measured", *doubtful])
 
 
 def _commits(table: pd.DataFrame) -> str:

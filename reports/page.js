@@ -43,7 +43,7 @@ function startFailures() {
 function startFigures() {
   return [...document.querySelectorAll("[data-figure]")].map((host) => {
     const data = page.figures[Number(host.dataset.figure)];
-    const details = host.querySelector("details");
+    const details = host.querySelector("details.numbers");
     details.addEventListener("toggle", () => {
       const rows = [...new Set(data.lines.flatMap((line) => [...line.base_rows, ...line.rows]))];
       const telling = tellingColumns(rows, ["system", "backend", data.x, data.y, "latency_ms", "status"]);
@@ -116,7 +116,14 @@ function save(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
+/* On a small screen the first figure comes before what else was found. */
+function foldFindings() {
+  const findings = document.getElementById("findings");
+  if (findings && matchMedia("(max-width: 40rem)").matches) findings.open = false;
+}
+
 async function start() {
+  foldFindings();
   document.getElementById("save-csv").onclick = () => save("records.csv", "text/csv", csv());
   document.getElementById("save-records").onclick = async () => save("records.jsonl", "application/jsonl", await recordLines());
   startResults();
