@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.resources import files
@@ -123,9 +122,9 @@ def render(records: list[Record], catalogue: Catalogue, title: str | None = None
         fidelity=fidelity(records),
         machines=machines(records),
         data=embedded_json(data),
-        records=_compressed(records),
+        records=packed("".join(f"{record.to_json()}\n" for record in records)),
         style=Markup(files("reports").joinpath("style.css").read_text("utf-8")),
-        plotly=Markup(plotly),
+        plotly=packed(plotly),
         script=Markup(script),
         script_hashes=[_hash(plotly), _hash(script)],
     )
@@ -222,9 +221,13 @@ def _word(value: Any) -> tuple[str, ...] | str | None:
     return value if value is None else str(value)
 
 
-def _compressed(records: Iterable[Record]) -> str:
-    lines = "".join(f"{record.to_json()}\n" for record in records)
-    return base64.b64encode(gzip.compress(lines.encode(), compresslevel=6, mtime=0)).decode()
+def packed(text: str) -> Markup:
+    """Text compressed and in base 85, which takes a quarter more than its bytes; page.js unpacks it.
+
+    The signs that mean something in HTML are replaced by others: , for <, . for > and : for &.
+    """
+    data = base64.b85encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
+    return Markup(data.translate(str.maketrans("<>&", ",.:")))
 
 
 def _script() -> str:

@@ -61,10 +61,17 @@ def test_hostile_records_add_no_kind_of_element_or_attribute(paper, hostile):
     assert len(hostile.scripts) == len(paper.scripts) == 4
 
 
+def unpacked(text):
+    """What the page's script makes of a packed element."""
+    return gzip.decompress(base64.b85decode(text.translate(str.maketrans(",.:", "<>&")))).decode()
+
+
 def test_policy_names_exactly_the_two_scripts_that_run(hostile):
     policy = next(attributes["content"] for tag, attributes in hostile.found if "http-equiv" in attributes)
     kinds = [attributes.get("type") for tag, attributes in hostile.found if tag == "script"]
     running = [text for kind, text in zip(kinds, hostile.scripts, strict=True) if kind is None]
+    running.append(unpacked(hostile.scripts[kinds.index("text/plain", 2)]))
+    assert "plotly.js" in running[-1][:200]
     digests = {"sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in running}
     assert set(re.findall(r"sha256-[\w+/=]+", policy)) == digests
     assert len(digests) == 2
@@ -79,7 +86,8 @@ def test_embedded_json_survives_and_holds_no_markup():
 
 
 def test_records_are_embedded_as_they_are(paper):
-    text = gzip.decompress(base64.b64decode(paper.scripts[1])).decode()
+    text = unpacked(paper.scripts[1])
+    assert not set("<>&") & set(paper.scripts[1])
     assert text.splitlines() == [record.to_json() for record in PAPER.records]
 
 
@@ -157,3 +165,16 @@ def test_a_folder_that_is_no_run_is_an_error_and_no_page(tmp_path):
     with pytest.raises(RecordError, match="has no records yet"):
         write_report(empty, tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+def test_the_page_of_a_small_run_takes_at_most_two_megabytes(tmp_path):
+    """Forty cases on a CPU, as `make bench` leaves them without a GPU."""
+    cases = [
+        Case(system, "torch", "tiny", phase, batch, context, dtype="float32")
+        for system in ("ttt-linear", "ttt-mlp", "transformer", "mamba")
+        for phase, batch, context in [("forward", 2, 64 << n) for n in range(5)]
+        + [("generate", 1 << n, 128) for n in range(5)]
+    ]
+    run = synthetic.of_suite("quick", *(synthetic.ok(case, 3.0, count=100) for case in cases)).run(tmp_path / "run")
+    write_report(run, tmp_path / "report.html")
+    assert (tmp_path / "report.html").stat().st_size <= 2e6
