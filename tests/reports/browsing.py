@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from synthetic_records import Made
 
+from harness.record import RecordError
 from reports.html import render
 from reports.picture import chromium, chromium_path
 
@@ -16,7 +17,7 @@ def browser() -> Iterator:
     """Chromium; where there is none the test fails, because a page that nobody opened is not tested."""
     try:
         chromium_path()
-    except FileNotFoundError as error:
+    except RecordError as error:
         pytest.fail(f"the page's tests need a browser: {error}")
     with chromium() as opened:
         yield opened

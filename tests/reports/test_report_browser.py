@@ -12,8 +12,9 @@ import pytest
 import synthetic_records as synthetic
 
 from harness.case import Case
+from harness.record import RecordError
 from reports.figures import figures
-from reports.picture import take
+from reports.picture import take, write_picture
 
 PAPER = synthetic.paper()
 TABLE = PAPER.table
@@ -486,8 +487,17 @@ def test_results_filter_by_any_suite_of_a_case(page):
     page.get_by_text(f"Rows 1–100 of {len(TABLE)}").wait_for()
 
 
-def test_picture_of_a_suite(browser, saved, tmp_path):
-    take(browser, saved["paper"], tmp_path / "picture.png", "fig15")
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="--figures fig99"):
-        take(browser, saved["paper"], tmp_path / "picture.png", "fig99")
+def test_picture_of_a_suite(browser, saved):
+    first = take(browser, saved["paper"])
+    assert first.startswith(b"\x89PNG")
+    assert take(browser, saved["paper"], "fig8-minibatch") != first
+    with pytest.raises(RecordError, match="--figures fig99: the page has no such figures; there are fig15, fig20"):
+        take(browser, saved["paper"], "fig99")
+
+
+def test_a_picture_is_never_written_over_something_else(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for out, message in (("thesis.tex", "is no PNG picture"), (".", "is a folder")):
+        with pytest.raises(RecordError, match=message):
+            write_picture(tmp_path / "run", tmp_path / out)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
