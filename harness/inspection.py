@@ -97,7 +97,7 @@ class Inspector:
     def _await_writers(self) -> None:
         """What a call returns is there when it returns: nothing else, such as a thread, is still writing it."""
         if self._workload.device != "cpu":
-            return  # `_late` waits for the device
+            return None  # `_late` waits for the device
         outputs = list(tensors_of(self._outputs))
         at_once = [_glimpse(each, _GLANCED_AT).clone() for each in outputs]
         until = time.monotonic() + _WRITERS_S

@@ -65,9 +65,7 @@ def independent_samples(samples: Sequence[float]) -> int:
     return max(1, min(count, int(count / length)))
 
 
-def repeats_interval(
-    processes: Sequence[Sequence[float]], confidence: float = 0.95
-) -> tuple[float, float, float]:
+def repeats_interval(processes: Sequence[Sequence[float]], confidence: float = 0.95) -> tuple[float, float, float]:
     """(median, low, high) of the samples of fresh processes, each in its order: of what any further one would show.
 
     The middle is the median of their medians. The interval is Student's for the mean of the medians, as a few

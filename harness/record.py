@@ -166,7 +166,9 @@ def _shortened(value: Any) -> str:
 def _check_samples(samples: list[Any], throttled: list[Any]) -> None:
     for sample in samples:
         if not _is_number(sample) or not math.isfinite(sample) or sample < 0:
-            raise RecordError(f"record: sample {_shortened(sample)}, must be a finite number of milliseconds, at least 0")
+            raise RecordError(
+                f"record: sample {_shortened(sample)}, must be a finite number of milliseconds, at least 0"
+            )
     if len(throttled) != len(samples):
         raise RecordError(f"record: {len(throttled)} throttle marks for {len(samples)} samples")
     for mark in throttled:

@@ -286,9 +286,7 @@ class Run:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(
-                f"{self.folder}: another run is writing to it; wait for it or name another folder"
-            ) from None
+            raise RunError(f"{self.folder}: another run is writing to it; wait for it or name another folder") from None
         except OSError:  # a file system without locks: each record file still has its own guard
             return
 

@@ -70,7 +70,9 @@ SCALARS = st.one_of(
     st.sampled_from(["", "\ud800", "\x00", "\x1b[2J", "../x", "a/b", "ok", "measure", "x" * 3000, "<script>"]),
 )
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=4
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=4,
 )
 
 
@@ -87,7 +89,10 @@ def _mutated(draw: Callable[[Any], Any], value: Any) -> Any:
     holder, key = None, None
     at = value
     while isinstance(at, dict | list) and at and (holder is None or draw(st.integers(0, 3))):
-        holder, key = at, draw(st.sampled_from(sorted(at))) if isinstance(at, dict) else draw(st.integers(0, len(at) - 1))
+        holder, key = (
+            at,
+            draw(st.sampled_from(sorted(at))) if isinstance(at, dict) else draw(st.integers(0, len(at) - 1)),
+        )
         at = holder[key]
     if holder is None:
         return draw(VALUES)

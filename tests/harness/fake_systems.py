@@ -71,7 +71,8 @@ def _import_what_a_folder_may_hide() -> None:
 
 def _chatter() -> None:
     while True:
-        print("x" * 10_000)
+        print("x" * 10_000, flush=True)
+        time.sleep(0.001)
 
 
 RUNS: dict[str, Callable[[], object]] = {
@@ -88,6 +89,7 @@ RUNS: dict[str, Callable[[], object]] = {
     "print": _print_garbage,
     "fork": _fork_once,
     "chatter": _chatter,
+    "skip-late": lambda: _raise(Skip("it was too late to say so")),
     "import": _import_what_a_folder_may_hide,
     "read": lambda: _raise(RuntimeError(f"stdin holds {sys.stdin.read()!r}")),
 }
@@ -199,9 +201,7 @@ class WithFamily(Fake):
             "group": {"process_group": 0},
             "session": {"start_new_session": True},
         }
-        self.children = {
-            name: subprocess.Popen(["sleep", "600"], env=env, **way) for name, way in ways.items()
-        }
+        self.children = {name: subprocess.Popen(["sleep", "600"], env=env, **way) for name, way in ways.items()}
         code = (
             "import subprocess\n"
             "quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}\n"
@@ -214,4 +214,17 @@ class WithFamily(Fake):
         workload = super().build(case)
         if os.environ.get("FAKE_THEN") != "return":
             workload.run = lambda: time.sleep(600)
+        return workload
+
+
+class Wanders(Fake):
+    """Notes where it finds itself, then goes elsewhere."""
+
+    def build(self, case: Case) -> Workload:
+        found = f"{os.getcwd()} {os.environ.get('FAKE_LEAK')} {sorted(os.sched_getaffinity(0))}"
+        os.chdir("/")
+        os.environ["FAKE_LEAK"] = str(case.batch)
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        workload = super().build(case)
+        workload.settings = {"found": found, "process": str(os.getpid())}
         return workload

@@ -153,14 +153,14 @@ def test_only_what_is_marked_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         longer.wait()
 
 
-@pytest.mark.parametrize("name", ["torch", "json", "harness", "fake_systems"])
-def test_code_in_the_current_folder_is_not_run(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies there must not stand in for an installed package."""
     trap = f"open({str(tmp_path / 'sprung')!r}, 'w').close()\n"
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "__init__.py").write_text(trap)
-    (tmp_path / f"{name}.py").write_text(trap)
-    (tmp_path / "sitecustomize.py").write_text(trap)
+    for name in ("torch", "json", "harness", "fake_systems"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(trap)
+    for name in ("ctypes", "sitecustomize", "pynvml", "nvtx"):
+        (tmp_path / f"{name}.py").write_text(trap)
     monkeypatch.chdir(tmp_path)
     assert statuses(measured(tmp_path / "out", [case("import")], systems())) == ["ok"]
     assert not (tmp_path / "sprung").exists()
@@ -182,8 +182,8 @@ def test_a_log_that_grows_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = WorkerProcess(launch())
     worker.ask({"do": "probe"}, 30.0)
     chatter: dict[str, Any] = CASE | {"case": case("chatter").to_dict()}
-    with pytest.raises(WorkerLost, match="no answer within 0.5 s"):
-        worker.ask(chatter, 0.5)
+    with pytest.raises(WorkerLost, match="no answer within 1 s"):
+        worker.ask(chatter, 1.0)  # which prints some ten megabytes a second
     size = os.fstat(worker._stderr.fileno()).st_size
     worker.kill()
-    assert size < 64 << 20
+    assert size < 4 << 20

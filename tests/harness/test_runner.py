@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from harness_helpers import (
     HERE,
-    QUICK,
     ROOT,
     alive,
     case,
