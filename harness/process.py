@@ -35,13 +35,15 @@ class Launch:
     """How to start the worker of a system: `*command -m harness.worker entry`, with `env` added to ours.
 
     command: an interpreter, or what runs one elsewhere, such as ["docker", "run", "-i", IMAGE, "python"].
-    entry: MODULE:ATTRIBUTE of the adapter. module: what answers, `harness.worker`.
+    entry: MODULE:ATTRIBUTE of the adapter. module: what answers, `harness.worker`. root: the checkout whose code the
+    worker runs, where it is not the one that runs this.
     """
 
     command: Sequence[str] = (sys.executable,)
     entry: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     module: str = "harness.worker"
+    root: Path | None = None
 
 
 class WorkerLost(Exception):
@@ -231,15 +233,16 @@ def _name_of(pid: int) -> str:
 
 
 def _environment(launch: Launch) -> dict[str, str]:
-    """Ours and the launch's, with the commit and the place of this package for workers that cannot find them.
+    """Ours and the launch's, with the commit and the place of the code for workers that cannot find them.
 
     An installed package stays where it is: its folder holds packages that other interpreters must not see. The
     current folder is not searched for modules: what lies there must not stand in for an installed package.
     """
-    commit, dirty = commit_and_dirty()
+    commit, dirty = commit_and_dirty(launch.root)
     env = {**os.environ, COMMIT_VARIABLE: commit + ("-dirty" if dirty else ""), "PYTHONSAFEPATH": "1", **launch.env}
-    if _ROOT.name not in ("site-packages", "dist-packages"):
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), env.get("PYTHONPATH", "")]))
+    root = launch.root or (None if _ROOT.name in ("site-packages", "dist-packages") else _ROOT)
+    if root:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))
     return env
 
 

@@ -118,7 +118,7 @@ def run(
     work = plan(asked)
     if not work.here:
         raise UserError("--device cuda: no CUDA GPU was found on this machine; --dry-run plans without one")
-    request = _request(arguments, work)
+    request = request_of(arguments, work)
     if Run.exists(out) and resume:
         current = Run.open(out)
         _refuse_another_kind(current, mode, work.repeats)
@@ -247,7 +247,8 @@ def _refuse_another_kind(current: Run, mode: Mode, repeats: int) -> None:
         )
 
 
-def _request(arguments: Sequence[str], work: Plan) -> Request:
+def request_of(arguments: Sequence[str], work: Plan) -> Request:
+    """This call of the program, as a run keeps it."""
     machine = work.machine
     constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
     at = datetime.now(UTC).isoformat(timespec="seconds")
