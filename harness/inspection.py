@@ -53,6 +53,7 @@ class Inspector:
 
     def run(self) -> object:
         """The workload's `run`; where a graph is captured, its outputs are those of every replay."""
+        self._outputs = None  # freed first: what is timed must not hold its outputs twice
         self._outputs = self._workload.run()
         return self._outputs
 
