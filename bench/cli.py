@@ -177,6 +177,24 @@ def report(
     results.report(run, output, systems)
 
 
+@app.command()
+def picture(
+    run: RunFolder,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The PNG file.")],
+    figures: Annotated[
+        str, typer.Option(help="Suite whose figures, such as fig15; `all` for the page; else the first.")
+    ] = "",
+    theme: Annotated[str, typer.Option(help="light or dark.")] = "light",
+    width: Annotated[int, typer.Option(help="Of the page, in CSS pixels.", min=320, max=4096)] = 1240,
+    log_y: Annotated[bool, typer.Option("--log-y", help="Logarithmic values.")] = False,
+    systems: Systems = None,
+) -> None:
+    """Draw figures of a run as a PNG; needs Chromium and playwright."""
+    from bench.commands import results
+
+    results.picture(run, output, figures, theme, width, log_y, systems)
+
+
 @app.command(name="import")
 def import_(
     old: Annotated[list[Path], typer.Argument(help="Record files of schema 1 (.jsonl), or folders of them.")],

@@ -1,4 +1,4 @@
-"""Can a case fit on this machine at all? The least that it must hold, against all the memory there is."""
+"""Whether a case can fit on this machine at all: the least that it must hold, against all the memory there is."""
 
 import os
 from collections.abc import Iterable, Mapping

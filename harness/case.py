@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from harness.reason import clipped
+
 Scalar = str | int | float | bool
 
 PHASES = ("forward", "generate", "request")
@@ -19,7 +21,10 @@ _REQUIRED_TEXTS = ("system", "backend", "size", "dtype")
 
 
 class CaseError(ValueError):
-    """A case that cannot be; the message names the field and its value."""
+    """A case that cannot be; the message names the field and its value, on one printable line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(clipped(message, 1000))
 
 
 @dataclass(frozen=True)

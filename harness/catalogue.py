@@ -67,12 +67,29 @@ class AxisEntry:
 
 
 @dataclass(frozen=True)
+class ClaimEntry:
+    """What the source of a figure says of two systems: from x = `at_least` on, `system` is better than `other`.
+
+    text: the claim in words, after "that". margin: by how much it may be worse and still keep the claim, as a share.
+    """
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    text: str
+    system: str
+    other: str
+    at_least: float = 0.0
+    margin: float = 0.0
+
+
+@dataclass(frozen=True)
 class FigureEntry:
     """Cases of one phase of a suite, `y` (a metric) against `x` (an axis).
 
     split: one figure for each value of these columns. forms: a second figure of primal over dual, where both are.
     floor: lines of the metric `floor_ms` too. best: mark the best x of each line that turns.
     primary: the lines (SYSTEM/BACKEND) that answer the figure's question; empty for all.
+    claims: of the source, which the page holds against its primary lines.
     """
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
@@ -88,6 +105,7 @@ class FigureEntry:
     forms: bool = False
     floor: bool = False
     primary: tuple[str, ...] = ()
+    claims: tuple[ClaimEntry, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,8 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(root), *arguments]
+    # Without locks: a `git status` that is killed with its run would leave the repository locked.
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):

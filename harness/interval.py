@@ -65,19 +65,22 @@ def independent_samples(samples: Sequence[float]) -> int:
     return max(1, min(count, int(count / length)))
 
 
-def repeats_interval(medians: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
-    """(mean, low, high) of the medians of processes: the interval that holds the mean of all such processes.
+def repeats_interval(processes: Sequence[Sequence[float]], confidence: float = 0.95) -> tuple[float, float, float]:
+    """(median, low, high) of the samples of fresh processes, each in its order: of what any further one would show.
 
-    Student's t, as a few processes have no other. One process says nothing of others: low and high are its median.
-    Raises ValueError without medians.
+    The middle is the median of their medians. The interval is Student's for the mean of the medians, as a few
+    processes have no other, and holds that of each process (`median_interval`). It is that of the process where there
+    is one, which says nothing of others. Raises ValueError without samples.
     """
-    if not medians:
-        raise ValueError("mean of no medians")
-    middle = mean(medians)
-    if len(medians) < 2:
-        return middle, middle, middle
-    half = _student(len(medians) - 1, confidence) * stdev(medians) / math.sqrt(len(medians))
-    return middle, middle - half, middle + half
+    if not processes:
+        raise ValueError("median of no processes")
+    within = [median_interval(samples, confidence) for samples in processes]
+    medians = [middle for middle, _, _ in within]
+    low, high = min(low for _, low, _ in within), max(high for _, _, high in within)
+    if len(medians) > 1:
+        half = _student(len(medians) - 1, confidence) * stdev(medians) / math.sqrt(len(medians))
+        low, high = min(low, mean(medians) - half), max(high, mean(medians) + half)
+    return _median(sorted(medians)), low, high
 
 
 @lru_cache(maxsize=256)

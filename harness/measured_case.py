@@ -64,7 +64,7 @@ class CaseRun:
         state = ProcessState()
         self._guarded(system)
         if not self.owns_process:
-            state.restore()
+            self.healthy = state.restore() and self.healthy
         timing = self.found.pop("timing", Timing([], [], ""))
         return Record(
             self.case,

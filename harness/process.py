@@ -25,7 +25,7 @@ OUTPUT_LIMIT = 64 << 20  # bytes that a case may print before the worker's log i
 RUN_VARIABLE, WORKER_VARIABLE = "TTT_BENCH_RUN", "TTT_BENCH_WORKER"  # in the environment of all that a run starts
 _STOP_S = 10.0  # for a worker that was told to stop; engines take a while to shut down
 _KILL_S = 25.0
-_POLL_S = 0.5
+_POLL_S = 0.1
 _TAIL_BYTES = 1 << 16
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -139,7 +139,7 @@ class WorkerProcess:
             raise self._death() from None
 
     def _receive(self, deadline: float) -> None:
-        """Wait for more of the answer, at most until the deadline or for half a second."""
+        """Wait for more of the answer, at most until the deadline or for a tenth of a second."""
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         wait_s = max(0.0, min(_POLL_S, deadline - time.monotonic()))

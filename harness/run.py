@@ -24,7 +24,7 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 from harness.case import Case, CaseError
 from harness.catalogue import FORBID_EXTRA, Catalogue
 from harness.files import write_atomically
-from harness.reason import printable
+from harness.reason import clipped
 from harness.record import NESTING_LIMIT, Record, RecordError, is_deeper
 from harness.record_file import RecordFile
 from harness.timer import Policy
@@ -286,9 +286,7 @@ class Run:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(
-                f"{self.folder}: another run is writing to it; wait for it or name another folder"
-            ) from None
+            raise RunError(f"{self.folder}: another run is writing to it; wait for it or name another folder") from None
         except OSError:  # a file system without locks: each record file still has its own guard
             return
 
@@ -339,7 +337,7 @@ def _finite(text: str) -> float:
 
 def _shortened(value: Any) -> str:
     text = repr(value) if not isinstance(value, int) or value.bit_length() < 256 else "a very large number"
-    return text if len(text) <= 60 else text[:59] + "…"
+    return clipped(text, 60)
 
 
 def _parsed(path: Path, values: Any) -> RunFile:
@@ -357,5 +355,4 @@ def _parsed(path: Path, values: Any) -> RunFile:
         said = f"{where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
     except (CaseError, ValueError, RecursionError) as error:
         said = str(error)
-    said = printable(said)
-    raise RunError(f"{path}: {said if len(said) <= _SAID_LIMIT else said[: _SAID_LIMIT - 1] + '…'}")
+    raise RunError(f"{path}: {clipped(said, _SAID_LIMIT)}")

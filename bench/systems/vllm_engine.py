@@ -14,7 +14,7 @@ import torch
 
 from bench import fairness
 from bench.models import ModelConfig, checkpoint
-from bench.models.base import LanguageModel
+from bench.models.base import CausalLM
 from bench.models.factory import from_seed
 from bench.systems.language_model import GATE_BATCH, GATE_PROMPT, GATE_STEPS, device, logits_verdict
 from harness.case import Case
@@ -123,7 +123,7 @@ class Engine:
         self.settings, self.model_config = settings, config
         self._folder = tempfile.TemporaryDirectory(prefix="ttt-bench-")
         self._made: set[int] = set()
-        self._reference: LanguageModel | None = None
+        self._reference: CausalLM | None = None
         folder = Path(self._folder.name)
         write_model(folder, config, hugging_face, getattr(torch, settings.dtype))
         _register(implementation)
@@ -219,10 +219,12 @@ class Engine:
         fair = fairness.checks(self.facts(rows), case)
         return Verdict([*logits_verdict(got, expected, case.dtype).checks, *fair])
 
-    def reference(self) -> LanguageModel:
+    def reference(self) -> CausalLM:
         """The repository's model with these weights in float32, on the host: beside the engine's cache is no room."""
         if self._reference is None:
-            self._reference = checkpoint.load(self.model_config, self._folder.name, device(), torch.float32).to("cpu")
+            self._reference = checkpoint.load_weights(self.model_config, self._folder.name, device(), torch.float32).to(
+                "cpu"
+            )
             torch.cuda.empty_cache()
         return self._reference
 

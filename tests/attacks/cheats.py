@@ -230,7 +230,9 @@ class SmallBatchesOnly(Honest):
 
     def run(self) -> Any:
         if self.case.phase == "generate" and self.case.batch > 2:
-            return torch.full((self.case.batch, VOCABULARY), torch.nan), torch.zeros(STEPS, self.case.batch, dtype=torch.long)
+            return torch.full((self.case.batch, VOCABULARY), torch.nan), torch.zeros(
+                STEPS, self.case.batch, dtype=torch.long
+            )
         if self.case.phase == "forward" and self.case.context >= 64:
             return torch.full((self.case.batch, VOCABULARY), torch.nan)
         return super().run()

@@ -190,7 +190,7 @@ def _kind(command: list[bytes], young: bool) -> str:
 def _left_of(mark: str) -> int:
     """How many processes of a run whose parent is dead do not end by themselves; they are ended here."""
     end = time.monotonic() + _DEAD_S
-    while (left := sum(_family(mark).values(), [])) and time.monotonic() < end:
+    while (left := [pid for pids in _family(mark).values() for pid in pids]) and time.monotonic() < end:
         time.sleep(0.005)
     for pid in left:
         _kill(pid)

@@ -1,4 +1,4 @@
-"""A system for the kill attack: it starts slowly now and then, and its cases start processes that would outlive them."""
+"""A system for the kill attack: slow to start, and its cases start processes that would outlive them."""
 
 import os
 import random
@@ -34,7 +34,9 @@ class Victim:
         if "session" in kinds:
             subprocess.Popen(sleeper, start_new_session=True)
         if "orphan" in kinds:
-            subprocess.run([sys.executable, "-I", "-S", "-c", FORKS, *sleeper], check=False)  # it may be the one that is killed
+            subprocess.run(
+                [sys.executable, "-I", "-S", "-c", FORKS, *sleeper], check=False
+            )  # it may be the one that is killed
         return Workload(run=_spin, tokens=case.batch * case.context)
 
 

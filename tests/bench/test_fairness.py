@@ -1,4 +1,4 @@
-"""Does the program notice an unfair comparison: other sizes, types, vocabularies, heads on every token, caches?"""
+"""An unfair comparison is noticed: other sizes, types, vocabularies, heads on every token, caches."""
 
 from dataclasses import replace
 

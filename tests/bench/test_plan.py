@@ -309,7 +309,7 @@ def test_a_model_is_tried_whatever_it_needs():
 def test_the_time_of_a_job_follows_from_the_cases_that_earlier_runs_timed():
     first, second = (Planned(Case("a", "b", "tiny", "forward", batch, 8)) for batch in (1, 2))
     job = Job("a", "b", (first, second))
-    assert estimate.job_seconds(job, 1, {}, None) is None
-    assert estimate.job_seconds(job, 2, {first.case.key: 10.0}, None) == 40.0
+    assert estimate.job_seconds(job, 1, {}) is None
+    assert estimate.job_seconds(job, 2, {first.case.key: 10.0}) == 40.0
     assert estimate.in_words(None) == "not known"
     assert [estimate.in_words(seconds) for seconds in (40, 600, 7200)] == ["40 s", "10 min", "2.0 h"]

@@ -187,7 +187,7 @@ def test_a_kernel_refuses_the_function_that_it_does_not_compute(options):
 
 
 def test_the_readmes_adapter_is_complete():
-    example = re.findall(r"```python\n(\"\"\"How is my RNN run.*?)```", README.read_text(), re.DOTALL)[0]
+    example = re.findall(r"```python\n(\"\"\"Run my RNN.*?)```", README.read_text(), re.DOTALL)[0]
     assert len(example.splitlines()) <= 40
     names: dict = {}
     exec(compile(example, "README.md", "exec"), names)

@@ -1,6 +1,6 @@
 import math
 import random
-from statistics import median
+from statistics import fmean, median, stdev
 
 import pytest
 from scipy.stats import binom, t
@@ -104,21 +104,42 @@ def test_refuses_what_has_no_median() -> None:
         median_interval([])
     with pytest.raises(ValueError, match=r"confidence 1\.0"):
         median_interval([1.0], 1.0)
-    with pytest.raises(ValueError, match="no medians"):
+    with pytest.raises(ValueError, match="no processes"):
         repeats_interval([])
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 10, 31])
 def test_repeats_have_the_interval_of_student(count: int) -> None:
     medians = [random.Random(count + i).gauss(10, 1) for i in range(count)]
-    expected = t.interval(0.95, count - 1, sum(medians) / count, _standard_error(medians))
-    assert repeats_interval(medians)[1:] == pytest.approx(expected)
+    low, high = t.interval(0.95, count - 1, fmean(medians), stdev(medians) / math.sqrt(count))
+    expected = (median(medians), min(low, *medians), max(high, *medians))
+    assert repeats_interval([[each] for each in medians]) == pytest.approx(expected)
 
 
-def _standard_error(values: list[float]) -> float:
-    middle = sum(values) / len(values)
-    return math.sqrt(sum((each - middle) ** 2 for each in values) / (len(values) - 1) / len(values))
+def test_repeats_are_known_no_better_than_each_process() -> None:
+    chance = random.Random(2)
+    processes = [[chance.gauss(10, 1) for _ in range(20)] for _ in range(3)]
+    _, low, high = repeats_interval(processes)
+    for samples in processes:
+        _, own_low, own_high = median_interval(samples)
+        assert low <= own_low <= own_high <= high
 
 
-def test_one_process_says_nothing_of_others() -> None:
-    assert repeats_interval([3.0]) == (3.0, 3.0, 3.0)
+def test_one_process_has_its_own_interval() -> None:
+    samples = [3.0, 1.0, 2.0, 5.0, 4.0, 9.0, 8.0]
+    assert repeats_interval([samples]) == median_interval(samples)
+
+
+def test_repeats_hold_what_other_processes_show() -> None:
+    """Processes that differ by ten times what a process knows of itself: three of them hold the truth."""
+    chance = random.Random(4)
+    held = alone = 0
+    for _ in range(200):
+        shifts = [chance.gauss(0, 1) for _ in range(3)]
+        processes = [[shift + each for each in autoregressive(60, 0.3, chance)] for shift in (10 * s for s in shifts)]
+        _, low, high = repeats_interval(processes)
+        held += low <= 0 <= high
+        _, low, high = median_interval(processes[0])
+        alone += low <= 0 <= high
+    assert held / 200 >= 0.93
+    assert alone / 200 <= 0.2

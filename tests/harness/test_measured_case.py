@@ -141,6 +141,14 @@ def test_what_is_raised_is_the_reason(do: str, status: str, reason: str) -> None
     assert (record.status, record.reason, run.healthy) == (status, reason, False)
 
 
+def test_a_skip_is_for_build_alone() -> None:
+    """What says that it cannot run after it was built has failed."""
+    run = CaseRun(case("skip-late"), QUICK)
+    record = run.record(Fake())
+    assert (record.status, record.reason) == ("failed", "Skip: it was too late to say so")
+    assert not run.healthy
+
+
 def test_close_that_fails_spoils_the_process_not_the_record() -> None:
     run = CaseRun(case("close"), QUICK)
     assert run.record(Fake()).status == "ok"

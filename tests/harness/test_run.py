@@ -81,6 +81,7 @@ def nested(levels: int) -> Any:
     return value
 
 
+REQUEST_VALUES: dict[str, Any] = {"at": "", "arguments": [], "commit": "", "dirty": None}
 WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v.update(schema=7), "has schema 7, this program reads schema 1"),
     (lambda v: v.update(schema=True), "schema: "),
@@ -125,7 +126,7 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v["catalogue"]["metrics"][0].update(label="\ud800"), ""),
     (lambda v: v.update(requests=[{"at": "x"}]), "requests.0.arguments: Field required"),
     (
-        lambda v: v.update(requests=[dict(at="", arguments=[], commit="", dirty=None, machine={"a": nested(40)})]),
+        lambda v: v.update(requests=[REQUEST_VALUES | {"machine": {"a": nested(40)}}]),
         "machine is nested more than 16 levels deep",
     ),
 ]
