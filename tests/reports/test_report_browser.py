@@ -429,6 +429,12 @@ def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_mean
         assert words in said
 
 
+def test_footnotes_are_not_covered_by_the_legend(doubtful):
+    bottom = "e => e.getBoundingClientRect().bottom"
+    note = doubtful.locator("#figure-0 .annotation").last.evaluate(bottom)
+    assert note <= doubtful.locator("#figure-0 .legend").evaluate("e => e.getBoundingClientRect().top")
+
+
 def test_other_backends_wait_behind_a_button(doubtful):
     assert lines_drawn(doubtful, 0) == 2
     entries = doubtful.locator("#figure-0 .legend li:visible button")
