@@ -14,7 +14,7 @@ import synthetic_records as synthetic
 from harness.case import Case
 from harness.record import RecordError
 from reports.figures import figures
-from reports.picture import RESIZE_MS, take, write_picture
+from reports.picture import take, write_picture
 
 PAPER = synthetic.paper()
 TABLE = PAPER.table
@@ -427,14 +427,6 @@ def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_mean
     said = doubtful.locator("#figure-0 .annotation").all_text_contents()[-1]
     for words in ("† fewer sequences", "* fewer than six", "‡ others used", "× no result", "○ not tried"):
         assert words in said
-
-
-def test_a_window_that_changes_its_size_leaves_room_for_the_footnotes(doubtful):
-    height = "document.querySelector('#figure-0 .plot')._fullLayout.height"
-    before = doubtful.evaluate(height)
-    doubtful.set_viewport_size({"width": 1000, "height": 700})
-    doubtful.wait_for_timeout(RESIZE_MS)
-    assert doubtful.evaluate(height) == before > 340
 
 
 def test_other_backends_wait_behind_a_button(doubtful):
