@@ -523,7 +523,9 @@ class Figure {
       this.plot.textContent = "No case of this figure has a result; the reasons are in the list of cases without one.";
       return null;
     }
-    return Plotly.react(this.plot, traces.data, this.layout(traces, this.plot.clientWidth), { responsive: true, displayModeBar: false });
+    const layout = this.layout(traces, this.plot.clientWidth);
+    this.plot.style.height = `${layout.height}px`; // when the window's size changes, Plotly takes the element's height
+    return Plotly.react(this.plot, traces.data, layout, { responsive: true, displayModeBar: false });
   }
 
   /* The picture has to name its lines itself: the page's legend is not part of it. */
