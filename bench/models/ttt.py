@@ -21,6 +21,7 @@ from bench.models.layers import (
     empty_conv_cache,
     layer_range,
     linear,
+    operator_range,
     parameter,
     rotation,
     slide,
@@ -154,7 +155,8 @@ class Block(nn.Module):
         """The residual stream [B, T, C] before -> after; `state` moves on, from `start` in its mini-batch if known."""
 
         def learn(tokens: Tokens, learner: Learner) -> Tensor:
-            return operator.forward(tokens, learner, state.inner, start)
+            with operator_range():
+                return operator.forward(tokens, learner, state.inner, start)
 
         return self._through(h, rope, state, learn)
 
@@ -162,7 +164,8 @@ class Block(nn.Module):
         """The residual stream [B, 1, C] before -> after; `state` moves one token on."""
 
         def learn(tokens: Tokens, learner: Learner) -> Tensor:
-            return operator.generate_step(tokens.first(), learner, state.inner)[:, None]
+            with operator_range():
+                return operator.generate_step(tokens.first(), learner, state.inner)[:, None]
 
         return self._through(h, rope, state, learn)
 
