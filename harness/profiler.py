@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -122,6 +123,7 @@ class Profiler:
     say: Callable[[str], object] = lambda text: None
     on_profile: Callable[[Profile], object] = lambda profile: None
     stop_s: float = STOP_S
+    _wants_ratios: bool = False
 
     def jobs(self, jobs: Sequence[Job], resume: bool = False) -> list[Profile]:
         """Profile the cases of `jobs`, in order; with resume, those that have no good profile yet."""
@@ -129,6 +131,7 @@ class Profiler:
         with self.run.held():
             end_marked(RUN_VARIABLE, mark)
             (self.run.folder / "profiles").mkdir(exist_ok=True)
+            self._wants_ratios = bool(self.tools.ratios)
             found: list[Profile] = []
             for job in jobs:
                 launch = self.launches[job.pair]
@@ -145,16 +148,16 @@ class Profiler:
 
     def _job(self, job: Job, launch: Launch, pending: Sequence[Planned]) -> list[Profile]:
         """Times of all cases in as few workers as may be; then, its memory free again, ratios in one worker a case."""
-        found = []
+        found: list[Profile] = []
         with _Worker(launch, self.limits) as worker:
             for planned in pending:
                 profile, record = self._times(worker, launch, planned)
                 self._keep(job, profile, record)
                 found.append(profile)
-                if profile.status != "ok" or not self.tools.ratios:
+                if profile.status != "ok" or not self._wants_ratios:
                     self.on_profile(profile)
         for place, profile in enumerate(found):
-            if profile.status == "ok" and self.tools.ratios:
+            if profile.status == "ok" and self._wants_ratios:
                 found[place] = self._with_ratios(launch, profile)
                 write_profile(self.run.folder, found[place])
                 self.on_profile(found[place])
@@ -258,7 +261,7 @@ class Profiler:
             raise ToolLost(f"{tool} did not end within {self.stop_s:g} s and was killed; try a smaller case", True)
         said = _text(log)
         if ncu.FORBIDDEN in said or status or not report.exists():
-            raise _why(tool, said, f"ended with status {status}" if status else "left no report", "failed")
+            raise _why(tool, said, _ending(status), "failed")
         return answer
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> None:
@@ -380,6 +383,14 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
     if status == "oom":
         return ToolLost(f"the case did not fit beside {tool}: {otherwise}; try a smaller batch", status=status)
     return ToolLost(f"{tool} failed: {said or otherwise}", status=status)
+
+
+def _ending(status: int) -> str:
+    """How a profiler ended that left no good report; a shell's 128 and more are signals."""
+    number = status - 128 if status > 128 else -status
+    if number in {each.value for each in signal.Signals}:
+        return f"it was killed by {signal.Signals(number).name}"
+    return f"it ended with status {status}" if status else "it left no report"
 
 
 def _read_by(command: Sequence[str]) -> str:
