@@ -71,7 +71,7 @@ def bound_of(kernel: Kernel, region: Region) -> str:
         return "the use of its units was not counted"
     unit = max(use, key=lambda each: use[each])
     if use[unit] >= HIGH:
-        return f"{UNITS[unit]} at {use[unit]:.0%} of their peak: bound by {UNITS[unit]}"
+        return f"{UNITS[unit]} at {use[unit]:.0%} of peak: bound by {UNITS[unit]}"
     waiting = waits(counters)
     waited = f"; warps wait {waiting[0][0]} {waiting[0][1]:.0%} of the time" if waiting else ""
     return f"no unit above {HIGH:.0%} ({UNITS[unit]} {use[unit]:.0%}): latency{waited}"
