@@ -378,6 +378,8 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
             lasting=True,
         )
     said = ncu.complaint(log)
+    if ncu.NOTHING in log:
+        return ToolLost("ncu profiled no kernel: no range of the case was seen; is the package nvtx installed?", True)
     if status == "timeout":
         return ToolLost(f"{tool} gave nothing in time: {otherwise}; give it more --time-limit", True, status)
     if status == "oom":

@@ -43,16 +43,21 @@ def _where(region: Region) -> str:
     gaps = region.gaps_us / total
     said = f"{' and '.join(words)} of the time"
     said = said[0].upper() + said[1:]
-    return f"{said}; gaps take {gaps:.0%}: launches." if gaps >= _GAPS else f"{said}."
+    return f"{said}; gaps take {gaps:.0%}: {_cause(region)}." if gaps >= _GAPS else f"{said}."
 
 
 def _why(region: Region) -> str:
     gaps = region.gaps_us / region.region_us if region.region_us else 0.0
     kernel = region.kernels[0] if region.kernels else None
     if kernel is None or (gaps > 0.5):
-        return "No kernel runs for most of it: bound by launches."
+        return f"Gaps take most of it: bound by {_cause(region)}."
     share = kernel.time_us / sum(each.time_us for each in region.kernels)
     return f"{short(kernel.name)} ({share:.0%} of the kernels' time): {bound_of(kernel, region)}."
+
+
+def _cause(region: Region) -> str:
+    """What gaps are made of; operators of a CPU wait for Python, which calls them."""
+    return "Python" if region.kernels and region.kernels[0].name.startswith("aten::") else "launches"
 
 
 def bound_of(kernel: Kernel, region: Region) -> str:

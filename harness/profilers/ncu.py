@@ -21,6 +21,7 @@ OLDEST = (2023, 1)  # the first that counts Hopper's matrix units by these names
 LAUNCHES = 128  # at most, of a case: each is replayed some ten times
 LAYER = "layer 1"  # the layer that stands for all
 FORBIDDEN = "ERR_NVGPUCTRPERM"
+NOTHING = "No kernels were profiled"
 
 _TIME, _DRAM, _L2 = "gpu__time_duration.sum", "dram__bytes.sum", "lts__t_bytes.sum"
 _HIT, _OCCUPANCY = "lts__t_sector_hit_rate.pct", "sm__warps_active.avg.pct_of_peak_sustained_active"

@@ -153,6 +153,8 @@ if does == "hang":
     time.sleep(600)
 if does == "forbidden":
     log("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters\\n")
+elif does == "no range":
+    log("==WARNING== No kernels were profiled.\\n")
 elif does != "nothing":
     log("==PROF== Profiling one - 1: 0%....100% - 9 passes\\n" * int(os.environ.get("FAKE_LAUNCHES", "4")))
     report = options.get("export") or options["output"]

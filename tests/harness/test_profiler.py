@@ -106,6 +106,7 @@ def test_ncu_counts_beside_the_times_of_kineto(tmp_path: Path, fake: Any) -> Non
         ("kill", "4", "killed by SIGKILL", False),
         ("kill late", "4", "ncu failed: it was killed by SIGKILL", False),
         ("forbidden", "4", "NVreg_RestrictProfilingToAdminUsers=0", True),
+        ("no range", "4", "is the package nvtx installed?", True),
         ("nothing", "4", "it left no report", False),
         ("unreadable", "4", "ncu could not read its report", False),
         ("", "9", "truncated: it has 4 of 9 launches", False),

@@ -49,9 +49,8 @@ def test_without_counters_nothing_is_claimed() -> None:
 
 
 def test_mostly_gaps_is_bound_by_launches() -> None:
-    assert sentences(region(Kernel("gemm", 1, 20.0), gaps=80.0))[1] == (
-        "No kernel runs for most of it: bound by launches."
-    )
+    assert sentences(region(Kernel("gemm", 1, 20.0), gaps=80.0))[1] == ("Gaps take most of it: bound by launches.")
+    assert sentences(region(Kernel("aten::mm", 1, 20.0), gaps=80.0))[0].endswith("gaps take 80%: Python.")
 
 
 def test_few_gaps_are_not_worth_their_words() -> None:
