@@ -10,9 +10,7 @@ from typing import Any, Literal
 
 from harness.case import Case
 from harness.memory import is_out_of_memory
-from harness.profilers import kineto, nsys
-from harness.profilers.trace import found_in
-from harness.ranges import nvtx_range, profiler_range, range_name, recorded
+from harness.ranges import TIMED, nvtx_range, profiler_range, range_name, recorded
 from harness.system import Workload
 from harness.timer import Policy
 
@@ -113,6 +111,10 @@ class _Work:
 
 
 def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
+    # Here, as a worker that profiles nothing needs no more than what it measures with.
+    from harness.profilers import kineto
+    from harness.profilers.trace import found_in
+
     single = work.is_engine or work.device == "cpu"
     with kineto.recording(work.device, with_ranges=True, keep=keep if single else None) as found:
         work.ranged()
@@ -134,7 +136,7 @@ def _captured(work: _Work, whole: bool) -> int:
         work.ranged()
         if run is not None:
             _wait(work.device)
-            with nvtx_range(nsys.TIMED):
+            with nvtx_range(TIMED):
                 for _ in range(RUNS):
                     run()
     return work.units * (1 if run is None else RUNS)

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+TIMED = "timed"  # the range around what is timed, where a profiler sees a call under its phase's ranges beside it
+
 
 class _Recording:
     """Whether PyTorch's profiler is to see the ranges too; off, as each costs microseconds."""

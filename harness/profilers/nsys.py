@@ -7,10 +7,10 @@ from pathlib import Path
 
 from harness.profile_record import ProfileError
 from harness.profilers.trace import Launched, Nesting, Span
+from harness.ranges import TIMED
 
 PROGRAM = "nsys"
 OLDEST = (2022, 4)  # the first that knows the options below
-TIMED = "timed"  # the range around what is timed; the phase's own ranges are beside it
 _PUSH_POP = 59  # NVTX_EVENTS.eventType
 _KERNELS, _LAUNCHES, _RANGES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 _COPIES = (("CUPTI_ACTIVITY_KIND_MEMCPY", "memory copy"), ("CUPTI_ACTIVITY_KIND_MEMSET", "memory fill"))
