@@ -174,6 +174,24 @@ def report(
     results.report(run, output, systems)
 
 
+@app.command()
+def picture(
+    run: RunFolder,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The PNG file.")],
+    figures: Annotated[
+        str, typer.Option(help="Suite whose figures, such as fig15; `all` for the page; else the first.")
+    ] = "",
+    theme: Annotated[str, typer.Option(help="light or dark.")] = "light",
+    width: Annotated[int, typer.Option(help="Of the page, in CSS pixels.", min=320, max=4096)] = 1240,
+    log_y: Annotated[bool, typer.Option("--log-y", help="Logarithmic values.")] = False,
+    systems: Systems = None,
+) -> None:
+    """Draw figures of a run as a PNG; needs Chromium and playwright."""
+    from bench.commands import results
+
+    results.picture(run, output, figures, theme, width, log_y, systems)
+
+
 @app.command(name="import")
 def import_(
     old: Annotated[list[Path], typer.Argument(help="Record files of schema 1 (.jsonl), or folders of them.")],
@@ -183,6 +201,76 @@ def import_(
     from bench.commands import results
 
     results.import_records(old, output)
+
+
+FailOn = Annotated[
+    str | None, typer.Option(help="Exit with status 1 for a case that is shown to be slower by more, such as 3%.")
+]
+Page = Annotated[Path | None, typer.Option(help="Write an HTML page of the comparison too.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Markdown, for a pull request.")]
+Json = Annotated[bool, typer.Option("--json", help="A JSON object, unrounded.")]
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="The folder of a run.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The folder of the run that is held against it.")],
+    fail_on: FailOn = None,
+    markdown: Markdown = False,
+    json: Json = False,
+    html: Page = None,
+) -> None:
+    """Hold two runs against each other: B/A of each case, and what differs between the machines."""
+    from bench.commands import compare as commands
+
+    commands.compare(a, b, fail_on, commands.Shown(_format(markdown, json), html))
+
+
+@app.command()
+def ab(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="A git revision, or the folder of a checkout.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="What is held against it.")],
+    suite: Suites = None,
+    systems: Systems = None,
+    sizes: Sizes = None,
+    batch: Batch = None,
+    context: Context = None,
+    rounds: Annotated[int, typer.Option(help="Fresh processes of each case and side, in turns.")] = 5,
+    out: Annotated[Path, typer.Option(help="Folder of the two runs, OUT/old and OUT/new.")] = Path("out/ab"),
+    fail_on: FailOn = None,
+    markdown: Markdown = False,
+    json: Json = False,
+    html: Page = None,
+    time_limit: TimeLimit = 600,
+    start_limit: StartLimit = 300,
+    budget: Annotated[float | None, typer.Option(help="Seconds of sampling a case and side.", min=0.001)] = None,
+    min_samples: Annotated[int | None, typer.Option(help="Samples of a case and side.", min=1)] = None,
+    device: Device = "auto",
+    systems_file: SystemsFile = None,
+) -> None:
+    """Measure two commits in turns on this machine: faster, slower, same or undecided; exit status 1 if slower."""
+    from bench.commands import compare as commands
+    from bench.commands.measure import Asked
+    from harness.runner import Limits
+
+    asked = Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file, budget, min_samples, rounds)
+    commands.ab(
+        asked,
+        (old, new),
+        out,
+        limits=Limits(time_limit, start_limit),
+        fail_on=fail_on,
+        shown=commands.Shown(_format(markdown, json), html),
+        arguments=sys.argv[1:],
+    )
+
+
+def _format(markdown: bool, json: bool) -> str:
+    from bench.errors import UserError
+
+    if markdown and json:
+        raise UserError("--markdown --json: one format at a time")
+    return "markdown" if markdown else "json" if json else "text"
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Is a comparison of language models fair? What each model is, found out from the model, against what all must be."""
+"""Check that a comparison of language models is fair: what each is, found out from it, against what all must be."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

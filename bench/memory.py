@@ -1,4 +1,4 @@
-"""Can a case fit on this machine at all? The least that it must hold, against all the memory there is."""
+"""Whether a case can fit on this machine at all: the least that it must hold, against all the memory there is."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from bench.errors import UserError
-from bench.models.config import SYSTEMS, MambaConfig, TransformerConfig, TTTConfig, model_config, parameter_count
+from bench.models.config import MODELS, MambaConfig, TransformerConfig, TTTConfig, model_config, parameter_count
 from harness.case import Case
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -63,7 +63,7 @@ def least_bytes(case: Case) -> int:
     Of a layer: all that goes in and comes out.
     """
     ids = 8 * case.batch * (case.context if case.phase != "generate" else 1)
-    if case.system not in SYSTEMS:  # others size themselves
+    if case.system not in MODELS:  # others size themselves
         return ids
     config = model_config(case.system, case.size)
     if case.option("scope", "model") == "layer":

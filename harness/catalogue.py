@@ -4,8 +4,9 @@
 not in this repository, is drawn under its own labels.
 """
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 FORBID_EXTRA = {"extra": "forbid", "strict": True}
@@ -66,12 +67,29 @@ class AxisEntry:
 
 
 @dataclass(frozen=True)
+class ClaimEntry:
+    """What the source of a figure says of two systems: from x = `at_least` on, `system` is better than `other`.
+
+    text: the claim in words, after "that". margin: by how much it may be worse and still keep the claim, as a share.
+    """
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    text: str
+    system: str
+    other: str
+    at_least: float = 0.0
+    margin: float = 0.0
+
+
+@dataclass(frozen=True)
 class FigureEntry:
     """Cases of one phase of a suite, `y` (a metric) against `x` (an axis).
 
     split: one figure for each value of these columns. forms: a second figure of primal over dual, where both are.
     floor: lines of the metric `floor_ms` too. best: mark the best x of each line that turns.
     primary: the lines (SYSTEM/BACKEND) that answer the figure's question; empty for all.
+    claims: of the source, which the page holds against its primary lines.
     """
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
@@ -87,6 +105,7 @@ class FigureEntry:
     forms: bool = False
     floor: bool = False
     primary: tuple[str, ...] = ()
+    claims: tuple[ClaimEntry, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,6 +136,10 @@ class Catalogue:
     def __post_init__(self) -> None:
         for kind in ("systems", "backends", "metrics", "axes", "suites"):
             _refuse_repetition(kind, (entry.name for entry in getattr(self, kind)))
+        _refuse_unprintable(asdict(self))
+        for metric in self.metrics:
+            if not 0 < metric.scale < math.inf:
+                raise ValueError(f"catalogue: metric {metric.name!r}: scale is {metric.scale}, must be above 0")
         metrics, axes = {each.name for each in self.metrics}, {each.name for each in self.axes}
         for suite in self.suites:
             for figure in suite.figures:
@@ -168,3 +191,13 @@ def _refuse_repetition(kind: str, names: Iterable[str]) -> None:
         if name in seen:
             raise ValueError(f"catalogue: {kind} names {name!r} twice")
         seen.add(name)
+
+
+def _refuse_unprintable(value: Any) -> None:
+    """Labels go to terminals and pages."""
+    if isinstance(value, str):
+        if not value.isprintable():
+            raise ValueError(f"catalogue: has the text {value[:60]!r}, which is not printable")
+    elif isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            _refuse_unprintable(each)

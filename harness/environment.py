@@ -112,13 +112,13 @@ def _load() -> float | None:
         return None
 
 
-@lru_cache(maxsize=1)
-def commit_and_dirty() -> tuple[str, bool | None]:
-    """(commit, whether the tree differs) of the checkout that holds this package.
+@lru_cache(maxsize=8)
+def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
+    """(commit, whether the tree differs) of a checkout, by default of the one that holds this package.
 
     Without one, what TTT_BENCH_COMMIT says: COMMIT or COMMIT-dirty. ("", None) where neither is known.
     """
-    root = Path(__file__).resolve().parent.parent
+    root = root or Path(__file__).resolve().parent.parent
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     if commit:
         changes = _git(root, "status", "--porcelain")
@@ -128,7 +128,8 @@ def commit_and_dirty() -> tuple[str, bool | None]:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(root), *arguments]
+    # Without locks: a `git status` that is killed with its run would leave the repository locked.
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):

@@ -66,7 +66,7 @@ class CaseRun:
         state = ProcessState()
         self._guarded(system)
         if not self.owns_process:
-            state.restore()
+            self.healthy = state.restore() and self.healthy
         timing = self.found.pop("timing", Timing([], [], ""))
         return Record(
             self.case,
@@ -153,7 +153,7 @@ class CaseRun:
             return None
         if workload.engine_samples is not None:
             once = replace(self.policy, min_samples=1, max_samples=1, budget_s=0.0)
-            list(workload.engine_samples(once))
+            take_engine_samples(workload.engine_samples(once), once)
             self._accepts(_engine_verdict(workload))
         else:
             clock, inspector = (

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -24,7 +25,7 @@ OUTPUT_LIMIT = 64 << 20  # bytes that a case may print before the worker's log i
 RUN_VARIABLE, WORKER_VARIABLE = "TTT_BENCH_RUN", "TTT_BENCH_WORKER"  # in the environment of all that a run starts
 _STOP_S = 10.0  # for a worker that was told to stop; engines take a while to shut down
 _KILL_S = 25.0
-_POLL_S = 0.5
+_POLL_S = 0.1
 _TAIL_BYTES = 1 << 16
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,13 +35,15 @@ class Launch:
     """How to start the worker of a system: `*command -m harness.worker entry`, with `env` added to ours.
 
     command: an interpreter, or what runs one elsewhere, such as ["docker", "run", "-i", IMAGE, "python"].
-    entry: MODULE:ATTRIBUTE of the adapter. module: what answers, `harness.worker`.
+    entry: MODULE:ATTRIBUTE of the adapter. module: what answers, `harness.worker`. root: the checkout whose code the
+    worker runs, where it is not the one that runs this.
     """
 
     command: Sequence[str] = (sys.executable,)
     entry: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     module: str = "harness.worker"
+    root: Path | None = None
 
 
 class WorkerLost(Exception):
@@ -58,8 +61,9 @@ class WorkerProcess:
     def __init__(self, launch: Launch) -> None:
         # Append mode, so that it can be emptied between cases under the writer's feet.
         self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by `kill`
-        self._buffer = b""
-        self._ids = itertools.count(1)
+        self._buffer = bytearray()
+        # From a number that nothing but the worker is told: what is forged or left over answers no question.
+        self._ids = itertools.count(secrets.randbits(48))
         self._token = uuid.uuid4().hex
         command = [*launch.command, "-m", launch.module, *([launch.entry] if launch.entry else [])]
         guard = [sys.executable, "-I", "-S", warden.__file__] if sys.platform == "linux" else []
@@ -81,8 +85,8 @@ class WorkerProcess:
         """The worker's answer; WorkerLost if it dies, answers something else or gives none within `limit_s` seconds."""
         number = next(self._ids)
         self._empty_log()
-        self._send({"id": number, **request})
         deadline = time.monotonic() + limit_s
+        self._send({"id": number, **request}, deadline)
         while True:
             answer = self._answer_to(number)
             if answer is not None:
@@ -101,7 +105,7 @@ class WorkerProcess:
         """Ask the worker to end, then make it; its exit status, None where it had to be made to end."""
         status = None
         with suppress(WorkerLost, subprocess.TimeoutExpired):
-            self._send({"id": next(self._ids), "do": "stop"})
+            self._send({"id": next(self._ids), "do": "stop"}, time.monotonic() + _STOP_S)
             status = self._process.wait(limit_s)
         self.kill()
         return status
@@ -124,16 +128,20 @@ class WorkerProcess:
     def _empty_log(self) -> None:
         os.ftruncate(self._stderr.fileno(), 0)
 
-    def _send(self, request: Mapping[str, Any]) -> None:
+    def _send(self, request: Mapping[str, Any], deadline: float) -> None:
+        """Write a request; a worker that does not read it is not waited for beyond the deadline."""
         assert self._process.stdin is not None
+        pipe, data = self._process.stdin.fileno(), json.dumps(request).encode() + b"\n"
+        os.set_blocking(pipe, False)
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+            while data and time.monotonic() < deadline:
+                _, writable, _ = select.select([], [pipe], [], _POLL_S)
+                data = data[os.write(pipe, data) :] if writable else data
         except OSError:
             raise self._death() from None
 
     def _receive(self, deadline: float) -> None:
-        """Wait for more of the answer, at most until the deadline or for half a second."""
+        """Wait for more of the answer, at most until the deadline or for a tenth of a second."""
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         wait_s = max(0.0, min(_POLL_S, deadline - time.monotonic()))
@@ -150,8 +158,9 @@ class WorkerProcess:
 
     def _answer_to(self, number: int) -> dict[str, Any] | None:
         """The answer in the buffer, if it is there; WorkerLost for one to another question, or for two."""
-        while b"\n" in self._buffer:
-            line, self._buffer = self._buffer.split(b"\n", 1)
+        while (end := self._buffer.find(b"\n")) >= 0:
+            line = bytes(self._buffer[:end])
+            del self._buffer[: end + 1]
             if not line.lstrip().startswith(b"{"):
                 continue  # what a container's client or an interpreter's start-up printed
             answer = _parsed(line)
@@ -167,6 +176,8 @@ class WorkerProcess:
             code = self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             return WorkerLost("failed", self._with_last_words("the worker closed its output"))
+        if code == warden.NOT_STARTED:
+            return WorkerLost("failed", self._last_words() or "the worker could not be started")
         # The warden, shells and container clients report a signal as 128 + its number.
         number = -code if code < 0 else code - 128 if code > 128 else 0
         if number in {each.value for each in signal.Signals}:
@@ -176,11 +187,14 @@ class WorkerProcess:
         return WorkerLost("failed", self._with_last_words(f"the worker exited with status {code}"))
 
     def _with_last_words(self, what: str) -> str:
+        words = self._last_words()
+        return sentence(f"{what}; its last words: {words}" if words else what)
+
+    def _last_words(self) -> str:
         descriptor = self._stderr.fileno()
         size = os.fstat(descriptor).st_size
         tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        words = last_words(tail.decode(errors="replace"))
-        return sentence(f"{what}; its last words: {words}" if words else what)
+        return last_words(tail.decode(errors="replace"))
 
 
 def end_marked(variable: str, value: str) -> list[str]:
@@ -188,7 +202,7 @@ def end_marked(variable: str, value: str) -> list[str]:
     found: dict[int, str] = {}
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
-        alive = _marked(f"{variable}={value}".encode())
+        alive = _marked(os.fsencode(f"{variable}={value}"))
         if not alive:
             break
         for pid in alive:
@@ -221,15 +235,16 @@ def _name_of(pid: int) -> str:
 
 
 def _environment(launch: Launch) -> dict[str, str]:
-    """Ours and the launch's, with the commit and the place of this package for workers that cannot find them.
+    """Ours and the launch's, with the commit and the place of the code for workers that cannot find them.
 
     An installed package stays where it is: its folder holds packages that other interpreters must not see. The
     current folder is not searched for modules: what lies there must not stand in for an installed package.
     """
-    commit, dirty = commit_and_dirty()
+    commit, dirty = commit_and_dirty(launch.root)
     env = {**os.environ, COMMIT_VARIABLE: commit + ("-dirty" if dirty else ""), "PYTHONSAFEPATH": "1", **launch.env}
-    if _ROOT.name not in ("site-packages", "dist-packages"):
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), env.get("PYTHONPATH", "")]))
+    root = launch.root or (None if _ROOT.name in ("site-packages", "dist-packages") else _ROOT)
+    if root:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))
     return env
 
 

@@ -19,7 +19,8 @@ from typing import Any, Literal
 
 from harness.environment import around, snapshot
 from harness.process import RUN_VARIABLE, Launch, WorkerLost, WorkerProcess, end_marked
-from harness.profile_record import Counters, Profile, ProfileError, Region, profile_path, read_profile, write_profile
+from harness.profile_record import Profile, profile_path, read_profile, write_profile
+from harness.profile_region import Counters, ProfileError, Region
 from harness.profilers import kineto, ncu, nsys
 from harness.profilers.trace import found_in
 from harness.ranges import range_name

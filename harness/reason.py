@@ -19,11 +19,16 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else " " for each in encodable)
 
 
+def clipped(text: str, limit: int) -> str:
+    """`text`, printable and at most `limit` characters long."""
+    return printable(text) if len(text) <= limit else printable(text[: limit - 1]) + "…"
+
+
 def sentence(text: str) -> str:
     """`text` on one line, without folders, at most 300 characters."""
     line = " ".join(printable(text).split()).replace(str(Path.home()), "~")
     line = _FOLDERS.sub("", line)
-    return line if len(line) <= LIMIT else line[: LIMIT - 1] + "…"
+    return clipped(line, LIMIT)
 
 
 def of_exception(error: BaseException) -> str:

@@ -8,12 +8,13 @@ from numbers import Integral, Real
 from typing import Any
 
 from harness.case import Case
-from harness.reason import printable
+from harness.reason import clipped, printable
 
 SCHEMA_VERSION = 2
 STATUSES = ("ok", "gate", "failed", "killed", "unstarted", "timeout", "oom", "skipped")
 STOPS = ("", "interval", "budget", "count")
-REASON_LIMIT = 2000  # characters
+REASON_LIMIT = 2000  # bytes
+MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
 NESTING_LIMIT = 16  # levels of `gate` and `environment`, which readers walk by recursion
 
 _NESTING = (dict, list, tuple)  # what JSON nests
@@ -22,7 +23,10 @@ LINE_START = f'{{"schema":{SCHEMA_VERSION},'.encode()
 
 
 class RecordError(ValueError):
-    """A record or a record file that cannot be used; one sentence that says what is wrong and where."""
+    """A record or a record file that cannot be used; one printable sentence that says what is wrong and where."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(clipped(message, MESSAGE_LIMIT))
 
 
 @dataclass
@@ -59,7 +63,7 @@ class Record:
 
     def __post_init__(self) -> None:
         self.validate()
-        self.reason = printable(self.reason)[:REASON_LIMIT]
+        self.reason = printable(self.reason[:REASON_LIMIT]).encode()[:REASON_LIMIT].decode("utf-8", "ignore")
         self.started_at = printable(self.started_at)
         self.metrics = {printable(name): _number(name, value) for name, value in self.metrics.items()}
         self.settings = {printable(name): printable(str(value)) for name, value in self.settings.items()}
@@ -73,20 +77,21 @@ class Record:
             if not fits(value):
                 raise RecordError(f"record: {name} is {_shortened(value)}, must be {expected}")
         if self.status not in STATUSES:
-            raise RecordError(f"record: status {self.status!r}, must be one of {', '.join(STATUSES)}")
+            raise RecordError(f"record: status {_shortened(self.status)}, must be one of {', '.join(STATUSES)}")
         if self.stop not in STOPS:
-            raise RecordError(f"record: stop {self.stop!r}, must be one of {', '.join(STOPS[1:])} or empty")
+            raise RecordError(f"record: stop {_shortened(self.stop)}, must be one of {', '.join(STOPS[1:])} or empty")
         if self.status != "ok" and not self.reason:
             raise RecordError(f"record: status {self.status!r} without a reason")
         if self.status != "ok" and self.samples_ms:
             raise RecordError(f"record: status {self.status!r} with samples; only 'ok' may be timed")
-        if self.status == "ok" and self.gate is not None and self.gate.get("passed") is not True:
-            raise RecordError("record: status 'ok' with a gate that was not passed")
         _check_samples(self.samples_ms, self.throttled)
         _check_gate(self.gate)
         for name in ("gate", "environment"):
-            if _is_deeper(getattr(self, name), NESTING_LIMIT):
+            if is_deeper(getattr(self, name), NESTING_LIMIT):
                 raise RecordError(f"record: {name} is nested more than {NESTING_LIMIT} levels deep")
+        _check_environment(self.environment)
+        if self.status == "ok" and self.gate is not None and self.gate.get("passed") is not True:
+            raise RecordError("record: status 'ok' with a gate that was not passed")
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON values, the schema version first."""
@@ -104,10 +109,10 @@ class Record:
         if not isinstance(values, Mapping) or "schema" not in values:
             raise RecordError("is not a record: no field 'schema'")
         if values["schema"] != SCHEMA_VERSION:
-            raise RecordError(f"has schema {values['schema']!r}, this program reads schema {SCHEMA_VERSION}")
+            raise RecordError(f"has schema {_shortened(values['schema'])}, this program reads schema {SCHEMA_VERSION}")
         names = {each.name for each in fields(cls)}
         for name in sorted(set(values) - names - {"schema"}):
-            raise RecordError(f"has the unknown field {name!r}")
+            raise RecordError(f"has the unknown field {_shortened(name)}")
         for name in sorted({"case", "status"} - set(values)):
             raise RecordError(f"lacks the field {name!r}")
         rest = {name: value for name, value in values.items() if name not in ("schema", "case")}
@@ -155,16 +160,34 @@ _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:59] + "…"
+    return clipped(repr(value), 60)
 
 
 def _check_samples(samples: list[Any], throttled: list[Any]) -> None:
     for sample in samples:
         if not _is_number(sample) or not math.isfinite(sample) or sample < 0:
-            raise RecordError(f"record: sample {sample!r}, must be a finite number of milliseconds, at least 0")
+            raise RecordError(
+                f"record: sample {_shortened(sample)}, must be a finite number of milliseconds, at least 0"
+            )
     if len(throttled) != len(samples):
         raise RecordError(f"record: {len(throttled)} throttle marks for {len(samples)} samples")
+    for mark in throttled:
+        if not isinstance(mark, bool):
+            raise RecordError(f"record: throttle mark {_shortened(mark)}, must be true or false")
+
+
+def _check_environment(environment: Mapping[str, Any]) -> None:
+    """What readers look into has the shape that `environment.around` gave it; the rest may be anything."""
+    for part in ("gpu", "cpu", "software"):
+        value = environment.get(part)
+        if value is None:
+            continue
+        if not _is_object(value):
+            raise RecordError(f"record: environment has the {part} {_shortened(value)}, must be an object or null")
+        for moment in ("before", "after"):
+            if part != "software" and not _is_object(value.get(moment, {})):
+                said = f"{part} with the {moment!r} {_shortened(value[moment])}"
+                raise RecordError(f"record: environment has the {said}, must be an object")
 
 
 def _check_gate(gate: Mapping[str, Any] | None) -> None:
@@ -183,12 +206,12 @@ def _is_check(value: Any) -> bool:
     return all(each in value and (value[each] is None or _is_number(value[each])) for each in ("value", "limit"))
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
+def is_deeper(value: Any, levels: int) -> bool:
     """Whether more than `levels` objects and lists lie within each other."""
     if not isinstance(value, _NESTING):
         return False
     inner = value.values() if isinstance(value, dict) else value
-    return not levels or any(_is_deeper(each, levels - 1) for each in inner if isinstance(each, _NESTING))
+    return not levels or any(is_deeper(each, levels - 1) for each in inner if isinstance(each, _NESTING))
 
 
 def _number(name: str, value: Any) -> float | None:
@@ -197,7 +220,7 @@ def _number(name: str, value: Any) -> float | None:
     if isinstance(value, Integral) and abs(int(value)) < _WHOLE_LIMIT:
         return int(value)
     if isinstance(value, Integral) or not isinstance(value, Real):
-        raise RecordError(f"record: metric {name!r} is {_shortened(value)}, must be a number below 2^64")
+        raise RecordError(f"record: metric {_shortened(name)} is {_shortened(value)}, must be a number below 2^64")
     return float(value) if math.isfinite(value) else None
 
 

@@ -15,7 +15,7 @@ from harness.environment import around, snapshot
 from harness.machine_load import LoadMeter
 from harness.process import RUN_VARIABLE, Launch, WorkerLost, WorkerProcess, end_marked
 from harness.reason import of_exception
-from harness.record import Record
+from harness.record import Record, RecordError
 from harness.record_file import RecordFile
 from harness.run import Job, Planned, Run, latest
 from harness.timer import Policy
@@ -81,7 +81,7 @@ def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[P
     found: dict[int, Probe] = {}
     groups: dict[tuple, list[int]] = {}
     for number, launch in enumerate(launches):
-        groups.setdefault((tuple(launch.command), tuple(sorted(launch.env.items()))), []).append(number)
+        groups.setdefault((tuple(launch.command), launch.root, tuple(sorted(launch.env.items()))), []).append(number)
     threads = [
         threading.Thread(target=_probe_together, args=(launches, group, found, limit_s)) for group in groups.values()
     ]
@@ -121,12 +121,13 @@ def run_jobs(
     launches: Mapping[Pair, Launch],
     *,
     jobs: Sequence[Job] | None = None,
+    repeats: Sequence[int] | None = None,
     limits: Limits | None = None,
     retry: Retry = "lost",
     on_event: Callable[[Event], object] = lambda event: None,
     skip: Skip = lambda planned, earlier: "",
 ) -> list[Record]:
-    """Run what is not finished of `jobs` (all of the run's), and append each record to its job's file.
+    """Run what is not finished of `jobs` and `repeats` (all of the run's); append each record to its job's file.
 
     A worker is kept while it is healthy. A case that crashes, is killed, exceeds its limit, exhausts memory or misses
     a check is a record too. What is finished is kept; skipped cases are tried again, as their system may be there now,
@@ -138,11 +139,12 @@ def run_jobs(
     been killed; every finished case is in its file.
     """
     jobs = run.jobs if jobs is None else jobs
+    repeats = range(run.file.repeats) if repeats is None else repeats
     for job in jobs:
         if job.pair not in launches:
             raise ValueError(f"system {'/'.join(job.pair)}: unknown; there are {_names(launches)}")
     with _signals_raise(), run.held():
-        todo = {job.name: _Todo.of(run, job, retry) for job in jobs}
+        todo = {job.name: _Todo.of(run, job, repeats, retry) for job in jobs}
         total = sum(len(each.pending) for each in todo.values())
         display = _Display(on_event, total, kept=sum(each.kept for each in todo.values()))
         mark = f"{run.folder.resolve()}"
@@ -150,7 +152,7 @@ def run_jobs(
         if left:
             display.emit("left", message=f"ended what an earlier run had left running: {', '.join(left)}")
         display.emit("plan")
-        for repeat in range(run.file.repeats):
+        for repeat in repeats:
             for job in jobs:
                 pending = [planned for planned, at in todo[job.name].pending if at == repeat]
                 if pending:
@@ -158,7 +160,18 @@ def run_jobs(
                     marked = replace(launch, env={**launch.env, RUN_VARIABLE: mark})
                     with run.record_file(job) as file:
                         _JobRun(run, job, marked, file, repeat, limits or Limits(), display, skip).cases(pending)
+        for job in jobs:
+            _refuse_loss(run, job, repeats)
         return run.records()
+
+
+def _refuse_loss(run: Run, job: Job, repeats: Sequence[int]) -> None:
+    """RecordError where a job that is done lacks a record: what was appended last may have been removed since."""
+    there = sum(record.repeat in repeats for record in latest(job, run.job_records(job)))
+    lost = len(job.cases) * len(repeats) - there
+    if lost:
+        path = run.record_file(job).path
+        raise RecordError(f"{path}: lost {lost} record{'' if lost == 1 else 's'} while the run was writing to it")
 
 
 @dataclass(frozen=True)
@@ -169,7 +182,7 @@ class _Todo:
     kept: int
 
     @classmethod
-    def of(cls, run: Run, job: Job, retry: Retry) -> "_Todo":
+    def of(cls, run: Run, job: Job, repeats: Sequence[int], retry: Retry) -> "_Todo":
         records = run.job_records(job)
         last = {(record.case.key, record.repeat): record for record in records}
         tries = Counter((record.case.key, record.repeat) for record in records if record.status in LOST)
@@ -182,7 +195,7 @@ class _Todo:
                 return False
             return record.status not in LOST or tries[planned.case.key, repeat] >= TRIES
 
-        every = [(planned, repeat) for repeat in range(run.file.repeats) for planned in job.cases]
+        every = [(planned, repeat) for repeat in repeats for planned in job.cases]
         pending = [each for each in every if not is_finished(*each)]
         return cls(pending, len(every) - len(pending))
 

@@ -7,6 +7,7 @@ from harness.record import Record
 
 # Largest over smallest number of parameters within one size.
 PARAMETERS_LIMIT = 1.08
+FAIRNESS_METRICS = ("parameters", "vocabulary")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from harness.record import Record
 
+# Beside those of the catalogue, what makes the table.
+FIDELITY_METRICS = ("compared_tokens", "total_variation_first", "total_variation_last")
+
 
 @dataclass(frozen=True)
 class Drift:

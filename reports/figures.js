@@ -11,7 +11,21 @@ const MARKER_PATHS = {
   star: "M14 1l1.4 3.2l3.5 .3l-2.7 2.3l.8 3.4l-3 -1.8l-3 1.8l.8 -3.4l-2.7 -2.3l3.5 -.3z",
 };
 const PLOT_HEIGHT = 340;
+const MARGIN = { top: 18, bottom: 48, left: 60, right: 14 };
 const LANE_HEIGHT = 0.045;
+const LABEL_GAP = 14;
+const NOTE_HEIGHT = 15;
+const TICKS = [1, 2, 5];
+/* What a point is marked for: the mark of stats.py, its sign in the picture, and what it means. */
+const SIGNS = [
+  ["cache full", "†", "fewer sequences at once than asked for"],
+  ["few samples", "*", "fewer than six samples"],
+  ["loaded machine", "‡", "others used the machine"],
+];
+/* Cases that were not tried at all; every other without a result failed. */
+const UNTRIED = ["skipped", "unstarted"];
+const LATENCIES = ["latency_ms", "us_per_token"];
+const RATES = ["tokens_per_s", "tflops", "gbs"];
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 
 const probe = document.body.appendChild(element("span", { hidden: true }));
@@ -52,10 +66,40 @@ function swatch(line) {
   return svg;
 }
 
+/* The largest of 1, 2 and 5 of any decade that is at most `value`, and the smallest that is at least it. */
+function tickBelow(value) {
+  const decade = 10 ** Math.floor(Math.log10(value));
+  return decade * TICKS.filter((tick) => tick * decade <= value).at(-1);
+}
+
+function tickAbove(value) {
+  const decade = 10 ** Math.floor(Math.log10(value));
+  return decade * (TICKS.find((tick) => tick * decade >= value) ?? 10);
+}
+
+/* A list of buttons with one stop for the tab key; arrow keys move within it. */
+function roving(list) {
+  const shownButtons = () => [...list.querySelectorAll("button")].filter((button) => !button.closest("[hidden]"));
+  const reach = (button) => {
+    for (const other of list.querySelectorAll("button")) other.tabIndex = other === button ? 0 : -1;
+  };
+  const [first] = list.querySelectorAll("button");
+  if (first) reach(first);
+  list.addEventListener("focusin", (event) => reach(event.target.closest("button")));
+  list.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const buttons = shownButtons();
+    buttons.at((buttons.indexOf(event.target) + step) % buttons.length).focus();
+  });
+}
+
 class Figure {
-  /* `cell(row, column)`: a value of the table; `hiddenSystems`: the set that the page's checkboxes keep. */
-  constructor(host, data, cell, hiddenSystems) {
-    Object.assign(this, { host, data, cell, hiddenSystems, hiddenLines: new Set(), ratio: null });
+  /* `cell(row, column)`: a value of the table; `scales`: what columns are divided by to be shown; `hiddenSystems`: the
+     set that the page's checkboxes keep. */
+  constructor(host, data, cell, scales, hiddenSystems) {
+    Object.assign(this, { host, data, cell, scales, hiddenSystems, hiddenLines: new Set(), ratio: null, more: false });
     this.plot = host.querySelector(".plot");
     this.xLog = host.querySelector("[data-role=x-log]");
     this.yLog = host.querySelector("[data-role=y-log]");
@@ -90,7 +134,24 @@ class Figure {
       return element("li", {}, button);
     });
     this.entries = entries;
-    this.host.querySelector(".legend").replaceChildren(...entries);
+    const legend = this.host.querySelector(".legend");
+    legend.replaceChildren(...entries, ...this.moreEntry());
+    roving(legend);
+  }
+
+  /* What shows the lines that do not answer the figure's question. */
+  moreEntry() {
+    const others = this.data.lines.filter((line) => !line.primary);
+    if (!others.length) return [];
+    const button = element("button", { type: "button", className: "more", textContent: `More backends (${others.length})` });
+    button.setAttribute("aria-pressed", "false");
+    button.onclick = () => {
+      this.more = !this.more;
+      button.setAttribute("aria-pressed", String(this.more));
+      button.textContent = this.more ? "Fewer backends" : `More backends (${others.length})`;
+      this.draw();
+    };
+    return [element("li", {}, button)];
   }
 
   bestWords(line) {
@@ -115,14 +176,15 @@ class Figure {
     this.draw();
   }
 
-  /* Value, low and high of `column`; the interval is that of the latency, which a rate divides by. */
+  /* Value, low and high of `column` in its unit; the interval is that of the latency, which a rate divides by. */
   value(row, column = this.data.y) {
-    const value = this.cell(row, column);
-    if (column === "floor_ms") return value === null ? null : { value, low: value, high: value };
+    const raw = this.cell(row, column);
+    if (raw === null) return null;
+    const value = raw / (this.scales[column] ?? 1);
     const [median, low, high] = ["latency_ms", "latency_ms_low", "latency_ms_high"].map((name) => this.cell(row, name));
-    if (value === null || median === null) return null;
-    const rate = column === "tokens_per_s";
-    return { value, low: value * (rate ? median / high : low / median), high: value * (rate ? median / low : high / median) };
+    if (LATENCIES.includes(column) && median > 0) return { value, low: (value * low) / median, high: (value * high) / median };
+    if (RATES.includes(column) && low > 0) return { value, low: (value * median) / high, high: (value * median) / low };
+    return { value, low: value, high: value };
   }
 
   /* The widest interval that a ratio of the two can have. */
@@ -146,12 +208,16 @@ class Figure {
   }
 
   visibleLines() {
-    return this.measured.filter((line) => !this.hiddenSystems.has(line.system) && !this.hiddenLines.has(line));
+    return this.measured.filter((line) => this.isOffered(line) && !this.hiddenLines.has(line));
+  }
+
+  isOffered(line) {
+    return (this.more || line.primary) && !this.hiddenSystems.has(line.system);
   }
 
   yTitle() {
     if (!this.ratio) return this.data.y_title;
-    return `${this.data.y === "tokens_per_s" ? "Throughput" : "Latency"} relative to<br>${neutral(this.ratio.name)} (ratio)`;
+    return `${neutral(this.data.y_label)} relative to<br>${neutral(this.ratio.name)} (ratio)`;
   }
 
   hover(line, point) {
@@ -231,6 +297,45 @@ class Figure {
     };
   }
 
+  signs(row) {
+    const marks = String(this.cell(row, "marks") ?? "").split(", ");
+    return SIGNS.filter(([mark]) => marks.includes(mark)).map(([, sign]) => sign).join("");
+  }
+
+  /* The signs above marked points; none where there are none. */
+  signTraces(line, points) {
+    const marked = points.filter((point) => point.y && !line.y && this.signs(point.row));
+    if (!marked.length) return [];
+    return [{
+      type: "scatter",
+      mode: "text",
+      x: marked.map((point) => point.x),
+      y: marked.map((point) => point.y.value),
+      text: marked.map((point) => this.signs(point.row)),
+      textposition: "top center",
+      textfont: { size: 14, color: themed(tone(line)) },
+      hoverinfo: "skip",
+      cliponaxis: false,
+      showlegend: false,
+    }];
+  }
+
+  /* What the signs of the picture mean, a line of words each. */
+  footnotes(lines) {
+    const points = lines.flatMap(([line, all]) => (line.y ? [] : all));
+    const signs = new Set(points.filter((point) => point.y).flatMap((point) => [...this.signs(point.row)]));
+    const failed = points.filter((point) => point.failed).map((point) => this.isTried(point));
+    return [
+      ...SIGNS.filter(([, sign]) => signs.has(sign)).map(([, sign, meaning]) => `${sign} ${meaning}`),
+      ...(failed.includes(true) ? ["× no result"] : []),
+      ...(failed.includes(false) ? ["○ not tried"] : []),
+    ];
+  }
+
+  isTried(point) {
+    return !UNTRIED.includes(this.cell(point.row, "status"));
+  }
+
   failedTrace(line, points, lane) {
     const failed = points.filter((point) => point.failed);
     return {
@@ -239,7 +344,12 @@ class Figure {
       yaxis: "y2",
       x: failed.map((point) => point.x),
       y: failed.map(() => lane),
-      marker: { symbol: "x-thin", size: 7, line: { color: themed(`--tone-${line.tone}`), width: 2 } },
+      marker: {
+        symbol: failed.map((point) => (this.isTried(point) ? "x-thin" : "circle-open")),
+        size: 7,
+        color: themed(tone(line)),
+        line: { color: themed(tone(line)), width: 2 },
+      },
       hovertext: failed.map((point) => this.hover(line, point)),
       hoverinfo: "text",
       cliponaxis: false,
@@ -252,22 +362,27 @@ class Figure {
     const broken = lines.filter(([, points]) => points.some((point) => point.failed));
     const best = this.data.best && !this.ratio ? lines.filter(([, points]) => this.turns(points)) : [];
     return {
+      lines,
       lanes: broken.length,
+      notes: this.footnotes(lines),
       data: [
         ...lines.map(([line, points]) => this.lineTrace(line, points)),
         ...best.map(([line, points]) => this.bestTrace(line, points)),
         ...broken.map(([line, points], lane) => this.failedTrace(line, points, lane)),
+        ...lines.flatMap(([line, points]) => this.signTraces(line, points)),
       ],
     };
   }
 
   xAxis(shared) {
-    const log = this.xLog.checked;
-    const place = log ? Math.log10 : Number;
     const rows = this.data.lines.flatMap((line) => line.rows);
     const values = [...new Set(rows.map((row) => this.cell(row, this.data.x)))].sort((a, b) => a - b);
+    const log = this.xLog.checked && values[0] > 0;
+    // One value alone would leave the axis a single tick.
+    if (values.length === 1) values.splice(0, 1, ...(log ? [values[0] / 2, values[0], 2 * values[0]] : [0, values[0] || 1]));
+    const place = log ? Math.log10 : Number;
     const [first, last] = [place(values[0]), place(values.at(-1))];
-    const pad = last > first ? 0.05 * (last - first) : 0.3;
+    const pad = 0.05 * (last - first);
     const gap = 0.055 * (last - first);
     const ticks = [];
     for (const value of values) if (!ticks.length || place(value) - place(ticks.at(-1)) >= gap) ticks.push(value);
@@ -282,28 +397,77 @@ class Figure {
     };
   }
 
-  /* 1, 2 and 5 of each decade, or where these would crowd the decades alone. */
-  logTicks() {
-    const points = this.visibleLines().flatMap((line) => this.points(line)).filter((point) => point.y && point.y.value > 0);
-    const values = points.map((point) => Math.log10(point.y.value));
-    return Math.max(...values) - Math.min(...values) > 2.5 ? 1 : "D2";
+  /* From where to where the values of the lines reach, in the axis's own measure, and at least two ticks. */
+  yRange(lines) {
+    const ends = lines.flatMap(([, points]) => points).flatMap((point) => (point.y ? [point.y.low, point.y.value, point.y.high] : []));
+    if (!this.yLog.checked) return [0, 1.08 * Math.max(...ends, 0) || 1];
+    const values = ends.filter((value) => value > 0);
+    if (!values.length) return [0, 1];
+    return [Math.log10(tickBelow(0.97 * Math.min(...values))), Math.log10(tickAbove(1.03 * Math.max(...values)))];
   }
 
-  yAxis(shared, strip) {
+  yAxis(shared, strip, range) {
     const log = this.yLog.checked;
     const rate = this.data.y === "tokens_per_s" && !this.ratio;
+    // 1, 2 and 5 of each decade, or where these would crowd the decades alone.
+    const ticks = log ? { dtick: range[1] - range[0] > 2.5 ? 1 : "D2" } : { nticks: 7 };
     return {
       ...shared,
       type: log ? "log" : "linear",
-      rangemode: log ? "normal" : "tozero",
+      range,
       tickformat: rate ? "~s" : "~g",
-      ...(log ? { dtick: this.logTicks() } : { nticks: 7 }),
+      ...ticks,
       domain: [strip, 1],
       title: { text: this.yTitle(), standoff: 8 },
     };
   }
 
-  layout(lanes) {
+  /* The name of each line at its end, moved apart where they would lie on each other. */
+  endLabels(lines, range, xLog, pixels) {
+    const shorts = lines.map(([line]) => line.short);
+    const labels = lines.flatMap(([line, points]) => {
+      const end = points.filter((point) => point.y).at(-1);
+      if (!end) return [];
+      const alone = shorts.filter((short) => short === line.short).length === 1;
+      const text = alone ? line.short : line.name.split(" · ").slice(1).join(" · ");
+      const y = this.yLog.checked ? Math.log10(end.y.value) : end.y.value;
+      const at = (pixels * (y - range[0])) / (range[1] - range[0]);
+      return [{ text: text.length > 24 ? `${text.slice(0, 23)}…` : text, x: xLog ? Math.log10(end.x) : end.x, y, at, to: at }];
+    });
+    labels.sort((a, b) => a.at - b.at);
+    for (let round = 0; round < 40; round += 1) {
+      for (let i = 1; i < labels.length; i += 1) {
+        const short = LABEL_GAP - (labels[i].to - labels[i - 1].to);
+        if (short > 0) {
+          labels[i].to += short / 2;
+          labels[i - 1].to -= short / 2;
+        }
+      }
+    }
+    return labels.map(({ text, x, y, at, to }) => ({
+      x,
+      y,
+      text: neutral(text),
+      xanchor: "left",
+      yanchor: "middle",
+      xshift: 9,
+      yshift: to - at,
+      showarrow: false,
+      font: { size: 12, color: themed("--ink") },
+    }));
+  }
+
+  /* The footnotes in as few rows as the width allows. */
+  noteRows(notes, width) {
+    const rows = [];
+    for (const note of notes) {
+      if (rows.length && (rows.at(-1).length + note.length + 3) * 5.8 < width) rows.push(`${rows.pop()}   ${note}`);
+      else rows.push(note);
+    }
+    return rows;
+  }
+
+  layout({ lines, lanes, notes }, width) {
     const strip = lanes ? 0.05 + LANE_HEIGHT * lanes : 0;
     const shared = {
       gridcolor: themed("--grid"),
@@ -313,9 +477,17 @@ class Figure {
       automargin: true,
     };
     const one = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: themed("--muted"), width: 1, dash: "dot" } };
+    const range = this.yRange(lines);
+    const rows = this.noteRows(notes, width - MARGIN.left);
+    const height = PLOT_HEIGHT + NOTE_HEIGHT * rows.length;
+    const xaxis = this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 });
+    const pixels = (1 - strip) * (PLOT_HEIGHT - MARGIN.top - MARGIN.bottom);
+    const labels = this.endLabels(lines, range, xaxis.type === "log", pixels);
+    const longest = Math.max(0, ...labels.map((label) => label.text.length));
+    const note = { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", yshift: -46, showarrow: false, align: "left", font: { size: 11.5 } };
     return {
-      height: PLOT_HEIGHT,
-      margin: { l: 60, r: 14, t: 14, b: 48 },
+      height,
+      margin: { l: MARGIN.left, r: Math.min(MARGIN.right + 6.4 * longest, 0.36 * width), t: MARGIN.top, b: MARGIN.bottom + NOTE_HEIGHT * rows.length },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: themed("--muted") },
@@ -324,8 +496,9 @@ class Figure {
       dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
       showlegend: false,
       shapes: this.ratio || this.data.lines.some((line) => line.base_rows.length) ? [one] : [],
-      xaxis: this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 }),
-      yaxis: this.yAxis(shared, strip),
+      annotations: [...labels, ...(rows.length ? [{ ...note, text: rows.join("<br>") }] : [])],
+      xaxis,
+      yaxis: this.yAxis(shared, strip, range),
       yaxis2: {
         domain: [0, Math.max(strip - 0.05, 0.001)],
         range: [-0.7, lanes - 0.3],
@@ -341,23 +514,23 @@ class Figure {
   }
 
   draw() {
-    const { data, lanes } = this.traces();
+    const traces = this.traces();
     this.data.lines.forEach((line, index) => {
-      this.entries[index].hidden = this.hiddenSystems.has(line.system);
+      this.entries[index].hidden = !this.isOffered(line);
     });
     if (!this.measured.length) {
       this.plot.className = "empty";
       this.plot.textContent = "No case of this figure has a result; the reasons are in the list of cases without one.";
       return null;
     }
-    return Plotly.react(this.plot, data, this.layout(lanes), { responsive: true, displayModeBar: false });
+    return Plotly.react(this.plot, traces.data, this.layout(traces, this.plot.clientWidth), { responsive: true, displayModeBar: false });
   }
 
   /* The picture has to name its lines itself: the page's legend is not part of it. */
   save() {
-    const { data, lanes } = this.traces();
-    const legend = { orientation: "h", y: -0.25 };
-    const layout = { ...this.layout(lanes), width: 720, height: 460, showlegend: true, legend, paper_bgcolor: themed("--paper") };
-    return Plotly.downloadImage({ data, layout }, { format: "svg", width: 720, height: 460, filename: this.data.id });
+    const traces = this.traces();
+    const legend = { orientation: "h", y: -0.3 };
+    const layout = { ...this.layout(traces, 720), width: 720, height: 460, showlegend: true, legend, paper_bgcolor: themed("--paper") };
+    return Plotly.downloadImage({ data: traces.data, layout }, { format: "svg", width: 720, height: 460, filename: this.data.id });
   }
 }

@@ -5,8 +5,7 @@ import gzip
 import hashlib
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.resources import files
 from typing import Any
@@ -16,14 +15,18 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from harness.catalogue import Catalogue
+from harness.interval import FEWEST
 from harness.record import Record
 from reports.fairness import fairness
 from reports.fidelity import fidelity
-from reports.figures import Figure, backend_label, figures, system_label, system_looks, system_order
+from reports.figures import Figure, axis_title, figures, system_looks
+from reports.headline import headline, small_models
 from reports.machines import machines
-from reports.roofline import EXPLANATION_COLUMNS
+from reports.roofline import RATE_COLUMNS
 from reports.stats import (
     CASE_COLUMNS,
+    MARKS,
     NOTES,
     OUTCOME_COLUMNS,
     SETTING_COLUMNS,
@@ -31,70 +34,44 @@ from reports.stats import (
     frame,
     option_columns,
 )
-from reports.tables import plain
+from reports.tables import plain, said
 
 TITLE = "Test-Time Training, measured"
 SCRIPTS = ("table.js", "figures.js", "page.js")
 DIGITS = 6
+# Of the page's own columns; metrics and axes are called as the catalogue says.
 LABELS = {
-    "suite": "Suite",
+    "suites": "Suites",
     "system": "System",
     "backend": "Backend",
-    "size": "Size",
     "phase": "Phase",
-    "batch": "Batch",
-    "context": "Context",
     "status": "Status",
     "reason": "Reason",
-    "latency_ms": "Latency (ms)",
-    "latency_ms_low": "95% low (ms)",
-    "latency_ms_high": "95% high (ms)",
-    "us_per_token": "µs per token",
-    "tokens_per_s": "Tokens per s",
-    "peak_memory_gb": "Peak memory (GB)",
-    "dtype": "Dtype",
-    "state_dtype": "State dtype",
-    "timing": "Timing",
-    "l2": "L2",
     "device": "Device",
+    "device_id": "Device id",
     "commit": "Commit",
-    "mini_batch": "Mini-batch",
-    "form": "Form",
-    "part": "Part",
-    "steps": "Steps",
     "samples": "Samples",
+    "processes": "Processes",
     "throttled": "Throttled",
     "stop": "Stopped by",
     "started_at": "Started",
-    "tflops": "TFLOP/s",
-    "gbs": "GB/s",
-    "floor_ms": "Floor (ms)",
     "bound": "Floor set by",
-    "floor_share": "Share of floor",
-    "copy_share": "Share of copy bandwidth",
-    "launches": "Kernels launched",
-    "registers": "Registers a thread",
-    "spilled_bytes": "Spilled bytes a thread",
-    "shared_bytes": "Shared bytes a block",
-    "sequences_that_fit": "Sequences that fit",
-    "total_variation_mean": "Total variation, mean",
-    "total_variation_max": "Total variation, largest",
-    "argmax_disagreement": "Argmax disagreement",
-    "compare": "Compared with",
     "cases": "Cases",
     "which": "Which",
     NOTES: "Notes",
+    MARKS: "Marks",
 }
 STATUS_MEANINGS = {
     "ok": "measured",
     "gate": "outputs missed the reference's tolerance, so it was not timed",
     "failed": "raised an error",
     "killed": "its process was killed by a signal",
+    "unstarted": "its worker could not be started",
     "timeout": "ran past the time limit",
     "oom": "did not fit in memory",
     "skipped": "cannot run on this machine",
 }
-_ALWAYS_SHOWN = ("suite", "system", "backend", "phase", "batch", "context", "status", "latency_ms")
+_ALWAYS_SHOWN = ("suites", "system", "backend", "phase", "batch", "context", "status", "latency_ms")
 
 
 @dataclass(frozen=True)
@@ -104,31 +81,40 @@ class Fact:
     note: str = ""
 
 
-def render(records: list[Record], title: str | None = None) -> str:
+def render(records: list[Record], catalogue: Catalogue, title: str | None = None) -> str:
     """The page of `records` as HTML; everything it needs is in it, and its policy forbids all else."""
-    table = frame(records)
-    drawn = figures(table)
-    shown, same = _shown_columns(table)
+    table = frame(records, catalogue)
+    drawn = figures(table, catalogue)
+    labels = {name: _label(name, catalogue) for name in (*table.columns, "cases", "which")}
+    shown, same = _shown_columns(table, labels, catalogue)
     data = {
         "count": len(table),
         "columns": [_packed(name, table[name]) for name in table.columns],
         "numeric": [*(name for name in table.columns if _holds_numbers(table[name])), "cases"],
         "shown": shown,
         "settings": [*SETTING_COLUMNS, *option_columns(table)],
-        "labels": LABELS,
+        "labels": labels,
+        "scales": {name: scale for name in table.columns if (scale := catalogue.metric(name).scale) != 1},
         "figures": [figure.to_dict() for figure in drawn],
-        "looks": list(system_looks(table).items()),
+        "looks": [(system, asdict(look)) for system, look in system_looks(table, catalogue).items()],
         "failures": failures(table),
     }
     plotly, script = get_plotlyjs().replace("\r\n", "\n"), _script()
     environment = Environment(loader=PackageLoader("reports", "."), autoescape=True, undefined=StrictUndefined)
-    environment.globals |= {"label": LABELS.get, "system_label": system_label, "backend_label": backend_label}
+    environment.globals |= {
+        "label": LABELS.get,
+        "system_label": catalogue.system_label,
+        "backend_label": catalogue.backend_label,
+    }
     return environment.get_template("page.html.j2").render(
         title=title or TITLE,
+        meta=_meta(table),
+        notice=small_models(table, (str(record.environment.get("device_kind")) for record in records)),
+        findings=headline(table, catalogue, drawn),
         facts=_facts(records, table),
         suites=_by_suite(drawn),
-        systems=[system for system in system_order(table) if any(_has(system, figure) for figure in drawn)],
-        filters={name: sorted(table[name].unique()) for name in ("suite", "system", "status")},
+        systems=[system for system in system_looks(table, catalogue) if any(_has(system, figure) for figure in drawn)],
+        filters=_filters(table),
         same=same,
         failures=data["failures"],
         statuses=STATUS_MEANINGS,
@@ -136,9 +122,9 @@ def render(records: list[Record], title: str | None = None) -> str:
         fidelity=fidelity(records),
         machines=machines(records),
         data=embedded_json(data),
-        records=_compressed(records),
+        records=packed("".join(f"{record.to_json()}\n" for record in records)),
         style=Markup(files("reports").joinpath("style.css").read_text("utf-8")),
-        plotly=Markup(plotly),
+        plotly=packed(plotly),
         script=Markup(script),
         script_hashes=[_hash(plotly), _hash(script)],
     )
@@ -155,7 +141,7 @@ def embedded_json(value: Any) -> Markup:
 def failures(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Cases without a result, those of one suite, system and reason together; `which` says which they are."""
     lost = table[table["status"] != "ok"]
-    keys = ["status", "system", "backend", "suite", "reason"]
+    keys = ["status", "system", "backend", "suites", "reason"]
     groups = lost.groupby(keys, sort=False, dropna=False)
     return [
         dict(zip(keys, key, strict=True)) | {"cases": len(rows), "which": _which(rows)}
@@ -172,22 +158,41 @@ def _span(values: pd.Series) -> str:
     return "–".join(str(value) for value in dict.fromkeys((values.min(), values.max())))
 
 
-def _shown_columns(table: pd.DataFrame) -> tuple[list[str], dict[str, str]]:
+def _filters(table: pd.DataFrame) -> dict[str, list[str]]:
+    """The values that the page's results can be filtered by; a case matches by any of its suites."""
+    suites = sorted({suite for names in table["suites"] for suite in names})
+    return {"suites": suites} | {name: sorted(table[name].unique()) for name in ("system", "status")}
+
+
+def _label(name: str, catalogue: Catalogue) -> str:
+    """What a column is called: in our words or, with its unit, in the catalogue's."""
+    if name in LABELS:
+        return LABELS[name]
+    if any(metric.name == name for metric in catalogue.metrics):
+        return axis_title(catalogue.metric(name))
+    return catalogue.axis(name).label.partition(" (")[0]
+
+
+def _shown_columns(
+    table: pd.DataFrame, labels: dict[str, str], catalogue: Catalogue
+) -> tuple[list[str], dict[str, str]]:
     """The columns worth a column, and those that are the same in every row, which are said once."""
     varied = [name for name in table.columns if name in _ALWAYS_SHOWN or table[name].nunique(dropna=False) > 1]
-    ordered = sorted(varied, key=_place)
-    first = {name: plain(table[name].iloc[0]) for name in table.columns if name not in varied and len(table)}
-    same = {LABELS.get(name, name): str(value) for name, value in first.items() if value not in (None, "")}
-    return ordered, same
+    shown = sorted((name for name in varied if name != MARKS), key=lambda name: _place(name, catalogue))
+    same = {}
+    for name in table.columns:
+        if name not in varied and len(table) and (value := said(table[name].iloc[0])):
+            same[labels[name]] = value
+    return shown, same
 
 
-def _place(name: str) -> int:
+def _place(name: str, catalogue: Catalogue) -> int:
     """Where a column stands in the results: what explains a latency after it, what is seldom read at the end."""
-    if name in EXPLANATION_COLUMNS:
+    if name in CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS and name != "reason":
+        return 0
+    if name in RATE_COLUMNS or any(metric.name == name for metric in catalogue.metrics):
         return 1
-    if name in ("started_at", "commit", "reason", NOTES):
-        return 3
-    return 0 if name in CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS else 2
+    return 3 if name in ("started_at", "device_id", "commit", "reason", NOTES) else 2
 
 
 def _holds_numbers(column: pd.Series) -> bool:
@@ -199,7 +204,7 @@ def _packed(name: str, column: pd.Series) -> dict[str, Any]:
     if _holds_numbers(column):
         return {"name": name, "numbers": [_rounded(value) for value in column.tolist()]}
     values: dict[Any, int] = {}
-    codes = [values.setdefault(_text(value), len(values)) for value in column.tolist()]
+    codes = [values.setdefault(value, len(values)) for value in map(_word, column.tolist())]
     return {"name": name, "values": list(values), "codes": codes}
 
 
@@ -208,14 +213,21 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
-def _text(value: Any) -> str | None:
+def _word(value: Any) -> tuple[str, ...] | str | None:
+    """A cell of words: suites stay apart, as the page filters by each."""
+    if isinstance(value, tuple):
+        return value
     value = plain(value)
     return value if value is None else str(value)
 
 
-def _compressed(records: Iterable[Record]) -> str:
-    lines = "".join(f"{record.to_json()}\n" for record in records)
-    return base64.b64encode(gzip.compress(lines.encode(), compresslevel=6, mtime=0)).decode()
+def packed(text: str) -> Markup:
+    """Text compressed and in base 85, which takes a quarter more than its bytes; page.js unpacks it.
+
+    The signs that mean something in HTML are replaced by others: , for <, . for > and : for &.
+    """
+    data = base64.b85encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
+    return Markup(data.translate(str.maketrans("<>&", ",.:")))
 
 
 def _script() -> str:
@@ -255,6 +267,17 @@ def _facts(records: list[Record], table: pd.DataFrame) -> list[Fact]:
         Fact("Without a result", str(len(table) - ok), lost),
         Fact("Samples", f"{samples:,}", f"{throttled:,} while the device was throttled" if throttled else ""),
     ]
+
+
+def _meta(table: pd.DataFrame) -> str:
+    """The run in a line: where, when, by which commit, how much."""
+    measured = int((table["status"] == "ok").sum())
+    devices = " and ".join(device for device in table["device"].unique() if device) or "device not recorded"
+    commits = table["commit"].replace("", None).nunique()
+    by = f"{commits} commits" if commits > 1 else f"commit {_commits(table)}"
+    few = int(((table["status"] == "ok") & (table["samples"] < FEWEST)).sum())
+    doubtful = [f"{few} of them in fewer than {FEWEST} samples"] if few else []
+    return " · ".join([devices, _dates(table), by, f"{measured} of {len(table)} cases measured", *doubtful])
 
 
 def _commits(table: pd.DataFrame) -> str:

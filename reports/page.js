@@ -8,7 +8,7 @@ const allRows = [...Array(page.count).keys()];
 const hiddenSystems = new Set();
 
 function tableColumns(names) {
-  return names.map((key) => ({ key, label: page.labels[key] ?? key, numeric: page.numeric.includes(key) }));
+  return names.map((key) => ({ key, label: page.labels[key] ?? key, numeric: page.numeric.includes(key), scale: page.scales[key] ?? 1 }));
 }
 
 /* Of the columns shown in the results, those that are `needed` or not the same in all `rows`. */
@@ -26,7 +26,7 @@ function startResults() {
   const apply = () => {
     const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
     const chosen = controls.filter((control) => control.value !== "").map((control) => [control.dataset.filter, control.value]);
-    table.filter((row) => chosen.every(([name, value]) => cell(row, name) === value) && wanted.every((word) => haystack(row).includes(word)));
+    table.filter((row) => chosen.every(([name, value]) => [cell(row, name)].flat().includes(value)) && wanted.every((word) => haystack(row).includes(word)));
   };
   words.oninput = apply;
   for (const control of controls) control.onchange = apply;
@@ -36,14 +36,14 @@ function startResults() {
 function startFailures() {
   const host = document.getElementById("failures-table");
   if (!host) return;
-  const names = ["status", "system", "backend", "suite", "reason", "which", "cases"];
+  const names = ["status", "system", "backend", "suites", "reason", "which", "cases"];
   new Table(host, { caption: "Cases without a result", columns: tableColumns(names), rows: page.failures, cell: (row, key) => row[key] });
 }
 
 function startFigures() {
   return [...document.querySelectorAll("[data-figure]")].map((host) => {
     const data = page.figures[Number(host.dataset.figure)];
-    const details = host.querySelector("details");
+    const details = host.querySelector("details.numbers");
     details.addEventListener("toggle", () => {
       const rows = [...new Set(data.lines.flatMap((line) => [...line.base_rows, ...line.rows]))];
       const telling = tellingColumns(rows, ["system", "backend", data.x, data.y, "latency_ms", "status"]);
@@ -51,7 +51,7 @@ function startFigures() {
       const columns = tableColumns([...new Set([...first, ...telling])]);
       new Table(details.querySelector(".table-host"), { caption: `Numbers of: ${data.title}`, columns, rows, cell });
     }, { once: true });
-    return new Figure(host, data, cell, hiddenSystems);
+    return new Figure(host, data, cell, page.scales, hiddenSystems);
   });
 }
 
@@ -95,7 +95,8 @@ function startTheme(figures) {
 function csvCell(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number") return String(value);
-  const inert = /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+  const text = Array.isArray(value) ? value.join(", ") : String(value);
+  const inert = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
   return /[",\r\n]/.test(inert) ? `"${inert.replaceAll('"', '""')}"` : inert;
 }
 
@@ -104,9 +105,27 @@ function csv() {
   return [names, ...allRows.map((row) => names.map((name) => cell(row, name)))].map((line) => `${line.map(csvCell).join(",")}\n`).join("");
 }
 
-async function recordLines() {
-  const bytes = Uint8Array.from(atob(document.getElementById("records").textContent), (character) => character.charCodeAt(0));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+/* The text that `packed` of html.py put into an element: base 85 of gzip. */
+async function unpacked(id) {
+  const digits = new Uint8Array(128);
+  [..."0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%:()*+-;,=.?@^_`{|}~"].forEach((sign, digit) => {
+    digits[sign.charCodeAt(0)] = digit;
+  });
+  const text = document.getElementById(id).textContent;
+  const length = Math.floor((text.length * 4) / 5);
+  const view = new DataView(new ArrayBuffer(Math.ceil(text.length / 5) * 4));
+  for (let at = 0, to = 0; at < text.length; at += 5, to += 4) {
+    let word = 0;
+    for (let i = 0; i < 5; i += 1) word = word * 85 + (at + i < text.length ? digits[text.charCodeAt(at + i)] : 84);
+    view.setUint32(to, word);
+  }
+  const bytes = new Blob([new Uint8Array(view.buffer, 0, length)]);
+  return new Response(bytes.stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+/* The page's policy knows the hash of Plotly and runs nothing else that is put in so. */
+async function startPlotly() {
+  document.head.append(element("script", { textContent: await unpacked("plotly") }));
 }
 
 function save(name, type, text) {
@@ -115,11 +134,19 @@ function save(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
+/* On a small screen the first figure comes before what else was found. */
+function foldFindings() {
+  const findings = document.getElementById("findings");
+  if (findings && matchMedia("(max-width: 40rem)").matches) findings.open = false;
+}
+
 async function start() {
+  foldFindings();
   document.getElementById("save-csv").onclick = () => save("records.csv", "text/csv", csv());
-  document.getElementById("save-records").onclick = async () => save("records.jsonl", "application/jsonl", await recordLines());
+  document.getElementById("save-records").onclick = async () => save("records.jsonl", "application/jsonl", await unpacked("records"));
   startResults();
   startFailures();
+  await startPlotly();
   const figures = startFigures();
   startSystems(figures);
   startTheme(figures);

@@ -1,14 +1,16 @@
 """How does a figure or a page become a picture, such as the one in the README?
 
-`python -m reports.picture report.html picture.png --figures fig15` needs Chromium and playwright (extra dev).
+It needs Chromium and playwright (extra dev).
 """
 
-import argparse
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from harness.record import RecordError
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM_ARGS = (
@@ -20,25 +22,65 @@ CHROMIUM_ARGS = (
     "--no-first-run",
 )
 # Without controls, which do nothing in a picture, and with a margin of the page's colour.
-PICTURE_STYLE = ".controls, details, .top { display: none !important } .suite { padding: 0 24px } figure { border: 0 }"
+PICTURE_STYLE = ".more, details, .top { display: none !important } .suite { padding: 0 24px } figure { border: 0 }"
 RESIZE_MS = 500  # for figures to follow a change of their width
 
 
+WHOLE_PAGE = "all"
+_PNG = b"\x89PNG\r\n"
+
+
+def write_picture(
+    run_folder: Path,
+    out: Path,
+    figures: str = "",
+    theme: str = "light",
+    width: int = 1240,
+    y_log: bool = False,
+    systems: Sequence[str] = (),
+) -> None:
+    """Write a PNG of the figures of a suite, of the page's first figures, or ("all") of the whole page.
+
+    Raises harness.record.RecordError where the run cannot be read, there is no browser, the page has no such figures,
+    or `out` is something else than a picture.
+    """
+    from reports.publish import write_report
+
+    _refuse_what_is_no_picture(out)
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "report.html"
+        write_report(run_folder, page, systems=systems)
+        with chromium() as browser:
+            picture = take(browser, page, figures, theme, width, y_log)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(picture)
+
+
+def _refuse_what_is_no_picture(out: Path) -> None:
+    if out.is_dir():
+        raise RecordError(f"{out}: is a folder; name a PNG file")
+    if out.exists() and not (out.is_file() and out.read_bytes()[: len(_PNG)] == _PNG):
+        raise RecordError(f"{out}: is there and is no PNG picture; it is left as it is, name another file")
+
+
 def chromium_path() -> str:
-    """Where Chromium or Chrome is; FileNotFoundError says what to install."""
+    """Where Chromium or Chrome is; RecordError says what to install."""
     for name in CHROMIUM_NAMES:
         if path := shutil.which(name):
             return path
-    raise FileNotFoundError(f"no Chromium on the PATH: install one of {', '.join(CHROMIUM_NAMES)}")
+    raise RecordError(f"no Chromium on the PATH: install one of {', '.join(CHROMIUM_NAMES)}")
 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
     """A headless browser (playwright's) that makes no connections of its own."""
-    from playwright.sync_api import sync_playwright
-
+    path = chromium_path()
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        raise RecordError("no playwright: pip install 'ttt-bench[dev]'") from None
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium_path(), args=list(CHROMIUM_ARGS))
+        browser = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_ARGS))
         try:
             yield browser
         finally:
@@ -46,50 +88,23 @@ def chromium() -> Iterator[Any]:
 
 
 def take(
-    browser: Any,
-    report: Path,
-    out: Path,
-    suite: str = "",
-    theme: str = "light",
-    width: int = 1240,
-    y_log: bool = False,
-) -> None:
-    """Write a PNG of the figures of `suite`, or of the whole page; ValueError if the page has no such figures."""
+    browser: Any, report: Path, figures: str = "", theme: str = "light", width: int = 1240, y_log: bool = False
+) -> bytes:
+    """A PNG as `write_picture` describes it, of the page at `report`."""
     page = browser.new_page(
         viewport={"width": width, "height": 900}, color_scheme=theme, device_scale_factor=2, offline=True
     )
     page.goto(report.resolve().as_uri())
     page.wait_for_selector("html[data-ready]", state="attached")
     if y_log:
-        for box in page.locator("[data-role=y-log]").all():
-            box.check()
-    if not suite:
-        page.screenshot(path=out, full_page=True)
-        return
-    section = page.get_by_role("region", name=f"Figures of {suite}", exact=True)
-    if not section.count():
-        raise ValueError(f"--figures {suite}: the page has no figures of that name")
+        page.evaluate("for (const box of document.querySelectorAll('[data-role=y-log]')) if (!box.checked) box.click()")
+    if figures == WHOLE_PAGE:
+        return page.screenshot(full_page=True)
+    sections = page.locator("section.suite")
+    names = [name.removeprefix("Figures of ") for name in sections.evaluate_all("all => all.map(e => e.ariaLabel)")]
+    if not names or (figures and figures not in names):
+        raise RecordError(f"--figures {figures}: the page has no such figures; there are {', '.join(names) or 'none'}")
     page.add_style_tag(content=PICTURE_STYLE)
     page.evaluate("dispatchEvent(new Event('resize'))")  # the style may put the figures below each other
     page.wait_for_timeout(RESIZE_MS)
-    section.screenshot(path=out)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Write a PNG of a report.")
-    parser.add_argument("report", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--figures", default="", metavar="SUITE", help="only these figures, such as fig15")
-    parser.add_argument("--theme", choices=("light", "dark"), default="light")
-    parser.add_argument("--log-y", action="store_true", help="logarithmic latencies")
-    parser.add_argument("--width", type=int, default=1240, help="of the page, in CSS pixels")
-    values = parser.parse_args()
-    try:
-        with chromium() as browser:
-            take(browser, values.report, values.out, values.figures, values.theme, values.width, values.log_y)
-    except (OSError, ValueError) as error:
-        parser.exit(2, f"{error}\n")
-
-
-if __name__ == "__main__":
-    main()
+    return sections.nth(names.index(figures) if figures else 0).screenshot()

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.profile_record import Kernel, Region
+from harness.profile_region import Kernel, Region
 
 PRODUCTS, TTT, SCAN, EDGES, HEAD, OTHER, GAPS = "products", "ttt", "scan", "edges", "head", "other", "gaps"
 LABELS = {

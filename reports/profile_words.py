@@ -1,6 +1,6 @@
 """What bounds a profiled case, in two sentences made from its numbers."""
 
-from harness.profile_record import Counters, Kernel, Region
+from harness.profile_region import Counters, Kernel, Region
 from reports.profile_parts import GAPS, LABELS, parts
 
 HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds

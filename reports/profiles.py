@@ -12,7 +12,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from harness.profile_record import Kernel, Profile
+from harness.profile_record import Profile
+from harness.profile_region import Kernel
 from harness.run import Run
 from reports.profile_parts import LABELS, Part, kernel_floor_us, kernel_parts, parts
 from reports.profile_words import roofs, sentences, short, waits

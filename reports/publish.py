@@ -1,37 +1,52 @@
-"""From record files to a page or a table, in one call."""
+"""From a run to a page or a table, in one call."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from harness.record import Record, RecordError, read_records
+from harness.files import write_atomically
+from harness.record import Record, RecordError
+from harness.run import FILE, Run
+
+_PAGE_STARTS = (b"<!doctype html", b"<html")
 
 
-def write_report(
-    record_paths: Iterable[Path], out: Path, title: str | None = None, systems: Sequence[str] = ()
-) -> None:
-    """Write the page of the records in these files or folders to `out`, replacing it; of `systems`, or of all.
+def write_report(run_folder: Path, out: Path, title: str | None = None, systems: Sequence[str] = ()) -> None:
+    """Write the page of a run to `out`, whole or not at all; of `systems`, or of all.
 
-    Raises harness.record.RecordError where a file cannot be read or a system has no records.
+    Raises harness.record.RecordError where the run cannot be read, a system has no records, or `out` is something
+    else than a page.
     """
     from reports.html import render
 
-    page = render(of_systems(read_records(record_paths), systems), title)
+    run = Run.open(run_folder)
+    refuse_what_is_no_page(out, run_folder)
+    page = render(_records(run, systems), run.catalogue, title)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8", newline="\n")
+    write_atomically(out, page)
 
 
-def write_table(record_paths: Iterable[Path], fmt: str, out: TextIO | None = None, systems: Sequence[str] = ()) -> None:
-    """Write one row per record to `out` (standard output), as "csv", "json" or "text"; of `systems`, or of all.
+def write_table(
+    run_folder: Path, fmt: str, out: TextIO | None = None, systems: Sequence[str] = (), columns: Sequence[str] = ()
+) -> None:
+    """Write one row for each case to `out` (standard output), as "csv", "json", "markdown" or "text".
 
-    Raises ValueError for another format and harness.record.RecordError where a file cannot be read or a system has no
-    records.
+    systems, columns: only these; ("all",) for every column. Raises harness.record.RecordError for another format or
+    column, where the run cannot be read, and where a system has no records.
     """
     from reports.stats import frame
     from reports.tables import write_frame
 
-    write_frame(frame(of_systems(read_records(record_paths), systems)), fmt, out or sys.stdout)
+    run = Run.open(run_folder)
+    write_frame(frame(_records(run, systems), run.catalogue), fmt, out or sys.stdout, run.catalogue, columns)
+
+
+def _records(run: Run, systems: Sequence[str]) -> list[Record]:
+    records = run.records()
+    if not records:
+        raise RecordError(f"{run.folder}: the run has no records yet")
+    return of_systems(records, systems)
 
 
 def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record]:
@@ -44,3 +59,23 @@ def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record
     return [
         record for record, name in zip(records, names, strict=True) if not systems or not set(name).isdisjoint(systems)
     ]
+
+
+def refuse_what_is_no_page(out: Path, run_folder: Path) -> None:
+    """RecordError where writing a page to `out` would destroy something else, or put a stranger among the records."""
+    place = out.resolve()
+    if place.is_dir():
+        raise RecordError(f"{out}: is a folder; name an HTML file, such as {out / 'report.html'}")
+    if place == (run_folder / FILE).resolve() or (run_folder / "records").resolve() in place.parents:
+        raise RecordError(f"{out}: belongs to the run; name an HTML file outside of its records")
+    if place.exists() and not (place.is_file() and _is_page(place)):
+        raise RecordError(f"{out}: is there and is no HTML page; it is left as it is, name another file")
+
+
+def _is_page(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            start = file.read(512)
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
+    return start.removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith(_PAGE_STARTS)

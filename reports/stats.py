@@ -1,55 +1,66 @@
-"""What do the raw samples of each record say?"""
+"""What do the raw samples of each case say? One row for each, whatever the number of processes it ran in."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import pandas as pd
 
-from harness.interval import median_interval
+from harness.case import Case
+from harness.catalogue import Catalogue
+from harness.interval import FEWEST, median_interval
+from harness.machine_load import is_loaded, load_note
+from harness.reason import printable
 from harness.record import Record
-from reports.roofline import EXPLANATION_COLUMNS, explanation
+from reports.fairness import FAIRNESS_METRICS
+from reports.fidelity import FIDELITY_METRICS
+from reports.roofline import RATE_COLUMNS, WORK_METRICS, explanation
 
-CASE_COLUMNS = ("suite", "system", "backend", "size", "phase", "batch", "context")
+CASE_COLUMNS = ("suites", "system", "backend", "size", "phase", "batch", "context")
 OUTCOME_COLUMNS = ("status", "reason")
 STATISTIC_COLUMNS = (
     "latency_ms",
     "latency_ms_low",
     "latency_ms_high",
+    "process_spread",
     "us_per_token",
     "tokens_per_s",
     "peak_memory_gb",
 )
 SETTING_COLUMNS = ("dtype", "state_dtype", "timing", "l2")
-MACHINE_COLUMNS = ("device", "commit")
+MACHINE_COLUMNS = ("device", "device_id", "commit")
 COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS + MACHINE_COLUMNS
-SAMPLE_COLUMNS = ("samples", "throttled", "stop", "started_at")
-NOTES = "notes"
-# Settings that a reader must know to compare a latency: they make the column NOTES.
-NOTED_SETTINGS = ("launch", "gate_limits", "warning")
+SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
+NOTES, MARKS = "notes", "marks"
+# What a point of a figure is marked for, the gravest first.
+CACHE_FULL, FEW_SAMPLES, LOADED = "cache full", "few samples", "loaded machine"
+# Settings that a reader must know to compare a latency: they go into the column NOTES.
+NOTED_SETTINGS = ("gate_limits", "warning")
+# Metrics that show in another form: as a rate, a note, or in a table of their own.
+_USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences_at_once"}
+
+Place = tuple[str, ...]
 
 
-def frame(records: Iterable[Record]) -> pd.DataFrame:
-    """One row per record, in their order.
+def frame(records: Iterable[Record], catalogue: Catalogue) -> pd.DataFrame:
+    """One row for each case and each machine and commit that measured it, in the order of the records.
 
-    Columns: `COLUMNS`, then one column per option in use, then `SAMPLE_COLUMNS`, then those of
-    `EXPLANATION_COLUMNS` and `NOTES` that any record fills. Latencies are in milliseconds (median, and its 95%
-    interval or, below 6 samples, range), `us_per_token` in microseconds, `peak_memory_gb` in 10^9 bytes; what a
-    record does not say is NaN, or "" where it is text.
+    Columns: `COLUMNS`, then one for each option in use, then `SAMPLE_COLUMNS`, then what any record fills: rates,
+    metrics, `NOTES` and `MARKS`. latency_ms is the median of the medians of the processes, its interval the 95%
+    interval within a process (below 6 samples their range), process_spread the range of the processes' medians over
+    their median. What a record does not say is NaN, or "" where it is text; an option at its default has the
+    catalogue's.
     """
-    records = list(records)
-    rows = [_row(record) for record in records]
-    table = pd.DataFrame(rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *EXPLANATION_COLUMNS, NOTES])
-    options = {name: _option_column(name) for record in records for name, _ in record.case.options}
-    values = {
-        column: pd.array([record.case.option(name, None) for record in records], dtype=object)
-        for name, column in options.items()
-    }
-    extra = pd.DataFrame(values, index=table.index).convert_dtypes()
-    filled = [name for name in (*EXPLANATION_COLUMNS, NOTES) if table[name].replace("", None).notna().any()]
+    groups = [group for case in _by_case(records) for group in _by_place(case)]
+    memberships = _memberships(catalogue)
+    metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
+    rows = [_row(group, memberships.get(group[0].case.key, ()), metrics) for group in groups]
+    table = pd.DataFrame(rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *RATE_COLUMNS, *metrics, NOTES, MARKS])
+    extra = _options([group[0].case for group in groups], table, catalogue)
+    filled = [name for name in (*RATE_COLUMNS, *metrics, NOTES, MARKS) if table[name].replace("", None).notna().any()]
     # convert_dtypes: registers are whole numbers, also where some records have none
-    explained = table[filled].convert_dtypes()
-    return pd.concat([table[list(COLUMNS)], extra, table[list(SAMPLE_COLUMNS)], explained], axis=1)
+    return pd.concat([table[list(COLUMNS)], extra, table[list(SAMPLE_COLUMNS)], table[filled].convert_dtypes()], axis=1)
 
 
 def option_columns(table: pd.DataFrame) -> list[str]:
@@ -57,44 +68,187 @@ def option_columns(table: pd.DataFrame) -> list[str]:
     return list(table.columns[len(COLUMNS) : table.columns.get_loc(SAMPLE_COLUMNS[0])])
 
 
-def _row(record: Record) -> dict[str, Any]:
-    case = record.case
-    row = {column: getattr(case, column) for column in CASE_COLUMNS + SETTING_COLUMNS}
-    row |= {"status": record.status, "reason": record.reason}
-    row |= _statistics(record)
-    row |= explanation(record, row["latency_ms"])
-    row |= {column: str(record.environment.get(column) or "") for column in MACHINE_COLUMNS}
-    row |= {"samples": len(record.samples_ms), "throttled": sum(map(bool, record.throttled))}
-    row[NOTES] = "; ".join(_notes(record))
-    return row | {"stop": record.stop, "started_at": record.started_at}
+def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
+    """The metrics to show, those of the catalogue first and in its order."""
+    taken = {*COLUMNS, *SAMPLE_COLUMNS, *RATE_COLUMNS, NOTES, MARKS}
+    found = set(recorded) - taken
+    known = [metric.name for metric in catalogue.metrics if metric.name in found]
+    return [*known, *sorted(found - {metric.name for metric in catalogue.metrics} - _USED_METRICS)]
 
 
-def _notes(record: Record) -> Iterator[str]:
-    """What a reader must know to compare the latency of this record with others."""
-    yield from (record.settings[name] for name in NOTED_SETTINGS if name in record.settings)
-    batch, context = record.case.batch, record.case.context
-    at_once = record.metrics.get("sequences_at_once") or batch
-    if at_once < batch:
-        yield f"{at_once:.0f} of {batch} sequences at once: no more fit"
-    prompt = record.settings.get("prompt_tokens", "")
-    if prompt not in ("", "0", str(context)):  # 0: a recurrent model's initial state, as the page says of all of them
-        yield f"read a prompt of {prompt}, not {context}"
+def _by_case(records: Iterable[Record]) -> list[list[Record]]:
+    cases: dict[Case, list[Record]] = {}
+    for record in records:
+        cases.setdefault(record.case, []).append(record)
+    return list(cases.values())
 
 
-def _statistics(record: Record) -> dict[str, float]:
+def _by_place(repeats: list[Record]) -> list[list[Record]]:
+    """The repeats of a case by machine and commit; those without a result join the first that have one."""
+    places: dict[Place, list[Record]] = {}
+    for record in repeats:
+        if record.status == "ok":
+            places.setdefault(_place(record), []).append(record)
+    lost = [record for record in repeats if record.status != "ok"]
+    if not places:
+        return [lost]
+    first, *others = places.values()
+    return [[*first, *lost], *others]
+
+
+def _place(record: Record) -> Place:
+    environment = record.environment
+    gpu = environment.get("gpu")
+    device_id = gpu.get("device_id") if isinstance(gpu, Mapping) else ""
+    return tuple(str(each or "") for each in (environment.get("device"), device_id, environment.get("commit")))
+
+
+def _memberships(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
+    """The suites of each case, by its key."""
+    found: dict[str, tuple[str, ...]] = {}
+    for suite in catalogue.suites:
+        for key in suite.cases:
+            found[key] = (*found.get(key, ()), printable(suite.name))
+    return found
+
+
+def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
+    """A column for each option in use.
+
+    One at its default is not in a case: it is filled in for a system and backend that has others, and where a figure
+    of the case's suite has it as an axis. An option that is called like a column of the table gets another name.
+    """
+    names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
+    varied = {(case.system_backend, name) for case in cases for name, _ in case.options}
+    axes = {(suite.name, axis) for suite in catalogue.suites for own in suite.figures for axis in (own.x, *own.split)}
+    values = {}
+    for name in names:
+        default = catalogue.axis(name).default
+        column = [
+            case.option(name, default if (case.system_backend, name) in varied or _any_in(of, name, axes) else None)
+            for case, of in zip(cases, table["suites"], strict=True)
+        ]
+        values[f"option_{name}" if name in table else name] = pd.array(column, dtype=object)
+    return pd.DataFrame(values, index=table.index).convert_dtypes()
+
+
+def _any_in(suites: Iterable[str], name: str, axes: set[tuple[str, str]]) -> bool:
+    return any((suite, name) in axes for suite in suites)
+
+
+def _row(group: list[Record], suites: tuple[str, ...], metrics: Sequence[str]) -> dict[str, Any]:
+    first = group[0]
+    measured = [record for record in group if record.status == "ok"]
+    found = _merged_metrics(measured or group)
+    row: dict[str, Any] = {column: getattr(first.case, column) for column in (*CASE_COLUMNS[1:], *SETTING_COLUMNS)}
+    row |= {"suites": suites, "status": first.status, "reason": first.reason}
+    row |= _statistics(measured, group)
+    row |= {name: math.nan if found.get(name) is None else found[name] for name in metrics}
+    row |= explanation(first.case, found, row["latency_ms"])
+    row |= dict(zip(MACHINE_COLUMNS, _place(first), strict=True))
+    row |= {
+        "samples": sum(len(record.samples_ms) for record in measured),
+        "processes": len(group),
+        "throttled": sum(sum(map(bool, record.throttled)) for record in measured),
+        "stop": ", ".join(dict.fromkeys(record.stop for record in measured if record.stop)),
+        "started_at": min(record.started_at for record in group),
+    }
+    row[NOTES] = "; ".join(dict.fromkeys(_notes(group, found, row)))
+    return row | {MARKS: ", ".join(_marks(group, found, row))}
+
+
+def _merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
+    """Each metric's median over the processes that say it."""
+    if len(records) == 1:
+        return records[0].metrics
+    names = dict.fromkeys(name for record in records for name in record.metrics)
+    values = {name: [v for record in records if (v := record.metrics.get(name)) is not None] for name in names}
+    return {name: median(known) if known else None for name, known in values.items()}
+
+
+def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, float]:
     """Median latency with its interval, and what follows from it; memory is known even without samples."""
-    memory = record.peak_memory_bytes
+    memory = [record.peak_memory_bytes for record in group if record.peak_memory_bytes is not None]
     values = dict.fromkeys(STATISTIC_COLUMNS, math.nan)
-    values["peak_memory_gb"] = math.nan if memory is None else memory / 1e9
-    if not record.samples_ms:
+    values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan
+    timed = [record for record in measured if record.samples_ms]
+    if not timed:
         return values
-    median, low, high = median_interval(record.samples_ms)
-    values |= {"latency_ms": median, "latency_ms_low": low, "latency_ms_high": high}
-    if record.tokens and median > 0:
-        values |= {"us_per_token": median * 1e3 / record.tokens, "tokens_per_s": record.tokens * 1e3 / median}
+    latency, low, high = pooled_interval([record.samples_ms for record in timed])
+    values |= {"latency_ms": latency, "latency_ms_low": low, "latency_ms_high": high}
+    if len(timed) > 1 and latency > 0:
+        medians = [median(record.samples_ms) for record in timed]
+        values["process_spread"] = (max(medians) - min(medians)) / latency
+    tokens = timed[0].tokens
+    if tokens and latency > 0:
+        values |= {"us_per_token": latency * 1e3 / tokens, "tokens_per_s": tokens * 1e3 / latency}
     return values
 
 
-def _option_column(name: str) -> str:
-    """An option may be called like a column of ours; it must not overwrite it."""
-    return f"option_{name}" if name in (*COLUMNS, *SAMPLE_COLUMNS, *EXPLANATION_COLUMNS, NOTES) else name
+def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """(median of the processes' medians, low, high): the 95% interval of a median within a process.
+
+    The samples of each process are moved to the common median before they are pooled: what sets processes apart is
+    no part of the interval.
+    """
+    if len(processes) == 1:
+        return median_interval(processes[0])
+    medians = [median(samples) for samples in processes]
+    centre = median(medians)
+    scales = [centre / own if own > 0 else 1.0 for own in medians]
+    _, low, high = median_interval([x * scale for xs, scale in zip(processes, scales, strict=True) for x in xs])
+    return centre, min(low, centre), max(high, centre)
+
+
+def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
+    """What a reader must know to compare the latency of this row with others."""
+    for record in group:
+        yield from (record.settings[name] for name in NOTED_SETTINGS if name in record.settings)
+    case = group[0].case
+    if (case.phase, case.timing, case.option("scope", "model")) == ("forward", "graph", "model"):
+        yield "the prefill is replayed from a CUDA graph"
+    if case.timing == "engine":
+        yield "timed by the engine itself"
+    if is_cache_full(case, metrics):
+        yield f"{metrics['sequences_at_once']:.0f} of {case.batch} sequences at once: no more fit"
+    for record in group:
+        prompt = record.settings.get("prompt_tokens", "")
+        if prompt not in ("", "0", str(case.context)):  # 0: a recurrent model's initial state, as the page says
+            yield f"read a prompt of {prompt}, not {case.context}"
+    if row["status"] == "ok":
+        yield from _doubts(group, row)
+
+
+def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
+    """Why a number may be less than it seems."""
+    if 0 < row["samples"] < FEWEST:
+        count = f"{row['samples']} sample{'s' if row['samples'] > 1 else ''}"
+        yield f"only {count}: the bar is their range, no interval"
+    if row["throttled"]:
+        yield f"{row['throttled']} of {row['samples']} samples under a throttle"
+    yield from (load_note(record.environment) for record in group if _is_loaded(record))
+    for record in group:
+        if record.status != "ok":
+            yield f"process {record.repeat + 1} of {len(group)}: {record.status}: {record.reason}"
+        elif record.gate is None:
+            yield "compared with no reference"
+        elif record.gate.get("unchecked"):
+            yield str(record.gate["unchecked"])
+
+
+def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
+    if is_cache_full(group[0].case, metrics):
+        yield CACHE_FULL
+    if row["status"] == "ok" and 0 < row["samples"] < FEWEST:
+        yield FEW_SAMPLES
+    if row["status"] == "ok" and any(map(_is_loaded, group)):
+        yield LOADED
+
+
+def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:
+    """Whether fewer sequences than asked for ran at once."""
+    return (metrics.get("sequences_at_once") or case.batch) < case.batch
+
+
+def _is_loaded(record: Record) -> bool:
+    return isinstance(record.environment.get("cpu"), Mapping) and is_loaded(record.environment)

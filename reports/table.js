@@ -12,6 +12,7 @@ function element(tag, properties = {}, ...children) {
 
 function shown(value) {
   if (value === null || value === undefined) return "";
+  if (Array.isArray(value)) return value.join(", ");
   return typeof value === "number" && !Number.isInteger(value) ? fourDigits.format(value) : String(value);
 }
 
@@ -23,7 +24,7 @@ function compare(a, b, direction) {
   return direction * (numbers ? a - b : collator.compare(String(a), String(b)));
 }
 
-/* `columns`: [{key, label, numeric}]; `rows`: anything; `cell(row, key)`: its value. */
+/* `columns`: [{key, label, numeric, scale}]; `rows`: anything; `cell(row, key)`: its value, shown divided by the scale. */
 class Table {
   constructor(host, { caption, columns, rows, cell }) {
     Object.assign(this, { columns, rows, cell, kept: rows, page: 0, sorted: { key: null, direction: 1 } });
@@ -94,9 +95,9 @@ class Table {
   }
 
   line(row) {
-    return element("tr", {}, ...this.columns.map(({ key, numeric }) => {
+    return element("tr", {}, ...this.columns.map(({ key, numeric, scale }) => {
       const value = this.cell(row, key);
-      const cell = element("td", { textContent: shown(value), className: numeric ? "number" : "" });
+      const cell = element("td", { textContent: shown(scale === 1 || value === null ? value : value / scale), className: numeric ? "number" : "" });
       if (key === "status") cell.dataset.status = value;
       if (["reason", "which", "notes"].includes(key)) cell.className = key;
       return cell;

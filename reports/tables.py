@@ -1,42 +1,82 @@
-"""How do the results look as CSV, JSON or text?"""
+"""How do the results look as CSV, JSON, Markdown or text?"""
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 import pandas as pd
 
-from reports.roofline import EXPLANATION_COLUMNS
+from harness.catalogue import Catalogue
+from harness.reason import printable
+from harness.record import RecordError
+from reports.stats import CASE_COLUMNS, option_columns
 
-FORMATS = ("csv", "json", "text")
+FORMATS = ("csv", "json", "markdown", "text")
+WIDTH = 80  # of a terminal that does not say its own
+MOST_COLUMNS = 8  # of text that nobody chose
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-_TEXT_COLUMNS = ("suite", "system", "backend", "size", "phase", "batch", "context", "status", "latency_ms")
-# Of what explains a latency, so much fits a terminal.
-_TEXT_EXPLANATIONS = ("tflops", "gbs", "bound", "floor_share")
+_QUOTED = frozenset('",\r\n')
+_CASE = ("system", "backend", "phase", "batch", "context")
+# Columns of words that may go on on the next line; their least width.
+_FOLDED = 14
 
 
-def write_frame(table: pd.DataFrame, fmt: str, out: TextIO) -> None:
-    """Write the rows of `stats.frame` to `out`; `fmt` is one of `FORMATS`, else ValueError."""
+def write_frame(
+    table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue | None = None, columns: Sequence[str] = ()
+) -> None:
+    """Write the rows of `stats.frame` to `out`; `fmt` is one of `FORMATS`, else RecordError.
+
+    columns: which; ("all",) for every one; none for all of CSV and JSON and the most telling of the others, which show
+    numbers in the units of the catalogue and once what is the same in every row.
+    """
     if fmt not in FORMATS:
-        raise ValueError(f"table format {fmt!r}: must be one of {', '.join(FORMATS)}")
-    {"csv": _write_csv, "json": _write_json, "text": _write_text}[fmt](table, out)
+        raise RecordError(f"table format {fmt!r}: must be one of {', '.join(FORMATS)}")
+    for name in columns:
+        if name not in table and name != "all":
+            raise RecordError(f"--columns {name}: no such column; there are {', '.join(table.columns)}")
+    chosen = [*table.columns] if "all" in columns else list(dict.fromkeys(columns))
+    if fmt in ("csv", "json"):
+        {"csv": _write_csv, "json": _write_json}[fmt](table[chosen or list(table.columns)], out)
+    else:
+        _write_for_people(table, fmt, out, catalogue or Catalogue(), chosen)
 
 
 def plain(value: Any) -> Any:
-    """A cell as a JSON scalar: numpy scalars unwrapped; NaN, NA and infinities become None."""
+    """A cell as a JSON value: numpy scalars unwrapped, suites as a list; NaN, NA and infinities become None."""
+    if isinstance(value, tuple):
+        return list(value)
     if value is None or value is pd.NA:
         return None
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def said(value: Any) -> str:
+    """A cell in words, unrounded; "" for what is not known."""
+    value = plain(value)
+    if isinstance(value, list):
+        return ", ".join(value)
+    return "" if value is None else str(value)
+
+
 def _write_csv(table: pd.DataFrame, out: TextIO) -> None:
-    table.rename(columns=_inert).map(_inert).to_csv(out, index=False, lineterminator="\n")
+    out.write(",".join(_csv_cell(name) for name in table.columns) + "\n")
+    for row in table.itertuples(index=False, name=None):
+        out.write(",".join(_csv_cell(said(value)) for value in row) + "\n")
 
 
-def _inert(value: Any) -> Any:
+def _csv_cell(text: str) -> str:
     """Text that a spreadsheet would take for a formula gets a leading apostrophe."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
+    text = f"'{text}" if text.startswith(_FORMULA_STARTS) and not _is_number(text) else text
+    return f'"{text.replace(chr(34), chr(34) * 2)}"' if _QUOTED.intersection(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _write_json(table: pd.DataFrame, out: TextIO) -> None:
@@ -48,31 +88,118 @@ def _write_json(table: pd.DataFrame, out: TextIO) -> None:
     out.write("\n")
 
 
-def _write_text(table: pd.DataFrame, out: TextIO) -> None:
-    """A table for a terminal; columns that are the same in every row are said once, above it."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    left_out = set(EXPLANATION_COLUMNS) - set(_TEXT_EXPLANATIONS)
-    varied = [name for name in table.columns if name in _TEXT_COLUMNS or table[name].nunique(dropna=False) > 1]
-    same = {name: table[name].iloc[0] for name in table.columns if name not in varied and len(table)}
-    shown = [name for name in varied if name not in left_out]
-    grid = Table(box=None, header_style="bold", pad_edge=False)
-    for name in shown:
-        grid.add_column(name, justify="right" if pd.api.types.is_numeric_dtype(table[name]) else "left")
-    for row in table[shown].itertuples(index=False, name=None):
-        grid.add_row(*(Text(_printable(value)) for value in row))
-    console = Console(file=out, width=None if out.isatty() else 600, highlight=False)
-    if said := ", ".join(f"{name} {_printable(value)}" for name, value in same.items() if _printable(value)):
-        console.print(Text(f"in every row: {said}"))
-    console.print(grid)
+def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue, chosen: list[str]) -> None:
+    width = _width(out)
+    names = chosen or _telling(table, catalogue, width)
+    same = {} if chosen else _same(table, names)
+    if said_once := ", ".join(f"{name} {text}" for name, text in same.items()):
+        out.write(f"in every row: {said_once}\n\n")
+    head = [_heading(name, catalogue) for name in names]
+    columns = [[_shown(value, catalogue.metric(name).scale) for value in table[name]] for name in names]
+    numeric = [pd.api.types.is_numeric_dtype(table[name]) for name in names]
+    if fmt == "markdown":
+        _write_markdown(head, columns, numeric, out)
+    else:
+        _write_text(head, columns, numeric, out, width)
 
 
-def _printable(value: Any) -> str:
+def _width(out: TextIO) -> int:
+    """Of the terminal; nothing is folded in a file, but for what is chosen to fit one."""
+    if not out.isatty():
+        return WIDTH
+    import shutil
+
+    return shutil.get_terminal_size((WIDTH, 24)).columns
+
+
+def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int) -> list[str]:
+    """What sets the cases apart, their status where one has no result, and of the numbers as many as fit."""
+    varied = {name for name in table.columns if table[name].nunique(dropna=False) > 1}
+    names = [name for name in _CASE if name in varied or name in ("system", "backend")]
+    names += ["status"] if set(table["status"]) - {"ok"} else []
+    numbers = [metric.name for metric in catalogue.metrics if metric.text and metric.name in table]
+    settings = [name for name in ("size", "state_dtype", "dtype", *option_columns(table), "l2") if name in varied]
+    left = width + 2 - sum(_widest(table, name, catalogue) + 2 for name in names)
+    for name in dict.fromkeys(["latency_ms", *settings, *numbers, *CASE_COLUMNS[1:], "status", "samples"]):
+        if name in names or table[name].isna().all():
+            continue
+        needed = _widest(table, name, catalogue) + 2
+        if name == "latency_ms" or (len(names) < MOST_COLUMNS and needed <= left):
+            names.append(name)
+            left -= needed
+    order = [*CASE_COLUMNS, *settings, "status"]
+    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def _widest(table: pd.DataFrame, name: str, catalogue: Catalogue) -> int:
+    scale = catalogue.metric(name).scale
+    return max([len(_heading(name, catalogue)), *(len(_shown(value, scale)) for value in table[name].unique())])
+
+
+def _same(table: pd.DataFrame, names: Sequence[str]) -> dict[str, str]:
+    """What the settings and machine columns that are left out say, where they are the same in every row."""
+    wanted = ("suites", "size", "phase", "batch", "context", "dtype", "timing", "device", "commit")
+    columns = [name for name in wanted if name not in names and len(table) and table[name].nunique(dropna=False) == 1]
+    found = {name: printable(said(table[name].iloc[0])) for name in columns}
+    return {name: text[:10] if name == "commit" else text for name, text in found.items() if text}
+
+
+def _heading(name: str, catalogue: Catalogue) -> str:
+    """The column's name, with its unit where the number is shown in another than the name says."""
+    metric = catalogue.metric(name)
+    return printable(f"{name} [{metric.unit}]" if metric.scale != 1 else name)
+
+
+def _shown(value: Any, scale: float) -> str:
     """Four significant digits; control characters (a record may hold escape sequences) become spaces."""
-    value = plain(value)
-    if value is None:
-        return ""
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return "".join(character if character.isprintable() else " " for character in text)
+    number = plain(value)
+    if isinstance(number, int | float) and not isinstance(number, bool) and scale != 1:
+        number = number / scale
+    return f"{number:.4g}" if isinstance(number, float) else printable(said(value))
+
+
+def _write_markdown(head: list[str], columns: list[list[str]], numeric: list[bool], out: TextIO) -> None:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |\n"
+
+    out.write(line(head))
+    out.write(line(["---:" if right else "---" for right in numeric]))
+    out.writelines(line(row) for row in zip(*columns, strict=True))
+
+
+def _write_text(head: list[str], columns: list[list[str]], numeric: list[bool], out: TextIO, width: int) -> None:
+    """Columns beside each other; where they are wider than a terminal words go on on the next line, numbers never."""
+    widths = [max(map(len, (name, *column))) for name, column in zip(head, columns, strict=True)]
+    if out.isatty():
+        widths = _folded(widths, numeric, width)
+    for row in ([head], zip(*columns, strict=True)):
+        for cells in row:
+            _write_row(cells, widths, numeric, out)
+
+
+def _folded(widths: list[int], numeric: list[bool], width: int) -> list[int]:
+    """The widths with the widest columns of words made narrower until the row fits, as far as they go."""
+    widths = list(widths)
+    over = sum(widths) + 2 * (len(widths) - 1) - width
+    while over > 0:
+        places = [place for place, right in enumerate(numeric) if not right and widths[place] > _FOLDED]
+        if not places:
+            break
+        widest = max(places, key=widths.__getitem__)
+        widths[widest] -= 1
+        over -= 1
+    return widths
+
+
+def _write_row(cells: Sequence[str], widths: list[int], numeric: list[bool], out: TextIO) -> None:
+    parts = [
+        [cell[at : at + width] for at in range(0, max(len(cell), 1), max(width, 1))]
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    for at in range(max(map(len, parts), default=0)):
+        pieces = [part[at] if at < len(part) else "" for part in parts]
+        line = "  ".join(
+            piece.rjust(width) if right else piece.ljust(width)
+            for piece, width, right in zip(pieces, widths, numeric, strict=True)
+        )
+        out.write(line.rstrip() + "\n")

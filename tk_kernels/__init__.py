@@ -1,3 +1,3 @@
-"""Which operators are there? One folder each: `reference` (PyTorch), `ops` (kernels), `cost` (FLOPs and bytes)."""
+"""TTT kernels: a folder an operator (ttt_linear, ttt_mlp), and rooms for what they share. README.md explains them."""
 
-__all__ = ["ttt_linear", "ttt_mlp"]
+FORMS = ("dual", "primal")  # of one function (ttt_layer.md, "Three forms")

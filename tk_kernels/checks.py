@@ -1,4 +1,4 @@
-"""Are the arguments of an operator what it supports? If not, a ValueError names the argument, its value and what is."""
+"""Check an operator's arguments: a ValueError names the wrong one, its value, and what is supported."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
-    """Check tokens, all of one shape and dtype in this layout ("[B, T, H, D]" or "[B, H, D]"), and lr, without D."""
+    """Check tokens, all of one shape and dtype in this layout ("[B, T, H, D]" or "[B, H, D]"), and lr (no D)."""
     first, *others = tokens
     x = tokens[first]
     if x.ndim != layout.count(",") + 1:
@@ -41,7 +41,7 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Check the named tensors of a state: their shapes, and (but for position) the dtype that belongs to the tokens."""
+    """Check the shapes of a state's tensors, and their dtypes: int32 for position, else what belongs to the tokens."""
     for name, shape in shapes.items():
         tensor = getattr(state, name)
         check_shape(f"state.{name}", tensor, shape)
@@ -50,10 +50,10 @@ def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.d
 
 
 def common_position(position: Tensor, start: int | None, mini_batch: int) -> int:
-    """Position inside the mini-batch, 0 to mini_batch - 1, that all sequences share.
+    """The position inside the mini-batch, 0 to mini_batch - 1, that all sequences share.
 
-    position [B] is the state's; start is the same where the caller knows it, so that nothing is read from the device.
-    Raises ValueError for a position outside of the mini-batch, and for different ones.
+    position [B] is the state's. start is the same number where the caller knows it; then nothing is read from the
+    device. Raises ValueError for a position outside of the mini-batch, and for positions that differ.
     """
     values = sorted(set(position.tolist())) if start is None else [start]
     if len(values) > 1:
@@ -66,6 +66,6 @@ def common_position(position: Tensor, start: int | None, mini_batch: int) -> int
 
 
 def check_aligned(tokens: int, start: int, mini_batch: int) -> None:
-    """Raise ValueError unless tokens that begin at position start inside a mini-batch are whole mini-batches."""
+    """Raise ValueError unless these tokens, from position start of a mini-batch on, are whole mini-batches."""
     if start or tokens % mini_batch:
         raise ValueError(f"{tokens} tokens from position {start}: expected whole mini-batches of {mini_batch}")

@@ -67,14 +67,14 @@ BACKENDS: tuple[Backend, ...] = (
     Backend("thunderkittens", "ThunderKittens"),
     Backend("mamba-ssm", "mamba-ssm"),
     Backend("vllm", "vLLM"),
-    Backend("triton-dual", "Triton dual", "dash"),
+    Backend("triton-dual", "Triton dual"),
     Backend("flash-attn", "FlashAttention", "dash"),
     Backend("triton-primal", "Triton primal", "dashdot"),
     Backend("torch", "PyTorch", "dot"),
     Backend("torch-compile", "torch.compile", "longdashdot"),
     Backend("fla", "flash-linear-attention", "longdash"),
-    Backend("sdpa-cudnn", "SDPA cuDNN"),
-    Backend("sdpa-flash", "SDPA flash"),
+    Backend("sdpa-cudnn", "SDPA cuDNN", "dashdot"),
+    Backend("sdpa-flash", "SDPA flash", "longdash"),
 )
 
 

@@ -4,7 +4,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from bench.catalogue.suites import SUITES, Suite, default_suite, find_group, fin
 from bench.environments import launches
 from bench.errors import UserError
 from bench.memory import layer_beyond_memory, refuse_beyond_memory, total_memory_bytes
-from bench.plan import beyond_memory, jobs_of, suite_cases, suite_entry
+from bench.plan import Selection, beyond_memory, jobs_of, suite_cases, suite_entry
 from bench.selection import select
 from bench.terminal import print_rows
 from harness.catalogue import Catalogue
@@ -58,6 +58,7 @@ class Plan:
     repeats: int
     policy: Policy
     machine: dict
+    added: str  # which cases the suites do not have, in a sentence; "" where there are none
 
     def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
         """Why a case need not be tried."""
@@ -99,6 +100,7 @@ def plan(asked: Asked) -> Plan:
         # The samples of a case are spread over its repeats, and so is the time for them.
         Policy(budget_s=budget_s / asked.repeats),
         machine,
+        _added(cases, selection, device),
     )
 
 
@@ -116,7 +118,7 @@ def run(
     work = plan(asked)
     if not work.here:
         raise UserError("--device cuda: no CUDA GPU was found on this machine; --dry-run plans without one")
-    request = _request(arguments, work)
+    request = request_of(arguments, work)
     if Run.exists(out) and resume:
         current = Run.open(out)
         _refuse_another_kind(current, mode, work.repeats)
@@ -126,8 +128,8 @@ def run(
             TOOL, SCHEMA_VERSION, mode, work.jobs, work.catalogue, work.policy.to_dict(), work.repeats, (request,)
         )
         current = Run.create(out, file)
-    if busy := warning():
-        print(f"ttt-bench: {busy}", file=sys.stderr)
+    for said in filter(None, (work.added, warning())):
+        print(f"ttt-bench: {said}", file=sys.stderr)
     asked_for = {job.pair for job in work.jobs}
     jobs = [job for job in current.jobs if job.pair in asked_for]
     try:
@@ -146,6 +148,8 @@ def run(
 def dry_run(asked: Asked, out: Path) -> None:
     """Print the cases and jobs of a run, what cannot run, and how long it will take."""
     work = plan(asked)
+    if work.added:
+        print(f"ttt-bench: {work.added}", file=sys.stderr)
     past = estimate.past_durations(work.machine if work.here else None, out)
     rows = []
     for job in work.jobs:
@@ -160,8 +164,11 @@ def dry_run(asked: Asked, out: Path) -> None:
             print(f"{planned.case.key}  {planned.case.label}")
     every = [estimate.job_seconds(job, work.repeats, past) for job in work.jobs]
     known = [seconds for seconds in every if seconds is not None]
-    suffix = "" if len(known) == len(every) else f", and {len(every) - len(known)} jobs that no earlier run has timed"
-    print(f"{work.total} cases in {len(work.jobs)} jobs: {estimate.in_words(sum(known))}{suffix}")
+    untimed = len(every) - len(known)
+    words = [estimate.in_words(sum(known))] * bool(known) + [f"{untimed} jobs that no earlier run has timed"] * (
+        untimed > 0
+    )
+    print(f"{work.total} cases in {len(work.jobs)} jobs: {', and '.join(words)}")
 
 
 def verify(asked: Asked, *, limits: Limits) -> None:
@@ -207,6 +214,19 @@ def _suites(asked: Asked, device: str) -> tuple[tuple[str, ...], str | None, flo
     return tuple(dict.fromkeys(names)), systems, budget_s
 
 
+def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], selection: Selection, device: str) -> str:
+    """One sentence where sizes, batches or contexts of the command line make cases that a suite does not have."""
+    whole = replace(selection, sizes=(), batches=(), contexts=())
+    words = []
+    for suite, planned in cases:
+        own = {each.case.key for each in suite_cases(suite, whole, device)}
+        count = sum(each.case.key not in own for each in planned)
+        words += [f"{count} of {len(planned)} cases of {suite.name}"] if count else []
+    if not words:
+        return ""
+    return f"{', '.join(words)} are not the suite's own: --sizes, --batch and --context replace what it has"
+
+
 def _with_samples(planned: Planned, least: int | None) -> Planned:
     return planned if least is None else Planned(planned.case, least, planned.grows)
 
@@ -227,7 +247,8 @@ def _refuse_another_kind(current: Run, mode: Mode, repeats: int) -> None:
         )
 
 
-def _request(arguments: Sequence[str], work: Plan) -> Request:
+def request_of(arguments: Sequence[str], work: Plan) -> Request:
+    """This call of the program, as a run keeps it."""
     machine = work.machine
     constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
     at = datetime.now(UTC).isoformat(timespec="seconds")

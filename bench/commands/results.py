@@ -1,4 +1,4 @@
-"""`ttt-bench table` and `ttt-bench report`: show a run."""
+"""`ttt-bench table`, `report` and `picture`: show a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +23,19 @@ def report(run: Path, output: Path | None, systems: str | None) -> None:
         write_report(run, output, systems=words(systems, str))
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error.strerror}") from None
+    print(f"wrote {output}")
+
+
+def picture(run: Path, output: Path, figures: str, theme: str, width: int, log_y: bool, systems: str | None) -> None:
+    """Write a PNG of a run's figures."""
+    from reports.picture import write_picture
+
+    if theme not in ("light", "dark"):
+        raise UserError(f"--theme {theme}: must be light or dark")
+    try:
+        write_picture(run, output, figures, theme, width, log_y, words(systems, str))
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written: {error.strerror or error}") from None
     print(f"wrote {output}")
 
 

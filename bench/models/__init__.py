@@ -1,13 +1,15 @@
-"""Which models are measured?
+"""The language models that are measured.
 
-`config` holds the sizes and imports no torch, so that the parent process may read it; `factory` and `checkpoint` make
-models from a seed or a file; `ttt`, `transformer` and `mamba` are the models; `operator` is the seam at which a TTT
-backend is put in.
+`config` holds the sizes, `hugging_face` reads a checkpoint's config.json; they import no torch, so that the parent
+process can use them. `factory` makes models from a seed, `checkpoint` from files. `ttt`, `transformer` and `mamba` are
+the models. A TTT model takes two parts from outside: the inner loop (`operator`: PyTorch; `kernel_operator`: the
+project's kernels) and the block around it (`ttt.TTTBlock`: PyTorch; `fused.FusedBlock`: fused kernels).
 """
 
 from bench.models.config import (
+    BACKBONES,
+    MODELS,
     SIZES,
-    SYSTEMS,
     ConfigError,
     MambaConfig,
     ModelConfig,
@@ -18,8 +20,9 @@ from bench.models.config import (
 )
 
 __all__ = [
+    "BACKBONES",
+    "MODELS",
     "SIZES",
-    "SYSTEMS",
     "ConfigError",
     "MambaConfig",
     "ModelConfig",

@@ -1,27 +1,26 @@
-"""What can every model do? Prefill a prompt in bounded memory, generate a token, start from a seed."""
+"""The interface of every model (prefill, generate, weights), and prefill in chunks of bounded memory."""
 
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.models.config import NORM_EPS
 from bench.models.layers import RMSNorm, embedding, fill_with_initial_weights
 
-# A chunk of 32768 tokens of the 1.3B model in bfloat16 needs 0.4 GB for its widest activation (5504) and a few of those
-# at a time, whatever the length of the prompts; smaller chunks would leave a large GPU idle.
+# A chunk of 32768 tokens of the 1.3B model in bfloat16 needs 0.4 GB for its widest activation (5504), and has a few of
+# these at a time, however long the prompts are. Smaller chunks would leave a large GPU idle.
 PREFILL_TOKENS = 32768
 
 
-class LanguageModel(nn.Module):
+class CausalLM(nn.Module):
     """Token ids and a state in, logits of the next token out; the state's tensors are updated in place.
 
-    Every call leaves the state's tensors where they are in memory, so that a CUDA graph of one generate_step captured
-    on a state serves every later step, and, after reset_state and prefill, every later prompt. Prefill between replays
-    of a graph, without a reset, needs `state.length = None` first, where the state has a length.
+    Every call leaves the state's tensors where they are in memory: a CUDA graph of one generate_step captured on a
+    state serves every later step and, after reset_state and prefill, every later prompt. To prefill between replays of
+    a graph without a reset, set `state.length = None` first, where the state has a length.
     """
-
-    tied: ClassVar[dict[str, str]] = {}  # names a checkpoint may hold besides the weight that they repeat
 
     @classmethod
     def from_seed(cls, config: Any, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any) -> Self:
@@ -42,11 +41,11 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def generate_state(self, state: Any, into: Any = None) -> Any:
-        """What generate_step takes, made of what prefill left: here the state itself."""
+        """The state that generate_step takes, made from the one that prefill left: here the same."""
         return state
 
     def init_generate_state(self, batch: int, context: int) -> Any:
-        """A state for generate_step alone, before the first token."""
+        """A state for generate_step before the first token."""
         return self.generate_state(self.init_state(batch, context))
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -65,29 +64,43 @@ class LanguageModel(nn.Module):
         """Every weight once, by its name in a checkpoint."""
         return {name: weight.detach() for name, weight in self.named_parameters()}
 
+    @property
+    def tied(self) -> dict[str, str]:
+        """Names that a checkpoint may also hold -> the weight that each of them repeats."""
+        return {}
 
-class Backbone(nn.Module):
-    """What lies between ids and logits under the prefix `model.`: embedding, blocks, last norm."""
+
+class Decoder(nn.Module):
+    """The part of a model under the prefix `model.`: embedding, blocks, last norm."""
 
     def __init__(
-        self, vocabulary: int, width: int, blocks: list[nn.Module], device: torch.device, dtype: torch.dtype
+        self,
+        vocabulary: int,
+        width: int,
+        blocks: list[nn.Module],
+        device: torch.device,
+        dtype: torch.dtype,
+        norm_eps: float = NORM_EPS,
     ) -> None:
         super().__init__()
         self.embed_tokens = embedding(vocabulary, width, device, dtype)
         self.layers = nn.ModuleList(blocks)
-        self.norm = RMSNorm(width, device, dtype)
+        self.norm = RMSNorm(width, device, dtype, norm_eps)
 
 
-class ChunkedModel(LanguageModel):
-    """A model of our own: its head is its embedding, and it runs a prompt chunk by chunk."""
+class ChunkedModel(CausalLM):
+    """A model that runs a prompt chunk by chunk. Its head is its embedding unless it has an `lm_head`."""
 
-    tied: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
-    model: Backbone
+    model: Decoder
     prefill_tokens = PREFILL_TOKENS  # of all sequences together, in one chunk
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lm_head: nn.Linear | None = None
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """See LanguageModel.prefill. Raises ValueError for an empty prompt and for a batch that is not the state's."""
+        """See CausalLM.prefill. Raises ValueError for an empty prompt and for a batch that is not the state's."""
         check_ids(ids, 2, state.batch)
         for chunk in ids.split(self._chunk_length(ids.shape[0]), dim=1):
             hidden = self._hidden(chunk, state)
@@ -95,13 +108,23 @@ class ChunkedModel(LanguageModel):
 
     @torch.no_grad()
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """See LanguageModel.generate_step. Raises ValueError for a batch that is not the state's."""
+        """See CausalLM.generate_step. Raises ValueError for a batch that is not the state's."""
         check_ids(ids, 1, state.batch)
         return self._logits(self._hidden_step(ids[:, None], state)), state
 
     @torch.no_grad()
     def fill(self, seed: int) -> None:
         fill_with_initial_weights(self, torch.Generator(self.device).manual_seed(seed))
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """See CausalLM.tied."""
+        return {} if self.lm_head is not None else {"lm_head.weight": "model.embed_tokens.weight"}
+
+    @property
+    def head(self) -> Tensor:
+        """The LM head's weight [V, C]."""
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     @property
     def device(self) -> torch.device:
@@ -125,7 +148,7 @@ class ChunkedModel(LanguageModel):
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """The head on the last token alone: [B, T, C] -> [B, V]."""
-        return F.linear(self.model.norm(hidden[:, -1]), self.model.embed_tokens.weight)
+        return F.linear(self.model.norm(hidden[:, -1]), self.head)
 
 
 def check_ids(ids: Tensor, dimensions: int, batch: int) -> None:

@@ -1,4 +1,9 @@
-"""How do weights get in and out? Safetensors under the authors' names, every key, shape and dtype checked first."""
+"""Models to and from safetensors under the authors' names; every key, shape and dtype is checked before it is read.
+
+`load` takes a folder as Hugging Face holds it and derives the model from its config.json; `hugging_face` says which
+settings are supported and how the authors' JAX checkpoints relate. `load_weights` takes the configuration from its
+caller.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,16 +15,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bench.models.base import LanguageModel
-from bench.models.config import ModelConfig
+from bench.models.base import CausalLM
+from bench.models.config import CheckpointError, ModelConfig
 from bench.models.factory import default_dtype, model_class
+from bench.models.hugging_face import read_config, read_json
 
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 FLOATING = ("F64", "F32", "F16", "BF16")
 NAMED_AT_MOST = 5  # wrong keys in one message; a file of another model has hundreds
-
-
-class CheckpointError(ValueError):
-    """A file that is not a checkpoint of this model; the message names the file, the key and what was expected."""
 
 
 class _Entry(NamedTuple):
@@ -30,60 +34,94 @@ class _Entry(NamedTuple):
     dtype: str
 
 
-def save(model: LanguageModel, path: str | Path) -> None:
+def save(model: CausalLM, path: str | Path) -> None:
     """Write all weights to one .safetensors file in their own dtypes; a tied weight is written once."""
     path = _safetensors(Path(path))
     save_file({name: weight.contiguous() for name, weight in model.weights().items()}, path, {"format": "pt"})
 
 
-def load(
+def load(folder: str | Path, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any) -> CausalLM:
+    """The TTT model of a folder: config.json and model.safetensors, or shards with model.safetensors.index.json.
+
+    dtype and options (operator, block) are those of `load_weights`. Raises CheckpointError for a setting of config.json
+    that is not supported, for files that do not fit together, and for what `load_weights` refuses.
+    """
+    return load_weights(read_config(folder), folder, device, dtype, **options)
+
+
+def load_weights(
     config: ModelConfig,
     path: str | Path,
     device: torch.device | str,
     dtype: torch.dtype | None = None,
     **options: Any,
-) -> LanguageModel:
-    """The model `config` with the weights of a .safetensors file, or of all those in a folder (shards).
+) -> CausalLM:
+    """The model `config` with the weights of a .safetensors file, or of a folder (see `load`; config.json is not read).
 
-    The file may be of any floating dtype; projections become `dtype` (default: bfloat16 on a GPU, float32 on a CPU),
-    a TTT learner's and Mamba's decay parameters at least float32. Raises CheckpointError before any weight is read if
-    a key is missing or unknown or has another shape or no floating dtype, and if the file is cut short or a pickle.
+    The file may be of any floating dtype; projections become `dtype` (default: bfloat16 on a GPU, float32 on a CPU), a
+    TTT learner's and Mamba's decay parameters at least float32. A tied head may be stored beside the embedding or in
+    its place. Raises CheckpointError before any weight is read if a key is missing or unknown or has another shape or
+    no floating dtype, and if a file is cut short or a pickle; then for NaN, infinity and a head that should be tied.
     """
-    entries = _entries(Path(path))
+    path = Path(path)
+    entries = _entries(path)
     model = model_class(config)(config, device, dtype or default_dtype(device), **options)
     weights = model.weights()
-    _check_entries(Path(path), entries, weights, model.tied)
-    for file in sorted({entry.file for entry in entries.values()}):
-        _copy_from(file, weights, model.tied)
+    _check_entries(path, entries, weights, model.tied)
+    for name, weight in weights.items():
+        key = name if name in entries else next(alias for alias, repeated in model.tied.items() if repeated == name)
+        _copy(entries[key].file, key, weight)
     _check_tied(entries, weights, model.tied)
     return model
 
 
 def _entries(path: Path) -> dict[str, _Entry]:
-    """Every key of the file or the folder's files."""
-    found: dict[str, _Entry] = {}
-    for file in _files(path):
-        with _opened(file) as opened:
-            for key in opened.keys():  # noqa: SIM118 - the file is no dictionary and cannot be iterated
-                if key in found:
-                    raise CheckpointError(f"{path}: {key}: both in {found[key].file.name} and in {file.name}")
-                header = opened.get_slice(key)
-                found[key] = _Entry(file, tuple(header.get_shape()), header.get_dtype())
-    return found
-
-
-def _files(path: Path) -> list[Path]:
+    """Every key of the file or of the folder's files."""
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
     if not path.is_dir():
-        return [_safetensors(path)]
-    files = sorted(path.glob("*.safetensors"))
+        return _header(_safetensors(path))
+    index, files = path / INDEX_FILE, sorted(path.glob("*.safetensors"))
+    if index.exists():
+        return _indexed(index)
     if not files:
         raise CheckpointError(f"{path}: holds no .safetensors file; other formats are not read")
-    return files
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:NAMED_AT_MOST])
+        raise CheckpointError(f"{path}: holds {len(files)} .safetensors files ({names}) and no {INDEX_FILE} of them")
+    return _header(files[0])
+
+
+def _indexed(index: Path) -> dict[str, _Entry]:
+    """The keys that an index lists, each in the shard that it names; other files of the folder are not read."""
+    shard_of = read_json(index).get("weight_map")
+    if not isinstance(shard_of, dict) or not shard_of:
+        raise CheckpointError(f"{index}: has no weight_map from keys to files")
+    if (index.parent / WEIGHTS_FILE).exists() and WEIGHTS_FILE not in shard_of.values():
+        raise CheckpointError(f"{index.parent}: holds both {WEIGHTS_FILE} and {INDEX_FILE}; remove the one not meant")
+    for key, name in shard_of.items():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"{index}: {key}: in {name!r}, must be the name of a file in the same folder")
+    found = {name: _header(_safetensors(index.parent / name)) for name in sorted(set(shard_of.values()))}
+    for key, name in shard_of.items():
+        if key not in found[name]:
+            raise CheckpointError(f"{index}: {key}: not in {name}, where the index has it")
+    for name, entries in found.items():
+        for key in entries:
+            if shard_of.get(key) != name:
+                raise CheckpointError(f"{index.parent / name}: {key}: not listed by {INDEX_FILE} as in this file")
+    return {key: found[name][key] for key, name in shard_of.items()}
+
+
+def _header(file: Path) -> dict[str, _Entry]:
+    with _opened(file) as opened:
+        headers = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 - cannot be iterated itself
+        return {key: _Entry(file, tuple(some.get_shape()), some.get_dtype()) for key, some in headers.items()}
 
 
 def _safetensors(path: Path) -> Path:
+    if path.name.endswith(".index.json"):
+        raise CheckpointError(f"{path}: an index holds no weights; give its folder, {path.parent}")
     if path.suffix != ".safetensors":
         raise CheckpointError(
             f"{path}: expected a .safetensors file; pickles ({path.suffix or 'no suffix'}) can run code and are refused"
@@ -102,7 +140,8 @@ def _opened(file: Path) -> Iterator[Any]:
 
 def _check_entries(path: Path, entries: dict[str, _Entry], weights: dict[str, Tensor], tied: dict[str, str]) -> None:
     expected = weights | {alias: weights[name] for alias, name in tied.items()}
-    wrong = [f"{key}: missing, expected {list(weights[key].shape)}" for key in weights if key not in entries]
+    found = entries.keys() | {name for alias, name in tied.items() if alias in entries}
+    wrong = [f"{key}: missing, expected {list(weights[key].shape)}" for key in weights if key not in found]
     wrong += [f"{key}: not a weight of this model" for key in entries if key not in expected]
     for key, entry in entries.items():
         if key in expected and entry.shape != tuple(expected[key].shape):
@@ -114,11 +153,15 @@ def _check_entries(path: Path, entries: dict[str, _Entry], weights: dict[str, Te
         raise CheckpointError(f"{path}: {'; '.join(wrong[:NAMED_AT_MOST])}{more}")
 
 
-def _copy_from(file: Path, weights: dict[str, Tensor], tied: dict[str, str]) -> None:
+def _copy(file: Path, key: str, weight: Tensor) -> None:
+    """Read one key into a weight, converted to the weight's dtype."""
     with _opened(file) as opened:
-        for key in opened.keys():  # noqa: SIM118
-            if key not in tied:
-                weights[key].copy_(opened.get_tensor(key))
+        stored = opened.get_tensor(key)
+    weight.copy_(stored)
+    if not weight.isfinite().all():
+        range_only = bool(stored.isfinite().all())
+        why = f"exceeds the range of {weight.dtype}" if range_only else "holds NaN or infinite values"
+        raise CheckpointError(f"{file}: {key}: {why}")
 
 
 def _check_tied(entries: dict[str, _Entry], weights: dict[str, Tensor], tied: dict[str, str]) -> None:

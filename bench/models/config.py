@@ -1,13 +1,20 @@
-"""How large is each model, and how many parameters has it? Imports no torch."""
+"""Model configurations: the size table, the options of each architecture, parameter counts. Imports no torch."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 VOCABULARY = 32000
 CONV_KERNEL = 4
+ROPE_THETA = 10000.0
+NORM_EPS = 1e-6
 
 
 class ConfigError(ValueError):
     """A model that does not exist or cannot be built; the message names the value and what there is."""
+
+
+class CheckpointError(ValueError):
+    """A file or folder that is not a checkpoint of the model; the message names it, the key and what was expected."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +36,25 @@ SIZES = {
     "760m": Shape(1536, 4096, 24, 16),
     "1.3b": Shape(2048, 5504, 24, 32),
 }
-SYSTEMS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
+MODELS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
 BACKBONES = ("mamba", "transformer")
 
-# At 64-dimensional heads and two of them, the learner of TTT-MLP is a quarter of the model; its SwiGLU gives way, so
-# that the four tiny models lie within 4% of each other. The real sizes lie within 6% as they are.
+# The inner learning rate before its gate and 1/D (paper, section 3.1), by learner.
+BASE_LR = {"linear": 1.0, "mlp": 0.1}
+
+# The learner of TTT-MLP is a quarter of a tiny model: its SwiGLU is made narrower, so that the four tiny models lie
+# within 4% of each other. The real sizes lie within 6% as they are.
 _TINY_FFN_WIDTH = {"ttt-mlp": 240, "transformer": 416}
 _TINY_VOCABULARY = 512
 
 
 @dataclass(frozen=True)
 class TTTConfig:
-    """A TTT language model: `learner` "linear" or "mlp", `backbone` "mamba" (M) or "transformer" (T)."""
+    """A TTT language model: `learner` "linear" or "mlp", `backbone` "mamba" (M) or "transformer" (T).
+
+    base_lr: the inner learning rate before its gate and 1/D. norm_eps: epsilon of the RMSNorms; the LayerNorms inside
+    the TTT layer always have 1e-6. tied: the LM head is the embedding.
+    """
 
     learner: str
     width: int
@@ -50,21 +64,23 @@ class TTTConfig:
     vocabulary: int = VOCABULARY
     backbone: str = "mamba"
     mini_batch: int = 16
+    base_lr: float = field(kw_only=True)
+    rope_theta: float = ROPE_THETA
+    norm_eps: float = NORM_EPS
+    tied: bool = True
 
     def __post_init__(self) -> None:
-        _require_one_of("learner", self.learner, ("linear", "mlp"))
+        _require_one_of("learner", self.learner, tuple(BASE_LR))
         _require_one_of("backbone", self.backbone, BACKBONES)
-        _require_positive("mini_batch", self.mini_batch)
+        for name in ("width", "ffn_width", "layers", "vocabulary", "mini_batch"):
+            _require_at_least_one(name, getattr(self, name))
+        for name in ("base_lr", "rope_theta", "norm_eps"):
+            _require_positive(name, getattr(self, name))
         _require_even_heads(self.width, self.heads)
 
     @property
     def head_dim(self) -> int:
         return self.width // self.heads
-
-    @property
-    def base_lr(self) -> float:
-        """The inner learning rate before its gate and 1/D (paper, section 3.1: 1 for Linear, 0.1 for MLP)."""
-        return 1.0 if self.learner == "linear" else 0.1
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, int, int]]:
@@ -121,28 +137,29 @@ class MambaConfig:
 ModelConfig = TTTConfig | TransformerConfig | MambaConfig
 
 
-def model_config(system: str, size: str, *, backbone: str = "mamba", mini_batch: int = 16) -> ModelConfig:
-    """The configuration of `system` at `size`; `backbone` and `mini_batch` concern TTT alone.
+def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: int = 16) -> ModelConfig:
+    """The configuration of `model` at `size`; `backbone` and `mini_batch` are options of the TTT models.
 
-    Raises ConfigError for a name that is not in SYSTEMS, SIZES or BACKBONES and for a mini-batch below 1.
+    Raises ConfigError for a name that is not in MODELS, SIZES or BACKBONES and for a mini-batch below 1.
     """
-    _require_one_of("system", system, SYSTEMS)
+    _require_one_of("model", model, MODELS)
     _require_one_of("size", size, tuple(SIZES))
     shape, vocabulary, ffn_width = SIZES[size], VOCABULARY, SIZES[size].ffn_width
     if size == "tiny":
-        vocabulary, ffn_width = _TINY_VOCABULARY, _TINY_FFN_WIDTH.get(system, ffn_width)
-    if system == "mamba":  # a Mamba block is about half a Transformer block, so there are twice as many
+        vocabulary, ffn_width = _TINY_VOCABULARY, _TINY_FFN_WIDTH.get(model, ffn_width)
+    if model == "mamba":  # a Mamba block is about half a Transformer block, so there are twice as many
         return MambaConfig(shape.width, 2 * shape.layers, vocabulary)
-    if system == "transformer":
+    if model == "transformer":
         return TransformerConfig(shape.width, ffn_width, shape.layers, shape.heads, vocabulary)
-    learner = system.removeprefix("ttt-")
-    return TTTConfig(learner, shape.width, ffn_width, shape.layers, shape.heads, vocabulary, backbone, mini_batch)
+    learner = model.removeprefix("ttt-")
+    sizes = (shape.width, ffn_width, shape.layers, shape.heads, vocabulary)
+    return TTTConfig(learner, *sizes, backbone, mini_batch, base_lr=BASE_LR[learner])
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """How many numbers are trained; the head is the embedding and counts once."""
-    layer = _layer_parameters(config)
-    return config.vocabulary * config.width + config.layers * layer + config.width
+    """How many numbers are trained; a head that is the embedding counts once."""
+    tables = 2 if isinstance(config, TTTConfig) and not config.tied else 1  # embedding, head
+    return tables * config.vocabulary * config.width + config.layers * _layer_parameters(config) + config.width
 
 
 def _layer_parameters(config: ModelConfig) -> int:
@@ -153,7 +170,7 @@ def _layer_parameters(config: ModelConfig) -> int:
 
 
 def _ttt_extra(config: TTTConfig) -> int:
-    """What a TTT block has beyond a Transformer block ((M): the gate stands in the place of the K projection)."""
+    """Parameters of a TTT block beyond a Transformer block's ((M): the gate takes the K projection's place)."""
     width, heads = config.width, config.heads
     learner = sum(a * b * c for a, b, c in config.weight_shapes.values())
     learning_rate = config.mini_batch + heads * width + heads
@@ -173,9 +190,14 @@ def _require_one_of(what: str, value: str, known: tuple[str, ...]) -> None:
         raise ConfigError(f"{what} {value}: unknown; there are {', '.join(known)}")
 
 
-def _require_positive(what: str, value: int) -> None:
+def _require_at_least_one(what: str, value: int) -> None:
     if value < 1:
         raise ConfigError(f"{what} {value}: must be at least 1")
+
+
+def _require_positive(what: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{what} {value}: must be a positive number")
 
 
 def _require_even_heads(width: int, heads: int) -> None:

@@ -1,17 +1,17 @@
-"""Which class builds which configuration?"""
+"""Build a model from its configuration and a seed."""
 
 from typing import Any
 
 import torch
 
-from bench.models.base import LanguageModel
+from bench.models.base import CausalLM
 from bench.models.config import MambaConfig, ModelConfig, TransformerConfig
 from bench.models.transformer import Transformer
 from bench.models.ttt import TTTModel
 
 
-def model_class(config: ModelConfig) -> type[LanguageModel]:
-    """The class of models with such a configuration."""
+def model_class(config: ModelConfig) -> type[CausalLM]:
+    """The class that implements this configuration."""
     if isinstance(config, TransformerConfig):
         return Transformer
     if isinstance(config, MambaConfig):
@@ -28,6 +28,6 @@ def default_dtype(device: torch.device | str) -> torch.dtype:
 
 def from_seed(
     config: ModelConfig, seed: int, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any
-) -> LanguageModel:
-    """A model with random initial weights; `options` go to its class (TTT: operator). See LanguageModel.from_seed."""
+) -> CausalLM:
+    """A model with random initial weights; `options` go to its class (TTT: operator, block). See CausalLM.from_seed."""
     return model_class(config).from_seed(config, seed, device, dtype or default_dtype(device), **options)

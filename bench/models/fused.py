@@ -1,7 +1,7 @@
-"""How does a TTT block compute around the inner loop on a GPU? The function of `ttt.Block` in ten launches.
+"""The function of `ttt.TTTBlock` around the inner loop, in ten launches on a GPU.
 
-A tensor [B, T, C] read or written once is a pass. The projections that share an input are one matrix product, whose
-columns the kernels read where they are; residuals are added by the products that make them.
+Projections that share an input are one matrix product, whose columns the kernels read in place; residuals are added by
+the products that make them. Below, a pass is a tensor [B, T, C] read or written once.
 """
 
 from collections.abc import Sequence
@@ -11,45 +11,39 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.config import TTTConfig
-from bench.models.layers import NORM_EPS, Rotation, round_up
-from bench.models.operator import Learner, Tokens
-from bench.models.ttt import Block, LayerState, Learn
-from tk_kernels.norm_gate import norm_gate, swiglu
-from tk_kernels.short_convolution import query_key, residual_convolution
+from bench.models.layers import Rotation, round_up
+from bench.models.operator import Learner, Projections
+from bench.models.ttt import LayerState, Learn, TTTBlock
+from tk_kernels.edges.norm_gate import norm_gate, swiglu
+from tk_kernels.edges.short_convolution import query_key, residual_convolution
 
 ALIGNED = 8  # columns of 2 bytes in the 16 bytes that a kernel reads at once
 
 
-class FusedBlock(Block):
-    """`Block` with its elementwise steps in Triton; same parameters, same names, same state.
+class FusedBlock(TTTBlock):
+    """`TTTBlock` with its elementwise steps in Triton; same parameters, same names, same state.
 
-    Adds in place to the residual stream it is given ((T) only) or has made, so it computes no gradients.
+    Adds in place to the residual stream, its own or ((T) only) the caller's, so it computes no gradients. Parameters
+    may be changed in place, moved or converted; what is made from them follows at the next call.
     """
 
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(config, device, dtype)
-        # The spare rows are the learning rate's, and zeros: the kernels read 16 bytes at once, wherever a row starts.
-        self._projections = pack(_projections_of(self), spare_rows=round_up(config.heads, ALIGNED))
-        self._gate_up = pack([self.mlp.gate_proj, self.mlp.up_proj])
-        if config.backbone == "mamba":
-            layer = self.seq_modeling_block
-            for conv in (self.conv.conv, layer.conv_q, layer.conv_k):
-                conv.weight.data = taps_apart(conv.weight.data)
-        self._versions: tuple[int, ...] = ()
+        self._pack()
         self._learner: Learner
 
     def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
-        """See Block._through."""
+        """See TTTBlock._through."""
         self._follow_parameters(rope)
         layer = self.seq_modeling_block
         h, x = self._enter(h, state)
         projected = F.linear(x, self._projections)
-        out = learn(self._tokens(projected, rope, state), self._learner)
+        out = learn(self._split(projected, rope, state), self._learner)
+        norm = layer.post_norm
         if layer.config.backbone == "mamba":
-            gate = self._columns(projected, 2)
-            out = norm_gate(out.flatten(-2), gate, layer.post_norm.weight, layer.post_norm.bias, NORM_EPS)
+            out = norm_gate(out.flatten(-2), self._columns(projected, 2), norm.weight, norm.bias, norm.eps)
         else:
-            out = layer.post_norm(out.flatten(-2))
+            out = norm(out.flatten(-2))
         add_product_(h, out, layer.o_proj.weight)
         hidden = swiglu(F.linear(self.ffn_norm(h), self._gate_up))
         return add_product_(h, hidden, self.mlp.down_proj.weight)
@@ -60,20 +54,20 @@ class FusedBlock(Block):
             return h, self.seq_norm(h)
         first, conv = self.conv.norm, self.conv.conv
         weights = (first.weight, conv.weight, conv.bias, self.seq_norm.weight)
-        return residual_convolution(h, state.block_conv, *weights, NORM_EPS)
+        return residual_convolution(h, state.block_conv, *weights, first.eps)
 
-    def _tokens(self, projected: Tensor, rope: Rotation, state: LayerState) -> Tokens:
-        """Q, K, V and learning rates of the product [q or shared, v, gate or k, lr]: three passes."""
+    def _split(self, projected: Tensor, rope: Rotation, state: LayerState) -> Projections:
+        """Q, K, V and learning rates from the product's columns [q or shared, v, gate or k, lr]: three passes."""
         layer = self.seq_modeling_block
         logits, bias = projected[..., self._rate_rows()], layer.learnable_ttt_lr_bias[:, 0]
         shared, v = self._columns(projected, 0), self._heads(self._columns(projected, 1))
         if state.qk_conv is None:
             k = self._columns(projected, 2)
-            return Tokens(self._heads(shared), self._heads(k), v, logits + bias)
+            return Projections(self._heads(shared), self._heads(k), v, logits + bias)
         conv_q, conv_k = ((conv.weight, conv.bias) for conv in (layer.conv_q, layer.conv_k))
         position, base_lr = state.inner.position, layer.config.base_lr
         q, k, lr = query_key(shared, state.qk_conv, conv_q, conv_k, rope, position, logits, bias, base_lr)
-        return Tokens(q, k, v, lr, ready=True)
+        return Projections(q, k, v, lr, ready=True)
 
     def _columns(self, projected: Tensor, index: int) -> Tensor:
         width = self.seq_modeling_block.config.width
@@ -84,23 +78,35 @@ class FusedBlock(Block):
         return x.unflatten(-1, (config.heads, config.head_dim))
 
     def _rate_rows(self) -> slice:
-        """Where the product has the learning rate's logits."""
+        """The product's columns with the learning rate's logits."""
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 
+    def _pack(self) -> None:
+        """Make one matrix of the weights that share an input, and these weights views of it."""
+        config, layer = self.seq_modeling_block.config, self.seq_modeling_block
+        third = layer.g_proj if config.backbone == "mamba" else layer.k_proj
+        # Spare rows: the learning rate's weights, and zeros up to 16 bytes, which the kernels read at once.
+        self._projections = pack([layer.q_proj, layer.v_proj, third], spare_rows=round_up(config.heads, ALIGNED))
+        self._gate_up = pack([self.mlp.gate_proj, self.mlp.up_proj])
+        if config.backbone == "mamba":
+            for conv in (self.conv.conv, layer.conv_q, layer.conv_k):
+                conv.weight.data = taps_apart(conv.weight.data)
+        linears = (layer.q_proj, layer.v_proj, third, self.mlp.gate_proj, self.mlp.up_proj)
+        self._packed = [linear.weight for linear in linears]
+        self._addresses = [weight.data_ptr() for weight in self._packed]
+        self._versions: list[int] = []
+
     def _follow_parameters(self, rope: Rotation) -> None:
-        """Bring what is derived from parameters up to date, where these have changed since the last call."""
+        """Bring what is made from parameters up to date where these have moved or changed since the last call."""
+        if [weight.data_ptr() for weight in self._packed] != self._addresses:
+            self._pack()
         layer = self.seq_modeling_block
-        versions = (layer.learnable_ttt_lr_weight._version, layer.learnable_token_idx._version)
+        versions = [layer.learnable_ttt_lr_weight._version, layer.learnable_token_idx._version]
         if versions != self._versions:
             self._projections[self._rate_rows()].copy_(layer.learnable_ttt_lr_weight[:, 0])
             self._learner = layer.learner(rope)
             self._versions = versions
-
-
-def _projections_of(block: Block) -> Sequence[nn.Linear]:
-    layer = block.seq_modeling_block
-    return layer.q_proj, layer.v_proj, layer.g_proj if layer.config.backbone == "mamba" else layer.k_proj
 
 
 def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:

@@ -1,21 +1,29 @@
-"""How do the project's kernels enter a TTT model? Prefill on ThunderKittens, generate on Triton, one state between."""
+"""The inner loop on the project's kernels: prefill on ThunderKittens, generate on Triton, one state between them."""
 
-from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench.models.operator import Learner, Tokens, TorchOperator, learning_rate, norm, overwrite
-from tk_kernels.generate_common import rope_table
+from bench.models.config import ROPE_THETA
+from bench.models.layers import Rotation
+from bench.models.operator import (
+    Learner,
+    Projections,
+    TorchOperator,
+    learning_rates,
+    outer_parameters,
+    overwrite,
+    ready_for_prefill,
+)
 
 
 class KernelOperator(TorchOperator):
     """The ThunderKittens forward and the Triton generate kernel of one learner ("linear", "mlp").
 
-    form, precision: of the generate state, see `tk_kernels.ttt_linear.generate`. Prefill runs on the reference where
-    the ThunderKittens kernel cannot (`prefill_on_reference`), for systems that measure generate alone.
+    form, precision: of the generate state, see `tk_kernels.ttt_linear.generate`. prefill_on_reference: prefill in
+    PyTorch, for systems that measure generate where the ThunderKittens kernel cannot run.
     """
 
     def __init__(
@@ -25,22 +33,20 @@ class KernelOperator(TorchOperator):
         self._generate = import_module(f"tk_kernels.ttt_{learner}.generate")
         self._forward = None if prefill_on_reference else import_module(f"tk_kernels.ttt_{learner}.ops").forward
         self._generate_form, self._precision = form, precision
-        self._angles: Tensor | None = None
+        self._table_of: Tensor | None = None
 
-    def forward(self, tokens: Tokens, learner: Learner, state: Any, start: int | None = None) -> Tensor:
-        """See Operator.forward; from the start of a mini-batch, without a host synchronisation."""
+    def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
+        """See Operator.forward; with `start`, without a host sync."""
         if self._forward is None:
-            return super().forward(tokens, learner, state, start)
-        q, k, v, lr = tokens.q, tokens.k, tokens.v, learning_rate(tokens, learner)
-        out, after = self._forward(q, k, v, lr, *norm(learner), state, start=start, rope=not tokens.ready)
+            return super().forward(projections, learner, state, start)
+        rope = not projections.ready and learner.rope_theta == ROPE_THETA  # the only theta of the kernel's own RoPE
+        if not (rope or projections.ready):
+            projections = ready_for_prefill(projections, learner, state.position)
+        q, k, v = projections[:3]
+        lr = learning_rates(projections, learner)
+        out, after = self._forward(q, k, v, lr, *outer_parameters(learner), state, start=start, rope=rope)
         overwrite(state, after)
         return out
-
-    def init_state(self, weights: Sequence[Tensor], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
-        """See Operator.init_state."""
-        if self._angles is None:  # made on the host: once, as a copy from there waits for the device
-            self._angles = rope_table(mini_batch, weights[0].shape[1], weights[0].device)
-        return super().init_state(weights, batch, mini_batch, dtype)
 
     def generate_state(self, state: Any) -> Any:
         """See Operator.generate_state: the same numbers in the kernel's form and precision."""
@@ -48,7 +54,21 @@ class KernelOperator(TorchOperator):
             return state
         return self._generate.GenerateState.from_state(state, self._generate_form, self._precision)
 
-    def generate_step(self, tokens: Tokens, learner: Learner, state: Any) -> Tensor:
-        """See Operator.generate_step; RoPE and the learning rate are the kernel's, unless the tokens have them."""
-        edges = {} if tokens.ready else {"rope": self._angles, "base_lr": learner.base_lr}
-        return self._generate.generate_step(*tokens[:4], *norm(learner), state, **edges)
+    def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
+        """See Operator.generate_step; the kernel computes RoPE and learning rates unless the projections have them."""
+        inputs = *projections[:4], *outer_parameters(learner), state
+        if projections.ready:
+            return self._generate.generate_step(*inputs)
+        return self._generate.generate_step(*inputs, rope=self._rope_table(learner.rope), base_lr=learner.base_lr)
+
+    def _rope_table(self, rope: Rotation) -> Tensor:
+        """The rotation as `tk_kernels.generate.common.rope_table` lays it out, made once for all layers and steps."""
+        if self._table_of is not rope[0]:
+            self._table, self._table_of = _rope_table(rope), rope[0]
+        return self._table
+
+
+def _rope_table(rope: Rotation) -> Tensor:
+    """cos and sin [m, D/2] -> [m, 2, D] float32, each pair's angle twice, sin negative at 2i."""
+    cos, sin = rope
+    return torch.stack((cos.repeat_interleave(2, 1), torch.stack((-sin, sin), 2).flatten(1)), 1).float()

@@ -1,4 +1,4 @@
-"""Which parts do the models share: norms, SwiGLU, causal convolution, rotations, initial weights, NVTX ranges?"""
+"""Parts that the models share: norms, SwiGLU, causal convolution, RoPE, initial weights, NVTX ranges."""
 
 import re
 from collections.abc import Iterable
@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from bench.models.config import CONV_KERNEL
+from bench.models.config import CONV_KERNEL, NORM_EPS, ROPE_THETA
 from harness.ranges import is_recorded, nvtx_range
 
-NORM_EPS = 1e-6
 INITIALIZER_RANGE = 0.02
 
 
@@ -22,7 +21,7 @@ def round_up(count: int, multiple: int) -> int:
 
 
 class _Ranges:
-    """Whether the models mark their layers for a profiler; off, so that eager runs are not slowed."""
+    """Whether the models mark their layers for a profiler; off by default, as it slows eager runs."""
 
     enabled = False
 
@@ -43,7 +42,7 @@ def operator_range() -> AbstractContextManager[object]:
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of inner states and learning rates beside tokens of `dtype`: float64 for float64, else float32."""
+    """float64 for float64, else float32: the dtype of inner states and learning rates beside tokens of `dtype`."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -58,19 +57,20 @@ def embedding(vocabulary: int, width: int, device: torch.device, dtype: torch.dt
 
 
 def parameter(shape: Iterable[int], device: torch.device, dtype: torch.dtype) -> nn.Parameter:
-    """A parameter, not yet filled."""
+    """A parameter, its values not yet filled."""
     return nn.Parameter(torch.empty(tuple(shape), device=device, dtype=dtype))
 
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension, the mean square in at least float32."""
 
-    def __init__(self, width: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, width: int, device: torch.device, dtype: torch.dtype, eps: float = NORM_EPS) -> None:
         super().__init__()
         self.weight = parameter((width,), device, dtype)
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, NORM_EPS)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class SwiGLU(nn.Module):
@@ -114,8 +114,8 @@ def empty_conv_cache(batch: int, width: int, device: torch.device, dtype: torch.
 Rotation = tuple[Tensor, Tensor]
 
 
-def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float = 10000.0) -> Rotation:
-    """cos and sin of position * theta^(-2i/D), [*position, 1, D/2]: the 1 is for the heads; at least float32."""
+def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float = ROPE_THETA) -> Rotation:
+    """cos and sin of position * theta^(-2i/D), [*position, 1, D/2] (the 1 stands for the heads), at least float32."""
     dtype = at_least_float32(dtype)
     exponent = torch.arange(0, head_dim, 2, device=position.device, dtype=dtype) / head_dim
     angle = position[..., None, None] * theta**-exponent
@@ -145,9 +145,9 @@ _CONVOLUTION = re.compile(r"conv(_q|_k)?\.(weight|bias)$")
 def fill_with_initial_weights(module: nn.Module, generator: torch.Generator) -> None:
     """Give every parameter the authors' initial distribution, in the order of named_parameters().
 
-    Norms are one and zero; the biases of the learner and of its learning rate and `learnable_token_idx` are zero;
-    convolutions are PyTorch's default, uniform within 1/sqrt(4); all else is normal with deviation 0.02. Numbers are
-    drawn in float32 and then rounded, so that models of two dtypes but one seed and device kind have the same weights.
+    Norm weights are one, norm biases zero; `learnable_token_idx` and the biases of the learner and of its learning rate
+    are zero; convolutions are uniform within 1/sqrt(4), PyTorch's default; all other weights are normal with deviation
+    0.02. Numbers are drawn in float32 and then rounded, so that a seed gives the same weights in every dtype.
     """
     for name, weight in module.named_parameters():
         drawn = torch.empty(weight.shape, device=weight.device, dtype=torch.float32)

@@ -1,14 +1,14 @@
-"""How does the Mamba baseline compute? Through transformers' own implementation, with our prefill and generate_step."""
+"""The Mamba baseline: transformers' own implementation behind our prefill and generate_step."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, MambaForCausalLM
 from transformers import MambaConfig as TransformersMambaConfig
 
-from bench.models.base import LanguageModel, check_ids
+from bench.models.base import CausalLM, check_ids
 from bench.models.config import CONV_KERNEL, MambaConfig
 from bench.models.layers import INITIALIZER_RANGE, at_least_float32, layer_range
 
@@ -21,14 +21,12 @@ class MambaState:
     cache: DynamicCache
 
 
-class Mamba(LanguageModel):
+class Mamba(CausalLM):
     """Mamba by transformers' slow path; parameters bear transformers' names.
 
-    Its scan starts from zero whatever the cache holds, so only a prompt that begins a state is scanned; what follows
-    goes token by token. The scan holds [B, E, T, N] in float32: unlike the other models', its memory grows with T.
+    transformers' scan starts from zero whatever the cache holds, so only the first prompt of a state is scanned; later
+    tokens go one by one. The scan holds [B, E, T, N] in float32: unlike the other models', its memory grows with T.
     """
-
-    tied: ClassVar[dict[str, str]] = {"lm_head.weight": "backbone.embeddings.weight"}
 
     def __init__(self, config: MambaConfig, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> None:
         super().__init__()
@@ -43,11 +41,11 @@ class Mamba(LanguageModel):
     def from_seed(
         cls, config: MambaConfig, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any
     ) -> Self:
-        """See LanguageModel.from_seed; the distributions are transformers' own."""
+        """See CausalLM.from_seed; the distributions are transformers' own."""
         return cls(config, device, dtype, seed=seed, **options)
 
     def init_state(self, batch: int, context: int = 0) -> MambaState:
-        """See LanguageModel.init_state; a Mamba state holds any context."""
+        """See CausalLM.init_state; a Mamba state holds any context."""
         cache: Any = DynamicCache(config=self.inner.config)
         weight, inner_width = self.inner.lm_head.weight, self.config.inner_width
         for layer in cache.layers:
@@ -60,12 +58,12 @@ class Mamba(LanguageModel):
         return MambaState(batch, cache)
 
     def reset_state(self, state: MambaState) -> None:
-        """See LanguageModel.reset_state."""
+        """See CausalLM.reset_state."""
         state.cache.reset()
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
-        """See LanguageModel.prefill; one scan for a new state, else token by token."""
+        """See CausalLM.prefill; one scan for a new state, else token by token."""
         check_ids(ids, 2, state.batch)
         chunks = ids.split(1, dim=1) if state.cache.has_previous_state() else (ids,)
         for chunk in chunks:
@@ -74,13 +72,18 @@ class Mamba(LanguageModel):
 
     @torch.no_grad()
     def generate_step(self, ids: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
-        """See LanguageModel.generate_step."""
+        """See CausalLM.generate_step."""
         check_ids(ids, 1, state.batch)
         return self._logits(self._hidden(ids[:, None], state)), state
 
     def weights(self) -> dict[str, Tensor]:
-        """See LanguageModel.weights."""
+        """See CausalLM.weights."""
         return {name: weight.detach() for name, weight in self.inner.named_parameters()}
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """See CausalLM.tied."""
+        return {"lm_head.weight": "backbone.embeddings.weight"}
 
     def _hidden(self, ids: Tensor, state: MambaState) -> Tensor:
         backbone = self.inner.backbone
@@ -112,7 +115,7 @@ def _transformers_config(config: MambaConfig) -> TransformersMambaConfig:
 
 
 def _round_weights(inner: Any, dtype: torch.dtype) -> None:
-    """All weights to `dtype`, but those that set the decay (A, the time step's bias) and D to at least float32."""
+    """Weights to `dtype`; those that set the decay (A, the time step's bias) and D to at least float32."""
     kept = {p for layer in inner.backbone.layers for p in (layer.mixer.A_log, layer.mixer.D, layer.mixer.dt_proj.bias)}
     for weight in inner.parameters():
         weight.data = weight.data.to(at_least_float32(dtype) if weight in kept else dtype)

@@ -1,4 +1,4 @@
-"""How does the Transformer baseline compute? Llama's blocks on scaled_dot_product_attention, with a KV cache."""
+"""The Transformer baseline: Llama's blocks on scaled_dot_product_attention, with a KV cache."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
-from bench.models.base import Backbone, ChunkedModel
+from bench.models.base import ChunkedModel, Decoder
 from bench.models.config import TransformerConfig
 from bench.models.layers import RMSNorm, Rotation, SwiGLU, layer_range, linear, rotate_halves, rotation, round_up
 
-# The masked kernels want the cache's length aligned, or they copy the mask at every step.
+# Masked attention kernels copy the mask at every step unless the length of the cache is aligned.
 CAPACITY_MULTIPLE = 64
 
 
@@ -20,8 +20,8 @@ CAPACITY_MULTIPLE = 64
 class TransformerState:
     """Keys and values [layers, 2, B, H, capacity, D] and how many tokens each row holds, `position` [1] int64.
 
-    `length` is the host's copy of position, None where it does not know: generate_step sets it so, and who replays a
-    CUDA graph of one, which the host does not see, must do the same before the next prefill.
+    `length` is the host's copy of position, or None where the host does not know it: generate_step sets it to None, and
+    a caller that replays a CUDA graph of a step must do so too before the next prefill.
     """
 
     cache: Tensor
@@ -76,7 +76,7 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(-2))
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and SwiGLU, each after a norm and added to the residual stream; Llama's names."""
 
     def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -106,11 +106,11 @@ class Transformer(ChunkedModel):
         super().__init__()
         self.config = config
         device = torch.device(device)
-        blocks: list[nn.Module] = [Block(config, device, dtype) for _ in range(config.layers)]
-        self.model = Backbone(config.vocabulary, config.width, blocks, device, dtype)
+        blocks: list[nn.Module] = [TransformerBlock(config, device, dtype) for _ in range(config.layers)]
+        self.model = Decoder(config.vocabulary, config.width, blocks, device, dtype)
 
     def init_state(self, batch: int, context: int) -> TransformerState:
-        """See LanguageModel.init_state; the capacity is `context` rounded up to a multiple of 64."""
+        """See CausalLM.init_state; the capacity is `context` rounded up to a multiple of 64."""
         capacity = round_up(context, CAPACITY_MULTIPLE)
         shape = (self.config.layers, 2, batch, self.config.heads, capacity, self.config.head_dim)
         # Zeros and not empty: a masked row has weight 0, and 0 times a NaN would still be NaN.
@@ -118,13 +118,13 @@ class Transformer(ChunkedModel):
         return TransformerState(cache, torch.zeros(1, device=self.device, dtype=torch.int64))
 
     def reset_state(self, state: TransformerState) -> None:
-        """See LanguageModel.reset_state; the old rows stay and are masked."""
+        """See CausalLM.reset_state; the old rows stay and are masked."""
         state.position.zero_()
         state.length = 0
 
     @property
-    def _blocks(self) -> list[Block]:
-        return cast(list[Block], list(self.model.layers))
+    def _blocks(self) -> list[TransformerBlock]:
+        return cast(list[TransformerBlock], list(self.model.layers))
 
     def _hidden(self, ids: Tensor, state: TransformerState) -> Tensor:
         start = int(state.position) if state.length is None else state.length

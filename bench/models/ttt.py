@@ -1,4 +1,8 @@
-"""How does a TTT language model compute? Paper arXiv 2407.04620, section 2 (the layer) and appendix (backbones)."""
+"""TTT language models: arXiv 2407.04620, section 2 (the layer) and appendix (backbones).
+
+A model is embedding, blocks, norm and head. A block is convolution ((M) only), TTT layer and SwiGLU; the TTT layer is
+projections, an inner loop (`Operator`) and an output projection.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from bench.models.base import Backbone, ChunkedModel
-from bench.models.config import TTTConfig
+from bench.models.base import ChunkedModel, Decoder
+from bench.models.config import NORM_EPS, TTTConfig
 from bench.models.layers import (
-    NORM_EPS,
     CausalConv,
     RMSNorm,
     Rotation,
@@ -26,14 +29,14 @@ from bench.models.layers import (
     rotation,
     slide,
 )
-from bench.models.operator import Learner, Operator, Tokens, TorchOperator, overwrite
+from bench.models.operator import Learner, Operator, Projections, TorchOperator, overwrite
 
 
 @dataclass
 class LayerState:
-    """What one block remembers: convolution inputs [B, 3, C] ((M) only) and the operator's state.
+    """The state of one block: the last convolution inputs [B, 3, C] ((M) only) and the operator's state.
 
-    `qk_conv` holds outputs of the shared projection; the convolutions of Q and of K both read it.
+    `qk_conv` holds outputs of the shared projection, which the convolutions of Q and of K both read.
     """
 
     block_conv: Tensor | None
@@ -43,10 +46,10 @@ class LayerState:
 
 @dataclass
 class TTTState:
-    """What a model remembers of `batch` sequences; its size does not depend on their length.
+    """The state of `batch` sequences; its size does not depend on their length.
 
-    `length` is how many tokens each has seen, None where the host does not know: generate_step sets it so, and who
-    replays a CUDA graph of one, which the host does not see, must do the same before the next prefill.
+    `length` is how many tokens each has seen, or None where the host does not know: generate_step sets it to None, and
+    a caller that replays a CUDA graph of a step must do so too before the next prefill.
     """
 
     batch: int
@@ -57,10 +60,10 @@ class TTTState:
 class BlockConv(nn.Module):
     """The Mamba backbone's first step: norm, then causal convolution."""
 
-    def __init__(self, width: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
-        self.norm = RMSNorm(width, device, dtype)
-        self.conv = CausalConv(width, device, dtype)
+        self.norm = RMSNorm(config.width, device, dtype, config.norm_eps)
+        self.conv = CausalConv(config.width, device, dtype)
 
     def forward(self, x: Tensor, cache: Tensor) -> Tensor:
         return self.conv(slide(cache, self.norm(x)))
@@ -69,8 +72,8 @@ class BlockConv(nn.Module):
 class TTTLayer(nn.Module):
     """Projections, convolutions, rotation and learning rate; the operator; norm, gate and output projection.
 
-    Projections and norms are kept in `dtype`; the learner's parameters (W1, b1, ..., learnable_*, ttt_norm_*) in at
-    least float32, because half an ulp of bfloat16 at their size exceeds what one mini-batch changes.
+    Projections and norms are in `dtype`; the learner's parameters (W1, b1, ..., learnable_*, ttt_norm_*) in at least
+    float32, because one mini-batch changes them by less than half an ulp of bfloat16.
     """
 
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -104,10 +107,10 @@ class TTTLayer(nn.Module):
         """The learner before the first token: W1, b1 and, of TTT-MLP, W2, b2."""
         return [self.get_parameter(name) for name in self.config.weight_shapes]
 
-    def tokens(self, x: Tensor, state: LayerState) -> Tokens:
-        """What the operator takes of x [B, T, C]; the convolutions' inputs in `state` move T tokens on."""
+    def project(self, x: Tensor, state: LayerState) -> Projections:
+        """The operator's inputs from x [B, T, C]; the convolution inputs in `state` move T tokens on."""
         q, k = self._query_and_key(x, state)
-        return Tokens(self._heads(q), self._heads(k), self._heads(self.v_proj(x)), self._lr_logits(x))
+        return Projections(self._heads(q), self._heads(k), self._heads(self.v_proj(x)), self._lr_logits(x))
 
     def _query_and_key(self, x: Tensor, state: LayerState) -> tuple[Tensor, Tensor]:
         if state.qk_conv is None:
@@ -123,58 +126,62 @@ class TTTLayer(nn.Module):
         return product + self.learnable_ttt_lr_bias[:, 0]  # the sum is in the bias's dtype
 
     def learner(self, rope: Rotation) -> Learner:
-        """The operator's settings."""
+        """The operator's parameters outside its state."""
         # s_i = max(0, 1/(i+1) + learnable_i)
         token_scale = torch.clamp_min(self.get_buffer("token_idx") + self.learnable_token_idx, 0.0)
-        return Learner(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, self.config.base_lr, rope)
+        base_lr, theta = self.config.base_lr, self.config.rope_theta
+        return Learner(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
 
     def output(self, x: Tensor, out: Tensor) -> Tensor:
-        """The operator's out [B, T, H, D] after norm, gate (of x, the layer's input) and projection, [B, T, C]."""
+        """The operator's out [B, T, H, D] after norm, gate (from the layer's input x) and projection: [B, T, C]."""
         out = self.post_norm(out.flatten(-2))
         if self.config.backbone == "mamba":
             out = F.gelu(self.g_proj(x), approximate="tanh") * out
         return self.o_proj(out)
 
 
-Learn = Callable[[Tokens, Learner], Tensor]  # the operator on one layer's state: tokens -> out [B, T, H, D]
+Learn = Callable[[Projections, Learner], Tensor]  # the operator bound to one layer's state -> out [B, T, H, D]
 
 
-class Block(nn.Module):
+class TTTBlock(nn.Module):
     """Convolution ((M) only), TTT and SwiGLU, each after a norm and added to the residual stream."""
 
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         if config.backbone == "mamba":
-            self.conv = BlockConv(config.width, device, dtype)
-        self.seq_norm = RMSNorm(config.width, device, dtype)
+            self.conv = BlockConv(config, device, dtype)
+        self.seq_norm = RMSNorm(config.width, device, dtype, config.norm_eps)
         self.seq_modeling_block = TTTLayer(config, device, dtype)
-        self.ffn_norm = RMSNorm(config.width, device, dtype)
+        self.ffn_norm = RMSNorm(config.width, device, dtype, config.norm_eps)
         self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
 
     def forward(self, h: Tensor, rope: Rotation, state: LayerState, operator: Operator, start: int | None) -> Tensor:
-        """The residual stream [B, T, C] before -> after; `state` moves on, from `start` in its mini-batch if known."""
+        """The residual stream [B, T, C] before -> after; `state` moves T tokens on.
 
-        def learn(tokens: Tokens, learner: Learner) -> Tensor:
+        `start`: the state's position in its mini-batch, None where the host does not know it.
+        """
+
+        def learn(projections: Projections, learner: Learner) -> Tensor:
             with operator_range():
-                return operator.forward(tokens, learner, state.inner, start)
+                return operator.forward(projections, learner, state.inner, start)
 
         return self._through(h, rope, state, learn)
 
     def generate_step(self, h: Tensor, rope: Rotation, state: LayerState, operator: Operator) -> Tensor:
         """The residual stream [B, 1, C] before -> after; `state` moves one token on."""
 
-        def learn(tokens: Tokens, learner: Learner) -> Tensor:
+        def learn(projections: Projections, learner: Learner) -> Tensor:
             with operator_range():
-                return operator.generate_step(tokens.first(), learner, state.inner)[:, None]
+                return operator.generate_step(projections.first(), learner, state.inner)[:, None]
 
         return self._through(h, rope, state, learn)
 
     def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
-        """All that a block does but the inner loop; `bench.models.fused` does the same in fewer passes over memory."""
+        """The block around the inner loop; `bench.models.fused` computes it in fewer passes over memory."""
         if state.block_conv is not None:
             h = h + self.conv(h, state.block_conv)
         layer, x = self.seq_modeling_block, self.seq_norm(h)
-        h = h + layer.output(x, learn(layer.tokens(x, state), layer.learner(rope)))
+        h = h + layer.output(x, learn(layer.project(x, state), layer.learner(rope)))
         return h + self.mlp(self.ffn_norm(h))
 
 
@@ -182,7 +189,7 @@ class TTTModel(ChunkedModel):
     """TTT-Linear or TTT-MLP with the (M) or (T) backbone; parameters bear the names of the authors' state dict.
 
     `operator` computes the inner loop; the default is the reference in its dual form. `block` computes what is around
-    it: `Block` in plain PyTorch, `bench.models.fused.FusedBlock` with fused kernels.
+    it: `TTTBlock` in plain PyTorch, `bench.models.fused.FusedBlock` with fused kernels.
     """
 
     def __init__(
@@ -191,27 +198,30 @@ class TTTModel(ChunkedModel):
         device: torch.device | str,
         dtype: torch.dtype,
         operator: Operator | None = None,
-        block: type[Block] = Block,
+        block: type[TTTBlock] = TTTBlock,
     ) -> None:
         super().__init__()
         self.config = config
         self.operator: Operator = operator or TorchOperator(config.learner)
         device = torch.device(device)
         blocks: list[nn.Module] = [block(config, device, dtype) for _ in range(config.layers)]
-        self.model = Backbone(config.vocabulary, config.width, blocks, device, dtype)
+        self.model = Decoder(config.vocabulary, config.width, blocks, device, dtype, config.norm_eps)
+        if not config.tied:
+            self.lm_head = linear(config.width, config.vocabulary, device, dtype)
         positions = torch.arange(config.mini_batch, device=device)
-        cos, sin = (table.squeeze(-2) for table in rotation(positions, config.head_dim, dtype))
+        angles = rotation(positions, config.head_dim, dtype, config.rope_theta)
+        cos, sin = (table.squeeze(-2) for table in angles)
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
 
     @torch.no_grad()
     def init_state(self, batch: int, context: int = 0) -> TTTState:
-        """See LanguageModel.init_state; a TTT state holds any context."""
+        """See CausalLM.init_state; the state holds any context."""
         return TTTState(batch, [self._layer_state(block, batch) for block in self._blocks])
 
     @torch.no_grad()
     def reset_state(self, state: TTTState) -> None:
-        """See LanguageModel.reset_state; a state of generate_state is reset as one."""
+        """See CausalLM.reset_state; takes a state of generate_state too, and leaves it in its form."""
         for block, layer in zip(self._blocks, state.layers, strict=True):
             for cache in (layer.block_conv, layer.qk_conv):
                 if cache is not None:
@@ -223,10 +233,10 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
-        """The state that generate_step takes, after prefill: `state` itself for an operator with one form of state.
+        """See CausalLM.generate_state; shares the convolution caches of `state`.
 
-        Convolution caches are shared with `state`. With `into`, an earlier result for this same `state` is brought
-        up to date in place, so that a CUDA graph captured on it serves the next prompt.
+        `into`, an earlier result for this same `state`, is brought up to date in place, so that a CUDA graph captured
+        on it serves the next prompt.
         """
         made = [self._as_generate(layer) for layer in state.layers]
         if into is None:
@@ -238,13 +248,13 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """See LanguageModel.init_generate_state; never holds more than one layer in both forms."""
+        """See CausalLM.init_generate_state; at most one layer exists in both forms at a time."""
         return TTTState(batch, [self._as_generate(self._layer_state(block, batch)) for block in self._blocks])
 
     def _as_generate(self, layer: LayerState) -> LayerState:
         return LayerState(layer.block_conv, layer.qk_conv, self.operator.generate_state(layer.inner))
 
-    def _layer_state(self, block: Block, batch: int) -> LayerState:
+    def _layer_state(self, block: TTTBlock, batch: int) -> LayerState:
         def cache() -> Tensor | None:
             if self.config.backbone == "transformer":
                 return None
@@ -252,13 +262,13 @@ class TTTModel(ChunkedModel):
 
         return LayerState(cache(), cache(), self._inner_state(block, batch))
 
-    def _inner_state(self, block: Block, batch: int) -> Any:
+    def _inner_state(self, block: TTTBlock, batch: int) -> Any:
         weights = block.seq_modeling_block.learner_weights()
         return self.operator.init_state(weights, batch, self.config.mini_batch, at_least_float32(self.dtype))
 
     @property
-    def _blocks(self) -> list[Block]:
-        return cast(list[Block], list(self.model.layers))
+    def _blocks(self) -> list[TTTBlock]:
+        return cast(list[TTTBlock], list(self.model.layers))
 
     def _hidden(self, ids: Tensor, state: TTTState) -> Tensor:
         start = None if state.length is None else state.length % self.config.mini_batch
@@ -282,6 +292,6 @@ class TTTModel(ChunkedModel):
         return self.get_buffer("rope_cos"), self.get_buffer("rope_sin")
 
     def _chunk_length(self, batch: int) -> int:
-        """Whole mini-batches, so that a chunk ends inside one only if the state or the prompt does."""
+        """Whole mini-batches: a chunk ends inside one only where the prompt or the state's start makes it."""
         whole = super()._chunk_length(batch) // self.config.mini_batch * self.config.mini_batch
         return max(self.config.mini_batch, whole)

@@ -1,4 +1,4 @@
-"""What could this GPU do at best? A copy and a product, measured in the process whose kernels are held against them."""
+"""What this GPU can do at best: a copy and a product, measured in the process whose work is held against them."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -13,19 +13,29 @@ COPY_BYTES = 1 << 30
 PRODUCT = (32768, 2048, 8192)  # tokens x width x the widest projection of the 1.3B models
 
 
+def ceilings_of(device: str) -> dict[str, float | None]:
+    """The ceilings of "cuda", measured at the first call; nothing for a CPU, whose work is held against none."""
+    return measured_ceilings() if device == "cuda" else {}
+
+
 @lru_cache(maxsize=1)
 def measured_ceilings() -> dict[str, float | None]:
     """copy_gbs: 10^9 bytes a second, read plus written; product_tflops: bfloat16 in, float32 accumulation."""
+    found: dict[str, float | None] = {"copy_gbs": _copy_gbs(), "product_tflops": _product_tflops()}
+    torch.cuda.empty_cache()  # an engine that starts next asks for what is free
+    return found
+
+
+def _copy_gbs() -> float:
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
+    return 2 * COPY_BYTES / _median_ms(lambda: target.copy_(source)) / 1e6
+
+
+def _product_tflops() -> float:
     a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in (PRODUCT[:2], PRODUCT[1:]))
     rows, inner, columns = PRODUCT
-    copy_ms = _median_ms(lambda: target.copy_(source))
-    product_ms = _median_ms(lambda: a @ b)
-    return {
-        "copy_gbs": 2 * COPY_BYTES / copy_ms / 1e6,
-        "product_tflops": 2 * rows * inner * columns / product_ms / 1e9,
-    }
+    return 2 * rows * inner * columns / _median_ms(lambda: a @ b) / 1e9
 
 
 def _median_ms(run: Callable[[], object]) -> float:

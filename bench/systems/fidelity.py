@@ -1,4 +1,4 @@
-"""How far does a model drift from the exact one while it generates? Next-token probabilities of both, token by token.
+"""Measure how far a model drifts from the exact one while it generates: next-token probabilities of both, by token.
 
 Both read the same tokens (teacher forcing): those that the exact model, in float64, draws from its own probabilities.
 It draws them once; every state precision of the same model is compared with that.

@@ -1,8 +1,11 @@
-"""How fast is flash-linear-attention's TTT-Linear layer? Another function than the paper's: for speed alone.
+"""Measure flash-linear-attention's TTT-Linear layer: another function than the paper's, so for speed alone.
 
 Its rate scales with the query's row instead of the key's column, its output is o + LN(o), and q is scaled.
 """
 
+from collections.abc import Callable
+from random import Random
+from statistics import median
 from typing import Any
 
 import torch
@@ -10,12 +13,27 @@ import torch
 from bench.models.config import TTTConfig, model_config
 from bench.systems.language_model import device
 from bench.systems.needs import needs_gpu
-from bench.systems.torch_layer import GATE_TOKENS, LIMITS, layer_inputs, layer_metrics
-from bench.systems.triton_tuning import keep_choices, prepare
+from bench.systems.torch_layer import (
+    GATE_TOKENS,
+    LIMITS,
+    Witness,
+    drawn,
+    layer_inputs,
+    layer_metrics,
+    timed_verdict,
+)
+from bench.systems.triton_tuning import chosen_anew, keep_choices, prepare
 from harness.case import Case
+from harness.cuda_clock import CudaEventClock
 from harness.gate import Check, Verdict, relative_error
-from harness.system import Skip, Workload
+from harness.reason import of_exception
+from harness.system import Input, Skip, Workload
+from harness.timer import CpuClock, Policy, measure
 
+PER_TOKEN = ("q", "k", "v", "eta")
+# The package's two forms: states first and outputs after them, or both in one kernel.
+FORMS = ("chunk_ttt_linear", "fused_chunk_ttt_linear")
+TRIAL = Policy(budget_s=0.2, warmup_s=0.1, warmup_max_s=0.5)
 MINI_BATCHES = (16, 32, 64)  # what its Triton products and its registers allow
 
 
@@ -33,25 +51,27 @@ class FlaTTTLinear:
 
     def build(self, case: Case) -> Workload:
         """The chunked forward of `batch` sequences of `context` tokens; Skip for what the package has not."""
-        from fla.ops.ttt import chunk_ttt_linear
-
         mini_batch = int(case.option("mini_batch", 16))
         self._refuse(case, mini_batch)
         config = model_config("ttt-linear", case.size, mini_batch=mini_batch)
         assert isinstance(config, TTTConfig)
         inputs = package_inputs(layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype)))
-
-        def run() -> Any:
-            return chunk_ttt_linear(**inputs, chunk_size=mini_batch, output_final_state=True)
-
-        prepare(run)
+        form, trials = _fastest(inputs, mini_batch)
+        rates = Input(inputs["eta"], "uniform", config.base_lr / config.head_dim, 0, 1)
         return Workload(
-            run=run,
+            run=lambda: list(form(**inputs, chunk_size=mini_batch, output_final_state=True)),
             tokens=case.batch * case.context,
             device=device(),
-            gate=lambda: _gate(inputs, case, mini_batch),
+            inputs={**{name: Input(inputs[name], "normal", 1.0, 0, 1) for name in "qkv"}, "eta": rates},
+            witness=_witness(inputs, case, mini_batch),
+            gate=lambda: _gate(form, inputs, case, mini_batch),
             metrics=layer_metrics(config, case),
-            settings={"function": "flash-linear-attention's, not the paper's"},
+            settings={
+                "function": "flash-linear-attention's, not the paper's",
+                "form": form.__name__,
+                "form_trials": trials,
+                "tuned": "on this case",
+            },
         )
 
     def _refuse(self, case: Case, mini_batch: int) -> None:
@@ -79,18 +99,42 @@ def package_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gate(inputs: dict[str, Any], case: Case, mini_batch: int) -> Verdict:
-    """The first tokens of one sequence against the package's version in PyTorch, in float32."""
-    from fla.ops.ttt import chunk_ttt_linear
-    from fla.ops.ttt.naive import chunk_ttt_linear_ref
+def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any], str]:
+    """The faster of the package's forms on this work, and what each took, in words.
 
+    Both choose their warps on this work: the package keeps one choice for a mini-batch size, whatever the shape, so
+    that the one made for a single sequence, on disk from then on, would serve sixteen.
+    """
+    from fla.ops import ttt
+
+    took: dict[Callable[..., Any], float] = {}
+    words, failures = [], []
+    for name in FORMS:
+        form = getattr(ttt, name)
+
+        def run(form: Callable[..., Any] = form) -> Any:
+            return form(**inputs, chunk_size=mini_batch, output_final_state=True)
+
+        try:
+            with chosen_anew():
+                prepare(run)
+            clock = CudaEventClock() if device() == "cuda" else CpuClock()
+            took[form] = median(measure(run, clock, TRIAL).samples_ms)
+            words.append(f"{name} {took[form]:.4g} ms")
+        except Exception as error:
+            words.append(f"{name} cannot run it ({of_exception(error)})")
+            failures.append(error)
+    if not took:
+        raise failures[0]
+    return min(took, key=lambda form: took[form]), "; ".join(words)
+
+
+def _gate(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_batch: int) -> Verdict:
+    """The first tokens of one sequence against the package's version in PyTorch, in float32."""
     tokens = max(GATE_TOKENS, mini_batch)
-    piece = {name: value[:1] if name not in ("w", "b") else value for name, value in inputs.items()}
-    piece |= {name: piece[name][:, :tokens] for name in ("q", "k", "v", "eta")}
-    out, state, _ = chunk_ttt_linear(**piece, chunk_size=mini_batch, output_final_state=True)
-    # Its reference scales q in place.
-    exact = {name: value.float().clone() for name, value in piece.items()}
-    expected, expected_state, _ = chunk_ttt_linear_ref(**exact, mini_batch_size=mini_batch, output_final_state=True)
+    piece = sequences_of(inputs, [0], tokens)
+    out, state, _ = form(**piece, chunk_size=mini_batch, output_final_state=True)
+    expected, expected_state = _exact(piece, mini_batch)
     limit = LIMITS[case.dtype]
     return Verdict(
         [
@@ -98,3 +142,34 @@ def _gate(inputs: dict[str, Any], case: Case, mini_batch: int) -> Verdict:
             Check.at_most("W_relative_error", relative_error(state, expected_state), limit),
         ]
     )
+
+
+def _witness(inputs: dict[str, Any], case: Case, mini_batch: int) -> Witness:
+    """Drawn sequences, whole, against the package's version in PyTorch, in float32."""
+
+    def witness(chance: Random) -> Callable[[Any, int], Verdict]:
+        rows = drawn(chance, case.batch, case.context)
+
+        def judge(outputs: list[torch.Tensor], calls: int) -> Verdict:
+            expected, expected_state = _exact(sequences_of(inputs, rows, case.context), mini_batch)
+            found = [("output", outputs[0][rows], expected), ("W", outputs[1][rows], expected_state)]
+            return timed_verdict(found, case.dtype)
+
+        return judge
+
+    return witness
+
+
+def sequences_of(inputs: dict[str, Any], rows: list[int], tokens: int) -> dict[str, Any]:
+    """The first tokens of some of the sequences."""
+    piece = {name: value[rows] if name not in ("w", "b") else value for name, value in inputs.items()}
+    return piece | {name: inputs[name][rows, :tokens] for name in PER_TOKEN}
+
+
+def _exact(piece: dict[str, Any], mini_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs and final state by the package's version in PyTorch, which scales q in place."""
+    from fla.ops.ttt.naive import chunk_ttt_linear_ref
+
+    exact = {name: value.float().clone() for name, value in piece.items()}
+    out, state, _ = chunk_ttt_linear_ref(**exact, mini_batch_size=mini_batch, output_final_state=True)
+    return out, state

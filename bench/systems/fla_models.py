@@ -1,25 +1,29 @@
-"""How are today's recurrent models run by flash-linear-attention: Gated DeltaNet and RWKV-7, of the paper's size?"""
+"""Run today's recurrent models by flash-linear-attention: Gated DeltaNet and RWKV-7, of the paper's size."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from bench.models.base import LanguageModel as Model
-from bench.models.base import check_ids
+from bench.models.base import CausalLM, check_ids
 from bench.models.config import SIZES, VOCABULARY
 from bench.systems.language_model import (
     STEPS,
+    Forward,
+    Generate,
+    PhaseWork,
     device,
     greedy_steps,
+    last_logits,
     logits_verdict,
     prefill_then_generate,
     random_ids,
 )
 from bench.systems.needs import needs_gpu
-from bench.systems.triton_tuning import compile_ahead
+from bench.systems.triton_tuning import compile_ahead, untuned
 from bench.systems.tuned_model import TunedLanguageModel
 from harness.case import Case
 from harness.gate import Check, Verdict
@@ -29,10 +33,12 @@ from harness.system import Skip, Workload
 PREFILL_TOKENS = 131_072
 # The package's recurrent kernels take pieces below 64 tokens, its chunked ones longer pieces.
 RECURRENT_TOKENS = 32
+# Of a prompt whose timed logits are compared with the recurrent kernels: each of its pieces takes some 30 ms to launch.
+WITNESS_TOKENS = 2048
 ROUNDINGS = 1.5  # see `rounding_verdict`
 
 
-class FlaModel(Model):
+class FlaModel(CausalLM):
     """A causal language model of the package behind the `init_state`, `prefill` and `generate_step` of our models.
 
     prefill_tokens: of all sequences in one piece of a prompt. recurrent: pieces small enough for the recurrent kernels.
@@ -41,7 +47,7 @@ class FlaModel(Model):
     def __init__(self, inner: Any, recurrent: bool = False) -> None:
         super().__init__()
         self.inner, self.recurrent = inner, recurrent
-        self.config = _Config(inner.config.vocab_size)
+        self.config = _Config(inner.config.vocab_size, inner.config.hidden_size)
 
     def init_state(self, batch: int, context: int = 0) -> Any:
         """The package's cache, empty."""
@@ -67,13 +73,14 @@ class FlaModel(Model):
         return out.logits[:, -1], state
 
     def weights(self) -> dict[str, Tensor]:
-        """See LanguageModel.weights; the package's names."""
+        """See CausalLM.weights; the package's names."""
         return {name: weight.detach() for name, weight in self.inner.named_parameters()}
 
 
 @dataclass(frozen=True)
 class _Config:
     vocabulary: int
+    width: int
 
 
 class Fla(TunedLanguageModel):
@@ -129,32 +136,101 @@ class Fla(TunedLanguageModel):
         rounded = prefill_then_generate(FlaModel(model.inner, recurrent=True), ids, self.gate_prompt)
         return rounding_verdict(got, rounded, expected, dtype)
 
-    def _generate(self, model: FlaModel, case: Case) -> tuple[Callable[[], object], int, int]:
-        """Greedy steps from a state that has read a token; each call starts there again.
+    def work(self, model: FlaModel, case: Case) -> PhaseWork:
+        """See LanguageModel.work."""
+        return {"forward": FlaForward, "generate": FlaGenerate}[case.phase](self, model, case)
 
-        The cache replaces its tensors at every step, so the first ones are put back, and kept, for every call.
-        """
-        ids = random_ids(model, case.batch)
+
+class FlaForward(Forward):
+    """A prompt from an empty state; its check knows how these models round."""
+
+    def witness(self, chance: Random) -> Callable[[Tensor, int], Verdict]:
+        """A drawn prompt, read by the recurrent kernels where it is short enough for them."""
+        row = chance.randrange(self.case.batch)
+        long = self.case.context > WITNESS_TOKENS
+
+        @torch.inference_mode()
+        def judge(logits: Tensor, calls: int) -> Verdict:
+            ids = self.ids[row : row + 1]
+            if long:
+                return self._by_other_pieces(logits[row : row + 1], ids)
+            return timed_rounding_verdict(self.adapter, self.model, logits[row : row + 1], ids, self.case.dtype)
+
+        return judge
+
+    def _by_other_pieces(self, logits: Tensor, ids: Tensor) -> Verdict:
+        """Against the same kernels and weights, the prompt read alone and in pieces."""
+
+        def read() -> Tensor:
+            state = self.model.init_state(1)
+            for piece in ids.split(WITNESS_TOKENS, dim=1):
+                expected, state = self.model.prefill(piece, state)
+            return expected
+
+        with untuned():
+            compile_ahead(read)
+            verdict = logits_verdict(logits, read(), self.case.dtype)
+        # Both sides round.
+        checks = [Check.at_most(f"timed_{each.name}", each.value, 2 * each.limit) for each in verdict.checks]
+        missing = (
+            f"the logits of prompts of more than {WITNESS_TOKENS} tokens were compared with those of the same kernels, "
+            "a prompt alone and in pieces; the recurrent kernels would take too long"
+        )
+        return Verdict(checks, missing)
+
+
+class FlaGenerate(Generate):
+    """Greedy steps from a state that has read a token; each call starts there again.
+
+    The cache replaces its tensors at every step, so the first ones are put back, and kept, for every call.
+    """
+
+    def prepare(self) -> None:
+        """See PhaseWork.prepare."""
+        self.ids = random_ids(self.model, self.case.batch)
+        self._before = random_ids(self.model, self.case.batch)
 
         @torch.inference_mode()
         def begin() -> Any:
-            return model.generate_step(ids, model.init_state(case.batch))[1]
+            return self.model.generate_step(self._before, self.model.init_state(self.case.batch))[1]
 
         compile_ahead(begin)
-        state = begin()
-        first = [dict(layer.state) for layer in state.layers]
+        self.state = begin()
+        self._first = [dict(layer.state) for layer in self.state.layers]
 
-        def go_back() -> None:
-            for layer, tensors in zip(state.layers, first, strict=True):
-                layer.state = dict(tensors)
+    @torch.inference_mode()
+    def run(self) -> tuple[Tensor, Tensor]:
+        """Logits [B, V] of the last step, and the tokens [STEPS, B] that the steps read."""
+        found = greedy_steps(self.model, self.ids, self.state, STEPS)
+        # At once: at B = 512 the GPU has no room for a third copy of the states when this is captured.
+        for layer, tensors in zip(self.state.layers, self._first, strict=True):
+            layer.state = dict(tensors)
+        return found
+
+    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+        """Drawn sequences, from their first token through the steps of a call."""
+        rows = self.rows(chance, STEPS)
 
         @torch.inference_mode()
-        def run() -> Tensor:
-            last = greedy_steps(model, ids, state, STEPS)
-            go_back()  # at once: at B=512 the GPU has no room for a third copy of the states when this is captured
-            return last
+        def judge(outputs: tuple[Tensor, Tensor], calls: int) -> Verdict:
+            logits, tokens = outputs
+            ids = torch.cat([self._before[None], tokens])[:, rows].T
+            return timed_rounding_verdict(self.adapter, self.model, logits[rows], ids, self.case.dtype)
 
-        return run, case.batch, STEPS
+        return judge
+
+
+def timed_rounding_verdict(adapter: Any, model: FlaModel, logits: Tensor, ids: Tensor, dtype: str) -> Verdict:
+    """What a timed call left of ids [B, T], against the recurrent kernels in a wider type; see `rounding_verdict`."""
+    reference = adapter.reference(model, torch.float64 if dtype == "float32" else torch.float32)
+
+    def both(ids: Tensor) -> tuple[Tensor, Tensor]:
+        return last_logits(FlaModel(model.inner, recurrent=True), ids), last_logits(reference, ids)
+
+    with untuned():
+        compile_ahead(lambda: both(ids[:, :RECURRENT_TOKENS]))
+        verdict = rounding_verdict(logits, *both(ids), dtype)
+    return Verdict([Check.at_most(f"timed_{each.name}", each.value, each.limit) for each in verdict.checks])
 
 
 def rounding_verdict(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: str) -> Verdict:

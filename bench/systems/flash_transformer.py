@@ -1,4 +1,4 @@
-"""How fast is this repository's Transformer on each attention: SDPA through cuDNN, SDPA's flash, FlashAttention?"""
+"""Run this repository's Transformer on each attention: SDPA through cuDNN, SDPA's flash, FlashAttention."""
 
 import importlib
 from collections.abc import Callable

@@ -1,11 +1,12 @@
-"""How is one of the project's kernels measured alone? One layer of a model, on random activations."""
+"""Measure and check one of the project's kernels alone: one layer of a model, on random activations."""
 
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from importlib import import_module
+from random import Random
 from typing import Any
 
 import torch
@@ -15,20 +16,33 @@ from bench.models.config import TTTConfig, model_config
 from bench.systems.ceilings import measured_ceilings
 from bench.systems.language_model import STEPS
 from bench.systems.launches import Launch, launches, metrics_of, settings_of
-from bench.systems.torch_layer import LIMITS, forward_verdict, inputs_of, layer_inputs, layer_metrics, to_float64
+from bench.systems.torch_layer import (
+    LIMITS,
+    PER_TOKEN,
+    forward_verdict,
+    forward_witness,
+    inputs_of,
+    layer_inputs,
+    layer_metrics,
+    outputs_of,
+    renewed,
+    timed_verdict,
+    to_float64,
+)
 from harness.case import Case
 from harness.cuda_clock import input_sets, l2_bytes
 from harness.gate import Check, Verdict, relative_error
-from harness.system import Workload
+from harness.system import Input, Workload
 from tk_kernels.build import Built
 from tk_kernels.build import build as build_kernel
-from tk_kernels.generate_common import PRECISIONS
-from tk_kernels.side_by_side import compile_all
+from tk_kernels.build.parallel import compile_all
+from tk_kernels.generate.common import PRECISIONS
 
 GATE_TOKENS = 32768
 GATE_SEQUENCES = 4
 GATE_STEPS = 2 * STEPS + 5
 OUTER = ("token_scale", "ln_weight", "ln_bias")  # of the arguments of `forward`, those that all tokens share
+WITNESS_STEPS = 4096  # of the reference, some 30 launches each: a second on an H100
 STREAMED = 20  # a set of so many times the L2 leaves nothing of itself in it
 
 
@@ -50,11 +64,13 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
         verdict = forward_verdict(lambda some: ops.forward(**some, start=0), reference, "dual", piece)
         return Verdict([*verdict.checks, _repeats(lambda: ops.forward(**inputs, start=0)[0], case.batch)])
 
-    found, built = launches(lambda: ops.forward(**inputs, start=0)), build_kernel(ops.KERNEL)
+    found, built = launches(lambda: ops.forward(**inputs, start=0)), build_kernel(ops.KERNELS[config.mini_batch])
     return Workload(
-        run=lambda: ops.forward(**inputs, start=0),
+        run=lambda: outputs_of(ops.forward(**inputs, start=0)),
         tokens=case.batch * case.context,
         device="cuda",
+        inputs=renewed(inputs, config),
+        witness=forward_witness(reference, inputs, case.dtype),
         gate=gate,
         metrics={"launches": len(found), **_compiled_metrics(found, built), **layer_metrics(config, case)},
         settings={"gated": f"the first {gated_tokens} tokens of the last sequence"}
@@ -93,7 +109,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
     state_bytes = sum(x.numel() * x.element_size() for x in first.state.tensors())
     found = launches(lambda: first.advance(0))
     streamed = state_bytes > STREAMED * l2_bytes()
-    sets = staggered(first, 1 if streamed else input_sets(state_bytes, l2_bytes()))
+    work = Steps(staggered(first, 1 if streamed else input_sets(state_bytes, l2_bytes())), config, case.dtype)
     read = cost.generate_bytes(
         case.batch,
         config.heads,
@@ -103,19 +119,15 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         precision,
         row_element_bytes=PRECISIONS[precision].rows.itemsize,
     )
-    rounds, gated = max(1, STEPS // len(sets)), min(case.batch, GATE_SEQUENCES)
+    gated = min(case.batch, GATE_SEQUENCES)
     memory = torch.cuda.get_device_properties(0).total_memory
-
-    def run() -> None:
-        for step in range(rounds):
-            for some in sets:
-                some.advance(step)
-
     return Workload(
-        run=run,
-        units=rounds * len(sets),
+        run=work.run,
+        units=work.units,
         tokens=case.batch,
         device="cuda",
+        inputs=work.inputs(),
+        witness=work.witness,
         gate=lambda: _generate_verdict(config, gated, case.dtype, form, precision),
         metrics={
             "flops": cost.generate_flops(case.batch, config.heads, config.head_dim, config.mini_batch, form),
@@ -126,19 +138,19 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
             **metrics_of(found),
             **measured_ceilings(),
         },
-        settings={"gated": f"{GATE_STEPS} tokens of {gated} other sequences", "input_sets": str(len(sets))}
+        settings={"gated": f"{GATE_STEPS} tokens of {gated} other sequences", "input_sets": str(len(work.sets))}
         | settings_of(found),
     )
 
 
 @dataclass
 class GenerateSet:
-    """Some sequences that generate: their state, and [q, k, v, lr] of each step of a mini-batch."""
+    """Some sequences that generate: their state, and of each step of a mini-batch q, k, v and lr, [steps, B, ...]."""
 
     generate: Any
     state: Any
     outer: list[torch.Tensor]
-    tokens: list[list[torch.Tensor]]
+    tokens: list[torch.Tensor]
     out: torch.Tensor
 
     @classmethod
@@ -146,21 +158,105 @@ class GenerateSet:
         """From the arguments of a reference's `forward`."""
         state = generate.GenerateState.from_state(inputs["state"], form, precision)
         outer = [inputs[name] for name in OUTER]
-        tokens = [token_of(inputs, t) for t in range(STEPS)]
+        tokens = [inputs[name][:, :STEPS].transpose(0, 1).contiguous() for name in PER_TOKEN]
         return cls(generate, state, outer, tokens, torch.empty_like(tokens[0][0]))
 
     def copy(self, steps: int) -> "GenerateSet":
         """The same sequences elsewhere in memory, with tokens for so many steps."""
-        return replace(self, state=deepcopy(self.state), tokens=deepcopy(self.tokens[:steps]), out=self.out.clone())
+        tokens = [each[:steps].clone() for each in self.tokens]
+        return replace(self, state=deepcopy(self.state), tokens=tokens, out=self.out.clone())
 
     def advance(self, step: int, **options: Any) -> None:
         """One token of every sequence, that of `step`, wherever in its mini-batch the state is."""
-        self.generate.generate_step(*self.tokens[step], *self.outer, self.state, out=self.out, **options)
+        token = [each[step] for each in self.tokens]
+        self.generate.generate_step(*token, *self.outer, self.state, out=self.out, **options)
+
+
+class Steps:
+    """The steps of a mini-batch, or more: `rounds` of each of the sets in turn.
+
+    Tokens and outputs of all sets lie in one tensor each, [sets, rounds, B, ...] and [sets, B, H, D].
+    """
+
+    def __init__(self, sets: list[GenerateSet], config: TTTConfig, dtype: str) -> None:
+        self.sets, self.config, self.dtype = sets, config, dtype
+        self.rounds = max(1, STEPS // len(sets))
+        kinds = zip(*(some.tokens for some in sets), strict=True)
+        self._tokens = [torch.stack([each[: self.rounds] for each in kind]) for kind in kinds]
+        self._out = torch.stack([some.out for some in sets])
+        for index, some in enumerate(sets):
+            some.tokens, some.out = [each[index] for each in self._tokens], self._out[index]
+
+    @property
+    def units(self) -> int:
+        """How many steps one call is."""
+        return self.rounds * len(self.sets)
+
+    def inputs(self) -> dict[str, Input]:
+        """The tokens of all sets."""
+        rates = Input(self._tokens[3], "uniform", self.config.base_lr / self.config.head_dim, 2)
+        return {name: Input(each, "normal", 1.0, 2) for name, each in zip("qkv", self._tokens, strict=False)} | {
+            "lr": rates
+        }
+
+    def run(self) -> torch.Tensor:
+        """The outputs [sets, B, H, D] of each set's last step."""
+        for step in range(self.rounds):
+            for some in self.sets:
+                some.advance(step)
+        return self._out
+
+    def witness(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
+        """Drawn sequences of a drawn set, from the state that they have now, through every step up to the last one."""
+        drawn_set = chance.randrange(len(self.sets))
+        some = self.sets[drawn_set]
+        batch = some.out.shape[0]
+        rows = sorted(chance.sample(range(batch), min(batch, GATE_SEQUENCES)))
+        begun = rows_of(some.state, rows).to_state()
+
+        def judge(out: torch.Tensor, calls: int) -> Verdict:
+            steps = calls * self.rounds
+            if steps > WITNESS_STEPS:
+                return Verdict([], f"a sample is {steps} steps of a sequence, more than the reference is asked for")
+            expected = _exact_steps(some, begun, rows, calls, self.rounds)
+            return timed_verdict([("output", out[drawn_set][rows], expected)], self.dtype)
+
+        return judge
+
+
+def rows_of(state: Any, rows: list[int]) -> Any:
+    """Some sequences of a `GenerateState`, elsewhere in memory."""
+
+    def taken(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(taken(each) for each in value)
+        return value[rows] if isinstance(value, torch.Tensor) else value
+
+    return replace(state, **{field.name: taken(getattr(state, field.name)) for field in fields(state)})
+
+
+@torch.no_grad()
+def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
+    """Outputs [rows, H, D] of the last step of so many calls, by the reference in float64.
+
+    Its weights are rounded as the state's precision rounds them, where it does: that drift is the precision's own.
+    """
+    reference = import_module(some.generate.__name__.rpartition(".")[0] + ".reference")
+    precision = PRECISIONS[some.state.precision]
+    outer, state = [each.double() for each in some.outer], to_float64(begun)
+    tokens = [each[:, rows].double() for each in some.tokens]
+    for _ in range(calls):
+        for step in range(rounds):
+            out, state = reference.generate_step(*(each[step] for each in tokens), *outer, state)
+            if precision.weights.itemsize < 4 and not precision.planes:
+                kept = {name: x.to(precision.weights).double() for name, x in state._asdict().items() if name[0] == "W"}
+                state = state._replace(**kept)
+    return out
 
 
 def token_of(inputs: dict[str, Any], t: int) -> list[torch.Tensor]:
     """q, k, v [B, H, D] and lr [B, H] of token t among the arguments of a reference's `forward`."""
-    return [inputs[name][:, t].contiguous() for name in ("q", "k", "v", "lr")]
+    return [inputs[name][:, t].contiguous() for name in PER_TOKEN]
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:

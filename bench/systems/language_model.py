@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 import torch
 
 from bench import fairness
+from bench.cost import Work, model_work
 from bench.models.layers import mark_layers
+from bench.systems.ceilings import ceilings_of
 from harness.case import Case
 from harness.gate import Check, Verdict, argmax_disagreement, relative_error, total_variation
 from harness.ranges import nvtx_range
@@ -63,9 +65,10 @@ class LanguageModel:
 
     def build(self, case: Case) -> Workload:
         """The workload of one case: a forward, a mini-batch of generate steps, or a request."""
+        ceilings = ceilings_of(device())  # measured while the GPU's memory is still empty
         model = self._model(case)
         mark_layers(device() == "cuda")  # a microsecond a layer beside hundreds of launches
-        work = {"forward": Forward, "generate": Generate, "request": Request}[case.phase](self, model, case)
+        work = self.work(model, case)
         read = self.prompt_tokens if case.phase == "generate" else None
         prompt = {} if read is None else {"prompt_tokens": str(read)}
         return Workload(
@@ -76,9 +79,17 @@ class LanguageModel:
             inputs={"ids": Input(work.ids, "tokens", model.config.vocabulary, 0, work.token_axis)},
             witness=work.witness,
             gate=lambda: self._gate(model, case),
-            metrics=self._facts(model).metrics(),
+            metrics=self._facts(model).metrics() | self.cost(model, case).metrics() | ceilings,
             settings=self._facts(model).settings() | self.settings(case) | prompt,
         )
+
+    def work(self, model: Any, case: Case) -> "PhaseWork":
+        """What is timed of a case."""
+        return {"forward": Forward, "generate": Generate, "request": Request}[case.phase](self, model, case)
+
+    def cost(self, model: Any, case: Case) -> Work:
+        """FLOPs and bytes of one unit of a case."""
+        return model_work(model.config, self._facts(model).parameters, case)
 
     def place(self, state: Any, context: int) -> None:
         """Put a state at `context` tokens without reading them; only a KV cache's cost depends on where it stands."""
@@ -96,7 +107,7 @@ class LanguageModel:
 
     def expected_logits(self, reference: Any, begun: Any, calls: list[torch.Tensor], case: Case) -> torch.Tensor:
         """The reference's logits [rows, V] after the tokens [STEPS, rows] of calls that follow a restart."""
-        return _last_logits(reference, torch.cat(calls).T)
+        return last_logits(reference, torch.cat(calls).T)
 
     def witness_reference(self, model: Any, dtype: torch.dtype) -> Any:
         """The reference for long prompts: as exact as `reference`, and fast enough for thousands of tokens."""
@@ -124,7 +135,7 @@ class LanguageModel:
     def _counted(self, model: Any) -> dict[str, float]:
         """How many rows of the LM head a prefill computes for each of its prompts."""
         ids = random_ids(model, GATE_BATCH, self.gate_prompt)
-        _, rows = fairness.count_head_rows(lambda: _last_logits(model, ids), _head(model))
+        _, rows = fairness.count_head_rows(lambda: last_logits(model, ids), _head(model))
         return {"head_rows": rows / GATE_BATCH}
 
     @torch.inference_mode()
@@ -134,7 +145,7 @@ class LanguageModel:
         prompt = self.gate_prompt
         ids = random_ids(model, GATE_BATCH, prompt + GATE_STEPS)
         got = prefill_then_generate(model, ids, prompt)
-        expected = torch.stack([_last_logits(reference, ids[:, : prompt + i]) for i in range(GATE_STEPS + 1)])
+        expected = torch.stack([last_logits(reference, ids[:, : prompt + i]) for i in range(GATE_STEPS + 1)])
         return self._judge(model, ids, got, expected, dtype)
 
     def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, dtype: str) -> Verdict:
@@ -178,12 +189,12 @@ def prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.T
     return torch.stack(rows)
 
 
-def _last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """The logits [B, V] after ids [B, T]."""
     return model.prefill(ids, model.init_state(*ids.shape))[0]
 
 
-class _Work:
+class PhaseWork:
     """The timed callable of one phase, on token ids that the harness renews, and the check of what it left."""
 
     units = 1
@@ -227,17 +238,17 @@ class _Work:
         return Verdict([Check.at_most(f"timed_{each.name}", each.value, each.limit) for each in checks])
 
 
-class Forward(_Work):
+class Forward(PhaseWork):
     """A prompt of `context` tokens from an empty state, head on its last token alone."""
 
     def prepare(self) -> None:
-        """See _Work.prepare."""
+        """See PhaseWork.prepare."""
         self.ids = random_ids(self.model, self.case.batch, self.case.context)
 
     @torch.inference_mode()
     def run(self) -> torch.Tensor:
         """Logits [B, V] after the prompts."""
-        return _last_logits(self.model, self.ids)
+        return last_logits(self.model, self.ids)
 
     def witness(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
         """A few whole prompts, read by the reference."""
@@ -245,13 +256,13 @@ class Forward(_Work):
 
         @torch.inference_mode()
         def judge(logits: torch.Tensor, calls: int) -> Verdict:
-            expected = _last_logits(self.reference(), self.ids[rows])
+            expected = last_logits(self.reference(), self.ids[rows])
             return self.verdict(logits[rows], expected)
 
         return judge
 
 
-class Generate(_Work):
+class Generate(PhaseWork):
     """A mini-batch of greedy steps; each call starts where `place` puts the state.
 
     A recurrent state is the one before the first token, and is carried on: its cost does not depend on the tokens.
@@ -261,7 +272,7 @@ class Generate(_Work):
     token_axis = None
 
     def prepare(self) -> None:
-        """See _Work.prepare."""
+        """See PhaseWork.prepare."""
         self.state = self.model.init_generate_state(self.case.batch, self.case.context + STEPS)
         with torch.inference_mode():
             self.adapter.fill_past(self.state)
@@ -297,11 +308,11 @@ class Generate(_Work):
         return judge
 
 
-class Request(_Work):
+class Request(PhaseWork):
     """A prompt, then `steps` greedy tokens; on a GPU the steps are replays of one graph."""
 
     def prepare(self) -> None:
-        """See _Work.prepare."""
+        """See PhaseWork.prepare."""
         case, model = self.case, self.model
         self.steps = int(case.option("steps", 128))
         self.ids = random_ids(model, case.batch, case.context)
@@ -342,7 +353,7 @@ class Request(_Work):
         def judge(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
             logits, read = outputs
             whole = torch.cat([self.ids[rows], read[:, rows].T], dim=1)
-            return self.verdict(logits[rows], _last_logits(self.reference(), whole))
+            return self.verdict(logits[rows], last_logits(self.reference(), whole))
 
         return judge
 

@@ -1,14 +1,14 @@
-"""How are Mamba and Mamba-2 run by their authors' package, mamba-ssm, with prefill into the state it generates from?"""
+"""Run Mamba and Mamba-2 by their authors' package, mamba-ssm, with prefill into the state it generates from."""
 
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from bench.models.base import LanguageModel as Model
-from bench.models.base import check_ids
+from bench.models.base import CausalLM, check_ids
 from bench.models.config import MambaConfig, model_config
 from bench.systems.language_model import device
+from bench.systems.mamba_scan import ScannedMamba, ScannedMamba2
 from bench.systems.needs import cannot_import, needs_gpu
 from bench.systems.tuned_model import TunedLanguageModel
 from harness.case import Case
@@ -17,7 +17,7 @@ from harness.case import Case
 PREFILL_TOKENS = 131_072
 
 
-class MambaSSMModel(Model):
+class MambaSSMModel(CausalLM):
     """MambaLMHeadModel behind the `init_state`, `prefill` and `generate_step` of our models.
 
     layer: "Mamba1" or "Mamba2". The state is the package's InferenceParams; its tensors are updated in place.
@@ -67,7 +67,7 @@ class MambaSSMModel(Model):
         return self.inner(ids[:, None], inference_params=state, num_last_tokens=1).logits[:, 0], state
 
     def weights(self) -> dict[str, Tensor]:
-        """See LanguageModel.weights; the package's names."""
+        """See CausalLM.weights; the package's names."""
         return {name: weight.detach() for name, weight in self.inner.named_parameters()}
 
     def _prefill_piece(self, ids: Tensor, state: Any, piece: slice) -> Tensor:
@@ -100,13 +100,13 @@ class MambaSSM(TunedLanguageModel):
         torch.manual_seed(0)
         return MambaSSMModel(config, self.layer, device(), getattr(torch, case.dtype))
 
-    def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> Any:
-        """transformers' implementation, which shares no code with the package's kernels."""
+    def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba:
+        """A scan in plain PyTorch: where this package is installed, transformers takes its kernels too."""
         from bench.models.mamba import Mamba
 
-        reference = Mamba(model.config, device(), dtype)
-        copy_weights(model.weights(), reference.inner)
-        return reference
+        transformers = Mamba(model.config, device(), dtype)
+        copy_weights(model.weights(), transformers.inner)
+        return ScannedMamba(transformers.inner, device())
 
 
 class Mamba2SSM(MambaSSM):
@@ -114,17 +114,8 @@ class Mamba2SSM(MambaSSM):
 
     layer = "Mamba2"
 
-    def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> Any:
-        """transformers' implementation, recomputed from the first token for every prompt."""
-        return Mamba2Reference(model, dtype)
-
-
-class Mamba2Reference:
-    """transformers' Mamba-2 with a model's weights; it has no state, so it serves prefill alone."""
-
-    chunk_size = 64  # its scan holds [B, T/c, c, c, heads, state] in float32: a quarter of the package's chunk fits
-
-    def __init__(self, model: MambaSSMModel, dtype: torch.dtype) -> None:
+    def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba2:
+        """Chunks in plain PyTorch, with the weights where transformers' Mamba-2 has them."""
         from transformers import Mamba2Config, Mamba2ForCausalLM
 
         mixer = model.inner.backbone.layers[0].mixer
@@ -138,19 +129,12 @@ class Mamba2Reference:
             num_heads=mixer.nheads,
             n_groups=mixer.ngroups,
             conv_kernel=mixer.d_conv,
-            chunk_size=self.chunk_size,
             tie_word_embeddings=True,
         )
         with torch.device(device()):
-            self.inner: Any = Mamba2ForCausalLM(config).eval().to(dtype)
-        copy_weights(model.weights(), self.inner)
-
-    def init_state(self, batch: int, context: int) -> None:
-        """There is none."""
-
-    def prefill(self, ids: Tensor, state: None) -> tuple[Tensor, None]:
-        """ids [B, T] -> (logits [B, V] after the last of them, None)."""
-        return self.inner(ids, use_cache=False, logits_to_keep=1).logits[:, -1], None
+            inner: Any = Mamba2ForCausalLM(config).eval().to(dtype)
+        copy_weights(model.weights(), inner)
+        return ScannedMamba2(inner, device())
 
 
 @torch.no_grad()

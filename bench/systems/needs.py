@@ -1,4 +1,4 @@
-"""Can a system's packages be imported here and, if not, which one fails and how?"""
+"""Whether a system's packages can be imported here and, if not, which one fails and how."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""How fast is the PyTorch dual form of a TTT layer after torch.compile? Its two halves, compiled piece by piece."""
+"""Run the PyTorch dual form of a TTT layer after torch.compile: its two halves, compiled piece by piece."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -8,7 +8,15 @@ import torch
 
 from bench.models.config import TTTConfig, model_config
 from bench.systems.language_model import device
-from bench.systems.torch_layer import forward_verdict, inputs_of, layer_inputs, layer_metrics
+from bench.systems.torch_layer import (
+    forward_verdict,
+    forward_witness,
+    inputs_of,
+    layer_inputs,
+    layer_metrics,
+    outputs_of,
+    renewed,
+)
 from harness.case import Case
 from harness.gate import Verdict
 from harness.system import Skip, Workload
@@ -43,9 +51,11 @@ class CompiledLayer:
         piece = min(TOGETHER * config.mini_batch, case.context)
         forward = compiled_forward(reference, piece)
         return Workload(
-            run=lambda: forward(**inputs),
+            run=lambda: outputs_of(forward(**inputs)),
             tokens=case.batch * case.context,
             device=device(),
+            inputs=renewed(inputs, config),
+            witness=forward_witness(reference, inputs, case.dtype),
             gate=lambda: _gate(forward, reference, inputs, piece),
             metrics=layer_metrics(config, case),
             settings={"compiled_together": f"{piece} tokens"},

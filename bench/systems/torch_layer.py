@@ -1,21 +1,27 @@
-"""How is one TTT layer measured in PyTorch? Its inner operator on random activations: dual, primal, or one part."""
+"""Measure and check one TTT layer: its inner operator on random activations, in PyTorch dual, primal, or in part."""
 
 from collections.abc import Callable
 from importlib import import_module
+from random import Random
 from typing import Any
 
 import torch
 
 from bench.models.config import TTTConfig, model_config
-from bench.systems.ceilings import measured_ceilings
-from bench.systems.language_model import device
+from bench.systems.ceilings import ceilings_of
+from bench.systems.language_model import WITNESS_SEQUENCES, device
 from harness.case import Case
 from harness.gate import Check, Verdict, relative_error
-from harness.system import Workload
+from harness.system import Input, Workload
 
 # Against float64: one product of bfloat16 inputs rounds to 2e-3, and the layer chains a few.
 LIMITS = {"bfloat16": 1e-2, "float16": 5e-3, "float32": 1e-5}
 GATE_TOKENS = 64
+# Tokens of the sequences whose timed outputs are compared with the dual form in float64, which takes some ten launches
+# a mini-batch: a second or two of them on an H100.
+WITNESS_TOKENS = 131072
+WITNESS_PIECE = 8192  # tokens of a sequence that are held in float64 at once
+PER_TOKEN = ("q", "k", "v", "lr")  # of the arguments of a reference's `forward`
 
 
 def build(case: Case) -> Workload:
@@ -28,10 +34,13 @@ def build(case: Case) -> Workload:
     assert isinstance(config, TTTConfig)
     reference = import_module(f"tk_kernels.ttt_{config.learner}.reference")
     inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
+    run, read, witness = _part(reference, case, inputs)
     return Workload(
-        run=_part(reference, case, inputs),
+        run=run,
         tokens=case.batch * case.context,
         device=device(),
+        inputs=renewed(inputs, config, read),
+        witness=witness,
         gate=lambda: forward_gate(reference.forward, reference, case, inputs),
         metrics=layer_metrics(config, case),
     )
@@ -52,7 +61,7 @@ def layer_metrics(config: TTTConfig, case: Case) -> dict[str, float | None]:
         flops = cost.forward_flops(case.batch, case.context, heads, dim, mini_batch)
     element_bytes = getattr(torch, case.dtype).itemsize
     moved = cost.forward_bytes(case.batch, case.context, heads, dim, element_bytes)
-    return {"flops": flops, "bytes": moved} | (measured_ceilings() if device() == "cuda" else {})
+    return {"flops": flops, "bytes": moved} | ceilings_of(device())
 
 
 def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -77,16 +86,120 @@ def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype)
     }
 
 
-def _part(reference: Any, case: Case, inputs: dict[str, Any]) -> Callable[[], object]:
+def renewed(inputs: dict[str, Any], config: TTTConfig, names: tuple[str, ...] = PER_TOKEN) -> dict[str, Input]:
+    """The inputs of a forward as the harness renews them."""
+    rates = Input(inputs["lr"], "uniform", config.base_lr / config.head_dim, 0, 1)
+    return {name: rates if name == "lr" else Input(inputs[name], "normal", 1.0, 0, 1) for name in names}
+
+
+def outputs_of(found: tuple[torch.Tensor, Any]) -> list[torch.Tensor]:
+    """Of what a `forward` returns, what is compared: outputs [B, T, H, D] and the weights of the state after them."""
+    out, state = found
+    return [out, *learned(state).values()]
+
+
+def learned(state: Any) -> dict[str, torch.Tensor]:
+    """The weights and biases among the tensors of a reference's state."""
+    return {name: getattr(state, name) for name in state._fields if name[0] in "Wb"}
+
+
+Witness = Callable[[Random], Callable[[Any, int], Verdict]]
+
+
+def _part(
+    reference: Any, case: Case, inputs: dict[str, Any]
+) -> tuple[Callable[[], list[torch.Tensor]], tuple[str, ...], Witness]:
+    """What is timed, the inputs that it reads, and the check of its outputs."""
     part = case.option("part", "")
     without_q = {name: value for name, value in inputs.items() if name != "q"}
     if part == "w":
-        return lambda: reference.states(**without_q, start=0)
+        witness = forward_witness(reference, inputs, case.dtype, with_out=False)
+        return lambda: list(learned(reference.states(**without_q, start=0)[1]).values()), ("k", "v", "lr"), witness
     if part == "z":
         trace, _ = reference.states(**without_q, start=0)
         arguments = {name: value for name, value in inputs.items() if name not in ("v", "state")}
-        return lambda: reference.outputs(**arguments, trace=trace)
-    return lambda: reference.forward(**inputs, form=case.option("form", "dual"), start=0)
+        witness = _outputs_witness(reference, arguments, trace, case.dtype)
+        return lambda: [reference.outputs(**arguments, trace=trace)], ("q", "k", "lr"), witness
+    form, witness = case.option("form", "dual"), forward_witness(reference, inputs, case.dtype)
+    return lambda: outputs_of(reference.forward(**inputs, form=form, start=0)), PER_TOKEN, witness
+
+
+def drawn(chance: Random, batch: int, tokens: int) -> list[int]:
+    """A few sequences of the batch, of at most WITNESS_TOKENS together but at least one."""
+    count = max(1, min(batch, WITNESS_SEQUENCES, WITNESS_TOKENS // max(1, tokens)))
+    return sorted(chance.sample(range(batch), count))
+
+
+def forward_witness(reference: Any, inputs: dict[str, Any], dtype: str, with_out: bool = True) -> Witness:
+    """Drawn sequences against the dual form in float64, from their first token to WITNESS_TOKENS.
+
+    The outputs are those of `outputs_of`; without the first of them where with_out is False.
+    """
+    batch, context = inputs["q"].shape[:2]
+    tokens = min(context, WITNESS_TOKENS)
+
+    def witness(chance: Random) -> Callable[[Any, int], Verdict]:
+        rows = drawn(chance, batch, context)
+
+        def judge(outputs: list[torch.Tensor], calls: int) -> Verdict:
+            expected, state = exact_forward(reference, inputs, rows, tokens)
+            found = [("output", outputs[0][rows, :tokens], expected)] if with_out else []
+            if tokens == context:
+                weights = outputs[1:] if with_out else outputs
+                pairs = zip(learned(state).items(), weights, strict=True)
+                found += [(name, got[rows], exact) for (name, exact), got in pairs if name.startswith("W")]
+            missing = "" if tokens == context else f"of {context} tokens the first {tokens} were compared"
+            return timed_verdict(found, dtype, missing)
+
+        return judge
+
+    return witness
+
+
+def timed_verdict(found: list[tuple[str, torch.Tensor, torch.Tensor]], dtype: str, unchecked: str = "") -> Verdict:
+    """The verdict on (name, what the timed call left, what the reference says)."""
+    limit = LIMITS[dtype]
+    checks = [
+        Check.at_most(f"timed_{name}_relative_error", relative_error(got, exact), limit) for name, got, exact in found
+    ]
+    return Verdict(checks, unchecked)
+
+
+def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], tokens: int) -> tuple[torch.Tensor, Any]:
+    """The outputs [rows, tokens, H, D] (in float32, to save room) and the state after them, computed in float64."""
+    shared = {name: to_float64(value) for name, value in inputs.items() if name not in (*PER_TOKEN, "state")}
+    state = to_float64(type(inputs["state"])(*(tensor[rows] for tensor in inputs["state"])))
+    mini_batch, found = len(inputs["token_scale"]), []
+    piece = mini_batch * max(1, WITNESS_PIECE // mini_batch)
+    for low in range(0, tokens, piece):
+        some = {name: inputs[name][rows, low : min(low + piece, tokens)].double() for name in PER_TOKEN}
+        out, state = reference.forward(**some, **shared, state=state, start=0)
+        found.append(out.float())
+    return torch.cat(found, dim=1), state
+
+
+def _outputs_witness(reference: Any, arguments: dict[str, Any], trace: Any, dtype: str) -> Witness:
+    """Drawn sequences against the outputs that follow, in float64, from the same states."""
+    batch, context, heads = arguments["q"].shape[:3]
+    mini_batches = max(1, min(context, WITNESS_PIECE) // len(arguments["token_scale"]))
+    tokens = mini_batches * len(arguments["token_scale"])
+
+    def witness(chance: Random) -> Callable[[Any, int], Verdict]:
+        row = chance.randrange(batch)
+
+        def judge(outputs: list[torch.Tensor], calls: int) -> Verdict:
+            some = {
+                name: value[row : row + 1, :tokens] if name in PER_TOKEN else value for name, value in arguments.items()
+            }
+            exact = {name: to_float64(value) for name, value in some.items()}
+            states = type(trace)(*(x[:mini_batches, row * heads : (row + 1) * heads].double() for x in trace))
+            expected = reference.outputs(**exact, trace=states)
+            missing = "" if tokens == context else f"of {context} tokens the first {tokens} were compared"
+            return timed_verdict([("output", outputs[0][row : row + 1, :tokens], expected)], dtype, missing)
+
+        return judge
+
+    return witness
 
 
 def forward_verdict(run: Callable[[dict[str, Any]], Any], reference: Any, form: str, piece: dict[str, Any]) -> Verdict:
@@ -106,8 +219,7 @@ def forward_verdict(run: Callable[[dict[str, Any]], Any], reference: Any, form: 
 
 def inputs_of(inputs: dict[str, Any], sequences: slice, tokens: int) -> dict[str, Any]:
     """The first tokens of some of the sequences."""
-    per_token = ("q", "k", "v", "lr")
-    piece = {name: value[sequences, :tokens] if name in per_token else value for name, value in inputs.items()}
+    piece = {name: value[sequences, :tokens] if name in PER_TOKEN else value for name, value in inputs.items()}
     piece["state"] = type(inputs["state"])(*(tensor[sequences] for tensor in inputs["state"]))
     return piece
 

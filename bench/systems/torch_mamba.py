@@ -1,4 +1,4 @@
-"""How is transformers' own Mamba run? Its PyTorch path, which needs no kernels and runs on a CPU."""
+"""Run transformers' own Mamba: its PyTorch path, which needs no kernels and runs on a CPU."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import torch
 
 from bench.models.config import MambaConfig, model_config
 from bench.systems.language_model import LanguageModel, device
+from bench.systems.mamba_scan import ScannedMamba
 from harness.case import Case
 
 
@@ -25,3 +26,7 @@ class TorchMamba(LanguageModel):
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
         return Mamba.from_seed(config, 0, device(), getattr(torch, case.dtype))
+
+    def witness_reference(self, model: Any, dtype: torch.dtype) -> Any:
+        """The same weights by a scan in chunks, which shares no code with what is timed."""
+        return ScannedMamba(self.reference(model, dtype).inner, device())

@@ -1,4 +1,4 @@
-"""How do packages that tune their Triton kernels at the first call start within a case's time limit?
+"""Start packages that tune their Triton kernels at the first call within a case's time limit, and tune them well.
 
 Triton compiles one kernel after another, and every candidate of each: minutes for a language model. Here work is first
 run without launching any kernel, which tells all that it will need, and that is compiled side by side. Candidates and
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tk_kernels.side_by_side import compile_all
+from tk_kernels.build.parallel import compile_all
 
 KEEP = "TRITON_CACHE_AUTOTUNING"
 # Of a candidate, warm-up and measurement, in ms: a fifth of Triton's own, as there are hundreds of candidates.
@@ -68,6 +68,30 @@ def untuned() -> Iterator[None]:
         return [0.0] * 3
 
     with _instead(Autotuner, prune_configs=smallest, _bench=unmeasured), _choices_forgotten():
+        yield
+
+
+@contextmanager
+def chosen_anew() -> Iterator[None]:
+    """Inside, kernels choose again at their first call, whatever earlier work or processes chose, and keep that.
+
+    For packages whose choices do not depend on the shape: what is best for one sequence would serve sixteen.
+    """
+    from triton.runtime.autotuner import Autotuner
+
+    run, met = Autotuner.run, set()
+
+    def forgetful(tuner: Any, /, *args: Any, **arguments: Any) -> Any:
+        if id(tuner) not in met:
+            met.add(id(tuner))
+            tuner.cache.clear()
+        return run(tuner, *args, **arguments)
+
+    def measured(tuner: Any, key: Any, candidates: list[Any], measure: Callable[[], None]) -> bool:
+        measure()
+        return False
+
+    with _instead(Autotuner, run=forgetful, check_disk_cache=measured):
         yield
 
 

@@ -1,10 +1,11 @@
-"""How is a TTT model, or one TTT layer, run on the project's kernels? ThunderKittens forward, Triton generate."""
+"""Run a TTT model, or one TTT layer, on the project's kernels: ThunderKittens forward, Triton generate."""
 
 from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
 
+from bench.cost import Work, model_work
 from bench.models.config import TTTConfig, model_config
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
@@ -49,6 +50,10 @@ class TTTKernels(LanguageModel):
         operator = KernelOperator(self.learner, self.form, precision, self.prefill_on_reference)
         dtype = getattr(torch, case.dtype)
         return TTTModel.from_seed(config, 0, device(), dtype, operator=operator, block=FusedBlock)
+
+    def cost(self, model: Any, case: Case) -> Work:
+        """In this form of generate."""
+        return model_work(model.config, self._facts(model).parameters, case, self.form)
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
         """The primal form in PyTorch."""

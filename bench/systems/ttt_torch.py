@@ -1,4 +1,4 @@
-"""How is a TTT model, or one TTT layer, run on the PyTorch reference kernels?"""
+"""Run a TTT model, or one TTT layer, on the PyTorch reference kernels."""
 
 from typing import Any, ClassVar
 

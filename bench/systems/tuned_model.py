@@ -1,4 +1,4 @@
-"""How is a language model measured and checked whose Triton kernels its package tunes at the first call?"""
+"""Measure and check a language model whose Triton kernels its package tunes at the first call."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How is a model run and timed in vLLM's engine? Started in this process, stepped by hand, timed step by step."""
+"""Run and time a model in vLLM's engine: started in this process, stepped by hand, timed step by step."""
 
 import gc
 import importlib
@@ -14,6 +14,7 @@ import torch
 
 from bench import fairness
 from bench.models import ModelConfig, checkpoint
+from bench.models.base import CausalLM
 from bench.models.factory import from_seed
 from bench.systems.language_model import GATE_BATCH, GATE_PROMPT, GATE_STEPS, device, logits_verdict
 from harness.case import Case
@@ -122,6 +123,7 @@ class Engine:
         self.settings, self.model_config = settings, config
         self._folder = tempfile.TemporaryDirectory(prefix="ttt-bench-")
         self._made: set[int] = set()
+        self._reference: CausalLM | None = None
         folder = Path(self._folder.name)
         write_model(folder, config, hugging_face, getattr(torch, settings.dtype))
         _register(implementation)
@@ -217,10 +219,19 @@ class Engine:
         fair = fairness.checks(self.facts(rows), case)
         return Verdict([*logits_verdict(got, expected, case.dtype).checks, *fair])
 
+    def reference(self) -> CausalLM:
+        """The repository's model with these weights in float32, on the host: beside the engine's cache is no room."""
+        if self._reference is None:
+            self._reference = checkpoint.load_weights(self.model_config, self._folder.name, device(), torch.float32).to(
+                "cpu"
+            )
+            torch.cuda.empty_cache()
+        return self._reference
+
     @torch.inference_mode()
     def _expected(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits [steps + 1, B, V] after the prompt and each token but the last, by the same weights in float32."""
-        reference = checkpoint.load(self.model_config, self._folder.name, device(), torch.float32)
+        reference = checkpoint.load_weights(self.model_config, self._folder.name, device(), torch.float32)
         ids = ids.to(device())
         lengths = range(GATE_PROMPT, ids.shape[1])
         rows = [reference.prefill(ids[:, :n], reference.init_state(ids.shape[0], n))[0].cpu() for n in lengths]

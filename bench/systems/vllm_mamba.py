@@ -1,8 +1,12 @@
-"""How is Mamba run by vLLM, on vLLM's own scan and state cache?"""
+"""Run Mamba by vLLM, on vLLM's own scan and state cache."""
 
 from typing import Any
 
+import torch
+
 from bench.models.config import CONV_KERNEL, MambaConfig, model_config
+from bench.systems.language_model import device
+from bench.systems.mamba_scan import ScannedMamba
 from bench.systems.vllm_system import VllmSystem
 from harness.case import Case
 
@@ -52,3 +56,7 @@ class VllmMamba(VllmSystem):
     def cache_bytes(self, config: MambaConfig, context: int) -> int:
         """State and convolution window of 2 bytes a number, whatever the context."""
         return 2 * config.layers * config.inner_width * (config.state_dim + CONV_KERNEL - 1)
+
+    def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
+        """See VllmSystem.last_logits."""
+        return ScannedMamba(reference.inner, device()).logits(ids, last)

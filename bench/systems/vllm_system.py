@@ -1,20 +1,23 @@
-"""How does a system of vLLM answer a case? Which engine serves it, and what a sample is in each phase."""
+"""Answer a case by vLLM: which engine serves it, what a sample is in each phase, and the check of what was timed."""
 
 import os
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from random import Random
 from typing import Any, ClassVar
 
 import torch
 
+from bench.cost import model_work
 from bench.models import ModelConfig
+from bench.systems.ceilings import ceilings_of
+from bench.systems.language_model import LIMITS, STEPS, WITNESS_SEQUENCES, WITNESS_TOKENS, device
 from bench.systems.needs import needs_gpu
 from bench.systems.vllm_engine import SEQUENCES, Batch, Engine, Settings
 from harness.case import Case
-from harness.gate import Verdict
+from harness.gate import Check, Verdict
 from harness.system import NeedsFreshProcess, Workload
-from harness.timer import Policy, stop_reason
+from harness.timer import Policy
 
 # In this process, or requests are admitted piecemeal and a batch splits; offline; without flashinfer's sampler, which
 # would be compiled at the first request.
@@ -26,6 +29,10 @@ ENVIRONMENT = {
 }
 STEADY_STEPS = 32  # of a generate batch, at the least, in which every sequence takes part
 MANY_SEQUENCES = 4096  # the figures' largest batch: an engine of more than SEQUENCES is made for all of them
+# A token is the engine's choice where the reference's logit of it lies at most so many of the gate's limits below its
+# largest, in standard deviations over the vocabulary: the limit is a root mean square, and either logit may be off by
+# twice that. A token drawn at random lies some 4 standard deviations below, 20 times as far in bfloat16.
+CHOICE_LIMITS = 4
 MODEL_LENGTH = 33_024  # the figures' longest prompt, 32,768, and its steps; one engine then serves them all
 
 
@@ -33,9 +40,10 @@ class VllmSystem:
     """An adapter (`harness.worker.System`) of one architecture in vLLM, with one engine a process."""
 
     implementation: ClassVar[str]  # vLLM's own, MODULE:CLASS
-    # Tokens of a step; and of a block of the cache, None for the engine's choice. The suite vllm-settings tries them.
+    # Tokens of a step; and by phase of a block of the cache, the engine's choice where it is not named. The suite
+    # vllm-settings tries them.
     max_num_batched_tokens: ClassVar[int]
-    block_size: ClassVar[int | None] = None
+    block_sizes: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self) -> None:
         os.environ.update(ENVIRONMENT)
@@ -70,23 +78,30 @@ class VllmSystem:
     def check(self, engine: Engine, case: Case) -> None:
         """Raise RuntimeError where the engine does not run as this system says it does."""
 
+    def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
+        """The logits [B, last, V] after the last of ids [B, T], by a model of this repository that is on the host."""
+        raise NotImplementedError
+
     def prompt_tokens(self, case: Case) -> int:
         """How many tokens each prompt has: those of the context."""
         return case.context
 
     def build(self, case: Case) -> Workload:
         """The workload of a case; it times itself."""
+        ceilings = ceilings_of(device())  # measured while the engine has not taken the GPU's memory
         engine = self.engine(case)
         read = replace(case, context=self.prompt_tokens(case))
         work = {"forward": Prefill, "generate": Generate, "request": Request}[case.phase](engine, read)
         facts = engine.facts()
+        cost = model_work(self.config(case.size), facts.parameters, replace(read, batch=work.batch))
         return Workload(
             run=work.once,
             tokens=work.tokens,
             device="cuda",
             gate=lambda: self._gate(engine, case),
             engine_samples=work.samples,
-            metrics=facts.metrics() | work.metrics(),
+            witness=lambda chance: work.witness(chance, self.last_logits),
+            metrics=facts.metrics() | work.metrics() | cost.metrics() | ceilings,
             settings=facts.settings() | engine.described() | {"timed": work.timed, "prompt_tokens": str(read.context)},
         )
 
@@ -103,7 +118,7 @@ class VllmSystem:
         return self._engine
 
     def _settings(self, case: Case) -> Settings:
-        block = case.option("block_size", self.block_size)
+        block = case.option("block_size", self.block_sizes.get(case.phase))
         return Settings(
             size=case.size,
             dtype=case.dtype,
@@ -120,8 +135,7 @@ class VllmSystem:
 
         So a figure's batches share one or two engines; each start of one costs as much as the cases of a figure.
         """
-        memory = torch.cuda.get_device_properties(0).total_memory
-        possible = min(case.batch, memory // self.cache_bytes(self.config(case.size), case.context))
+        possible = min(case.batch, gpu_memory() // self.cache_bytes(self.config(case.size), case.context))
         return SEQUENCES if possible <= SEQUENCES else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
 
     def _gate(self, engine: Engine, case: Case) -> Verdict:
@@ -130,13 +144,18 @@ class VllmSystem:
         return self._verdict
 
 
+def gpu_memory() -> int:
+    """Bytes of the GPU."""
+    return torch.cuda.get_device_properties(0).total_memory
+
+
 class _Work:
     """What a phase is in an engine: prompts of `context` tokens, `new_tokens` each, and the samples of one batch."""
 
     timed: ClassVar[str]
 
     def __init__(self, engine: Engine, case: Case) -> None:
-        self.engine, self.context = engine, case.context
+        self.engine, self.context, self.dtype = engine, case.context, case.dtype
         self.new_tokens = self.wanted_tokens(case)
         self.at_once = min(case.batch, engine.sequences_that_fit(case.context + self.new_tokens))
         if self.at_once < 1:
@@ -161,18 +180,41 @@ class _Work:
         return {"sequences_at_once": self.at_once, "cache_blocks": self.engine.cache_blocks()}
 
     def once(self) -> Batch:
-        """One batch of fresh prompts."""
-        return self.engine.run(self.engine.prompts(self.batch, self.context), self.new_tokens)
+        """One batch of fresh prompts, which `witness` finds until the next one."""
+        self._prompts = self.engine.prompts(self.batch, self.context)
+        self._ran = self.engine.run(self._prompts, self.new_tokens)
+        return self._ran
 
     def samples(self, policy: Policy) -> Iterator[float]:
-        """Batches until a stopping rule holds; the first, which compiles and fills pools, is not counted."""
+        """Of batch after batch, without an end; the first, which compiles and fills pools, is not counted."""
         self.once()
-        start = time.monotonic()
-        taken: list[float] = []
-        while not (taken and stop_reason(taken, time.monotonic() - start, policy)):
-            for sample in self.samples_of(self.once()):
-                taken.append(sample)
-                yield sample
+        while True:
+            yield from self.samples_of(self.once())
+
+    def witness(self, chance: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Verdict]:
+        """Drawn sequences of the last batch: their last tokens must be the reference's choice, given those before."""
+        tokens = self.context + self.new_tokens - 1
+        count = max(1, min(self.batch, WITNESS_SEQUENCES, WITNESS_TOKENS // tokens))
+        rows = sorted(chance.sample(range(self.batch), count))
+
+        def judge(outputs: Any, calls: int) -> Verdict:
+            made = [list(self._ran.outputs[row].outputs[0].token_ids) for row in rows]
+            missing = sum(abs(len(each) - self.new_tokens) for each in made)
+            if missing:
+                return Verdict([Check.at_most("timed_tokens_missing", missing, 0)])
+            last = min(STEPS, self.new_tokens)
+            ids = torch.tensor([self._prompts[row] + each[:-1] for row, each in zip(rows, made, strict=True)])
+            logits = last_logits(self.engine.reference(), ids, last).cpu()
+            return choice_verdict(logits, torch.tensor(made)[:, -last:], self.dtype)
+
+        return judge
+
+
+def choice_verdict(logits: torch.Tensor, chosen: torch.Tensor, dtype: str) -> Verdict:
+    """Whether chosen [B, n] are the tokens of the largest logits [B, n, V] of a reference, as far as rounding tells."""
+    below = logits.amax(-1) - logits.gather(-1, chosen[..., None])[..., 0]
+    value = float((below / logits.std(-1)).amax())
+    return Verdict([Check.at_most("timed_choice_below_best", value, CHOICE_LIMITS * LIMITS[dtype][0])])
 
 
 class Prefill(_Work):

@@ -1,11 +1,14 @@
-"""How is the Llama-shaped Transformer run in vLLM, with FlashAttention 3 on Hopper and no silent fallback?"""
+"""Run the Llama-shaped Transformer in vLLM, with FlashAttention 3 on Hopper and no silent fallback."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 
 from bench.models.config import TransformerConfig, model_config
 from bench.models.layers import NORM_EPS
+from bench.systems.blockwise import transformer_logits
+from bench.systems.language_model import device
 from bench.systems.vllm_engine import Engine
 from bench.systems.vllm_system import VllmSystem
 from harness.case import Case
@@ -18,12 +21,12 @@ class VllmTransformer(VllmSystem):
     """transformer/vllm; the option `attention` (FLASH_ATTN-2, TRITON_ATTN, ...) asks for another attention."""
 
     implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"
-    # The best of the suite vllm-settings on one H100. Forward, B = 16, ms at 2k and 8k tokens: steps of 8,192 tokens
-    # 170.2 and 862, of 16,384 167.6 and 849, of 32,768 166.0 and 848; blocks of 128 tokens (steps of 16,384) 171.3
-    # and 840. Generate after 1,024 tokens, us a token: 77.9; blocks of 128 81.2, as fewer sequences fit; graphs at
-    # powers of two 80.3.
+    # The best of the suite vllm-settings, one H100. Forward, B = 16, ms at 2k, 8k and 32k tokens: blocks of 128 tokens
+    # and steps of 32,768 168.8, 808 and 5,713; blocks of 16 170.6, 843 and 6,049. Shorter steps are slower: blocks of
+    # 16, at 2k and 8k, steps of 8,192 170.2 and 862, of 16,384 167.6 and 849, of 32,768 166.0 and 848. Generate after
+    # 1,024 tokens, us a token: blocks of 16 77.9, of 128 81.2, as fewer sequences fit; graphs at powers of two 80.3.
     max_num_batched_tokens = 32768
-    block_size = 16
+    block_sizes: ClassVar[Mapping[str, int]] = {"forward": 128, "request": 128, "generate": 16}
 
     def config(self, size: str) -> TransformerConfig:
         """The repository's Transformer."""
@@ -57,10 +60,19 @@ class VllmTransformer(VllmSystem):
         """A key and a value of 2 bytes for each channel, layer and token."""
         return 2 * 2 * config.width * config.layers * max(1, context)
 
+    def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
+        """See VllmSystem.last_logits."""
+        return transformer_logits(reference, ids, last, torch.device(device()))
+
     def check(self, engine: Engine, case: Case) -> None:
         """Another attention than this GPU's best is an error unless it was asked for."""
         found = "-".join(engine.attention()).rstrip("-")
         asked = str(case.option("attention", ""))
-        expected = asked or f"FLASH_ATTN-{BEST_VERSION.get(torch.cuda.get_device_capability()[0], '2')}"
+        expected = asked or f"FLASH_ATTN-{BEST_VERSION.get(compute_capability(), '2')}"
         if not found.startswith(expected):
             raise RuntimeError(f"vLLM runs on {found}, expected {expected}; the option attention={found} accepts it")
+
+
+def compute_capability() -> int:
+    """The GPU's major one."""
+    return torch.cuda.get_device_capability()[0]

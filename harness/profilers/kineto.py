@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from harness.profile_record import ProfileError
+from harness.profile_region import ProfileError
 from harness.profilers.trace import Launched, Nesting, Span
 from harness.ranges import recorded
 

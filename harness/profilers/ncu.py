@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from harness.profile_record import Counters, ProfileError, short_name
+from harness.profile_region import Counters, ProfileError, short_name
 
 PROGRAM = "ncu"
 OLDEST = (2023, 1)  # the first that counts Hopper's matrix units by these names

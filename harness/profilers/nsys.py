@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from harness.profile_record import ProfileError
+from harness.profile_region import ProfileError
 from harness.profilers.trace import Launched, Nesting, Span
 from harness.ranges import TIMED
 

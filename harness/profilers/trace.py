@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.profile_record import KERNEL_LIMIT, Kernel, ProfileError, Range, RangeKernel, short_name
+from harness.profile_region import KERNEL_LIMIT, Kernel, ProfileError, Range, RangeKernel, short_name
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ import os
 import sys
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import fake_vllm
 import torch
 
-from bench.systems import vllm_system
+from bench.systems import vllm_system, vllm_transformer
 from bench.systems.vllm_transformer import VllmTransformer
 from harness.case import Case
 from harness.system import Workload
@@ -76,8 +75,8 @@ class Faulty(VllmTransformer):
         super().__init__()
         fake_vllm.install(LLM, sys.modules)
         vllm_system.SEQUENCES = 64
-        torch.cuda.get_device_properties = lambda index: SimpleNamespace(total_memory=80 * 10**9)
-        torch.cuda.get_device_capability = lambda: (9, 0)
+        vllm_system.gpu_memory = lambda: 80 * 10**9
+        vllm_transformer.compute_capability = lambda: 9
 
     def unavailable(self) -> str:
         return ""

@@ -66,7 +66,7 @@ class Model(torch.nn.Module):
             config["num_attention_heads"],
             config["vocab_size"],
         )
-        self.inner = checkpoint.load(self.config, folder, "cpu", getattr(torch, dtype))
+        self.inner = checkpoint.load_weights(self.config, folder, "cpu", getattr(torch, dtype))
         self.attention = Attention()
 
     def hidden(self, ids):

@@ -1,4 +1,4 @@
-"""How is a model fed in pieces? As a plan says, which the tests of models and of fused blocks share."""
+"""Feed a model in pieces, as a plan says."""
 
 from typing import Any
 

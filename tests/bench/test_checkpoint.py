@@ -1,11 +1,14 @@
-"""Are weights kept exactly, and is every wrong file told by its key?"""
+"""Weights are kept exactly, and every wrong file is refused by the name of its key."""
+
+import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bench.models import SYSTEMS, model_config
-from bench.models.checkpoint import CheckpointError, load, save
+from bench.models import MODELS, model_config
+from bench.models.checkpoint import CheckpointError, load_weights, save
 from bench.models.factory import from_seed
 
 BLOCK = "model.layers.0.seq_modeling_block."
@@ -26,15 +29,15 @@ def refused(linear, change, message):
     change(tensors)
     save_file(tensors, path)
     with pytest.raises(CheckpointError, match=message):
-        load(config, path, "cpu")
+        load_weights(config, path, "cpu")
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", MODELS)
 def test_a_model_comes_back_as_it_was(system, tmp_path):
     config = model_config(system, "tiny")
     model = from_seed(config, 0, "cpu")
     save(model, tmp_path / "model.safetensors")
-    again = load(config, tmp_path / "model.safetensors", "cpu")
+    again = load_weights(config, tmp_path / "model.safetensors", "cpu")
     before, after = model.weights(), again.weights()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
@@ -72,22 +75,97 @@ def test_the_names_and_shapes_are_the_authors(learner, backbone, tmp_path):
 
 def test_loading_rounds_projections_and_keeps_the_learner(linear):
     config, tensors, path = linear
-    weights = load(config, path, "cpu", torch.bfloat16).weights()
+    weights = load_weights(config, path, "cpu", torch.bfloat16).weights()
     assert torch.equal(weights[BLOCK + "q_proj.weight"], tensors[BLOCK + "q_proj.weight"].bfloat16())
     assert torch.equal(weights[BLOCK + "W1"], tensors[BLOCK + "W1"])
 
 
-def test_a_folder_of_shards_is_one_checkpoint(linear):
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+@pytest.fixture
+def shards(linear):
+    """The tiny TTT-Linear in two shards and an index: its configuration, its tensors, the folder, the index's map."""
     config, tensors, path = linear
     path.unlink()
     keys = sorted(tensors)
-    save_file({key: tensors[key] for key in keys[:9]}, path.with_name("model-00001-of-00002.safetensors"))
-    save_file({key: tensors[key] for key in keys[9:]}, path.with_name("model-00002-of-00002.safetensors"))
-    weights = load(config, path.parent, "cpu").weights()
-    assert all(torch.equal(weights[key], tensors[key]) for key in keys)
-    save_file({keys[9]: tensors[keys[9]]}, path.with_name("model-00003-of-00002.safetensors"))
-    with pytest.raises(CheckpointError, match=f"{keys[9]}: both in model-00002-of-00002.safetensors and in"):
-        load(config, path.parent, "cpu")
+    shard_of = {key: SHARDS[index >= 9] for index, key in enumerate(keys)}
+    for name in SHARDS:
+        save_file({key: tensors[key] for key in keys if shard_of[key] == name}, path.with_name(name))
+    write_index(path.parent, shard_of)
+    return config, tensors, path.parent, shard_of
+
+
+def write_index(folder, shard_of):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shard_of}))
+
+
+def test_a_folder_of_shards_is_one_checkpoint(shards):
+    config, tensors, folder, _ = shards
+    weights = load_weights(config, folder, "cpu").weights()
+    assert all(torch.equal(weights[key], tensors[key]) for key in tensors)
+
+
+def test_only_the_shards_of_the_index_are_read(shards):
+    config, tensors, folder, _ = shards
+    stale = {key: tensor + 1 for key, tensor in tensors.items()}
+    save_file(stale, folder / "model-00003-of-00003.safetensors")
+    weights = load_weights(config, folder, "cpu").weights()
+    assert all(torch.equal(weights[key], tensors[key]) for key in tensors)
+
+
+def test_shards_without_an_index(shards):
+    config, _, folder, _ = shards
+    (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(CheckpointError, match=r"holds 2 \.safetensors files .* no model\.safetensors\.index\.json"):
+        load_weights(config, folder, "cpu")
+
+
+def test_an_index_beside_a_single_file(shards):
+    config, tensors, folder, _ = shards
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"holds both model\.safetensors and model\.safetensors\.index\.json"):
+        load_weights(config, folder, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model.norm.weight": SHARDS[0]}, rf"model\.norm\.weight: not in {SHARDS[0]}"),
+        ({"model.norm.weight": None}, r"model\.norm\.weight: in None, must be the name of a file in the same folder"),
+        ({"model.norm.weight": "../x.safetensors"}, r"'\.\./x\.safetensors', must be the name of a file in the same"),
+        ({"model.norm.weight": "x.safetensors"}, r"x\.safetensors: not a whole safetensors file"),
+        ({"model.norm.weight": "x.bin"}, r"x\.bin: expected a \.safetensors file"),
+        ({"extra": SHARDS[1]}, rf"extra: not in {SHARDS[1]}"),
+    ],
+)
+def test_an_index_that_does_not_fit_its_shards(shards, change, message):
+    config, _, folder, shard_of = shards
+    write_index(folder, shard_of | change)
+    with pytest.raises(CheckpointError, match=message):
+        load_weights(config, folder, "cpu")
+
+
+def test_a_shard_with_a_key_that_the_index_lacks(shards):
+    config, _, folder, shard_of = shards
+    del shard_of["model.norm.weight"]
+    write_index(folder, shard_of)
+    with pytest.raises(CheckpointError, match=rf"{SHARDS[1]}: model\.norm\.weight: not listed"):
+        load_weights(config, folder, "cpu")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": {}}'])
+def test_an_index_without_a_map(shards, text):
+    config, _, folder, _ = shards
+    (folder / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"index\.json: (not a readable JSON|holds list|has no weight_map)"):
+        load_weights(config, folder, "cpu")
+
+
+def test_the_path_of_an_index(shards):
+    config, _, folder, _ = shards
+    with pytest.raises(CheckpointError, match=rf"index\.json: an index holds no weights; give its folder, {folder}$"):
+        load_weights(config, folder / "model.safetensors.index.json", "cpu")
 
 
 def test_a_missing_key(linear):
@@ -98,9 +176,35 @@ def test_an_unknown_key(linear):
     refused(linear, lambda t: t.update(extra=torch.zeros(1)), r"extra: not a weight of this model")
 
 
-def test_a_wrong_shape(linear):
-    change = {BLOCK + "b1": torch.zeros(2, 64)}
-    refused(linear, lambda t: t.update(change), rf"{BLOCK}b1: has shape \[2, 64\], expected \[2, 1, 64\]")
+@pytest.mark.parametrize(
+    ("key", "shape", "expected"),
+    [
+        (BLOCK + "b1", (2, 64), r"\[2, 1, 64\]"),
+        (BLOCK + "b1", (1, 1, 64), r"\[2, 1, 64\]"),  # of the right rank: copying would broadcast it
+        (BLOCK + "conv_q.weight", (128, 1, 1), r"\[128, 1, 4\]"),
+        (BLOCK + "learnable_token_idx", (1,), r"\[16\]"),
+        ("model.norm.weight", (256,), r"\[128\]"),
+        ("model.layers.0.mlp.down_proj.weight", (384, 128), r"\[128, 384\]"),
+    ],
+)
+def test_a_wrong_shape(linear, key, shape, expected):
+    has = str(list(shape)).replace("[", r"\[").replace("]", r"\]")
+    refused(linear, lambda t: t.update({key: torch.zeros(shape)}), rf"{key}: has shape {has}, expected {expected}")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("key", ["model.embed_tokens.weight", BLOCK + "W1"])
+def test_a_weight_that_is_no_number(linear, key, value):
+    refused(linear, lambda t: t[key].flatten()[7:8].fill_(value), rf"{key}: holds NaN or infinite values")
+
+
+def test_a_weight_beyond_the_range_of_its_new_dtype(linear):
+    config, tensors, path = linear
+    tensors["model.norm.weight"][3] = 1e5
+    save_file(tensors, path)
+    load_weights(config, path, "cpu", torch.bfloat16)
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight: exceeds the range of torch\.float16"):
+        load_weights(config, path, "cpu", torch.float16)
 
 
 def test_a_wrong_dtype(linear):
@@ -111,14 +215,36 @@ def test_a_wrong_dtype(linear):
 def test_a_model_of_another_kind_names_a_few_keys_and_counts_the_rest(linear):
     _, _, path = linear
     with pytest.raises(CheckpointError, match=r"missing, expected .*; and \d+ more$"):
-        load(model_config("transformer", "tiny"), path, "cpu")
+        load_weights(model_config("transformer", "tiny"), path, "cpu")
+
+
+def test_a_tied_head_may_stand_in_the_embeddings_place(linear):
+    config, tensors, path = linear
+    embedding = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors | {"lm_head.weight": embedding}, path)
+    assert torch.equal(load_weights(config, path, "cpu").weights()["model.embed_tokens.weight"], embedding)
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=r"model\.embed_tokens\.weight: missing"):
+        load_weights(config, path, "cpu")
+
+
+def test_an_untied_head_is_its_own(linear):
+    config, tensors, path = linear
+    config, head = replace(config, tied=False), torch.randn(512, 128)
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight: missing, expected \[512, 128\]"):
+        load_weights(config, path, "cpu")
+    save_file(tensors | {"lm_head.weight": head}, path)
+    model = load_weights(config, path, "cpu")
+    assert torch.equal(model.weights()["lm_head.weight"], head)
+    hidden = torch.randn(2, 3, 128)
+    assert torch.equal(model._logits(hidden), model.model.norm(hidden[:, -1]) @ head.T)
 
 
 def test_a_stored_head_must_be_the_embedding(linear):
     config, tensors, path = linear
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, path)
-    load(config, path, "cpu")
+    load_weights(config, path, "cpu")
     refused(linear, lambda t: t["lm_head.weight"].add_(1), "lm_head.weight: differs from model.embed_tokens.weight")
 
 
@@ -127,7 +253,7 @@ def test_a_truncated_file(linear, kept):
     config, _, path = linear
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(CheckpointError, match=r"model\.safetensors: not a whole safetensors file"):
-        load(config, path, "cpu")
+        load_weights(config, path, "cpu")
 
 
 @pytest.mark.parametrize("name", ["model.pt", "pytorch_model.bin", "weights.pth", "weights"])
@@ -136,7 +262,7 @@ def test_a_pickle_is_refused_by_name_unread(linear, name, monkeypatch):
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("unpickled"))
     torch.save(tensors, path.with_name(name))
     with pytest.raises(CheckpointError, match=r"expected a \.safetensors file"):
-        load(config, path.with_name(name), "cpu")
+        load_weights(config, path.with_name(name), "cpu")
     with pytest.raises(CheckpointError, match=r"expected a \.safetensors file"):
         save(from_seed(config, 0, "cpu"), path.with_name(name))
 
@@ -145,13 +271,13 @@ def test_a_pickle_is_refused_by_content(linear):
     config, tensors, path = linear
     torch.save(tensors, path)
     with pytest.raises(CheckpointError, match="not a whole safetensors file"):
-        load(config, path, "cpu")
+        load_weights(config, path, "cpu")
 
 
 def test_no_file_at_all(linear):
     config, _, path = linear
     with pytest.raises(CheckpointError, match=r"none\.safetensors: no such file or folder"):
-        load(config, path.with_name("none.safetensors"), "cpu")
+        load_weights(config, path.with_name("none.safetensors"), "cpu")
     path.unlink()
     with pytest.raises(CheckpointError, match=r"holds no \.safetensors file"):
-        load(config, path.parent, "cpu")
+        load_weights(config, path.parent, "cpu")

@@ -1,4 +1,4 @@
-"""Does an engine that dies, hangs or is out of memory leave a record within its limit, and the GPU to the next case?"""
+"""An engine that dies, hangs or is out of memory leaves a record within its limit, and the GPU to the next case."""
 
 import os
 import sys
@@ -10,15 +10,18 @@ import torch
 from fake_engines import HELD_BYTES
 
 from harness.case import Case
+from harness.catalogue import Catalogue
 from harness.record import Record
-from harness.runner import Launch, run_cases
+from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
+from harness.runner import Launch, Limits, run_jobs
 from harness.timer import Policy
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 20.0
+PAIR = ("transformer", "vllm")
 
 
-def run(path: Path, *faults: str, time_limit_s: float = LIMIT_S, gpu: bool = False) -> list[Record]:
+def run(folder: Path, *faults: str, time_limit_s: float = LIMIT_S, gpu: bool = False) -> list[Record]:
     """Forward of two prompts through the adapter, an engine for each fault."""
     paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
@@ -26,15 +29,16 @@ def run(path: Path, *faults: str, time_limit_s: float = LIMIT_S, gpu: bool = Fal
         [sys.executable], "fake_engines:Faulty", {"PYTHONPATH": os.pathsep.join(filter(None, paths)), **hidden}
     )
     cases = [
-        Case("s", "transformer", "vllm", "tiny", "forward", 2, 48, dtype="float32", options=(("fault", fault),))
+        Planned(Case(*PAIR, "tiny", "forward", 2, 48, dtype="float32", timing="engine", options=(("fault", fault),)))
         for fault in faults
     ]
     policy = Policy(min_samples=1, max_samples=1, budget_s=0.1, warmup_s=0, warmup_max_s=0)
-    return run_cases(cases, {("transformer", "vllm"): launch}, path, time_limit_s=time_limit_s, policy=policy)
+    file = RunFile(TOOL, SCHEMA_VERSION, "measure", (Job(*PAIR, tuple(cases)),), Catalogue(), policy.to_dict())
+    return run_jobs(Run.create(folder / "run", file), {PAIR: launch}, limits=Limits(time_limit_s))
 
 
 def test_each_fault_of_an_engine_is_a_record_with_its_reason_and_the_next_case_is_measured(tmp_path):
-    records = run(tmp_path / "records.jsonl", "dies", "memory", "busy", "refuses", "none")
+    records = run(tmp_path, "dies", "memory", "busy", "refuses", "none")
     assert [(record.status, record.reason) for record in records[:-1]] == [
         ("failed", "the worker exited with status 7; its last words: EngineDeadError: the core is gone"),
         ("oom", "MemoryError: No available memory for the cache blocks."),
@@ -46,7 +50,7 @@ def test_each_fault_of_an_engine_is_a_record_with_its_reason_and_the_next_case_i
 
 
 def test_an_engine_that_fails_in_a_step_takes_no_other_case_with_it(tmp_path):
-    records = run(tmp_path / "records.jsonl", "dies later", "memory later", "none")
+    records = run(tmp_path, "dies later", "memory later", "none")
     assert [(record.status, record.reason) for record in records[:-1]] == [
         ("failed", "the worker exited with status 7; its last words: EngineDeadError: the core is gone"),
         ("oom", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
@@ -56,14 +60,14 @@ def test_an_engine_that_fails_in_a_step_takes_no_other_case_with_it(tmp_path):
 
 
 def test_another_attention_than_the_best_is_a_failed_case(tmp_path):
-    (record,) = run(tmp_path / "records.jsonl", "falls back")
+    (record,) = run(tmp_path, "falls back")
     assert (record.status, record.samples_ms) == ("failed", [])
     assert "vLLM runs on FLASH_ATTN-2, expected FLASH_ATTN-3" in record.reason
 
 
 @pytest.mark.parametrize("fault", ["hangs", "hangs later"])
 def test_an_engine_that_hangs_is_killed_at_its_limit(fault, tmp_path):
-    (record,) = run(tmp_path / "records.jsonl", fault, time_limit_s=2.0)
+    (record,) = run(tmp_path, fault, time_limit_s=2.0)
     assert (record.status, record.samples_ms) == ("timeout", [])
     assert record.reason.startswith("no answer within 2 s")
     assert 2.0 <= record.wall_s < 12.0
@@ -75,7 +79,7 @@ def test_the_gpus_memory_is_free_again_for_the_next_case(fault, status, tmp_path
     torch.cuda.init()
     before, _ = torch.cuda.mem_get_info()
     limit_s = 10.0 if fault == "hangs" else LIMIT_S
-    (record,) = run(tmp_path / "records.jsonl", fault, time_limit_s=limit_s, gpu=True)
+    (record,) = run(tmp_path, fault, time_limit_s=limit_s, gpu=True)
     assert record.status == status
     deadline = time.monotonic() + 10
     while before - torch.cuda.mem_get_info()[0] > HELD_BYTES // 8 and time.monotonic() < deadline:

@@ -1,13 +1,13 @@
-"""Does systems.toml say which interpreter runs a system, and is a broken one explained?"""
+"""A systems.toml says which interpreter runs a system where it is asked for, and a broken one is explained."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
+from bench.catalogue.systems import ADAPTERS
 from bench.environments import launches
 from bench.errors import UserError
-from bench.systems import SYSTEMS
 
 
 def write(tmp_path, text):
@@ -16,10 +16,11 @@ def write(tmp_path, text):
     return file
 
 
-def test_every_system_runs_in_this_interpreter_by_default(tmp_path, monkeypatch):
+def test_every_system_runs_in_this_interpreter_unless_a_file_is_named(tmp_path, monkeypatch):
+    write(tmp_path, '["mamba/torch"]\npython = "/opt/mamba/bin/python"\n')  # a file that lies there is not asked for
     monkeypatch.chdir(tmp_path)
     assert {launch.command[0] for launch in launches().values()} == {sys.executable}
-    assert set(launches()) == {(spec.system, spec.backend) for spec in SYSTEMS}
+    assert set(launches()) == {(each.system, each.backend) for each in ADAPTERS}
 
 
 def test_an_interpreter_of_its_own(tmp_path):
@@ -39,7 +40,7 @@ def test_a_container_command(tmp_path):
     ("text", "message"),
     [
         ("[mamba\n", "cannot be read as TOML"),
-        ('["mamba/cuda"]\npython = "p"\n', r"unknown system \[mamba/cuda\]; there are ttt-linear/torch"),
+        ('["mamba/cuda"]\npython = "p"\n', r"unknown system \[mamba/cuda\]; there are ttt-linear/thunderkittens"),
         ('["mamba/torch"]\npyhton = "p"\n', r"\[mamba/torch\] pyhton"),
         ('["mamba/torch"]\npython = 3\n', r"\[mamba/torch\] python"),
         ('["mamba/torch"]\npython = "p"\ncommand = ["c"]\n', "both python and command"),
@@ -55,6 +56,14 @@ def test_a_broken_file_is_one_sentence(tmp_path, text, message):
 def test_a_file_that_is_named_must_exist(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         launches(tmp_path / "none.toml")
+    with pytest.raises(UserError, match="is no regular file"):
+        launches(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "#" * ((1 << 20) + 1)], ids=["deep", "huge"])
+def test_a_file_that_is_too_much_is_one_sentence(tmp_path, text):
+    with pytest.raises(UserError, match=r"cannot be read as TOML|larger than 1024 kB"):
+        launches(write(tmp_path, text))
 
 
 def test_what_make_baselines_writes_names_systems_that_exist():
@@ -62,4 +71,4 @@ def test_what_make_baselines_writes_names_systems_that_exist():
     found = launches(file)
     assert found["transformer", "vllm"].command == [".venv-vllm/bin/python"]
     own = {pair for pair, launch in found.items() if launch.command != [sys.executable]}
-    assert own == {(spec.system, spec.backend) for spec in SYSTEMS if spec.install != "make bench"}
+    assert own == {(each.system, each.backend) for each in ADAPTERS if each.install != "make bench"}

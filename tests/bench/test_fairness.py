@@ -1,4 +1,4 @@
-"""Does the program notice an unfair comparison: other sizes, types, vocabularies, heads on every token, caches?"""
+"""An unfair comparison is noticed: other sizes, types, vocabularies, heads on every token, caches."""
 
 from dataclasses import replace
 
@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from bench.fairness import checks, count_head_rows, facts_of
-from bench.models.config import SIZES, SYSTEMS, model_config, parameter_count
+from bench.models.config import MODELS, SIZES, model_config, parameter_count
 from bench.models.transformer import Transformer
 from bench.systems.torch_transformer import TorchTransformer
 from harness.case import Case
 
-CASE = Case("s", "transformer", "torch", "tiny", "forward", 2, 16, dtype="float32")
+CASE = Case("transformer", "torch", "tiny", "forward", 2, 16, dtype="float32")
 
 
 def facts(**changes):
@@ -45,7 +45,7 @@ def test_every_difference_is_a_missed_check(changes, name):
 
 def test_all_models_of_a_size_pass():
     for size in SIZES:
-        for system in SYSTEMS:
+        for system in MODELS:
             count = parameter_count(model_config(system, size))
             vocabulary = model_config(system, size).vocabulary
             case = replace(CASE, size=size)

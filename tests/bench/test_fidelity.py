@@ -1,4 +1,4 @@
-"""Is a drift from the exact model seen, and is none seen where there is none?"""
+"""A drift from the exact model is seen, and none is seen where there is none."""
 
 import json
 import math
@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.suites import Selection, cases, find_suite
-from bench.systems import SYSTEMS
+from bench.catalogue.suites import find_suite
+from bench.catalogue.systems import ADAPTERS
+from bench.plan import Selection, suite_cases
 from bench.systems import fidelity as fidelity_module
 from bench.systems.fidelity import exact_run, fidelity
 from bench.systems.ttt_kernels import PRECISIONS
@@ -24,7 +25,7 @@ from bench.systems.ttt_kernels import LinearTritonDual
 from harness.case import Case
 adapter = LinearTritonDual()
 for state in ("float32", "bfloat16"):
-    case = Case("generate-fidelity", "ttt-linear", "triton-dual", "tiny", "generate", 1, 17, dtype="float32",
+    case = Case("ttt-linear", "triton-dual", "tiny", "generate", 1, 17, dtype="float32",
                 state_dtype=state, options=(("compare", "float64"),))
     workload = adapter.build(case)
     workload.gate()
@@ -34,7 +35,6 @@ for state in ("float32", "bfloat16"):
 
 def case(system, tokens=20, dtype="float32"):
     return Case(
-        "generate-fidelity",
         system,
         "torch",
         "tiny",
@@ -112,7 +112,7 @@ def test_a_model_of_nans_does_not_pass():
 
 
 def test_the_suite_has_each_state_precision_of_both_forms():
-    found = cases(find_suite("generate-fidelity"), Selection(SYSTEMS), "cuda")
+    found = [each.case for each in suite_cases(find_suite("generate-fidelity"), Selection(ADAPTERS), "cuda")]
     for form in ("triton-dual", "triton-primal"):
         for system in ("ttt-linear", "ttt-mlp"):
             for dtype in ("bfloat16", "float32"):

@@ -1,6 +1,7 @@
-"""Do the flash-linear-attention adapters drive the package as it wants? With a small package in its place."""
+"""The flash-linear-attention adapters drive the package as it wants, with a small package in its place."""
 
 import sys
+import time
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
@@ -11,9 +12,11 @@ from torch import nn
 from bench.systems import fla_layer, fla_models
 from bench.systems.fla_models import GatedDeltaNet
 from harness.case import Case
+from harness.measured_case import CaseRun
 from harness.system import Skip
+from harness.timer import Policy
 
-CASE = Case("s", "gated-deltanet", "fla", "1.3b", "generate", 3, 16, dtype="float32", timing="graph")
+CASE = Case("gated-deltanet", "fla", "1.3b", "generate", 3, 16, dtype="float32", timing="graph")
 
 
 class Cache:
@@ -119,7 +122,41 @@ def test_the_record_says_that_one_token_was_read_before_the_steps(package):
 def test_every_call_of_generate_starts_from_the_same_state(package):
     workload = GatedDeltaNet().build(CASE)
     assert (workload.units, workload.tokens) == (16, 3)
-    assert torch.equal(workload.run(), workload.run())
+    for first, again in zip(workload.run(), workload.run(), strict=True):
+        assert torch.equal(first, again)
+
+
+def measured(case):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bench.fairness.checks", lambda facts, case: [])  # of the 1.3b size, which this is not
+        policy = Policy(min_samples=2, max_samples=4, warmup_s=0)
+        return CaseRun(replace(case, timing="eager"), policy).record(GatedDeltaNet())
+
+
+@pytest.mark.parametrize(("phase", "context"), [("forward", 40), ("forward", 100), ("generate", 16)])
+def test_what_is_timed_is_compared_with_the_recurrent_kernels_or_long_prompts_with_other_pieces(
+    package, monkeypatch, phase, context
+):
+    monkeypatch.setattr(fla_models, "WITNESS_TOKENS", 64)
+    record = measured(replace(CASE, phase=phase, context=context))
+    assert record.status == "ok", record.reason
+    assert any(check["name"] == "timed_logits_relative_error" for check in record.gate["checks"])
+    assert ("alone and in pieces" in record.gate.get("unchecked", "")) is (context == 100)
+
+
+@pytest.mark.parametrize(("phase", "context"), [("forward", 40), ("forward", 100), ("generate", 16)])
+def test_a_timed_call_that_differs_is_seen(package, monkeypatch, phase, context):
+    monkeypatch.setattr(fla_models, "WITNESS_TOKENS", 64)
+    name = "prefill" if phase == "forward" else "generate_step"
+    whole, batch = getattr(fla_models.FlaModel, name), CASE.batch
+
+    def off(model, ids, state):
+        logits, state = whole(model, ids, state)
+        return logits * (1.2 if len(ids) == batch else 1.0), state  # the gate runs fewer sequences
+
+    monkeypatch.setattr(fla_models.FlaModel, name, off)
+    record = measured(replace(CASE, phase=phase, context=context))
+    assert (record.status, "timed_logits_relative_error" in record.reason) == ("gate", True)
 
 
 def test_a_model_is_tuned_on_the_work_that_is_timed_and_gated_once_after(package, monkeypatch):
@@ -176,30 +213,43 @@ def test_a_model_that_rounds_to_nothing_is_held_to_twice_the_table():
 
 def test_requests_and_other_sizes_are_skipped(package):
     with pytest.raises(Skip, match="takes new tensors at every step"):
-        GatedDeltaNet().build(Case("s", "gated-deltanet", "fla", "1.3b", "request", 1, 16))
+        GatedDeltaNet().build(Case("gated-deltanet", "fla", "1.3b", "request", 1, 16))
     with pytest.raises(Skip, match=r"set up for the size 1\.3b only"):
-        GatedDeltaNet().build(Case("s", "gated-deltanet", "fla", "125m", "forward", 1, 16))
+        GatedDeltaNet().build(Case("gated-deltanet", "fla", "125m", "forward", 1, 16))
 
 
 LAYER = Case(
-    "s", "ttt-linear", "fla", "tiny", "forward", 2, 80, dtype="float32", options=(("form", "dual"), ("scope", "layer"))
+    "ttt-linear", "fla", "tiny", "forward", 2, 80, dtype="float32", options=(("form", "dual"), ("scope", "layer"))
 )
 
 
 def chunk(q, k, v, w, b, eta, initial_state, initial_state_bias, output_final_state, **mini_batch):
     """Not TTT; enough to tell whether each argument arrives in its shape."""
     out = q + k + v * eta + w + b + initial_state_bias.transpose(1, 2)
-    return out, initial_state + out.sum(1)[..., None], initial_state_bias
+    return out, initial_state + out.sum(1)[..., None], initial_state_bias.clone()
 
 
 @pytest.fixture
 def layer_package(monkeypatch):
     naive = ModuleType("fla.ops.ttt.naive")
-    naive.chunk_ttt_linear_ref = chunk
+    naive.chunk_ttt_linear_ref = lambda mini_batch_size, **arguments: chunk(**arguments)
     ops = ModuleType("fla.ops.ttt")
-    ops.chunk_ttt_linear = lambda **arguments: chunk(**arguments)
+    ops.calls = []
+
+    def of_ops(name, wait_s):
+        def form(**arguments):
+            ops.calls.append((name, arguments))
+            time.sleep(wait_s)
+            return chunk(**arguments)
+
+        form.__name__ = name
+        setattr(ops, name, form)
+
+    of_ops("chunk_ttt_linear", 0.004)
+    of_ops("fused_chunk_ttt_linear", 0.0)
     for name, module in {"fla": ModuleType("fla"), "fla.ops": ModuleType("fla.ops")}.items():
         monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys.modules["fla.ops"], "ttt", ops, raising=False)
     monkeypatch.setitem(sys.modules, "fla.ops.ttt", ops)
     monkeypatch.setitem(sys.modules, "fla.ops.ttt.naive", naive)
     return ops
@@ -208,20 +258,60 @@ def layer_package(monkeypatch):
 def test_the_layer_is_held_against_the_packages_own_version(layer_package):
     workload = fla_layer.FlaTTTLinear().build(LAYER)
     assert workload.tokens == 160
-    assert workload.run()[0].shape == (2, 80, 2, 64)
+    assert [each.shape for each in workload.run()] == [(2, 80, 2, 64), (2, 2, 64, 64), (2, 2, 1, 64)]
     assert workload.gate().passed
     assert "not the paper's" in workload.settings["function"]
-    layer_package.chunk_ttt_linear = lambda **arguments: (1.1 * chunk(**arguments)[0], *chunk(**arguments)[1:])
-    workload = fla_layer.FlaTTTLinear().build(LAYER)
-    assert "output_relative_error" in workload.gate().reason
+
+
+def test_the_faster_form_is_taken_and_the_record_says_what_each_took(layer_package):
+    settings = fla_layer.FlaTTTLinear().build(LAYER).settings
+    assert settings["form"] == "fused_chunk_ttt_linear"
+    assert "chunk_ttt_linear 4." in settings["form_trials"]
+
+
+def fails(**arguments):
+    raise ValueError("out of resource: shared memory")
+
+
+def test_a_form_that_cannot_run_leaves_the_other(layer_package):
+    layer_package.fused_chunk_ttt_linear = fails
+    settings = fla_layer.FlaTTTLinear().build(LAYER).settings
+    assert settings["form"] == "chunk_ttt_linear"
+    assert "cannot run it (ValueError: out of resource: shared memory)" in settings["form_trials"]
+    layer_package.chunk_ttt_linear = fails
+    with pytest.raises(ValueError, match="out of resource"):
+        fla_layer.FlaTTTLinear().build(LAYER)
+
+
+def timed_layer():
+    policy = Policy(min_samples=2, max_samples=4, warmup_s=0)
+    return CaseRun(LAYER, policy).record(fla_layer.FlaTTTLinear())
+
+
+def test_what_is_timed_of_the_layer_is_compared_too(layer_package):
+    record = timed_layer()
+    assert record.status == "ok", record.reason
+    names = [check["name"] for check in record.gate["checks"]]
+    assert {"timed_output_relative_error", "timed_W_relative_error"} <= set(names)
+
+
+def test_a_layer_that_is_wrong_beyond_the_gates_tokens_is_seen(layer_package):
+    whole = layer_package.fused_chunk_ttt_linear
+
+    def off(**arguments):
+        out, *rest = whole(**arguments)
+        out[:, fla_layer.GATE_TOKENS :] *= 1.1
+        return out, *rest
+
+    layer_package.fused_chunk_ttt_linear = off
+    assert "timed_output_relative_error" in timed_layer().reason
 
 
 def test_the_rate_has_the_dtype_of_the_tokens(layer_package):
-    seen = []
-    layer_package.chunk_ttt_linear = lambda **arguments: seen.append(arguments) or chunk(**arguments)
     fla_layer.FlaTTTLinear().build(replace(LAYER, dtype="bfloat16")).run()
-    assert {seen[0][name].dtype for name in ("q", "k", "v", "eta")} == {torch.bfloat16}
-    assert seen[0]["initial_state"].dtype == torch.float32
+    _, seen = layer_package.calls[-1]
+    assert {seen[name].dtype for name in ("q", "k", "v", "eta")} == {torch.bfloat16}
+    assert seen["initial_state"].dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -229,4 +319,4 @@ def test_the_rate_has_the_dtype_of_the_tokens(layer_package):
 )
 def test_what_the_package_has_not_is_skipped(layer_package, options):
     with pytest.raises(Skip, match="flash-linear-attention has"):
-        fla_layer.FlaTTTLinear().build(Case("s", "ttt-linear", "fla", "tiny", "forward", 1, 64, options=options))
+        fla_layer.FlaTTTLinear().build(Case("ttt-linear", "fla", "tiny", "forward", 1, 64, options=options))

@@ -1,4 +1,4 @@
-"""Does the Transformer compute the same on every attention, whichever package it comes from?"""
+"""The Transformer computes the same on every attention, whichever package it comes from."""
 
 from itertools import pairwise
 from types import SimpleNamespace
@@ -20,6 +20,8 @@ from bench.systems.flash_transformer import (
     Sdpa,
 )
 from harness.case import Case
+from harness.measured_case import CaseRun
+from harness.timer import Policy
 
 BATCH, PROMPT, STEPS = 3, 21, 4
 
@@ -122,7 +124,23 @@ def test_without_any_package_the_reason_is_that_of_each(monkeypatch):
 
 def test_the_record_says_which_attention_the_steps_use():
     def settings(phase):
-        return flash_transformer.SdpaFlash().settings(Case("s", "transformer", "sdpa-flash", "tiny", phase, 1, 8))
+        return flash_transformer.SdpaFlash().settings(Case("transformer", "sdpa-flash", "tiny", phase, 1, 8))
 
     assert settings("forward") == {"attention": "SDPA, FlashAttention 2"}
     assert settings("generate") == {"attention": "SDPA's choice under a mask"}
+
+
+class OnCpu(flash_transformer.AttentionBackend):
+    """An attention that needs no GPU."""
+
+    def attend(self):
+        return ATTENTIONS["vllm"]
+
+
+@pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])
+def test_what_is_timed_is_compared_with_the_transformer(phase, options):
+    case = Case("transformer", "flash-attn", "tiny", phase, 3, 40, dtype="float32", options=options)
+    record = CaseRun(case, Policy(min_samples=2, max_samples=3, warmup_s=0)).record(OnCpu())
+    assert record.status == "ok", record.reason
+    assert "unchecked" not in record.gate
+    assert any(check["name"] == "timed_logits_relative_error" for check in record.gate["checks"])

@@ -1,10 +1,11 @@
-"""Does a model of fused blocks compute what the plain one does, with the same weights under the same names?
+"""A model of fused blocks computes what the plain one does, with the same weights under the same names.
 
-Without a GPU the kernels run in Triton's interpreter, in a process of its own: TRITON_INTERPRET counts at import.
+Without a GPU the kernels run in Triton's interpreter.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,42 +14,102 @@ import torch
 from plans import run
 
 from bench.models import TTTConfig, model_config
-from bench.models.checkpoint import load, save
+from bench.models.checkpoint import load_weights, save
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
-from tests.interpreter import DEVICE, INTERPRETED, assert_passes_interpreted
+from bench.models.layers import RMSNorm
+from tests.interpreter import DEVICE
 
 # Relative error of logits against float64, as in test_models.py.
 LIMIT = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
 
-here = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="runs in the process of test_in_the_interpreter")
+pytestmark = pytest.mark.usefixtures("one_thread", "triton_kernels")
+
 backbones = pytest.mark.parametrize("backbone", ["mamba", "transformer"])
 
 
-def test_in_the_interpreter() -> None:
-    """Every test below, in a process whose Triton interprets."""
-    assert_passes_interpreted(__file__)
-
-
-def check_model(config: TTTConfig, plan: tuple[int, ...], dtype: torch.dtype) -> None:
-    """A model of fused blocks against the plain one in float64, no weight at 0 or 1."""
+def models(config: TTTConfig, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    """A model of fused blocks, and the plain one in float64 of the same weights, none at 0 or 1."""
     fused = from_seed(config, 0, DEVICE, dtype, block=FusedBlock)
     plain = from_seed(config, 0, DEVICE, torch.float64)
     generator = torch.Generator().manual_seed(1)
-    for name, weight in fused.weights().items():
+    for weight in fused.weights().values():
         weight += 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
-        plain.weights()[name].copy_(weight)
-    ids = torch.randint(config.vocabulary, (2, sum(map(abs, plan))), generator=generator).to(DEVICE)
+    copy_weights(fused, plain)
+    return fused, plain
+
+
+def copy_weights(source: Any, to: Any) -> None:
+    for name, weight in source.weights().items():
+        to.weights()[name].copy_(weight)
+
+
+def error_of(fused: Any, plain: Any, plan: tuple[int, ...]) -> float:
+    """Relative error of the logits after random tokens fed as `plan` says."""
+    shape = (2, sum(map(abs, plan)))
+    ids = torch.randint(plain.config.vocabulary, shape, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     expected = run(plain, ids, plan)
-    error = float((run(fused, ids, plan) - expected).norm() / expected.norm())
-    assert error <= LIMIT[dtype]  # NaN fails too
+    return float((run(fused, ids, plan) - expected).norm() / expected.norm())
 
 
-@here
+def check_model(config: TTTConfig, plan: tuple[int, ...], dtype: torch.dtype) -> None:
+    assert error_of(*models(config, dtype), plan) <= LIMIT[dtype]  # NaN fails too
+
+
+def small(backbone: str) -> TTTConfig:
+    """One layer of two heads of 32."""
+    config = model_config("ttt-linear", "tiny", backbone=backbone)
+    assert isinstance(config, TTTConfig)
+    return replace(config, layers=1, width=64, ffn_width=64, vocabulary=64)
+
+
 @backbones
 @pytest.mark.parametrize("system", ["ttt-linear", "ttt-mlp"])
 def test_a_model_of_fused_blocks(system: str, backbone: str) -> None:
     check_model(model_config(system, "tiny", backbone=backbone), (1, 2, 14, -2), torch.float32)
+
+
+@backbones
+def test_every_epsilon(backbone: str) -> None:
+    """Norms of inputs near 1e-3, whose squares are near the epsilons; each shifts the logits by 1e-3 or more."""
+    fused, plain = models(small(backbone))
+    tiny = "embed_tokens|conv.conv|conv_q|ttt_norm|o_proj|down_proj"
+    if backbone == "transformer":
+        tiny += "|q_proj"
+    for name, weight in fused.weights().items():
+        if re.search(tiny, name):
+            weight *= 1e-3
+    copy_weights(fused, plain)
+    assert error_of(fused, plain, (5, -1)) <= LIMIT[torch.float32]
+    norms = [module for module in plain.modules() if isinstance(module, RMSNorm | torch.nn.LayerNorm)]
+    assert len(norms) == (5 if backbone == "mamba" else 4)
+    for norm in norms:
+        norm.eps *= 2
+        assert error_of(fused, plain, (5, -1)) > 1e-3
+        norm.eps /= 2
+
+
+@backbones
+def test_every_parameter_may_change_between_calls(backbone: str) -> None:
+    fused, plain = models(small(backbone))
+    generator = torch.Generator().manual_seed(3)
+    error_of(fused, plain, (2,))  # what is derived from parameters is derived now
+    for name, weight in fused.weights().items():
+        weight += 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
+        assert error_of(fused, plain, (2,)) > 1e-3, f"{name} does not count"
+        copy_weights(fused, plain)
+        assert error_of(fused, plain, (2,)) <= LIMIT[torch.float32], name
+
+
+@backbones
+def test_parameters_may_move_between_calls(backbone: str) -> None:
+    fused, plain = models(small(backbone))
+    error_of(fused, plain, (1,))
+    fused.double().float()
+    for weight in fused.weights().values():
+        weight *= 1.1
+    copy_weights(fused, plain)
+    assert error_of(fused, plain, (2, -1)) <= LIMIT[torch.float32]
 
 
 @backbones
@@ -64,7 +125,7 @@ def test_packed_weights_are_saved_and_loaded(backbone: str, tmp_path: Any) -> No
     config = model_config("ttt-linear", "tiny", backbone=backbone)
     saved = from_seed(config, 3, "cpu", torch.float32, block=FusedBlock)
     save(saved, tmp_path / "model.safetensors")
-    again = load(config, tmp_path / "model.safetensors", "cpu", torch.float32, block=FusedBlock)
+    again = load_weights(config, tmp_path / "model.safetensors", "cpu", torch.float32, block=FusedBlock)
     assert all(torch.equal(weight, again.weights()[name]) for name, weight in saved.weights().items())
 
 

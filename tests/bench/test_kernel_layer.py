@@ -1,6 +1,10 @@
-"""Do the sets of sequences that a generate kernel is measured on stand for a whole mini-batch?"""
+"""The sets of sequences that a generate kernel is measured on stand for a whole mini-batch, and are checked."""
 
+import os
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +14,8 @@ from bench.memory import sequences_that_fit
 from bench.models.config import model_config, parameter_count
 from bench.systems.kernel_layer import GenerateSet, staggered
 from bench.systems.language_model import STEPS
+
+ROOT = Path(__file__).parents[2]
 
 
 def one_set():
@@ -21,7 +27,7 @@ def one_set():
         state.position.add_(1).remainder_(STEPS)
 
     state = SimpleNamespace(position=torch.full((2,), 5))
-    tokens = [[torch.tensor([step])] for step in range(STEPS)]
+    tokens = [torch.arange(STEPS)]
     return GenerateSet(
         SimpleNamespace(generate_step=generate_step), state, [torch.zeros(1)], tokens, torch.zeros(1)
     ), seen
@@ -55,3 +61,43 @@ def test_sequences_fill_what_the_weights_leave():
     assert sequences_that_fit(config, 1000, "bfloat16", weights + 7 * a_sequence) == 7
     assert sequences_that_fit(config, 1000, "bfloat16", weights + 7 * a_sequence - 1) == 6
     assert sequences_that_fit(config, 1000, "float32", weights + a_sequence) == 0
+
+
+INTERPRETED = """
+from random import Random
+import torch
+from bench.models.config import model_config
+from bench.systems.kernel_layer import GenerateSet, Steps, staggered
+from bench.systems.torch_layer import layer_inputs
+from tk_kernels.ttt_linear import generate
+
+CALLS = 2
+config = model_config("ttt-linear", "tiny")
+for form, precision, dtype, stale in (
+    ("dual", "planes", "bfloat16", False),
+    ("dual", "bfloat16", "bfloat16", False),
+    ("primal", "float32", "float32", False),
+    ("primal", "float32", "float32", True),
+):
+    inputs = layer_inputs(config, 2, 16, getattr(torch, dtype))
+    work = Steps(staggered(GenerateSet.of(generate, inputs, form, precision), 8), config, dtype)
+    assert all(each.tensor.shape[each.batch_axis] == 2 for each in work.inputs().values())
+    judge = work.witness(Random(1))
+    for _ in range(CALLS):
+        out = work.run()
+        if stale:
+            for some in work.sets:
+                some.state.weights.mul_(1.1)
+    assert judge(out, 10**6).unchecked
+    print(judge(out, CALLS).passed)
+"""
+
+
+def test_steps_are_compared_from_the_state_they_start_in_over_several_calls():
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", "True", "True", "False"]

@@ -1,4 +1,4 @@
-"""Are kernels read from a graph as the driver describes them?"""
+"""Kernels are read from a graph as the driver describes them."""
 
 import ctypes
 
@@ -91,7 +91,7 @@ def test_of_a_compiled_module_its_own_kernels_count_with_the_spills_of_their_com
 @pytest.mark.gpu
 def test_launches_of_a_real_graph():
     x = torch.randn(256, 256, device="cuda")
-    found = launches(lambda: torch.mm(x, x).relu_())
+    found = launches(lambda: x.neg_().relu_())  # a kernel each, whatever libraries are installed
     assert len(found) == 2
     assert all(one.registers > 0 and one.blocks > 0 and one.threads > 0 for one in found)
 
@@ -102,10 +102,11 @@ def test_registers_of_a_compiled_kernel_are_those_that_ptxas_reports():
     from harness.case import Case
     from tk_kernels import build
 
-    case = Case("kernel-forward", "ttt-linear", "thunderkittens", "tiny", "forward", 1, 64, state_dtype="float32",
-                options=(("scope", "layer"),))
+    case = Case(
+        "ttt-linear", "thunderkittens", "tiny", "forward", 1, 64, state_dtype="float32", options=(("scope", "layer"),)
+    )
     workload = LinearThunderKittens().build(case)
-    compiled = {kernel.name: kernel for kernel in build.build("ttt_linear/forward").resources}
+    compiled = {kernel.name: kernel for kernel in build.build("ttt_linear/forward_sm90").resources}
     used = [kernel for name, kernel in compiled.items() if name in workload.settings["kernels"]]
     assert workload.metrics["registers"] in {kernel.registers for kernel in used}
     assert workload.metrics["spilled_bytes"] == 0

@@ -1,4 +1,4 @@
-"""Does the mamba-ssm adapter keep the package's states straight? With a small package in its place."""
+"""The mamba-ssm adapter keeps the package's states straight, with a small package in its place."""
 
 import sys
 from dataclasses import dataclass, field
@@ -10,9 +10,11 @@ from torch import nn
 
 from bench.models.config import MambaConfig, model_config
 from bench.models.mamba import Mamba
-from bench.systems import mamba_ssm
+from bench.systems import language_model, mamba_ssm
 from bench.systems.mamba_ssm import MambaSSM, MambaSSMModel, copy_weights
 from harness.case import Case
+from harness.measured_case import CaseRun
+from harness.timer import Policy
 
 CONFIG = MambaConfig(width=8, layers=2, vocabulary=32)
 
@@ -130,8 +132,44 @@ def test_the_packages_weights_become_those_of_transformers():
 
 
 def test_the_record_says_that_the_convolution_falls_back(monkeypatch):
-    case = Case("s", "mamba", "mamba-ssm", "tiny", "forward", 1, 8)
+    case = Case("mamba", "mamba-ssm", "tiny", "forward", 1, 8)
     monkeypatch.setitem(sys.modules, "causal_conv1d", None)
     assert MambaSSM().settings(case)["causal_conv1d"].startswith("absent (causal_conv1d cannot be imported")
     monkeypatch.setitem(sys.modules, "causal_conv1d", ModuleType("causal_conv1d"))
     assert MambaSSM().settings(case)["causal_conv1d"] == "present"
+
+
+class Sequential:
+    """The small model, token by token in a wider type; `tensors` as the package names them."""
+
+    def __init__(self, model, dtype):
+        self.model = MambaSSMModel(CONFIG, "Mamba1", "cpu", dtype)
+        for name, weight in self.model.weights().items():
+            weight.copy_(model.weights()[name])
+
+    def init_state(self, batch, context):
+        return self.model.init_state(batch)
+
+    def prefill(self, ids, state):
+        for column in ids.unbind(1):
+            logits, _ = self.model.generate_step(column, state)
+        return logits, state
+
+
+class Small(MambaSSM):
+    def load(self, case):
+        torch.manual_seed(1)
+        return MambaSSMModel(CONFIG, "Mamba1", "cpu", torch.float32)
+
+    def reference(self, model, dtype):
+        return Sequential(model, dtype)
+
+
+@pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])
+def test_what_is_timed_starts_where_the_check_thinks_it_does(package, monkeypatch, phase, options):
+    monkeypatch.setattr("bench.fairness.checks", lambda facts, case: [])
+    monkeypatch.setattr(language_model, "_head", lambda model: model.weights()["embedding.weight"])
+    case = Case("mamba", "mamba-ssm", "tiny", phase, 3, 24, dtype="float32", options=options)
+    record = CaseRun(case, Policy(min_samples=3, max_samples=5, warmup_s=0)).record(Small())
+    assert record.status == "ok", record.reason
+    assert any(check["name"] == "timed_logits_relative_error" for check in record.gate["checks"])

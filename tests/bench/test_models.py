@@ -1,10 +1,12 @@
-"""Do the models compute one function, however a sequence is cut into prefill and generate?"""
+"""The models compute one function, however a sequence is cut into prefill and generate."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 from plans import run
 
-from bench.models import SIZES, SYSTEMS, ConfigError, TTTConfig, model_config, parameter_count
+from bench.models import MODELS, SIZES, ConfigError, TTTConfig, model_config, parameter_count
 from bench.models.factory import default_dtype, from_seed, model_class
 from bench.models.layers import mark_layers, rotate_halves, rotate_interleaved, rotation
 from bench.models.operator import TorchOperator
@@ -13,7 +15,9 @@ from bench.models.operator import TorchOperator
 # layers deep. bfloat16: one rounding is 4e-3, and the residual stream is rounded six times.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 5e-2}
 TOKENS = 41
-MODELS = ("ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer", "mamba")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+VARIANTS = ("ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer", "mamba")
 
 
 def config_of(name, **options):
@@ -25,18 +29,9 @@ def dtype_of(name):
     return torch.float32 if name == "mamba" else torch.float64  # transformers' Mamba rounds its norms to float32
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Operations this small only wait for a second thread, for seconds where the cores are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def models():
-    return {name: from_seed(config_of(name), 0, "cpu", dtype_of(name)) for name in MODELS}
+    return {name: from_seed(config_of(name), 0, "cpu", dtype_of(name)) for name in VARIANTS}
 
 
 def random_ids(batch, tokens, seed=0, vocabulary=512):
@@ -61,10 +56,10 @@ def tensors_of(state):
     return []
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize(
     "plan",
-    [(1, 40), (15, 26), (16, 25), (17, -24), (-41,), (20, -3, 18), (-5, 30, -6), (33, -8)],
+    [(1, 40), (15, 26), (16, 25), (17, -24), (-41,), (20, -3, 18), (-5, 30, -6), (33, -8), (5, -6, 9, 21)],
     ids=lambda plan: ",".join(map(str, plan)),
 )
 def test_a_sequence_may_be_cut_anywhere(models, name, plan):
@@ -84,7 +79,7 @@ def test_a_long_prompt_runs_in_chunks_with_the_same_result(models, name, monkeyp
     assert lengths == ([20, 20, 1] if name == "transformer" else [16, 16, 9])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_rows_of_a_batch_do_not_touch(models, name):
     ids = random_ids(3, 20)
     together = run(models[name], ids, (17, -3))
@@ -92,7 +87,7 @@ def test_rows_of_a_batch_do_not_touch(models, name):
         assert_close(together[row : row + 1], run(models[name], ids[row : row + 1], (17, -3)), dtype_of(name))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_every_token_counts(models, name):
     """The first of 20 tokens changes the logits, so that agreement above is not that of forgetful models."""
     ids = random_ids(1, 20)
@@ -101,7 +96,7 @@ def test_every_token_counts(models, name):
     assert not torch.equal(run(models[name], ids, (20,)), run(models[name], other, (20,)))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_the_state_stays_where_it_is_and_can_be_reset(models, name):
     model, ids = models[name], random_ids(2, 20)
     state = model.init_state(2, 20)
@@ -112,7 +107,7 @@ def test_the_state_stays_where_it_is_and_can_be_reset(models, name):
     assert torch.equal(run(model, ids, (17, -3), state), first)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_bfloat16_is_near_float32_with_the_same_weights(models, name):
     ids = random_ids(2, 20)
     logits = {d: run(from_seed(config_of(name), 0, "cpu", d), ids, (18, -2)) for d in (torch.float32, torch.bfloat16)}
@@ -120,7 +115,7 @@ def test_bfloat16_is_near_float32_with_the_same_weights(models, name):
     assert_close(logits[torch.bfloat16], logits[torch.float32], torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_the_head_is_the_embedding(models, name):
     model = models[name]
     [embedding] = [key for key in model.weights() if "embed" in key]
@@ -136,7 +131,7 @@ def test_the_head_is_the_embedding(models, name):
     assert torch.allclose(after, before, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_a_seed_gives_its_weights_and_leaves_the_global_one_alone(name):
     torch.manual_seed(7)
     expected = torch.rand(1)
@@ -175,7 +170,7 @@ def test_mambas_decay_is_kept_in_float32_beside_bfloat16():
 
 
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
-@pytest.mark.parametrize(("mini_batch", "plan"), [(1, (9, -4)), (4, (6, -7)), (32, (30, -11))])
+@pytest.mark.parametrize(("mini_batch", "plan"), [(1, (9, -4)), (4, (6, -7)), (32, (30, -11)), (32, (20, 13, -4))])
 def test_other_mini_batches(learner, mini_batch, plan):
     model = from_seed(config_of(f"ttt-{learner}", mini_batch=mini_batch), 0, "cpu", torch.float64)
     assert model.weights()["model.layers.0.seq_modeling_block.learnable_token_idx"].shape == (mini_batch,)
@@ -185,7 +180,7 @@ def test_other_mini_batches(learner, mini_batch, plan):
 
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
 def test_heads_of_96_as_at_760m(learner):
-    config = TTTConfig(learner, width=192, ffn_width=64, layers=1, heads=2, vocabulary=512)
+    config = TTTConfig(learner, width=192, ffn_width=64, layers=1, heads=2, vocabulary=512, base_lr=1.0)
     assert config.head_dim == model_config("ttt-linear", "760m").head_dim == 96
     model, ids = from_seed(config, 0, "cpu", torch.float64), random_ids(1, 20)
     assert_close(run(model, ids, (17, -3)), run(model, ids, (20,)), torch.float64)
@@ -222,7 +217,7 @@ def test_a_state_of_the_wrong_form_is_refused(models):
         TorchOperator("linear", "fast")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_wrong_ids_are_refused(models, name):
     model, state = models[name], models[name].init_state(2, 8)
     with pytest.raises(ValueError, match=r"ids of shape \[2, 0\]"):
@@ -289,7 +284,7 @@ def test_mamba_is_transformers_whole_forward(models):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", MODELS)
 def test_parameter_counts_are_exact(system, size):
     for backbone in ("mamba", "transformer") if system.startswith("ttt") else ("mamba",):
         config = model_config(system, size, backbone=backbone)
@@ -298,24 +293,69 @@ def test_parameter_counts_are_exact(system, size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_systems_of_a_size_are_of_a_size(size):
-    counts = [parameter_count(model_config(system, size)) for system in SYSTEMS]
+def test_the_models_of_a_size_are_of_a_size(size):
+    counts = [parameter_count(model_config(model, size)) for model in MODELS]
     assert max(counts) <= 1.08 * min(counts)
-    if size == "1.3b":
-        assert all(1.25e9 < count < 1.35e9 for count in counts)
+
+
+# By arithmetic from the published table: width, SwiGLU width, layers, heads; a vocabulary of 32000; D = width / heads.
+COUNTS = {
+    "ttt-linear": {"125m": 110_424_144, "350m": 337_684_224, "760m": 733_608_192, "1.3b": 1_285_639_296},
+    "ttt-mlp": {"125m": 114_589_776, "350m": 348_792_576, "760m": 758_528_256, "1.3b": 1_307_856_000},
+    "transformer": {"125m": 109_529_856, "350m": 335_201_280, "760m": 728_704_512, "1.3b": 1_279_887_360},
+    "mamba": {"125m": 115_096_320, "350m": 352_797_696, "760m": 765_126_144, "1.3b": 1_334_740_992},
+}
+
+
+@pytest.mark.parametrize("size", ["125m", "350m", "760m", "1.3b"])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_published_sizes(model, size):
+    assert parameter_count(model_config(model, size)) == COUNTS[model][size]
+
+
+def test_the_published_size_table():
+    table = {size: (s.width, s.ffn_width, s.layers, s.heads) for size, s in SIZES.items() if size != "tiny"}
+    assert table == {
+        "125m": (768, 2048, 12, 12),
+        "350m": (1024, 2736, 24, 16),
+        "760m": (1536, 4096, 24, 16),
+        "1.3b": (2048, 5504, 24, 32),
+    }
+    assert model_config("ttt-linear", "125m").vocabulary == 32000
+
+
+def test_the_published_settings_of_the_learners():
+    """Paper, section 3.1; the rest as the published configuration has it."""
+    for size in SIZES:
+        assert model_config("ttt-linear", size).base_lr == 1.0
+        assert model_config("ttt-mlp", size).base_lr == 0.1
+    config = model_config("ttt-mlp", "1.3b")
+    assert (config.mini_batch, config.backbone, config.tied) == (16, "mamba", True)
+    assert (config.rope_theta, config.norm_eps) == (10000.0, 1e-6)
+
+
+def test_an_untied_head_counts():
+    config = replace(model_config("ttt-linear", "125m"), tied=False)
+    assert parameter_count(config) == parameter_count(replace(config, tied=True)) + 32000 * 768
+    weights = model_class(config)(config, "meta", torch.bfloat16).weights()
+    assert parameter_count(config) == sum(weight.numel() for weight in weights.values())
 
 
 def test_wrong_names_are_refused():
     with pytest.raises(ConfigError, match=r"size 2b: unknown; there are tiny, 125m, 350m, 760m, 1\.3b"):
         model_config("ttt-linear", "2b")
-    with pytest.raises(ConfigError, match="system gpt: unknown; there are ttt-linear"):
+    with pytest.raises(ConfigError, match="model gpt: unknown; there are ttt-linear"):
         model_config("gpt", "tiny")
     with pytest.raises(ConfigError, match="backbone rwkv: unknown; there are mamba, transformer"):
         model_config("ttt-mlp", "tiny", backbone="rwkv")
     with pytest.raises(ConfigError, match="mini_batch 0: must be at least 1"):
         model_config("ttt-mlp", "tiny", mini_batch=0)
+    for name in ("base_lr", "rope_theta", "norm_eps"):
+        for value in (0.0, -1.0, float("nan"), float("inf")):
+            with pytest.raises(ConfigError, match=rf"{name} {value}: must be a positive number"):
+                replace(model_config("ttt-mlp", "tiny"), **{name: value})
     with pytest.raises(ConfigError, match="width 100 with 3 heads"):
-        TTTConfig("linear", 100, 64, 1, 3)
+        TTTConfig("linear", 100, 64, 1, 3, base_lr=1.0)
 
 
 def test_the_default_dtype_is_the_device_s():

@@ -1,4 +1,4 @@
-"""Is the TTT model the paper's (arXiv 2407.04620, Section 2)? Against one token at a time and autograd's gradient."""
+"""The TTT model is the paper's (arXiv 2407.04620, Section 2): one token at a time, autograd's gradient."""
 
 import pytest
 import torch
@@ -6,6 +6,8 @@ import torch.nn.functional as F
 
 from bench.models import TTTConfig, model_config
 from bench.models.factory import from_seed
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOKENS = 21  # one whole mini-batch and a part
 TOLERANCE = 1e-12  # float64, two orders of the same sums
@@ -89,7 +91,7 @@ CONFIGS = {
     for system in ("ttt-linear", "ttt-mlp")
     for backbone in ("mamba", "transformer")
 } | {
-    f"{learner}, heads of 96, mini-batch 6": TTTConfig(learner, 192, 64, 1, 2, 512, mini_batch=6)
+    f"{learner}, heads of 96, mini-batch 6": TTTConfig(learner, 192, 64, 1, 2, 512, mini_batch=6, base_lr=0.7)
     for learner in ("linear", "mlp")
 }
 

@@ -1,4 +1,4 @@
-"""Do the adapters keep the protocol, does a gate notice a wrong model, and does the README's example run?"""
+"""The adapters keep the protocol, gates and witnesses notice a wrong model, and the README's example runs."""
 
 import re
 from dataclasses import replace
@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.catalogue.suites import find_suite
+from bench.catalogue.systems import ADAPTERS
 from bench.models.operator import FORMS
+from bench.plan import suite_cases
 from bench.selection import select
-from bench.suites import cases, find_suite
-from bench.systems import SYSTEMS, language_model
+from bench.systems import torch_layer
+from bench.systems.fla_models import GatedDeltaNet
 from bench.systems.flash_transformer import SdpaCudnn
 from bench.systems.language_model import LanguageModel
 from bench.systems.mamba_ssm import MambaSSM
@@ -20,22 +23,25 @@ from bench.systems.ttt_kernels import LinearThunderKittens
 from bench.systems.ttt_torch import TTTMLP, TTTLinear
 from harness.case import Case
 from harness.gate import relative_error
+from harness.inspection import tensors_of
+from harness.measured_case import CaseRun
 from harness.system import Skip, Workload
+from harness.timer import Policy
 from harness.worker import load
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def case(system, phase="forward", **options):
-    fields = {"suite": "quick", "backend": "torch", "size": "tiny", "batch": 2, "context": 32, "dtype": "float32"}
+    fields = {"backend": "torch", "size": "tiny", "batch": 2, "context": 32, "dtype": "float32"}
     return Case(system=system, phase=phase, state_dtype="float32", options=tuple(options.items()), **fields)
 
 
-@pytest.mark.parametrize("spec", SYSTEMS, ids=lambda spec: spec.label)
-def test_every_adapter_says_whether_it_can_run(spec):
-    reason = load(spec.adapter).unavailable()
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.label)
+def test_every_adapter_says_whether_it_can_run(adapter):
+    reason = load(adapter.entry).unavailable()
     assert "\n" not in reason
-    if "cpu" in spec.devices and not torch.cuda.is_available():
+    if "cpu" in adapter.devices and not torch.cuda.is_available():
         assert reason == ""
 
 
@@ -46,8 +52,81 @@ def test_a_workload_runs_and_passes_its_gate(adapter, phase):
     workload = adapter().build(case(system, phase, **({"steps": 3} if phase == "request" else {})))
     verdict = workload.gate()
     assert verdict.passed, verdict.reason
-    assert torch.isfinite(torch.as_tensor(workload.run()).float()).all()
+    assert all(torch.isfinite(each.float()).all() for each in tensors_of(workload.run()))
     assert workload.metrics["parameters"] > 1e5
+    assert workload.metrics["flops"] > 0
+
+
+POLICY = Policy(min_samples=2, max_samples=4, warmup_s=0, budget_s=0.3)
+MEASURED = [
+    (TTTLinear, "ttt-linear", "forward", {}),
+    (TTTMLP, "ttt-mlp", "generate", {}),
+    (TTTLinear, "ttt-linear", "request", {"steps": 3}),
+    (TorchTransformer, "transformer", "forward", {}),
+    (TorchTransformer, "transformer", "generate", {}),
+    (TorchMamba, "mamba", "forward", {}),
+    (TorchMamba, "mamba", "generate", {}),
+    (TTTMLP, "ttt-mlp", "forward", {"scope": "layer"}),
+    (TTTLinear, "ttt-linear", "forward", {"scope": "layer", "form": "primal"}),
+    (TTTLinear, "ttt-linear", "forward", {"scope": "layer", "part": "w"}),
+    (TTTLinear, "ttt-linear", "forward", {"scope": "layer", "part": "z"}),
+]
+
+
+@pytest.mark.parametrize(("adapter", "system", "phase", "options"), MEASURED)
+def test_what_is_timed_is_compared_with_the_reference(adapter, system, phase, options):
+    record = CaseRun(case(system, phase, **options), POLICY).record(adapter())
+    assert record.status == "ok", record.reason
+    assert "unchecked" not in record.gate
+    assert any(check["name"].startswith("timed_") for check in record.gate["checks"])
+
+
+class Later:
+    """An adapter whose timed work goes wrong after some calls, when its gate has long been passed."""
+
+    def __init__(self, adapter, spoil, calls=2):
+        self.adapter, self.spoil, self.left = adapter, spoil, calls
+
+    def versions(self):
+        return {}
+
+    def build(self, asked):
+        workload = self.adapter.build(asked)
+
+        def run():
+            outputs = workload.run()
+            self.left -= 1
+            if self.left < 0:
+                self.spoil(next(tensors_of(outputs)))
+            return outputs
+
+        return replace(workload, run=run)
+
+
+@pytest.mark.parametrize(("adapter", "system", "phase", "options"), MEASURED)
+@pytest.mark.parametrize("spoil", [lambda x: x.mul_(1.01), lambda x: x.zero_(), lambda x: x[..., -1].fill_(torch.nan)],
+                         ids=["a hundredth more", "zeros", "a NaN"])  # fmt: skip
+def test_outputs_that_go_wrong_while_they_are_timed_are_seen(adapter, system, phase, options, spoil):
+    spoiled = Later(adapter(), torch.inference_mode()(spoil))
+    record = CaseRun(case(system, phase, **options), POLICY).record(spoiled)
+    assert (record.status, record.samples_ms) == ("gate", [])
+    assert "timed_" in record.reason or "outputs_" in record.reason
+
+
+def test_of_a_long_layer_the_record_says_how_much_was_compared(monkeypatch):
+    monkeypatch.setattr(torch_layer, "WITNESS_TOKENS", 16)
+    record = CaseRun(case("ttt-linear", scope="layer"), POLICY).record(TTTLinear())
+    assert record.gate["unchecked"] == "of 32 tokens the first 16 were compared"
+    assert [c["name"] for c in record.gate["checks"] if c["name"].startswith("timed")] == [
+        "timed_output_relative_error"
+    ]
+
+
+def test_a_layer_longer_than_a_piece_is_compared_piece_by_piece(monkeypatch):
+    monkeypatch.setattr(torch_layer, "WITNESS_PIECE", 16)
+    for options in ({}, {"part": "w"}, {"form": "primal"}):
+        record = CaseRun(replace(case("ttt-mlp", scope="layer", **options), context=80), POLICY).record(TTTMLP())
+        assert record.status == "ok", record.reason
 
 
 @pytest.mark.parametrize(
@@ -61,35 +140,10 @@ def test_the_record_says_that_generate_read_no_prompt_unless_its_state_stands_at
 
 
 def test_adapters_whose_state_is_put_at_the_context_are_those_that_claim_no_prompt():
-    models = [kind for kind in (type(load(spec.adapter)) for spec in SYSTEMS) if issubclass(kind, LanguageModel)]
-    assert {LinearThunderKittens, MambaSSM, SdpaCudnn} <= set(models)
+    models = [kind for kind in (type(load(each.entry)) for each in ADAPTERS) if issubclass(kind, LanguageModel)]
+    assert {LinearThunderKittens, MambaSSM, SdpaCudnn, GatedDeltaNet} <= set(models)
     for kind in models:
         assert (kind.place is not LanguageModel.place) is (kind.prompt_tokens is None), kind
-
-
-@pytest.mark.parametrize(
-    ("batch", "phase", "expected"), [(4, "forward", True), (8, "forward", False), (1, "generate", False)]
-)
-def test_a_prefill_of_few_tokens_on_a_gpu_is_launch_bound(monkeypatch, batch, phase, expected):
-    launch_bound = replace(case("ttt-linear", phase), batch=batch, context=2048)
-    monkeypatch.setattr(language_model, "device", lambda: "cuda")
-    assert language_model.is_launch_bound(launch_bound) is expected
-    monkeypatch.setattr(language_model, "device", lambda: "cpu")
-    assert not language_model.is_launch_bound(launch_bound)
-
-
-@pytest.mark.parametrize(
-    ("adapter", "system", "replayed"), [(TorchTransformer, "transformer", True), (TTTLinear, "ttt-linear", False)]
-)
-def test_a_launch_bound_prefill_is_replayed_where_the_adapter_allows_and_the_record_says_which(
-    monkeypatch, adapter, system, replayed
-):
-    asked = case(system, "forward")
-    assert "launch" not in adapter().build(asked).settings
-    monkeypatch.setattr(language_model, "is_launch_bound", lambda asked: True)
-    workload = adapter().build(asked)
-    assert workload.replayed is replayed
-    assert ("replayed from a CUDA graph" in workload.settings["launch"]) is replayed
 
 
 def test_the_gate_notices_a_step_that_is_off_by_a_thousandth():
@@ -133,7 +187,7 @@ def test_a_kernel_refuses_the_function_that_it_does_not_compute(options):
 
 
 def test_the_readmes_adapter_is_complete():
-    example = re.findall(r"```python\n(\"\"\"How is my RNN run.*?)```", README.read_text(), re.DOTALL)[0]
+    example = re.findall(r"```python\n(\"\"\"Run my RNN.*?)```", README.read_text(), re.DOTALL)[0]
     assert len(example.splitlines()) <= 40
     names: dict = {}
     exec(compile(example, "README.md", "exec"), names)
@@ -155,6 +209,6 @@ def test_the_readme_names_every_command_that_it_shows():
 
 
 def test_every_case_of_quick_names_an_adapter():
-    known = {(spec.system, spec.backend) for spec in SYSTEMS}
-    found = cases(find_suite("quick"), select(None, None, None, None, "cpu"), "cpu")
-    assert {(c.system, c.backend) for c in found} <= known
+    known = {(each.system, each.backend) for each in ADAPTERS}
+    found = suite_cases(find_suite("quick"), select(None, None, None, None, "cpu"), "cpu")
+    assert {(each.case.system, each.case.backend) for each in found} <= known

@@ -1,4 +1,4 @@
-"""Are all candidates compiled before one is measured, and is the package's choice left alone? Nothing is launched."""
+"""All candidates are compiled before one is measured, and the package's choice is left alone; nothing is launched."""
 
 import json
 from types import SimpleNamespace
@@ -105,6 +105,23 @@ def test_a_reference_leaves_what_is_chosen(triton):
         call(tuned, triton)()
     assert triton.launches == [(False, 32)]
     assert len(tuned.cache) == 1
+
+
+def test_a_choice_is_made_anew_where_an_earlier_shape_would_have_it(triton, monkeypatch):
+    tuned = tuner()
+    triton_tuning.prepare(call(tuned, triton))
+    kept = triton.kept()
+    triton.launches.clear()
+    monkeypatch.setitem(TIMES_MS, 64, 0.5)
+    with triton_tuning.chosen_anew():
+        triton_tuning.prepare(call(tuned, triton))
+        call(tuned, triton)()
+    assert {block for compiled_only, block in triton.launches if compiled_only} == {16, 32, 64}
+    assert [config.kwargs["BLOCK"] for config in tuned.cache.values()] == [64]
+    assert triton.launches[-1] == (False, 64)
+    assert triton.kept() == kept
+    call(tuned, triton)()
+    assert triton.launches[-1] == (False, 64)
 
 
 def test_triton_is_itself_again_when_the_work_fails(triton):

@@ -1,25 +1,27 @@
-"""Does the vLLM adapter time the right steps, say how many sequences ran at once, and refuse what is unfair?"""
+"""The vLLM adapter times the right steps, checks what it timed, and refuses what is unfair; with a small engine."""
 
 import json
 import sys
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
+from random import Random
 
 import fake_vllm
 import pytest
 import torch
 
-from bench.systems import vllm_system
+from bench.systems import vllm_engine, vllm_mamba, vllm_system, vllm_transformer
 from bench.systems.needs import cannot_import
 from bench.systems.vllm_engine import Batch, Settings
 from bench.systems.vllm_mamba import GENERATE_PROMPT, VllmMamba
 from bench.systems.vllm_transformer import VllmTransformer
 from harness.case import Case
+from harness.measured_case import CaseRun
 from harness.system import NeedsFreshProcess, Workload
 from harness.timer import Policy, take_engine_samples
 
-CASE = Case("s", "transformer", "vllm", "tiny", "generate", 4, 48, dtype="float32", timing="graph")
+CASE = Case("transformer", "vllm", "tiny", "generate", 4, 48, dtype="float32", timing="engine")
 FEW = Policy(min_samples=1, max_samples=5)
 
 
@@ -35,13 +37,21 @@ def llm(monkeypatch):
     LLM.registered = fake_vllm.install(LLM, modules)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=80 * 10**9), raising=False
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(vllm_system, "gpu_memory", lambda: 80 * 10**9)
+    monkeypatch.setattr(vllm_transformer, "compute_capability", lambda: 9)
+    # The small engine computes on the CPU, and so does what it is compared with.
+    for module in (vllm_system, vllm_engine, vllm_transformer, vllm_mamba):
+        monkeypatch.setattr(module, "device", lambda: "cpu")
     monkeypatch.setattr(VllmTransformer, "max_num_batched_tokens", 64)
     monkeypatch.setattr(vllm_system, "SEQUENCES", 64)
     return LLM
+
+
+class OnCpu(VllmTransformer):
+    """With the small engine, whose work is no GPU's."""
+
+    def build(self, case):
+        return replace(super().build(case), device="cpu")
 
 
 def test_a_step_is_steady_when_every_sequence_generates_in_it_and_in_the_one_before():
@@ -63,15 +73,15 @@ def test_generate_runs_as_many_sequences_as_the_cache_holds_and_says_so(llm):
     workload = VllmTransformer().build(CASE)
     assert workload.metrics["sequences_at_once"] == 2
     assert workload.tokens == 2
-    assert len(take_engine_samples(workload.engine_samples(FEW)).samples_ms) >= 5
+    assert len(take_engine_samples(workload.engine_samples(FEW), FEW).samples_ms) == 5
     assert llm.started[0].count == 2 * 2  # the batch that warms up, and one more
 
 
 def test_generate_with_room_for_all(llm):
     workload = VllmTransformer().build(CASE)
     assert (workload.metrics["sequences_at_once"], workload.tokens) == (4, 4)
-    samples = list(workload.engine_samples(FEW))
-    assert len(samples) >= vllm_system.STEADY_STEPS
+    samples = list(islice(workload.engine_samples(FEW), 2 * vllm_system.STEADY_STEPS))
+    assert len(samples) == 2 * vllm_system.STEADY_STEPS  # as many as are asked for, batch after batch
     assert workload.metrics["context_at_last_step"] > 48
 
 
@@ -104,8 +114,55 @@ def test_another_error_of_the_engines_start_is_no_lack_of_memory(llm):
 def test_forward_times_whole_batches_and_drops_the_first(llm):
     workload = VllmTransformer().build(replace(CASE, phase="forward", batch=3))
     assert workload.tokens == 3 * 48
-    assert len(list(workload.engine_samples(Policy(min_samples=2, max_samples=2)))) == 2
+    timing = take_engine_samples(workload.engine_samples(FEW), Policy(min_samples=2, max_samples=2))
+    assert (len(timing.samples_ms), timing.stop) == (2, "count")
     assert llm.started[0].count == 9
+
+
+@pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])
+def test_what_the_last_batch_made_is_held_against_the_repositorys_model(llm, phase, options):
+    llm.compute = True
+    record = CaseRun(replace(CASE, phase=phase, options=options), FEW).record(OnCpu())
+    assert record.status == "ok", record.reason
+    assert "unchecked" not in record.gate
+    below = {check["name"]: check["value"] for check in record.gate["checks"]}["timed_choice_below_best"]
+    assert 0 <= below < 1e-4
+    assert record.metrics["flops"] > 0
+
+
+@pytest.mark.parametrize("phase", ["forward", "generate"])
+def test_tokens_that_the_model_would_not_choose_are_seen(llm, monkeypatch, phase):
+    llm.compute = True
+    workload = VllmTransformer().build(replace(CASE, phase=phase))
+    generate = fake_vllm.LLM._generate
+
+    def another(engine, sequence):
+        generate(engine, sequence)
+        sequence.made[-1] = (sequence.made[-1] + 1) % 512
+
+    monkeypatch.setattr(fake_vllm.LLM, "_generate", another)
+    workload.run()
+    verdict = workload.witness(Random(1))(None, 1)
+    assert "timed_choice_below_best" in verdict.reason
+
+
+def test_tokens_that_were_not_made_are_seen(llm):
+    workload = VllmTransformer().build(CASE)
+    batch = workload.run()
+    for output in batch.outputs:
+        del output.outputs[0].token_ids[-3:]
+    assert "timed_tokens_missing" in workload.witness(Random(1))(None, 1).reason
+
+
+def test_a_token_may_lie_below_the_best_by_what_rounding_takes():
+    logits = torch.randn(2, 3, 4000)
+    best, second = logits.topk(2).indices.unbind(-1)
+    assert vllm_system.choice_verdict(logits, best, "bfloat16").passed
+    logits.scatter_(-1, second[..., None], logits.amax(-1, keepdim=True) - 0.1)
+    assert vllm_system.choice_verdict(logits, second, "bfloat16").passed
+    assert not vllm_system.choice_verdict(logits, second, "float32").passed
+    assert not vllm_system.choice_verdict(logits, torch.zeros_like(best), "bfloat16").passed
+    assert not vllm_system.choice_verdict(logits * torch.nan, best, "bfloat16").passed
 
 
 def test_a_request_generates_its_steps_after_the_prompts_token(llm):
@@ -132,13 +189,25 @@ def test_no_prompt_is_drawn_twice(llm, monkeypatch):
 def test_an_engine_is_kept_while_its_settings_serve_and_then_another_process_is_needed(llm):
     system = VllmTransformer()
     system.build(CASE)
-    system.build(replace(CASE, phase="forward", batch=2, context=64))
+    system.build(replace(CASE, batch=2, context=64))
     other = replace(CASE, options=(("block_size", 8),))
     with pytest.raises(NeedsFreshProcess):
         system.build(other)
     assert len(llm.started) == 1
     VllmTransformer().build(other)
     assert llm.started[1].arguments["block_size"] == 8
+
+
+def test_blocks_are_those_that_suit_the_phase(llm):
+    sizes = {}
+    for phase in ("forward", "generate", "request"):
+        VllmTransformer().engine(replace(CASE, phase=phase))
+        sizes[phase] = llm.started[-1].arguments["block_size"]
+    assert sizes == {"forward": 128, "generate": 16, "request": 128}
+    system = VllmTransformer()
+    system.engine(CASE)
+    with pytest.raises(NeedsFreshProcess):
+        system.engine(replace(CASE, phase="forward"))
 
 
 def test_vllm_is_handed_its_own_class_of_the_model(llm):
@@ -218,11 +287,10 @@ def test_only_what_could_be_in_flight_widens_the_engine(llm, monkeypatch, batch,
     assert VllmTransformer().engine(replace(CASE, batch=batch)).settings.max_num_seqs == sequences
 
 
-def test_the_batches_of_a_figure_share_two_engines(llm):
+def test_the_batches_of_a_panel_share_two_engines(llm):
     small, large = VllmTransformer(), VllmTransformer()
     for batch in (1, 2, 16, 64):
         small.engine(replace(CASE, batch=batch))
-        small.engine(replace(CASE, batch=batch, phase="forward"))
     for batch in (65, 1024, 4096):
         with pytest.raises(NeedsFreshProcess):
             small.engine(replace(CASE, batch=batch))

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from harness.case import Case
 from harness.gate import Check, Verdict
@@ -46,6 +47,34 @@ def _print_garbage() -> None:
     spin()
 
 
+_forked = False
+
+
+def _fork_once() -> None:
+    """Both processes go on with the case."""
+    global _forked
+    if not _forked:
+        _forked = True
+        os.fork()
+    spin()
+
+
+def _import_what_a_folder_may_hide() -> None:
+    import json
+    from contextlib import suppress
+
+    with suppress(ImportError):
+        __import__("torch")
+    json.dumps({})
+    spin()
+
+
+def _chatter() -> None:
+    while True:
+        print("x" * 10_000, flush=True)
+        time.sleep(0.001)
+
+
 RUNS: dict[str, Callable[[], object]] = {
     "work": spin,
     "raise": lambda: _raise(RuntimeError("first line of /home/someone/kernel.cu\nsecond line")),
@@ -58,6 +87,10 @@ RUNS: dict[str, Callable[[], object]] = {
     "oom": lambda: _raise(OutOfMemoryError("CUDA out of memory")),
     "oom-inside": _out_of_memory_deep_inside,
     "print": _print_garbage,
+    "fork": _fork_once,
+    "chatter": _chatter,
+    "skip-late": lambda: _raise(Skip("it was too late to say so")),
+    "import": _import_what_a_folder_may_hide,
     "read": lambda: _raise(RuntimeError(f"stdin holds {sys.stdin.read()!r}")),
 }
 
@@ -79,7 +112,7 @@ class Fake:
         workload = Workload(
             run=RUNS.get(do, spin),
             units=case.option("units", 1),
-            tokens=case.batch,
+            tokens=case.batch * (case.context if case.phase == "forward" else 1),
             gate=lambda: Verdict([Check.at_most("error", float("nan") if do == "nan" else error, 0.01)]),
             metrics={"parameters": 7, "unknown": float("nan")},
             settings={"pid": str(os.getpid())},
@@ -117,13 +150,81 @@ class HangsAtProbe(Fake):
         return ""
 
 
-class WithChild(Fake):
-    """Starts a process of its own, whose id goes into the file that FAKE_CHILD names, and hangs."""
+def _note() -> int:
+    """How often this was called before, over all processes, as the file that FAKE_NOTE names remembers."""
+    with open(os.environ["FAKE_NOTE"], "a+") as file:
+        file.write("x")
+        file.flush()
+        return file.tell() - 1
+
+
+def _die_while_it_is_time() -> None:
+    if _note() < int(os.environ["FAKE_DEATHS"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DiesAtStart(Fake):
+    """Is killed in its first FAKE_DEATHS starts."""
+
+    def __init__(self) -> None:
+        _die_while_it_is_time()
+
+
+class DiesInRun(Fake):
+    """Is killed in the first FAKE_DEATHS calls of `run`."""
+
+    def build(self, case: Case) -> Workload:
+        workload = super().build(case)
+        workload.run = lambda: (_die_while_it_is_time(), spin())
+        return workload
+
+
+class NotesItsProcess(Fake):
+    def __init__(self) -> None:
+        with open(os.environ["FAKE_NOTE"], "a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+class WithFamily(Fake):
+    """Starts a child, one in another process group, one in another session, and an orphan; then hangs.
+
+    Their ids go into the file that FAKE_CHILD names. FAKE_CLEAN: they have no environment. FAKE_THEN=return: the case
+    ends instead.
+    """
 
     def build(self, case: Case) -> Workload:
         import subprocess
 
-        child = subprocess.Popen(["sleep", "600"])
+        env = {} if "FAKE_CLEAN" in os.environ else None
+        ways: dict[str, dict[str, Any]] = {
+            "child": {},
+            "group": {"process_group": 0},
+            "session": {"start_new_session": True},
+        }
+        self.children = {name: subprocess.Popen(["sleep", "600"], env=env, **way) for name, way in ways.items()}
+        code = (
+            "import subprocess\n"
+            "quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}\n"
+            "print(subprocess.Popen(['sleep', '600'], start_new_session=True, **quiet).pid)"
+        )
+        orphan = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+        pids = {"worker": os.getpid(), **{name: child.pid for name, child in self.children.items()}}
         with open(os.environ["FAKE_CHILD"], "w") as file:
-            file.write(f"{os.getpid()} {child.pid}")
-        return Workload(run=lambda: time.sleep(600))
+            file.write("".join(f"{name} {pid}\n" for name, pid in (pids | {"orphan": int(orphan.stdout)}).items()))
+        workload = super().build(case)
+        if os.environ.get("FAKE_THEN") != "return":
+            workload.run = lambda: time.sleep(600)
+        return workload
+
+
+class Wanders(Fake):
+    """Notes where it finds itself, then goes elsewhere."""
+
+    def build(self, case: Case) -> Workload:
+        found = f"{os.getcwd()} {os.environ.get('FAKE_LEAK')} {sorted(os.sched_getaffinity(0))}"
+        os.chdir("/")
+        os.environ["FAKE_LEAK"] = str(case.batch)
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        workload = super().build(case)
+        workload.settings = {"found": found, "process": str(os.getpid())}
+        return workload

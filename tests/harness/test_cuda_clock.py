@@ -14,9 +14,7 @@ from harness.timer import Policy, measure, warm_up
 torch = pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize(
-    ("run_ms", "launches"), [(10.0, 1), (1.0, 1), (0.3, 4), (0.05, 20), (0.0001, 256), (0.0, 256)]
-)
+@pytest.mark.parametrize(("run_ms", "launches"), [(10.0, 1), (1.0, 1), (0.3, 4), (0.05, 20), (0.0001, 256), (0.0, 256)])
 def test_launches_for(run_ms: float, launches: int) -> None:
     assert launches_for(run_ms) == launches
 

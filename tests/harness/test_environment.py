@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -215,6 +216,18 @@ def test_commit_of_a_checkout(package_in: Path) -> None:
     environment.commit_and_dirty.cache_clear()
     (package_in / "new").write_text("")
     assert environment.commit_and_dirty()[1] is True
+
+
+def test_asking_for_the_commit_takes_no_lock(package_in: Path) -> None:
+    """It may be killed at any moment, and must not leave the repository locked."""
+    git(package_in, "init", "-q")
+    (package_in / "file").write_text("x")
+    git(package_in, "add", "file")
+    git(package_in, "commit", "-q", "-m", "x")
+    os.utime(package_in / "file", (1, 1))  # so that a status would refresh the index
+    before = (package_in / ".git" / "index").stat().st_mtime_ns
+    assert environment.commit_and_dirty()[1] is False
+    assert (package_in / ".git" / "index").stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize(

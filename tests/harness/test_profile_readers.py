@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from profile_helpers import HERE, ncu_table, nsys_database
 
-from harness.profile_record import ProfileError, short_name
+from harness.profile_region import ProfileError, short_name
 from harness.profilers import kineto, ncu, nsys
 from harness.profilers.trace import Launched, busy, found_in
 

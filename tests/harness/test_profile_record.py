@@ -6,19 +6,8 @@ from typing import Any
 import pytest
 from profile_helpers import case, run_of
 
-from harness.profile_record import (
-    NAME_LIMIT,
-    Counters,
-    Kernel,
-    Profile,
-    ProfileError,
-    Range,
-    RangeKernel,
-    profile_path,
-    read_profile,
-    short_name,
-    write_profile,
-)
+from harness.profile_record import Profile, profile_path, read_profile, write_profile
+from harness.profile_region import NAME_LIMIT, Counters, Kernel, ProfileError, Range, RangeKernel, short_name
 from harness.run import RunError
 
 KERNELS = (

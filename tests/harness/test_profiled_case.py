@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -67,3 +69,9 @@ def test_ceilings_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) 
     assert ceilings_of("profile_helpers:ceilings")["copy_gbs"] == 3000.0
     monkeypatch.setattr(profile_helpers, "ceilings", beyond)
     assert ceilings_of("profile_helpers:ceilings") == {}
+
+
+def test_a_worker_needs_no_pydantic_to_profile() -> None:
+    program = "import sys; sys.modules['pydantic'] = None; import harness.worker, harness.profilers.kineto"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

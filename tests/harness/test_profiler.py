@@ -10,7 +10,8 @@ from profile_helpers import NCU_TABLE_NAMES, PAIR, case, launches, ncu_table, ns
 
 from harness import profiler
 from harness.process import end_marked
-from harness.profile_record import Profile, ProfileError, profile_path, write_profile
+from harness.profile_record import Profile, profile_path, write_profile
+from harness.profile_region import ProfileError
 from harness.profiler import Profiler, Tools, choose, profiled
 from harness.run import Run
 from harness.runner import Limits

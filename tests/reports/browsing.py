@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from synthetic_records import Made
 
-from harness.record import Record
+from harness.record import RecordError
 from reports.html import render
 from reports.picture import chromium, chromium_path
 
@@ -16,15 +17,15 @@ def browser() -> Iterator:
     """Chromium; where there is none the test fails, because a page that nobody opened is not tested."""
     try:
         chromium_path()
-    except FileNotFoundError as error:
+    except RecordError as error:
         pytest.fail(f"the page's tests need a browser: {error}")
     with chromium() as opened:
         yield opened
 
 
-def save(records: list[Record], folder: Path, name: str) -> Path:
+def save(made: Made, folder: Path, name: str) -> Path:
     path = folder / f"{name}.html"
-    path.write_text(render(records), "utf-8")
+    path.write_text(render(made.records, made.catalogue), "utf-8")
     return path
 
 

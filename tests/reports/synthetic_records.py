@@ -1,12 +1,21 @@
-"""Records as a real run might leave them, from formulas and noise; for tests only, measured nowhere."""
+"""Runs as they might be left behind, from formulas and noise; for tests only, measured nowhere."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
+from pathlib import Path
 
+import pandas as pd
+
+from bench.catalogue import catalogue
+from bench.catalogue.suites import SUITES
 from harness.case import Case
+from harness.catalogue import Catalogue, SuiteEntry
 from harness.record import Record
+from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
+from reports.stats import frame
 
 H100 = "NVIDIA H100 80GB HBM3"
 PAPER_SYSTEMS = (
@@ -20,15 +29,22 @@ _STEP_MS = {"ttt-linear": 5.1, "ttt-mlp": 15.2, "transformer": 9.0, "mamba": 10.
 
 
 @lru_cache
-def environment(device: str = H100, commit: str = "3f2a91c04d5be6788a1f0c2d4e6b8a9c0d1e2f34", seed: int = 0) -> dict:
+def environment(
+    device: str = H100,
+    commit: str = "3f2a91c04d5be6788a1f0c2d4e6b8a9c0d1e2f34",
+    seed: int = 0,
+    device_id: str = "5eedf00d",
+) -> dict:
     """About 2 KB, like a snapshot of a GPU machine."""
     chance = random.Random(seed)
-    packages = ("torch triton vllm mamba-ssm causal-conv1d flash-attn numpy pandas plotly jinja2 rich typer pydantic "
-                "safetensors transformers tokenizers nvidia-cublas-cu13 nvidia-cudnn-cu13 nvidia-nccl-cu13 "
-                "nvidia-cuda-runtime-cu13 nvidia-cusparse-cu13 nvidia-cufft-cu13 nvidia-ml-py nvtx einops ninja "
-                "apache-tvm-ffi flash-linear-attention huggingface-hub setuptools packaging filelock sympy networkx "
-                "nvidia-curand nvidia-cusolver nvidia-cusparselt nvidia-nvjitlink nvidia-nvshmem regex requests "
-                "certifi jmespath markdown-it-py mpmath tqdm urllib3 pyyaml psutil xgrammar outlines msgspec fsspec")
+    packages = (
+        "torch triton vllm mamba-ssm causal-conv1d flash-attn numpy pandas plotly jinja2 rich typer pydantic "
+        "safetensors transformers tokenizers nvidia-cublas-cu13 nvidia-cudnn-cu13 nvidia-nccl-cu13 "
+        "nvidia-cuda-runtime-cu13 nvidia-cusparse-cu13 nvidia-cufft-cu13 nvidia-ml-py nvtx einops ninja "
+        "apache-tvm-ffi flash-linear-attention huggingface-hub setuptools packaging filelock sympy networkx "
+        "nvidia-curand nvidia-cusolver nvidia-cusparselt nvidia-nvjitlink nvidia-nvshmem regex requests "
+        "certifi jmespath markdown-it-py mpmath tqdm urllib3 pyyaml psutil xgrammar outlines msgspec fsspec"
+    )
     software = {name: f"{len(name)}.{3 * len(name) % 20}.1" for name in packages.split()}
     readings = {
         when: {
@@ -40,7 +56,14 @@ def environment(device: str = H100, commit: str = "3f2a91c04d5be6788a1f0c2d4e6b8
         }
         for when in ("before", "after")
     }
-    gpu = {"name": device, "driver": "580.159.04", "memory_bytes": 85_520_809_984, "sms": 132, "power_limit_w": 700.0}
+    gpu = {
+        "name": device,
+        "device_id": device_id,
+        "driver": "580.159.04",
+        "memory_bytes": 85_520_809_984,
+        "sms": 132,
+        "power_limit_w": 700.0,
+    }
     cpu = {"model": "Intel(R) Xeon(R) Platinum 8480C", "cores": 16}
     loads = {when: {"load_1m": round(chance.uniform(0.2, 6), 2)} for when in ("before", "after")}
     return {
@@ -60,7 +83,8 @@ def ok(case: Case, latency_ms: float, count: int = 30, spread: float = 0.012, **
     samples = [latency_ms * (1 + abs(chance.gauss(0, spread)) + chance.gauss(0, spread / 4)) for _ in range(count)]
     defaults = {
         "tokens": case.batch * case.context if case.phase == "forward" else case.batch,
-        "throttled": [chance.random() < 0.02 for _ in samples],
+        "throttled": [False for _ in samples],
+        "gate": {"passed": True, "checks": [{"name": "output", "value": 0.001, "limit": 0.02, "passed": True}]},
         "stop": "interval",
         "peak_memory_bytes": int(3e9 + 1e5 * case.batch * max(case.context, 64)),
         "environment": environment(seed=chance.randrange(100)),
@@ -71,70 +95,136 @@ def ok(case: Case, latency_ms: float, count: int = 30, spread: float = 0.012, **
     return Record(case, "ok", samples_ms=samples, **(defaults | fields))
 
 
+@dataclass(frozen=True)
+class Made:
+    """Records and the catalogue that goes with them."""
+
+    records: list[Record]
+    catalogue: Catalogue
+
+    @property
+    def table(self) -> pd.DataFrame:
+        return frame(self.records, self.catalogue)
+
+    def of(self, suite: str) -> list[Record]:
+        """The records of the cases of a suite."""
+        return [record for record in self.records if suite in self.catalogue.suites_of(record.case.key)]
+
+    def run(self, folder: Path) -> Path:
+        """The folder of a run of these records."""
+        cases: dict[tuple[str, str], dict[Case, None]] = {}
+        for record in self.records:
+            cases.setdefault((record.case.system, record.case.backend), {})[record.case] = None
+        jobs = tuple(Job(*pair, tuple(map(Planned, found))) for pair, found in cases.items())
+        repeats = 1 + max((record.repeat for record in self.records), default=0)
+        Run.create(folder, RunFile(TOOL, SCHEMA_VERSION, "measure", jobs, self.catalogue, repeats=repeats))
+        for job in jobs:
+            own = [record for record in self.records if record.case.system_backend == f"{job.system}/{job.backend}"]
+            text = "".join(f"{record.to_json()}\n" for record in own)
+            (folder / "records" / f"{job.name}.jsonl").write_text(text, "utf-8")
+        return folder
+
+
+def made(told: Iterable[tuple[str, Record]]) -> Made:
+    """The run of these (suite, record): a case of several suites is measured once."""
+    members: dict[str, dict[str, None]] = {}
+    records: dict[tuple[str, int], Record] = {}
+    for suite, record in told:
+        records.setdefault((record.case.key, record.repeat), record)
+        members.setdefault(suite, {})[record.case.key] = None
+    known = {suite.name: suite for suite in SUITES}
+    entries = (
+        SuiteEntry(name, known[name].question, known[name].figures, tuple(keys))
+        if name in known
+        else SuiteEntry(name, "", (), tuple(keys))
+        for name, keys in members.items()
+    )
+    return Made(list(records.values()), catalogue(tuple(entries)))
+
+
+def of_suite(suite: str, *records: Record) -> Made:
+    """A run of one suite."""
+    return made((suite, record) for record in records)
+
+
 def lost(case: Case, status: str, reason: str) -> Record:
     return Record(case, status, reason, environment=environment(), started_at="2026-03-02T11:00:00+00:00")
 
 
-def paper() -> list[Record]:
+def paper() -> Made:
     """Every suite of the paper's figures, with cases that do not fit, fail or cannot run."""
-    return [*_fig15(), *_fig20(), *_fig8(), *_dual_and_primal(), *_requests(), *_quick(), *kernels(), *fidelity()]
+    return made(chain(_fig15(), _fig20(), _fig8(), _dual_and_primal(), _requests(), _quick(), kernels(), fidelity()))
 
 
-def _fig15() -> Iterator[Record]:
+Told = Iterator[tuple[str, Record]]
+
+
+def _fig15() -> Told:
     contexts = [1024 << step for step in range(6)]
     for (system, backend), context in product(PAPER_SYSTEMS, contexts):
         quadratic = context / 32768 * 8 if system == "transformer" else 0
-        case = Case("fig15-forward", system, backend, "1.3b", "forward", 16, context, options=_options(system))
-        yield ok(case, (_FORWARD_US[system] + quadratic) * 16 * context / 1e3)
+        case = Case(system, backend, "1.3b", "forward", 16, context)
+        yield "fig15-forward", ok(case, (_FORWARD_US[system] + quadratic) * 16 * context / 1e3)
         step = _STEP_MS[system] * (1 + (context / 2048 if system == "transformer" else 0))
-        case = Case("fig15-generate", system, backend, "1.3b", "generate", 512, context, timing="graph")
+        case = Case(system, _stepping(backend), "1.3b", "generate", 512, context, timing="graph")
         if system == "transformer" and context > 8192:
-            yield lost(case, "oom", "KV cache: 512 sequences of this length need 201 GB, 61 GB are free")
+            reason = "KV cache: 512 sequences of this length need 201 GB, 61 GB are free"
+            yield "fig15-generate", lost(case, "oom", reason)
         else:
-            yield ok(case, step)
+            yield "fig15-generate", ok(case, step)
 
 
-def _fig20() -> Iterator[Record]:
+def _stepping(backend: str) -> str:
+    """What steps where this reads prompts."""
+    return "triton-dual" if backend == "thunderkittens" else backend
+
+
+def _fig20() -> Told:
+    suite = "fig20-throughput"
     for (system, backend), power in product(PAPER_SYSTEMS, range(11)):
         batch = 1 << power
-        case = Case("fig20-throughput", system, backend, "1.3b", "generate", batch, 2048, timing="graph",
-                    options=(("sweep", "batch"),))
+        case = Case(system, _stepping(backend), "1.3b", "generate", batch, 2048, timing="graph")
         if batch > (256 if system == "transformer" else 512):
-            yield lost(case, "oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.00 GiB")
+            yield suite, lost(case, "oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.00 GiB")
         else:
-            yield ok(case, 2.2 + _STEP_MS[system] * batch / 512 + (batch**1.3 / 400 if system == "transformer" else 0))
+            latency = 2.2 + _STEP_MS[system] * batch / 512 + (batch**1.3 / 400 if system == "transformer" else 0)
+            yield suite, ok(case, latency)
     for (system, backend), power in product(PAPER_SYSTEMS, range(7)):
         batch = 1 << power
-        case = Case("fig20-throughput", system, backend, "1.3b", "forward", batch, 2048, options=(("sweep", "batch"),))
+        case = Case(system, backend, "1.3b", "forward", batch, 2048)
         if batch > 32:
-            yield lost(case, "oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.00 GiB")
+            yield suite, lost(case, "oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.00 GiB")
         else:
-            yield ok(case, _FORWARD_US[system] * batch * 2.048 * (1 + 0.7 / batch))
+            yield suite, ok(case, _FORWARD_US[system] * batch * 2.048 * (1 + 0.7 / batch))
 
 
-def _fig8() -> Iterator[Record]:
+def _fig8() -> Told:
     for part, power in product("wz", range(9)):
         mini_batch = 1 << power
         latency = 12 / mini_batch**0.7 + 1 if part == "w" else 1.5 + mini_batch / 40
-        yield ok(Case("fig8-minibatch", "ttt-linear", "torch", "1.3b", "forward", 16, 2048,
-                      options=(("mini_batch", mini_batch), ("part", part))), latency, spread=0.05)
+        options = (("part", part), ("scope", "layer"), *((("mini_batch", mini_batch),) if mini_batch != 16 else ()))
+        case = Case("ttt-linear", "torch", "1.3b", "forward", 16, 2048, options=options)
+        yield "fig8-minibatch", ok(case, latency, spread=0.05)
 
 
-def _dual_and_primal() -> Iterator[Record]:
+def _dual_and_primal() -> Told:
     systems = ("ttt-linear", "ttt-mlp")
     for system, form, context in product(systems, ("dual", "primal"), [2048, 4096, 8192, 16384]):
-        options = (("form", form), ("mini_batch", 16))
-        case = Case("dual-vs-primal", system, "torch", "1.3b", "forward", 16, context, options=options)
-        yield ok(case, context / 500 * (1 + systems.index(system)) * (4.1 if form == "primal" else 1))
+        options = (("scope", "layer"), *((("form", form),) if form == "primal" else ()))
+        case = Case(system, "torch", "1.3b", "forward", 16, context, options=options)
+        latency = context / 500 * (1 + systems.index(system)) * (4.1 if form == "primal" else 1)
+        yield "dual-vs-primal", ok(case, latency)
 
 
-def _requests() -> Iterator[Record]:
+def _requests() -> Told:
     for (system, backend), prompt in product(PAPER_SYSTEMS, [512 << step for step in range(7)]):
-        case = Case("prompt-then-128", system, backend, "1.3b", "request", 16, prompt, options=(("steps", 128),))
+        case = Case(system, backend, "1.3b", "request", 16, prompt)
         if system == "mamba":
-            yield lost(case, "skipped", "mamba-ssm is not installed: pip install 'ttt-bench[mamba]'")
+            reason = "mamba-ssm is not installed: pip install 'ttt-bench[mamba]'"
+            yield "prompt-then-128", lost(case, "skipped", reason)
         else:
-            yield ok(case, _FORWARD_US[system] * prompt * 16 / 1e3 + 128 * _STEP_MS[system] / 2, tokens=16 * 128)
+            latency = _FORWARD_US[system] * prompt * 16 / 1e3 + 128 * _STEP_MS[system] / 2
+            yield "prompt-then-128", ok(case, latency, tokens=16 * 128)
 
 
 def work(bytes_moved: float, flops: float, **metrics: float) -> dict[str, float]:
@@ -142,54 +232,92 @@ def work(bytes_moved: float, flops: float, **metrics: float) -> dict[str, float]
     return {"bytes": bytes_moved, "flops": flops, "copy_gbs": 3000.0, "product_tflops": 600.0} | metrics
 
 
-def kernels() -> Iterator[Record]:
+def kernels() -> Told:
     """The kernel suites: forward at two thirds of its floor, generate in both forms and two state precisions."""
     compiled = {"launches": 2, "registers": 168, "spilled_bytes": 0, "shared_bytes": 190_000}
-    compiled["sequences_that_fit"] = 5207
+    compiled |= {"sequences_that_fit": 5207, "state_bytes": 33_554_432, "energy_j_per_token": 0.0125}
     for system, backend, context in product(("ttt-linear", "ttt-mlp"), ("thunderkittens", "torch"), (2048, 8192)):
-        case = Case("kernel-forward", system, backend, "1.3b", "forward", 16, context, state_dtype="float32",
-                    timing="graph", l2="cold", options=(("scope", "layer"),))
+        case = Case(
+            system,
+            backend,
+            "1.3b",
+            "forward",
+            16,
+            context,
+            state_dtype="float32",
+            timing="graph",
+            l2="cold",
+            options=(("scope", "layer"),),
+        )
         floor_ms = context / 10_000
         own = compiled if backend == "thunderkittens" else {}
-        yield ok(case, floor_ms * (1.5 if own else 30), metrics=work(floor_ms * 3e9, floor_ms * 6e10, **own))
+        metrics = work(floor_ms * 3e9, floor_ms * 6e10, **own)
+        yield "kernel-forward", ok(case, floor_ms * (1.5 if own else 30), metrics=metrics)
     for form, state, batch in product(("dual", "primal"), ("float32-planes", "bfloat16"), (64, 128, 512)):
         if state == "bfloat16" and batch == 128:
             continue
-        case = Case("kernel-generate", "ttt-linear", f"triton-{form}", "1.3b", "generate", batch, 1, state_dtype=state,
-                    timing="graph", l2="cold", options=(("scope", "layer"),))
+        case = Case(
+            "ttt-linear",
+            f"triton-{form}",
+            "1.3b",
+            "generate",
+            batch,
+            1,
+            state_dtype=state,
+            timing="graph",
+            l2="cold",
+            options=(("scope", "layer"),),
+        )
         floor_ms = batch / 10_000 * (3 if form == "primal" else 1)
-        yield ok(case, floor_ms * 1.25, metrics=work(floor_ms * 3e9, floor_ms * 1e9, registers=96))
+        metrics = work(floor_ms * 3e9, floor_ms * 1e9, registers=96)
+        yield "kernel-generate", ok(case, floor_ms * 1.25, metrics=metrics)
 
 
-def fidelity() -> Iterator[Record]:
+def fidelity() -> Told:
     """Two state precisions compared with the exact model."""
     for state, distance in (("float32", 1e-3), ("bfloat16", 2.5e-2)):
-        case = Case("generate-fidelity", "ttt-linear", "triton-dual", "125m", "generate", 4, 2048, state_dtype=state,
-                    timing="graph", options=(("compare", "float64"),))
-        yield ok(case, 1.5, metrics={
-            "parameters": 130_000_000, "compared_tokens": 2048, "total_variation_mean": distance,
-            "total_variation_max": 3 * distance, "total_variation_first": distance / 2,
-            "total_variation_last": 2 * distance, "argmax_disagreement": 10 * distance,
-        })
+        case = Case(
+            "ttt-linear",
+            "triton-dual",
+            "125m",
+            "generate",
+            4,
+            2048,
+            state_dtype=state,
+            timing="graph",
+            options=(("compare", "float64"),),
+        )
+        yield (
+            "generate-fidelity",
+            ok(
+                case,
+                1.5,
+                metrics={
+                    "parameters": 130_000_000,
+                    "compared_tokens": 2048,
+                    "total_variation_mean": distance,
+                    "total_variation_max": 3 * distance,
+                    "total_variation_first": distance / 2,
+                    "total_variation_last": 2 * distance,
+                    "argmax_disagreement": 10 * distance,
+                },
+            ),
+        )
 
 
-def _quick() -> Iterator[Record]:
+def _quick() -> Told:
     for (system, backend), size in product([*PAPER_SYSTEMS, ("ttt-linear", "torch")], [256, 512, 1024]):
-        yield ok(Case("quick", system, backend, "125m", "forward", 4, size), _FORWARD_US[system] * size / 90)
+        yield "quick", ok(Case(system, backend, "125m", "forward", 4, size), _FORWARD_US[system] * size / 90)
         batch = size // 64
-        case = Case("quick", system, backend, "125m", "generate", batch, 512)
+        case = Case(system, backend, "125m", "generate", batch, 512)
         if backend == "torch" and batch == 16:
-            yield lost(case, "gate", "out: relative error 0.031, limit 0.02")
+            yield "quick", lost(case, "gate", "out: relative error 0.031, limit 0.02")
         else:
-            yield ok(case, _STEP_MS[system] * (1 + batch / 30), count=5)
+            yield "quick", ok(case, _STEP_MS[system] * (1 + batch / 30), count=5)
 
 
-def _options(system: str) -> tuple:
-    return (("mini_batch", 16),) if system.startswith("ttt") else ()
-
-
-def hostile() -> list[Record]:
-    """Records whose words try to become markup, script, formulas or terminal commands."""
+def hostile() -> Made:
+    """A run whose words try to become markup, script, formulas or terminal commands."""
     script = "</script><script>window.injected = 1</script>"
     image = '<img src=x onerror="window.injected = 2">'
     link = '<a href="javascript:window.injected=3">x</a><b>bold</b>'
@@ -197,22 +325,31 @@ def hostile() -> list[Record]:
     place = environment(device=f"{link}{script}", commit=f'"><svg onload=window.injected=4>{script}')
     named = {"size": f"{image}%{{x}}", "options": options}
     records = [
-        ok(Case("quick", f"{link}{image}", f"{script}${{1}}", phase="forward", batch=4, context=context, **named), 3.0,
-           environment=place)
+        (
+            "quick",
+            ok(
+                Case(f"{link}{image}", f"{script}${{1}}", phase="forward", batch=4, context=context, **named),
+                3.0,
+                environment=place,
+            ),
+        )
         for context in (256, 512)
     ]
-    broken = Case("=suite<b>", '"onmouseover="window.injected=5', "&lt;b&gt;", phase="generate", batch=1, context=0,
-                  dtype="<script>", **named)
-    return [*records, Record(broken, "failed", f"=HYPERLINK(\"x\")\x1b[31m {script} {image}\u2028", environment=place)]
+    broken = Case(
+        '"onmouseover="window.injected=5', "&lt;b&gt;", phase="generate", batch=1, context=0, dtype="<script>", **named
+    )
+    reason = f'=HYPERLINK("x")\x1b[31m {script} {image}\u2028'
+    return made([*records, ("=suite<b>", Record(broken, "failed", reason, environment=place))])
 
 
-def many(count: int = 10_000) -> list[Record]:
+def many(count: int = 10_000) -> Made:
     """A long run: `count` records of 30 samples and 2 KB of environment each."""
-    records = []
+    told = []
     axes = product(("quick", "fig15-forward", "kernel-forward"), PAPER_SYSTEMS, range(1, 2 + count // 12))
     for index, (suite, (system, backend), context) in enumerate(axes):
         if index == count:
             break
-        case = Case(suite, system, backend, "1.3b", "forward", 16, 16 * context, options=_options(system))
-        records.append(ok(case, _FORWARD_US[system] * context) if index % 25 else lost(case, "oom", f"no {index} GB"))
-    return records
+        case = Case(system, backend, suite, "forward", 16, 16 * context)
+        latency = _FORWARD_US[system] * context
+        told.append((suite, ok(case, latency) if index % 25 else lost(case, "oom", f"no {index} GB")))
+    return made(told)

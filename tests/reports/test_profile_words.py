@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.profile_record import Counters, Kernel, Range, RangeKernel, Region
+from harness.profile_region import Counters, Kernel, Range, RangeKernel, Region
 from reports.profile_parts import EDGES, GAPS, HEAD, OTHER, PRODUCTS, SCAN, TTT, kernel_floor_us, part_of, parts
 from reports.profile_words import bound_of, sentences, short, waits
 

@@ -5,7 +5,8 @@ import pytest
 
 from harness.case import Case
 from harness.catalogue import BackendEntry, Catalogue, SystemEntry
-from harness.profile_record import NAME_LIMIT, Counters, Kernel, Profile, write_profile
+from harness.profile_record import Profile, write_profile
+from harness.profile_region import NAME_LIMIT, Counters, Kernel
 from harness.record import Record
 from harness.run import Job, Planned, Run, RunFile
 from harness.timer import Policy

@@ -12,13 +12,13 @@ import pytest
 import synthetic_records as synthetic
 
 from harness.case import Case
+from harness.record import RecordError
 from reports.figures import figures
-from reports.picture import take
-from reports.stats import frame
+from reports.picture import take, write_picture
 
 PAPER = synthetic.paper()
-TABLE = frame(PAPER)
-FIGURES = figures(TABLE)
+TABLE = PAPER.table
+FIGURES = figures(TABLE, PAPER.catalogue)
 PHONE = {"width": 390, "height": 844}
 CONTRASTS = """() => {
   const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
@@ -45,14 +45,21 @@ def browser():
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
-    return {name: browsing.save(records, folder, name) for name, records in
-            {"paper": PAPER, "hostile": synthetic.hostile()}.items()}
+    return {
+        name: browsing.save(records, folder, name)
+        for name, records in {"paper": PAPER, "hostile": synthetic.hostile()}.items()
+    }
 
 
 @pytest.fixture(scope="module")
 def shared(browser, saved):
     with browsing.opened(browser, saved["paper"], viewport={"width": 1280, "height": 900}) as (page, wrongs):
+        open_options(page)
         yield page, wrongs
+
+
+def open_options(page):
+    page.evaluate("for (const each of document.querySelectorAll('.options')) each.open = true")
 
 
 @pytest.fixture
@@ -120,15 +127,18 @@ def test_cases_without_result_are_crosses_and_the_best_is_ringed(page):
     data = plotted(page, FIG20)
     lines, rings, crosses = data[:4], data[4:8], data[8:]
     assert [ring["y"] for ring in rings] == [[max(line["y"])] for line in lines]
-    assert [cross["x"] for cross in crosses] == [[1024], [1024], [512, 1024], [1024]]
+    assert [cross["x"] for cross in crosses] == [[1024]] * 4
     assert "best" in page.locator(f"#figure-{FIG20} .legend li").first.inner_text()
 
 
 def test_a_line_that_rises_to_its_end_has_no_ring_and_its_notes_are_in_the_hover(browser, tmp_path):
-    cases = [Case("fig20-throughput", "transformer", "vllm", "1.3b", "generate", batch, 2048) for batch in (1, 2, 4)]
+    cases = [Case("transformer", "vllm", "1.3b", "generate", batch, 2048) for batch in (1, 2, 4)]
     records = [synthetic.ok(case, 1.0, metrics={"sequences_at_once": 1}) for case in cases]
-    with browsing.opened(browser, browsing.save(records, tmp_path, "rising")) as (page, wrongs):
-        assert len(plotted(page, 0)) == 1
+    with browsing.opened(
+        browser, browsing.save(synthetic.of_suite("fig20-throughput", *records), tmp_path, "rising")
+    ) as (page, wrongs):
+        line, signs = plotted(page, 0)
+        assert signs == {"x": line["x"][1:], "y": line["y"][1:]}
         assert page.locator("#figure-0 .legend li").inner_text().endswith("at batch 4, the largest tried")
         page.locator("#figure-0").scroll_into_view_if_needed()
         page.locator("#figure-0 .xy .points path").last.hover(force=True)
@@ -138,13 +148,13 @@ def test_a_line_that_rises_to_its_end_has_no_ring_and_its_notes_are_in_the_hover
 
 def test_ratio_divides_by_the_chosen_line(page):
     before = plotted(page, FIG15)
-    page.locator(f"#figure-{FIG15}").get_by_label("Relative to").select_option(label="Transformer · vLLM")
+    page.locator(f"#figure-{FIG15}").get_by_label("relative to").select_option(label="Transformer · vLLM")
     after = plotted(page, FIG15)
     assert after[2]["y"] == [1] * 6
     expected = [own / base for own, base in zip(before[0]["y"], before[2]["y"], strict=True)]
     assert after[0]["y"] == pytest.approx(expected)
     assert "relative to" in page.locator(f"#figure-{FIG15} .ytitle").text_content()
-    page.locator(f"#figure-{FIG15}").get_by_label("Relative to").select_option(index=0)
+    page.locator(f"#figure-{FIG15}").get_by_label("relative to").select_option(index=0)
 
 
 def test_axes_change_between_log_and_linear(page):
@@ -162,7 +172,7 @@ def test_axes_change_between_log_and_linear(page):
 
 
 def test_checkbox_hides_a_system_everywhere_by_keyboard(page):
-    box = page.get_by_role("checkbox", name="TTT-MLP")
+    box = page.get_by_role("checkbox", name="TTT-MLP", exact=True)
 
     def counts():
         return [lines_drawn(page, number) for number in range(len(FIGURES))]
@@ -200,10 +210,10 @@ def test_the_floor_is_drawn_and_a_line_can_be_divided_by_it(page):
     assert floor["y"] == pytest.approx([0.2048, 0.8192])
     figure = page.locator(f"#figure-{KERNEL}")
     assert figure.locator(".legend li").last.inner_text() == "Floor"
-    figure.get_by_label("Relative to").select_option(label="Floor")
+    figure.get_by_label("relative to").select_option(label="Floor")
     assert plotted(page, KERNEL)[0]["y"] == pytest.approx([1.5, 1.5], rel=0.02)
     assert plotted(page, KERNEL)[-1]["y"] == [1, 1]
-    figure.get_by_label("Relative to").select_option(index=0)
+    figure.get_by_label("relative to").select_option(index=0)
     assert len(lines) == 2
 
 
@@ -216,7 +226,7 @@ def test_hover_of_a_kernel_says_its_share_of_the_floor(page):
 
 def test_numbers_of_a_kernel_figure_say_rates_floor_and_registers(page):
     figure = page.locator(f"#figure-{KERNEL}")
-    figure.get_by_text("Numbers of this figure").click()
+    figure.get_by_text("Numbers").click()
     shown = set(figure.locator("th").evaluate_all("all => all.map(e => e.dataset.column)"))
     assert {"tflops", "gbs", "floor_ms", "floor_share", "registers"} <= shown
     assert figure.get_by_role("status").inner_text() == "Rows 1–4 of 4"
@@ -267,20 +277,22 @@ def test_table_filters_by_words_and_choices(page):
 
 def test_figure_has_its_numbers_as_a_table(page):
     figure = page.locator(f"#figure-{FIG15}")
-    figure.get_by_text("Numbers of this figure").click()
+    figure.get_by_text("Numbers").click()
     assert figure.get_by_role("status").inner_text() == "Rows 1–24 of 24"
 
 
 def test_lost_cases_stand_with_their_reasons(page):
     text = page.locator("#failures-table").inner_text()
-    assert {record.reason for record in PAPER if record.reason and record.reason not in text} == set()
+    assert {record.reason for record in PAPER.records if record.reason and record.reason not in text} == set()
 
 
 def test_theme_changes_page_and_figures(page):
     def look():
         return page.evaluate(
             "n => [getComputedStyle(document.body).backgroundColor,"
-            " document.querySelector(`#figure-${n} .plot`).data[2].line.color]", FIG15)
+            " document.querySelector(`#figure-${n} .plot`).data[2].line.color]",
+            FIG15,
+        )
 
     light = look()
     page.get_by_role("button", name="Dark theme").click()
@@ -290,7 +302,7 @@ def test_theme_changes_page_and_figures(page):
 
 
 def test_downloads_hold_the_records_and_the_table(page):
-    assert downloaded(page, "Records (JSON lines)").splitlines() == [record.to_json() for record in PAPER]
+    assert downloaded(page, "Records (JSON lines)").splitlines() == [record.to_json() for record in PAPER.records]
     rows = list(csv.DictReader(io.StringIO(downloaded(page, "Table (CSV)"))))
     assert list(rows[0]) == list(TABLE.columns)
     assert [row["reason"] for row in rows] == list(TABLE["reason"])
@@ -300,7 +312,7 @@ def test_downloads_hold_the_records_and_the_table(page):
 
 def test_figure_is_saved_as_svg_that_names_its_lines(page):
     with page.expect_download() as download:
-        page.locator(f"#figure-{FIG15}").get_by_role("button", name="Save SVG").click()
+        page.locator(f"#figure-{FIG15}").get_by_role("button", name="Save SVG of").click()
     text = Path(download.value.path()).read_text("utf-8")
     assert text.startswith("<svg")
     assert "TTT-Linear · ThunderKittens" in text
@@ -309,21 +321,22 @@ def test_figure_is_saved_as_svg_that_names_its_lines(page):
 def test_hostile_records_are_shown_and_run_nothing(browser, saved):
     with browsing.opened(browser, saved["hostile"], viewport=PHONE) as (page, _):
         check_phone(page)
-        name = synthetic.hostile()[0].case.system
+        name = synthetic.hostile().records[0].case.system
         assert page.locator("#figure-0 .legend").inner_text().startswith(name)
         page.locator("#figure-0").scroll_into_view_if_needed()
         page.locator("#figure-0 .xy .points path").first.hover(force=True)
         assert name in page.locator("#figure-0 .hoverlayer").text_content()
-        page.locator("#figure-0").get_by_label("Relative to").select_option(index=1)
+        open_options(page)
+        page.locator("#figure-0").get_by_label("relative to").select_option(index=1)
         assert "<img src=x" in page.locator("#figure-0 .ytitle").text_content()
-        for summary in page.get_by_text("Numbers of this figure").all():
+        for summary in page.locator(".numbers summary").all():
             summary.click()
         rows = list(csv.reader(io.StringIO(downloaded(page, "Table (CSV)"))))
         assert len(rows) == 4
         assert not [cell for cell in itertools.chain(*rows) if cell[:1] in ("=", "+", "-", "@")]
         records = [json.loads(line) for line in downloaded(page, "Records (JSON lines)").split("\n") if line]
-        assert [record["reason"] for record in records] == [record.reason for record in synthetic.hostile()]
-        page.locator("#figure-0").get_by_role("button", name="Save SVG").click()
+        assert [record["reason"] for record in records] == [record.reason for record in synthetic.hostile().records]
+        page.locator("#figure-0").get_by_role("button", name="Save SVG of").click()
         assert page.locator("main :is(img, a, script, iframe)").count() == 0
 
 
@@ -369,8 +382,122 @@ def test_keyboard_reaches_the_content_first_and_every_control_has_a_name(page):
     assert nameless == 0
 
 
-def test_picture_of_a_suite(browser, saved, tmp_path):
-    take(browser, saved["paper"], tmp_path / "picture.png", "fig15")
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="--figures fig99"):
-        take(browser, saved["paper"], tmp_path / "picture.png", "fig99")
+@pytest.mark.parametrize("viewport", [{"width": 1400, "height": 900}, PHONE])
+def test_the_first_figure_is_seen_without_scrolling(browser, saved, viewport):
+    with browsing.opened(browser, saved["paper"], viewport=viewport) as (page, _):
+        assert page.locator("#figure-0 h3").inner_text() == "Forward latency per token"
+        assert page.locator(".lead").inner_text().startswith("Forward latency per token: TTT-Linear is fastest")
+        bottom = page.evaluate("document.querySelector('#figure-0 .plot .xy').getBoundingClientRect().bottom")
+        assert bottom <= viewport["height"]
+        assert page.locator(".reading ul").is_hidden()
+        page.get_by_text("How to read this").click()
+        assert page.locator(".reading ul").is_visible()
+
+
+@pytest.fixture(scope="module")
+def doubtful(browser, tmp_path_factory):
+    """A figure with another backend, a full cache, few samples, a loaded machine, a failed and a skipped case."""
+    contexts = [2048 << step for step in range(5)]
+    cases = [Case("transformer", "vllm", "1.3b", "forward", 16, context) for context in contexts]
+    loaded = synthetic.environment() | {"cpu": {"others_share": 0.5, "idle_share": 0.0}}
+    records = [
+        synthetic.ok(cases[0], 1.0, count=3, metrics={"sequences_at_once": 5}),
+        synthetic.ok(cases[1], 2.0, environment=loaded),
+        synthetic.ok(cases[2], 4.0),
+        synthetic.lost(cases[3], "failed", "it broke"),
+        synthetic.lost(cases[4], "skipped", "not here"),
+        *(synthetic.ok(Case("transformer", "torch", "1.3b", "forward", 16, context), 9.0) for context in contexts[:2]),
+        synthetic.ok(Case("mamba", "mamba-ssm", "1.3b", "forward", 16, 2048), 1.1),
+    ]
+    folder = tmp_path_factory.mktemp("doubtful")
+    path = browsing.save(synthetic.of_suite("fig15-forward", *records), folder, "doubtful")
+    with browsing.opened(browser, path) as (page, wrongs):
+        yield page
+        browsing.check(page, wrongs)
+
+
+def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_means(doubtful):
+    data = doubtful.evaluate(
+        "document.querySelector('#figure-0 .plot').data.map(t => ({x: t.x, text: t.text, marker: t.marker}))"
+    )
+    [signs] = [trace for trace in data if trace.get("text")]
+    assert dict(zip(signs["x"], signs["text"], strict=True)) == {2048: "†*", 4096: "‡"}
+    [lost] = [trace for trace in data if isinstance((trace.get("marker") or {}).get("symbol"), list)]
+    assert dict(zip(lost["x"], lost["marker"]["symbol"], strict=True)) == {16384: "x-thin", 32768: "circle-open"}
+    said = doubtful.locator("#figure-0 .annotation").all_text_contents()[-1]
+    for words in ("† fewer sequences", "* fewer than six", "‡ others used", "× no result", "○ not tried"):
+        assert words in said
+
+
+def test_other_backends_wait_behind_a_button(doubtful):
+    assert lines_drawn(doubtful, 0) == 2
+    entries = doubtful.locator("#figure-0 .legend li:visible button")
+    assert entries.all_inner_texts() == ["Transformer · vLLM", "Mamba · mamba-ssm", "More backends (1)"]
+    doubtful.get_by_role("button", name="More backends (1)").click()
+    assert lines_drawn(doubtful, 0) == 3
+    assert "Transformer · PyTorch" in entries.all_inner_texts()
+    doubtful.get_by_role("button", name="Fewer backends").click()
+    assert lines_drawn(doubtful, 0) == 2
+
+
+def test_lines_are_named_at_their_ends(page):
+    texts = page.locator(f"#figure-{FIG15} .annotation").all_text_contents()
+    assert set(texts) == {"TTT-Linear", "TTT-MLP", "Transformer", "Mamba"}
+    boxes = page.evaluate(
+        "n => [...document.querySelectorAll(`#figure-${n} .annotation`)].map(e => e.getBoundingClientRect().top)", FIG15
+    )
+    assert min(b - a for a, b in itertools.pairwise(sorted(boxes))) > 10
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_every_axis_has_two_ticks_even_of_a_single_point(doubtful, browser, tmp_path, log):
+    record = synthetic.ok(Case("transformer", "vllm", "1.3b", "forward", 16, 2048), 3.0, spread=0.0)
+    path = browsing.save(synthetic.of_suite("fig15-forward", record), tmp_path, "single")
+    with browsing.opened(browser, path) as (page, _):
+        open_options(page)
+        for axis in ("x", "y"):
+            page.locator(f"[data-role={axis}-log]").set_checked(log)
+        for axis in ("x", "y"):
+            assert page.locator(f"#figure-0 .{axis}axislayer-above .{axis}tick").count() >= 2
+
+
+def test_controls_are_named_after_their_figure_and_a_legend_is_one_stop(page):
+    names = page.evaluate("[...document.querySelectorAll('[data-role=save]')].map(e => e.ariaLabel)")
+    assert "Save SVG of Forward latency per token" in names
+    stops = page.evaluate(
+        "[...document.querySelectorAll('.legend')].map(e => e.querySelectorAll('button:not([tabindex=\"-1\"])').length)"
+    )
+    assert set(stops) == {1}
+    first = page.locator(f"#figure-{FIG15} .legend button").first
+    first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.textContent") == "TTT-MLP · ThunderKittens"
+    page.keyboard.press("ArrowLeft")
+    assert first.evaluate("e => e === document.activeElement")
+
+
+def test_results_filter_by_any_suite_of_a_case(page):
+    filters = page.get_by_role("form", name="Filter the results")
+    for suite in ("fig15-forward", "fig20-throughput"):
+        filters.get_by_label("Suites").select_option(suite)
+        shown = set(column(page, "#results-table", 1))
+        assert "fig15-forward, fig20-throughput" in shown
+        assert all(suite in each for each in shown)
+    filters.get_by_role("button", name="Clear").click()
+    page.get_by_text(f"Rows 1–100 of {len(TABLE)}").wait_for()
+
+
+def test_picture_of_a_suite(browser, saved):
+    first = take(browser, saved["paper"])
+    assert first.startswith(b"\x89PNG")
+    assert take(browser, saved["paper"], "fig8-minibatch") != first
+    with pytest.raises(RecordError, match="--figures fig99: the page has no such figures; there are fig15, fig20"):
+        take(browser, saved["paper"], "fig99")
+
+
+def test_a_picture_is_never_written_over_something_else(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for out, message in (("thesis.tex", "is no PNG picture"), (".", "is a folder")):
+        with pytest.raises(RecordError, match=message):
+            write_picture(tmp_path / "run", tmp_path / out)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"

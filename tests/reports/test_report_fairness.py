@@ -3,6 +3,7 @@
 import pytest
 
 from harness.case import Case
+from harness.catalogue import Catalogue
 from harness.record import Record
 from reports.fairness import fairness
 from reports.html import render
@@ -13,7 +14,7 @@ def record(system, parameters=1_000_000, status="ok", size="1.3b", metrics=None,
     timed = {"samples_ms": [1.0], "throttled": [False]} if status == "ok" else {"reason": "why"}
     gate = {"passed": True, "checks": [{"name": "head_rows_per_prompt", "value": head, "limit": 1, "passed": True}]}
     numbers = {"parameters": parameters, "vocabulary": 32000} | (metrics or {})
-    case = Case("fig15-forward", system, "torch", size, "forward", 1, 8)
+    case = Case(system, "torch", size, "forward", 1, 8)
     return Record(case, status, gate=gate, metrics=numbers, settings=told, **timed)
 
 
@@ -49,14 +50,12 @@ def test_sizes_are_compared_among_themselves():
 
 
 def test_cases_without_a_timing_and_layers_are_in_no_comparison():
-    layer = Record(
-        Case("fig8", "ttt-linear", "torch", "1.3b", "forward", 1, 8), "ok", samples_ms=[1.0], throttled=[False]
-    )
+    layer = Record(Case("ttt-linear", "torch", "1.3b", "forward", 1, 8), "ok", samples_ms=[1.0], throttled=[False])
     assert fairness([record("a", status="oom"), layer]) == []
 
 
 def test_the_page_has_a_row_for_each_model():
-    page = render([record("a"), record("b", 1_090_000, token_ids="<new>")])
+    page = render([record("a"), record("b", 1_090_000, token_ids="<new>")], Catalogue())
     section = page[page.index('id="fairness"') : page.index('id="machines"')]
     assert section.count("<tr>") == 3
     assert "1,090,000" in section
@@ -65,7 +64,5 @@ def test_the_page_has_a_row_for_each_model():
 
 
 def test_a_page_of_layers_alone_has_no_such_table():
-    layer = Record(
-        Case("fig8", "ttt-linear", "torch", "1.3b", "forward", 1, 8), "ok", samples_ms=[1.0], throttled=[False]
-    )
-    assert 'id="fairness"' not in render([layer])
+    layer = Record(Case("ttt-linear", "torch", "1.3b", "forward", 1, 8), "ok", samples_ms=[1.0], throttled=[False])
+    assert 'id="fairness"' not in render([layer], Catalogue())

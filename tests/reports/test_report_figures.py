@@ -4,22 +4,30 @@ import pytest
 import synthetic_records as synthetic
 
 from harness.case import Case
+from harness.catalogue import Catalogue
 from reports.figures import figures
 from reports.stats import frame
 
-TABLE = frame(synthetic.paper())
-FIGURES = {figure.id: figure for figure in figures(TABLE)}
+PAPER = synthetic.paper()
+TABLE = PAPER.table
+FIGURES = {figure.id: figure for figure in figures(TABLE, PAPER.catalogue)}
 
 
 def case(**fields):
-    values = {"suite": "some-layers", "system": "ttt-linear", "backend": "torch", "size": "d64",
-              "phase": "forward", "batch": 4, "context": 1024} | fields
+    values = {
+        "system": "ttt-linear",
+        "backend": "torch",
+        "size": "d64",
+        "phase": "forward",
+        "batch": 4,
+        "context": 1024,
+    } | fields
     return Case(**values)
 
 
-def drawn(*records):
-    table = frame(records)
-    return table, figures(table)
+def drawn(*records, suite="some-layers"):
+    made = synthetic.of_suite(suite, *records)
+    return made.table, figures(made.table, made.catalogue)
 
 
 @pytest.mark.parametrize(
@@ -47,14 +55,21 @@ def test_each_suite_has_its_figure(name, x, y, lines):
 
 
 def test_only_suites_that_are_there_are_drawn():
-    _, found = drawn(synthetic.ok(case(suite="quick"), 1.0))
+    _, found = drawn(synthetic.ok(case(), 1.0), suite="quick")
     assert [figure.id for figure in found] == ["quick-forward"]
 
 
 def test_every_row_is_in_a_line_of_its_figure_in_order_of_x():
-    seen = [row for figure in FIGURES.values() if not figure.id.endswith("ratio") for line in figure.lines
-            if not line.y for row in line.rows]
-    assert sorted(seen) == list(TABLE.index[TABLE["suite"] != "generate-fidelity"])
+    seen = [
+        (figure.suite, row)
+        for figure in FIGURES.values()
+        if not figure.id.endswith("ratio")
+        for line in figure.lines
+        if not line.y
+        for row in line.rows
+    ]
+    expected = [(suite, row) for row, suites in TABLE["suites"].items() for suite in suites]
+    assert sorted(seen) == sorted(pair for pair in expected if pair[0] != "generate-fidelity")
     for figure in FIGURES.values():
         for line in figure.lines:
             assert TABLE.loc[line.rows, figure.x].is_monotonic_increasing
@@ -78,9 +93,8 @@ def test_lines_of_one_system_differ_in_dash_or_fill():
     [("mamba", ["mamba-ssm", "vllm"]), ("transformer", ["vllm", "flash-attn", "torch", "sdpa-cudnn", "sdpa-flash"])],
 )
 def test_backends_that_share_a_dash_are_told_apart(system, backends):
-    cases = [case(suite="fig15-forward", system=system, backend=backend, context=at)
-             for backend in backends for at in (2048, 8192)]
-    _, (figure,) = drawn(*(synthetic.ok(each, 1.0) for each in cases))
+    cases = [case(system=system, backend=backend, context=at) for backend in backends for at in (2048, 8192)]
+    _, (figure,) = drawn(*(synthetic.ok(each, 1.0) for each in cases), suite="fig15-forward")
     assert len({(line.dash, line.hollow) for line in figure.lines}) == len(figure.lines) == len(backends)
     assert (figure.lines[0].dash, figure.lines[0].hollow) == ("solid", False)
     assert backends[0] in figure.lines[0].name.lower()
@@ -92,7 +106,6 @@ def test_caption_is_one_sentence_of_what_was_held_fixed():
         "95% intervals; crosses below mark cases without a result."
     )
     assert "rings mark the best batch" in FIGURES["fig20-throughput-forward"].caption
-    assert "steps 128" in FIGURES["prompt-then-128-request"].caption
     assert "crosses" not in FIGURES["prompt-then-128-request"].caption
 
 
@@ -103,13 +116,21 @@ def test_caption_says_where_a_bar_is_a_range_and_no_interval(count, said):
 
 
 def test_caption_says_how_many_points_have_notes():
-    replayed = {"launch": "the prefill is replayed from a CUDA graph"}
     _, [figure] = drawn(
-        synthetic.ok(case(suite="quick"), 1.0, settings=replayed),
-        synthetic.ok(case(suite="quick", context=2048), 1.0),
+        synthetic.ok(case(timing="graph"), 1.0),
+        synthetic.ok(case(context=2048), 1.0),
+        suite="quick",
     )
     assert "medians of 30 samples with their 95% intervals; the table has notes on 1 of the points" in figure.caption
-    assert not any("notes" in figure.caption for figure in FIGURES.values())
+    assert "notes" not in FIGURES["dual-vs-primal-forward"].caption
+
+
+def test_how_a_case_is_timed_breaks_no_line():
+    """Short prompts of the paper's figure are replayed from a graph, long ones launched."""
+    cases = [case(context=2048, timing="graph"), case(context=8192), case(context=32768)]
+    _, [figure] = drawn(*(synthetic.ok(each, 1.0) for each in cases), suite="fig15-forward")
+    assert [(line.name, line.rows) for line in figure.lines] == [("TTT-Linear · PyTorch", [0, 1, 2])]
+    assert "timed in CUDA graphs or timed eagerly" in figure.caption
 
 
 @pytest.mark.parametrize(
@@ -135,22 +156,34 @@ def test_what_differs_is_another_line_and_in_its_name(one, other, said):
 
 def test_names_say_settings_that_differ_between_systems_but_not_options_that_only_one_has():
     _, [figure] = drawn(
-        synthetic.ok(case(timing="graph", options=(("mini_batch", 16),)), 1.0),
+        synthetic.ok(case(dtype="float32", options=(("mini_batch", 32),)), 1.0),
         synthetic.ok(case(system="mamba", backend="mamba-ssm"), 1.0),
     )
     names = [line.name for line in figure.lines]
-    assert names == ["TTT-Linear · PyTorch · timed in CUDA graphs", "Mamba · mamba-ssm · timed eagerly"]
+    assert names == ["TTT-Linear · PyTorch · float32", "Mamba · mamba-ssm · bfloat16"]
 
 
-def test_devices_are_never_mixed():
+@pytest.mark.parametrize(
+    ("places", "said", "caption"),
+    [
+        ([{"device": "H100"}, {"device": "H200"}], ["H100", "H200"], "on H100 and H200"),
+        ([{"commit": "a" * 40}, {"commit": "b" * 40}], ["commit aaaaaaaa", "commit bbbbbbbb"], "on NVIDIA H100"),
+        ([{"device_id": "01234567"}, {"device_id": "89abcdef"}], ["GPU 01234567", "GPU 89abcdef"], "on NVIDIA H100"),
+    ],
+)
+def test_no_line_joins_points_of_two_machines_or_commits(places, said, caption):
     records = [
-        synthetic.ok(case(context=context), 1.0, environment=synthetic.environment(device))
-        for device in ("H100", "H200")
-        for context in (512, 1024)
+        synthetic.ok(case(context=context), 1.0, environment=synthetic.environment(**place))
+        for place, contexts in zip(places, [(512, 2048), (1024, 4096)], strict=True)
+        for context in contexts
     ]
     _, [figure] = drawn(*records)
-    assert [line.name for line in figure.lines] == ["TTT-Linear · PyTorch · H100", "TTT-Linear · PyTorch · H200"]
-    assert figure.caption.endswith("on H100 and H200; medians of 30 samples with their 95% intervals.")
+    assert [line.name for line in figure.lines] == [f"TTT-Linear · PyTorch · {each}" for each in said]
+    assert [line.rows for line in figure.lines] == [[0, 1], [2, 3]]
+    assert len({(line.dash, line.hollow) for line in figure.lines}) == 2
+    assert "lines join no points of different machines or commits" in figure.caption
+    assert caption in figure.caption
+    assert not any("machines or commits" in each.caption for each in FIGURES.values())
 
 
 def test_a_record_without_a_machine_joins_the_only_one_but_no_one_of_two():
@@ -159,17 +192,9 @@ def test_a_record_without_a_machine_joins_the_only_one_but_no_one_of_two():
     h100 = synthetic.ok(case(), 1.0)
     _, [alone] = drawn(h100, broken)
     assert [line.rows for line in alone.lines] == [[0, 1]]
-    h200 = synthetic.ok(case(), 1.0, environment=synthetic.environment("H200"))
+    h200 = synthetic.ok(case(), 1.0, environment=synthetic.environment("H200"), repeat=1)
     _, [several] = drawn(h100, h200, broken)
     assert [line.name for line in several.lines if 2 in line.rows] == ["TTT-Linear · PyTorch · device not recorded"]
-
-
-def test_a_case_measured_twice_is_two_lines():
-    _, [figure] = drawn(*[synthetic.ok(case(context=context), 1.0) for context in (512, 1024, 512)])
-    assert [(line.name, len(line.rows)) for line in figure.lines] == [
-        ("TTT-Linear · PyTorch", 2),
-        ("TTT-Linear · PyTorch · run 2", 1),
-    ]
 
 
 def test_primal_over_dual_pairs_rows_that_are_alike_in_all_else():
@@ -190,10 +215,32 @@ def test_forms_are_also_known_by_the_backend():
 
 
 def test_an_unknown_suite_is_drawn_against_its_widest_axis():
-    _, [figure] = drawn(*[synthetic.ok(case(suite="new", batch=batch), 1.0) for batch in (1, 2, 4)])
+    _, [figure] = drawn(*[synthetic.ok(case(batch=batch), 1.0) for batch in (1, 2, 4)], suite="new")
     assert (figure.x, figure.y, figure.y_log) == ("batch", "latency_ms", True)
-    _, [figure] = drawn(*[synthetic.ok(case(suite="new", system="zebra", context=context), 1.0) for context in (1, 2)])
+    _, [figure] = drawn(*[synthetic.ok(case(system="zebra", context=context), 1.0) for context in (1, 2)], suite="new")
     assert (figure.x, figure.lines[0].name) == ("context", "zebra · PyTorch")
+
+
+def test_what_no_catalogue_names_is_drawn_under_its_own_name():
+    record = synthetic.ok(case(system="zebra", backend="zoo", phase="request", options=(("depth", 3),)), 1.0)
+    table = frame([record], Catalogue())
+    [figure] = figures(table, Catalogue())
+    assert (figure.id, figure.title, figure.lines[0].name) == ("other-request", "request", "zebra · zoo")
+    assert figure.y_title == "latency_ms"
+    assert "depth 3" in figure.caption
+
+
+def test_an_unknown_system_has_a_look_that_no_other_has():
+    systems = ("ttt-linear", "ttt-mlp", "transformer", "mamba", "zebra")
+    _, [figure] = drawn(*[synthetic.ok(case(system=system), 1.0) for system in systems])
+    assert len({line.tone for line in figure.lines}) == len(systems)
+
+
+def test_points_of_several_processes_say_so_in_the_caption():
+    records = [synthetic.ok(case(), 1.0 + 0.1 * repeat, repeat=repeat) for repeat in range(3)]
+    _, [figure] = drawn(*records)
+    assert "medians of 90 samples with their 95% intervals within a process, of 3 processes a point" in figure.caption
+    assert [line.rows for line in figure.lines] == [[0]]
 
 
 def test_kernels_of_one_batch_stand_side_by_side():
@@ -217,7 +264,7 @@ def test_the_floor_is_a_line_of_each_form_in_the_precision_with_most_points():
 
 
 def test_kernels_without_ceilings_have_no_floor():
-    _, [figure] = drawn(synthetic.ok(case(suite="kernel-forward"), 1.0))
+    _, [figure] = drawn(synthetic.ok(case(options=(("scope", "layer"),)), 1.0), suite="kernel-forward")
     assert [line.y for line in figure.lines] == [""]
 
 
@@ -235,6 +282,7 @@ def test_what_a_table_answers_has_no_figure():
 
 @pytest.mark.parametrize(("slowest", "logarithmic"), [(20.0, False), (100.0, True)])
 def test_latencies_far_apart_begin_on_a_logarithmic_axis(slowest, logarithmic):
-    cases = [case(suite="fig15-generate", phase="generate", context=context) for context in (1, 2)]
-    _, [figure] = drawn(*(synthetic.ok(c, latency) for c, latency in zip(cases, (1.0, slowest), strict=True)))
+    cases = [case(phase="generate", context=context) for context in (1, 2)]
+    records = (synthetic.ok(c, latency) for c, latency in zip(cases, (1.0, slowest), strict=True))
+    _, [figure] = drawn(*records, suite="fig15-generate")
     assert figure.y_log is logarithmic

@@ -8,7 +8,7 @@ from reports.machines import machines
 
 
 def record(system="mamba", **environment):
-    case = Case("quick", system, "torch", "125m", "generate", 1, 0)
+    case = Case(system, "torch", "125m", "generate", 1, 0)
     return Record(case, "skipped", "not here", environment=environment)
 
 
@@ -22,11 +22,13 @@ def test_readings_span_all_records_of_a_machine():
 
 
 def test_another_version_or_commit_is_another_machine():
-    found = machines([
-        record(device="A", software={"torch": "2.9"}, dirty=False),
-        record(device="A", software={"torch": "2.10"}, dirty=False),
-        record(device="A", software={"torch": "2.9"}, dirty=False),
-    ])
+    found = machines(
+        [
+            record(device="A", software={"torch": "2.9"}, dirty=False),
+            record(device="A", software={"torch": "2.10"}, dirty=False),
+            record(device="A", software={"torch": "2.9"}, dirty=False),
+        ]
+    )
     assert [machine.records for machine in found] == [2, 1]
     assert found[1].facts == {"": {"device": "A", "dirty": "no"}, "software": {"torch": "2.10"}}
 
@@ -42,6 +44,6 @@ def test_records_without_environment_are_left_out():
 
 
 def test_synthetic_run_is_one_machine():
-    [machine] = machines(synthetic.paper())
+    [machine] = machines(synthetic.paper().records)
     assert machine.name == synthetic.H100
     assert "gpu temperature" in machine.readings

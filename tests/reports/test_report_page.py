@@ -10,10 +10,12 @@ from html.parser import HTMLParser
 import pytest
 import synthetic_records as synthetic
 
-from harness.record import RecordError, RecordFile
+from harness.case import Case
+from harness.record import RecordError
 from reports import write_report
 from reports.html import embedded_json, failures, render
-from reports.stats import frame
+
+PAPER, HOSTILE = synthetic.paper(), synthetic.hostile()
 
 
 class Elements(HTMLParser):
@@ -36,12 +38,12 @@ class Elements(HTMLParser):
 
 @pytest.fixture(scope="module")
 def paper():
-    return Elements(render(synthetic.paper()))
+    return Elements(render(PAPER.records, PAPER.catalogue))
 
 
 @pytest.fixture(scope="module")
 def hostile():
-    return Elements(render(synthetic.hostile(), title='</title><script>window.injected = 6</script>'))
+    return Elements(render(HOSTILE.records, HOSTILE.catalogue, title="</title><script>window.injected = 6</script>"))
 
 
 def shape(elements):
@@ -59,10 +61,17 @@ def test_hostile_records_add_no_kind_of_element_or_attribute(paper, hostile):
     assert len(hostile.scripts) == len(paper.scripts) == 4
 
 
+def unpacked(text):
+    """What the page's script makes of a packed element."""
+    return gzip.decompress(base64.b85decode(text.translate(str.maketrans(",.:", "<>&")))).decode()
+
+
 def test_policy_names_exactly_the_two_scripts_that_run(hostile):
     policy = next(attributes["content"] for tag, attributes in hostile.found if "http-equiv" in attributes)
     kinds = [attributes.get("type") for tag, attributes in hostile.found if tag == "script"]
     running = [text for kind, text in zip(kinds, hostile.scripts, strict=True) if kind is None]
+    running.append(unpacked(hostile.scripts[kinds.index("text/plain", 2)]))
+    assert "plotly.js" in running[-1][:200]
     digests = {"sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in running}
     assert set(re.findall(r"sha256-[\w+/=]+", policy)) == digests
     assert len(digests) == 2
@@ -77,36 +86,95 @@ def test_embedded_json_survives_and_holds_no_markup():
 
 
 def test_records_are_embedded_as_they_are(paper):
-    text = gzip.decompress(base64.b64decode(paper.scripts[1])).decode()
-    assert text.splitlines() == [record.to_json() for record in synthetic.paper()]
+    text = unpacked(paper.scripts[1])
+    assert not set("<>&") & set(paper.scripts[1])
+    assert text.splitlines() == [record.to_json() for record in PAPER.records]
 
 
 def test_page_is_the_same_for_the_same_records():
-    assert render(synthetic.hostile()) == render(synthetic.hostile())
+    assert render(HOSTILE.records, HOSTILE.catalogue) == render(HOSTILE.records, HOSTILE.catalogue)
 
 
 def test_failures_of_one_reason_are_one_entry():
-    found = failures(frame(synthetic.paper()))
-    assert {"status": "skipped", "system": "mamba", "backend": "mamba-ssm", "suite": "prompt-then-128",
-            "reason": "mamba-ssm is not installed: pip install 'ttt-bench[mamba]'", "cases": 7,
-            "which": "request, batch 16, context 512–32768"} in found
-    assert sum(group["cases"] for group in found) == 19
+    found = failures(PAPER.table)
+    assert {
+        "status": "skipped",
+        "system": "mamba",
+        "backend": "mamba-ssm",
+        "suites": ("prompt-then-128",),
+        "reason": "mamba-ssm is not installed: pip install 'ttt-bench[mamba]'",
+        "cases": 7,
+        "which": "request, batch 16, context 512–32768",
+    } in found
+    assert sum(group["cases"] for group in found) == 18
 
 
 def test_write_report_replaces_the_page_and_makes_its_folder(tmp_path):
-    with RecordFile(tmp_path / "records.jsonl") as file:
-        for record in synthetic.hostile():
-            file.append(record)
+    run = PAPER.run(tmp_path / "run")
     out = tmp_path / "new" / "report.html"
     for title in ("One", "Two & three"):
-        write_report([tmp_path / "records.jsonl"], out, title)
+        write_report(run, out, title)
     assert "<h1>Two &amp; three</h1>" in out.read_text("utf-8")
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
 
 
-@pytest.mark.parametrize(("there", "message"), [(True, "no records in"), (False, "no such file")])
-def test_missing_records_are_an_error_and_no_page(tmp_path, there, message):
-    if there:
-        (tmp_path / "records.jsonl").touch()
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("run/records/ttt-linear-torch.jsonl", "belongs to the run"),
+        ("run/records/new.jsonl", "belongs to the run"),
+        ("run/run.json", "belongs to the run"),
+        ("run", "is a folder"),
+        ("thesis.tex", "is no HTML page"),
+        ("link.html", "is no HTML page"),
+    ],
+)
+def test_what_is_no_page_is_never_overwritten(tmp_path, out, message):
+    record = synthetic.ok(Case("ttt-linear", "torch", "tiny", "forward", 2, 64), 1.0)
+    run = synthetic.of_suite("quick", record).run(tmp_path / "run")
+    (tmp_path / "thesis.tex").write_text("years of work")
+    (tmp_path / "link.html").symlink_to("thesis.tex")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(RecordError, match=message):
-        write_report([tmp_path / "records.jsonl"], tmp_path / "report.html")
+        write_report(run, tmp_path / out)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_page_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    record = synthetic.ok(Case("ttt-linear", "torch", "tiny", "forward", 2, 64), 1.0)
+    run = synthetic.of_suite("quick", record).run(tmp_path / "run")
+    out = tmp_path / "report.html"
+    write_report(run, out, "before \ud800")
+    assert "<h1>before ?</h1>" in out.read_text("utf-8")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_report(run, out, "after")
+    assert "<h1>before ?</h1>" in out.read_text("utf-8")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "report.html"}
+
+
+def test_a_folder_that_is_no_run_is_an_error_and_no_page(tmp_path):
+    for folder in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(RecordError, match=str(folder)):
+            write_report(folder, tmp_path / "report.html")
+    empty = synthetic.of_suite("quick").run(tmp_path / "empty")
+    with pytest.raises(RecordError, match="has no records yet"):
+        write_report(empty, tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+def test_the_page_of_a_small_run_takes_at_most_two_megabytes(tmp_path):
+    """Forty cases on a CPU, as `make bench` leaves them without a GPU."""
+    cases = [
+        Case(system, "torch", "tiny", phase, batch, context, dtype="float32")
+        for system in ("ttt-linear", "ttt-mlp", "transformer", "mamba")
+        for phase, batch, context in [("forward", 2, 64 << n) for n in range(5)]
+        + [("generate", 1 << n, 128) for n in range(5)]
+    ]
+    run = synthetic.of_suite("quick", *(synthetic.ok(case, 3.0, count=100) for case in cases)).run(tmp_path / "run")
+    write_report(run, tmp_path / "report.html")
+    assert (tmp_path / "report.html").stat().st_size <= 2e6

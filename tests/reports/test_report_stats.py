@@ -1,75 +1,171 @@
 """Do the statistics follow from the samples?"""
 
 import math
+from dataclasses import replace
+from statistics import median
 
 import pytest
 import synthetic_records as synthetic
 
+from bench.catalogue.metrics import METRICS
 from harness.case import Case
+from harness.catalogue import Catalogue
 from harness.interval import median_interval
 from harness.record import Record
-from reports.roofline import EXPLANATION_COLUMNS
-from reports.stats import COLUMNS, SAMPLE_COLUMNS, frame, option_columns
+from reports.roofline import RATE_COLUMNS
+from reports.stats import COLUMNS, SAMPLE_COLUMNS, frame, option_columns, pooled_interval
 
-FORWARD = Case("fig15-forward", "ttt-linear", "torch", "1.3b", "forward", 16, 2048, options=(("mini_batch", 16),))
+FORWARD = Case("ttt-linear", "torch", "1.3b", "forward", 16, 2048, options=(("mini_batch", 32),))
+OTHER = Case("x", "y", "z", "generate", 1, 0)
 CSV_COLUMNS = [
-    *("suite", "system", "backend", "size", "phase", "batch", "context", "status", "reason"),
-    *("latency_ms", "latency_ms_low", "latency_ms_high", "us_per_token", "tokens_per_s", "peak_memory_gb"),
-    *("dtype", "state_dtype", "timing", "l2", "device", "commit"),
+    *("suites", "system", "backend", "size", "phase", "batch", "context", "status", "reason"),
+    *("latency_ms", "latency_ms_low", "latency_ms_high", "process_spread"),
+    *("us_per_token", "tokens_per_s", "peak_memory_gb"),
+    *("dtype", "state_dtype", "timing", "l2", "device", "device_id", "commit"),
 ]
 
 
+def table_of(*records, suite="fig15-forward"):
+    return synthetic.of_suite(suite, *records).table
+
+
+def notes_of(*records):
+    return frame(records, Catalogue()).get("notes", [""])[0]
+
+
 def test_columns_are_those_of_the_csv_then_options_then_samples():
-    table = frame([synthetic.ok(FORWARD, 3.0), synthetic.lost(Case("s", "x", "y", "z", "generate", 1, 0), "oom", "no")])
+    table = table_of(synthetic.ok(FORWARD, 3.0), synthetic.lost(OTHER, "oom", "no"))
     assert list(COLUMNS) == CSV_COLUMNS
     assert list(table.columns) == [*CSV_COLUMNS, "mini_batch", *SAMPLE_COLUMNS, "tflops", "gbs"]
     assert option_columns(table) == ["mini_batch"]
-    filled = frame([*synthetic.kernels(), *synthetic.fidelity()])
-    assert list(filled.columns) == [*CSV_COLUMNS, "scope", "compare", *SAMPLE_COLUMNS, *EXPLANATION_COLUMNS]
 
 
-def test_what_a_reader_must_know_of_the_settings_is_a_column_where_a_record_says_it():
-    said = {"launch": "replayed", "warning": "may be wrong", "weights_dtype": "bfloat16"}
-    table = frame([synthetic.ok(FORWARD, 3.0), synthetic.ok(FORWARD, 3.0, settings=said)])
-    assert table["notes"].tolist() == ["", "replayed; may be wrong"]
-    assert "notes" not in frame([synthetic.ok(FORWARD, 3.0)])
+def test_every_metric_of_the_catalogue_that_is_recorded_is_a_column_and_so_is_one_of_a_stranger():
+    metrics = {metric.name: 1.0 for metric in METRICS} | {"wings": 2.0, "parameters": 1e9}
+    table = table_of(synthetic.ok(FORWARD, 3.0, metrics=synthetic.work(3e9, 6e10) | metrics))
+    after = list(table.columns)[list(table.columns).index(SAMPLE_COLUMNS[-1]) + 1 :]
+    recorded = [metric.name for metric in METRICS if metric.name not in (*COLUMNS, *RATE_COLUMNS)]
+    assert after == [*RATE_COLUMNS, *recorded, "wings"]
+    assert {"energy_j_per_token", "state_bytes"} <= set(after)
+    assert table["wings"][0] == 2
+
+
+def test_a_case_of_two_suites_is_one_row_of_both():
+    made = synthetic.made([(suite, synthetic.ok(FORWARD, 3.0)) for suite in ("fig15-forward", "fig20-throughput")])
+    assert list(made.table["suites"]) == [("fig15-forward", "fig20-throughput")]
 
 
 @pytest.mark.parametrize(
-    ("metrics", "settings", "note"),
+    ("case", "metrics", "settings", "note"),
     [
-        ({"sequences_at_once": 172}, {}, "172 of 256 sequences at once: no more fit"),
-        ({"sequences_at_once": 256}, {"prompt_tokens": "2048"}, ""),
-        ({}, {"prompt_tokens": "128"}, "read a prompt of 128, not 2048"),
-        ({}, {"prompt_tokens": "0"}, ""),
+        ({"phase": "generate"}, {"sequences_at_once": 172}, {}, "172 of 256 sequences at once: no more fit"),
+        ({"phase": "generate"}, {"sequences_at_once": 256}, {"prompt_tokens": "2048"}, ""),
+        ({"phase": "generate"}, {}, {"prompt_tokens": "128"}, "read a prompt of 128, not 2048"),
+        ({"phase": "generate"}, {}, {"prompt_tokens": "0"}, ""),
+        ({"timing": "graph"}, {}, {}, "the prefill is replayed from a CUDA graph"),
+        ({"timing": "graph", "options": {"scope": "layer"}}, {}, {}, ""),
+        ({"timing": "graph", "phase": "generate"}, {}, {}, ""),
+        ({"timing": "engine"}, {}, {}, "timed by the engine itself"),
+        ({}, {}, {"warning": "may be wrong", "weights_dtype": "bfloat16"}, "may be wrong"),
     ],
 )
-def test_what_was_run_in_place_of_the_case_as_asked_is_a_note(metrics, settings, note):
-    asked = Case("s", "transformer", "vllm", "1.3b", "generate", 256, 2048)
-    table = frame([synthetic.ok(asked, 3.0, metrics=metrics, settings={"launch": "x", **settings})])
-    assert table["notes"].tolist() == ["; ".join(filter(None, ("x", note)))]
+def test_what_a_reader_must_know_to_compare_a_latency_is_a_note(case, metrics, settings, note):
+    fields = {"phase": "forward", **case}
+    asked = Case("transformer", "vllm", "1.3b", batch=256, context=2048, **fields)
+    assert notes_of(synthetic.ok(asked, 3.0, metrics=metrics, settings=settings)) == note
+
+
+@pytest.mark.parametrize(
+    ("fields", "note", "mark"),
+    [
+        ({"count": 5}, "only 5 samples: the bar is their range, no interval", "few samples"),
+        ({"count": 6}, "", ""),
+        ({"gate": None}, "compared with no reference", ""),
+        ({"gate": {"passed": True, "checks": [], "unchecked": "the outputs beyond 8k"}}, "the outputs beyond 8k", ""),
+        ({"throttled": [True, True] + [False] * 28}, "2 of 30 samples under a throttle", ""),
+        (
+            {"environment": {"cpu": {"others_share": 0.43, "idle_share": 0.01}}},
+            "others used 43% of the processors",
+            "loaded machine",
+        ),
+        ({"environment": {"cpu": {"others_share": 0.43, "idle_share": 0.4}}}, "", ""),
+        ({"environment": {"cpu": "fast"}}, "", ""),
+    ],
+)
+def test_doubts_about_a_number_are_notes_and_marks(fields, note, mark):
+    row = frame([synthetic.ok(FORWARD, 3.0, **fields)], Catalogue()).iloc[0]
+    assert (row.get("notes", ""), row.get("marks", "")) == (note, mark)
+
+
+def test_a_full_cache_is_a_mark_even_of_few_samples():
+    record = synthetic.ok(replace(OTHER, batch=4), 1.0, count=1, metrics={"sequences_at_once": 3})
+    assert frame([record], Catalogue())["marks"].tolist() == ["cache full, few samples"]
 
 
 def test_latency_is_the_median_with_its_interval():
     samples = [float(value) for value in (9, 1, 2, 3, 4, 5, 6, 7, 8, 100)]
     record = Record(FORWARD, "ok", samples_ms=samples, throttled=[True] + [False] * 9, tokens=1000)
-    row = frame([record]).iloc[0]
+    row = table_of(record).iloc[0]
     assert (row["latency_ms"], row["latency_ms_low"], row["latency_ms_high"]) == median_interval(samples)
     assert row["latency_ms"] == 5.5
     assert row["latency_ms_low"] < 5.5 < row["latency_ms_high"] < 100
-    assert (row["samples"], row["throttled"]) == (10, 1)
+    assert (row["samples"], row["throttled"], row["processes"]) == (10, 1, 1)
+    assert math.isnan(row["process_spread"])
+
+
+def test_repeats_are_one_row_whose_latency_is_the_median_of_the_processes():
+    records = [synthetic.ok(FORWARD, latency, repeat=n) for n, latency in enumerate((3.0, 3.3, 3.06))]
+    [row] = table_of(*records).to_dict("records")
+    medians = sorted(median(record.samples_ms) for record in records)
+    assert row["latency_ms"] == medians[1]
+    assert row["process_spread"] == pytest.approx((medians[2] - medians[0]) / medians[1])
+    assert (row["samples"], row["processes"], row["status"]) == (90, 3, "ok")
+
+
+def test_the_interval_is_that_within_a_process():
+    """What sets two processes apart is the spread, and makes the interval of quiet samples no wider."""
+    quiet = [1.0, 1.01, 0.99] * 5
+    slower = [1.5 * sample for sample in quiet]
+    centre, low, high = pooled_interval([quiet, slower])
+    assert centre == 1.25
+    assert 1.23 < low <= centre <= high < 1.27
+    assert pooled_interval([quiet]) == median_interval(quiet)
+    assert pooled_interval([[0.0, 0.0], [0.0]]) == (0.0, 0.0, 0.0)
+
+
+def test_a_case_is_ok_if_any_process_was_and_says_which_failed():
+    lost = synthetic.lost(FORWARD, "killed", "signal 9")
+    lost.repeat = 1
+    row = table_of(synthetic.ok(FORWARD, 3.0), lost).iloc[0]
+    assert (row["status"], row["reason"], row["samples"], row["processes"]) == ("ok", "", 30, 2)
+    assert row["notes"] == "process 2 of 2: killed: signal 9"
+
+
+def test_processes_of_two_machines_or_commits_are_never_pooled():
+    here, there = synthetic.environment(), synthetic.environment(commit="b" * 40)
+    records = [synthetic.ok(FORWARD, 3.0, environment=here), synthetic.ok(FORWARD, 9.0, repeat=1, environment=there)]
+    table = table_of(*records)
+    assert list(table["samples"]) == [30, 30]
+    assert list(table["latency_ms"]) == pytest.approx([3.0, 9.0], rel=0.05)
+    assert table["commit"].nunique() == 2
 
 
 def test_rates_and_memory_follow_from_latency_tokens_and_bytes():
     record = Record(FORWARD, "ok", samples_ms=[4.0], throttled=[False], tokens=32_768, peak_memory_bytes=3_500_000_000)
-    row = frame([record]).iloc[0]
+    row = table_of(record).iloc[0]
     assert row["us_per_token"] == pytest.approx(4000 / 32_768)
     assert row["tokens_per_s"] == pytest.approx(32_768 / 0.004)
     assert row["peak_memory_gb"] == pytest.approx(3.5)
 
 
+def test_metrics_of_repeats_are_their_median():
+    values = (1.0, None, 3.0, 2.0)
+    records = [synthetic.ok(FORWARD, 3.0, repeat=n, metrics={"wings": value}) for n, value in enumerate(values)]
+    assert table_of(*records)["wings"].tolist() == [2.0]
+
+
 def test_a_lost_case_keeps_its_row_reason_and_memory_without_a_latency():
-    row = frame([Record(FORWARD, "oom", "needs 90 GB", peak_memory_bytes=80_000_000_000)]).iloc[0]
+    row = table_of(Record(FORWARD, "oom", "needs 90 GB", peak_memory_bytes=80_000_000_000)).iloc[0]
     assert (row["status"], row["reason"], row["peak_memory_gb"]) == ("oom", "needs 90 GB", 80.0)
     assert all(math.isnan(row[name]) for name in ("latency_ms", "latency_ms_low", "us_per_token", "tokens_per_s"))
 
@@ -77,21 +173,28 @@ def test_a_lost_case_keeps_its_row_reason_and_memory_without_a_latency():
 @pytest.mark.parametrize("fields", [{"tokens": 0}, {"samples_ms": [0.0], "throttled": [False], "tokens": 5}])
 def test_no_rate_without_tokens_or_time(fields):
     record = Record(FORWARD, "ok", **({"samples_ms": [2.0], "throttled": [False]} | fields))
-    assert math.isnan(frame([record]).iloc[0]["tokens_per_s"])
+    assert math.isnan(table_of(record).iloc[0]["tokens_per_s"])
 
 
 def test_an_option_cannot_overwrite_a_column():
-    options = (("batch", "mine"), ("samples", "yours"), ("floor_ms", "his"))
-    row = frame([synthetic.ok(Case("s", "x", "y", "z", "generate", 7, 0, options=options), 1.0)]).iloc[0]
-    assert row["option_floor_ms"] == "his"
+    options = (("batch", "mine"), ("samples", "yours"), ("floor_ms", "his"), ("wings", "hers"))
+    record = synthetic.ok(replace(OTHER, batch=7, options=options), 1.0, metrics={"wings": 2})
+    row = table_of(record).iloc[0]
+    assert (row["option_floor_ms"], row["option_wings"], row["wings"]) == ("his", "hers", 2)
     assert (row["batch"], row["option_batch"], row["samples"], row["option_samples"]) == (7, "mine", 30, "yours")
 
 
-def test_whole_number_options_stay_whole_where_some_cases_lack_them():
-    other = Case("s", "x", "y", "z", "generate", 1, 0)
-    table = frame([synthetic.ok(FORWARD, 3.0), synthetic.ok(other, 3.0)])
-    assert str(table["mini_batch"].iloc[0]) == "16"
+def test_an_option_at_its_default_is_filled_in_where_others_of_its_system_and_backend_have_it():
+    plain = replace(FORWARD, options=())
+    table = table_of(*(synthetic.ok(case, 3.0) for case in (FORWARD, plain, OTHER)))
+    assert [str(value) for value in table["mini_batch"]] == ["32", "16", "<NA>"]
+
+
+def test_an_option_at_its_default_is_filled_in_where_a_figure_has_it_as_an_axis():
+    fla = replace(FORWARD, backend="fla", options=())
+    made = synthetic.made([("fig8-minibatch", synthetic.ok(case, 3.0)) for case in (FORWARD, fla)])
+    assert made.table["mini_batch"].tolist() == [32, 16]
 
 
 def test_no_records_give_an_empty_table():
-    assert list(frame([]).columns) == [*CSV_COLUMNS, *SAMPLE_COLUMNS]
+    assert list(frame([], Catalogue()).columns) == [*CSV_COLUMNS, *SAMPLE_COLUMNS]

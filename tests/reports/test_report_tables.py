@@ -4,92 +4,162 @@ import csv
 import io
 import json
 
+import pandas as pd
 import pytest
 import synthetic_records as synthetic
 
-from harness.record import RecordError, RecordFile
+from harness.case import Case
+from harness.record import RecordError
 from reports import write_table
 from reports.publish import of_systems
-from reports.stats import COLUMNS, frame
+from reports.stats import COLUMNS
 from reports.tables import write_frame
 
-RECORDS = synthetic.paper()
+PAPER = synthetic.paper()
+KERNELS = synthetic.made(synthetic.kernels())
 
 
-def written(records, fmt):
-    out = io.StringIO()
-    write_frame(frame(records), fmt, out)
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def written(made, fmt, columns=(), out=None):
+    out = out or io.StringIO()
+    write_frame(made.table, fmt, out, made.catalogue, columns)
     return out.getvalue()
 
 
 def test_records_of_some_systems_in_their_order():
-    chosen = of_systems(RECORDS, ["mamba", "ttt-linear/torch"])
-    assert chosen == [record for record in RECORDS if record.case.system == "mamba"
-                      or (record.case.system, record.case.backend) == ("ttt-linear", "torch")]
+    records = PAPER.records
+    chosen = of_systems(records, ["mamba", "ttt-linear/torch"])
+    assert chosen == [
+        record
+        for record in records
+        if record.case.system == "mamba" or (record.case.system, record.case.backend) == ("ttt-linear", "torch")
+    ]
     assert {record.case.system for record in chosen} == {"mamba", "ttt-linear"}
-    assert of_systems(RECORDS, []) == RECORDS
+    assert of_systems(records, []) == records
     with pytest.raises(RecordError, match="mamba/torchh: no records"):
-        of_systems(RECORDS, ["mamba/torchh"])
+        of_systems(records, ["mamba/torchh"])
 
 
-def test_csv_has_one_row_per_record_unrounded():
-    rows = list(csv.DictReader(io.StringIO(written(RECORDS, "csv"))))
-    assert len(rows) == len(RECORDS)
+def test_csv_has_one_row_for_each_case_unrounded():
+    rows = list(csv.DictReader(io.StringIO(written(PAPER, "csv"))))
+    assert len(rows) == len(PAPER.records)
     assert list(rows[0])[: len(COLUMNS)] == list(COLUMNS)
-    assert [float(row["latency_ms"]) for row in rows if row["latency_ms"]] == list(
-        frame(RECORDS)["latency_ms"].dropna()
-    )
-    assert rows[0]["mini_batch"] == "16"
+    assert [float(row["latency_ms"]) for row in rows if row["latency_ms"]] == list(PAPER.table["latency_ms"].dropna())
+    assert rows[1]["suites"] == "fig15-generate"
+    assert "fig15-forward, fig20-throughput" in {row["suites"] for row in rows}
 
 
 def test_csv_of_hostile_records_holds_no_formula():
     rows = list(csv.reader(io.StringIO(written(synthetic.hostile(), "csv"))))
     assert any(cell.startswith("'=HYPERLINK") for row in rows for cell in row)
+    assert any(cell.startswith("'=suite") for row in rows for cell in row)
     assert any(cell.startswith("'=cmd") for cell in rows[0])
     assert not [cell for row in rows for cell in row if cell[:1] in ("=", "+", "-", "@", "\t", "\r")]
 
 
+def test_csv_quotes_whatever_ends_a_line_or_a_cell():
+    out = io.StringIO()
+    cells = ["a\rb", "a\nb", 'a"b', "a,b", -1.5]
+    write_frame(pd.DataFrame({"x": cells}), "csv", out)
+    assert out.getvalue() == 'x\n"a\rb"\n"a\nb"\n"a""b"\n"a,b"\n-1.5\n'
+
+
 def test_json_says_null_for_what_is_not_known():
-    rows = json.loads(written(RECORDS, "json"))
+    rows = json.loads(written(PAPER, "json"))
     lost = next(row for row in rows if row["status"] == "oom")
     assert lost["latency_ms"] is None
     assert lost["reason"]
-    assert {"batch": 16, "context": 1024, "mini_batch": 16}.items() <= rows[0].items()
+    assert {"batch": 16, "context": 1024, "suites": ["fig15-forward"]}.items() <= rows[0].items()
 
 
 def test_text_says_once_what_all_rows_share():
-    text = written(RECORDS, "text")
-    assert text.startswith("in every row: dtype bfloat16")
-    assert text.count("dtype bfloat16") == 1
-    assert text.count("\n") == len(RECORDS) + 2
+    text = written(KERNELS, "text")
+    assert text.startswith(
+        "in every row: size 1.3b, dtype bfloat16, timing graph, device NVIDIA H100 80GB HBM3, commit"
+    )
+    assert text.count("NVIDIA") == 1
+    assert text.count("\n") == len(KERNELS.records) + 3
 
 
-def test_csv_appends_what_explains_a_latency_and_text_shows_its_rates():
-    rows = list(csv.DictReader(io.StringIO(written(synthetic.kernels(), "csv"))))
-    assert {"tflops", "gbs", "floor_ms", "bound", "floor_share", "copy_share", "registers", "spilled_bytes",
-            "shared_bytes"} <= set(rows[0])
+@pytest.mark.parametrize("made", [PAPER, KERNELS, synthetic.made(synthetic.fidelity())])
+def test_text_has_at_most_eight_columns_in_eighty_characters(made):
+    head, *rows = written(made, "text").split("\n\n")[-1].splitlines()
+    assert {"system", "backend", "latency_ms"} <= set(head.split())
+    assert 6 <= len(head.split()) <= 8
+    assert max(map(len, [head, *rows])) <= 80
+    assert "…" not in "".join(rows)
+
+
+def test_a_narrow_terminal_folds_words_and_never_a_number(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "64")
+    case = Case("a-system-with-a-long-name", "a-backend-with-a-long-name", "1.3b", "forward", 131072, 1048576)
+    made = synthetic.of_suite("quick", synthetic.ok(case, 123456.0))
+    text = written(made, "text", ("system", "backend", "batch", "context", "peak_memory_gb"), Terminal())
+    assert max(map(len, text.splitlines())) <= 64
+    assert {"131072", "1048576"} <= set(text.split())
+
+
+def test_columns_are_those_that_were_asked_for_in_their_units():
+    text = written(KERNELS, "text", ("backend", "energy_j_per_token", "state_bytes"))
+    assert text.splitlines()[0].split() == ["backend", "energy_j_per_token", "[mJ]", "state_bytes", "[MB]"]
+    assert text.splitlines()[1].split() == ["thunderkittens", "12.5", "33.55"]
+    assert written(KERNELS, "csv", ("energy_j_per_token",)).splitlines()[1] == "0.0125"
+    assert written(KERNELS, "text", ("all",)).splitlines()[0].split()[0] == "suites"
+    with pytest.raises(RecordError, match="--columns wings: no such column; there are suites, system"):
+        written(KERNELS, "text", ("wings",))
+
+
+def test_markdown_is_a_table_whose_cells_hold_no_bar():
+    made = synthetic.of_suite("quick", synthetic.ok(Case("a|b", "torch", "tiny", "forward", 2, 64), 1.0))
+    head, rule, row = written(made, "markdown").split("\n\n")[-1].splitlines()
+    assert head.startswith("| system | backend |")
+    assert set(rule) <= set("|-: ")
+    assert row.startswith("| a\\|b | torch |")
+
+
+def test_csv_appends_what_explains_a_latency_and_text_shows_what_fits():
+    rows = list(csv.DictReader(io.StringIO(written(KERNELS, "csv"))))
+    assert {
+        "tflops",
+        "gbs",
+        "floor_ms",
+        "bound",
+        "floor_share",
+        "copy_share",
+        "registers",
+        "spilled_bytes",
+        "shared_bytes",
+        "energy_j_per_token",
+        "state_bytes",
+    } <= set(rows[0])
     assert float(rows[0]["floor_share"]) == pytest.approx(1 / 1.5, rel=0.02)
     assert (rows[0]["bound"], rows[0]["registers"], rows[2]["registers"]) == ("memory", "168", "")
-    head = written(synthetic.kernels(), "text").splitlines()[1]
-    assert "floor_share" in head
+    steps = synthetic.of_suite("kernel-generate", *KERNELS.of("kernel-generate"))
+    head = written(steps, "text").split("\n\n")[1].splitlines()[0]
+    assert {"state_dtype", "us_per_token"} <= set(head.split())
     assert "registers" not in head
 
 
 def test_text_of_hostile_records_holds_no_escape_sequence_and_all_its_markup():
-    text = written(synthetic.hostile(), "text")
+    text = written(synthetic.hostile(), "text", ("all",))
     assert "\x1b" not in text
     assert '<img src=x onerror="window.injected = 2">' in text
 
 
 def test_unknown_format_names_the_formats():
-    with pytest.raises(ValueError, match="'xml': must be one of csv, json, text"):
-        written(RECORDS, "xml")
+    with pytest.raises(RecordError, match="'xml': must be one of csv, json, markdown, text"):
+        written(PAPER, "xml")
 
 
-def test_write_table_reads_record_files(tmp_path, capsys):
-    with RecordFile(tmp_path / "a.jsonl") as file:
-        file.append(RECORDS[0])
-    write_table([tmp_path], "csv")
-    assert capsys.readouterr().out == written(RECORDS[:1], "csv")
-    with pytest.raises(RecordError, match="no such file"):
-        write_table([tmp_path / "b.jsonl"], "csv")
+def test_write_table_reads_a_run(tmp_path, capsys):
+    run = KERNELS.run(tmp_path / "run")
+    write_table(run, "csv")
+    assert capsys.readouterr().out == written(KERNELS, "csv")
+    write_table(run, "csv", systems=("ttt-mlp",), columns=("system",))
+    assert set(capsys.readouterr().out.split()) == {"system", "ttt-mlp"}
+    with pytest.raises(RecordError, match="nothing"):
+        write_table(tmp_path / "nothing", "csv")

@@ -1,4 +1,4 @@
-"""What do the tests of the kernels share?"""
+"""Fixtures for the tests of the kernels."""
 
 import pytest
 

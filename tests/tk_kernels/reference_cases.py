@@ -1,20 +1,20 @@
-"""What do the tests of the references compare, and with what? Random cases and a naive transcription of the layer."""
+"""Random cases for the tests of the references, and the naive forms run on them."""
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from tk_kernels.reference_math import THE_LAYER, Variant
+from tk_kernels.ttt_linear import naive as naive_linear
 from tk_kernels.ttt_linear import reference as ttt_linear
+from tk_kernels.ttt_mlp import naive as naive_mlp
 from tk_kernels.ttt_mlp import reference as ttt_mlp
 
 torch.set_num_threads(1)  # the cases are so small that threads only wait for each other
 
 OPERATORS: dict[str, Any] = {"linear": ttt_linear, "mlp": ttt_mlp}
+NAIVE: dict[str, Any] = {"linear": naive_linear, "mlp": naive_mlp}
 
 
 class Case(NamedTuple):
@@ -67,51 +67,26 @@ def case(
     return Case(q, k, v, lr, token_scale, ln_weight, ln_bias, state)
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """LN over the last dimension, biased variance, by its definition."""
-    centred = x - x.mean(-1, keepdim=True)
-    return weight * centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt() + bias
-
-
-def predict(x: Tensor, weights: tuple[Tensor, ...], ln: tuple[Tensor, Tensor], variant: Variant) -> Tensor:
-    """f(x) for one token x [D], straight from its definition."""
-    for layer, (weight, bias) in enumerate(zip(weights[::2], weights[1::2], strict=True)):
-        if layer:
-            x = F.gelu(x, approximate="tanh") if variant.activation == "gelu" else F.relu(x)
-        x = x @ weight + (bias if variant.bias else 0)
-    return layer_norm(x, *ln) if variant.layer_norm else x
-
-
-def naive(operator: str, case: Case, variant: Variant = THE_LAYER) -> Tensor:
-    """The outputs of a case by the definition: token by token, one head at a time, gradients by autograd."""
-    out = torch.empty_like(case.q)
+def naive_state(operator: str, case: Case, row: int, head: int) -> Any:
+    """The naive form's first state of one head of one sequence."""
     names = ("W", "b") if operator == "linear" else ("W1", "b1", "W2", "b2")
+    return NAIVE[operator].first_state(*(getattr(case.state, name)[row, head] for name in names))
+
+
+def naive(operator: str, case: Case) -> tuple[Tensor, list[Tensor]]:
+    """Outputs of a case by the definition, and the tensors of the state after them, as in reference.primal_state."""
+    out, states = torch.empty_like(case.q), []
     for row in range(len(case.q)):
         for head in range(case.q.shape[2]):
-            weights = tuple(getattr(case.state, name)[row, head] for name in names)
-            ln = (case.ln_weight[head], case.ln_bias[head])
-            out[row, :, head] = _naive_head([x[row, :, head] for x in case[:4]], case.token_scale, ln, weights, variant)
-    return out
-
-
-def _naive_head(
-    tokens: list[Tensor], scale: Tensor, ln: tuple[Tensor, Tensor], weights: tuple[Tensor, ...], variant: Variant
-) -> Tensor:
-    def loss(weights: tuple[Tensor, ...], k: Tensor, v: Tensor) -> Tensor:
-        target = v - k if variant.residual else v
-        return (predict(k, weights, ln, variant) - target).square().sum() / 2
-
-    gradient: Callable[..., tuple[Tensor, ...]] = torch.func.grad(loss)
-    outputs = []
-    for t, (q, k, v, lr) in enumerate(zip(*tokens, strict=True)):
-        i = t % len(scale)
-        if i == 0:
-            start, sums = weights, [torch.zeros_like(w) for w in weights]
-        sums = [total + lr * step for total, step in zip(sums, gradient(start, k, v), strict=True)]
-        weights = tuple(w - scale[i] * total for w, total in zip(start, sums, strict=True))
-        z = predict(q, weights if variant.query == "updated" else start, ln, variant)
-        outputs.append(q + z if variant.residual else z)
-    return torch.stack(outputs)
+            outer = (case.token_scale, case.ln_weight[head], case.ln_bias[head])
+            tokens = (x[row, :, head] for x in case[:4])
+            found = NAIVE[operator].forward(*tokens, *outer, naive_state(operator, case, row, head))
+            out[row, :, head], state = found
+            position = torch.tensor(state.position)
+            states.append([*state[:-1], position] if operator == "linear" else [*state.weights, *state.sums, position])
+    shape = (len(case.q), case.q.shape[2])
+    tensors = [torch.stack(parts).unflatten(0, shape) for parts in zip(*states, strict=True)]
+    return out, [*tensors[:-1], tensors[-1][:, 0].int()]
 
 
 def valid(state: Any) -> list[Tensor]:

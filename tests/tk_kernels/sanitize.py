@@ -1,4 +1,4 @@
-"""Do the kernels access memory, share it and use barriers rightly? Small shapes under compute-sanitizer.
+"""Run every kernel on small shapes under compute-sanitizer: memcheck, racecheck and synccheck.
 
 `python -m tests.tk_kernels.sanitize [RECORD]` runs every kernel under every tool and prints a line for each pair with
 its verdict, then what was found; RECORD gets the same text. Exit status 1 unless all are clean. Needs a Hopper GPU, the
@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from tk_kernels import build
-from tk_kernels.norm_gate import norm_gate, swiglu
-from tk_kernels.short_convolution import query_key, residual_convolution
+from tk_kernels.edges.norm_gate import norm_gate, swiglu
+from tk_kernels.edges.short_convolution import query_key, residual_convolution
+from tk_kernels.generate.common import rope_table
 from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_linear import reference as linear_reference
@@ -34,7 +35,7 @@ from tk_kernels.ttt_mlp import reference as mlp_reference
 TOOLS = ("memcheck", "racecheck", "synccheck")
 AT_ONCE = 4  # most of a run is one CPU core's work
 TOKENS = (1, 17, 100)
-DTYPES = (torch.bfloat16, torch.float16)
+DTYPE = torch.bfloat16
 BATCH, HEADS = 2, 3
 SCHEDULES = ((16, 2, 4), (16, 4, 1), (32, 4, 1))  # of TTT-Linear: mini-batch, warps a head, heads a block
 SHAPES = {"linear": ((64, 64), (1, 64)), "mlp": ((64, 256), (1, 256), (256, 64), (1, 64))}
@@ -67,9 +68,9 @@ def on_gpu(*tensors: Tensor) -> list[Tensor]:
     return [x.cuda() for x in tensors]
 
 
-def arguments(operator: str, tokens: int, mini_batch: int, dtype: torch.dtype) -> list[Any]:
+def arguments(operator: str, tokens: int, mini_batch: int) -> list[Any]:
     """Arguments of a forward: tokens, outer parameters and the state, on the CPU."""
-    q, k, v = (normal(BATCH, tokens, HEADS, 64, dtype=dtype) for _ in range(3))
+    q, k, v = (normal(BATCH, tokens, HEADS, 64, dtype=DTYPE) for _ in range(3))
     lr, scale = torch.full((BATCH, tokens, HEADS), 0.5 / 64), 1 / torch.arange(1, mini_batch + 1)
     weights = (0.02 * normal(HEADS, *shape) for shape in SHAPES[operator])
     state = REFERENCES[operator].init_state(*weights, BATCH, mini_batch)
@@ -78,58 +79,58 @@ def arguments(operator: str, tokens: int, mini_batch: int, dtype: torch.dtype) -
 
 def linear_forward() -> Iterator[str]:
     """Each mini-batch and schedule."""
-    for tokens, dtype, rope, (mini_batch, *plan) in product(TOKENS, DTYPES, (False, True), SCHEDULES):
+    for tokens, rope, (mini_batch, *plan) in product(TOKENS, (False, True), SCHEDULES):
         linear_ops.schedule = lambda *_, plan=plan: plan  # type: ignore[assignment, misc]
-        *tensors, state = arguments("linear", tokens, mini_batch, dtype)
+        *tensors, state = arguments("linear", tokens, mini_batch)
         linear_ops.forward(*on_gpu(*tensors), type(state)(*on_gpu(*state)), rope=rope, start=0)  # type: ignore[misc]
-        yield f"T={tokens} {dtype} rope={rope} mini-batch {mini_batch}, {plan[0]} warps a head, {plan[1]} heads a block"
+        yield f"T={tokens} rope={rope} mini-batch {mini_batch}, {plan[0]} warps a head, {plan[1]} heads a block"
 
 
 def mlp_forward(mini_batch: int) -> Iterator[str]:
     """The kernel of one mini-batch."""
-    for tokens, dtype, rope in product(TOKENS, DTYPES, (False, True)):
-        *tensors, state = arguments("mlp", tokens, mini_batch, dtype)
+    for tokens, rope in product(TOKENS, (False, True)):
+        *tensors, state = arguments("mlp", tokens, mini_batch)
         mlp_ops.forward(*on_gpu(*tensors), type(state)(*on_gpu(*state)), rope=rope, start=0)  # type: ignore[misc]
-        yield f"T={tokens} {dtype} rope={rope}"
+        yield f"T={tokens} rope={rope}"
 
 
 def convolutions() -> Iterator[str]:
     """Both kernels; 192 channels, which is no power of two."""
     C = 64 * HEADS
-    for tokens, dtype in product(TOKENS, DTYPES):
+    for tokens in TOKENS:
         h, cache, weight, bias, norm = on_gpu(
-            *(normal(*shape, dtype=dtype) for shape in ((BATCH, tokens, C), (BATCH, 3, C), (C, 1, 4), (C,), (C,)))
+            *(normal(*shape, dtype=DTYPE) for shape in ((BATCH, tokens, C), (BATCH, 3, C), (C, 1, 4), (C,), (C,)))
         )
         residual_convolution(h, cache, norm, weight, bias, norm, 1e-6)
-        angles, logits, position = normal(16, 32), normal(BATCH, tokens, HEADS, dtype=dtype), torch.arange(BATCH)
+        angles, logits, position = normal(16, 32), normal(BATCH, tokens, HEADS, dtype=DTYPE), torch.arange(BATCH)
         rope, (logits, position, lr_bias) = on_gpu(angles.cos(), angles.sin()), on_gpu(logits, position, normal(HEADS))
         query_key(h, cache, (weight, bias), (weight, bias), (rope[0], rope[1]), position, logits, lr_bias, 1.0)
-        yield f"T={tokens} {dtype}"
+        yield f"T={tokens}"
 
 
 def gates() -> Iterator[str]:
     """Both kernels, the gate a slice of a wider projection."""
     C = 64 * HEADS
-    for tokens, dtype in product(TOKENS, DTYPES):
+    for tokens in TOKENS:
         z, fused, weight = on_gpu(
-            normal(tokens, C, dtype=dtype), normal(tokens, 2 * C, dtype=dtype), normal(C, dtype=dtype)
+            normal(tokens, C, dtype=DTYPE), normal(tokens, 2 * C, dtype=DTYPE), normal(C, dtype=DTYPE)
         )
         norm_gate(z, fused[:, C:], weight, weight, 1e-6)
         swiglu(fused)
-        yield f"T={tokens} {dtype}"
+        yield f"T={tokens}"
 
 
 def generate(operator: str) -> Iterator[str]:
     """The dual form with the state in two planes and in bfloat16; on Hopper the MLP's is the Gluon kernel."""
-    for precision, dtype in product(("planes", "bfloat16"), DTYPES):
-        *tensors, state = arguments(operator, STEPS, 16, dtype)
+    for precision in ("planes", "bfloat16"):
+        *tensors, state = arguments(operator, STEPS, 16)
         kept = move(GENERATE[operator].GenerateState.from_state(state, "dual", precision))
         *per_token, scale, weight, bias = tensors
-        outer, rope = on_gpu(scale, weight, bias), linear_generate.rope_table(16, 64, "cuda")
+        outer, rope = on_gpu(scale, weight, bias), rope_table(16, 64, "cuda")
         for t in range(STEPS):
             token = on_gpu(*(x[:, t].contiguous() for x in per_token))
             GENERATE[operator].generate_step(*token, *outer, kept, rope=rope)
-        yield f"{STEPS} tokens, {precision}, {dtype}"
+        yield f"{STEPS} tokens, {precision}"
 
 
 def move(kept: Any) -> Any:
@@ -143,7 +144,7 @@ def move(kept: Any) -> Any:
 
 
 KERNELS: dict[str, Callable[[], Iterator[str]]] = {
-    "ttt_linear/forward": linear_forward,
+    "ttt_linear/forward_sm90": linear_forward,
     **{name: partial(mlp_forward, mini_batch) for mini_batch, name in mlp_ops.KERNELS.items()},
     "short_convolution": convolutions,
     "norm_gate": gates,
@@ -186,7 +187,7 @@ def main(record: str | None) -> int:
         print("compute-sanitizer is not on the path: it comes with the CUDA toolkit")
         return 1
     sources = [f"{name}: source {build.source_digest(name)[:16]}" for name in build.KERNELS]
-    device = f"{torch.cuda.get_device_name()}, B={BATCH}, H={HEADS}, T in {TOKENS}, bfloat16 and float16"
+    device = f"{torch.cuda.get_device_name()}, B={BATCH}, H={HEADS}, T in {TOKENS}, bfloat16"
     with ThreadPoolExecutor(AT_ONCE) as pool:
         findings = list(pool.map(lambda pair: sanitized(*pair), product(KERNELS, TOOLS)))
     text = "\n".join([device, *sources, *map(str, findings)]) + "\n"

@@ -1,4 +1,4 @@
-"""Do the cost formulas give the numbers of the design, and count what the products they name take?"""
+"""The cost formulas give the numbers of the design, and count what the products they name take."""
 
 import subprocess
 import sys
@@ -72,11 +72,11 @@ def test_generate_orders(cost) -> None:
 
 @pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
 def test_unknown_names_are_errors(cost) -> None:
-    with pytest.raises(ValueError, match="form is 'fast': supported are 'dual', 'primal'"):
+    with pytest.raises(ValueError, match="form is 'fast'"):
         cost.generate_bytes(1, 32, 64, form="fast")
-    with pytest.raises(ValueError, match="form is 'fast': supported are 'dual', 'primal'"):
+    with pytest.raises(ValueError, match="form is 'fast'"):
         cost.generate_flops(1, 32, 64, form="fast")
-    with pytest.raises(ValueError, match="state is 'int8': supported are 'planes', 'float32'"):
+    with pytest.raises(ValueError, match="state is 'int8'"):
         cost.generate_bytes(1, 32, 64, state="int8")
 
 

@@ -1,21 +1,21 @@
-"""Does a forward operator refuse what the kernel cannot take, and hand a begun mini-batch's rest to the reference?"""
+"""A forward operator refuses what the kernel cannot take, and gives the rest of a begun mini-batch to the reference."""
 
 import pytest
 import torch
 
 from tests.tk_kernels.tolerances import relative_error
-from tk_kernels.forward_operator import HEAD_DIM, check_arguments, forward_from, wide
-from tk_kernels.reference_math import rope
+from tk_kernels.forward.operator import HEAD_DIM, check_arguments, forward_from, to_float32
+from tk_kernels.reference.layer import rope
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_linear import reference
 from tk_kernels.ttt_linear.reference import LinearState
 from tk_kernels.ttt_mlp import ops as mlp_ops
 from tk_kernels.ttt_mlp import reference as mlp_reference
 
-MINI_BATCH, HEADS, D = 16, 2, 8
+HEADS, D = 2, 8
 
 
-def arguments(tokens: int, start: int) -> tuple:
+def arguments(tokens: int, start: int, mini_batch: int = 16) -> tuple:
     """Float64 tokens, outer parameters and a state at position start."""
     generator = torch.Generator().manual_seed(tokens)
 
@@ -24,27 +24,30 @@ def arguments(tokens: int, start: int) -> tuple:
 
     q, k, v = (normal(2, start + tokens, HEADS, D) for _ in range(3))
     lr = torch.rand(2, start + tokens, HEADS, generator=generator, dtype=torch.float64) / D
-    outer = (1 / torch.arange(1.0, MINI_BATCH + 1, dtype=torch.float64), normal(HEADS, D), normal(HEADS, D))
-    state = reference.init_state(normal(HEADS, D, D), normal(HEADS, 1, D), 2, MINI_BATCH, torch.float64)
+    outer = (1 / torch.arange(1.0, mini_batch + 1, dtype=torch.float64), normal(HEADS, D), normal(HEADS, D))
+    state = reference.init_state(normal(HEADS, D, D), normal(HEADS, 1, D), 2, mini_batch, torch.float64)
     begun = slice(start)
-    _, state = reference.forward(rotated(q)[:, begun], rotated(k)[:, begun], v[:, begun], lr[:, begun], *outer, state)
+    first = (rotated(x, 0, mini_batch)[:, begun] for x in (q, k))
+    _, state = reference.forward(*first, v[:, begun], lr[:, begun], *outer, state)
     return tuple(x[:, start:] for x in (q, k, v, lr)), outer, state
 
 
-def rotated(x: torch.Tensor, start: int = 0) -> torch.Tensor:
-    return rope(x, (start + torch.arange(x.shape[1])) % MINI_BATCH)
+def rotated(x: torch.Tensor, start: int = 0, mini_batch: int = 16) -> torch.Tensor:
+    return rope(x, (start + torch.arange(x.shape[1])) % mini_batch)
 
 
 def exact(tokens: tuple, outer: tuple, state: LinearState, start: int) -> tuple[torch.Tensor, LinearState]:
     q, k, v, lr = tokens
-    return reference.forward(rotated(q, start), rotated(k, start), v, lr, *outer, state, start=start)
+    q, k = (rotated(x, start, len(outer[0])) for x in (q, k))
+    return reference.forward(q, k, v, lr, *outer, state, start=start)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "start", "to_kernel"), [(40, 0, 40), (40, 5, 29), (11, 5, 0), (3, 5, 0), (0, 5, 0), (12, 5, 1)]
+    ("mini_batch", "tokens", "start", "to_kernel"),
+    [(16, 40, 0, 40), (16, 40, 5, 29), (16, 11, 5, 0), (16, 3, 5, 0), (16, 0, 5, 0), (16, 12, 5, 1), (32, 60, 20, 48)],
 )
-def test_tokens_of_a_begun_mini_batch_go_to_the_reference(tokens, start, to_kernel):
-    inputs, outer, state = arguments(tokens, start)
+def test_tokens_of_a_begun_mini_batch_go_to_the_reference(mini_batch, tokens, start, to_kernel):
+    inputs, outer, state = arguments(tokens, start, mini_batch)
     seen = []
 
     def aligned(tokens, outer, state, rope):
@@ -96,7 +99,7 @@ def test_bfloat16_tokens_are_rounded_as_the_kernel_rounds_them(tokens):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_the_kernel_reads_float32_and_contiguous(dtype):
     x = torch.arange(6.0, dtype=dtype).view(2, 3)
-    for ours, given in zip(wide(x, x.T), (x, x.T), strict=True):
+    for ours, given in zip(to_float32(x, x.T), (x, x.T), strict=True):
         assert ours.dtype == torch.float32
         assert ours.is_contiguous()
         assert torch.equal(ours, given.float())
@@ -120,13 +123,68 @@ def test_tensors_on_another_device_are_named():
         field = name.removeprefix("state.")
         there = state._replace(**{field: getattr(state, field).to("meta")}) if field != name else state
         first, rest = tuple(moved.values())[:4], tuple(moved.values())[4:]
-        with pytest.raises(ValueError, match=f"^{name} is on meta: q is on cpu$"):
+        with pytest.raises(ValueError, match=f"^{name} is on meta"):
             check_arguments(first, rest, there, operator.WEIGHTS, operator.MINI_BATCHES)
+
+
+def fake_kernel(layer: str, module, calls: list):
+    """In place of a CUDA kernel: the reference in float32, on the arguments that the custom operator gets."""
+
+    def kernel(q, k, v, lr, token_scale, ln_weight, ln_bias, *rest):
+        *weights, rotate = rest
+        calls.append(weights)
+        mini_batch = len(token_scale)
+        if rotate:
+            q, k = (rotated(x.float(), 0, mini_batch).to(x.dtype) for x in (q, k))
+        widths = (HEAD_DIM, HEAD_DIM) if layer == "linear" else (HEAD_DIM, 4 * HEAD_DIM, 4 * HEAD_DIM, HEAD_DIM)
+        rows = [torch.zeros(*q.shape[::2], mini_batch, width) for width in widths]
+        kind = reference.LinearState if layer == "linear" else mlp_reference.MLPState
+        state = kind(*weights, *rows, torch.zeros(len(q), dtype=torch.int32))
+        tokens = (x.float() for x in (q, k, v, lr))
+        out, after = module.forward(*tokens, token_scale, ln_weight, ln_bias, state)
+        return out.to(q.dtype), *after[:-1]
+
+    return kernel
+
+
+@pytest.mark.parametrize("mini_batch", [16, 32])
+@pytest.mark.parametrize("layer", ["linear", "mlp"])
+@pytest.mark.parametrize("known", [True, False], ids=["start given", "start read"])
+def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, mini_batch, known):
+    """The state of the operator goes on wherever it stands, keeps its float32, and counts its position."""
+    operator, _, _, _ = operator_arguments(layer)
+    module, calls = {"linear": reference, "mlp": mlp_reference}[layer], []
+    monkeypatch.setattr(operator, "_forward", fake_kernel(layer, module, calls))
+    generator = torch.Generator().manual_seed(0)
+    total = 4 * mini_batch - 5
+    q, k, v = (torch.randn(2, total, HEADS, HEAD_DIM, generator=generator).bfloat16() for _ in range(3))
+    lr = torch.rand(2, total, HEADS, generator=generator) / HEAD_DIM
+    outer = (1 / torch.arange(1.0, mini_batch + 1), torch.ones(HEADS, HEAD_DIM), torch.zeros(HEADS, HEAD_DIM))
+    shapes = (s if len(s) == 2 else (1, *s) for s in operator.WEIGHTS.values())
+    begin = module.init_state(*(0.1 * torch.randn(HEADS, *s, generator=generator) for s in shapes), 2, mini_batch)
+    whole, expected = module.forward(*(x.float() for x in (q, k, v, lr)), *outer, begin)
+    state, outputs, at = begin, [], 0
+    for kind, count in (("prefill", mini_batch + 5), ("generate", 3), ("prefill", 4), ("prefill", 3 * mini_batch - 17)):
+        cut = [x[:, at : at + count] for x in (q, k, v, lr)]
+        if kind == "prefill":
+            out, state = operator.forward(*cut, *outer, state, start=at % mini_batch if known else None)
+            outputs.append(out)
+        for t in range(count if kind == "generate" else 0):
+            out, state = module.generate_step(*(x[:, t].float() for x in cut), *outer, state)
+            outputs.append(out[:, None])
+        at += count
+    assert at == total
+    assert relative_error(torch.cat([x.float() for x in outputs], 1), whole) < 3e-3  # of bfloat16 outputs
+    assert state.position.tolist() == expected.position.tolist() == [mini_batch - 5] * 2
+    for name in operator.WEIGHTS:
+        before, found, exact = (getattr(x, name) for x in (begin, state, expected))
+        assert relative_error(found - before, exact - before) < 1e-3  # float32, which holds W and its change
+    assert all(x.dtype == torch.float32 for weights in calls for x in weights)
 
 
 @pytest.mark.parametrize("start", [-1, 16])
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
 def test_a_start_outside_of_the_mini_batch_is_named(layer, start):
     operator, tokens, outer, state = operator_arguments(layer)
-    with pytest.raises(ValueError, match=f"^start is {start}: expected a position inside the mini-batch, 0 to 15$"):
+    with pytest.raises(ValueError, match=f"start is {start}: .* 0 to 15"):
         operator.forward(*tokens, *outer, state, start=start)

@@ -1,4 +1,4 @@
-"""Do the generate kernels hold on a GPU: 256 steps, every position, any batch, one graph, from a real prefill?
+"""The generate kernels on a GPU: 256 steps, every position, any batch, one graph, from a real prefill.
 
 At the size of a layer of the 1.3b model: 32 heads of 64, mini-batches of 16. Errors as in `generate_cases`.
 """
@@ -21,14 +21,14 @@ from generate_cases import (
 from torch import Tensor
 
 from tests.interpreter import DEVICE
-from tk_kernels import generate_common as common
+from tk_kernels import FORMS
 
 H, D, m, STEPS = 32, 64, 16, 256
 EVERY_POSITION = [(5 * i + 11) % m for i in range(m)]
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU")]
 operators = pytest.mark.parametrize("operator", MODULES)
-forms = pytest.mark.parametrize("form", common.FORMS)
+forms = pytest.mark.parametrize("form", FORMS)
 
 
 @combinations

@@ -1,4 +1,6 @@
-"""Are a reference's primal, dual and generate forms one function, the layer's, at any T, D, mini-batch and split?"""
+"""A reference's primal, dual and generate forms are one function, the naive one, at any T, D, mini-batch and split."""
+
+import functools
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 EXACT = OUTPUT_ERROR[torch.float64]
+# Of what has changed of the float32 state; in bfloat16 the products that change it have rounded inputs.
+STATE_CHANGE_ERROR = {torch.float32: 2e-4, torch.bfloat16: 1e-2}
 each_operator = pytest.mark.parametrize("operator", OPERATORS)
 
 
@@ -27,8 +31,37 @@ def ran_at_once(operator: str, args: Case, form: str) -> torch.Tensor:
 @pytest.mark.parametrize("form", ["dual", "primal", "rows", "sums"])
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 35])
 def test_each_form_is_the_definition(operator: str, form: str, tokens: int) -> None:
+    args, expected = defined(operator, tokens)
+    assert relative_error(ran_at_once(operator, args, form), expected) < EXACT
+
+
+@functools.cache
+def defined(operator: str, tokens: int) -> tuple[Case, torch.Tensor]:
+    """A case and its naive outputs, once for all forms."""
     args = case(operator, tokens, batch=1)
-    assert relative_error(ran_at_once(operator, args, form), naive(operator, args)) < EXACT
+    return args, naive(operator, args)[0]
+
+
+@each_operator
+@pytest.mark.parametrize("tokens", [7, 32, 35])
+@pytest.mark.parametrize("mini_batch", [16, 32])
+def test_the_state_is_that_of_the_definition(operator: str, tokens: int, mini_batch: int) -> None:
+    """Weights and pending gradients, after one call and after pieces that begin and end inside mini-batches."""
+    args = case(operator, tokens, heads=1, mini_batch=mini_batch)
+    out, expected = naive(operator, args)
+    module, state, parts = OPERATORS[operator], args.state, []
+    for cut in (slice(0, 3), slice(3, 20), slice(20, tokens)):
+        part, state = module.forward(*args.tokens(cut), *args.outer(), state)
+        parts.append(part)
+    assert relative_error(torch.cat(parts, 1), out) < EXACT
+    for found in (state, module.forward(*args)[1]):
+        for name, x, y in zip(expected_names(operator), module.primal_state(found), expected, strict=True):
+            torch.testing.assert_close(x, y, rtol=EXACT, atol=EXACT, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def expected_names(operator: str) -> tuple[str, ...]:
+    module = OPERATORS[operator]
+    return (module.LinearPrimalState if operator == "linear" else module.MLPPrimalState)._fields
 
 
 @each_operator
@@ -81,7 +114,7 @@ def test_forward_in_pieces_is_forward(operator: str, form: str) -> None:
 def test_memory_bound_does_not_change_the_result(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, args = OPERATORS[operator], case(operator, 100)
     whole, end = module.forward(*args)
-    monkeypatch.setattr(module, "TOGETHER", 2)
+    monkeypatch.setattr(type(module.LINEAR if operator == "linear" else module.MLP), "together", 2)
     out, state = module.forward(*args)
     assert relative_error(out, whole) < EXACT
     assert_same_state(state, end)
@@ -95,7 +128,7 @@ def test_forward_is_states_then_outputs(operator: str) -> None:
     out = module.outputs(args.q, args.k, args.lr, *args.outer(), trace)
     assert relative_error(out, whole) < EXACT
     assert_same_state(state, end)
-    with pytest.raises(ValueError, match="35 tokens from position 0: expected whole mini-batches of 16"):
+    with pytest.raises(ValueError, match=r"35 tokens .* whole mini-batches of 16"):
         module.states(*case(operator, 35)[1:])
 
 
@@ -143,6 +176,20 @@ def test_error_by_dtype(operator: str, dtype: torch.dtype, form: str) -> None:
 
 
 @each_operator
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_master_state_is_not_rounded_between_calls(operator: str, dtype: torch.dtype) -> None:
+    """Over many calls the weights move by much less than half an ulp of bfloat16 a call."""
+    args = case(operator, 64, batch=1, head_dim=64, dtype=dtype)
+    _, exact = OPERATORS[operator].forward(*case(operator, 64, batch=1, head_dim=64))
+    state = args.state
+    for low in range(0, 64, 8):
+        _, state = OPERATORS[operator].forward(*args.tokens(slice(low, low + 8)), *args.outer(), state)
+    for name in ("W", "b") if operator == "linear" else ("W1", "b1", "W2", "b2"):
+        found, expected, before = (getattr(x, name).double() for x in (state, exact, args.state))
+        assert relative_error(found - before, expected - before) < STATE_CHANGE_ERROR[dtype]
+
+
+@each_operator
 @pytest.mark.parametrize("form", ["dual", "primal", "rows", "sums"])
 def test_nan_stays_in_its_head_and_sequence(operator: str, form: str) -> None:
     args = case(operator, 20)
@@ -180,19 +227,19 @@ def replaced(args: Case, name: str, value: torch.Tensor) -> Case:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("q", torch.zeros(2, 35, 32), r"q has shape \(2, 35, 32\): expected \[B, T, H, D\]"),
-        ("q", torch.zeros(2, 35, 2, 16, dtype=torch.float16), r"q.dtype is torch.float16: supported are .*bfloat16"),
-        ("k", torch.zeros(2, 34, 2, 16), r"k has shape \(2, 34, 2, 16\): expected \(2, 35, 2, 16\)"),
-        ("v", torch.zeros(2, 35, 2, 16), r"v.dtype is torch.float32: supported are torch.float64"),
-        ("lr", torch.zeros(2, 2, 35), r"lr has shape \(2, 2, 35\): expected \(2, 35, 2\)"),
-        ("lr", torch.zeros(2, 35, 2), r"lr.dtype is torch.float32: supported are torch.float64"),
-        ("token_scale", torch.zeros(0), r"token_scale has shape \(0,\): expected \[mini_batch\]"),
-        ("ln_weight", torch.zeros(32), r"ln_weight has shape \(32,\): expected \(2, 16\)"),
-        ("ln_bias", torch.zeros(16, 2), r"ln_bias has shape \(16, 2\): expected \(2, 16\)"),
-        ("state.k_rows", torch.zeros(2, 2, 8, 16), r"state.k_rows has shape \(2, 2, 8, 16\): expected"),
-        ("state.k_rows", torch.zeros(2, 2, 16, 16), r"state.k_rows.dtype is torch.float32: supported"),
-        ("state.position", torch.tensor([1, 2], dtype=torch.int32), r"state.position holds \[1, 2\]: forward"),
-        ("state.position", torch.zeros(2), r"state.position.dtype is torch.float32: supported are torch.int32"),
+        ("q", torch.zeros(2, 35, 32), r"q has shape .*\[B, T, H, D\]"),
+        ("q", torch.zeros(2, 35, 2, 16, dtype=torch.float16), r"q.dtype is torch.float16"),
+        ("k", torch.zeros(2, 34, 2, 16), r"k has shape \(2, 34, 2, 16\)"),
+        ("v", torch.zeros(2, 35, 2, 16), r"v.dtype is torch.float32"),
+        ("lr", torch.zeros(2, 2, 35), r"lr has shape \(2, 2, 35\)"),
+        ("lr", torch.zeros(2, 35, 2), r"lr.dtype is torch.float32"),
+        ("token_scale", torch.zeros(0), r"token_scale has shape \(0,\)"),
+        ("ln_weight", torch.zeros(32), r"ln_weight has shape \(32,\)"),
+        ("ln_bias", torch.zeros(16, 2), r"ln_bias has shape \(16, 2\)"),
+        ("state.k_rows", torch.zeros(2, 2, 8, 16), r"state.k_rows has shape \(2, 2, 8, 16\)"),
+        ("state.k_rows", torch.zeros(2, 2, 16, 16), r"state.k_rows.dtype is torch.float32"),
+        ("state.position", torch.tensor([1, 2], dtype=torch.int32), r"state.position holds \[1, 2\]"),
+        ("state.position", torch.zeros(2), r"state.position.dtype is torch.float32"),
     ],
 )
 def test_wrong_arguments_are_named(operator: str, name: str, value: torch.Tensor, message: str) -> None:
@@ -203,12 +250,12 @@ def test_wrong_arguments_are_named(operator: str, name: str, value: torch.Tensor
 @each_operator
 def test_other_wrong_arguments_are_named(operator: str) -> None:
     module, args = OPERATORS[operator], case(operator)
-    with pytest.raises(ValueError, match="form is 'fast': supported are 'dual', 'primal'"):
+    with pytest.raises(ValueError, match="form is 'fast'"):
         module.forward(*args, form="fast")
-    with pytest.raises(ValueError, match=r"q has shape \(2, 35, 2, 16\): expected \[B, H, D\]"):
+    with pytest.raises(ValueError, match=r"q has shape .*\[B, H, D\]"):
         module.generate_step(*args)
     weights = [torch.zeros(2, *shape) for shape in ((16, 16), (3, 16), (16, 16), (1, 16))]
-    with pytest.raises(ValueError, match=r"has shape \(2, 3, 16\): expected \(2, 1, 16\)"):
+    with pytest.raises(ValueError, match=r"has shape \(2, 3, 16\)"):
         module.init_state(*weights[: 2 if operator == "linear" else 4], batch=1)
 
 
@@ -217,13 +264,13 @@ def test_other_wrong_arguments_are_named(operator: str) -> None:
 def test_a_start_outside_of_the_mini_batch_is_named(operator: str, start: int) -> None:
     """A caller's absolute position would be taken for one inside the mini-batch of 16."""
     module, args = OPERATORS[operator], case(operator)
-    said = f"start is {start}: expected a position inside the mini-batch, 0 to 15"
-    with pytest.raises(ValueError, match=said):
+    reason = f"start is {start}: .* 0 to 15"
+    with pytest.raises(ValueError, match=reason):
         module.forward(*args, start=start)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=reason):
         module.states(*args[1:], start=start)
     position = torch.full_like(args.state.position, start)
-    with pytest.raises(ValueError, match=said.replace("start", "state.position", 1)):
+    with pytest.raises(ValueError, match=reason.replace("start", "state.position", 1)):
         module.forward(*replaced(args, "state.position", position))
 
 

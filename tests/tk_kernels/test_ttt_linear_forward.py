@@ -1,4 +1,4 @@
-"""Does the TTT-Linear forward kernel compute the layer, at any length and schedule, and name what it cannot take?"""
+"""The TTT-Linear forward kernel computes the layer at any length and schedule, and names what it cannot take."""
 
 import functools
 
@@ -8,23 +8,22 @@ from tolerances import OUTPUT_ERROR, relative_error
 
 from tk_kernels.ttt_linear import ops, reference
 
-# float16 keeps three bits more than bfloat16 of the same products.
-OUTPUT = OUTPUT_ERROR | {torch.float16: 2e-3}
-# The master state is float32; its error is that of the 16-bit operands of the products that update it.
-STATE = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
+OUTPUT = OUTPUT_ERROR[torch.bfloat16]
+# The master state is float32; its error is that of the bfloat16 operands of the products that update it.
+STATE = 5e-3
 SCHEDULES = ((2, 4), (4, 1))
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(ops.available() != "", reason=ops.available() or "it is available")]
 on_gpu = lambda test: functools.reduce(lambda decorated, mark: mark(decorated), gpu, test)  # noqa: E731
 
 
-def arguments(batch, tokens, heads, dtype=torch.bfloat16, correlation=0.0, device="cuda", lr_scale=1.0, mini_batch=16):
+def arguments(batch, tokens, heads, correlation=0.0, device="cuda", lr_scale=1.0, mini_batch=16):
     """Random q, k, v (with this correlation between tokens), lr, token_scale, ln_weight, ln_bias, state."""
     generator = torch.Generator(device).manual_seed(tokens)
     normal = functools.partial(torch.randn, device=device, generator=generator)
     common, fresh = correlation, (1 - correlation**2) ** 0.5
     shape = (batch, tokens, heads, 64)
-    q, k, v = ((common * normal(batch, 1, heads, 64) + fresh * normal(shape)).to(dtype) for _ in range(3))
+    q, k, v = ((common * normal(batch, 1, heads, 64) + fresh * normal(shape)).bfloat16() for _ in range(3))
     lr = lr_scale * torch.sigmoid(normal(shape[:3])) / 64
     scale = (1 / torch.arange(1, mini_batch + 1, device=device) + 0.01 * normal(mini_batch)).clamp_min(0)
     weight, bias = 1 + 0.1 * normal(heads, 64), 0.1 * normal(heads, 64)
@@ -38,15 +37,15 @@ def exact(q, k, v, lr, scale, weight, bias, state):
     return reference.forward(*(x.double() for x in (q, k, v, lr, scale, weight, bias)), wide)
 
 
-def check(found, expected, dtype):
+def check(found, expected):
     (out, state), (out_exact, state_exact) = found, expected
-    assert relative_error(out, out_exact) < OUTPUT[dtype]
-    assert relative_error(state.W, state_exact.W) < STATE[dtype]
-    assert relative_error(state.b, state_exact.b) < STATE[dtype]
+    assert relative_error(out, out_exact) < OUTPUT
+    assert relative_error(state.W, state_exact.W) < STATE
+    assert relative_error(state.b, state_exact.b) < STATE
     assert torch.equal(state.position.cpu(), state_exact.position.cpu())
     valid = int(state.position[0])
     assert relative_error(state.k_rows[:, :, :valid], state_exact.k_rows[:, :, :valid]) < 1e-6
-    assert relative_error(state.g_rows[:, :, :valid], state_exact.g_rows[:, :, :valid]) < STATE[dtype]
+    assert relative_error(state.g_rows[:, :, :valid], state_exact.g_rows[:, :, :valid]) < STATE
     assert state.k_rows.isfinite().all()
     assert state.g_rows.isfinite().all()
 
@@ -58,27 +57,25 @@ def schedule(request, monkeypatch):
 
 
 @on_gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 96, 333])
 @pytest.mark.parametrize(("batch", "heads"), [(1, 1), (3, 7)])
-def test_equals_the_reference(schedule, poisoned, batch, tokens, heads, dtype):
-    inputs = arguments(batch, tokens, heads, dtype)
-    check(ops.forward(*inputs), exact(*inputs), dtype)
+def test_equals_the_reference(schedule, poisoned, batch, tokens, heads):
+    inputs = arguments(batch, tokens, heads)
+    check(ops.forward(*inputs), exact(*inputs))
 
 
 @on_gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("tokens", [1, 17, 32, 161, 1024])
-def test_mini_batches_of_32(poisoned, tokens, dtype):
-    inputs = arguments(2, tokens, 3, dtype, mini_batch=32)
-    check(ops.forward(*inputs), exact(*inputs), dtype)
+def test_mini_batches_of_32(poisoned, tokens):
+    inputs = arguments(2, tokens, 3, mini_batch=32)
+    check(ops.forward(*inputs), exact(*inputs))
 
 
 @on_gpu
 @pytest.mark.parametrize(("correlation", "lr_scale"), [(0.0, 1.0), (0.5, 1.0), (0.9, 0.1)])
 def test_error_does_not_grow_with_length(schedule, correlation, lr_scale):
     inputs = arguments(1, 8192, 4, correlation=correlation, lr_scale=lr_scale)
-    check(ops.forward(*inputs), exact(*inputs), torch.bfloat16)
+    check(ops.forward(*inputs), exact(*inputs))
 
 
 @on_gpu
@@ -96,7 +93,7 @@ def test_two_pieces_equal_the_whole(cut):
     first, middle = ops.forward(*(x[:, :cut] for x in tokens), scale, weight, bias, state)
     second, end = ops.forward(*(x[:, cut:] for x in tokens), scale, weight, bias, middle)
     expected = exact(*tokens, scale, weight, bias, state)
-    check((torch.cat((first, second), 1), end), expected, torch.bfloat16)
+    check((torch.cat((first, second), 1), end), expected)
 
 
 @on_gpu
@@ -119,17 +116,16 @@ def test_extreme_inputs_are_exact_enough(schedule):
     q, k, v, *rest = arguments(1, 64, 2)
     for factor in (0.0, 1e-3, 30.0):
         inputs = (q * factor, k * factor, v * factor, *rest)
-        check(ops.forward(*inputs), exact(*inputs), torch.bfloat16)
+        check(ops.forward(*inputs), exact(*inputs))
 
 
 @on_gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_token_scale_of_zero_at_the_end_leaves_the_state(schedule, dtype):
-    *head, scale, weight, bias, state = arguments(1, 70, 2, dtype)
+def test_token_scale_of_zero_at_the_end_leaves_the_state(schedule):
+    *head, scale, weight, bias, state = arguments(1, 70, 2)
     scale[-1] = 0
     inputs = (*head, scale, weight, bias, state)
     found = ops.forward(*inputs)
-    check(found, exact(*inputs), dtype)
+    check(found, exact(*inputs))
     assert relative_error(found[1].W, state.W) < 1e-6
 
 
@@ -163,7 +159,7 @@ def test_rope_inside_the_kernel(schedule, cut):
         out, state = ops.forward(*(x[:, at] for x in tokens), *rest, state, rope=True)
         parts.append(out)
     expected = exact(turned(q), turned(k), v, lr, *rest, arguments(2, 150, 3)[-1])
-    check((torch.cat(parts, 1), state), expected, torch.bfloat16)
+    check((torch.cat(parts, 1), state), expected)
 
 
 @on_gpu
@@ -206,13 +202,13 @@ def test_shapes_without_running():
 @pytest.mark.parametrize(
     ("index", "change", "message"),
     [
-        (0, lambda x: x[..., :32], r"q has shape \(1, 20, 2, 32\): the kernel takes \[B, T, H, 64\]"),
-        (0, torch.Tensor.float, r"q\.dtype is torch\.float32: supported are torch\.bfloat16, torch\.float16"),
-        (1, lambda x: x[:, :10], r"k has shape \(1, 10, 2, 64\): expected \(1, 20, 2, 64\)"),
-        (2, torch.Tensor.half, r"v\.dtype is torch\.float16: supported are torch\.bfloat16"),
+        (0, lambda x: x[..., :32], r"q has shape .*\[B, T, H, 64\]"),
+        (0, torch.Tensor.float, r"q\.dtype is torch\.float32: .*bfloat16"),
+        (1, lambda x: x[:, :10], r"k has shape \(1, 10, 2, 64\)"),
+        (2, torch.Tensor.half, r"v\.dtype is torch\.float16"),
         (2, lambda x: x.transpose(2, 3).contiguous().transpose(2, 3), r"v has strides .*D contiguous"),
         (3, lambda x: x[:, :, :1], r"lr has shape"),
-        (4, lambda x: x[:8], r"len\(token_scale\), the mini-batch, is 8: supported are 16, 32"),
+        (4, lambda x: x[:8], "mini-batch, is 8: .*16, 32"),
         (5, lambda x: x[:1], r"ln_weight has shape"),
         (7, lambda x: x._replace(W=x.W.double()), r"state\.W\.dtype is torch\.float64"),
     ],
@@ -228,7 +224,7 @@ def test_address_that_tma_cannot_take_is_named():
     inputs = list(arguments(1, 20, 2, device="cpu"))
     storage = torch.zeros(inputs[2].numel() + 4, dtype=torch.bfloat16)
     inputs[2] = storage[4:].view(inputs[2].shape)
-    with pytest.raises(ValueError, match="v begins at element 4 of its storage: must be a multiple of 8"):
+    with pytest.raises(ValueError, match="v begins at element 4"):
         ops.forward(*inputs)
 
 

@@ -1,17 +1,16 @@
-"""Does the TTT-MLP forward kernel compute what its float64 reference does, and refuse what it does not support?"""
+"""The TTT-MLP forward kernel computes what its float64 reference does, and names what it cannot take."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.tk_kernels.tolerances import OUTPUT_ERROR, relative_error
-from tk_kernels.reference_math import rope
+from tk_kernels.reference.layer import rope
 from tk_kernels.ttt_mlp import ops, reference
 from tk_kernels.ttt_mlp.reference import MLPState
 
 STATE_ERROR = 5e-3  # of the float32 state: its updates are products of bfloat16, 3e-3 of what has changed
-# float16 tokens are rounded to bfloat16 inside
-ERROR = {torch.bfloat16: OUTPUT_ERROR[torch.bfloat16], torch.float16: OUTPUT_ERROR[torch.bfloat16]}
+ERROR = OUTPUT_ERROR[torch.bfloat16]
 
 
 def arguments(
@@ -19,7 +18,6 @@ def arguments(
     *,
     batch: int = 2,
     heads: int = 3,
-    dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
     fast: float = 1.0,
     mini_batch: int = 16,
@@ -38,7 +36,7 @@ def arguments(
     outer = (1 + normal(heads, 64, std=0.1), normal(heads, 64, std=0.1))
     weights = (normal(heads, *shape, std=0.02) for shape in ((64, 256), (1, 256), (256, 64), (1, 64)))
     state = reference.init_state(*weights, batch, mini_batch)
-    moved = [x.to(device) for x in (q.to(dtype), k.to(dtype), v.to(dtype), lr, scale, *outer)]
+    moved = [x.to(device) for x in (q.bfloat16(), k.bfloat16(), v.bfloat16(), lr, scale, *outer)]
     return [*moved, MLPState(*(x.to(device) for x in state))]
 
 
@@ -59,12 +57,12 @@ def pending_rows(state: MLPState) -> list[Tensor]:
 
 
 def assert_matches(out: Tensor, state: MLPState, expected: tuple[Tensor, MLPState]) -> None:
-    assert relative_error(out, expected[0]) < ERROR[out.dtype]
+    assert relative_error(out, expected[0]) < ERROR
     assert torch.equal(state.position, expected[1].position)
     for ours, theirs in zip(state[:4], expected[1][:4], strict=True):
         assert relative_error(ours, theirs) < STATE_ERROR
     for ours, theirs in zip(pending_rows(state), pending_rows(expected[1]), strict=True):
-        assert relative_error(ours, theirs) < ERROR[out.dtype]
+        assert relative_error(ours, theirs) < ERROR
     assert all(torch.isfinite(x).all() for x in state)
 
 
@@ -97,12 +95,6 @@ def test_matches_the_reference(device: str, mini_batch: int, tokens: int, rotate
 
 
 @gpu
-def test_float16(device: str, mini_batch: int) -> None:
-    args = arguments(100, dtype=torch.float16, device=device, mini_batch=mini_batch)
-    assert_matches(*ops.forward(*args), exact(args))
-
-
-@gpu
 def test_many_heads(device: str, mini_batch: int) -> None:
     args = arguments(32, batch=5, heads=32, device=device, mini_batch=mini_batch)
     assert_matches(*ops.forward(*args, start=0), exact(args))
@@ -115,7 +107,7 @@ def test_error_does_not_grow_with_tokens(device: str, mini_batch: int, fast: flo
     out, _ = ops.forward(*args, start=0)
     expected, _ = exact(args)
     parts = [relative_error(*pair) for pair in zip(out.split(1024, 1), expected.split(1024, 1), strict=True)]
-    assert max(parts) < ERROR[torch.bfloat16]
+    assert max(parts) < ERROR
     assert parts[-1] < 1.5 * parts[0]
 
 
@@ -195,13 +187,13 @@ def test_shapes_without_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda a: a.__setitem__(0, a[0][..., :32]), r"q has shape .*takes \[B, T, H, 64\]"),
-        (lambda a: a.__setitem__(0, a[0].float()), r"q.dtype is torch.float32: supported are torch.bfloat16"),
+        (lambda a: a.__setitem__(0, a[0][..., :32]), r"q has shape .*\[B, T, H, 64\]"),
+        (lambda a: a.__setitem__(0, a[0].float()), r"q.dtype is torch.float32"),
         (lambda a: a.__setitem__(1, a[1].half()), r"k.dtype is torch.float16"),
         (lambda a: a.__setitem__(2, a[2][:, :3]), r"v has shape"),
         (lambda a: a.__setitem__(2, a[2].mT.contiguous().mT), r"v has strides .*D contiguous"),
         (lambda a: a.__setitem__(3, a[3][:, :3]), r"lr has shape"),
-        (lambda a: a.__setitem__(4, a[4][:8]), r"len\(token_scale\), the mini-batch, is 8: supported are 16, 32"),
+        (lambda a: a.__setitem__(4, a[4][:8]), "mini-batch, is 8: .*16, 32"),
         (lambda a: a.__setitem__(5, a[5][:1]), r"ln_weight has shape"),
         (lambda a: a.__setitem__(7, a[7]._replace(W1=a[7].W1[..., :128])), r"state.W1 has shape"),
         (lambda a: a.__setitem__(7, a[7]._replace(W2=a[7].W2.double())), r"state.W2.dtype is torch.float64"),

@@ -1,14 +1,16 @@
-"""Does every generate kernel find launch settings on any GPU, and does tuning print what the table reads?"""
+"""Every generate kernel finds launch settings on any GPU, and tuning prints what the table reads."""
 
 import math
 import tomllib
 
 import pytest
 
-from tk_kernels import tuning as table
-from tk_kernels.generate_common import FORMS, HOPPER, PRECISIONS
-from tk_kernels.tune_generate import OPERATORS, candidates, fastest, section
-from tk_kernels.tuning import Tuning, tuning
+from tk_kernels import FORMS
+from tk_kernels.generate import tune
+from tk_kernels.generate import tuning as table
+from tk_kernels.generate.common import PRECISIONS, SM90
+from tk_kernels.generate.tune import OPERATORS, candidates, fastest, section, sections
+from tk_kernels.generate.tuning import Tuning, tuning
 
 ROWS = [(operator, form, precision) for operator in OPERATORS for form in FORMS for precision in PRECISIONS]
 
@@ -72,6 +74,28 @@ def test_the_fastest_that_is_right_is_chosen():
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "float32"])
 def test_the_settings_of_the_hopper_kernels_are_among_their_candidates(operator, precision):
-    chosen = tuning(operator, "dual", precision, HOPPER)
-    assert chosen.hopper
-    assert chosen in candidates(operator, "dual", precision, hopper=True)
+    chosen = tuning(operator, "dual", precision, SM90)
+    assert chosen.sm90
+    assert chosen in candidates(operator, "dual", precision, sm90=True)
+
+
+def test_sections_are_those_of_the_fastest_settings(monkeypatch):
+    """What a command calls: one section for each table entry, with the rows that had a right candidate."""
+
+    def measured(operator, form, precision, batch, log):
+        log(f"{operator} {form} {precision} {batch}")
+        return ("a GPU", Tuning(warps=2, block=32) if precision == "planes" else None)
+
+    monkeypatch.setattr(tune, "tune", measured)
+    monkeypatch.setattr(tune, "available", lambda: "")
+    monkeypatch.setattr(tune.torch.cuda, "is_available", lambda: True)
+    seen = []
+    (text,) = sections(["ttt_mlp"], ["dual"], ["planes", "float32"], 8, seen.append)
+    assert tomllib.loads(text) == {"a GPU": {"ttt_mlp": {"dual": {"planes": {"warps": 2, "block": 32}}}}}
+    assert seen == ["ttt_mlp dual planes 8", "ttt_mlp dual float32 8"]
+
+
+def test_without_a_gpu_tuning_says_so(monkeypatch):
+    monkeypatch.setattr(tune, "available", lambda: "There is no CUDA GPU")
+    with pytest.raises(RuntimeError, match="no CUDA GPU"):
+        next(sections())

@@ -1,4 +1,4 @@
-"""How far may a result be from the float64 reference? One table by dtype; never relaxed for a machine."""
+"""How far a result may be from the float64 reference: one table by dtype, never relaxed for a machine."""
 
 import torch
 

@@ -1,6 +1,4 @@
-"""What does TTT-Linear offer? `reference` defines it, `ops` runs its kernels, `cost` counts its work.
+"""TTT-Linear: naive defines it, reference computes it fast enough to test with, ops and generate run the kernels.
 
 Nothing is imported here, so that `cost` can be read where there is no torch.
 """
-
-__all__ = ["cost", "ops", "reference"]

@@ -1,9 +1,9 @@
-"""How many FLOPs and bytes does TTT-Linear take? One layer, without its projections; a multiply-add is two FLOPs.
+"""FLOPs and bytes of TTT-Linear: one layer without its projections; a multiply-add is two FLOPs.
 
 D head dimension, m mini-batch size. LayerNorm and the inner gradient are O(D) a token and not counted.
 """
 
-from tk_kernels.traffic import check_form, row_bytes, sum_bytes, weight_bytes
+from tk_kernels.generate.traffic import check_form, row_bytes, sum_bytes, weight_bytes
 
 
 def state_bytes(batch: int, heads: int, head_dim: int, element_bytes: int = 4) -> int:

@@ -1,10 +1,10 @@
-"""How does TTT-Linear generate one token for a large batch, in one Triton launch that a CUDA graph can hold?
+"""TTT-Linear generate in Triton: one token for each sequence of a large batch, one launch that a CUDA graph can hold.
 
 Two forms of the function of `reference.py` (ttt_layer.md, "Three forms"):
 dual    caches, inside a mini-batch, the rows of K and of lr * G, reads W once a token and rewrites it once in m;
-        on Hopper, where the state has 16 bits, by the kernel of `generate_hopper.py`;
+        on Hopper, where the state has 16 bits, by the kernel of `generate_sm90.py`;
 primal  keeps the running sum of lr * K^T G beside W, reads and writes it at every token (arXiv 2407.04620, 3.1).
-One program owns one head of one sequence and branches on that sequence's own position, which lives in device memory.
+One program owns one head of one sequence and branches on that sequence's own position, which is in device memory.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 
 import torch
 
-from tk_kernels.generate_common import (
-    HOPPER,
+from tk_kernels.generate.common import (
     PRECISIONS,
-    again,
+    SM90,
     available,
     by_sequences,
-    check_choice,
+    check_form,
     check_token,
     dot_type,
+    float_copy,
     gpu_name,
     jit,
     learning_rate,
@@ -32,19 +32,20 @@ from tk_kernels.generate_common import (
     load_token,
     load_weights,
     normalise,
-    on_hopper,
     restore,
-    rope_table,
     rotate,
+    runs_sm90,
     store,
     store_weights,
     tl,
+    to_float32_again,
     triton,
+    valid_rows,
 )
+from tk_kernels.generate.tuning import Tuning, tuning
 from tk_kernels.ttt_linear.reference import LinearPrimalState, LinearState
-from tk_kernels.tuning import Tuning, tuning
 
-__all__ = ["GenerateState", "available", "generate_step", "rope_table"]
+__all__ = ["GenerateState", "available", "generate_step"]
 
 
 @dataclass
@@ -53,8 +54,8 @@ class GenerateState:
 
     weights [B, H, D, D] in the precision's type (for "planes" the high one), low [B, H, D, D] int16 or None,
     b [B, H, D] float32, position [B, H] int32 (the same for all heads of a sequence).
-    gathered: what the current mini-batch left so far. dual: rows of K and of lr * G, [B, H, m, D] in the precision's
-    row type; primal: dW [B, H, D, D] and db [B, H, D] float32.
+    gathered: what the tokens of the current mini-batch have left. dual: rows of K and of
+    lr * G, [B, H, m, D] in the precision's row type; primal: dW [B, H, D, D] and db [B, H, D] float32.
     """
 
     form: str
@@ -68,39 +69,29 @@ class GenerateState:
 
     @classmethod
     def from_state(cls, state: LinearState, form: str = "dual", precision: str = "planes") -> GenerateState:
-        """A copy of what forward left, at any position, in this form and precision."""
-        check_choice(form, precision)
+        """A copy of the state that forward left, at any position, in this form and precision."""
+        check_form(form, precision)
         weights, low = by_sequences(lambda W: store(W, precision), state.W)
         position = state.position[:, None].repeat(1, state.W.shape[1]).to(torch.int32)
         row_type = PRECISIONS[precision].rows
         gather = _running_sums if form == "primal" else lambda *rows: tuple(x.to(row_type, copy=True) for x in rows)
         kept = (state.position, state.k_rows, state.g_rows)
-        gathered = by_sequences(lambda *some: gather(*_valid_rows(*some)), *kept)
-        return cls(form, precision, state.k_rows.shape[2], weights, low, _float(state.b), position, gathered)
+        gathered = by_sequences(lambda *some: gather(*valid_rows(*some)), *kept)
+        return cls(form, precision, state.k_rows.shape[2], weights, low, float_copy(state.b), position, gathered)
 
     def to_state(self) -> LinearState | LinearPrimalState:
         """The reference's state: rows for the dual form, running sums for the primal one. Float32 copies."""
         W, b, position = restore(self.weights, self.low), self.b.clone(), self.position[:, 0].clone()
         first, second = self.gathered
         if self.form == "dual":
-            return LinearState(W, b, _float(first), _float(second), position)
-        running = (self.position > 0)[..., None]  # the sums of a fresh mini-batch are not cleared, but ignored
+            return LinearState(W, b, float_copy(first), float_copy(second), position)
+        running = (self.position > 0)[..., None]  # a new mini-batch does not clear the sums, it ignores them
         return LinearPrimalState(W, b, first * running[..., None], second * running, position)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor of the state: what a snapshot has to copy, and what the bytes of the state are."""
+        """Every tensor of the state: what a snapshot copies, and what the size of the state is."""
         kept = (self.weights, self.low, self.b, self.position, *self.gathered)
         return [x for x in kept if x is not None]
-
-
-def _float(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.float32, copy=True).contiguous()
-
-
-def _valid_rows(position: torch.Tensor, *rows: torch.Tensor) -> list[torch.Tensor]:
-    """Rows [B, H, m, D] with those that do not count set to 0."""
-    valid = torch.arange(rows[0].shape[2], device=position.device) < position[:, None]
-    return [torch.where(valid[:, None, :, None], x, 0) for x in rows]
 
 
 def _running_sums(k: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -118,7 +109,6 @@ def generate_step(
     ln_bias: torch.Tensor,
     gstate: GenerateState,
     *,
-    form: str | None = None,
     out: torch.Tensor | None = None,
     rope: torch.Tensor | None = None,
     base_lr: float | None = None,
@@ -129,13 +119,11 @@ def generate_step(
 
     q, k, v, out [B, H, D] in one type (only B may be strided); lr [B, H] float32; token_scale [m];
     ln_weight, ln_bias [H, D]. rope: the table of `rope_table`, if q and k do not have RoPE yet.
-    base_lr: if given, lr holds the logits x · w_h + c_h. launch replaces the row of `generate_tuning.toml`.
-    compile_only: as far as the first launch would, nothing is computed (see `side_by_side`).
-    Raises ValueError on a wrong shape, and where `form` is not the state's.
+    base_lr: if given, lr holds the logits x · w_h + c_h. launch: settings in place of the row of `tuning.toml`.
+    compile_only: compile what the first launch would, compute nothing (see `build/parallel.py`).
+    Raises ValueError on a wrong shape.
     """
     B, H, D = gstate.b.shape
-    if form not in (None, gstate.form):
-        raise ValueError(f"form {form!r}: this state was made for {gstate.form!r}")
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
         check_token(name, x, (B, H, D))
@@ -143,15 +131,15 @@ def generate_step(
     if not B * H:
         return out
     s = gstate
-    cfg = launch or default_launch(s)
-    if cfg.hopper:
-        from tk_kernels.ttt_linear.generate_hopper import dual  # Gluon: not before it is wanted
+    launch = launch or default_launch(s)
+    if launch.sm90:
+        from tk_kernels.ttt_linear.generate_sm90 import dual  # imported here, as few machines have Gluon
 
         dual.run(
             q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, s.weights, s.low, s.b, *s.gathered, s.position,
             q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0,
             H=H, m=s.mini_batch, PLANES=s.low is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
-            grid=(B * H,), warmup=compile_only, num_warps=cfg.warps, maxnreg=cfg.registers or None,
+            grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None,
         )  # fmt: skip
         return out
     kernel = _dual if s.form == "dual" else _primal
@@ -160,21 +148,21 @@ def generate_step(
         q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0,
         H=H, D=D, DP=triton.next_power_of_2(D), m=s.mini_batch, MP=max(16, triton.next_power_of_2(s.mini_batch)),
         PLANES=s.low is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
-        BLOCK=min(cfg.block, triton.next_power_of_2(D)), DOT=dot_type(s.gathered[0]),
-        grid=(B * H,), warmup=compile_only, num_warps=cfg.warps, maxnreg=cfg.registers or None,
+        BLOCK=min(launch.block, triton.next_power_of_2(D)), DOT=dot_type(s.gathered[0]),
+        grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None,
     )  # fmt: skip
     return out
 
 
 def default_launch(state: GenerateState) -> Tuning:
-    """The row of `generate_tuning.toml` that `generate_step` runs for this state; its `hopper` says which kernel."""
+    """The row of `tuning.toml` that `generate_step` runs for this state; its `sm90` says which kernel."""
     return tuning("ttt_linear", state.form, state.precision, tuned_as(state))
 
 
 def tuned_as(state: GenerateState) -> str:
-    """Under which name `generate_tuning.toml` has the settings for this state: its GPU, or HOPPER."""
+    """The section of `tuning.toml` with the settings for this state: its GPU's, or SM90."""
     fits = state.form == "dual" and state.precision != "float32" and state.b.shape[2] == 64 and state.mini_batch <= 16
-    return HOPPER if fits and on_hopper(state.b.device) else gpu_name(state.b.device)
+    return SM90 if fits and runs_sm90(state.b.device) else gpu_name(state.b.device)
 
 
 @jit
@@ -210,7 +198,7 @@ def _dual(
     eta = learning_rate(rate, base_lr, D, LOGITS)
     wf = w.to(tl.float32)
     z = tl.sum(kf[:, None] * wf, 0) + bias
-    zbar = tl.sum(qf[:, None] * again(w), 0) + bias
+    zbar = tl.sum(qf[:, None] * to_float32_again(w), 0) + bias
     g = eta * ln_l2_grad(z, v_row.to(tl.float32) - kf, gamma, beta, valid, D)
     g = g.to(rows_g.dtype.element_ty).to(tl.float32)
     # Zbar = q @ W + b - s_i * sum_{j <= i} (q . k_j + 1) g_j
@@ -272,7 +260,7 @@ def _primal(
     rate = tl.load(lr + seq * lr_stride + head)
     scale = tl.load(token_scale + pos)
     cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
-    # A fresh mini-batch starts from 0 whatever is stored, so nothing ever clears the sums
+    # A new mini-batch starts from 0 whatever is stored, so nothing has to clear the sums
     sum_W = tl.load(dW + tile, mask=mask & (pos > 0), other=0)
     sum_b = tl.load(db + pid * D + rd, mask=valid & (pos > 0), other=0)
 

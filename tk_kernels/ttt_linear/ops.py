@@ -1,6 +1,4 @@
-"""How does PyTorch call the TTT-Linear forward kernel? A schedule and a custom operator.
-
-`forward` computes what `reference.forward` of the same arguments does (form "dual"), on a Hopper GPU.
+"""The TTT-Linear forward kernel as a PyTorch operator: the function of `reference.forward` (form "dual") on Hopper.
 """
 
 from __future__ import annotations
@@ -9,20 +7,29 @@ import torch
 from torch import Tensor
 
 from tk_kernels import build
-from tk_kernels.checks import common_position
-from tk_kernels.forward_operator import HEAD_DIM, Outer, Tokens, check_addresses, check_arguments, forward_from, wide
+from tk_kernels.checks import check_choice, common_position
+from tk_kernels.forward.operator import (
+    HEAD_DIM,
+    Outer,
+    Tokens,
+    check_addresses,
+    check_arguments,
+    forward_from,
+    to_float32,
+)
 from tk_kernels.ttt_linear import reference
 from tk_kernels.ttt_linear.reference import LinearState
 
-KERNEL = "ttt_linear/forward"
-MINI_BATCHES = (16, 32)
+KERNELS = dict.fromkeys((16, 32), "ttt_linear/forward_sm90")  # by mini-batch; checkpoints have 16
+MINI_BATCHES = tuple(KERNELS)
 WEIGHTS: dict[str, tuple[int, ...]] = {"W": (HEAD_DIM, HEAD_DIM), "b": (HEAD_DIM,)}
 Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def available() -> str:
-    """Why the kernel cannot run here, in one sentence; empty when it can."""
-    return build.unavailable(KERNEL)
+def available(mini_batch: int = 16) -> str:
+    """Why the kernel for this mini-batch cannot run here, in one sentence; empty when it can."""
+    check_choice("mini_batch", mini_batch, MINI_BATCHES)
+    return build.unavailable(KERNELS[mini_batch])
 
 
 def forward(
@@ -40,12 +47,12 @@ def forward(
 ) -> tuple[Tensor, LinearState]:
     """Outputs [B, T, H, 64] of T tokens and the state after them; the given state is left as it is.
 
-    q, k, v [B, T, H, 64] bfloat16 or float16, the last dimension contiguous; lr [B, T, H] = base_lr * sigmoid(...) / D;
-    token_scale [16] or [32]; ln_weight, ln_bias [H, 64]; the state float32. rope=True applies RoPE (theta 10000,
-    position in the mini-batch, interleaved pairs) to q and k, which otherwise arrive with it. T is any; state.position,
-    inside the mini-batch, is common to the batch, and a caller that knows it passes it as start and saves reading it
-    from the device. Tokens up to the end of a mini-batch that the state has begun go through the reference. Raises
-    ValueError for what is not supported.
+    q, k, v [B, T, H, 64] bfloat16, the last dimension contiguous; lr [B, T, H] = base_lr * sigmoid(...) / D;
+    token_scale [m], whose length is the mini-batch (MINI_BATCHES); ln_weight, ln_bias [H, 64]; the state float32.
+    rope=True applies RoPE (theta 10000, position in the mini-batch, interleaved pairs) to q and k, which otherwise have
+    it already. T is any number; state.position must be the same for the batch, and a caller that knows it passes it as
+    `start`, so that it need not be read from the device. Tokens up to the end of a mini-batch that the state has begun
+    go through the reference. Raises ValueError for what is not supported.
     """
     tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
     check_arguments(tokens, outer, state, WEIGHTS, MINI_BATCHES)
@@ -54,9 +61,9 @@ def forward(
 
 
 def _aligned(tokens: Tokens, outer: Outer, state: LinearState, rope: bool) -> tuple[Tensor, LinearState]:
-    """Tokens that begin a mini-batch."""
+    """Tokens whose first begins a mini-batch."""
     q, k, v, lr = tokens
-    out, W, b, k_rows, g_rows = _forward(q, k, v, *wide(lr, *outer, state.W, state.b), rope)
+    out, W, b, k_rows, g_rows = _forward(q, k, v, *to_float32(lr, *outer, state.W, state.b), rope)
     return out, LinearState(W, b, k_rows, g_rows, torch.full_like(state.position, q.shape[1] % len(outer[0])))
 
 
@@ -75,7 +82,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The kernel: out, W, b, k_rows, g_rows, all new tensors."""
     check_addresses(q=q, k=k, v=v)
-    module = build.load(KERNEL)
+    module = build.load(KERNELS[len(token_scale)])
     results = _empty_results(q, token_scale, W, b)
     plan = schedule(q.shape[0] * q.shape[2], len(token_scale), _processors(q))
     with torch.cuda.device(q.device):
@@ -100,7 +107,7 @@ def _(
 
 
 def schedule(sequences: int, mini_batch: int, processors: int) -> tuple[int, int]:
-    """Warps a head and heads a block: few heads are split over more warps, many share a processor."""
+    """Warps per head and heads per block: few heads are split over more warps, many share an SM."""
     return (4, 1) if sequences <= 2 * processors or mini_batch > 16 else (2, 4)
 
 

@@ -1,4 +1,4 @@
-"""What does TTT-Linear compute? Its definition in PyTorch: primal, dual and generate forms of one function.
+"""The reference of TTT-Linear in PyTorch: the primal, dual and generate forms of one function (naive.py defines it).
 
 f(k) = k @ W + b, then LN; arXiv 2407.04620, Sections 2.3 to 2.7. Inference only: no autograd.
 
@@ -12,22 +12,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tk_kernels.checks import check_aligned, check_shape, check_state, common_position
-from tk_kernels.drivers import SEQUENCES, TOKENS, checked_outer, forward_in_pieces
-from tk_kernels.mini_batches import (
+from tk_kernels.checks import check_shape
+from tk_kernels.reference.layer import Outer, gradient_offset, ln_l2_grad, output
+from tk_kernels.reference.learner import Learner
+from tk_kernels.reference.mini_batches import (
     causal_eta,
-    mini_batches_together,
     packed,
     product,
-    read_outputs,
+    read_layer,
     subtract_product_,
     tiled,
     unpack_,
     untiled,
     with_bias_input,
 )
-from tk_kernels.reference_math import THE_LAYER, Outer, Variant, finish, inner_gradient, loss_offset
-from tk_kernels.token_rows import (
+from tk_kernels.reference.token_rows import (
     add_to_sums_,
     advance_position_,
     affine,
@@ -43,8 +42,6 @@ from tk_kernels.token_rows import (
     summed_rows,
     write_rows_,
 )
-
-TOGETHER = 32  # mini-batches of 16 whose precomputed parts are held at once
 
 
 class LinearState(NamedTuple):
@@ -105,199 +102,98 @@ def primal_state(state: LinearState) -> LinearPrimalState:
     return LinearPrimalState(state.W, state.b, *sums, state.position)
 
 
-@torch.no_grad()
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lr: Tensor,
-    token_scale: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    state: LinearState,
-    *,
-    form: str = "dual",
-    variant: Variant = THE_LAYER,
-    start: int | None = None,
-) -> tuple[Tensor, LinearState]:
-    """Outputs of T tokens and the state after them; the given state is left as it is.
+class LinearLearner(Learner[LinearState, LinearPrimalState, LinearTrace]):
+    """TTT-Linear in PyTorch; see Learner for what its methods do."""
 
-    q, k, v [B, T, H, D] of float64, float32 or bfloat16; lr [B, T, H] = base_lr * sigmoid(...) / D; token_scale [m];
-    ln_weight, ln_bias [H, D]. T is any; state.position, inside the mini-batch, is any but one for all sequences, and a
-    caller that knows it passes it as start and saves reading it from the device. form "primal" materialises G and W_t
-    of every token.
-    Raises ValueError for shapes, dtypes and forms that are not supported.
-    """
-    outer = checked_outer({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES)
-    _check_state(state, q, len(token_scale))
-    start = common_position(state.position, start, len(token_scale))
-    state = clone(state)
+    together = 32
 
-    def whole(q: Tensor, k: Tensor, v: Tensor, lr: Tensor, start: int) -> Tensor:
-        return _outputs(q, k, lr, outer, _states_(k, v, lr, outer, state, variant), variant)
+    def shapes(
+        self, state: LinearState | LinearPrimalState, batch: int, heads: int, head_dim: int, mini_batch: int
+    ) -> dict[str, tuple[int, ...]]:
+        """See Learner.shapes."""
+        matrix, vector = (batch, heads, head_dim, head_dim), (batch, heads, head_dim)
+        shapes: dict[str, tuple[int, ...]] = {"W": matrix, "b": vector, "position": (batch,)}
+        if isinstance(state, LinearPrimalState):
+            shapes |= {"dW": matrix, "db": vector}
+        else:
+            shapes |= dict.fromkeys(("k_rows", "g_rows"), (batch, heads, mini_batch, head_dim))
+        return shapes
 
-    def part(q: Tensor, k: Tensor, v: Tensor, lr: Tensor, start: int) -> Tensor:
-        return _advance_(q, k, v, lr, outer, state, variant, form, start)
+    def train_(self, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: LinearState) -> LinearTrace:
+        """See Learner.train_; seven launches a mini-batch."""
+        mini_batch, batch = len(outer.token_scale), len(k)
+        keys = with_bias_input(tiled(k, mini_batch))
+        last_eta = outer.token_scale[-1] * tiled(lr, mini_batch).unsqueeze(-1)
+        steps = (last_eta * keys).to(k.dtype).mT
+        offsets = tiled(gradient_offset(k, v, outer), mini_batch)
+        weight_squared = outer.ln_weight.square().repeat(batch, 1).unsqueeze(1)
+        weights = packed(state.W, state.b)
+        trace = LinearTrace(k.new_empty(len(keys), *weights.shape), k.new_empty(offsets.shape))
+        for key, step, offset, W, G in zip(keys, steps, offsets, *trace, strict=True):
+            W.copy_(weights)
+            G.copy_(ln_l2_grad(product(key, W), offset, weight_squared))  # Z = K @ W + b
+            subtract_product_(weights, step, G)  # W <- W - (eta_last^T * K)^T @ G, and b
+        unpack_(weights, state.W, state.b)
+        return trace
 
-    mini_batch = len(token_scale)
-    together = mini_batches_together(mini_batch, TOGETHER)
-    return forward_in_pieces(q, k, v, lr, start, mini_batch, together, form, whole, part), state
+    def read(self, q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: LinearTrace) -> Tensor:
+        """Zbar = Q @ W + b - tril(eta * (Q @ K^T + 1)) @ G and out = Q + LN(Zbar), for all mini-batches at once."""
+        mini_batch = len(outer.token_scale)
+        queries, keys = (with_bias_input(tiled(x, mini_batch).flatten(0, 1)) for x in (q, k))
+        eta = causal_eta(tiled(lr, mini_batch).flatten(0, 1), outer.token_scale)
+        W, G = (x.flatten(0, 1) for x in trace)
+        z = read_layer(queries, W, keys, G, eta)
+        return output(untiled(z.unflatten(0, (len(trace.W), -1)), len(q)), q, outer)
 
+    def advance_(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lr: Tensor,
+        outer: Outer,
+        state: LinearState,
+        form: str = "dual",
+        start: int = 0,
+    ) -> Tensor:
+        """See Learner.advance_."""
+        token_scale, n = outer.token_scale, q.shape[1]
+        positions = positions_of(state.position, n)
+        layer = (state.W, state.b, state.k_rows, state.g_rows)
+        qh, kh, z, gh = _gradients(q, k, v, lr, outer, state)
+        write_rows_(state.k_rows, kh, positions)
+        write_rows_(state.g_rows, gh, positions)
+        if form == "dual":
+            z = z - row_correction(qh, *layer[2:], causal_scale(positions, token_scale))
+        else:
+            z = stepped_affine(qh, *layer, token_scale, start)
+        apply_rows_(*layer, completion_scale(positions, token_scale))
+        advance_position_(state.position, n, len(token_scale))
+        return output(z.transpose(1, 2), q, outer)
 
-@torch.no_grad()
-def generate_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lr: Tensor,
-    token_scale: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    state: LinearState | LinearPrimalState,
-    *,
-    variant: Variant = THE_LAYER,
-    inplace: bool = False,
-) -> tuple[Tensor, LinearState | LinearPrimalState]:
-    """One token for each sequence, at any mix of positions: q, k, v [B, H, D], lr [B, H] -> out [B, H, D].
-
-    The type of the state picks the form: rows (dual) or gradient sums (primal). No host sync and no data-dependent
-    control flow, so a CUDA graph can hold it; inplace=True updates the tensors of the given state, which a graph needs.
-    """
-    outer = checked_outer({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, TOKENS)
-    _check_state(state, q, len(token_scale))
-    state = state if inplace else clone(state)
-    token = (q[:, None], k[:, None], v[:, None], lr[:, None])
-    if isinstance(state, LinearPrimalState):
-        return _advance_sums_(*token, outer, state, variant)[:, 0], state
-    return _advance_(*token, outer, state, variant)[:, 0], state
-
-
-@torch.no_grad()
-def states(
-    k: Tensor,
-    v: Tensor,
-    lr: Tensor,
-    token_scale: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    state: LinearState,
-    *,
-    variant: Variant = THE_LAYER,
-    start: int | None = None,
-) -> tuple[LinearTrace, LinearState]:
-    """The sequential part of forward over whole mini-batches: every W, and the state after them; see outputs."""
-    outer = checked_outer({"k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES)
-    _check_state(state, k, len(token_scale))
-    mini_batch = len(token_scale)
-    check_aligned(k.shape[1], common_position(state.position, start, mini_batch), mini_batch)
-    state = clone(state)
-    return _states_(k, v, lr, outer, state, variant), state
-
-
-@torch.no_grad()
-def outputs(
-    q: Tensor,
-    k: Tensor,
-    lr: Tensor,
-    token_scale: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    trace: LinearTrace,
-    *,
-    variant: Variant = THE_LAYER,
-) -> Tensor:
-    """The parallel part of forward over whole mini-batches: out [B, T, H, D] from the trace of states."""
-    outer = checked_outer({"q": q, "k": k}, lr, token_scale, ln_weight, ln_bias, SEQUENCES)
-    check_aligned(q.shape[1], 0, len(token_scale))
-    return _outputs(q, k, lr, outer, trace, variant)
-
-
-def _check_state(state: LinearState | LinearPrimalState, x: Tensor, mini_batch: int) -> None:
-    """Raise ValueError unless the state fits the tokens x [B, ..., H, D]."""
-    batch, heads, head_dim = x.shape[0], *x.shape[-2:]
-    matrix, vector = (batch, heads, head_dim, head_dim), (batch, heads, head_dim)
-    shapes: dict[str, tuple[int, ...]] = {"W": matrix, "b": vector, "position": (batch,)}
-    if isinstance(state, LinearPrimalState):
-        shapes |= {"dW": matrix, "db": vector}
-    else:
-        shapes |= dict.fromkeys(("k_rows", "g_rows"), (batch, heads, mini_batch, head_dim))
-    check_state(state, shapes, x.dtype)
-
-
-def _states_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: LinearState, variant: Variant) -> LinearTrace:
-    """Train on whole mini-batches, seven launches each; W and b of the state are updated in place."""
-    mini_batch, batch = len(outer.token_scale), len(k)
-    keys = with_bias_input(tiled(k, mini_batch), variant)
-    last_eta = outer.token_scale[-1] * tiled(lr, mini_batch).unsqueeze(-1)
-    steps = (last_eta * keys).to(k.dtype).mT
-    offsets = tiled(loss_offset(k, v, outer, variant), mini_batch)
-    weight_squared = outer.ln_weight.square().repeat(batch, 1).unsqueeze(1)
-    weights = packed(state.W, state.b)
-    trace = LinearTrace(k.new_empty(len(keys), *weights.shape), k.new_empty(offsets.shape))
-    for key, step, offset, W, G in zip(keys, steps, offsets, *trace, strict=True):
-        W.copy_(weights)
-        G.copy_(inner_gradient(product(key, W), offset, weight_squared, variant))
-        subtract_product_(weights, step, G)  # W <- W - (eta_last^T * K)^T @ G
-    unpack_(weights, state.W, state.b)
-    return trace
-
-
-def _outputs(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: LinearTrace, variant: Variant) -> Tensor:
-    """Zbar = Q @ W + b - tril(eta * (Q @ K^T + 1)) @ G and out = Q + LN(Zbar), for all mini-batches at once."""
-    mini_batch = len(outer.token_scale)
-    queries, keys = (with_bias_input(tiled(x, mini_batch).flatten(0, 1), variant) for x in (q, k))
-    eta = causal_eta(tiled(lr, mini_batch).flatten(0, 1), outer.token_scale)
-    W, G = (x.flatten(0, 1) for x in trace)
-    z = read_outputs(queries, W, keys, G, eta, variant)
-    return finish(untiled(z.unflatten(0, (len(trace.W), -1)), len(q)), q, outer, variant)
+    def advance_sums_(
+        self, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: LinearPrimalState
+    ) -> Tensor:
+        """See Learner.advance_sums_."""
+        positions = positions_of(state.position, 1)
+        sums = (state.dW, state.db)
+        qh, kh, z, gh = _gradients(q, k, v, lr, outer, state)
+        add_to_sums_(*sums, kh, gh)
+        z = z - sum_correction(qh, *sums, outer.token_scale[positions][:, None, :, None])
+        apply_sums_(state.W, state.b, *sums, positions, outer.token_scale)
+        advance_position_(state.position, 1, len(outer.token_scale))
+        return output(z.transpose(1, 2), q, outer)
 
 
 def _gradients(
-    q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: LinearState | LinearPrimalState, variant: Variant
+    q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: LinearState | LinearPrimalState
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q, k, q @ W + b and lr * G, each [B, H, n, D] in the state's dtype; W is read once."""
-    q, k, offset = (x.to(state.W.dtype).transpose(1, 2) for x in (q, k, loss_offset(k, v, outer, variant)))
-    zq, zk = affine(torch.cat((q, k), 2), state.W, state.b, variant).chunk(2, 2)
-    G = inner_gradient(zk, offset, outer.ln_weight.square().unsqueeze(1), variant)
+    q, k, offset = (x.to(state.W.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
+    zq, zk = affine(torch.cat((q, k), 2), state.W, state.b).chunk(2, 2)
+    G = ln_l2_grad(zk, offset, outer.ln_weight.square().unsqueeze(1))
     return q, k, zq, lr.transpose(1, 2).unsqueeze(-1) * G
 
 
-def _advance_(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lr: Tensor,
-    outer: Outer,
-    state: LinearState,
-    variant: Variant,
-    form: str = "dual",
-    start: int = 0,
-) -> Tensor:
-    """n tokens of one mini-batch, from rows, at any positions; form "primal" needs all sequences at position start."""
-    token_scale, n = outer.token_scale, q.shape[1]
-    positions = positions_of(state.position, n)
-    layer = (state.W, state.b, state.k_rows, state.g_rows)
-    qh, kh, z, gh = _gradients(q, k, v, lr, outer, state, variant)
-    write_rows_(state.k_rows, kh, positions)
-    write_rows_(state.g_rows, gh, positions)
-    if form == "dual":
-        z = z - row_correction(qh, *layer[2:], causal_scale(positions, token_scale), variant)
-    else:
-        z = stepped_affine(qh, *layer, token_scale, start, variant)
-    apply_rows_(*layer, completion_scale(positions, token_scale), variant)
-    advance_position_(state.position, n, len(token_scale))
-    return finish(z.transpose(1, 2), q, outer, variant)
-
-
-def _advance_sums_(
-    q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: LinearPrimalState, variant: Variant
-) -> Tensor:
-    """One token a sequence, from gradient sums, at any positions."""
-    positions = positions_of(state.position, 1)
-    sums = (state.dW, state.db)
-    qh, kh, z, gh = _gradients(q, k, v, lr, outer, state, variant)
-    add_to_sums_(*sums, kh, gh)
-    z = z - sum_correction(qh, *sums, outer.token_scale[positions][:, None, :, None], variant)
-    apply_sums_(state.W, state.b, *sums, positions, outer.token_scale, variant)
-    advance_position_(state.position, 1, len(outer.token_scale))
-    return finish(z.transpose(1, 2), q, outer, variant)
+LINEAR = LinearLearner()
+forward, generate_step, states, outputs = LINEAR.forward, LINEAR.generate_step, LINEAR.states, LINEAR.outputs

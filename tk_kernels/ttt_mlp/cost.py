@@ -1,10 +1,10 @@
-"""How many FLOPs and bytes does TTT-MLP take? One layer, without its projections; a multiply-add is two FLOPs.
+"""FLOPs and bytes of TTT-MLP: one layer without its projections; a multiply-add is two FLOPs.
 
 D head dimension, F = 4D hidden, m mini-batch size. LayerNorm, GELU and the inner gradient's elementwise part are O(F) a
 token and not counted.
 """
 
-from tk_kernels.traffic import check_form, row_bytes, sum_bytes, weight_bytes
+from tk_kernels.generate.traffic import check_form, row_bytes, sum_bytes, weight_bytes
 
 HIDDEN = 4  # F / D
 

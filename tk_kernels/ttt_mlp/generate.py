@@ -1,10 +1,10 @@
-"""How does TTT-MLP generate one token for a large batch, in one Triton launch that a CUDA graph can hold?
+"""TTT-MLP generate in Triton: one token for each sequence of a large batch, one launch that a CUDA graph can hold.
 
 Two forms of the function of `reference.py` (ttt_layer.md, "Three forms"):
 dual    caches, inside a mini-batch, the rows of K, X2 and lr * G, reads W1 and W2 at every token and rewrites them
-        once in m; on Hopper, where the state has 16 bits, by the kernel of `generate_hopper.py`;
+        once in m; on Hopper, where the state has 16 bits, by the kernel of `generate_sm90.py`;
 primal  keeps the running sums of the gradients beside W1 and W2, reads and writes them at every token.
-One program owns one head of one sequence and branches on that sequence's own position, which lives in device memory.
+One program owns one head of one sequence and branches on that sequence's own position, which is in device memory.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 import torch
 
-from tk_kernels.generate_common import (
-    HOPPER,
+from tk_kernels.generate.common import (
     PRECISIONS,
-    again,
+    SM90,
     available,
     by_sequences,
-    check_choice,
+    check_form,
     check_token,
     columns,
     dot_type,
+    float_copy,
     gelu,
     gelu_grad,
     gpu_name,
@@ -35,19 +35,20 @@ from tk_kernels.generate_common import (
     load_token,
     load_weights,
     normalise,
-    on_hopper,
     restore,
-    rope_table,
     rotate,
+    runs_sm90,
     store,
     store_weights,
     tl,
+    to_float32_again,
     triton,
+    valid_rows,
 )
+from tk_kernels.generate.tuning import Tuning, tuning
 from tk_kernels.ttt_mlp.reference import MLPPrimalState, MLPState
-from tk_kernels.tuning import Tuning, tuning
 
-__all__ = ["GenerateState", "available", "generate_step", "rope_table"]
+__all__ = ["GenerateState", "available", "generate_step"]
 
 
 @dataclass
@@ -57,8 +58,8 @@ class GenerateState:
     weights1 (W1 transposed: row f is what hidden unit f reads) and weights2 [B, H, F, D] in the precision's type
     (for "planes" the high ones), low1, low2 their int16 low planes or None, b1 [B, H, F], b2 [B, H, D] float32,
     position [B, H] int32 (the same for all heads of a sequence).
-    gathered: what the current mini-batch left so far. dual: rows of K, X2, lr * G1 and lr * G2, [B, H, m, D or F] in
-    the precision's row type; primal: dW1, db1, dW2 and db2 float32, shaped as what they belong to.
+    gathered: what the tokens of the current mini-batch have left. dual: rows of K, X2, lr * G1 and
+    lr * G2, [B, H, m, D or F] in the precision's row type; primal: float32 dW1 (transposed), db1, dW2 and db2.
     """
 
     form: str
@@ -75,15 +76,15 @@ class GenerateState:
 
     @classmethod
     def from_state(cls, state: MLPState, form: str = "dual", precision: str = "planes") -> GenerateState:
-        """A copy of what forward left, at any position, in this form and precision."""
-        check_choice(form, precision)
+        """A copy of the state that forward left, at any position, in this form and precision."""
+        check_form(form, precision)
         weights1, low1 = by_sequences(lambda W1: store(W1.mT, precision), state.W1)
         weights2, low2 = by_sequences(lambda W2: store(W2, precision), state.W2)
         position = state.position[:, None].repeat(1, state.W1.shape[1]).to(torch.int32)
-        b1, b2 = _float(state.b1), _float(state.b2)
+        b1, b2 = float_copy(state.b1), float_copy(state.b2)
         row_type = PRECISIONS[precision].rows
         gather = _running_sums if form == "primal" else lambda *rows: tuple(x.to(row_type, copy=True) for x in rows)
-        gathered = by_sequences(lambda *kept: gather(*_valid_rows(*kept)), state.position, *_rows_of(state))
+        gathered = by_sequences(lambda *kept: gather(*valid_rows(*kept)), state.position, *_rows_of(state))
         m = state.k_rows.shape[2]
         return cls(form, precision, m, weights1, low1, b1, weights2, low2, b2, position, gathered)
 
@@ -92,31 +93,21 @@ class GenerateState:
         position, b1, b2 = self.position[:, 0].clone(), self.b1.clone(), self.b2.clone()
         W1, W2 = restore(self.weights1, self.low1).mT.contiguous(), restore(self.weights2, self.low2)
         if self.form == "dual":
-            k, x2, g1, g2 = (_float(x) for x in self.gathered)
+            k, x2, g1, g2 = (float_copy(x) for x in self.gathered)
             return MLPState(W1, b1, W2, b2, k, x2, g1, g2, position)
-        running = (self.position > 0)[..., None]  # the sums of a fresh mini-batch are not cleared, but ignored
+        running = (self.position > 0)[..., None]  # a new mini-batch does not clear the sums, it ignores them
         dW1, db1, dW2, db2 = self.gathered
         dW1, dW2 = dW1.mT * running[..., None], dW2 * running[..., None]
         return MLPPrimalState(W1, b1, W2, b2, dW1, db1 * running, dW2, db2 * running, position)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor of the state: what a snapshot has to copy, and what the bytes of the state are."""
+        """Every tensor of the state: what a snapshot copies, and what the size of the state is."""
         weights = (self.weights1, self.low1, self.b1, self.weights2, self.low2, self.b2)
         return [x for x in (*weights, self.position, *self.gathered) if x is not None]
 
 
-def _float(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.float32, copy=True).contiguous()
-
-
 def _rows_of(state: MLPState) -> tuple[torch.Tensor, ...]:
     return state.k_rows, state.x2_rows, state.g1_rows, state.g2_rows
-
-
-def _valid_rows(position: torch.Tensor, *rows: torch.Tensor) -> list[torch.Tensor]:
-    """Rows [B, H, m, D or F] with those that do not count set to 0."""
-    valid = torch.arange(rows[0].shape[2], device=position.device) < position[:, None]
-    return [torch.where(valid[:, None, :, None], x, 0) for x in rows]
 
 
 def _running_sums(*rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -135,7 +126,6 @@ def generate_step(
     ln_bias: torch.Tensor,
     gstate: GenerateState,
     *,
-    form: str | None = None,
     out: torch.Tensor | None = None,
     rope: torch.Tensor | None = None,
     base_lr: float | None = None,
@@ -146,13 +136,11 @@ def generate_step(
 
     q, k, v, out [B, H, D] in one type (only B may be strided); lr [B, H] float32; token_scale [m];
     ln_weight, ln_bias [H, D]. rope: the table of `rope_table`, if q and k do not have RoPE yet.
-    base_lr: if given, lr holds the logits x · w_h + c_h. launch replaces the row of `generate_tuning.toml`.
-    compile_only: as far as the first launch would, nothing is computed (see `side_by_side`).
-    Raises ValueError on a wrong shape, and where `form` is not the state's.
+    base_lr: if given, lr holds the logits x · w_h + c_h. launch: settings in place of the row of `tuning.toml`.
+    compile_only: compile what the first launch would, compute nothing (see `build/parallel.py`).
+    Raises ValueError on a wrong shape.
     """
     (B, H, D), F = gstate.b2.shape, gstate.b1.shape[2]
-    if form not in (None, gstate.form):
-        raise ValueError(f"form {form!r}: this state was made for {gstate.form!r}")
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
         check_token(name, x, (B, H, D))
@@ -160,17 +148,17 @@ def generate_step(
     if not B * H:
         return out
     s = gstate
-    cfg = launch or default_launch(s)
-    if cfg.hopper:
-        from tk_kernels.ttt_mlp.generate_hopper import dual  # Gluon: not before it is wanted
+    launch = launch or default_launch(s)
+    if launch.sm90:
+        from tk_kernels.ttt_mlp.generate_sm90 import dual  # imported here, as few machines have Gluon
 
         dual.run(
             q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
             s.weights1, s.low1, s.b1, s.weights2, s.low2, s.b2, *s.gathered, s.position,
             q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0,
-            H=H, m=s.mini_batch, G=cfg.warps,
+            H=H, m=s.mini_batch, G=launch.warps,
             PLANES=s.low1 is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
-            grid=(B * H,), warmup=compile_only, num_warps=cfg.warps, maxnreg=cfg.registers or None,
+            grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None,
         )  # fmt: skip
         return out
     kernel = _dual if s.form == "dual" else _primal
@@ -181,22 +169,23 @@ def generate_step(
         H=H, D=D, DP=triton.next_power_of_2(D), F=F, FP=triton.next_power_of_2(F),
         m=s.mini_batch, MP=max(16, triton.next_power_of_2(s.mini_batch)),
         PLANES=s.low1 is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
-        BLOCK=min(cfg.block, triton.next_power_of_2(F)), DOT=dot_type(s.gathered[0]),
-        MATRIX=cfg.matrix, grid=(B * H,), warmup=compile_only, num_warps=cfg.warps, maxnreg=cfg.registers or None,
+        BLOCK=min(launch.block, triton.next_power_of_2(F)), DOT=dot_type(s.gathered[0]),
+        MATRIX=launch.matrix, grid=(B * H,), warmup=compile_only,
+        num_warps=launch.warps, maxnreg=launch.registers or None,
     )  # fmt: skip
     return out
 
 
 def default_launch(state: GenerateState) -> Tuning:
-    """The row of `generate_tuning.toml` that `generate_step` runs for this state; its `hopper` says which kernel."""
+    """The row of `tuning.toml` that `generate_step` runs for this state; its `sm90` says which kernel."""
     return tuning("ttt_mlp", state.form, state.precision, tuned_as(state))
 
 
 def tuned_as(state: GenerateState) -> str:
-    """Under which name `generate_tuning.toml` has the settings for this state: its GPU, or HOPPER."""
+    """The section of `tuning.toml` with the settings for this state: its GPU's, or SM90."""
     D, F, device = state.b2.shape[2], state.b1.shape[2], state.b2.device
     fits = state.form == "dual" and state.precision != "float32" and (D, F) == (64, 256) and state.mini_batch <= 16
-    return HOPPER if fits and on_hopper(device) else gpu_name(device)
+    return SM90 if fits and runs_sm90(device) else gpu_name(device)
 
 
 @jit
@@ -288,7 +277,7 @@ def _dual(
 @jit
 def sum_columns(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
     """w [M, N], x [N] -> w @ x [M]."""
-    return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(again(w) * x[None, :], 1)
+    return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(to_float32_again(w) * x[None, :], 1)
 
 
 @jit
@@ -309,7 +298,7 @@ def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.con
         of_k, of_q = tl.sum(tl.where(first, both, 0.0), 1), tl.sum(tl.where(first, 0.0, both), 1)
     else:
         of_k = tl.sum(w1.to(tl.float32) * k[None, :], 1)
-        of_q = tl.sum(again(w1) * q[None, :], 1) + tl.sum(past_g1.to(tl.float32) * weight1[:, None], 0)
+        of_q = tl.sum(to_float32_again(w1) * q[None, :], 1) + tl.sum(past_g1.to(tl.float32) * weight1[:, None], 0)
     return of_k, of_q
 
 
@@ -379,7 +368,7 @@ def _primal(
     rate = tl.load(lr + seq * lr_stride + head)
     scale = tl.load(token_scale + pos)
     cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
-    # A fresh mini-batch starts from 0 whatever is stored, so nothing ever clears the sums
+    # A new mini-batch starts from 0 whatever is stored, so nothing has to clear the sums
     sum_b1 = tl.load(db1 + pid * F + rf, mask=wide & (pos > 0), other=0)
     sum_b2 = tl.load(db2 + pid * D + rd, mask=valid & (pos > 0), other=0)
 

@@ -1,6 +1,4 @@
-"""How does PyTorch call the TTT-MLP forward kernel? A custom operator.
-
-`forward` computes what `reference.forward` of the same arguments does (form "dual"), on a Hopper GPU.
+"""The TTT-MLP forward kernels as a PyTorch operator: the function of `reference.forward` (form "dual") on Hopper.
 """
 
 from __future__ import annotations
@@ -9,13 +7,21 @@ import torch
 from torch import Tensor
 
 from tk_kernels import build
-from tk_kernels.checks import common_position
-from tk_kernels.forward_operator import HEAD_DIM, Outer, Tokens, check_addresses, check_arguments, forward_from, wide
+from tk_kernels.checks import check_choice, common_position
+from tk_kernels.forward.operator import (
+    HEAD_DIM,
+    Outer,
+    Tokens,
+    check_addresses,
+    check_arguments,
+    forward_from,
+    to_float32,
+)
 from tk_kernels.ttt_mlp import reference
 from tk_kernels.ttt_mlp.reference import MLPState
 
-KERNEL = "ttt_mlp/forward"
-KERNELS = {16: KERNEL, 32: "ttt_mlp/forward_32"}  # of each mini-batch
+KERNELS = {16: "ttt_mlp/forward_sm90", 32: "ttt_mlp/forward_32_sm90"}  # by mini-batch; checkpoints have 16
+MINI_BATCHES = tuple(KERNELS)
 HIDDEN = 256
 WEIGHTS: dict[str, tuple[int, ...]] = {
     "W1": (HEAD_DIM, HIDDEN),
@@ -27,7 +33,8 @@ Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, 
 
 
 def available(mini_batch: int = 16) -> str:
-    """Why the kernel of this mini-batch cannot run here, in one sentence; empty when it can."""
+    """Why the kernel for this mini-batch cannot run here, in one sentence; empty when it can."""
+    check_choice("mini_batch", mini_batch, MINI_BATCHES)
     return build.unavailable(KERNELS[mini_batch])
 
 
@@ -41,28 +48,28 @@ def forward(
     ln_bias: Tensor,
     state: MLPState,
     *,
-    start: int | None = None,
     rope: bool = False,
+    start: int | None = None,
 ) -> tuple[Tensor, MLPState]:
     """Outputs [B, T, H, 64] of T tokens and the state after them; the given state is left as it is.
 
-    q, k, v [B, T, H, 64] bfloat16 or float16, the last dimension contiguous; lr [B, T, H] = base_lr * sigmoid / 64;
-    token_scale [16] or [32]; ln_weight, ln_bias [H, 64]; the state float32, F = 256. T is any; state.position, inside
-    the mini-batch, is common to the batch, and a caller that knows it passes it as start and saves reading it from the
-    device. With rope, q and k are rotated here, by that position. Tokens up to the end of a mini-batch that the state
-    has begun go through the reference. float16 tokens are rounded to bfloat16 for the products. Raises ValueError for
-    what is not supported.
+    q, k, v [B, T, H, 64] bfloat16, the last dimension contiguous; lr [B, T, H] = base_lr * sigmoid(...) / D;
+    token_scale [m], whose length is the mini-batch (MINI_BATCHES); ln_weight, ln_bias [H, 64]; the state float32 with
+    F = 256. rope=True applies RoPE (theta 10000, position in the mini-batch, interleaved pairs) to q and k, which
+    otherwise have it already. T is any number; state.position must be the same for the batch, and a caller that knows
+    it passes it as `start`, so that it need not be read from the device. Tokens up to the end of a mini-batch that the
+    state has begun go through the reference. Raises ValueError for what is not supported.
     """
     tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
-    check_arguments(tokens, outer, state, WEIGHTS, tuple(KERNELS))
+    check_arguments(tokens, outer, state, WEIGHTS, MINI_BATCHES)
     start = common_position(state.position, start, len(token_scale))
     return forward_from(start, tokens, outer, state, rope, reference.forward, _aligned)
 
 
 def _aligned(tokens: Tokens, outer: Outer, state: MLPState, rope: bool) -> tuple[Tensor, MLPState]:
-    """Tokens that begin a mini-batch."""
+    """Tokens whose first begins a mini-batch."""
     q, k, v, lr = tokens
-    floats = wide(lr, *outer, state.W1, state.b1, state.W2, state.b2)
+    floats = to_float32(lr, *outer, state.W1, state.b1, state.W2, state.b2)
     out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows = _forward(q, k, v, *floats, rope)
     position = torch.full_like(state.position, q.shape[1] % len(outer[0]))
     return out, MLPState(W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows, position)

@@ -1,0 +1,229 @@
+"""`ttt-bench compare` and `ttt-bench ab`: hold two runs against each other, or measure two commits in turns."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench.commands import measure
+from bench.errors import UserError
+from harness.environment import commit_and_dirty
+from harness.files import write_atomically
+from harness.progress import Progress
+from harness.record import Record
+from harness.run import SCHEMA_VERSION, TOOL, Job, Run, RunFile
+from harness.runner import Event, Launch, Limits, run_jobs
+
+ROOT = Path(__file__).resolve().parents[2]
+REGRESSION, NOT_COMPARABLE = 1, 3  # exit statuses
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How a comparison is shown: "text", "markdown" or "json" on stdout, and as a page in `html` where it is named."""
+
+    fmt: str
+    html: Path | None
+
+
+def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
+    """Show two stored runs side by side; exit status 1 for a regression beyond `fail_on`, 3 where none can be told."""
+    bar = None if fail_on is None else percentage(fail_on)
+    found = _show(a, b, bar, shown)
+    if bar is not None and found.regressions:
+        sys.exit(REGRESSION)
+
+
+def ab(
+    asked: measure.Asked,
+    sides: tuple[str, str],
+    out: Path,
+    *,
+    limits: Limits,
+    fail_on: str | None,
+    shown: Shown,
+    arguments: Sequence[str],
+) -> None:
+    """Measure two commits in turns into the runs OUT/old and OUT/new, and judge; exit status 1 for a regression."""
+    from reports.judge import LEAST_ROUNDS, MOST_ROUNDS
+
+    bar = None if fail_on is None else percentage(fail_on)
+    if not LEAST_ROUNDS <= asked.repeats <= MOST_ROUNDS:
+        raise UserError(
+            f"--rounds {asked.repeats}: must be from {LEAST_ROUNDS} to {MOST_ROUNDS}; "
+            "a verdict needs the spread between rounds"
+        )
+    folders = (out / "old", out / "new")
+    for folder in folders:
+        if Run.exists(folder):
+            raise UserError(f"{out}: holds a comparison already; name another folder")
+    work = measure.plan(asked)
+    if not work.here:
+        raise UserError("--device cuda: no CUDA GPU was found on this machine")
+    with _checkout(sides[0]) as old, _checkout(sides[1]) as new:
+        if _harness_files(old) != _harness_files(new):
+            print("ttt-bench: harness/ differs between the two: each side is measured by its own", file=sys.stderr)
+        request = measure.request_of(arguments, work)
+        runs = [_Side.create(*each, work, request) for each in zip(folders, (old, new), strict=True)]
+        _measure_in_turns(runs, work, limits)
+    found = _show(*folders, bar, shown)
+    if found.regressions:
+        sys.exit(REGRESSION)
+
+
+def percentage(text: str) -> float:
+    """The share that `3%` says."""
+    from reports.judge import BAR
+
+    try:
+        value = float(text.removesuffix("%")) / 100 if text.endswith("%") else None
+    except ValueError:
+        value = None
+    if value is None:
+        raise UserError(f"--fail-on {text}: must be a percentage, such as 3%")
+    if not BAR <= value <= 10:
+        raise UserError(f"--fail-on {text}: must be from {BAR:.0%}, the least that is judged, to 1000%")
+    return value
+
+
+def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> Any:
+    """The comparison of two runs, shown; exit status 3 where they cannot be compared."""
+    from reports import compare as comparing
+    from reports import compare_views
+    from reports.publish import refuse_what_is_no_page
+
+    for folder in (a, b):
+        if shown.html:
+            refuse_what_is_no_page(shown.html, folder)
+    try:
+        found = comparing.compare(Run.open(a), Run.open(b), *([] if fail_on is None else [fail_on]))
+    except comparing.NotComparable as error:
+        print(f"ttt-bench: {error}", file=sys.stderr)
+        sys.exit(NOT_COMPARABLE)
+    view = {"text": compare_views.text, "markdown": compare_views.markdown, "json": compare_views.to_json}[shown.fmt]
+    print(view(found), end="", flush=True)
+    if shown.html:
+        try:
+            shown.html.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(shown.html, compare_views.page(found))
+        except OSError as error:
+            raise UserError(f"{shown.html}: cannot be written: {error.strerror}") from None
+        print(f"wrote {shown.html}", file=sys.stderr)
+    return found
+
+
+@contextmanager
+def _checkout(name: str) -> Iterator[Path]:
+    """The root of a side: a checkout by its path, or a worktree of a revision, which is removed afterwards."""
+    path = Path(name)
+    if path.is_dir():
+        if not (path / "harness" / "worker.py").is_file():
+            raise UserError(f"{name}: is a folder without harness/worker.py, so it is no checkout of this program")
+        _refuse_changes(path.resolve(), name)
+        yield path.resolve()
+        return
+    if not (ROOT / ".git").exists():
+        raise UserError(f"{name}: is no folder, and this program is not run from a checkout that could hold a revision")
+    commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    if commit is None:
+        raise UserError(f"{name}: is neither a folder nor a revision of this checkout")
+    _refuse_changes(ROOT, name)
+    with tempfile.TemporaryDirectory(prefix="ttt-bench-ab-") as folder:
+        root = Path(folder) / commit[:10]
+        if _git("worktree", "add", "--detach", str(root), commit) is None:
+            raise UserError(f"{name}: git could not make a worktree of it in {folder}")
+        try:
+            yield root
+        finally:
+            _git("worktree", "remove", "--force", str(root))
+
+
+def _harness_files(root: Path) -> dict[str, bytes]:
+    """What measures on a side."""
+    return {path.name: path.read_bytes() for path in (root / "harness").glob("*.py")}
+
+
+def _refuse_changes(root: Path, name: str) -> None:
+    """A commit says what was measured only where nothing differs from it."""
+    if commit_and_dirty(root)[1]:
+        raise UserError(f"{name}: {root.name} has changes that are not committed; commit or stash them, then compare")
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says; None where it fails."""
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+@dataclass
+class _Side:
+    """One commit: its run, how its workers start, and its commit, "" where the checkout does not say."""
+
+    run: Run
+    launches: Mapping[tuple[str, str], Launch]
+    commit: str
+
+    @classmethod
+    def create(cls, folder: Path, root: Path, work: measure.Plan, request: Any) -> "_Side":
+        commit, dirty = commit_and_dirty(root)
+        request = replace(request, commit=commit, dirty=dirty)
+        policy = work.policy.to_dict()
+        file = RunFile(TOOL, SCHEMA_VERSION, "measure", work.jobs, work.catalogue, policy, work.repeats, (request,))
+        launches = {pair: replace(launch, root=root) for pair, launch in work.launches.items()}
+        return cls(Run.create(folder, file), launches, commit)
+
+    def measure(self, job: Job, number: int, work: measure.Plan, limits: Limits, show: Any) -> set[str]:
+        """Run a job's round in a fresh process; the keys of its cases that have a result."""
+        records = run_jobs(
+            self.run, self.launches, jobs=[job], repeats=[number], limits=limits, on_event=show, skip=work.skip
+        )
+        keys = {planned.case.key for planned in job.cases}
+        ok = [each for each in records if each.case.key in keys and each.repeat == number and each.status == "ok"]
+        for record in ok:
+            self._refuse_other_code(record)
+        return {record.case.key for record in ok}
+
+    def _refuse_other_code(self, record: Record) -> None:
+        """The interpreter of a systems.toml may be a container that never looks into our worktree."""
+        ran = str(record.environment.get("commit") or "")
+        if self.commit and ran != self.commit:
+            raise UserError(
+                f"{record.case.system_backend}: its worker ran the code of {ran[:10] or 'an unknown commit'}, "
+                f"not that of {self.commit[:10]}; a command of a systems.toml must let PYTHONPATH through"
+            )
+
+
+def _measure_in_turns(sides: Sequence[_Side], work: measure.Plan, limits: Limits) -> None:
+    """A B, B A, A B, ...: each job on one side and at once on the other, so that what drifts meets both alike.
+
+    A case without a result on either side is not tried again.
+    """
+    jobs = list(work.jobs)
+    with Progress("ab", 2 * work.total) as progress:
+        show = _Counted(progress, 2 * work.total)
+        for number in range(work.repeats):
+            for place, job in enumerate(jobs):
+                order = sides if number % 2 == 0 else list(reversed(sides))
+                finished = [side.measure(job, number, work, limits, show) for side in order if job.cases]
+                left = tuple(each for each in job.cases if all(each.case.key in keys for keys in finished))
+                show.total -= 2 * (len(job.cases) - len(left)) * (work.repeats - number - 1)
+                jobs[place] = replace(job, cases=left)
+
+
+@dataclass
+class _Counted:
+    """Shows the events of many calls of `run_jobs` as those of one."""
+
+    show: Progress
+    total: int
+    done: int = field(default=0)
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "plan" and self.done:
+            return
+        self.done += event.kind == "record"
+        self.show(replace(event, done=self.done, total=self.total, kept=0))

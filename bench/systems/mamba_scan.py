@@ -1,0 +1,151 @@
+"""Mamba and Mamba-2 in plain PyTorch, vectorised over chunks of a prompt: the reference for prompts of any length.
+
+transformers' scan of Mamba goes token by token, and of Mamba-2 holds a square of heads for every chunk. Here a piece of
+the prompt is cut into chunks that are scanned side by side from zero; a carry goes from chunk to chunk, and what it
+adds to each chunk's tokens is added at the end. So a piece of n tokens takes about 2 sqrt(n) steps.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.systems.blockwise import visiting
+
+PIECE_NUMBERS = 1 << 26  # of the states of all tokens of a piece: 0.3 GB in float32, of which three are held
+PIECE_TOKENS = 2048  # of Mamba-2, at most
+
+
+def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
+    """x_t = decay_t * x_(t-1) + inputs_t for t in 1..T, from x_0 = `state` [B, ...]; all x, [B, T, ...].
+
+    decay is within [0, 1]. Both arguments [B, T, ...] are overwritten.
+    """
+    tokens = inputs.shape[1]
+    length = max(1, math.isqrt(tokens))
+    whole = tokens // length * length
+    chunked = [x[:, :whole].unflatten(1, (-1, length)) for x in (decay, inputs)]
+    products, states = chunked  # of the decays since a chunk's begin, and of a scan that begins there at zero
+    for t in range(1, length):
+        states[:, :, t].addcmul_(products[:, :, t], states[:, :, t - 1])
+        products[:, :, t].mul_(products[:, :, t - 1])
+    for chunk in range(states.shape[1]):
+        states[:, chunk].addcmul_(products[:, chunk], state[:, None])
+        state = states[:, chunk, -1]
+    for t in range(whole, tokens):
+        inputs[:, t].addcmul_(decay[:, t], state)
+        state = inputs[:, t]
+    return inputs
+
+
+class ScannedMamba:
+    """transformers' Mamba (`inner`: MambaForCausalLM) with this module's scan; it serves prompts from their begin.
+
+    Where `device` is another than the weights', each block is there for its turn only.
+    """
+
+    def __init__(self, inner: Any, device: torch.device | str) -> None:
+        self.inner, self.device = inner, torch.device(device)
+
+    def init_state(self, batch: int, context: int) -> None:
+        """There is none."""
+
+    def prefill(self, ids: Tensor, state: None) -> tuple[Tensor, None]:
+        """ids [B, T] -> (logits [B, V] after the last of them, None)."""
+        return self.logits(ids, 1)[:, 0], None
+
+    @torch.no_grad()
+    def logits(self, ids: Tensor, last: int) -> Tensor:
+        """ids [B, T] -> logits [B, last, V] after the last tokens."""
+        backbone = self.inner.backbone
+        h = F.embedding(ids.to(self.device), backbone.embeddings.weight.to(self.device))
+        for layer in backbone.layers:
+            with visiting(layer, self.device):
+                h = h + self._mix(layer.mixer, _normed(h, layer.norm))
+        with visiting(backbone.norm_f, self.device):
+            return F.linear(_normed(h[:, -last:], backbone.norm_f), self.inner.lm_head.weight.to(self.device))
+
+    def _mix(self, mixer: Any, x: Tensor) -> Tensor:
+        """The mixer of a block, arXiv 2312.00752, algorithm 2 and figure 3: x [B, T, C] -> [B, T, C]."""
+        u, gate = mixer.in_proj(x).chunk(2, -1)
+        u = _convolved(u, mixer.conv1d)
+        step, B, C = mixer.x_proj(u).split((mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size), -1)
+        step, A = F.softplus(mixer.dt_proj(step)), -mixer.A_log.exp()  # [B, T, E] and [E, N]
+        state = u.new_zeros(len(u), *A.shape)
+        piece = max(1, PIECE_NUMBERS // state.numel())
+        found = []
+        for some_u, some_step, some_B, some_C in zip(*(x.split(piece, 1) for x in (u, step, B, C)), strict=True):
+            inputs = (some_step * some_u).unsqueeze(-1) * some_B.unsqueeze(2)
+            states = selective_scan((some_step.unsqueeze(-1) * A).exp_(), inputs, state)
+            state = states[:, -1].clone()
+            found.append(torch.einsum("bten,btn->bte", states, some_C))
+        y = torch.cat(found, 1) + mixer.D * u
+        return mixer.out_proj(y * F.silu(gate))
+
+
+class ScannedMamba2(ScannedMamba):
+    """transformers' Mamba-2 (`inner`: Mamba2ForCausalLM): decays are a head's, so a chunk is products of matrices."""
+
+    def _mix(self, mixer: Any, x: Tensor) -> Tensor:
+        """The mixer of a block, arXiv 2405.21060, listing 1: x [B, T, C] -> [B, T, C]."""
+        groups, size = mixer.n_groups, mixer.ssm_state_size
+        gate, mixed, step = mixer.in_proj(x).split((mixer.intermediate_size, mixer.conv_dim, mixer.num_heads), -1)
+        mixed = _convolved(mixed, mixer.conv1d)
+        u, B, C = mixed.split((mixer.intermediate_size, groups * size, groups * size), -1)
+        u = u.unflatten(-1, (mixer.num_heads, -1))  # [B, T, H, P]
+        step = F.softplus(step + mixer.dt_bias).clamp(*mixer.time_step_limit)  # [B, T, H]
+        log_decay = -mixer.A_log.exp() * step
+        state = u.new_zeros(*u.shape[:1], *u.shape[2:], size)  # [B, H, P, N]
+        found = []
+        for piece in zip(*(x.split(PIECE_TOKENS, 1) for x in (u * step.unsqueeze(-1), log_decay, B, C)), strict=True):
+            for part in whole_chunks(piece):
+                y, state = chunked_scan(part, state, groups)
+                found.append(y)
+        y = (torch.cat(found, 1) + mixer.D[:, None] * u).flatten(-2) * F.silu(gate)
+        grouped = y.unflatten(-1, (-1, mixer.norm.group_size))
+        y = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + mixer.norm.variance_epsilon)
+        return mixer.out_proj(y.flatten(-2) * mixer.norm.weight)
+
+
+CHUNK = 64  # tokens of Mamba-2 whose pairs are held
+
+
+def whole_chunks(piece: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
+    """The whole chunks of a piece and what is left, the latter as one short chunk."""
+    whole = piece[0].shape[1] // CHUNK * CHUNK
+    for part, length in (([x[:, :whole] for x in piece], CHUNK), ([x[:, whole:] for x in piece], 0)):
+        if part[0].shape[1]:
+            yield tuple(x.unflatten(1, (-1, length or x.shape[1])) for x in part)
+
+
+def chunked_scan(chunks: tuple[Tensor, ...], state: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Outputs [B, T, H, P] and the state [B, H, P, N] after chunks of L tokens.
+
+    chunks: inputs [B, c, L, H, P], log_decay [B, c, L, H], B and C [B, c, L, groups * N].
+    """
+    inputs, log_decay, B, C = chunks
+    heads = inputs.shape[3]
+    B, C = (x.unflatten(-1, (groups, -1)).repeat_interleave(heads // groups, 3) for x in (B, C))  # [B, c, L, H, N]
+    since = log_decay.cumsum(2)  # of the decays since a chunk's begin, in logarithms
+    pairs = since.unsqueeze(3) - since.unsqueeze(2)  # [B, c, L, L, H]
+    causal = torch.ones(pairs.shape[2:4], dtype=torch.bool, device=pairs.device).tril()
+    weights = torch.einsum("bcihn,bcjhn->bcijh", C, B) * pairs.masked_fill(~causal[..., None], -math.inf).exp()
+    y = torch.einsum("bcijh,bcjhp->bcihp", weights, inputs)
+    left = torch.einsum("bclhp,bclh,bclhn->bchpn", inputs, (since[:, :, -1:] - since).exp(), B)
+    for chunk in range(y.shape[1]):
+        y[:, chunk] += torch.einsum("blhn,bhpn,blh->blhp", C[:, chunk], state, since[:, chunk].exp())
+        state = left[:, chunk] + since[:, chunk, -1].exp()[..., None, None] * state
+    return y.flatten(1, 2), state
+
+
+def _convolved(x: Tensor, convolution: nn.Conv1d) -> Tensor:
+    """SiLU of the causal convolution of x [B, T, E], channel by channel."""
+    return F.silu(convolution(x.mT)[..., : x.shape[1]].mT)
+
+
+def _normed(x: Tensor, norm: Any) -> Tensor:
+    """RMSNorm, in the type of x."""
+    return norm.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.variance_epsilon))

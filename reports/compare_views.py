@@ -1,0 +1,164 @@
+"""Show a comparison as text, Markdown, JSON or an HTML page."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from typing import Any
+
+from harness.reason import printable
+from reports.compare import STORED_BAR, Comparison, Row
+from reports.judge import BAR, SAME
+
+COLUMNS = ("verdict", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
+_NUMBERS = (1, 2, 3, 4)
+_SCALE = 0.02  # the least that the axis of the page shows to either side
+_WIDTH = 160  # of its plots, in pixels
+
+
+def text(comparison: Comparison) -> str:
+    """Lines for a terminal or a log, one for each case."""
+    rows = [[printable(cell) for cell in row] for row in (COLUMNS, *map(_cells, comparison.rows))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = [
+        "  ".join(
+            cell.rjust(width) if place in _NUMBERS else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    parts = [_opening(comparison), table if comparison.rows else [], _without(comparison), _closing(comparison)]
+    return "\n\n".join("\n".join(map(printable, part)) for part in parts if part) + "\n"
+
+
+def markdown(comparison: Comparison) -> str:
+    """The same as Markdown, for a pull request."""
+    right = ["---:" if place in _NUMBERS else "---" for place in range(len(COLUMNS))]
+    table = [_markdown_row(COLUMNS), _markdown_row(right), *(_markdown_row(_cells(row)) for row in comparison.rows)]
+    listed = [f"- {_escaped(line)}" for line in (*_opening(comparison), *_without(comparison))]
+    parts = [listed, table if comparison.rows else [], [_escaped(line) for line in _closing(comparison)]]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def to_json(comparison: Comparison) -> str:
+    """A JSON object of everything, unrounded; ratios are B/A."""
+    rows = [_flat(row) for row in comparison.rows]
+    values = {
+        "tool": "ttt-bench",
+        "a": asdict(comparison.a),
+        "b": asdict(comparison.b),
+        "interleaved": comparison.interleaved,
+        "fail_on": comparison.fail_on,
+        "regressions": comparison.regressions,
+        "verdicts": comparison.counts,
+        "differences": [asdict(each) for each in comparison.differences],
+        "cases": rows,
+        "without_comparison": [asdict(each) for each in comparison.missing],
+    }
+    return json.dumps(_finite(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def page(comparison: Comparison) -> str:
+    """One HTML page with everything in it."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(loader=PackageLoader("reports", "."), autoescape=True, undefined=StrictUndefined)
+    reach = _reach(comparison.rows)
+    return environment.get_template("compare.html.j2").render(
+        style=files("reports").joinpath("style.css").read_text("utf-8"),
+        comparison=comparison,
+        columns=COLUMNS,
+        rows=[(row, _cells(row), _plot(row, reach)) for row in comparison.rows],
+        closing=_closing(comparison),
+        without=_without(comparison),
+        width=_WIDTH,
+        ends=f"{1 - reach:.2g} to {1 + reach:.2g}",
+    )
+
+
+def _opening(comparison: Comparison) -> list[str]:
+    """What differs, before any number."""
+    sides = [
+        f"{letter}: {side.name}, commit {side.commit}, on {side.device}{f', {side.measured}' if side.measured else ''}"
+        for letter, side in (("A", comparison.a), ("B", comparison.b))
+    ]
+    differing = [f"differs: {each.sentence}" for each in comparison.differences]
+    return [*sides, *(differing or ["differs: nothing that was recorded"])]
+
+
+def _without(comparison: Comparison) -> list[str]:
+    """Each reason once, with the cases that it took from the comparison."""
+    reasons: dict[str, list[str]] = {}
+    for each in comparison.missing:
+        reasons.setdefault(each.reason, []).append(each.label)
+    return [f"{reason}: {', '.join(labels)}" for reason, labels in reasons.items()]
+
+
+def _closing(comparison: Comparison) -> list[str]:
+    """The verdicts counted, and what they mean."""
+    lines = [", ".join(f"{count} {verdict}" for verdict, count in comparison.counts.items())]
+    if comparison.interleaved:
+        lines.append(
+            f"Measured in turns, a fresh process a round and side; B/A is the geometric mean of the rounds. "
+            f"Slower and faster are by more than {BAR:.0%}, same is within {SAME:.0%}."
+        )
+    else:
+        lines.append(
+            f"Two stored runs differ by up to 3% by themselves: nothing is judged below {STORED_BAR:.0%}. "
+            "`ttt-bench ab` measures two commits in turns and judges from 1%."
+        )
+    if comparison.regressions:
+        cases = f"{comparison.regressions} case{'' if comparison.regressions == 1 else 's'}"
+        lines.append(f"{cases} slower by more than {comparison.fail_on * 100:.3g}%, or lost.")
+    return lines
+
+
+def _cells(row: Row) -> list[str]:
+    judged = row.judged
+    return [
+        judged.verdict,
+        f"{judged.ratio:.3f}",
+        f"{judged.low:.3f} to {judged.high:.3f}",
+        f"{row.a_ms:.4g}",
+        f"{row.b_ms:.4g}",
+        row.label,
+        "; ".join(row.notes),
+    ]
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    """A row with its verdict on one level."""
+    values = asdict(row)
+    return values | values.pop("judged")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: an interval without an end ends in null."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and value in (float("inf"), float("-inf")) else value
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
+
+
+def _escaped(text: str) -> str:
+    """No markup of a stranger's name: what Markdown or HTML would take for its own is written out."""
+    for sign in "\\|`*_<>[]":
+        text = text.replace(sign, f"\\{sign}")
+    return printable(text)
+
+
+def _reach(rows: Sequence[Row]) -> float:
+    """How far from 1 the plots of the page go: so that nine of ten intervals lie within, at most twice as slow."""
+    ends = sorted(max(row.judged.high - 1, 1 - row.judged.low) for row in rows)
+    return min(1.0, max(_SCALE, ends[int(0.9 * (len(ends) - 1))])) if ends else _SCALE
+
+
+def _plot(row: Row, reach: float) -> dict[str, float]:
+    """Places in pixels of a row's ratio and its interval, cut where they leave the axis."""
+    places = {"low": row.judged.low, "ratio": row.judged.ratio, "high": row.judged.high}
+    return {name: round(_WIDTH / 2 * (1 + min(1.0, max(-1.0, (at - 1) / reach))), 1) for name, at in places.items()}

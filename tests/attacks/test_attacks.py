@@ -1,0 +1,45 @@
+"""The small form of `python -m tests.attacks`: fifty kills and some two thousand changed records."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.attacks import fuzz
+from tests.attacks.__main__ import Line, table
+from tests.attacks.kills import attack
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def test_fifty_kills_lose_double_and_leave_nothing() -> None:
+    found = attack(50, seed=1)
+    assert (found.lost, found.doubled, found.left, found.broken) == (0, 0, 0, [])
+    assert found.hit.total() >= 50
+    assert {"parent", "warden", "grandchild"} <= set(found.hit)
+
+
+def test_changed_records_are_a_sentence_or_a_record() -> None:
+    assert fuzz.fuzz_records(1200) >= 1200
+
+
+def test_changed_record_files_are_a_sentence_or_records() -> None:
+    assert fuzz.fuzz_record_files(500) >= 500
+
+
+def test_changed_runs_are_a_sentence_or_a_run() -> None:
+    assert fuzz.fuzz_runs(400) >= 400
+
+
+def test_the_table_says_what_failed() -> None:
+    lines = [Line("cheats", 13, 0), Line("kills: cases lost", 1000, 2, "999 of a parent")]
+    assert table(lines).splitlines() == [
+        "attack             count  failures",
+        "cheats                13         0",
+        "kills: cases lost   1000         2  999 of a parent",
+    ]
+
+
+def test_the_command_starts() -> None:
+    done = subprocess.run([sys.executable, "-m", "tests.attacks", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "--kills" in done.stdout

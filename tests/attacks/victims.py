@@ -1,0 +1,46 @@
+"""A system for the kill attack: slow to start, and its cases start processes that would outlive them."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+
+from harness.case import Case
+from harness.system import Workload
+
+# In the environment: what the command lines of all grandchildren end with. They end by themselves after two minutes.
+MARK = "ATTACK_MARK"
+FORKS = "import os, sys, subprocess; subprocess.Popen(sys.argv[1:], start_new_session=True); os._exit(0)"
+
+
+class Victim:
+    """Its work is to spin for some milliseconds."""
+
+    def __init__(self) -> None:
+        time.sleep(random.random() * 0.05)
+
+    def unavailable(self) -> str:
+        return ""
+
+    def versions(self) -> dict[str, str]:
+        return {}
+
+    def build(self, case: Case) -> Workload:
+        sleeper = ["sleep", f"120.{os.environ[MARK]}"]
+        kinds = case.option("children", "")
+        if "group" in kinds:
+            subprocess.Popen(sleeper)
+        if "session" in kinds:
+            subprocess.Popen(sleeper, start_new_session=True)
+        if "orphan" in kinds:
+            subprocess.run(
+                [sys.executable, "-I", "-S", "-c", FORKS, *sleeper], check=False
+            )  # it may be the one that is killed
+        return Workload(run=_spin, tokens=case.batch * case.context)
+
+
+def _spin(seconds: float = 0.004) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass

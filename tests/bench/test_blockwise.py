@@ -1,0 +1,46 @@
+"""A model run block by block computes what it computes as a whole, and its weights stay where they were."""
+
+import pytest
+import torch
+
+from bench.models.config import model_config
+from bench.models.transformer import Transformer
+from bench.systems.blockwise import transformer_logits, visiting
+from bench.systems.mamba_scan import ScannedMamba
+
+CPU = torch.device("cpu")
+
+
+def test_the_transformers_last_logits_are_those_of_every_prefix():
+    config = model_config("transformer", "tiny")
+    model = Transformer.from_seed(config, 0, "cpu", torch.float32)
+    ids = torch.randint(0, config.vocabulary, (2, 21))
+    expected = [model.prefill(ids[:, :n], model.init_state(2, n))[0] for n in (19, 20, 21)]
+    found = transformer_logits(model, ids, 3, CPU)
+    torch.testing.assert_close(found, torch.stack(expected, 1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_a_block_is_on_the_gpu_for_its_turn_only():
+    block = torch.nn.Linear(2, 2)
+    before = block.weight.data_ptr()
+    with torch.no_grad(), visiting(block, torch.device("cuda")):
+        assert block.weight.device.type == block.bias.device.type == "cuda"
+    assert block.weight.data_ptr() == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("system", ["transformer", "mamba"])
+def test_weights_on_the_host_give_the_logits_of_weights_on_the_gpu(system):
+    from bench.models.factory import from_seed
+
+    config = model_config(system, "tiny")
+    model = from_seed(config, 0, "cpu", torch.float32)
+    ids, gpu = torch.randint(0, config.vocabulary, (1, 70)), torch.device("cuda")
+
+    def logits(device):
+        if system == "transformer":
+            return transformer_logits(model, ids, 2, device).cpu()
+        return ScannedMamba(model.inner, device).logits(ids, 2).cpu()
+
+    torch.testing.assert_close(logits(gpu), logits(CPU), rtol=1e-3, atol=1e-4)

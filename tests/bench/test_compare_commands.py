@@ -1,0 +1,233 @@
+"""`ttt-bench compare` and `ttt-bench ab` on small checkouts whose adapters say how fast they are."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import cli
+from bench.commands import compare as commands
+from harness.case import Case
+from harness.catalogue import Catalogue
+from harness.environment import commit_and_dirty
+from harness.record import Record
+from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
+
+ROOT = Path(__file__).resolve().parents[2]
+# It hands back samples of its own, so that no load of the machine changes them.
+ADAPTER = """
+import os
+from harness.system import Workload
+
+FORWARD, GENERATE = {forward}, {generate}
+
+class TorchTransformer:
+    def unavailable(self):
+        with open(os.environ["STARTED"], "a") as file:
+            file.write("{name} ")
+        return ""
+
+    def versions(self):
+        return {{}}
+
+    def build(self, case):
+        ms = (FORWARD if case.phase == "forward" else GENERATE) / 100
+        jitter = 1 + os.getpid() % 5 / 1000
+        samples = [ms * jitter * (1 + at / 1000) for at in range(9)]
+        return Workload(run=lambda: None, tokens=1, engine_samples=lambda policy: iter(samples))
+"""
+ONE = ("quick", "--systems", "transformer/torch", "--context", "64", "--batch", "1", "--device", "cpu")
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit(folder, name, forward=1.0, generate=1.0):
+    adapter = folder / "bench" / "systems" / "torch_transformer.py"
+    adapter.parent.mkdir(parents=True, exist_ok=True)
+    adapter.write_text(ADAPTER.format(forward=forward, generate=generate, name=name))
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", name)
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A checkout of the harness and one adapter, which stands for this program's own; commits old and new."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(ROOT / "harness", folder / "harness", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / ".gitignore").write_text("__pycache__/\n")
+    git(folder.parent, "init", "-q", str(folder))
+    monkeypatch.setattr(commands, "ROOT", folder)
+    monkeypatch.setenv("STARTED", str(tmp_path / "started"))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def ttt_bench(monkeypatch, *arguments):
+    """The exit status of the command line."""
+    commit_and_dirty.cache_clear()
+    monkeypatch.setattr(sys, "argv", ["ttt-bench", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code or 0
+
+
+def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, capsys):
+    old, new = commit(checkout, "old"), commit(checkout, "new", forward=1.05)
+    status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 5, "--json", "--html", "ab.html")
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert "harness/ differs" not in said.err
+    assert status == commands.REGRESSION
+    forward, generate = found["cases"]
+    assert (forward["verdict"], forward["regressed"], forward["rounds"]) == ("slower", True, 5)
+    assert forward["ratio"] == pytest.approx(1.05, abs=0.01)
+    assert (generate["verdict"], generate["regressed"]) == ("same", False)
+    assert (found["a"]["commit"], found["b"]["commit"]) == (old[:10], new[:10])
+    assert "ab.html" in [path.name for path in tmp_path.iterdir()]
+    runs = [Run.open(tmp_path / "out" / "ab" / side) for side in ("old", "new")]
+    assert [run.file.requests[0].commit for run in runs] == [old, new]
+    for run, ran in zip(runs, (old, new), strict=True):
+        assert {record.environment["commit"] for record in run.records()} == {ran}
+    assert (tmp_path / "started").read_text().split() == "old new new old old new new old old new".split()  # noqa: SIM905
+    assert len(git(checkout, "worktree", "list").splitlines()) == 1
+
+    # The two runs are judged alike when they are compared again; a raised bar is another answer.
+    sides = ("out/ab/old", "out/ab/new")
+    assert ttt_bench(monkeypatch, "compare", *sides, "--fail-on", "3%") == commands.REGRESSION
+    assert ttt_bench(monkeypatch, "compare", *sides, "--fail-on", "10%") == 0
+    assert ttt_bench(monkeypatch, "compare", *sides) == 0
+    assert "1 slower, 1 same" in capsys.readouterr().out
+    assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
+    assert "out/ab: holds a comparison already; name another folder" in capsys.readouterr().err
+
+
+def test_a_case_that_the_new_commit_lost_is_a_regression_and_is_not_tried_again(
+    checkout, tmp_path, monkeypatch, capsys
+):
+    commit(checkout, "old")
+    commit(checkout, "new", forward="1 / 0", generate=1.0)
+    assert ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2) == commands.REGRESSION
+    said = capsys.readouterr().out
+    assert "no result in B: unstarted" in said
+    assert [
+        f"{letter}: {side}, commit {git(checkout, 'rev-parse', revision)[:10]}" in said
+        for letter, side, revision in (("A", "old", "HEAD~1"), ("B", "new", "HEAD"))
+    ] == [True, True]
+    assert (tmp_path / "started").read_text().split() == ["old"]
+
+
+def test_two_checkouts_by_their_paths(checkout, tmp_path, monkeypatch, capsys):
+    commit(checkout, "old")
+    other = tmp_path / "other"
+    shutil.copytree(checkout, other)
+    (other / "harness" / "timer.py").open("a").write("\n")
+    commit(other, "new", forward=0.5)
+    assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--rounds", 3, "--markdown") == 0
+    said = capsys.readouterr()
+    assert "| faster | 0." in said.out
+    assert "harness/ differs between the two" in said.err
+    (other / "bench" / "systems" / "torch_transformer.py").write_text("changed")
+    assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--out", "again") == 2
+    assert f"{other}: other has changes that are not committed" in capsys.readouterr().err
+
+
+def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monkeypatch, capsys):
+    """As a container does that holds the program itself: both sides would be the same code."""
+    old, new = commit(checkout, "old"), commit(checkout, "new")
+    command = ["/usr/bin/env", f"PYTHONPATH={checkout}", sys.executable]
+    (tmp_path / "systems.toml").write_text(f'["transformer/torch"]\ncommand = {json.dumps(command)}\n')
+    status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2, "--systems-file", "systems.toml")
+    assert status == 2
+    said = f"transformer/torch: its worker ran the code of {new[:10]}, not that of {old[:10]}"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("HEAD", "nowhere"), "nowhere: is neither a folder nor a revision of this checkout"),
+        (("HEAD", "--output=x"), "No such option"),
+        (("HEAD", "empty"), "empty: is a folder without harness/worker.py, so it is no checkout"),
+        (("HEAD", "HEAD", "--rounds", "1"), "--rounds 1: must be from 2 to 99; a verdict needs the spread"),
+        (("HEAD", "HEAD", "--fail-on", "3"), "--fail-on 3: must be a percentage, such as 3%"),
+        (("HEAD", "HEAD", "--fail-on", "x%"), "--fail-on x%: must be a percentage, such as 3%"),
+        (("HEAD", "HEAD", "--fail-on", "nan%"), "--fail-on nan%: must be from 1%"),
+        (("HEAD", "HEAD", "--fail-on", "0.5%"), "--fail-on 0.5%: must be from 1%, the least that is judged"),
+        (("HEAD", "HEAD", "--json", "--markdown"), "--markdown --json: one format at a time"),
+    ],
+)
+def test_a_mistake_in_ab_is_one_sentence(checkout, tmp_path, monkeypatch, capsys, arguments, said):
+    commit(checkout, "old")
+    (tmp_path / "empty").mkdir()
+    assert ttt_bench(monkeypatch, "ab", *arguments, *ONE) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_tree_with_changes_is_refused(checkout, monkeypatch, capsys):
+    commit(checkout, "old")
+    (checkout / "new_file").write_text("")
+    assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
+    assert "has changes that are not committed; commit or stash them" in capsys.readouterr().err
+
+
+def a_run(folder, ms, context=64, driver="580"):
+    case = Case("ttt-linear", "torch", "tiny", "forward", 2, context)
+    environment = {"device_kind": "cuda", "device": "H100", "gpu": {"name": "H100", "driver": driver}}
+    jobs = (Job("ttt-linear", "torch", (Planned(case),)),)
+    run = Run.create(folder, RunFile(TOOL, SCHEMA_VERSION, "measure", jobs, Catalogue()))
+    run.record_file(jobs[0]).append(
+        Record(case, "ok", samples_ms=[ms] * 7, throttled=[False] * 7, environment=environment)
+    )
+
+
+def test_compare_reports_and_fails_only_where_it_is_asked_to(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    a_run(tmp_path / "a", 10)
+    a_run(tmp_path / "b", 12)
+    assert ttt_bench(monkeypatch, "compare", "a", "b", "--html", "page.html") == 0
+    assert "slower   1.200" in capsys.readouterr().out
+    assert "1.200" in (tmp_path / "page.html").read_text()
+    assert ttt_bench(monkeypatch, "compare", "a", "b", "--fail-on", "3%") == commands.REGRESSION
+    assert "1 case slower by more than 5%, or lost" in capsys.readouterr().out
+    assert ttt_bench(monkeypatch, "compare", "b", "a", "--fail-on", "3%") == 0
+    (tmp_path / "notes.html").write_text("mine")
+    assert ttt_bench(monkeypatch, "compare", "a", "b", "--html", "notes.html") == 2
+    assert (tmp_path / "notes.html").read_text() == "mine"
+
+
+def test_another_driver_is_exit_status_3(tmp_path, monkeypatch, capsys):
+    a_run(tmp_path / "a", 10)
+    a_run(tmp_path / "b", 10, driver="570")
+    assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b") == commands.NOT_COMPARABLE
+    said = capsys.readouterr()
+    assert said.err.startswith("ttt-bench: not comparable: driver 580 in A, 570 in B")
+    assert said.out == ""
+
+
+def test_a_mistake_in_compare_is_one_sentence(tmp_path, monkeypatch, capsys):
+    a_run(tmp_path / "a", 10)
+    a_run(tmp_path / "other", 10, context=128)
+    a_run(tmp_path / "later", 10)
+    later = tmp_path / "later" / "run.json"
+    later.write_text(later.read_text().replace('"schema":1', '"schema":9'))
+    for name, said in (
+        ("none", "no such folder"),
+        (".", "is not a run: it has no run.json"),
+        ("other", "have no case in common"),
+        ("later", "has schema 9, this program reads schema 1"),
+    ):
+        assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / name) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert len(error.splitlines()) == 1

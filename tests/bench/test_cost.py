@@ -1,0 +1,79 @@
+"""The work of a unit of a language model is what its parameters, its attention or learner and its state make it."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from bench.cost import model_work
+from bench.models.config import model_config, parameter_count
+from harness.case import Case
+from tk_kernels.ttt_linear import cost
+
+CASE = Case("transformer", "torch", "1.3b", "forward", 16, 2048)
+
+
+def work(case, **more):
+    config = model_config(case.system, case.size)
+    return model_work(config, parameter_count(config), case, **more)
+
+
+def test_a_prefill_of_the_transformer_multiplies_every_token_and_attends_to_those_before_it():
+    config = model_config("transformer", "1.3b")
+    embedding = config.vocabulary * config.width
+    found = work(CASE)
+    products = 2 * (parameter_count(config) - embedding) * 16 * 2048
+    attention = 16 * 24 * 2 * 2048**2 * 2048
+    assert found.flops == products + 2 * 16 * embedding + attention
+    assert found.bytes == 2 * parameter_count(config) + 8 * 16 * 2048 + 196_608 * 16 * 2048
+
+
+def test_a_step_reads_the_weights_and_the_cache_of_every_sequence():
+    found = work(replace(CASE, phase="generate", batch=512))
+    parameters = parameter_count(model_config("transformer", "1.3b"))
+    assert found.bytes == 2 * parameters + 8 * 512 + 512 * 2048 * 196_608
+    assert found.flops == 2 * 512 * parameters + 24 * 4 * 512 * 2048 * 2048
+
+
+def test_a_step_of_mamba_does_not_depend_on_the_context():
+    case = replace(CASE, system="mamba", phase="generate")
+    config = model_config("mamba", "1.3b")
+    assert work(case) == work(replace(case, context=32768))
+    state = config.layers * config.inner_width * config.state_dim
+    assert work(case).bytes == 2 * parameter_count(config) + 8 * 16 + 2 * 16 * 2 * state
+
+
+@pytest.mark.parametrize(("state_dtype", "form"), [("float32-planes", "dual"), ("float32", "primal")])
+def test_a_step_of_ttt_is_that_of_its_layers_beside_the_projections(state_dtype, form):
+    case = replace(CASE, system="ttt-linear", phase="generate", state_dtype=state_dtype)
+    config = model_config("ttt-linear", "1.3b")
+    learners = 24 * 32 * 65 * 64
+    found = work(case, form=form)
+    inner = 24 * cost.generate_flops(16, 32, 64, 16, form)
+    assert found.flops == 2 * 16 * (parameter_count(config) - learners) + inner
+    rows = {"float32-planes": 2, "float32": 4}[state_dtype]
+    precision = state_dtype.removeprefix("float32-")
+    moved = 24 * cost.generate_bytes(16, 32, 64, 16, form, precision, row_element_bytes=rows)
+    assert found.bytes == 2 * parameter_count(config) + 8 * 16 + moved
+
+
+def test_a_request_is_its_prompt_and_its_steps():
+    case = replace(CASE, phase="request", options=(("steps", 3),))
+    step, prompt = work(replace(CASE, phase="generate")), work(CASE)
+    assert work(case).flops == prompt.flops + 3 * step.flops
+    assert work(replace(CASE, phase="request")).bytes == prompt.bytes + 128 * step.bytes
+
+
+def test_of_a_model_that_is_not_ours_the_products_count():
+    config = SimpleNamespace(vocabulary=10, width=4)
+    case = Case("rwkv7", "fla", "1.3b", "forward", 2, 8)
+    found = model_work(config, 100, case)
+    assert found.metrics() == {"flops": 2 * 2 * (60 * 8 + 40), "bytes": 200 + 8 * 16}
+
+
+@pytest.mark.parametrize("system", ["ttt-linear", "ttt-mlp", "transformer", "mamba"])
+def test_no_prefill_that_was_measured_is_below_half_of_its_floor(system):
+    # Figure 15, left, one H100: ms of 16 prompts of 2,048 tokens, at 700 TFLOP/s.
+    measured = {"ttt-linear": 130.0, "ttt-mlp": 160.0, "transformer": 168.8, "mamba": 258.0}[system]
+    floor = work(replace(CASE, system=system)).flops / 700e9
+    assert 0.25 * measured < floor < measured

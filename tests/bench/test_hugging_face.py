@@ -1,0 +1,199 @@
+"""A folder as Hugging Face holds it loads as the function that its config.json describes, or not at all."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from plans import run
+
+from bench.models import TTTConfig
+from bench.models.checkpoint import CheckpointError, load, save
+from bench.models.factory import from_seed
+from bench.models.hugging_face import read_config
+
+# As the published TTTConfig writes itself; heads of 32.
+PUBLISHED = {
+    "architectures": ["TTTForCausalLM"],
+    "bos_token_id": 1,
+    "conv_kernel": 4,
+    "dtype": "float32",
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "initializer_range": 0.02,
+    "intermediate_size": 96,
+    "max_position_embeddings": 2048,
+    "mini_batch_size": 16,
+    "model_type": "ttt",
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "pad_token_id": None,
+    "pre_conv": True,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000.0,
+    "scan_checkpoint_group_size": 0,
+    "share_qk": True,
+    "tie_word_embeddings": True,
+    "transformers_version": "5.23.0",
+    "ttt_base_lr": 1.0,
+    "ttt_layer_type": "linear",
+    "use_cache": False,
+    "use_gate": True,
+    "vocab_size": 32,
+}
+CONFIG = TTTConfig("linear", 64, 96, 1, 2, 32, base_lr=1.0)
+TRANSFORMER = {"pre_conv": False, "share_qk": False, "use_gate": False}
+IDS = torch.arange(40).reshape(2, 20) % 32
+
+
+def test_a_process_without_torch_can_read_it():
+    script = "import sys, bench.models.hugging_face; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def write(folder, values):
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
+def test_the_published_settings(tmp_path):
+    assert read_config(write(tmp_path, PUBLISHED)) == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("values", "change"),
+    [
+        ({"ttt_layer_type": "mlp", "ttt_base_lr": 0.1}, {"learner": "mlp", "base_lr": 0.1}),
+        (TRANSFORMER, {"backbone": "transformer"}),
+        (TRANSFORMER | {"conv_kernel": 7}, {"backbone": "transformer"}),  # which has no convolution
+        ({"ttt_base_lr": 0.25}, {"base_lr": 0.25}),
+        ({"rope_theta": 500}, {"rope_theta": 500.0}),
+        ({"rms_norm_eps": 1e-5}, {"norm_eps": 1e-5}),
+        ({"tie_word_embeddings": False}, {"tied": False}),
+        ({"mini_batch_size": 8}, {"mini_batch": 8}),
+        ({"hidden_size": 128, "num_attention_heads": 4}, {"width": 128, "heads": 4}),
+        ({"intermediate_size": 80, "num_hidden_layers": 3}, {"ffn_width": 80, "layers": 3}),
+        ({"vocab_size": 50}, {"vocabulary": 50}),
+    ],
+)
+def test_every_supported_setting_counts(values, change, tmp_path):
+    assert read_config(write(tmp_path, PUBLISHED | values)) == replace(CONFIG, **change)
+
+
+def test_absent_settings_have_the_authors_defaults(tmp_path):
+    """Among them a base rate of 1, of TTT-MLP too, and the (T) backbone."""
+    expected = TTTConfig("mlp", 2048, 5504, 24, 32, 32000, "transformer", 16, base_lr=1.0)
+    assert read_config(write(tmp_path, {"model_type": "ttt", "ttt_layer_type": "mlp"})) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_act", "gelu"),
+        ("ttt_layer_type", "attention"),
+        ("ttt_layer_type", None),
+        ("model_type", "llama"),
+        ("architectures", ["TTTModel"]),
+        ("architectures", ["LlamaForCausalLM"]),
+        ("conv_kernel", 3),
+        ("dtype", "float8_e4m3fn"),
+        ("torch_dtype", "int8"),
+        ("rope_scaling", {"type": "linear", "factor": 2.0}),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 500.0}),
+        ("quantization_config", {"bits": 4}),
+        ("num_key_value_heads", 1),
+        ("ttt_base_1r", 0.1),
+        ("ttt_base_lr", 0),
+        ("ttt_base_lr", -0.1),
+        ("ttt_base_lr", "0.1"),
+        ("ttt_base_lr", True),
+        ("ttt_base_lr", float("nan")),
+        ("rope_theta", float("inf")),
+        ("rope_theta", None),
+        ("rms_norm_eps", 0),
+        ("tie_word_embeddings", 1),
+        ("use_gate", "true"),
+        ("mini_batch_size", 0),
+        ("mini_batch_size", 16.0),
+        ("num_hidden_layers", True),
+        ("vocab_size", "32"),
+        ("hidden_size", -64),
+    ],
+)
+def test_every_other_function_is_refused_by_name_and_value(key, value, tmp_path):
+    folder = write(tmp_path, PUBLISHED | {key: value})
+    with pytest.raises(CheckpointError) as refused:
+        read_config(folder)
+    assert f"config.json: {key} = {json.dumps(value)}: " in str(refused.value)
+
+
+@pytest.mark.parametrize("odd", ["pre_conv", "share_qk", "use_gate"])
+@pytest.mark.parametrize("rest", [True, False])
+def test_a_backbone_between_the_two_is_refused(odd, rest, tmp_path):
+    values = {"pre_conv": rest, "share_qk": rest, "use_gate": rest} | {odd: not rest}
+    with pytest.raises(CheckpointError, match=rf"{odd} = {json.dumps(not rest)}.*: must be all true .* or all false"):
+        read_config(write(tmp_path, PUBLISHED | values))
+
+
+def test_heads_that_do_not_divide_the_width(tmp_path):
+    with pytest.raises(CheckpointError, match=r"config\.json: width 64 with 3 heads"):
+        read_config(write(tmp_path, PUBLISHED | {"num_attention_heads": 3}))
+
+
+def test_unknown_settings_that_are_null_have_no_effect(tmp_path):
+    assert read_config(write(tmp_path, PUBLISHED | {"rope_scaling": None, "quantization_config": None})) == CONFIG
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '"ttt"', "\xff"])
+def test_a_config_that_is_no_json_object(text, tmp_path):
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(CheckpointError, match=r"config\.json: (not a readable JSON|holds \w+, must be a JSON object)"):
+        read_config(tmp_path)
+
+
+def test_what_is_no_folder(tmp_path):
+    with pytest.raises(CheckpointError, match=r"none: no such folder; a checkpoint is a folder with config\.json"):
+        load(tmp_path / "none", "cpu")
+    with pytest.raises(CheckpointError, match=r"holds no config\.json"):
+        load(tmp_path, "cpu")
+    save(from_seed(CONFIG, 0, "cpu"), tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: give its folder, {tmp_path}"):
+        load(tmp_path / "model.safetensors", "cpu")
+
+
+def logits_of(folder, values):
+    model = load(write(folder, values), "cpu", torch.float64)
+    return run(model, IDS, (18, -2))
+
+
+def test_a_folder_is_the_model_that_was_saved(tmp_path):
+    model = from_seed(CONFIG, 0, "cpu", torch.float64)
+    save(model, tmp_path / "model.safetensors")
+    assert torch.equal(logits_of(tmp_path, PUBLISHED), run(model, IDS, (18, -2)))
+
+
+@pytest.mark.parametrize(("key", "value"), [("ttt_base_lr", 0.1), ("rope_theta", 500.0), ("rms_norm_eps", 1e-3)])
+def test_another_value_is_another_function(key, value, tmp_path):
+    """The weights alone do not tell: what config.json says reaches the logits."""
+    save(from_seed(CONFIG, 0, "cpu", torch.float64), tmp_path / "model.safetensors")
+    first, second = (logits_of(tmp_path, PUBLISHED | changed) for changed in ({}, {key: value}))
+    assert (first - second).norm() > 1e-4 * first.norm()
+
+
+def test_weights_of_another_configuration_are_refused(tmp_path):
+    save(from_seed(CONFIG, 0, "cpu"), tmp_path / "model.safetensors")
+    for values, message in (
+        ({"ttt_layer_type": "mlp"}, r"W2: missing"),
+        (TRANSFORMER, r"k_proj\.weight: missing"),
+        ({"mini_batch_size": 32}, r"learnable_token_idx: has shape \[16\], expected \[32\]"),
+        ({"num_attention_heads": 4}, r"expected \[4, "),
+        ({"num_hidden_layers": 2}, r"model\.layers\.1\..*: missing"),
+        ({"vocab_size": 64}, r"embed_tokens\.weight: has shape \[32, 64\], expected \[64, 64\]"),
+        ({"tie_word_embeddings": False}, r"lm_head\.weight: missing"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            load(write(tmp_path, PUBLISHED | values), "cpu")

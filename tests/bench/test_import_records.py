@@ -1,0 +1,117 @@
+"""Records of schema 1 become a run: keys without suite and defaults, timings that say what happened."""
+
+import json
+
+import pytest
+
+from bench.catalogue.suites import find_suite
+from bench.import_records import imported
+from harness.record import RecordError
+from harness.run import Run
+
+
+def line(**changes):
+    """A record as schema 1 had it; changes by the names of its fields, those of its case in `case`."""
+    case = {
+        "suite": "quick",
+        "system": "transformer",
+        "backend": "torch",
+        "size": "tiny",
+        "phase": "forward",
+        "batch": 2,
+        "context": 64,
+        "dtype": "float32",
+        "state_dtype": "float32",
+        "timing": "eager",
+        "l2": "warm",
+        "options": {"scope": "model", "steps": 128},
+    } | changes.pop("case", {})
+    record = {
+        "schema": 1,
+        "case": case,
+        "status": "ok",
+        "reason": "",
+        "samples_ms": [1.0, 2.0],
+        "throttled": [False, False],
+        "stop": "count",
+        "settings": {"mode": "measure", "launch": "eager", "attention": "x"},
+        "metrics": {"parameters": 7},
+        "started_at": "2026-01-02T03:04:05+00:00",
+        "wall_s": 1.0,
+    }
+    return record | changes
+
+
+def folder(tmp_path, *lines, name="quick.jsonl"):
+    old = tmp_path / "old"
+    old.mkdir(exist_ok=True)
+    (old / name).write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return old
+
+
+def run_of(tmp_path, *lines):
+    imported([folder(tmp_path, *lines)], tmp_path / "new")
+    return Run.open(tmp_path / "new")
+
+
+def test_an_old_record_is_the_case_that_is_measured_today(tmp_path):
+    run = run_of(tmp_path, line())
+    (record,) = run.records()
+    assert record.samples_ms == [1.0, 2.0]
+    assert record.case.options == ()
+    assert "suite" not in record.case.to_dict()
+    assert record.settings == {"attention": "x"}
+    (suite,) = run.catalogue.suites
+    assert (suite.name, suite.cases) == ("quick", (record.case.key,))
+    assert suite.figures == find_suite("quick").figures
+    assert [job.name for job in run.jobs] == ["transformer-torch"]
+
+
+def test_the_timing_says_what_happened(tmp_path):
+    engine = line(stop="engine", case={"backend": "vllm", "timing": "eager"})
+    replayed = line(
+        settings={"launch": "the prefill is replayed from a CUDA graph"}, case={"backend": "sdpa-flash", "batch": 4}
+    )
+    records = {record.case.backend: record for record in run_of(tmp_path, engine, replayed).records()}
+    assert (records["vllm"].case.timing, records["vllm"].stop) == ("engine", "")
+    assert (records["sdpa-flash"].case.timing, records["sdpa-flash"].settings) == ("graph", {})
+
+
+def test_of_a_case_that_two_suites_measured_the_later_record_stands_in_both(tmp_path):
+    later = line(case={"suite": "mine"}, started_at="2026-02-02T03:04:05+00:00", samples_ms=[5.0, 5.0])
+    run = run_of(tmp_path, later, line())
+    (record,) = run.records()
+    assert record.samples_ms == [5.0, 5.0]
+    assert run.catalogue.suites_of(record.case.key) == ["mine", "quick"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"schema": 2}, "line 2: is no record of schema 1"),
+        ([1], "line 2: is no record of schema 1"),
+        (line(case={"phase": "sideways"}), "line 2: case: field 'phase' is 'sideways'"),
+        (line(bogus=1), "line 2: .*bogus"),
+        (line(samples_ms=[-1.0, 1.0]), "line 2: "),
+    ],
+    ids=["schema", "list", "case", "field", "samples"],
+)
+def test_a_bad_line_is_one_sentence_and_nothing_is_written(tmp_path, bad, words):
+    old = folder(tmp_path, line(), bad)
+    with pytest.raises(RecordError, match=words):
+        imported([old], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_that_is_not_there_and_a_folder_without_records(tmp_path):
+    with pytest.raises(RecordError, match="no such file or folder"):
+        imported([tmp_path / "none"], tmp_path / "new")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RecordError, match="no records in"):
+        imported([tmp_path / "empty"], tmp_path / "new")
+
+
+def test_a_run_is_not_imported_into(tmp_path):
+    run_of(tmp_path, line())
+    with pytest.raises(RecordError, match="holds a run already"):
+        imported([tmp_path / "old"], tmp_path / "new")

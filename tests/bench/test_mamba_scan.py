@@ -1,0 +1,79 @@
+"""The chunked scans are the sequential recurrences, in float64, for lengths that do and do not fit their chunks."""
+
+import pytest
+import torch
+
+from bench.models.config import model_config
+from bench.models.mamba import Mamba
+from bench.systems import mamba_scan
+from bench.systems.mamba_scan import ScannedMamba, ScannedMamba2, chunked_scan, selective_scan, whole_chunks
+from harness.gate import relative_error
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 16, 17, 100])
+def test_the_scan_is_the_recurrence(tokens):
+    decay, inputs = torch.rand(2, tokens, 5, 3).double(), torch.randn(2, tokens, 5, 3).double()
+    state = torch.randn(2, 5, 3).double()
+    expected, x = [], state
+    for t in range(tokens):
+        x = decay[:, t] * x + inputs[:, t]
+        expected.append(x)
+    found = selective_scan(decay.clone(), inputs.clone(), state)
+    torch.testing.assert_close(found, torch.stack(expected, 1), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 65, 200])
+def test_the_chunks_of_mamba2_are_the_recurrence(tokens):
+    heads, groups, width, size = 4, 2, 3, 5
+    inputs = torch.randn(2, tokens, heads, width).double()
+    log_decay = -torch.rand(2, tokens, heads).double()
+    B, C = (torch.randn(2, tokens, groups * size).double() for _ in range(2))
+    x, expected = torch.randn(2, heads, width, size).double(), []
+    state = x
+    for t in range(tokens):
+        b, c = (each[:, t].unflatten(-1, (groups, size)).repeat_interleave(2, 1) for each in (B, C))
+        x = log_decay[:, t].exp()[..., None, None] * x + inputs[:, t][..., None] * b[:, :, None]
+        expected.append(torch.einsum("bhpn,bhn->bhp", x, c))
+    found = []
+    for part in whole_chunks((inputs, log_decay, B, C)):
+        y, state = chunked_scan(part, state, groups)
+        found.append(y)
+    torch.testing.assert_close(torch.cat(found, 1), torch.stack(expected, 1), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(state, x, rtol=1e-10, atol=1e-10)
+
+
+@torch.inference_mode()
+def test_a_prompt_through_the_chunked_scan_is_transformers_mamba(monkeypatch):
+    config = model_config("mamba", "tiny")
+    model = Mamba.from_seed(config, 0, "cpu", torch.float64)
+    ids = torch.randint(0, config.vocabulary, (2, 75))
+    expected, _ = model.prefill(ids, model.init_state(2))
+    # In three pieces; transformers' norms and decays are in float32 whatever the model's type.
+    monkeypatch.setattr(mamba_scan, "PIECE_NUMBERS", 2 * 30 * config.inner_width * config.state_dim)
+    found, _ = ScannedMamba(model.inner, "cpu").prefill(ids, None)
+    assert relative_error(found, expected) < 1e-6
+
+
+@torch.inference_mode()
+def test_a_prompt_through_the_chunked_scan_is_transformers_mamba2(monkeypatch):
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Mamba2Config(vocab_size=50, hidden_size=32, num_hidden_layers=2, expand=2, state_size=8, head_dim=16,
+                          num_heads=4, n_groups=1, chunk_size=16, tie_word_embeddings=True)  # fmt: skip
+    inner = Mamba2ForCausalLM(config).eval().double()
+    for layer in inner.backbone.layers:
+        torch.nn.init.normal_(layer.mixer.dt_bias)
+    ids = torch.randint(0, 50, (2, 150))
+    monkeypatch.setattr(mamba_scan, "PIECE_TOKENS", 80)
+    expected = inner(ids, use_cache=False).logits
+    found = ScannedMamba2(inner, "cpu").logits(ids, 3)
+    assert relative_error(found, expected[:, -3:]) < 1e-6
+
+
+def test_a_wrong_decay_is_seen():
+    config = model_config("mamba", "tiny")
+    model, ids = Mamba.from_seed(config, 0, "cpu", torch.float64), torch.randint(0, 512, (1, 40))
+    right = ScannedMamba(model.inner, "cpu").logits(ids, 1)
+    model.inner.backbone.layers[0].mixer.A_log.data += 0.5
+    assert relative_error(ScannedMamba(model.inner, "cpu").logits(ids, 1), right) > 1e-6

@@ -1,0 +1,315 @@
+"""The plan holds the figures' cases, each once, in jobs in their order, and every axis can be narrowed."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from bench import estimate
+from bench.catalogue.metrics import AXES
+from bench.catalogue.suites import GROUPS, SUITES, Panel, Suite, default_suite, find_group, find_suite
+from bench.catalogue.systems import ADAPTERS, HEADLINES
+from bench.errors import UserError
+from bench.memory import layer_beyond_memory, least_bytes, refuse_beyond_memory
+from bench.plan import Selection, beyond_memory, jobs_of, suite_cases, timing_of
+from bench.selection import select
+from harness.case import Case
+from harness.record import Record
+from harness.run import Job, Planned
+
+EVERYTHING = Selection(ADAPTERS)
+GPU_80GB = {"gpu": {"memory_bytes": 80e9}}
+
+
+def cases(suite, selection, device):
+    return [planned.case for planned in suite_cases(suite, selection, device)]
+
+
+def planned(suite, systems=None):
+    selection = select(systems, None, None, None, "cuda") if systems else EVERYTHING
+    return suite_cases(find_suite(suite), selection, "cuda")
+
+
+def adapter(label):
+    return next(each for each in ADAPTERS if each.label == label)
+
+
+def test_quick_has_four_systems_five_contexts_and_several_batches():
+    found = cases(find_suite("quick"), select(None, None, None, None, "cpu"), "cpu")
+    assert len(found) == 40
+    for system in ("ttt-linear", "ttt-mlp", "transformer", "mamba"):
+        forward = {case.context for case in found if case.system == system and case.phase == "forward"}
+        batches = {case.batch for case in found if case.system == system and case.phase == "generate"}
+        assert len(forward) >= 5
+        assert len(batches) >= 3
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "batches", "contexts"),
+    [
+        ("fig15-forward", "forward", {16}, {2048, 4096, 8192, 16384, 32768}),
+        ("fig15-generate", "generate", {512}, {512, 1024, 2048, 4096, 8192, 16384, 32768}),
+        ("prompt-then-128", "request", {16}, {2048, 4096, 8192, 16384, 32768}),
+    ],
+)
+def test_figures_have_the_papers_axes(name, phase, batches, contexts):
+    found = cases(find_suite(name), EVERYTHING, "cuda")
+    assert {case.phase for case in found} == {phase}
+    assert {case.batch for case in found} == batches
+    assert {case.context for case in found} == contexts
+    assert {case.size for case in found} == {"1.3b"}
+
+
+def test_minibatch_figure_splits_w_from_z_for_every_power_of_two():
+    found = cases(find_suite("fig8-minibatch"), EVERYTHING, "cuda")
+    pairs = {(case.option("mini_batch", 16), case.option("part")) for case in found}
+    assert pairs == {(2**i, part) for i in range(12) for part in ("w", "z")}
+    assert {case.system for case in found} == {"ttt-linear"}
+
+
+@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
+def test_every_case_is_there_once(suite):
+    found = cases(suite, EVERYTHING, "cuda")
+    assert found
+    assert len({case.key for case in found}) == len(found)
+
+
+def test_any_axis_can_be_narrowed():
+    narrow = Selection((adapter("ttt-linear/torch"),), sizes=("125m",), batches=(3,), contexts=(100, 50))
+    found = cases(find_suite("fig15-forward"), narrow, "cuda")
+    assert [(c.system, c.size, c.batch, c.context) for c in found] == [
+        ("ttt-linear", "125m", 3, 50),
+        ("ttt-linear", "125m", 3, 100),
+    ]
+
+
+def test_a_kernel_is_measured_in_its_own_phase():
+    for suite, phase in (("fig15-forward", "thunderkittens"), ("fig15-generate", "triton-dual")):
+        found = {case.backend for case in cases(find_suite(suite), EVERYTHING, "cuda") if case.system == "ttt-mlp"}
+        assert found & {"thunderkittens", "triton-dual"} == {phase}
+
+
+def test_on_a_cpu_systems_of_a_gpu_are_left_out_unless_named():
+    assert {each.backend for each in select(None, None, None, None, "cpu").adapters} == {"torch"}
+    assert [each.label for each in select("mamba/vllm", None, None, None, "cpu").adapters] == ["mamba/vllm"]
+    assert "mamba/torch" not in {each.label for each in select(None, None, None, None, "cuda").adapters}
+
+
+def test_a_gpu_generates_in_a_graph_in_bfloat16_and_a_cpu_in_float32():
+    on_gpu = cases(find_suite("quick"), EVERYTHING, "cuda")
+    on_cpu = cases(find_suite("quick"), select(None, None, None, None, "cpu"), "cpu")
+    generate = {(c.timing, c.dtype) for c in on_gpu if c.phase == "generate" and c.backend != "vllm"}
+    assert generate == {("graph", "bfloat16")}
+    assert {(c.timing, c.dtype) for c in on_cpu} == {("eager", "float32")}
+
+
+def test_the_state_of_ttt_stays_float32():
+    found = cases(find_suite("fig15-generate"), EVERYTHING, "cuda")
+    assert {c.state_dtype for c in found if c.system.startswith("ttt")} == {"float32", "float32-planes"}
+    assert {c.state_dtype for c in found if c.system == "transformer"} == {"bfloat16"}
+
+
+def test_without_a_name_a_gpu_runs_the_paper_and_a_cpu_quick():
+    assert default_suite("cpu") == "quick"
+    assert default_suite("cuda") == "paper"
+    assert find_group("paper").suites == ("fig15-forward", "fig15-generate", "fig20-throughput")
+    assert set(find_group("all").suites) == {suite.name for suite in SUITES} - {"quick", "vllm-settings"}
+
+
+def test_what_is_published_has_six_samples_at_least():
+    assert {find_suite(name).min_samples for name in find_group("paper").suites} == {6}
+    assert {each.min_samples for each in planned("fig15-forward")} == {6}
+
+
+def test_groups_name_suites_and_systems_that_exist():
+    for group in GROUPS:
+        assert all(find_suite(name) for name in group.suites)
+        assert set(group.systems) <= {each.label for each in ADAPTERS}
+
+
+def test_the_headlines_are_the_papers_four_on_their_best_backends():
+    assert set(HEADLINES) == {
+        "ttt-linear/thunderkittens",
+        "ttt-linear/triton-dual",
+        "ttt-mlp/thunderkittens",
+        "ttt-mlp/triton-dual",
+        "transformer/vllm",
+        "mamba/mamba-ssm",
+    }
+
+
+def test_jobs_run_headlines_first_and_slow_references_last():
+    selection = select(None, None, None, None, "cuda")
+    names = [job.name for job in jobs_of(suite_cases(find_suite("fig15-forward"), selection, "cuda"))]
+    assert names[:2] == ["ttt-linear-thunderkittens", "ttt-mlp-thunderkittens"]
+    assert set(names[-3:]) == {"ttt-linear-torch", "ttt-mlp-torch", "transformer-torch"}
+
+
+def test_a_case_of_two_suites_is_planned_once_with_the_stricter_of_their_wishes():
+    shared = Case("ttt-linear", "torch", "125m", "forward", 16, 2048)
+    (job,) = jobs_of([Planned(shared, 1, grows=True), Planned(shared, 6, grows=False)])
+    assert job.cases == (Planned(shared, 6, grows=False),)
+
+
+def test_figures_15_and_20_share_their_common_case():
+    figures = [*planned("fig15-forward"), *planned("fig20-throughput")]
+    keys = [each.case.key for each in figures]
+    jobs = jobs_of(figures)
+    assert len(set(keys)) < len(keys)
+    assert sum(len(job.cases) for job in jobs) == len(set(keys))
+
+
+def test_an_engine_runs_one_phase_after_the_other():
+    (job,) = jobs_of([*planned("fig15-forward", "transformer/vllm"), *planned("fig20-throughput", "transformer/vllm")])
+    phases = [each.case.phase for each in job.cases]
+    assert sum(now != before for now, before in pairwise(phases)) == 1
+
+
+def test_cases_of_one_model_stay_together():
+    (job,) = jobs_of(planned("generate-fidelity", "ttt-mlp/triton-dual"))
+    models = [(each.case.dtype, each.case.state_dtype) for each in job.cases]
+    assert len([m for m, before in zip(models, [None, *models], strict=False) if m != before]) == len(set(models))
+
+
+@pytest.mark.parametrize(
+    ("label", "phase", "batch", "device", "timing"),
+    [
+        ("transformer/vllm", "forward", 1, "cuda", "engine"),
+        ("transformer/torch", "forward", 4, "cuda", "graph"),  # 8,192 tokens
+        ("transformer/torch", "forward", 8, "cuda", "eager"),
+        ("ttt-linear/torch", "forward", 1, "cuda", "eager"),  # thousands of launches: nothing a graph should hold
+        ("ttt-linear/torch", "generate", 1, "cuda", "graph"),
+        ("transformer/torch", "generate", 1, "cpu", "eager"),
+        ("transformer/torch", "request", 1, "cuda", "eager"),
+    ],
+)
+def test_a_prefill_that_is_shorter_than_its_launches_is_replayed(label, phase, batch, device, timing):
+    panel = Panel(phase, ("transformer",), ("1.3b",), (batch,), (2048,))
+    assert timing_of(adapter(label), panel, batch, 2048, device) == timing
+
+
+def test_options_at_their_default_are_not_in_a_case():
+    suite = Suite("s", "", (Panel("request", ("transformer",), ("tiny",), (1,), (64,), {"steps": (128, 64)}),))
+    found = cases(suite, Selection((adapter("transformer/torch"),)), "cpu")
+    assert [case.options for case in found] == [(), (("steps", 64),)]
+    defaults = {axis.name: axis.default for axis in AXES if axis.default is not None}
+    for each in SUITES:
+        for case in cases(each, EVERYTHING, "cuda"):
+            assert not [name for name, value in case.options if defaults.get(name) == value]
+
+
+def test_after_a_batch_that_did_not_fit_larger_ones_are_skipped():
+    throughput = planned("fig20-throughput", "transformer/torch")
+    generate = [each for each in throughput if each.case.phase == "generate"]
+    failed = Record(generate[3].case, "oom", "out of memory")
+    assert beyond_memory(generate[4], [failed]) == "batch 8 did not fit"
+    assert beyond_memory(generate[2], [failed]) == ""
+    other = Record(generate[3].case, "failed", "a bug")
+    assert beyond_memory(generate[4], [other]) == ""
+    forward = [each for each in throughput if each.case.phase == "forward"]
+    assert beyond_memory(forward[4], [failed]) == ""
+
+
+def test_a_smaller_batch_that_was_replayed_is_the_same_work():
+    forward = [each for each in planned("fig20-throughput", "transformer/torch") if each.case.phase == "forward"]
+    assert {each.case.timing for each in forward} == {"graph", "eager"}
+    failed = Record(forward[0].case, "oom", "out of memory")
+    assert beyond_memory(forward[-1], [failed]) == "batch 1 did not fit"
+
+
+def test_after_a_batch_that_an_engine_could_not_hold_at_once_larger_ones_are_skipped():
+    generate = [each for each in planned("fig20-throughput", "transformer/vllm") if each.case.phase == "generate"]
+    part = Record(
+        generate[3].case, "ok", samples_ms=[1.0], throttled=[False], stop="count", metrics={"sequences_at_once": 5}
+    )
+    assert beyond_memory(generate[4], [part]) == "of batch 8 only 5 sequences fitted at once, and were measured"
+    assert beyond_memory(generate[4], [replace(part, metrics={"sequences_at_once": 8})]) == ""
+    assert beyond_memory(generate[2], [part]) == ""
+
+
+def test_a_trial_of_settings_is_run_when_it_is_named_and_starts_each_engine_once():
+    (job,) = jobs_of(planned("vllm-settings"))
+    found = [each.case for each in job.cases]
+    assert job.name == "transformer-vllm"
+    engines = [case.options for case in found]
+    started = [now for now, before in zip(engines, [None, *engines], strict=False) if now != before]
+    assert len(started) == len(set(started)) == 6
+    assert {case.option("graphs") for case in found if case.phase == "generate"} == {"engine", "doubling"}
+    assert all("vllm-settings" not in group.suites for group in GROUPS)
+
+
+def test_a_figure_that_does_not_grow_tries_every_case():
+    first, *_, last = planned("fig15-forward", "transformer/torch")
+    assert beyond_memory(last, [Record(first.case, "oom", "out of memory")]) == ""
+
+
+def test_a_sequence_of_32k_needs_a_cache_of_6_gb():
+    case = next(
+        c
+        for c in cases(find_suite("fig15-forward"), EVERYTHING, "cuda")
+        if c.system == "transformer" and c.context == 32768
+    )
+    cache = least_bytes(case) - least_bytes(replace(case, context=1))
+    assert cache == pytest.approx(32767 * (196_608 + 16 * 8))
+
+
+def test_what_no_system_can_hold_is_refused_with_its_size():
+    asked = cases(find_suite("quick"), Selection(ADAPTERS, contexts=(10**13,)), "cpu")
+    with pytest.raises(
+        UserError,
+        match=r"forward with --batch 2 --context 10000000000000: needs at least .* GB and this machine has 80 GB",
+    ):
+        refuse_beyond_memory(asked, GPU_80GB)
+
+
+def test_what_one_system_can_hold_is_tried():
+    refuse_beyond_memory(cases(find_suite("fig15-forward"), EVERYTHING, "cuda"), GPU_80GB)
+
+
+def kernel_forward(backend, **axes):
+    found = cases(find_suite("kernel-forward"), EVERYTHING, "cuda")
+    return [c for c in found if c.backend == backend and all(getattr(c, name) == axes[name] for name in axes)]
+
+
+@pytest.mark.parametrize("l2", ["cold", "warm"])
+def test_the_forward_kernels_are_measured_over_every_batch_and_length(l2):
+    found = kernel_forward("thunderkittens", l2=l2, system="ttt-mlp")
+    assert {(c.batch, c.context) for c in found} == {(b, 2048 << i) for b in (1, 4, 16, 64) for i in range(7)}
+    assert {c.timing for c in found} == {"graph"}
+
+
+def test_the_forward_kernels_are_held_against_pytorch_compiled_or_not_and_fla():
+    assert {c.system for c in kernel_forward("torch-compile")} == {"ttt-linear", "ttt-mlp"}
+    assert {c.system for c in kernel_forward("fla")} == {"ttt-linear"}
+    shapes = {(c.batch, c.context) for c in kernel_forward("torch")}
+    assert shapes == {(c.batch, c.context) for c in kernel_forward("torch-compile")}
+    assert {2048, 8192, 32768} == {context for _, context in shapes}
+
+
+def test_a_layer_that_cannot_fit_is_skipped_with_its_size():
+    [largest] = kernel_forward("thunderkittens", batch=64, context=131072, l2="cold", system="ttt-linear")
+    reason = layer_beyond_memory(largest, int(80e9))
+    assert reason == "needs at least 139 GB and this machine has 80 GB"
+    tokens = 64 * 131072 * 2048
+    assert least_bytes(largest) == 4 * tokens * 2 + 4 * tokens // 64 + 2 * 4 * 64 * 32 * 65 * 64
+    assert layer_beyond_memory(replace(largest, context=32768), int(80e9)) == ""
+
+
+def test_a_step_of_a_layer_holds_the_state_of_every_sequence():
+    found = cases(find_suite("kernel-generate"), EVERYTHING, "cuda")
+    sizes = {c.state_dtype: least_bytes(c) for c in found if (c.system, c.batch) == ("ttt-linear", 512)}
+    assert sizes["float32-planes"] == sizes["float32"] == 2 * sizes["bfloat16"] == 4 * 512 * 32 * 65 * 64
+
+
+def test_a_model_is_tried_whatever_it_needs():
+    case = cases(find_suite("fig15-forward"), EVERYTHING, "cuda")[0]
+    assert layer_beyond_memory(replace(case, batch=10**6), int(80e9)) == ""
+
+
+def test_the_time_of_a_job_follows_from_the_cases_that_earlier_runs_timed():
+    first, second = (Planned(Case("a", "b", "tiny", "forward", batch, 8)) for batch in (1, 2))
+    job = Job("a", "b", (first, second))
+    assert estimate.job_seconds(job, 1, {}) is None
+    assert estimate.job_seconds(job, 2, {first.case.key: 10.0}) == 40.0
+    assert estimate.in_words(None) == "not known"
+    assert [estimate.in_words(seconds) for seconds in (40, 600, 7200)] == ["40 s", "10 min", "2.0 h"]

@@ -1,0 +1,98 @@
+"""Who used the processors while something was measured?"""
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from fake_systems import spin
+
+from harness import machine_load
+from harness.machine_load import LoadMeter, is_loaded, load_note, warning
+
+
+def environment(others: Any, idle: Any) -> dict[str, Any]:
+    return {"cpu": {"others_share": others, "idle_share": idle}}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (environment(0.5, 0.0), True),
+        (environment(0.11, 0.09), True),
+        (environment(0.5, 0.5), False),  # others work, on cores that nobody needs
+        (environment(0.05, 0.0), False),  # the cores are busy with the case itself
+        (environment(None, 0.0), False),
+        (environment("0.5", 0.0), False),
+        ({"cpu": None}, False),
+        ({}, False),
+    ],
+)
+def test_is_loaded(found: dict[str, Any], expected: bool) -> None:
+    assert is_loaded(found) is expected
+
+
+def test_load_note() -> None:
+    assert load_note(environment(0.5, 0.0)) == "others used 50% of the processors"
+
+
+def readings(monkeypatch: pytest.MonkeyPatch, *times: tuple[float, float, float] | None) -> LoadMeter:
+    answers = iter(times)
+    monkeypatch.setattr(machine_load, "_times", lambda: next(answers))
+    return LoadMeter()
+
+
+@pytest.mark.parametrize(
+    ("after", "others", "idle"),
+    [((14.0, 6.0, 4.0), 0.0, 0.6), ((20.0, 0.0, 4.0), 0.6, 0.0), ((14.0, 6.0, 5.0), 0.0, 0.6)],
+)
+def test_shares_of_the_time_since_it_was_made(
+    monkeypatch: pytest.MonkeyPatch, after: tuple[float, float, float], others: float, idle: float
+) -> None:
+    """(busy, idle, own) seconds: our own are not those of others, even where ticks make them look more than all."""
+    start = (10.0, 0.0, 0.0)
+    meter = readings(monkeypatch, start, after)
+    assert meter.reading() == pytest.approx({"others_share": others, "idle_share": idle})
+
+
+def test_nothing_is_said_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert readings(monkeypatch, None, (1.0, 1.0, 0.0)).reading() == {}
+    assert readings(monkeypatch, (1.0, 1.0, 0.0), None).reading() == {}
+    assert readings(monkeypatch, (1.0, 1.0, 0.0), (1.0, 1.0, 0.0)).reading() == {}
+
+
+def test_without_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_load, "_STAT", "/nowhere/stat")
+    assert LoadMeter().reading() == {}
+
+
+def test_the_own_time_counts_children_that_live_and_that_ended() -> None:
+    before = machine_load._own_seconds()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+    ended = machine_load._own_seconds()
+    assert ended - before >= 0.25
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        end = time.monotonic() + 20
+        while machine_load._own_seconds() - ended < 0.2 and time.monotonic() < end:
+            spin(10)
+        assert machine_load._own_seconds() - ended >= 0.2
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_shares_lie_within_their_bounds() -> None:
+    meter = LoadMeter()
+    spin(200)
+    reading = meter.reading()
+    assert set(reading) == {"others_share", "idle_share"}
+    assert all(0 <= share <= 1 for share in reading.values())
+
+
+@pytest.mark.parametrize(("others", "said"), [(0.4, "other programs use 40% of this machine's processors"), (0.05, "")])
+def test_a_warning_before_a_run(monkeypatch: pytest.MonkeyPatch, others: float, said: str) -> None:
+    monkeypatch.setattr(LoadMeter, "reading", lambda self: {"others_share": others, "idle_share": 0.0})
+    assert warning(0.0).startswith(said)
+    assert bool(warning(0.0)) == bool(said)

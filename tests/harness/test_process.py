@@ -1,0 +1,189 @@
+"""Nothing that a worker started outlives it, whichever of worker, warden and parent dies, and however."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness_helpers import HERE, QUICK, ROOT, alive, case, launch, measured, statuses, systems, wait_for
+
+from harness import process
+from harness.process import WorkerLost, WorkerProcess, end_marked
+from harness.runner import Event, Limits
+
+CASE = {"do": "case", "case": case().to_dict(), "policy": QUICK.to_dict(), "mode": "measure"}
+
+
+@pytest.fixture
+def note(tmp_path: Path) -> Iterator[Path]:
+    """Where the fake family writes the ids of its processes; those that a failed test leaves are ended."""
+    path = tmp_path / "family"
+    path.touch()
+    yield path
+    for pid in family(path).values():
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def family(note: Path) -> dict[str, int]:
+    """The process ids that the fake family wrote, by what they are to the worker."""
+    return {name: int(pid) for name, pid in (line.split() for line in note.read_text().splitlines())}
+
+
+def started(note: Path, **env: str) -> WorkerProcess:
+    """A worker in the middle of a case, all of whose descendants are there."""
+    worker = WorkerProcess(launch("fake_systems:WithFamily", FAKE_CHILD=str(note), **env))
+    worker.ask({"do": "probe"}, 30.0)
+    worker._send({"id": -1, **CASE}, time.monotonic() + 5)
+    assert wait_for(lambda: len(family(note)) == 5)
+    assert all(alive(pid) for pid in family(note).values())
+    return worker
+
+
+def all_dead(note: Path) -> bool:
+    return wait_for(lambda: not [name for name, pid in family(note).items() if alive(pid)])
+
+
+def test_the_family_is_gone_when_the_worker_is_killed_for_it(note: Path) -> None:
+    started(note).kill()
+    assert not [name for name, pid in family(note).items() if alive(pid)]  # at once: `kill` waits for it
+
+
+def test_the_family_is_gone_when_the_worker_ends_by_itself(note: Path) -> None:
+    worker = started(note, FAKE_THEN="return")
+    answer = json.loads(worker._process.stdout.readline())  # type: ignore[union-attr]
+    assert answer["id"] == -1
+    assert alive(family(note)["session"])  # a worker's children are its own affair as long as it lives
+    worker.stop()
+    assert not [name for name, pid in family(note).items() if alive(pid)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_the_family_is_gone_when_the_worker_dies(note: Path, number: int) -> None:
+    worker = started(note)
+    os.kill(family(note)["worker"], number)
+    assert all_dead(note)
+    with pytest.raises(WorkerLost, match=signal.Signals(number).name) as lost:
+        worker.ask({"do": "probe"}, 10.0)
+    assert lost.value.status == "killed"
+    worker.kill()
+
+
+def test_the_family_is_gone_when_the_warden_is_killed(note: Path) -> None:
+    """The worker dies with its warden; what left its group is found by its environment."""
+    worker = started(note)
+    os.kill(worker._process.pid, signal.SIGKILL)
+    assert wait_for(lambda: not alive(family(note)["worker"]))
+    worker.kill()
+    assert not [name for name, pid in family(note).items() if alive(pid)]
+
+
+def test_a_family_that_hides_its_environment_is_gone_all_the_same(note: Path) -> None:
+    """It is a descendant of the warden wherever it goes."""
+    started(note, FAKE_CLEAN="1").kill()
+    assert not [name for name, pid in family(note).items() if alive(pid)]
+
+
+PARENT = """
+import sys
+sys.path.insert(0, {here!r})
+from harness_helpers import case, measured, systems
+from pathlib import Path
+measured(Path({folder!r}), [case()], systems("fake_systems:WithFamily", FAKE_CHILD={note!r}))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_the_family_is_gone_when_the_parent_dies(tmp_path: Path, note: Path, number: int) -> None:
+    code = PARENT.format(here=str(HERE), folder=str(tmp_path / "out"), note=str(note))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
+    assert wait_for(lambda: len(family(note)) == 5, 30)
+    parent.send_signal(number)
+    parent.wait(20)
+    assert all_dead(note)
+
+
+def test_what_a_killed_parent_and_warden_left_is_named_and_ended_by_the_next_run(tmp_path: Path, note: Path) -> None:
+    folder = tmp_path / "out"
+    code = PARENT.format(here=str(HERE), folder=str(folder), note=str(note))
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL)
+    assert wait_for(lambda: len(family(note)) == 5, 30)
+    warden = int(Path(f"/proc/{family(note)['worker']}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(warden, signal.SIGSTOP)  # so that it cannot react to the end of its parent
+    parent.kill()
+    parent.wait()
+    os.kill(warden, signal.SIGKILL)
+    assert wait_for(lambda: not alive(family(note)["worker"]))
+    assert alive(family(note)["session"])
+    events: list[Event] = []
+    assert statuses(measured(folder, on_event=events.append)) == ["ok"]
+    assert events[0].kind == "left"
+    assert f"sleep ({family(note)['session']})" in events[0].message
+    assert all_dead(note)
+
+
+def test_after_a_timeout_the_family_is_gone(tmp_path: Path, note: Path) -> None:
+    launches = systems("fake_systems:WithFamily", FAKE_CHILD=str(note))
+    records = measured(tmp_path / "out", [case()], launches, limits=Limits(case_s=2.0))
+    assert statuses(records) == ["timeout"]
+    assert not [name for name, pid in family(note).items() if alive(pid)]
+
+
+def test_only_what_is_marked_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = subprocess.Popen(["sleep", "600"], env={**os.environ, "A_MARK": "x"})
+    longer = subprocess.Popen(["sleep", "600"], env={**os.environ, "A_MARK": "xy"})
+    try:
+        assert wait_for(lambda: Path(f"/proc/{longer.pid}/comm").read_text() == "sleep\n")
+        assert end_marked("A_MARK", "x") == [f"sleep ({ours.pid})"]
+        assert longer.poll() is None
+        assert ours.wait(5) == -signal.SIGKILL
+    finally:
+        longer.kill()
+        longer.wait()
+
+
+def test_code_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies there must not stand in for an installed package."""
+    trap = f"open({str(tmp_path / 'sprung')!r}, 'w').close()\n"
+    for name in ("torch", "json", "harness", "fake_systems"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(trap)
+    for name in ("ctypes", "sitecustomize", "pynvml", "nvtx"):
+        (tmp_path / f"{name}.py").write_text(trap)
+    monkeypatch.chdir(tmp_path)
+    assert statuses(measured(tmp_path / "out", [case("import")], systems())) == ["ok"]
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_worker_finds_its_system_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    assert statuses(measured(tmp_path / "out", [case()])) == ["ok"]
+
+
+def test_a_folder_whose_name_is_not_text(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"out-\xff")
+    assert statuses(measured(folder, [case()])) == ["ok"]
+    assert statuses(measured(folder)) == ["ok"]
+
+
+def test_a_log_that_grows_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "OUTPUT_LIMIT", 1 << 16)
+    worker = WorkerProcess(launch())
+    worker.ask({"do": "probe"}, 30.0)
+    chatter: dict[str, Any] = CASE | {"case": case("chatter").to_dict()}
+    with pytest.raises(WorkerLost, match="no answer within 1 s"):
+        worker.ask(chatter, 1.0)  # which prints some ten megabytes a second
+    size = os.fstat(worker._stderr.fileno()).st_size
+    worker.kill()
+    assert size < 4 << 20

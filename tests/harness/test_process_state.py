@@ -1,0 +1,132 @@
+"""What a case changes in its process is put back before the next, or the process ends."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_systems import Fake
+from harness_helpers import QUICK, case, measured, statuses, systems
+
+from harness.case import Case
+from harness.measured_case import CaseRun
+from harness.process_state import ProcessState
+from harness.system import Workload
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    state = ProcessState()
+    yield
+    state.restore()
+
+
+def settings() -> dict[str, object]:
+    return {
+        "folder": os.getcwd(),
+        "environment": dict(os.environ),
+        "affinity": os.sched_getaffinity(0),
+        "dtype": torch.get_default_dtype(),
+        "threads": torch.get_num_threads(),
+        "grad": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "device": torch.get_default_device(),
+        "benchmark": torch.backends.cudnn.benchmark,
+    }
+
+
+LEAKS: dict[str, Callable[[], object]] = {
+    "folder": lambda: os.chdir("/"),
+    "environment": lambda: os.environ.update(LEAKED="1", PATH="/nowhere"),
+    "less environment": lambda: os.environ.pop("PATH", None),
+    "affinity": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+    "dtype": lambda: torch.set_default_dtype(torch.float64),
+    "threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "grad": lambda: torch.set_grad_enabled(False),
+    "deterministic": lambda: torch.use_deterministic_algorithms(True),
+    "precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "device": lambda: torch.set_default_device("meta"),
+    "benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+}
+
+
+class Leaking(Fake):
+    """Leaks when it is built, when it runs and when it is closed."""
+
+    def __init__(self, leak: Callable[[], object]) -> None:
+        self.leak = leak
+
+    def build(self, case: Case) -> Workload:
+        self.leak()
+        workload = super().build(case)
+        workload.close = self.leak
+        return workload
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+def test_what_leaks_from_a_case_is_put_back(leak: str) -> None:
+    before = settings()
+    run = CaseRun(case(), QUICK)
+    assert run.record(Leaking(LEAKS[leak])).status == "ok"
+    assert settings() == before
+    assert run.healthy
+
+
+@pytest.mark.parametrize("do", ["raise", "miss", "skip"])
+def test_it_is_put_back_whatever_becomes_of_the_case(do: str) -> None:
+    before = settings()
+    CaseRun(case(do), QUICK).record(Leaking(LEAKS["dtype"]))
+    assert settings() == before
+
+
+def test_what_cannot_be_put_back_ends_the_process() -> None:
+    entered: list[Any] = []
+
+    def enter() -> None:
+        entered.append(torch.inference_mode())
+        entered[-1].__enter__()
+
+    run = CaseRun(case(), QUICK)
+    try:
+        assert run.record(Leaking(enter)).status == "ok"
+        assert not run.healthy
+    finally:
+        while entered:
+            entered.pop().__exit__(None, None, None)
+
+
+def test_an_engine_sets_its_process_up_as_it_needs_it() -> None:
+    before = torch.get_default_dtype()
+    CaseRun(case("engine"), QUICK).record(Leaking(LEAKS["dtype"]))
+    assert torch.get_default_dtype() == torch.float64 != before
+
+
+def test_a_torch_that_is_loaded_and_changed_by_a_case_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    state = ProcessState()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert state.restore()
+    torch.set_default_dtype(torch.float64)
+    assert not state.restore()
+
+
+def test_a_folder_that_a_case_removed_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    state = ProcessState()
+    os.chdir("/")
+    (tmp_path / "gone").rmdir()
+    state.restore()
+    assert os.getcwd() == "/"
+
+
+def test_the_next_case_of_a_worker_finds_the_process_as_it_was(tmp_path: Path) -> None:
+    records = measured(tmp_path / "out", [case(batch=1), case(batch=2)], systems("fake_systems:Wanders"))
+    assert statuses(records) == ["ok", "ok"]
+    assert records[0].settings["found"] == records[1].settings["found"]
+    assert records[0].settings["process"] == records[1].settings["process"]

@@ -1,0 +1,143 @@
+"""Simulate `ttt-bench ab` on the noise of real runs, with a fixed seed: how often it cries wolf and what it finds.
+
+`python -m tests.reports.simulate_ab` prints the study that `reports/comparing.md` shows.
+
+The noise is that of 214 pairs of the same case in two runs of one H100, hours apart, with the same packages
+(`reports/results/` and its history; pairs more than 4% apart are left out, as the code between them had changed). All
+cases of a system in a run move together, by 0.65% (standard deviation); beyond that a case moves by 0.3% in the median,
+one of six by almost twice that or more, with heavy tails. Simulated pairs are a little further apart than the recorded.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from reports.compare import STORED_BAR
+from reports.judge import judge
+
+SYSTEM_SD = 0.0065  # of what all cases of a system in one process share
+CASE_SD = 0.003  # of a case beyond that, in the median
+CASE_SPREAD = 0.6  # of the logarithm of that standard deviation between cases
+TAILS = 5  # degrees of freedom of a case's own noise
+RECORDED_QUANTILES = {0.5: 0.0070, 0.8: 0.0118, 0.9: 0.0174, 0.95: 0.0203, 0.99: 0.0260}  # of two runs' differences
+SYSTEMS, CASES = 4, 10  # of a suite, and of each of its systems
+
+Suite = np.ndarray  # [system, case, round]: log(B's median / A's)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Shares. wolf: of suites with any false verdict of slower or faster. found: of slowed cases.
+
+    same, undecided: of slowed cases, or where none was of all.
+    """
+
+    wolf: float
+    found: float
+    same: float
+    undecided: float
+
+
+@dataclass(frozen=True)
+class Noise:
+    """times: of the recorded noise. disturbed: the share of processes that another program slows by 10%."""
+
+    times: float = 1.0
+    disturbed: float = 0.0
+
+    def differences(self, random: np.random.Generator, rounds: int, systems: int, cases: int) -> Suite:
+        """The log ratios of a suite whose sides are the same commit."""
+        shared = random.normal(0, SYSTEM_SD, (2, systems, 1, rounds))
+        deviation = CASE_SD * np.exp(random.normal(0, CASE_SPREAD, (systems, cases, 1)))
+        own = random.standard_t(TAILS, (2, systems, cases, rounds)) * np.sqrt((TAILS - 2) / TAILS) * deviation
+        disturbance = np.log1p(0.1) * (random.random((2, systems, 1, rounds)) < self.disturbed)
+        a, b = self.times * (shared + own) + disturbance
+        return b - a
+
+
+RECORDED = Noise()
+
+
+def all_of_a_system(suite: Suite) -> np.ndarray:
+    """Which cases are slowed: a system's kernel became slower."""
+    return np.arange(suite.shape[0])[:, None] * np.ones(suite.shape[1]) == 0
+
+
+def a_single_case(suite: Suite) -> np.ndarray:
+    """Which cases are slowed: one of the suite."""
+    return np.arange(suite.shape[0] * suite.shape[1]).reshape(suite.shape[:2]) == 0
+
+
+def study(
+    seed: int,
+    suites: int,
+    rounds: int = 5,
+    slowdown: float = 0.0,
+    slowed: Callable[[Suite], np.ndarray] = all_of_a_system,
+    shape: tuple[int, int] = (SYSTEMS, CASES),
+    noise: Noise = RECORDED,
+) -> Found:
+    """What `judge` says of so many suites, in which some cases were slowed."""
+    random = np.random.default_rng(seed)
+    counts = np.zeros(4)
+    for _ in range(suites):
+        suite = noise.differences(random, rounds, *shape)
+        mask = slowed(suite) if slowdown else np.zeros(suite.shape[:2], bool)
+        suite[mask] += np.log1p(slowdown)
+        verdicts = np.array([each.verdict for each in judge(suite.reshape(-1, rounds).tolist())]).reshape(mask.shape)
+        of = mask if slowdown else ~mask
+        counts += (
+            np.isin(verdicts[~mask], ["slower", "faster"]).any() or (verdicts[mask] == "faster").any(),
+            (verdicts[mask] == "slower").mean() if mask.any() else np.nan,
+            (verdicts[of] == "same").mean(),
+            (verdicts[of] == "undecided").mean(),
+        )
+    return Found(*(counts / suites))
+
+
+def two_runs(suites: int) -> Suite:
+    """Log ratios of two stored runs of the same commit, [suite, case]."""
+    random = np.random.default_rng(8)
+    return np.array([RECORDED.differences(random, 1, SYSTEMS, CASES).ravel() for _ in range(suites)])
+
+
+def stored_wolf(suites: int) -> float:
+    """The share of suites of which two stored runs of the same commit have a case beyond `STORED_BAR`."""
+    return float((np.abs(two_runs(suites)).max(axis=1) > np.log1p(STORED_BAR)).mean())
+
+
+def main(suites: int = 2000) -> None:
+    """Print the study."""
+    apart = np.abs(two_runs(suites))
+    print("| two runs of the same commit differ by | recorded | simulated |\n| --- | --- | --- |")
+    for share, recorded in RECORDED_QUANTILES.items():
+        print(f"| {share:.0%} of cases at most | {recorded:.2%} | {np.quantile(apart, share):.2%} |")
+    print(f"\nTwo stored runs with a case beyond {STORED_BAR:.0%}: {stored_wolf(suites):.1%} of suites\n")
+    print("| what is slowed | by | rounds | a suite's false alarms | found | same | undecided |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for rounds in (2, 3, 4, 5, 7):
+        _print("nothing", study(1, suites, rounds), rounds)
+    for slowdown in (0.02, 0.03, 0.05, 0.1):
+        _print("a system of four", study(2, suites // 4, 5, slowdown), 5, slowdown)
+    for slowdown in (0.03, 0.05, 0.1):
+        _print("a case of forty", study(3, suites // 4, 5, slowdown, a_single_case), 5, slowdown)
+    for rounds in (3, 4):
+        _print("a case of forty", study(3, suites // 4, rounds, 0.05, a_single_case), rounds, 0.05)
+    for cases in (1, 2, 3, 5):
+        _print(f"nothing, {cases} in all", study(4, suites, 5, shape=(1, cases)), 5)
+        _print(f"a case of {cases}", study(5, suites // 4, 5, 0.05, a_single_case, (1, cases)), 5, 0.05)
+    for said, noise in (("twice the noise", Noise(2)), ("four times", Noise(4)), ("disturbed", Noise(disturbed=0.05))):
+        _print(f"nothing, {said}", study(6, suites, 5, noise=noise), 5)
+        _print(f"a system, {said}", study(7, suites // 4, 5, 0.05, noise=noise), 5, 0.05)
+
+
+def _print(slowed: str, found: Found, rounds: int, slowdown: float = 0.0) -> None:
+    shares = (found.wolf, found.found, found.same, found.undecided)
+    shown = ["" if np.isnan(value) else f"{value:.1%}" for value in shares]
+    print(f"| {slowed} | {f'{slowdown:.0%}' if slowdown else ''} | {rounds} | {' | '.join(shown)} |")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,287 @@
+"""Two runs compared case by case, on made-up records."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from harness.case import Case
+from harness.catalogue import Catalogue
+from harness.record import Record, RecordError
+from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Request, Run, RunFile
+from reports import compare_views
+from reports.compare import NotComparable, compare
+
+AB = ("ab", "HEAD~1", "HEAD")
+
+
+def a_case(context=64, system="ttt-linear", **changes):
+    return Case(system, "torch", "tiny", "forward", 2, context, **changes)
+
+
+def on_gpu(name="H100", driver="580", commit="a" * 40, **changes):
+    gpu = {"name": name, "driver": driver, "device_id": "12345678"}
+    software = {"python": "3.12", "torch": "2.11"}
+    return {
+        "device": name,
+        "device_kind": "cuda",
+        "gpu": gpu,
+        "cpu": {},
+        "software": software,
+        "commit": commit,
+    } | changes
+
+
+def on_cpu(model="Xeon", cores=16):
+    return {"device": model, "device_kind": "cpu", "gpu": None, "cpu": {"model": model, "cores": cores}}
+
+
+def timed(case, ms, environment=None, repeat=0, samples=9):
+    return Record(
+        case,
+        "ok",
+        samples_ms=[ms * (1 + 0.001 * (at - samples // 2)) for at in range(samples)],
+        throttled=[False] * samples,
+        environment=environment or on_gpu(),
+        started_at="2026-11-21T04:50:14+00:00",
+        repeat=repeat,
+    )
+
+
+def without(case, status="failed", reason="RuntimeError: no"):
+    return Record(case, status, reason, environment=on_gpu())
+
+
+def a_run(folder: Path, *records, repeats=1, arguments=("run",), at="2026-11-21T04:50:00+00:00", mode="measure"):
+    jobs = {}
+    for record in records:
+        jobs.setdefault((record.case.system, record.case.backend), {})[record.case.key] = Planned(record.case)
+    request = Request(at, tuple(arguments), "a" * 40, False, {})
+    planned = tuple(Job(*pair, tuple(cases.values())) for pair, cases in jobs.items())
+    run = Run.create(folder, RunFile(TOOL, SCHEMA_VERSION, mode, planned, Catalogue(), {}, repeats, (request,)))
+    for job in run.jobs:
+        with run.record_file(job) as file:
+            for record in records:
+                if (record.case.system, record.case.backend) == job.pair:
+                    file.append(record)
+    return run
+
+
+def two(tmp_path, of_a, of_b, **options):
+    return a_run(tmp_path / "a", *of_a, **options), a_run(tmp_path / "b", *of_b, **options)
+
+
+def rounds(case, middles, environment=None):
+    return [timed(case, ms, environment, repeat) for repeat, ms in enumerate(middles)]
+
+
+def test_cases_are_paired_by_key_and_sorted_from_the_largest_slowdown(tmp_path):
+    cases = [a_case(context) for context in (64, 128, 256)]
+    found = compare(
+        *two(
+            tmp_path,
+            [timed(case, 10) for case in cases],
+            [timed(c, ms) for c, ms in zip(cases, (10, 8, 12), strict=True)],
+        )
+    )
+    assert [row.key for row in found.rows] == [cases[2].key, cases[0].key, cases[1].key]
+    assert [row.judged.ratio for row in found.rows] == pytest.approx([1.2, 1.0, 0.8])
+    assert [row.judged.verdict for row in found.rows] == ["slower", "not judged", "faster"]
+    assert all(row.judged.low < row.judged.ratio < row.judged.high for row in found.rows)
+    assert found.counts == {"slower": 1, "faster": 1, "not judged": 1}
+
+
+@pytest.mark.parametrize(
+    ("by", "verdict"), [(1.04, "not judged"), (1.06, "slower"), (0.96, "not judged"), (0.9, "faster")]
+)
+def test_two_stored_runs_are_not_judged_below_5_percent(tmp_path, by, verdict):
+    found = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 10 * by)]), fail_on=0.01)
+    assert found.rows[0].judged.verdict == verdict
+    assert found.regressions == (verdict == "slower")
+    assert found.fail_on == 0.05
+
+
+def test_a_stored_regression_is_held_against_a_higher_bar(tmp_path):
+    runs = two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 12)])
+    assert compare(*runs, fail_on=0.1).regressions == 1
+    assert compare(*runs, fail_on=0.3).regressions == 0
+
+
+def test_the_interval_of_stored_runs_holds_what_runs_differ_by_themselves(tmp_path):
+    found = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 10)]))
+    judged = found.rows[0].judged
+    assert judged.low < 0.98
+    assert judged.high > 1.02
+    assert judged.high < 1.03
+
+
+def test_of_repeats_the_median_of_the_process_medians_counts(tmp_path):
+    runs = two(tmp_path, rounds(a_case(), [10, 10, 19]), rounds(a_case(), [10, 11, 10]), repeats=3)
+    row = compare(*runs).rows[0]
+    assert (row.a_ms, row.b_ms) == pytest.approx((10, 10))
+    assert row.judged.verdict == "not judged"
+    assert row.judged.high > 1.3  # three processes that disagree say little
+
+
+def test_the_sides_of_ab_are_judged_by_their_rounds(tmp_path):
+    quiet = [a_case(context) for context in (128, 256, 512, 1024)]
+    steady = [10, 10.05, 9.95, 10.02, 10]
+    of_a = rounds(a_case(), steady) + [record for case in quiet for record in rounds(case, steady)]
+    of_b = rounds(a_case(), [ms * 1.03 for ms in steady]) + [
+        record for case in quiet for record in rounds(case, steady)
+    ]
+    found = compare(*two(tmp_path, of_a, of_b, repeats=5, arguments=AB))
+    assert found.interleaved
+    assert [row.judged.verdict for row in found.rows] == ["slower", *["same"] * 4]
+    assert found.regressions == 1
+    assert found.rows[0].judged.rounds == 5
+
+
+def test_only_the_sides_of_one_ab_are_judged_as_such(tmp_path):
+    steady = [10, 10.05, 9.95]
+    a = a_run(tmp_path / "a", *rounds(a_case(), steady), repeats=3, arguments=AB, at="2026-11-21T04:50:00+00:00")
+    b = a_run(tmp_path / "b", *rounds(a_case(), steady), repeats=3, arguments=AB, at="2026-11-22T04:50:00+00:00")
+    c = a_run(tmp_path / "c", *rounds(a_case(), steady), repeats=3, arguments=("run",))
+    assert not compare(a, b).interleaved
+    assert not compare(c, c).interleaved
+
+
+def test_a_case_of_one_round_is_undecided_and_says_so(tmp_path):
+    lost = [timed(a_case(), 10), Record(a_case(), "killed", "by hand", repeat=1, environment=on_gpu())]
+    found = compare(*two(tmp_path, rounds(a_case(), [10, 10]), lost, repeats=2, arguments=AB))
+    assert found.rows[0].judged.verdict == "undecided"
+    assert found.rows[0].notes == ("2 rounds would decide", "B has 1 of 2 rounds")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        (on_gpu("H100"), on_gpu("A100"), "GPU H100 in A, A100 in B"),
+        (on_gpu(driver="580"), on_gpu(driver="570"), "driver 580 in A, 570 in B"),
+        (on_gpu(), on_cpu(), "GPU H100 in A, none in B"),
+        (on_cpu(), on_cpu("EPYC"), "CPU Xeon in A, EPYC in B"),
+        (on_cpu(), on_cpu(cores=2), "CPU cores 16 in A, 2 in B"),
+        (on_gpu(), {}, "GPU H100 in A, not recorded in B"),
+    ],
+)
+def test_another_device_is_not_comparable(tmp_path, a, b, said):
+    with pytest.raises(NotComparable, match=f"not comparable: {said}"):
+        compare(*two(tmp_path, [timed(a_case(), 10, a)], [timed(a_case(), 10, b or {"device": ""})]))
+
+
+def test_what_differs_is_named_with_the_systems_it_is_true_of(tmp_path):
+    cases = [a_case(), a_case(system="transformer")]
+    newer = on_gpu(commit="b" * 40, dirty=True, software={"python": "3.12", "torch": "2.12"})
+    of_b = [timed(cases[0], 10, on_gpu(commit="b" * 40, dirty=True)), timed(cases[1], 10, newer)]
+    found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
+    assert [each.sentence for each in found.differences] == [
+        "commit aaaaaaaaaa → bbbbbbbbbb with uncommitted changes",
+        "torch 2.11 → 2.12 (transformer/torch)",
+    ]
+    assert compare_views.text(found).index("differs: commit") < compare_views.text(found).index("verdict")
+
+
+def test_a_setting_that_varies_from_case_to_case_is_named_once(tmp_path):
+    cases = [a_case(context) for context in range(1, 9)]
+    of_a, of_b = ([timed(case, 10) for case in cases] for _ in "ab")
+    for record in of_b:
+        record.settings["tile"] = str(record.case.context)
+    found = compare(*two(tmp_path, of_a, of_b))
+    assert [each.sentence for each in found.differences] == ["setting tile, from case to case"]
+
+
+def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):
+    cases = [a_case(context) for context in (1, 2, 3, 4, 5, 6)]
+    of_a = [timed(cases[0], 1), timed(cases[1], 1), without(cases[2]), timed(cases[3], 1), without(cases[4])]
+    of_b = [timed(cases[0], 1), without(cases[1], "oom", "does not fit"), timed(cases[2], 1), without(cases[4])]
+    found = compare(*two(tmp_path, of_a, [*of_b, timed(cases[5], 1)]), fail_on=0.05)
+    assert [(each.label.split()[4], each.reason, each.lost) for each in found.missing] == [
+        ("T=2", "no result in B: oom, does not fit", True),
+        ("T=3", "no result in A: failed, RuntimeError: no", False),
+        ("T=4", "only in A", False),
+        ("T=5", "no result in A: failed, RuntimeError: no; B: failed, RuntimeError: no", False),
+        ("T=6", "only in B", False),
+    ]
+    assert (found.regressions, found.counts["lost"]) == (1, 1)
+    assert "only in A: ttt-linear/torch tiny forward B=2 T=4" in compare_views.text(found)
+
+
+def test_few_samples_and_a_loaded_machine_are_named_and_not_judged(tmp_path):
+    cases = [a_case(context) for context in (1, 2)]
+    loaded = on_gpu(cpu={"others_share": 0.5, "idle_share": 0.01})
+    of_b = [timed(cases[0], 20, samples=5), timed(cases[1], 20, loaded)]
+    found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
+    notes = {row.label.split()[4]: row.notes for row in found.rows}
+    assert notes == {"T=1": ("B has 5 samples",), "T=2": ("loaded machine: others used 50% in B",)}
+    assert {row.judged.verdict for row in found.rows} == {"not judged"}
+
+
+def test_throttling_of_one_side_is_named(tmp_path):
+    hot = timed(a_case(), 10)
+    hot.throttled[3] = True
+    assert compare(*two(tmp_path, [hot], [timed(a_case(), 10)])).rows[0].notes == ("throttled in A only",)
+
+
+def test_states_of_another_type_are_told_apart(tmp_path):
+    cases = [a_case(state_dtype=dtype) for dtype in ("float32", "float16")]
+    records = [timed(case, 10) for case in cases]
+    assert len({row.label for row in compare(*two(tmp_path, records, records)).rows}) == 2
+
+
+@pytest.mark.parametrize("ms", [(0.0, 1.0), (1e-308, 1e308), (1e308, 1e-308)])
+def test_extreme_medians_are_no_traceback(tmp_path, ms):
+    found = compare(*two(tmp_path, [timed(a_case(), ms[0], samples=1)], [timed(a_case(), ms[1], samples=1)]))
+    views = (compare_views.text, compare_views.markdown, compare_views.to_json, compare_views.page)
+    assert all(view(found) for view in views)
+    assert bool(found.missing) == (ms[0] == 0)
+
+
+def test_runs_without_a_case_in_common_or_without_timing(tmp_path):
+    a, b = a_run(tmp_path / "a", timed(a_case(1), 1)), a_run(tmp_path / "b", timed(a_case(2), 1))
+    with pytest.raises(RecordError, match="have no case in common"):
+        compare(a, b)
+    verified = a_run(tmp_path / "v", Record(a_case(1), "ok", environment=on_gpu()), mode="verify")
+    with pytest.raises(RecordError, match="mode 'verify', whose cases have no timing"):
+        compare(a, verified)
+
+
+def test_json_holds_everything_unrounded(tmp_path):
+    found = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 12)]), fail_on=0.1)
+    values = json.loads(compare_views.to_json(found))
+    (case,) = values["cases"]
+    assert (case["key"], case["verdict"], case["regressed"]) == (a_case().key, "slower", True)
+    assert math.isclose(case["ratio"], 1.2)
+    assert (values["regressions"], values["verdicts"], values["interleaved"]) == (1, {"slower": 1}, False)
+
+
+def test_text_has_a_line_a_case_and_its_columns_stand_below_each_other(tmp_path):
+    cases = [a_case(context) for context in (64, 1024)]
+    found = compare(*two(tmp_path, [timed(case, 10) for case in cases], [timed(case, 123.456) for case in cases]))
+    lines = compare_views.text(found).splitlines()
+    head = next(line for line in lines if line.startswith("verdict"))
+    rows = [line for line in lines if line.startswith("slower ")]
+    assert len(rows) == 2
+    assert all(row.index("ttt-linear") == head.index("case") for row in rows)
+    assert "12.346" in rows[0]
+
+
+def test_no_view_lets_a_strangers_markup_through(tmp_path):
+    evil = "<script>alert(1)</script>|x`"
+    case = a_case(options=(("name", evil),))
+    environment = on_gpu(commit="<b>", software={"<i>": "1"})
+    found = compare(*two(tmp_path, [timed(case, 10)], [timed(case, 10, environment), without(a_case(1), reason=evil)]))
+    assert "<script>" not in compare_views.page(found)
+    assert "&lt;script&gt;" in compare_views.page(found)
+    shown = compare_views.markdown(found)
+    assert not [line for line in shown.splitlines() if "<script>" in line.replace("\\<", "").replace("\\>", "")]
+    rows = [line for line in shown.splitlines() if line.startswith("| ")]
+    assert {line.replace("\\|", "").count("|") for line in rows} == {len(compare_views.COLUMNS) + 1}
+
+
+def test_a_page_shows_each_case_and_what_is_missing(tmp_path):
+    cases = [a_case(context) for context in (1, 2)]
+    page = compare_views.page(compare(*two(tmp_path, [timed(c, 10) for c in cases], [timed(cases[0], 12)])))
+    assert page.count("<svg") == 1
+    assert "only in A: ttt-linear/torch" in page
+    assert "http" not in page.replace("http-equiv", "")

@@ -1,0 +1,105 @@
+"""Verdicts on paired rounds: by hand, and on the noise of real runs."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from reports.judge import BAR, judge
+from tests.reports.simulate_ab import RECORDED_QUANTILES, Noise, a_single_case, stored_wolf, study, two_runs
+
+QUIET = [[0.001, -0.002, 0.0, 0.001, -0.001]] * 9
+
+
+def shifted(by, rounds=5):
+    return [math.log1p(by) + 0.002 * (-1) ** at for at in range(rounds)]
+
+
+def test_verdicts_in_the_order_of_the_cases():
+    found = judge([shifted(0.05), *QUIET, shifted(-0.05), [0.04, -0.03, 0.05, -0.02, 0.0]])
+    assert [each.verdict for each in found] == ["slower", *["same"] * 9, "faster", "undecided"]
+    assert found[0].ratio == pytest.approx(1.05, abs=0.002)
+    assert found[0].low < found[0].ratio < found[0].high
+    assert [each.regressed for each in found] == [True, *[False] * 11]
+
+
+def test_a_single_case_is_students_test_beyond_the_bar():
+    values = [0.031, 0.012, 0.025, 0.018]
+    expected = stats.ttest_1samp(values, math.log1p(BAR), alternative="greater").pvalue
+    assert (judge([values])[0].verdict == "slower") == (expected < 0.05)
+    interval = stats.ttest_1samp(values, 0).confidence_interval()
+    found = judge([values])[0]
+    assert (math.log(found.low), math.log(found.high)) == pytest.approx((interval.low, interval.high))
+
+
+def test_the_variance_of_a_case_is_drawn_to_that_of_all():
+    """Rounds that agree by luck are not believed: alone they would be slower, among noisy cases they are not."""
+    lucky = [0.021, 0.0211, 0.0209]
+    noisy = [[0.04, -0.04, 0.02], [-0.03, 0.03, 0.0], [0.05, -0.02, -0.03], [0.02, 0.02, -0.05]]
+    assert judge([lucky])[0].verdict == "slower"
+    assert judge([lucky, *noisy])[0].verdict == "undecided"
+
+
+def test_a_slowdown_below_the_bar_is_no_verdict_however_sure():
+    assert judge([shifted(0.008, 30)])[0].verdict == "same"
+
+
+def test_one_of_many_cases_must_be_surer_than_one_alone():
+    values = [math.log1p(0.03) + each for each in (-0.012, 0.012, -0.008, 0.008, 0.0)]
+    assert judge([values])[0].verdict == "slower"
+    noise = [[0.01 * (-1) ** (at + each) for at in range(5)] for each in range(200)]
+    assert judge([values, *noise])[0].verdict == "undecided"
+
+
+def test_a_raised_bar_keeps_the_verdict_and_asks_more_of_a_regression():
+    at_bar, at_10 = judge([shifted(0.05)])[0], judge([shifted(0.05)], fail_on=0.1)[0]
+    assert (at_bar.verdict, at_bar.regressed) == ("slower", True)
+    assert (at_10.verdict, at_10.regressed) == ("slower", False)
+
+
+def test_undecided_says_how_many_rounds_would_decide_and_they_do():
+    wave = [0.03, -0.03, 0.02, -0.02, 0.0]
+    values = [math.log1p(0.03) + each for each in wave]
+    found = judge([values])[0]
+    assert found.verdict == "undecided"
+    assert 5 < found.decided_by < 30
+    more = (values * 10)[: 5 * math.ceil(found.decided_by / 5)]
+    assert judge([more])[0].verdict == "slower"
+    assert judge([[0.5, -0.5, 0.4, -0.4, 0.1]])[0].decided_by is None
+
+
+def test_rounds_that_agree_exactly_and_cases_that_lost_some():
+    found = judge([[0.0] * 5, [math.log(1.2)] * 5, [math.log(1.2)] * 2])
+    assert [each.verdict for each in found] == ["same", "slower", "slower"]
+    assert [each.rounds for each in found] == [5, 5, 2]
+    assert judge([]) == []
+    with pytest.raises(ValueError, match="fewer than two rounds"):
+        judge([[0.1]])
+
+
+def test_the_simulated_noise_is_no_less_than_the_recorded():
+    apart = np.abs(two_runs(500))
+    assert all(np.quantile(apart, share) >= 0.97 * recorded for share, recorded in RECORDED_QUANTILES.items())
+
+
+def test_two_stored_runs_of_the_same_commit_rarely_differ_by_what_is_judged():
+    assert stored_wolf(1000) <= 0.05
+
+
+def test_a_suite_of_the_same_commit_rarely_cries_wolf():
+    assert study(11, 600).wolf <= 0.03
+
+
+@pytest.mark.parametrize("noise", [Noise(times=3), Noise(disturbed=0.05)])
+def test_nor_on_a_machine_that_is_noisier_than_the_recorded_one(noise):
+    assert study(12, 300, noise=noise).wolf <= 0.05
+
+
+def test_a_slowdown_of_5_percent_is_found():
+    assert study(13, 100, slowdown=0.05).found >= 0.95
+    assert study(14, 300, slowdown=0.05, slowed=a_single_case).found >= 0.9
+
+
+def test_what_is_5_percent_slower_is_not_called_the_same():
+    assert study(15, 100, slowdown=0.05).same <= 0.01

@@ -1,0 +1,166 @@
+"""Is each sentence at the top of the page true of the records, and left out or turned where it is not?"""
+
+from dataclasses import replace
+
+import pytest
+import synthetic_records as synthetic
+
+from harness.case import Case
+from reports.figures import figures
+from reports.headline import MOST, headline, small_models
+from reports.html import render
+
+FAST, SLOW = ("ttt-linear", "thunderkittens"), ("transformer", "vllm")
+STEPPING = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-ssm"}
+
+
+def forward(latencies, system="ttt-linear", backend="thunderkittens", **fields):
+    """A record for each context: milliseconds a token of 16 prompts."""
+    return [
+        synthetic.ok(
+            Case(system, backend, "1.3b", "forward", 16, context), us * 16 * context / 1e3, spread=0.0, **fields
+        )
+        for context, us in latencies.items()
+    ]
+
+
+def said(*records, suite="fig15-forward"):
+    made = synthetic.of_suite(suite, *records)
+    return headline(made.table, made.catalogue, figures(made.table, made.catalogue))
+
+
+def winners(ours, theirs, **fields):
+    return said(*forward(ours), *forward(theirs, *SLOW, **fields))[0]
+
+
+def test_who_is_fastest_everywhere_and_by_how_much():
+    found = winners({2048: 4.0, 8192: 4.0}, {2048: 5.0, 8192: 10.0})
+    assert found == (
+        "Forward latency per token: TTT-Linear is fastest at every context tried (2k to 8k); "
+        "at 8k it takes 4 µs, 2.5 times as fast as Transformer, the next."
+    )
+    assert winners({2048: 9.0, 8192: 30.0}, {2048: 5.0, 8192: 10.0}).startswith(
+        "Forward latency per token: Transformer is fastest at every context tried (2k to 8k); at 8k it takes 10 µs, 3 "
+    )
+
+
+def test_where_lines_cross():
+    found = winners({2048: 4.0, 4096: 4.0, 8192: 4.0}, {2048: 3.0, 4096: 4.1, 8192: 8.0})
+    assert (
+        "Transformer is fastest at 2k, TTT-Linear and Transformer are level at 4k, TTT-Linear is fastest at 8k; "
+        "at 8k it takes 4 µs, 2 times"
+    ) in found
+    found = winners(dict.fromkeys((1024, 2048, 4096, 8192), 4.0), {1024: 2.0, 2048: 3.0, 4096: 8.0, 8192: 16.0})
+    assert "Transformer is fastest up to 2k, TTT-Linear is fastest from 4k on" in found
+
+
+@pytest.mark.parametrize(("theirs", "level"), [(4.19, True), (4.21, False), (3.82, True), (3.8, False)])
+def test_what_differs_by_less_than_runs_do_is_level(theirs, level):
+    found = winners({2048: 4.0, 4096: 4.0}, {2048: theirs, 4096: theirs})
+    assert ("are level" in found) is level
+    assert ("fastest" in found) is not level
+
+
+def test_numbers_of_two_machines_or_commits_say_so():
+    elsewhere = synthetic.environment(commit="b" * 40)
+    assert "not all from one machine and commit" in winners({2048: 4.0}, {2048: 5.0}, environment=elsewhere)
+    assert "machine" not in winners({2048: 4.0}, {2048: 5.0})
+
+
+def test_other_backends_take_no_part():
+    found = said(*forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW), *forward({2048: 1.0}, "transformer", "torch"))
+    assert "TTT-Linear is fastest" in found[0]
+
+
+def test_one_line_alone_is_compared_with_nothing():
+    assert not any("fastest" in sentence for sentence in said(*forward({2048: 4.0, 4096: 4.0})))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "verdict"),
+    [
+        ({2048: 1.0, 8192: 5.0, 16384: 8.0}, "holds here: TTT-Linear is 1.25 to 2 times as fast as Transformer"),
+        ({8192: 3.0, 16384: 8.0}, "does not hold here at 8k: TTT-Linear is 0.75 to 2 times as fast as Transformer"),
+        ({8192: 3.0, 16384: 3.0}, "does not hold here at 8k and 16k: TTT-Linear is 0.75 times"),
+    ],
+)
+def test_the_papers_claim_is_held_against_the_contexts_that_it_is_about(theirs, verdict):
+    found = " ".join(said(*forward({2048: 4.0, 8192: 4.0, 16384: 4.0}), *forward(theirs, *SLOW)))
+    assert f"The paper's “TTT-Linear is faster than the Transformer from 8k tokens on” {verdict}" in found
+
+
+def test_a_claim_that_the_run_cannot_judge_is_left_out():
+    found = " ".join(said(*forward({2048: 4.0}), *forward({2048: 1.0}, *SLOW)))
+    assert "The paper's" not in found
+
+
+@pytest.mark.parametrize(("theirs", "holds"), [(3.7, True), (3.5, False)])
+def test_a_match_may_be_a_little_slower(theirs, holds):
+    found = " ".join(said(*forward({2048: 4.0}), *forward({2048: theirs}, "mamba", "mamba-ssm")))
+    assert ("“TTT-Linear matches Mamba” holds here" in found) is holds
+
+
+def stepped(system, latencies, lost=(), **fields):
+    backend = STEPPING[system]
+    cases = {
+        batch: Case(system, backend, "1.3b", "generate", batch, 2048, timing="graph") for batch in (*latencies, *lost)
+    }
+    records = [synthetic.ok(cases[batch], ms, spread=0.0, **fields) for batch, ms in latencies.items()]
+    return [*records, *(synthetic.lost(cases[batch], "oom", "no memory") for batch in lost)]
+
+
+def throughput(*records):
+    return " ".join(said(*records, suite="fig20-throughput"))
+
+
+def test_the_best_throughput_and_where():
+    found = throughput(*stepped("ttt-linear", {64: 8.0, 128: 8.0, 256: 32.0}), *stepped("mamba", {64: 8.0, 128: 16.0}))
+    assert (
+        "Generate throughput: TTT-Linear reaches 16,000 tokens/s at batch 128, 2 times that of Mamba, the next" in found
+    )
+    found = throughput(*stepped("ttt-linear", {64: 8.0}), *stepped("mamba", {64: 7.9}))
+    assert "Mamba reaches 8,101 tokens/s at batch 64, level with TTT-Linear" in found
+
+
+def test_what_did_not_fit_in_memory():
+    found = throughput(*stepped("ttt-linear", {64: 8.0}, lost=(128, 256)), *stepped("mamba", {64: 8.0}))
+    assert "Did not fit in memory: TTT-Linear at batch 128 to 256 (generate throughput)." in found
+    assert "1 of" not in found
+    assert "Did not fit" not in throughput(*stepped("ttt-linear", {64: 8.0}), *stepped("mamba", {64: 8.0}))
+
+
+def test_where_only_a_part_of_the_batch_ran():
+    full = stepped("transformer", {64: 8.0}, metrics={"sequences_at_once": 40})
+    found = throughput(*stepped("ttt-linear", {64: 8.0}), *full)
+    assert "Only a part of the batch ran at once: Transformer at batch 64 (generate throughput)." in found
+    assert "Only a part" not in throughput(*stepped("ttt-linear", {64: 8.0}), *stepped("transformer", {64: 8.0}))
+
+
+def test_how_many_cases_have_no_result():
+    assert "Every one of the 2 cases has a result." in said(*forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW))
+    lost = synthetic.lost(Case(*SLOW, "1.3b", "forward", 16, 4096), "failed", "no")
+    found = said(*forward({2048: 4.0, 4096: 4.0}), *forward({2048: 5.0}, *SLOW), lost)
+    assert "1 of 4 cases have no result (1 failed)." in found
+
+
+def test_a_run_has_three_to_five_sentences():
+    paper = synthetic.paper()
+    found = headline(paper.table, paper.catalogue, figures(paper.table, paper.catalogue))
+    assert 3 <= len(found) <= MOST
+    assert all(sentence.endswith(".") for sentence in found)
+
+
+def test_a_page_of_a_cpu_says_that_it_is_not_the_papers():
+    made = synthetic.of_suite("quick", synthetic.ok(Case("ttt-linear", "torch", "tiny", "forward", 2, 64), 1.0))
+    assert small_models(made.table, ["cpu", "cpu"]) == (
+        "Small models (tiny) on a CPU, NVIDIA H100 80GB HBM3: these are not the paper's figures, which need a GPU."
+    )
+    assert small_models(made.table, ["cpu", "cuda"]) == ""
+    assert "Small models" not in render(made.records, made.catalogue)
+    on_cpu = [replace(record, environment={"device_kind": "cpu", "device": "Xeon"}) for record in made.records]
+    assert "Small models (tiny) on a CPU, Xeon:" in render(on_cpu, made.catalogue)
+
+
+def test_hostile_names_and_single_points_make_a_page():
+    hostile = synthetic.hostile()
+    assert "<img" not in render(hostile.records, hostile.catalogue).split("</main>")[0]

@@ -1,0 +1,28 @@
+"""Compile the CUDA kernels ahead, cache what was compiled, and load it; compile many Triton kernels at once."""
+
+from tk_kernels.build.cache import Built, cache_directory, ingredients, source_digest
+from tk_kernels.build.compiler import KernelResources, compiler_version, demangle, find_nvcc, parse_resources
+from tk_kernels.build.errors import BuildError
+from tk_kernels.build.modules import KERNELS, build, build_all, load, unavailable
+from tk_kernels.build.thunderkittens import fetch_thunderkittens, find_thunderkittens, thunderkittens_version
+
+__all__ = [
+    "KERNELS",
+    "BuildError",
+    "Built",
+    "KernelResources",
+    "build",
+    "build_all",
+    "cache_directory",
+    "compiler_version",
+    "demangle",
+    "fetch_thunderkittens",
+    "find_nvcc",
+    "find_thunderkittens",
+    "ingredients",
+    "load",
+    "parse_resources",
+    "source_digest",
+    "thunderkittens_version",
+    "unavailable",
+]

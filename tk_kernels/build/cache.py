@@ -1,0 +1,132 @@
+"""Keep compiled kernels by what they were made of, and find them again.
+
+A build's ingredients are its sources, flags, architecture, compiler and ThunderKittens commit. Those that a machine
+does not have are not compared, so a cache folder carried to a GPU machine without nvcc serves there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tk_kernels.build.compiler import (
+    ARCHITECTURE,
+    FLAGS,
+    KernelResources,
+    compile_error,
+    compiler_version,
+    find_nvcc,
+    parse_resources,
+    run_nvcc,
+)
+from tk_kernels.build.errors import BuildError
+from tk_kernels.build.thunderkittens import cache_directory, find_thunderkittens, thunderkittens_version
+
+LIBRARY, LOG, NOTE = "kernel.so", "compiler.log", "build.json"  # the files of a build
+SOURCE_ROOT = Path(__file__).resolve().parent.parent
+SHARED_HEADERS = "forward/*.cuh"  # beside the headers in a kernel's own folder
+
+
+@dataclass(frozen=True)
+class Built:
+    """One compiled module: `library` (.so), `log` (the compiler's output) and the resources of each kernel in it."""
+
+    name: str
+    library: Path
+    log: Path
+    compiled: bool  # False: it was in the cache
+
+    @property
+    def resources(self) -> list[KernelResources]:
+        return parse_resources(self.log.read_text())
+
+    @property
+    def ingredients(self) -> dict[str, str | None]:
+        """What it was made of, as written when it was compiled, perhaps on another machine."""
+        return json.loads((self.library.parent / NOTE).read_text())["ingredients"]
+
+
+def source_path(name: str) -> Path:
+    """`ttt_linear/forward_sm90` -> its `.cu` file. Raises BuildError where there is none."""
+    path = SOURCE_ROOT / f"{name}.cu"
+    if not path.is_file():
+        raise BuildError(f"{name}: there is no {name}.cu in {SOURCE_ROOT.name}")
+    return path
+
+
+def source_digest(name: str) -> str:
+    """Digest of the `.cu` file and of every `.cuh` beside it or shared by all."""
+    source = source_path(name)
+    files = [source, *sorted(SOURCE_ROOT.glob(SHARED_HEADERS)), *sorted(source.parent.glob("*.cuh"))]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def ingredients(name: str, flags: tuple[str, ...] = ()) -> dict[str, str | None]:
+    """All that decides the machine code. None stands for what this machine does not have (nvcc, headers)."""
+    return {
+        "name": name,
+        "sources": source_digest(name),
+        "flags": " ".join((*FLAGS, *flags)),
+        "architecture": ARCHITECTURE,
+        "compiler": compiler_version(find_nvcc()),
+        "thunderkittens": thunderkittens_version(find_thunderkittens()),
+    }
+
+
+def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
+    """The newest build that every known ingredient matches; one that is damaged or lacks a file is passed over."""
+    name = str(wanted["name"])
+    times = {folder: _built_at(folder, wanted) for folder in _builds().glob(f"{name.replace('/', '.')}-*")}
+    folder = max((folder for folder in times if times[folder]), key=times.__getitem__, default=None)
+    return Built(name, folder / LIBRARY, folder / LOG, compiled=False) if folder else None
+
+
+def compile_into_cache(wanted: Mapping[str, str | None], flags: tuple[str, ...]) -> Built:
+    """Compile what is wanted into a folder of its own, which gets its final name when it is whole."""
+    name = str(wanted["name"])
+    key = hashlib.sha256(json.dumps(dict(wanted), sort_keys=True).encode()).hexdigest()[:16]
+    folder = _builds() / f"{name.replace('/', '.')}-{key}"
+    _builds().mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=_builds(), prefix=".building-"))
+    try:
+        status, log = run_nvcc(source_path(name), SOURCE_ROOT, scratch / LIBRARY, flags)
+        if status != 0:
+            failed = _builds() / f"{name.replace('/', '.')}.failed.log"
+            failed.write_text(log)
+            raise compile_error(name, log, failed)
+        (scratch / LOG).write_text(log)
+        resources = [asdict(kernel) for kernel in parse_resources(log)]
+        note = {"ingredients": dict(wanted), "built_at": time.time(), "resources": resources}
+        (scratch / NOTE).write_text(json.dumps(note, indent=1))
+        shutil.rmtree(folder, ignore_errors=True)
+        scratch.chmod(0o755)  # mkdtemp makes a private folder, and a cache may be shared
+        scratch.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return Built(name, folder / LIBRARY, folder / LOG, compiled=True)
+
+
+def _builds() -> Path:
+    return cache_directory() / "kernels"
+
+
+def _built_at(folder: Path, wanted: Mapping[str, str | None]) -> float:
+    """When a build of what is wanted was made, in seconds since 1970; 0 for another build, or a damaged one."""
+    if not ((folder / LIBRARY).is_file() and (folder / LOG).is_file()):
+        return 0
+    try:
+        note = json.loads((folder / NOTE).read_text())
+        made_of, built_at = note["ingredients"], float(note["built_at"])
+        matches = all(value is None or made_of.get(field) == value for field, value in wanted.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0
+    return built_at if matches else 0

@@ -1,0 +1,127 @@
+"""Find nvcc, run it on one .cu file, and read registers and spills from its output.
+
+nvcc is called directly and not through `tvm_ffi.cpp.build`, which throws away the output of a successful compilation:
+register counts and spills are in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tk_kernels.build.errors import BuildError, os_errors
+from tk_kernels.build.thunderkittens import find_thunderkittens
+
+ARCHITECTURE = "90a"
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-DNDEBUG",
+    "-DKITTENS_HOPPER",
+    "--expt-relaxed-constexpr",
+    "--expt-extended-lambda",
+    "-Xcompiler=-fPIC",
+    "-Xptxas=-v",
+    "-Xptxas=--warn-on-spills",
+    "-diag-suppress=20012,20013,20014,20015",  # host/device notes about ThunderKittens' defaulted functions
+)
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """What ptxas reports of one kernel: registers and bytes a thread; `shared` is static shared memory a block."""
+
+    name: str
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int
+    shared: int
+
+    @property
+    def spills(self) -> bool:
+        return self.spill_store_bytes + self.spill_load_bytes > 0
+
+
+def find_nvcc() -> Path | None:
+    """The nvcc of `CUDA_HOME`, else the first on the path, else None."""
+    home = os.environ.get("CUDA_HOME")
+    if home and (Path(home) / "bin" / "nvcc").is_file():
+        return Path(home) / "bin" / "nvcc"
+    found = shutil.which("nvcc")
+    return Path(found) if found else None
+
+
+def compiler_version(nvcc: Path | None) -> str | None:
+    """For example `13.0, V13.0.88`; None without nvcc. Raises BuildError where nvcc cannot be run."""
+    if nvcc is None:
+        return None
+    with os_errors("nvcc cannot be run"):
+        answer = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=False)
+    match = re.search(r"release (.+)", answer.stdout)
+    return match.group(1).strip() if match else "unknown"
+
+
+def run_nvcc(source: Path, include: Path, library: Path, flags: tuple[str, ...]) -> tuple[int, str]:
+    """Compile `source` into the shared `library`: nvcc's exit status, and its command line and output."""
+    from tvm_ffi import libinfo
+
+    root = find_thunderkittens()
+    includes = [f"{root}/include", str(include), libinfo.find_include_path(), libinfo.find_dlpack_include_path()]
+    command = [
+        str(find_nvcc()),
+        f"-gencode=arch=compute_{ARCHITECTURE},code=sm_{ARCHITECTURE}",
+        *FLAGS,
+        *flags,
+        *(f"-I{path}" for path in includes),
+        "-shared",
+        str(source),
+        f"-L{Path(libinfo.find_libtvm_ffi()).parent}",
+        "-ltvm_ffi",
+        "-o",
+        str(library),
+    ]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return answer.returncode, " ".join(command) + "\n" + answer.stdout + answer.stderr
+
+
+def compile_error(name: str, log: str, kept_in: Path) -> BuildError:
+    """The first error line of a failed compilation, and where all of its output is."""
+    first = next((line for line in log.splitlines()[1:] if "error" in line.lower()), "nvcc gave no error line")
+    return BuildError(f"{name}: nvcc failed: {first.strip()} (all of it: {kept_in})")
+
+
+def parse_resources(log: str) -> list[KernelResources]:
+    """The `ptxas -v` lines of a compiler log, one entry a kernel, names demangled where c++filt is installed."""
+    pattern = re.compile(
+        r"Compiling entry function '(?P<name>[^']+)'.*?"
+        r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
+        r"Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
+        re.DOTALL,
+    )
+    found = []
+    for match in pattern.finditer(log):
+        shared = re.search(r"(\d+) bytes smem", match["rest"])
+        found.append(
+            KernelResources(
+                name=demangle(match["name"]),
+                registers=int(match["registers"]),
+                spill_store_bytes=int(match["stores"]),
+                spill_load_bytes=int(match["loads"]),
+                stack_bytes=int(match["stack"]),
+                shared=int(shared.group(1)) if shared else 0,
+            )
+        )
+    return found
+
+
+def demangle(name: str) -> str:
+    """A C++ symbol demangled by c++filt, or as it is where that is not installed."""
+    tool = shutil.which("c++filt")
+    if tool is None:
+        return name
+    return subprocess.run([tool, name], capture_output=True, text=True, check=False).stdout.strip() or name

@@ -1,0 +1,20 @@
+"""The error of this package, and how an OSError becomes one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+ANOTHER_CACHE = "set TTT_BENCH_CACHE to a folder that can be written"
+
+
+class BuildError(RuntimeError):
+    """A kernel cannot be built or loaded here; the message is one sentence that says what is missing."""
+
+
+@contextmanager
+def os_errors(what: str) -> Iterator[None]:
+    """Turn an OSError into a BuildError that says `what` failed, on which path and why."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise BuildError(f"{what}: {where}{error.strerror or error}") from None

@@ -1,0 +1,100 @@
+"""Turn a .cu file into a loaded module: compiled by nvcc or found in the cache, loaded by tvm-ffi.
+
+`build("ttt_linear/forward_sm90")` compiles `tk_kernels/ttt_linear/forward_sm90.cu` on any machine with nvcc, GPU or
+not; `load("ttt_linear/forward_sm90")` needs a Hopper GPU and compiles only what the cache lacks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+from typing import Any
+
+from tk_kernels.build.cache import Built, compile_into_cache, find_cached, ingredients
+from tk_kernels.build.compiler import find_nvcc
+from tk_kernels.build.errors import ANOTHER_CACHE, BuildError, os_errors
+from tk_kernels.build.thunderkittens import cache_directory, find_thunderkittens
+
+KERNELS = ("ttt_linear/forward_sm90", "ttt_mlp/forward_sm90", "ttt_mlp/forward_32_sm90")
+NO_TVM_FFI = "apache-tvm-ffi is not installed (pip install apache-tvm-ffi)"
+
+
+def build(name: str, flags: tuple[str, ...] = ()) -> Built:
+    """Compile one kernel file, or find it compiled (see `cache`). Raises BuildError."""
+    with os_errors(f"{name} cannot be built into {cache_directory()} ({ANOTHER_CACHE})"):
+        wanted = ingredients(name, flags)
+        cached = find_cached(wanted)
+        if cached is not None:
+            return cached
+        missing = missing_to_compile()
+        if missing:
+            raise BuildError(f"{name}: not in the cache, and cannot be built: {missing}")
+        return compile_into_cache(wanted, flags)
+
+
+def build_all() -> list[Built]:
+    """Every kernel file of the package, compiled ahead. Needs nvcc and the headers, no GPU."""
+    return [build(name) for name in KERNELS]
+
+
+def unavailable(name: str) -> str:
+    """Why kernel `name` cannot run here, in one sentence; empty when it can (it may still have to be compiled)."""
+    reason = NO_TVM_FFI if importlib.util.find_spec("tvm_ffi") is None else _no_hopper_gpu()
+    if reason:
+        return reason
+    try:
+        if find_cached(ingredients(name)) is not None:
+            return ""
+    except (BuildError, OSError) as error:
+        return str(error)
+    missing = missing_to_compile()
+    return f"{name} is not in the cache, and cannot be built: {missing}" if missing else ""
+
+
+@functools.cache
+def load(name: str, flags: tuple[str, ...] = ()) -> Any:
+    """The module of `name`, its launchers as attributes. Raises BuildError with one sentence where it cannot be."""
+    reason = unavailable(name)
+    if reason:
+        raise BuildError(reason)
+    import tvm_ffi
+
+    built = build(name, flags)
+    _load_driver()
+    return tvm_ffi.load_module(str(built.library))
+
+
+def missing_to_compile() -> str:
+    """What this machine lacks to compile a kernel, in one sentence; empty where it lacks nothing."""
+    if importlib.util.find_spec("tvm_ffi") is None:
+        return NO_TVM_FFI
+    if find_nvcc() is None:
+        return "there is no nvcc on the path or in CUDA_HOME"
+    if find_thunderkittens() is None:
+        named = os.environ.get("THUNDERKITTENS_ROOT")
+        if named:
+            return f"THUNDERKITTENS_ROOT={named} has no include/kittens.cuh"
+        return "there are no ThunderKittens headers (set THUNDERKITTENS_ROOT to a checkout)"
+    return ""
+
+
+def _no_hopper_gpu() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "there is no CUDA GPU"
+    major, minor = torch.cuda.get_device_capability()
+    if (major, minor) != (9, 0):
+        found = torch.cuda.get_device_name()
+        return f"the GPU is {found} (compute capability {major}.{minor}), and the kernels need a Hopper GPU (9.0)"
+    return ""
+
+
+def _load_driver() -> None:
+    """A module leaves `cuTensorMapEncodeTiled`, which makes TMA descriptors, for the driver's library to resolve."""
+    try:
+        ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise BuildError("libcuda.so.1, the NVIDIA driver's library, cannot be loaded") from error

@@ -1,0 +1,68 @@
+"""Compile many Triton kernels at once, before any of them runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from typing import Any
+
+
+def compile_all(calls: Iterable[Callable[[], object]]) -> None:
+    """Compile the kernels that `calls` ask for with `warmup`, in as many processes as there are processors.
+
+    A kernel that fails to compile is left for its first launch to report.
+    """
+    from triton import AsyncCompileMode
+
+    pool = ForkedProcesses(os.cpu_count() or 1)
+    with AsyncCompileMode(pool, ignore_errors=True):
+        try:
+            for call in calls:
+                call()
+        finally:  # on leaving, Triton waits for every task that was submitted
+            pool.work()
+
+
+class ForkedProcesses(Executor):
+    """Run tasks in forked processes, then here again: for tasks that leave their result in a cache on disk.
+
+    Much of a compilation holds Python's lock, so threads would wait for one another. The children touch no GPU.
+    """
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self._tasks: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, task: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
+        """See Executor; the task waits for `work`."""
+        future: Future[Any] = Future()
+        self._tasks.append((future, task))
+        return future
+
+    def work(self) -> None:
+        """Run all tasks and set their futures."""
+        tasks = [task for _, task in self._tasks]
+        count, children = min(self._processes, len(tasks)), []
+        with suppress(OSError):  # no memory for another process: its tasks run below
+            for first in range(count):
+                children.append(_fork(tasks[first::count]))
+        for child in children:
+            os.waitpid(child, 0)
+        for future, task in self._tasks:
+            try:
+                future.set_result(task())
+            except Exception as error:
+                future.set_exception(error)
+
+
+def _fork(tasks: list[Callable[[], Any]]) -> int:
+    """Start a child that runs `tasks`, whatever they raise, and exits; its process id."""
+    child = os.fork()
+    if child:
+        return child
+    for task in tasks:
+        with suppress(BaseException):
+            task()
+    os._exit(0)

@@ -1,0 +1,69 @@
+"""Fused in one pass over memory each: the norm and gate after the heads, and SwiGLU's product."""
+# mypy: allow-untyped-defs
+# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tk_kernels.checks import check_shape
+from tk_kernels.generate.common import gelu, jit, tl, triton
+
+COLUMNS = 2048  # of a SwiGLU row that one program computes
+
+
+def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LayerNorm(z) * gelu_tanh(gate) (ttt_layer.md, "Inside TTT", step 6): z, gate [..., C] -> [..., C] in z's dtype.
+
+    z contiguous; gate may be columns of a wider projection; weight and bias [C]. Float32 inside, rounded once.
+    Raises ValueError on a wrong shape or stride.
+    """
+    C = z.shape[-1]
+    check_shape("gate", gate, tuple(z.shape))
+    z, rows = z.contiguous(), _rows(gate)
+    out = torch.empty_like(z)
+    _norm_gate[(rows.shape[0],)](
+        z, rows, weight, bias, out, rows.stride(0), eps, C=C, CP=triton.next_power_of_2(C), num_warps=4
+    )
+    return out
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """silu(a) * b of x = [a, b] [..., 2 F] -> [..., F] in x's dtype; float32 inside, rounded once."""
+    rows, F = _rows(x), x.shape[-1] // 2
+    out = torch.empty(*x.shape[:-1], F, device=x.device, dtype=x.dtype)
+    block = min(COLUMNS, triton.next_power_of_2(F))
+    _swiglu[(rows.shape[0], triton.cdiv(F, block))](rows, out, rows.stride(0), F=F, BLOCK=block, num_warps=4)
+    return out
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[..., C] as [N, C] without a copy; ValueError where that cannot be."""
+    if x.stride(-1) != 1:
+        raise ValueError(f"strides {x.stride()}: the last must be 1")
+    return x.view(-1, x.shape[-1]) if x.is_contiguous() else x.flatten(0, -2)
+
+
+@jit
+def _norm_gate(z, gate, weight, bias, out, gate_stride, eps, C: tl.constexpr, CP: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    rc = tl.arange(0, CP)
+    valid = rc < C
+    x = tl.load(z + row * C + rc, mask=valid, other=0).to(tl.float32)
+    g = tl.load(gate + row * gate_stride + rc, mask=valid, other=0).to(tl.float32)
+    gamma = tl.load(weight + rc, mask=valid, other=0).to(tl.float32)
+    beta = tl.load(bias + rc, mask=valid, other=0).to(tl.float32)
+    centred = tl.where(valid, x - tl.sum(x, 0) / C, 0.0)
+    normed = centred * (1.0 / tl.sqrt(tl.sum(centred * centred, 0) / C + eps))
+    tl.store(out + row * C + rc, (normed * gamma + beta) * gelu(g), mask=valid)
+
+
+@jit
+def _swiglu(x, out, x_stride, F: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    valid = column < F
+    a = tl.load(x + row * x_stride + column, mask=valid, other=0).to(tl.float32)
+    b = tl.load(x + row * x_stride + F + column, mask=valid, other=0).to(tl.float32)
+    tl.store(out + row * F + column, a * tl.sigmoid(a) * b, mask=valid)

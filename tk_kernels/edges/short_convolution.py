@@ -1,0 +1,241 @@
+"""The causal depthwise convolutions of a TTT block, fused with what is around them: one pass over memory each.
+
+`residual_convolution` is step 1 of a block in ttt_layer.md with the norms on both sides of it; `query_key` is the two
+convolutions of Q and K with RoPE and the learning rate. Both take any T, also 1, and keep the last three inputs.
+"""
+# mypy: allow-untyped-defs
+# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tk_kernels.checks import check_shape
+from tk_kernels.generate.common import jit, tl, triton
+
+TAPS = 4
+CHUNK = 16  # tokens that a program computes one after the other; it reads the three inputs before them too
+BLOCK = 256  # channels of one program of query_key: one warp, eight a thread
+
+
+def residual_convolution(
+    h: Tensor, cache: Tensor, norm: Tensor, weight: Tensor, bias: Tensor, next_norm: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """h + conv(RMSNorm(h)) and the RMSNorm of that, both [B, T, C] in h's dtype; reads h once.
+
+    h [B, T, C] contiguous; cache [B, 3, C], the last three inputs of the convolution, replaced in place; norm and
+    next_norm [C], the weights of the two norms; weight [C, 1, 4] and bias [C]. Sums in float32; what enters the
+    convolution and the residual stream are rounded to h's dtype. Raises ValueError on a wrong shape or stride.
+    """
+    B, T, C = h.shape
+    _check_contiguous(h=h, cache=cache)
+    check_shape("cache", cache, (B, TAPS - 1, C))
+    check_shape("weight", weight, (C, 1, TAPS))
+    added, normed = torch.empty_like(h), torch.empty_like(h)
+    after = _cache_after(cache, T)
+    chunk = min(CHUNK, triton.next_power_of_2(T))
+    _residual_convolution[(B * triton.cdiv(T, chunk),)](
+        h, cache, after, norm, weight, bias, next_norm, added, normed, T, *weight.stride()[::2], eps,
+        C=C, CP=triton.next_power_of_2(C), CHUNK=chunk, num_warps=8,
+    )  # fmt: skip
+    _store_cache(cache, after)
+    return added, normed
+
+
+def query_key(
+    x: Tensor,
+    cache: Tensor,
+    conv_q: tuple[Tensor, Tensor],
+    conv_k: tuple[Tensor, Tensor],
+    rope: tuple[Tensor, Tensor],
+    position: Tensor,
+    lr_logits: Tensor,
+    lr_bias: Tensor,
+    base_lr: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q and k [B, T, H, D] with RoPE, contiguous in x's dtype, and lr [B, T, H] float32; reads x once.
+
+    x [B, T, C] and lr_logits [B, T, H] (without their bias [H]) may be columns of one wider projection; cache
+    [B, 3, C], the last three inputs, replaced in place; conv_q, conv_k: weight [C, 1, 4] and bias [C]; rope: cos and
+    sin [m, D/2] float32; position [B] or [B, H]: of each sequence in its mini-batch of m.
+    lr = base_lr * sigmoid(lr_logits + lr_bias) / D. Sums in float32, rounded once, after RoPE.
+    Raises ValueError on a wrong shape or stride.
+    """
+    (B, T, C), (m, pairs), H = x.shape, rope[0].shape, lr_logits.shape[-1]
+    _check_contiguous(cache=cache)
+    _check_rows(x=x, lr_logits=lr_logits)
+    check_shape("cache", cache, (B, TAPS - 1, C))
+    check_shape("rope", rope[0], (m, C // H // 2))
+    for name, (weight, _) in (("conv_q", conv_q), ("conv_k", conv_k)):
+        check_shape(f"{name}'s weight", weight, (C, 1, TAPS))
+    if conv_k[0].stride() != conv_q[0].stride():
+        raise ValueError(f"conv_k's weight has strides {conv_k[0].stride()}: conv_q's has {conv_q[0].stride()}")
+    q, k = (torch.empty(B, T, H, 2 * pairs, device=x.device, dtype=x.dtype) for _ in range(2))
+    lr = torch.empty(B, T, H, device=x.device, dtype=torch.float32)
+    after = _cache_after(cache, T)
+    chunk, block = min(CHUNK, triton.next_power_of_2(T)), min(BLOCK, triton.next_power_of_2(C))
+    _query_key[(B * triton.cdiv(T, chunk) * triton.cdiv(C, block),)](
+        x, cache, after, *conv_q, *conv_k, *rope, position, lr_logits, lr_bias, q, k, lr,
+        T, x.stride(1), lr_logits.stride(1), position.stride(0), *conv_q[0].stride()[::2], base_lr,
+        m=m, H=H, D=2 * pairs, HP=triton.next_power_of_2(H), BLOCK=block, CHUNK=chunk, num_warps=1,
+    )  # fmt: skip
+    _store_cache(cache, after)
+    return q, k, lr
+
+
+def _cache_after(cache: Tensor, tokens: int) -> Tensor:
+    """Where a kernel writes the new cache: in place for one token, whose cache one thread reads and writes."""
+    return cache if tokens == 1 else torch.empty_like(cache)
+
+
+def _store_cache(cache: Tensor, after: Tensor) -> None:
+    if after is not cache:
+        cache.copy_(after)
+
+
+def _check_contiguous(**tensors: Tensor) -> None:
+    for name, x in tensors.items():
+        if not x.is_contiguous():
+            raise ValueError(f"{name} has strides {x.stride()}: must be contiguous")
+
+
+def _check_rows(**tensors: Tensor) -> None:
+    """[B, T, N] must be some or all columns of one contiguous tensor, so that rows have one stride."""
+    for name, x in tensors.items():
+        if (x.shape[0] > 1 and x.stride(0) != x.shape[1] * x.stride(1)) or x.stride(2) != 1:
+            raise ValueError(f"{name} has strides {x.stride()}: must be columns of one contiguous tensor")
+
+
+@jit
+def _rms_norm(row, weight, C: tl.constexpr, eps):
+    """row / rms(row) * weight over C channels, float32; padding is 0."""
+    return row * (1.0 / tl.sqrt(tl.sum(row * row, 0) / C + eps)) * weight
+
+
+@jit
+def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
+    """The norm of a row as it enters the convolution and its cache: rounded to the row's type, float32 again."""
+    return _rms_norm(row.to(tl.float32), weight, C, eps).to(row.dtype).to(tl.float32)
+
+
+@jit
+def _taps(weight, channel, valid, weight_stride, tap_stride):
+    """The weights of the inputs 0, 1, 2 and 3 tokens back, for some channels, float32."""
+    at = weight + channel * weight_stride
+    w3 = tl.load(at, mask=valid, other=0).to(tl.float32)
+    w2 = tl.load(at + tap_stride, mask=valid, other=0).to(tl.float32)
+    w1 = tl.load(at + 2 * tap_stride, mask=valid, other=0).to(tl.float32)
+    w0 = tl.load(at + 3 * tap_stride, mask=valid, other=0).to(tl.float32)
+    return w0, w1, w2, w3
+
+
+@jit
+def _residual_convolution(
+    h, cache, after, norm, weight, bias, next_norm, added, normed, T, weight_stride, tap_stride, eps,
+    C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """One program computes a chunk of a sequence token by token, all channels, the last three inputs in registers."""
+    chunks = tl.cdiv(T, CHUNK)
+    seq = (tl.program_id(0) // chunks).to(tl.int64)
+    first = (tl.program_id(0) % chunks) * CHUNK
+    rc = tl.arange(0, CP)
+    valid = rc < C
+    at = seq * T * C + rc
+    cache_at = seq * (3 * C) + rc
+    next_row = tl.load(h + at + first * C, mask=valid, other=0)
+    gamma = tl.load(norm + rc, mask=valid, other=0).to(tl.float32)
+    next_gamma = tl.load(next_norm + rc, mask=valid, other=0).to(tl.float32)
+    shift = tl.load(bias + rc, mask=valid, other=0).to(tl.float32)
+    w0, w1, w2, w3 = _taps(weight, rc, valid, weight_stride, tap_stride)
+    if first == 0:
+        x3 = tl.load(cache + cache_at, mask=valid, other=0).to(tl.float32)
+        x2 = tl.load(cache + cache_at + C, mask=valid, other=0).to(tl.float32)
+        x1 = tl.load(cache + cache_at + 2 * C, mask=valid, other=0).to(tl.float32)
+    else:
+        r3 = tl.load(h + at + (first - 3) * C, mask=valid, other=0)
+        r2 = tl.load(h + at + (first - 2) * C, mask=valid, other=0)
+        r1 = tl.load(h + at + (first - 1) * C, mask=valid, other=0)
+        x3 = _rounded_rms_norm(r3, gamma, C, eps)
+        x2 = _rounded_rms_norm(r2, gamma, C, eps)
+        x1 = _rounded_rms_norm(r1, gamma, C, eps)
+    for i in range(CHUNK):
+        t = first + i
+        if t < T:
+            row = next_row
+            next_row = tl.load(h + at + (t + 1) * C, mask=valid & (i + 1 < CHUNK) & (t + 1 < T), other=0)
+            x0 = _rounded_rms_norm(row, gamma, C, eps)
+            total = (row.to(tl.float32) + w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3 + shift).to(h.dtype.element_ty)
+            tl.store(added + at + t * C, total, mask=valid)
+            tl.store(normed + at + t * C, _rms_norm(total.to(tl.float32), next_gamma, C, eps), mask=valid)
+            x3, x2, x1 = x2, x1, x0
+    if first + CHUNK >= T:
+        tl.debug_barrier()  # one token replaces the cache in place: every thread has read it by now
+        tl.store(after + cache_at, x3, mask=valid)
+        tl.store(after + cache_at + C, x2, mask=valid)
+        tl.store(after + cache_at + 2 * C, x1, mask=valid)
+
+
+@jit
+def _rotate(y, cos, sin, BLOCK: tl.constexpr):
+    """The pairs (2i, 2i+1) of y [BLOCK] rotated by angles [BLOCK / 2] (ttt_layer.md, "Inside TTT", step 2)."""
+    even, odd = tl.split(tl.reshape(y, (BLOCK // 2, 2)))
+    return tl.reshape(tl.join(even * cos - odd * sin, odd * cos + even * sin), (BLOCK,))
+
+
+@jit
+def _query_key(
+    x, cache, after, weight_q, bias_q, weight_k, bias_k, rope_cos, rope_sin, position, lr_logits, lr_bias, q, k, lr,
+    T, x_stride, logit_stride, position_stride, weight_stride, tap_stride, base_lr,
+    m: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """One program computes a chunk of a sequence token by token, BLOCK channels, the last three inputs in registers."""
+    C: tl.constexpr = H * D
+    BLOCKS: tl.constexpr = (C + BLOCK - 1) // BLOCK
+    block, chunk = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
+    chunks = tl.cdiv(T, CHUNK)
+    seq, first = (chunk // chunks).to(tl.int64), (chunk % chunks) * CHUNK
+    channel = block * BLOCK + tl.arange(0, BLOCK)
+    valid = channel < C
+    pair = (block * (BLOCK // 2) + tl.arange(0, BLOCK // 2)) % (D // 2)
+    row = seq * T + first
+    at = x + row * x_stride + channel
+    cache_at = seq * (3 * C) + channel
+    start = tl.load(position + seq * position_stride).to(tl.int32) + first
+    next_row = tl.load(at, mask=valid, other=0)
+    if first == 0:
+        r3 = tl.load(cache + cache_at, mask=valid, other=0)
+        r2 = tl.load(cache + cache_at + C, mask=valid, other=0)
+        r1 = tl.load(cache + cache_at + 2 * C, mask=valid, other=0)
+    else:
+        r3 = tl.load(at - 3 * x_stride, mask=valid, other=0)
+        r2 = tl.load(at - 2 * x_stride, mask=valid, other=0)
+        r1 = tl.load(at - x_stride, mask=valid, other=0)
+    x3, x2, x1 = r3.to(tl.float32), r2.to(tl.float32), r1.to(tl.float32)
+    q0, q1, q2, q3 = _taps(weight_q, channel, valid, weight_stride, tap_stride)
+    k0, k1, k2, k3 = _taps(weight_k, channel, valid, weight_stride, tap_stride)
+    shift_q = tl.load(bias_q + channel, mask=valid, other=0).to(tl.float32)
+    shift_k = tl.load(bias_k + channel, mask=valid, other=0).to(tl.float32)
+    for i in range(CHUNK):
+        if first + i < T:
+            x0 = next_row.to(tl.float32)
+            next_row = tl.load(at + (i + 1) * x_stride, mask=valid & (i + 1 < CHUNK) & (first + i + 1 < T), other=0)
+            angle = (start + i) % m * (D // 2) + pair
+            cos, sin = tl.load(rope_cos + angle), tl.load(rope_sin + angle)
+            out = (row + i) * C + channel
+            rotated = _rotate(q0 * x0 + q1 * x1 + q2 * x2 + q3 * x3 + shift_q, cos, sin, BLOCK)
+            tl.store(q + out, rotated, mask=valid)
+            rotated = _rotate(k0 * x0 + k1 * x1 + k2 * x2 + k3 * x3 + shift_k, cos, sin, BLOCK)
+            tl.store(k + out, rotated, mask=valid)
+            x3, x2, x1 = x2, x1, x0
+    if first + CHUNK >= T:
+        tl.debug_barrier()  # as above
+        tl.store(after + cache_at, x3, mask=valid)
+        tl.store(after + cache_at + C, x2, mask=valid)
+        tl.store(after + cache_at + 2 * C, x1, mask=valid)
+    if block == 0:
+        token, head = tl.arange(0, CHUNK)[:, None], tl.arange(0, HP)[None, :]
+        inside = (first + token < T) & (head < H)
+        logit = tl.load(lr_logits + (row + token) * logit_stride + head, mask=inside, other=0).to(tl.float32)
+        logit += tl.load(lr_bias + head, mask=head < H, other=0)
+        tl.store(lr + (row + token) * H + head, base_lr * tl.sigmoid(logit) / D, mask=inside)

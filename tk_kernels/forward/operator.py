@@ -1,0 +1,108 @@
+"""What the forward operators of both layers share: argument checks, and tokens that begin inside a mini-batch."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from tk_kernels.checks import check_choice, check_outer, check_shape, check_state
+from tk_kernels.reference.layer import rope as rotate
+
+HEAD_DIM = 64
+State = TypeVar("State", bound=tuple)
+Tokens = tuple[Tensor, Tensor, Tensor, Tensor]  # q, k, v [B, T, H, D], lr [B, T, H]
+Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H, D]
+
+
+def check_arguments(
+    tokens: Tokens,
+    outer: Outer,
+    state: tuple,
+    weights: dict[str, tuple[int, ...]],
+    mini_batches: tuple[int, ...],
+) -> None:
+    """Raise ValueError that names the argument and what is supported, unless the kernel can take these.
+
+    weights: shapes, without [B, H], of the state's tensors that the kernel reads.
+    """
+    (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
+    if q.ndim != 4 or q.shape[3] != HEAD_DIM:
+        raise ValueError(f"q has shape {tuple(q.shape)}: the kernel takes [B, T, H, {HEAD_DIM}]")
+    batch, _, heads, _ = q.shape
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_shape(name, x, tuple(q.shape))
+        check_choice(f"{name}.dtype", x.dtype, (torch.bfloat16,))
+        _check_strides(name, x)
+    check_shape("lr", lr, tuple(q.shape[:3]))
+    check_outer(token_scale, ln_weight, ln_bias, heads, HEAD_DIM)
+    check_choice("len(token_scale), the mini-batch,", len(token_scale), mini_batches)
+    check_state(state, {name: (batch, heads, *shape) for name, shape in weights.items()}, torch.float32)
+    others = {"k": k, "v": v, "lr": lr, "token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
+    for name, x in (others | {f"state.{name}": getattr(state, name) for name in weights}).items():
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device}: q is on {q.device}")
+
+
+def _check_strides(name: str, x: Tensor) -> None:
+    """The kernels read 16-byte pieces: D contiguous, the other strides multiples of 8 elements."""
+    if x.stride(3) != 1 or any(stride % 8 for stride in x.stride()[:3]):
+        raise ValueError(
+            f"{name} has strides {x.stride()}: the kernel takes D contiguous (stride 1), the others multiples of 8"
+        )
+
+
+def check_addresses(**tokens: Tensor) -> None:
+    """The kernels read from multiples of 16 bytes. Addresses are known where they run, not where they are traced."""
+    for name, x in tokens.items():
+        if x.data_ptr() % 16:
+            raise ValueError(f"{name} begins at element {x.storage_offset()} of its storage: must be a multiple of 8")
+
+
+def to_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Contiguous float32, as the kernels read everything but q, k and v."""
+    return tuple(x.float().contiguous() for x in tensors)
+
+
+def forward_from(
+    start: int,
+    tokens: Tokens,
+    outer: Outer,
+    state: State,
+    rope: bool,
+    reference: Callable[..., tuple[Tensor, State]],
+    aligned: Callable[[Tokens, Outer, State, bool], tuple[Tensor, State]],
+) -> tuple[Tensor, State]:
+    """Outputs of tokens that begin at position `start` of a mini-batch, and the state after them.
+
+    The rest of that mini-batch goes through reference.forward in float32; the tokens after it, whose first begins a
+    mini-batch, go through `aligned`.
+    """
+    count = tokens[0].shape[1]
+    begun = min(-start % len(outer[0]), count)
+    if not count:
+        return torch.empty_like(tokens[0]), state
+    if not begun:
+        return aligned(tokens, outer, state, rope)
+    first, rest = (_cut(tokens, cut) for cut in (slice(begun), slice(begun, None)))
+    out, state = _by_reference(reference, first, outer, state, start, rope)
+    if begun == count:
+        return out, state
+    later, state = aligned(rest, outer, state, rope)
+    return torch.cat((out, later), 1), state
+
+
+def _cut(tokens: Tokens, cut: slice) -> Tokens:
+    q, k, v, lr = tokens
+    return q[:, cut], k[:, cut], v[:, cut], lr[:, cut]
+
+
+def _by_reference(
+    reference: Callable[..., tuple[Tensor, State]], tokens: Tokens, outer: Outer, state: State, start: int, rope: bool
+) -> tuple[Tensor, State]:
+    q, k, v, lr = tokens
+    if rope:
+        position = torch.arange(start, start + q.shape[1], device=q.device)
+        q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
+    out, state = reference(*to_float32(q, k, v, lr), *outer, state, start=start)
+    return out.to(q.dtype), state

@@ -1,0 +1,280 @@
+"""What the generate kernels of both operators share: state precisions, checks, and pieces of Triton kernels."""
+# mypy: allow-untyped-defs
+# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from tk_kernels import FORMS
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # available() gives the reason; the rest of the package works without Triton
+    triton = tl = None
+
+SM90 = "sm_90"  # section of `tuning.toml` for the kernels in Gluon (generate_sm90.py)
+
+
+class Precision(NamedTuple):
+    """How a generate state is stored: the dtypes of W and of the cached rows, and whether W has a second plane."""
+
+    weights: torch.dtype
+    rows: torch.dtype
+    planes: bool
+
+
+PRECISIONS = {
+    "float32": Precision(torch.float32, torch.float32, False),
+    "planes": Precision(torch.bfloat16, torch.bfloat16, True),
+    "bfloat16": Precision(torch.bfloat16, torch.bfloat16, False),
+    "float16": Precision(torch.float16, torch.float16, False),
+}
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """`triton.jit`; the function itself where Triton is not installed, so that its module can still be imported."""
+    return triton.jit(function) if triton else function
+
+
+def available() -> str:
+    """Why the generate kernels cannot run here, in one sentence; empty when they can."""
+    if triton is None:
+        return "Triton is not installed (pip install triton)."
+    if triton.knobs.runtime.interpret:
+        return ""
+    if not torch.cuda.is_available():
+        return "There is no CUDA GPU, and TRITON_INTERPRET is not set."
+    return ""
+
+
+def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 -> (bfloat16 nearest to it, int16 remainder of its bits); `join_planes` gives every bit back.
+
+    Ties go away from zero, so that the remainder always fits 16 signed bits.
+    """
+    bits = x.float().contiguous().view(torch.int32)
+    high = (bits + 0x8000 >> 16).to(torch.int16).view(torch.bfloat16)
+    return high, (bits & 0xFFFF).to(torch.int16)
+
+
+def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    """The float32 tensor that `split_planes` split, bit for bit."""
+    bits = (high.view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)
+    return bits.view(torch.float32)
+
+
+def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A master weight in a precision: the tensor that every token reads, and its low plane or None."""
+    if PRECISIONS[precision].planes:
+        return split_planes(x)
+    return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None
+
+
+PIECE_BYTES = 1 << 28
+
+
+def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
+    """Apply `function` to tensors [B, ...] a few sequences at a time, so that its temporaries stay near `PIECE_BYTES`.
+
+    Returns its outputs [B, ...], or None where it gives None. So a state that fits into memory can be made there.
+    """
+    batch, size = len(given[0]), sum(x.numel() * x.element_size() for x in given)
+    step = max(1, batch * PIECE_BYTES // max(1, size))
+    outputs: list[torch.Tensor | None] = []
+    for first in range(0, max(1, batch), step):
+        made = function(*(x[first : first + step] for x in given))
+        outputs = outputs or [None if x is None else x.new_empty(batch, *x.shape[1:]) for x in made]
+        for output, part in zip(outputs, made, strict=True):
+            if output is not None and part is not None:
+                output[first : first + step] = part
+    return tuple(outputs)
+
+
+def float_copy(x: torch.Tensor) -> torch.Tensor:
+    """A contiguous float32 copy."""
+    return x.to(torch.float32, copy=True).contiguous()
+
+
+def valid_rows(position: torch.Tensor, *rows: torch.Tensor) -> list[torch.Tensor]:
+    """Rows [B, H, m, width] with those at or beyond position [B] set to 0."""
+    valid = torch.arange(rows[0].shape[2], device=position.device) < position[:, None]
+    return [torch.where(valid[:, None, :, None], x, 0) for x in rows]
+
+
+def restore(weights: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
+    """What `store` wrote, as a new float32 master weight."""
+    return weights.to(torch.float32, copy=True) if low is None else join_planes(weights, low)
+
+
+def rope_table(mini_batch: int, head_dim: int, device: torch.device | str, theta: float = 1e4) -> torch.Tensor:
+    """cos and sin of `position * theta^(-2i/D)`: [m, 2, D] float32, each pair's angle twice, sin negative at 2i."""
+    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angle = torch.arange(mini_batch, dtype=torch.float64)[:, None] * frequency  # [m, D/2]
+    cos = angle.cos().repeat_interleave(2, dim=1)
+    sin = torch.stack([-angle.sin(), angle.sin()], dim=2).flatten(1)
+    return torch.stack([cos, sin], dim=1).to(device, torch.float32)
+
+
+def check_form(form: str, precision: str) -> None:
+    """Raise ValueError that names the wrong one and the supported ones."""
+    if form not in FORMS:
+        raise ValueError(f"form {form!r}: must be one of {', '.join(FORMS)}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {precision!r}: must be one of {', '.join(PRECISIONS)}")
+
+
+def check_token(name: str, x: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless x has this shape and is contiguous after its first dimension."""
+    if tuple(x.shape) != shape:
+        raise ValueError(f"{name}: shape {tuple(x.shape)}, must be {shape}")
+    if x[:1].numel() and not x[0].is_contiguous():
+        raise ValueError(f"{name}: strides {x.stride()}, must be contiguous after the first dimension")
+
+
+def dot_type(rows: torch.Tensor) -> Any:
+    """The dtype in which tensor cores multiply cached rows: their own; Triton's interpreter cannot do bfloat16."""
+    if triton.knobs.runtime.interpret:
+        return tl.float32
+    return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[rows.dtype]
+
+
+@cache
+def runs_sm90(device: torch.device) -> bool:
+    """Whether the kernels in Gluon run here: they need compute capability 9.0, and Gluon changes between releases."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    return tuple(int(x) for x in triton.__version__.split(".")[:2]) >= (3, 6)
+
+
+def gpu_name(device: torch.device) -> str:
+    """The name by which `tuning.toml` knows this device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+# Kernel helpers. Rows are padded to a power of two; `valid` marks the real columns, and padding stays 0.
+
+
+@jit
+def join(high, low):
+    """bfloat16 and int16 planes -> the exact float32."""
+    bits = (high.to(tl.int16, bitcast=True).to(tl.int32) << 16) + low.to(tl.int32)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@jit
+def store_weights(weights, low, at, x, mask, PLANES: tl.constexpr):
+    """Write a float32 tile in the state's precision; a NaN keeps its high plane a NaN."""
+    if PLANES:
+        bits = tl.where(x == x, x.to(tl.int32, bitcast=True), 0x7FC00000)
+        high = ((bits + 0x8000) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        tl.store(weights + at, high, mask=mask)
+        tl.store(low + at, bits.to(tl.int16), mask=mask)
+    else:
+        tl.store(weights + at, x.to(weights.dtype.element_ty), mask=mask)
+
+
+@jit
+def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
+    """The float32 master of a tile."""
+    x = tl.load(weights + at, mask=mask, other=0)
+    if PLANES:
+        x = join(x, tl.load(low + at, mask=mask, other=0))
+    return x.to(tl.float32)
+
+
+@jit
+def load_token(x, at, rd, valid, ROPE: tl.constexpr):
+    """One row of Q or K [D] as stored, and the same row with its pairs swapped (only loaded where ROPE).
+
+    Kernels load everything before they use anything: a use moves registers between threads behind a barrier, and no
+    load passes a barrier. That is one memory latency instead of one per vector.
+    """
+    row = tl.load(x + at + rd, mask=valid, other=0)
+    pair = row
+    if ROPE:
+        pair = tl.load(x + at + (rd ^ 1), mask=valid, other=0)
+    return row, pair
+
+
+@jit
+def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
+    """cos and sin [D] of `rope_table` at this position; unused zeros without ROPE."""
+    cos, sin = 0.0, 0.0
+    if ROPE:
+        cos = tl.load(rope + position * (2 * D) + rd, mask=valid, other=0)
+        sin = tl.load(rope + position * (2 * D) + D + rd, mask=valid, other=0)
+    return cos, sin
+
+
+@jit
+def rotate(row, pair, cos, sin, ROPE: tl.constexpr):
+    """A row as float32, where ROPE rotated by its position (ttt_layer.md, step 2) and rounded to its dtype again."""
+    if ROPE:
+        row = (row.to(tl.float32) * cos + pair.to(tl.float32) * sin).to(row.dtype)
+    return row.to(tl.float32)
+
+
+@jit
+def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
+    """lr_j: given, or base_lr * sigmoid(logit) / D where LOGITS."""
+    rate = rate.to(tl.float32)
+    if LOGITS:
+        rate = base_lr * tl.sigmoid(rate) / D
+    return rate
+
+
+@jit
+def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
+    """A vector [N] -> [N, 16] of dtype DOT: its rounded value in column FIRST, the remainder in the next, else 0."""
+    high = x.to(DOT)
+    rest = (x - high.to(tl.float32)).to(DOT)
+    column = tl.arange(0, 16)[None, :]
+    return tl.where(column == FIRST, high[:, None], tl.where(column == FIRST + 1, rest[:, None], 0.0).to(DOT))
+
+
+@jit
+def normalise(z, valid, D: tl.constexpr):
+    """(xhat, 1/std) of a row [D], eps 1e-6, biased variance."""
+    centred = tl.where(valid, z - tl.sum(z, 0) / D, 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / D + 1e-6)
+    return centred * rstd, rstd
+
+
+@jit
+def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
+    """Gradient of 1/2 |LN(z) - target|^2 with respect to z (ttt_layer.md, step 5)."""
+    xhat, rstd = normalise(z, valid, D)
+    g = (weight * xhat + bias - target) * weight
+    grad = (g - tl.sum(g, 0) / D - xhat * (tl.sum(g * xhat, 0) / D)) * rstd
+    return tl.where(valid, grad, 0.0)
+
+
+@jit
+def to_float32_again(x):
+    """A 16-bit tile as float32 for a second use.
+
+    Written differently from `.to(tl.float32)` where possible, so that the compiler keeps the 16-bit registers between
+    the two uses and not the converted ones, which are twice as many.
+    """
+    if x.dtype == tl.bfloat16:
+        return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return x.to(tl.float32)
+
+
+@jit
+def gelu(x):
+    """GELU in its tanh form, as x * sigmoid(2u): (1 + tanh(u)) / 2 = sigmoid(2u)."""
+    return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+
+
+@jit
+def gelu_grad(x):
+    """Derivative of the tanh-approximated GELU."""
+    p = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    return p + x * p * (1.0 - p) * (1.5957691216057308 * (1.0 + 0.134145 * x * x))

@@ -1,0 +1,26 @@
+"""What the kernels in Gluon, Triton's dialect with explicit layouts, share: conversions from and to 16 bits."""
+# mypy: allow-untyped-defs
+# (Triton reads the annotations of kernels, and knows no types but gl.constexpr)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def wide(x):
+    """16 bits to float32; bfloat16 two at a time in two instructions, where the compiler takes three."""
+    if x.dtype == gl.bfloat16:
+        asm: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+        x = gl.inline_asm_elementwise(asm, "=r,=r,r", [x], dtype=gl.float32, is_pure=True, pack=2)
+    return x.to(gl.float32)
+
+
+@gluon.jit
+def narrow(x, dtype: gl.constexpr):
+    """float32 to 16 bits, rounded to nearest, two at a time."""
+    if dtype == gl.bfloat16:
+        asm: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
+        return gl.inline_asm_elementwise(asm, "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2)
+    return x.to(dtype)

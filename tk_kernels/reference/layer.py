@@ -1,0 +1,61 @@
+"""The layer around a learner: RoPE, LayerNorm loss and output (ttt_layer.md, "Inside TTT", steps 2 and 5).
+
+Shapes: B batch, T tokens, H heads, D head dimension, m mini-batch size.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tk_kernels.checks import STATE_DTYPE
+
+EPS = 1e-6  # of every LayerNorm
+
+
+class Outer(NamedTuple):
+    """What the outer loop has learned and all sequences share, in the state's dtype."""
+
+    token_scale: Tensor  # [m], s_i
+    ln_weight: Tensor  # [H, D]
+    ln_bias: Tensor  # [H, D]
+
+
+def rope(x: Tensor, position: Tensor, theta: float = 10000.0) -> Tensor:
+    """Rotate the interleaved pairs (2i, 2i+1) of x by position * theta^(-2i/D).
+
+    x [B, T, H, D] with position [T] or [B, T], or x [B, H, D] with position [B]; the layer's position is t mod m.
+    """
+    dtype = STATE_DTYPE[x.dtype]
+    exponent = torch.arange(0, x.shape[-1], 2, dtype=dtype, device=x.device) / x.shape[-1]
+    angle = position.to(dtype)[..., None, None] * theta**-exponent
+    cos, sin = angle.cos(), angle.sin()
+    even, odd = x.to(dtype).unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2).to(x.dtype)
+
+
+def gradient_offset(k: Tensor, v: Tensor, outer: Outer) -> Tensor:
+    """The part of the inner gradient that does not depend on Z: (bias - R) * weight with R = v - k.
+
+    k, v [B, n, H, D] -> the same shape, in the state's dtype.
+    """
+    dtype = outer.ln_weight.dtype
+    return (outer.ln_bias - (v.to(dtype) - k.to(dtype))) * outer.ln_weight
+
+
+def ln_l2_grad(z: Tensor, offset: Tensor, weight_squared: Tensor) -> Tensor:
+    """Gradient of 1/2 |LN(z) - R|^2 with respect to z, [..., D]; offset is gradient_offset's. Three launches on a GPU.
+
+    g = (weight * xhat + bias - R) * weight; the gradient is (g - mean(g) - xhat * mean(g * xhat)) / std.
+    """
+    shape = z.shape[-1:]
+    xhat, mean, rstd = torch.native_layer_norm(z, shape, None, None, EPS)
+    g = torch.addcmul(offset, xhat, weight_squared)
+    return torch.ops.aten.native_layer_norm_backward(g, z, shape, mean, rstd, None, None, [True, False, False])[0]
+
+
+def output(z: Tensor, q: Tensor, outer: Outer) -> Tensor:
+    """q + LN(z), [B, n, H, D], in q's dtype."""
+    normed = torch.addcmul(outer.ln_bias, F.layer_norm(z, z.shape[-1:], eps=EPS), outer.ln_weight)
+    return (normed + q).to(q.dtype)

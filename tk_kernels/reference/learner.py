@@ -1,0 +1,194 @@
+"""Run a learner's PyTorch reference: forward over sequences in pieces, generate one token per sequence.
+
+This is what both operators share. A learner defines how whole mini-batches and single tokens are computed; this module
+checks the arguments, cuts sequences at mini-batch boundaries and leaves the caller's state as it is.
+"""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from tk_kernels import FORMS
+from tk_kernels.checks import (
+    STATE_DTYPE,
+    check_aligned,
+    check_choice,
+    check_outer,
+    check_state,
+    check_tokens,
+    common_position,
+)
+from tk_kernels.reference.layer import Outer
+from tk_kernels.reference.mini_batches import mini_batches_together, pieces
+from tk_kernels.reference.token_rows import clone
+
+SEQUENCES, TOKENS = "[B, T, H, D]", "[B, H, D]"  # layouts of forward and of generate_step
+
+State = TypeVar("State", bound=tuple)  # weights at the mini-batch's start and the rows of its tokens so far
+PrimalState = TypeVar("PrimalState", bound=tuple)  # the same with gradient sums in place of rows
+Trace = TypeVar("Trace", bound=tuple)  # what the outputs of whole mini-batches need
+
+
+class Learner(Generic[State, PrimalState, Trace]):
+    """forward, generate_step, states and outputs of one learner f. A name that ends in _ changes a state in place."""
+
+    together: int  # mini-batches of 16 whose precomputed parts are held at once
+
+    def shapes(
+        self, state: State | PrimalState, batch: int, heads: int, head_dim: int, mini_batch: int
+    ) -> dict[str, tuple[int, ...]]:
+        """The shape that each tensor of this state must have, by name."""
+        raise NotImplementedError
+
+    def train_(self, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: State) -> Trace:
+        """Train on whole mini-batches, one after the other; updates the weights of the state."""
+        raise NotImplementedError
+
+    def read(self, q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tensor:
+        """Outputs of whole mini-batches, all at once."""
+        raise NotImplementedError
+
+    def advance_(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lr: Tensor,
+        outer: Outer,
+        state: State,
+        form: str = "dual",
+        start: int = 0,
+    ) -> Tensor:
+        """Outputs of n tokens of one mini-batch, from rows, at any positions.
+
+        The primal form needs all sequences at position `start`.
+        """
+        raise NotImplementedError
+
+    def advance_sums_(self, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: PrimalState) -> Tensor:
+        """Outputs of one token per sequence, from gradient sums, at any positions."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lr: Tensor,
+        token_scale: Tensor,
+        ln_weight: Tensor,
+        ln_bias: Tensor,
+        state: State,
+        *,
+        form: str = "dual",
+        start: int | None = None,
+    ) -> tuple[Tensor, State]:
+        """Outputs of T tokens and the state after them; the given state is left as it is.
+
+        q, k, v [B, T, H, D] of float64, float32 or bfloat16; lr [B, T, H] = base_lr * sigmoid(...) / D;
+        token_scale [m]; ln_weight, ln_bias [H, D]. T is any number. state.position may be any position inside the
+        mini-batch, the same for all sequences; a caller that knows it passes it as `start`, so that it need not be
+        read from the device. Form "primal" computes G and W_t of every token. Raises ValueError for shapes, dtypes
+        and forms that are not supported.
+        """
+        outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES, state)
+        check_choice("form", form, FORMS)
+        mini_batch = len(token_scale)
+        start = common_position(state.position, start, mini_batch)  # type: ignore[attr-defined]
+        state, out = clone(state), torch.empty_like(q)
+        together = mini_batches_together(mini_batch, self.together) if form == "dual" else 1
+        for piece in pieces(q.shape[1], start, mini_batch, together):
+            cut = slice(piece.low, piece.high)
+            q_piece, k_piece, v_piece, lr_piece = q[:, cut], k[:, cut], v[:, cut], lr[:, cut]
+            if form == "dual" and piece.whole:
+                trace = self.train_(k_piece, v_piece, lr_piece, outer, state)
+                out[:, cut] = self.read(q_piece, k_piece, lr_piece, outer, trace)
+            else:
+                first = (start + piece.low) % mini_batch
+                out[:, cut] = self.advance_(q_piece, k_piece, v_piece, lr_piece, outer, state, form, first)
+        return out, state
+
+    @torch.no_grad()
+    def generate_step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lr: Tensor,
+        token_scale: Tensor,
+        ln_weight: Tensor,
+        ln_bias: Tensor,
+        state: State | PrimalState,
+        *,
+        inplace: bool = False,
+    ) -> tuple[Tensor, State | PrimalState]:
+        """One token for each sequence, at any mix of positions: q, k, v [B, H, D], lr [B, H] -> out [B, H, D].
+
+        The type of the state picks the form: rows (dual) or gradient sums (primal). There is no host sync and no
+        data-dependent control flow, so a CUDA graph can hold it; inplace=True updates the tensors of the given state,
+        which a graph needs.
+        """
+        outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, TOKENS, state)
+        state = state if inplace else clone(state)
+        advance: Callable[..., Tensor] = self.advance_ if hasattr(state, "k_rows") else self.advance_sums_
+        out = advance(q[:, None], k[:, None], v[:, None], lr[:, None], outer, state)
+        return out[:, 0], state
+
+    @torch.no_grad()
+    def states(
+        self,
+        k: Tensor,
+        v: Tensor,
+        lr: Tensor,
+        token_scale: Tensor,
+        ln_weight: Tensor,
+        ln_bias: Tensor,
+        state: State,
+        *,
+        start: int | None = None,
+    ) -> tuple[Trace, State]:
+        """The sequential part of forward over whole mini-batches: every W, and the state after them; see outputs."""
+        outer = self._checked({"k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES, state)
+        mini_batch = len(token_scale)
+        start = common_position(state.position, start, mini_batch)  # type: ignore[attr-defined]
+        check_aligned(k.shape[1], start, mini_batch)
+        state = clone(state)
+        return self.train_(k, v, lr, outer, state), state
+
+    @torch.no_grad()
+    def outputs(
+        self,
+        q: Tensor,
+        k: Tensor,
+        lr: Tensor,
+        token_scale: Tensor,
+        ln_weight: Tensor,
+        ln_bias: Tensor,
+        trace: Trace,
+    ) -> Tensor:
+        """The parallel part of forward over whole mini-batches: out [B, T, H, D] from the trace of states."""
+        outer = self._checked({"q": q, "k": k}, lr, token_scale, ln_weight, ln_bias, SEQUENCES)
+        check_aligned(q.shape[1], 0, len(token_scale))
+        return self.read(q, k, lr, outer, trace)
+
+    def _checked(
+        self,
+        tokens: dict[str, Tensor],
+        lr: Tensor,
+        token_scale: Tensor,
+        ln_weight: Tensor,
+        ln_bias: Tensor,
+        layout: str,
+        state: State | PrimalState | None = None,
+    ) -> Outer:
+        """The outer parameters in the dtype of the state; ValueError unless they, the tokens and the state fit."""
+        check_tokens(tokens, lr, layout)
+        x = next(iter(tokens.values()))
+        heads, head_dim = x.shape[-2:]
+        check_outer(token_scale, ln_weight, ln_bias, heads, head_dim)
+        if state is not None:
+            check_state(state, self.shapes(state, len(x), heads, head_dim, len(token_scale)), x.dtype)
+        return Outer(*(parameter.to(STATE_DTYPE[x.dtype]) for parameter in (token_scale, ln_weight, ln_bias)))

@@ -1,0 +1,96 @@
+"""Lay out and multiply whole mini-batches with few launches and bounded memory.
+
+Shapes: N mini-batches of m tokens; batch and heads are one dimension B*H of torch.bmm.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BIAS_INPUTS = 8  # one input that is always 1, and seven zeros that keep bfloat16 rows 16-byte aligned
+
+
+class Piece(NamedTuple):
+    """Tokens low..high-1 of a forward; whole: they are complete mini-batches."""
+
+    low: int
+    high: int
+    whole: bool
+
+
+def pieces(tokens: int, start: int, mini_batch: int, together: int) -> Iterator[Piece]:
+    """Cut T tokens at mini-batch boundaries; at most `together` whole mini-batches share a piece."""
+    low = 0
+    while low < tokens:
+        first = (start + low) % mini_batch
+        whole = (tokens - low) // mini_batch if first == 0 else 0
+        size = min(whole, together) * mini_batch or min(mini_batch - first, tokens - low)
+        yield Piece(low, low + size, whole > 0)
+        low += size
+
+
+def mini_batches_together(mini_batch: int, limit: int) -> int:
+    """How many mini-batches share what is precomputed: enough to amortise it, few enough to bound the memory."""
+    return max(1, min(limit, 16 * limit // mini_batch))
+
+
+def tiled(x: Tensor, mini_batch: int) -> Tensor:
+    """[B, N*m, H, ...] -> [N, B*H, m, ...], contiguous."""
+    x = x.unflatten(1, (-1, mini_batch)).movedim(1, 0).transpose(2, 3)
+    return x.reshape(x.shape[0], -1, *x.shape[3:])
+
+
+def untiled(x: Tensor, batch: int) -> Tensor:
+    """[N, B*H, m, D] -> [B, N*m, H, D]; the inverse of tiled."""
+    return x.unflatten(1, (batch, -1)).transpose(2, 3).movedim(0, 1).flatten(1, 2)
+
+
+def with_bias_input(x: Tensor) -> Tensor:
+    """[..., D] -> [..., D + 8], of which one is 1 for every token, so that one product serves weights and biases."""
+    x = F.pad(x, (0, BIAS_INPUTS))
+    x[..., -BIAS_INPUTS] = 1.0
+    return x
+
+
+def packed(weight: Tensor, bias: Tensor) -> Tensor:
+    """Weight [B, H, D, F] and bias [B, H, F] as one matrix [B*H, D + 8, F] for inputs with a bias input."""
+    rows = torch.cat((weight, bias.unsqueeze(2)), 2).flatten(0, 1)
+    return F.pad(rows, (0, 0, 0, BIAS_INPUTS - 1))
+
+
+def unpack_(matrix: Tensor, weight: Tensor, bias: Tensor) -> None:
+    """Copy a packed matrix back into weight and bias."""
+    inputs = weight.shape[2]
+    weight.copy_(matrix[:, :inputs].unflatten(0, weight.shape[:2]))
+    bias.copy_(matrix[:, inputs].unflatten(0, bias.shape[:2]))
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in batches; bfloat16 inputs, float32 accumulation and float32 result (on a CPU by widening the inputs)."""
+    if a.dtype != torch.bfloat16:
+        return torch.bmm(a, b)
+    if a.is_cuda:
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.bmm(a.float(), b.float())
+
+
+def subtract_product_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """total -= a @ b in batches and in place, with product's dtypes."""
+    if torch.compiler.is_compiling():  # cannot trace baddbmm with an out_dtype
+        return total.sub_(product(a, b))
+    if a.dtype == torch.bfloat16 and a.is_cuda:
+        return torch.baddbmm(total, a, b, out_dtype=torch.float32, alpha=-1, out=total)
+    return total.baddbmm_(a.to(total.dtype), b.to(total.dtype), alpha=-1)
+
+
+def causal_eta(lr: Tensor, token_scale: Tensor) -> Tensor:
+    """eta_ij = s_i * lr_j for j <= i, else 0: lr [N, B*H, m] -> [N, B*H, m, m]."""
+    return lr.unsqueeze(-2) * token_scale[:, None].expand(-1, len(token_scale)).tril()
+
+
+def read_layer(x: Tensor, weights: Tensor, rows: Tensor, gradients: Tensor, eta: Tensor) -> Tensor:
+    """x @ W - (eta * (x @ rows^T)) @ G, all [N*B*H, ...] with bias inputs: one layer of f in the dual form."""
+    return subtract_product_(product(x, weights), (product(x, rows.mT) * eta).to(x.dtype), gradients)

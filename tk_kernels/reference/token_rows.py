@@ -1,0 +1,115 @@
+"""Advance one layer of a learner by tokens at any position of a mini-batch, from rows or from gradient sums.
+
+Rows: for each token j so far, its input x_j and lr_j * G_j; W stays as it was at the mini-batch's start until it ends.
+Shapes: x [B, H, n, D] for n tokens, rows [B, H, m, D], weight [B, H, D, F], bias [B, H, F], positions [B, n] int64.
+"""
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+State = TypeVar("State", bound=tuple)
+
+
+def positions_of(position: Tensor, tokens: int) -> Tensor:
+    """Positions [B, n] of the next n tokens, all inside one mini-batch; position [B]."""
+    return position.long()[:, None] + torch.arange(tokens, device=position.device)
+
+
+def advance_position_(position: Tensor, tokens: int, mini_batch: int) -> None:
+    """position <- (position + n) mod m, in place."""
+    position.add_(tokens).remainder_(mini_batch)
+
+
+def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
+    """Write x into rows at positions, in place."""
+    rows.scatter_(2, positions[:, None, :, None].expand_as(x), x)
+
+
+def causal_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
+    """Coefficient of row j for the token at position p: s_p if j <= p, else 0; [B, n] -> [B, 1, n, m]."""
+    rows = torch.arange(len(token_scale), device=token_scale.device)
+    return torch.where(rows <= positions[..., None], token_scale[positions][..., None], 0)[:, None]
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x @ W + b, [B, H, n, F]."""
+    return x @ weight + bias.unsqueeze(-2)
+
+
+def row_correction(x: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
+    """What to subtract from x @ W + b for the rows so far: (scale * (x @ x_rows^T + 1)) @ g_rows (dual form)."""
+    return (scale * (x @ x_rows.mT + 1)) @ g_rows
+
+
+def sum_correction(x: Tensor, dW: Tensor, db: Tensor, scale: Tensor) -> Tensor:
+    """The same from gradient sums: scale * (x @ dW + db); scale [B, 1, 1, 1]."""
+    return scale * affine(x, dW, db)
+
+
+def stepped_affine(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    x_rows: Tensor,
+    g_rows: Tensor,
+    token_scale: Tensor,
+    start: int,
+) -> Tensor:
+    """x_t @ W_t + b_t for n tokens from position start (primal form).
+
+    Every gradient x_j^T g_j and every W_t = W - s_t * sum_{j <= t} x_j^T g_j are computed: [B, H, m, D, F].
+    """
+    now = slice(start, start + x.shape[2])
+    sums = (x_rows.unsqueeze(-1) * g_rows.unsqueeze(-2)).cumsum(2)[:, :, now]
+    weights = weight.unsqueeze(2) - token_scale[now, None, None] * sums
+    z = (x.unsqueeze(-2) @ weights).squeeze(-2)
+    return z + bias.unsqueeze(2) - token_scale[now, None] * g_rows.cumsum(2)[:, :, now]
+
+
+def completion_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
+    """s_{m-1} for the sequences that end their mini-batch with these tokens, else 0; [B, 1, 1, 1]."""
+    return torch.where(positions[:, -1] == len(token_scale) - 1, token_scale[-1], 0)[:, None, None, None]
+
+
+def apply_rows_(weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> None:
+    """W -= scale * x_rows^T @ g_rows and b -= scale * sum(g_rows), in place; scale [B, 1, 1, 1]."""
+    steps = (scale * x_rows).flatten(0, 1).mT
+    weight.view(-1, *weight.shape[2:]).baddbmm_(steps, g_rows.flatten(0, 1), alpha=-1)
+    bias.addcmul_(scale[..., 0], g_rows.sum(2), value=-1)
+
+
+def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
+    """dW += x^T @ g and db += g for one token a sequence, in place."""
+    dW.view(-1, *dW.shape[2:]).baddbmm_(x.flatten(0, 1).mT, g.flatten(0, 1))
+    db.add_(g.squeeze(2))
+
+
+def apply_sums_(
+    weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions: Tensor, token_scale: Tensor
+) -> None:
+    """Where a mini-batch ends: W -= s_{m-1} * dW, b -= s_{m-1} * db, and both sums restart at 0; in place."""
+    scale = completion_scale(positions, token_scale)
+    weight.addcmul_(scale, dW, value=-1)
+    bias.addcmul_(scale[..., 0], db, value=-1)
+    done = positions[:, -1] == len(token_scale) - 1
+    dW.masked_fill_(done[:, None, None, None], 0)
+    db.masked_fill_(done[:, None, None], 0)
+
+
+def rows_before(rows: Tensor, position: Tensor) -> Tensor:
+    """rows with those at or beyond position [B] set to 0."""
+    index = torch.arange(rows.shape[2], device=rows.device)
+    return torch.where((index < position[:, None])[:, None, :, None], rows, 0)
+
+
+def summed_rows(x_rows: Tensor, g_rows: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient sums dW and db that stand for the rows before position [B]."""
+    g = rows_before(g_rows, position)
+    return rows_before(x_rows, position).mT @ g, g.sum(2)
+
+
+def clone(state: State) -> State:
+    """A contiguous copy of a state, so that the steps can work in place."""
+    return type(state)(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in state))

@@ -1,0 +1,31 @@
+"""TTT-Linear in place of an attention, with no learned outer parameters (the November 2024 post).
+
+Takes the q, k and v that an attention takes. LayerNorm weight 1 and bias 0, token scale 1/(i+1), one fixed learning
+rate: that of the untrained layer, sigmoid(0) / D. For trying TTT in a model without training a new kind of layer.
+"""
+
+import torch
+from torch import Tensor
+
+from tk_kernels.checks import STATE_DTYPE
+from tk_kernels.ttt_linear.reference import LinearState, init_state
+from tk_kernels.ttt_linear.reference import forward as linear_forward
+
+
+def first_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0, std: float = 0.02) -> LinearState:
+    """A first state for q [B, T, H, D]: W drawn from N(0, std^2) by a seed, b = 0."""
+    batch, _, heads, head_dim = q.shape
+    W = std * torch.randn(heads, head_dim, head_dim, generator=torch.Generator().manual_seed(seed))
+    b = torch.zeros(heads, 1, head_dim)
+    return init_state(W.to(q.device), b.to(q.device), batch, mini_batch, STATE_DTYPE[q.dtype])
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState]:
+    """Causal: q, k, v [B, T, H, D] -> out [B, T, H, D] and the state, with which the next tokens continue."""
+    state = first_state(q) if state is None else state
+    dtype, (heads, head_dim) = STATE_DTYPE[q.dtype], q.shape[2:]
+    mini_batch = state.k_rows.shape[2]
+    lr = torch.full(q.shape[:-1], 0.5 / head_dim, dtype=dtype, device=q.device)
+    token_scale = 1 / torch.arange(1, mini_batch + 1, dtype=dtype, device=q.device)
+    ln_weight = torch.ones(heads, head_dim, dtype=dtype, device=q.device)
+    return linear_forward(q, k, v, lr, token_scale, ln_weight, torch.zeros_like(ln_weight), state)

@@ -1,0 +1,22 @@
+"""The gate and the reversed pass that use a causal TTT layer in a non-causal model (video, arXiv 2504.05298).
+
+A block there runs h = gated(layer)(x), then gated(reversed_time(layer))(h). A gate near 0 leaves a pretrained model's
+output nearly as it was, so that TTT layers can be added to it.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Layer = Callable[[Tensor], Tensor]
+
+
+def gated(layer: Layer, alpha: Tensor) -> Layer:
+    """x -> tanh(alpha) * layer(x) + x; x [B, T, C], alpha [C]."""
+    return lambda x: torch.tanh(alpha) * layer(x) + x
+
+
+def reversed_time(layer: Layer) -> Layer:
+    """x -> flip(layer(flip(x))) along T; RoPE and state are inside the layer."""
+    return lambda x: layer(x.flip(1)).flip(1)

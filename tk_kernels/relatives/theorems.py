@@ -1,0 +1,62 @@
+"""Linear and softmax attention as TTT layers with other learners (Theorems 1 and 2, arXiv 2407.04620, Section 2.6)."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tk_kernels.relatives.inner_loop import Weights, run
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Theorem 1, one head: q, k, v [T, D] -> out_t = sum over j <= t of (q_t . k_j) v_j.
+
+    f(x) = x @ W without LayerNorm or bias, W_0 = 0, loss |f(k) - v|^2, one mini-batch of all T tokens, eta = 1/2.
+    """
+
+    def f(x: Tensor, weights: Weights) -> Tensor:
+        return x @ weights[0]
+
+    def loss(weights: Weights, k: Tensor, v: Tensor) -> Tensor:
+        return (f(k, weights) - v).square().sum()
+
+    tokens, head_dim = q.shape
+    W0 = q.new_zeros(head_dim, head_dim)
+    return run(f, loss, (W0,), q, k, v, q.new_full((tokens,), 0.5), q.new_ones(tokens))
+
+
+class TrainingSet(NamedTuple):
+    """What a nonparametric learner keeps: k, v [B, T, H, D]."""
+
+    k: Tensor
+    v: Tensor
+
+
+def exponential_kernel(q: Tensor, k: Tensor) -> Tensor:
+    """log kernel(q, k) = q . k / sqrt(D): q [B, H, n, D], k [B, H, T, D] -> [B, H, n, T]."""
+    return q @ k.mT / math.sqrt(q.shape[-1])
+
+
+def nadaraya_watson(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seen: TrainingSet | None = None,
+    log_kernel: Callable[[Tensor, Tensor], Tensor] = exponential_kernel,
+) -> tuple[Tensor, TrainingSet]:
+    """Theorem 2: token t adds (k_t, v_t) to the training set, then predicts for q_t; [B, T, H, D], any T.
+
+    f(q) = sum_j kernel(q, k_j) v_j / sum_j kernel(q, k_j); with the exponential kernel this is softmax attention.
+    """
+    before = 0 if seen is None else seen.k.shape[1]
+    if seen is not None:
+        k, v = torch.cat((seen.k, k), 1), torch.cat((seen.v, v), 1)
+    log_weight = log_kernel(q.transpose(1, 2), k.transpose(1, 2))
+    future = torch.ones(log_weight.shape[-2:], dtype=torch.bool, device=q.device).triu(before + 1)
+    log_weight = log_weight.masked_fill(future, -math.inf)
+    # the estimate does not depend on a common factor of a query's weights: scale the largest to 1
+    weight = (log_weight - log_weight.amax(-1, keepdim=True)).exp()
+    out = weight @ v.transpose(1, 2) / weight.sum(-1, keepdim=True)
+    return out.transpose(1, 2), TrainingSet(k, v)

@@ -1,0 +1,25 @@
+"""The two-layer operator of "Implementating Test-Time Training - Part 1": no LayerNorm, ReLU, and a residual inside f.
+
+f(x) = x + relu(x @ W1 + b1) @ W2 + b2 learns v from k, and the output is f(q). For those who come from that text: its
+inner gradient needs no LayerNorm backward, which is most of the arithmetic of ours.
+"""
+
+from torch import Tensor
+
+from tk_kernels.relatives.inner_loop import Weights, run
+
+
+def f(x: Tensor, weights: Weights) -> Tensor:
+    """x [D], weights W1 [D, F], b1 [F], W2 [F, D], b2 [D] -> [D]."""
+    W1, b1, W2, b2 = weights
+    return x + (x @ W1 + b1).relu() @ W2 + b2
+
+
+def loss(weights: Weights, k: Tensor, v: Tensor) -> Tensor:
+    """1/2 |f(k) - v|^2."""
+    return (f(k, weights) - v).square().sum() / 2
+
+
+def forward(weights: Weights, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, token_scale: Tensor) -> Tensor:
+    """q, k, v [T, D], lr [T], token_scale [m] -> out [T, D], one head."""
+    return run(f, loss, weights, q, k, v, lr, token_scale)

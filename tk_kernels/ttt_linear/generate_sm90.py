@@ -1,0 +1,148 @@
+"""TTT-Linear generate on Hopper: the dual form for states of which a token reads 16 bits a weight.
+
+The function of `_dual` in `generate.py` for D = 64 and m <= 16, in Gluon, Triton's dialect with explicit layouts. One
+program of one warp owns one head of one sequence. W and the cached rows are copied straight to shared memory
+(`cp.async`): no registers wait for them, and the step that completes a mini-batch reads them there again, not from
+global memory. Sums over W's rows go through shared memory, not through shuffles. Products with a vector are in float32
+on the CUDA cores; the update of W, once in m tokens, is a product on the tensor cores.
+"""
+# mypy: allow-untyped-defs
+# (Triton reads the annotations of kernels, and knows no types but gl.constexpr)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+
+from tk_kernels.generate.common import (
+    join,
+    learning_rate,
+    ln_l2_grad,
+    load_angles,
+    load_token,
+    normalise,
+    rotate,
+    store_weights,
+)
+from tk_kernels.generate.gluon import wide
+
+
+@gluon.jit
+def dual(
+    q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, weights, low, b, rows_k, rows_g, position,
+    q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr,
+    H: gl.constexpr, m: gl.constexpr, PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr,
+):  # fmt: skip
+    D: gl.constexpr = 64
+    copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
+    tile: gl.constexpr = gl.BlockedLayout([16, 8], [4, 8], [1, 1], [1, 0])  # of W: a thread has 8 columns of 16 rows
+    of_rows: gl.constexpr = gl.BlockedLayout([4, 8], [4, 8], [1, 1], [1, 0])  # of the cached rows
+    spread: gl.constexpr = gl.BlockedLayout([4, 2], [1, 32], [1, 1], [1, 0])  # [4, D]: a thread has two columns
+    lane_d: gl.constexpr = gl.SliceLayout(0, spread)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    row_type: gl.constexpr = rows_g.dtype.element_ty
+
+    pid = gl.program_id(0).to(gl.int64)
+    seq, head = pid // H, pid % H
+    weights += pid * (D * D)
+    rows_k += pid * (m * D)
+    rows_g += pid * (m * D)
+    w_shared = gl.allocate_shared_memory(weights.dtype.element_ty, [D, D], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+    k_shared = gl.allocate_shared_memory(row_type, [16, D], plain)
+    g_shared = gl.allocate_shared_memory(row_type, [16, D], plain)
+    vectors = gl.allocate_shared_memory(gl.float32, [2, D], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    sums = gl.allocate_shared_memory(gl.float32, [4, D], plain)
+    pos = gl.load(position + pid)
+    row = gl.arange(0, D, layout=gl.SliceLayout(1, copied)).expand_dims(1)
+    column = gl.arange(0, D, layout=gl.SliceLayout(0, copied)).expand_dims(0)
+    async_copy.async_copy_global_to_shared(w_shared, weights + row * D + column)
+    async_copy.commit_group()
+    rd = gl.arange(0, D, layout=lane_d)
+    valid = rd < D
+    k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
+    q_row, q_pair = load_token(q, seq * q_stride + head * D, rd, valid, ROPE)
+    v_row = gl.load(v + seq * v_stride + head * D + rd)
+    gamma = gl.load(ln_weight + head * D + rd).to(gl.float32)
+    beta = gl.load(ln_bias + head * D + rd).to(gl.float32)
+    bias = gl.load(b + pid * D + rd)
+    rate = gl.load(lr + seq * lr_stride + head)
+    scale = gl.load(token_scale + pos).to(gl.float32)
+    cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
+    # Rows from this token's on are not read; they become 0
+    cached = gl.arange(0, 16, layout=gl.SliceLayout(1, copied)).expand_dims(1)
+    earlier = (cached < pos) & (column >= 0)
+    async_copy.async_copy_global_to_shared(k_shared, rows_k + cached * D + column, mask=earlier)
+    async_copy.async_copy_global_to_shared(g_shared, rows_g + cached * D + column, mask=earlier)
+    async_copy.commit_group()
+
+    # Z = k @ W + b ; a thread sums its 16 rows, then shared memory the four threads with the same columns
+    kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
+    vectors.index(0).store(kf)
+    vectors.index(1).store(qf)
+    k_wide = vectors.index(0).load(gl.SliceLayout(1, tile)).expand_dims(1)
+    q_wide = vectors.index(1).load(gl.SliceLayout(1, tile)).expand_dims(1)
+    async_copy.wait_group(1)
+    w = wide(w_shared.load(tile))
+    sums.store(gl.sum((w * k_wide).reshape([4, 16, D]), 1))
+    zbar = gl.sum((w * q_wide).reshape([4, 16, D]), 1)
+    z = gl.sum(sums.load(spread), 0) + bias
+    # Zbar = q @ W + b - s_i * sum_{j < i} (q . k_j + 1) g_j, and the term of j = i below
+    async_copy.wait_group(0)
+    q_columns = vectors.index(1).load(gl.SliceLayout(0, of_rows)).expand_dims(0)
+    weight = gl.sum(wide(k_shared.load(of_rows)) * q_columns, 1) + 1.0
+    step = gl.sum((wide(g_shared.load(of_rows)) * weight.expand_dims(1)).reshape([4, 4, D]), 1)
+    sums.store(zbar - scale * gl.convert_layout(step, zbar.type.layout, assert_trivial=True))
+    zbar = gl.sum(sums.load(spread), 0) + bias
+    # g = lr * G, rounded as it will be cached
+    eta = learning_rate(rate, base_lr, D, LOGITS)
+    g_row = (eta * ln_l2_grad(z, v_row.to(gl.float32) - kf, gamma, beta, valid, D)).to(row_type)
+    zbar -= scale * (gl.sum(qf * kf, 0) + 1.0) * g_row.to(gl.float32)
+    xhat, _ = normalise(zbar, valid, D)
+    gl.store(out + seq * out_stride + head * D + rd, (qf + gamma * xhat + beta).to(out.dtype.element_ty))
+
+    k_row = kf.to(row_type)
+    gl.store(rows_k + pos * D + rd, k_row)
+    gl.store(rows_g + pos * D + rd, g_row)
+    gl.store(position + pid, gl.where(pos < m - 1, pos + 1, 0))
+    if pos == m - 1:
+        k_shared.slice(m - 1, 1, 0).store(k_row.expand_dims(0))
+        g_shared.slice(m - 1, 1, 0).store(g_row.expand_dims(0))
+        sum_g = gl.sum(wide(g_shared.load(gl.BlockedLayout([16, 2], [1, 32], [1, 1], [1, 0]))), 0)
+        gl.store(b + pid * D + rd, bias - scale * gl.convert_layout(sum_g, lane_d, assert_trivial=True))
+        if PLANES:
+            low += pid * (D * D)
+        apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES)
+
+
+@gluon.constexpr_function
+def permuted_columns():
+    """Layout [16, 64] of rows of 64 elements: bits 5, 2-1, 4-3, 0 of a column's number are the bits of d in order.
+
+    With such columns in its right operand, a product leaves each thread with neighbours in d.
+    """
+    columns = [[0, 1], [0, 8], [0, 16], [0, 2], [0, 4], [0, 32]]
+    return gl.SharedLinearLayout([*columns, [1, 0], [2, 0], [4, 0], [8, 0]])
+
+
+@gluon.jit
+def apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES: gl.constexpr):
+    """W -= s K^T g, 16 rows of W at a time. w_shared [D, D]: W's high plane; k_shared, g_shared [16, D]."""
+    D: gl.constexpr = 64
+    product: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
+    tile: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0])
+    row = gl.arange(0, 16, layout=gl.SliceLayout(1, tile)).expand_dims(1)
+    column = gl.arange(0, D, layout=gl.SliceLayout(0, tile)).expand_dims(0)
+    g = g_shared._reinterpret(g_shared.dtype, [16, D], permuted_columns()).load(gl.DotOperandLayout(1, product, 2))
+    for first in gl.static_range(0, D, 16):
+        at = (row + first) * D + column
+        if PLANES:
+            rest = gl.load(low + at, eviction_policy="evict_first")
+        k = k_shared.slice(first, 16, 1).permute((1, 0)).load(gl.DotOperandLayout(0, product, 2))
+        update = mma_v2(k, g, gl.full([16, D], 0.0, gl.float32, product))
+        update = update.reshape([16, 2, 4, 4, 2]).permute([0, 1, 3, 2, 4]).reshape([16, D])
+        update = gl.convert_layout(update, tile, assert_trivial=True)
+        w = w_shared.slice(first, 16, 0).load(tile)
+        if PLANES:
+            w = join(w, rest)
+        store_weights(weights, low, at, w.to(gl.float32) - scale * update, at >= 0, PLANES)

@@ -1,0 +1,75 @@
+"""TTT-Linear token by token, as one would write it from the paper (arXiv 2407.04620, Sections 2.1 to 2.4).
+
+The hidden state of this RNN is a linear model f(x; W, b) = LN(x @ W + b). Reading a token trains that model a little:
+it learns to reconstruct v from k. The output is what the trained model says to q.
+
+    loss(W, b; k, v) = 1/2 |f(k; W, b) - (v - k)|^2       # the residual: k + f(k) is to be v
+    W_t = W - s_i * sum over tokens j <= t of the mini-batch of lr_j * d loss(W, b; k_j, v_j) / dW      # and b_t
+    out_t = q_t + f(q_t; W_t, b_t)
+
+W and b inside the loss are those that the mini-batch of m tokens began with: its m gradients do not depend on each
+other, which is what the fast forms use. i is the token's position in its mini-batch, after whose last token W_t
+becomes W.
+
+Slow, and meant to be read: everything else is tested against this. Names are those of ttt_layer.md.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+EPS = 1e-6
+
+
+class State(NamedTuple):
+    """The learner of one head of one sequence: W [D, D] and b [D] as its mini-batch began, and gradients since then."""
+
+    W: Tensor
+    b: Tensor
+    dW: Tensor  # sum of lr_j * d loss_j / dW over the tokens of this mini-batch so far
+    db: Tensor
+    position: int  # tokens of this mini-batch so far, 0 to m - 1
+
+
+def first_state(W: Tensor, b: Tensor) -> State:
+    """Before the first token."""
+    return State(W, b, torch.zeros_like(W), torch.zeros_like(b), 0)
+
+
+def layer_norm(z: Tensor, ln_weight: Tensor, ln_bias: Tensor) -> Tensor:
+    """LN over the last dimension, biased variance."""
+    centred = z - z.mean(-1, keepdim=True)
+    return ln_weight * centred / (centred.square().mean(-1, keepdim=True) + EPS).sqrt() + ln_bias
+
+
+def step(
+    q: Tensor, k: Tensor, v: Tensor, lr: Tensor, token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, state: State
+) -> tuple[Tensor, State]:
+    """One token of one head: q, k, v, ln_weight, ln_bias [D], lr [], token_scale [m] -> out [D] and the next state."""
+
+    def f(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
+        return layer_norm(x @ W + b, ln_weight, ln_bias)
+
+    def loss(W: Tensor, b: Tensor) -> Tensor:
+        return (f(k, W, b) - (v - k)).square().sum() / 2
+
+    W, b, dW, db, i = state
+    grad_W, grad_b = torch.func.grad(loss, argnums=(0, 1))(W, b)
+    dW, db = dW + lr * grad_W, db + lr * grad_b
+    W_t, b_t = W - token_scale[i] * dW, b - token_scale[i] * db
+    out = q + f(q, W_t, b_t)
+    if i == len(token_scale) - 1:  # the mini-batch is complete
+        return out, first_state(W_t, b_t)
+    return out, State(W, b, dW, db, i + 1)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, lr: Tensor, token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, state: State
+) -> tuple[Tensor, State]:
+    """T tokens of one head, one after the other: q, k, v [T, D], lr [T] -> out [T, D] and the state after them."""
+    outputs = [q[:0]]
+    for t in range(len(q)):
+        out, state = step(q[t], k[t], v[t], lr[t], token_scale, ln_weight, ln_bias, state)
+        outputs.append(out[None])
+    return torch.cat(outputs), state

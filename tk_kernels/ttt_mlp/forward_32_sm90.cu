@@ -1,0 +1,498 @@
+// TTT-MLP forward (dual form) on Hopper for mini-batches of 32 tokens, all warps in step.
+//
+// One CTA carries one (sequence, head) through all its tokens, two warpgroups of 128 rows of F each. As in `forward_sm90.cu`
+// everything that has F as an axis is held transposed, F down the rows: an accumulator, once rounded to bf16, is the left
+// operand of the next product, and the float32 state never leaves registers. W2 is also in shared memory, as bf16.
+//
+// The order is that of the mathematics, and every step waits for the one before:
+//     Z1 = K W1 + b1, X2 = gelu(Z1), Z2 = X2 W2 + b2, G2 = ln_l2_grad(Z2, V - K), G1 = (G2 W2^T) * gelu'(Z1)
+//     Z1bar = Q W1 + b1 + P1 G1, X2bar = gelu(Z1bar), Z2bar = X2bar W2 + b2 + P2 G2, out = Q + LN(Z2bar)
+//     W1 += (-u lr K)^T G1, W2 += X2^T (-u lr G2), and so the biases
+// with P1 = -tril(eta * (Q K^T + 1)), P2 = -tril(eta * (X2bar X2^T + 1)), and u the scale of the update: s_{m-1}, or 0 for
+// a short last mini-batch, whose gradients are kept and not applied. Z2 and Z2bar are sums of the warpgroups' halves of F.
+#include "forward_sm90.cuh"
+
+using namespace ttt;
+using namespace ttt::mlp;
+using namespace kittens;
+
+namespace {
+
+constexpr int B = 32, GROUPS = 2, OWN = F / BLOCK / GROUPS;  // OWN: blocks of F per warpgroup
+constexpr int THREADS = GROUPS * WARPGROUP_THREADS;
+static_assert(THREADS == F && THREADS == 8 * B);  // a thread per bias; eight threads per token, eight elements each
+
+struct globals : arguments {
+    __device__ int pending() const { return this->T % B; }  // tokens of a short last mini-batch
+};
+
+struct layout {
+    using token_tile = st_bf<B, D>;            // [tokens, D], or a block [tokens, 64 of F]
+    using hidden_tile = st_bf<B, F>;           // [tokens, F]: its blocks one after the other
+    using hidden_half = st_bf<B, OWN * BLOCK>; // what a warpgroup has of it
+    using weight_half = st_bf<OWN * BLOCK, D>;
+    using weight_block = st_bf<BLOCK, D>;
+    using coefficients = st_bf<B, B>;
+    using state_rows = rt_fl<16, D>;  // a warp's rows of W1^T or of W2, of one block of F
+    using token_rows = rt_fl<16, B>;
+    using operand = rt_bf<16, B>;
+};
+using L = layout;
+
+struct shared {
+    L::weight_half w2[GROUPS];
+    L::hidden_tile x2, x2bar;
+    L::token_tile k, q, k_step, g2, g2_step;  // _step: times -u lr
+    L::coefficients p;                        // P1, then P2; 0 above the diagonal
+    uint4 k_ahead[THREADS], v_ahead[THREADS], q_ahead[THREADS];  // private to each thread
+    uint4 slope[OWN][B / 16][THREADS];        // private to each thread: gelu'(Z1), in bf16
+    float z2[GROUPS][B][D + 4];               // 4: padding, so that the transposing stores of a warp hit 32 banks
+    float lr_ahead[B], lr[B], step[B], scale[B];  // step = -u lr
+    float b1[F], b2[D], gamma[D], beta[D];
+    float2 rope[B][D / 2];
+};
+
+__device__ inline float gelu(float z) {
+    float half = 0.5f * z;
+    return fmaf(half, tanh_approx(z * fmaf(GELU_B, z * z, GELU_A)), half);
+}
+__device__ inline float2 gelu_and_slope(float z) {
+    float z_z = z * z, t = tanh_approx(z * fmaf(GELU_B, z_z, GELU_A)), half = 0.5f * z;
+    return {fmaf(half, t, half), fmaf(fmaf(-t, t, 1.f), half * fmaf(3 * GELU_B, z_z, GELU_A), fmaf(0.5f, t, 0.5f))};
+}
+
+struct chain {
+    const globals &g;
+    shared &s;
+    const int group = uniform(warpgroup::groupid());
+    int thread = warpgroup::laneid();
+
+    L::state_rows W1t[OWN], W2[OWN];
+    L::operand g1[OWN];
+
+    __device__ chain(const globals &g, shared &s) : g(g), s(s) {}
+
+    // The grid is heads x sequences, so that these need no registers
+    __device__ int h() const { return blockIdx.x; }
+    __device__ int batch() const { return blockIdx.y; }
+    __device__ int head() const { return batch() * g.H + h(); }
+
+    // This lane's row of F in a block (or of D, in a product that has D down its rows), and its column of a 16 x 16 tile
+    __device__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }
+    __device__ int column() const { return thread % 4 * 2; }
+    __device__ int feature(int n, int e) const { return (group * OWN + n) * BLOCK + row() + (e & 1) * 8; }
+    // This thread's number in the block, its token, and the first of its eight elements
+    __device__ int id() const { return group * WARPGROUP_THREADS + thread; }
+    __device__ int token() const { return id() / 8; }
+    __device__ int element() const { return id() % 8 * 8; }
+    __device__ uint32_t mine(L::token_tile &tile) const { return address(tile) + swizzled(token(), id() % 8); }
+    __device__ L::token_tile &block(L::hidden_tile &x, int n) const { return reinterpret_cast<L::token_tile *>(&x)[n]; }
+    __device__ L::token_tile &own_block(L::hidden_tile &x, int n) const { return block(x, group * OWN + n); }
+    __device__ L::hidden_half &own_half(L::hidden_tile &x) const { return reinterpret_cast<L::hidden_half *>(&x)[group]; }
+    __device__ L::weight_block &block(L::weight_half &w, int n) const { return reinterpret_cast<L::weight_block *>(&w)[n]; }
+    __device__ float update_scale(int i) const { return (i + 1) * B > g.T ? 0.f : s.scale[B - 1]; }
+    // Within one warpgroup, which alone uses its halves of X2, X2bar and W2
+    __device__ void sync_group() const { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(WARPGROUP_THREADS) : "memory"); }
+
+    // Calls f(W1^T's pair, its offset, W2's pair, its offset) for all that this lane holds; offsets in global memory are from
+    // the lane's first element, constants to the compiler, which would otherwise keep an address per element.
+    template <typename Fn> __device__ void each_state(Fn f) {
+#pragma unroll
+        for (int n = 0; n < OWN; ++n)
+#pragma unroll
+            for (int j = 0; j < D / 16; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int down = n * BLOCK + (e & 1) * 8, across = j * 16 + (e >> 1) * 8;
+                    f(W1t[n].tiles[0][j].data[e], across * F + down, W2[n].tiles[0][j].data[e], down * D + across);
+                }
+    }
+    __device__ int64_t first_of_W1() const { return (int64_t(head()) * D + column()) * F + feature(0, 0); }
+    __device__ int64_t first_of_W2() const { return (int64_t(head()) * F + feature(0, 0)) * D + column(); }
+    __device__ void load_state() {
+        const float *W1_in = g.W1 + first_of_W1(), *W2_in = g.W2 + first_of_W2();
+        each_state([&](float2 &w1, int at1, float2 &w2, int at2) {
+            w1 = {W1_in[at1], W1_in[at1 + F]};
+            w2 = *reinterpret_cast<const float2 *>(W2_in + at2);
+        });
+        s.b1[id()] = g.b1[head() * F + id()];
+    }
+    __device__ void store_state() {
+        float *W1_out = g.W1_out + first_of_W1(), *W2_out = g.W2_out + first_of_W2();
+        each_state([&](float2 &w1, int at1, float2 &w2, int at2) {
+            W1_out[at1] = w1.x, W1_out[at1 + F] = w1.y;
+            *reinterpret_cast<float2 *>(W2_out + at2) = w2;
+        });
+        g.b1_out[head() * F + id()] = s.b1[id()];
+        if (id() < D) g.b2_out[head() * D + id()] = s.b2[id()];
+    }
+    // The rows of a short last mini-batch; 0 beyond them, as readers of the state may multiply them by 0
+    __device__ void store_rows() {
+#pragma unroll
+        for (int n = 0; n < OWN; ++n)
+#pragma unroll
+            for (int j = 0; j < B / 16; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    float2 g1_pair = __bfloat1622float2(g1[n].tiles[0][j].data[e]);
+#pragma unroll
+                    for (int one = 0; one < 2; ++one) {
+                        int t = j * 16 + column() + (e >> 1) * 8 + one, f = feature(n, e);
+                        int64_t at = (int64_t(head()) * B + t) * F + f;
+                        float x2 = __bfloat162float(own_block(s.x2, n)[int2{t, f % BLOCK}]);
+                        g.x2_rows[at] = t < g.pending() ? x2 : 0.f;
+                        g.g1_rows[at] = t < g.pending() ? s.lr[t] * (one ? g1_pair.y : g1_pair.x) : 0.f;
+                    }
+                }
+        int64_t at = (int64_t(head()) * B + token()) * D + element();
+        bool valid = token() < g.pending();
+        vec8 k = vec8::of(load_shared(mine(s.k))), g2 = vec8::of(load_shared(mine(s.g2)));
+        k.each([&](int e, float x) { g.k_rows[at + e] = valid ? x : 0.f; });
+        g2.each([&](int e, float x) { g.g2_rows[at + e] = valid ? s.lr[token()] * x : 0.f; });
+    }
+    __device__ void load_parameters() {
+        fill_rope(s.rope, id(), THREADS);
+        for (int at = id(); at < B * B / 2; at += THREADS) reinterpret_cast<uint32_t *>(&s.p)[at] = 0;
+        if (id() < B) s.scale[id()] = g.token_scale[id()];
+        if (id() < D) {
+            s.gamma[id()] = g.ln_weight[h() * D + id()], s.beta[id()] = g.ln_bias[h() * D + id()];
+            s.b2[id()] = g.b2[head() * D + id()];
+        }
+    }
+    // This warpgroup's half of W2 for its products that sum over F
+    __device__ void share_w2() {
+#pragma unroll
+        for (int n = 0; n < OWN; ++n) {
+            uint32_t at = address(block(s.w2[group], n)) + matrix_offset(thread % 32, thread / 32 * 16);
+#pragma unroll
+            for (int j = 0; j < D / 16; ++j) {
+                rt_bf<16, 16> w;
+                warp::copy(w.tiles[0][0], W2[n].tiles[0][j]);
+                auto &e = w.tiles[0][0].data;
+                move<bf16_2>::stsm4(at ^ (j * 32), e[0], e[1], e[2], e[3]);
+            }
+        }
+    }
+
+    __device__ void copy_ahead(uint4 &to, const bf16 *x, const int64_t (&stride)[3], int t) {
+        const bf16 *from = x + batch() * stride[0] + min(t, g.T - 1) * stride[1] + h() * stride[2] + element();
+        ttt::copy_ahead(to, from, t < g.T);
+    }
+    // Start copying this thread's parts of mini-batch i to shared memory; tokens beyond the end are 0
+    __device__ void load_ahead(int i) {
+        int t = i * B + token();
+        copy_ahead(s.k_ahead[id()], g.k, g.k_stride, t);
+        copy_ahead(s.v_ahead[id()], g.v, g.v_stride, t);
+        copy_ahead(s.q_ahead[id()], g.q, g.q_stride, t);
+        if (element() == 0) {
+            const float *lr = g.lr + (int64_t(batch()) * g.T + min(t, g.T - 1)) * g.H + h();
+            ttt::copy_ahead(s.lr_ahead[token()], lr, t < g.T);
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    // Rotated by RoPE for position token()
+    __device__ uint4 rotated(uint4 x) {
+        return ttt::mlp::rotated(x, g.rope, [&](int e) { return s.rope[token()][element() / 2 + e]; });
+    }
+    // K, Q, lr and -u lr K of mini-batch i
+    __device__ void share_tokens(int i) {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncwarp();  // one thread copied lr for eight
+        int t = token();
+        uint4 k = rotated(load_shared(address(s.k_ahead[id()])));
+        store_shared(mine(s.k), k);
+        store_shared(mine(s.q), rotated(load_shared(address(s.q_ahead[id()]))));
+        vec8 scaled = vec8::of(k);
+        float lr = s.lr_ahead[t], step = -update_scale(i) * lr;
+        scaled.each([&](int, float &x) { x *= step; });
+        store_shared(mine(s.k_step), scaled.pack());
+        if (element() == 0) s.lr[t] = lr, s.step[t] = step;
+    }
+
+    // Z^T = b1 + W1^T X^T, rows of one block of F
+    __device__ void project(L::token_rows &z, L::token_tile &x, int n) {
+        float b1[2] = {s.b1[feature(n, 0)], s.b1[feature(n, 1)]};
+#pragma unroll
+        for (int j = 0; j < B / 16; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) z.tiles[0][j].data[e] = {b1[e & 1], b1[e & 1]};
+        rt_bf<16, D> w1;
+        warp::copy(w1, W1t[n]);
+        warpgroup::mma_ABt(z, w1, x);
+        wait_for(z);
+    }
+    // Rows of F down a warp's registers -> [tokens, F] in shared memory, K-major for wgmma
+    __device__ void store_transposed(L::token_tile &tile, L::operand &x) {
+        int lane = thread % 32;
+#pragma unroll
+        for (int j = 0; j < B / 16; ++j) {
+            int t = j * 16 + (lane & 7) + ((lane >> 4) << 3);
+            auto &e = x.tiles[0][j].data;
+            move<bf16_2>::stsm4t(address(tile) + swizzled(t, thread / 32 * 2 + ((lane >> 3) & 1)), e[0], e[1], e[2], e[3]);
+        }
+    }
+    // X2 = gelu(Z1), and the slope for G1
+    __device__ void activate_keys() {
+#pragma unroll
+        for (int n = 0; n < OWN; ++n) {
+            L::token_rows z;
+            project(z, s.k, n);
+            L::operand x2;
+#pragma unroll
+            for (int j = 0; j < B / 16; ++j) {
+                alignas(16) bf16_2 slope[4];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    float2 a = gelu_and_slope(z.tiles[0][j].data[e].x), c = gelu_and_slope(z.tiles[0][j].data[e].y);
+                    x2.tiles[0][j].data[e] = __floats2bfloat162_rn(a.x, c.x);
+                    slope[e] = __floats2bfloat162_rn(a.y, c.y);
+                }
+                store_shared(address(s.slope[n][j][id()]), *reinterpret_cast<uint4 *>(slope));
+            }
+            store_transposed(own_block(s.x2, n), x2);
+        }
+    }
+    // X2bar = gelu(Z1bar), Z1bar = Q W1 + b1 + P1 G1
+    __device__ void activate_queries() {
+#pragma unroll
+        for (int n = 0; n < OWN; ++n) {
+            L::token_rows z;
+            project(z, s.q, n);
+            warpgroup::mma_ABt(z, g1[n], s.p);
+            wait_for(z);
+            L::operand x2bar;
+#pragma unroll
+            for (int j = 0; j < B / 16; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    float2 x = z.tiles[0][j].data[e];
+                    x2bar.tiles[0][j].data[e] = __floats2bfloat162_rn(gelu(x.x), gelu(x.y));
+                }
+            store_transposed(own_block(s.x2bar, n), x2bar);
+        }
+    }
+    // G1^T = (W2 G2^T) * gelu'(Z1)^T
+    __device__ void backward() {
+#pragma unroll
+        for (int n = 0; n < OWN; ++n) {
+            L::token_rows grad;
+            warpgroup::mm_ABt(grad, block(s.w2[group], n), s.g2);
+            wait_for(grad);
+#pragma unroll
+            for (int j = 0; j < B / 16; ++j) {
+                uint4 packed = load_shared(address(s.slope[n][j][id()]));
+                const bf16_2 *slope = reinterpret_cast<const bf16_2 *>(&packed);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    float2 x = grad.tiles[0][j].data[e], d = __bfloat1622float2(slope[e]);
+                    g1[n].tiles[0][j].data[e] = __floats2bfloat162_rn(x.x * d.x, x.y * d.y);
+                }
+            }
+        }
+    }
+    // W1^T += G1^T (-u lr K), W2 += X2^T (-u lr G2), b1 += (-u lr) G1
+    __device__ void update() {
+#pragma unroll
+        for (int n = 0; n < OWN; ++n) {
+            warpgroup::mma_AB(W1t[n], g1[n], s.k_step);
+            warpgroup::mma_AtB(W2[n], own_block(s.x2, n), s.g2_step);
+        }
+#pragma unroll
+        for (int n = 0; n < OWN; ++n) {
+            float db1[2] = {};
+#pragma unroll
+            for (int j = 0; j < B / 16; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    float2 x = __bfloat1622float2(g1[n].tiles[0][j].data[e]);
+                    float2 step = *reinterpret_cast<float2 *>(&s.step[j * 16 + column() + (e >> 1) * 8]);
+                    db1[e & 1] = fmaf(x.x, step.x, fmaf(x.y, step.y, db1[e & 1]));
+                }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float sum = row_sum(db1[half]);
+                __syncwarp();
+                if (column() == 0) s.b1[feature(n, half)] += sum;  // read again after a barrier
+            }
+        }
+        wait_for(W1t[0], W1t[1], W2[0], W2[1]);
+    }
+    __device__ void update_b2() {
+        if (id() >= D) return;
+        float sum = 0;
+#pragma unroll
+        for (int t = 0; t < B; ++t) sum += __bfloat162float(s.g2_step[int2{t, id()}]);
+        s.b2[id()] += sum;
+    }
+
+    // P = -tril(eta * (X Y^T + 1)): three of its four 16 x 16 tiles are not 0, one warp each. `product(tile, row of X, row of
+    // Y)` adds that tile of X Y^T
+    template <typename Product> __device__ void share_coefficients(Product product) {
+        static_assert(B == 32);
+        int tile = id() / 32, lane = thread % 32, row0 = tile > 0 ? 16 : 0, column0 = tile > 1 ? 16 : 0;
+        if (tile > 2) return;
+        rt_fl<16, 16> p;
+        warp::zero(p);
+        product(p, row0, column0);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            int t = row0 + lane / 4 + (e & 1) * 8, j = column0 + lane % 4 * 2 + (e >> 1) * 8;
+            float2 x = p.tiles[0][0].data[e], lr = *reinterpret_cast<float2 *>(&s.lr[j]);
+            float first = j <= t ? -s.scale[t] * lr.x : 0.f, second = j + 1 <= t ? -s.scale[t] * lr.y : 0.f;
+            bf16_2 pair = __floats2bfloat162_rn(first * (x.x + 1), second * (x.y + 1));
+            move<bf16_2>::sts(s.p.idx(address(s.p), {t, j}), pair);
+        }
+    }
+    // p += 16 rows of x, 16 rows of y, over 64 columns
+    __device__ void add_products(rt_fl<16, 16> &p, L::token_tile &x, L::token_tile &y, int x_row, int y_row) {
+        uint32_t rows = address(x) + matrix_offset(thread % 32, x_row), columns = address(y) + matrix_offset(thread % 32, y_row);
+#pragma unroll
+        for (int d = 0; d < BLOCK / 16; ++d) {
+            rt_bf<16, 16> a, b;
+            load(a, rows ^ (d * 32));
+            load(b, columns ^ (d * 32));
+            warp::mma_ABt(p, a, b, p);
+        }
+    }
+    __device__ void share_p1() {
+        share_coefficients([&](rt_fl<16, 16> &p, int x, int y) { add_products(p, s.q, s.k, x, y); });
+    }
+    __device__ void share_p2() {
+        share_coefficients([&](rt_fl<16, 16> &p, int x, int y) {
+#pragma unroll 1  // registers are few
+            for (int n = 0; n < F / BLOCK; ++n) add_products(p, block(s.x2bar, n), block(s.x2, n), x, y);
+        });
+    }
+
+    // This warpgroup's part of Z2 or Z2bar, from rows of D to rows of tokens
+    __device__ void share_z2(L::token_rows &z) {
+#pragma unroll
+        for (int j = 0; j < B / 16; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                int t = j * 16 + column() + (e >> 1) * 8, d = row() + (e & 1) * 8;
+                s.z2[group][t][d] = z.tiles[0][j].data[e].x;
+                s.z2[group][t + 1][d] = z.tiles[0][j].data[e].y;
+            }
+    }
+    // This thread's elements of Z2 or Z2bar
+    __device__ vec8 gather_z2() {
+        vec8 z = vec8::of(&s.b2[element()]);
+#pragma unroll
+        for (int part = 0; part < GROUPS; ++part) {
+            vec8 other = vec8::of(&s.z2[part][token()][element()]);
+            z.each([&](int e, float &x) { x += other.x[e]; });
+        }
+        return z;
+    }
+    // z -> xhat; returns 1 / std
+    __device__ float normalise(vec8 &z) {
+        float sum = 0, squares = 0;
+        z.each([&](int, float x) { sum += x; });
+        sum_over_token(sum);
+        z.each([&](int, float &x) { x -= sum * (1.f / D), squares = fmaf(x, x, squares); });
+        sum_over_token(squares);
+        float rstd = rsqrtf(fmaf(squares, 1.f / D, EPS));
+        z.each([&](int, float &x) { x *= rstd; });
+        return rstd;
+    }
+    // G2 = (g - mean(g) - xhat mean(g xhat)) / std with g = gamma (gamma xhat + beta - (V - K))
+    __device__ void share_g2() {
+        vec8 z = gather_z2(), gamma = vec8::of(&s.gamma[element()]), target = vec8::of(&s.beta[element()]);
+        vec8 k = vec8::of(load_shared(mine(s.k)));
+        vec8 v = vec8::of(load_shared(address(s.v_ahead[id()])));
+        float rstd = normalise(z), sum = 0, dot = 0;
+        vec8 g;
+        g.each([&](int e, float &x) {
+            x = gamma.x[e] * (fmaf(gamma.x[e], z.x[e], target.x[e]) - (v.x[e] - k.x[e]));
+            sum += x, dot = fmaf(x, z.x[e], dot);
+        });
+        sum_over_token(sum, dot);
+        g.each([&](int e, float &x) { x = (x - sum * (1.f / D) - z.x[e] * (dot * (1.f / D))) * rstd; });
+        store_shared(mine(s.g2), g.pack());
+        float step = s.step[token()];
+        g.each([&](int, float &x) { x *= step; });
+        store_shared(mine(s.g2_step), g.pack());
+    }
+    // out = Q + LN(Z2bar)
+    __device__ void write_output(int i) {
+        vec8 z = gather_z2(), gamma = vec8::of(&s.gamma[element()]), out = vec8::of(&s.beta[element()]);
+        vec8 q = vec8::of(load_shared(mine(s.q)));
+        normalise(z);
+        out.each([&](int e, float &x) { x = fmaf(z.x[e], gamma.x[e], x + q.x[e]); });
+        int t = i * B + token();
+        if (t < g.T)
+            *reinterpret_cast<uint4 *>(g.out + ((int64_t(batch()) * g.T + t) * g.H + h()) * D + element()) = out.pack();
+    }
+
+    // Of all warps; and addresses made from the thread's number are computed again, not kept in registers
+    __device__ void sync() {
+        __syncthreads();
+        launder(thread);
+    }
+    __device__ void run() {
+        load_ahead(0);
+        load_parameters();
+        load_state();
+        share_w2();
+        sync();
+        for (int i = 0; i * B < g.T; ++i) {
+            share_tokens(i);
+            publish();
+            sync();
+            activate_keys();
+            publish();
+            sync_group();
+            L::token_rows z;
+            warpgroup::mm_AtBt(z, s.w2[group], own_half(s.x2));
+            share_p1();
+            wait_for(z);
+            share_z2(z);
+            sync();
+            share_g2();
+            publish();
+            sync();
+            load_ahead(i + 1);
+            backward();
+            activate_queries();
+            update();
+            publish();
+            sync();
+            warpgroup::mm_AtBt(z, s.w2[group], own_half(s.x2bar));
+            share_p2();
+            publish();
+            wait_for(z);
+            sync();
+            if (group == 0) {  // Z2bar += P2 G2
+                warpgroup::mma_AtBt(z, s.g2, s.p);
+                wait_for(z);
+            }
+            share_z2(z);
+            share_w2();
+            sync();
+            write_output(i);
+            sync();
+            update_b2();
+        }
+        sync();
+        store_state();
+        store_rows();
+    }
+};
+
+__global__ __launch_bounds__(THREADS, 1) void forward_32_kernel(const __grid_constant__ globals g) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    chain(g, *reinterpret_cast<shared *>(memory)).run();
+}
+
+void launch(const arguments &a, int batch, cudaStream_t stream) {
+    constexpr int BYTES = sizeof(shared);
+    const auto kernel = forward_32_kernel;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES), "shared memory");
+    kernel<<<dim3(a.H, batch), THREADS, BYTES, stream>>>({a});
+    check_cuda(cudaGetLastError(), "launch");
+}
+
+}  // namespace
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, (ttt::mlp::forward<B, launch>));
