@@ -96,9 +96,6 @@ def run(
     repeats: Annotated[
         int, typer.Option(help="Fresh processes that each case runs in, one after another.", min=1, max=99)
     ] = 1,
-    profile_range: Annotated[
-        bool, typer.Option("--profile-range", help="Call cudaProfilerStart/Stop around the steady region; no timing.")
-    ] = False,
     device: Device = "auto",
     systems_file: SystemsFile = None,
 ) -> None:
@@ -121,7 +118,7 @@ def run(
         resume=resume,
         retry=retry,  # type: ignore[arg-type]
         limits=Limits(time_limit, start_limit),
-        mode="profile" if profile_range else "measure",
+        mode="measure",
         arguments=sys.argv[1:],
     )
 
@@ -274,6 +271,40 @@ def _format(markdown: bool, json: bool) -> str:
     if markdown and json:
         raise UserError("--markdown --json: one format at a time")
     return "markdown" if markdown else "json" if json else "text"
+
+
+@app.command()
+def profile(
+    suite: Suites = None,
+    systems: Systems = None,
+    sizes: Sizes = None,
+    batch: Batch = None,
+    context: Context = None,
+    way: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            help="nsys or torch for times; ncu for bytes, operations and stalls beside torch's times; "
+            "auto: the best of what is here.",
+        ),
+    ] = "auto",
+    out: Annotated[Path, typer.Option(help="A run whose cases are profiled, or the folder of a new one.")] = Path(
+        "out"
+    ),
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the profiles that are there; make the rest.")] = False,
+    time_limit: TimeLimit = 600,
+    start_limit: StartLimit = 300,
+    device: Device = "auto",
+    systems_file: SystemsFile = None,
+) -> None:
+    """Run cases again under a profiler, never timed: OUT/profiles/ holds where the time of each went, and why."""
+    from bench.commands import measure
+    from bench.commands.profile import profile
+    from harness.runner import Limits
+
+    asked = measure.Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file, repeats=1)
+    limits = Limits(time_limit, start_limit)
+    profile(asked, out, way=way, resume=resume, limits=limits, arguments=sys.argv[1:])
 
 
 def main() -> None:

@@ -16,7 +16,8 @@ from harness.inspection import Inspector, floor_check, judged
 from harness.memory import CudaPeak, PeakMemory, ResidentPeak, is_out_of_memory
 from harness.nvml import Gpu, open_gpu
 from harness.process_state import ProcessState
-from harness.ranges import nvtx_range, profiler_range, range_name
+from harness.profiled_case import Asked, ceilings_of, profile
+from harness.ranges import nvtx_range, range_name
 from harness.reason import of_exception, sentence
 from harness.record import Record
 from harness.system import NeedsFreshProcess, Skip, System, Workload
@@ -34,8 +35,6 @@ from harness.timer import (
 MEASURE, VERIFY, PROFILE = "measure", "verify", "profile"
 MODES = (MEASURE, VERIFY, PROFILE)
 
-PROFILE_WARM_RUNS = 3
-PROFILED_RUNS = 5
 # The driver refreshes its energy counter some ten times a second: a shorter region would read the refresh.
 ENERGY_NEEDS_S = 1.0
 
@@ -47,11 +46,14 @@ class CaseRun:
     case: Case
     policy: Policy
     mode: str = MEASURE
+    profiler: Asked = field(default_factory=Asked)
     status: str = "ok"
     reason: str = ""
     # Fields of the record, as far as they are known: what was found before a failure is not lost with it.
     found: dict[str, Any] = field(default_factory=dict)
     healthy: bool = True
+    ceilings: dict[str, float | None] = field(default_factory=dict)
+    profile: dict[str, Any] = field(default_factory=dict)  # of mode PROFILE: see `profiled_case.profile`
     owns_process: bool = False  # an engine that lives on from case to case sets its process up as it needs it
 
     def __post_init__(self) -> None:
@@ -86,6 +88,8 @@ class CaseRun:
 
     def _guarded(self, system: System) -> None:
         try:
+            # Before the case holds memory that they need.
+            self.ceilings = ceilings_of(self.profiler.ceilings) if self.mode == PROFILE else {}
             workload = system.build(self.case)
             self.owns_process = workload.engine_samples is not None
         except Skip as skip:
@@ -134,7 +138,8 @@ class CaseRun:
 
     def _work(self, workload: Workload) -> None:
         if self.mode == PROFILE:
-            profile(self.case, workload, self.policy)
+            found = profile(self.case, workload, self.policy, self.profiler)
+            self.profile = found | {"ceilings": self.ceilings}
         elif self.mode == VERIFY:
             self._verify(workload)
         else:
@@ -278,21 +283,3 @@ def time_workload(
         timing = measure(inspector.run, clock, policy, throttled, energy, inspector.before_sample)
     timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
     return timing
-
-
-def profile(case: Case, workload: Workload, policy: Policy) -> None:
-    """A few runs inside of the profiler range, each in an NVTX range named by the phase; launched eagerly.
-
-    Eagerly because NVTX ranges show when a graph is captured, not when it is replayed.
-    """
-    if workload.engine_samples is not None:
-        few = replace(policy, min_samples=1, max_samples=PROFILED_RUNS)
-        with profiler_range(workload.device), nvtx_range(range_name(case.phase)):
-            take_engine_samples(workload.engine_samples(few), few)
-        return
-    for _ in range(PROFILE_WARM_RUNS):
-        workload.run()
-    with profiler_range(workload.device):
-        for _ in range(PROFILED_RUNS):
-            with nvtx_range(range_name(case.phase)):
-                workload.run()

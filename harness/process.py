@@ -101,12 +101,14 @@ class WorkerProcess:
         readable, _, _ = select.select([self._process.stdout.fileno()], [], [], 0)
         return not self._buffer and not readable and self._process.poll() is None
 
-    def stop(self) -> None:
-        """Ask the worker to end, then make it."""
+    def stop(self, limit_s: float = _STOP_S) -> int | None:
+        """Ask the worker to end, then make it; its exit status, None where it had to be made to end."""
+        status = None
         with suppress(WorkerLost, subprocess.TimeoutExpired):
             self._send({"id": next(self._ids), "do": "stop"}, time.monotonic() + _STOP_S)
-            self._process.wait(_STOP_S)
+            status = self._process.wait(limit_s)
         self.kill()
+        return status
 
     def kill(self) -> None:
         """End the worker and whatever it started, and wait until its memory is free."""

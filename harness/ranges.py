@@ -1,7 +1,15 @@
-"""Where does a profiler find the timed work? NVTX ranges and the range of the CUDA profiler interface."""
+"""Ranges that tell profilers what the timed work is, and the range of the CUDA profiler interface."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+TIMED = "timed"  # the range around what is timed, where a profiler sees a call under its phase's ranges beside it
+
+
+class _Recording:
+    """Whether PyTorch's profiler is to see the ranges too; off, as each costs microseconds."""
+
+    on = False
 
 
 def range_name(phase: str) -> str:
@@ -10,8 +18,35 @@ def range_name(phase: str) -> str:
 
 
 @contextmanager
+def recorded(on: bool = True) -> Iterator[None]:
+    """Inside of the block, `nvtx_range` is a range of PyTorch's profiler too."""
+    before, _Recording.on = _Recording.on, on
+    try:
+        yield
+    finally:
+        _Recording.on = before
+
+
+def is_recorded() -> bool:
+    """Whether PyTorch's profiler is to see the ranges."""
+    return _Recording.on
+
+
+@contextmanager
 def nvtx_range(name: str) -> Iterator[None]:
-    """A push/pop range called `name`; nothing where nvtx is not installed."""
+    """A push/pop range called `name`; nothing where nvtx is not installed. See `recorded` for PyTorch's profiler."""
+    if not _Recording.on:
+        with _nvtx(name):
+            yield
+        return
+    from torch.profiler import record_function
+
+    with _nvtx(name), record_function(name):
+        yield
+
+
+@contextmanager
+def _nvtx(name: str) -> Iterator[None]:
     try:
         import nvtx
     except ImportError:

@@ -24,6 +24,7 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 from harness.case import Case, CaseError
 from harness.catalogue import FORBID_EXTRA, Catalogue
 from harness.files import write_atomically
+from harness.profile_record import Profile, profile_path, read_profile
 from harness.reason import clipped
 from harness.record import NESTING_LIMIT, Record, RecordError, is_deeper
 from harness.record_file import RecordFile
@@ -258,6 +259,16 @@ class Run:
         """The last record of each case and repeat, in the order of the plan; RunError for what belongs to no job."""
         self._refuse_stray_files()
         return [record for job in self.jobs for record in latest(job, self.job_records(job))]
+
+    def profiles(self) -> dict[str, Profile]:
+        """The profiles by the key of their case, in the order of the plan; ProfileError for one that cannot be used."""
+        folder = self.folder / "profiles"
+        planned = [each.case.key for job in self.jobs for each in job.cases]
+        stray = {path.stem for path in folder.glob("*.json")} - set(planned)
+        if stray:
+            raise RunError(f"{folder / sorted(stray)[0]}.json: is of a case that the run has not")
+        paths = {key: profile_path(self.folder, key) for key in planned}
+        return {key: read_profile(path) for key, path in paths.items() if path.exists()}
 
     @cached_property
     def _planned(self) -> dict[str, set[str]]:

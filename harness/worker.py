@@ -4,6 +4,8 @@
                                             "reason": str, "versions": {}, "environment": {}}
     {"id": 2, "do": "case", "case": {...}, "policy": {...}, "mode": "measure"}
                                         -> {"id": 2, "record": {...}, "healthy": bool}, or {"id": 2, "fresh": true}
+    the same with "mode": "profile" and "profiler": {"tool": ...}
+                                        -> {..., "profile": {...}}, fields of a `Profile`; {} without one
     {"id": 3, "do": "stop"}             -> the process ends, as it does at the end of its input
 
 ATTRIBUTE is an adapter (`harness.system.System`) or a class of it; a probe may name another as "entry". Answers go to
@@ -23,7 +25,8 @@ from typing import Any, TextIO
 
 from harness.case import Case
 from harness.environment import snapshot
-from harness.measured_case import CaseRun
+from harness.measured_case import PROFILE, CaseRun
+from harness.profiled_case import Asked
 from harness.reason import sentence
 from harness.system import NeedsFreshProcess, Skip, System, Workload
 from harness.timer import Policy
@@ -60,12 +63,14 @@ def _probe(system: System) -> dict[str, Any]:
 
 
 def _case(system: System, request: dict[str, Any]) -> dict[str, Any]:
-    run = CaseRun(Case.from_dict(request["case"]), Policy.from_dict(request["policy"]), request["mode"])
+    profiler = Asked(**request.get("profiler", {}))
+    run = CaseRun(Case.from_dict(request["case"]), Policy.from_dict(request["policy"]), request["mode"], profiler)
     try:
         record = run.record(system)
     except NeedsFreshProcess:
         return {"fresh": True}
-    return {"record": record.to_dict(), "healthy": run.healthy}
+    profile = {"profile": run.profile} if run.mode == PROFILE else {}
+    return {"record": record.to_dict(), "healthy": run.healthy, **profile}
 
 
 def main(arguments: list[str]) -> int:

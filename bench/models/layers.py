@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from bench.models.config import CONV_KERNEL, NORM_EPS, ROPE_THETA
+from harness.ranges import is_recorded, nvtx_range
 
 INITIALIZER_RANGE = 0.02
 
@@ -31,14 +32,13 @@ def mark_layers(enabled: bool) -> None:
 
 
 def layer_range(index: int) -> AbstractContextManager[object]:
-    """The NVTX range of one layer; nothing when ranges are off or the nvtx package is absent."""
-    if not _Ranges.enabled:
-        return nullcontext()
-    try:
-        import nvtx
-    except ImportError:
-        return nullcontext()
-    return nvtx.annotate(f"layer {index}")
+    """The range of one layer for profilers; nothing when ranges are off."""
+    return nvtx_range(f"layer {index}") if _Ranges.enabled or is_recorded() else nullcontext()
+
+
+def operator_range() -> AbstractContextManager[object]:
+    """The range of a layer's inner loop, inside of the layer's."""
+    return nvtx_range("operator") if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -24,6 +24,7 @@ from bench.models.layers import (
     empty_conv_cache,
     layer_range,
     linear,
+    operator_range,
     parameter,
     rotation,
     slide,
@@ -161,7 +162,8 @@ class TTTBlock(nn.Module):
         """
 
         def learn(projections: Projections, learner: Learner) -> Tensor:
-            return operator.forward(projections, learner, state.inner, start)
+            with operator_range():
+                return operator.forward(projections, learner, state.inner, start)
 
         return self._through(h, rope, state, learn)
 
@@ -169,7 +171,8 @@ class TTTBlock(nn.Module):
         """The residual stream [B, 1, C] before -> after; `state` moves one token on."""
 
         def learn(projections: Projections, learner: Learner) -> Tensor:
-            return operator.generate_step(projections.first(), learner, state.inner)[:, None]
+            with operator_range():
+                return operator.generate_step(projections.first(), learner, state.inner)[:, None]
 
         return self._through(h, rope, state, learn)
 

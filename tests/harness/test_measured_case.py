@@ -1,5 +1,4 @@
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +8,7 @@ from fake_systems import Fake, OutOfMemoryError
 from harness_helpers import QUICK, case
 
 from harness import measured_case
-from harness.measured_case import MEASURE, PROFILE, PROFILED_RUNS, VERIFY, CaseRun, EnergyMeter, is_out_of_memory
+from harness.measured_case import MEASURE, PROFILE, VERIFY, CaseRun, EnergyMeter, is_out_of_memory
 from harness.system import Workload
 from harness.timer import Policy
 
@@ -153,27 +152,6 @@ def test_close_that_fails_spoils_the_process_not_the_record() -> None:
     run = CaseRun(case("close"), QUICK)
     assert run.record(Fake()).status == "ok"
     assert not run.healthy
-
-
-def test_profile_runs_a_few_times_in_ranges_and_never_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranges: list[str] = []
-
-    def noting(prefix: str) -> Callable[[str], Any]:
-        @contextmanager
-        def noted(name: str) -> Iterator[None]:
-            ranges.append(f"{prefix} {name}")
-            yield
-            ranges.append("end")
-
-        return noted
-
-    monkeypatch.setattr(measured_case, "profiler_range", noting("profiler"))
-    monkeypatch.setattr(measured_case, "nvtx_range", noting("nvtx"))
-    system = Counting()
-    record = CaseRun(case(), QUICK, PROFILE).record(system)
-    assert ranges == ["profiler cpu", *["nvtx prefill", "end"] * PROFILED_RUNS, "end"]
-    assert system.events.count("run") == PROFILED_RUNS + measured_case.PROFILE_WARM_RUNS
-    assert (record.status, record.samples_ms) == ("ok", [])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,100 @@
+"""`ttt-bench profile`: run cases again under a profiler, and keep what it finds in a run."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.commands import measure
+from bench.errors import UserError
+from harness.profile_record import Profile
+from harness.profiler import WAYS, Profiler, choose
+from harness.run import SCHEMA_VERSION, TOOL, Job, Request, Run, RunFile
+from harness.runner import Limits
+from harness.timer import Policy
+from reports.profile_words import sentences
+
+CEILINGS = "bench.systems.ceilings:measured_ceilings"
+
+
+def profile(
+    asked: measure.Asked, out: Path, *, way: str, resume: bool, limits: Limits, arguments: Sequence[str]
+) -> None:
+    """Profile into the run folder `out`, one that was measured or a new one; exit status 1 where nothing came of it."""
+    if way not in WAYS:
+        raise UserError(f"--with {way}: must be one of {', '.join(WAYS)}")
+    work = measure.plan(asked)
+    if not work.here:
+        raise UserError("--device cuda: no CUDA GPU was found on this machine")
+    tools = choose(way, work.device)  # type: ignore[arg-type]
+    run = _run_of(out, work, resume, arguments)
+    jobs = _jobs_of(run, work.jobs)
+    print(f"ttt-bench: {tools.said}", file=sys.stderr)
+    shown = _Shown(sum(len(job.cases) for job in jobs))
+    profiler = Profiler(
+        run,
+        work.launches,
+        tools,
+        limits,
+        ceilings=CEILINGS if work.device == "cuda" else "",
+        skip=lambda planned: work.skip(planned, []),
+        say=lambda text: print(f"ttt-bench: {text}", file=sys.stderr, flush=True),
+        on_profile=shown,
+    )
+    try:
+        found = profiler.jobs(jobs, resume)
+    except KeyboardInterrupt:
+        print(f"ttt-bench: interrupted; start again with --resume --out {out} to go on", file=sys.stderr)
+        sys.exit(130)
+    if found and not any(each.status == "ok" for each in found):
+        sys.exit(1)
+
+
+def _run_of(out: Path, work: measure.Plan, resume: bool, arguments: Sequence[str]) -> Run:
+    """The run to profile into: the one in the folder, or a new one of mode "profile"."""
+    if Run.exists(out):
+        run = Run.open(out)
+        if run.mode == "profile":
+            if not resume:
+                raise UserError(f"{out}: holds profiles already; resume it (--resume) or name another folder")
+            run.extend(work.jobs, work.catalogue, Policy().to_dict(), _request(arguments, work))
+        return run
+    request = _request(arguments, work)
+    file = RunFile(TOOL, SCHEMA_VERSION, "profile", work.jobs, work.catalogue, Policy().to_dict(), 1, (request,))
+    return Run.create(out, file)
+
+
+def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
+    """What of the jobs the run has; what it did not measure is not profiled into it."""
+    known = {planned.case.key for job in run.jobs for planned in job.cases}
+    kept = [replace(job, cases=tuple(each for each in job.cases if each.case.key in known)) for job in jobs]
+    kept = [job for job in kept if job.cases]
+    if not kept:
+        raise UserError(f"{run.folder}: has none of these cases; name another folder to profile them on their own")
+    return kept
+
+
+def _request(arguments: Sequence[str], work: measure.Plan) -> Request:
+    machine = work.machine
+    constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return Request(at, tuple(arguments), machine["commit"], machine["dirty"], constant)
+
+
+class _Shown:
+    """Prints each profile as it is finished: how long a unit took, and what bounds it."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+
+    def __call__(self, profile: Profile) -> None:
+        self._done += 1
+        counter = f"[{self._done}/{self._total}]"
+        if profile.status != "ok":
+            print(f"{counter} {profile.status} {profile.case.label}: {profile.reason}", flush=True)
+            return
+        print(f"{counter} {profile.case.label}: {profile.unit_ms:.4g} ms under the profiler", flush=True)
+        print(f"    {' '.join(sentences(profile))}", flush=True)
+        for note in profile.notes:
+            print(f"    ({note})", flush=True)

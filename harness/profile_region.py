@@ -1,0 +1,151 @@
+"""What ran in a profiled region: kernels, ranges, gaps, and what was counted of each kernel.
+
+Workers of any environment make it, so it needs nothing but the standard library.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from harness.catalogue import FORBID_EXTRA
+from harness.reason import printable
+from harness.record import RecordError
+
+NAME_LIMIT = 400  # characters of a kernel's name: C++ templates have no end of their own
+KERNEL_LIMIT = 2000  # distinct kernels of a profile
+
+
+class ProfileError(RecordError):
+    """A profile that cannot be used, or a report that is none; one sentence that says what is wrong and where."""
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What Nsight Compute counted, as means of one of `launches` launches, weighted by time; None: not counted.
+
+    dram_bytes, l2_bytes: moved. operations: FLOPs, those of matrix units and of single precision together.
+    use: percent of its peak of each unit (sm, l2, dram, tensor). occupancy: percent of the warps that fit.
+    l2_hit: percent. stalls: share of a warp's time between two instructions, by reason; they sum to at most 1.
+    conflicts: share of the wavefronts in shared memory that are bank conflicts.
+    """
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    launches: int
+    time_us: float
+    dram_bytes: float | None = None
+    l2_bytes: float | None = None
+    operations: float | None = None
+    use: dict[str, float] = field(default_factory=dict)
+    occupancy: float | None = None
+    l2_hit: float | None = None
+    stalls: dict[str, float] = field(default_factory=dict)
+    conflicts: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.launches < 1:
+            raise ValueError(f"counters of {self.launches} launches")
+        _refuse_negative("counters", time_us=self.time_us, dram_bytes=self.dram_bytes, operations=self.operations)
+        if sum(self.stalls.values()) > 1.001 or min(self.stalls.values(), default=0.0) < 0:
+            raise ValueError("counters: the stalls are no shares of one time")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel (on a CPU an operator) by its name, all of its launches in the region together.
+
+    registers of a thread, shared_bytes of a block; None where they are not known.
+    """
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    name: str
+    launches: int
+    time_us: float
+    registers: int | None = None
+    shared_bytes: int | None = None
+    counters: Counters | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a kernel without a name")
+        if self.launches < 1:
+            raise ValueError(f"kernel {self.name[:60]!r}: {self.launches} launches")
+        _refuse_negative(f"kernel {self.name[:60]!r}", time_us=self.time_us)
+
+
+@dataclass(frozen=True)
+class RangeKernel:
+    """The launches of one kernel in a range itself, not in a range inside of it; kernel: index into the profile's."""
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    kernel: int
+    launches: int
+    time_us: float
+
+
+@dataclass(frozen=True)
+class Range:
+    """A range by its path, such as ("prefill", "layer 0"), in one call that was launched eagerly."""
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    path: tuple[str, ...]
+    kernels: tuple[RangeKernel, ...]
+
+
+@dataclass(frozen=True)
+class Region:
+    """What ran in a profiled region. Raises ValueError where fields contradict each other.
+
+    units: units of work in the region. region_us: from its first kernel's begin to its last one's end; busy_us: of
+    that, while any kernel ran; the rest are gaps, the longest of them longest_gap_us.
+    ceilings: what this process did at best, `copy_gbs` (10^9 bytes a second) and `product_tflops`.
+    """
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    units: int = 1
+    region_us: float = 0.0
+    busy_us: float = 0.0
+    longest_gap_us: float = 0.0
+    kernels: tuple[Kernel, ...] = ()
+    ranges: tuple[Range, ...] = ()
+    ceilings: dict[str, float | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.units < 1:
+            raise ValueError(f"units is {self.units}, must be at least 1")
+        _refuse_negative("profile", region_us=self.region_us, busy_us=self.busy_us, longest_gap_us=self.longest_gap_us)
+        if self.busy_us > self.region_us * 1.001 + 1e-3:
+            raise ValueError(f"kernels ran for {self.busy_us:g} us of a region of {self.region_us:g} us")
+        names = [kernel.name for kernel in self.kernels]
+        if len(set(names)) < len(names):
+            raise ValueError("a kernel is named twice")
+        for each in self.ranges:
+            if any(not 0 <= inner.kernel < len(self.kernels) for inner in each.kernels):
+                raise ValueError(f"range {'/'.join(each.path)!r} has a kernel that the profile has not")
+
+    @property
+    def gaps_us(self) -> float:
+        """How long no kernel ran in the region."""
+        return max(0.0, self.region_us - self.busy_us)
+
+    @property
+    def unit_ms(self) -> float:
+        """Milliseconds of one unit under the profiler, as a record's latency is."""
+        return self.region_us / self.units / 1e3
+
+
+def short_name(name: str) -> str:
+    """A kernel's name that is fit for a file: printable, and the middle of a long one left out."""
+    name = printable(name)
+    half = (NAME_LIMIT - 1) // 2
+    return name if len(name) <= NAME_LIMIT else f"{name[:half]}…{name[-half:]}"
+
+
+def _refuse_negative(what: str, **values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and (value < 0 or not math.isfinite(value)):
+            raise ValueError(f"{what}: {name} is {value:g}, must be a finite number, at least 0")

@@ -1,0 +1,155 @@
+"""Run one case under a profiler, in its worker: a call under its ranges, then the timed work undisturbed by them."""
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.case import Case
+from harness.memory import is_out_of_memory
+from harness.ranges import TIMED, nvtx_range, profiler_range, range_name, recorded
+from harness.system import Workload
+from harness.timer import Policy
+
+WARM_RUNS = 3
+RUNS = 5  # of what is timed, one after another
+LAUNCHES = 20_000  # of kernels in the timed region, about: a trace of more takes longer than it shows
+_LONG_S = 1.0  # a run this long needs no second one to be warm
+
+Tool = Literal["kineto", "nsys", "ncu"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which profiler a case runs under; keep: where Kineto leaves its trace; ceilings: MODULE:FUNCTION that measures.
+
+    Nsight's programs are outside of the worker: they capture the region of the CUDA profiler interface.
+    """
+
+    tool: Tool = "kineto"
+    keep: str = ""
+    ceilings: str = ""
+
+
+def ceilings_of(entry: str) -> dict[str, float | None]:
+    """What MODULE:FUNCTION measures of this GPU; {} without an entry, or where memory does not suffice for it."""
+    if not entry:
+        return {}
+    module, _, function = entry.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)()
+    except Exception as error:
+        if is_out_of_memory(error):
+            return {}
+        raise
+    if torch := sys.modules.get("torch"):
+        torch.cuda.empty_cache()  # an engine takes what is free when it starts
+    return found
+
+
+def profile(case: Case, workload: Workload, policy: Policy, asked: Asked) -> dict[str, Any]:
+    """Run the case for the profiler; fields of a `Profile` as JSON values: all that Kineto found, of others `units`.
+
+    Raises ProfileError where Kineto found nothing.
+    """
+    work = _Work(case, workload, policy)
+    work.warm()
+    if asked.tool == "kineto":
+        found = _by_kineto(work, Path(asked.keep) if asked.keep else None)
+    else:
+        found = {"units": _captured(work, whole=asked.tool == "nsys")}
+    return found | {"notes": work.notes}
+
+
+class _Work:
+    """What of a case runs under a profiler."""
+
+    def __init__(self, case: Case, workload: Workload, policy: Policy) -> None:
+        self.case, self.workload = case, workload
+        self.name, self.device = range_name(case.phase), workload.device
+        self.is_engine = workload.engine_samples is not None
+        self.units = workload.units
+        self.notes: list[str] = []
+        self._policy = replace(policy, min_samples=1, max_samples=1, budget_s=0.0)
+        if case.l2 == "cold":
+            self.notes.append("profiled with the L2 cache as the work leaves it, not cold")
+        if self.is_engine and case.phase == "generate":
+            self.notes.append("profiled from the prompts to the last token: an engine's steps are not apart")
+
+    def warm(self) -> None:
+        """Run until what compiles has compiled; an engine does by itself, and says how many units a batch is."""
+        if self.workload.engine_samples is not None:
+            self.units = max(1, len(list(self.workload.engine_samples(self._policy))))
+            return
+        for _ in range(WARM_RUNS):
+            start = time.monotonic()
+            # With the ranges on, so that what is compiled anew for them is compiled here.
+            with recorded():
+                self.ranged()
+            _wait(self.device)
+            if time.monotonic() - start > _LONG_S:
+                break
+
+    def ranged(self) -> None:
+        """One call in the range of its phase."""
+        with nvtx_range(self.name):
+            self.workload.run()
+
+    def timed(self) -> Callable[[], object]:
+        """What is timed: the call, or the replay of a graph of it."""
+        if self.case.timing != "graph" or self.device != "cuda":
+            return self.workload.run
+        import torch
+
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.workload.run()
+        return graph.replay
+
+
+def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
+    # Here, as a worker that profiles nothing needs no more than what it measures with.
+    from harness.profilers import kineto
+    from harness.profilers.trace import found_in
+
+    single = work.is_engine or work.device == "cpu"
+    with kineto.recording(work.device, with_ranges=True, keep=keep if single else None) as found:
+        work.ranged()
+    ranged = kineto.launched(found.events, work.device)
+    runs, timed = 1, ranged
+    if not single:
+        run, runs = work.timed(), max(1, min(RUNS, LAUNCHES // max(1, len(ranged))))
+        with kineto.recording(work.device, with_ranges=False, keep=keep) as found:
+            for _ in range(runs):
+                run()
+        timed = kineto.launched(found.events, work.device)
+    return _values(found_in(timed, ranged)) | {"units": runs * work.units}
+
+
+def _captured(work: _Work, whole: bool) -> int:
+    """Run in the region that Nsight captures; how many units were timed. whole: what is timed too, after the ranges."""
+    run = work.timed() if whole and not work.is_engine else None
+    with profiler_range(work.device):
+        work.ranged()
+        if run is not None:
+            _wait(work.device)
+            with nvtx_range(TIMED):
+                for _ in range(RUNS):
+                    run()
+    return work.units * (1 if run is None else RUNS)
+
+
+def _values(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Dataclasses as JSON values."""
+    parts = {name: [asdict(each) for each in found[name]] for name in ("kernels", "ranges")}
+    return {**found, **parts}
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()

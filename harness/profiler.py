@@ -1,0 +1,450 @@
+"""Profile cases of a run in workers: choose the profilers, wrap the workers, read the reports, keep the profiles.
+
+Nsight Systems tells times and Nsight Compute tells ratios; where the first is not to be had, Kineto of PyTorch tells
+times from inside of the worker. `profiled` does the last for a block of anybody's script.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.environment import around, snapshot
+from harness.process import RUN_VARIABLE, Launch, WorkerLost, WorkerProcess, end_marked
+from harness.profile_record import Profile, profile_path, read_profile, write_profile
+from harness.profile_region import Counters, ProfileError, Region
+from harness.profilers import kineto, ncu, nsys
+from harness.profilers.trace import found_in
+from harness.ranges import range_name
+from harness.reason import of_exception, sentence
+from harness.record import Record, RecordError
+from harness.run import Job, Planned, Run
+from harness.runner import Limits
+from harness.timer import Policy
+
+WAYS = ("auto", "ncu", "nsys", "torch")
+STOP_S = 180.0  # a profiler writes its report when the worker has ended
+_READ_S = 300.0  # for a program that reads a report
+_VERSION = re.compile(r"\b(\d{4})\.(\d+)(?:\.\d+)*\b")
+_FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
+_ADVICE = {
+    "nsys": "install Nsight Systems, or say --with torch",
+    "ncu": "install Nsight Compute, or say --with torch",
+}
+
+Way = Literal["auto", "ncu", "nsys", "torch"]
+Pair = tuple[str, str]
+
+
+class ToolLost(Exception):
+    """A profiler that gave nothing for a case; the message is one sentence. lasting: nor will it for another case."""
+
+    def __init__(self, reason: str, lasting: bool = False, status: str = "failed") -> None:
+        super().__init__(reason)
+        self.lasting, self.status = lasting, status
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Which profiler tells times, and which ratios ("" for none); said: the choice in one sentence.
+
+    fallback: whether Kineto takes the place of a profiler of times that fails.
+    """
+
+    times: Literal["kineto", "nsys"]
+    ratios: Literal["", "ncu"] = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    said: str = ""
+    fallback: bool = True
+
+
+def choose(way: Way, device: str) -> Tools:
+    """The profilers of a way on a device; ProfileError where one that was asked for by name cannot be used."""
+    if device == "cpu":
+        if way in ("nsys", "ncu"):
+            raise ProfileError(f"--with {way}: it profiles GPUs, and there is none to use; say --with torch")
+        return Tools("kineto", said="torch.profiler tells the times of operators on the CPU")
+    versions, missing = {}, {}
+    for program, oldest in ((nsys.PROGRAM, nsys.OLDEST), (ncu.PROGRAM, ncu.OLDEST)):
+        versions[program], missing[program] = usable(program, oldest)
+    if missing.get(way):
+        raise ProfileError(f"--with {way}: {missing[way]}; {_ADVICE[way]}")
+    by_nsys = way == "nsys" or (way == "auto" and not missing["nsys"])
+    by_ncu = way == "ncu" or (way == "auto" and not missing["ncu"])
+    times = f"Nsight Systems {versions['nsys']}" if by_nsys else "torch.profiler"
+    ratios = f"Nsight Compute {versions['ncu']} counts the rest" if by_ncu else "nothing counts bytes and stalls"
+    absent = "; ".join(why for why in missing.values() if why) if way == "auto" else ""
+    return Tools(
+        "nsys" if by_nsys else "kineto",
+        "ncu" if by_ncu else "",
+        versions,
+        f"{times} tells times and {ratios}" + (f" ({absent})" if absent else ""),
+        fallback=way == "auto",
+    )
+
+
+def usable(program: str, oldest: tuple[int, int]) -> tuple[str, str]:
+    """(version, "") of a profiler on the path, or ("", why it cannot be used)."""
+    if shutil.which(program) is None:
+        return "", f"{program} is not on the path"
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, errors="replace")
+    except (OSError, subprocess.TimeoutExpired):
+        return "", f"{program} does not say its version"
+    found = _VERSION.search(done.stdout)
+    if found is None:
+        return "", f"{program} does not say its version"
+    if (int(found.group(1)), int(found.group(2))) < oldest:
+        return "", f"{program} {found.group(0)} is too old, it must be {'.'.join(map(str, oldest))} or later"
+    return found.group(0), ""
+
+
+@dataclass
+class Profiler:
+    """Profiles cases of a run, each once, and puts what it finds into the run's folder.
+
+    ceilings: MODULE:FUNCTION that measures what the GPU does at best. skip: why a case need not be tried, "" to try.
+    say: gets sentences for whoever waits. on_profile: gets each profile as it is finished.
+    """
+
+    run: Run
+    launches: Mapping[Pair, Launch]
+    tools: Tools
+    limits: Limits = field(default_factory=Limits)
+    ceilings: str = ""
+    skip: Callable[[Planned], str] = lambda planned: ""
+    say: Callable[[str], object] = lambda text: None
+    on_profile: Callable[[Profile], object] = lambda profile: None
+    stop_s: float = STOP_S
+    _wants_ratios: bool = False
+
+    def jobs(self, jobs: Sequence[Job], resume: bool = False) -> list[Profile]:
+        """Profile the cases of `jobs`, in order; with resume, those that have no good profile yet."""
+        mark = f"{self.run.folder.resolve()}"
+        with self.run.held():
+            end_marked(RUN_VARIABLE, mark)
+            (self.run.folder / "profiles").mkdir(exist_ok=True)
+            self._wants_ratios = bool(self.tools.ratios)
+            found: list[Profile] = []
+            for job in jobs:
+                launch = self.launches[job.pair]
+                launch = replace(launch, env={**launch.env, RUN_VARIABLE: mark})
+                pending = [each for each in job.cases if not (resume and self._has(each))]
+                found += self._job(job, launch, pending)
+            return found
+
+    def _has(self, planned: Planned) -> bool:
+        path = profile_path(self.run.folder, planned.case.key)
+        with suppress(ProfileError):
+            return path.exists() and read_profile(path).status == "ok"
+        return False
+
+    def _job(self, job: Job, launch: Launch, pending: Sequence[Planned]) -> list[Profile]:
+        """Times of all cases in as few workers as may be; then, its memory free again, ratios in one worker a case."""
+        found: list[Profile] = []
+        with _Worker(launch, self.limits) as worker:
+            for planned in pending:
+                profile, record = self._times(worker, launch, planned)
+                self._keep(job, profile, record)
+                found.append(profile)
+                if profile.status != "ok" or not self._wants_ratios:
+                    self.on_profile(profile)
+        for place, profile in enumerate(found):
+            if profile.status == "ok" and self._wants_ratios:
+                found[place] = self._with_ratios(launch, profile)
+                write_profile(self.run.folder, found[place])
+                self.on_profile(found[place])
+        return found
+
+    def _keep(self, job: Job, profile: Profile, record: Record | None) -> None:
+        write_profile(self.run.folder, profile)
+        if self.run.mode == "profile":  # a run that measures holds nothing but what it measured
+            environment = snapshot()
+            record = record or Record(
+                profile.case,
+                profile.status,
+                profile.reason,
+                environment=around(environment, environment),
+                started_at=profile.started_at,
+            )
+            with self.run.record_file(job) as file:
+                file.append(record)
+
+    def _times(self, worker: "_Worker", launch: Launch, planned: Planned) -> tuple[Profile, Record | None]:
+        """The profile of a case by whatever tells times, and the worker's record; a failed one has its reason."""
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        reason = self.skip(planned)
+        if reason:
+            return Profile(case=planned.case, status="skipped", reason=reason, started_at=started_at), None
+        try:
+            found, record = self._found(worker, launch, planned)
+            environment = {name: record.environment.get(name) for name in _ENVIRONMENT}
+            profile = _profile(planned, found | {"environment": environment, "started_at": started_at})
+        except (ToolLost, ProfileError) as error:
+            status, why = getattr(error, "status", "failed"), sentence(str(error))
+            return Profile(case=planned.case, status=status, reason=why, started_at=started_at), None
+        return profile, record
+
+    def _found(self, worker: "_Worker", launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
+        """Fields of the profile of a case, and the worker's record; ToolLost or ProfileError where there are none."""
+        if self.tools.times == "kineto":
+            return self._by_kineto(worker, launch, planned)
+        try:
+            return self._by_nsys(launch, planned)
+        except (ToolLost, ProfileError) as error:
+            if not self.tools.fallback:
+                raise
+            self._give_up("times", error)
+            found, record = self._by_kineto(worker, launch, planned)
+            return found | {"notes": [sentence(str(error)), *found["notes"]]}, record
+
+    def _by_kineto(self, worker: "_Worker", launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
+        keep = self._raw(planned, ".trace.json.gz")
+        answer = worker.answer(self._request(planned, tool="kineto", keep=str(keep)))
+        record = _record_of(answer, planned)
+        command = _without_folders([*launch.command, "-m", launch.module, launch.entry])
+        version = str(record.environment.get("software", {}).get("torch", ""))
+        return answer["profile"] | {"tools": {"torch.profiler": version}, "commands": [command]}, record
+
+    def _by_nsys(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
+        report, database = self._raw(planned, ".nsys-rep"), self._raw(planned, ".sqlite")
+        wrapped = replace(launch, command=[*nsys.wrapping(report), *launch.command])
+        answer = self._under(wrapped, planned, "nsys", report)
+        _read_by(nsys.exporting(report, database))
+        timed, ranged = nsys.read(database)
+        record = _record_of(answer, planned)
+        command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
+        found = found_in(timed or ranged, ranged) | answer["profile"]
+        return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}, "commands": [command]}, record
+
+    def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
+        """The profile with what Nsight Compute counts; where it gives nothing, with a note that says why."""
+        if not self.tools.ratios:  # it was given up after an earlier case
+            return replace(profile, notes=(*profile.notes, "Nsight Compute was given up after an earlier case"))
+        planned = Planned(profile.case)
+        report, log = self._raw(planned, ".ncu-rep"), self._raw(planned, ".log")
+        wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_name(profile.case.phase)), *launch.command])
+        try:
+            _record_of(self._under(wrapped, planned, "ncu", report, log), planned)
+            counters = ncu.read(_read_by(ncu.importing(report)), ncu.profiled_launches(_text(log)))
+        except (ToolLost, ProfileError) as error:
+            self._give_up("ratios", error)
+            return replace(profile, notes=(*profile.notes, sentence(str(error))))
+        command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
+        return replace(
+            _counted(profile, counters),
+            tools={**profile.tools, "ncu": self.tools.versions.get("ncu", "")},
+            commands=(*profile.commands, command),
+        )
+
+    def _under(
+        self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
+    ) -> dict[str, Any]:
+        """The answer of a worker of its own under a profiler that has left its report; ToolLost where there is none."""
+        report.unlink(missing_ok=True)
+        if log is not None:
+            log.write_text("")
+        with _Worker(wrapped, self.limits) as worker:
+            try:
+                answer = worker.answer(self._request(planned, tool=tool))
+                status = worker.stop(self.stop_s)
+            except ToolLost as lost:
+                raise _why(tool, _text(log), str(lost), lost.status) from None
+        if status is None:
+            raise ToolLost(f"{tool} did not end within {self.stop_s:g} s and was killed; try a smaller case", True)
+        said = _text(log)
+        if ncu.FORBIDDEN in said or status or not report.exists():
+            raise _why(tool, said, _ending(status), "failed")
+        return answer
+
+    def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> None:
+        """Say what went wrong, and do without the profiler from now on where it would again."""
+        self.say(sentence(str(error)))
+        if isinstance(error, ToolLost) and error.lasting:
+            self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
+
+    def _request(self, planned: Planned, **asked: str) -> dict[str, Any]:
+        ceilings = self.ceilings if asked["tool"] != "ncu" else ""
+        policy = Policy.from_dict(self.run.file.policy).to_dict()
+        case = planned.case.to_dict()
+        return {
+            "do": "case",
+            "case": case,
+            "policy": policy,
+            "mode": "profile",
+            "profiler": {**asked, "ceilings": ceilings},
+        }
+
+    def _raw(self, planned: Planned, suffix: str) -> Path:
+        return (self.run.folder / "profiles" / f"{planned.case.key}{suffix}").resolve()
+
+
+_ENVIRONMENT = ("device", "device_kind", "software", "commit", "dirty")
+
+
+class _Worker:
+    """A worker that is started when it is asked, and anew where it asks for that or is not to be trusted."""
+
+    def __init__(self, launch: Launch, limits: Limits) -> None:
+        self._launch, self._limits = launch, limits
+        self._process: WorkerProcess | None = None
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to the request; ToolLost with the status and the reason of its record where there is none."""
+        try:
+            answer = self._asked(request)
+            if answer.get("fresh"):
+                self.kill()
+                answer = self._asked(request)
+            if answer.get("fresh"):
+                raise WorkerLost("failed", "a new worker of the system asked for another one")
+        except WorkerLost as lost:
+            self.kill()
+            raise ToolLost(lost.reason, status=lost.status) from None
+        if not answer.get("healthy"):
+            self.kill()
+        return answer
+
+    def stop(self, limit_s: float) -> int | None:
+        """Let the worker end and what wraps it write; its status, None where it had to be killed."""
+        status = self._process.stop(limit_s) if self._process is not None else 0
+        self._process = None
+        return status
+
+    def kill(self) -> None:
+        """End the worker, which frees its memory."""
+        if self._process is not None:
+            self._process.kill()
+        self._process = None
+
+    def __enter__(self) -> "_Worker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def _asked(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self._process is None:
+            self._process = WorkerProcess(self._launch)
+            found = self._process.ask({"do": "probe"}, self._limits.start_s)
+            if found.get("available") is not True:
+                raise WorkerLost("skipped", str(found.get("reason") or "the system does not say why it cannot run"))
+        return self._process.ask(request, self._limits.case_s)
+
+
+def _record_of(answer: Mapping[str, Any], planned: Planned) -> Record:
+    """The record in an answer; ToolLost with its status and reason where it is not "ok", or is of another case."""
+    try:
+        record = Record.from_dict(answer["record"])
+        if record.case != planned.case or not isinstance(answer["profile"], dict):
+            raise ValueError(f"it is of another case: {record.case.label}")
+    except (KeyError, TypeError, ValueError, RecordError) as error:
+        raise ToolLost(f"the worker's answer is unusable: {of_exception(error)}") from None
+    if record.status != "ok":
+        raise ToolLost(record.reason, status=record.status)
+    return record
+
+
+def _profile(planned: Planned, values: Mapping[str, Any]) -> Profile:
+    try:
+        return Profile.from_values({"case": planned.case.to_dict(), **values})
+    except RecordError as error:
+        raise ProfileError(str(error)) from None
+
+
+def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
+    """The profile with counters at its kernels, and a note on the share of time that was not counted."""
+    kernels = tuple(replace(each, counters=counters.get(each.name)) for each in profile.kernels)
+    total = sum(kernel.time_us for kernel in kernels)
+    missed = sum(kernel.time_us for kernel in kernels if kernel.counters is None)
+    note = f"Nsight Compute counted no launch of kernels that take {missed / total:.0%} of the time" if total else ""
+    notes = (*profile.notes, note) if missed > 0.05 * total else profile.notes
+    return replace(profile, kernels=kernels, notes=notes)
+
+
+def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
+    """What happened under a profiler in one sentence that says what to do."""
+    if ncu.FORBIDDEN in log:
+        return ToolLost(
+            "ncu may not read the GPU's counters: load the driver with NVreg_RestrictProfilingToAdminUsers=0, "
+            "or run as root or in a container with CAP_SYS_ADMIN",
+            lasting=True,
+        )
+    said = ncu.complaint(log)
+    if ncu.NOTHING in log:
+        return ToolLost("ncu profiled no kernel: no range of the case was seen; is the package nvtx installed?", True)
+    if status == "timeout":
+        return ToolLost(f"{tool} gave nothing in time: {otherwise}; give it more --time-limit", True, status)
+    if status == "oom":
+        return ToolLost(f"the case did not fit beside {tool}: {otherwise}; try a smaller batch", status=status)
+    return ToolLost(f"{tool} failed: {said or otherwise}", status=status)
+
+
+def _ending(status: int) -> str:
+    """How a profiler ended that left no good report; a shell's 128 and more are signals."""
+    number = status - 128 if status > 128 else -status
+    if number in {each.value for each in signal.Signals}:
+        return f"it was killed by {signal.Signals(number).name}"
+    return f"it ended with status {status}" if status else "it left no report"
+
+
+def _read_by(command: Sequence[str]) -> str:
+    """What a profiler's own program prints of a report; ProfileError where it cannot read it."""
+    env = {**os.environ, "LC_ALL": "C"}  # a comma means thousands and nothing else
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_READ_S, env=env)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ProfileError(f"{command[0]} could not read its report: {of_exception(error)}") from None
+    if done.returncode:
+        words = ncu.complaint(done.stdout) or (done.stderr or done.stdout).strip().rpartition("\n")[2]
+        raise ProfileError(f"{command[0]} could not read its report: {words or f'status {done.returncode}'}")
+    return done.stdout
+
+
+def _text(path: Path | None) -> str:
+    try:
+        return path.read_text(errors="replace") if path else ""
+    except OSError:
+        return ""
+
+
+def _without_folders(command: Sequence[str]) -> str:
+    return shlex.join(_FOLDERS.sub("", word) for word in command)
+
+
+class Profiled:
+    """What `profiled` found; `region` is there once its block has ended."""
+
+    region: Region
+
+
+@contextmanager
+def profiled(device: str = "", units: int = 1, keep: Path | None = None) -> Iterator[Profiled]:
+    """Profile a block by torch.profiler, its `harness.ranges.nvtx_range` as ranges.
+
+        with profiled(units=10) as found:
+            for _ in range(10):
+                model(x)
+        print(reports.profile_words.sentences(found.region))
+
+    device: "cuda" where there is a GPU, else "cpu". units: of work in the block. keep: where the trace is left, as
+    .json.gz. Raises ProfileError where nothing ran.
+    """
+    import torch
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda":
+        torch.cuda.synchronize()
+    found = Profiled()
+    with kineto.recording(device, with_ranges=True, keep=keep) as recorded:
+        yield found
+    launched = kineto.launched(recorded.events, device)
+    found.region = Region(units=units, **found_in(launched, launched))

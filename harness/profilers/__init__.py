@@ -1,0 +1,1 @@
+"""Readers of what profilers write: PyTorch's Kineto, Nsight Systems and Nsight Compute."""

@@ -1,0 +1,86 @@
+"""Nsight Systems: its command line, and kernels, ranges and gaps from its SQLite export."""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from harness.profile_region import ProfileError
+from harness.profilers.trace import Launched, Nesting, Span
+from harness.ranges import TIMED
+
+PROGRAM = "nsys"
+OLDEST = (2022, 4)  # the first that knows the options below
+_PUSH_POP = 59  # NVTX_EVENTS.eventType
+_KERNELS, _LAUNCHES, _RANGES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
+_COPIES = (("CUPTI_ACTIVITY_KIND_MEMCPY", "memory copy"), ("CUPTI_ACTIVITY_KIND_MEMSET", "memory fill"))
+
+
+def wrapping(report: Path) -> list[str]:
+    """What to put before a worker's command, so that its profiler region goes into `report` (.nsys-rep)."""
+    return [
+        PROGRAM,
+        "profile",
+        "--trace=cuda,nvtx",
+        "--sample=none",
+        "--cpuctxsw=none",
+        "--capture-range=cudaProfilerApi",
+        "--capture-range-end=stop",
+        "--cuda-graph-trace=node",
+        "--trace-fork-before-exec=true",
+        "--force-overwrite=true",
+        f"--output={report}",
+    ]
+
+
+def exporting(report: Path, database: Path) -> list[str]:
+    """The command that makes a database of a report."""
+    return [PROGRAM, "export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)]
+
+
+def read(database: Path) -> tuple[list[Launched], list[Launched]]:
+    """(what is timed, one call under its ranges); ProfileError where the database is truncated or something else."""
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+            connection.text_factory = lambda raw: raw.decode(errors="replace")
+            launched = _launched(connection)
+    except sqlite3.Error as error:
+        raise ProfileError(f"the export of Nsight Systems is truncated or is none: {error}") from None
+    timed = [each for each in launched if TIMED in each.path]
+    return timed, [each for each in launched if each.path and TIMED not in each.path]
+
+
+def _launched(connection: sqlite3.Connection) -> list[Launched]:
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    for name in (_LAUNCHES, _RANGES, "StringIds"):
+        if name not in tables:
+            raise ProfileError(f"the export of Nsight Systems has no table {name}: nothing was captured")
+    nesting = Nesting(
+        Span(name or "", thread, start / 1e3, end / 1e3)
+        for name, thread, start, end in connection.execute(
+            f"SELECT COALESCE(text, value), globalTid, start, end FROM {_RANGES} "
+            f"LEFT JOIN StringIds ON textId = StringIds.id WHERE eventType = {_PUSH_POP} AND end IS NOT NULL"
+        )
+    )
+    hosts = {
+        correlation: (thread, start / 1e3)
+        for correlation, thread, start in connection.execute(f"SELECT correlationId, globalTid, start FROM {_LAUNCHES}")
+    }
+    rows = list(_rows(connection, tables))
+    paths = nesting.paths(hosts.get(correlation, (None, 0.0)) for *_, correlation in rows)
+    return [
+        Launched(name, start / 1e3, end / 1e3, (end - start) / 1e3, path, registers, shared)
+        for (name, start, end, registers, shared, _), path in zip(rows, paths, strict=True)
+    ]
+
+
+def _rows(connection: sqlite3.Connection, tables: set[str]) -> Iterator[Sequence]:
+    """(name, start, end, registers, shared bytes, correlation) of every kernel, copy and fill; times in ns."""
+    if _KERNELS in tables:
+        yield from connection.execute(
+            "SELECT value, start, end, registersPerThread, staticSharedMemory + dynamicSharedMemory, correlationId "
+            f"FROM {_KERNELS} JOIN StringIds ON demangledName = StringIds.id"
+        )
+    for table, name in _COPIES:
+        if table in tables:
+            yield from connection.execute(f"SELECT '{name}', start, end, NULL, NULL, correlationId FROM {table}")

@@ -1,0 +1,133 @@
+"""From launches on a clock to kernels, ranges and gaps: what every profiler of times has in common."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.profile_region import KERNEL_LIMIT, Kernel, ProfileError, Range, RangeKernel, short_name
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One launch of a kernel, or one call of an operator on a CPU.
+
+    own_us: its time without that of the operators it calls. path: names of the ranges around it, the outermost first.
+    """
+
+    name: str
+    start_us: float
+    end_us: float
+    own_us: float
+    path: tuple[str, ...] = ()
+    registers: int | None = None
+    shared_bytes: int | None = None
+
+
+def found_in(timed: Sequence[Launched], ranged: Sequence[Launched]) -> dict[str, Any]:
+    """The fields of a profile: times of `timed`, ranges of `ranged`, one call under its ranges.
+
+    Raises ProfileError where nothing was launched, or more distinct kernels than a profile holds.
+    """
+    if not timed:
+        raise ProfileError("no kernel ran in the profiled region")
+    kernels = kernels_of([*timed])
+    if len(kernels) > KERNEL_LIMIT:
+        raise ProfileError(f"{len(kernels)} distinct kernels, a profile holds {KERNEL_LIMIT}")
+    busy_us, longest_gap_us = busy(timed)
+    return {
+        "region_us": max(each.end_us for each in timed) - min(each.start_us for each in timed),
+        "busy_us": busy_us,
+        "longest_gap_us": longest_gap_us,
+        "kernels": tuple(kernels),
+        "ranges": tuple(ranges_of(ranged, kernels)),
+    }
+
+
+def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
+    """The kernels by name, the one that takes longest first."""
+    groups: dict[str, list[Launched]] = defaultdict(list)
+    for each in launched:
+        groups[short_name(each.name)].append(each)
+    kernels = [
+        Kernel(
+            name,
+            len(group),
+            sum(each.own_us for each in group),
+            max((each.registers for each in group if each.registers is not None), default=None),
+            max((each.shared_bytes for each in group if each.shared_bytes is not None), default=None),
+        )
+        for name, group in groups.items()
+    ]
+    return sorted(kernels, key=lambda kernel: -kernel.time_us)
+
+
+def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[Range]:
+    """The ranges in the order in which they begin; kernels that the profile does not have are left out."""
+    places = {kernel.name: place for place, kernel in enumerate(kernels)}
+    found: dict[tuple[str, ...], dict[int, list[float]]] = {}
+    for each in sorted(launched, key=lambda each: each.start_us):
+        place = places.get(short_name(each.name))
+        if place is not None:
+            found.setdefault(each.path, defaultdict(list))[place].append(each.own_us)
+    return [
+        Range(path, tuple(RangeKernel(place, len(times), sum(times)) for place, times in inner.items()))
+        for path, inner in found.items()
+    ]
+
+
+def busy(launched: Iterable[Launched]) -> tuple[float, float]:
+    """Microseconds while anything ran, and the longest time in between while nothing did."""
+    total = longest_gap = 0.0
+    begin = end = None
+    for each in sorted(launched, key=lambda each: each.start_us):
+        if begin is None or end is None:
+            begin, end = each.start_us, each.end_us
+        elif each.start_us > end:
+            longest_gap = max(longest_gap, each.start_us - end)
+            total += end - begin
+            begin, end = each.start_us, each.end_us
+        else:
+            end = max(end, each.end_us)
+    return (total + end - begin, longest_gap) if begin is not None and end is not None else (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A range or a call on the host: on which thread, from when to when."""
+
+    name: str
+    thread: Any
+    start_us: float
+    end_us: float
+
+
+class Nesting:
+    """Which ranges surround a moment of a thread. Ranges of one thread lie within each other or apart."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._threads: dict[Any, list[Span]] = defaultdict(list)
+        for span in sorted(spans, key=lambda span: (span.start_us, -span.end_us)):
+            self._threads[span.thread].append(span)
+
+    def paths(self, moments: Iterable[tuple[Any, float]]) -> list[tuple[str, ...]]:
+        """For each (thread, moment) the names of the ranges around it, the outermost first."""
+        wanted: dict[Any, list[tuple[float, int]]] = defaultdict(list)
+        paths: list[tuple[str, ...]] = []
+        for number, (thread, moment) in enumerate(moments):
+            paths.append(())
+            wanted[thread].append((moment, number))
+        for thread, asked in wanted.items():
+            self._answer(thread, sorted(asked), paths)
+        return paths
+
+    def _answer(self, thread: Any, asked: list[tuple[float, int]], paths: list[tuple[str, ...]]) -> None:
+        spans, following, open_spans = self._threads.get(thread, []), 0, list[Span]()
+        for moment, number in asked:
+            while following < len(spans) and spans[following].start_us <= moment:
+                span = spans[following]
+                open_spans = [each for each in open_spans if each.end_us > span.start_us]
+                open_spans.append(span)
+                following += 1
+            open_spans = [each for each in open_spans if each.end_us >= moment]
+            paths[number] = tuple(each.name for each in open_spans)

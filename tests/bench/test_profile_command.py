@@ -1,0 +1,85 @@
+"""`ttt-bench profile` from the command line, on a CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.run import Run
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["quick", "--systems", "transformer/torch", "--batch", "1", "--context", "32", "--device", "cpu"]
+
+
+def ttt_bench(*arguments: Any, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench", *map(str, arguments)]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("profile")
+    return folder, ttt_bench("profile", *SMALL, "--out", "run", cwd=folder)
+
+
+def test_a_run_of_its_own_holds_a_profile_of_each_case(profiled: Any) -> None:
+    folder, done = profiled
+    assert done.returncode == 0, done.stderr
+    run = Run.open(folder / "run")
+    profiles = list(run.profiles().values())
+    assert [(each.case.phase, each.status) for each in profiles] == [("forward", "ok"), ("generate", "ok")]
+    assert profiles[1].units == 16
+    assert ("prefill", "layer 0") in [each.path for each in profiles[0].ranges]
+    assert any(kernel.name == "aten::mm" for kernel in profiles[0].kernels)
+    assert [record.status for record in run.records()] == ["ok", "ok"]
+    assert str(folder) not in "".join(path.read_text() for path in (folder / "run" / "profiles").glob("*.json"))
+
+
+def test_it_says_what_tells_the_times_and_what_bounds_each_case(profiled: Any) -> None:
+    _, done = profiled
+    assert done.stderr.splitlines()[0] == "ttt-bench: torch.profiler tells the times of operators on the CPU"
+    assert done.stdout.count("ms under the profiler") == 2
+    assert "of the time" in done.stdout
+
+
+def test_resuming_keeps_what_is_there(profiled: Any) -> None:
+    folder, _ = profiled
+    before = {path.name: path.read_bytes() for path in (folder / "run" / "profiles").glob("*.json")}
+    done = ttt_bench("profile", *SMALL, "--out", "run", "--resume", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert {path.name: path.read_bytes() for path in (folder / "run" / "profiles").glob("*.json")} == before
+
+
+def test_profiles_join_a_run_that_measured(profiled: Any, tmp_path: Path) -> None:
+    folder, _ = profiled
+    values = json.loads((folder / "run" / "run.json").read_text())
+    (tmp_path / "measured" / "records").mkdir(parents=True)
+    (tmp_path / "measured" / "run.json").write_text(json.dumps(values | {"mode": "measure"}))
+    other = ttt_bench("profile", *SMALL[:4], "7", *SMALL[5:], "--out", "measured", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "has none of these cases" in other.stderr
+    done = ttt_bench("profile", *SMALL, "--out", "measured", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = Run.open(tmp_path / "measured")
+    assert len(run.profiles()) == 2
+    assert run.records() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--with", "vtune"], "--with vtune: must be one of auto, ncu, nsys, torch"),
+        (["--with", "ncu"], "there is none to use; say --with torch"),
+        ([], "resume it (--resume) or name another folder"),
+    ],
+)
+def test_a_mistake_is_one_sentence(profiled: Any, arguments: list[str], words: str) -> None:
+    folder, _ = profiled
+    done = ttt_bench("profile", *SMALL, "--out", "run", *arguments, cwd=folder)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert words in done.stderr

@@ -1,0 +1,28 @@
+"""A worker that needs no torch: answers like `harness.worker` for a case that a profiler finds two kernels in."""
+
+import json
+import sys
+
+from harness.case import Case
+from harness.record import Record
+
+KERNELS = [{"name": name, "launches": 4, "time_us": 10.0} for name in ("aten::mm", "aten::add")]
+FOUND = {"units": 5, "region_us": 25.0, "busy_us": 20.0, "longest_gap_us": 5.0, "kernels": KERNELS, "ranges": []}
+
+
+def main() -> None:
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["do"] == "stop":
+            return
+        answer = {"available": True, "reason": "", "versions": {}, "environment": {}}
+        if request["do"] == "case":
+            by_kineto = request["profiler"]["tool"] == "kineto"
+            record = Record(Case.from_dict(request["case"]), "ok", environment={"software": {"torch": "2.11"}})
+            profile = (FOUND if by_kineto else {"units": 5}) | {"notes": [], "ceilings": {}}
+            answer = {"record": record.to_dict(), "healthy": True, "profile": profile}
+        print(json.dumps({"id": request["id"], **answer}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

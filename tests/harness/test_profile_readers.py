@@ -1,0 +1,177 @@
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from profile_helpers import HERE, ncu_table, nsys_database
+
+from harness.profile_region import ProfileError, short_name
+from harness.profilers import kineto, ncu, nsys
+from harness.profilers.trace import Launched, busy, found_in
+
+
+def event(category: str, name: str, start: float, duration: float, **arguments: Any) -> dict[str, Any]:
+    thread = arguments.pop("tid", 1)
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration, "tid": thread, "args": arguments}
+
+
+GPU_TRACE = [
+    event("user_annotation", "prefill", 0, 100),
+    event("user_annotation", "layer 0", 10, 20),
+    event("cpu_op", "aten::mm", 11, 5),
+    event("cuda_runtime", "cudaLaunchKernel", 12, 1, correlation=1),
+    event("cuda_driver", "cuLaunchKernelEx", 40, 1, correlation=2),
+    event("cuda_runtime", "cudaMemcpyAsync", 50, 1, correlation=3, tid=2),
+    event("kernel", "gemm", 200, 10, correlation=1, **{"registers per thread": 168, "shared memory": 4096}),
+    event("kernel", "_dual", 215, 20, correlation=2),
+    event("gpu_memcpy", "Memcpy DtoD", 230, 10, correlation=3),
+    {"ph": "M", "name": "process_name", "args": {}},
+]
+
+
+def test_kineto_joins_kernels_to_the_ranges_of_their_launch() -> None:
+    found = kineto.launched(GPU_TRACE, "cuda")
+    assert [(each.name, each.path) for each in found] == [
+        ("gemm", ("prefill", "layer 0")),
+        ("_dual", ("prefill",)),
+        ("Memcpy DtoD", ()),
+    ]
+    assert (found[0].registers, found[0].shared_bytes, found[0].own_us) == (168, 4096, 10)
+
+
+def test_gaps_are_where_nothing_runs_and_streams_may_overlap() -> None:
+    region = found_in(kineto.launched(GPU_TRACE, "cuda"), [])
+    assert (region["region_us"], region["busy_us"], region["longest_gap_us"]) == (40, 35, 5)
+    assert [kernel.name for kernel in region["kernels"]] == ["_dual", "gemm", "Memcpy DtoD"]
+
+
+def test_nothing_launched_is_an_error() -> None:
+    assert busy([]) == (0.0, 0.0)
+    with pytest.raises(ProfileError, match="no kernel ran"):
+        found_in([], [])
+
+
+def test_operators_of_a_cpu_count_without_those_they_call() -> None:
+    calls = [
+        event("cpu_op", "aten::linear", 0, 10),
+        event("cpu_op", "aten::mm", 2, 6),
+        event("cpu_op", "aten::add", 20, 4),
+    ]
+    found = kineto.launched([event("user_annotation", "prefill", 0, 12), *calls], "cpu")
+    assert [(each.name, each.own_us, each.path) for each in found] == [
+        ("aten::linear", 4, ("prefill",)),
+        ("aten::mm", 6, ("prefill",)),
+        ("aten::add", 4, ()),
+    ]
+    assert found_in(found, found)["busy_us"] == 14
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b'{"traceEvents": [', b"{}", b"[]", b'{"traceEvents": 1}', b'{"traceEvents": [1]}']
+)
+def test_a_trace_that_is_none(text: bytes) -> None:
+    with pytest.raises(ProfileError, match=r"torch\.profiler"):
+        kineto.events_of(text)
+
+
+def test_a_trace_with_a_broken_event() -> None:
+    broken = {key: value for key, value in GPU_TRACE[6].items() if key != "dur"}
+    with pytest.raises(ProfileError, match="an event without 'dur'"):
+        kineto.launched([broken], "cuda")
+
+
+def test_a_recording_on_the_cpu_finds_the_operators_in_their_ranges(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from harness.ranges import nvtx_range
+
+    x = torch.ones(32, 32)
+    with kineto.recording("cpu", with_ranges=True, keep=tmp_path / "a.trace.json.gz") as found, nvtx_range("prefill"):
+        torch.mm(x, x)
+    launched = kineto.launched(found.events, "cpu")
+    assert ("aten::mm", ("prefill",)) in {(each.name, each.path) for each in launched}
+    assert (tmp_path / "a.trace.json.gz").stat().st_size > 100
+
+
+def test_nsys_tells_what_is_timed_from_the_call_under_ranges(tmp_path: Path) -> None:
+    timed, ranged = nsys.read(nsys_database(tmp_path / "a.sqlite"))
+    assert [(each.name, each.path) for each in ranged] == [
+        ("gemm(float*)", ("prefill", "layer 0")),
+        ("_dual", ("prefill",)),
+    ]
+    assert [each.name for each in timed] == ["gemm(float*)", "_dual", "memory copy"]
+    assert (timed[0].registers, timed[0].shared_bytes) == (32, 128)
+    region = found_in(timed, ranged)
+    assert (region["region_us"], region["busy_us"], region["longest_gap_us"]) == (7.0, 6.0, 1.0)
+
+
+def test_an_nsys_export_that_is_none(tmp_path: Path) -> None:
+    whole = nsys_database(tmp_path / "a.sqlite").read_bytes()
+    for name, content in {"foreign": b"not a database at all" * 100, "truncated": whole[: len(whole) // 2]}.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ProfileError, match="truncated or is none"):
+            nsys.read(tmp_path / name)
+    with pytest.raises(ProfileError, match="truncated or is none"):
+        nsys.read(tmp_path / "absent")
+    sqlite3.connect(tmp_path / "empty").execute("CREATE TABLE other (id INTEGER)")
+    with pytest.raises(ProfileError, match="no table CUPTI_ACTIVITY_KIND_RUNTIME"):
+        nsys.read(tmp_path / "empty")
+
+
+def test_every_metric_is_one_that_a_gh100_has() -> None:
+    names = set((HERE / "gh100_metrics.txt").read_text().split())
+    assert {metric.split(".")[0] for metric in ncu.METRICS} <= names
+    assert len(set(ncu.METRICS)) == len(ncu.METRICS)
+
+
+def test_ncu_counts_by_kernel() -> None:
+    found = ncu.read(ncu_table("_ZN2at4gemmILi4EEEvi", "_dual"), 4)
+    assert list(found) == ["void at::gemm<4>(int)", "_dual"]
+    counters = found["_dual"]
+    assert (counters.launches, counters.time_us, counters.dram_bytes) == (2, 2.0, 5.4e6)
+    assert counters.operations == 1e6 + 2 * 500
+    assert counters.use == {"sm": 31.0, "dram": 90.5}
+    assert counters.stalls == {"barrier": 0.75, "selected": 0.25}
+    assert (counters.l2_bytes, counters.occupancy, counters.conflicts) == (None, None, None)
+
+
+def test_ncu_means_are_weighted_by_time() -> None:
+    short, long = ncu_table("one", launches=1), ncu_table("one", launches=1).replace("2,000.00", "6,000.00")
+    long = long.replace("31.00", "71.00").splitlines()[-1]
+    counters = ncu.read(short + long + "\n")["one"]
+    assert (counters.launches, counters.time_us, counters.use["sm"]) == (2, 4.0, 61.0)
+
+
+@pytest.mark.parametrize(
+    ("table", "launches", "why"),
+    [
+        (ncu_table("one"), 3, "truncated: it has 2 of 3 launches"),
+        (ncu_table(), None, "holds no launch"),
+        (ncu_table("one")[:-40], None, "truncated at launch 2"),
+        ("==ERROR== no such file\n", None, "has no header"),
+        ('"ID","Kernel Name"\n"",""\n"1","one"\n', None, "lacks the columns"),
+        ('"ID","Kernel Name"\n', None, "lacks the columns"),
+        (ncu_table("one").replace("2,000.00", "n/a"), None, "no time of launch 1"),
+    ],
+)
+def test_an_ncu_table_that_is_none(table: str, launches: int | None, why: str) -> None:
+    with pytest.raises(ProfileError, match=why):
+        ncu.read(table, launches)
+
+
+def test_what_wraps_a_worker_names_every_metric_and_one_layer() -> None:
+    words = ncu.wrapping(Path("/a/b.ncu-rep"), Path("/a/b.log"), "prefill")
+    assert words[0] == "ncu"
+    assert {"--nvtx-include=prefill]", "--nvtx-include=layer 1/"} <= set(words)
+    assert f"--metrics={','.join(ncu.METRICS)}" in words
+
+
+def test_kernels_of_one_shortened_name_are_one() -> None:
+    names = ["a" * 900, "a" * 901]
+    assert short_name(names[0]) == short_name(names[1])
+    region = found_in([Launched(name, place, place + 1, 1.0) for place, name in enumerate(names)], [])
+    assert [kernel.launches for kernel in region["kernels"]] == [2]
+
+
+def test_the_trace_is_read_from_json(tmp_path: Path) -> None:
+    assert len(kineto.events_of(json.dumps({"traceEvents": GPU_TRACE}).encode())) == len(GPU_TRACE)

@@ -1,0 +1,96 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from profile_helpers import case, run_of
+
+from harness.profile_record import Profile, profile_path, read_profile, write_profile
+from harness.profile_region import NAME_LIMIT, Counters, Kernel, ProfileError, Range, RangeKernel, short_name
+from harness.run import RunError
+
+KERNELS = (
+    Kernel("gemm", 4, 60.0, 32, 1024, Counters(2, 15.0, 1e6, 2e6, 3e9, {"sm": 40.0}, 55.0, 10.0, {"barrier": 0.4})),
+    Kernel("copy", 2, 20.0),
+)
+RANGES = (Range(("prefill", "layer 0"), (RangeKernel(0, 2, 30.0), RangeKernel(1, 1, 10.0))),)
+PROFILE = Profile(
+    2, 100.0, 80.0, 12.0, KERNELS, RANGES, {"copy_gbs": 3e3}, case=case(), tools={"ncu": "2025.3"}, notes=("a note",)
+)
+
+
+def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    (run.folder / "profiles").mkdir()
+    write_profile(run.folder, PROFILE)
+    assert run.profiles() == {case().key: PROFILE}
+    assert (PROFILE.gaps_us, PROFILE.unit_ms) == (20.0, 0.05)
+
+
+def test_a_failed_profile_says_why(tmp_path: Path) -> None:
+    failed = Profile(case=case(), status="oom", reason="it did not fit")
+    write_profile(tmp_path, failed)
+    assert read_profile(profile_path(tmp_path, case().key)) == failed
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"units": 0}, "units is 0"),
+        ({"busy_us": 101.0}, "kernels ran for 101 us of a region of 100 us"),
+        ({"kernels": ()}, "a kernel that the profile has not"),
+        ({"kernels": (), "ranges": ()}, "found nothing"),
+        ({"kernels": (KERNELS[0], KERNELS[0])}, "named twice"),
+        ({"status": "failed"}, "with kernels"),
+        ({"status": "odd"}, "must be one of"),
+        ({"region_us": float("inf")}, "must be a finite number"),
+    ],
+)
+def test_a_profile_that_contradicts_itself(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        replace(PROFILE, **changes)
+
+
+def test_counters_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="no shares of one time"):
+        Counters(1, 1.0, stalls={"barrier": 0.7, "wait": 0.7})
+    with pytest.raises(ValueError, match="0 launches"):
+        Counters(0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda text: text[: len(text) // 2], "is not JSON"),
+        (lambda text: "[]", "is no profile"),
+        (lambda text: text.replace('"schema":1', '"schema":7'), "has schema 7"),
+        (lambda text: text.replace('"launches":2', '"launches":"2"'), "kernels"),
+        (lambda text: text.replace('"units"', '"surprise":1,"units"'), "surprise"),
+        (lambda text: text.replace('"batch":2', '"batch":3'), "is of another case"),
+        (lambda text: text.replace('"batch":2', '"batch":0'), "batch"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_an_error(tmp_path: Path, change: Any, why: str) -> None:
+    write_profile(tmp_path, PROFILE)
+    path = profile_path(tmp_path, case().key)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ProfileError, match=why) as error:
+        read_profile(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_profile_of_a_case_that_the_run_has_not(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    write_profile(run.folder, replace(PROFILE, case=case(batch=9)))
+    with pytest.raises(RunError, match="is of a case that the run has not"):
+        run.profiles()
+
+
+def test_long_names_are_shortened_in_the_middle_and_printable() -> None:
+    name = short_name("void " + "x" * 5000 + "\n(int)")
+    assert len(name) <= NAME_LIMIT
+    assert name.startswith("void x")
+    assert name.endswith("(int)")
+    assert name.isprintable()
+    assert json.dumps(short_name("gemm<128>")) == '"gemm<128>"'

@@ -1,0 +1,77 @@
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from profile_helpers import WithTorch, case
+
+from harness import profiled_case
+from harness.measured_case import PROFILE, CaseRun
+from harness.profiled_case import RUNS, WARM_RUNS, Asked, ceilings_of
+from harness.system import Workload
+from harness.timer import Policy
+
+
+def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def noting(name: str) -> Iterator[None]:
+        events.append(name)
+        yield
+        events.append("end")
+
+    monkeypatch.setattr(profiled_case, "nvtx_range", noting)
+    monkeypatch.setattr(profiled_case, "profiler_range", noting)
+    workload = Workload(run=lambda: events.append("run"), units=16)
+    call = ["prefill", "run", "end"]
+    assert profiled_case.profile(case(), workload, Policy(), Asked("nsys")) == {"units": 16 * RUNS, "notes": []}
+    assert events == [*call * WARM_RUNS, "cpu", *call, "timed", *["run"] * RUNS, "end", "end"]
+    events.clear()
+    assert profiled_case.profile(case(), workload, Policy(), Asked("ncu"))["units"] == 16
+    assert events == [*call * WARM_RUNS, "cpu", *call, "end"]
+
+
+def test_an_engine_runs_one_batch_after_it_has_warmed_up() -> None:
+    calls: list[str] = []
+
+    def samples(policy: Policy) -> Iterator[float]:
+        calls.append(f"at most {policy.max_samples}")
+        yield from (1.0, 2.0, 3.0)
+
+    workload = Workload(run=lambda: calls.append("batch"), engine_samples=samples)
+    found = profiled_case.profile(case(phase="generate", timing="engine"), workload, Policy(), Asked("ncu"))
+    assert calls == ["at most 1", "batch"]
+    assert found["units"] == 3
+    assert "an engine's steps are not apart" in found["notes"][0]
+
+
+def test_a_profiled_case_is_not_timed_and_has_its_ceilings() -> None:
+    pytest.importorskip("torch")
+    run = CaseRun(case(l2="cold"), Policy(), PROFILE, Asked(ceilings="profile_helpers:ceilings"))
+    record = run.record(WithTorch())
+    assert (record.status, record.samples_ms, record.gate) == ("ok", [], None)
+    assert run.profile["ceilings"] == {"copy_gbs": 3000.0, "product_tflops": 600.0}
+    assert "not cold" in run.profile["notes"][0]
+    assert run.profile["units"] == 1
+    assert any(kernel["name"] == "aten::mm" for kernel in run.profile["kernels"])
+
+
+def test_ceilings_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    import profile_helpers
+
+    def beyond() -> Any:
+        raise MemoryError
+
+    assert ceilings_of("") == {}
+    assert ceilings_of("profile_helpers:ceilings")["copy_gbs"] == 3000.0
+    monkeypatch.setattr(profile_helpers, "ceilings", beyond)
+    assert ceilings_of("profile_helpers:ceilings") == {}
+
+
+def test_a_worker_needs_no_pydantic_to_profile() -> None:
+    program = "import sys; sys.modules['pydantic'] = None; import harness.worker, harness.profilers.kineto"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

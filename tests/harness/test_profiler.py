@@ -1,0 +1,196 @@
+"""Profiles of cases in real workers, under profilers that work, die, hang, truncate or may not count."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from profile_helpers import NCU_TABLE_NAMES, PAIR, case, launches, ncu_table, nsys_database, put_profilers, run_of
+
+from harness import profiler
+from harness.process import end_marked
+from harness.profile_record import Profile, profile_path, write_profile
+from harness.profile_region import ProfileError
+from harness.profiler import Profiler, Tools, choose, profiled
+from harness.run import Run
+from harness.runner import Limits
+
+KINETO = Tools("kineto")
+WITH_NCU = Tools("kineto", "ncu", {"ncu": "2025.3.0"})
+
+
+def profile_all(
+    run: Run, tools: Tools, module: str = "profile_worker", **changes: Any
+) -> tuple[list[Profile], list[str]]:
+    said: list[str] = []
+    found = Profiler(run, launches(module), tools, Limits(60, 60), say=said.append, **changes).jobs(run.jobs)
+    assert list(run.profiles().values()) == found
+    return found, said
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts fake profilers on the path that do as they are told."""
+
+    def put(does: str = "", version: str = "Version 2025.3.0.0", names: tuple[str, ...] = ("ncu", "nsys")) -> None:
+        monkeypatch.setenv("PATH", put_profilers(tmp_path / "bin", *names))
+        monkeypatch.setenv("FAKE_PROFILER", does)
+        monkeypatch.setenv("FAKE_VERSION", version)
+        (tmp_path / "table.csv").write_text(ncu_table(*NCU_TABLE_NAMES))
+        monkeypatch.setenv("FAKE_REPORT", str(tmp_path / "table.csv"))
+        monkeypatch.setenv("FAKE_SQLITE", str(nsys_database(tmp_path / "fake.sqlite")) if "nsys" in names else "")
+
+    return put
+
+
+def test_kineto_profiles_cases_and_failures_have_their_reasons(tmp_path: Path) -> None:
+    cases = [case(), case(batch=7), case("oom"), case("idle")]
+    run = run_of(tmp_path, *cases)
+    (good, again, oom, idle), said = profile_all(run, KINETO, "harness.worker", ceilings="profile_helpers:ceilings")
+    assert [each.status for each in (good, again, oom, idle)] == ["ok", "ok", "oom", "failed"]
+    assert "MemoryError" in oom.reason
+    assert "no kernel ran" in idle.reason
+    assert {"aten::mm", "aten::add"} <= {kernel.name for kernel in good.kernels}
+    paths = [each.path for each in good.ranges]
+    assert ("prefill", "layer 0") in paths
+    assert ("prefill", "layer 1") in paths
+    assert good.ceilings == {"copy_gbs": 3000.0, "product_tflops": 600.0}
+    assert list(good.tools) == ["torch.profiler"]
+    assert good.commands[0].endswith("-m harness.worker profile_helpers:WithTorch")
+    assert "/" not in good.commands[0]
+    assert 0 < good.busy_us <= good.region_us
+    assert [record.status for record in run.records()] == ["ok", "ok", "oom", "failed"]
+    assert str(tmp_path) not in good.to_json()
+    assert said == []
+
+
+def test_a_run_that_measured_gets_profiles_and_no_records(tmp_path: Path) -> None:
+    run = run_of(tmp_path, mode="measure")
+    profile_all(run, KINETO)
+    assert run.records() == []
+
+
+def test_resuming_makes_what_is_missing_or_failed(tmp_path: Path) -> None:
+    run = run_of(tmp_path, case(), case(batch=3), case(batch=4))
+    profile_all(run, KINETO)
+    write_profile(run.folder, Profile(case=case(batch=3), status="failed", reason="it was killed"))
+    profile_path(run.folder, case(batch=4).key).unlink()
+    again = Profiler(run, launches(), KINETO).jobs(run.jobs, resume=True)
+    assert [each.case.batch for each in again] == [3, 4]
+
+
+def test_a_case_that_is_skipped_starts_no_worker(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    nowhere = {PAIR: replace(launches()[PAIR], command=["/none"])}
+    found = Profiler(run, nowhere, KINETO, skip=lambda _: "too large").jobs(run.jobs)
+    assert [(each.status, each.reason) for each in found] == [("skipped", "too large")]
+    assert "could not be started" in Profiler(run, nowhere, KINETO).jobs(run.jobs)[0].reason
+
+
+def test_ncu_counts_beside_the_times_of_kineto(tmp_path: Path, fake: Any) -> None:
+    fake()
+    (found,), said = profile_all(run_of(tmp_path), WITH_NCU)
+    counters = {kernel.name: kernel.counters for kernel in found.kernels}
+    assert counters["aten::mm"] is not None
+    assert counters["aten::mm"].launches == 2
+    assert found.tools["ncu"] == "2025.3.0"
+    assert [command.split()[0] for command in found.commands][1:] == ["ncu"]
+    assert str(tmp_path) not in " ".join(found.commands)
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("does", "launches", "why", "lasting"),
+    [
+        ("die", "4", "ncu failed: Failed to find metric regex:xyz", False),
+        ("kill", "4", "killed by SIGKILL", False),
+        ("kill late", "4", "ncu failed: it was killed by SIGKILL", False),
+        ("forbidden", "4", "NVreg_RestrictProfilingToAdminUsers=0", True),
+        ("no range", "4", "is the package nvtx installed?", True),
+        ("nothing", "4", "it left no report", False),
+        ("unreadable", "4", "ncu could not read its report", False),
+        ("", "9", "truncated: it has 4 of 9 launches", False),
+        ("hang", "4", "did not end within 1 s and was killed", True),
+    ],
+)
+def test_without_ratios_the_times_stay_and_a_note_says_why(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch, does: str, launches: str, why: str, lasting: bool
+) -> None:
+    fake(does)
+    monkeypatch.setenv("FAKE_LAUNCHES", launches)
+    cases = [case(), case(batch=3)]
+    found, said = profile_all(run_of(tmp_path, *cases), WITH_NCU, stop_s=1.0 if does == "hang" else 60.0)
+    assert [each.status for each in found] == ["ok", "ok"]
+    assert why in found[0].notes[-1]
+    assert found[0].kernels[0].counters is None
+    assert len(said) == (1 if lasting else 2)
+    assert ("given up" in found[1].notes[-1]) is lasting
+
+
+def test_nsys_tells_times(tmp_path: Path, fake: Any) -> None:
+    fake()
+    (found,), _ = profile_all(run_of(tmp_path), Tools("nsys", versions={"nsys": "2025.1"}))
+    assert (found.region_us, found.busy_us, found.units) == (7.0, 6.0, 5)
+    assert [kernel.name for kernel in found.kernels] == ["gemm(float*)", "_dual", "memory copy"]
+    assert found.tools == {"nsys": "2025.1"}
+
+
+def test_without_nsys_kineto_takes_its_place_unless_told_otherwise(tmp_path: Path, fake: Any) -> None:
+    fake("die")
+    (found,), said = profile_all(run_of(tmp_path), Tools("nsys"))
+    assert (found.status, list(found.tools)) == ("ok", ["torch.profiler"])
+    assert found.notes[0].startswith("nsys failed")
+    assert len(said) == 1
+    (tmp_path / "second").mkdir()
+    (alone,), _ = profile_all(run_of(tmp_path / "second"), Tools("nsys", fallback=False))
+    assert (alone.status, alone.reason[:11]) == ("failed", "nsys failed")
+
+
+def test_a_case_that_hangs_ends_and_leaves_no_process(tmp_path: Path, fake: Any) -> None:
+    fake("hang")
+    run, begun = run_of(tmp_path), time.monotonic()
+    profile_all(run, WITH_NCU, stop_s=1.0)
+    assert time.monotonic() - begun < 40
+    assert end_marked(profiler.RUN_VARIABLE, str(run.folder.resolve())) == []
+
+
+def test_auto_takes_the_best_that_is_here_and_says_so(fake: Any) -> None:
+    fake()
+    both = choose("auto", "cuda")
+    assert (both.times, both.ratios) == ("nsys", "ncu")
+    assert "Nsight Systems 2025.3.0.0 tells times and Nsight Compute 2025.3.0.0 counts the rest" in both.said
+    assert choose("torch", "cuda").ratios == ""
+    assert (choose("ncu", "cuda").times, choose("ncu", "cuda").ratios) == ("kineto", "ncu")
+    assert choose("auto", "cpu").times == "kineto"
+
+
+@pytest.mark.parametrize(
+    ("version", "names", "why"),
+    [
+        ("Version 2019.1.0", ("ncu",), "ncu 2019.1.0 is too old"),
+        ("no number", ("ncu",), "ncu does not say its version"),
+        ("Version 2025.3", (), "ncu is not on the path"),
+    ],
+)
+def test_a_profiler_that_cannot_be_used(fake: Any, version: str, names: tuple[str, ...], why: str) -> None:
+    fake("", version, names)
+    assert why in choose("auto", "cuda").said
+    assert choose("auto", "cuda").ratios == ""
+    with pytest.raises(ProfileError, match=why) as error:
+        choose("ncu", "cuda")
+    assert "install Nsight Compute" in str(error.value)
+    with pytest.raises(ProfileError, match="there is none to use"):
+        choose("ncu", "cpu")
+
+
+def test_a_script_profiles_a_block(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.ones(32, 32)
+    with profiled("cpu", units=3) as found:
+        for _ in range(3):
+            torch.mm(x, x)
+    counts = {kernel.name: kernel.launches for kernel in found.region.kernels}
+    assert (counts["aten::mm"], found.region.units) == (3, 3)
+    with pytest.raises(ProfileError, match="no kernel ran"), profiled("cpu"):
+        pass
