@@ -14,6 +14,7 @@ TIMINGS = ("eager", "graph", "engine")
 CACHE_STATES = ("warm", "cold")
 
 _CHOICES = {"phase": PHASES, "timing": TIMINGS, "l2": CACHE_STATES}
+TEXT_LIMIT = 1000  # characters of a field or of an option
 _REQUIRED_TEXTS = ("system", "backend", "size", "dtype")
 
 
@@ -103,6 +104,8 @@ def _sorted_options(options: Any) -> tuple[tuple[str, Scalar], ...]:
         finite = not isinstance(value, float) or math.isfinite(value)
         if not isinstance(name, str) or not isinstance(value, Scalar) or not finite:
             raise CaseError(f"case: field 'options': {name!r} is {value!r}, must be text, a finite number or a bool")
+        if max(len(name), len(str(value))) > TEXT_LIMIT:
+            raise CaseError(f"case: field 'options': {name[:40]!r} is longer than {TEXT_LIMIT} characters")
         if not name.isprintable() or not str(value).isprintable():
             raise CaseError(f"case: field 'options': {name!r} is {value!r}, must be printable text")
     if len(dict(pairs)) < len(pairs):
@@ -122,6 +125,8 @@ def _check_field(name: str, value: Any) -> None:
         _check_count(name, value, at_least=1 if name == "batch" else 0)
     elif not isinstance(value, str):
         raise CaseError(f"case: field {name!r} is {value!r}, must be text")
+    elif len(value) > TEXT_LIMIT:
+        raise CaseError(f"case: field {name!r} is {value[:40]!r}…, longer than {TEXT_LIMIT} characters")
     elif not value.isprintable():
         raise CaseError(f"case: field {name!r} is {value!r}, must be printable text")
     elif name in _CHOICES and value not in _CHOICES[name]:

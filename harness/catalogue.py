@@ -4,8 +4,9 @@
 not in this repository, is drawn under its own labels.
 """
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 FORBID_EXTRA = {"extra": "forbid", "strict": True}
@@ -117,6 +118,10 @@ class Catalogue:
     def __post_init__(self) -> None:
         for kind in ("systems", "backends", "metrics", "axes", "suites"):
             _refuse_repetition(kind, (entry.name for entry in getattr(self, kind)))
+        _refuse_unprintable(asdict(self))
+        for metric in self.metrics:
+            if not 0 < metric.scale < math.inf:
+                raise ValueError(f"catalogue: metric {metric.name!r}: scale is {metric.scale}, must be above 0")
         metrics, axes = {each.name for each in self.metrics}, {each.name for each in self.axes}
         for suite in self.suites:
             for figure in suite.figures:
@@ -168,3 +173,13 @@ def _refuse_repetition(kind: str, names: Iterable[str]) -> None:
         if name in seen:
             raise ValueError(f"catalogue: {kind} names {name!r} twice")
         seen.add(name)
+
+
+def _refuse_unprintable(value: Any) -> None:
+    """Labels go to terminals and pages."""
+    if isinstance(value, str):
+        if not value.isprintable():
+            raise ValueError(f"catalogue: has the text {value[:60]!r}, which is not printable")
+    elif isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            _refuse_unprintable(each)

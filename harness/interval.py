@@ -1,18 +1,24 @@
-"""Within which interval lies the median, whatever the distribution of the samples?"""
+"""Within which interval lies the median, whatever the distribution of the samples, and of the processes?"""
 
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from statistics import mean, stdev
 
 FEWEST = 6  # samples whose extremes hold the median with 95%
+_CORRELATED = 1.3  # standard errors of a correlation of independent samples
 
 
 def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
-    """(median, low, high): order statistics that hold the true median with at least `confidence`.
+    """(median, low, high) of samples in the order in which they were taken, within this process.
 
-    The number of samples below the median is binomial(n, 1/2), so the r-th smallest and r-th largest sample hold it
-    with probability 1 - 2 P(binomial <= r - 1). Where no pair reaches `confidence` (fewer than `FEWEST` samples at
-    0.95), low and high are the extremes: no interval of that confidence, but the range. Raises ValueError without
+    low and high are order statistics that hold the true median with at least `confidence`: the number of independent
+    samples below the median is binomial(n, 1/2), so the r-th smallest and r-th largest hold it with probability
+    1 - 2 P(binomial <= r - 1). Samples that follow each other are often correlated; the interval is then that of as
+    many independent samples as they are worth (`independent_samples`). Where no pair reaches `confidence` (fewer than
+    `FEWEST` at 0.95), low and high are the extremes: no interval of that confidence, but the range.
+
+    It says nothing of other processes, whose medians differ by more (`repeats_interval`). Raises ValueError without
     samples, or for a confidence outside of (0, 1).
     """
     if not samples:
@@ -20,8 +26,85 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple
     if not 0 < confidence < 1:
         raise ValueError(f"confidence {confidence}: must lie between 0 and 1")
     ordered = sorted(samples)
-    rank = _lower_rank(len(ordered), confidence)
+    count, worth = len(samples), independent_samples(samples)
+    rank = _lower_rank(worth, confidence)
+    if worth < count:
+        # The r-th of `worth` samples lies on average at the quantile r / (worth + 1).
+        rank = 1 if worth < FEWEST else max(1, rank * (count + 1) // (worth + 1))
     return _median(ordered), ordered[rank - 1], ordered[-rank]
+
+
+def independent_samples(samples: Sequence[float]) -> int:
+    """As many independent samples as these know of their median: n / (1 + 2 sum of the correlations at lags 1, 2, ...).
+
+    The correlations are those of whether a sample lies above the median, on which alone an interval of order
+    statistics depends. The sum ends where a pair of successive ones is no longer positive (Geyer, Practical Markov
+    Chain Monte Carlo, 1992, section 3.3). All of them where the first correlation may be chance.
+    """
+    count, middle = len(samples), _median(sorted(samples))
+    above = int("0" + "".join("1" if sample > middle else "0" for sample in samples), 2)
+    share = above.bit_count() / count
+    variance = share * (1 - share)
+    if count < 2 * FEWEST or not variance:
+        return count
+
+    def correlation(lag: int) -> float:
+        together = (above & (above >> lag)).bit_count() / (count - lag)
+        return (together - share * share) / variance
+
+    if correlation(1) <= _CORRELATED / math.sqrt(count):
+        return count
+    total = 0.0
+    for lag in range(1, count // 2, 2):
+        pair = correlation(lag) + correlation(lag + 1)
+        if pair <= 0:
+            break
+        total += pair
+    length = 1 + 2 * total
+    length *= 1 + 2 * length / count  # correlations about a mean that is itself estimated come out too small
+    return max(1, min(count, int(count / length)))
+
+
+def repeats_interval(medians: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
+    """(mean, low, high) of the medians of processes: the interval that holds the mean of all such processes.
+
+    Student's t, as a few processes have no other. One process says nothing of others: low and high are its median.
+    Raises ValueError without medians.
+    """
+    if not medians:
+        raise ValueError("mean of no medians")
+    middle = mean(medians)
+    if len(medians) < 2:
+        return middle, middle, middle
+    half = _student(len(medians) - 1, confidence) * stdev(medians) / math.sqrt(len(medians))
+    return middle, middle - half, middle + half
+
+
+@lru_cache(maxsize=256)
+def _student(degrees: int, confidence: float) -> float:
+    """The t that Student's distribution stays within with probability `confidence`, by bisection."""
+    low, high = 0.0, 1e6
+    for _ in range(100):
+        at = (low + high) / 2
+        low, high = (at, high) if _student_within(at, degrees) < confidence else (low, at)
+    return high
+
+
+def _student_within(t: float, degrees: int) -> float:
+    """P(|T| <= t) for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    if degrees % 2:
+        term, total = cosine, cosine if degrees > 1 else 0.0
+        for k in range(3, degrees - 1, 2):
+            term *= (k - 1) / k * cosine * cosine
+            total += term
+        return 2 / math.pi * (angle + sine * total)
+    term = total = 1.0
+    for k in range(2, degrees - 1, 2):
+        term *= (k - 1) / k * cosine * cosine
+        total += term
+    return sine * total
 
 
 def _median(ordered: Sequence[float]) -> float:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -58,8 +59,9 @@ class WorkerProcess:
     def __init__(self, launch: Launch) -> None:
         # Append mode, so that it can be emptied between cases under the writer's feet.
         self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by `kill`
-        self._buffer = b""
-        self._ids = itertools.count(1)
+        self._buffer = bytearray()
+        # From a number that nothing but the worker is told: what is forged or left over answers no question.
+        self._ids = itertools.count(secrets.randbits(48))
         self._token = uuid.uuid4().hex
         command = [*launch.command, "-m", launch.module, *([launch.entry] if launch.entry else [])]
         guard = [sys.executable, "-I", "-S", warden.__file__] if sys.platform == "linux" else []
@@ -81,8 +83,8 @@ class WorkerProcess:
         """The worker's answer; WorkerLost if it dies, answers something else or gives none within `limit_s` seconds."""
         number = next(self._ids)
         self._empty_log()
-        self._send({"id": number, **request})
         deadline = time.monotonic() + limit_s
+        self._send({"id": number, **request}, deadline)
         while True:
             answer = self._answer_to(number)
             if answer is not None:
@@ -100,7 +102,7 @@ class WorkerProcess:
     def stop(self) -> None:
         """Ask the worker to end, then make it."""
         with suppress(WorkerLost, subprocess.TimeoutExpired):
-            self._send({"id": next(self._ids), "do": "stop"})
+            self._send({"id": next(self._ids), "do": "stop"}, time.monotonic() + _STOP_S)
             self._process.wait(_STOP_S)
         self.kill()
 
@@ -122,11 +124,15 @@ class WorkerProcess:
     def _empty_log(self) -> None:
         os.ftruncate(self._stderr.fileno(), 0)
 
-    def _send(self, request: Mapping[str, Any]) -> None:
+    def _send(self, request: Mapping[str, Any], deadline: float) -> None:
+        """Write a request; a worker that does not read it is not waited for beyond the deadline."""
         assert self._process.stdin is not None
+        pipe, data = self._process.stdin.fileno(), json.dumps(request).encode() + b"\n"
+        os.set_blocking(pipe, False)
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+            while data and time.monotonic() < deadline:
+                _, writable, _ = select.select([], [pipe], [], _POLL_S)
+                data = data[os.write(pipe, data) :] if writable else data
         except OSError:
             raise self._death() from None
 
@@ -148,8 +154,9 @@ class WorkerProcess:
 
     def _answer_to(self, number: int) -> dict[str, Any] | None:
         """The answer in the buffer, if it is there; WorkerLost for one to another question, or for two."""
-        while b"\n" in self._buffer:
-            line, self._buffer = self._buffer.split(b"\n", 1)
+        while (end := self._buffer.find(b"\n")) >= 0:
+            line = bytes(self._buffer[:end])
+            del self._buffer[: end + 1]
             if not line.lstrip().startswith(b"{"):
                 continue  # what a container's client or an interpreter's start-up printed
             answer = _parsed(line)
@@ -165,6 +172,8 @@ class WorkerProcess:
             code = self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             return WorkerLost("failed", self._with_last_words("the worker closed its output"))
+        if code == warden.NOT_STARTED:
+            return WorkerLost("failed", self._last_words() or "the worker could not be started")
         # The warden, shells and container clients report a signal as 128 + its number.
         number = -code if code < 0 else code - 128 if code > 128 else 0
         if number in {each.value for each in signal.Signals}:
@@ -174,11 +183,14 @@ class WorkerProcess:
         return WorkerLost("failed", self._with_last_words(f"the worker exited with status {code}"))
 
     def _with_last_words(self, what: str) -> str:
+        words = self._last_words()
+        return sentence(f"{what}; its last words: {words}" if words else what)
+
+    def _last_words(self) -> str:
         descriptor = self._stderr.fileno()
         size = os.fstat(descriptor).st_size
         tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        words = last_words(tail.decode(errors="replace"))
-        return sentence(f"{what}; its last words: {words}" if words else what)
+        return last_words(tail.decode(errors="replace"))
 
 
 def end_marked(variable: str, value: str) -> list[str]:
@@ -186,7 +198,7 @@ def end_marked(variable: str, value: str) -> list[str]:
     found: dict[int, str] = {}
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
-        alive = _marked(f"{variable}={value}".encode())
+        alive = _marked(os.fsencode(f"{variable}={value}"))
         if not alive:
             break
         for pid in alive:

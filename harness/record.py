@@ -13,7 +13,7 @@ from harness.reason import printable
 SCHEMA_VERSION = 2
 STATUSES = ("ok", "gate", "failed", "killed", "unstarted", "timeout", "oom", "skipped")
 STOPS = ("", "interval", "budget", "count")
-REASON_LIMIT = 2000  # characters
+REASON_LIMIT = 2000  # bytes
 NESTING_LIMIT = 16  # levels of `gate` and `environment`, which readers walk by recursion
 
 _NESTING = (dict, list, tuple)  # what JSON nests
@@ -59,7 +59,7 @@ class Record:
 
     def __post_init__(self) -> None:
         self.validate()
-        self.reason = printable(self.reason)[:REASON_LIMIT]
+        self.reason = printable(self.reason[:REASON_LIMIT]).encode()[:REASON_LIMIT].decode("utf-8", "ignore")
         self.started_at = printable(self.started_at)
         self.metrics = {printable(name): _number(name, value) for name, value in self.metrics.items()}
         self.settings = {printable(name): printable(str(value)) for name, value in self.settings.items()}
@@ -80,13 +80,14 @@ class Record:
             raise RecordError(f"record: status {self.status!r} without a reason")
         if self.status != "ok" and self.samples_ms:
             raise RecordError(f"record: status {self.status!r} with samples; only 'ok' may be timed")
-        if self.status == "ok" and self.gate is not None and self.gate.get("passed") is not True:
-            raise RecordError("record: status 'ok' with a gate that was not passed")
         _check_samples(self.samples_ms, self.throttled)
         _check_gate(self.gate)
         for name in ("gate", "environment"):
-            if _is_deeper(getattr(self, name), NESTING_LIMIT):
+            if is_deeper(getattr(self, name), NESTING_LIMIT):
                 raise RecordError(f"record: {name} is nested more than {NESTING_LIMIT} levels deep")
+        _check_environment(self.environment)
+        if self.status == "ok" and self.gate is not None and self.gate.get("passed") is not True:
+            raise RecordError("record: status 'ok' with a gate that was not passed")
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON values, the schema version first."""
@@ -162,9 +163,26 @@ def _shortened(value: Any) -> str:
 def _check_samples(samples: list[Any], throttled: list[Any]) -> None:
     for sample in samples:
         if not _is_number(sample) or not math.isfinite(sample) or sample < 0:
-            raise RecordError(f"record: sample {sample!r}, must be a finite number of milliseconds, at least 0")
+            raise RecordError(f"record: sample {_shortened(sample)}, must be a finite number of milliseconds, at least 0")
     if len(throttled) != len(samples):
         raise RecordError(f"record: {len(throttled)} throttle marks for {len(samples)} samples")
+    for mark in throttled:
+        if not isinstance(mark, bool):
+            raise RecordError(f"record: throttle mark {_shortened(mark)}, must be true or false")
+
+
+def _check_environment(environment: Mapping[str, Any]) -> None:
+    """What readers look into has the shape that `environment.around` gave it; the rest may be anything."""
+    for part in ("gpu", "cpu", "software"):
+        value = environment.get(part)
+        if value is None:
+            continue
+        if not _is_object(value):
+            raise RecordError(f"record: environment has the {part} {_shortened(value)}, must be an object or null")
+        for moment in ("before", "after"):
+            if part != "software" and not _is_object(value.get(moment, {})):
+                said = f"{part} with the {moment!r} {_shortened(value[moment])}"
+                raise RecordError(f"record: environment has the {said}, must be an object")
 
 
 def _check_gate(gate: Mapping[str, Any] | None) -> None:
@@ -183,12 +201,12 @@ def _is_check(value: Any) -> bool:
     return all(each in value and (value[each] is None or _is_number(value[each])) for each in ("value", "limit"))
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
+def is_deeper(value: Any, levels: int) -> bool:
     """Whether more than `levels` objects and lists lie within each other."""
     if not isinstance(value, _NESTING):
         return False
     inner = value.values() if isinstance(value, dict) else value
-    return not levels or any(_is_deeper(each, levels - 1) for each in inner if isinstance(each, _NESTING))
+    return not levels or any(is_deeper(each, levels - 1) for each in inner if isinstance(each, _NESTING))
 
 
 def _number(name: str, value: Any) -> float | None:

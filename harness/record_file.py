@@ -1,5 +1,6 @@
 """A file of records, one JSON line each: appended by one writer, read by any, whole after a kill."""
 
+import errno
 import fcntl
 import json
 import os
@@ -11,6 +12,8 @@ from types import TracebackType
 
 from harness.case import CaseError
 from harness.record import LINE_START, Record, RecordError
+
+LINE_LIMIT = 256 << 20  # bytes, beyond what a worker may answer however it is escaped
 
 
 class RecordFile:
@@ -30,10 +33,7 @@ class RecordFile:
         with _as_record_error(self.path, "written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Not O_TRUNC: nothing that is there may be lost. Not O_APPEND: a failed write is cut off again.
-            # Not through a link: a run that was copied from a stranger must not write outside of its folder.
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-                raise RecordError(f"{self.path}: is not a regular file")
+            self._fd = _open_regular(self.path, os.O_RDWR | os.O_CREAT)
         try:
             _lock(self._fd, self.path)
             self._repair(self._fd)
@@ -68,14 +68,19 @@ class RecordFile:
         return list(self)
 
     def __iter__(self) -> Iterator[Record]:
-        if not self.path.exists():
-            return
-        with _as_record_error(self.path, "read"), self.path.open("rb") as file:
-            held: tuple[int, bytes] | None = None
-            for number, line in enumerate(file, start=1):
-                if held is not None:
-                    yield _parse(self.path, *held)
-                held = (number, line)
+        held: tuple[int, bytes] | None = None
+        with _as_record_error(self.path, "read"):
+            try:
+                descriptor = _open_regular(self.path, os.O_RDONLY)
+            except FileNotFoundError:
+                return
+            with os.fdopen(descriptor, "rb") as file:
+                for number, line in enumerate(iter(lambda: file.readline(LINE_LIMIT), b""), start=1):
+                    if held is not None:
+                        yield _parse(self.path, *held)
+                    if len(line) == LINE_LIMIT:
+                        raise RecordError(f"{self.path}, line {number}: is too long for a record")
+                    held = (number, line)
         if held is not None and not _is_torn(held[1]):
             yield _parse(self.path, *held)
 
@@ -106,12 +111,30 @@ class RecordFile:
     def _repair(self, fd: int) -> None:
         """Cut off a last line that is not whole; end one that lacks only its newline."""
         start, line = _last_line(fd)
+        if len(line) >= LINE_LIMIT:
+            raise RecordError(f"{self.path}, last line: is too long for a record")
         if _is_torn(line):
             os.ftruncate(fd, start)
         elif line and not line.endswith(b"\n"):
             _parse(self.path, None, line)
             os.lseek(fd, 0, os.SEEK_END)
             _write_all(fd, b"\n")
+
+
+def _open_regular(path: Path, flags: int) -> int:
+    """A descriptor of a file that is no link (a stranger's run must not lead outside of its folder), pipe or device."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise RecordError(f"{path}: is a link; a run holds its records itself") from None
+        if error.errno == errno.ENXIO:
+            raise RecordError(f"{path}: is not a regular file") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise RecordError(f"{path}: is not a regular file")
+    return descriptor
 
 
 def _is_torn(line: bytes) -> bool:
@@ -156,14 +179,14 @@ def _lock(fd: int, path: Path) -> None:
 def _last_line(fd: int) -> tuple[int, bytes]:
     """(offset, bytes) of the last line; (0, b"") of an empty file."""
     end = start = os.lseek(fd, 0, os.SEEK_END)
-    tail = b""
+    tail, step = b"", min(end, 1 << 16)
     while start > 0:
-        step = min(start, 1 << 16)
         start -= step
         tail = os.pread(fd, step, start) + tail
         newline = tail.rfind(b"\n", 0, len(tail) - 1)
         if newline >= 0:
             return end - len(tail) + newline + 1, tail[newline + 1 :]
+        step = min(start, 2 * step)  # so that a long line is not copied for each small piece of it
     return 0, tail
 
 

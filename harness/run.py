@@ -7,9 +7,11 @@ FOLDER/profiles/KEY.json             what a profiler found of a case
 
 import fcntl
 import json
+import math
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,13 +24,18 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 from harness.case import Case, CaseError
 from harness.catalogue import FORBID_EXTRA, Catalogue
 from harness.files import write_atomically
-from harness.record import Record, RecordError
+from harness.reason import printable
+from harness.record import NESTING_LIMIT, Record, RecordError, is_deeper
 from harness.record_file import RecordFile
+from harness.timer import Policy
 
 SCHEMA_VERSION = 1
 TOOL = "ttt-bench"
 FILE = "run.json"
 _SIZE_LIMIT = 256 << 20  # bytes of a run.json
+_COUNT_LIMIT = 1_000_000  # of samples of a case; _REPEATS_LIMIT: of processes
+_REPEATS_LIMIT = 1000
+_SAID_LIMIT = 400  # characters of what is wrong with a run.json
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")  # what may become part of a file's name
 
 Mode = Literal["measure", "verify", "profile"]
@@ -58,6 +65,10 @@ class Planned:
     min_samples: int = 1
     grows: bool = False
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_samples <= _COUNT_LIMIT:
+            raise ValueError(f"min_samples is {_shortened(self.min_samples)}, must be from 1 to {_COUNT_LIMIT}")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -72,7 +83,7 @@ class Job:
     def __post_init__(self) -> None:
         for part in (self.system, self.backend):
             if not _SAFE_NAME.fullmatch(part):
-                raise ValueError(f"job {self.system!r}/{self.backend!r}: {part!r} cannot be part of a file's name")
+                raise ValueError(f"job {_shortened(part)}: that cannot be part of a file's name")
         for planned in self.cases:
             if (planned.case.system, planned.case.backend) != (self.system, self.backend):
                 raise ValueError(f"job {self.name}: has a case of {planned.case.system_backend}")
@@ -100,6 +111,10 @@ class Request:
     dirty: bool | None
     machine: dict[str, Any]
 
+    def __post_init__(self) -> None:
+        if is_deeper(self.machine, NESTING_LIMIT):
+            raise ValueError(f"request: machine is nested more than {NESTING_LIMIT} levels deep")
+
 
 @dataclass(frozen=True)
 class RunFile:
@@ -117,20 +132,22 @@ class RunFile:
     requests: tuple[Request, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [job.name for job in self.jobs]
-        for name in names:
-            if names.count(name) > 1:
+        for name, count in Counter(job.name for job in self.jobs).items():
+            if count > 1:
                 raise ValueError(f"two jobs are called {name}")
-        keys = [planned.case.key for job in self.jobs for planned in job.cases]
-        if len(keys) > len(set(keys)):
-            raise ValueError("a case is planned twice")
-        if self.repeats < 1:
-            raise ValueError(f"repeats is {self.repeats}, must be at least 1")
+        labels = {planned.case.key: planned.case.label for job in self.jobs for planned in job.cases}
+        keys = Counter(planned.case.key for job in self.jobs for planned in job.cases)
+        for key, count in keys.items():
+            if count > 1:
+                raise ValueError(f"the case {labels[key]} is planned twice")
+        if not 1 <= self.repeats <= _REPEATS_LIMIT:
+            raise ValueError(f"repeats is {_shortened(self.repeats)}, must be from 1 to {_REPEATS_LIMIT}")
+        Policy.from_dict(self.policy)
         known = set(keys)
         for suite in self.catalogue.suites:
             for key in suite.cases:
                 if key not in known:
-                    raise ValueError(f"suite {suite.name!r} has the case {key!r}, which no job has")
+                    raise ValueError(f"suite {suite.name!r} has the case {_shortened(key)}, which no job has")
 
 
 _ADAPTER: TypeAdapter[RunFile] = TypeAdapter(RunFile)
@@ -145,7 +162,11 @@ class Run:
     @classmethod
     def create(cls, folder: Path, file: RunFile) -> "Run":
         """A new run in `folder`, which may exist but must hold no run."""
-        if (folder / FILE).exists() or _has_entries(folder / "records"):
+        try:
+            held = os.path.lexists(folder / FILE) or _has_entries(folder / "records")
+        except OSError as error:
+            raise RunError(f"{folder}: cannot be read: {error.strerror or error}") from None
+        if held:
             raise RunError(f"{folder}: holds a run already; resume it (--resume) or name another folder")
         run = cls(folder, file)
         run.save()
@@ -184,6 +205,8 @@ class Run:
             write_atomically(self.folder / FILE, text + "\n")
         except OSError as error:
             raise RunError(f"{self.folder}: cannot be written: {error.strerror or error}") from None
+        except ValueError as error:  # a number that JSON has not, or a name that no file can have
+            raise RunError(f"{self.folder}: cannot be written: {error}") from None
 
     def extend(self, jobs: Iterable[Job], catalogue: Catalogue, policy: Mapping[str, Any], request: Request) -> None:
         """Add what a later request asks for: cases that are not planned yet go to the end of their job."""
@@ -249,19 +272,25 @@ class Run:
     @contextmanager
     def held(self) -> Iterator[None]:
         """The folder for one planner or runner; RunError where another holds it."""
-        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(
-                    f"{self.folder}: another run is writing to it; wait for it or name another folder"
-                ) from None
-            except OSError:  # a file system without locks: each record file still has its own guard
-                pass
+            descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise RunError(f"{self.folder}: cannot be read: {error.strerror or error}") from None
+        try:
+            self._lock(descriptor)
             yield
         finally:
             os.close(descriptor)
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(
+                f"{self.folder}: another run is writing to it; wait for it or name another folder"
+            ) from None
+        except OSError:  # a file system without locks: each record file still has its own guard
+            return
 
 
 def latest(job: Job, records: Iterable[Record]) -> list[Record]:
@@ -287,13 +316,30 @@ def _json_of(folder: Path) -> Any:
         if not path.exists():
             raise RunError(f"{folder}: is not a run: it has no {FILE} (older records: ttt-bench import FOLDER -o RUN)")
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _SIZE_LIMIT:
-            raise RunError(f"{path}: is not a run file: it is {'too large' if status.st_size else 'no regular file'}")
-        return json.loads(path.read_text("utf-8"))
+        if not stat.S_ISREG(status.st_mode):
+            raise RunError(f"{path}: is not a run file: it is no regular file")
+        if status.st_size > _SIZE_LIMIT:
+            raise RunError(f"{path}: is not a run file: it is larger than {_SIZE_LIMIT >> 20} MB")
+        data = path.read_bytes()
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        return json.loads(data.decode("utf-8"), parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
         raise RunError(f"{path}: is not JSON, so this is no run or it is damaged") from None
+
+
+def _finite(text: str) -> float:
+    """The number; ValueError for NaN and the infinities, which JSON has not and no run.json holds."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no number of JSON")
+    return value
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value) if not isinstance(value, int) or value.bit_length() < 256 else "a very large number"
+    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def _parsed(path: Path, values: Any) -> RunFile:
@@ -308,6 +354,8 @@ def _parsed(path: Path, values: Any) -> RunFile:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise RunError(f"{path}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}") from None
+        said = f"{where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
     except (CaseError, ValueError, RecursionError) as error:
-        raise RunError(f"{path}: {error}") from None
+        said = str(error)
+    said = printable(said)
+    raise RunError(f"{path}: {said if len(said) <= _SAID_LIMIT else said[: _SAID_LIMIT - 1] + '…'}")

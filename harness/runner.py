@@ -15,7 +15,7 @@ from harness.environment import around, snapshot
 from harness.machine_load import LoadMeter
 from harness.process import RUN_VARIABLE, Launch, WorkerLost, WorkerProcess, end_marked
 from harness.reason import of_exception
-from harness.record import Record
+from harness.record import Record, RecordError
 from harness.record_file import RecordFile
 from harness.run import Job, Planned, Run, latest
 from harness.timer import Policy
@@ -158,7 +158,18 @@ def run_jobs(
                     marked = replace(launch, env={**launch.env, RUN_VARIABLE: mark})
                     with run.record_file(job) as file:
                         _JobRun(run, job, marked, file, repeat, limits or Limits(), display, skip).cases(pending)
+        for job in jobs:
+            _refuse_loss(run, job)
         return run.records()
+
+
+def _refuse_loss(run: Run, job: Job) -> None:
+    """RecordError where a job that is done lacks a record: what was appended last may have been removed since."""
+    there = len(latest(job, run.job_records(job)))
+    lost = len(job.cases) * run.file.repeats - there
+    if lost:
+        path = run.record_file(job).path
+        raise RecordError(f"{path}: lost {lost} record{'' if lost == 1 else 's'} while the run was writing to it")
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Time a callable: warm up until steady, then sample until the median is known or the budget ends."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -36,7 +37,7 @@ class Policy:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise ValueError(f"policy: {field.name} is {value!r}, must be a number, at least 0")
         if not 1 <= self.min_samples <= self.max_samples:
             raise ValueError(f"policy: min_samples {self.min_samples}, must be from 1 to {self.max_samples}")

@@ -14,6 +14,7 @@ import sys
 import time
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+NOT_STARTED = 127  # the status where there is no such command, as shells have it
 _KILL_S = 20.0  # for descendants that fork while they are killed
 
 
@@ -22,27 +23,31 @@ def main(command: list[str]) -> int:
     caller = os.getppid()
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the caller may have blocked what must arrive here
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != caller:
         return 128 + signal.SIGTERM
+    warden = os.getpid()
     child = os.fork()
     if child == 0:
-        _become(command, prctl)
+        _become(command, prctl, warden)
     _release_streams()
     return _wait_for(child)
 
 
-def _become(command: list[str], prctl: "ctypes._NamedFuncPointer") -> None:
+def _become(command: list[str], prctl: "ctypes._NamedFuncPointer", warden: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != warden:
+        os._exit(NOT_STARTED)
     try:
         os.execvp(command[0], command)
     except OSError as error:
         os.write(2, f"{os.path.basename(command[0])} could not be started: {error.strerror}\n".encode())
-        os._exit(127)
+        os._exit(NOT_STARTED)
 
 
 def _release_streams() -> None:

@@ -73,6 +73,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) > 1:
         print("usage: python -m harness.worker [MODULE:ATTRIBUTE]", file=sys.stderr)
         return 2
+    asked = os.getpid()
     requests, answers = _claim_pipes()
     _die_with_parent(answers.fileno())
     system = load(arguments[0]) if arguments else _NoSystem()
@@ -80,7 +81,10 @@ def main(arguments: list[str]) -> int:
         request = json.loads(line)
         if request["do"] == "stop":
             break
-        answers.write(json.dumps({"id": request["id"], **answer(system, request)}, allow_nan=False) + "\n")
+        line = json.dumps({"id": request["id"], **answer(system, request)}, allow_nan=False) + "\n"
+        if os.getpid() != asked:
+            os._exit(1)  # a child that a case forked and that came back here; its parent answers
+        answers.write(line)
         answers.flush()
     return 0
 

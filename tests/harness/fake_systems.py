@@ -46,6 +46,23 @@ def _print_garbage() -> None:
     spin()
 
 
+_forked = False
+
+
+def _fork_once() -> None:
+    """Both processes go on with the case."""
+    global _forked
+    if not _forked:
+        _forked = True
+        os.fork()
+    spin()
+
+
+def _chatter() -> None:
+    while True:
+        print("x" * 10_000)
+
+
 RUNS: dict[str, Callable[[], object]] = {
     "work": spin,
     "raise": lambda: _raise(RuntimeError("first line of /home/someone/kernel.cu\nsecond line")),
@@ -58,6 +75,8 @@ RUNS: dict[str, Callable[[], object]] = {
     "oom": lambda: _raise(OutOfMemoryError("CUDA out of memory")),
     "oom-inside": _out_of_memory_deep_inside,
     "print": _print_garbage,
+    "fork": _fork_once,
+    "chatter": _chatter,
     "read": lambda: _raise(RuntimeError(f"stdin holds {sys.stdin.read()!r}")),
 }
 
@@ -79,7 +98,7 @@ class Fake:
         workload = Workload(
             run=RUNS.get(do, spin),
             units=case.option("units", 1),
-            tokens=case.batch,
+            tokens=case.batch * (case.context if case.phase == "forward" else 1),
             gate=lambda: Verdict([Check.at_most("error", float("nan") if do == "nan" else error, 0.01)]),
             metrics={"parameters": 7, "unknown": float("nan")},
             settings={"pid": str(os.getpid())},
@@ -127,3 +146,38 @@ class WithChild(Fake):
         with open(os.environ["FAKE_CHILD"], "w") as file:
             file.write(f"{os.getpid()} {child.pid}")
         return Workload(run=lambda: time.sleep(600))
+
+
+def _note() -> int:
+    """How often this was called before, over all processes, as the file that FAKE_NOTE names remembers."""
+    with open(os.environ["FAKE_NOTE"], "a+") as file:
+        file.write("x")
+        file.flush()
+        return file.tell() - 1
+
+
+def _die_while_it_is_time() -> None:
+    if _note() < int(os.environ["FAKE_DEATHS"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DiesAtStart(Fake):
+    """Is killed in its first FAKE_DEATHS starts."""
+
+    def __init__(self) -> None:
+        _die_while_it_is_time()
+
+
+class DiesInRun(Fake):
+    """Is killed in the first FAKE_DEATHS calls of `run`."""
+
+    def build(self, case: Case) -> Workload:
+        workload = super().build(case)
+        workload.run = lambda: (_die_while_it_is_time(), spin())
+        return workload
+
+
+class NotesItsProcess(Fake):
+    def __init__(self) -> None:
+        with open(os.environ["FAKE_NOTE"], "a") as file:
+            file.write(f"{os.getpid()}\n")

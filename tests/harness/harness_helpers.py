@@ -1,13 +1,18 @@
-"""Cases, policies and launches that the tests of the harness share."""
+"""Cases, policies, launches and runs that the tests of the harness share."""
 
+import json
 import os
 import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.case import Case
+from harness.catalogue import AxisEntry, Catalogue, FigureEntry, MetricEntry, SuiteEntry
 from harness.record import Record
-from harness.runner import Launch
+from harness.run import SCHEMA_VERSION, TOOL, Job, Mode, Planned, Run, RunFile
+from harness.runner import Launch, run_jobs
 from harness.timer import Policy
 
 HERE = Path(__file__).resolve().parent
@@ -19,7 +24,6 @@ def case(do: str = "work", **changes: Any) -> Case:
     """A case of the fake system that does what `do` says."""
     options = {"do": do} | changes.pop("options", {})
     values: dict[str, Any] = {
-        "suite": "fake",
         "system": "fake",
         "backend": "cpu",
         "size": "tiny",
@@ -31,8 +35,9 @@ def case(do: str = "work", **changes: Any) -> Case:
     return Case(**(values | changes))
 
 
-def ok_record(of: Case | None = None, samples: tuple[float, ...] = (1.0, 2.0, 3.0)) -> Record:
-    return Record(of or case(), "ok", samples_ms=list(samples), throttled=[False] * len(samples), stop="count")
+def ok_record(of: Case | None = None, samples: tuple[float, ...] = (1.0, 2.0, 3.0), **fields: Any) -> Record:
+    throttled = [False] * len(samples)
+    return Record(of or case(), "ok", samples_ms=list(samples), throttled=throttled, stop="count", **fields)
 
 
 def launch(name: str = "fake_systems:Fake", **env: str) -> Launch:
@@ -42,3 +47,72 @@ def launch(name: str = "fake_systems:Fake", **env: str) -> Launch:
 
 def systems(name: str = "fake_systems:Fake", **env: str) -> dict[tuple[str, str], Launch]:
     return {("fake", "cpu"): launch(name, **env)}
+
+
+def planned_jobs(cases: Iterable[Case | Planned]) -> tuple[Job, ...]:
+    """The cases as jobs of their systems, in the order in which the systems come first."""
+    by_pair: dict[tuple[str, str], list[Planned]] = {}
+    for each in cases:
+        planned = each if isinstance(each, Planned) else Planned(each)
+        by_pair.setdefault((planned.case.system, planned.case.backend), []).append(planned)
+    return tuple(Job(*pair, tuple(planned)) for pair, planned in by_pair.items())
+
+
+def catalogue(cases: Iterable[Case | Planned] = ()) -> Catalogue:
+    """One suite of all cases with one figure."""
+    keys = tuple((each.case if isinstance(each, Planned) else each).key for each in cases)
+    figure = FigureEntry("forward", "Time a token", "context", "us_per_token")
+    return Catalogue(
+        metrics=(MetricEntry("us_per_token", "time a token", "us"),),
+        axes=(AxisEntry("context", "context", "{} tokens"),),
+        suites=(SuiteEntry("fake", "How fast is the fake?", (figure,), keys),),
+    )
+
+
+def run_file(
+    cases: Sequence[Case | Planned], mode: Mode = "measure", policy: Policy = QUICK, repeats: int = 1, **changes: Any
+) -> RunFile:
+    values: dict[str, Any] = {"policy": policy.to_dict(), "repeats": repeats, "catalogue": catalogue(cases)}
+    return RunFile(TOOL, SCHEMA_VERSION, mode, planned_jobs(cases), **(values | changes))
+
+
+def new_run(folder: Path, cases: Sequence[Case | Planned], **changes: Any) -> Run:
+    """A run of the cases in `folder`."""
+    return Run.create(folder, run_file(cases, **changes))
+
+
+def measured(
+    folder: Path, cases: Sequence[Case | Planned] = (), launches: Any = None, **arguments: Any
+) -> list[Record]:
+    """Run the cases in `folder`, or go on with the run that is there; `arguments` are those of a run or of run_jobs."""
+    of_run = {name: arguments.pop(name) for name in ("mode", "policy", "repeats") if name in arguments}
+    run = Run.open(folder) if Run.exists(folder) else new_run(folder, cases, **of_run)
+    return run_jobs(run, launches or systems(), **arguments)
+
+
+def lines_of(folder: Path, job: str = "fake-cpu") -> list[dict[str, Any]]:
+    """What the file of a job holds."""
+    return [json.loads(line) for line in (folder / "records" / f"{job}.jsonl").read_text().splitlines()]
+
+
+def statuses(records: Iterable[Record]) -> list[str]:
+    return [record.status for record in records]
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that only awaits its parent's notice does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> bool:
+    """Whether the condition holds before the seconds are over."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return bool(condition())

@@ -1,6 +1,7 @@
 import itertools
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 from harness_helpers import ROOT, case
@@ -8,7 +9,6 @@ from harness_helpers import ROOT, case
 from harness.case import Case, CaseError
 
 BASE = {
-    "suite": "fig15",
     "system": "ttt-linear",
     "backend": "torch",
     "size": "1.3b",
@@ -40,12 +40,35 @@ def test_order_of_options_does_not_matter() -> None:
         {"state_dtype": "bfloat16"},
         {"timing": "graph"},
         {"l2": "cold"},
-        {"suite": "x"},
         {"options": (("form", "dual"),)},
     ],
 )
 def test_every_field_tells_cases_apart(change: dict) -> None:
     assert Case(**(BASE | change)).key != Case(**BASE).key
+
+
+def test_the_key_of_a_case_stays() -> None:
+    """Literal: records of earlier runs are found by it."""
+    assert Case(**BASE).key == "6e3182160b984326"
+    full = Case(**BASE, dtype="float32", state_dtype="float32", timing="graph", l2="cold", options=(("steps", 128),))
+    assert full.key == "42760f96dd889729"
+
+
+def test_a_new_field_at_its_default_changes_no_key() -> None:
+    @dataclass(frozen=True)
+    class Later(Case):
+        parallel: str = "none"
+
+    assert Later(**BASE).key == Case(**BASE).key
+    assert Later(**BASE, parallel="tensor").key != Case(**BASE).key
+
+
+def test_neither_a_default_nor_a_suite_is_in_the_key() -> None:
+    said = {"dtype": "bfloat16", "state_dtype": "", "timing": "eager", "l2": "warm", "options": ()}
+    assert Case(**BASE, **said).to_dict() == BASE
+    assert Case(**BASE, **said).key == Case(**BASE).key
+    with pytest.raises(CaseError, match="unknown field 'suite'"):
+        Case.from_dict(BASE | {"suite": "fig15"})
 
 
 def test_key_is_the_same_in_another_process() -> None:

@@ -9,7 +9,7 @@ from fake_systems import Fake, OutOfMemoryError
 from harness_helpers import QUICK, case
 
 from harness import measured_case
-from harness.measured_case import PROFILE, PROFILED_RUNS, VERIFY, CaseRun, EnergyMeter, is_out_of_memory
+from harness.measured_case import MEASURE, PROFILE, PROFILED_RUNS, VERIFY, CaseRun, EnergyMeter, is_out_of_memory
 from harness.system import Workload
 from harness.timer import Policy
 
@@ -65,7 +65,7 @@ def test_verify_stops_after_the_gate() -> None:
     system = Counting()
     record = CaseRun(case(), QUICK, VERIFY).record(system)
     assert system.events == ["build", "gate", "close"]
-    assert (record.status, record.samples_ms, record.settings["mode"]) == ("ok", [], "verify")
+    assert (record.status, record.samples_ms) == ("ok", [])
     assert record.metrics["parameters"] == 7
 
 
@@ -80,12 +80,12 @@ def test_a_sample_is_of_one_unit() -> None:
     part = CaseRun(case(options={"units": 16}), QUICK).record(Fake())
     assert min(part.samples_ms) == pytest.approx(2.0 / 16, rel=0.5)
     assert min(whole.samples_ms) == pytest.approx(2.0, rel=0.5)
-    assert part.tokens == whole.tokens == 2
+    assert part.tokens == whole.tokens == 16
 
 
 def test_engine_samples_are_kept_as_they_are() -> None:
     record = CaseRun(case("engine", timing="graph"), QUICK).record(Fake())
-    assert (record.samples_ms, record.stop) == ([1.0, 2.0, 3.0], "engine")
+    assert (record.samples_ms, record.stop) == ([1.0, 2.0, 3.0], "count")
 
 
 def test_a_record_says_for_how_long_and_how_often_it_might_be_sampled() -> None:
@@ -101,7 +101,7 @@ def test_a_record_says_for_how_long_and_how_often_it_might_be_sampled() -> None:
 
 
 def test_only_what_is_sampled_says_so() -> None:
-    for mode, do in [(VERIFY, "work"), (PROFILE, "work"), ("", "miss"), ("", "skip")]:
+    for mode, do in [(VERIFY, "work"), (PROFILE, "work"), (MEASURE, "miss"), (MEASURE, "skip")]:
         assert "budget_s" not in CaseRun(case(do), QUICK, mode).record(Fake()).settings
 
 
@@ -165,7 +165,7 @@ def test_profile_runs_a_few_times_in_ranges_and_never_times(monkeypatch: pytest.
     record = CaseRun(case(), QUICK, PROFILE).record(system)
     assert ranges == ["profiler cpu", *["nvtx prefill", "end"] * PROFILED_RUNS, "end"]
     assert system.events.count("run") == PROFILED_RUNS + measured_case.PROFILE_WARM_RUNS
-    assert (record.status, record.samples_ms, record.settings["mode"]) == ("ok", [], "profile")
+    assert (record.status, record.samples_ms) == ("ok", [])
 
 
 @pytest.mark.parametrize(
@@ -202,15 +202,15 @@ def test_energy_needs_a_counter_and_time(monkeypatch: pytest.MonkeyPatch) -> Non
     assert absent.per_token(10) == {}
 
 
-@pytest.mark.parametrize(
-    ("timing", "replayed", "expected"), [("eager", False, "eager"), ("eager", True, "graph"), ("graph", False, "graph")]
-)
-def test_what_is_replayed_is_timed_in_a_graph(
-    monkeypatch: pytest.MonkeyPatch, timing: str, replayed: bool, expected: str
-) -> None:
-    monkeypatch.setattr(measured_case, "CudaEventClock", lambda timing, l2: timing)
-    workload = Workload(run=print, device="cuda", replayed=replayed)
-    assert measured_case.clock_for(case(timing=timing), workload) == expected
+@pytest.mark.parametrize("timing", ["eager", "graph"])
+def test_the_case_says_how_it_is_timed(timing: str) -> None:
+    clock = measured_case.clock_for(case(timing=timing), Workload(run=print, device="cuda"))
+    assert clock.replays == (timing == "graph")
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match="mode 'guess': must be one of measure, verify, profile"):
+        CaseRun(case(), QUICK, "guess")
 
 
 def test_workload_refuses() -> None:

@@ -6,6 +6,7 @@ from harness_helpers import case, ok_record
 
 from harness.progress import Progress, outcome, remaining
 from harness.record import Record
+from harness.run import Planned
 from harness.runner import Event
 
 
@@ -15,11 +16,12 @@ class Terminal(io.StringIO):
 
 
 EVENTS = [
+    Event("left", 0, 2, 3, message="ended what an earlier run had left running: python (7)"),
     Event("plan", 0, 2, kept=3),
-    Event("start", 0, 2, 3, case()),
-    Event("record", 1, 2, 3, case(), ok_record(case(batch=7), (12.0, 12.5, 13.0))),
-    Event("start", 1, 2, 3, case("oom")),
-    Event("record", 2, 2, 3, case("oom"), Record(case("oom"), "oom", "CUDA out of [memory]")),
+    Event("start", 0, 2, 3, Planned(case())),
+    Event("record", 1, 2, 3, Planned(case()), ok_record(case(batch=7), (12.0, 12.5, 13.0))),
+    Event("start", 1, 2, 3, Planned(case("oom"))),
+    Event("record", 2, 2, 3, Planned(case("oom")), Record(case("oom"), "oom", "CUDA out of [memory]")),
 ]
 
 
@@ -34,6 +36,7 @@ def test_plain_lines() -> None:
     ticks = iter([0.0, 0.0, 30.0, 60.0])
     lines = shown(io.StringIO(), now=lambda: next(ticks)).splitlines()
     assert lines == [
+        "ended what an earlier run had left running: python (7)",
         "quick: 2 cases to run, 3 kept from before",
         f"[1/2] ok      {case(batch=7).label}: 12.5 ms median of 3  (about 30 s left)",
         f"[2/2] oom     {case('oom').label}: CUDA out of [memory]",
@@ -46,8 +49,15 @@ def test_a_terminal_gets_a_bar_and_the_same_outcomes() -> None:
         if event.record is not None:
             assert outcome(event.record) in text
     assert "2/2" in text
-    assert "1 ok" in text
+    assert "1 without result" in text
     assert "CUDA out of [memory]" in text
+
+
+def test_outcome_marks_a_loaded_machine() -> None:
+    loaded = ok_record(environment={"cpu": {"others_share": 0.5, "idle_share": 0.02}})
+    assert outcome(loaded).endswith(", others used 50% of the processors")
+    quiet = ok_record(environment={"cpu": {"others_share": 0.5, "idle_share": 0.4}})
+    assert "others" not in outcome(quiet)
 
 
 def test_outcome_marks_throttling_and_units() -> None:

@@ -5,48 +5,61 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_helpers import HERE, QUICK, ROOT, case, launch, ok_record, systems
+from harness_helpers import (
+    HERE,
+    QUICK,
+    ROOT,
+    alive,
+    case,
+    launch,
+    lines_of,
+    measured,
+    new_run,
+    ok_record,
+    statuses,
+    systems,
+    wait_for,
+)
 
-from harness.case import Case
-from harness.record import Record, RecordError, RecordFile
-from harness.runner import Event, Launch, Terminated, probe, run_cases
+from harness.record import Record, RecordError
+from harness.record_file import RecordFile
+from harness.run import Planned, Run, RunError
+from harness.runner import TRIES, Event, Launch, Limits, Terminated, probe, run_jobs
+from harness.timer import Policy
+
+SOON = Limits(case_s=1.5)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "out" / "records.jsonl"
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "out"
 
 
-def run(cases: list[Case], path: Path, **changes: Any) -> list[Record]:
-    arguments: dict[str, Any] = {"systems": systems(), "policy": QUICK, "time_limit_s": 20.0} | changes
-    return run_cases(cases, arguments.pop("systems"), path, **arguments)
+def file_of(folder: Path) -> RecordFile:
+    return RecordFile(folder / "records" / "fake-cpu.jsonl")
 
 
-def statuses(records: list[Record]) -> list[str]:
-    return [record.status for record in records]
-
-
-def test_measures_with_one_worker_while_it_is_healthy(path: Path) -> None:
+def test_measures_with_one_worker_while_it_is_healthy(folder: Path) -> None:
     cases = [case(do, batch=i + 1) for i, do in enumerate(["work", "miss", "skip", "print", "engine", "work"])]
-    records = run(cases, path)
+    records = measured(folder, cases)
     assert [record.case for record in records] == cases
     assert statuses(records) == ["ok", "gate", "skipped", "ok", "ok", "ok"]
     assert len({r.settings["pid"] for r in records if r.status == "ok"}) == 1
     first = records[0]
     assert 3 <= len(first.samples_ms) == len(first.throttled) <= 4
     assert min(first.samples_ms) == pytest.approx(2.0, rel=0.3)
-    assert first.tokens == 1
+    assert first.tokens == 8
     assert first.peak_memory_bytes is not None
     assert first.metrics == {"parameters": 7, "unknown": None}
     assert first.environment["software"]["fake"] == "1.0"
+    assert first.environment["cpu"].keys() >= {"others_share", "idle_share"}
     assert first.started_at.endswith("+00:00")
     assert first.wall_s > 0
-    assert RecordFile(path).read() == records
+    assert file_of(folder).read() == records
 
 
 FAILURES = [
@@ -60,9 +73,9 @@ FAILURES = [
 ]
 
 
-def test_each_failure_is_a_record_and_the_run_goes_on(path: Path) -> None:
+def test_each_failure_is_a_record_and_the_run_goes_on(folder: Path) -> None:
     cases = [case(do) for do, _, _ in FAILURES] + [case("work")]
-    records = run(cases, path)
+    records = measured(folder, cases)
     assert [(r.case.option("do"), r.status, r.reason) for r in records[:-1]] == FAILURES
     assert records[-1].status == "ok"
     for record in records[:-1]:
@@ -72,15 +85,15 @@ def test_each_failure_is_a_record_and_the_run_goes_on(path: Path) -> None:
         assert record.started_at
 
 
-def test_a_case_that_failed_leaves_no_worker_to_the_next(path: Path) -> None:
-    records = run([case("work"), case("raise"), case("work", batch=9)], path)
+def test_a_case_that_failed_leaves_no_worker_to_the_next(folder: Path) -> None:
+    records = measured(folder, [case("work"), case("raise"), case("work", batch=9)])
     assert records[0].settings["pid"] != records[2].settings["pid"]
 
 
-def test_a_case_that_needs_a_fresh_process_gets_one(path: Path) -> None:
+def test_a_case_that_needs_a_fresh_process_gets_one(folder: Path) -> None:
     kinds = ["a", "a", "b", "none", "b"]
     cases = [case(batch=i + 1, options={"kind": kind}) for i, kind in enumerate(kinds)]
-    records = run(cases, path, systems=systems("fake_systems:OneKind"))
+    records = measured(folder, cases, launches=systems("fake_systems:OneKind"))
     assert statuses(records) == ["ok", "ok", "ok", "failed", "ok"]
     assert records[3].reason == "a new worker of the system asked for another one"
     first, second, third, last = (record.settings["pid"] for record in records if record.status == "ok")
@@ -88,11 +101,11 @@ def test_a_case_that_needs_a_fresh_process_gets_one(path: Path) -> None:
     assert len({first, third, last}) == 3
 
 
-def test_time_limit_kills_the_worker_and_its_children(path: Path, tmp_path: Path) -> None:
+def test_time_limit_kills_the_worker_and_its_children(folder: Path, tmp_path: Path) -> None:
     note = tmp_path / "pids"
     hung = systems("fake_systems:WithChild", FAKE_CHILD=str(note))
     start = time.monotonic()
-    records = run([case(batch=1)], path, systems=hung, time_limit_s=1.0)
+    records = measured(folder, [case(batch=1)], launches=hung, limits=Limits(case_s=1.0))
     assert time.monotonic() - start < 10
     assert records[0].status == "timeout"
     assert records[0].reason.startswith("no answer within 1 s")
@@ -100,93 +113,131 @@ def test_time_limit_kills_the_worker_and_its_children(path: Path, tmp_path: Path
     assert wait_for(lambda: not any(alive(int(pid)) for pid in note.read_text().split()))
 
 
-def test_after_a_timeout_the_run_goes_on(path: Path) -> None:
-    assert statuses(run([case("hang"), case("work")], path, time_limit_s=1.5)) == ["timeout", "ok"]
+def test_after_a_timeout_the_run_goes_on(folder: Path) -> None:
+    assert statuses(measured(folder, [case("hang"), case("work")], limits=SOON)) == ["timeout", "ok"]
 
 
 @pytest.mark.parametrize(
     ("entry", "status", "reason"),
     [
         ("fake_systems:Unavailable", "skipped", "needs a GPU of the next century"),
-        ("fake_systems:HangsAtProbe", "timeout", "the system could not be started: no answer within 1 s"),
         (
             "fake_dead:System",
-            "failed",
+            "unstarted",
             "the system could not be started: the worker exited with status 1; its last words: "
             "ImportError: no module named 'cuda_of_tomorrow'",
         ),
-        ("fake_systems:Nothing", "failed", "the system could not be started: the worker exited with status 1"),
+        ("fake_systems:Nothing", "unstarted", "the system could not be started: the worker exited with status 1"),
     ],
 )
 def test_a_system_that_does_not_start_gives_its_reason_to_every_case(
-    path: Path, entry: str, status: str, reason: str
+    folder: Path, entry: str, status: str, reason: str
 ) -> None:
     both = systems(entry) | {("other", "cpu"): launch()}
     cases = [case(batch=1), case(batch=2), case(system="other")]
-    limit = 1.0 if "Hangs" in entry else 20.0
-    *refused, other = run(cases, path, systems=both, start_limit_s=limit) if limit > 1 else hanging(cases, path, both)
+    *refused, other = measured(folder, cases, launches=both)
     assert [r.status for r in refused] == [status] * 2
     assert all(r.reason.startswith(reason) for r in refused)
     assert other.status == "ok"
 
 
-def hanging(cases: list[Case], path: Path, both: dict) -> list[Record]:
-    """The healthy system of the same run may take longer than a second to start on a busy machine."""
-    refused = run(cases[:2], path, systems=both, start_limit_s=1.0)
-    return refused + run(cases[2:], path, systems=both, resume=True)
+def test_a_start_has_a_limit_of_its_own(folder: Path) -> None:
+    hung = systems("fake_systems:HangsAtProbe")
+    start = time.monotonic()
+    records = measured(folder, [case(batch=1), case(batch=2)], launches=hung, limits=Limits(start_s=0.5))
+    assert time.monotonic() - start < 10
+    assert statuses(records) == ["unstarted"] * 2
+    assert records[1].reason == "the system could not be started: no answer within 0.5 s"
 
 
-def test_a_command_that_does_not_exist(path: Path) -> None:
+def test_a_worker_that_is_killed_while_it_starts_is_started_again(folder: Path, tmp_path: Path) -> None:
+    launches = systems("fake_systems:DiesAtStart", FAKE_NOTE=str(tmp_path / "starts"), FAKE_DEATHS="1")
+    assert statuses(measured(folder, [case(batch=1), case(batch=2)], launches=launches)) == ["ok", "ok"]
+    assert (tmp_path / "starts").read_text() == "xx"
+
+
+def test_a_worker_that_never_starts_is_tried_twice_and_again_at_the_next_resumption(
+    folder: Path, tmp_path: Path
+) -> None:
+    note = tmp_path / "starts"
+    launches = systems("fake_systems:DiesAtStart", FAKE_NOTE=str(note), FAKE_DEATHS="100")
+    cases = [case(batch=1), case(batch=2)]
+    for run in (1, 2):
+        records = measured(folder, cases, launches=launches)
+        assert statuses(records) == ["unstarted"] * 2
+        assert "SIGKILL" in records[0].reason
+        assert len(note.read_text()) == TRIES * run
+    measured(folder, launches=launches)  # every case had its tries
+    assert len(note.read_text()) == TRIES * 2
+    assert statuses(measured(folder, retry="failed")) == ["ok", "ok"]
+
+
+def test_a_command_that_does_not_exist(folder: Path) -> None:
     launches = {("fake", "cpu"): Launch(["/no/such/python"], "fake_systems:Fake")}
-    record = run([case()], path, systems=launches)[0]
-    assert record.status == "failed"
+    record = measured(folder, [case()], launches=launches)[0]
+    assert record.status == "unstarted"
     assert record.reason == "the system could not be started: python could not be started: No such file or directory"
 
 
-def test_a_command_may_print_before_the_worker_does(path: Path) -> None:
+def test_a_command_may_print_before_the_worker_does(folder: Path) -> None:
     shell = ["/bin/sh", "-c", 'echo "container ready"; echo 3; exec "$@"', "sh", sys.executable]
     launches = {("fake", "cpu"): Launch(shell, "fake_systems:Fake", launch().env)}
-    assert statuses(run([case()], path, systems=launches)) == ["ok"]
+    assert statuses(measured(folder, [case()], launches=launches)) == ["ok"]
 
 
-def test_a_shell_reports_a_signal_by_its_status(path: Path) -> None:
+def test_a_shell_reports_a_signal_by_its_status(folder: Path) -> None:
     shell = ["/bin/sh", "-c", '"$@"; exit $?', "sh", sys.executable]
     launches = {("fake", "cpu"): Launch(shell, "fake_systems:Fake", launch().env)}
-    assert statuses(run([case("kill")], path, systems=launches)) == ["killed"]
+    assert statuses(measured(folder, [case("kill")], launches=launches)) == ["killed"]
 
 
 def test_probe() -> None:
-    found = probe(launch())
-    assert found.available
-    assert found.versions == {"fake": "1.0"}
-    assert found.environment["software"]["fake"] == "1.0"
-    refused = probe(launch("fake_systems:Unavailable"))
-    assert (refused.available, refused.reason) == (False, "needs a GPU of the next century")
+    entries = ["Fake", "Unavailable", "Nothing", "OneKind"]
+    found = probe([launch(f"fake_systems:{entry}") for entry in entries])
+    assert [each.status for each in found] == ["", "skipped", "unstarted", ""]
+    assert found[0].available
+    assert found[0].versions == {"fake": "1.0"}
+    assert found[0].environment["software"]["fake"] == "1.0"
+    assert found[1].reason == "needs a GPU of the next century"
+    assert "the system could not be started" in found[2].reason
 
 
-def test_verify_only(path: Path) -> None:
-    records = run([case("work"), case("miss"), case("kill")], path, verify_only=True)
+def test_systems_of_one_interpreter_are_asked_in_one_process(tmp_path: Path) -> None:
+    note = str(tmp_path / "starts")
+    found = probe([launch("fake_systems:NotesItsProcess", FAKE_NOTE=note) for _ in range(3)])
+    assert [each.available for each in found] == [True] * 3
+    assert len(set(Path(note).read_text().split())) == 1
+
+
+def test_a_probe_that_hangs_takes_no_other_with_it() -> None:
+    hung, well = launch("fake_systems:HangsAtProbe"), launch(FAKE_NOTE="another environment")
+    found = probe([hung, well], limit_s=2.0)
+    assert [each.status for each in found] == ["unstarted", ""]
+    assert "no answer within 2 s" in found[0].reason
+
+
+def test_verify_only(folder: Path) -> None:
+    records = measured(folder, [case("work"), case("miss"), case("kill")], mode="verify")
     assert statuses(records) == ["ok", "gate", "ok"]  # what kills only when it runs is not run
-    assert all(not record.samples_ms and record.settings["mode"] == "verify" for record in records)
+    assert all(not record.samples_ms for record in records)
 
 
-def test_skip_sees_what_came_before(path: Path) -> None:
-    def too_large(of: Case, earlier: Any) -> str:
-        failed = [r.case.batch for r in earlier if r.status == "oom" and r.case.batch < of.batch]
+def test_skip_sees_what_came_before(folder: Path) -> None:
+    def too_large(of: Planned, earlier: Any) -> str:
+        failed = [r.case.batch for r in earlier if r.status == "oom" and r.case.batch < of.case.batch]
         return f"batch {failed[0]} did not fit" if failed else ""
 
-    cases = [case("work", batch=1), case("oom", batch=2), case("work", batch=4)]
-    records = run(cases, path, skip=too_large)
+    records = measured(folder, [case("work", batch=1), case("oom", batch=2), case("work", batch=4)], skip=too_large)
     assert statuses(records) == ["ok", "oom", "skipped"]
     assert records[2].reason == "batch 2 did not fit"
-    resumed = run([*cases, case("work", batch=8)], path, skip=too_large, resume=True)
-    assert resumed[:3] == records
-    assert resumed[3].reason == "batch 2 did not fit"
+    before = file_of(folder).path.read_bytes()
+    assert measured(folder, skip=too_large) == records
+    assert file_of(folder).path.read_bytes() == before
 
 
-def test_events_tell_the_story(path: Path) -> None:
+def test_events_tell_the_story(folder: Path) -> None:
     events: list[Event] = []
-    run([case("work"), case("skip")], path, on_event=events.append)
+    measured(folder, [case("work"), case("skip")], on_event=events.append)
     assert [(e.kind, e.done, e.total) for e in events] == [
         ("plan", 0, 2),
         ("start", 0, 2),
@@ -195,61 +246,128 @@ def test_events_tell_the_story(path: Path) -> None:
         ("record", 2, 2),
     ]
     assert events[2].record is not None
-    assert events[3].case == case("skip")
+    assert events[3].planned == Planned(case("skip"))
 
 
-def test_cases_are_grouped_by_system_and_run_once(path: Path) -> None:
+def test_each_job_has_its_file(folder: Path) -> None:
     both = systems() | {("other", "cpu"): launch("fake_systems:Unavailable")}
     a, b, c = case(), case(system="other"), case(batch=5)
-    records = run([a, b, c, a], path, systems=both)
+    records = measured(folder, [a, b, c], launches=both)
     assert [record.case for record in records] == [a, c, b]
+    assert [len(lines_of(folder, job)) for job in ("fake-cpu", "other-cpu")] == [2, 1]
 
 
-def test_refuses_a_system_without_a_launch(path: Path) -> None:
+def test_one_job_of_a_run_alone(folder: Path) -> None:
+    both = systems() | {("other", "cpu"): launch()}
+    run = new_run(folder, [case(), case(system="other")])
+    run_jobs(run, both, jobs=run.jobs[1:])
+    assert [path.name for path in (folder / "records").iterdir()] == ["other-cpu.jsonl"]
+
+
+def test_refuses_a_system_without_a_launch(folder: Path) -> None:
     with pytest.raises(ValueError, match="system other/cpu: unknown; there are fake/cpu"):
-        run([case(system="other")], path)
-    assert not path.exists()
+        measured(folder, [case(system="other")])
+    assert not any((folder / "records").iterdir())
 
 
-def test_never_overwrites(path: Path) -> None:
-    RecordFile(path).append(ok_record())
-    before = path.read_bytes()
-    with pytest.raises(RecordError, match=r"already holds 1 record; resume it \(--resume\) or name another file"):
-        run([case(batch=9)], path)
-    assert path.read_bytes() == before
+def test_never_overwrites(folder: Path) -> None:
+    measured(folder, [case()])
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match=r"holds a run already; resume it \(--resume\) or name another folder"):
+        new_run(folder, [case(batch=9)])
+    (folder / "run.json").unlink()
+    with pytest.raises(RunError, match="holds a run already"):
+        new_run(folder, [case(batch=9)])
+    assert all(path.read_bytes() == held for path, held in before.items() if path.name != "run.json")
 
 
-def test_resume_does_not_mix_kinds_of_runs(path: Path) -> None:
-    RecordFile(path).append(ok_record())
-    with pytest.raises(RecordError, match="holds records of a measuring run, not of a verify run"):
-        run([case(batch=9)], path, resume=True, verify_only=True)
-
-
-def test_resume_keeps_every_finished_case_whatever_its_status(path: Path) -> None:
+def test_resume_keeps_every_finished_case_whatever_its_status(folder: Path) -> None:
     failed = Record(case("raise"), "failed", "x")
-    RecordFile(path).append(failed)
+    new_run(folder, [case("raise"), case("work")])
+    file_of(folder).append(failed)
     events: list[Event] = []
-    records = run([case("raise"), case("work")], path, resume=True, on_event=events.append)
+    records = measured(folder, on_event=events.append)
     assert records[0] == failed
     assert statuses(records) == ["failed", "ok"]
     assert (events[0].total, events[0].kept) == (1, 1)
 
 
-def test_resume_tries_anew_what_was_skipped(path: Path) -> None:
+def test_resume_tries_anew_what_was_skipped(folder: Path) -> None:
     """Its system may have been installed; what else came of a case stays."""
-    batches = {1: "work", 2: "kill", 3: "hang", 4: "skip"}
-    cases = [case(do, batch=batch) for batch, do in batches.items()]
-    assert statuses(run(cases, path, systems=systems("fake_systems:Unavailable"))) == ["skipped"] * 4
-    records = run(cases, path, resume=True, time_limit_s=1.5)
-    assert statuses(records) == ["ok", "killed", "timeout", "skipped"]
-    assert records[3].reason == "context 8 is beyond what this system holds"
-    assert RecordFile(path).read() == records
-    before = path.read_bytes()
+    cases = [case(do, batch=batch) for batch, do in enumerate(["work", "hang", "skip"], start=1)]
+    assert statuses(measured(folder, cases, launches=systems("fake_systems:Unavailable"))) == ["skipped"] * 3
+    records = measured(folder, limits=SOON)
+    assert statuses(records) == ["ok", "timeout", "skipped"]
+    assert records[2].reason == "context 8 is beyond what this system holds"
+    assert len(file_of(folder).read()) == 6
+    before = file_of(folder).path.read_bytes()
     events: list[Event] = []
-    again = run(cases, path, resume=True, on_event=events.append)
-    assert sorted(again, key=lambda record: record.case.batch) == records
-    assert (events[0].total, events[0].kept) == (1, 3)
-    assert path.read_bytes() == before  # skipped again, for the same reason
+    assert measured(folder, on_event=events.append) == records
+    assert (events[0].total, events[0].kept) == (1, 2)
+    assert file_of(folder).path.read_bytes() == before  # skipped again, for the same reason
+
+
+def test_a_killed_case_is_tried_twice_and_then_final(folder: Path) -> None:
+    cases = [case("kill"), case("work")]
+    for lines, run in [(2, 1), (3, 2), (3, 3)]:
+        records = measured(folder, cases)
+        assert (statuses(records), len(file_of(folder).read())) == (["killed", "ok"], lines), run
+    measured(folder, retry="failed")
+    assert len(file_of(folder).read()) == 4
+
+
+def test_a_killed_case_that_lives_the_second_time_is_ok(folder: Path, tmp_path: Path) -> None:
+    launches = systems("fake_systems:DiesInRun", FAKE_NOTE=str(tmp_path / "runs"), FAKE_DEATHS="1")
+    assert statuses(measured(folder, [case()], launches=launches)) == ["killed"]
+    assert statuses(measured(folder, launches=launches)) == ["ok"]
+
+
+def test_retry_failed_tries_all_that_is_not_ok(folder: Path) -> None:
+    cases = [case("raise"), case("miss"), case("oom"), case("work")]
+    measured(folder, cases)
+    assert measured(folder)[0].status == "failed"
+    assert len(file_of(folder).read()) == 4
+    assert statuses(measured(folder, retry="failed")) == ["failed", "gate", "oom", "ok"]
+    assert len(file_of(folder).read()) == 7
+
+
+def test_repeats_are_fresh_processes_and_interleaved(folder: Path) -> None:
+    both = systems() | {("other", "cpu"): launch()}
+    cases = [case(batch=1), case(batch=2), case(system="other")]
+    order: list[tuple[str, int, int]] = []
+
+    def note(event: Event) -> None:
+        if event.record:
+            order.append((event.record.case.system, event.record.case.batch, event.record.repeat))
+
+    records = measured(folder, cases, launches=both, repeats=3, on_event=note)
+    once = [("fake", 1), ("fake", 2), ("other", 2)]
+    assert order == [(*each, repeat) for repeat in range(3) for each in once]
+    assert [r.repeat for r in records] == [0, 1, 2] * 3  # those of a case together
+    pids = {(r.case.system, r.repeat): r.settings["pid"] for r in records}
+    assert len(set(pids.values())) == 6
+    events: list[Event] = []
+    assert measured(folder, launches=both, on_event=events.append) == records
+    assert (events[0].total, events[0].kept) == (0, 9)
+
+
+def test_only_the_repeat_that_is_missing_is_run(folder: Path) -> None:
+    measured(folder, [case(batch=1), case(batch=2)], repeats=2)
+    path = file_of(folder).path
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2] + lines[3:]))  # without the first case's second repeat
+    records = measured(folder)
+    assert [(r.case.batch, r.repeat) for r in records] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert len(lines_of(folder)) == 4
+
+
+@pytest.mark.parametrize(("least", "repeats", "each"), [(6, 3, 2), (7, 3, 3), (1, 2, 1), (6, 1, 6)])
+def test_the_least_number_of_samples_is_spread_over_the_repeats(
+    folder: Path, least: int, repeats: int, each: int
+) -> None:
+    policy = Policy(budget_s=0.0, warmup_s=0, warmup_max_s=0)
+    records = measured(folder, [Planned(case(), least)], policy=policy, repeats=repeats)
+    assert [len(record.samples_ms) for record in records] == [each] * repeats
 
 
 class Stopped(BaseException):
@@ -258,9 +376,9 @@ class Stopped(BaseException):
 
 def test_stopped_after_any_event_and_resumed_each_case_is_there_once(tmp_path: Path) -> None:
     cases = [case(batch=i + 1) for i in range(4)]
-    skip = lambda case, earlier: "no worker is needed to ask this"  # noqa: E731
+    skip = lambda planned, earlier: "no worker is needed to ask this"  # noqa: E731
     for moment in range(2 * len(cases) + 1):
-        path = tmp_path / f"{moment}.jsonl"
+        folder = tmp_path / f"{moment}"
         left = moment
 
         def stop(event: Event) -> None:
@@ -270,36 +388,45 @@ def test_stopped_after_any_event_and_resumed_each_case_is_there_once(tmp_path: P
                 raise Stopped
 
         with pytest.raises(Stopped):
-            run(cases, path, on_event=stop, skip=skip)
-        finished = RecordFile(path).read()
+            measured(folder, cases, on_event=stop, skip=skip)
+        finished = file_of(folder).read()
         assert len(finished) == moment // 2
-        with path.open("ab") as file:  # and the line that was being written
-            file.write(b'{"schema":1,"case":{"sui')
-        records = run(cases, path, resume=True, skip=skip)
+        with file_of(folder).path.open("ab") as file:  # and the line that was being written
+            file.write(b'{"schema":2,"case":{"sys')
+        records = measured(folder, skip=skip)
         assert records[: len(finished)] == finished
-        assert Counter(r.case.key for r in RecordFile(path).read()) == Counter(c.key for c in cases)
+        assert Counter(r.case.key for r in file_of(folder).read()) == Counter(c.key for c in cases)
 
 
 PARENT = """
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started us with SIGINT ignored
 sys.path.insert(0, {here!r})
-from harness_helpers import QUICK, case, systems
-from harness.runner import run_cases
+from harness_helpers import case, measured
+from pathlib import Path
 cases = [case("work", batch=1), case("work", batch=2), case("hang", batch=3), case("work", batch=4)]
 def show(event):
     print(json.dumps([event.kind, event.done, event.record.settings if event.record else {{}}]), flush=True)
 try:
-    run_cases(cases, systems(), sys.argv[1], policy=QUICK, on_event=show)
+    measured(Path(sys.argv[1]), cases, on_event=show)
 except KeyboardInterrupt as error:
     print(json.dumps(["interrupted", type(error).__name__, {{}}]), flush=True)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_signal_in_mid_case_kills_the_worker_and_loses_nothing(path: Path, number: int) -> None:
-    code = PARENT.format(here=str(HERE))
+@pytest.mark.parametrize("ignored", [signal.SIG_DFL, signal.SIG_IGN])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_in_mid_case_kills_the_worker_and_loses_nothing(folder: Path, number: int, ignored: Any) -> None:
+    """Whether or not a shell started it in the background, with SIGINT ignored."""
+    if ignored == signal.SIG_IGN and number != signal.SIGINT:
+        pytest.skip("of SIGINT alone")
     parent = subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT.format(here=str(HERE)), str(folder)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: [signal.signal(signal.SIGINT, ignored), signal.signal(signal.SIGHUP, signal.SIG_DFL)],
     )
     assert parent.stdout is not None
     pid = 0
@@ -308,68 +435,86 @@ def test_a_signal_in_mid_case_kills_the_worker_and_loses_nothing(path: Path, num
         pid = int(settings.get("pid", pid))
         if kind == "start" and done == 2:
             break
-    time.sleep(0.2)
     assert alive(pid)
     parent.send_signal(number)
     said, complaint = parent.communicate(timeout=20)
-    expected = {signal.SIGTERM: "Terminated", signal.SIGINT: "KeyboardInterrupt"}.get(signal.Signals(number))
+    caught = {signal.SIGTERM: "Terminated", signal.SIGHUP: "Terminated", signal.SIGINT: "KeyboardInterrupt"}
+    expected = caught.get(signal.Signals(number))
     assert (expected in said) if expected else not said
     assert complaint == ""
     assert wait_for(lambda: not alive(pid))
-    assert [r.case.batch for r in RecordFile(path).read()] == [1, 2]
-    resumed = run([case("work", batch=b) for b in (1, 2, 4)], path, resume=True)
-    assert [r.case.batch for r in resumed] == [1, 2, 4]
-    assert len(RecordFile(path).read()) == 3
+    assert [r.case.batch for r in file_of(folder).read()] == [1, 2]
+    resumed = measured(folder, limits=SOON)
+    assert statuses(resumed) == ["ok", "ok", "timeout", "ok"]
+    assert len(file_of(folder).read()) == 4
 
 
-def test_sigterm_handling_ends_with_the_run(path: Path) -> None:
+def test_sigterm_handling_ends_with_the_run(folder: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def terminate(event: Event) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Terminated):
-        run([case()], path, on_event=terminate)
+        measured(folder, [case()], on_event=terminate)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_two_runs_on_one_file(path: Path) -> None:
-    with RecordFile(path), pytest.raises(RecordError, match="another run is writing to it"):
-        run([case()], path, resume=True)
+def test_two_runs_in_one_folder(folder: Path) -> None:
+    run = new_run(folder, [case()])
+    with run.held(), pytest.raises(RecordError, match="another run is writing to it"):
+        measured(folder)
+    assert statuses(measured(folder)) == ["ok"]
 
 
-def test_the_parent_stays_light(path: Path) -> None:
+@pytest.mark.parametrize("when", ["between", "last"])
+@pytest.mark.parametrize("how", ["remove", "empty", "replace", "line"])
+def test_a_record_file_that_loses_something_during_a_run_is_noticed(folder: Path, how: str, when: str) -> None:
+    path = folder / "records" / "fake-cpu.jsonl"
+
+    def meddle(event: Event) -> None:
+        if event.kind == "record" and event.done == (1 if when == "between" else 2):
+            whole = path.read_bytes()
+            path.unlink() if how in ("remove", "replace") else os.truncate(path, 0)
+            if how == "replace":
+                path.write_bytes(whole[: whole.index(b"\n") + 1] if when == "last" else whole)
+            if how == "line":
+                path.write_bytes(whole[whole.index(b"\n") + 1 :])
+
+    with pytest.raises(RecordError, match=r"fake-cpu\.jsonl: .*while the run was writing to it"):
+        measured(folder, [case(batch=1), case(batch=2)], on_event=meddle)
+    path.unlink(missing_ok=True)
+    assert statuses(measured(folder)) == ["ok", "ok"]
+
+
+def test_records_of_another_job_are_refused(folder: Path) -> None:
+    new_run(folder, [case()])
+    file_of(folder).append(ok_record(case(batch=77)))
+    before = file_of(folder).path.read_bytes()
+    with pytest.raises(RunError, match=r"fake-cpu\.jsonl, line 1: the case .*B=77.* is not one of the job fake-cpu"):
+        measured(folder)
+    assert file_of(folder).path.read_bytes() == before
+
+
+def test_the_parent_stays_light(folder: Path) -> None:
     code = """
 import sys
 sys.path.insert(0, {here!r})
-from harness_helpers import QUICK, case, systems
+from pathlib import Path
+from harness_helpers import case, measured
 import harness.progress
-from harness.runner import run_cases
-run_cases([case()], systems(), sys.argv[1], policy=QUICK, on_event=harness.progress.Progress())
+measured(Path(sys.argv[1]), [case()], on_event=harness.progress.Progress())
 print(*sorted({{"torch", "pandas", "numpy", "rich"}} & set(sys.modules)))
 # Not ru_maxrss, which a process inherits from the one that started it.
 print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 """
-    command = [sys.executable, "-c", code.format(here=str(HERE)), str(path)]
+    command = [sys.executable, "-c", code.format(here=str(HERE)), str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     *heavy, kilobytes = done.stdout.split()
     assert heavy == []
     assert int(kilobytes) < 200_000
 
 
-def alive(pid: int) -> bool:
-    """Whether the process runs; one that only awaits its parent's notice does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return condition()
+def test_a_run_opens_as_it_was_made(folder: Path) -> None:
+    records = measured(folder, [case(batch=1), case("miss")])
+    assert Run.open(folder).records() == records

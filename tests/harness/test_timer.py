@@ -23,6 +23,7 @@ class FakeClock:
 
     own_bytes = 0
     launches = 1
+    replays = False
 
     def __init__(self, samples: Iterable[float], settles_s: float = 0.0) -> None:
         self.settles_s = settles_s
@@ -48,12 +49,12 @@ def noisy(spread: float) -> Iterator[float]:
 
 
 def test_stops_when_the_median_is_known() -> None:
-    timing = take_samples(FakeClock(noisy(0.004)), Policy(min_samples=8))
+    timing = take_samples(FakeClock(noisy(0.004)), Policy(interval_samples=8))
     assert (timing.stop, len(timing.samples_ms)) == ("interval", 8)
 
 
 def test_goes_on_while_the_median_is_not_known() -> None:
-    timing = take_samples(FakeClock(noisy(0.05)), Policy(min_samples=8, max_samples=50))
+    timing = take_samples(FakeClock(noisy(0.05)), Policy(interval_samples=8, max_samples=50))
     assert (timing.stop, len(timing.samples_ms)) == ("count", 50)
 
 
@@ -61,6 +62,18 @@ def test_stops_at_the_budget() -> None:
     timing = take_samples(FakeClock(noisy(0.05)), Policy(budget_s=0.2))
     assert timing.stop == "budget"
     assert 20 <= len(timing.samples_ms) <= 21
+
+
+def test_the_least_number_of_samples_stands_whatever_the_budget() -> None:
+    timing = take_samples(FakeClock(itertools.repeat(1e6)), Policy(min_samples=6, budget_s=1))
+    assert (timing.stop, len(timing.samples_ms)) == ("budget", 6)
+
+
+def test_few_samples_that_agree_are_not_enough() -> None:
+    """Six samples of a machine that is about to change agree as well as twenty."""
+    policy = Policy(min_samples=6, interval_samples=20)
+    assert stop_reason([1.0] * 19, 0, policy) == ""
+    assert stop_reason([1.0] * 20, 0, policy) == "interval"
 
 
 def test_one_sample_at_least_however_long() -> None:
@@ -158,10 +171,27 @@ def test_warm_up_lies_outside_of_the_timed_region() -> None:
 
 
 def test_engine_samples() -> None:
-    timing = take_engine_samples(iter([1.0, 2]), lambda: True)
-    assert (timing.samples_ms, timing.throttled, timing.stop) == ([1.0, 2.0], [True, True], "engine")
+    timing = take_engine_samples(iter([1.0, 2]), Policy(), lambda: True)
+    assert (timing.samples_ms, timing.throttled, timing.stop) == ([1.0, 2.0], [True, True], "count")
     with pytest.raises(ValueError, match="no samples"):
-        take_engine_samples([])
+        take_engine_samples([], Policy())
+
+
+def test_the_rules_of_stopping_hold_for_engines_too() -> None:
+    """What ended sampling is in the record, so an engine that has no end is ended here."""
+    endless = take_engine_samples(itertools.repeat(1.0), Policy())
+    assert (endless.stop, len(endless.samples_ms)) == ("interval", 20)
+    spent = take_engine_samples(itertools.count(1.0), Policy(budget_s=0, min_samples=3))
+    assert (spent.stop, len(spent.samples_ms)) == ("budget", 3)
+    counted = take_engine_samples(itertools.count(1.0), Policy(max_samples=30))
+    assert (counted.stop, len(counted.samples_ms)) == ("count", 30)
+
+
+def test_inspection_comes_before_each_sample_and_not_into_it() -> None:
+    clock, looked_at = FakeClock(itertools.repeat(1.0)), []
+    policy = Policy(min_samples=3, max_samples=3)
+    take_samples(clock, policy, before_sample=lambda: looked_at.append(clock.now()))
+    assert looked_at == pytest.approx([0.0, 0.001, 0.002])
 
 
 def test_known_duration_within_two_percent() -> None:

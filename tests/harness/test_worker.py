@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from fake_systems import Fake
@@ -17,10 +18,16 @@ def talk(text: str, entry: str = "fake_systems:Fake") -> subprocess.CompletedPro
     return subprocess.run(command, input=text, capture_output=True, text=True, env=env, timeout=30)
 
 
+def asked(*requests: dict[str, Any]) -> str:
+    """The lines of requests numbered from 1."""
+    return "".join(json.dumps({"id": i, **request}) + "\n" for i, request in enumerate(requests, start=1))
+
+
 def test_the_protocol_on_its_own() -> None:
-    request = {"do": "case", "case": case("print").to_dict(), "policy": QUICK.to_dict()}
-    done = talk("\n".join(json.dumps(r) for r in [{"do": "probe"}, request, {"do": "stop"}, {"do": "probe"}]) + "\n")
+    request = {"do": "case", "case": case("print").to_dict(), "policy": QUICK.to_dict(), "mode": "measure"}
+    done = talk(asked({"do": "probe"}, request, {"do": "stop"}, {"do": "probe"}))
     probe, measured = (json.loads(line) for line in done.stdout.splitlines())
+    assert (probe["id"], measured["id"]) == (1, 2)
     assert (probe["available"], probe["versions"]) == (True, {"fake": "1.0"})
     assert Record.from_dict(measured["record"]).status == "ok"
     assert measured["healthy"] is True
@@ -30,9 +37,18 @@ def test_the_protocol_on_its_own() -> None:
 
 
 def test_usage() -> None:
-    done = talk("", entry="")
+    command = [sys.executable, "-m", "harness.worker", "a:B", "c:D"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: ")
+
+
+def test_a_worker_of_no_system_answers_for_others() -> None:
+    named = {"do": "probe", "entry": "fake_systems:Unavailable"}
+    own = {"do": "probe"}
+    first, second = (json.loads(line) for line in talk(asked(named, own), entry="").stdout.splitlines())
+    assert (first["available"], first["reason"]) == (False, "needs a GPU of the next century")
+    assert (second["available"], second["reason"]) == (False, "no system was named")
 
 
 def test_load() -> None:

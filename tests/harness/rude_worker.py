@@ -1,0 +1,126 @@
+"""A worker that speaks the protocol itself and answers a case in the wrong way that its case's option `do` names.
+
+    python -m rude_worker ENTRY
+
+"well" is the only right one. It needs nothing of the harness but the shape of an environment and a record.
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+ENVIRONMENT: dict[str, Any] = {
+    "device": "x",
+    "gpu": None,
+    "cpu": {"model": "x", "before": {}, "after": {}},
+    "software": {},
+}
+
+
+def answer_to(request: dict[str, Any]) -> dict[str, Any]:
+    record = {
+        "schema": 2,
+        "case": request["case"],
+        "status": "ok",
+        "samples_ms": [0.5],
+        "throttled": [False],
+        "stop": "count",
+        "tokens": 16,
+        "environment": ENVIRONMENT,
+    }
+    return {"id": request["id"], "record": record, "healthy": True}
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def lines_for(do: str, request: dict[str, Any]) -> list[str]:
+    """The lines to answer with, each to be written at once."""
+    answer = answer_to(request)
+    record = answer["record"]
+    if do == "twice":
+        return [json.dumps(answer) + "\n" + json.dumps(answer)]
+    if do == "another-id":
+        answer["id"] += 1
+    elif do == "no-id":
+        del answer["id"]
+    elif do == "stale":
+        answer["id"] -= 1
+    elif do == "forged":
+        forged = {**answer, "id": 1, "record": record | {"samples_ms": [1e-9]}}
+        return [json.dumps(forged), json.dumps(answer)]
+    elif do == "another-case":
+        record["case"] = record["case"] | {"batch": record["case"]["batch"] + 1}
+    elif do == "surrogate":
+        record["environment"] = ENVIRONMENT | {"device": "\ud800"}
+    elif do == "nul":
+        record["environment"] = ENVIRONMENT | {"device": "a\0b\x1b[2J"}
+    elif do == "deep":
+        return [f'{{"id": {request["id"]}, "record": ' + "[" * 100_000 + "]" * 100_000 + "}"]
+    elif do == "nested":
+        record["environment"] = ENVIRONMENT | {"more": nested(30)}
+    elif do == "environment-list":
+        record["environment"] = [1]
+    elif do == "environment-cpu":
+        record["environment"] = ENVIRONMENT | {"cpu": "fast"}
+    elif do == "environment-gpu":
+        record["environment"] = ENVIRONMENT | {"gpu": [1]}
+    elif do == "no-record":
+        del answer["record"]
+    elif do == "record-text":
+        answer["record"] = "ok"
+    elif do == "list":
+        return [json.dumps([answer])]
+    elif do == "array-in-object":
+        return ["{" + json.dumps([1])]
+    elif do == "schema":
+        record["schema"] = 1
+    elif do == "huge-number":
+        return [json.dumps(answer).replace("0.5", "1" + "0" * 400)]
+    elif do == "endless-number":
+        return [json.dumps(answer).replace("0.5", "1" * 10_000)]
+    elif do == "nan":
+        record["samples_ms"] = [float("nan")]
+    elif do == "too-long-ago":
+        record["samples_ms"] = [1e9]
+    elif do == "unsampled":
+        record["samples_ms"], record["throttled"] = [], []
+    elif do == "nothing":
+        return ["{}"]
+    return [json.dumps(answer)]
+
+
+def main() -> None:
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["do"] == "stop":
+            return
+        if request["do"] == "probe":
+            versions: dict[str, str] = {}
+            found = {"available": True, "reason": "", "versions": versions, "environment": ENVIRONMENT}
+            say(json.dumps({"id": request["id"], **found}))
+            continue
+        do = dict(request["case"].get("options", {})).get("do")
+        if do == "endless-line":
+            while True:
+                os.write(1, b"{" + b"x" * (1 << 16))
+        if do == "deaf":
+            time.sleep(600)
+        for each in lines_for(do, request):
+            say(each)
+        if do == "late-word":
+            say('{"id": 1}')
+
+
+def say(line: str) -> None:
+    os.write(1, line.encode("utf-8", "surrogatepass") + b"\n")
+
+
+if __name__ == "__main__":
+    main()

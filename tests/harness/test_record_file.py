@@ -1,0 +1,298 @@
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness_helpers import ROOT, case, ok_record
+
+from harness import record_file
+from harness.record import SCHEMA_VERSION, Record, RecordError
+from harness.record_file import RecordFile
+
+
+def cases(count: int) -> list:
+    return [case(batch=i + 1) for i in range(count)]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> RecordFile:
+    return RecordFile(tmp_path / "new" / "records.jsonl")
+
+
+def test_round_trip(file: RecordFile) -> None:
+    full = Record(
+        case(),
+        "ok",
+        samples_ms=[0.1 + 0.2, 1e-9],
+        throttled=[True, False],
+        tokens=3,
+        stop="interval",
+        peak_memory_bytes=1 << 40,
+        gate={"passed": True, "checks": []},
+        metrics={"flops": 10**15, "ratio": 0.5, "unknown": None},
+        settings={"attention": "fa3"},
+        environment={"gpu": {"before": {"power_w": 1.5}}},
+        started_at="2025-01-01T00:00:00+00:00",
+        wall_s=2.5,
+    )
+    skipped = Record(case(batch=9), "skipped", "needs ü GPU")
+    file.append(full)
+    file.append(skipped)
+    assert file.read() == [full, skipped]
+    assert RecordFile(file.path.parent / "none").read() == []
+    first = json.loads(file.path.read_text().splitlines()[0])
+    assert list(first)[:3] == ["schema", "case", "status"]
+
+
+def test_appending_leaves_what_is_there(file: RecordFile) -> None:
+    file.append(ok_record())
+    before = file.path.read_bytes()
+    file.append(ok_record(case(batch=7)))
+    assert file.path.read_bytes().startswith(before)
+
+
+def test_a_record_spoiled_later_is_not_written(file: RecordFile) -> None:
+    record = ok_record()
+    record.samples_ms[0] = math.nan
+    with pytest.raises(RecordError, match="sample nan"):
+        file.append(record)
+    assert file.read() == []
+
+
+def test_every_truncation_loses_only_the_last_record(file: RecordFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda fd: None)  # hundreds of waits for the disk show nothing
+    for each in cases(2):
+        file.append(ok_record(each))
+    whole = file.path.read_bytes()
+    first_ends = whole.index(b"\n") + 1
+    for end in [*range(first_ends, len(whole), 5), *range(len(whole) - 4, len(whole))]:
+        file.path.write_bytes(whole[:end])
+        complete = 2 if end == len(whole) - 1 else 1  # only the newline is missing
+        assert len(file.read()) == complete
+        file.append(ok_record(case(batch=50)))
+        assert [r.case.batch for r in file.read()] == [1, 2, 50] if complete == 2 else [1, 50]
+
+
+def test_torn_line_ended_by_a_newline_is_cut(file: RecordFile) -> None:
+    file.append(ok_record())
+    with file.path.open("ab") as raw:
+        raw.write(b'{"schema":2,"case":{"sui\n')
+    file.append(ok_record(case(batch=3)))
+    assert [r.case.batch for r in file.read()] == [2, 3]
+
+
+def test_long_torn_line_is_cut(file: RecordFile) -> None:
+    file.append(ok_record())
+    with file.path.open("ab") as raw:
+        raw.write(b'{"schema":2,"case":' + b"x" * 200_000)
+    file.append(ok_record(case(batch=3)))
+    assert [r.case.batch for r in file.read()] == [2, 3]
+
+
+@pytest.mark.parametrize("content", [b"my notes", b"my notes\n", b"\x00\x01", b'{"a": 1}', b"[]\n", b"\n"])
+def test_what_is_not_ours_is_refused_and_left_alone(file: RecordFile, content: bytes) -> None:
+    file.path.parent.mkdir()
+    file.path.write_bytes(content)
+    with pytest.raises(RecordError, match=r"records\.jsonl, line 1: "):
+        file.read()
+    if not content.endswith(b"\n"):
+        with pytest.raises(RecordError, match=r"records\.jsonl, last line: "):
+            file.append(ok_record())
+        assert file.path.read_bytes() == content
+
+
+def test_garbage_in_the_middle_names_its_line(file: RecordFile) -> None:
+    lines = [ok_record(each).to_json() for each in cases(3)]
+    file.path.parent.mkdir()
+    file.path.write_text("\n".join([lines[0], lines[1][:40], lines[2]]) + "\n")
+    with pytest.raises(RecordError, match=r"records\.jsonl, line 2: is not JSON"):
+        file.read()
+
+
+def nested(value: Any, levels: int) -> dict[str, Any]:
+    for _ in range(levels):
+        value = {"in": value}
+    return value
+
+
+def line_with(**changes: Any) -> str:
+    return json.dumps(ok_record().to_dict() | changes)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (line_with(schema=1), f"has schema 1, this program reads schema {SCHEMA_VERSION}"),
+        (line_with(colour="red"), "unknown field 'colour'"),
+        (line_with(case={"system": "x"}), "case: field 'backend' is missing"),
+        (line_with(status="fine"), "status 'fine'"),
+        (line_with(samples_ms=3), "samples_ms is 3, must be a list"),
+        (line_with(samples_ms=[10**400] * 3), "sample 1000"),
+        (line_with(throttled=None), "throttled is None, must be a list"),
+        (line_with(metrics=[1]), "metrics is [1], must be an object"),
+        (line_with(settings="x"), "settings is 'x', must be an object"),
+        (line_with(environment=[1]), "environment is [1], must be an object"),
+        (line_with(environment="x" * 99), f"environment is '{'x' * 58}…, must be an object"),
+        (line_with(environment=nested({}, 16)), "environment is nested more than 16 levels deep"),
+        (line_with(peak_memory_bytes="x"), "peak_memory_bytes is 'x', must be a whole number or null"),
+        (line_with(tokens="abc"), "tokens is 'abc', must be a whole number, at least 0"),
+        (line_with(started_at=None), "started_at is None, must be text"),
+        (line_with(started_at=5), "started_at is 5, must be text"),
+        (line_with(wall_s="1"), "wall_s is '1', must be a number, at least 0"),
+        (line_with(reason=["a"]), "reason is ['a'], must be text"),
+        (line_with(gate=5), "gate is 5, must be an object or null"),
+        (line_with(gate={}), "gate has the checks None, must be a list"),
+        (line_with(gate={"checks": [3]}), "gate has the check 3, must be an object with a name"),
+        (line_with(gate={"checks": [{"name": "a", "limit": 1}]}), "must be an object with a name and the numbers"),
+        (line_with(gate={"checks": [{"name": "a", "value": "b", "limit": 1}]}), "the numbers value and limit"),
+        (line_with(gate={"checks": [], "more": nested([], 16)}), "gate is nested more than 16 levels deep"),
+        (line_with(case=case().to_dict() | {"options": [["a"]]}), "case: field 'options' is [['a']], must be"),
+        (line_with(case=case().to_dict() | {"options": 5}), "case: field 'options' is 5, must be an object"),
+        (line_with(case=case().to_dict() | {"options": [[["a"], 1]]}), "case: field 'options': ['a'] is 1"),
+        (line_with(environment={})[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "is nested too deep"),
+        ('{"schema": 2, "status": "ok"}', "lacks the field 'case'"),
+        ("3", "is not a record"),
+    ],
+)
+def test_a_wrong_line_is_one_clear_sentence(file: RecordFile, line: str, message: str) -> None:
+    file.path.parent.mkdir()
+    file.path.write_text(ok_record().to_json() + "\n" + line + "\n")
+    with pytest.raises(RecordError) as error:
+        file.read()
+    assert str(error.value).startswith(f"{file.path}, line 2: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_last_line_too_deep_is_not_a_torn_one(file: RecordFile) -> None:
+    file.append(ok_record())
+    with file.path.open("ab") as raw:
+        raw.write(b'{"schema":2,"case":' + b"[" * 100_000)
+    before = file.path.read_bytes()
+    with pytest.raises(RecordError, match=r"records\.jsonl, line 2: is nested too deep for a record"):
+        file.read()
+    with pytest.raises(RecordError, match=r"records\.jsonl, last line: is nested too deep for a record"):
+        file.append(ok_record())
+    assert file.path.read_bytes() == before
+
+
+def test_a_second_writer_is_refused(file: RecordFile) -> None:
+    other = RecordFile(file.path)
+    with file:
+        file.append(ok_record())
+        with pytest.raises(RecordError, match="another run is writing to it"):
+            other.append(ok_record())
+        assert len(other.read()) == 1
+    other.append(ok_record())
+    assert len(other.read()) == 2
+
+
+def test_a_writer_in_another_process_is_refused(file: RecordFile) -> None:
+    code = f"from harness.record_file import RecordFile\nwith RecordFile({str(file.path)!r}): print('in')"
+    with file:
+        other = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "another run is writing" in other.stderr
+    assert "in" not in other.stdout.split()
+
+
+def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    for path in (tmp_path, tmp_path / "plain" / "records.jsonl", Path("/proc/records.jsonl")):
+        with pytest.raises(RecordError) as error:
+            RecordFile(path).append(ok_record())
+        assert str(error.value).startswith(f"{path}: cannot be written: ")
+
+
+def test_a_failed_write_is_undone(file: RecordFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.append(ok_record())
+
+    def full(fd: int, data: bytes) -> None:
+        import os
+
+        os.write(fd, data[:20])
+        raise OSError(28, "No space left on device")
+
+    with file:
+        with monkeypatch.context() as patch:
+            patch.setattr("harness.record_file._write_all", full)
+            with pytest.raises(RecordError, match="No space left on device"):
+                file.append(ok_record(case(batch=4)))
+        file.append(ok_record(case(batch=5)))
+    assert [r.case.batch for r in file.read()] == [2, 5]
+
+
+def test_a_file_that_is_removed_replaced_or_changed_meanwhile_is_noticed(file: RecordFile, tmp_path: Path) -> None:
+    def remove(path: Path) -> None:
+        path.unlink()
+
+    def replace(path: Path) -> None:
+        (tmp_path / "other").write_bytes(path.read_bytes())
+        os.replace(tmp_path / "other", path)
+
+    def cut(path: Path) -> None:
+        os.truncate(path, 5)
+
+    def lengthen(path: Path) -> None:
+        with path.open("ab") as other:
+            other.write(b"x")
+
+    for meddle, said in ((remove, "was removed"), (replace, "was replaced"), (cut, "changed"), (lengthen, "changed")):
+        mine = RecordFile(tmp_path / meddle.__name__ / "records.jsonl")
+        with mine:
+            mine.append(ok_record())
+            meddle(mine.path)
+            left = mine.path.read_bytes() if mine.path.exists() else None
+            with pytest.raises(RecordError, match=f"{said} .*while the run was writing to it"):
+                mine.append(ok_record(case(batch=3)))
+            assert (mine.path.read_bytes() if mine.path.exists() else None) == left
+
+
+def test_a_link_is_neither_written_nor_read_through(file: RecordFile, tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    target.write_text(ok_record().to_json() + "\n")
+    file.path.parent.mkdir()
+    file.path.symlink_to(target)
+    before = target.read_bytes()
+    for use in (lambda: file.append(ok_record()), file.read):
+        with pytest.raises(RecordError, match=r"records\.jsonl: is a link; a run holds its records itself"):
+            use()
+    assert target.read_bytes() == before
+
+
+def test_a_link_to_nothing_makes_no_file(file: RecordFile, tmp_path: Path) -> None:
+    file.path.parent.mkdir()
+    file.path.symlink_to(tmp_path / "new file")
+    with pytest.raises(RecordError, match="is a link"):
+        file.append(ok_record())
+    assert not (tmp_path / "new file").exists()
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_does_not_hang(file: RecordFile) -> None:
+    file.path.parent.mkdir()
+    os.mkfifo(file.path)
+    for use in (lambda: file.append(ok_record()), file.read):
+        with pytest.raises(RecordError, match=r"records\.jsonl: is not a regular file"):
+            use()
+
+
+def test_a_folder_is_no_file(file: RecordFile) -> None:
+    file.path.mkdir(parents=True)
+    with pytest.raises(RecordError, match=r"records\.jsonl: is not a regular file"):
+        file.read()
+
+
+def test_an_endless_line_is_refused_before_memory_ends(file: RecordFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_file, "LINE_LIMIT", 1 << 12)
+    file.append(ok_record())
+    with file.path.open("ab") as raw:
+        raw.truncate(1 << 20)  # a hole: nothing on the disk, a megabyte of zeros to a reader
+    with pytest.raises(RecordError, match=r"records\.jsonl, line 2: is too long for a record"):
+        file.read()
+    with pytest.raises(RecordError, match=r"records\.jsonl, last line: is too long for a record"):
+        file.append(ok_record())
+    assert file.path.stat().st_size == 1 << 20

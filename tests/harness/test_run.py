@@ -1,0 +1,361 @@
+"""A run folder, whoever made it: what is wrong with it is one sentence, and nothing is lost or written elsewhere."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness_helpers import (
+    QUICK,
+    case,
+    catalogue,
+    lines_of,
+    measured,
+    new_run,
+    ok_record,
+    planned_jobs,
+    run_file,
+    systems,
+)
+
+from harness import run as run_module
+from harness.catalogue import Catalogue, FigureEntry, MetricEntry, SuiteEntry
+from harness.record import Record, RecordError
+from harness.run import Job, Planned, Request, Run, RunError, latest
+from harness.runner import run_jobs
+from harness.timer import Policy
+
+REQUEST = Request("2025-01-01T00:00:00+00:00", ("run", "quick"), "abc", False, {"cpu": {"model": "x"}})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def everything_under(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()}
+
+
+def test_round_trip(folder: Path) -> None:
+    cases = [Planned(case(batch=1), 6, grows=True), Planned(case(timing="graph", l2="cold")), case(system="other")]
+    made = new_run(folder, cases, repeats=3, requests=(REQUEST,))
+    assert Run.open(folder).file == made.file
+    assert json.loads((folder / "run.json").read_text())["tool"] == "ttt-bench"
+
+
+def test_cases_that_are_added_later_go_to_the_end_of_their_job(folder: Path) -> None:
+    run = new_run(folder, [case(batch=1), case(batch=2)])
+    measured(folder)
+    more = [case(batch=2), case(batch=3), case(system="other")]
+    run.extend(planned_jobs(more), catalogue(more), QUICK.to_dict(), REQUEST)
+    again = Run.open(folder)
+    assert [[p.case.batch for p in job.cases] for job in again.jobs] == [[1, 2, 3], [2]]
+    assert again.catalogue.suites[0].cases == tuple(c.key for c in (case(batch=1), *more))
+    assert again.file.requests == (REQUEST,)
+    assert [r.case.batch for r in again.records()] == [1, 2]
+    assert [r.status for r in measured(folder, launches=systems() | {("other", "cpu"): systems()["fake", "cpu"]})] == [
+        "ok"
+    ] * 4
+    assert len(lines_of(folder)) == 3
+
+
+def change(folder: Path, meddle: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / "run.json"
+    values = json.loads(path.read_text())
+    replaced = meddle(values)
+    path.write_text(json.dumps(replaced if isinstance(replaced, list | str) else values))
+
+
+def first_case(values: dict[str, Any]) -> dict[str, Any]:
+    return values["jobs"][0]["cases"][0]["case"]
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
+    (lambda v: v.update(schema=7), "has schema 7, this program reads schema 1"),
+    (lambda v: v.update(schema=True), "schema: "),
+    (lambda v: v.update(tool="their-bench"), "was made by 'their-bench', this program reads runs of 'ttt-bench'"),
+    (lambda v: v.pop("tool") and None, "does not say its tool and schema"),
+    (lambda v: v.pop("jobs") and None, "jobs: Field required"),
+    (lambda v: [v], "does not say its tool and schema"),
+    (lambda v: "text", "does not say its tool and schema"),
+    (lambda v: v.update(colour="red"), "colour: "),
+    (lambda v: v.update({"a\nb\x1b[2J": 1}), "a b [2J: "),
+    (lambda v: v.update({"x" * 10_000: 1}), "xxx…"),
+    (lambda v: v.update(mode="guess"), "mode: Input should be 'measure', 'verify' or 'profile'"),
+    (lambda v: v.update(repeats=0), "repeats is 0, must be from 1 to 1000"),
+    (lambda v: v.update(repeats=10**30), "repeats is 10"),
+    (lambda v: v.update(repeats="3"), "repeats: "),
+    (lambda v: v["policy"].update(patience=1), "policy: unknown field 'patience'"),
+    (lambda v: v["policy"].update(budget_s="long"), "policy: budget_s is 'long'"),
+    (lambda v: v["policy"].update(min_samples=0), "policy: min_samples 0"),
+    (lambda v: v["jobs"].append(v["jobs"][0]), "two jobs are called fake-cpu"),
+    (lambda v: v["jobs"][0]["cases"].append(v["jobs"][0]["cases"][0]), "the case fake/cpu tiny forward B=1 T=8"),
+    (lambda v: v["jobs"][0]["cases"][0].update(min_samples=-1), "min_samples is -1, must be from 1 to 1000000"),
+    (lambda v: v["jobs"][0]["cases"][0].update(min_samples=10**400), "min_samples is a very large number"),
+    (lambda v: v["jobs"][0].update(system="../x"), "job '../x': that cannot be part of a file's name"),
+    (lambda v: v["jobs"][0].update(backend="a/b"), "job 'a/b': that cannot be part of a file's name"),
+    (lambda v: v["jobs"][0].update(system=".hidden"), "job '.hidden': that cannot be part of a file's name"),
+    (lambda v: v["jobs"][0].update(system=""), "job '': that cannot be part of a file's name"),
+    (lambda v: v["jobs"][0].update(system="x" * 300), "cannot be part of a file's name"),
+    (lambda v: v["jobs"][0].update(system="other"), "job other-cpu: has a case of fake/cpu"),
+    (lambda v: first_case(v).update(batch=0), "jobs.0.cases.0.case: case: field 'batch' is 0, must be at least 1"),
+    (lambda v: first_case(v).update(colour="red"), "case: unknown field 'colour'"),
+    (lambda v: first_case(v).update(size="a\x1b[2J"), "field 'size' is 'a\\x1b[2J', must be printable text"),
+    (lambda v: first_case(v).update(size="x" * 100_000), "field 'size' is 'xxx"),
+    (lambda v: v["jobs"][0]["cases"][0].update(case=3), "case: is int, must be an object"),
+    (lambda v: v["catalogue"]["suites"][0]["cases"].append("0" * 16), "has the case '0000000000000000', which no job"),
+    (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(y="beauty"), "y is 'beauty', which is no metric"),
+    (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(x="beauty"), "'beauty' is no axis"),
+    (lambda v: v["catalogue"].update(figures=[]), "catalogue.figures: "),
+    (lambda v: v["catalogue"]["suites"].append(v["catalogue"]["suites"][0]), "catalogue: suites names 'fake' twice"),
+    (lambda v: v["catalogue"]["metrics"][0].update(better="maybe"), "catalogue.metrics.0.better: "),
+    (lambda v: v["catalogue"]["metrics"][0].update(scale=0), "metric 'us_per_token': scale is 0"),
+    (lambda v: v["catalogue"]["metrics"][0].update(label="a\x1b[2Jb"), "has the text 'a\\x1b[2Jb', which is not print"),
+    (lambda v: v["catalogue"]["metrics"][0].update(label="\ud800"), ""),
+    (lambda v: v.update(requests=[{"at": "x"}]), "requests.0.arguments: Field required"),
+    (
+        lambda v: v.update(requests=[dict(at="", arguments=[], commit="", dirty=None, machine={"a": nested(40)})]),
+        "machine is nested more than 16 levels deep",
+    ),
+]
+
+
+@pytest.mark.parametrize(("meddle", "said"), WRONG, ids=[said[:40] or "surrogate" for _, said in WRONG])
+def test_a_wrong_run_file_is_one_sentence(
+    folder: Path, meddle: Callable[[dict[str, Any]], object], said: str, tmp_path: Path
+) -> None:
+    new_run(folder, [case(batch=1), case(batch=2)])
+    change(folder, meddle)
+    before = everything_under(tmp_path)
+    with pytest.raises(RunError) as error:
+        Run.open(folder)
+    text = str(error.value)
+    assert text.startswith(f"{folder / 'run.json'}: ")
+    assert said.removesuffix("…") in text
+    assert text.isprintable()
+    assert len(text) < 800
+    assert everything_under(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        '{"tool": "ttt-bench", "schema": 1, "jobs": [',
+        "my notes",
+        "\0\0\0",
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        '{"tool": "ttt-bench", "schema": 1, "repeats": NaN}',
+        '{"tool": "ttt-bench", "schema": 1, "repeats": 1e999}',
+        '{"tool": "ttt-bench", "schema": 1, "repeats": ' + "1" * 10_000 + "}",
+    ],
+)
+def test_what_is_not_json_is_no_run(folder: Path, text: str) -> None:
+    folder.mkdir()
+    (folder / "run.json").write_text(text)
+    with pytest.raises(RunError, match=r"run\.json: is not JSON, so this is no run or it is damaged"):
+        Run.open(folder)
+
+
+def test_every_truncation_is_one_sentence(folder: Path) -> None:
+    new_run(folder, [case()])
+    whole = (folder / "run.json").read_bytes()
+    for end in range(0, len(whole) - 2, 7):
+        (folder / "run.json").write_bytes(whole[:end])
+        with pytest.raises(RunError, match="is not JSON"):
+            Run.open(folder)
+
+
+def test_text_of_another_encoding(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "run.json").write_bytes('{"tool": "größe"}'.encode("latin-1"))
+    with pytest.raises(RunError, match="is not JSON"):
+        Run.open(folder)
+    (folder / "run.json").write_bytes('{"tool": "x"}'.encode("utf-16"))
+    with pytest.raises(RunError, match="is not JSON"):
+        Run.open(folder)
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_regular_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "run.json"
+    folder.mkdir()
+    os.mkfifo(path)
+    with pytest.raises(RunError, match=r"run\.json: is not a run file: it is no regular file"):
+        Run.open(folder)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(RunError, match="it is no regular file"):
+        Run.open(folder)
+    path.rmdir()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(RunError, match="it is no regular file"):
+        Run.open(folder)
+    path.unlink()
+    monkeypatch.setattr(run_module, "_SIZE_LIMIT", 1 << 20)
+    with path.open("wb") as file:
+        file.truncate((1 << 20) + 1)
+    with pytest.raises(RunError, match=r"run\.json: is not a run file: it is larger than 1 MB"):
+        Run.open(folder)
+
+
+def test_folders_that_are_no_runs(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    (tmp_path / "empty").mkdir()
+    for name, said in [("none", "no such folder"), ("plain", "is not a folder"), ("empty", r"it has no run\.json")]:
+        with pytest.raises(RunError, match=said) as error:
+            Run.open(tmp_path / name)
+        assert str(tmp_path / name) in str(error.value)
+
+
+def test_places_where_no_run_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("mine")
+    for name in (tmp_path / "plain", tmp_path / "plain" / "in", Path("/proc/run"), tmp_path / ("x" * 300)):
+        with pytest.raises(RunError) as error:
+            new_run(name, [case()])
+        assert "\n" not in str(error.value)
+    assert (tmp_path / "plain").read_text() == "mine"
+
+
+def test_a_linked_records_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    run = new_run(folder, [case()])
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (folder / "records").rmdir()
+    (folder / "records").symlink_to(elsewhere)
+    for use in (run.records, lambda: measured(folder)):
+        with pytest.raises(RunError, match=r"records: is a link; a run holds its records itself"):
+            use()
+    assert not any(elsewhere.iterdir())
+
+
+def test_a_linked_record_file_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    run = new_run(folder, [case()])
+    (tmp_path / "precious").write_text("mine")
+    (folder / "records" / "fake-cpu.jsonl").symlink_to(tmp_path / "precious")
+    for use in (run.records, lambda: measured(folder)):
+        with pytest.raises(RecordError, match=r"fake-cpu\.jsonl: is a link"):
+            use()
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_a_linked_run_file_is_replaced_not_written_through(folder: Path, tmp_path: Path) -> None:
+    run = new_run(folder, [case()])
+    precious = tmp_path / "precious"
+    (folder / "run.json").rename(precious)
+    before = precious.read_bytes()
+    (folder / "run.json").symlink_to(precious)
+    with pytest.raises(RunError, match="holds a run already"):
+        new_run(folder, [case(batch=9)])
+    run.extend((), Catalogue(), Policy().to_dict(), REQUEST)
+    assert precious.read_bytes() == before
+    assert not (folder / "run.json").is_symlink()
+
+
+def test_a_record_file_of_no_job_is_refused(folder: Path) -> None:
+    run = new_run(folder, [case()])
+    stray = folder / "records" / "stranger-cpu.jsonl"
+    stray.write_text(ok_record(case(system="stranger")).to_json() + "\n")
+    with pytest.raises(RunError, match=r"stranger-cpu\.jsonl: belongs to no job of the run"):
+        run.records()
+    assert stray.exists()
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (ok_record(case(batch=77)), "line 2: the case fake/cpu tiny forward B=77"),
+        (ok_record(case(system="other")), "line 2: the case other/cpu"),
+        (ok_record(repeat=1), "line 2: repeat 1 of a run of 1"),
+        (Record(case(), "ok"), "line 2: status 'ok' without samples in a run of mode 'measure'"),
+    ],
+)
+def test_a_record_that_belongs_to_no_job_is_refused(folder: Path, record: Record, said: str) -> None:
+    run = new_run(folder, [case()])
+    path = folder / "records" / "fake-cpu.jsonl"
+    path.write_text(ok_record().to_json() + "\n" + record.to_json() + "\n")
+    before = path.read_bytes()
+    for use in (run.records, lambda: measured(folder)):
+        with pytest.raises(RunError) as error:
+            use()
+        assert str(error.value).startswith(f"{path}, {said}")
+    assert path.read_bytes() == before
+
+
+def test_samples_do_not_belong_to_a_run_that_only_verifies(folder: Path) -> None:
+    run = new_run(folder, [case()], mode="verify")
+    run.record_file(run.jobs[0]).append(ok_record())
+    with pytest.raises(RunError, match="status 'ok' with samples in a run of mode 'verify'"):
+        run.records()
+
+
+def test_two_writers(folder: Path) -> None:
+    run = new_run(folder, [case()])
+    before = everything_under(folder)
+    with run.held(), pytest.raises(RunError, match="another run is writing to it"):
+        run_jobs(Run.open(folder), systems())
+    with run.record_file(run.jobs[0]), pytest.raises(RecordError, match="another run is writing to it"):
+        run_jobs(Run.open(folder), systems())
+    assert {path: held for path, held in everything_under(folder).items() if held} == before
+
+
+def test_a_run_whose_folder_is_gone(folder: Path) -> None:
+    run = new_run(folder, [case()])
+    (folder / "records").rmdir()
+    (folder / "run.json").unlink()
+    folder.rmdir()
+    with pytest.raises(RunError, match="No such file or directory"):
+        run_jobs(run, systems())
+
+
+def test_a_failed_save_leaves_the_run_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = new_run(folder, [case()])
+    before = everything_under(folder)
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(RunError, match="cannot be written: No space left on device"):
+        run.extend((), Catalogue(), {}, REQUEST)
+    assert everything_under(folder) == before
+
+
+def test_the_last_record_of_a_case_counts() -> None:
+    job = Job("fake", "cpu", (Planned(case(batch=1)), Planned(case(batch=2))))
+    of = lambda batch, samples, repeat=0: ok_record(case(batch=batch), samples, repeat=repeat)  # noqa: E731
+    records = [of(2, (1.0,)), of(1, (1.0,), 1), of(1, (2.0,)), of(2, (3.0,)), of(1, (4.0,))]
+    assert [r.samples_ms for r in latest(job, records)] == [[4.0], [1.0], [3.0]]
+
+
+def test_the_newer_of_two_entries_of_one_name_counts() -> None:
+    figure = FigureEntry("forward", "New", "context", "us_per_token")
+    old = replace(catalogue(), suites=(SuiteEntry("fake", "old?", (), ("a", "b")),))
+    new = replace(catalogue(), metrics=(MetricEntry("us_per_token", "newer"),))
+    new = replace(new, suites=(SuiteEntry("fake", "new?", (figure,), ("b", "c")),))
+    both = old.merged(new)
+    assert both.metric("us_per_token").label == "newer"
+    assert both.suites == (SuiteEntry("fake", "new?", (figure,), ("a", "b", "c")),)
+    assert both.suites_of("c") == ["fake"]
+    assert both.system_label("stranger") == "stranger"
+    assert both.axis("mini_batch").label == "mini-batch"
+
+
+def test_a_run_file_that_contradicts_itself_cannot_be_made() -> None:
+    with pytest.raises(ValueError, match="planned twice"):
+        run_file([case(), case()])
+    with pytest.raises(ValueError, match="two jobs are called a-b-c"):
+        run_file([case(system="a-b", backend="c"), case(system="a", backend="b-c")])
