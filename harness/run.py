@@ -135,15 +135,14 @@ class RunFile:
         for name, count in Counter(job.name for job in self.jobs).items():
             if count > 1:
                 raise ValueError(f"two jobs are called {name}")
-        labels = {planned.case.key: planned.case.label for job in self.jobs for planned in job.cases}
-        keys = Counter(planned.case.key for job in self.jobs for planned in job.cases)
-        for key, count in keys.items():
-            if count > 1:
-                raise ValueError(f"the case {labels[key]} is planned twice")
+        known: set[str] = set()
+        for planned in (planned for job in self.jobs for planned in job.cases):
+            if planned.case.key in known:
+                raise ValueError(f"the case {planned.case.label} is planned twice")
+            known.add(planned.case.key)
         if not 1 <= self.repeats <= _REPEATS_LIMIT:
             raise ValueError(f"repeats is {_shortened(self.repeats)}, must be from 1 to {_REPEATS_LIMIT}")
         Policy.from_dict(self.policy)
-        known = set(keys)
         for suite in self.catalogue.suites:
             for key in suite.cases:
                 if key not in known:
