@@ -4,8 +4,8 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
-from functools import cache, cached_property
+from dataclasses import MISSING, dataclass
+from functools import cached_property
 from typing import Any
 
 Scalar = str | int | float | bool
@@ -51,7 +51,7 @@ class Case:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", _sorted_options(self.options))
-        for name in _defaults(type(self)):
+        for name in self.__dataclass_fields__:
             if name != "options":
                 _check_field(name, getattr(self, name))
 
@@ -82,8 +82,8 @@ class Case:
 
     def to_dict(self) -> dict[str, Any]:
         """The case as JSON values, without the fields at their default; `options` becomes an object."""
-        defaults = _defaults(type(self)).items()
-        values = {name: value for name, default in defaults if (value := getattr(self, name)) != default}
+        known = self.__dataclass_fields__.values()
+        values = {f.name: value for f in known if (value := getattr(self, f.name)) != f.default}
         return values | ({"options": dict(self.options)} if self.options else {})
 
     @classmethod
@@ -91,18 +91,12 @@ class Case:
         """The case that `to_dict` wrote; CaseError names a field that is missing, unknown or wrong."""
         if not isinstance(values, Mapping):
             raise CaseError(f"case: is {type(values).__name__}, must be an object")
-        defaults = _defaults(cls)
-        for name in sorted(values.keys() - defaults.keys()):
+        known = cls.__dataclass_fields__  # not `fields`, which takes long for ten thousand cases
+        for name in sorted(values.keys() - known.keys()):
             raise CaseError(f"case: unknown field {name!r}")
-        for name in sorted(name for name in defaults.keys() - values.keys() if defaults[name] is MISSING):
+        for name in sorted(name for name in known.keys() - values.keys() if known[name].default is MISSING):
             raise CaseError(f"case: field {name!r} is missing")
         return cls(**values)
-
-
-@cache
-def _defaults(of: type[Case]) -> dict[str, Any]:
-    """The fields in order with their defaults; kept, as a plan of ten thousand cases asks often."""
-    return {field.name: field.default for field in fields(of)}
 
 
 def _sorted_options(options: Any) -> tuple[tuple[str, Scalar], ...]:
