@@ -115,10 +115,14 @@ def holders(run_folder: Path) -> list[Holder]:
     return [each for each in found if each is not None]
 
 
+def holder_alone(run_folder: Path) -> Holder | None:
+    """The process that says that it holds the run alone."""
+    return _read(_folder(run_folder) / "run.json")
+
+
 def note_submission(run_folder: Path, array: str) -> None:
-    """Say which Slurm job the run's tasks belong to; what tasks of earlier ones claimed is free again."""
+    """Say which Slurm job the run's tasks belong to, and from where it was submitted."""
     with _as_record_error(run_folder):
-        clear(run_folder)
         folder = _folder(run_folder)
         folder.mkdir(exist_ok=True)
         write_atomically(folder / "submission.json", _text(Holder(socket.gethostname(), os.getpid(), array)))
@@ -129,13 +133,19 @@ def submission(run_folder: Path) -> Holder | None:
     return _read(_folder(run_folder) / "submission.json")
 
 
+def forget_submission(run_folder: Path) -> None:
+    """The Slurm job has done what it was submitted for."""
+    with _as_record_error(run_folder):
+        (_folder(run_folder) / "submission.json").unlink(missing_ok=True)
+
+
 def clear(run_folder: Path) -> None:
     """Free every job; for whoever holds the run alone, when no task of it lives."""
     folder = _folder(run_folder)
     with _as_record_error(run_folder):
         for path in folder.glob("*/"):
             shutil.rmtree(path)
-        (folder / "submission.json").unlink(missing_ok=True)
+    forget_submission(run_folder)
 
 
 def _folder(run_folder: Path) -> Path:

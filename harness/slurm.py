@@ -6,6 +6,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.record import RecordError
+
 _PATIENCE_S = 60.0
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 # What the script itself must say, or the run cannot be shared and gone on with.
@@ -14,7 +16,7 @@ _OURS = ("array", "requeue", "no-requeue", "output", "error", "open-mode", "chdi
 REQUEUES = 3  # of a task that was killed, by itself; a lost node requeues it as often as Slurm allows
 
 
-class SlurmError(ValueError):
+class SlurmError(RecordError):
     """One sentence: an option that cannot be, or what Slurm said."""
 
 

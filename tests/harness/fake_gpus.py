@@ -40,6 +40,8 @@ class OnGpu(Fake):
         workload = super().build(case)
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         workload.settings = {**workload.settings, "gpu": gpu, "cores": cores}
+        if case.option("do") == "slow":
+            time.sleep(1.0)
         if case.option("do") == "hang-once" and not list(Path(os.environ["FAKE_PIDS"]).glob(f"*.{case.system}")):
             folder = Path(os.environ["FAKE_PIDS"])
             (folder / f"{os.getpid()}.{case.system}").touch()
