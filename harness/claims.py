@@ -109,9 +109,9 @@ def forget_holder(run_folder: Path) -> None:
 
 
 def holders(run_folder: Path) -> list[Holder]:
-    """Whoever says that it holds the run, alone or as a task that claimed a job of it."""
-    folder = _folder(run_folder)
-    found = (_read(path) for path in sorted([folder / "run.json", *folder.glob("*/*.json")]))
+    """Who holds the run alone, else the tasks that claimed a job of it."""
+    alone = holder_alone(run_folder)
+    found = [alone] if alone else [_read(path) for path in sorted(_folder(run_folder).glob("*/*.json"))]
     return [each for each in found if each is not None]
 
 

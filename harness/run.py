@@ -283,6 +283,7 @@ class Run:
         try:
             if task:
                 self._lock(descriptor, fcntl.LOCK_SH, _SUBMIT_S)
+                claims.forget_holder(self.folder)  # one that was killed
                 yield
             else:
                 self._lock(descriptor, fcntl.LOCK_EX, 0)

@@ -58,6 +58,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+        self._pending: dict[str, float] = {}
         self.env = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
         for name in ("state", *(f"spool/{node}" for node in NODES)):
             (self.folder / name).mkdir(parents=True)
@@ -99,12 +100,18 @@ class Cluster:
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60)
         return done.stdout
 
+    def does(self, *command: str) -> bool:
+        """Whether a command succeeds."""
+        return subprocess.run(command, env=self.env, capture_output=True, timeout=60).returncode == 0
+
     def kill_node(self, node: str) -> None:
         """As when a machine is lost: its daemon and all that it started."""
-        daemon = int((self.folder / f"{node}.pid").read_text())
-        started = [pid for pid in self._of_this_cluster() if f"SLURMD_NODENAME={node}" in _environ(pid)]
-        steps = {_parent(pid) for pid in started} - set(started) - {1}
-        for pid in [daemon, *steps, *started]:
+        _kill(int((self.folder / f"{node}.pid").read_text()))
+        jobs = self.ask("squeue", "-h", "-r", "-w", node, "-o", "%A").split()
+        steps = {f"slurmstepd: [{job}.batch]" for job in jobs}
+        mine = self._of_this_cluster()
+        started = [pid for pid in mine if f"SLURMD_NODENAME={node}" in _environ(pid)]
+        for pid in [*(pid for pid in mine if _command(pid) in steps), *started]:
             _kill(pid)
         self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
 
@@ -114,10 +121,13 @@ class Cluster:
         self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
     def hurry(self) -> None:
-        """Slurm lets a requeued job wait for two minutes; not here."""
-        for line in self.ask("squeue", "-h", "-r", "-o", "%i %T").splitlines():
-            job, state = line.split()
-            if state == "PENDING":
+        """Slurm lets a requeued job wait for two minutes; here for two seconds, as its credential must be a new one."""
+        pending = {
+            line.split()[0] for line in self.ask("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i %T").splitlines()
+        }
+        self._pending = {job: self._pending.get(job, time.monotonic()) for job in pending}
+        for job, since in self._pending.items():
+            if time.monotonic() > since + 2:
                 self.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def finish(self, job: str, seconds: float = 60) -> None:
@@ -126,7 +136,11 @@ class Cluster:
         def is_over() -> bool:
             self.hurry()
             time.sleep(0.2)
-            return not self.ask("squeue", "-h", "-j", job, "-t", "PENDING,RUNNING,COMPLETING").strip()
+            done = subprocess.run(
+                ["squeue", "-h", "-r", "-j", job, "-t", "all", "-o", "%T"], env=self.env, capture_output=True, text=True
+            )
+            states = set(done.stdout.split())
+            return done.returncode == 0 and bool(states) and states <= {"COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"}
 
         assert wait_for(is_over, seconds), self.ask("squeue") + self.logs()
 
@@ -183,11 +197,11 @@ def _environ(pid: int) -> list[str]:
         return []
 
 
-def _parent(pid: int) -> int:
+def _command(pid: int) -> str:
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
-        return 1
+        return ""
 
 
 def _kill(pid: int) -> None:

@@ -316,8 +316,9 @@ def kill_job(cluster: Cluster, holder: Holder) -> None:
     script = int(Path(f"/proc/{holder.process}/stat").read_text().rpartition(")")[2].split()[1])
     for pid in (script, holder.process):
         os.kill(pid, signal.SIGKILL)
-    assert wait_for(lambda: holder.index not in slurm.task_states(holder.array), 20)
-    cluster.ask("scontrol", "requeue", holder.name)
+    # Refused until Slurm has seen its end.
+    assert wait_for(lambda: slurm.task_states(holder.array).get(holder.index) in (None, "FAILED"), 20)
+    assert wait_for(lambda: cluster.does("scontrol", "requeue", holder.name), 20), cluster.ask("scontrol", "show", "job")
 
 
 def kill_node(cluster: Cluster, holder: Holder) -> None:
