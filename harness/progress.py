@@ -71,8 +71,7 @@ class _Lines:
         elif event.kind == "record" and event.record is not None:
             left = remaining(event.done, event.total, self._now() - self._start)
             counter = f"[{event.done:>{len(str(event.total))}}/{event.total}]"
-            place = f"{event.place}: " if event.place else ""
-            self._print(f"{counter} {place}{outcome(event.record)}{f'  ({left})' if left else ''}")
+            self._print(f"{counter} {_placed(event, event.record)}{f'  ({left})' if left else ''}")
 
     def _print(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
@@ -117,7 +116,7 @@ class _Bar:
         elif event.kind == "start" and event.planned is not None:
             changes["description"] = _shortened(event.planned.case.label, self._room())
         elif event.record is not None:
-            self._print(outcome(event.record))
+            self._print(_placed(event, event.record))
             self._counts[event.record.status] += 1
             lost = sum(count for status, count in self._counts.items() if status != "ok")
             changes["counts"] = f"{lost} without result" if lost else ""
@@ -152,6 +151,10 @@ def outcome(record: Record) -> str:
         result += ", throttled" if any(record.throttled) else ""
         result += f", {load_note(record.environment)}" if is_loaded(record.environment) else ""
     return f"{record.status:<7} {record.case.label}{': ' + result if result else ''}"
+
+
+def _placed(event: Event, record: Record) -> str:
+    return f"{event.place}: {outcome(record)}" if event.place else outcome(record)
 
 
 def _shortened(text: str, width: int) -> str:

@@ -22,7 +22,19 @@ from harness.record_file import RecordFile
 from harness.run import Job, Planned, Run, latest
 from harness.timer import Policy
 
-__all__ = ["Event", "Launch", "Limits", "Place", "PlaceLost", "Probe", "Session", "Terminated", "probe", "run_jobs"]
+__all__ = [
+    "HERE",
+    "Event",
+    "Launch",
+    "Limits",
+    "Place",
+    "PlaceLost",
+    "Probe",
+    "Session",
+    "Terminated",
+    "probe",
+    "run_jobs",
+]
 
 Pair = tuple[str, str]  # (system, backend)
 Retry = Literal["lost", "failed"]

@@ -7,7 +7,7 @@ from typing import Any
 from harness import claims, slurm
 from harness.claims import Claims, Holder
 from harness.run import Job, Run, RunError
-from harness.runner import Event, Launch, session
+from harness.runner import HERE, Event, Launch, Place, PlaceLost, Session, session
 
 
 def run_task(
@@ -17,12 +17,13 @@ def run_task(
     *,
     jobs: Sequence[Job],
     on_event: Callable[[Event], object] = lambda event: None,
+    place: Place = HERE,
     **options: Any,
 ) -> list[str]:
     """Run the `jobs` that are free, in their order, and those of an earlier start of this task; their names.
 
     holder: this task, with the id of its array. options: as of `runner.session`. RunError where another array has the
-    run, or another start of this task has taken its job over.
+    run, another start of this task has taken its job over, or the place's GPU is gone.
     """
     done = []
     with run.held(holder):
@@ -32,13 +33,23 @@ def run_task(
             if claimed.take(job.name, holder):
                 watched = _Watched(run, claimed, job, holder, on_event)
                 with session(run, launches, jobs=[job], on_event=watched, task=holder, **options) as work:
-                    work.run_job(job)
+                    _run_job(work, job, place)
                     work.refuse_loss(job)
                 claimed.finish(job.name)
                 done.append(job.name)
         if all(claimed.is_finished(job.name) for job in jobs):
             claims.forget_submission(run.folder)
     return done
+
+
+def _run_job(work: Session, job: Job, place: Place) -> None:
+    try:
+        work.run_job(job, place=place)
+    except PlaceLost:
+        raise RunError(
+            f"{work.run.folder}: {place.name} is gone; what is left of {job.name} waits for --resume, other jobs for "
+            "other tasks"
+        ) from None
 
 
 def _join(run: Run, holder: Holder) -> None:

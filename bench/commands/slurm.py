@@ -14,9 +14,11 @@ from harness import claims, slurm
 from harness.claims import Holder
 from harness.environment import snapshot
 from harness.files import write_atomically
+from harness.nvml import visible_gpus
+from harness.pool import gpu_places
 from harness.progress import Progress
 from harness.run import Job, Mode, Run, RunError
-from harness.runner import Limits, Retry
+from harness.runner import HERE, Limits, Retry
 from harness.task import run_task
 
 SCRIPT = "slurm.sbatch"
@@ -87,6 +89,7 @@ def work(out: Path, systems: str | None, systems_file: Path | None, *, retry: Re
             raise UserError(f"{out}: has the job {job.name}, which this version of the program cannot run")
     machine = snapshot()
     memory_bytes = total_memory_bytes(machine)
+    gpus = gpu_places(visible_gpus()[:1]) if machine["device_kind"] == "cuda" else []
     ordered = estimate.longest_first(jobs, run.file.repeats, estimate.past_durations(None, out))
     try:
         with Progress(f"task {holder.name}") as progress:
@@ -96,6 +99,7 @@ def work(out: Path, systems: str | None, systems_file: Path | None, *, retry: Re
                 holder,
                 jobs=ordered,
                 on_event=progress,
+                place=gpus[0] if gpus else HERE,
                 limits=limits,
                 retry=retry,
                 skip=lambda planned, earlier: skip_reason(planned, earlier, memory_bytes),

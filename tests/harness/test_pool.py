@@ -6,14 +6,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from harness_helpers import HERE, ROOT, alive, case, launch, lines_of, new_run, statuses, wait_for
 
-from harness.pool import run_pool, shares
+from harness import machine_load, nvml
+from harness.pool import gpu_places, run_pool, shares
 from harness.record import Record, RecordError
 from harness.run import Run, RunError
 from harness.runner import Event, Launch, Limits, Place, session
@@ -171,14 +173,82 @@ def test_a_record_of_another_gpu_than_the_jobs_is_refused(tmp_path: Path) -> Non
 def test_an_error_of_one_job_ends_all_and_is_raised(tmp_path: Path) -> None:
     run = new_run(tmp_path / "out", cases_of(SYSTEMS[:4], count=1, do="hang"))
     path = run.record_file(run.jobs[2]).path
-    path.write_text("")
-    path.chmod(0o400)
-    path.unlink()
-    path.mkdir()
+    path.mkdir()  # no file can be there
     start = time.monotonic()
-    with pytest.raises(RecordError, match="c-cpu.jsonl"):
+    with pytest.raises(RecordError, match=r"c-cpu\.jsonl"):
         pooled(run, launches(*SYSTEMS[:4]))
     assert time.monotonic() - start < 20
+
+
+class TwoGpus(ModuleType):
+    """NVML of a machine of two GPUs; one of them can be lost."""
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.there = {"0": "GPU-aa", "1": "GPU-bb"}
+        self.NVML_CLOCK_SM = self.NVML_CLOCK_MEM = self.NVML_TEMPERATURE_GPU = 0
+        self.nvmlInit = lambda: None
+        self.nvmlSystemGetDriverVersion = lambda: "580.1"
+        self.nvmlDeviceGetCount = lambda: 2
+        self.nvmlDeviceGetHandleByIndex = lambda number: self.there[str(number)]
+        self.nvmlDeviceGetHandleByUUID = lambda uuid: next(each for each in self.there.values() if each == uuid)
+        self.nvmlDeviceGetUUID = lambda handle: handle
+        self.nvmlDeviceGetName = lambda handle: f"name of {handle}"
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoGpus]:
+    fake = TwoGpus()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml._initialised.cache_clear()
+    yield fake
+    nvml._initialised.cache_clear()
+
+
+def test_the_gpus_that_may_be_used(two_gpus: TwoGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nvml.visible_gpus() == ["0", "1"]
+    for visible, expected in (("1", ["1"]), ("GPU-bb,0", ["GPU-bb", "0"]), ("7", []), ("", []), ("-1", [])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert nvml.visible_gpus() == expected
+
+
+def test_a_place_knows_its_gpu_and_whether_it_is_there(two_gpus: TwoGpus) -> None:
+    first, second = gpu_places(["0", "1"])
+    assert first.env == {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert first.device_id != second.device_id
+    gpu = nvml.open_gpu("1")
+    assert gpu is not None
+    assert gpu.constants()["device_id"] == second.device_id
+    del two_gpus.there["1"]
+    assert first.is_there()
+    assert not second.is_there()
+
+
+def test_a_case_without_a_worker_names_the_gpu_of_its_place(two_gpus: TwoGpus, tmp_path: Path) -> None:
+    run = new_run(tmp_path / "out", cases_of(("a",), count=1))
+    (record,) = pooled(run, {("a", "cpu"): Launch(["/no/such/python"])}, gpu_places(["1"]))
+    assert record.status == "unstarted"
+    assert record.environment["gpu"]["name"] == "name of GPU-bb"
+
+
+def test_neighbours_on_other_cores_are_no_others(tmp_path: Path) -> None:
+    """A worker's own time is that of its cores; what runs on others is neither its own nor another's."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    whole = os.sched_getaffinity(0)
+    mine, others = sorted(whole)[:1], sorted(whole)[1:]
+    spin = f"import os, time; os.sched_setaffinity(0, {others}); end = time.time() + 1.5\nwhile time.time() < end: pass"
+    neighbour = subprocess.Popen([sys.executable, "-c", spin])
+    try:
+        os.sched_setaffinity(0, mine)
+        time.sleep(0.3)
+        before = machine_load._own_seconds()
+        time.sleep(1.0)
+        assert machine_load._own_seconds() - before < 0.2
+    finally:
+        os.sched_setaffinity(0, whole)
+        neighbour.wait()
 
 
 PARENT = """

@@ -7,19 +7,19 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from harness_helpers import HERE, ROOT, case, lines_of, new_run, statuses, wait_for
 from slurm_cluster import Cluster, cluster_or_skip
-from test_pool import launches
+from test_pool import launches, place, pooled
 
 from harness import claims, slurm
 from harness.claims import Claims, Holder
 from harness.run import Run, RunError
-from harness.runner import run_jobs
 from harness.task import refuse_submitted, run_task
 
 TASK = Holder("n1", 10, "77", "0")
@@ -135,9 +135,12 @@ def test_two_tasks_share_the_jobs_and_the_run_is_whole(folder: Path) -> None:
 def test_tasks_and_a_run_alone_exclude_each_other_and_the_holder_is_named(folder: Path) -> None:
     run = new_run(folder, [case()])
     Claims(folder, "77").take("fake-cpu", TASK)
-    with run.held(TASK), run.held(TASK), pytest.raises(
-        RunError, match=r"another run is writing to it \(Slurm task 77_0, process 10 on n1\)"
-    ), run.held():
+    with (
+        run.held(TASK),
+        run.held(TASK),
+        pytest.raises(RunError, match=r"another run is writing to it \(Slurm task 77_0, process 10 on n1\)"),
+        run.held(),
+    ):
         pass
     with run.held(), pytest.raises(RunError, match=rf"another run .*\(process {os.getpid()} on .+\)"), run.held():
         pass
@@ -165,9 +168,22 @@ def test_a_task_whose_job_was_taken_over_writes_no_more(folder: Path) -> None:
         if getattr(event, "record", None):
             Claims(folder, "77").take("s0-cpu", replace(TASK, restart=1, host="n2"))
 
-    with pytest.raises(RunError, match="s0-cpu was taken over by Slurm task 77_0, restart 1, .* on n2"):
+    with pytest.raises(RunError, match=r"s0-cpu was taken over by Slurm task 77_0, restart 1, .* on n2"):
         run_task(run, launches("s0", entry="fake_systems:Fake"), TASK, jobs=run.jobs, on_event=requeue)
     assert len(run.records()) == 1
+
+
+def test_a_task_whose_gpu_is_gone_takes_no_more_jobs(folder: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    run = new_run(folder, [case(system=job, batch=batch) for job in JOBS[:2] for batch in (1, 2)])
+    lost = place("1", is_there=lambda: not gone.exists())
+    of = launches(*JOBS, FAKE_GONE=f"1:{gone}")
+    with pytest.raises(RunError, match="GPU 1 is gone; what is left of s0-cpu waits for --resume"):
+        run_task(run, of, TASK, jobs=run.jobs, place=lost)
+    assert len(run.records()) == 1
+    assert run_task(run, of, replace(TASK, index="1"), jobs=run.jobs, place=place("0")) == ["s1-cpu"]
+    pooled(run, of, [place("0")])
+    assert statuses(run.records()) == ["ok"] * 4
 
 
 @pytest.mark.usefixtures("squeue")
@@ -257,6 +273,13 @@ def test_without_slurm_each_command_says_so() -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     made = cluster_or_skip()
+    with using(made):
+        yield made
+
+
+@contextmanager
+def using(made: Cluster) -> Iterator[Callable[[Run], str]]:
+    """The cluster running, and this process's commands speaking to it; how to submit a run."""
     before = {name: os.environ.get(name) for name in ("SLURM_CONF", "PYTHONPATH", "PATH")}
     os.environ["SLURM_CONF"] = made.env["SLURM_CONF"]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(HERE)])
@@ -264,7 +287,7 @@ def cluster() -> Iterator[Cluster]:
     made.env.update(os.environ)
     try:
         made.start()
-        yield made
+        yield submit
     finally:
         made.stop()
         for name, value in before.items():
@@ -308,7 +331,8 @@ def all_once(run: Run) -> None:
 
 def kill_step(cluster: Cluster, holder: Holder) -> None:
     """The task itself; its script has it requeued."""
-    os.kill(holder.process, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(holder.process, signal.SIGKILL)
 
 
 def kill_job(cluster: Cluster, holder: Holder) -> None:
@@ -318,14 +342,17 @@ def kill_job(cluster: Cluster, holder: Holder) -> None:
         os.kill(pid, signal.SIGKILL)
     # Refused until Slurm has seen its end.
     assert wait_for(lambda: slurm.task_states(holder.array).get(holder.index) in (None, "FAILED"), 20)
-    assert wait_for(lambda: cluster.does("scontrol", "requeue", holder.name), 20), cluster.ask("scontrol", "show", "job")
+    assert wait_for(lambda: cluster.does("scontrol", "requeue", holder.name), 20), cluster.ask(
+        "scontrol", "show", "job"
+    )
 
 
 def kill_node(cluster: Cluster, holder: Holder) -> None:
     """A node's daemon and all it started; Slurm requeues."""
     node = cluster.ask("squeue", "-h", "-j", holder.name, "-o", "%N").strip()
-    cluster.kill_node(node)
-    cluster.revive_node(node)
+    if node:  # it has not ended since
+        cluster.kill_node(node)
+        cluster.revive_node(node)
 
 
 def test_a_real_slurm_runs_every_job_once_on_its_gpus(cluster: Cluster, folder: Path) -> None:
@@ -339,12 +366,14 @@ def test_a_real_slurm_runs_every_job_once_on_its_gpus(cluster: Cluster, folder: 
 
 
 @pytest.mark.parametrize("kill", [kill_step, kill_job, kill_node])
-def test_what_is_killed_is_requeued_and_goes_on(cluster: Cluster, folder: Path, kill: object) -> None:
+def test_what_is_killed_is_requeued_and_goes_on(
+    cluster: Cluster, folder: Path, kill: Callable[[Cluster, Holder], None]
+) -> None:
     run = slow_run(folder)
     array = submit(run)
     assert wait_for(lambda: len(claimed(run, array)) >= 2, 30), cluster.logs() + logs_of(run)
     killed = claimed(run, array)[0]
-    kill(cluster, killed)  # type: ignore[operator]
+    kill(cluster, killed)
     cluster.finish(array)
     all_once(run)
     assert '"restart": 1' in " ".join(path.read_text() for path in (folder / "claims").rglob("*.done"))
@@ -359,5 +388,5 @@ def test_a_cancelled_run_is_free_and_goes_on_alone(cluster: Cluster, folder: Pat
     slurm.cancel(array)
     cluster.finish(array)
     refuse_submitted(folder)
-    run_jobs(run, launches(*JOBS))
+    pooled(run, launches(*JOBS))
     all_once(run)
