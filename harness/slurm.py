@@ -55,7 +55,7 @@ def script(request: Request, tasks: int, command: Sequence[str], folder: str, lo
     options = {"job-name": "ttt-bench", "array": f"0-{tasks - 1}", "requeue": "", "open-mode": "append"}
     options |= {"chdir": folder, "output": log}
     options |= {"gres": "gpu:1"} if request.gpu and "gres" not in request.options else {}
-    lines = [_directive(name, value) for name, value in (options | request.options).items()]
+    lines = [_directive(name, value) for name, value in {**options, **request.options}.items()]
     return f"""\
 #!/bin/bash
 # Written by `ttt-bench run --slurm`. To change it: edit it and submit it again with `sbatch`.
