@@ -43,7 +43,7 @@ def run_pool(work: Session, places: Sequence[Place]) -> list[Record]:
     threads = [
         # Each for as long as its workers: the kernel ends a worker with the thread that started it.
         threading.Thread(target=_serve, args=(work, queue, place, cores, errors), daemon=True)
-        for place, cores in zip(places, shares(_cores(), len(places)), strict=True)
+        for place, cores in zip(places, cores_by_share(len(places)), strict=True)
     ]
     try:
         for thread in threads:
@@ -119,6 +119,11 @@ class _Queue:
     def left(self) -> list[Job]:
         """The jobs that nobody took."""
         return list(self._jobs)
+
+
+def cores_by_share(count: int) -> list[frozenset[int]]:
+    """The processors of this thread, shared among `count` workers; empty sets where they cannot be set."""
+    return shares(_cores(), count)
 
 
 def shares(cores: Sequence[tuple[int, ...]], count: int) -> list[frozenset[int]]:
