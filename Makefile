@@ -21,7 +21,7 @@ NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc /usr/local/cuda/bin/nvcc) $
 INSTALL_MAMBA := .venv-mamba/bin/python -m pip install --quiet --no-deps --no-build-isolation \
   --requirement bench/requirements/mamba.txt
 
-.PHONY: bench baselines venv-vllm venv-mamba test test-gpu sanitize lint chromium clean
+.PHONY: bench baselines venv-vllm venv-mamba test test-gpu sanitize lint chromium slurm clean
 
 bench: $(INSTALLED)
 ifeq ($(TARGET),cuda)
@@ -58,7 +58,7 @@ venv-mamba: .venv-mamba/.installed systems.toml
 systems.toml:
 	cp bench/requirements/systems.toml $@
 
-test: $(INSTALLED) lint chromium
+test: $(INSTALLED) lint chromium slurm
 	$(PY) -m pytest -m "not gpu"
 
 test-gpu: $(INSTALLED)
@@ -78,6 +78,13 @@ chromium: $(INSTALLED)
 	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
 	  && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
 	|| echo "make test: install Chromium (apt-get install chromium); the report's tests open pages in it"
+
+# The tests of runs that many tasks share start a Slurm of their own, and are skipped without it.
+slurm:
+	@{ command -v sbatch && command -v munged; } >/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
+	  && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; } \
+	|| echo "make test: install Slurm (apt-get install slurm-wlm munge); a run's tasks are tested in it"
 
 $(VENV)/.installed-%: bench/requirements/%.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)

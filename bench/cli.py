@@ -98,6 +98,13 @@ def run(
     ] = 1,
     device: Device = "auto",
     systems_file: SystemsFile = None,
+    gpus: Annotated[
+        str | None, typer.Option(help="Run a job a GPU at a time on `all` of this machine, or on 0,1,3 (nvidia-smi's).")
+    ] = None,
+    slurm: Annotated[
+        str | None,
+        typer.Option(help="Submit tasks to Slurm instead: partition=gpu,time=01:00:00,gpus=4 and more of sbatch's."),
+    ] = None,
 ) -> None:
     """Measure suites into a run: OUT/run.json says what, OUT/records/ holds a record of every case."""
     from bench.commands import measure
@@ -109,18 +116,55 @@ def run(
     asked = measure.Asked(
         tuple(suite or ()), systems, sizes, batch, context, device, systems_file, budget, min_samples, repeats
     )
+    if gpus is not None and slurm is not None:
+        raise UserError("--gpus --slurm: one of them; --slurm says gpus=N itself")
     if dry_run:
         measure.dry_run(asked, out)
         return
-    measure.run(
-        asked,
-        out,
-        resume=resume,
-        retry=retry,  # type: ignore[arg-type]
-        limits=Limits(time_limit, start_limit),
-        mode="measure",
-        arguments=sys.argv[1:],
-    )
+    options: dict[str, Any] = {
+        "resume": resume,
+        "retry": retry,
+        "limits": Limits(time_limit, start_limit),
+        "mode": "measure",
+        "arguments": sys.argv[1:],
+    }
+    if slurm is not None:
+        from bench.commands.slurm import submit
+
+        submit(asked, out, slurm, **options)
+    else:
+        measure.run(asked, out, gpus=gpus, **options)
+
+
+@app.command()
+def status(
+    run: RunFolder,
+    cancel: Annotated[bool, typer.Option("--cancel", help="End the Slurm job that works on it.")] = False,
+) -> None:
+    """Show how far a run is and who works on it."""
+    from bench.commands.status import status
+
+    status(run, cancel)
+
+
+@app.command(hidden=True)
+def work(
+    run: RunFolder,
+    systems: Systems = None,
+    retry: Annotated[str, typer.Option()] = "lost",
+    time_limit: TimeLimit = 600,
+    start_limit: StartLimit = 300,
+    systems_file: SystemsFile = None,
+) -> None:
+    """Be one task of a run that Slurm's tasks share."""
+    from bench.commands.slurm import work
+    from bench.errors import UserError
+    from harness.runner import Limits
+
+    if retry not in ("lost", "failed"):
+        raise UserError(f"--retry {retry}: must be lost or failed")
+    limits = Limits(time_limit, start_limit)
+    work(run, systems, systems_file, retry=retry, limits=limits)  # type: ignore[arg-type]
 
 
 @app.command()

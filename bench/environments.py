@@ -3,6 +3,9 @@
 ["transformer/vllm"]
 python = "~/.venvs/vllm/bin/python"       # or: command = ["docker", "run", "-i", "IMAGE", "python"]
 env = { VLLM_USE_FLASHINFER_SAMPLER = "0" }
+
+With --gpus, a container must be given the GPU of its job: ["docker", "run", "-i", "--gpus", "all", "--env",
+"CUDA_VISIBLE_DEVICES", "--env", "CUDA_DEVICE_ORDER", "IMAGE", "python"]. A record of another GPU is refused.
 """
 
 import os

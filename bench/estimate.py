@@ -1,6 +1,6 @@
 """How long a run will take, from what earlier runs of the same cases took on the same kind of device."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,6 +38,17 @@ def job_seconds(job: Job, repeats: int, past: Durations) -> float | None:
     if not known:
         return None
     return repeats * (sum(known) + (len(job.cases) - len(known)) * median(known))
+
+
+def longest_first(jobs: Sequence[Job], repeats: int, past: Durations) -> list[Job]:
+    """The jobs by how long they will take; where none of a job's cases was ever run, by the number of its cases."""
+    typical = median(past.values()) if past else 1.0
+
+    def seconds(job: Job) -> float:
+        known = job_seconds(job, repeats, past)
+        return known if known is not None else repeats * typical * len(job.cases)
+
+    return sorted(jobs, key=seconds, reverse=True)
 
 
 def in_words(seconds: float | None) -> str:

@@ -11,6 +11,7 @@ from math import inf
 from bench.catalogue.metrics import OPTION_DEFAULTS
 from bench.catalogue.suites import Panel, Suite
 from bench.catalogue.systems import ADAPTERS, Adapter
+from bench.memory import layer_beyond_memory
 from harness.case import Case
 from harness.catalogue import SuiteEntry
 from harness.record import Record
@@ -96,6 +97,12 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
         if smaller and at_once < record.case.batch:
             return f"of batch {record.case.batch} only {at_once} sequences fitted at once, and were measured"
     return ""
+
+
+def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int | None) -> str:
+    """Why a case need not be tried on a device of so much memory, if that is known; "" where it must."""
+    too_large = layer_beyond_memory(planned.case, memory_bytes) if memory_bytes else ""
+    return too_large or beyond_memory(planned, earlier)
 
 
 def _is_in(adapter: Adapter, panel: Panel) -> bool:

@@ -31,16 +31,16 @@ COMMIT_VARIABLE = "TTT_BENCH_COMMIT"
 _CONSTANT = ("name", "driver", "memory_bytes", "device_id", "model", "cores")
 
 
-def snapshot(device_kind: str = "") -> dict[str, Any]:
+def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any]:
     """The machine and the software now.
 
-    device_kind: "cuda" or "cpu", whichever is measured; "" is "cuda" where there is a GPU.
+    device_kind: "cuda" or "cpu", whichever is measured; "" is "cuda" where there is a GPU. visible: as in `open_gpu`.
     Keys: device (a name), device_kind, gpu (None without one): name, driver, memory_bytes, device_id (8 hexadecimal
     digits of its UUID's SHA-256, "" if unknown), sm_clock_mhz, memory_clock_mhz, temperature_c, power_w,
     throttle_reasons; cpu: model, cores, load_1m; software: name -> version; commit ("" if unknown), dirty (None if
     unknown).
     """
-    gpu = None if device_kind == "cpu" else open_gpu()
+    gpu = None if device_kind == "cpu" else open_gpu(visible)
     kind = device_kind or ("cpu" if gpu is None else "cuda")
     gpu_facts = None if gpu is None else gpu.constants() | gpu.readings()
     commit, dirty = commit_and_dirty()

@@ -65,15 +65,20 @@ def _times() -> tuple[float, float, float] | None:
 
 
 def _own_seconds() -> float:
-    """Of this process, of its descendants that are alive, and of its children that were waited for."""
+    """Of this process, of its children that were waited for, and of its descendants that run on this thread's cores.
+
+    Those on other cores are workers of other GPUs.
+    """
     from harness.warden import descendants
 
     own = resource.getrusage(resource.RUSAGE_SELF)
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     tick = os.sysconf("SC_CLK_TCK")
-    alive = 0.0
+    alive, cores = 0.0, os.sched_getaffinity(0)
     for pid in descendants(os.getpid()):
         try:
+            if cores.isdisjoint(os.sched_getaffinity(pid)):
+                continue
             with open(f"/proc/{pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
             alive += sum(int(fields[at]) for at in (11, 12, 13, 14)) / tick  # utime, stime, and its own children's

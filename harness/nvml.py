@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
 # Reasons that slow the GPU down against its settings: power cap, hardware, thermal (software, hardware), power brake.
 # Idle clocks, application clocks and display clocks are settings or rest, not throttling.
 _THROTTLE = {
@@ -65,11 +67,25 @@ class Gpu:
         return _quietly(lambda: getattr(self._nvml, name)(self._handle, *arguments))
 
 
-def open_gpu() -> Gpu | None:
-    """The GPU that this process uses, or None where there is none or NVML cannot be opened."""
+def open_gpu(visible: str | None = None) -> Gpu | None:
+    """The GPU that this process uses, or None where there is none or NVML cannot be opened.
+
+    visible: instead, the one that a process with this CUDA_VISIBLE_DEVICES would use.
+    """
     pynvml = _initialised()
-    handle = None if pynvml is None else _quietly(lambda: _handle(pynvml))
+    handle = None if pynvml is None else _quietly(lambda: _handle(pynvml, visible))
     return None if handle is None else Gpu(pynvml, handle)
+
+
+def visible_gpus() -> list[str]:
+    """Every GPU that this process may use, as CUDA_VISIBLE_DEVICES names it: a number of nvidia-smi, or a UUID."""
+    pynvml = _initialised()
+    if pynvml is None:
+        return []
+    visible = os.environ.get(VARIABLE)
+    count = _quietly(pynvml.nvmlDeviceGetCount) or 0
+    names = [str(number) for number in range(count)] if visible is None else visible.split(",")
+    return [name.strip() for name in names if name.strip() and open_gpu(name)]
 
 
 @lru_cache(maxsize=1)
@@ -83,12 +99,12 @@ def _initialised() -> Any:
     return pynvml
 
 
-def _handle(pynvml: Any) -> Any:
-    """torch's own device if it has one, else the first that CUDA_VISIBLE_DEVICES leaves."""
-    uuid = _uuid_in_use()
+def _handle(pynvml: Any, visible: str | None) -> Any:
+    """That of `visible`; without it torch's own device if it has one, else the first of CUDA_VISIBLE_DEVICES."""
+    uuid = _uuid_in_use() if visible is None else ""
     if uuid:
         return pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get(VARIABLE) if visible is None else visible
     if visible is None:
         return pynvml.nvmlDeviceGetHandleByIndex(0)
     first = visible.split(",")[0].strip()

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,10 +55,16 @@ class WorkerLost(Exception):
         self.reason = reason
 
 
+class Stopped(KeyboardInterrupt):
+    """The run ends: for threads that wait for a worker, as Ctrl-C reaches only the main one."""
+
+
 class WorkerProcess:
     """A running worker behind a warden, which kills whatever the worker started when either of them ends."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, stopped: Callable[[], bool] = lambda: False) -> None:
+        """stopped: whether the run is to end, asked while an answer is waited for."""
+        self._stopped = stopped
         # Append mode, so that it can be emptied between cases under the writer's feet.
         self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by `kill`
         self._buffer = bytearray()
@@ -82,7 +88,10 @@ class WorkerProcess:
             raise WorkerLost("failed", sentence(f"{launch.command[0]} could not be started: {why}")) from None
 
     def ask(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """The worker's answer; WorkerLost if it dies, answers something else or gives none within `limit_s` seconds."""
+        """The worker's answer; WorkerLost if it dies, answers something else or gives none within `limit_s` seconds.
+
+        Stopped where the run is to end.
+        """
         number = next(self._ids)
         self._empty_log()
         deadline = time.monotonic() + limit_s
@@ -91,6 +100,8 @@ class WorkerProcess:
             answer = self._answer_to(number)
             if answer is not None:
                 return answer
+            if self._stopped():
+                raise Stopped
             if time.monotonic() >= deadline:
                 raise WorkerLost("timeout", self._with_last_words(f"no answer within {limit_s:g} s"))
             self._receive(deadline)

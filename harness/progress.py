@@ -6,11 +6,15 @@ from collections import Counter
 from collections.abc import Callable
 from statistics import median
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.machine_load import is_loaded, load_note
 from harness.record import Record
+from harness.run import Planned
 from harness.runner import Event
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 _BAR_WIDTH, _NUMBERS_WIDTH = 10, 40
 
@@ -59,7 +63,7 @@ class _Lines:
         """Nothing to clear away."""
 
     def show(self, event: Event) -> None:
-        if event.kind == "left":
+        if event.kind in ("left", "lost"):
             self._print(event.message)
         elif event.kind == "plan":
             self._start = self._now()
@@ -67,14 +71,14 @@ class _Lines:
         elif event.kind == "record" and event.record is not None:
             left = remaining(event.done, event.total, self._now() - self._start)
             counter = f"[{event.done:>{len(str(event.total))}}/{event.total}]"
-            self._print(f"{counter} {outcome(event.record)}{f'  ({left})' if left else ''}")
+            self._print(f"{counter} {_placed(event, event.record)}{f'  ({left})' if left else ''}")
 
     def _print(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
 
 
 class _Bar:
-    """A bar at the bottom, finished cases scrolling above it."""
+    """A bar at the bottom, what runs on each GPU in a line of its own, finished cases scrolling above them."""
 
     def __init__(self, title: str, total: int, stream: TextIO) -> None:
         from rich.console import Console
@@ -92,6 +96,7 @@ class _Bar:
             console=Console(file=stream, highlight=False),
         )
         self._task = self._rich.add_task(title, total=total or None, counts="")
+        self._places: dict[str, TaskID] = {}
         self._counts: Counter[str] = Counter()
 
     def open(self) -> None:
@@ -102,18 +107,27 @@ class _Bar:
 
     def show(self, event: Event) -> None:
         changes: dict[str, Any] = {"total": event.total, "completed": event.done}
-        if event.kind == "left":
+        if event.kind in ("left", "lost"):
             self._print(event.message)
         elif event.kind == "plan":
             self._print(plan_line(self._title, event))
+        elif event.kind == "start" and event.planned is not None and event.place:
+            self._show_at(event.place, event.planned)
         elif event.kind == "start" and event.planned is not None:
             changes["description"] = _shortened(event.planned.case.label, self._room())
         elif event.record is not None:
-            self._print(outcome(event.record))
+            self._print(_placed(event, event.record))
             self._counts[event.record.status] += 1
             lost = sum(count for status, count in self._counts.items() if status != "ok")
             changes["counts"] = f"{lost} without result" if lost else ""
         self._rich.update(self._task, **changes)
+
+    def _show_at(self, place: str, planned: Planned) -> None:
+        """What runs at one of several places."""
+        if place not in self._places:
+            self._places[place] = self._rich.add_task("", total=None, counts="")
+        label = _shortened(f"{place}: {planned.case.label}", self._room())
+        self._rich.update(self._places[place], description=label)
 
     def _print(self, line: str) -> None:
         self._rich.console.print(line, markup=False, soft_wrap=True)
@@ -137,6 +151,10 @@ def outcome(record: Record) -> str:
         result += ", throttled" if any(record.throttled) else ""
         result += f", {load_note(record.environment)}" if is_loaded(record.environment) else ""
     return f"{record.status:<7} {record.case.label}{': ' + result if result else ''}"
+
+
+def _placed(event: Event, record: Record) -> str:
+    return f"{event.place}: {outcome(record)}" if event.place else outcome(record)
 
 
 def _shortened(text: str, width: int) -> str:

@@ -3,6 +3,7 @@
 FOLDER/run.json                      what was asked for and planned, where, by which commit; the catalogue
 FOLDER/records/SYSTEM-BACKEND.jsonl  the records of one job, appended by one writer
 FOLDER/profiles/KEY.json             what a profiler found of a case
+FOLDER/claims/                       who holds the run and its jobs, while it is under way
 """
 
 import fcntl
@@ -11,6 +12,7 @@ import math
 import os
 import re
 import stat
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,8 +23,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
+from harness import claims
 from harness.case import Case, CaseError
 from harness.catalogue import FORBID_EXTRA, Catalogue
+from harness.claims import Holder
 from harness.files import write_atomically
 from harness.profile_record import Profile, profile_path, read_profile
 from harness.reason import clipped
@@ -36,6 +40,7 @@ FILE = "run.json"
 _SIZE_LIMIT = 256 << 20  # bytes of a run.json
 _COUNT_LIMIT = 1_000_000  # of samples of a case; _REPEATS_LIMIT: of processes
 _REPEATS_LIMIT = 1000
+_SUBMIT_S = 60.0  # that a task waits for whoever submits it to let the folder go
 _SAID_LIMIT = 400  # characters of what is wrong with a run.json
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")  # what may become part of a file's name
 
@@ -136,15 +141,14 @@ class RunFile:
         for name, count in Counter(job.name for job in self.jobs).items():
             if count > 1:
                 raise ValueError(f"two jobs are called {name}")
-        labels = {planned.case.key: planned.case.label for job in self.jobs for planned in job.cases}
-        keys = Counter(planned.case.key for job in self.jobs for planned in job.cases)
-        for key, count in keys.items():
-            if count > 1:
-                raise ValueError(f"the case {labels[key]} is planned twice")
+        known: set[str] = set()
+        for planned in (planned for job in self.jobs for planned in job.cases):
+            if planned.case.key in known:
+                raise ValueError(f"the case {planned.case.label} is planned twice")
+            known.add(planned.case.key)
         if not 1 <= self.repeats <= _REPEATS_LIMIT:
             raise ValueError(f"repeats is {_shortened(self.repeats)}, must be from 1 to {_REPEATS_LIMIT}")
         Policy.from_dict(self.policy)
-        known = set(keys)
         for suite in self.catalogue.suites:
             for key in suite.cases:
                 if key not in known:
@@ -281,25 +285,43 @@ class Run:
                 raise RunError(f"{path}: belongs to no job of the run")
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """The folder for one planner or runner; RunError where another holds it."""
+    def held(self, task: Holder | None = None) -> Iterator[None]:
+        """The folder for one planner or runner, or for a task beside other tasks; RunError where another holds it."""
         try:
             descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise RunError(f"{self.folder}: cannot be read: {error.strerror or error}") from None
         try:
-            self._lock(descriptor)
-            yield
+            if task:
+                self._lock(descriptor, fcntl.LOCK_SH, _SUBMIT_S)
+                claims.forget_holder(self.folder)  # one that was killed
+                yield
+            else:
+                self._lock(descriptor, fcntl.LOCK_EX, 0)
+                claims.note_holder(self.folder, Holder.here({}))
+                try:
+                    yield
+                finally:
+                    claims.forget_holder(self.folder)
         finally:
             os.close(descriptor)
 
-    def _lock(self, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{self.folder}: another run is writing to it; wait for it or name another folder") from None
-        except OSError:  # a file system without locks: each record file still has its own guard
-            return
+    def _lock(self, descriptor: int, kind: int, patience_s: float) -> None:
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    by = "; ".join(map(str, claims.holders(self.folder)))
+                    raise RunError(
+                        f"{self.folder}: another run is writing to it{f' ({by})' if by else ''}; "
+                        "wait for it or name another folder"
+                    ) from None
+            except OSError:  # a file system without locks: each record file still has its own guard
+                return
+            time.sleep(0.1)
 
 
 def latest(job: Job, records: Iterable[Record]) -> list[Record]:

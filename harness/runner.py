@@ -4,23 +4,37 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import ceil
 from typing import Any, Literal
 
+from harness.claims import Holder
 from harness.environment import around, snapshot
 from harness.machine_load import LoadMeter
-from harness.process import RUN_VARIABLE, Launch, WorkerLost, WorkerProcess, end_marked
+from harness.nvml import VARIABLE as GPU_VARIABLE
+from harness.process import RUN_VARIABLE, Launch, Stopped, WorkerLost, WorkerProcess, end_marked
 from harness.reason import of_exception
 from harness.record import Record, RecordError
 from harness.record_file import RecordFile
 from harness.run import Job, Planned, Run, latest
 from harness.timer import Policy
 
-__all__ = ["Event", "Launch", "Limits", "Probe", "Terminated", "probe", "run_jobs"]
+__all__ = [
+    "HERE",
+    "Event",
+    "Launch",
+    "Limits",
+    "Place",
+    "PlaceLost",
+    "Probe",
+    "Session",
+    "Terminated",
+    "probe",
+    "run_jobs",
+]
 
 Pair = tuple[str, str]  # (system, backend)
 Retry = Literal["lost", "failed"]
@@ -43,11 +57,33 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where workers run: what is added to their environment and, of a GPU, what their records must say of it.
+
+    name: as a display calls it, "" where there is only one. device_id: of its GPU, "" where it is not known.
+    is_there: whether the GPU still answers, asked after a case that did not succeed.
+    """
+
+    name: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    device_id: str = ""
+    is_there: Callable[[], bool] = lambda: True
+
+
+HERE = Place()
+
+
+class PlaceLost(Exception):
+    """The GPU of a place is gone; what it was measuring has no record and can be measured elsewhere."""
+
+
+@dataclass(frozen=True)
 class Event:
     """What a display may show. kind: "plan" (first), "left" (what an earlier run left behind was ended), "start" (of
-    a case), "record" (its end).
+    a case), "record" (its end), "lost" (a GPU is gone).
 
-    done, total: cases of this run, without the `kept` ones that an earlier run finished. message: of "left".
+    done, total: cases of this run, without the `kept` ones that an earlier run finished. message: of "left" and
+    "lost". place: where the case runs, "" where there is only one.
     """
 
     kind: str
@@ -57,6 +93,7 @@ class Event:
     planned: Planned | None = None
     record: Record | None = None
     message: str = ""
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,45 +175,90 @@ def run_jobs(
     without a launch. KeyboardInterrupt (SIGTERM raises its subclass Terminated) passes through once the worker has
     been killed; every finished case is in its file.
     """
+    options: dict[str, Any] = {"limits": limits, "retry": retry, "on_event": on_event, "skip": skip}
+    with session(run, launches, jobs=jobs, repeats=repeats, **options) as work:
+        for repeat in work.repeats:
+            for job in work.jobs:
+                work.run_job(job, [repeat])
+        return work.finished()
+
+
+@contextmanager
+def session(
+    run: Run,
+    launches: Mapping[Pair, Launch],
+    *,
+    jobs: Sequence[Job] | None = None,
+    repeats: Sequence[int] | None = None,
+    limits: Limits | None = None,
+    retry: Retry = "lost",
+    on_event: Callable[[Event], object] = lambda event: None,
+    skip: Skip = lambda planned, earlier: "",
+    task: Holder | None = None,
+) -> Iterator["Session"]:
+    """The jobs of a run for whoever runs them in which order and where; arguments and errors as of `run_jobs`.
+
+    task: one of several tasks of the run, which must have claimed the jobs; without it the run is held alone.
+    """
     jobs = run.jobs if jobs is None else jobs
-    repeats = range(run.file.repeats) if repeats is None else repeats
+    repeats = tuple(range(run.file.repeats) if repeats is None else repeats)
     for job in jobs:
         if job.pair not in launches:
             raise ValueError(f"system {'/'.join(job.pair)}: unknown; there are {_names(launches)}")
-    with _signals_raise(), run.held():
+    with _signals_raise(), run.held(task):
         todo = {job.name: _Todo.of(run, job, repeats, retry) for job in jobs}
         total = sum(len(each.pending) for each in todo.values())
         display = _Display(on_event, total, kept=sum(each.kept for each in todo.values()))
-        mark = f"{run.folder.resolve()}"
+        mark = f"{run.folder.resolve()}" + (f" {task.name}" if task else "")
         left = end_marked(RUN_VARIABLE, mark)
         if left:
             display.emit("left", message=f"ended what an earlier run had left running: {', '.join(left)}")
         display.emit("plan")
-        for repeat in repeats:
-            for job in jobs:
-                pending = [planned for planned, at in todo[job.name].pending if at == repeat]
-                if pending:
-                    launch = launches[job.pair]
-                    marked = replace(launch, env={**launch.env, RUN_VARIABLE: mark})
-                    with run.record_file(job) as file:
-                        _JobRun(run, job, marked, file, repeat, limits or Limits(), display, skip).cases(pending)
-        for job in jobs:
-            _refuse_loss(run, job, repeats)
-        return run.records()
+        yield Session(run, tuple(jobs), repeats, launches, limits or Limits(), display, skip, todo, mark)
 
 
-def _refuse_loss(run: Run, job: Job, repeats: Sequence[int]) -> None:
-    """RecordError where a job that is done lacks a record: what was appended last may have been removed since."""
-    there = sum(record.repeat in repeats for record in latest(job, run.job_records(job)))
-    lost = len(job.cases) * len(repeats) - there
-    if lost:
-        path = run.record_file(job).path
-        raise RecordError(f"{path}: lost {lost} record{'' if lost == 1 else 's'} while the run was writing to it")
+@dataclass
+class Session:
+    """What the jobs of one call share. Several threads may run one job each; `stop` ends them all."""
+
+    run: Run
+    jobs: tuple[Job, ...]
+    repeats: tuple[int, ...]
+    launches: Mapping[Pair, Launch]
+    limits: Limits
+    display: "_Display"
+    skip: Skip
+    todo: Mapping[str, "_Todo"]
+    mark: str
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def run_job(self, job: Job, repeats: Iterable[int] | None = None, place: Place = HERE) -> None:
+        """Run what is left of a job. PlaceLost where the place's GPU is gone, Stopped once `stop` is set."""
+        launch = self.launches[job.pair]
+        launch = replace(launch, env={**launch.env, **place.env, RUN_VARIABLE: self.mark})
+        for repeat in self.repeats if repeats is None else repeats:
+            if any(at == repeat for _, at in self.todo[job.name].pending):
+                with self.run.record_file(job) as file:
+                    _JobRun(self, job, launch, file, repeat, place).cases()
+
+    def finished(self) -> list[Record]:
+        """The last record of each case and repeat of the run; RecordError where a job lacks one."""
+        for job in self.jobs:
+            self.refuse_loss(job)
+        return self.run.records()
+
+    def refuse_loss(self, job: Job) -> None:
+        """RecordError where a job that is done lacks a record: what was appended last may have been removed since."""
+        there = sum(record.repeat in self.repeats for record in latest(job, self.run.job_records(job)))
+        lost = len(job.cases) * len(self.repeats) - there
+        if lost:
+            path = self.run.record_file(job).path
+            raise RecordError(f"{path}: lost {lost} record{'' if lost == 1 else 's'} while the run was writing to it")
 
 
 @dataclass(frozen=True)
 class _Todo:
-    """What is left of a job: (case, repeat) pairs in order; how many are kept."""
+    """What is left of a job: (case, repeat) pairs in order, each until it has its record; how many are kept."""
 
     pending: list[tuple[Planned, int]]
     kept: int
@@ -208,41 +290,55 @@ class _Display:
     total: int
     kept: int
     done: int = 0
+    one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
 
-    def emit(self, kind: str, planned: Planned | None = None, record: Record | None = None, message: str = "") -> None:
-        self.done += kind == "record"
-        self.on_event(Event(kind, self.done, self.total, self.kept, planned, record, message))
+    def emit(
+        self,
+        kind: str,
+        planned: Planned | None = None,
+        record: Record | None = None,
+        message: str = "",
+        place: str = "",
+    ) -> None:
+        with self.one_at_a_time:
+            self.done += kind == "record"
+            self.on_event(Event(kind, self.done, self.total, self.kept, planned, record, message, place))
 
 
 @dataclass
 class _JobRun:
     """One job in one repeat: its cases in one worker after another."""
 
-    run: Run
+    session: Session
     job: Job
     launch: Launch
     file: RecordFile
     repeat: int
-    limits: Limits
-    display: _Display
-    skip: Skip
+    place: Place
     records: list[Record] = field(default_factory=list)
 
-    def cases(self, pending: Sequence[Planned]) -> None:
-        """Run them in order."""
-        self.records = [each for each in latest(self.job, self.run.job_records(self.job)) if each.repeat == self.repeat]
+    def cases(self) -> None:
+        """Run the pending ones in order."""
+        session, run = self.session, self.session.run
+        self.records = [each for each in latest(self.job, run.job_records(self.job)) if each.repeat == self.repeat]
         before = {record.case.key: record for record in self.records}
-        with _Slot(self.launch, self.limits.start_s) as slot:
-            for planned in pending:
-                self.display.emit("start", planned)
+        pending = session.todo[self.job.name].pending
+        with _Slot(self.launch, session.limits.start_s, session.stop.is_set) as slot:
+            for planned in [planned for planned, at in pending if at == self.repeat]:
+                if session.stop.is_set():
+                    raise Stopped
+                session.display.emit("start", planned, place=self.place.name)
                 record, healthy = self._attempt(slot, planned)
+                if record.status not in ("ok", "gate") and not self.place.is_there():
+                    raise PlaceLost
                 self._finish(planned, record, before.get(planned.case.key))
+                pending.remove((planned, self.repeat))
                 if not healthy:
                     slot.discard()
 
     def _attempt(self, slot: "_Slot", planned: Planned) -> tuple[Record, bool]:
         """The record of a case, and whether the worker can take another."""
-        reason = self.skip(planned, self.records)
+        reason = self.session.skip(planned, self.records)
         if reason:
             return self._unmeasured(planned, "skipped", reason, slot.found), True
         worker, found = slot.ready()
@@ -272,12 +368,15 @@ class _JobRun:
         record = Record.from_dict(answer["record"])
         if record.case != planned.case:
             raise ValueError(f"it is of another case: {record.case.label}")
+        device_id = (record.environment.get("gpu") or {}).get("device_id")
+        if self.place.device_id and device_id and device_id != self.place.device_id:
+            raise ValueError(f"it was measured on the GPU {device_id}, not on {self.place.device_id}")
         claimed_s = sum(record.samples_ms) * record.calls / 1e3
         if claimed_s > answer["waited_s"] * 1.01 + 0.1 and planned.case.timing != "engine":
             raise ValueError(
                 f"its samples add up to {claimed_s:.3g} s, more than the {answer['waited_s']:.3g} s it took"
             )
-        why = self.run.foreign(replace(record, repeat=self.repeat), self.job)
+        why = self.session.run.foreign(replace(record, repeat=self.repeat), self.job)
         if why:
             raise ValueError(why)
         return record
@@ -286,7 +385,7 @@ class _JobRun:
         """The worker's answer, or that of a new one where it asks for one; WorkerLost as the worker's."""
         for _ in range(2):
             start = time.monotonic()
-            answer = worker.ask(self._request(planned), self.limits.case_s)
+            answer = worker.ask(self._request(planned), self.session.limits.case_s)
             if not answer.get("fresh"):
                 return {**answer, "waited_s": time.monotonic() - start}
             slot.stop()
@@ -297,14 +396,17 @@ class _JobRun:
         raise WorkerLost("failed", "a new worker of the system asked for another one")
 
     def _request(self, planned: Planned) -> dict[str, Any]:
-        policy = Policy.from_dict(self.run.file.policy)
-        least = ceil(planned.min_samples / self.run.file.repeats)
+        run = self.session.run
+        policy = Policy.from_dict(run.file.policy)
+        least = ceil(planned.min_samples / run.file.repeats)
         policy = replace(policy, min_samples=least, max_samples=max(least, policy.max_samples))
-        return {"do": "case", "case": planned.case.to_dict(), "policy": policy.to_dict(), "mode": self.run.mode}
+        return {"do": "case", "case": planned.case.to_dict(), "policy": policy.to_dict(), "mode": run.mode}
 
     def _unmeasured(self, planned: Planned, status: str, reason: str, found: Probe | None) -> Record:
         """A record made here because no worker made it."""
-        environment = found.environment if found and found.environment else snapshot()
+        environment = (
+            found.environment if found and found.environment else snapshot(visible=self.place.env.get(GPU_VARIABLE))
+        )
         paired = around(environment, environment)
         return Record(planned.case, status, reason, environment=paired, started_at=_now(), repeat=self.repeat)
 
@@ -315,15 +417,15 @@ class _JobRun:
         else:
             self.file.append(record)
         self.records.append(record)
-        self.display.emit("record", planned, record)
+        self.session.display.emit("record", planned, record, place=self.place.name)
 
 
 class _Slot:
     """The place of one system's worker: filled when needed, emptied when the worker is not to be trusted."""
 
-    def __init__(self, launch: Launch, limit_s: float) -> None:
+    def __init__(self, launch: Launch, limit_s: float, stopped: Callable[[], bool]) -> None:
         self.found: Probe | None = None
-        self._launch, self._limit_s = launch, limit_s
+        self._launch, self._limit_s, self._stopped = launch, limit_s, stopped
         self._worker: WorkerProcess | None = None
 
     def ready(self) -> tuple[WorkerProcess | None, Probe]:
@@ -360,7 +462,7 @@ class _Slot:
 
     def _start(self) -> Probe:
         try:
-            self._worker = WorkerProcess(self._launch)
+            self._worker = WorkerProcess(self._launch, self._stopped)
             found = _probe_of(self._worker.ask({"do": "probe"}, self._limit_s))
             around(found.environment, found.environment)  # it must have the shape of one
         except WorkerLost as lost:

@@ -23,6 +23,9 @@ from reports.fidelity import fidelity
 from reports.figures import Figure, axis_title, figures, system_looks
 from reports.headline import headline, small_models
 from reports.machines import machines
+from reports.profiles import Section
+from reports.profiles import script as profile_script
+from reports.profiles import style as profile_style
 from reports.roofline import RATE_COLUMNS
 from reports.stats import (
     CASE_COLUMNS,
@@ -81,8 +84,13 @@ class Fact:
     note: str = ""
 
 
-def render(records: list[Record], catalogue: Catalogue, title: str | None = None) -> str:
-    """The page of `records` as HTML; everything it needs is in it, and its policy forbids all else."""
+def render(
+    records: list[Record], catalogue: Catalogue, title: str | None = None, profiled: Section | None = None
+) -> str:
+    """The page of `records` as HTML; everything it needs is in it, and its policy forbids all else.
+
+    profiled: the section on the run's profiles, where it has any.
+    """
     table = frame(records, catalogue)
     drawn = figures(table, catalogue)
     labels = {name: _label(name, catalogue) for name in (*table.columns, "cases", "which")}
@@ -99,7 +107,7 @@ def render(records: list[Record], catalogue: Catalogue, title: str | None = None
         "looks": [(system, asdict(look)) for system, look in system_looks(table, catalogue).items()],
         "failures": failures(table),
     }
-    plotly, script = get_plotlyjs().replace("\r\n", "\n"), _script()
+    plotly, script = get_plotlyjs().replace("\r\n", "\n"), _script() + (profile_script() if profiled else "")
     environment = Environment(loader=PackageLoader("reports", "."), autoescape=True, undefined=StrictUndefined)
     environment.globals |= {
         "label": LABELS.get,
@@ -123,7 +131,8 @@ def render(records: list[Record], catalogue: Catalogue, title: str | None = None
         machines=machines(records),
         data=embedded_json(data),
         records=packed("".join(f"{record.to_json()}\n" for record in records)),
-        style=Markup(files("reports").joinpath("style.css").read_text("utf-8")),
+        profiles=profiled.html if profiled else None,
+        style=Markup(files("reports").joinpath("style.css").read_text("utf-8") + (profile_style() if profiled else "")),
         plotly=packed(plotly),
         script=Markup(script),
         script_hashes=[_hash(plotly), _hash(script)],

@@ -19,10 +19,12 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
     else than a page.
     """
     from reports.html import render
+    from reports.profiles import section
 
     run = Run.open(run_folder)
     refuse_what_is_no_page(out, run_folder)
-    page = render(_records(run, systems), run.catalogue, title)
+    profiled = section(run)
+    page = render(_records(run, systems), run.catalogue, title, profiled if profiled.html else None)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
 

@@ -7,23 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from bench import estimate
 from bench.catalogue import catalogue
 from bench.catalogue.suites import SUITES, Suite, default_suite, find_group, find_suite
 from bench.environments import launches
 from bench.errors import UserError
-from bench.memory import layer_beyond_memory, refuse_beyond_memory, total_memory_bytes
-from bench.plan import Selection, beyond_memory, jobs_of, suite_cases, suite_entry
+from bench.memory import refuse_beyond_memory, total_memory_bytes
+from bench.plan import Selection, jobs_of, skip_reason, suite_cases, suite_entry
 from bench.selection import select
 from bench.terminal import print_rows
 from harness.catalogue import Catalogue
+from harness.claims import clear
 from harness.environment import snapshot
 from harness.machine_load import warning
+from harness.nvml import visible_gpus
+from harness.pool import gpu_places, run_pool
 from harness.progress import Progress
 from harness.record import Record
 from harness.run import SCHEMA_VERSION, TOOL, Job, Mode, Planned, Request, Run, RunFile
-from harness.runner import Launch, Limits, Retry, run_jobs
+from harness.runner import Launch, Limits, Retry, run_jobs, session
+from harness.task import refuse_submitted
 from harness.timer import Policy
 
 BUDGETS_S = {"cuda": 10.0, "cpu": 1.5}  # of sampling a case
@@ -44,6 +49,10 @@ class Asked:
     min_samples: int | None = None
     repeats: int = 1
 
+    def on(self, device: str) -> "Asked":
+        """The same on another device."""
+        return replace(self, device=device)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -62,8 +71,7 @@ class Plan:
 
     def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
         """Why a case need not be tried."""
-        too_large = layer_beyond_memory(planned.case, self.memory_bytes) if self.memory_bytes else ""
-        return too_large or beyond_memory(planned, earlier)
+        return skip_reason(planned, earlier, self.memory_bytes)
 
     @property
     def total(self) -> int:
@@ -113,36 +121,53 @@ def run(
     limits: Limits,
     mode: Mode,
     arguments: Sequence[str],
+    gpus: str | None = None,
 ) -> None:
-    """Measure (or run under a profiler) into the run folder `out`; exit status 1 where nothing came of it."""
+    """Measure (or run under a profiler) into the run folder `out`; exit status 1 where nothing came of it.
+
+    gpus: as of `--gpus`, to run a job on each at a time.
+    """
     work = plan(asked)
     if not work.here:
         raise UserError("--device cuda: no CUDA GPU was found on this machine; --dry-run plans without one")
-    request = request_of(arguments, work)
-    if Run.exists(out) and resume:
-        current = Run.open(out)
-        _refuse_another_kind(current, mode, work.repeats)
-        current.extend(work.jobs, work.catalogue, work.policy.to_dict(), request)
-    else:
-        file = RunFile(
-            TOOL, SCHEMA_VERSION, mode, work.jobs, work.catalogue, work.policy.to_dict(), work.repeats, (request,)
-        )
-        current = Run.create(out, file)
+    places = gpu_places(_gpus(gpus, work.device)) if gpus is not None else []
+    current = open_run(work, out, resume=resume, mode=mode, arguments=arguments)
     for said in filter(None, (work.added, warning())):
         print(f"ttt-bench: {said}", file=sys.stderr)
     asked_for = {job.pair for job in work.jobs}
     jobs = [job for job in current.jobs if job.pair in asked_for]
     try:
         with Progress(str(out), work.total) as progress:
-            records = run_jobs(
-                current, work.launches, jobs=jobs, limits=limits, retry=retry, on_event=progress, skip=work.skip
-            )
+            options: dict[str, Any] = {"limits": limits, "retry": retry, "on_event": progress, "skip": work.skip}
+            if places:
+                jobs = estimate.longest_first(jobs, work.repeats, estimate.past_durations(work.machine, out))
+                with session(current, work.launches, jobs=jobs, **options) as held:
+                    records = run_pool(held, places)
+            else:
+                records = run_jobs(current, work.launches, jobs=jobs, **options)
     except KeyboardInterrupt:
         print(f"ttt-bench: interrupted; start again with --resume --out {out} to go on", file=sys.stderr)
         sys.exit(130)
     print(summary(records))
     if records and not any(record.status == "ok" for record in records):
         sys.exit(1)
+
+
+def open_run(work: Plan, out: Path, *, resume: bool, mode: Mode, arguments: Sequence[str]) -> Run:
+    """The new run in `out`, or the one there with what is asked for added; RunError where another has it."""
+    request = request_of(arguments, work)
+    refuse_submitted(out)
+    if not (Run.exists(out) and resume):
+        file = RunFile(
+            TOOL, SCHEMA_VERSION, mode, work.jobs, work.catalogue, work.policy.to_dict(), work.repeats, (request,)
+        )
+        return Run.create(out, file)
+    current = Run.open(out)
+    _refuse_another_kind(current, mode, work.repeats)
+    with current.held():
+        clear(out)
+        current.extend(work.jobs, work.catalogue, work.policy.to_dict(), request)
+    return current
 
 
 def dry_run(asked: Asked, out: Path) -> None:
@@ -200,6 +225,20 @@ def _device(asked: str, found: str) -> tuple[str, bool]:
         raise UserError(f"--device {asked}: must be auto, cpu or cuda")
     device = found if asked == "auto" else asked
     return device, device == "cpu" or found == "cuda"
+
+
+def _gpus(asked: str, device: str) -> list[str]:
+    """The GPUs of `--gpus all` or `--gpus 0,2`, as CUDA_VISIBLE_DEVICES names them."""
+    if device != "cuda":
+        raise UserError(f"--gpus {asked}: this run is on the CPU; say --device cuda")
+    there = visible_gpus()
+    wanted = there if asked == "all" else [name.strip() for name in asked.split(",")]
+    for name in wanted:
+        if name not in there:
+            raise UserError(f"--gpus {asked}: there is no GPU {name!r} to use; there are {', '.join(there) or 'none'}")
+        if wanted.count(name) > 1:
+            raise UserError(f"--gpus {asked}: names GPU {name} twice")
+    return wanted
 
 
 def _suites(asked: Asked, device: str) -> tuple[tuple[str, ...], str | None, float]:

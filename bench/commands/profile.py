@@ -3,14 +3,13 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.commands import measure
 from bench.errors import UserError
 from harness.profile_record import Profile
 from harness.profiler import WAYS, Profiler, choose
-from harness.run import SCHEMA_VERSION, TOOL, Job, Request, Run, RunFile
+from harness.run import SCHEMA_VERSION, TOOL, Job, Run, RunFile
 from harness.runner import Limits
 from harness.timer import Policy
 from reports.profile_words import sentences
@@ -58,9 +57,9 @@ def _run_of(out: Path, work: measure.Plan, resume: bool, arguments: Sequence[str
         if run.mode == "profile":
             if not resume:
                 raise UserError(f"{out}: holds profiles already; resume it (--resume) or name another folder")
-            run.extend(work.jobs, work.catalogue, Policy().to_dict(), _request(arguments, work))
+            run.extend(work.jobs, work.catalogue, Policy().to_dict(), measure.request_of(arguments, work))
         return run
-    request = _request(arguments, work)
+    request = measure.request_of(arguments, work)
     file = RunFile(TOOL, SCHEMA_VERSION, "profile", work.jobs, work.catalogue, Policy().to_dict(), 1, (request,))
     return Run.create(out, file)
 
@@ -73,13 +72,6 @@ def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
     if not kept:
         raise UserError(f"{run.folder}: has none of these cases; name another folder to profile them on their own")
     return kept
-
-
-def _request(arguments: Sequence[str], work: measure.Plan) -> Request:
-    machine = work.machine
-    constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    return Request(at, tuple(arguments), machine["commit"], machine["dirty"], constant)
 
 
 class _Shown:

@@ -59,7 +59,6 @@ LIMIT = {torch.float64: 2e-11, torch.float32: 2e-5}
 pytestmark = pytest.mark.usefixtures("one_thread", "triton_kernels")
 
 
-
 def ids() -> np.ndarray:
     """Two prompts of 37 tokens. RandomState's streams are frozen, so that they are these for ever."""
     return np.random.RandomState(1).randint(32, size=(2, max(LENGTHS)))

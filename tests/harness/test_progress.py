@@ -74,3 +74,21 @@ def test_outcome_marks_throttling_and_units() -> None:
 )  # fmt: skip
 def test_remaining(done: int, total: int, elapsed: float, expected: str) -> None:
     assert remaining(done, total, elapsed) == expected
+
+
+def test_each_gpu_has_its_line_and_each_outcome_names_it() -> None:
+    events = [
+        Event("plan", 0, 2),
+        Event("start", 0, 2, planned=Planned(case(batch=7)), place="GPU 0"),
+        Event("start", 0, 2, planned=Planned(case(batch=9)), place="GPU 3"),
+        Event("lost", 0, 2, message="GPU 3 is gone; what is left goes to the others"),
+        Event("record", 1, 2, planned=Planned(case(batch=7)), record=ok_record(case(batch=7)), place="GPU 0"),
+    ]
+    for stream in (io.StringIO(), Terminal()):
+        with Progress("quick", 2, stream) as progress:
+            for event in events:
+                progress(event)
+        text = stream.getvalue()
+        assert "GPU 3 is gone; what is left goes to the others" in text
+        assert isinstance(stream, Terminal) == ("GPU 3: fake/cpu" in text)
+        assert "GPU 0: ok" in text

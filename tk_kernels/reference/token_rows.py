@@ -86,9 +86,7 @@ def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
     db.add_(g.squeeze(2))
 
 
-def apply_sums_(
-    weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions: Tensor, token_scale: Tensor
-) -> None:
+def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions: Tensor, token_scale: Tensor) -> None:
     """Where a mini-batch ends: W -= s_{m-1} * dW, b -= s_{m-1} * db, and both sums restart at 0; in place."""
     scale = completion_scale(positions, token_scale)
     weight.addcmul_(scale, dW, value=-1)

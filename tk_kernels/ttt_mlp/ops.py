@@ -1,5 +1,4 @@
-"""The TTT-MLP forward kernels as a PyTorch operator: the function of `reference.forward` (form "dual") on Hopper.
-"""
+"""The TTT-MLP forward kernels as a PyTorch operator: the function of `reference.forward` (form "dual") on Hopper."""
 
 from __future__ import annotations
 

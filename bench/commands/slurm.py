@@ -1,0 +1,115 @@
+"""`ttt-bench run --slurm` and `ttt-bench work`: share a run among the tasks of a Slurm array."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import estimate
+from bench.commands.measure import Asked, Plan, open_run, plan
+from bench.environments import launches
+from bench.errors import UserError
+from bench.memory import total_memory_bytes
+from bench.plan import skip_reason
+from harness import claims, slurm
+from harness.claims import Holder
+from harness.environment import snapshot
+from harness.files import write_atomically
+from harness.nvml import visible_gpus
+from harness.pool import gpu_places
+from harness.progress import Progress
+from harness.run import Job, Mode, Run, RunError
+from harness.runner import HERE, Limits, Retry
+from harness.task import run_task
+
+SCRIPT = "slurm.sbatch"
+
+
+def submit(
+    asked: Asked,
+    out: Path,
+    wanted: str,
+    *,
+    resume: bool,
+    retry: Retry,
+    limits: Limits,
+    mode: Mode,
+    arguments: Sequence[str],
+) -> None:
+    """Plan the run `out` here, without its GPUs, and submit tasks that run it."""
+    request = slurm.parsed(wanted)
+    if request.gpu and asked.device == "auto":
+        asked = asked.on("cuda")
+    work = plan(asked)
+    current = open_run(work, out, resume=resume, mode=mode, arguments=arguments)
+    tasks = min(request.tasks, len(work.jobs))
+    with current.held():
+        claims.clear(out)
+        command = _command(work, current, asked, out, retry, limits)
+        try:
+            (out / "log").mkdir(exist_ok=True)
+            log = f"{out.resolve()}/log/task-".replace("%", "%%") + "%a.log"
+            write_atomically(out / SCRIPT, slurm.script(request, tasks, command, str(Path.cwd()), log))
+        except OSError as error:
+            raise RunError(f"{out}: cannot be written: {error.strerror or error}") from None
+        try:
+            array = slurm.submit(str(out / SCRIPT))
+        except slurm.SlurmError as error:
+            raise UserError(f"{error}; the run is planned, submit it with --resume --out {out}") from None
+        claims.note_submission(out, array)
+    jobs = f"{len(work.jobs)} job{'' if len(work.jobs) == 1 else 's'}"
+    print(
+        f"Slurm job {array}: {tasks} task{'' if tasks == 1 else 's'} for {jobs} of {work.total} cases\n"
+        f"  to follow it:  ttt-bench status {out}\n"
+        f"  to cancel it:  ttt-bench status {out} --cancel\n"
+        f"  its script:    {out / SCRIPT}"
+    )
+
+
+def _command(work: Plan, current: Run, asked: Asked, out: Path, retry: Retry, limits: Limits) -> list[str]:
+    """What each task runs."""
+    command = [sys.executable, "-m", "bench", "work", str(out)]
+    if len(work.jobs) < len(current.jobs):
+        command += ["--systems", ",".join("/".join(job.pair) for job in work.jobs)]
+    if asked.systems_file:
+        command += ["--systems-file", str(asked.systems_file)]
+    command += ["--retry", retry, "--time-limit", f"{limits.case_s:g}", "--start-limit", f"{limits.start_s:g}"]
+    return command
+
+
+def work(out: Path, systems: str | None, systems_file: Path | None, *, retry: Retry, limits: Limits) -> None:
+    """Be one task: run the jobs of `out` that no other task has."""
+    holder = Holder.here()
+    if not holder.array:
+        raise UserError("work: is what a task of Slurm runs, and SLURM_JOB_ID is not set; see `ttt-bench run --slurm`")
+    run = Run.open(out)
+    known = launches(systems_file)
+    jobs = _jobs(run, systems)
+    for job in jobs:
+        if job.pair not in known:
+            raise UserError(f"{out}: has the job {job.name}, which this version of the program cannot run")
+    machine = snapshot()
+    memory_bytes = total_memory_bytes(machine)
+    gpus = gpu_places(visible_gpus()[:1]) if machine["device_kind"] == "cuda" else []
+    ordered = estimate.longest_first(jobs, run.file.repeats, estimate.past_durations(None, out))
+    try:
+        with Progress(f"task {holder.name}") as progress:
+            done = run_task(
+                run,
+                known,
+                holder,
+                jobs=ordered,
+                on_event=progress,
+                place=gpus[0] if gpus else HERE,
+                limits=limits,
+                retry=retry,
+                skip=lambda planned, earlier: skip_reason(planned, earlier, memory_bytes),
+            )
+    except KeyboardInterrupt:
+        # Not 130: the script takes that for a task that was killed and is to go on.
+        sys.exit("ttt-bench: interrupted; what is finished is kept")
+    print(f"task {holder.name}: {len(done)} jobs done{': ' if done else ''}{', '.join(done)}")
+
+
+def _jobs(run: Run, systems: str | None) -> list[Job]:
+    wanted = systems.split(",") if systems else None
+    return [job for job in run.jobs if wanted is None or "/".join(job.pair) in wanted]

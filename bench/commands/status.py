@@ -1,0 +1,65 @@
+"""`ttt-bench status`: how far a run is, who works on it, and how to end that."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from bench.commands.measure import summary
+from bench.errors import UserError
+from bench.terminal import print_rows
+from harness import claims, slurm
+from harness.claims import Claims, Holder
+from harness.run import Job, Run, latest
+
+
+def status(out: Path, cancel: bool) -> None:
+    """Print each job with its finished cases and its holder; with `cancel`, end the Slurm job of the run first."""
+    run = Run.open(out)
+    submitted = claims.submission(out)
+    if cancel:
+        _cancel(out, submitted)
+    states, unknown = _states(submitted)
+    rows, records = [], []
+    for job in run.jobs:
+        found = latest(job, run.job_records(job))
+        records += found
+        whole = len(job.cases) * run.file.repeats
+        rows.append((job.name, f"{len(found)} of {whole}", _state(run, job, len(found) == whole, submitted, states)))
+    print_rows(("job", "cases", "state"), rows)
+    print(f"{len(records)} of {sum(len(job.cases) for job in run.jobs) * run.file.repeats} cases: {summary(records)}")
+    if submitted:
+        counts = ", ".join(f"{count} {state.lower()}" for state, count in Counter((states or {}).values()).items())
+        print(f"Slurm job {submitted.array}, submitted from {submitted.host}: {unknown or counts or 'ended'}")
+    if not states and not unknown and any(row[2] == "left" for row in rows):
+        print(f"nothing works on it; to go on: ttt-bench run ... --resume --out {out}")
+
+
+def _state(run: Run, job: Job, whole: bool, submitted: Holder | None, states: Mapping[str, str] | None) -> str:
+    if submitted:
+        claimed = Claims(run.folder, submitted.array)
+        if claimed.is_finished(job.name):
+            return "done"
+        holder = claimed.holder(job.name)
+        if holder and (states is None or holder.index in states):
+            return f"held by {holder}"
+    alone = claims.holder_alone(run.folder)
+    if alone:
+        return "done" if whole else f"held by {alone}"
+    return "done" if whole else "left"
+
+
+def _states(submitted: Holder | None) -> tuple[dict[str, str] | None, str]:
+    """The states of the tasks, None where they are not known; and why."""
+    if submitted is None:
+        return {}, ""
+    try:
+        return slurm.task_states(submitted.array), ""
+    except slurm.SlurmError as error:
+        return None, str(error)
+
+
+def _cancel(out: Path, submitted: Holder | None) -> None:
+    if submitted is None:
+        raise UserError(f"{out}: --cancel: was not submitted to Slurm")
+    slurm.cancel(submitted.array)
+    print(f"Slurm job {submitted.array} is cancelled; what is finished is kept")

@@ -1,0 +1,191 @@
+"""Who holds a run and its jobs: small files beside the run, each made whole by one process alone.
+
+FOLDER/claims/run.json           the process that holds the run alone
+FOLDER/claims/submission.json    the Slurm job whose tasks share the run, and from where it was submitted
+FOLDER/claims/ARRAY/JOB.json     the task that holds a job; JOB.done once the job is finished
+"""
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.files import write_atomically
+from harness.reason import printable
+from harness.record import RecordError
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds a run or one of its jobs.
+
+    array, index, restart: of a task, Slurm's id of the array, its index in it, and how often it was requeued.
+    """
+
+    host: str
+    process: int
+    array: str = ""
+    index: str = ""
+    restart: int = 0
+
+    @classmethod
+    def here(cls, environment: Mapping[str, str] = os.environ) -> "Holder":
+        """This process, as a task where Slurm runs it as one."""
+        array = environment.get("SLURM_ARRAY_JOB_ID") or environment.get("SLURM_JOB_ID", "")
+        index = environment.get("SLURM_ARRAY_TASK_ID", "0") if array else ""
+        restart = environment.get("SLURM_RESTART_COUNT", "0") if array else "0"
+        return cls(socket.gethostname(), os.getpid(), array, index, int(restart) if restart.isdecimal() else 0)
+
+    @property
+    def name(self) -> str:
+        """ARRAY_INDEX of a task, as Slurm writes it; "" of another process."""
+        return f"{self.array}_{self.index}" if self.array else ""
+
+    def __str__(self) -> str:
+        restart = f", restart {self.restart}" if self.restart else ""
+        task = f"Slurm task {self.name}{restart}, " if self.array else ""
+        return f"{task}process {self.process} on {self.host}"
+
+
+class Claims:
+    """The claims on the jobs of a run by the tasks of one array."""
+
+    def __init__(self, run_folder: Path, array: str) -> None:
+        self.folder = _folder(run_folder) / array
+
+    def take(self, job: str, holder: Holder) -> bool:
+        """Whether the holder has the job now: it was free, or an earlier start of the same task had claimed it."""
+        if self.is_finished(job):
+            return False
+        with _as_record_error(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if _create(self._path(job), _text(holder)):
+                return not self.is_finished(job)
+            before = self.holder(job)
+            if before is None or before.name != holder.name or before.restart > holder.restart:
+                return False
+            write_atomically(self._path(job), _text(holder))
+            return True
+
+    def finish(self, job: str) -> None:
+        """Leave a finished job; no task of the array takes it again."""
+        with _as_record_error(self.folder):
+            os.replace(self._path(job), self._done(job))
+
+    def holder(self, job: str) -> Holder | None:
+        """The task that claimed a job and has not finished it."""
+        return _read(self._path(job))
+
+    def is_finished(self, job: str) -> bool:
+        """Whether a task of the array finished the job."""
+        return self._done(job).exists()
+
+    def _path(self, job: str) -> Path:
+        return self.folder / f"{job}.json"
+
+    def _done(self, job: str) -> Path:
+        return self.folder / f"{job}.done"
+
+
+def note_holder(run_folder: Path, holder: Holder) -> None:
+    """Say who holds the run alone."""
+    with _as_record_error(run_folder):
+        path = _folder(run_folder) / "run.json"
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, _text(holder))
+
+
+def forget_holder(run_folder: Path) -> None:
+    """The run is held no longer."""
+    with suppress(OSError):
+        (_folder(run_folder) / "run.json").unlink(missing_ok=True)
+        _folder(run_folder).rmdir()  # unless it holds claims
+
+
+def holders(run_folder: Path) -> list[Holder]:
+    """Who holds the run alone, else the tasks that claimed a job of it."""
+    alone = holder_alone(run_folder)
+    found = [alone] if alone else [_read(path) for path in sorted(_folder(run_folder).glob("*/*.json"))]
+    return [each for each in found if each is not None]
+
+
+def holder_alone(run_folder: Path) -> Holder | None:
+    """The process that says that it holds the run alone."""
+    return _read(_folder(run_folder) / "run.json")
+
+
+def note_submission(run_folder: Path, array: str) -> None:
+    """Say which Slurm job the run's tasks belong to, and from where it was submitted."""
+    with _as_record_error(run_folder):
+        folder = _folder(run_folder)
+        folder.mkdir(exist_ok=True)
+        write_atomically(folder / "submission.json", _text(Holder(socket.gethostname(), os.getpid(), array)))
+
+
+def submission(run_folder: Path) -> Holder | None:
+    """Who submitted the run, and as which Slurm job; None where nobody did."""
+    return _read(_folder(run_folder) / "submission.json")
+
+
+def forget_submission(run_folder: Path) -> None:
+    """The Slurm job has done what it was submitted for."""
+    with _as_record_error(run_folder):
+        (_folder(run_folder) / "submission.json").unlink(missing_ok=True)
+
+
+def clear(run_folder: Path) -> None:
+    """Free every job; for whoever holds the run alone, when no task of it lives."""
+    folder = _folder(run_folder)
+    with _as_record_error(run_folder):
+        for path in folder.glob("*/"):
+            shutil.rmtree(path)
+    forget_submission(run_folder)
+
+
+def _folder(run_folder: Path) -> Path:
+    return run_folder / "claims"
+
+
+def _create(path: Path, text: str) -> bool:
+    """Whether the file was made: as a link, which like O_EXCL succeeds for one alone, and is never half written."""
+    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=".")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(aside, path)
+    except FileExistsError:
+        return False
+    finally:
+        os.unlink(aside)
+    return True
+
+
+def _read(path: Path) -> Holder | None:
+    try:
+        values: Any = json.loads(path.read_text())
+        holder = Holder(**values)
+    except (OSError, ValueError, TypeError):
+        return None
+    kinds = {name: type(value) for name, value in asdict(holder).items()}
+    wanted = {"host": str, "process": int, "array": str, "index": str, "restart": int}
+    return holder if kinds == wanted and holder.host == printable(holder.host) else None
+
+
+def _text(holder: Holder) -> str:
+    return json.dumps(asdict(holder)) + "\n"
+
+
+@contextmanager
+def _as_record_error(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RecordError(f"{folder}: cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,158 @@
+"""Run the jobs of a run on several GPUs of one host: a job a GPU at a time, each with cores of its own."""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from harness.nvml import VARIABLE, open_gpu
+from harness.record import Record
+from harness.run import Job, RunError
+from harness.runner import Place, PlaceLost, Session
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+def gpu_places(gpus: Sequence[str]) -> list[Place]:
+    """A place for each GPU, as CUDA_VISIBLE_DEVICES names it."""
+    return [_gpu_place(gpu) for gpu in gpus]
+
+
+def _gpu_place(gpu: str) -> Place:
+    device_id = _device_id(gpu)
+    # NVML numbers GPUs by their bus, and CUDA otherwise unless told.
+    env = {VARIABLE: gpu, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return Place(f"GPU {gpu}", env, device_id, lambda: _device_id(gpu) == device_id)
+
+
+def _device_id(gpu: str) -> str:
+    found = open_gpu(gpu)
+    return found.constants()["device_id"] if found else ""
+
+
+def run_pool(work: Session, places: Sequence[Place]) -> list[Record]:
+    """Run the session's jobs in their order, each on the first place that is free, all its repeats there.
+
+    Returns and raises as `run_jobs`; RunError where every place's GPU is gone before the end. What ends one job by
+    an error, or Ctrl-C, ends all.
+    """
+    queue = _Queue(work.jobs)
+    errors: list[BaseException] = []
+    threads = [
+        # Each for as long as its workers: the kernel ends a worker with the thread that started it.
+        threading.Thread(target=_serve, args=(work, queue, place, cores, errors), daemon=True)
+        for place, cores in zip(places, cores_by_share(len(places)), strict=True)
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            _wait_for(thread)
+    finally:
+        work.stop.set()
+        for thread in threads:
+            _wait_for(thread)
+    if errors:
+        raise errors[0]
+    if left := queue.left():
+        raise RunError(
+            f"{work.run.folder}: no GPU is left for {len(left)} job{'' if len(left) == 1 else 's'}, every one is gone; "
+            "what is finished is kept, resume it (--resume)"
+        )
+    return work.finished()
+
+
+def _wait_for(thread: threading.Thread) -> None:
+    """Until the thread ends; in steps, so that signals are handled in between."""
+    while thread.is_alive():
+        thread.join(0.2)
+
+
+def _serve(work: Session, queue: "_Queue", place: Place, cores: frozenset[int], errors: list[BaseException]) -> None:
+    """Run jobs at a place until none is left; of errors, the first counts."""
+    try:
+        if cores:
+            os.sched_setaffinity(0, cores)  # of this thread, and of the workers that it starts
+        while (job := queue.take(work.stop.is_set)) is not None:
+            lost = False
+            try:
+                work.run_job(job, place=place)
+            except PlaceLost:
+                lost = True
+            finally:
+                queue.done(job if lost else None)
+            if lost:
+                work.display.emit("lost", message=f"{place.name} is gone; what is left goes to the others")
+                return
+    except BaseException as error:
+        if not work.stop.is_set():
+            errors.append(error)
+        work.stop.set()
+
+
+class _Queue:
+    """Jobs in order; one whose GPU is gone comes back, so nobody leaves while a job is under way."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._jobs, self._running, self._changed = deque(jobs), 0, threading.Condition()
+
+    def take(self, stopped: Callable[[], bool]) -> Job | None:
+        """The next job; None where there is no more, or once it is to stop."""
+        with self._changed:
+            while not self._jobs and self._running and not stopped():
+                self._changed.wait(0.2)
+            if not self._jobs or stopped():
+                return None
+            self._running += 1
+            return self._jobs.popleft()
+
+    def done(self, back: Job | None) -> None:
+        """A job ended, or goes back to the front."""
+        with self._changed:
+            self._running -= 1
+            if back is not None:
+                self._jobs.appendleft(back)
+            self._changed.notify_all()
+
+    def left(self) -> list[Job]:
+        """The jobs that nobody took."""
+        return list(self._jobs)
+
+
+def cores_by_share(count: int) -> list[frozenset[int]]:
+    """The processors of this thread, shared among `count` workers; empty sets where they cannot be set."""
+    return shares(_cores(), count)
+
+
+def shares(cores: Sequence[tuple[int, ...]], count: int) -> list[frozenset[int]]:
+    """Processors for each of `count` workers: whole cores next to each other, as many for each as there are.
+
+    cores: the processors of each core. Where there are fewer cores than workers, workers share them.
+    """
+    if not cores:
+        return [frozenset()] * count
+    if len(cores) < count:
+        return [frozenset(cores[number % len(cores)]) for number in range(count)]
+    each = len(cores) // count
+    return [frozenset(cpu for core in cores[at * each : (at + 1) * each] for cpu in core) for at in range(count)]
+
+
+def _cores() -> list[tuple[int, ...]]:
+    """The processors that this process may use by core, those of one socket together; empty where it cannot be set."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    by_core: dict[tuple[int, int], list[int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        by_core.setdefault(_core_of(cpu), []).append(cpu)
+    return [tuple(by_core[core]) for core in sorted(by_core)]
+
+
+def _core_of(cpu: int) -> tuple[int, int]:
+    """(socket, core) of a processor; two of one core are neighbours that disturb each other."""
+    with suppress(OSError, ValueError):
+        folder = _TOPOLOGY / f"cpu{cpu}" / "topology"
+        socket, core = (int((folder / name).read_text()) for name in ("physical_package_id", "core_id"))
+        return socket, core
+    return 0, cpu

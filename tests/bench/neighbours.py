@@ -1,0 +1,129 @@
+"""Whether a busy neighbour disturbs a measurement, and how much faster two GPUs are; on a host of two GPUs.
+
+    python -m tests.bench.neighbours OUT [ROUNDS]    the same cases alone and beside a neighbour
+    python -m tests.bench.neighbours --split OUT     the TTT jobs of the paper's suites on one GPU, then on two
+
+Each round measures every case in a fresh process on GPU 0: with the whole machine, with half of its cores, and with
+half of its cores while all cases run over and over on GPU 1 and the other half. The ratios are those of the medians of
+processes of one round, so that a drift of the machine is not taken for a neighbour.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from statistics import median
+
+from bench.catalogue import catalogue
+from bench.environments import launches
+from bench.plan import jobs_of
+from harness.case import Case
+from harness.interval import repeats_interval
+from harness.pool import cores_by_share, gpu_places, run_pool
+from harness.record import Record
+from harness.run import SCHEMA_VERSION, TOOL, Planned, Run, RunFile
+from harness.runner import session
+from harness.timer import Policy
+
+SETTINGS = ("whole", "half", "beside")
+POLICY, BUSY = Policy(budget_s=2.0), Policy(min_samples=100, max_samples=1_000_000, budget_s=15.0)
+CASES = {
+    "forward, bound by the host": Case("transformer", "torch", "125m", "forward", 1, 64),
+    "forward, bound by the device": Case("transformer", "torch", "350m", "forward", 16, 2048),
+    "generate, bound by the host": Case("transformer", "torch", "125m", "generate", 1, 64),
+    "generate, bound by the device": Case("transformer", "torch", "350m", "generate", 64, 1024, timing="graph"),
+}
+SPLIT = ["paper", "--systems", "ttt-linear,ttt-mlp", "--budget", "1", "--min-samples", "6"]
+
+
+def measured(folder: Path, gpu: str, cores: Sequence[int], policy: Policy = POLICY) -> list[Record]:
+    """Every case once, in one process on one GPU and some cores."""
+    os.sched_setaffinity(0, cores)
+    jobs = jobs_of(Planned(case, 6) for case in CASES.values())
+    run = Run.create(folder, RunFile(TOOL, SCHEMA_VERSION, "measure", jobs, catalogue(()), policy.to_dict()))
+    with session(run, launches()) as work:
+        return run_pool(work, gpu_places([gpu]))
+
+
+def neighbour(folder: Path) -> None:
+    """Keep GPU 1 and the second half of the cores busy until the end of the caller."""
+    cores = cores_by_share(2)[1]
+    with suppress(KeyboardInterrupt):  # which is what SIGTERM is to a run
+        for number in count():
+            measured(folder / str(number), "1", sorted(cores), BUSY)
+
+
+def compare(out: Path, rounds: int) -> None:
+    """Print how much longer each case takes in each setting."""
+    whole, half = sorted(os.sched_getaffinity(0)), sorted(cores_by_share(2)[0])
+    found: dict[tuple[str, str], list[float]] = {}
+    for number in range(rounds):
+        # In turns, so that no setting is always the first of a round.
+        for setting in (*SETTINGS[number % 3 :], *SETTINGS[: number % 3]):
+            folder = out / f"{number}-{setting}"
+            beside = start_neighbour(out / f"{number}-neighbour") if setting == "beside" else None
+            try:
+                records = measured(folder, "0", whole if setting == "whole" else half)
+            finally:
+                os.sched_setaffinity(0, whole)
+                if beside:
+                    beside.terminate()
+                    beside.wait()
+            for name, record in zip(CASES, in_order(records), strict=True):
+                if record.status != "ok":
+                    sys.exit(f"{setting}: {name}: {record.status}: {record.reason}")
+                found.setdefault((name, setting), []).append(median(record.samples_ms))
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {rounds} rounds; ratio to the whole machine, with its 95% interval")
+    for name in CASES:
+        alone = found[name, "whole"]
+        for setting in SETTINGS[1:]:
+            ratios = [other / one for other, one in zip(found[name, setting], alone, strict=True)]
+            middle, low, high = repeats_interval(ratios)
+            print(f"{name:<32}{setting:<8}{median(alone):9.3f} ms  x {middle:.4f}  ({low:.4f} to {high:.4f})")
+
+
+def in_order(records: Sequence[Record]) -> list[Record]:
+    by_case = {record.case: record for record in records}
+    return [by_case[case] for case in CASES.values()]
+
+
+def start_neighbour(folder: Path) -> subprocess.Popen[bytes]:
+    """The neighbour, once its GPU is busy."""
+    started = subprocess.Popen([sys.executable, "-m", "tests.bench.neighbours", "--neighbour", str(folder)])
+    records = folder / "0" / "records" / "transformer-torch.jsonl"
+    while not (records.exists() and records.stat().st_size):
+        if started.poll() is not None:
+            sys.exit("the neighbour ended before it began")
+        time.sleep(0.2)
+    return started
+
+
+def split(out: Path) -> None:
+    """Print the time of one GPU and of all, and which GPU ran how many cases."""
+    took = {}
+    for gpus in ("0", "all"):
+        folder, start = out / f"gpus-{gpus}", time.monotonic()
+        subprocess.run([sys.executable, "-m", "bench", "run", *SPLIT, "--gpus", gpus, "--out", str(folder)], check=True)
+        took[gpus] = time.monotonic() - start
+        used = Counter((record.environment.get("gpu") or {}).get("device_id") for record in Run.open(folder).records())
+        print(f"--gpus {gpus}: {took[gpus]:.0f} s, cases by GPU: {dict(used)}")
+    print(f"all GPUs take {took['all'] / took['0']:.3f} of the time of one")
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[0] == "--neighbour":
+        neighbour(Path(arguments[1]))
+    elif arguments[0] == "--split":
+        split(Path(arguments[1]))
+    else:
+        compare(Path(arguments[0]), int(arguments[1]) if len(arguments) > 1 else 6)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,203 @@
+"""`--gpus`, `--slurm`, `status` and `work`: what they say, and every mistake as one sentence with exit status 2."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.estimate import longest_first
+from harness import claims
+from harness.case import Case
+from harness.claims import Claims, Holder
+from harness.run import Job, Planned, Run
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["quick", "--systems", "transformer,ttt-linear/torch", "--batch", "1", "--context", "32", "--budget", "0.05"]
+
+# As much of NVML as says that there are two GPUs.
+PYNVML = """
+NVML_CLOCK_SM = NVML_CLOCK_MEM = NVML_TEMPERATURE_GPU = 0
+class Memory: total = 80 << 30
+def nvmlInit(): pass
+def nvmlDeviceGetMemoryInfo(handle): return Memory
+def nvmlSystemGetDriverVersion(): return "580.1"
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(number):
+    if number > 1: raise RuntimeError("Invalid Argument")
+    return number
+def nvmlDeviceGetName(handle): return "NVIDIA H100"
+def nvmlDeviceGetUUID(handle): return f"GPU-{handle}"
+"""
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Path:
+    """A folder of commands that stand in for Slurm's."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    fake(folder, "sbatch", f"echo x >>{tmp_path}/submitted; echo 4711")
+    fake(folder, "squeue", 'echo "0 RUNNING"; echo "1 PENDING"')
+    fake(folder, "scancel", f"echo $1 >{tmp_path}/cancelled")
+    return folder
+
+
+def fake(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def ttt_bench(*arguments: object, cwd: Path, path: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    without = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CUDA_VISIBLE"))}
+    return subprocess.run(
+        [sys.executable, "-m", "bench", *map(str, arguments)],
+        cwd=cwd,
+        env=without | {"PYTHONPATH": str(ROOT), "PATH": f"{path}:/usr/bin:/bin" if path else "/nowhere"} | env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """The one sentence of a mistake."""
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "message"),
+    [
+        ("7", None, "--gpus 7: there is no GPU '7' to use; there are 0, 1"),
+        ("0,0", None, "--gpus 0,0: names GPU 0 twice"),
+        ("", None, "there is no GPU '' to use"),
+        ("0", "1", "--gpus 0: there is no GPU '0' to use; there are 1"),
+    ],
+)
+def test_gpus_that_are_not_there(tmp_path: Path, gpus: str, visible: str | None, message: str) -> None:
+    (tmp_path / "nvml").mkdir()
+    (tmp_path / "nvml" / "pynvml.py").write_text(PYNVML)
+    env = {"PYTHONPATH": f"{ROOT}:{tmp_path / 'nvml'}"} | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
+    done = ttt_bench("run", "quick", "--gpus", gpus, cwd=tmp_path, **env)
+    assert message in refused(done)
+    assert not (tmp_path / "out").exists()
+
+
+def test_gpus_of_a_run_on_the_cpu(tmp_path: Path) -> None:
+    assert "--gpus all: this run is on the CPU" in refused(ttt_bench("run", "--gpus", "all", cwd=tmp_path))
+
+
+def test_a_login_node_without_gpu_plans_and_submits(tmp_path: Path, commands: Path) -> None:
+    done = ttt_bench("run", "paper", "--slurm", "gpus=4,partition=gpu", cwd=tmp_path, path=commands)
+    assert done.returncode == 0, done.stderr
+    assert "Slurm job 4711: 4 tasks for 6 jobs of 128 cases" in done.stdout
+    assert "ttt-bench status out --cancel" in done.stdout
+    script = (tmp_path / "out" / "slurm.sbatch").read_text()
+    assert f"{sys.executable} -m bench work out" in script
+    assert "#SBATCH --partition=gpu" in script
+    assert {planned.case.dtype for job in Run.open(tmp_path / "out").jobs for planned in job.cases} == {"bfloat16"}
+
+
+def test_a_run_is_submitted_once(tmp_path: Path, commands: Path) -> None:
+    call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2")
+    assert ttt_bench(*call, cwd=tmp_path, path=commands).returncode == 0
+    planned = (tmp_path / "out" / "run.json").read_bytes()
+    for again in (call, (*call, "--resume"), ("run", *SMALL, "--device", "cpu", "--resume")):
+        said = refused(ttt_bench(*again, cwd=tmp_path, path=commands))
+        assert f"another run is writing to it, Slurm job 4711 submitted from {Holder.here().host}" in said
+    assert (tmp_path / "submitted").read_text() == "x\n"
+    assert (tmp_path / "out" / "run.json").read_bytes() == planned
+
+
+def test_status_says_who_works_and_cancels(tmp_path: Path, commands: Path) -> None:
+    call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2")
+    ttt_bench(*call, cwd=tmp_path, path=commands)
+    Claims(tmp_path / "out", "4711").take("transformer-torch", Holder("n7", 12, "4711", "0"))
+    text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
+    assert "held by Slurm task 4711_0, process 12 on n7" in text
+    assert "left" in text
+    assert "0 of 4 cases" in text
+    assert "1 running, 1 pending" in text
+    done = ttt_bench("status", "out", "--cancel", cwd=tmp_path, path=commands)
+    assert "Slurm job 4711 is cancelled" in done.stdout
+    assert (tmp_path / "cancelled").read_text() == "4711\n"
+    fake(commands, "squeue", 'echo "Invalid job id specified" >&2; exit 1')
+    text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
+    assert "held by" not in text
+    assert "nothing works on it; to go on: ttt-bench run ... --resume --out out" in text
+
+
+def test_status_of_a_copied_run_needs_no_slurm(tmp_path: Path, commands: Path) -> None:
+    ttt_bench("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", cwd=tmp_path, path=commands)
+    done = ttt_bench("status", "out", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "squeue: is not on this machine" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("slurm", "message"),
+    [
+        ("partition=gpu", "--slurm: say how many GPUs, gpus=N"),
+        ("gpus=0", "--slurm gpus=0: must be a number from 1 to 1000"),
+        ("gpus=1,array=7", "--slurm array=7: is set by the run itself"),
+    ],
+)
+def test_slurm_options_that_cannot_be(tmp_path: Path, commands: Path, slurm: str, message: str) -> None:
+    assert message in refused(ttt_bench("run", "--slurm", slurm, cwd=tmp_path, path=commands))
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands: Path) -> None:
+    call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2,partition=gpuu")
+    fake(commands, "sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1')
+    said = refused(ttt_bench(*call, cwd=tmp_path, path=commands))
+    assert "sbatch refused: sbatch: error: invalid partition specified: gpuu; the run is planned" in said
+    assert "sbatch: is not on this machine" in refused(ttt_bench(*call, "--resume", cwd=tmp_path))
+
+
+def test_both_ways_at_once(tmp_path: Path) -> None:
+    said = refused(ttt_bench("run", "--gpus", "all", "--slurm", "gpus=1", cwd=tmp_path))
+    assert "--gpus --slurm: one of them" in said
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, commands: Path) -> None:
+    (tmp_path / "file").write_text("")
+    call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "/proc/out")
+    assert "/proc/out: cannot be written" in refused(ttt_bench(*call, cwd=tmp_path, path=commands))
+    assert not (tmp_path / "submitted").exists()
+
+
+def test_work_is_for_slurm(tmp_path: Path) -> None:
+    assert "SLURM_JOB_ID is not set" in refused(ttt_bench("work", "out", cwd=tmp_path))
+    assert "out: no such folder" in refused(ttt_bench("work", "out", cwd=tmp_path, SLURM_JOB_ID="1"))
+    assert "--cancel: was not submitted" in refused(cancel_of_an_unsubmitted_run(tmp_path))
+
+
+def cancel_of_an_unsubmitted_run(folder: Path) -> subprocess.CompletedProcess[str]:
+    ttt_bench("run", *SMALL, "--device", "cpu", "--out", "run", cwd=folder)
+    return ttt_bench("status", "run", "--cancel", cwd=folder)
+
+
+def test_two_tasks_of_an_array_measure_the_run(tmp_path: Path, commands: Path) -> None:
+    ttt_bench("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", cwd=tmp_path, path=commands)
+    for index in "01":
+        task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": index}
+        done = ttt_bench("work", "out", cwd=tmp_path, path=commands, **task)
+        assert done.returncode == 0, done.stderr
+    text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
+    assert "4 of 4 cases: 4 ok" in text
+    assert claims.submission(tmp_path / "out") is None
+
+
+def test_the_longest_jobs_go_first() -> None:
+    def job(system: str, count: int) -> Job:
+        cases = (Case(system, "torch", "tiny", "forward", number + 1, 64) for number in range(count))
+        return Job(system, "torch", tuple(map(Planned, cases)))
+
+    jobs = [job("a", 2), job("b", 5), job("c", 3)]
+    assert [each.system for each in longest_first(jobs, 1, {})] == ["b", "c", "a"]
+    past = {planned.case.key: 100.0 for planned in jobs[0].cases} | {jobs[1].cases[0].case.key: 1.0}
+    # Nothing of c was ever run: its three cases count as the median of what is known.
+    assert [each.system for each in longest_first(jobs, 1, past)] == ["c", "a", "b"]

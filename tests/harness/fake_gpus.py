@@ -1,0 +1,49 @@
+"""Adapters on GPUs that are environment variables alone."""
+
+import os
+import time
+from pathlib import Path
+
+from fake_systems import Fake
+
+from harness import measured_case, worker
+from harness.case import Case
+from harness.system import Workload
+
+WANTED = os.environ.get("FAKE_DEVICE_ID")
+if WANTED:
+    # As if the driver had given the process another GPU than it was told to use.
+    real = measured_case.snapshot
+
+    def snapshot(*arguments: str) -> dict:
+        return {**real(*arguments), "gpu": {"device_id": WANTED}}
+
+    measured_case.snapshot = worker.snapshot = snapshot
+
+
+class OnGpu(Fake):
+    """Says its GPU and its cores. FAKE_GONE=GPU:FILE: in its second case on that GPU makes FILE and fails.
+
+    FAKE_PIDS: a folder. A case that does "hang-once" notes its process there and hangs, if no earlier one did.
+    """
+
+    def __init__(self) -> None:
+        self.built = 0
+
+    def build(self, case: Case) -> Workload:
+        gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+        self.built += 1
+        which, _, gone = os.environ.get("FAKE_GONE", "").partition(":")
+        if gone and gpu == which and self.built > 1:
+            Path(gone).touch()
+            raise RuntimeError("CUDA error: the device fell off the bus")
+        workload = super().build(case)
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        workload.settings = {**workload.settings, "gpu": gpu, "cores": cores}
+        if case.option("do") == "slow":
+            time.sleep(1.0)
+        if case.option("do") == "hang-once" and not list(Path(os.environ["FAKE_PIDS"]).glob(f"*.{case.system}")):
+            folder = Path(os.environ["FAKE_PIDS"])
+            (folder / f"{os.getpid()}.{case.system}").touch()
+            time.sleep(600)
+        return workload

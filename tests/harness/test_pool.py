@@ -1,0 +1,280 @@
+"""A run on four fake GPUs, which are environment variables alone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from harness_helpers import HERE, ROOT, alive, case, launch, lines_of, new_run, statuses, wait_for
+
+from harness import machine_load, nvml
+from harness.pool import gpu_places, run_pool, shares
+from harness.record import Record, RecordError
+from harness.run import Run, RunError
+from harness.runner import Event, Launch, Limits, Place, session
+
+SOON = Limits(case_s=1.5)
+GPUS = ("0", "1", "2", "3")
+
+
+def place(gpu: str, **fields: Any) -> Place:
+    return Place(f"GPU {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}, **fields)
+
+
+def launches(*systems: str, entry: str = "fake_gpus:OnGpu", **env: str) -> dict[tuple[str, str], Launch]:
+    return {(system, "cpu"): launch(entry, **env) for system in systems}
+
+
+def cases_of(systems: Sequence[str], count: int = 3, do: str = "work") -> list[Any]:
+    return [case(do, system=system, batch=number + 1) for system in systems for number in range(count)]
+
+
+def pooled(
+    run: Run,
+    of: dict[tuple[str, str], Launch],
+    places: Sequence[Place] = tuple(map(place, GPUS)),
+    **arguments: Any,
+) -> list[Record]:
+    with session(run, of, **arguments) as work:
+        return run_pool(work, places)
+
+
+def gpu_of(record: Record) -> str:
+    return record.settings["gpu"]
+
+
+SYSTEMS = ("a", "b", "c", "d", "e", "f")
+
+
+def test_every_job_runs_on_one_gpu_and_all_gpus_run(tmp_path: Path) -> None:
+    events: list[Event] = []
+    run = new_run(tmp_path / "out", cases_of(SYSTEMS))
+    records = pooled(run, launches(*SYSTEMS), on_event=events.append)
+    assert statuses(records) == ["ok"] * 18
+    assert records == run.records()
+    used = {system: {gpu_of(record) for record in records if record.case.system == system} for system in SYSTEMS}
+    assert all(len(gpus) == 1 for gpus in used.values())
+    assert set.union(*used.values()) == set(GPUS)
+    assert {event.place for event in events if event.record} == {f"GPU {gpu}" for gpu in GPUS}
+    assert [event.done for event in events if event.kind == "record"] == list(range(1, 19))
+    assert {len(lines_of(run.folder, f"{system}-cpu")) for system in SYSTEMS} == {3}
+
+
+def test_jobs_begin_in_the_order_in_which_they_are_handed_over(tmp_path: Path) -> None:
+    started: list[str] = []
+
+    def note(event: Event) -> None:
+        if event.kind == "start" and event.planned:
+            started.append(event.planned.case.system)
+
+    run = new_run(tmp_path / "out", cases_of(SYSTEMS, count=1))
+    longest_first = sorted(run.jobs, key=lambda job: job.name, reverse=True)
+    pooled(run, launches(*SYSTEMS), [place("0")], jobs=longest_first, on_event=note)
+    assert started == list(reversed(SYSTEMS))
+
+
+def test_all_repeats_of_a_job_are_on_its_gpu_in_fresh_processes(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "out", cases_of(("a", "b"), count=1), repeats=3)
+    records = pooled(run, launches("a", "b"))
+    for system in ("a", "b"):
+        mine = [record for record in records if record.case.system == system]
+        assert len({gpu_of(record) for record in mine}) == 1
+        assert len({record.settings["pid"] for record in mine}) == 3
+
+
+def test_each_worker_has_its_share_of_the_cores(tmp_path: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("needs two cores")
+    run = new_run(tmp_path / "out", cases_of(("a", "b"), count=1))
+    records = pooled(run, launches("a", "b"), [place("0"), place("1")])
+    first, second = (set(record.settings["cores"].split(",")) for record in records)
+    assert first
+    assert second
+    assert not first & second
+    assert sorted(os.sched_getaffinity(0)) == cores
+
+
+@pytest.mark.parametrize(
+    ("cores", "count", "expected"),
+    [
+        ([(0, 4), (1, 5), (2, 6), (3, 7)], 2, [{0, 1, 4, 5}, {2, 3, 6, 7}]),
+        ([(0,), (1,), (2,)], 2, [{0}, {1}]),
+        ([(0,), (1,)], 3, [{0}, {1}, {0}]),
+        ([], 2, [set(), set()]),
+    ],
+)
+def test_shares_are_whole_cores(cores: list[tuple[int, ...]], count: int, expected: list[set[int]]) -> None:
+    assert shares(cores, count) == expected
+
+
+@pytest.mark.parametrize(
+    ("do", "status"), [("kill", "killed"), ("hang", "timeout"), ("oom", "oom"), ("segfault", "killed")]
+)
+def test_what_befalls_one_worker_leaves_the_other_gpus_alone(tmp_path: Path, do: str, status: str) -> None:
+    bad = case(do, system="b", batch=9)
+    run = new_run(tmp_path / "out", [*cases_of(SYSTEMS[:4], count=2), bad])
+    records = pooled(run, launches(*SYSTEMS[:4]), limits=SOON)
+    assert Counter(statuses(records)) == {"ok": 8, status: 1}
+    assert [record.case for record in records if record.status == status] == [bad]
+
+
+def test_a_job_that_always_kills_its_worker_is_given_up_and_the_others_finish(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "out", cases_of(SYSTEMS[:4], count=2))
+    of = launches(*SYSTEMS[:4])
+    note = tmp_path / "note"
+    of["b", "cpu"] = launch("fake_systems:DiesAtStart", FAKE_NOTE=str(note), FAKE_DEATHS="1000")
+    start = time.monotonic()
+    assert Counter(statuses(pooled(run, of))) == {"ok": 6, "unstarted": 2}
+    pooled(run, of)
+    tried = len(note.read_text())
+    assert Counter(statuses(pooled(run, of))) == {"ok": 6, "unstarted": 2}
+    assert len(note.read_text()) == tried
+    assert time.monotonic() - start < 60
+
+
+def test_a_gpu_that_vanishes_leaves_its_job_to_the_others(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    events: list[Event] = []
+    run = new_run(tmp_path / "out", cases_of(SYSTEMS[:3]))
+    places = [place("0"), place("1", is_there=lambda: not gone.exists())]
+    records = pooled(run, launches(*SYSTEMS[:3], FAKE_GONE=f"1:{gone}"), places, on_event=events.append)
+    assert gone.exists()
+    assert statuses(records) == ["ok"] * 9
+    assert [event.message for event in events if event.kind == "lost"] == [
+        "GPU 1 is gone; what is left goes to the others"
+    ]
+    assert sum(len(lines_of(run.folder, f"{system}-cpu")) for system in SYSTEMS[:3]) == 9
+
+
+def test_when_every_gpu_vanishes_the_run_says_so_and_resumes(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    run = new_run(tmp_path / "out", cases_of(SYSTEMS[:3]))
+    lost = [place("1", is_there=lambda: not gone.exists())]
+    with pytest.raises(RunError, match=r"out: no GPU is left for \d jobs, every one is gone; .*resume it"):
+        pooled(run, launches(*SYSTEMS[:3], FAKE_GONE=f"1:{gone}"), lost)
+    assert statuses(pooled(run, launches(*SYSTEMS[:3]))) == ["ok"] * 9
+
+
+def test_a_record_of_another_gpu_than_the_jobs_is_refused(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "out", cases_of(("a",), count=1))
+    (record,) = pooled(run, launches("a", FAKE_DEVICE_ID="0badcafe"), [place("0", device_id="12345678")])
+    assert record.status == "failed"
+    assert record.reason.endswith("it was measured on the GPU 0badcafe, not on 12345678")
+
+
+def test_an_error_of_one_job_ends_all_and_is_raised(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "out", cases_of(SYSTEMS[:4], count=1, do="hang"))
+    path = run.record_file(run.jobs[2]).path
+    path.mkdir()  # no file can be there
+    start = time.monotonic()
+    with pytest.raises(RecordError, match=r"c-cpu\.jsonl"):
+        pooled(run, launches(*SYSTEMS[:4]))
+    assert time.monotonic() - start < 20
+
+
+class TwoGpus(ModuleType):
+    """NVML of a machine of two GPUs; one of them can be lost."""
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.there = {"0": "GPU-aa", "1": "GPU-bb"}
+        self.NVML_CLOCK_SM = self.NVML_CLOCK_MEM = self.NVML_TEMPERATURE_GPU = 0
+        self.nvmlInit = lambda: None
+        self.nvmlSystemGetDriverVersion = lambda: "580.1"
+        self.nvmlDeviceGetCount = lambda: 2
+        self.nvmlDeviceGetHandleByIndex = lambda number: self.there[str(number)]
+        self.nvmlDeviceGetHandleByUUID = lambda uuid: next(each for each in self.there.values() if each == uuid)
+        self.nvmlDeviceGetUUID = lambda handle: handle
+        self.nvmlDeviceGetName = lambda handle: f"name of {handle}"
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoGpus]:
+    fake = TwoGpus()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml._initialised.cache_clear()
+    yield fake
+    nvml._initialised.cache_clear()
+
+
+def test_the_gpus_that_may_be_used(two_gpus: TwoGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nvml.visible_gpus() == ["0", "1"]
+    for visible, expected in (("1", ["1"]), ("GPU-bb,0", ["GPU-bb", "0"]), ("7", []), ("", []), ("-1", [])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert nvml.visible_gpus() == expected
+
+
+def test_a_place_knows_its_gpu_and_whether_it_is_there(two_gpus: TwoGpus) -> None:
+    first, second = gpu_places(["0", "1"])
+    assert first.env == {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert first.device_id != second.device_id
+    gpu = nvml.open_gpu("1")
+    assert gpu is not None
+    assert gpu.constants()["device_id"] == second.device_id
+    del two_gpus.there["1"]
+    assert first.is_there()
+    assert not second.is_there()
+
+
+def test_a_case_without_a_worker_names_the_gpu_of_its_place(two_gpus: TwoGpus, tmp_path: Path) -> None:
+    run = new_run(tmp_path / "out", cases_of(("a",), count=1))
+    (record,) = pooled(run, {("a", "cpu"): Launch(["/no/such/python"])}, gpu_places(["1"]))
+    assert record.status == "unstarted"
+    assert record.environment["gpu"]["name"] == "name of GPU-bb"
+
+
+def test_neighbours_on_other_cores_are_no_others(tmp_path: Path) -> None:
+    """A worker's own time is that of its cores; what runs on others is neither its own nor another's."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    whole = os.sched_getaffinity(0)
+    mine, others = sorted(whole)[:1], sorted(whole)[1:]
+    spin = f"import os, time; os.sched_setaffinity(0, {others}); end = time.time() + 1.5\nwhile time.time() < end: pass"
+    neighbour = subprocess.Popen([sys.executable, "-c", spin])
+    try:
+        os.sched_setaffinity(0, mine)
+        time.sleep(0.3)
+        before = machine_load._own_seconds()
+        time.sleep(1.0)
+        assert machine_load._own_seconds() - before < 0.2
+    finally:
+        os.sched_setaffinity(0, whole)
+        neighbour.wait()
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from test_pool import SYSTEMS, cases_of, launches, pooled
+from harness.run import Run
+pooled(Run.open(Path(sys.argv[1])), launches(*SYSTEMS[:4], FAKE_PIDS=sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_every_worker_and_the_run_resumes(tmp_path: Path, number: signal.Signals) -> None:
+    run = new_run(tmp_path / "out", [*cases_of(SYSTEMS[:4], 1), *cases_of(SYSTEMS[:4], 1, do="hang-once")])
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    parent = start_parent(run, pids)
+    assert wait_for(lambda: len(list(pids.iterdir())) == 4, 60)
+    parent.send_signal(number)
+    assert parent.wait(30) != 0
+    workers = [int(path.stem) for path in pids.iterdir()]
+    assert wait_for(lambda: not any(map(alive, workers)))
+    assert Counter(statuses(run.records())) == {"ok": 4}
+    assert statuses(pooled(run, launches(*SYSTEMS[:4], FAKE_PIDS=str(pids)))) == ["ok"] * 8
+
+
+def start_parent(run: Run, pids: Path) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
+    return subprocess.Popen([sys.executable, "-c", PARENT, str(run.folder), str(pids)], env=env, cwd=HERE)

@@ -1,0 +1,84 @@
+"""Twenty kills at random moments, of parents, workers, tasks and nodes: no case is lost, none is there twice."""
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+from harness_helpers import case, lines_of, new_run, statuses, wait_for
+from slurm_cluster import cluster_or_skip
+from test_pool import launches, pooled, start_parent
+from test_slurm import claimed, kill_node, kill_step, using
+
+from harness.run import Run
+from harness.warden import descendants
+
+SYSTEMS = ("a", "b", "c", "d")
+CASES = 24
+POOL_KILLS, SLURM_KILLS = 14, 6
+
+
+def refuse_loss_and_doubles(run: Run) -> None:
+    """Every case has its record; of a case whose worker was killed, one more attempt is recorded before it."""
+    records = run.records()
+    assert len(records) == sum(len(job.cases) for job in run.jobs)
+    assert set(statuses(records)) <= {"ok", "killed"}
+    for job in run.jobs:
+        ok = Counter(line["case"]["batch"] for line in lines_of(run.folder, job.name) if line["status"] == "ok")
+        assert set(ok.values()) <= {1}
+
+
+def test_kills_of_parents_and_workers_of_a_pool(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    cases = [case("slow", system=system, batch=number + 1) for system in SYSTEMS for number in range(CASES // 4)]
+    run = new_run(tmp_path / "out", cases)
+    done = 0
+    while done < POOL_KILLS and not is_whole(run):
+        parent = start_parent(run, tmp_path / "pids")
+        try:
+            while done < POOL_KILLS and parent.poll() is None:
+                time.sleep(draw.uniform(0.2, 1.2))
+                below = descendants(parent.pid)
+                kill(parent.pid if draw.random() < 0.4 or not below else draw.choice(below))
+                done += 1
+        finally:
+            parent.kill()
+            parent.wait()
+    assert done == POOL_KILLS
+    pooled(run, launches(*SYSTEMS))
+    refuse_loss_and_doubles(run)
+
+
+def is_whole(run: Run) -> bool:
+    return len(run.records()) == CASES
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def test_kills_of_tasks_workers_and_nodes_of_a_real_slurm(tmp_path: Path) -> None:
+    cluster, draw = cluster_or_skip(), random.Random(2)
+    with using(cluster) as submit:
+        run = new_run(tmp_path / "out", [case("slow", system=f"s{number}", batch=1) for number in range(20)])
+        array = submit(run)
+        for number in range(SLURM_KILLS):
+            assert wait_for(lambda: (cluster.hurry(), claimed(run, array))[1], 60), cluster.ask("squeue")
+            time.sleep(draw.uniform(0, 0.8))
+            holders = claimed(run, array)
+            if not holders:
+                break
+            holder = draw.choice(holders)
+            if number % 3 == 2:
+                kill_node(cluster, holder)
+            elif number % 3 == 1 and (below := descendants(holder.process)):
+                kill(draw.choice(below))
+            else:
+                kill_step(cluster, holder)
+        cluster.finish(array)
+        refuse_loss_and_doubles(run)

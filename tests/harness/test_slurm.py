@@ -1,0 +1,392 @@
+"""Tasks that share a run: claims, what is asked of Slurm, and a real Slurm of two nodes whose parts are killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from harness_helpers import HERE, ROOT, case, lines_of, new_run, statuses, wait_for
+from slurm_cluster import Cluster, cluster_or_skip
+from test_pool import launches, place, pooled
+
+from harness import claims, slurm
+from harness.claims import Claims, Holder
+from harness.run import Run, RunError
+from harness.task import refuse_submitted, run_task
+
+TASK = Holder("n1", 10, "77", "0")
+JOBS = tuple(f"s{number}" for number in range(10))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def no_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def fake_command(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def squeue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder of commands that stand in for Slurm's; its squeue says that a job runs."""
+    commands = tmp_path / "commands"
+    fake_command(commands, "squeue", 'echo "0 RUNNING"; echo "1 PENDING"')
+    monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
+    return commands
+
+
+# Claims
+
+
+def test_one_task_alone_gets_a_job_and_a_finished_one_is_not_taken_again(folder: Path) -> None:
+    mine = Claims(folder, "77")
+    assert mine.take("a", TASK)
+    assert not mine.take("a", replace(TASK, index="1"))
+    assert mine.holder("a") == TASK
+    mine.finish("a")
+    assert mine.is_finished("a")
+    assert not mine.take("a", TASK)
+    assert Claims(folder, "78").take("a", replace(TASK, array="78"))
+
+
+def test_of_many_that_claim_at_once_one_gets_the_job(folder: Path) -> None:
+    won: list[int] = []
+    start = threading.Barrier(16)
+
+    def claim(number: int) -> None:
+        start.wait()
+        for job in JOBS:
+            if Claims(folder, "77").take(job, replace(TASK, index=str(number))):
+                won.append(number)
+
+    threads = [threading.Thread(target=claim, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == len(JOBS)
+    assert not [path for path in (folder / "claims" / "77").iterdir() if path.name.startswith(".")]
+
+
+def test_a_requeued_task_resumes_its_claim_and_an_earlier_start_does_not(folder: Path) -> None:
+    again = replace(TASK, host="n2", process=99, restart=1)
+    assert Claims(folder, "77").take("a", TASK)
+    assert Claims(folder, "77").take("a", again)
+    assert Claims(folder, "77").holder("a") == again
+    assert not Claims(folder, "77").take("a", TASK)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"host": 1}', '{"host": "a", "process": "b"}', '{"x": 1}'])
+def test_a_claim_that_is_no_claim_is_nobodys(folder: Path, text: str) -> None:
+    claimed = Claims(folder, "77")
+    assert claimed.take("a", TASK)
+    (folder / "claims" / "77" / "a.json").write_text(text)
+    assert claimed.holder("a") is None
+    assert not claimed.take("a", TASK)
+
+
+def test_a_holder_is_what_slurm_says_of_the_process() -> None:
+    env = {"SLURM_JOB_ID": "80", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "2"}
+    task = Holder.here(env)
+    assert (task.name, task.restart, task.process) == ("77_3", 2, os.getpid())
+    assert str(task).startswith("Slurm task 77_3, restart 2, process ")
+    assert Holder.here({"SLURM_JOB_ID": "80"}).name == "80_0"
+    assert Holder.here({}).name == ""
+
+
+# Tasks
+
+
+def test_two_tasks_share_the_jobs_and_the_run_is_whole(folder: Path) -> None:
+    run = new_run(folder, [case(system=job) for job in JOBS[:4]])
+    of = launches(*JOBS, entry="fake_systems:Fake")
+    found: dict[str, list[str]] = {}
+
+    def task(index: str) -> None:
+        found[index] = run_task(Run.open(folder), of, replace(TASK, index=index), jobs=run.jobs)
+
+    threads = [threading.Thread(target=task, args=(index,)) for index in "01"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found["0"] + found["1"]) == [job.name for job in run.jobs]
+    assert statuses(run.records()) == ["ok"] * 4
+    assert all(len(lines_of(folder, job.name)) == 1 for job in run.jobs)
+    assert run_task(run, of, replace(TASK, index="2"), jobs=run.jobs) == []
+
+
+def test_tasks_and_a_run_alone_exclude_each_other_and_the_holder_is_named(folder: Path) -> None:
+    run = new_run(folder, [case()])
+    Claims(folder, "77").take("fake-cpu", TASK)
+    with (
+        run.held(TASK),
+        run.held(TASK),
+        pytest.raises(RunError, match=r"another run is writing to it \(Slurm task 77_0, process 10 on n1\)"),
+        run.held(),
+    ):
+        pass
+    with run.held(), pytest.raises(RunError, match=rf"another run .*\(process {os.getpid()} on .+\)"), run.held():
+        pass
+
+
+def test_a_task_waits_for_whoever_submits_it(folder: Path) -> None:
+    run = new_run(folder, [case(system="s0")])
+    with run.held():
+        task = threading.Thread(
+            target=run_task,
+            args=(run, launches("s0", entry="fake_systems:Fake"), TASK),
+            kwargs={"jobs": run.jobs},
+        )
+        task.start()
+        time.sleep(0.5)
+        assert not run.records()
+    task.join()
+    assert statuses(run.records()) == ["ok"]
+
+
+def test_a_task_whose_job_was_taken_over_writes_no_more(folder: Path) -> None:
+    run = new_run(folder, [case(system="s0", batch=number + 1) for number in range(3)])
+
+    def requeue(event: object) -> None:
+        if getattr(event, "record", None):
+            Claims(folder, "77").take("s0-cpu", replace(TASK, restart=1, host="n2"))
+
+    with pytest.raises(RunError, match=r"s0-cpu was taken over by Slurm task 77_0, restart 1, .* on n2"):
+        run_task(run, launches("s0", entry="fake_systems:Fake"), TASK, jobs=run.jobs, on_event=requeue)
+    assert len(run.records()) == 1
+
+
+def test_a_task_whose_gpu_is_gone_takes_no_more_jobs(folder: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    run = new_run(folder, [case(system=job, batch=batch) for job in JOBS[:2] for batch in (1, 2)])
+    lost = place("1", is_there=lambda: not gone.exists())
+    of = launches(*JOBS, FAKE_GONE=f"1:{gone}")
+    with pytest.raises(RunError, match="GPU 1 is gone; what is left of s0-cpu waits for --resume"):
+        run_task(run, of, TASK, jobs=run.jobs, place=lost)
+    assert len(run.records()) == 1
+    assert run_task(run, of, replace(TASK, index="1"), jobs=run.jobs, place=place("0")) == ["s1-cpu"]
+    pooled(run, of, [place("0")])
+    assert statuses(run.records()) == ["ok"] * 4
+
+
+@pytest.mark.usefixtures("squeue")
+def test_a_run_that_was_submitted_is_refused_with_its_job_and_host(folder: Path) -> None:
+    run = new_run(folder, [case(system="s0")])
+    claims.note_submission(folder, "55")
+    expected = f"another run is writing to it, Slurm job 55 submitted from {claims.Holder.here().host}; follow it"
+    with pytest.raises(RunError, match=expected):
+        refuse_submitted(folder)
+    with pytest.raises(RunError, match=expected):
+        run_task(run, launches("s0"), TASK, jobs=run.jobs)
+
+
+def test_a_submission_that_slurm_forgot_is_over(folder: Path, squeue: Path) -> None:
+    run = new_run(folder, [case(system="s0")])
+    claims.note_submission(folder, "55")
+    fake_command(squeue, "squeue", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
+    refuse_submitted(folder)
+    assert run_task(run, launches("s0", entry="fake_systems:Fake"), TASK, jobs=run.jobs) == ["s0-cpu"]
+    assert claims.submission(folder) is None  # all is done
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_a_submission_is_not_thought_over_where_slurm_cannot_be_asked(folder: Path) -> None:
+    new_run(folder, [case()])
+    claims.note_submission(folder, "55")
+    with pytest.raises(RunError, match=r"submitted as Slurm job 55 from .*squeue: is not on this machine.*remove"):
+        refuse_submitted(folder)
+
+
+# What is asked of Slurm
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "say how many GPUs"),
+        ("partition=gpu", "say how many GPUs"),
+        ("gpus=2,tasks=2", "say how many GPUs"),
+        ("gpus=0", "gpus=0: must be a number from 1 to 1000"),
+        ("gpus=two", "gpus=two: must be"),
+        ("gpus=1,array=0-9", "array=0-9: is set by the run itself"),
+        ("gpus=1,time=1,time=2", "time: is said twice"),
+        ("gpus=1,Partition gpu", "Partition gpu: must be an option of sbatch"),
+        ("gpus=1,time=1\n2", "must be an option of sbatch"),
+    ],
+)
+def test_a_request_that_cannot_be_is_one_sentence(text: str, message: str) -> None:
+    with pytest.raises(slurm.SlurmError, match=message):
+        slurm.parsed(text)
+
+
+def test_the_script_says_what_was_asked_for() -> None:
+    request = slurm.parsed("partition=gpu, time=01:00:00,gpus=4,exclusive")
+    text = slurm.script(request, 3, ["python", "-m", "bench", "work", "my out"], "/home/me", "/home/me/a b/log")
+    for line in (
+        "#SBATCH --array=0-2", "#SBATCH --requeue", "#SBATCH --gres=gpu:1", "#SBATCH --partition=gpu",
+        "#SBATCH --time=01:00:00", "#SBATCH --exclusive", "#SBATCH --output='/home/me/a b/log'",
+        "python -m bench work 'my out'",
+    ):  # fmt: skip
+        assert line in text.splitlines()
+    assert "gres" not in slurm.script(slurm.parsed("tasks=1"), 1, ["true"], "/", "/log")
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+
+
+def test_what_sbatch_refuses_is_said(squeue: Path) -> None:
+    fake_command(squeue, "sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1')
+    with pytest.raises(slurm.SlurmError, match="sbatch refused: sbatch: error: invalid partition specified: gpuu"):
+        slurm.submit("x")
+    fake_command(squeue, "sbatch", "echo welcome")
+    with pytest.raises(slurm.SlurmError, match="sbatch answered 'welcome', which is no id"):
+        slurm.submit("x")
+    fake_command(squeue, "sbatch", 'echo "123;cluster"')
+    assert slurm.submit("x") == "123"
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_without_slurm_each_command_says_so() -> None:
+    for call in (slurm.submit, slurm.task_states, slurm.cancel):
+        with pytest.raises(slurm.SlurmError, match="is not on this machine"):
+            call("1")
+
+
+# A real Slurm
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    made = cluster_or_skip()
+    with using(made):
+        yield made
+
+
+@contextmanager
+def using(made: Cluster) -> Iterator[Callable[[Run], str]]:
+    """The cluster running, and this process's commands speaking to it; how to submit a run."""
+    before = {name: os.environ.get(name) for name in ("SLURM_CONF", "PYTHONPATH", "PATH")}
+    os.environ["SLURM_CONF"] = made.env["SLURM_CONF"]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(HERE)])
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
+    made.env.update(os.environ)
+    try:
+        made.start()
+        yield submit
+    finally:
+        made.stop()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def submit(run: Run, tasks: int = 4) -> str:
+    """As `ttt-bench run --slurm` does."""
+    request = slurm.parsed(f"partition=gpu,gpus={tasks},mem=20")
+    command = [sys.executable, str(HERE / "slurm_task.py"), str(run.folder)]
+    script = run.folder / "a script.sbatch"
+    script.write_text(slurm.script(request, tasks, command, str(HERE), str(run.folder / "task %a.log")))
+    with run.held():
+        array = slurm.submit(str(script))
+        claims.note_submission(run.folder, array)
+    return array
+
+
+def logs_of(run: Run) -> str:
+    return "\n".join(path.read_text() for path in run.folder.glob("*.log"))
+
+
+def claimed(run: Run, array: str) -> list[Holder]:
+    found = (Claims(run.folder, array).holder(job.name) for job in run.jobs)
+    return [holder for holder in found if holder]
+
+
+def slow_run(folder: Path) -> Run:
+    """Ten jobs, long enough to be killed in."""
+    return new_run(folder, [case("slow", system=job) for job in JOBS])
+
+
+def all_once(run: Run) -> None:
+    assert Counter(statuses(run.records())) == {"ok": len(JOBS)}, logs_of(run)
+    lines = [len([line for line in lines_of(run.folder, job.name) if line["status"] == "ok"]) for job in run.jobs]
+    assert lines == [1] * len(JOBS)
+
+
+def kill_step(cluster: Cluster, holder: Holder) -> None:
+    """The task itself; its script has it requeued."""
+    with suppress(ProcessLookupError):
+        os.kill(holder.process, signal.SIGKILL)
+
+
+def kill_job(cluster: Cluster, holder: Holder) -> None:
+    """The batch script with all it started; its user requeues it."""
+    script = int(Path(f"/proc/{holder.process}/stat").read_text().rpartition(")")[2].split()[1])
+    for pid in (script, holder.process):
+        os.kill(pid, signal.SIGKILL)
+    # Refused until Slurm has seen its end.
+    assert wait_for(lambda: slurm.task_states(holder.array).get(holder.index) in (None, "FAILED"), 20)
+    assert wait_for(lambda: cluster.does("scontrol", "requeue", holder.name), 20), cluster.ask(
+        "scontrol", "show", "job"
+    )
+
+
+def kill_node(cluster: Cluster, holder: Holder) -> None:
+    """A node's daemon and all it started; Slurm requeues."""
+    node = cluster.ask("squeue", "-h", "-j", holder.name, "-o", "%N").strip()
+    if node:  # it has not ended since
+        cluster.kill_node(node)
+        cluster.revive_node(node)
+
+
+def test_a_real_slurm_runs_every_job_once_on_its_gpus(cluster: Cluster, folder: Path) -> None:
+    run = new_run(folder, [case(system=job) for job in JOBS])
+    array = submit(run)
+    cluster.finish(array)
+    all_once(run)
+    assert {record.settings["gpu"] for record in run.records()} <= {"0", "1"}
+    assert claims.submission(folder) is None
+    refuse_submitted(folder)
+
+
+@pytest.mark.parametrize("kill", [kill_step, kill_job, kill_node])
+def test_what_is_killed_is_requeued_and_goes_on(
+    cluster: Cluster, folder: Path, kill: Callable[[Cluster, Holder], None]
+) -> None:
+    run = slow_run(folder)
+    array = submit(run)
+    assert wait_for(lambda: len(claimed(run, array)) >= 2, 30), cluster.logs() + logs_of(run)
+    killed = claimed(run, array)[0]
+    kill(cluster, killed)
+    cluster.finish(array)
+    all_once(run)
+    assert '"restart": 1' in " ".join(path.read_text() for path in (folder / "claims").rglob("*.done"))
+
+
+def test_a_cancelled_run_is_free_and_goes_on_alone(cluster: Cluster, folder: Path) -> None:
+    run = slow_run(folder)
+    array = submit(run)
+    assert wait_for(lambda: claimed(run, array), 30)
+    with pytest.raises(RunError, match=f"Slurm job {array} submitted from"):
+        refuse_submitted(folder)
+    slurm.cancel(array)
+    cluster.finish(array)
+    refuse_submitted(folder)
+    pooled(run, launches(*JOBS))
+    all_once(run)
