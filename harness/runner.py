@@ -1,5 +1,6 @@
 """Run a run's jobs in workers: one record for each case, whatever becomes of its worker, and resumable."""
 
+import os
 import signal
 import threading
 import time
@@ -40,6 +41,7 @@ Pair = tuple[str, str]  # (system, backend)
 Retry = Literal["lost", "failed"]
 Skip = Callable[[Planned, Sequence[Record]], str]
 
+PROBE_CORES = 8  # from which probes of one interpreter are spread over several processes
 TRIES = 2  # of a case whose worker was killed or could not be started, over all resumptions
 LOST = ("killed", "unstarted")
 
@@ -114,11 +116,17 @@ class Probe:
 
 
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
-    """Ask systems whether they can run, those of one interpreter in one process, interpreters side by side."""
+    """Ask systems whether they can run, interpreters side by side and those of one interpreter in one process.
+
+    Where there are cores for it, adapters of other modules have other processes: importing an engine takes most of it.
+    """
     found: dict[int, Probe] = {}
     groups: dict[tuple, list[int]] = {}
+    many = len(os.sched_getaffinity(0)) >= PROBE_CORES if hasattr(os, "sched_getaffinity") else False
     for number, launch in enumerate(launches):
-        groups.setdefault((tuple(launch.command), launch.root, tuple(sorted(launch.env.items()))), []).append(number)
+        module = launch.entry.partition(":")[0] if many else ""
+        key = (tuple(launch.command), launch.root, tuple(sorted(launch.env.items())), module)
+        groups.setdefault(key, []).append(number)
     threads = [
         threading.Thread(target=_probe_together, args=(launches, group, found, limit_s)) for group in groups.values()
     ]

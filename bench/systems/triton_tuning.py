@@ -14,8 +14,6 @@ from typing import Any
 from tk_kernels.build.parallel import compile_all
 
 KEEP = "TRITON_CACHE_AUTOTUNING"
-# Of a candidate, warm-up and measurement, in ms: a fifth of Triton's own, as there are hundreds of candidates.
-WARMUP_MS, MEASURE_MS = 5, 20
 
 
 def keep_choices() -> None:
@@ -43,7 +41,6 @@ def compile_ahead(call: Callable[[], object]) -> None:
         return launch(kernel, *args, grid=None, warmup=True, **arguments)
 
     def unmeasured(tuner: Any, /, *args: Any, config: Any, **arguments: Any) -> list[float]:
-        tuner._do_bench = tuner._do_bench or _measure
         tuner.fn.run(*args, **arguments, **config.all_kwargs())
         return [0.0] * 3
 
@@ -138,12 +135,6 @@ class _NothingKept(Exception):
 
 def _nothing_kept() -> None:
     raise _NothingKept
-
-
-def _measure(call: Callable[[], object], quantiles: tuple[float, ...]) -> Any:
-    from triton.testing import do_bench
-
-    return do_bench(call, warmup=WARMUP_MS, rep=MEASURE_MS, quantiles=quantiles)
 
 
 @contextmanager
