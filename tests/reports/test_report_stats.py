@@ -89,7 +89,6 @@ def test_what_a_reader_must_know_to_compare_a_latency_is_a_note(case, metrics, s
             "loaded machine",
         ),
         ({"environment": {"cpu": {"others_share": 0.43, "idle_share": 0.4}}}, "", ""),
-        ({"environment": {"cpu": "fast"}}, "", ""),
     ],
 )
 def test_doubts_about_a_number_are_notes_and_marks(fields, note, mark):
