@@ -125,7 +125,6 @@ def run(
         "resume": resume,
         "retry": retry,
         "limits": Limits(time_limit, start_limit),
-        "mode": "measure",
         "arguments": sys.argv[1:],
     }
     if slurm is not None:

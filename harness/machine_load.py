@@ -2,7 +2,10 @@
 
 import os
 import resource
+import time
 from typing import Any
+
+from harness.warden import descendants
 
 _STAT = "/proc/stat"
 BUSY_SHARE, IDLE_SHARE = 0.1, 0.1
@@ -69,8 +72,6 @@ def _own_seconds() -> float:
 
     Those on other cores are workers of other GPUs.
     """
-    from harness.warden import descendants
-
     own = resource.getrusage(resource.RUSAGE_SELF)
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     tick = os.sysconf("SC_CLK_TCK")
@@ -89,8 +90,6 @@ def _own_seconds() -> float:
 
 def warning(seconds: float = 0.3) -> str:
     """One sentence where others use the machine now; "" where it is quiet."""
-    import time
-
     meter = LoadMeter()
     time.sleep(seconds)
     share = meter.reading().get("others_share", 0.0)

@@ -4,7 +4,7 @@ An adapter is imported only in its worker, so that this list costs nothing and s
 in environments of their own. To add a system, write its adapter and one entry here; to add a backend, one line.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ANYWHERE = ("cpu", "cuda")
 BOTH, LAYER = ("model", "layer"), ("layer",)
@@ -78,7 +78,7 @@ BACKENDS: tuple[Backend, ...] = (
 )
 
 
-def _ttt(learner: str, name: str) -> tuple[Adapter, ...]:
+def _ttt(learner: str) -> tuple[Adapter, ...]:
     """The backends of both TTT layers; learner is "Linear" or "MLP"."""
     kernels, compiled = "bench.systems.ttt_kernels", "bench.systems.torch_compiled"
     planes = "float32-planes"
@@ -100,11 +100,11 @@ SYSTEMS: tuple[System, ...] = (
         0,
         "circle",
         (
-            *_ttt("Linear", "ttt-linear"),
+            *_ttt("Linear"),
             Adapter("fla", "bench.systems.fla_layer:FlaTTTLinear", LAYER, "float32", MAMBA, FORWARD),
         ),
     ),
-    System("ttt-mlp", "TTT-MLP", "TTT", 1, "square", _ttt("MLP", "ttt-mlp")),
+    System("ttt-mlp", "TTT-MLP", "TTT", 1, "square", _ttt("MLP")),
     System(
         "transformer",
         "Transformer",
@@ -162,8 +162,6 @@ SYSTEMS: tuple[System, ...] = (
 
 def _all_adapters() -> tuple[Adapter, ...]:
     """Every adapter under its system's name, in the order in which jobs run: headlines first, slow references last."""
-    from dataclasses import replace
-
     found = [replace(adapter, system=system.name) for system in SYSTEMS for adapter in system.adapters]
     return tuple(sorted(found, key=lambda adapter: (adapter.slow, not adapter.headline)))
 

@@ -26,7 +26,7 @@ from harness.nvml import visible_gpus
 from harness.pool import gpu_places, run_pool
 from harness.progress import Progress
 from harness.record import Record
-from harness.run import SCHEMA_VERSION, TOOL, Job, Mode, Planned, Request, Run, RunFile
+from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Request, Run, RunFile
 from harness.runner import Launch, Limits, Retry, run_jobs, session
 from harness.task import refuse_submitted
 from harness.timer import Policy
@@ -119,11 +119,10 @@ def run(
     resume: bool,
     retry: Retry,
     limits: Limits,
-    mode: Mode,
     arguments: Sequence[str],
     gpus: str | None = None,
 ) -> None:
-    """Measure (or run under a profiler) into the run folder `out`; exit status 1 where nothing came of it.
+    """Measure into the run folder `out`; exit status 1 where nothing came of it.
 
     gpus: as of `--gpus`, to run a job on each at a time.
     """
@@ -131,7 +130,7 @@ def run(
     if not work.here:
         raise UserError("--device cuda: no CUDA GPU was found on this machine; --dry-run plans without one")
     places = gpu_places(_gpus(gpus, work.device)) if gpus is not None else []
-    current = open_run(work, out, resume=resume, mode=mode, arguments=arguments)
+    current = open_run(work, out, resume=resume, arguments=arguments)
     for said in filter(None, (work.added, warning())):
         print(f"ttt-bench: {said}", file=sys.stderr)
     asked_for = {job.pair for job in work.jobs}
@@ -153,17 +152,17 @@ def run(
         sys.exit(1)
 
 
-def open_run(work: Plan, out: Path, *, resume: bool, mode: Mode, arguments: Sequence[str]) -> Run:
+def open_run(work: Plan, out: Path, *, resume: bool, arguments: Sequence[str]) -> Run:
     """The new run in `out`, or the one there with what is asked for added; RunError where another has it."""
     request = request_of(arguments, work)
     refuse_submitted(out)
     if not (Run.exists(out) and resume):
         file = RunFile(
-            TOOL, SCHEMA_VERSION, mode, work.jobs, work.catalogue, work.policy.to_dict(), work.repeats, (request,)
+            TOOL, SCHEMA_VERSION, "measure", work.jobs, work.catalogue, work.policy.to_dict(), work.repeats, (request,)
         )
         return Run.create(out, file)
     current = Run.open(out)
-    _refuse_another_kind(current, mode, work.repeats)
+    _refuse_another_kind(current, work.repeats)
     with current.held():
         clear(out)
         current.extend(work.jobs, work.catalogue, work.policy.to_dict(), request)
@@ -276,9 +275,9 @@ def _refuse_without_gpu(suite: Suite, device: str) -> None:
         raise UserError(f"suite {suite.name}: needs a CUDA GPU and there is none to use; without one, run {anywhere}")
 
 
-def _refuse_another_kind(current: Run, mode: Mode, repeats: int) -> None:
-    if current.mode != mode:
-        raise UserError(f"{current.folder}: is a run of mode {current.mode!r}, not {mode!r}; name another folder")
+def _refuse_another_kind(current: Run, repeats: int) -> None:
+    if current.mode != "measure":
+        raise UserError(f"{current.folder}: is a run of mode {current.mode!r}, not 'measure'; name another folder")
     if current.file.repeats != repeats:
         raise UserError(
             f"{current.folder}: has {current.file.repeats} repeats a case, not {repeats}; "

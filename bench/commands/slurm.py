@@ -17,7 +17,7 @@ from harness.files import write_atomically
 from harness.nvml import visible_gpus
 from harness.pool import gpu_places
 from harness.progress import Progress
-from harness.run import Job, Mode, Run, RunError
+from harness.run import Job, Run, RunError
 from harness.runner import HERE, Limits, Retry
 from harness.task import run_task
 
@@ -32,7 +32,6 @@ def submit(
     resume: bool,
     retry: Retry,
     limits: Limits,
-    mode: Mode,
     arguments: Sequence[str],
 ) -> None:
     """Plan the run `out` here, without its GPUs, and submit tasks that run it."""
@@ -40,7 +39,7 @@ def submit(
     if request.gpu and asked.device == "auto":
         asked = asked.on("cuda")
     work = plan(asked)
-    current = open_run(work, out, resume=resume, mode=mode, arguments=arguments)
+    current = open_run(work, out, resume=resume, arguments=arguments)
     tasks = min(request.tasks, len(work.jobs))
     with current.held():
         claims.clear(out)
