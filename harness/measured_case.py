@@ -3,6 +3,8 @@
 import secrets
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from random import Random
@@ -27,9 +29,10 @@ from harness.timer import (
     Policy,
     Timing,
     least_warmup_s,
-    measure,
     never_throttled,
     take_engine_samples,
+    take_samples,
+    warm_up,
 )
 
 MEASURE, VERIFY, PROFILE = "measure", "verify", "profile"
@@ -51,6 +54,7 @@ class CaseRun:
     reason: str = ""
     # Fields of the record, as far as they are known: what was found before a failure is not lost with it.
     found: dict[str, Any] = field(default_factory=dict)
+    stages_s: dict[str, float] = field(default_factory=dict)
     healthy: bool = True
     ceilings: dict[str, float | None] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)  # of mode PROFILE: see `profiled_case.profile`
@@ -79,8 +83,18 @@ class CaseRun:
             environment=self._environment(before, system),
             started_at=started_at.isoformat(timespec="seconds"),
             wall_s=time.monotonic() - start,
+            stages_s=self.stages_s,
             **self.found,
         )
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        """What happens inside counts as this stage, also when it fails."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stages_s[name] = self.stages_s.get(name, 0.0) + time.monotonic() - start
 
     def _environment(self, before: dict[str, Any], system: System) -> dict[str, Any]:
         environment = around(before, self.found.pop("after", None) or snapshot())
@@ -90,7 +104,8 @@ class CaseRun:
         try:
             # Before the case holds memory that they need.
             self.ceilings = ceilings_of(self.profiler.ceilings) if self.mode == PROFILE else {}
-            workload = system.build(self.case)
+            with self._stage("build"):
+                workload = system.build(self.case)
             self.owns_process = workload.engine_samples is not None
         except Skip as skip:
             return self._end("skipped", sentence(str(skip)) or "the system does not say why")
@@ -124,7 +139,8 @@ class CaseRun:
     def _passes_gate(self, workload: Workload) -> bool:
         if self.mode == PROFILE or workload.gate is None:
             return True
-        return self._accepts(workload.gate())
+        with self._stage("gate"):
+            return self._accepts(workload.gate())
 
     def _accepts(self, verdict: Verdict) -> bool:
         """Whether the verdict is passed; it joins what was checked before."""
@@ -171,7 +187,7 @@ class CaseRun:
         peak: PeakMemory = CudaPeak() if workload.device == "cuda" else ResidentPeak()
         peak.start()
         energy = EnergyMeter(gpu)
-        timing = time_workload(self.case, workload, clock, self.policy, gpu, energy, inspector)
+        timing = self._timed(workload, clock, gpu, energy, inspector)
         bytes_held = peak.peak_bytes()
         self.found["peak_memory_bytes"] = None if bytes_held is None else bytes_held - clock.own_bytes
         self.found["timing"] = timing
@@ -180,7 +196,25 @@ class CaseRun:
         if self.case.l2 == "warm" and workload.engine_samples is None:
             tokens = len(timing.samples_ms) * calls * workload.tokens
             self.found["metrics"] = workload.metrics | energy.per_token(tokens)
-        self._accepts(self._checked(workload, clock, inspector, timing))
+        with self._stage("check"):
+            self._accepts(self._checked(workload, clock, inspector, timing))
+
+    def _timed(
+        self, workload: Workload, clock: Clock, gpu: Gpu | None, energy: "EnergyMeter", inspector: Inspector
+    ) -> Timing:
+        """Samples in ms of one unit, from the clock or from the engine itself."""
+        throttled = gpu.throttled if gpu else never_throttled
+        with nvtx_range(range_name(self.case.phase)):
+            if workload.engine_samples is not None:
+                with self._stage("sample"), energy:
+                    return take_engine_samples(workload.engine_samples(self.policy), self.policy, throttled)
+            with self._stage("warm_up"):
+                clock.prepare(inspector.run)
+                warm_up(clock, self.policy)
+            with self._stage("sample"), energy:
+                timing = take_samples(clock, self.policy, throttled, inspector.before_sample)
+        timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
+        return timing
 
     def _checked(self, workload: Workload, clock: Clock, inspector: Inspector, timing: Timing) -> Verdict:
         """What the timed callable left, against the reference."""
@@ -263,23 +297,3 @@ def sampling_settings(workload: Workload, clock: Clock, policy: Policy) -> dict[
     if workload.engine_samples is None:
         allowed["warmup_s"] = least_warmup_s(clock, policy)
     return {name: str(value) for name, value in allowed.items()}
-
-
-def time_workload(
-    case: Case,
-    workload: Workload,
-    clock: Clock,
-    policy: Policy,
-    gpu: Gpu | None,
-    energy: EnergyMeter,
-    inspector: Inspector,
-) -> Timing:
-    """Samples in ms of one unit, from the clock or from the engine itself."""
-    throttled = gpu.throttled if gpu else never_throttled
-    if workload.engine_samples is not None:
-        with nvtx_range(range_name(case.phase)), energy:
-            return take_engine_samples(workload.engine_samples(policy), policy, throttled)
-    with nvtx_range(range_name(case.phase)):
-        timing = measure(inspector.run, clock, policy, throttled, energy, inspector.before_sample)
-    timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
-    return timing

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import InitVar, dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
 
@@ -41,7 +41,8 @@ class Record:
     calls: units of work that one sample spans. tokens: tokens of one unit. stop: why sampling ended.
     gate: `Verdict.to_dict()`. metrics: numbers; those that are not finite become None. settings: texts.
     environment: `environment.snapshot()` with what changes under "before" and "after".
-    started_at: ISO 8601, UTC. wall_s: seconds that the case took, building and gate included.
+    started_at: ISO 8601, UTC. wall_s: seconds that the case took; stages_s: those of its stages, such as "build",
+        "gate", "warm_up", "sample" and "check".
     """
 
     case: Case
@@ -60,13 +61,23 @@ class Record:
     started_at: str = ""
     wall_s: float = 0.0
     repeat: int = 0
+    stages_s: dict[str, float] = field(default_factory=dict)
+    plain: InitVar[bool] = False  # whether every text is known to be printable, which spares a look at each
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, plain: bool) -> None:
         self.validate()
-        self.reason = printable(self.reason[:REASON_LIMIT]).encode()[:REASON_LIMIT].decode("utf-8", "ignore")
+        if not plain:
+            self._make_printable()
+        self.reason = self.reason[:REASON_LIMIT].encode()[:REASON_LIMIT].decode("utf-8", "ignore")
+        self.metrics = {name: _number(name, value) for name, value in self.metrics.items()}
+        self.settings = {name: str(value) for name, value in self.settings.items()}
+
+    def _make_printable(self) -> None:
+        self.reason = printable(self.reason[:REASON_LIMIT])
         self.started_at = printable(self.started_at)
-        self.metrics = {printable(name): _number(name, value) for name, value in self.metrics.items()}
+        self.metrics = {printable(name): value for name, value in self.metrics.items()}
         self.settings = {printable(name): printable(str(value)) for name, value in self.settings.items()}
+        self.stages_s = {printable(name): seconds for name, seconds in self.stages_s.items()}
         self.environment = _printable_texts(self.environment)
         self.gate = _printable_texts(self.gate)
 
@@ -94,18 +105,34 @@ class Record:
             raise RecordError("record: status 'ok' with a gate that was not passed")
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as JSON values, the schema version first."""
-        self.validate()
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "case"}
-        return {"schema": SCHEMA_VERSION, "case": self.case.to_dict(), **_finite(values)}
+        """The record as JSON values, the schema version first; a number that is not finite becomes None."""
+        return _finite(self._values())
 
     def to_json(self) -> str:
         """One line of JSON without its newline."""
-        return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
+        try:  # most records hold finite numbers alone, and looking for others takes longer than writing
+            return json.dumps(self._values(), separators=(",", ":"), allow_nan=False)
+        except ValueError:
+            return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
+
+    def _values(self) -> dict[str, Any]:
+        self.validate()
+        rest = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "case"}
+        return {"schema": SCHEMA_VERSION, "case": self.case.to_dict(), **rest}
 
     @classmethod
-    def from_dict(cls, values: Any) -> "Record":
-        """The record that `to_dict` wrote; RecordError (CaseError for its case) names what is wrong."""
+    def from_json(cls, line: bytes) -> "Record":
+        """The record of a line of JSON; ValueError or RecursionError where it is none, and see `from_dict`."""
+        # In such a line no text has a character outside of printable ASCII: `to_json` escapes all others.
+        plain = line.isascii() and b"\\" not in line and b"\x7f" not in line
+        return cls.from_dict(json.loads(line), plain)
+
+    @classmethod
+    def from_dict(cls, values: Any, plain: bool = False) -> "Record":
+        """The record that `to_dict` wrote; RecordError (CaseError for its case) names what is wrong.
+
+        plain: whether all its texts are known to be printable.
+        """
         if not isinstance(values, Mapping) or "schema" not in values:
             raise RecordError("is not a record: no field 'schema'")
         if values["schema"] != SCHEMA_VERSION:
@@ -116,7 +143,7 @@ class Record:
         for name in sorted({"case", "status"} - set(values)):
             raise RecordError(f"lacks the field {name!r}")
         rest = {name: value for name, value in values.items() if name not in ("schema", "case")}
-        return cls(case=Case.from_dict(values["case"]), **rest)
+        return cls(case=Case.from_dict(values["case"]), **rest, plain=plain)
 
 
 def _is_text(value: Any) -> bool:
@@ -142,6 +169,10 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and _is_number(value)
 
 
+def _is_seconds(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value) and value >= 0
+
+
 _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "reason": (_is_text, "text"),
     "samples_ms": (_is_list, "a list"),
@@ -155,7 +186,11 @@ _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "settings": (_is_object, "an object"),
     "environment": (_is_object, "an object"),
     "started_at": (_is_text, "text"),
-    "wall_s": (lambda value: _is_number(value) and math.isfinite(value) and value >= 0, "a number, at least 0"),
+    "wall_s": (_is_seconds, "a number, at least 0"),
+    "stages_s": (
+        lambda value: _is_object(value) and all(map(_is_seconds, value.values())),
+        "an object of numbers, at least 0",
+    ),
 }
 
 
@@ -208,10 +243,11 @@ def _is_check(value: Any) -> bool:
 
 def is_deeper(value: Any, levels: int) -> bool:
     """Whether more than `levels` objects and lists lie within each other."""
-    if not isinstance(value, _NESTING):
-        return False
-    inner = value.values() if isinstance(value, dict) else value
-    return not levels or any(is_deeper(each, levels - 1) for each in inner if isinstance(each, _NESTING))
+    level = [value] if isinstance(value, _NESTING) else []
+    for _ in range(levels):
+        inner = [each for outer in level for each in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [each for each in inner if isinstance(each, _NESTING)]
+    return bool(level)
 
 
 def _number(name: str, value: Any) -> float | None:
@@ -235,8 +271,13 @@ def _finite(value: Any) -> Any:
 
 def _printable_texts(value: Any) -> Any:
     """The value with every text in it, keys too, made printable."""
+    kind = type(value)
+    if kind is str:
+        return value if value.isascii() and value.isprintable() else printable(value)
+    if kind is dict:
+        return {_printable_texts(name if type(name) is str else str(name)): _printable_texts(value[name]) for name in value}
+    if kind is list or kind is tuple:
+        return [_printable_texts(inner) for inner in value]
     if isinstance(value, str):
         return printable(value)
-    if isinstance(value, Mapping):
-        return {printable(str(name)): _printable_texts(inner) for name, inner in value.items()}
-    return [_printable_texts(inner) for inner in value] if isinstance(value, list | tuple) else value
+    return _printable_texts(dict(value)) if isinstance(value, Mapping) else value

@@ -153,16 +153,14 @@ def _is_torn(line: bytes) -> bool:
 def _parse(path: Path, number: int | None, line: bytes) -> Record:
     where = f"{path}, {'last line' if number is None else f'line {number}'}"
     try:
-        values = json.loads(line)
-    except ValueError:
+        return Record.from_json(line)
+    except (json.JSONDecodeError, UnicodeDecodeError):
         raise RecordError(f"{where}: is not JSON, so this is not a record file or it is damaged") from None
     except RecursionError:
         raise RecordError(f"{where}: is nested too deep for a record") from None
-    try:
-        return Record.from_dict(values)
     except (CaseError, RecordError) as error:
         raise RecordError(f"{where}: {error}") from None
-    except (TypeError, AttributeError, ValueError, RecursionError) as error:
+    except (TypeError, AttributeError, ValueError) as error:
         raise RecordError(f"{where}: a field has the wrong type: {error}") from None
 
 

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 from harness.interval import median_interval
 
 _WINDOW = 5  # samples whose median is compared with that of the five before them
+_WINDOW_S = 0.5  # that a window needs to last: of longer work it has fewer samples, down to one
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Policy:
     Sampling ends once the `confidence` interval of the median lies within `interval` of it (from `interval_samples`
     on), at `max_samples`, or when `budget_s` is spent; never before `min_samples`. Warm-up lasts `warmup_s`, or for as
     long as the clock's device `settles_s` (at most `budget_s`), then until two successive windows of samples agree
-    within `steady`. It is over after `warmup_max_s` whatever is missing, so that work of seconds warms up in a few
-    runs; the first call, which may compile, counts towards neither. Raises ValueError where a value cannot be.
+    within `steady`; a single run that takes all of that time is enough. It is over after `warmup_max_s` whatever is
+    missing. Raises ValueError where a value cannot be.
     """
 
     min_samples: int = 1
@@ -83,7 +83,7 @@ class Clock(Protocol):
     replays: bool
 
     def prepare(self, run: Callable[[], object]) -> None:
-        """Make ready to time `run`: compile it, capture it, choose how many launches make a sample."""
+        """Make ready to time `run`: call it, as a first call may compile; capture it; choose the launches of a sample."""
 
     def sample(self) -> float:
         """Milliseconds of one call, the mean of the `launches` calls that make a sample."""
@@ -101,8 +101,9 @@ class CpuClock:
     replays = False
 
     def prepare(self, run: Callable[[], object]) -> None:
-        """Keep `run`."""
+        """Keep `run`, and call it once."""
         self._run = run
+        run()
 
     def sample(self) -> float:
         """Milliseconds of one call."""
@@ -120,30 +121,23 @@ def never_throttled() -> bool:
     return False
 
 
-def measure(
-    run: Callable[[], object],
-    clock: Clock,
-    policy: Policy,
-    throttled: Callable[[], bool] = never_throttled,
-    timed_region: AbstractContextManager[object] | None = None,
-    before_sample: Callable[[], None] = no_inspection,
-) -> Timing:
-    """Time `run`: prepare, warm up, then sample inside of `timed_region`; `throttled` is asked after each sample."""
+def measure(run: Callable[[], object], clock: Clock, policy: Policy) -> Timing:
+    """Time `run`: prepare, warm up, sample."""
     clock.prepare(run)
     warm_up(clock, policy)
-    with timed_region or nullcontext():
-        return take_samples(clock, policy, throttled, before_sample)
+    return take_samples(clock, policy)
 
 
 def warm_up(clock: Clock, policy: Policy) -> list[float]:
     """Run until steady, the device's controllers included; the samples on the way there."""
-    clock.sample()
     start, least = clock.now(), least_warmup_s(clock, policy)
     samples: list[float] = []
     while True:
         samples.append(clock.sample())
         elapsed = clock.now() - start
-        if elapsed >= policy.warmup_max_s or (elapsed >= least and _is_steady(samples, policy.steady)):
+        each = elapsed / len(samples)
+        steady = each >= least or _is_steady(samples, each, policy.steady)
+        if elapsed >= policy.warmup_max_s or (elapsed >= least and steady):
             return samples
 
 
@@ -155,10 +149,12 @@ def least_warmup_s(clock: Clock, policy: Policy) -> float:
     return min(policy.warmup_max_s, max(policy.warmup_s, min(clock.settles_s, policy.budget_s)))
 
 
-def _is_steady(samples: list[float], tolerance: float) -> bool:
-    if len(samples) < 2 * _WINDOW:
+def _is_steady(samples: list[float], seconds_each: float, tolerance: float) -> bool:
+    """Whether the last two windows of samples agree."""
+    window = min(_WINDOW, max(1, math.ceil(_WINDOW_S / max(seconds_each, 1e-9))))
+    if len(samples) < 2 * window:
         return False
-    earlier, later = median(samples[-2 * _WINDOW : -_WINDOW]), median(samples[-_WINDOW:])
+    earlier, later = median(samples[-2 * window : -window]), median(samples[-window:])
     return abs(later - earlier) <= tolerance * earlier
 
 

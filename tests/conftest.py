@@ -1,10 +1,15 @@
-"""Without a GPU, tests run Triton kernels in its interpreter."""
+"""Without a GPU, tests run Triton kernels in its interpreter. In the background, they are as in the foreground."""
 
 import os
+import signal
 
 import pytest
 
 from tests.interpreter import INTERPRETED
+
+# A shell starts what runs in the background with SIGINT ignored, and so would the processes that tests start be.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 before = os.environ.get("TRITON_INTERPRET")
 

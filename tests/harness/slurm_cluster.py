@@ -131,7 +131,8 @@ class Cluster:
                 self.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def finish(self, job: str, seconds: float = 60) -> None:
-        """Wait until nothing of a job is in the queue."""
+        """Wait until nothing of a job is in the queue; a lost node's tasks soon are again, or they never will be."""
+        ended_at = [0.0]
 
         def is_over() -> bool:
             self.hurry()
@@ -140,7 +141,11 @@ class Cluster:
                 ["squeue", "-h", "-r", "-j", job, "-t", "all", "-o", "%T"], env=self.env, capture_output=True, text=True
             )
             states = set(done.stdout.split())
-            return done.returncode == 0 and bool(states) and states <= {"COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"}
+            if done.returncode or not states or not states <= {"COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"}:
+                ended_at[0] = 0.0
+                return False
+            ended_at[0] = ended_at[0] or time.monotonic()
+            return "NODE_FAIL" not in states or time.monotonic() > ended_at[0] + 5
 
         assert wait_for(is_over, seconds), self.ask("squeue") + self.logs()
 

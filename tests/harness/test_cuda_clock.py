@@ -109,7 +109,14 @@ def sampled(gpu: FakeGpu, clock: CudaEventClock, run: Callable[[], None]) -> tup
 
 def test_a_run_of_seconds_is_its_own_estimate(gpu: FakeGpu) -> None:
     CudaEventClock().prepare(gpu.kernel("a", 20_000.0))
-    assert gpu.log.count("a") == 1
+    assert gpu.log.count("a") == 2  # the first of which may have compiled
+
+
+def test_a_first_run_that_compiles_is_no_estimate(gpu: FakeGpu) -> None:
+    took = iter([3000.0])
+    clock = CudaEventClock()
+    clock.prepare(lambda: gpu.kernel("a", next(took, 0.125))())
+    assert clock.launches == 8
 
 
 def test_a_long_eager_launch_stands_alone(gpu: FakeGpu) -> None:
@@ -170,16 +177,15 @@ def test_cold_graphs_flush_before_each_replay(gpu: FakeGpu) -> None:
 
 
 @pytest.mark.parametrize("l2", ["warm", "cold"])
-@pytest.mark.parametrize(("run_ms", "warmed_up_s"), [(5.0, 2.0), (100.0, 2.0), (3000.0, 9.0)])
+@pytest.mark.parametrize(("run_ms", "warmed_up_s"), [(5.0, 2.0), (100.0, 2.0), (3000.0, 3.0)])
 def test_a_gpu_is_loaded_until_its_power_controller_has_settled(
     gpu: FakeGpu, run_ms: float, warmed_up_s: float, l2: str
 ) -> None:
     clock = CudaEventClock(l2=l2)
     clock.prepare(gpu.kernel("a", run_ms))
-    before, runs = gpu.now_ms, gpu.log.count("a")
+    before = gpu.now_ms
     warm_up(clock, Policy())
     assert (gpu.now_ms - before) / 1e3 == pytest.approx(warmed_up_s, rel=0.1)
-    assert run_ms < 1000 or gpu.log.count("a") - runs == 3
 
 
 @pytest.mark.gpu

@@ -99,6 +99,14 @@ def test_a_record_says_for_how_long_and_how_often_it_might_be_sampled() -> None:
     assert CaseRun(case("raise"), policy).record(Fake()).settings.items() >= allowed.items()
 
 
+def test_a_record_says_what_its_time_went_to() -> None:
+    record = CaseRun(case(), QUICK).record(Fake())
+    assert list(record.stages_s) == ["build", "gate", "warm_up", "sample", "check"]
+    assert sum(record.samples_ms) / 1e3 <= record.stages_s["sample"] <= sum(record.stages_s.values()) <= record.wall_s
+    missed = CaseRun(case("miss"), QUICK).record(Fake())
+    assert list(missed.stages_s) == ["build", "gate"]
+
+
 def test_only_what_is_sampled_says_so() -> None:
     for mode, do in [(VERIFY, "work"), (PROFILE, "work"), (MEASURE, "miss"), (MEASURE, "skip")]:
         assert "budget_s" not in CaseRun(case(do), QUICK, mode).record(Fake()).settings
