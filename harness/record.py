@@ -275,7 +275,7 @@ def _printable_texts(value: Any) -> Any:
     if kind is str:
         return value if value.isascii() and value.isprintable() else printable(value)
     if kind is dict:
-        return {_printable_texts(name if type(name) is str else str(name)): _printable_texts(value[name]) for name in value}
+        return {printable(str(name)): _printable_texts(inner) for name, inner in value.items()}
     if kind is list or kind is tuple:
         return [_printable_texts(inner) for inner in value]
     if isinstance(value, str):
