@@ -8,7 +8,7 @@ import torch
 from bench.fairness import checks, count_head_rows, facts_of
 from bench.models.config import MODELS, SIZES, model_config, parameter_count
 from bench.models.transformer import Transformer
-from bench.systems.torch_transformer import TorchTransformer
+from bench.systems.transformer.pytorch import TorchTransformer
 from harness.case import Case
 
 CASE = Case("transformer", "torch", "tiny", "forward", 2, 16, dtype="float32")

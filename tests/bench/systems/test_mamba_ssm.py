@@ -10,8 +10,9 @@ from torch import nn
 
 from bench.models.config import MambaConfig, model_config
 from bench.models.mamba import Mamba
-from bench.systems import language_model, mamba_ssm
-from bench.systems.mamba_ssm import MambaSSM, MambaSSMModel, copy_weights
+from bench.systems import language_model
+from bench.systems.mamba import ssm
+from bench.systems.mamba.ssm import MambaSSM, MambaSSMModel, copy_weights
 from harness.case import Case
 from harness.measured_case import CaseRun
 from harness.timer import Policy
@@ -81,7 +82,7 @@ def test_prefill_in_pieces_leaves_every_sequence_its_own_state(model, monkeypatc
     ids = torch.randint(0, 32, (5, 7))
     whole, state = model.prefill(ids, model.init_state(5))
     assert model.inner.shapes[-1] == (5, 7)
-    monkeypatch.setattr(mamba_ssm, "PREFILL_TOKENS", 14)
+    monkeypatch.setattr(ssm, "PREFILL_TOKENS", 14)
     pieces, split = model.prefill(ids, model.init_state(5))
     assert model.inner.shapes[-3:] == [(2, 7), (2, 7), (1, 7)]
     torch.testing.assert_close(pieces, whole)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from bench.systems import fla_layer, fla_models
-from bench.systems.fla_models import GatedDeltaNet
+from bench.systems.fla import layer as fla_layer
+from bench.systems.fla import models as fla_models
+from bench.systems.fla.models import GatedDeltaNet
 from harness.case import Case
 from harness.measured_case import CaseRun
 from harness.system import Skip

@@ -13,7 +13,7 @@ from bench.models import ModelConfig
 from bench.systems.ceilings import ceilings_of
 from bench.systems.language_model import LIMITS, STEPS, WITNESS_SEQUENCES, WITNESS_TOKENS, device
 from bench.systems.needs import needs_gpu
-from bench.systems.vllm_engine import SEQUENCES, Batch, Engine, Settings
+from bench.systems.vllm.engine import SEQUENCES, Batch, Engine, Settings
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.system import NeedsFreshProcess, Workload
