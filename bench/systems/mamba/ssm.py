@@ -70,6 +70,11 @@ class MambaSSMModel(CausalLM):
         """See CausalLM.weights; the package's names."""
         return {name: weight.detach() for name, weight in self.inner.named_parameters()}
 
+    @property
+    def head(self) -> Tensor:
+        """See CausalLM.head."""
+        return self.inner.lm_head.weight
+
     def _prefill_piece(self, ids: Tensor, state: Any, piece: slice) -> Tensor:
         views = {
             index: tuple(tensor[piece] for tensor in tensors) for index, tensors in state.key_value_memory_dict.items()

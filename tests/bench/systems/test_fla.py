@@ -58,6 +58,8 @@ class Model(nn.Module):
         super().__init__()
         self.config, self.lengths = config, []
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head.weight = self.embedding.weight
         self.zero = nn.Parameter(torch.zeros(config.hidden_size, config.hidden_size))
 
     def forward(self, ids, past_key_values, use_cache, logits_to_keep):
@@ -66,7 +68,7 @@ class Model(nn.Module):
         for column in ids.unbind(1):
             state = 0.9 * state + self.embedding(column) + state @ self.zero
         past_key_values.update(state)
-        return SimpleNamespace(logits=(state @ self.embedding.weight.T)[:, None])
+        return SimpleNamespace(logits=self.lm_head(state)[:, None])
 
 
 @pytest.fixture
