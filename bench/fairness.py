@@ -57,6 +57,7 @@ def checks(facts: Facts, case: Case) -> list[Check]:
     ]
     if facts.head_rows is not None:
         found.append(Check.at_most("head_rows_per_prompt", facts.head_rows, 1))
+        found.append(Check.at_most("head_rows_not_seen", max(0.0, 1 - facts.head_rows), 0))  # a head of other weights
     return found
 
 

@@ -80,7 +80,7 @@ BACKENDS: tuple[Backend, ...] = (
 
 def _ttt(learner: str) -> tuple[Adapter, ...]:
     """The backends of both TTT layers; learner is "Linear" or "MLP"."""
-    kernels, compiled = "bench.systems.ttt_kernels", "bench.systems.torch_compiled"
+    kernels, compiled = "bench.systems.ttt.kernels", "bench.systems.ttt.compiled"
     planes = "float32-planes"
     return (
         Adapter("thunderkittens", f"{kernels}:{learner}ThunderKittens", BOTH, "float32", phases=PREFILL, replays=True,
@@ -88,7 +88,7 @@ def _ttt(learner: str) -> tuple[Adapter, ...]:
         Adapter("triton-dual", f"{kernels}:{learner}TritonDual", BOTH, planes, phases=GENERATE, headline=True),
         Adapter("triton-primal", f"{kernels}:{learner}TritonPrimal", BOTH, planes, phases=GENERATE),
         Adapter("torch-compile", f"{compiled}:Compiled{learner}", LAYER, "float32", phases=FORWARD, slow=True),
-        Adapter("torch", f"bench.systems.ttt_torch:TTT{learner}", BOTH, "float32", devices=ANYWHERE, slow=True),
+        Adapter("torch", f"bench.systems.ttt.pytorch:TTT{learner}", BOTH, "float32", devices=ANYWHERE, slow=True),
     )  # fmt: skip
 
 
@@ -101,7 +101,7 @@ SYSTEMS: tuple[System, ...] = (
         "circle",
         (
             *_ttt("Linear"),
-            Adapter("fla", "bench.systems.fla_layer:FlaTTTLinear", LAYER, "float32", MAMBA, FORWARD),
+            Adapter("fla", "bench.systems.fla.layer:FlaTTTLinear", LAYER, "float32", MAMBA, FORWARD),
         ),
     ),
     System("ttt-mlp", "TTT-MLP", "TTT", 1, "square", _ttt("MLP")),
@@ -112,12 +112,12 @@ SYSTEMS: tuple[System, ...] = (
         2,
         "diamond",
         (
-            Adapter("vllm", "bench.systems.vllm_transformer:VllmTransformer", install=VLLM, engine=True, headline=True),
-            Adapter("sdpa-cudnn", "bench.systems.flash_transformer:SdpaCudnn", replays=True),
-            Adapter("sdpa-flash", "bench.systems.flash_transformer:SdpaFlash", replays=True),
-            Adapter("flash-attn", "bench.systems.flash_transformer:FlashAttn", install=VLLM, replays=True),
+            Adapter("vllm", "bench.systems.vllm.transformer:VllmTransformer", install=VLLM, engine=True, headline=True),
+            Adapter("sdpa-cudnn", "bench.systems.transformer.attention:SdpaCudnn", replays=True),
+            Adapter("sdpa-flash", "bench.systems.transformer.attention:SdpaFlash", replays=True),
+            Adapter("flash-attn", "bench.systems.transformer.attention:FlashAttn", install=VLLM, replays=True),
             Adapter(
-                "torch", "bench.systems.torch_transformer:TorchTransformer", devices=ANYWHERE, replays=True, slow=True
+                "torch", "bench.systems.transformer.pytorch:TorchTransformer", devices=ANYWHERE, replays=True, slow=True
             ),
         ),
     ),
@@ -128,9 +128,9 @@ SYSTEMS: tuple[System, ...] = (
         3,
         "triangle-up",
         (
-            Adapter("mamba-ssm", "bench.systems.mamba_ssm:MambaSSM", install=MAMBA, replays=True, headline=True),
-            Adapter("vllm", "bench.systems.vllm_mamba:VllmMamba", install=VLLM, engine=True),
-            Adapter("torch", "bench.systems.torch_mamba:TorchMamba", devices=("cpu",), slow=True),
+            Adapter("mamba-ssm", "bench.systems.mamba.ssm:MambaSSM", install=MAMBA, replays=True, headline=True),
+            Adapter("vllm", "bench.systems.vllm.mamba:VllmMamba", install=VLLM, engine=True),
+            Adapter("torch", "bench.systems.mamba.pytorch:TorchMamba", devices=("cpu",), slow=True),
         ),
     ),
     System(
@@ -139,7 +139,7 @@ SYSTEMS: tuple[System, ...] = (
         "state space",
         4,
         "pentagon",
-        (Adapter("mamba-ssm", "bench.systems.mamba_ssm:Mamba2SSM", install=MAMBA, replays=True),),
+        (Adapter("mamba-ssm", "bench.systems.mamba.ssm:Mamba2SSM", install=MAMBA, replays=True),),
     ),
     System(
         "gated-deltanet",
@@ -147,7 +147,7 @@ SYSTEMS: tuple[System, ...] = (
         "linear attention",
         5,
         "triangle-down",
-        (Adapter("fla", "bench.systems.fla_models:GatedDeltaNet", ("model",), "float32", MAMBA, NO_REQUEST),),
+        (Adapter("fla", "bench.systems.fla.models:GatedDeltaNet", ("model",), "float32", MAMBA, NO_REQUEST),),
     ),
     System(
         "rwkv7",
@@ -155,7 +155,7 @@ SYSTEMS: tuple[System, ...] = (
         "linear attention",
         6,
         "star",
-        (Adapter("fla", "bench.systems.fla_models:RWKV7", ("model",), "float32", MAMBA, NO_REQUEST),),
+        (Adapter("fla", "bench.systems.fla.models:RWKV7", ("model",), "float32", MAMBA, NO_REQUEST),),
     ),
 )
 

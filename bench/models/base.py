@@ -65,6 +65,11 @@ class CausalLM(nn.Module):
         return {name: weight.detach() for name, weight in self.named_parameters()}
 
     @property
+    def head(self) -> Tensor:
+        """The LM head's weight [V, C], where logits are computed with it: the embedding's own memory where tied."""
+        raise NotImplementedError
+
+    @property
     def tied(self) -> dict[str, str]:
         """Names that a checkpoint may also hold -> the weight that each of them repeats."""
         return {}
@@ -123,7 +128,7 @@ class ChunkedModel(CausalLM):
 
     @property
     def head(self) -> Tensor:
-        """The LM head's weight [V, C]."""
+        """See CausalLM.head."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     @property

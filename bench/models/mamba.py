@@ -81,6 +81,11 @@ class Mamba(CausalLM):
         return {name: weight.detach() for name, weight in self.inner.named_parameters()}
 
     @property
+    def head(self) -> Tensor:
+        """See CausalLM.head."""
+        return self.inner.lm_head.weight
+
+    @property
     def tied(self) -> dict[str, str]:
         """See CausalLM.tied."""
         return {"lm_head.weight": "backbone.embeddings.weight"}

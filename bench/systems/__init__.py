@@ -1,1 +1,1 @@
-"""Adapters: what runs each system. `bench.catalogue.systems` lists them."""
+"""Adapters by engine: what runs each system, as `bench.catalogue.systems` lists them, and what adapters share."""

@@ -27,7 +27,7 @@ LIMITS = {"bfloat16": (5e-2, 2e-2), "float16": (2e-2, 1e-2), "float32": (1e-4, 1
 
 
 class LanguageModel:
-    """An adapter (`harness.worker.System`) of a model with `init_state`, `prefill` and `generate_step`.
+    """An adapter (`harness.system.System`) of a model with the interface of `bench.models.base.CausalLM`.
 
     A subclass says how to load its model; weights are random by seed, the same for the model and its reference.
     """
@@ -135,7 +135,7 @@ class LanguageModel:
     def _counted(self, model: Any) -> dict[str, float]:
         """How many rows of the LM head a prefill computes for each of its prompts."""
         ids = random_ids(model, GATE_BATCH, self.gate_prompt)
-        _, rows = fairness.count_head_rows(lambda: last_logits(model, ids), _head(model))
+        _, rows = fairness.count_head_rows(lambda: last_logits(model, ids), model.head)
         return {"head_rows": rows / GATE_BATCH}
 
     @torch.inference_mode()
@@ -168,11 +168,6 @@ def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str) ->
 def device() -> str:
     """The GPU where this process sees one, else the CPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _head(model: Any) -> torch.Tensor:
-    """The weight of the LM head, which all of these models share with their embedding."""
-    return next(weight for name, weight in model.weights().items() if "embed" in name)
 
 
 def random_ids(model: Any, *shape: int) -> torch.Tensor:

@@ -8,7 +8,9 @@ import torch
 from bench.fairness import checks, count_head_rows, facts_of
 from bench.models.config import MODELS, SIZES, model_config, parameter_count
 from bench.models.transformer import Transformer
-from bench.systems.torch_transformer import TorchTransformer
+from bench.models.ttt import TTTModel
+from bench.systems.transformer.pytorch import TorchTransformer
+from bench.systems.ttt.pytorch import TTTLinear
 from harness.case import Case
 
 CASE = Case("transformer", "torch", "tiny", "forward", 2, 16, dtype="float32")
@@ -37,6 +39,7 @@ def test_the_transformer_is_fair():
         ({"dtype": "bfloat16"}, "weights_of_another_dtype"),
         ({"kept": "a prefix cache"}, "samples_that_leave_something"),
         ({"head_rows": 16.0}, "head_rows_per_prompt"),
+        ({"head_rows": 0.0}, "head_rows_not_seen"),
     ],
 )
 def test_every_difference_is_a_missed_check(changes, name):
@@ -74,6 +77,18 @@ def test_the_gate_of_an_adapter_includes_them_and_its_record_their_facts():
     assert values["head_rows_per_prompt"] == 1
     assert workload.metrics["parameters"] == facts().parameters
     assert workload.settings["weights_dtype"] == "float32"
+
+
+class Untied(TTTLinear):
+    def load(self, case):
+        config = replace(model_config("ttt-linear", case.size), tied=False)
+        return TTTModel.from_seed(config, 0, "cpu", torch.float32)
+
+
+def test_a_head_that_is_not_the_embedding_is_seen():
+    verdict = Untied().build(replace(CASE, system="ttt-linear")).gate()
+    found = {check.name: check.value for check in verdict.checks}
+    assert (found["head_rows_per_prompt"], found["head_rows_not_seen"]) == (1, 0)
 
 
 def test_a_head_on_every_token_has_no_timing(monkeypatch):

@@ -8,7 +8,7 @@ from torch import Tensor
 from bench.models.base import CausalLM, check_ids
 from bench.models.config import MambaConfig, model_config
 from bench.systems.language_model import device
-from bench.systems.mamba_scan import ScannedMamba, ScannedMamba2
+from bench.systems.mamba.scan import ScannedMamba, ScannedMamba2
 from bench.systems.needs import cannot_import, needs_gpu
 from bench.systems.tuned_model import TunedLanguageModel
 from harness.case import Case
@@ -69,6 +69,11 @@ class MambaSSMModel(CausalLM):
     def weights(self) -> dict[str, Tensor]:
         """See CausalLM.weights; the package's names."""
         return {name: weight.detach() for name, weight in self.inner.named_parameters()}
+
+    @property
+    def head(self) -> Tensor:
+        """See CausalLM.head."""
+        return self.inner.lm_head.weight
 
     def _prefill_piece(self, ids: Tensor, state: Any, piece: slice) -> Tensor:
         views = {

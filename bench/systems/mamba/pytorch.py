@@ -6,7 +6,7 @@ import torch
 
 from bench.models.config import MambaConfig, model_config
 from bench.systems.language_model import LanguageModel, device
-from bench.systems.mamba_scan import ScannedMamba
+from bench.systems.mamba.scan import ScannedMamba
 from harness.case import Case
 
 

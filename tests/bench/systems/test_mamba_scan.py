@@ -5,8 +5,8 @@ import torch
 
 from bench.models.config import model_config
 from bench.models.mamba import Mamba
-from bench.systems import mamba_scan
-from bench.systems.mamba_scan import ScannedMamba, ScannedMamba2, chunked_scan, selective_scan, whole_chunks
+from bench.systems.mamba import scan
+from bench.systems.mamba.scan import ScannedMamba, ScannedMamba2, chunked_scan, selective_scan, whole_chunks
 from harness.gate import relative_error
 
 
@@ -49,7 +49,7 @@ def test_a_prompt_through_the_chunked_scan_is_transformers_mamba(monkeypatch):
     ids = torch.randint(0, config.vocabulary, (2, 75))
     expected, _ = model.prefill(ids, model.init_state(2))
     # In three pieces; transformers' norms and decays are in float32 whatever the model's type.
-    monkeypatch.setattr(mamba_scan, "PIECE_NUMBERS", 2 * 30 * config.inner_width * config.state_dim)
+    monkeypatch.setattr(scan, "PIECE_NUMBERS", 2 * 30 * config.inner_width * config.state_dim)
     found, _ = ScannedMamba(model.inner, "cpu").prefill(ids, None)
     assert relative_error(found, expected) < 1e-6
 
@@ -65,7 +65,7 @@ def test_a_prompt_through_the_chunked_scan_is_transformers_mamba2(monkeypatch):
     for layer in inner.backbone.layers:
         torch.nn.init.normal_(layer.mixer.dt_bias)
     ids = torch.randint(0, 50, (2, 150))
-    monkeypatch.setattr(mamba_scan, "PIECE_TOKENS", 80)
+    monkeypatch.setattr(scan, "PIECE_TOKENS", 80)
     expected = inner(ids, use_cache=False).logits
     found = ScannedMamba2(inner, "cpu").logits(ids, 3)
     assert relative_error(found, expected[:, -3:]) < 1e-6

@@ -13,7 +13,7 @@ from bench.models import ModelConfig
 from bench.systems.ceilings import ceilings_of
 from bench.systems.language_model import LIMITS, STEPS, WITNESS_SEQUENCES, WITNESS_TOKENS, device
 from bench.systems.needs import needs_gpu
-from bench.systems.vllm_engine import SEQUENCES, Batch, Engine, Settings
+from bench.systems.vllm.engine import SEQUENCES, Batch, Engine, Settings
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.system import NeedsFreshProcess, Workload
@@ -37,7 +37,7 @@ MODEL_LENGTH = 33_024  # the figures' longest prompt, 32,768, and its steps; one
 
 
 class VllmSystem:
-    """An adapter (`harness.worker.System`) of one architecture in vLLM, with one engine a process."""
+    """An adapter (`harness.system.System`) of one architecture in vLLM, with one engine a process."""
 
     implementation: ClassVar[str]  # vLLM's own, MODULE:CLASS
     # Tokens of a step; and by phase of a block of the cache, the engine's choice where it is not named. The suite

@@ -23,7 +23,7 @@ PAIR = ("transformer", "vllm")
 
 def run(folder: Path, *faults: str, time_limit_s: float = LIMIT_S, gpu: bool = False) -> list[Record]:
     """Forward of two prompts through the adapter, an engine for each fault."""
-    paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(HERE), str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")]
     hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
     launch = Launch(
         [sys.executable], "fake_engines:Faulty", {"PYTHONPATH": os.pathsep.join(filter(None, paths)), **hidden}

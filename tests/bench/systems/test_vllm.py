@@ -11,11 +11,14 @@ import fake_vllm
 import pytest
 import torch
 
-from bench.systems import vllm_engine, vllm_mamba, vllm_system, vllm_transformer
 from bench.systems.needs import cannot_import
-from bench.systems.vllm_engine import Batch, Settings
-from bench.systems.vllm_mamba import GENERATE_PROMPT, VllmMamba
-from bench.systems.vllm_transformer import VllmTransformer
+from bench.systems.vllm import engine as vllm_engine
+from bench.systems.vllm import mamba as vllm_mamba
+from bench.systems.vllm import system as vllm_system
+from bench.systems.vllm import transformer as vllm_transformer
+from bench.systems.vllm.engine import Batch, Settings
+from bench.systems.vllm.mamba import GENERATE_PROMPT, VllmMamba
+from bench.systems.vllm.transformer import VllmTransformer
 from harness.case import Case
 from harness.measured_case import CaseRun
 from harness.system import NeedsFreshProcess, Workload

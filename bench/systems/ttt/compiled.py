@@ -8,7 +8,7 @@ import torch
 
 from bench.models.config import TTTConfig, model_config
 from bench.systems.language_model import device
-from bench.systems.torch_layer import (
+from bench.systems.ttt.layer import (
     forward_verdict,
     forward_witness,
     inputs_of,

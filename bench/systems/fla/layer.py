@@ -13,7 +13,8 @@ import torch
 from bench.models.config import TTTConfig, model_config
 from bench.systems.language_model import device
 from bench.systems.needs import needs_gpu
-from bench.systems.torch_layer import (
+from bench.systems.triton_tuning import chosen_anew, keep_choices, prepare
+from bench.systems.ttt.layer import (
     GATE_TOKENS,
     LIMITS,
     Witness,
@@ -22,7 +23,6 @@ from bench.systems.torch_layer import (
     layer_metrics,
     timed_verdict,
 )
-from bench.systems.triton_tuning import chosen_anew, keep_choices, prepare
 from harness.case import Case
 from harness.cuda_clock import CudaEventClock
 from harness.gate import Check, Verdict, relative_error

@@ -10,10 +10,10 @@ from bench.models.config import TTTConfig, model_config
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.models.ttt import TTTModel
-from bench.systems import kernel_layer
-from bench.systems.fidelity import compared
 from bench.systems.language_model import LanguageModel, device
-from bench.systems.ttt_torch import primal_reference
+from bench.systems.ttt import kernel_layer
+from bench.systems.ttt.fidelity import compared
+from bench.systems.ttt.pytorch import primal_reference
 from harness.case import Case
 from harness.system import Skip, Workload
 

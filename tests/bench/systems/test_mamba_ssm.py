@@ -10,8 +10,8 @@ from torch import nn
 
 from bench.models.config import MambaConfig, model_config
 from bench.models.mamba import Mamba
-from bench.systems import language_model, mamba_ssm
-from bench.systems.mamba_ssm import MambaSSM, MambaSSMModel, copy_weights
+from bench.systems.mamba import ssm
+from bench.systems.mamba.ssm import MambaSSM, MambaSSMModel, copy_weights
 from harness.case import Case
 from harness.measured_case import CaseRun
 from harness.timer import Policy
@@ -34,6 +34,8 @@ class MambaLMHeadModel(nn.Module):
         super().__init__()
         self.layers, self.shapes = config.n_layer, []
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, device=device, dtype=dtype)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.lm_head.weight = self.embedding.weight
 
     def allocate_inference_cache(self, batch, context, dtype):
         width = self.embedding.weight.shape[1]
@@ -51,7 +53,7 @@ class MambaLMHeadModel(nn.Module):
                 state.copy_(0.5 * state + torch.tanh(token))
                 rows.append(state.clone())
             x = torch.stack(rows, 1)
-        return SimpleNamespace(logits=(x @ self.embedding.weight.T)[:, -num_last_tokens:])
+        return SimpleNamespace(logits=self.lm_head(x[:, -num_last_tokens:]))
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ def test_prefill_in_pieces_leaves_every_sequence_its_own_state(model, monkeypatc
     ids = torch.randint(0, 32, (5, 7))
     whole, state = model.prefill(ids, model.init_state(5))
     assert model.inner.shapes[-1] == (5, 7)
-    monkeypatch.setattr(mamba_ssm, "PREFILL_TOKENS", 14)
+    monkeypatch.setattr(ssm, "PREFILL_TOKENS", 14)
     pieces, split = model.prefill(ids, model.init_state(5))
     assert model.inner.shapes[-3:] == [(2, 7), (2, 7), (1, 7)]
     torch.testing.assert_close(pieces, whole)
@@ -168,7 +170,6 @@ class Small(MambaSSM):
 @pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])
 def test_what_is_timed_starts_where_the_check_thinks_it_does(package, monkeypatch, phase, options):
     monkeypatch.setattr("bench.fairness.checks", lambda facts, case: [])
-    monkeypatch.setattr(language_model, "_head", lambda model: model.weights()["embedding.weight"])
     case = Case("mamba", "mamba-ssm", "tiny", phase, 3, 24, dtype="float32", options=options)
     record = CaseRun(case, Policy(min_samples=3, max_samples=5, warmup_s=0)).record(Small())
     assert record.status == "ok", record.reason

@@ -8,8 +8,8 @@ from dataclasses import replace
 import fake_vllm
 import torch
 
-from bench.systems import vllm_system, vllm_transformer
-from bench.systems.vllm_transformer import VllmTransformer
+from bench.systems.vllm import system, transformer
+from bench.systems.vllm.transformer import VllmTransformer
 from harness.case import Case
 from harness.system import Workload
 
@@ -74,9 +74,9 @@ class Faulty(VllmTransformer):
     def __init__(self):
         super().__init__()
         fake_vllm.install(LLM, sys.modules)
-        vllm_system.SEQUENCES = 64
-        vllm_system.gpu_memory = lambda: 80 * 10**9
-        vllm_transformer.compute_capability = lambda: 9
+        system.SEQUENCES = 64
+        system.gpu_memory = lambda: 80 * 10**9
+        transformer.compute_capability = lambda: 9
 
     def unavailable(self) -> str:
         return ""

@@ -15,7 +15,7 @@ from bench.models.layers import Rotation, layer_range
 from bench.models.transformer import Transformer, TransformerState
 from bench.systems.language_model import device
 from bench.systems.needs import cannot_import, needs_gpu
-from bench.systems.torch_transformer import TorchTransformer
+from bench.systems.transformer.pytorch import TorchTransformer
 from harness.case import Case
 
 # In the order in which they are looked for: the newest for this GPU first. vLLM's wheel brings a FlashAttention 3.

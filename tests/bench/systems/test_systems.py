@@ -13,15 +13,15 @@ from bench.catalogue.systems import ADAPTERS
 from bench.models.operator import FORMS
 from bench.plan import suite_cases
 from bench.selection import select
-from bench.systems import torch_layer
-from bench.systems.fla_models import GatedDeltaNet
-from bench.systems.flash_transformer import SdpaCudnn
+from bench.systems.fla.models import GatedDeltaNet
 from bench.systems.language_model import LanguageModel
-from bench.systems.mamba_ssm import MambaSSM
-from bench.systems.torch_mamba import TorchMamba
-from bench.systems.torch_transformer import TorchTransformer
-from bench.systems.ttt_kernels import LinearThunderKittens
-from bench.systems.ttt_torch import TTTMLP, TTTLinear
+from bench.systems.mamba.pytorch import TorchMamba
+from bench.systems.mamba.ssm import MambaSSM
+from bench.systems.transformer.attention import SdpaCudnn
+from bench.systems.transformer.pytorch import TorchTransformer
+from bench.systems.ttt import layer
+from bench.systems.ttt.kernels import LinearThunderKittens
+from bench.systems.ttt.pytorch import TTTMLP, TTTLinear
 from harness.case import Case
 from harness.gate import relative_error
 from harness.inspection import tensors_of
@@ -30,7 +30,7 @@ from harness.system import Skip, Workload
 from harness.timer import Policy
 from harness.worker import load
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = Path(__file__).resolve().parents[3] / "README.md"
 
 
 def case(system, phase="forward", **options):
@@ -115,7 +115,7 @@ def test_outputs_that_go_wrong_while_they_are_timed_are_seen(adapter, system, ph
 
 
 def test_of_a_long_layer_the_record_says_how_much_was_compared(monkeypatch):
-    monkeypatch.setattr(torch_layer, "WITNESS_TOKENS", 16)
+    monkeypatch.setattr(layer, "WITNESS_TOKENS", 16)
     record = CaseRun(case("ttt-linear", scope="layer"), POLICY).record(TTTLinear())
     assert record.gate["unchecked"] == "of 32 tokens the first 16 were compared"
     assert [c["name"] for c in record.gate["checks"] if c["name"].startswith("timed")] == [
@@ -124,7 +124,7 @@ def test_of_a_long_layer_the_record_says_how_much_was_compared(monkeypatch):
 
 
 def test_a_layer_longer_than_a_piece_is_compared_piece_by_piece(monkeypatch):
-    monkeypatch.setattr(torch_layer, "WITNESS_PIECE", 16)
+    monkeypatch.setattr(layer, "WITNESS_PIECE", 16)
     for options in ({}, {"part": "w"}, {"form": "primal"}):
         record = CaseRun(replace(case("ttt-mlp", scope="layer", **options), context=80), POLICY).record(TTTMLP())
         assert record.status == "ok", record.reason

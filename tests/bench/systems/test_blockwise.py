@@ -6,7 +6,7 @@ import torch
 from bench.models.config import model_config
 from bench.models.transformer import Transformer
 from bench.systems.blockwise import transformer_logits, visiting
-from bench.systems.mamba_scan import ScannedMamba
+from bench.systems.mamba.scan import ScannedMamba
 
 CPU = torch.device("cpu")
 

@@ -5,9 +5,9 @@ import ctypes
 import pytest
 import torch
 
-from bench.systems import launches as module
-from bench.systems.kernel_layer import _compiled_metrics
-from bench.systems.launches import Launch, launches, metrics_of, settings_of
+from bench.systems.ttt import launches as module
+from bench.systems.ttt.kernel_layer import _compiled_metrics
+from bench.systems.ttt.launches import Launch, launches, metrics_of, settings_of
 from tk_kernels.build import KernelResources
 
 
@@ -98,7 +98,7 @@ def test_launches_of_a_real_graph():
 
 @pytest.mark.gpu
 def test_registers_of_a_compiled_kernel_are_those_that_ptxas_reports():
-    from bench.systems.ttt_kernels import LinearThunderKittens
+    from bench.systems.ttt.kernels import LinearThunderKittens
     from harness.case import Case
     from tk_kernels import build
 

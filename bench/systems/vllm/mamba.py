@@ -6,8 +6,8 @@ import torch
 
 from bench.models.config import CONV_KERNEL, MambaConfig, model_config
 from bench.systems.language_model import device
-from bench.systems.mamba_scan import ScannedMamba
-from bench.systems.vllm_system import VllmSystem
+from bench.systems.mamba.scan import ScannedMamba
+from bench.systems.vllm.system import VllmSystem
 from harness.case import Case
 
 # Of a generate case: enough for the state to be one of real tokens. Its size and a step's work do not depend on how

@@ -15,8 +15,8 @@ from bench.memory import sequences_that_fit
 from bench.models.config import TTTConfig, model_config
 from bench.systems.ceilings import measured_ceilings
 from bench.systems.language_model import STEPS
-from bench.systems.launches import Launch, launches, metrics_of, settings_of
-from bench.systems.torch_layer import (
+from bench.systems.ttt.launches import Launch, launches, metrics_of, settings_of
+from bench.systems.ttt.layer import (
     LIMITS,
     PER_TOKEN,
     forward_verdict,

@@ -12,10 +12,10 @@ import torch
 
 from bench.memory import sequences_that_fit
 from bench.models.config import model_config, parameter_count
-from bench.systems.kernel_layer import GenerateSet, staggered
 from bench.systems.language_model import STEPS
+from bench.systems.ttt.kernel_layer import GenerateSet, staggered
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def one_set():
@@ -67,8 +67,8 @@ INTERPRETED = """
 from random import Random
 import torch
 from bench.models.config import model_config
-from bench.systems.kernel_layer import GenerateSet, Steps, staggered
-from bench.systems.torch_layer import layer_inputs
+from bench.systems.ttt.kernel_layer import GenerateSet, Steps, staggered
+from bench.systems.ttt.layer import layer_inputs
 from tk_kernels.ttt_linear import generate
 
 CALLS = 2

@@ -9,8 +9,8 @@ from bench.models.config import TransformerConfig, model_config
 from bench.models.layers import NORM_EPS
 from bench.systems.blockwise import transformer_logits
 from bench.systems.language_model import device
-from bench.systems.vllm_engine import Engine
-from bench.systems.vllm_system import VllmSystem
+from bench.systems.vllm.engine import Engine
+from bench.systems.vllm.system import VllmSystem
 from harness.case import Case
 
 # FlashAttention's version by the GPU's major compute capability, as vLLM's wheel has it.

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from bench.systems import fla_layer, fla_models
-from bench.systems.fla_models import GatedDeltaNet
+from bench.systems.fla import layer as fla_layer
+from bench.systems.fla import models as fla_models
+from bench.systems.fla.models import GatedDeltaNet
 from harness.case import Case
 from harness.measured_case import CaseRun
 from harness.system import Skip
@@ -57,6 +58,8 @@ class Model(nn.Module):
         super().__init__()
         self.config, self.lengths = config, []
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head.weight = self.embedding.weight
         self.zero = nn.Parameter(torch.zeros(config.hidden_size, config.hidden_size))
 
     def forward(self, ids, past_key_values, use_cache, logits_to_keep):
@@ -65,7 +68,7 @@ class Model(nn.Module):
         for column in ids.unbind(1):
             state = 0.9 * state + self.embedding(column) + state @ self.zero
         past_key_values.update(state)
-        return SimpleNamespace(logits=(state @ self.embedding.weight.T)[:, None])
+        return SimpleNamespace(logits=self.lm_head(state)[:, None])
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 import torch
 
-from bench.systems import torch_compiled
-from bench.systems.torch_compiled import CompiledLinear, CompiledMLP
+from bench.systems.ttt import compiled
+from bench.systems.ttt.compiled import CompiledLinear, CompiledMLP
 from harness.case import Case
 from harness.system import Skip
 
@@ -33,7 +33,7 @@ def uncompiled(monkeypatch):
 
 @pytest.mark.parametrize("adapter", [CompiledLinear, CompiledMLP])
 def test_pieces_follow_one_another_as_in_the_whole(uncompiled, monkeypatch, adapter):
-    monkeypatch.setattr(torch_compiled, "TOGETHER", 2)
+    monkeypatch.setattr(compiled, "TOGETHER", 2)
     workload = adapter().build(case(f"ttt-{adapter.learner}", 80))
     assert workload.settings["compiled_together"] == "32 tokens"
     assert workload.gate().passed

@@ -13,15 +13,15 @@ import torch
 from bench.catalogue.suites import find_suite
 from bench.catalogue.systems import ADAPTERS
 from bench.plan import Selection, suite_cases
-from bench.systems import fidelity as fidelity_module
-from bench.systems.fidelity import exact_run, fidelity
-from bench.systems.ttt_kernels import PRECISIONS
-from bench.systems.ttt_torch import TTTMLP, TTTLinear
+from bench.systems.ttt import fidelity as fidelity_module
+from bench.systems.ttt.fidelity import exact_run, fidelity
+from bench.systems.ttt.kernels import PRECISIONS
+from bench.systems.ttt.pytorch import TTTMLP, TTTLinear
 from harness.case import Case
 
 INTERPRETED = """
 import json
-from bench.systems.ttt_kernels import LinearTritonDual
+from bench.systems.ttt.kernels import LinearTritonDual
 from harness.case import Case
 adapter = LinearTritonDual()
 for state in ("float32", "bfloat16"):

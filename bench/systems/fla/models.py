@@ -76,6 +76,11 @@ class FlaModel(CausalLM):
         """See CausalLM.weights; the package's names."""
         return {name: weight.detach() for name, weight in self.inner.named_parameters()}
 
+    @property
+    def head(self) -> Tensor:
+        """See CausalLM.head."""
+        return self.inner.lm_head.weight
+
 
 @dataclass(frozen=True)
 class _Config:

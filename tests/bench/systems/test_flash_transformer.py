@@ -10,8 +10,8 @@ from torch.nn.attention import SDPBackend
 
 from bench.models.config import model_config
 from bench.models.transformer import Transformer
-from bench.systems import flash_transformer
-from bench.systems.flash_transformer import (
+from bench.systems.transformer import attention
+from bench.systems.transformer.attention import (
     Attend,
     FlashAttention,
     FlashAttentionCute,
@@ -107,30 +107,30 @@ def test_a_prompt_longer_than_its_state_is_an_error():
 
 def test_the_first_package_that_can_be_imported_is_used(monkeypatch):
     present = {"flash_attn", "vllm.vllm_flash_attn"}
-    monkeypatch.setattr(flash_transformer, "cannot_import", lambda name: "" if name in present else "no")
-    assert flash_transformer.flash_package() == "vllm.vllm_flash_attn"
-    monkeypatch.setattr(flash_transformer.importlib, "import_module", lambda name: SimpleNamespace(name=name))
-    assert isinstance(flash_transformer.flash_attention(), FlashAttentionOfVllm)
+    monkeypatch.setattr(attention, "cannot_import", lambda name: "" if name in present else "no")
+    assert attention.flash_package() == "vllm.vllm_flash_attn"
+    monkeypatch.setattr(attention.importlib, "import_module", lambda name: SimpleNamespace(name=name))
+    assert isinstance(attention.flash_attention(), FlashAttentionOfVllm)
     present.discard("vllm.vllm_flash_attn")
-    assert flash_transformer.flash_attention().name == "flash_attn"
+    assert attention.flash_attention().name == "flash_attn"
 
 
 def test_without_any_package_the_reason_is_that_of_each(monkeypatch):
-    monkeypatch.setattr(flash_transformer, "PACKAGES", ("no_flash_here", "nor_here"))
-    reason = flash_transformer.FlashAttn().unavailable()
+    monkeypatch.setattr(attention, "PACKAGES", ("no_flash_here", "nor_here"))
+    reason = attention.FlashAttn().unavailable()
     for name in ("no_flash_here", "nor_here"):
         assert f"{name} cannot be imported: No module named '{name}'" in reason
 
 
 def test_the_record_says_which_attention_the_steps_use():
     def settings(phase):
-        return flash_transformer.SdpaFlash().settings(Case("transformer", "sdpa-flash", "tiny", phase, 1, 8))
+        return attention.SdpaFlash().settings(Case("transformer", "sdpa-flash", "tiny", phase, 1, 8))
 
     assert settings("forward") == {"attention": "SDPA, FlashAttention 2"}
     assert settings("generate") == {"attention": "SDPA's choice under a mask"}
 
 
-class OnCpu(flash_transformer.AttentionBackend):
+class OnCpu(attention.AttentionBackend):
     """An attention that needs no GPU."""
 
     def attend(self):

@@ -7,9 +7,9 @@ import torch
 from bench.models.config import TTTConfig, model_config
 from bench.models.operator import TorchOperator
 from bench.models.ttt import TTTModel
-from bench.systems import torch_layer
-from bench.systems.fidelity import compared
 from bench.systems.language_model import LanguageModel, device
+from bench.systems.ttt import layer
+from bench.systems.ttt.fidelity import compared
 from harness.case import Case
 from harness.system import Workload
 
@@ -22,7 +22,7 @@ class TTTTorch(LanguageModel):
     def build(self, case: Case) -> Workload:
         """The whole model, or with the option scope=layer its inner operator alone."""
         if case.option("scope", "model") == "layer":
-            return torch_layer.build(case)
+            return layer.build(case)
         workload = super().build(case)
         return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
 

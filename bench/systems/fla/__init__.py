@@ -1,0 +1,1 @@
+"""flash-linear-attention: its TTT-Linear layer, Gated DeltaNet and RWKV-7."""

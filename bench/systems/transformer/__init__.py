@@ -1,0 +1,1 @@
+"""The Transformer: plain PyTorch, and PyTorch with one attention kernel."""

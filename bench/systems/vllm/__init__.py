@@ -1,0 +1,1 @@
+"""Transformer and Mamba in vLLM, which times its own steps."""
