@@ -83,7 +83,7 @@ class Clock(Protocol):
     replays: bool
 
     def prepare(self, run: Callable[[], object]) -> None:
-        """Make ready to time `run`: call it, as that may compile; capture it; choose how many launches make a sample."""
+        """Make ready to time `run`: call it, which may compile; capture it; choose how many launches make a sample."""
 
     def sample(self) -> float:
         """Milliseconds of one call, the mean of the `launches` calls that make a sample."""

@@ -81,7 +81,7 @@ def test_kills_of_tasks_workers_and_nodes_of_a_real_slurm(tmp_path: Path) -> Non
             else:
                 kill_step(cluster, holder)
         cluster.finish(array)
-    # A node that is lost while it has a killed task requeued ends the task: what is left goes on alone, as a user's does.
+    # A node that is lost while it has a killed task requeued ends the task: what is left goes on alone.
     if len(run.records()) < len(run.jobs):
         pooled(run, launches(*(job.system for job in run.jobs)))
     refuse_loss_and_doubles(run)
