@@ -38,11 +38,11 @@ def killing(count: int, seed: int) -> Iterator[Line]:
 
 
 def fuzzing(count: int, seed: int) -> Iterator[Line]:
-    """Unexpected exceptions: three of five examples are records, one is a record file, one a run.json."""
+    """Unexpected exceptions on `count` records, and on a third as many record files and run.json."""
     for attack, test, share in (
-        ("changed records", fuzz.fuzz_records, 0.6),
-        ("changed record files", fuzz.fuzz_record_files, 0.2),
-        ("changed run.json", fuzz.fuzz_runs, 0.2),
+        ("changed records", fuzz.fuzz_records, 1.0),
+        ("changed record files", fuzz.fuzz_record_files, 1 / 3),
+        ("changed run.json", fuzz.fuzz_runs, 1 / 3),
     ):
         examples = max(1, round(count * share))
         try:
