@@ -1,8 +1,10 @@
 """Building compiles once, finds what it compiled, and says in one sentence what is missing."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 
@@ -230,23 +232,49 @@ def test_older_gpu_is_a_reason(machine, monkeypatch):
     assert "no nvcc" in build.unavailable(NAME)
 
 
-def test_fetch_checks_out_the_pinned_commit(tmp_path, monkeypatch):
-    remote = tmp_path / "remote"
-    (remote / "include").mkdir(parents=True)
-    (remote / "include" / "kittens.cuh").write_text("")
-    git = ["git", "-C", str(remote), "-c", "user.name=n", "-c", "user.email=e"]
+@pytest.fixture
+def remote(tmp_path, monkeypatch):
+    """A repository in ThunderKittens' place; its commit."""
+    folder = tmp_path / "remote"
+    (folder / "include").mkdir(parents=True)
+    (folder / "include" / "kittens.cuh").write_text("")
+    git = ["git", "-C", str(folder), "-c", "user.name=n", "-c", "user.email=e"]
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "headers"]):
         subprocess.run([*git, *arguments], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_URL", str(remote))
+    monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_URL", str(folder))
     monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_COMMIT", commit)
     monkeypatch.setenv("TTT_BENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("THUNDERKITTENS_ROOT", raising=False)
+    return commit
+
+
+def test_fetch_checks_out_the_pinned_commit(remote, monkeypatch):
     root = build.fetch_thunderkittens()
     assert build.find_thunderkittens() == root
-    assert build.thunderkittens_version(root) == commit
+    assert build.thunderkittens_version(root) == remote
     monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_URL", "/nowhere")
     assert build.fetch_thunderkittens() == root  # already there
+
+
+def test_a_fetch_that_is_killed_leaves_nothing_that_counts(remote, tmp_path, monkeypatch):
+    fetching = os.fork()
+    if not fetching:  # killed with the headers there and what follows them not
+        monkeypatch.setattr(thunderkittens, "_git", lambda arguments, folder: half_a_clone(folder))
+        build.fetch_thunderkittens()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(fetching, 0)[1]) == -signal.SIGKILL
+    assert [path.name for path in (tmp_path / "cache").glob(".fetching-*/include/*")] == ["kittens.cuh"]
+    assert build.find_thunderkittens() is None
+    root = build.fetch_thunderkittens()
+    assert build.thunderkittens_version(root) == remote
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [".fetch.lock", root.name]
+
+
+def half_a_clone(folder):
+    (folder / "include").mkdir()
+    (folder / "include" / "kittens.cuh").write_text("")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_failed_fetch_is_one_sentence(tmp_path, monkeypatch):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tk_kernels.build.errors import ANOTHER_CACHE, BuildError, os_errors
 
 THUNDERKITTENS_URL = "https://github.com/HazyResearch/ThunderKittens.git"
 THUNDERKITTENS_COMMIT = "0b55588d2769dde0c7a9a606ffc015b0ca7a9551"
+_ASIDE = ".fetching-"  # begins the name of a clone that is not whole yet
 
 
 def cache_directory() -> Path:
@@ -27,26 +31,46 @@ def find_thunderkittens() -> Path | None:
 
 
 def fetch_thunderkittens() -> Path:
-    """Clone ThunderKittens at the pinned commit into the cache, once. Raises BuildError where git or the net fail."""
+    """Clone ThunderKittens at the pinned commit into the cache, once. Raises BuildError where git or the net fail.
+
+    The clone gets its name when it is whole, so one that was killed half-way is made anew.
+    """
     target = _clone_path()
     with os_errors(f"ThunderKittens cannot be kept in {cache_directory()} ({ANOTHER_CACHE})"):
-        if (target / "include" / "kittens.cuh").is_file():
-            return target
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            for arguments in (
-                ["init", "--quiet"],
-                ["fetch", "--quiet", "--depth", "1", THUNDERKITTENS_URL, THUNDERKITTENS_COMMIT],
-                ["checkout", "--quiet", "FETCH_HEAD"],
-            ):
-                _git(arguments, scratch)
-            shutil.copytree(scratch, target, dirs_exist_ok=True)
+        with _alone(target.parent):
+            for killed in target.parent.glob(f"{_ASIDE}*"):
+                shutil.rmtree(killed, ignore_errors=True)
+            if thunderkittens_version(target) == THUNDERKITTENS_COMMIT:
+                return target
+            shutil.rmtree(target, ignore_errors=True)
+            aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=_ASIDE))
+            try:
+                for arguments in (
+                    ["init", "--quiet"],
+                    ["fetch", "--quiet", "--depth", "1", THUNDERKITTENS_URL, THUNDERKITTENS_COMMIT],
+                    ["checkout", "--quiet", "FETCH_HEAD"],
+                ):
+                    _git(arguments, aside)
+                aside.chmod(0o755)  # mkdtemp makes a private folder, and a cache may be shared
+                aside.rename(target)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
     return target
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time; a file system without locks goes without."""
+    with open(folder / ".fetch.lock", "w") as lock:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def thunderkittens_version(root: Path | None) -> str | None:
     """The commit of a checkout, from a file COMMIT beside `include` or from git; `unknown` where neither has it."""
-    if root is None:
+    if root is None or not root.is_dir():
         return None
     note = root / "COMMIT"
     if note.is_file():
@@ -61,7 +85,7 @@ def _clone_path() -> Path:
     return cache_directory() / f"ThunderKittens-{THUNDERKITTENS_COMMIT[:12]}"
 
 
-def _git(arguments: list[str], folder: str) -> None:
+def _git(arguments: list[str], folder: Path) -> None:
     if shutil.which("git") is None:
         raise BuildError("git is not installed, so ThunderKittens cannot be fetched (set THUNDERKITTENS_ROOT)")
     answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
