@@ -74,12 +74,14 @@ class Clock(Protocol):
     """Times one callable. `own_bytes` of device memory are the clock's, not the callable's.
 
     settles_s: seconds of load after which the device's own controllers no longer change its speed.
+    loaded_s: seconds of them that `prepare` spent, its first call left out.
     replays: whether calls are replays of a capture, which write to the outputs of the captured one.
     """
 
     own_bytes: int
     launches: int
     settles_s: float
+    loaded_s: float
     replays: bool
 
     def prepare(self, run: Callable[[], object]) -> None:
@@ -98,6 +100,7 @@ class CpuClock:
     own_bytes = 0
     launches = 1
     settles_s = 0.0
+    loaded_s = 0.0
     replays = False
 
     def prepare(self, run: Callable[[], object]) -> None:
@@ -132,13 +135,14 @@ def warm_up(clock: Clock, policy: Policy) -> list[float]:
     """Run until steady, the device's controllers included; the samples on the way there."""
     start, least = clock.now(), least_warmup_s(clock, policy)
     samples: list[float] = []
-    while True:
+    while clock.loaded_s < least:
         samples.append(clock.sample())
         elapsed = clock.now() - start
         each = elapsed / len(samples)
         steady = each >= least or _is_steady(samples, each, policy.steady)
         if elapsed >= policy.warmup_max_s or (elapsed >= least and steady):
-            return samples
+            break
+    return samples
 
 
 def least_warmup_s(clock: Clock, policy: Policy) -> float:

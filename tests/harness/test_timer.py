@@ -22,6 +22,7 @@ class FakeClock:
 
     own_bytes = 0
     launches = 1
+    loaded_s = 0.0
     replays = False
 
     def __init__(self, samples: Iterable[float], settles_s: float = 0.0) -> None:
@@ -130,6 +131,12 @@ def test_work_of_seconds_settles_in_a_few_runs(sample_ms: float, runs: int) -> N
 
 def test_work_of_seconds_goes_on_while_it_drifts() -> None:
     assert len(warm_up(FakeClock([1500.0, 1300.0, 1290.0], settles_s=2.0), Policy())) == 3
+
+
+def test_a_run_of_prepare_that_outlasts_the_warm_up_was_it() -> None:
+    clock = FakeClock(itertools.repeat(2300.0), settles_s=2.0)
+    clock.loaded_s = 2.3
+    assert warm_up(clock, Policy()) == []
 
 
 def test_warm_up_ends_at_its_most_whatever_the_device_needs() -> None:
