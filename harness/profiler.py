@@ -21,6 +21,7 @@ from harness.environment import around, snapshot
 from harness.process import RUN_VARIABLE, Launch, WorkerLost, WorkerProcess, end_marked
 from harness.profile_record import Profile, profile_path, read_profile, write_profile
 from harness.profile_region import Counters, ProfileError, Region
+from harness.profiled_case import RUNS
 from harness.profilers import kineto, ncu, nsys
 from harness.profilers.trace import found_in
 from harness.ranges import range_name
@@ -222,7 +223,7 @@ class Profiler:
         timed, ranged = nsys.read(database)
         record = _record_of(answer, planned)
         command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
-        found = found_in(timed or ranged, ranged) | answer["profile"]
+        found = found_in(timed or ranged, ranged, RUNS if timed else 1) | answer["profile"]
         return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}, "commands": [command]}, record
 
     def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:

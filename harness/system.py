@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from harness.case import Case
 from harness.gate import Verdict
 from harness.timer import Policy
+from harness.work import Work
 
 
 class Skip(Exception):
@@ -59,6 +60,7 @@ class Workload:
     gate: compares outputs with the reference before anything is timed; None where there is nothing to compare with.
     engine_samples: for systems that time themselves: ms of one unit, at best yielded as they are taken.
     metrics, settings: numbers and texts for the record; `flops` and `bytes` are those of one unit.
+    work: of one unit too, by the parts that a profile tells apart (`reports.profile_parts`); {} where it is not counted.
     close: frees what the next case must not find.
     Running out of memory is a MemoryError or torch's OutOfMemoryError, whoever raises it.
     """
@@ -73,6 +75,7 @@ class Workload:
     engine_samples: Callable[[Policy], Iterable[float]] | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
+    work: Mapping[str, Work] = field(default_factory=dict)
     close: Callable[[], None] = _nothing
 
     def __post_init__(self) -> None:

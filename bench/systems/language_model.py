@@ -7,13 +7,14 @@ from typing import Any, ClassVar
 import torch
 
 from bench import fairness
-from bench.cost import Work, model_work
+from bench.cost import model_work, total
 from bench.models.layers import mark_layers
 from bench.systems.ceilings import ceilings_of
 from harness.case import Case
 from harness.gate import Check, Verdict, argmax_disagreement, relative_error, total_variation
 from harness.ranges import nvtx_range
 from harness.system import Input, Workload
+from harness.work import Work
 
 STEPS = 16  # one call of generate is a whole mini-batch, the step that rewrites W included
 GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # past three mini-batch ends
@@ -71,6 +72,7 @@ class LanguageModel:
         work = self.work(model, case)
         read = self.prompt_tokens if case.phase == "generate" else None
         prompt = {} if read is None else {"prompt_tokens": str(read)}
+        cost = self.cost(model, case)
         return Workload(
             run=work.run,
             units=work.units,
@@ -79,7 +81,8 @@ class LanguageModel:
             inputs={"ids": Input(work.ids, "tokens", model.config.vocabulary, 0, work.token_axis)},
             witness=work.witness,
             gate=lambda: self._gate(model, case),
-            metrics=self._facts(model).metrics() | self.cost(model, case).metrics() | ceilings,
+            metrics=self._facts(model).metrics() | total(cost).metrics() | ceilings,
+            work=cost,
             settings=self._facts(model).settings() | self.settings(case) | prompt,
         )
 
@@ -87,8 +90,8 @@ class LanguageModel:
         """What is timed of a case."""
         return {"forward": Forward, "generate": Generate, "request": Request}[case.phase](self, model, case)
 
-    def cost(self, model: Any, case: Case) -> Work:
-        """FLOPs and bytes of one unit of a case."""
+    def cost(self, model: Any, case: Case) -> dict[str, Work]:
+        """FLOPs and bytes of one unit of a case, by part."""
         return model_work(model.config, self._facts(model).parameters, case)
 
     def place(self, state: Any, context: int) -> None:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from bench.cost import Work, model_work
+from bench.cost import model_work
 from bench.models.config import TTTConfig, model_config
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
@@ -16,6 +16,7 @@ from bench.systems.ttt.fidelity import compared
 from bench.systems.ttt.pytorch import primal_reference
 from harness.case import Case
 from harness.system import Skip, Workload
+from harness.work import Work
 
 # How a state_dtype of the suites is kept; "float32-planes" is the float32 master in two 16-bit planes.
 PRECISIONS = {"float32": "float32", "float32-planes": "planes", "bfloat16": "bfloat16", "float16": "float16"}
@@ -51,7 +52,7 @@ class TTTKernels(LanguageModel):
         dtype = getattr(torch, case.dtype)
         return TTTModel.from_seed(config, 0, device(), dtype, operator=operator, block=FusedBlock)
 
-    def cost(self, model: Any, case: Case) -> Work:
+    def cost(self, model: Any, case: Case) -> dict[str, Work]:
         """In this form of generate."""
         return model_work(model.config, self._facts(model).parameters, case, self.form)
 

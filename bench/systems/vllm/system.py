@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from bench.cost import model_work
+from bench.cost import model_work, total
 from bench.models import ModelConfig
 from bench.systems.ceilings import ceilings_of
 from bench.systems.language_model import LIMITS, STEPS, WITNESS_SEQUENCES, WITNESS_TOKENS, device
@@ -101,7 +101,8 @@ class VllmSystem:
             gate=lambda: self._gate(engine, case),
             engine_samples=work.samples,
             witness=lambda chance: work.witness(chance, self.last_logits),
-            metrics=facts.metrics() | work.metrics() | cost.metrics() | ceilings,
+            metrics=facts.metrics() | work.metrics() | total(cost).metrics() | ceilings,
+            work=cost,
             settings=facts.settings() | engine.described() | {"timed": work.timed, "prompt_tokens": str(read.context)},
         )
 
