@@ -60,7 +60,7 @@ class Workload:
     gate: compares outputs with the reference before anything is timed; None where there is nothing to compare with.
     engine_samples: for systems that time themselves: ms of one unit, at best yielded as they are taken.
     metrics, settings: numbers and texts for the record; `flops` and `bytes` are those of one unit.
-    work: of one unit too, by the parts that a profile tells apart (`reports.profile_parts`); {} where it is not counted.
+    work: of one unit too, by the parts that a profile tells apart (`reports.profile_parts`); {} where not counted.
     close: frees what the next case must not find.
     Running out of memory is a MemoryError or torch's OutOfMemoryError, whoever raises it.
     """

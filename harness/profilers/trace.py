@@ -87,7 +87,7 @@ def timeline_of(
     kernels: Sequence[Kernel],
     ranges: Sequence[Range],
 ) -> Timeline:
-    """The first of the runs, or of its steps where ranges tell them apart, and of that at most `TIMELINE_LIMIT` launches.
+    """The first run, or its first step where ranges tell steps apart; at most `TIMELINE_LIMIT` launches of it.
 
     A run that launches as many kernels as the call under ranges launches them in the same ranges.
     """
