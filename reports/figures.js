@@ -229,7 +229,8 @@ class Figure {
     parts.push(`${this.yTitle()}: <b>${shown(value)}</b> [${shown(low)}, ${shown(high)}]`);
     parts.push(`${this.cell(point.row, "samples")} samples${throttled ? `, ${throttled} while throttled` : ""}`);
     const note = this.cell(point.row, "notes");
-    return [...parts, ...this.work(point.row), ...(note ? [neutral(note)] : [])].join("<br>");
+    const profiled = profileOf(point.row) ? ["<b>Profiled</b>: click or Enter shows where its time goes"] : [];
+    return [...parts, ...this.work(point.row), ...(note ? [neutral(note)] : []), ...profiled].join("<br>");
   }
 
   /* What the latency is made of, where the record says it. */
@@ -263,6 +264,7 @@ class Figure {
       marker: this.marker(line, colour),
       hovertext: drawn.map((point) => this.hover(line, point)),
       hoverinfo: "text",
+      customdata: drawn.map((point) => profileOf(point.row)),
     };
   }
 
@@ -525,7 +527,37 @@ class Figure {
     }
     const layout = this.layout(traces, this.plot.clientWidth);
     this.plot.style.height = `${layout.height}px`; // when the window's size changes, Plotly takes the element's height
-    return Plotly.react(this.plot, traces.data, layout, { responsive: true, displayModeBar: false });
+    return Plotly.react(this.plot, traces.data, layout, { responsive: true, displayModeBar: false }).then(() => this.linkProfiles());
+  }
+
+  /* A point whose case has a profile leads to it: by a click, by Enter, by a second tap, as the first shows its card. */
+  linkProfiles() {
+    if (!this.linked) {
+      this.linked = true;
+      let tapped = null;
+      this.plot.on("plotly_click", ({ points: [{ customdata, hovertext }] }) => {
+        const again = matchMedia("(hover: hover)").matches || tapped === hovertext;
+        tapped = hovertext;
+        if (customdata && again) location.hash = customdata;
+      });
+      this.plot.on("plotly_afterplot", () => this.linkProfiles());
+    }
+    for (const group of this.plot.querySelectorAll(".xy .scatterlayer .trace")) {
+      const curve = this.plot.data.indexOf(group.__data__[0].trace._input);
+      group.querySelectorAll(".points path").forEach((node, at) => this.linkPoint(node, curve, at));
+    }
+  }
+
+  linkPoint(node, curve, at) {
+    const anchor = this.plot.data[curve]?.customdata?.[at];
+    if (!anchor) return;
+    for (const [name, value] of Object.entries({ tabindex: 0, role: "link", class: "point profiled-point" })) node.setAttribute(name, value);
+    node.setAttribute("aria-label", this.plot.data[curve].hovertext[at].replaceAll(/<[^>]*>/g, " "));
+    node.onfocus = () => Plotly.Fx.hover(this.plot, [{ curveNumber: curve, pointNumber: at }]);
+    node.onblur = () => Plotly.Fx.unhover(this.plot);
+    node.onkeydown = (event) => {
+      if (event.key === "Enter") location.hash = anchor;
+    };
   }
 
   /* The picture has to name its lines itself: the page's legend is not part of it. */

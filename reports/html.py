@@ -36,6 +36,7 @@ from reports.stats import (
     STATISTIC_COLUMNS,
     frame,
     option_columns,
+    row_keys,
 )
 from reports.tables import plain, said
 
@@ -106,6 +107,7 @@ def render(
         "figures": [figure.to_dict() for figure in drawn],
         "looks": [(system, asdict(look)) for system, look in system_looks(table, catalogue).items()],
         "failures": failures(table),
+        "profiles": _profiled_rows(records, profiled),
     }
     plotly, script = get_plotlyjs().replace("\r\n", "\n"), _script() + (profile_script() if profiled else "")
     environment = Environment(loader=PackageLoader("reports", "."), autoescape=True, undefined=StrictUndefined)
@@ -137,6 +139,12 @@ def render(
         script=Markup(script),
         script_hashes=[_hash(plotly), _hash(script)],
     )
+
+
+def _profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, str]:
+    """Where in the page the profile of each row's case is, for the rows that have one."""
+    anchors = profiled.anchors if profiled else {}
+    return {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
 
 
 def embedded_json(value: Any) -> Markup:

@@ -4,6 +4,8 @@ const page = JSON.parse(document.getElementById("page-data").textContent);
 const columns = new Map(page.columns.map(({ name, values, codes, numbers }) => [name, numbers ?? codes.map((code) => values[code])]));
 /* null for a column that no record fills. */
 const cell = (row, name) => columns.get(name)?.[row] ?? null;
+/* Where the page has the profile of a row's case; null where it has none. */
+const profileOf = (row) => page.profiles[row] ?? null;
 const allRows = [...Array(page.count).keys()];
 const hiddenSystems = new Set();
 
