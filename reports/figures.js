@@ -530,15 +530,13 @@ class Figure {
     return Plotly.react(this.plot, traces.data, layout, { responsive: true, displayModeBar: false }).then(() => this.linkProfiles());
   }
 
-  /* A point whose case has a profile leads to it: by a click, by Enter, by a second tap, as the first shows its card. */
+  /* A point whose case has a profile leads to it by a click and by Enter; a tap, which shows its card, offers a link. */
   linkProfiles() {
     if (!this.linked) {
       this.linked = true;
-      let tapped = null;
-      this.plot.on("plotly_click", ({ points: [{ customdata, hovertext }] }) => {
-        const again = matchMedia("(hover: hover)").matches || tapped === hovertext;
-        tapped = hovertext;
-        if (customdata && again) location.hash = customdata;
+      this.plot.on("plotly_click", ({ points: [{ customdata: anchor }] }) => {
+        if (anchor && matchMedia("(hover: hover)").matches) location.hash = anchor;
+        else this.offerProfile(anchor);
       });
       this.plot.on("plotly_afterplot", () => this.linkProfiles());
     }
@@ -546,6 +544,12 @@ class Figure {
       const curve = this.plot.data.indexOf(group.__data__[0].trace._input);
       group.querySelectorAll(".points path").forEach((node, at) => this.linkPoint(node, curve, at));
     }
+  }
+
+  offerProfile(anchor) {
+    this.offer?.remove();
+    this.offer = anchor && element("a", { href: `#${anchor}`, className: "offer", textContent: "Profile of this point" });
+    if (this.offer) this.plot.after(this.offer);
   }
 
   linkPoint(node, curve, at) {

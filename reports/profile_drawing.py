@@ -15,12 +15,12 @@ _LISTED = 5  # kernels without a point that are named
 def drawing(profile: Profile) -> dict[str, Any]:
     """What `profiles.js` draws.
 
-    kernels: (name, part) of those with a name in the page. roofline: see `roofline`. timeline: see `timeline`, or None
+    kernels: the part of each that has a row, and so its name, in the page's table. roofline: see `roofline`. timeline: see `timeline`, or None
     where no profiler told the times of single launches.
     """
     by_name = kernel_parts(profile)
     return {
-        "kernels": [(short(kernel.name), _place(by_name[kernel.name])) for kernel in profile.kernels[:NAMED]],
+        "kernels": [_place(by_name[kernel.name]) for kernel in profile.kernels[:NAMED]],
         "roofline": roofline(profile),
         "timeline": timeline(profile) if profile.timeline.kernel else None,
     }

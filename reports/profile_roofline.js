@@ -7,11 +7,11 @@ const SMALLEST = 3.5;
 class Roofline {
   /* `choose(kernel)` is told which kernel is read. */
   constructor(host, data, choose) {
-    Object.assign(this, { host, choose, kernels: data.kernels, ...data.roofline });
+    Object.assign(this, { host, choose, names: data.names, ...data.roofline });
     this.readout = host.parentNode.querySelector(".readout");
     this.marks = [
       ...this.parts.map(([part, x, y, ms]) => ({ part, x, y, ms, kernel: null })),
-      ...this.points.map(([kernel, x, y, ms]) => ({ part: this.kernels[kernel][1], x, y, ms, kernel })),
+      ...this.points.map(([kernel, x, y, ms]) => ({ part: data.kernels[kernel], x, y, ms, kernel })),
     ];
     this.total = this.points.reduce((sum, [, , , ms]) => sum + ms, 0);
     drawWhenSeen(host, (width) => this.draw(width));
@@ -101,7 +101,7 @@ class Roofline {
   }
 
   words({ part, kernel, x, y, ms }) {
-    const name = kernel === null ? `${partLabel(part)} as a whole` : this.kernels[kernel][0];
+    const name = kernel === null ? `${partLabel(part)} as a whole` : this.names[kernel];
     const under = `${Math.round((100 * y) / this.roof(x))}% of the ${x < this.ridge() ? "copy's" : "product's"} roof`;
     return `${name}: ${shown(y)} TFLOP/s at ${shown(x)} FLOPs a byte, ${under}, ${shown(ms)} ms`;
   }

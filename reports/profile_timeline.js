@@ -12,7 +12,7 @@ const TICK_SPACE = 110; // px
 
 class Timeline {
   constructor(host, data, choose) {
-    Object.assign(this, { host, choose, kernels: data.kernels, paths: data.timeline.paths, read: -1 });
+    Object.assign(this, { host, choose, names: data.names, paths: data.timeline.paths, read: -1 });
     this.readout = host.parentNode.querySelector(".readout");
     this.launches = this.unpacked(data.timeline);
     this.end = Math.max(...this.launches.map((launch) => launch.to), 1);
@@ -243,7 +243,7 @@ class Timeline {
     this.draw(this.width);
     const launch = this.launches[number];
     if (!launch) return;
-    const name = this.kernels[launch.kernel]?.[0] ?? "a kernel of those that the table leaves out";
+    const name = this.names[launch.kernel] ?? "a kernel of those that the table leaves out";
     const where = this.path(launch).join(" / ");
     this.readout.textContent = `${name}: ${timeWords(launch.to - launch.from)}, from ${timeWords(launch.from)} on${where ? `, in ${where}` : ""}; ${partLabel(launch.part)}`;
     this.choose(launch.kernel);

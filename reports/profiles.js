@@ -57,6 +57,13 @@ class KernelTable {
     this.table.tBodies[0].append(...rows);
   }
 
+  /* The names of the kernels by their numbers. */
+  names() {
+    const names = [];
+    for (const row of this.table.tBodies[0].rows) names[row.dataset.kernel] = row.cells[0].textContent;
+    return names;
+  }
+
   /* Mark the row of a kernel, null for none. */
   choose(kernel) {
     for (const row of this.table.tBodies[0].rows) row.classList.toggle("chosen", row.dataset.kernel === String(kernel));
@@ -66,6 +73,7 @@ class KernelTable {
 function startProfile(details) {
   const data = JSON.parse(details.dataset.profile);
   const table = new KernelTable(details.querySelector("table.kernels"));
+  data.names = table.names();
   const choose = (kernel) => table.choose(kernel);
   const roofline = details.querySelector(".roofline .plot-host");
   const timeline = details.querySelector(".timeline .plot-host");

@@ -20,7 +20,7 @@ from reports.profile_words import agreement, recorded_ms, roofs, sentences, shor
 
 SCRIPTS = ("profiles.js", "profile_roofline.js", "profile_timeline.js")
 _BAR = 1000.0  # units of a bar's width
-_NAME_LIMIT = 160  # characters of a kernel's full name in the page
+_NAME_LIMIT = 120  # characters of a kernel's full name in the page
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.profile_region import KERNEL_LIMIT, Kernel, ProfileError, Range, RangeKernel, Timeline, short_name
 
-TIMELINE_LIMIT = 3000  # launches: a page holds a case in 150 kB
+TIMELINE_LIMIT = 2400  # launches: a page holds a case in 150 kB
 
 
 @dataclass(frozen=True)
