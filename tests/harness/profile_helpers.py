@@ -184,11 +184,20 @@ if "import" in options:
     print(open(options["import"]).read(), end="")
     sys.exit(5 if does == "unreadable" else 0)
 if arguments[0] == "export":
-    shutil.copy(os.environ["FAKE_SQLITE"], options["output"])
+    if does == "unreadable":
+        sys.exit("the report cannot be opened")
+    database = open(os.environ["FAKE_SQLITE"], "rb").read()
+    if does == "truncate":
+        database = database[: len(database) // 2]
+    if does == "foreign":
+        database = b"<html>" * 9999
+    open(options["output"], "wb").write(database)
     sys.exit()
 def log(text):
     if "log-file" in options:
         open(options["log-file"], "a").write(text)
+if does == "never start":
+    time.sleep(600)
 if does == "die":
     log("==ERROR== Failed to find metric regex:xyz\\n")
     sys.exit(9)
@@ -208,8 +217,13 @@ elif does == "no range":
 elif does != "nothing":
     log("==PROF== Profiling one - 1: 0%....100% - 9 passes\\n" * int(os.environ.get("FAKE_LAUNCHES", "4")))
     report = options.get("export") or options["output"]
-    shutil.copy(os.environ["FAKE_REPORT"], report)
-sys.exit(status)
+    text = open(os.environ["FAKE_REPORT"]).read()
+    if does == "truncate":
+        text = text[:-40]
+    if does == "foreign":
+        text = "==ERROR== is not a report\\n"
+    open(report, "w").write(text)
+sys.exit(status if status >= 0 else 128 - status)
 """
 
 
