@@ -24,7 +24,7 @@ from harness.profile_region import Counters, ProfileError, Region
 from harness.profiled_case import RUNS
 from harness.profilers import kineto, ncu, nsys
 from harness.profilers.trace import found_in
-from harness.ranges import range_name
+from harness.ranges import range_names
 from harness.reason import of_exception, sentence
 from harness.record import Record, RecordError
 from harness.run import Job, Planned, Run
@@ -232,7 +232,9 @@ class Profiler:
             return replace(profile, notes=(*profile.notes, "Nsight Compute was given up after an earlier case"))
         planned = Planned(profile.case)
         report, log = self._raw(planned, ".ncu-rep"), self._raw(planned, ".log")
-        wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_name(profile.case.phase)), *launch.command])
+        wrapped = replace(
+            launch, command=[*ncu.wrapping(report, log, range_names(profile.case.phase)), *launch.command]
+        )
         try:
             self._under(wrapped, planned, "ncu", report, log)
             counters = ncu.read(_read_by(ncu.importing(report)), ncu.profiled_launches(_text(log)))

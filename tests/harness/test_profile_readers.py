@@ -18,6 +18,7 @@ from harness.profilers.trace import (
     ranges_of,
     timeline_of,
 )
+from harness.ranges import range_names
 
 
 def event(category: str, name: str, start: float, duration: float, **arguments: Any) -> dict[str, Any]:
@@ -207,8 +208,13 @@ def test_an_ncu_table_that_is_none(table: str, launches: int | None, why: str) -
 
 
 def test_what_wraps_a_worker_names_every_metric_and_one_layer() -> None:
-    words = ncu.wrapping(Path("/a/b.ncu-rep"), Path("/a/b.log"), "prefill")
+    words = ncu.wrapping(Path("/a/b.ncu-rep"), Path("/a/b.log"), range_names("forward"))
     assert words[0] == "ncu"
+    request = ncu.wrapping(Path("/a/b.ncu-rep"), Path("/a/b.log"), range_names("request"))
+    assert [word for word in request if word not in words] == [
+        "--nvtx-include=request]",
+        "--nvtx-include=generate]",
+    ]
     assert {"--nvtx-include=prefill]", "--nvtx-include=layer 1/"} <= set(words)
     assert f"--metrics={','.join(ncu.METRICS)}" in words
 
