@@ -25,7 +25,7 @@ PLANES = {"float32-planes": "planes"}
 
 
 def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> dict[str, Work]:
-    """One unit of a case by the parts of a profile: a forward, a step of generate for `case.batch` sequences, a request.
+    """One unit of a case by the parts of a profile: a forward, a step of generate for the whole batch, or a request.
 
     config: one of `bench.models.config`, or whatever has a `width` and a `vocabulary`; what mixes tokens in the latter
     is not counted, and is no part. form: of TTT's generate step. What joins the parts moves activations alone, which

@@ -51,7 +51,7 @@ def ceilings_of(entry: str) -> dict[str, float | None]:
 
 
 def profile(case: Case, workload: Workload, policy: Policy, asked: Asked) -> dict[str, Any]:
-    """Run the case for the profiler: fields of a `Profile` as JSON values, those that a report lacks or, of Kineto, all.
+    """Run the case for the profiler: fields of a `Profile` as JSON values, those that a report lacks; of Kineto, all.
 
     Raises ProfileError where Kineto found nothing.
     """

@@ -527,41 +527,7 @@ class Figure {
     }
     const layout = this.layout(traces, this.plot.clientWidth);
     this.plot.style.height = `${layout.height}px`; // when the window's size changes, Plotly takes the element's height
-    return Plotly.react(this.plot, traces.data, layout, { responsive: true, displayModeBar: false }).then(() => this.linkProfiles());
-  }
-
-  /* A point whose case has a profile leads to it by a click and by Enter; a tap, which shows its card, offers a link. */
-  linkProfiles() {
-    if (!this.linked) {
-      this.linked = true;
-      this.plot.on("plotly_click", ({ points: [{ customdata: anchor }] }) => {
-        if (anchor && matchMedia("(hover: hover)").matches) location.hash = anchor;
-        else this.offerProfile(anchor);
-      });
-      this.plot.on("plotly_afterplot", () => this.linkProfiles());
-    }
-    for (const group of this.plot.querySelectorAll(".xy .scatterlayer .trace")) {
-      const curve = this.plot.data.indexOf(group.__data__[0].trace._input);
-      group.querySelectorAll(".points path").forEach((node, at) => this.linkPoint(node, curve, at));
-    }
-  }
-
-  offerProfile(anchor) {
-    this.offer?.remove();
-    this.offer = anchor && element("a", { href: `#${anchor}`, className: "offer", textContent: "Profile of this point" });
-    if (this.offer) this.plot.after(this.offer);
-  }
-
-  linkPoint(node, curve, at) {
-    const anchor = this.plot.data[curve]?.customdata?.[at];
-    if (!anchor) return;
-    for (const [name, value] of Object.entries({ tabindex: 0, role: "link", class: "point profiled-point" })) node.setAttribute(name, value);
-    node.setAttribute("aria-label", this.plot.data[curve].hovertext[at].replaceAll(/<[^>]*>/g, " "));
-    node.onfocus = () => Plotly.Fx.hover(this.plot, [{ curveNumber: curve, pointNumber: at }]);
-    node.onblur = () => Plotly.Fx.unhover(this.plot);
-    node.onkeydown = (event) => {
-      if (event.key === "Enter") location.hash = anchor;
-    };
+    return Plotly.react(this.plot, traces.data, layout, { responsive: true, displayModeBar: false });
   }
 
   /* The picture has to name its lines itself: the page's legend is not part of it. */

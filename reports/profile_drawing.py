@@ -1,4 +1,4 @@
-"""What the page's scripts draw of a profiled case: its roofline and the timeline of one step, as compact JSON values."""
+"""What the page's scripts draw of a profiled case: its roofline and the timeline of a step, as compact JSON values."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -100,11 +100,3 @@ function openProfile() {
   target.scrollIntoView();
 }
 
-addEventListener("DOMContentLoaded", () => {
-  for (const details of document.querySelectorAll("details[data-profile]")) {
-    details.addEventListener("toggle", () => startProfile(details), { once: true });
-  }
-  for (const profile of document.querySelectorAll(".profile")) startBeside(profile);
-  addEventListener("hashchange", openProfile);
-  openProfile();
-});

@@ -18,7 +18,7 @@ from reports.profile_drawing import NAMED, drawing, rates, unplaced
 from reports.profile_parts import LABELS, Part, kernel_floor_us, kernel_parts, parts
 from reports.profile_words import agreement, recorded_ms, roofs, sentences, short, waits
 
-SCRIPTS = ("profiles.js", "profile_roofline.js", "profile_timeline.js")
+SCRIPTS = ("profiles.js", "profile_roofline.js", "profile_timeline.js", "profile_links.js", "profile_start.js")
 _BAR = 1000.0  # units of a bar's width
 _NAME_LIMIT = 120  # characters of a kernel's full name in the page
 

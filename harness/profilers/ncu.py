@@ -87,7 +87,8 @@ _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 def wrapping(report: Path, log: Path, phase_ranges: Sequence[str]) -> list[str]:
     """What to put before a worker's command: counts, of its profiler region, one layer and what is outside of layers.
 
-    phase_ranges: those whose kernels are outside of layers. Each kernel is replayed with the caches and clocks that it finds; times are therefore not those of a run.
+    phase_ranges: those whose kernels are outside of layers. Each kernel is replayed with the caches and clocks that it
+    finds; times are therefore not those of a run.
     """
     return [
         PROGRAM,

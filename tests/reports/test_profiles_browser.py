@@ -156,7 +156,7 @@ def test_points_lie_on_their_scales(profile):
     at = {
         text: tuple(map(float, place))
         for text, *place in profile.locator(".roofline svg > text[x]").evaluate_all(
-            "all => all.map(e => [e.textContent + e.getAttribute('text-anchor'), e.getAttribute('x'), e.getAttribute('y')])"
+            "all => all.map(e => [e.textContent + e.getAttribute('text-anchor'), ...['x', 'y'].map(n => e.getAttribute(n))])"
         )
     }
     left, right = at["100middle"][0], at["1000middle"][0]
@@ -220,15 +220,17 @@ def test_a_pointer_reads_brushes_and_wheels(profile, page):
     box = host.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 68)
     page.mouse.wheel(0, -40)
-    page.wait_for_function("([p, t]) => document.querySelector(p).textContent !== t", arg=[".timeline svg", None])
-    assert ticks(profile) != whole
+    page.wait_for_function(
+        "whole => [...document.querySelectorAll('.timeline svg .axis ~ text')].some((e, n) => e.textContent !== whole[n])",
+        arg=whole,
+    )
     page.keyboard.press("0")
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] / 2 + 60, box["y"] + 68)
     assert profile.locator(".timeline .brush").count() == 1
     page.mouse.up()
     assert profile.locator(".timeline .brush").count() == 0
-    assert 2 <= len(ticks(profile))
+    assert len(ticks(profile)) >= 2
     first, last = (float(ticks(profile)[place].split()[0]) for place in (0, -1))
     assert last - first < 12  # of 154 ms, 60 px
 
