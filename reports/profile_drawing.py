@@ -15,8 +15,8 @@ _LISTED = 5  # kernels without a point that are named
 def drawing(profile: Profile) -> dict[str, Any]:
     """What `profiles.js` draws.
 
-    kernels: the part of each that has a row, and so its name, in the page's table. roofline: see `roofline`. timeline: see `timeline`, or None
-    where no profiler told the times of single launches.
+    kernels: the part of each that has a row, and so its name, in the page's table. roofline, timeline: see the
+    functions; no timeline where no profiler told the times of single launches.
     """
     by_name = kernel_parts(profile)
     return {

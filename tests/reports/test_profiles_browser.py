@@ -156,7 +156,8 @@ def test_points_lie_on_their_scales(profile):
     at = {
         text: tuple(map(float, place))
         for text, *place in profile.locator(".roofline svg > text[x]").evaluate_all(
-            "all => all.map(e => [e.textContent + e.getAttribute('text-anchor'), ...['x', 'y'].map(n => e.getAttribute(n))])"
+            "all => all.map(e => ['x', 'y'].reduce((said, name) => [...said, e.getAttribute(name)],"
+            " [e.textContent + e.getAttribute('text-anchor')]))"
         )
     }
     left, right = at["100middle"][0], at["1000middle"][0]
@@ -221,7 +222,7 @@ def test_a_pointer_reads_brushes_and_wheels(profile, page):
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 68)
     page.mouse.wheel(0, -40)
     page.wait_for_function(
-        "whole => [...document.querySelectorAll('.timeline svg .axis ~ text')].some((e, n) => e.textContent !== whole[n])",
+        "whole => [...document.querySelectorAll('.timeline .axis ~ text')].some((e, n) => e.textContent !== whole[n])",
         arg=whole,
     )
     page.keyboard.press("0")
