@@ -3,19 +3,10 @@
 class ProfileLinks {
   /* `plot`: a figure's, drawn by Plotly; the customdata of a point is where the page has its profile, or null. */
   constructor(plot) {
-    Object.assign(this, { plot, hovered: null, offer: null });
+    Object.assign(this, { plot, offer: null });
     plot.on("plotly_click", ({ points: [{ customdata: anchor }] }) => {
       if (anchor && matchMedia("(hover: hover)").matches) location.hash = anchor;
       else this.offerLink(anchor);
-    });
-    plot.on("plotly_hover", ({ points: [{ customdata: anchor }] }) => {
-      this.hovered = anchor;
-    });
-    plot.on("plotly_unhover", () => {
-      this.hovered = null;
-    });
-    plot.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && event.target === plot && this.hovered) location.hash = this.hovered;
     });
     // Where the figure itself does not lead the keyboard from point to point.
     if (plot.tabIndex < 0) {
