@@ -33,7 +33,8 @@ _GLANCED_AT = 1 << 12  # elements that are looked at in the moment in which a ca
 _WRITERS_S = 0.01  # in which a thread that is still at work would write
 _LATE_S = 5e-3  # of device work after the last timed call has ended
 _SHORT = 0.4  # of the time on new inputs: samples below it did less work
-_TRIES = 6  # further calls before a checked call that took longer counts: others may have disturbed it
+_TRIES = 6  # further calls before a checked call that took longer counts: others may have disturbed it;
+_MORE_TRIES, _TRIES_S = 30, 5.0  # of short ones more, for as long
 _BRIEF_MS = 50.0  # of a call that may be checked more than once whatever it shows
 _BELOW_FLOOR = 0.5  # of the floor, whose ceilings were measured with an error of their own
 
@@ -176,7 +177,10 @@ class Inspector:
         if not self._inputs:
             return
         typical_ms, again_ms = median(samples_ms) * self._workload.units, math.inf
-        for number in range(_TRIES):
+        end = time.monotonic() + _TRIES_S
+        for number in range(_MORE_TRIES):
+            if number >= _TRIES and time.monotonic() > end:
+                break
             alike = typical_ms >= _SHORT * took.sample_ms and again_ms >= _SHORT * took.worked_ms
             if alike and (number >= 2 or took.sample_ms > _BRIEF_MS):
                 return
