@@ -14,6 +14,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from random import Random
 from statistics import median
 from typing import Any
@@ -32,7 +33,8 @@ _GLANCED_AT = 1 << 12  # elements that are looked at in the moment in which a ca
 _WRITERS_S = 0.01  # in which a thread that is still at work would write
 _LATE_S = 5e-3  # of device work after the last timed call has ended
 _SHORT = 0.4  # of the time on new inputs: samples below it did less work
-_TRIES = 6  # further calls before a checked call that took longer counts: others may have disturbed it
+_TRIES = 6  # further calls before a checked call that took longer counts: others may have disturbed it;
+_MORE_TRIES, _TRIES_S = 30, 5.0  # of short ones more, for as long
 _BRIEF_MS = 50.0  # of a call that may be checked more than once whatever it shows
 _BELOW_FLOOR = 0.5  # of the floor, whose ceilings were measured with an error of their own
 
@@ -74,7 +76,7 @@ class Inspector:
             self._look()
         self._renew()
         judge = self._judge()
-        took_ms = self._poisoned_call(clock)
+        took = self._poisoned_call(clock)
         self._follow_inputs()
         checks = [*self._late(), *self._finite(list(tensors_of(self._outputs)))]
         unchecked = "" if judge else "the outputs of the timed calls were compared with nothing"
@@ -83,18 +85,25 @@ class Inspector:
             checks += verdict.checks
             unchecked = verdict.unchecked
         checks += shape_checks(self._case, self._workload, self._outputs)
-        checks += self._lengths(clock, samples_ms, took_ms)
+        checks += self._lengths(clock, samples_ms, took)
         return Verdict([*self.missed, *checks], unchecked)
 
-    def _poisoned_call(self, clock: Clock) -> float:
-        """The milliseconds of one more sample, whose outputs find poison where they are written."""
+    def _poisoned_call(self, clock: Clock) -> "_Took":
+        """One more sample, whose outputs find poison where they are written."""
         for each in tensors_of(self._outputs):
             _poison(each)
         if not clock.replays:
             self._outputs = None  # freed, so that the call may be given the poisoned memory
-        took_ms = clock.sample()
+        took = self._call(clock)
         self._await_writers()
-        return took_ms
+        return took
+
+    def _call(self, clock: Clock) -> "_Took":
+        """One sample. Its work is told by the time that it had processors: others may make it wait for them."""
+        start = time.process_time_ns()
+        sample_ms = clock.sample()
+        worked_ms = (time.process_time_ns() - start) / 1e6
+        return _Took(sample_ms, worked_ms if self._workload.device == "cpu" else sample_ms)
 
     def _await_writers(self) -> None:
         """What a call returns is there when it returns: nothing else, such as a thread, is still writing it."""
@@ -163,20 +172,34 @@ class Inspector:
         late = time.monotonic() - start
         return [Check.at_most("seconds_of_work_after_the_call", late, _LATE_S)] if late > _LATE_S else []
 
-    def _lengths(self, clock: Clock, samples_ms: list[float], took_ms: float) -> Iterator[Check]:
-        """Calls on inputs that were not seen before must not take much longer than the samples, or than calls again."""
+    def _lengths(self, clock: Clock, samples_ms: list[float], took: "_Took") -> Iterator[Check]:
+        """Calls on inputs that were not seen before must not work much longer than the samples, or than calls again."""
         if not self._inputs:
             return
-        typical, again_ms = median(samples_ms) * self._workload.units, math.inf
-        for number in range(_TRIES):
-            usual = min(typical, again_ms)
-            if usual >= _SHORT * took_ms and (number >= 2 or took_ms > _BRIEF_MS):
+        typical_ms, again_ms = median(samples_ms) * self._workload.units, math.inf
+        end = time.monotonic() + _TRIES_S
+        for number in range(_MORE_TRIES):
+            if number >= _TRIES and time.monotonic() > end:
+                break
+            alike = typical_ms >= _SHORT * took.sample_ms and again_ms >= _SHORT * took.worked_ms
+            if alike and (number >= 2 or took.sample_ms > _BRIEF_MS):
                 return
             self._renew()
-            took_ms = min(took_ms, self._poisoned_call(clock))
-            again_ms = min(again_ms, clock.sample())  # side by side, as others may disturb both
-        if again_ms < _SHORT * took_ms:
-            yield Check.at_most("time_on_new_inputs_over_samples", took_ms / max(again_ms, 1e-9), 1 / _SHORT)
+            took = took.least(self._poisoned_call(clock))
+            again_ms = min(again_ms, self._call(clock).worked_ms)  # side by side, as others may disturb both
+        if again_ms < _SHORT * took.worked_ms:
+            yield Check.at_most("time_on_new_inputs_over_samples", took.worked_ms / max(again_ms, 1e-9), 1 / _SHORT)
+
+
+@dataclass(frozen=True)
+class _Took:
+    """Milliseconds of a sample, and those in which it worked: of all threads on a CPU."""
+
+    sample_ms: float
+    worked_ms: float
+
+    def least(self, other: "_Took") -> "_Took":
+        return _Took(min(self.sample_ms, other.sample_ms), min(self.worked_ms, other.worked_ms))
 
 
 def judged(judge: Callable[[], Verdict]) -> Verdict:
