@@ -178,9 +178,12 @@ def test_a_timeline_has_the_paths_and_parts_of_its_launches(tmp_path: Path) -> N
 
 def test_the_row_of_a_case_knows_its_profile(tmp_path: Path) -> None:
     run = run_with(tmp_path, profile(case()), profile(case("mamba")))
-    page = render(run.records(), run.catalogue, None, section(run))
+    [measured] = run.records()
+    other = replace(measured, case=case("ttt", 16))
+    records = [other, measured, replace(measured, repeat=1)]  # two rows: the processes of a case share one
+    page = render(records, run.catalogue, None, section(run))
     data = json.loads(re.search(r'id="page-data">(.*?)</script>', page).group(1))
-    assert data["profiles"] == {"0": f"profile-{case().key}"}
+    assert data["profiles"] == {"1": f"profile-{case().key}"}
     assert 'href="#profiles"' in page
     bare = render(run.records(), run.catalogue)
     assert json.loads(re.search(r'id="page-data">(.*?)</script>', bare).group(1))["profiles"] == {}
