@@ -15,7 +15,7 @@ from bench.memory import sequences_that_fit
 from bench.models.config import TTTConfig, model_config
 from bench.systems.ceilings import measured_ceilings
 from bench.systems.language_model import STEPS
-from bench.systems.ttt.launches import Launch, launches, metrics_of, settings_of
+from bench.systems.ttt.kernel_launches import KernelLaunch, kernel_launches, metrics_of, settings_of
 from bench.systems.ttt.layer import (
     LIMITS,
     PER_TOKEN,
@@ -64,7 +64,7 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
         verdict = forward_verdict(lambda some: ops.forward(**some, start=0), reference, "dual", piece)
         return Verdict([*verdict.checks, _repeats(lambda: ops.forward(**inputs, start=0)[0], case.batch)])
 
-    found, built = launches(lambda: ops.forward(**inputs, start=0)), build_kernel(ops.KERNELS[config.mini_batch])
+    found, built = kernel_launches(lambda: ops.forward(**inputs, start=0)), build_kernel(ops.KERNELS[config.mini_batch])
     return Workload(
         run=lambda: outputs_of(ops.forward(**inputs, start=0)),
         tokens=case.batch * case.context,
@@ -79,7 +79,7 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
     )
 
 
-def _compiled_metrics(found: list[Launch], built: Built) -> dict[str, float | None]:
+def _compiled_metrics(found: list[KernelLaunch], built: Built) -> dict[str, float | None]:
     """`metrics_of` the launches of a compiled module's own kernels, with the spills that its compiler reported."""
     compiled = {kernel.name: kernel for kernel in built.resources}
     own = [launch for launch in found if launch.name in compiled]
@@ -107,7 +107,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
     _compile_steps(config, dtype, form)
     first = GenerateSet.of(generate, layer_inputs(config, case.batch, STEPS, dtype), form, precision)
     state_bytes = sum(x.numel() * x.element_size() for x in first.state.tensors())
-    found = launches(lambda: first.advance(0))
+    found = kernel_launches(lambda: first.advance(0))
     streamed = state_bytes > STREAMED * l2_bytes()
     work = Steps(staggered(first, 1 if streamed else input_sets(state_bytes, l2_bytes())), config, case.dtype)
     read = cost.generate_bytes(
