@@ -70,6 +70,22 @@ def build() -> None:
 
 
 @app.command()
+def tune(
+    learner: Annotated[list[str] | None, typer.Argument(help="linear, mlp; by default both.")] = None,
+    form: Annotated[str | None, typer.Option(help="dual, primal; by default both.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of the state: planes, float32, bfloat16, float16; by default all.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences that generate together.", min=1)] = 512,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A new file; by default printed.")] = None,
+) -> None:
+    """Measure launch settings of the generate kernels on this GPU: sections for tk_kernels/generate/tuning.toml."""
+    from bench.commands.tune import tune
+
+    tune(learner or (), form, precision, batch, output)
+
+
+@app.command()
 def run(
     suite: Suites = None,
     systems: Systems = None,

@@ -308,6 +308,10 @@ def assert_one_sentence(done, *words):
         (["report", ".", "-o", "page.html"], ["is not a run"]),
         (["table", "none", "--csv", "--json"], ["--csv --json: one format at a time"]),
         (["import", "none", "-o", "new"], ["none: no such file or folder"]),
+        (["tune", "gru"], ["LEARNER gru: unknown; there are linear, mlp"]),
+        (["tune", "--form", "trial"], ["--form trial: unknown; there are dual, primal"]),
+        (["tune", "mlp", "--precision", "int8"], ["--precision int8: unknown", "planes"]),
+        (["tune", "--batch", "0"], ["--batch"]),
         (["nothing"], ["nothing"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -322,6 +326,7 @@ def test_no_gpu_where_one_is_asked_for(tmp_path):
     if done.returncode == 0:
         pytest.fail("a GPU was found: run this test on a machine without one")
     assert_one_sentence(done, "no CUDA GPU was found")
+    assert_one_sentence(ttt_bench("tune", "linear", cwd=tmp_path), "nothing can be tuned here", "no CUDA GPU")
 
 
 @pytest.mark.parametrize("command", ["table", "report"])

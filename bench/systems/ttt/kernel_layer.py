@@ -37,6 +37,7 @@ from tk_kernels.build import Built
 from tk_kernels.build import build as build_kernel
 from tk_kernels.build.parallel import compile_all
 from tk_kernels.generate.common import PRECISIONS
+from tk_kernels.generate.tuning import Tuning
 
 GATE_TOKENS = 32768
 GATE_SEQUENCES = 4
@@ -100,16 +101,12 @@ def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
 
 
 def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workload:
-    """Sets of sequences take turns at every step, so that each finds its state in memory and not in the L2."""
-    operator = f"tk_kernels.ttt_{config.learner}"
-    generate, cost = (import_module(f"{operator}.{part}") for part in ("generate", "cost"))
-    dtype = getattr(torch, case.dtype)
-    _compile_steps(config, dtype, form)
-    first = GenerateSet.of(generate, layer_inputs(config, case.batch, STEPS, dtype), form, precision)
-    state_bytes = sum(x.numel() * x.element_size() for x in first.state.tensors())
-    found = kernel_launches(lambda: first.advance(0))
-    streamed = state_bytes > STREAMED * l2_bytes()
-    work = Steps(staggered(first, 1 if streamed else input_sets(state_bytes, l2_bytes())), config, case.dtype)
+    """A mini-batch of steps in a form and a precision of the state."""
+    cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
+    _compile_steps(config, getattr(torch, case.dtype), form)
+    first = generate_set(config, case.batch, case.dtype, form, precision)
+    found = kernel_launches(lambda: first.advance(0))  # moves the set on by a token, so before sets are staggered
+    work = steps_in_turn(first, config, case.dtype)
     read = cost.generate_bytes(
         case.batch,
         config.heads,
@@ -128,12 +125,12 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         device="cuda",
         inputs=work.inputs(),
         witness=work.witness,
-        gate=lambda: _generate_verdict(config, gated, case.dtype, form, precision),
+        gate=lambda: generate_verdict(config, gated, case.dtype, form, precision),
         metrics={
             "flops": cost.generate_flops(case.batch, config.heads, config.head_dim, config.mini_batch, form),
             "bytes": read,
-            "state_bytes": state_bytes,
-            "sequences_that_fit": sequences_that_fit(config, state_bytes / case.batch, case.dtype, memory),
+            "state_bytes": first.state_bytes,
+            "sequences_that_fit": sequences_that_fit(config, first.state_bytes / case.batch, case.dtype, memory),
             "launches": len(found),
             **metrics_of(found),
             **measured_ceilings(),
@@ -145,13 +142,22 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
 
 @dataclass
 class GenerateSet:
-    """Some sequences that generate: their state, and of each step of a mini-batch q, k, v and lr, [steps, B, ...]."""
+    """Some sequences that generate: their state, and of each step of a mini-batch q, k, v and lr, [steps, B, ...].
+
+    launch: other launch settings than those of the table.
+    """
 
     generate: Any
     state: Any
     outer: list[torch.Tensor]
     tokens: list[torch.Tensor]
     out: torch.Tensor
+    launch: Tuning | None = None
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state."""
+        return sum(x.numel() * x.element_size() for x in self.state.tensors())
 
     @classmethod
     def of(cls, generate: Any, inputs: dict[str, Any], form: str, precision: str) -> "GenerateSet":
@@ -169,7 +175,7 @@ class GenerateSet:
     def advance(self, step: int, **options: Any) -> None:
         """One token of every sequence, that of `step`, wherever in its mini-batch the state is."""
         token = [each[step] for each in self.tokens]
-        self.generate.generate_step(*token, *self.outer, self.state, out=self.out, **options)
+        self.generate.generate_step(*token, *self.outer, self.state, out=self.out, launch=self.launch, **options)
 
 
 class Steps:
@@ -254,6 +260,18 @@ def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rou
     return out
 
 
+def generate_set(config: TTTConfig, batch: int, dtype: str, form: str, precision: str) -> GenerateSet:
+    """Sequences of random tokens, from random weights, before their first token."""
+    generate = import_module(f"tk_kernels.ttt_{config.learner}.generate")
+    return GenerateSet.of(generate, layer_inputs(config, batch, STEPS, getattr(torch, dtype)), form, precision)
+
+
+def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
+    """Copies of a set take turns at every step, so that each finds its state in memory and not in the L2."""
+    streamed = first.state_bytes > STREAMED * l2_bytes()
+    return Steps(staggered(first, 1 if streamed else input_sets(first.state_bytes, l2_bytes())), config, dtype)
+
+
 def token_of(inputs: dict[str, Any], t: int) -> list[torch.Tensor]:
     """q, k, v [B, H, D] and lr [B, H] of token t among the arguments of a reference's `forward`."""
     return [inputs[name][:, t].contiguous() for name in PER_TOKEN]
@@ -282,10 +300,13 @@ def _compile_steps(config: TTTConfig, dtype: torch.dtype, form: str) -> None:
 
 
 @cache
-def _generate_verdict(config: TTTConfig, sequences: int, dtype: str, form: str, precision: str) -> Verdict:
+def generate_verdict(
+    config: TTTConfig, sequences: int, dtype: str, form: str, precision: str, launch: Tuning | None = None
+) -> Verdict:
     """A few sequences at mixed positions, over two mini-batches, against the reference in float64.
 
     Once for all the batches of a form and precision: the sequences of a batch do not know of one another.
+    launch: other launch settings than those of the table.
     """
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, generate = (import_module(f"{operator}.{part}") for part in ("reference", "generate"))
@@ -302,7 +323,7 @@ def _generate_verdict(config: TTTConfig, sequences: int, dtype: str, form: str, 
     expected, got = [], []
     for t in range(STEPS, GATE_STEPS + STEPS):
         token = token_of(inputs, t)
-        got.append(generate.generate_step(*token, *(inputs[name] for name in OUTER), kernel_state))
+        got.append(generate.generate_step(*token, *(inputs[name] for name in OUTER), kernel_state, launch=launch))
         truth = [x.double() for x in token]
         out, state = reference.generate_step(*truth, *(exact[name] for name in OUTER), state)
         expected.append(out)
