@@ -172,8 +172,7 @@ class FlaForward(Forward):
                 expected, state = self.model.prefill(piece, state)
             return expected
 
-        with untuned():
-            compile_ahead(read)
+        with untuned(read):
             verdict = logits_verdict(logits, read(), self.case.dtype)
         # Both sides round.
         checks = [Check.at_most(f"timed_{each.name}", each.value, 2 * each.limit) for each in verdict.checks]
@@ -232,8 +231,7 @@ def timed_rounding_verdict(adapter: Any, model: FlaModel, logits: Tensor, ids: T
     def both(ids: Tensor) -> tuple[Tensor, Tensor]:
         return last_logits(FlaModel(model.inner, recurrent=True), ids), last_logits(reference, ids)
 
-    with untuned():
-        compile_ahead(lambda: both(ids[:, :RECURRENT_TOKENS]))
+    with untuned(lambda: both(ids[:, :RECURRENT_TOKENS])):
         verdict = rounding_verdict(logits, *both(ids), dtype)
     return Verdict([Check.at_most(f"timed_{each.name}", each.value, each.limit) for each in verdict.checks])
 
