@@ -222,6 +222,17 @@ def table(
 
 
 @app.command()
+def numbers(
+    run: RunFolder,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Markdown files.")],
+) -> None:
+    """Write the tables of Markdown files from a run, each below a comment that defines it (see bench/numbers.py)."""
+    from bench.commands import results
+
+    results.numbers(run, files)
+
+
+@app.command()
 def report(
     run: RunFolder,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The page; by default RUN/report.html.")] = None,
