@@ -125,7 +125,7 @@ def run(
     """Measure suites into a run: OUT/run.json says what, OUT/records/ holds a record of every case."""
     from bench.commands import measure
     from bench.errors import UserError
-    from harness.runner import Limits
+    from harness.process import Limits
 
     if retry not in ("lost", "failed"):
         raise UserError(f"--retry {retry}: must be lost or failed")
@@ -174,7 +174,7 @@ def work(
     """Be one task of a run that Slurm's tasks share."""
     from bench.commands.slurm import work
     from bench.errors import UserError
-    from harness.runner import Limits
+    from harness.process import Limits
 
     if retry not in ("lost", "failed"):
         raise UserError(f"--retry {retry}: must be lost or failed")
@@ -196,7 +196,7 @@ def verify(
 ) -> None:
     """Check outputs and fidelity without timing; exit status 1 when a case differs or fails, or all are skipped."""
     from bench.commands import measure
-    from harness.runner import Limits
+    from harness.process import Limits
 
     asked = measure.Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file)
     measure.verify(asked, limits=Limits(time_limit, start_limit))
@@ -321,7 +321,7 @@ def ab(
     """Measure two commits in turns on this machine: faster, slower, same or undecided; exit status 1 if slower."""
     from bench.commands import compare as commands
     from bench.commands.measure import Asked
-    from harness.runner import Limits
+    from harness.process import Limits
 
     asked = Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file, budget, min_samples, rounds)
     commands.ab(
@@ -370,7 +370,7 @@ def profile(
     """Run cases again under a profiler, never timed: OUT/profiles/ holds where the time of each went, and why."""
     from bench.commands import measure
     from bench.commands.profile import profile
-    from harness.runner import Limits
+    from harness.process import Limits
 
     asked = measure.Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file, repeats=1)
     limits = Limits(time_limit, start_limit)

@@ -24,10 +24,11 @@ from harness.environment import snapshot
 from harness.machine_load import warning
 from harness.nvml import visible_gpus
 from harness.pool import gpu_places, run_pool
+from harness.process import Launch, Limits
 from harness.progress import Progress
 from harness.record import Record
 from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Request, Run, RunFile
-from harness.runner import Launch, Limits, Retry, run_jobs, session
+from harness.runner import Retry, run_jobs, session
 from harness.task import refuse_submitted
 from harness.timer import Policy
 
