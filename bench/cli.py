@@ -64,7 +64,7 @@ def suites() -> None:
 @app.command()
 def build() -> None:
     """Compile the CUDA kernels ahead, and show registers and spills; needs nvcc, no GPU."""
-    from bench.commands.kernels import build_kernels
+    from bench.commands.build import build_kernels
 
     build_kernels()
 

@@ -26,7 +26,7 @@ from harness.profilers.trace import found_in
 from harness.ranges import range_name
 from harness.reason import of_exception, sentence
 from harness.record import Record, RecordError
-from harness.run import Job, Planned, Run
+from harness.run import Job, Pair, Planned, Run
 from harness.timer import Policy
 
 WAYS = ("auto", "ncu", "nsys", "torch")
@@ -40,7 +40,6 @@ _ADVICE = {
 }
 
 Way = Literal["auto", "ncu", "nsys", "torch"]
-Pair = tuple[str, str]
 
 
 class ToolLost(Exception):

@@ -13,11 +13,10 @@ from harness.claims import Holder
 from harness.process import HERE, RUN_VARIABLE, Launch, Limits, Place, PlaceLost, Stopped, end_marked
 from harness.record import Record, RecordError
 from harness.record_file import RecordFile
-from harness.run import Job, Planned, Run, latest
+from harness.run import Job, Pair, Planned, Run, latest
 
-Pair = tuple[str, str]  # (system, backend)
 Retry = Literal["lost", "failed"]
-Skip = Callable[[Planned, Sequence[Record]], str]
+SkipReason = Callable[[Planned, Sequence[Record]], str]
 
 
 class Terminated(KeyboardInterrupt):
@@ -52,7 +51,7 @@ def run_jobs(
     limits: Limits | None = None,
     retry: Retry = "lost",
     on_event: Callable[[Event], object] = lambda event: None,
-    skip: Skip = lambda planned, earlier: "",
+    skip: SkipReason = lambda planned, earlier: "",
 ) -> list[Record]:
     """Run what is not finished of `jobs` and `repeats` (all of the run's); append each record to its job's file.
 
@@ -83,7 +82,7 @@ def session(
     limits: Limits | None = None,
     retry: Retry = "lost",
     on_event: Callable[[Event], object] = lambda event: None,
-    skip: Skip = lambda planned, earlier: "",
+    skip: SkipReason = lambda planned, earlier: "",
     task: Holder | None = None,
 ) -> Iterator["Session"]:
     """The jobs of a run for whoever runs them in which order and where; arguments and errors as of `run_jobs`.
@@ -117,7 +116,7 @@ class Session:
     launches: Mapping[Pair, Launch]
     limits: Limits
     display: "_Display"
-    skip: Skip
+    skip: SkipReason
     todo: Mapping[str, "_Todo"]
     mark: str
     stop: threading.Event = field(default_factory=threading.Event)

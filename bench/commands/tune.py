@@ -37,7 +37,7 @@ def tune(learners: Sequence[str], forms: str | None, precisions: str | None, bat
 
 def _rows(learner: str, form: str, precisions: Sequence[str], batch: int) -> dict[str, dict[str, Tuning]]:
     """Of each section of the table, the fastest settings by state precision."""
-    from bench.systems.ttt.tune import Trial
+    from bench.systems.ttt.trial import Trial
 
     found: dict[str, dict[str, Tuning]] = {}
     for precision in precisions:

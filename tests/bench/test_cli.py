@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from bench.catalogue.suites import Suite
-from bench.commands import kernels, listing, measure
+from bench.commands import build as build_command
+from bench.commands import listing, measure
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.record import Record
@@ -258,7 +259,7 @@ def test_build_prints_names_as_they_are(monkeypatch, capsys):
     monkeypatch.setattr(build, "find_nvcc", lambda: None)
     monkeypatch.setattr(build, "build_all", lambda: [built])
     monkeypatch.setenv("COLUMNS", "200")
-    kernels.build_kernels()
+    build_command.build_kernels()
     assert "run<[/a]>(float [16])" in capsys.readouterr().out
 
 

@@ -17,7 +17,7 @@ from bench.systems.ceilings import measured_ceilings
 from bench.systems.language_model import STEPS
 from bench.systems.ttt.kernel_launches import KernelLaunch, kernel_launches, metrics_of, settings_of
 from bench.systems.ttt.layer import (
-    LIMITS,
+    LAYER_LIMITS,
     PER_TOKEN,
     forward_verdict,
     forward_witness,
@@ -39,9 +39,9 @@ from tk_kernels.build.parallel import compile_all
 from tk_kernels.generate.common import PRECISIONS
 from tk_kernels.generate.tuning import Tuning
 
-GATE_TOKENS = 32768
-GATE_SEQUENCES = 4
-GATE_STEPS = 2 * STEPS + 5
+KERNEL_GATE_TOKENS = 32768
+KERNEL_GATE_SEQUENCES = 4
+KERNEL_GATE_STEPS = 2 * STEPS + 5
 OUTER = ("token_scale", "ln_weight", "ln_bias")  # of the arguments of `forward`, those that all tokens share
 WITNESS_STEPS = 4096  # of the reference, some 30 launches each: a second on an H100
 STREAMED = 20  # a set of so many times the L2 leaves nothing of itself in it
@@ -58,7 +58,7 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, ops = (import_module(f"{operator}.{part}") for part in ("reference", "ops"))
     inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
-    last, gated_tokens = slice(case.batch - 1, case.batch), min(case.context, GATE_TOKENS)
+    last, gated_tokens = slice(case.batch - 1, case.batch), min(case.context, KERNEL_GATE_TOKENS)
 
     def gate() -> Verdict:
         piece = inputs_of(inputs, last, gated_tokens)
@@ -96,7 +96,7 @@ def _made_of(built: Built) -> dict[str, str]:
 
 def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
     """Two runs must agree to the bit; of a large batch in some of its sequences, as outputs may not fit twice."""
-    first, second = (run()[:: -(-sequences // GATE_SEQUENCES)].clone() for _ in range(2))
+    first, second = (run()[:: -(-sequences // KERNEL_GATE_SEQUENCES)].clone() for _ in range(2))
     return Check.at_most("elements_that_differ_between_runs", float((first != second).sum()), 0.0)
 
 
@@ -116,7 +116,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         precision,
         row_element_bytes=PRECISIONS[precision].rows.itemsize,
     )
-    gated = min(case.batch, GATE_SEQUENCES)
+    gated = min(case.batch, KERNEL_GATE_SEQUENCES)
     memory = torch.cuda.get_device_properties(0).total_memory
     return Workload(
         run=work.run,
@@ -135,7 +135,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
             **metrics_of(found),
             **measured_ceilings(),
         },
-        settings={"gated": f"{GATE_STEPS} tokens of {gated} other sequences", "input_sets": str(len(work.sets))}
+        settings={"gated": f"{KERNEL_GATE_STEPS} tokens of {gated} other sequences", "input_sets": str(len(work.sets))}
         | settings_of(found),
     )
 
@@ -217,7 +217,7 @@ class Steps:
         drawn_set = chance.randrange(len(self.sets))
         some = self.sets[drawn_set]
         batch = some.out.shape[0]
-        rows = sorted(chance.sample(range(batch), min(batch, GATE_SEQUENCES)))
+        rows = sorted(chance.sample(range(batch), min(batch, KERNEL_GATE_SEQUENCES)))
         begun = rows_of(some.state, rows).to_state()
 
         def judge(out: torch.Tensor, calls: int) -> Verdict:
@@ -310,7 +310,7 @@ def generate_verdict(
     """
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, generate = (import_module(f"{operator}.{part}") for part in ("reference", "generate"))
-    inputs = layer_inputs(config, sequences, GATE_STEPS + STEPS, getattr(torch, dtype))
+    inputs = layer_inputs(config, sequences, KERNEL_GATE_STEPS + STEPS, getattr(torch, dtype))
     exact = {name: to_float64(value) for name, value in inputs.items()}
     state, rows = exact["state"], []
     for b in range(sequences):  # sequence b starts b + 1 tokens into its mini-batch
@@ -321,11 +321,11 @@ def generate_verdict(
         type(state)(*(x.float() if x.is_floating_point() else x for x in state)), form, precision
     )
     expected, got = [], []
-    for t in range(STEPS, GATE_STEPS + STEPS):
+    for t in range(STEPS, KERNEL_GATE_STEPS + STEPS):
         token = token_of(inputs, t)
         got.append(generate.generate_step(*token, *(inputs[name] for name in OUTER), kernel_state, launch=launch))
         truth = [x.double() for x in token]
         out, state = reference.generate_step(*truth, *(exact[name] for name in OUTER), state)
         expected.append(out)
     error = relative_error(torch.stack(got), torch.stack(expected))
-    return Verdict([Check.at_most("output_relative_error", error, LIMITS[dtype])])
+    return Verdict([Check.at_most("output_relative_error", error, LAYER_LIMITS[dtype])])

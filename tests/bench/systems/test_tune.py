@@ -7,7 +7,7 @@ import torch
 
 from bench.commands import tune as command
 from bench.errors import UserError
-from bench.systems.ttt import kernel_layer, tune
+from bench.systems.ttt import kernel_layer, trial
 from tk_kernels.generate.tuning import Tuning
 from tk_kernels.ttt_linear import generate, reference
 
@@ -65,8 +65,8 @@ def kernel(monkeypatch, one_thread):
     found = Kernel()
     monkeypatch.setattr(generate, "generate_step", found)
     monkeypatch.setattr(kernel_layer, "l2_bytes", lambda: 1)
-    monkeypatch.setattr(tune, "SIZE", "tiny")
-    monkeypatch.setattr(tune, "candidates", lambda *asked, sm90: iter((SLOW, FAST, WRONG, TOO_LARGE)))
+    monkeypatch.setattr(trial, "SIZE", "tiny")
+    monkeypatch.setattr(trial, "candidates", lambda *asked, sm90: iter((SLOW, FAST, WRONG, TOO_LARGE)))
     kernel_layer.generate_verdict.cache_clear()
     yield found
     kernel_layer.generate_verdict.cache_clear()
@@ -74,7 +74,7 @@ def kernel(monkeypatch, one_thread):
 
 def fastest(kernel, log=lambda line: None):
     with torch.inference_mode():
-        return tune.Trial("linear", "dual", "float32", 2, clock=lambda: Clock(kernel)).fastest(log)
+        return trial.Trial("linear", "dual", "float32", 2, clock=lambda: Clock(kernel)).fastest(log)
 
 
 def test_the_fastest_that_passes_the_gate_is_chosen(kernel):
@@ -92,7 +92,7 @@ def test_all_are_compiled_before_one_is_timed(kernel):
 
 
 def test_where_none_passes_there_is_no_choice(kernel, monkeypatch):
-    monkeypatch.setattr(tune, "candidates", lambda *asked, sm90: iter((WRONG, TOO_LARGE)))
+    monkeypatch.setattr(trial, "candidates", lambda *asked, sm90: iter((WRONG, TOO_LARGE)))
     assert fastest(kernel) == ("cpu", None)
 
 
@@ -104,7 +104,7 @@ def machine(monkeypatch):
         log(f"{trial.learner} {trial.form} {trial.precision} {trial.batch}")
         return "a GPU", FAST if trial.precision == "planes" else None
 
-    monkeypatch.setattr(tune.Trial, "fastest", measured)
+    monkeypatch.setattr(trial.Trial, "fastest", measured)
     monkeypatch.setattr(command, "_no_gpu", lambda: "")
     monkeypatch.setattr("tk_kernels.generate.common.available", lambda: "")
 

@@ -6,7 +6,13 @@ from functools import partial
 from statistics import median
 
 from bench.models.config import TTTConfig, model_config
-from bench.systems.ttt.kernel_layer import GATE_SEQUENCES, GenerateSet, generate_set, generate_verdict, steps_in_turn
+from bench.systems.ttt.kernel_layer import (
+    KERNEL_GATE_SEQUENCES,
+    GenerateSet,
+    generate_set,
+    generate_verdict,
+    steps_in_turn,
+)
 from harness.cuda_clock import CudaEventClock
 from harness.timer import Clock, Policy, measure
 from tk_kernels.build.parallel import compile_all
@@ -67,7 +73,7 @@ class Trial:
         """Why these settings cannot be used: they cannot be launched, or miss the gate; "" where they can."""
         from triton.runtime.errors import OutOfResources, PTXASError
 
-        sequences = min(self.batch, GATE_SEQUENCES)
+        sequences = min(self.batch, KERNEL_GATE_SEQUENCES)
         try:
             return generate_verdict(self._config, sequences, self._dtype, self.form, self.precision, launch).reason
         except (OutOfResources, PTXASError) as error:
