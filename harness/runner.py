@@ -218,19 +218,16 @@ class _JobRun:
                 if session.stop.is_set():
                     raise Stopped
                 session.display.emit("start", planned, place=self.place.name)
-                record, healthy = self._attempt(attempts, planned)
+                if reason := session.skip(planned, self.records):
+                    record, healthy = attempts.unmeasured(planned, "skipped", reason, slot.found), True
+                else:
+                    record, healthy = attempts.record(planned)
                 if record.status not in ("ok", "gate") and not self.place.is_there():
                     raise PlaceLost
                 self._finish(planned, record, before.get(planned.case.key))
                 pending.remove((planned, self.repeat))
                 if not healthy:
                     slot.discard()
-
-    def _attempt(self, attempts: Attempts, planned: Planned) -> tuple[Record, bool]:
-        """The record of a case, and whether the worker can take another."""
-        if reason := self.session.skip(planned, self.records):
-            return attempts.unmeasured(planned, "skipped", reason, attempts.slot.found), True
-        return attempts.record(planned)
 
     def _finish(self, planned: Planned, record: Record, before: Record | None) -> None:
         """A case skipped again for the reason of before keeps its record, so that resuming leaves the file as it is."""

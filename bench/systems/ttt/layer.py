@@ -208,13 +208,10 @@ def forward_verdict(run: Callable[[dict[str, Any]], Any], reference: Any, form: 
     exact = {name: to_float64(value) for name, value in piece.items()}
     expected, expected_state = reference.forward(**exact, form=form, start=0)
     limit = LAYER_LIMITS[str(out.dtype).removeprefix("torch.")]
-    weights = [name for name in state._fields if name.startswith("W")]
-    return Verdict(
-        [
-            Check.at_most("output_relative_error", relative_error(out, expected), limit),
-            *(_state_check(name, state, expected_state, limit) for name in weights),
-        ]
-    )
+    weights = {name: (getattr(state, name), getattr(expected_state, name)) for name in state._fields if name[0] == "W"}
+    compared = {"output": (out, expected)} | weights
+    errors = {name: relative_error(*pair) for name, pair in compared.items()}
+    return Verdict([Check.at_most(f"{name}_relative_error", error, limit) for name, error in errors.items()])
 
 
 def inputs_of(inputs: dict[str, Any], sequences: slice, tokens: int) -> dict[str, Any]:
@@ -229,10 +226,6 @@ def forward_gate(forward: Callable[..., Any], reference: Any, case: Case, inputs
     piece = inputs_of(inputs, slice(0, 1), max(LAYER_GATE_TOKENS, int(case.option("mini_batch", 16))))
     form = case.option("form", "dual")
     return forward_verdict(lambda some: forward(**some, form=form), reference, "primal", piece)
-
-
-def _state_check(name: str, state: Any, expected: Any, limit: float) -> Check:
-    return Check.at_most(f"{name}_relative_error", relative_error(getattr(state, name), getattr(expected, name)), limit)
 
 
 def to_float64(value: Any) -> Any:
