@@ -8,6 +8,7 @@ import torch
 from bench.commands import tune as command
 from bench.errors import UserError
 from bench.systems.ttt import kernel_layer, trial
+from harness.timer import CpuClock
 from tk_kernels.generate.tuning import Tuning
 from tk_kernels.ttt_linear import generate, reference
 
@@ -15,22 +16,16 @@ SLOW, FAST, WRONG, TOO_LARGE = (Tuning(warps=warps, block=32) for warps in (1, 2
 TOOK_MS = {SLOW: 3.2, FAST: 1.6, WRONG: 0.1}
 
 
-class Clock:
+class Clock(CpuClock):
     """What a call takes is what its settings say."""
-
-    own_bytes, launches, settles_s, replays = 0, 1, 0.0, False
 
     def __init__(self, kernel):
         self.kernel, self.time_s = kernel, 0.0
 
-    def prepare(self, run):
-        self.run = run
-
     def sample(self):
-        self.run()
-        took = TOOK_MS[self.kernel.launched]
+        super().sample()
         self.time_s += 0.3
-        return took
+        return TOOK_MS[self.kernel.launched]
 
     def now(self):
         return self.time_s
