@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from bench import fairness
+from bench import model_facts
 from bench.cost import model_work, total
 from bench.models.layers import mark_layers
 from bench.systems.ceilings import ceilings_of
@@ -24,11 +24,11 @@ WITNESS_SEQUENCES = 4
 
 # Relative error of the logits and total variation of the next token's probabilities against the reference. Rounding
 # of 24 layers of bfloat16 activations reaches 2e-2; float32 against float64 stays far below 1e-4.
-LIMITS = {"bfloat16": (5e-2, 2e-2), "float16": (2e-2, 1e-2), "float32": (1e-4, 1e-4)}
+LOGIT_LIMITS = {"bfloat16": (5e-2, 2e-2), "float16": (2e-2, 1e-2), "float32": (1e-4, 1e-4)}
 
 
 class LanguageModel:
-    """An adapter (`harness.system.System`) of a model with the interface of `bench.models.base.CausalLM`.
+    """An adapter (`harness.system.SystemAdapter`) of a model with the interface of `bench.models.base.CausalLM`.
 
     A subclass says how to load its model; weights are random by seed, the same for the model and its reference.
     """
@@ -124,13 +124,13 @@ class LanguageModel:
             self._loaded = (key, self.load(case))
         return self._loaded[1]
 
-    def _facts(self, model: Any, **counted: float) -> fairness.Facts:
-        return fairness.facts_of(model.weights(), model.config.vocabulary, **counted)
+    def _facts(self, model: Any, **counted: float) -> model_facts.Facts:
+        return model_facts.facts_of(model.weights(), model.config.vocabulary, **counted)
 
     def _gate(self, model: Any, case: Case) -> Verdict:
         """The model against its reference, and whether it is a fair one, once for each model that is loaded."""
         if self._verdict is None:
-            fair = fairness.checks(self._facts(model, **self._counted(model)), case)
+            fair = model_facts.checks(self._facts(model, **self._counted(model)), case)
             self._verdict = Verdict([*self._compare(model, case.dtype).checks, *fair])
         return self._verdict
 
@@ -138,7 +138,7 @@ class LanguageModel:
     def _counted(self, model: Any) -> dict[str, float]:
         """How many rows of the LM head a prefill computes for each of its prompts."""
         ids = random_ids(model, GATE_BATCH, self.gate_prompt)
-        _, rows = fairness.count_head_rows(lambda: last_logits(model, ids), model.head)
+        _, rows = model_facts.count_head_rows(lambda: last_logits(model, ids), model.head)
         return {"head_rows": rows / GATE_BATCH}
 
     @torch.inference_mode()
@@ -158,7 +158,7 @@ class LanguageModel:
 
 def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str) -> Verdict:
     """Logits [..., V] of a model in `dtype` against its reference's."""
-    error_limit, distance_limit = LIMITS[dtype]
+    error_limit, distance_limit = LOGIT_LIMITS[dtype]
     return Verdict(
         [
             Check.at_most("logits_relative_error", relative_error(logits, reference), error_limit),

@@ -12,14 +12,14 @@ from bench.models.kernel_operator import KernelOperator
 from bench.models.ttt import TTTModel
 from bench.systems.language_model import LanguageModel, device
 from bench.systems.ttt import kernel_layer
-from bench.systems.ttt.fidelity import compared
+from bench.systems.ttt.drift import compared
 from bench.systems.ttt.pytorch import primal_reference
 from harness.case import Case
 from harness.system import Skip, Workload
 from harness.work import Work
 
 # How a state_dtype of the suites is kept; "float32-planes" is the float32 master in two 16-bit planes.
-PRECISIONS = {"float32": "float32", "float32-planes": "planes", "bfloat16": "bfloat16", "float16": "float16"}
+PRECISION_OF = {"float32": "float32", "float32-planes": "planes", "bfloat16": "bfloat16", "float16": "float16"}
 
 
 class TTTKernels(LanguageModel):
@@ -39,7 +39,7 @@ class TTTKernels(LanguageModel):
         """The whole model, or with the option scope=layer the kernel alone. Skip for what the kernels do not do."""
         _refuse_other_functions(case)
         if case.option("scope", "model") == "layer":
-            return kernel_layer.build(case, self.form, PRECISIONS[case.state_dtype])
+            return kernel_layer.build(case, self.form, PRECISION_OF[case.state_dtype])
         workload = super().build(case)
         return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
 
@@ -47,7 +47,7 @@ class TTTKernels(LanguageModel):
         """Random weights by seed."""
         config = model_config(f"ttt-{self.learner}", case.size)
         assert isinstance(config, TTTConfig)
-        precision = PRECISIONS[case.state_dtype]
+        precision = PRECISION_OF[case.state_dtype]
         operator = KernelOperator(self.learner, self.form, precision, self.prefill_on_reference)
         dtype = getattr(torch, case.dtype)
         return TTTModel.from_seed(config, 0, device(), dtype, operator=operator, block=FusedBlock)

@@ -9,7 +9,7 @@ from bench.models.operator import TorchOperator
 from bench.models.ttt import TTTModel
 from bench.systems.language_model import LanguageModel, device
 from bench.systems.ttt import layer
-from bench.systems.ttt.fidelity import compared
+from bench.systems.ttt.drift import compared
 from harness.case import Case
 from harness.system import Workload
 

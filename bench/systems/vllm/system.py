@@ -11,7 +11,7 @@ import torch
 from bench.cost import model_work, total
 from bench.models import ModelConfig
 from bench.systems.ceilings import ceilings_of
-from bench.systems.language_model import LIMITS, STEPS, WITNESS_SEQUENCES, WITNESS_TOKENS, device
+from bench.systems.language_model import LOGIT_LIMITS, STEPS, WITNESS_SEQUENCES, WITNESS_TOKENS, device
 from bench.systems.needs import needs_gpu
 from bench.systems.vllm.engine import SEQUENCES, Batch, Engine, Settings
 from harness.case import Case
@@ -37,7 +37,7 @@ MODEL_LENGTH = 33_024  # the figures' longest prompt, 32,768, and its steps; one
 
 
 class VllmSystem:
-    """An adapter (`harness.system.System`) of one architecture in vLLM, with one engine a process."""
+    """An adapter (`harness.system.SystemAdapter`) of one architecture in vLLM, with one engine a process."""
 
     implementation: ClassVar[str]  # vLLM's own, MODULE:CLASS
     # Tokens of a step; and by phase of a block of the cache, the engine's choice where it is not named. The suite
@@ -215,7 +215,7 @@ def choice_verdict(logits: torch.Tensor, chosen: torch.Tensor, dtype: str) -> Ve
     """Whether chosen [B, n] are the tokens of the largest logits [B, n, V] of a reference, as far as rounding tells."""
     below = logits.amax(-1) - logits.gather(-1, chosen[..., None])[..., 0]
     value = float((below / logits.std(-1)).amax())
-    return Verdict([Check.at_most("timed_choice_below_best", value, CHOICE_LIMITS * LIMITS[dtype][0])])
+    return Verdict([Check.at_most("timed_choice_below_best", value, CHOICE_LIMITS * LOGIT_LIMITS[dtype][0])])
 
 
 class Prefill(_Work):

@@ -9,7 +9,7 @@ from harness.case import Case
 from harness.gate import Check
 
 # The published sizes lie within 6% of each other, and Mamba's 48 blocks within 8% of the Transformer.
-PARAMETERS_LIMIT = 0.08
+PARAMETERS_OFF_LIMIT = 0.08
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def checks(facts: Facts, case: Case) -> list[Check]:
     transformer = model_config("transformer", case.size)
     parameters_off = abs(facts.parameters / parameter_count(transformer) - 1)
     found = [
-        Check.at_most("parameters_off_transformer", parameters_off, PARAMETERS_LIMIT),
+        Check.at_most("parameters_off_transformer", parameters_off, PARAMETERS_OFF_LIMIT),
         Check.at_most("vocabulary_off_transformer", abs(facts.vocabulary - transformer.vocabulary), 0),
         Check.at_most("weights_of_another_dtype", float(facts.dtype != case.dtype), 0),
         Check.at_most("samples_that_leave_something", float(facts.kept != "nothing"), 0),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.fairness import checks, count_head_rows, facts_of
+from bench.model_facts import checks, count_head_rows, facts_of
 from bench.models.config import MODELS, SIZES, model_config, parameter_count
 from bench.models.transformer import Transformer
 from bench.models.ttt import TTTModel
