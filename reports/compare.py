@@ -18,8 +18,8 @@ from reports.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
 STORED_BAR = 0.05  # two stored runs are not judged below it: the same case has differed by up to 2.6%
 BETWEEN_RUNS = 0.02  # within which 95% of cases lie in two runs of the same commit
 VERDICTS = ("slower", "lost", "faster", "same", "undecided", "not judged")
-_LOG_LIMIT = 700.0  # of what a float can hold
-_NAMED = 3  # values of a setting that are named one by one
+LOG_LIMIT = 700.0  # of what a float can hold
+NAMED = 3  # values of a setting that are named one by one
 
 
 class NotComparable(RecordError):
@@ -193,7 +193,7 @@ def judged_stored(pair: Pair, fail_on: float = BAR) -> Judged:
 
 
 def _judgement(verdict: str, middle: float, half: float, rounds: int, regressed: bool = False) -> Judged:
-    ratio, low, high = (math.exp(min(each, _LOG_LIMIT)) for each in (middle, middle - half, middle + half))
+    ratio, low, high = (math.exp(min(each, LOG_LIMIT)) for each in (middle, middle - half, middle + half))
     return Judged(verdict, ratio, low, high, rounds, regressed)
 
 
@@ -222,7 +222,7 @@ def differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
                 where.append(pair.a.system)
     everywhere = {pair.a.system for pair in pairs}
     for what, values in found.items():
-        if len(values) > _NAMED:
+        if len(values) > NAMED:
             yield Difference(what, where=_where([name for names in values.values() for name in names], everywhere))
         else:
             yield from (Difference(what, *each, _where(names, everywhere)) for each, names in values.items())

@@ -73,7 +73,7 @@ def run_side(run: Run, records: Iterable[Record]) -> Side:
     commits = map(_commit, timed) if timed else [asked.commit[:10] if asked else ""]
     devices = [_said(record.environment.get("device")) for record in timed]
     return Side(
-        name=run.folder.resolve().name,
+        name=printable(run.folder.resolve().name),
         commit=_joined(commits),
         device=_joined(devices or [_said(asked.machine.get("device")) if asked else ""]),
         measured=" to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
