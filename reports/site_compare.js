@@ -124,15 +124,20 @@ function counted({ rows, missing }) {
 
 function show(a, b) {
   const found = compareRuns(a, b);
-  const said = [element("p", { className: "verdict", textContent: counted(found) || "No case has a result in both." }), element("p", { textContent: rules.meaning })];
+  const said = [element("p", { className: "verdict", textContent: counted(found) || "No case has a result in both." }), paragraph(rules.meaning)];
   if (a.turns && a.turns === b.turns && a.id !== b.id) {
-    said.push(element("p", { textContent: "These are the two sides of one `ttt-bench ab`, measured in turns; `ttt-bench compare` judges their rounds from 1%. Here they stand as two stored runs." }));
+    said.push(paragraph("These are the two sides of one `ttt-bench ab`, measured in turns; `ttt-bench compare` judges their rounds from 1%. Here they stand as two stored runs."));
   }
   document.getElementById("said").replaceChildren(...said);
   const parts = [section("The two runs", sidesTable(a, b)), section("What differs", list(found.differences, "Nothing that was recorded."))];
   if (found.rows.length) parts.push(section("Cases", ...casesTable(found.rows)));
   if (found.missing.length) parts.push(section("Not compared", list(byReason(found.missing))));
   document.getElementById("found").replaceChildren(...parts);
+}
+
+/* What stands between backticks is code. */
+function paragraph(text) {
+  return element("p", {}, ...text.split("`").map((part, at) => (at % 2 ? element("code", { textContent: part }) : part)));
 }
 
 function byReason(missing) {
@@ -149,9 +154,9 @@ function list(texts, none = "") {
   return element("ul", {}, ...(texts.length ? texts : [none]).map((textContent) => element("li", { textContent })));
 }
 
-function table(label, columns, rows) {
+function table(label, className, columns, rows) {
   const head = element("tr", {}, ...columns.map((textContent) => element("th", { scope: "col", textContent })));
-  const host = element("div", { className: "scroller compared", tabIndex: 0 }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)));
+  const host = element("div", { className: `scroller ${className}`, tabIndex: 0 }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)));
   host.setAttribute("role", "region");
   host.setAttribute("aria-label", label);
   return host;
@@ -164,7 +169,7 @@ function sidesTable(a, b) {
     element("td", {}, element("a", { href: `runs/${id}.html`, textContent: side.name })),
     ...[side.commit, side.device, side.measured].map((textContent) => element("td", { textContent })),
   ));
-  return table("The two runs", ["Run", "Folder", "Commit", "Device", "Measured"], rows);
+  return table("The two runs", "", ["Run", "Folder", "Commit", "Device", "Measured"], rows);
 }
 
 function casesTable(rows) {
@@ -178,7 +183,7 @@ function casesTable(rows) {
     cells[0].dataset.verdict = row.verdict;
     return element("tr", {}, ...cells.slice(0, 3), element("td", {}, intervalPlot(row, reach)), ...cells.slice(3));
   });
-  return [element("p", { textContent: axis }), table("Cases", [verdict, ratio, interval, "faster, slower", ...others], lines)];
+  return [element("p", { textContent: axis }), table("Cases", "compared", [verdict, ratio, interval, "faster, slower", ...others], lines)];
 }
 
 function shortNumber(value) {

@@ -9,6 +9,7 @@ const DASHES = ["solid", "dash", "dot", "dashdot"];
 const TONES = 8;
 /* The least that the axis shows to either side of the values, so that noise does not look like change. */
 const LEAST_REACH = 0.1;
+const NARROW = 500; // pixels of a figure, in which changes are told by hover and table alone
 
 /* Plotly reads a part of HTML in its texts; words from records are shown as they are. */
 function neutral(text) {
@@ -43,9 +44,9 @@ function traces(line, number) {
     text: line.at.map((_, at) => hover(line, at)), hovertemplate: "%{text}<extra></extra>",
   };
   const changes = {
-    type: "scatter", mode: "markers+text", showlegend: false, x: line.changes.map(({ at }) => line.at[at]), y: line.changes.map(({ at }) => line.ms[at]),
+    type: "scatter", mode: plot.clientWidth < NARROW ? "markers" : "markers+text", cliponaxis: false, showlegend: false, x: line.changes.map(({ at }) => line.at[at]), y: line.changes.map(({ at }) => line.ms[at]),
     marker: { size: 14, symbol: line.changes.map(({ verdict }) => (verdict === "slower" ? "triangle-up" : "triangle-down")), color: line.changes.map(({ verdict }) => colour(verdict === "slower" ? "--bad" : "--good")) },
-    text: line.changes.map(({ ratio }) => percent(ratio)), textposition: line.changes.map(({ verdict }) => (verdict === "slower" ? "top center" : "bottom center")), textfont: { color: colour("--ink") },
+    text: line.changes.map(({ at, ratio }) => `${percent(ratio)}<br>${neutral(line.commit[at].slice(0, 7))}`), textposition: line.changes.map(({ verdict }) => (verdict === "slower" ? "top center" : "bottom center")), textfont: { color: colour("--ink") },
     hovertext: line.changes.map(({ at, before, verdict, ratio, differs }) => [`${verdict}: ${percent(ratio)} against ${page.names[before]}`, ...differs.slice(0, 5)].map(neutral).join("<br>") + `<br>${hover(line, at)}`),
     hovertemplate: "%{hovertext}<extra></extra>",
   };
@@ -66,11 +67,13 @@ async function draw() {
   const [ink, muted, grid] = ["--ink", "--muted", "--grid"].map(colour);
   const axis = { gridcolor: grid, linecolor: muted, tickcolor: muted, zeroline: false, fixedrange: true };
   const layout = {
-    height: 420, margin: { t: 20, r: 20, b: 50, l: 60 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 13, family: getComputedStyle(document.body).fontFamily },
-    xaxis: { ...axis, type: "date", title: { text: "first sample, UTC" } }, yaxis: { ...axis, title: { text: "latency, ms" }, range: range(lines) },
-    showlegend: true, legend: { orientation: "h", y: -0.18, yanchor: "top" }, hoverlabel: { bgcolor: colour("--raised"), font: { color: ink }, align: "left" },
+    height: 420, margin: { t: 20, r: 40, b: 50, l: 60 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 13, family: getComputedStyle(document.body).fontFamily },
+    xaxis: { ...axis, type: "date", title: { text: "first sample, UTC", standoff: 12 }, automargin: true }, yaxis: { ...axis, title: { text: "latency, ms" }, range: range(lines) },
+    showlegend: true, legend: { orientation: "h", y: 0, yref: "container", yanchor: "bottom" }, hoverlabel: { bgcolor: colour("--raised"), font: { color: ink }, align: "left" },
   };
   await Plotly.react(plot, lines.flatMap(traces), layout, { displayModeBar: false, responsive: true });
+  const [runs, changes] = ["at", "changes"].map((part) => lines.reduce((sum, line) => sum + line[part].length, 0));
+  plot.setAttribute("aria-label", `Line chart of the latency of ${label}: ${runs} runs on ${lines.length} kinds of machine, ${changes} changes. The numbers are in the table below it.`);
   numbers(lines);
   document.documentElement.dataset.ready = "yes";
 }
@@ -100,5 +103,5 @@ select.onchange = () => { location.hash = select.value; };
 select.form.onsubmit = (event) => event.preventDefault();
 for (const part of document.querySelectorAll(".needs-script")) part.hidden = false;
 addEventListener("hashchange", follow);
-matchMedia("(prefers-color-scheme: dark)").onchange = draw;
+for (const medium of ["(prefers-color-scheme: dark)", "print"]) matchMedia(medium).onchange = draw;
 follow();

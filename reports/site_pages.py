@@ -100,5 +100,5 @@ def _over_time(history: History, entries: Sequence[Entry]) -> str:
 
 def short(entry: Entry) -> str:
     """The commits of a run in a few words."""
-    commits = [commit[:10] for commit in entry.commits]
-    return f"{commits[0]} and {len(commits) - 1} more" if len(commits) > 1 else "".join(commits)
+    first = entry.commits[0][:10] if entry.commits else "not recorded"
+    return f"commit {first} and {len(entry.commits) - 1} more" if len(entry.commits) > 1 else f"commit {first}"
