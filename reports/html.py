@@ -104,13 +104,15 @@ def render(
     title: str | None = None,
     profiled: Section | None = None,
     around: Around | None = None,
+    table: pd.DataFrame | None = None,
 ) -> str:
     """The page of `records` as HTML; everything it needs is in it, and its policy forbids all else.
 
     profiled: the section on the run's profiles, where it has any. around: of a page that is part of a site, which
-    takes Plotly from there and offers the site's downloads instead of its own.
+    takes Plotly from there and offers the site's downloads instead of its own. table: `stats.frame` of the records,
+    where it is at hand.
     """
-    table = frame(records, catalogue)
+    table = frame(records, catalogue) if table is None else table
     drawn = figures(table, catalogue)
     labels = {name: _label(name, catalogue) for name in (*table.columns, "cases", "which")}
     shown, same = _shown_columns(table, labels, catalogue)

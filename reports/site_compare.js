@@ -32,7 +32,7 @@ function compareRuns(a, b) {
   for (const run of [a, b]) {
     if (run.mode !== "measure") throw new NotComparable(`${run.side.name} is a run of mode '${run.mode}', whose cases have no timing.`);
   }
-  const shared = Object.keys(a.cases).filter((key) => Object.hasOwn(b.cases, key));
+  const shared = Object.keys(a.cases).filter((key) => own(b.cases, key));
   if (!shared.length) throw new NotComparable(`${a.side.name} and ${b.side.name} have no case in common.`);
   const pairs = shared.map((key) => [a.cases[key], b.cases[key]]).filter((pair) => pair.every((side) => side.ms !== null));
   for (const pair of pairs) refuseAnotherDevice(...pair);
@@ -44,11 +44,17 @@ function refuseAnotherDevice(a, b) {
   for (let at = 0; at < Math.min(a.devices.length, b.devices.length); at += 1) {
     const [one, other] = [a.devices[at], b.devices[at]];
     for (const what of namesOf(one, other)) {
-      if (one[what] !== other[what]) {
-        throw new NotComparable(`Not comparable: ${what} ${one[what] || "not recorded"} in A, ${other[what] || "not recorded"} in B (${a.label}).`);
+      const [inA, inB] = [own(one, what), own(other, what)];
+      if (inA !== inB) {
+        throw new NotComparable(`Not comparable: ${what} ${inA || "not recorded"} in A, ${inB || "not recorded"} in B (${a.label}).`);
       }
     }
   }
+}
+
+/* A stranger may call a package `__proto__`, which every object has. */
+function own(values, name) {
+  return Object.hasOwn(values, name) ? values[name] : undefined;
 }
 
 function namesOf(a, b) {
@@ -83,7 +89,7 @@ function differencesOf(pairs) {
   const found = new Map();
   for (const [a, b] of pairs) {
     for (const what of namesOf(a.facts, b.facts)) {
-      const values = [a.facts[what] ?? "", b.facts[what] ?? ""];
+      const values = [own(a.facts, what) ?? "", own(b.facts, what) ?? ""];
       if (values[0] === values[1]) continue;
       const kinds = found.get(what) ?? found.set(what, new Map()).get(what);
       const kind = JSON.stringify(values);
@@ -106,7 +112,7 @@ function differencesOf(pairs) {
 
 function missingOf(a, b) {
   return namesOf(a, b).flatMap((key) => {
-    const sides = [["A", a[key]], ["B", b[key]]];
+    const sides = [["A", own(a, key)], ["B", own(b, key)]];
     const there = sides.filter(([, side]) => side);
     if (there.length === 1) return [{ label: there[0][1].label, reason: `only in ${there[0][0]}`, lost: false }];
     const without = sides.filter(([, side]) => side.why);

@@ -62,6 +62,7 @@ function range(lines) {
 }
 
 async function draw() {
+  document.documentElement.dataset.ready = "no";
   const { label, lines } = cases.get(select.value);
   document.getElementById("figure-title").textContent = label;
   const [ink, muted, grid] = ["--ink", "--muted", "--grid"].map(colour);

@@ -119,7 +119,7 @@ def files_of(run: Run) -> tuple[Entry, dict[str, str | bytes]]:
     files: dict[str, str | bytes] = {f"data/{found}.js": _data(run, found, records, sides)}
     if table is not None:
         files |= {f"downloads/{found}.{ending}": content for ending, content in _downloads(table, records, run).items()}
-        files[f"runs/{found}.html"] = _page(run, found, records, files)
+        files[f"runs/{found}.html"] = _page(run, found, records, table, files)
     return _entry(run, found, records, tuple(files)), files
 
 
@@ -175,7 +175,7 @@ def _distinct(values: Iterable[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(value) for value in values if value))
 
 
-def _page(run: Run, found: str, records: list[Record], files: Iterable[str]) -> str:
+def _page(run: Run, found: str, records: list[Record], table: pd.DataFrame, files: Iterable[str]) -> str:
     downloads = [(_FORMATS[path.rpartition(".")[2]], f"../{path}") for path in files if path.startswith("downloads/")]
     around = Around(
         plotly=f"../{PLOTLY}",
@@ -184,7 +184,7 @@ def _page(run: Run, found: str, records: list[Record], files: Iterable[str]) -> 
     )
     profiled = section(run)
     title = printable(run.folder.resolve().name)
-    return render(records, run.catalogue, title, profiled if profiled.html else None, around)
+    return render(records, run.catalogue, title, profiled if profiled.html else None, around, table)
 
 
 def _downloads(table: pd.DataFrame, records: Iterable[Record], run: Run) -> dict[str, str | bytes]:
@@ -202,7 +202,8 @@ def _downloads(table: pd.DataFrame, records: Iterable[Record], run: Run) -> dict
 
 def _of_one_type(table: pd.DataFrame) -> pd.DataFrame:
     """Parquet's columns have one type: a column of several, such as an option that is a number or a word, is words."""
-    mixed = [name for name in table.columns if len({type(value) for value in table[name].dropna()}) > 1]
+    words = [name for name in table.columns if table[name].dtype == object]
+    mixed = [name for name in words if len({type(value) for value in table[name].dropna()}) > 1]
     return table.assign(**{name: table[name].map(said).replace("", None) for name in mixed})
 
 
