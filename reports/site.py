@@ -98,7 +98,7 @@ def refuse_what_is_no_site(folder: Path) -> None:
 def _refuse_what_is_no_site(out: Path, runs: Sequence[Path]) -> None:
     place = out.resolve()
     for run in runs:
-        if run.resolve() in (place, *place.parents):
+        if run.resolve() in (place, *place.parents) and Run.exists(run):
             raise RecordError(f"{out}: lies in the run {run}; name a folder outside of it")
     if not out.exists():
         return
