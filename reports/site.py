@@ -6,10 +6,9 @@ and opens from a disk.
 """
 
 import hashlib
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -23,15 +22,13 @@ from harness.record import RecordError
 from harness.run import Run, RunError
 from reports.html import plotly_source
 from reports.site_feed import checked_url
+from reports.site_folder import FOLDERS, MARKER, marker_text, read_marker, refuse_what_belongs_to_others
 from reports.site_history import histories
 from reports.site_pages import shared_files
 from reports.site_run import ID, PLOTLY, Entry, Held, files_of, has_parquet, read_held, run_digest
 
-MARKER = "ttt-bench-site.json"
 NO_PARQUET = "Parquet is left out of the downloads: pip install 'ttt-bench[site]'"
 NO_FEED = "the Atom feed is left out: it needs --url, where the site will be"
-_SCHEMA = 1
-_FOLDERS = ("assets", "data", "downloads", "over-time", "runs")
 _OURS = re.compile(rf"(data|downloads|over-time|runs)/{ID.pattern}\.(js|html|csv|jsonl|parquet)")
 _FEW = 8  # runs that are drawn sooner than another process starts
 _MOST_PROCESSES = 8
@@ -48,11 +45,12 @@ class Built:
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """What the marker file says of a run: of which files it was drawn, and its line of the index."""
+class _Drawn:
+    """A run that is drawn in the folder. digest: of what it was drawn from; held: what its data file says."""
 
     digest: str
     entry: Entry
+    held: Held
 
 
 def write_site(runs: Sequence[Path], out: Path, url: str = "") -> Built:
@@ -62,85 +60,59 @@ def write_site(runs: Sequence[Path], out: Path, url: str = "") -> Built:
     run twice, for an `out` that is neither empty nor a site, and OSError where it cannot be written.
     """
     url = checked_url(url) if url else ""
-    _refuse_what_is_no_site(out, runs)
+    refuse_what_belongs_to_others(out, runs)
     digests = _digests(runs)
-    known = {kept.digest: kept for kept in _read_marker(out).values()}
-    held = {digest: found for digest in digests if digest in known and (found := _held(out, known[digest].entry))}
-    kept = {digest: known[digest] for digest in held}
-    for name in _FOLDERS:
+    drawn = _unchanged(out, digests)
+    changed = {digest: folder for digest, folder in digests.items() if digest not in drawn}
+    for name in FOLDERS:
         (out / name).mkdir(parents=True, exist_ok=True)
-    _write_marker(out, kept)  # a site from now on, and what is drawn below is not taken for drawn if this is killed
-    changed = {digest: folder for digest, folder in digests.items() if digest not in kept}
-    places = {kept[digest].entry.id: digests[digest] for digest in kept}
-    for (digest, folder), (entry, content) in zip(changed.items(), _drawn(list(changed.values())), strict=True):
+    # A site from now on; and what is drawn below is not taken for drawn if this is killed.
+    _write_marker(out, drawn.values())
+    for each in _draw(out, changed, {each.entry.id: digests[digest] for digest, each in drawn.items()}):
+        drawn[each.digest] = each
+    ordered = [drawn[digest] for digest in digests]
+    removed = _remove_others(out, _write_shared(out, ordered, url))
+    _write_marker(out, ordered)
+    notes = ([] if has_parquet() else [NO_PARQUET]) + ([] if url else [NO_FEED])
+    return Built(len(digests), len(changed), removed, tuple(notes))
+
+
+def _unchanged(out: Path, digests: Iterable[str]) -> dict[str, _Drawn]:
+    """The runs that are drawn in `out` from what they are now, in the order of `digests`."""
+    known = _known(out)
+    held = {digest: _held(out, known[digest]) for digest in digests if digest in known}
+    return {digest: _Drawn(digest, known[digest], found) for digest, found in held.items() if found}
+
+
+def _known(out: Path) -> dict[str, Entry]:
+    """What the marker file of `out` says of its runs, by digest; nothing where another version wrote it."""
+    if not (out / MARKER).exists():
+        return {}
+    try:
+        return {each["digest"]: _entry(each["entry"]) for each in read_marker(out)}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _entry(values: Mapping[str, Any]) -> Entry:
+    lists = {name: tuple(values[name]) for name in ("devices", "commits", "files")}
+    systems = tuple((name, label) for name, label in values["systems"])
+    return Entry(**{**values, **lists, "systems": systems})
+
+
+def _write_marker(out: Path, drawn: Iterable[_Drawn]) -> None:
+    _write(out / MARKER, marker_text([{"digest": each.digest, "entry": asdict(each.entry)} for each in drawn]))
+
+
+def _draw(out: Path, changed: Mapping[str, Path], places: dict[str, Path]) -> Iterator[_Drawn]:
+    """Write the files of these runs. places: the folders of the other runs by their id."""
+    for (digest, folder), (entry, content) in zip(changed.items(), _files(list(changed.values())), strict=True):
         if entry.id in places:
             raise RecordError(f"{places[entry.id]} and {folder}: are the same run ({entry.id}); name one of them")
         places[entry.id] = folder
         for path, text in content.items():
             write_atomically(out / path, text)
-        kept[digest] = _Kept(digest, entry)
-        held[digest] = read_held(out / f"data/{entry.id}.js")
-    expected = _write_shared(out, [kept[digest] for digest in digests], [held[digest] for digest in digests], url)
-    removed = _remove_others(out, expected)
-    _write_marker(out, kept)
-    notes = ([] if has_parquet() else [NO_PARQUET]) + ([] if url else [NO_FEED])
-    return Built(len(digests), len(changed), removed, tuple(notes))
-
-
-def refuse_what_is_no_site(folder: Path) -> None:
-    """RecordError for a folder that `write_site` did not make."""
-    if not folder.is_dir():
-        why = "is not a folder" if folder.exists() else "no such folder"
-        raise RecordError(f"{folder}: {why}; name that of a site")
-    _read_marker(folder, must=True)
-
-
-def _refuse_what_is_no_site(out: Path, runs: Sequence[Path]) -> None:
-    place = out.resolve()
-    for run in runs:
-        if run.resolve() in (place, *place.parents) and Run.exists(run):
-            raise RecordError(f"{out}: lies in the run {run}; name a folder outside of it")
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise RecordError(f"{out}: is not a folder; name one for the site")
-    if any(out.iterdir()):
-        _read_marker(out, must=True)
-    for name in _FOLDERS:
-        if (out / name).is_symlink() or ((out / name).exists() and not (out / name).is_dir()):
-            raise RecordError(f"{out / name}: is no folder of a site; remove it, or name another folder")
-
-
-def _read_marker(out: Path, must: bool = False) -> dict[str, _Kept]:
-    """What the site in `out` was made of, by the run's id; nothing where another version made it.
-
-    must: RecordError where the folder has no marker of ours.
-    """
-    try:
-        values = json.loads((out / MARKER).read_text("utf-8"))
-        if values["tool"] != "ttt-bench site":
-            raise ValueError
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        if must:
-            raise RecordError(f"{out}: is no site of ttt-bench, as it has no {MARKER}; it is left as it is") from None
-        return {}
-    try:
-        return {each["entry"]["id"]: _kept(each) for each in values["runs"]}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return {}
-
-
-def _kept(values: Mapping[str, Any]) -> _Kept:
-    entry = dict(values["entry"])
-    for name in ("devices", "commits", "files"):
-        entry[name] = tuple(entry[name])
-    entry["systems"] = tuple((name, label) for name, label in entry["systems"])
-    return _Kept(values["digest"], Entry(**entry))
-
-
-def _write_marker(out: Path, kept: Mapping[str, _Kept]) -> None:
-    values = {"tool": "ttt-bench site", "schema": _SCHEMA, "runs": [asdict(each) for each in kept.values()]}
-    _write(out / MARKER, json.dumps(values, separators=(",", ":")) + "\n")
+        yield _Drawn(digest, entry, read_held(out / f"data/{entry.id}.js"))
 
 
 def _digests(runs: Sequence[Path]) -> dict[str, Path]:
@@ -184,24 +156,25 @@ def _held(out: Path, entry: Entry) -> Held | None:
         return None
 
 
-def _drawn(folders: Sequence[Path]) -> Iterator[tuple[Entry, dict[str, str | bytes]]]:
-    """The runs' files, drawn by as many processes as there are cores, in the order of the folders."""
+def _files(folders: Sequence[Path]) -> Iterator[tuple[Entry, dict[str, str | bytes]]]:
+    """The runs' files, made by as many processes as there are cores, in the order of the folders."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if len(folders) <= _FEW or cores == 1:
-        yield from map(_files, folders)
+        yield from map(_files_of, folders)
         return
     with ProcessPoolExecutor(min(cores, _MOST_PROCESSES), get_context("spawn")) as pool:
-        yield from pool.map(_files, folders, chunksize=4)
+        yield from pool.map(_files_of, folders, chunksize=4)
 
 
-def _files(folder: Path) -> tuple[Entry, dict[str, str | bytes]]:
+def _files_of(folder: Path) -> tuple[Entry, dict[str, str | bytes]]:
     return files_of(Run.open(folder))
 
 
-def _write_shared(out: Path, kept: Sequence[_Kept], held: Sequence[Held], url: str) -> set[str]:
+def _write_shared(out: Path, drawn: Sequence[_Drawn], url: str) -> set[str]:
     """Write what all runs share; the paths of everything that belongs to the site."""
-    entries = sorted((each.entry for each in kept), key=lambda entry: (entry.updated, entry.id), reverse=True)
-    content = shared_files(entries, histories(entries, held), url) | {PLOTLY: plotly_source()}
+    entries = sorted((each.entry for each in drawn), key=lambda entry: (entry.updated, entry.id), reverse=True)
+    found = histories(entries, [each.held for each in drawn])
+    content = shared_files(entries, found, url) | {PLOTLY: plotly_source()}
     for path, text in content.items():
         _write(out / path, text)
     return {*content, *(path for entry in entries for path in entry.files)}

@@ -30,7 +30,7 @@ def site(runs: Sequence[Path], output: Path, url: str) -> None:
 
 def preview(folder: Path, port: int) -> None:
     """Serve a site on the loopback address until it is interrupted."""
-    from reports.site import refuse_what_is_no_site
+    from reports.site_folder import refuse_what_is_no_site
 
     refuse_what_is_no_site(folder)
     try:

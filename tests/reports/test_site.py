@@ -20,7 +20,8 @@ from harness.run import Run
 from reports import site, site_pages, site_run
 from reports.compare import compare
 from reports.publish import write_table
-from reports.site import MARKER, NO_FEED, NO_PARQUET, write_site
+from reports.site import NO_FEED, NO_PARQUET, write_site
+from reports.site_folder import MARKER
 from reports.site_run import read_held, run_id, slug
 
 URL = "https://example.org/bench"
