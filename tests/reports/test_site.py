@@ -163,15 +163,24 @@ def test_nothing_outside_of_the_site_is_touched(two_runs, tmp_path):
     with pytest.raises(RecordError, match="is no folder of a site"):
         write_site(two_runs[:1], out)
     (out / "data").unlink()
-    marker = json.loads((out / MARKER).read_text())
-    for run in marker["runs"]:
-        run["entry"]["files"] = [f"../elsewhere/{name}" for name in run["entry"]["files"]]
-    (out / MARKER).write_text(json.dumps(marker))
-    (out / "index.html").unlink()
-    (out / "index.html").symlink_to(elsewhere / "index.html")
-    assert write_site(two_runs[:1], out).drawn == 1
+    for name in ("index.html", "assets/site.css"):
+        (out / name).unlink()
+        (out / name).symlink_to(elsewhere / name)
+    write_site(two_runs[:1], out)
     assert times(elsewhere) == before
     assert not (out / "index.html").is_symlink()
+    assert not (out / "assets/site.css").is_symlink()
+
+
+def test_a_marker_that_names_files_elsewhere_is_not_believed(two_runs, tmp_path):
+    out, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    write_site(two_runs, out)
+    shutil.copytree(out, elsewhere)
+    marker = json.loads((out / MARKER).read_text())
+    marker["runs"][0]["entry"]["files"] = [f"../elsewhere/{name}" for name in marker["runs"][0]["entry"]["files"]]
+    (out / MARKER).write_text(json.dumps(marker))
+    assert write_site(two_runs, out).drawn == 1
+    assert "elsewhere" not in (out / MARKER).read_text()
 
 
 def test_the_same_run_twice_is_a_sentence(two_runs, tmp_path):
@@ -389,13 +398,13 @@ def test_few_samples_and_a_loaded_machine_are_drawn_and_not_judged(tmp_path):
         nightly(tmp_path, 0, 10),
         nightly(tmp_path, 1, 15, samples=3),
         nightly(tmp_path, 2, 15, environment=loaded),
-        nightly(tmp_path, 3, 10.1),
-        nightly(tmp_path, 4, 12),
+        nightly(tmp_path, 3, 12),
     ]
     write_site(runs, tmp_path / "site")
     (line,), changes = changes_of(tmp_path / "site")
     assert line["doubtful"] == [1, 2]
-    assert [change[1:] for change in changes] == [("slower", 4)]
+    assert [change[1:] for change in changes] == [("slower", 3)]
+    assert line["changes"][0]["before"] == line["run"][0]
 
 
 def test_what_a_site_keeps_of_a_run_is_what_compare_needs(tmp_path):
