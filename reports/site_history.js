@@ -82,7 +82,7 @@ async function draw() {
 function numbers(lines) {
   const rows = lines.flatMap((line) => line.at.map((_, at) => ({ line, at }))).sort((a, b) => (a.line.at[a.at] < b.line.at[b.at] ? 1 : -1));
   const columns = [["at", "First sample, UTC"], ["run", "Run"], ["commit", "Commit"], ["ms", "Latency (ms)", true], ["low", "From", true], ["high", "To", true], ["place", "Machine"], ["change", "Change"]]
-    .map(([key, label, numeric]) => ({ key, label, numeric: Boolean(numeric), scale: 1 }));
+    .map(([key, label, numeric]) => ({ key, label, numeric: Boolean(numeric), scale: 1, names: Object.create(null) }));
   const cell = ({ line, at }, key) => {
     const change = line.changes.find((each) => each.at === at);
     if (key === "change") return change ? `${change.verdict}, ${percent(change.ratio)}` : null;
