@@ -7,7 +7,8 @@ from itertools import groupby
 import pandas as pd
 
 from harness.catalogue import Catalogue, ClaimEntry
-from reports.figures import Figure, Line
+from reports.figures import Figure
+from reports.lines import Line
 from reports.stats import CACHE_FULL, MACHINE_COLUMNS, MARKS
 
 LEVEL = 0.05  # two numbers of one run that differ by less are called level: a run on another day differs by 2 to 3%

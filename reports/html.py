@@ -20,8 +20,9 @@ from harness.interval import FEWEST
 from harness.record import Record
 from reports.fairness import fairness
 from reports.fidelity import fidelity
-from reports.figures import Figure, axis_title, figures, system_looks
+from reports.figures import Figure, axis_title, figures
 from reports.headline import headline, small_models
+from reports.lines import system_looks
 from reports.machines import machines
 from reports.profiles import Section
 from reports.profiles import script as profile_script
