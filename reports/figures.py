@@ -6,6 +6,7 @@ copy of the numbers serves figures, tables and downloads.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import pandas as pd
@@ -21,13 +22,17 @@ _ALIKE_MACHINES = "lines join no points of different machines or commits"
 
 @dataclass(frozen=True)
 class Figure:
-    """What the page needs to draw one figure; `x` and `y` are columns, `y_log` its first choice of axis."""
+    """What the page needs to draw one figure; `x` and `y` are columns, `y_log` its first choice of axis.
+
+    id: what a link to it says. provenance: when and by which commit, for a picture that leaves its page.
+    """
 
     id: str
     suite: str
     title: str
     source: str
     caption: str
+    provenance: str
     x: str
     y: str
     x_title: str
@@ -148,11 +153,12 @@ class _Drawn:
         floors = self.panel.floors() if entry.floor else []
         parts = [str(rows[name].iloc[0]) for name in entry.split if name in rows]
         figure = Figure(
-            id="-".join(filter(None, [self.suite or "other", entry.phase, *parts])),
+            id="-".join([*_named(self.suite or "other", entry.phase), *filter(None, parts)]),
             suite=self.suite,
             title=entry.title,
             source=entry.source,
             caption=self._caption(lines + floors),
+            provenance=_provenance(rows),
             x=entry.x,
             y=entry.y,
             x_title=_x_title(entry, catalogue),
@@ -225,6 +231,31 @@ def _spans_wide(values: pd.Series) -> bool:
     return len(values) > 0 and bool(values.max() > WIDE_RANGE * values.min())
 
 
+def _named(suite: str, phase: str) -> list[str]:
+    """The phase is said once."""
+    return [suite] if suite.endswith(f"-{phase}") else [suite, phase]
+
+
+def _provenance(rows: pd.DataFrame) -> str:
+    """The days (UTC) and commits of the rows."""
+    commits = [f"commit {commit[:8]}" for commit in rows["commit"].unique() if commit]
+    said = commits if len(commits) <= 3 else [f"{len(commits)} commits"]
+    return ", ".join(filter(None, [days(rows["started_at"]), *said]))
+
+
+def days(started: Iterable[str]) -> str:
+    """The first and last day (UTC) of these times; "" where none says one."""
+    found = sorted({day for text in started if (day := _day(text))})
+    return " to ".join(dict.fromkeys((found[0], found[-1]))) if found else ""
+
+
+def _day(text: str) -> str:
+    try:
+        return datetime.fromisoformat(text).date().isoformat()
+    except ValueError:
+        return ""
+
+
 def _x_title(entry: FigureEntry, catalogue: Catalogue) -> str:
     if (entry.x, entry.phase) == ("context", "request"):
         return "Prompt length (tokens)"
@@ -240,10 +271,11 @@ def _widest_axis(rows: pd.DataFrame) -> str:
 def _points_words(measured: pd.DataFrame) -> str:
     """What points and bars are."""
     samples, processes = measured["samples"], measured["processes"]
+    repeated = processes.max() > 1
     said = f"medians of {_ends(samples)} samples with their 95% intervals"
-    said += " within a process" if processes.max() > 1 else ""
+    said += " over processes" if repeated else " within this process"
     said += f" (below {FEWEST} samples their range)" if samples.min() < FEWEST else ""
-    if processes.max() > 1:
+    if repeated:
         said += f", of {_ends(processes)} processes a point"
     spread = measured["process_spread"].dropna()
     if len(spread):

@@ -38,6 +38,28 @@ def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure
     return [sentence for sentence in sentences if sentence][:MOST]
 
 
+def described(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
+    """A figure in a sentence, for who does not see it: who is best, or else what is drawn."""
+    if not (figure.lines and figure.lines[0].base_rows):
+        found = _best(table, catalogue, figure) if figure.best else _winners(table, catalogue, figure)
+        if found:
+            return found
+    drawn = [(line, list(_points(table, catalogue, figure, line))) for line in figure.lines if not line.y]
+    points = [point for _, found in drawn for point in found]
+    if not points or figure.lines[0].base_rows:
+        said = _counted(len(figure.lines), "line") if points else "no case has a result"
+        return f"{figure.title}: {said}."
+    (first, *_, last), (least, *_, most) = (sorted(column * 2) for column in map(list, zip(*points, strict=True)))
+    axis = catalogue.axis(figure.x).phrase.replace("{}", f"{said_x(first)} to {said_x(last)}")
+    unit = catalogue.metric(figure.y).unit
+    lines = _counted(sum(bool(found) for _, found in drawn), "line")
+    return f"{figure.title}: {lines} over {axis}, from {least:.3g} to {most:.3g} {unit}".rstrip() + "."
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' if count != 1 else ''}"
+
+
 def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
     """What a reader of a run on a CPU must know first; "" for a GPU. kinds: the kinds of device of its records."""
     if set(kinds) != {"cpu"}:
@@ -109,10 +131,9 @@ def _standing(x: float, places: list[tuple[float, str]], catalogue: Catalogue, f
 def _points(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, line: Line) -> Iterator[tuple[float, float]]:
     """(x, value in its unit) of the points with a result."""
     scale = catalogue.metric(figure.y).scale
-    for row in line.rows:
-        value = table.at[row, figure.y]
+    for x, value in zip(table[figure.x].take(line.rows), table[figure.y].take(line.rows), strict=True):
         if pd.notna(value) and value > 0:
-            yield float(table.at[row, figure.x]), float(value) / scale
+            yield float(x), float(value) / scale
 
 
 def _lower_is_better(catalogue: Catalogue, figure: Figure) -> bool:

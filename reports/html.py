@@ -213,13 +213,15 @@ def _packed(name: str, column: pd.Series) -> dict[str, Any]:
     """A column of the page's data: numbers to `DIGITS` significant digits, words as codes of distinct values."""
     if _holds_numbers(column):
         return {"name": name, "numbers": [_rounded(value) for value in column.tolist()]}
+    codes, found = pd.factorize(column, use_na_sentinel=False)
     values: dict[Any, int] = {}
-    codes = [values.setdefault(value, len(values)) for value in map(_word, column.tolist())]
-    return {"name": name, "values": list(values), "codes": codes}
+    distinct = [values.setdefault(_word(value), len(values)) for value in found.tolist()]
+    return {"name": name, "values": list(values), "codes": [distinct[code] for code in codes.tolist()]}
 
 
 def _rounded(value: Any) -> Any:
-    value = plain(value)
+    if value is pd.NA or value - value != 0:  # not a number, or infinite
+        return None
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 

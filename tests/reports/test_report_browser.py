@@ -32,7 +32,7 @@ CONTRASTS = """() => {
   return Object.fromEntries(["--ink", "--muted", "--link", "--good", "--bad", ...tones].map((n) => [n, least(n)]));
 }"""
 FIG15 = next(number for number, figure in enumerate(FIGURES) if figure.suite == "fig15-forward")
-KERNEL = next(number for number, figure in enumerate(FIGURES) if figure.id == "kernel-forward-forward-16-ttt-linear")
+KERNEL = next(number for number, figure in enumerate(FIGURES) if figure.id == "kernel-forward-16-ttt-linear")
 FIG20 = next(number for number, figure in enumerate(FIGURES) if figure.id == "fig20-throughput-generate")
 
 
