@@ -38,10 +38,11 @@ def machines(records: Iterable[Record]) -> list[Machine]:
     readings: dict[tuple, dict[Path, set]] = {}
     for record in records:
         if record.environment:
-            key = _fixed(record.environment)
+            changed: list[tuple[Path, Any]] = []
+            key = _split(record.environment, (), changed)
             alike.setdefault(key, []).append(record)
             seen = readings.setdefault(key, {})
-            for path, value in _readings(record.environment):
+            for path, value in changed:
                 seen.setdefault(path, set()).add(value)
     return [_machine(group, readings[key]) for key, group in alike.items()]
 
@@ -59,8 +60,11 @@ def _machine(records: list[Record], readings: dict[Path, set]) -> Machine:
     )
 
 
-def _fixed(value: dict) -> tuple:
-    """What of nested objects does not change by itself, as a key; long flat ones, such as the packages, at once."""
+def _split(value: dict, path: Path, readings: list[tuple[Path, Any]]) -> tuple:
+    """What of nested objects does not change by itself, as a key; (path, scalar) of what does goes to `readings`.
+
+    Long flat objects, such as the packages, become a key at once.
+    """
     if _CHANGING.isdisjoint(value):
         flat = tuple(value.items())
         try:
@@ -69,20 +73,15 @@ def _fixed(value: dict) -> tuple:
             pass
         else:
             return flat
-    return tuple(
-        (name, _fixed(inner) if isinstance(inner, dict) else repr(inner) if isinstance(inner, list) else inner)
-        for name, inner in value.items()
-        if name not in _CHANGING and inner not in ({}, [])
-    )
-
-
-def _readings(value: dict, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """(path, scalar) of what changes by itself."""
+    key: list[tuple[str, Any]] = []
     for name, inner in value.items():
         if name in _CHANGING:
-            yield from ((here, reading) for here, reading, _ in _leaves({name: inner}, path))
+            readings.extend((here, reading) for here, reading, _ in _leaves({name: inner}, path))
         elif isinstance(inner, dict):
-            yield from _readings(inner, (*path, name))
+            key += [(name, _split(inner, (*path, name), readings))] if inner else []
+        elif inner != []:
+            key.append((name, repr(inner) if isinstance(inner, list) else inner))
+    return tuple(key)
 
 
 def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tuple[Path, Any, bool]]:
