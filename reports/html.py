@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from importlib.resources import files
 from typing import Any
 
@@ -18,10 +17,11 @@ from plotly.offline import get_plotlyjs
 from harness.catalogue import Catalogue
 from harness.interval import FEWEST
 from harness.record import Record
+from reports.citation import citation
 from reports.fairness import fairness
 from reports.fidelity import fidelity
-from reports.figures import Figure, axis_title, figures
-from reports.headline import headline, small_models
+from reports.figures import Figure, axis_title, days, figures
+from reports.headline import described, headline, small_models
 from reports.lines import system_looks
 from reports.machines import machines
 from reports.profiles import Section
@@ -41,7 +41,7 @@ from reports.stats import (
 from reports.tables import plain, said
 
 TITLE = "Test-Time Training, measured"
-SCRIPTS = ("table.js", "figures.js", "page.js")
+SCRIPTS = ("table.js", "points.js", "drawing.js", "files.js", "pivot.js", "figures.js", "page.js")
 DIGITS = 6
 # Of the page's own columns; metrics and axes are called as the catalogue says.
 LABELS = {
@@ -76,6 +76,8 @@ STATUS_MEANINGS = {
     "skipped": "cannot run on this machine",
 }
 _ALWAYS_SHOWN = ("suites", "system", "backend", "phase", "batch", "context", "status", "latency_ms")
+# What fits a screen; the page offers the others.
+_SHORT = ("system", "backend", "phase", "batch", "context", "status", "latency_ms", "us_per_token", "samples")
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ def render(
         "columns": [_packed(name, table[name]) for name in table.columns],
         "numeric": [*(name for name in table.columns if _holds_numbers(table[name])), "cases"],
         "shown": shown,
+        "short": [name for name in shown if name in _SHORT],
+        "names": _names(table, catalogue),
         "settings": [*SETTING_COLUMNS, *option_columns(table)],
         "labels": labels,
         "scales": {name: scale for name in table.columns if (scale := catalogue.metric(name).scale) != 1},
@@ -120,6 +124,8 @@ def render(
         meta=_meta(table),
         notice=small_models(table, (str(record.environment.get("device_kind")) for record in records)),
         findings=headline(table, catalogue, drawn),
+        descriptions=[described(table, catalogue, figure) for figure in drawn],
+        citation=citation(title or TITLE, table),
         facts=_facts(records, table),
         suites=_by_suite(drawn),
         systems=[system for system in system_looks(table, catalogue) if any(_has(system, figure) for figure in drawn)],
@@ -203,6 +209,13 @@ def _place(name: str, catalogue: Catalogue) -> int:
     if name in RATE_COLUMNS or any(metric.name == name for metric in catalogue.metrics):
         return 1
     return 3 if name in ("started_at", "device_id", "commit", "reason", NOTES) else 2
+
+
+def _names(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, dict[str, str]]:
+    """What legends call the values of a column, where that is not the value."""
+    labels = {"system": catalogue.system_label, "backend": catalogue.backend_label, "phase": dict(catalogue.phases).get}
+    found = {column: {name: label(name) for name in table[column].unique()} for column, label in labels.items()}
+    return {column: {name: said for name, said in of.items() if said} for column, of in found.items()}
 
 
 def _holds_numbers(column: pd.Series) -> bool:
@@ -298,13 +311,4 @@ def _commits(table: pd.DataFrame) -> str:
 
 
 def _dates(table: pd.DataFrame) -> str:
-    """First and last day (UTC) on which a case was started."""
-    days = sorted({day for text in table["started_at"] if (day := _day(text))})
-    return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "not recorded"
-
-
-def _day(text: str) -> str:
-    try:
-        return datetime.fromisoformat(text).date().isoformat()
-    except ValueError:
-        return ""
+    return days(table["started_at"]) or "not recorded"

@@ -49,16 +49,19 @@ def frame(records: Iterable[Record], catalogue: Catalogue) -> pd.DataFrame:
     """One row for each case and each machine and commit that measured it, in the order of the records.
 
     Columns: `COLUMNS`, then one for each option in use, then `SAMPLE_COLUMNS`, then what any record fills:
-    `REPEAT_COLUMNS`, rates, metrics, `NOTES` and `MARKS`. latency_ms is the median of the medians of the processes, its interval the 95%
-    interval within a process (below 6 samples their range), process_spread the range of the processes' medians over
-    their median, `REPEAT_COLUMNS` the 95% interval over processes (`interval.repeats_interval`). What a record does not say is NaN, or "" where it is text; an option at its default has the
-    catalogue's.
+    `REPEAT_COLUMNS`, rates, metrics, `NOTES` and `MARKS`. latency_ms is the median of the medians of the processes,
+    its interval the 95% interval within a process (below 6 samples their range), process_spread the range of the
+    processes' medians over their median, `REPEAT_COLUMNS` the 95% interval over processes
+    (`interval.repeats_interval`). What a record does not say is NaN, or "" where it is text; an option at its default
+    has the catalogue's.
     """
     groups = [group for case in _by_case(records) for group in _by_place(case)]
     memberships = _memberships(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
     rows = [_row(group, memberships.get(group[0].case.key, ()), metrics) for group in groups]
-    table = pd.DataFrame(rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *metrics, NOTES, MARKS])
+    table = pd.DataFrame(
+        rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *metrics, NOTES, MARKS]
+    )
     extra = _options([group[0].case for group in groups], table, catalogue)
     late = (*REPEAT_COLUMNS, *RATE_COLUMNS, *metrics, NOTES, MARKS)
     filled = [name for name in late if table[name].replace("", None).notna().any()]
