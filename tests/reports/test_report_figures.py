@@ -121,7 +121,10 @@ def test_caption_says_how_many_points_have_notes():
         synthetic.ok(case(context=2048), 1.0),
         suite="quick",
     )
-    assert "medians of 30 samples with their 95% intervals within this process; the table has notes on 1 of the points" in figure.caption
+    assert (
+        "medians of 30 samples with their 95% intervals within this process; the table has notes on 1 of the points"
+        in figure.caption
+    )
     assert "notes" not in FIGURES["dual-vs-primal-forward"].caption
 
 
