@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Any
@@ -41,7 +42,7 @@ from reports.stats import (
 from reports.tables import plain, said
 
 TITLE = "Test-Time Training, measured"
-SCRIPTS = ("table.js", "points.js", "drawing.js", "files.js", "pivot.js", "figures.js", "page.js")
+PROGRAM = ("table.js", "points.js", "drawing.js", "files.js", "pivot.js", "figures.js", "page.js")
 DIGITS = 6
 # Of the page's own columns; metrics and axes are called as the catalogue says.
 LABELS = {
@@ -112,7 +113,8 @@ def render(
         "looks": [(system, asdict(look)) for system, look in system_looks(table, catalogue).items()],
         "failures": failures(table),
     }
-    plotly, script = get_plotlyjs().replace("\r\n", "\n"), _script() + (profile_script() if profiled else "")
+    plotly, loader = get_plotlyjs().replace("\r\n", "\n"), _source("load.js")
+    program = "\n".join(['"use strict";', *map(_source, PROGRAM), *([profile_script()] if profiled else [])])
     environment = Environment(loader=PackageLoader("reports", "."), autoescape=True, undefined=StrictUndefined)
     environment.globals |= {
         "label": LABELS.get,
@@ -139,10 +141,11 @@ def render(
         data=embedded_json(data),
         records=packed("".join(f"{record.to_json()}\n" for record in records)),
         profiles=profiled.html if profiled else None,
-        style=Markup(files("reports").joinpath("style.css").read_text("utf-8") + (profile_style() if profiled else "")),
+        style=Markup(_source("style.css") + (profile_style() if profiled else "")),
         plotly=packed(plotly),
-        script=Markup(script),
-        script_hashes=[_hash(plotly), _hash(script)],
+        program=packed(program),
+        loader=Markup(loader),
+        script_hashes=[_hash(plotly), _hash(program), _hash(loader)],
     )
 
 
@@ -213,7 +216,11 @@ def _place(name: str, catalogue: Catalogue) -> int:
 
 def _names(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, dict[str, str]]:
     """What legends call the values of a column, where that is not the value."""
-    labels = {"system": catalogue.system_label, "backend": catalogue.backend_label, "phase": dict(catalogue.phases).get}
+    labels: dict[str, Callable[[str], str | None]] = {
+        "system": catalogue.system_label,
+        "backend": catalogue.backend_label,
+        "phase": dict(catalogue.phases).get,
+    }
     found = {column: {name: label(name) for name in table[column].unique()} for column, label in labels.items()}
     return {column: {name: said for name, said in of.items() if said} for column, of in found.items()}
 
@@ -247,7 +254,7 @@ def _word(value: Any) -> tuple[str, ...] | str | None:
 
 
 def packed(text: str) -> Markup:
-    """Text compressed and in base 85, which takes a quarter more than its bytes; page.js unpacks it.
+    """Text compressed and in base 85, which takes a quarter more than its bytes; load.js unpacks it.
 
     The signs that mean something in HTML are replaced by others: , for <, . for > and : for &.
     """
@@ -255,9 +262,8 @@ def packed(text: str) -> Markup:
     return Markup(data.translate(str.maketrans("<>&", ",.:")))
 
 
-def _script() -> str:
-    sources = (files("reports").joinpath(name).read_text("utf-8") for name in SCRIPTS)
-    return "\n".join(['"use strict";', *sources])
+def _source(name: str) -> str:
+    return files("reports").joinpath(name).read_text("utf-8")
 
 
 def _hash(script: str) -> str:

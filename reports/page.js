@@ -146,29 +146,6 @@ function tableCsv() {
   return csvText([names, ...allRows.map((row) => names.map((name) => cell(row, name)))]);
 }
 
-/* The text that `packed` of html.py put into an element: base 85 of gzip. */
-async function unpacked(id) {
-  const digits = new Uint8Array(128);
-  [..."0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%:()*+-;,=.?@^_`{|}~"].forEach((sign, digit) => {
-    digits[sign.charCodeAt(0)] = digit;
-  });
-  const text = document.getElementById(id).textContent;
-  const length = Math.floor((text.length * 4) / 5);
-  const view = new DataView(new ArrayBuffer(Math.ceil(text.length / 5) * 4));
-  for (let at = 0, to = 0; at < text.length; at += 5, to += 4) {
-    let word = 0;
-    for (let i = 0; i < 5; i += 1) word = word * 85 + (at + i < text.length ? digits[text.charCodeAt(at + i)] : 84);
-    view.setUint32(to, word);
-  }
-  const bytes = new Blob([new Uint8Array(view.buffer, 0, length)]);
-  return new Response(bytes.stream().pipeThrough(new DecompressionStream("gzip"))).text();
-}
-
-/* The page's policy knows the hash of Plotly and runs nothing else that is put in so. */
-async function startPlotly() {
-  document.head.append(element("script", { textContent: await unpacked("plotly") }));
-}
-
 /* On a small screen the first figure comes before what else was found. */
 function foldFindings() {
   const findings = document.getElementById("findings");
@@ -181,7 +158,7 @@ async function start() {
   document.getElementById("save-records").onclick = async () => save("records.jsonl", "application/jsonl", await unpacked("records"));
   startResults();
   startFailures();
-  await startPlotly();
+  await run("plotly");
   const figures = startFigures();
   startSystems(figures);
   startTheme(figures);
