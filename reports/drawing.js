@@ -306,7 +306,8 @@ class Drawing {
     };
     const one = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: themed("--muted"), width: 1, dash: "dot" } };
     const range = this.yRange();
-    const rows = folded(this.notes, (width - MARGIN.left - 24) / 6, "   ");
+    const most = (width - MARGIN.left - 24) / 6;
+    const rows = folded(this.notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
     const xaxis = this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 });
     const pixels = (1 - strip) * (PLOT_HEIGHT - MARGIN.top - MARGIN.bottom);
     const labels = this.endLabels(range, xaxis.type === "log", pixels);

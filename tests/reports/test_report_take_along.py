@@ -53,7 +53,7 @@ def arrange(page):
     page.get_by_label("log x").uncheck()
     page.get_by_label("log y").check()
     page.locator("#figure-0 .numbers > summary").click()
-    page.wait_for_function("location.hash.includes('numbers=open')")
+    browsing.eventually(page, lambda: "numbers=open" in page.url, True)
 
 
 def test_a_link_brings_a_figure_back_as_it_was_seen(browser, saved):
