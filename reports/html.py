@@ -135,7 +135,7 @@ def render(
         same=same,
         failures=data["failures"],
         statuses=STATUS_MEANINGS,
-        fairness=fairness(records),
+        fairness=fairness(records, catalogue),
         fidelity=fidelity(records),
         machines=machines(records),
         data=embedded_json(data),
