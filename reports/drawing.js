@@ -259,17 +259,22 @@ class Drawing {
     return { ...shared, type: log ? "log" : "linear", range, tickformat: rate ? "~s" : "~g", ...ticks, domain: [strip, 1], title: { text: title, standoff: 8 } };
   }
 
+  /* The short name of a line, with what sets it apart from others of that name. */
+  endName(line) {
+    const parts = (each) => each.name.split(" · ").slice(1);
+    const alike = this.lines.map(([other]) => other).filter((other) => other.short === line.short);
+    return [line.short, ...parts(line).filter((part) => !alike.every((other) => parts(other).includes(part)))].join(" · ");
+  }
+
   /* The name of each line at its end, moved apart where they would lie on each other. */
   endLabels(range, xLog, pixels) {
-    const shorts = this.lines.map(([line]) => line.short);
     const labels = this.lines.flatMap(([line, points]) => {
       const end = points.filter((point) => point.y).at(-1);
       if (!end) return [];
-      const alone = shorts.filter((short) => short === line.short).length === 1;
-      const text = alone ? line.short : line.name.split(" · ").slice(1).join(" · ");
+      const text = this.endName(line);
       const y = this.view.yLog ? Math.log10(end.y.value) : end.y.value;
       const at = (pixels * (y - range[0])) / (range[1] - range[0]);
-      return [{ text: text.length > 24 ? `${text.slice(0, 23)}…` : text, x: xLog ? Math.log10(end.x) : end.x, y, at, to: at }];
+      return [{ text: text.length > 26 ? `${text.slice(0, 25)}…` : text, x: xLog ? Math.log10(end.x) : end.x, y, at, to: at }];
     });
     labels.sort((a, b) => a.at - b.at);
     for (let round = 0; round < 40; round += 1) {
