@@ -82,6 +82,10 @@ function folded(pieces, most, gap) {
   return rows;
 }
 
+function nameParts(line) {
+  return line.name.split(" · ");
+}
+
 /* One drawing: `lines` are [line, its points]; `view`: {xLog, yLog, ratio: the line that others are relative to}. */
 class Drawing {
   constructor(points, lines, view) {
@@ -261,9 +265,17 @@ class Drawing {
 
   /* The short name of a line, with what sets it apart from others of that name. */
   endName(line) {
-    const parts = (each) => each.name.split(" · ").slice(1);
-    const alike = this.lines.map(([other]) => other).filter((other) => other.short === line.short);
-    return [line.short, ...parts(line).filter((part) => !alike.every((other) => parts(other).includes(part)))].join(" · ");
+    const others = this.lines.map(([other]) => other).filter((other) => other !== line && other.short === line.short);
+    if (!others.length) return line.short;
+    const apart = nameParts(line).slice(1).filter((part) => !others.every((other) => nameParts(other).includes(part)));
+    const own = apart.find((part) => !others.some((other) => nameParts(other).includes(part)));
+    return [line.short, ...(own ? [own] : apart)].join(" · ");
+  }
+
+  /* What the names of all lines say, where there are several. */
+  get shared() {
+    const [[first], ...others] = this.lines.length > 1 ? this.lines : [[{ name: "" }]];
+    return nameParts(first).filter((part) => part && others.every(([line]) => nameParts(line).includes(part)));
   }
 
   /* The name of each line at its end, moved apart where they would lie on each other. */

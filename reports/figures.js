@@ -46,10 +46,7 @@ class Figure {
       button.disabled = !this.measured.length;
       button.onclick = () => FILES[button.dataset.save](this);
     }
-    this.numbers.addEventListener("toggle", () => {
-      this.drawNumbers();
-      this.tellAddress();
-    });
+    this.numbers.addEventListener("toggle", () => this.changed());
     this.plot.addEventListener("keydown", (event) => this.go(event));
     this.plot.addEventListener("blur", () => this.leave());
     roving(this.host, [this.plot, ".legend button", ".options > summary", ".numbers > summary"]);
@@ -121,19 +118,23 @@ class Figure {
     return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, ratio: this.ratio });
   }
 
-  /* The whole figure at `width`, or at that of its place. */
-  draw(width = this.plot.clientWidth) {
+  /* The whole figure at `width`, or at that of its place; across the page where its table needs that. */
+  draw(width) {
     this.drawLegend();
+    this.host.classList.toggle("wide", this.numbers.open && this.visibleLines().length > WIDEST);
+    if (this.numbers.open) {
+      drawPivot(this);
+      startRows(this);
+    }
     if (!this.measured.length) {
       this.plot.className = "empty";
       this.plot.textContent = "No case of this figure has a result; the reasons are in the list of cases without one.";
       return null;
     }
     const drawing = this.drawing();
-    const layout = drawing.layout(width);
+    const layout = drawing.layout(width ?? this.plot.clientWidth);
     this.place = null;
     this.plot.style.height = `${layout.height}px`; // when the window's size changes, Plotly takes the element's height
-    if (this.numbers.open) this.drawNumbers();
     return Plotly.react(this.plot, drawing.traces(), layout, { responsive: true, displayModeBar: false });
   }
 
@@ -151,12 +152,6 @@ class Figure {
     if (!this.moreButton) return;
     this.moreButton.textContent = this.more ? "Fewer backends" : `More backends (${this.others.length})`;
     this.moreButton.setAttribute("aria-expanded", String(this.more));
-  }
-
-  drawNumbers() {
-    if (!this.numbers.open) return;
-    drawPivot(this);
-    startRows(this);
   }
 
   /* Drawn anew, with what is chosen in the page's address. */

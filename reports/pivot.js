@@ -8,29 +8,30 @@ function drawPivot(figure) {
   const columns = drawing.lines;
   const places = [...new Set(columns.flatMap(([, all]) => all.map((point) => point.x)))].sort((a, b) => a - b);
   const head = element("tr", {}, element("th", { scope: "col", className: "number", textContent: figure.data.x_title }));
-  head.append(...columns.map(([line]) => element("th", { scope: "col", className: "number" }, swatch(line), ` ${line.name}`)));
+  const { shared } = drawing;
+  const name = (line) => nameParts(line).filter((part) => !shared.includes(part)).join(" · ");
+  head.append(...columns.map(([line]) => element("th", { scope: "col", className: "number" }, swatch(line), ` ${name(line)}`)));
   const body = places.map((x) => {
     const row = element("tr", {}, element("th", { scope: "row", className: "number", textContent: axisLabel(x) }));
-    row.append(...columns.map(([line, all]) => pivotCell(points, drawing, line, all.find((point) => point.x === x))));
+    row.append(...columns.map(([line, all]) => pivotCell(points, drawing, line, name(line), all.find((point) => point.x === x))));
     return row;
   });
   const caption = element("caption", { textContent: pivotCaption(drawing) });
   const table = element("table", { className: "pivot" }, caption, element("thead", {}, head), element("tbody", {}, ...body));
   figure.host.querySelector(".pivot-host").replaceChildren(table);
-  figure.host.classList.toggle("wide", columns.length > WIDEST);
 }
 
 function pivotCaption(drawing) {
   const intervals = drawing.lines.some(([line, all]) => !line.y && all.some((point) => point.y && point.y.high > point.y.low));
   const over = drawing.lines.some(([, all]) => all.some((point) => point.y?.over));
   const said = intervals ? [`in brackets the 95% interval of the median ${over ? "over processes" : "within this process"}`] : [];
-  return `${[drawing.yTitle, ...said, ...drawing.notes].join("; ")}.`;
+  return `${[drawing.yTitle, ...(drawing.shared.length ? [`all lines: ${drawing.shared.join(", ")}`] : []), ...said, ...drawing.notes].join("; ")}.`;
 }
 
 /* `data-line` names the cell where a narrow screen puts a row's cells below each other. */
-function pivotCell(points, drawing, line, point) {
+function pivotCell(points, drawing, line, name, point) {
   const cell = element("td", { className: "number" });
-  cell.dataset.line = line.name;
+  cell.dataset.line = name;
   if (!point) {
     cell.append(element("span", { className: "none", textContent: "–", title: "not measured", ariaLabel: "not measured" }));
     return cell;

@@ -78,6 +78,28 @@ def test_a_pivot_shows_the_lines_that_the_figure_shows(browser, saved):
         assert [text.strip() for text in heads.all_inner_texts()[1:]] == ["TTT-MLP · ThunderKittens"]
 
 
+def test_a_pivot_of_many_lines_takes_the_width_of_the_page_and_says_once_what_all_share(browser, tmp_path):
+    contexts = (2048, 8192)
+    backends = ("vllm", "flash-attn", "torch", "sdpa-cudnn", "sdpa-flash")
+    pairs = [*(("transformer", backend) for backend in backends), ("mamba", "mamba-ssm"), ("mamba", "vllm")]
+    cases = [Case(*pair, "1.3b", "forward", 16, at) for pair in pairs for at in contexts]
+    made = synthetic.of_suite("fig15-forward", *(synthetic.ok(case, 1.0) for case in cases))
+    with browsing.opened(browser, browsing.save(made, tmp_path, "many"), viewport=DESK) as (page, _):
+        width = "document.querySelector('#figure-0 .plot .main-svg').getBoundingClientRect().width"
+        narrow = page.evaluate(width)
+        open_numbers(page)
+        assert page.locator("#figure-0 .pivot thead th").count() == 3
+        page.get_by_role("button", name="More backends").click()
+        page.wait_for_timeout(200)
+        heads = [text.strip() for text in page.locator("#figure-0 .pivot thead th").all_inner_texts()]
+        assert len(heads) == 8
+        assert page.evaluate(width) >= narrow
+        box = page.locator("#figure-0").bounding_box()
+        assert box["width"] > 1000
+        ends = page.locator("#figure-0 .annotation").all_text_contents()
+        assert {"Transformer · vLLM", "Transformer · PyTorch"} <= set(ends)
+
+
 def test_the_long_table_opens_short_and_shows_what_is_chosen(browser, saved):
     with browsing.opened(browser, saved, viewport=DESK) as (page, _):
         heads = page.locator("#results-table th")
