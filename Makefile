@@ -21,7 +21,7 @@ NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc /usr/local/cuda/bin/nvcc) $
 INSTALL_MAMBA := .venv-mamba/bin/python -m pip install --quiet --no-deps --no-build-isolation \
   --requirement bench/requirements/mamba.txt
 
-.PHONY: bench baselines venv-vllm venv-mamba test test-gpu sanitize lint chromium slurm clean
+.PHONY: bench baselines venv-vllm venv-mamba test test-gpu sanitize lint chromium axe slurm clean
 
 bench: $(INSTALLED)
 ifeq ($(TARGET),cuda)
@@ -58,7 +58,7 @@ venv-mamba: .venv-mamba/.installed systems.toml
 systems.toml:
 	cp bench/requirements/systems.toml $@
 
-test: $(INSTALLED) lint chromium slurm
+test: $(INSTALLED) lint chromium axe slurm
 	$(PY) -m pytest -m "not gpu" --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-gpu: $(INSTALLED)
@@ -78,6 +78,16 @@ chromium: $(INSTALLED)
 	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
 	  && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
 	|| echo "make test: install Chromium (apt-get install chromium); the report's tests open pages in it"
+
+# They hold its pages against the rules of accessibility, and are skipped without these.
+AXE := 4.14.1
+axe: build/axe-$(AXE).min.js
+
+build/axe-$(AXE).min.js:
+	@mkdir -p build
+	@{ command -v npm >/dev/null && npm pack --silent --pack-destination build axe-core@$(AXE) >/dev/null \
+	  && tar -xzOf build/axe-core-$(AXE).tgz package/axe.min.js > $@.part && mv $@.part $@; } \
+	|| echo "make test: axe-core could not be had (it needs npm and a registry); the pages' accessibility is not tested"
 
 # The tests of runs that many tasks share start a Slurm of their own, and are skipped without it.
 slurm:

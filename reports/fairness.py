@@ -1,8 +1,9 @@
 """Were the models of a comparison alike in what makes it fair? One row for each, as their records say."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from harness.catalogue import Catalogue
 from harness.record import Record
 
 # Largest over smallest number of parameters within one size.
@@ -29,7 +30,7 @@ class Model:
     unlike: str = ""
 
 
-def fairness(records: Iterable[Record]) -> list[Model]:
+def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
     """The models of all measured cases, those of one size together, in order of appearance.
 
     Layers alone and cases without a timing are left out: they are in no comparison of models.
@@ -37,7 +38,9 @@ def fairness(records: Iterable[Record]) -> list[Model]:
     timed = [record for record in records if record.status == "ok" and "parameters" in record.metrics]
     models = list(dict.fromkeys(_model(record) for record in timed))
     sizes = list(dict.fromkeys(model.size for model in models))
-    return [judged for size in sizes for judged in _judged([model for model in models if model.size == size])]
+    return [
+        judged for size in sizes for judged in _judged([model for model in models if model.size == size], catalogue)
+    ]
 
 
 def _model(record: Record) -> Model:
@@ -65,20 +68,21 @@ def _checked(record: Record, name: str) -> float | None:
     return next((check["value"] for check in checks if check["name"] == name), None)
 
 
-def _judged(models: list[Model]) -> list[Model]:
-    return [Model(**(vars(model) | {"unlike": _unlike(model, models)})) for model in models]
+def _judged(models: list[Model], catalogue: Catalogue) -> list[Model]:
+    return [replace(model, unlike=_unlike(model, models, catalogue)) for model in models]
 
 
 def _ratio(a: int | None, b: int | None) -> float:
     return max(a, b) / min(a, b) if a and b else 1.0
 
 
-def _unlike(model: Model, models: list[Model]) -> str:
+def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> str:
     """What is wrong with a model among those of its size."""
     found = []
     far = [other for other in models if _ratio(model.parameters, other.parameters) > PARAMETERS_LIMIT]
     if far:
-        found.append(f"parameters more than {PARAMETERS_LIMIT - 1:.0%} off {far[0].system}/{far[0].backend}")
+        other = f"{catalogue.system_label(far[0].system)} ({catalogue.backend_label(far[0].backend)})"
+        found.append(f"parameters more than {PARAMETERS_LIMIT - 1:.0%} off those of {other}")
     if len({other.weights_dtype for other in models if other.weights_dtype}) > 1:
         found.append("weights of different types")
     if len({other.vocabulary for other in models if other.vocabulary}) > 1:

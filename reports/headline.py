@@ -7,7 +7,8 @@ from itertools import groupby
 import pandas as pd
 
 from harness.catalogue import Catalogue, ClaimEntry
-from reports.figures import Figure, Line
+from reports.figures import Figure
+from reports.lines import Line
 from reports.stats import CACHE_FULL, MACHINE_COLUMNS, MARKS
 
 LEVEL = 0.05  # two numbers of one run that differ by less are called level: a run on another day differs by 2 to 3%
@@ -35,6 +36,28 @@ def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure
         _lost(table),
     ]
     return [sentence for sentence in sentences if sentence][:MOST]
+
+
+def described(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
+    """A figure in a sentence, for who does not see it: who is best, or else what is drawn."""
+    if not (figure.lines and figure.lines[0].base_rows):
+        found = _best(table, catalogue, figure) if figure.best else _winners(table, catalogue, figure)
+        if found:
+            return found
+    drawn = [(line, list(_points(table, catalogue, figure, line))) for line in figure.lines if not line.y]
+    points = [point for _, found in drawn for point in found]
+    if not points or figure.lines[0].base_rows:
+        said = _counted(len(figure.lines), "line") if points else "no case has a result"
+        return f"{figure.title}: {said}."
+    (first, *_, last), (least, *_, most) = (sorted(column * 2) for column in map(list, zip(*points, strict=True)))
+    axis = catalogue.axis(figure.x).phrase.replace("{}", f"{said_x(first)} to {said_x(last)}")
+    unit = catalogue.metric(figure.y).unit
+    lines = _counted(sum(bool(found) for _, found in drawn), "line")
+    return f"{figure.title}: {lines} over {axis}, from {least:.3g} to {most:.3g} {unit}".rstrip() + "."
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' if count != 1 else ''}"
 
 
 def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
@@ -108,10 +131,9 @@ def _standing(x: float, places: list[tuple[float, str]], catalogue: Catalogue, f
 def _points(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, line: Line) -> Iterator[tuple[float, float]]:
     """(x, value in its unit) of the points with a result."""
     scale = catalogue.metric(figure.y).scale
-    for row in line.rows:
-        value = table.at[row, figure.y]
+    for x, value in zip(table[figure.x].take(line.rows), table[figure.y].take(line.rows), strict=True):
         if pd.notna(value) and value > 0:
-            yield float(table.at[row, figure.x]), float(value) / scale
+            yield float(x), float(value) / scale
 
 
 def _lower_is_better(catalogue: Catalogue, figure: Figure) -> bool:

@@ -5,8 +5,8 @@ import gzip
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -19,10 +19,12 @@ from plotly.offline import get_plotlyjs
 from harness.catalogue import Catalogue
 from harness.interval import FEWEST
 from harness.record import Record
+from reports.citation import citation
 from reports.fairness import fairness
 from reports.fidelity import fidelity
-from reports.figures import Figure, axis_title, figures, system_looks
-from reports.headline import headline, small_models
+from reports.figures import Figure, axis_title, days, figures
+from reports.headline import described, headline, small_models
+from reports.lines import system_looks
 from reports.machines import machines
 from reports.profiles import Section
 from reports.profiles import script as profile_script
@@ -42,7 +44,7 @@ from reports.stats import (
 from reports.tables import plain, said
 
 TITLE = "Test-Time Training, measured"
-SCRIPTS = ("table.js", "figures.js", "page.js")
+PROGRAM = ("table.js", "points.js", "drawing.js", "files.js", "pivot.js", "figures.js", "page.js")
 DIGITS = 6
 # Of the page's own columns; metrics and axes are called as the catalogue says.
 LABELS = {
@@ -77,6 +79,8 @@ STATUS_MEANINGS = {
     "skipped": "cannot run on this machine",
 }
 _ALWAYS_SHOWN = ("suites", "system", "backend", "phase", "batch", "context", "status", "latency_ms")
+# What fits a screen; the page offers the others.
+_SHORT = ("system", "backend", "phase", "batch", "context", "status", "latency_ms", "us_per_token", "samples")
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,8 @@ def render(
         "columns": [_packed(name, table[name]) for name in table.columns],
         "numeric": [*(name for name in table.columns if _holds_numbers(table[name])), "cases"],
         "shown": shown,
+        "short": [name for name in shown if name in _SHORT],
+        "names": _names(table, catalogue),
         "settings": [*SETTING_COLUMNS, *option_columns(table)],
         "labels": labels,
         "scales": {name: scale for name in table.columns if (scale := catalogue.metric(name).scale) != 1},
@@ -130,7 +136,8 @@ def render(
         "failures": failures(table),
         "profiles": _profiled_rows(records, profiled),
     }
-    script = _script() + (profile_script() if profiled else "")
+    program = "\n".join(['"use strict";', *map(_source, PROGRAM), *([profile_script()] if profiled else [])])
+    loader = _source("load.js")
     return _template().render(
         label=LABELS.get,
         system_label=catalogue.system_label,
@@ -139,6 +146,8 @@ def render(
         meta=_meta(table),
         notice=small_models(table, (str(record.environment.get("device_kind")) for record in records)),
         findings=headline(table, catalogue, drawn),
+        descriptions=[described(table, catalogue, figure) for figure in drawn],
+        citation=citation(title or TITLE, table),
         facts=_facts(records, table),
         suites=_by_suite(drawn),
         systems=[system for system in system_looks(table, catalogue) if any(_has(system, figure) for figure in drawn)],
@@ -146,17 +155,18 @@ def render(
         same=same,
         failures=data["failures"],
         statuses=STATUS_MEANINGS,
-        fairness=fairness(records),
+        fairness=fairness(records, catalogue),
         fidelity=fidelity(records),
         machines=machines(records),
         data=embedded_json(data),
         around=around,
         records=None if around else packed("".join(f"{record.to_json()}\n" for record in records)),
         profiles=profiled.html if profiled else None,
-        style=Markup(files("reports").joinpath("style.css").read_text("utf-8") + (profile_style() if profiled else "")),
+        style=Markup(_source("style.css") + (profile_style() if profiled else "")),
         plotly=None if around else packed(plotly_source()),
-        script=Markup(script),
-        script_hashes=[_hash(script)] if around else [_hash(plotly_source()), _hash(script)],
+        program=packed(program),
+        loader=Markup(loader),
+        script_hashes=[_hash(each) for each in (program, loader, *([] if around else [plotly_source()]))],
     )
 
 
@@ -242,6 +252,17 @@ def _place(name: str, catalogue: Catalogue) -> int:
     return 3 if name in ("started_at", "device_id", "commit", "reason", NOTES) else 2
 
 
+def _names(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, dict[str, str]]:
+    """What legends call the values of a column, where that is not the value."""
+    labels: dict[str, Callable[[str], str | None]] = {
+        "system": catalogue.system_label,
+        "backend": catalogue.backend_label,
+        "phase": dict(catalogue.phases).get,
+    }
+    found = {column: {name: label(name) for name in table[column].unique()} for column, label in labels.items()}
+    return {column: {name: said for name, said in of.items() if said} for column, of in found.items()}
+
+
 def _holds_numbers(column: pd.Series) -> bool:
     return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
 
@@ -250,13 +271,15 @@ def _packed(name: str, column: pd.Series) -> dict[str, Any]:
     """A column of the page's data: numbers to `DIGITS` significant digits, words as codes of distinct values."""
     if _holds_numbers(column):
         return {"name": name, "numbers": [_rounded(value) for value in column.tolist()]}
+    codes, found = pd.factorize(column, use_na_sentinel=False)
     values: dict[Any, int] = {}
-    codes = [values.setdefault(value, len(values)) for value in map(_word, column.tolist())]
-    return {"name": name, "values": list(values), "codes": codes}
+    distinct = [values.setdefault(_word(value), len(values)) for value in found.tolist()]
+    return {"name": name, "values": list(values), "codes": [distinct[code] for code in codes.tolist()]}
 
 
 def _rounded(value: Any) -> Any:
-    value = plain(value)
+    if value is pd.NA or value - value != 0:  # not a number, or infinite
+        return None
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
@@ -269,7 +292,7 @@ def _word(value: Any) -> tuple[str, ...] | str | None:
 
 
 def packed(text: str) -> Markup:
-    """Text compressed and in base 85, which takes a quarter more than its bytes; page.js unpacks it.
+    """Text compressed and in base 85, which takes a quarter more than its bytes; load.js unpacks it.
 
     The signs that mean something in HTML are replaced by others: , for <, . for > and : for &.
     """
@@ -277,9 +300,8 @@ def packed(text: str) -> Markup:
     return Markup(data.translate(str.maketrans("<>&", ",.:")))
 
 
-def _script() -> str:
-    sources = (files("reports").joinpath(name).read_text("utf-8") for name in SCRIPTS)
-    return "\n".join(['"use strict";', *sources])
+def _source(name: str) -> str:
+    return files("reports").joinpath(name).read_text("utf-8")
 
 
 def _hash(script: str) -> str:
@@ -333,13 +355,4 @@ def _commits(table: pd.DataFrame) -> str:
 
 
 def _dates(table: pd.DataFrame) -> str:
-    """First and last day (UTC) on which a case was started."""
-    days = sorted({day for text in table["started_at"] if (day := _day(text))})
-    return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "not recorded"
-
-
-def _day(text: str) -> str:
-    try:
-        return datetime.fromisoformat(text).date().isoformat()
-    except ValueError:
-        return ""
+    return days(table["started_at"]) or "not recorded"

@@ -8,7 +8,7 @@ from harness.record import Record
 
 Path = tuple[str, ...]
 
-_CHANGING = ("before", "after", "load_1m")
+_CHANGING = frozenset(("before", "after", "load_1m"))
 _UNITS = {"_bytes": ("GB", 1e9), "_mhz": ("MHz", 1), "_c": ("°C", 1), "_w": ("W", 1)}
 
 
@@ -18,12 +18,13 @@ class Machine:
 
     `facts` is what they share, by group ("" for the top, "gpu", "cpu", "software") and name. `readings` is
     what was read before and after each case (clocks, temperature, power, load): for numbers the lowest and
-    highest, for words all that were seen. `systems` names whose records these are.
+    highest, for words all that were seen. `systems` are those of the records,
+    each with its backend.
     """
 
     facts: dict[str, dict[str, str]]
     readings: dict[str, str] = field(default_factory=dict)
-    systems: list[str] = field(default_factory=list)
+    systems: list[tuple[str, str]] = field(default_factory=list)
     records: int = 0
 
     @property
@@ -37,27 +38,50 @@ def machines(records: Iterable[Record]) -> list[Machine]:
     readings: dict[tuple, dict[Path, set]] = {}
     for record in records:
         if record.environment:
-            leaves = list(_leaves(record.environment))
-            key = tuple((path, value) for path, value, changing in leaves if not changing)
+            changed: list[tuple[Path, Any]] = []
+            key = _split(record.environment, (), changed)
             alike.setdefault(key, []).append(record)
             seen = readings.setdefault(key, {})
-            for path, value, changing in leaves:
-                if changing:
-                    seen.setdefault(path, set()).add(value)
-    return [_machine(key, group, readings[key]) for key, group in alike.items()]
+            for path, value in changed:
+                seen.setdefault(path, set()).add(value)
+    return [_machine(group, readings[key]) for key, group in alike.items()]
 
 
-def _machine(leaves: tuple, records: list[Record], readings: dict[Path, set]) -> Machine:
+def _machine(records: list[Record], readings: dict[Path, set]) -> Machine:
     """Before and after are one span: which of them a reading was taken at matters little over many cases."""
     spans: dict[Path, set] = {}
     for path, values in readings.items():
         spans.setdefault(tuple(part for part in path if part not in ("before", "after")), set()).update(values)
     return Machine(
-        facts=_by_group(leaves),
+        facts=_by_group(records[0].environment),
         readings={_name(path): _span(path[-1], values) for path, values in spans.items()},
-        systems=list(dict.fromkeys(f"{record.case.system} ({record.case.backend})" for record in records)),
+        systems=list(dict.fromkeys((record.case.system, record.case.backend) for record in records)),
         records=len(records),
     )
+
+
+def _split(value: dict, path: Path, readings: list[tuple[Path, Any]]) -> tuple:
+    """What of nested objects does not change by itself, as a key; (path, scalar) of what does goes to `readings`.
+
+    Long flat objects, such as the packages, become a key at once.
+    """
+    if _CHANGING.isdisjoint(value):
+        flat = tuple(value.items())
+        try:
+            hash(flat)
+        except TypeError:  # an object or a list is in it
+            pass
+        else:
+            return flat
+    key: list[tuple[str, Any]] = []
+    for name, inner in value.items():
+        if name in _CHANGING:
+            readings.extend((here, reading) for here, reading, _ in _leaves({name: inner}, path))
+        elif isinstance(inner, dict):
+            key += [(name, _split(inner, (*path, name), readings))] if inner else []
+        elif inner != []:
+            key.append((name, repr(inner) if isinstance(inner, list) else inner))
+    return tuple(key)
 
 
 def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tuple[Path, Any, bool]]:
@@ -71,9 +95,11 @@ def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tu
             yield from ((here, str(item) if isinstance(item, dict | list) else item, changes) for item in items)
 
 
-def _by_group(leaves: tuple) -> dict[str, dict[str, str]]:
+def _by_group(environment: dict) -> dict[str, dict[str, str]]:
     groups: dict[str, dict[str, str]] = {}
-    for path, value in leaves:
+    for path, value, changing in _leaves(environment):
+        if changing:
+            continue
         group = groups.setdefault(path[0] if len(path) > 1 else "", {})
         name, said = _name(path[1:] or path), _said(path[-1], value)
         group[name] = f"{group[name]}, {said}" if name in group else said

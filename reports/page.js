@@ -9,8 +9,9 @@ const profileOf = (row) => page.profiles[row] ?? null;
 const allRows = [...Array(page.count).keys()];
 const hiddenSystems = new Set();
 
+/* `names`: how values are called in legends, where that differs. */
 function tableColumns(names) {
-  return names.map((key) => ({ key, label: page.labels[key] ?? key, numeric: page.numeric.includes(key), scale: page.scales[key] ?? 1 }));
+  return names.map((key) => ({ key, label: page.labels[key] ?? key, numeric: page.numeric.includes(key), scale: page.scales[key] ?? 1, names: page.names[key] ?? {} }));
 }
 
 /* Of the columns shown in the results, those that are `needed` or not the same in all `rows`. */
@@ -20,11 +21,13 @@ function tellingColumns(rows, needed) {
 
 function startResults() {
   const host = document.getElementById("results-table");
-  const table = new Table(host, { caption: "All cases", columns: tableColumns(page.shown), rows: allRows, cell });
+  const table = new Table(host, { caption: "All cases", columns: tableColumns(page.short), rows: allRows, cell });
+  startChooser(table);
   const controls = [...document.querySelectorAll("#filters [data-filter]")];
   const words = document.getElementById("filter-text");
   const haystacks = [];
-  const haystack = (row) => (haystacks[row] ??= [...columns.keys()].map((name) => shown(cell(row, name))).join("\n").toLowerCase());
+  const called = (name, value) => [shown(value), page.names[name]?.[value] ?? ""];
+  const haystack = (row) => (haystacks[row] ??= [...columns.keys()].flatMap((name) => called(name, cell(row, name))).join("\n").toLowerCase());
   const apply = () => {
     const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
     const chosen = controls.filter((control) => control.value !== "").map((control) => [control.dataset.filter, control.value]);
@@ -33,6 +36,20 @@ function startResults() {
   words.oninput = apply;
   for (const control of controls) control.onchange = apply;
   document.getElementById("filters").onreset = () => setTimeout(apply);
+}
+
+/* Which columns the table has: the short choice of the page first. */
+function startChooser(table) {
+  const boxes = page.shown.map((name) => {
+    const box = element("input", { type: "checkbox", value: name, checked: page.short.includes(name) });
+    return element("label", {}, box, ` ${page.labels[name] ?? name}`);
+  });
+  const host = document.getElementById("columns");
+  host.append(...boxes);
+  host.onchange = () => {
+    const chosen = [...host.querySelectorAll("input:checked")].map((box) => box.value);
+    table.choose(tableColumns(page.shown.filter((name) => chosen.includes(name))));
+  };
 }
 
 function startFailures() {
@@ -44,17 +61,50 @@ function startFailures() {
 
 function startFigures() {
   return [...document.querySelectorAll("[data-figure]")].map((host) => {
-    const data = page.figures[Number(host.dataset.figure)];
-    const details = host.querySelector("details.numbers");
-    details.addEventListener("toggle", () => {
-      const rows = [...new Set(data.lines.flatMap((line) => [...line.base_rows, ...line.rows]))];
-      const telling = tellingColumns(rows, ["system", "backend", data.x, data.y, "latency_ms", "status"]);
-      const first = ["system", "backend", ...page.settings, data.x].filter((name) => telling.includes(name));
-      const columns = tableColumns([...new Set([...first, ...telling])]);
-      new Table(details.querySelector(".table-host"), { caption: `Numbers of: ${data.title}`, columns, rows, cell });
-    }, { once: true });
-    return new Figure(host, data, cell, page.scales, hiddenSystems);
+    return new Figure(host, page.figures[Number(host.dataset.figure)], cell, page.scales, hiddenSystems);
   });
+}
+
+/* The figure that the address names, as it says, in view. */
+function followAddress(figures) {
+  const [id, query] = location.hash.slice(1).split("?");
+  const figure = figures.find(({ data }) => encodeURIComponent(data.id) === id);
+  if (!figure) return null;
+  figure.restore(new URLSearchParams(query));
+  return figure;
+}
+
+/* A figure is shown as a link says, at once and when the address is changed by hand. */
+async function startLinks(figures) {
+  addEventListener("hashchange", async () => {
+    const figure = followAddress(figures);
+    await figure?.draw();
+    figure?.host.scrollIntoView();
+  });
+  const figure = followAddress(figures);
+  await drawAll(figures);
+  figure?.host.scrollIntoView();
+  page.started = true;
+  for (const each of figures) {
+    each.link.href = each.address();
+    each.plot.on?.("plotly_click", (event) => each.tellTapped(event));
+  }
+}
+
+/* Paper is white: figures are drawn light for it, and as before afterwards. */
+function startPrint(figures) {
+  addEventListener("beforeprint", () => {
+    for (const figure of figures) figure.drawForPrint();
+  });
+  addEventListener("afterprint", () => drawAll(figures));
+}
+
+function startCitation() {
+  const button = document.getElementById("copy-citation");
+  button.onclick = async () => {
+    await navigator.clipboard.writeText(document.getElementById("citation").textContent);
+    document.getElementById("copied").textContent = "Copied.";
+  };
 }
 
 /* One figure at a time, so that the page answers in between. */
@@ -93,54 +143,15 @@ function startTheme(figures) {
   button.textContent = dark() ? "Light theme" : "Dark theme";
 }
 
-/* A spreadsheet would run a text that starts like a formula. */
-function csvCell(value) {
-  if (value === null || value === undefined) return "";
-  if (typeof value === "number") return String(value);
-  const text = Array.isArray(value) ? value.join(", ") : String(value);
-  const inert = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
-  return /[",\r\n]/.test(inert) ? `"${inert.replaceAll('"', '""')}"` : inert;
-}
-
-function csv() {
+function tableCsv() {
   const names = [...columns.keys()];
-  return [names, ...allRows.map((row) => names.map((name) => cell(row, name)))].map((line) => `${line.map(csvCell).join(",")}\n`).join("");
-}
-
-/* The text that `packed` of html.py put into an element: base 85 of gzip. */
-async function unpacked(id) {
-  const digits = new Uint8Array(128);
-  [..."0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%:()*+-;,=.?@^_`{|}~"].forEach((sign, digit) => {
-    digits[sign.charCodeAt(0)] = digit;
-  });
-  const text = document.getElementById(id).textContent;
-  const length = Math.floor((text.length * 4) / 5);
-  const view = new DataView(new ArrayBuffer(Math.ceil(text.length / 5) * 4));
-  for (let at = 0, to = 0; at < text.length; at += 5, to += 4) {
-    let word = 0;
-    for (let i = 0; i < 5; i += 1) word = word * 85 + (at + i < text.length ? digits[text.charCodeAt(at + i)] : 84);
-    view.setUint32(to, word);
-  }
-  const bytes = new Blob([new Uint8Array(view.buffer, 0, length)]);
-  return new Response(bytes.stream().pipeThrough(new DecompressionStream("gzip"))).text();
-}
-
-/* The page's policy knows the hash of Plotly and runs nothing else that is put in so. A site's pages share a file. */
-async function startPlotly() {
-  if (!document.getElementById("plotly")) return;
-  document.head.append(element("script", { textContent: await unpacked("plotly") }));
-}
-
-function save(name, type, text) {
-  const link = element("a", { download: name, href: URL.createObjectURL(new Blob([text], { type })) });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  return csvText([names, ...allRows.map((row) => names.map((name) => cell(row, name)))]);
 }
 
 /* A page of a site links to files instead. */
 function startDownloads() {
   if (!document.getElementById("records")) return;
-  document.getElementById("save-csv").onclick = () => save("records.csv", "text/csv", csv());
+  document.getElementById("save-csv").onclick = () => save("records.csv", "text/csv", tableCsv());
   document.getElementById("save-records").onclick = async () => save("records.jsonl", "application/jsonl", await unpacked("records"));
 }
 
@@ -155,11 +166,13 @@ async function start() {
   startDownloads();
   startResults();
   startFailures();
-  await startPlotly();
+  if (document.getElementById("plotly")) await run("plotly"); // the pages of a site share a file
   const figures = startFigures();
   startSystems(figures);
   startTheme(figures);
-  await drawAll(figures);
+  startPrint(figures);
+  startCitation();
+  await startLinks(figures);
   document.documentElement.dataset.ready = "yes";
 }
 

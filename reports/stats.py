@@ -9,7 +9,7 @@ import pandas as pd
 
 from harness.case import Case
 from harness.catalogue import Catalogue
-from harness.interval import FEWEST, median_interval
+from harness.interval import FEWEST, median_interval, repeats_interval
 from harness.machine_load import is_loaded, load_note
 from harness.reason import printable
 from harness.record import Record
@@ -28,6 +28,8 @@ STATISTIC_COLUMNS = (
     "tokens_per_s",
     "peak_memory_gb",
 )
+# Of a run with repeats: what any further process would show.
+REPEAT_COLUMNS = ("latency_ms_repeats_low", "latency_ms_repeats_high")
 SETTING_COLUMNS = ("dtype", "state_dtype", "timing", "l2")
 MACHINE_COLUMNS = ("device", "device_id", "commit")
 COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS + MACHINE_COLUMNS
@@ -46,19 +48,23 @@ Place = tuple[str, ...]
 def frame(records: Iterable[Record], catalogue: Catalogue) -> pd.DataFrame:
     """One row for each case and each machine and commit that measured it, in the order of the records.
 
-    Columns: `COLUMNS`, then one for each option in use, then `SAMPLE_COLUMNS`, then what any record fills: rates,
-    metrics, `NOTES` and `MARKS`. latency_ms is the median of the medians of the processes, its interval the 95%
-    interval within a process (below 6 samples their range), process_spread the range of the processes' medians over
-    their median. What a record does not say is NaN, or "" where it is text; an option at its default has the
-    catalogue's.
+    Columns: `COLUMNS`, then one for each option in use, then `SAMPLE_COLUMNS`, then what any record fills:
+    `REPEAT_COLUMNS`, rates, metrics, `NOTES` and `MARKS`. latency_ms is the median of the medians of the processes,
+    its interval the 95% interval within a process (below 6 samples their range), process_spread the range of the
+    processes' medians over their median, `REPEAT_COLUMNS` the 95% interval over processes
+    (`interval.repeats_interval`). What a record does not say is NaN, or "" where it is text; an option at its default
+    has the catalogue's.
     """
     groups = [group for case in _by_case(records) for group in _by_place(case)]
     memberships = _memberships(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
     rows = [_row(group, memberships.get(group[0].case.key, ()), metrics) for group in groups]
-    table = pd.DataFrame(rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *RATE_COLUMNS, *metrics, NOTES, MARKS])
+    table = pd.DataFrame(
+        rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *metrics, NOTES, MARKS]
+    )
     extra = _options([group[0].case for group in groups], table, catalogue)
-    filled = [name for name in (*RATE_COLUMNS, *metrics, NOTES, MARKS) if table[name].replace("", None).notna().any()]
+    late = (*REPEAT_COLUMNS, *RATE_COLUMNS, *metrics, NOTES, MARKS)
+    filled = [name for name in late if table[name].replace("", None).notna().any()]
     # convert_dtypes: registers are whole numbers, also where some records have none
     return pd.concat([table[list(COLUMNS)], extra, table[list(SAMPLE_COLUMNS)], table[filled].convert_dtypes()], axis=1)
 
@@ -75,7 +81,7 @@ def option_columns(table: pd.DataFrame) -> list[str]:
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
     """The metrics to show, those of the catalogue first and in its order."""
-    taken = {*COLUMNS, *SAMPLE_COLUMNS, *RATE_COLUMNS, NOTES, MARKS}
+    taken = {*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
     return [*known, *sorted(found - {metric.name for metric in catalogue.metrics} - _USED_METRICS)]
@@ -174,7 +180,7 @@ def _merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, float]:
     """Median latency with its interval, and what follows from it; memory is known even without samples."""
     memory = [record.peak_memory_bytes for record in group if record.peak_memory_bytes is not None]
-    values = dict.fromkeys(STATISTIC_COLUMNS, math.nan)
+    values = dict.fromkeys((*STATISTIC_COLUMNS, *REPEAT_COLUMNS), math.nan)
     values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan
     timed = [record for record in measured if record.samples_ms]
     if not timed:
@@ -184,6 +190,8 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
     if len(timed) > 1 and latency > 0:
         medians = [median(record.samples_ms) for record in timed]
         values["process_spread"] = (max(medians) - min(medians)) / latency
+        _, *ends = repeats_interval([record.samples_ms for record in timed])
+        values |= dict(zip(REPEAT_COLUMNS, ends, strict=True))
     tokens = timed[0].tokens
     if tokens and latency > 0:
         values |= {"us_per_token": latency * 1e3 / tokens, "tokens_per_s": tokens * 1e3 / latency}

@@ -24,10 +24,10 @@ function compare(a, b, direction) {
   return direction * (numbers ? a - b : collator.compare(String(a), String(b)));
 }
 
-/* `columns`: [{key, label, numeric, scale}]; `rows`: anything; `cell(row, key)`: its value, shown divided by the scale. */
+/* `columns`: [{key, label, numeric, scale, names}]; `rows`: anything; `cell(row, key)`: its value, shown divided by the scale. */
 class Table {
   constructor(host, { caption, columns, rows, cell }) {
-    Object.assign(this, { columns, rows, cell, kept: rows, page: 0, sorted: { key: null, direction: 1 } });
+    Object.assign(this, { rows, cell, kept: rows, page: 0, sorted: { key: null, direction: 1 } });
     this.head = element("tr");
     this.body = element("tbody");
     this.count = element("p", { className: "count" });
@@ -43,8 +43,15 @@ class Table {
     scroller.setAttribute("role", "region");
     scroller.setAttribute("aria-label", `${caption} (scrolls)`);
     this.scroller = scroller;
-    this.head.append(...columns.map((column) => this.header(column)));
     host.replaceChildren(this.pager, scroller);
+    this.choose(columns);
+  }
+
+  /* Shows these columns; rows stay sorted by one that goes. */
+  choose(columns) {
+    this.columns = columns;
+    this.head.replaceChildren(...columns.map((column) => this.header(column)));
+    this.markSorted();
     this.draw();
   }
 
@@ -59,14 +66,16 @@ class Table {
   sort(key) {
     const again = this.sorted.key === key;
     this.sorted = { key, direction: again ? -this.sorted.direction : 1 };
-    for (const header of this.head.children) {
-      header.removeAttribute("aria-sort");
-      if (header.dataset.column === key) {
-        header.setAttribute("aria-sort", this.sorted.direction > 0 ? "ascending" : "descending");
-      }
-    }
+    this.markSorted();
     this.page = 0;
     this.draw();
+  }
+
+  markSorted() {
+    for (const header of this.head.children) {
+      header.removeAttribute("aria-sort");
+      if (header.dataset.column === this.sorted.key) header.setAttribute("aria-sort", this.sorted.direction > 0 ? "ascending" : "descending");
+    }
   }
 
   filter(keep) {
@@ -95,9 +104,9 @@ class Table {
   }
 
   line(row) {
-    return element("tr", {}, ...this.columns.map(({ key, numeric, scale }) => {
+    return element("tr", {}, ...this.columns.map(({ key, numeric, scale, names }) => {
       const value = this.cell(row, key);
-      const cell = element("td", { textContent: shown(scale === 1 || value === null ? value : value / scale), className: numeric ? "number" : "" });
+      const cell = element("td", { textContent: shown(names[value] ?? (scale === 1 || value === null ? value : value / scale)), className: numeric ? "number" : "" });
       if (key === "status") cell.dataset.status = value;
       if (["reason", "which", "notes"].includes(key)) cell.className = key;
       return cell;

@@ -5,8 +5,10 @@ from harness.catalogue import AxisEntry, MetricEntry
 METRICS: tuple[MetricEntry, ...] = (
     # Statistics of the samples.
     MetricEntry("latency_ms", "Latency", "ms", "lower", text=True),
-    MetricEntry("latency_ms_low", "95% low", "ms"),
-    MetricEntry("latency_ms_high", "95% high", "ms"),
+    MetricEntry("latency_ms_low", "95% low within a process", "ms"),
+    MetricEntry("latency_ms_high", "95% high within a process", "ms"),
+    MetricEntry("latency_ms_repeats_low", "95% low over processes", "ms"),
+    MetricEntry("latency_ms_repeats_high", "95% high over processes", "ms"),
     MetricEntry("process_spread", "Spread between processes", "%", "lower", scale=0.01),
     MetricEntry("us_per_token", "Latency per token", "µs", "lower", text=True),
     MetricEntry("tokens_per_s", "Throughput", "tokens/s", "higher"),

@@ -55,3 +55,33 @@ def check(page, wrongs: list[str]) -> None:
 def _note_request(url: str, path: Path, wrongs: list[str]) -> None:
     if url.partition("#")[0] != path.as_uri() and not url.startswith(("data:", "blob:")):
         wrongs.append(f"request: {url[:80]}")
+
+
+def open_options(page):
+    page.evaluate("for (const each of document.querySelectorAll('.options')) each.open = true")
+
+
+def eventually(page, read, expected):
+    """Figures are redrawn one after another, so that a change reaches the last of them a little later."""
+    for _ in range(100):
+        if read() == expected:
+            return
+        page.wait_for_timeout(50)
+    assert read() == expected
+
+
+def lines_drawn(page, figure):
+    """How many lines a figure has that a reader can see."""
+    return page.locator(f"#figure-{figure} .xy .scatterlayer .trace .lines path.js-line").count()
+
+
+def plotted(page, figure):
+    return page.evaluate(
+        "n => document.querySelector(`#figure-${n} .plot`).data.map(t => ({x: [...t.x], y: [...t.y]}))", figure
+    )
+
+
+def downloaded(page, button):
+    with page.expect_download() as download:
+        page.get_by_role("button", name=button).click()
+    return Path(download.value.path()).read_text("utf-8")

@@ -65,43 +65,50 @@ def is_opened(page, anchor):
 
 
 def test_a_point_that_was_profiled_says_so_and_a_click_opens_its_profile(page, made):
-    point = page.locator("#figure-0 .profiled-point").first
+    point = page.locator("#figure-0 .xy .points path").first
     page.locator("#figure-0").scroll_into_view_if_needed()
     point.hover(force=True)
     page.locator("#figure-0 .hoverlayer").get_by_text("Profiled").wait_for()
-    assert "Profiled: click or Enter" in page.locator("#figure-0 .hoverlayer").text_content()
     box = point.bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     is_opened(page, f"profile-{made[1][0]}")
 
 
+def walk_to(page, name, x):
+    """Put the keyboard on a point of the first figure; what is said of it."""
+    page.locator("#figure-0 .plot").focus()
+    for key in ["ArrowLeft"] * 9 + ["ArrowRight"] * 9:
+        page.keyboard.press(key)
+        said = page.locator("#figure-0 .readout").inner_text()
+        if name in said and f": {x} " in said:
+            return said
+    raise AssertionError(f"no point of {name} at {x}: {said}")
+
+
 def test_the_keyboard_goes_from_each_point_to_its_own_profile(page, made):
-    points = page.locator("#figure-0 .profiled-point")
-    assert points.count() == 4  # at 2k; those at 4k have none
-    names = points.evaluate_all("all => all.map(e => e.getAttribute('aria-label'))")
-    last = names.index(next(name for name in names if "Mamba" in name))
-    points.nth(last).focus()
-    assert "Profiled" in page.locator("#figure-0 .hoverlayer").text_content()
+    assert "Profiled" in walk_to(page, "Mamba", "2k")
     page.keyboard.press("Enter")
     is_opened(page, f"profile-{made[1][3]}")
 
 
+def test_a_point_without_a_profile_leads_nowhere(page):
+    assert "Profiled" not in walk_to(page, "Mamba", "4k")
+    page.keyboard.press("Enter")
+    assert "profile" not in page.evaluate("location.hash")
+
+
 def test_points_keep_their_links_when_the_figure_is_drawn_anew(page, made):
-    page.locator("#figure-0 .options").evaluate("e => { e.open = true; }")
-    box = page.locator("#figure-0").get_by_label("log y")
-    box.check()
     page.locator("#figure-0 .legend button").first.click()  # TTT-Linear is hidden
-    assert page.locator("#figure-0 .profiled-point").count() == 3
-    page.locator("#figure-0 .profiled-point").first.press("Enter")
+    walk_to(page, "TTT-MLP", "2k")
+    page.keyboard.press("Enter")
     is_opened(page, f"profile-{made[1][1]}")
     page.locator("#figure-0 .legend button").first.click()
-    box.uncheck()
 
 
 def test_a_tap_shows_the_card_and_offers_the_profile(browser, made):
     with browsing.opened(browser, made[0], viewport=PHONE, has_touch=True, is_mobile=True) as (page, _):
         page.locator("#figure-0 .plot").scroll_into_view_if_needed()
-        box = page.locator("#figure-0 .profiled-point").first.bounding_box()
+        box = page.locator("#figure-0 .xy .points path").first.bounding_box()
         page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         page.get_by_role("link", name="Profile of this point").tap()
         is_opened(page, f"profile-{made[1][0]}")

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from reports.figures import TONES
+from reports.lines import TONES
 
 STYLE = files("reports").joinpath("style.css").read_text("utf-8")
 LEAST = 15  # CIEDE2000

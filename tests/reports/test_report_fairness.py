@@ -19,11 +19,11 @@ def record(system, parameters=1_000_000, status="ok", size="1.3b", metrics=None,
 
 
 def unlike(*records):
-    return {model.system: model.unlike for model in fairness(records)}
+    return {model.system: model.unlike for model in fairness(records, Catalogue())}
 
 
 def test_models_alike_are_one_row_each():
-    models = fairness([record("a"), record("a"), record("b", 1_070_000)])
+    models = fairness([record("a"), record("a"), record("b", 1_070_000)], Catalogue())
     assert [(model.system, model.parameters, model.unlike) for model in models] == [
         ("a", 1_000_000, ""),
         ("b", 1_070_000, ""),
@@ -34,7 +34,7 @@ def test_models_alike_are_one_row_each():
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (record("b", 1_090_000), "parameters more than 8% off a/torch"),
+        (record("b", 1_090_000), "parameters more than 8% off those of a (torch)"),
         (record("b", weights_dtype="float32"), "weights of different types"),
         (record("b", metrics={"vocabulary": 50277}), "different vocabularies"),
         (record("b", head=8.0), "the head runs on more than the last token"),
@@ -51,7 +51,7 @@ def test_sizes_are_compared_among_themselves():
 
 def test_cases_without_a_timing_and_layers_are_in_no_comparison():
     layer = Record(Case("ttt-linear", "torch", "1.3b", "forward", 1, 8), "ok", samples_ms=[1.0], throttled=[False])
-    assert fairness([record("a", status="oom"), layer]) == []
+    assert fairness([record("a", status="oom"), layer], Catalogue()) == []
 
 
 def test_the_page_has_a_row_for_each_model():
@@ -59,7 +59,7 @@ def test_the_page_has_a_row_for_each_model():
     section = page[page.index('id="fairness"') : page.index('id="machines"')]
     assert section.count("<tr>") == 3
     assert "1,090,000" in section
-    assert "parameters more than 8% off a/torch" in section
+    assert "parameters more than 8% off those of a (torch)" in section
     assert "&lt;new&gt;" in section
 
 

@@ -33,8 +33,8 @@ def drawn(*records, suite="some-layers"):
 @pytest.mark.parametrize(
     ("name", "x", "y", "lines"),
     [
-        ("fig15-forward-forward", "context", "us_per_token", 4),
-        ("fig15-generate-generate", "context", "us_per_token", 4),
+        ("fig15-forward", "context", "us_per_token", 4),
+        ("fig15-generate", "context", "us_per_token", 4),
         ("fig20-throughput-forward", "batch", "tokens_per_s", 4),
         ("fig20-throughput-generate", "batch", "tokens_per_s", 4),
         ("fig8-minibatch-forward", "mini_batch", "latency_ms", 2),
@@ -43,10 +43,10 @@ def drawn(*records, suite="some-layers"):
         ("prompt-then-128-request", "context", "latency_ms", 4),
         ("quick-forward", "context", "us_per_token", 5),
         ("quick-generate", "batch", "us_per_token", 5),
-        ("kernel-forward-forward-16-ttt-linear", "context", "latency_ms", 3),
-        ("kernel-forward-forward-16-ttt-mlp", "context", "latency_ms", 3),
-        ("kernel-generate-generate-ttt-linear", "batch", "latency_ms", 6),
-        ("kernel-generate-generate-ttt-linear-ratio", "batch", "latency_ms", 2),
+        ("kernel-forward-16-ttt-linear", "context", "latency_ms", 3),
+        ("kernel-forward-16-ttt-mlp", "context", "latency_ms", 3),
+        ("kernel-generate-ttt-linear", "batch", "latency_ms", 6),
+        ("kernel-generate-ttt-linear-ratio", "batch", "latency_ms", 2),
     ],
 )
 def test_each_suite_has_its_figure(name, x, y, lines):
@@ -101,9 +101,9 @@ def test_backends_that_share_a_dash_are_told_apart(system, backends):
 
 
 def test_caption_is_one_sentence_of_what_was_held_fixed():
-    assert FIGURES["fig15-generate-generate"].caption == (
+    assert FIGURES["fig15-generate"].caption == (
         "Batch 512, 1.3b, bfloat16, timed in CUDA graphs, on NVIDIA H100 80GB HBM3; medians of 30 samples with their "
-        "95% intervals; crosses below mark cases without a result."
+        "95% intervals within this process; crosses below mark cases without a result."
     )
     assert "rings mark the best batch" in FIGURES["fig20-throughput-forward"].caption
     assert "crosses" not in FIGURES["prompt-then-128-request"].caption
@@ -112,7 +112,7 @@ def test_caption_is_one_sentence_of_what_was_held_fixed():
 @pytest.mark.parametrize(("count", "said"), [(5, True), (6, False)])
 def test_caption_says_where_a_bar_is_a_range_and_no_interval(count, said):
     _, [figure] = drawn(synthetic.ok(case(), 1.0), synthetic.ok(case(context=2048), 1.0, count=count))
-    assert ("95% intervals (below 6 samples their range)" in figure.caption) is said
+    assert ("within this process (below 6 samples their range)" in figure.caption) is said
 
 
 def test_caption_says_how_many_points_have_notes():
@@ -121,7 +121,10 @@ def test_caption_says_how_many_points_have_notes():
         synthetic.ok(case(context=2048), 1.0),
         suite="quick",
     )
-    assert "medians of 30 samples with their 95% intervals; the table has notes on 1 of the points" in figure.caption
+    assert (
+        "medians of 30 samples with their 95% intervals within this process; the table has notes on 1 of the points"
+        in figure.caption
+    )
     assert "notes" not in FIGURES["dual-vs-primal-forward"].caption
 
 
@@ -239,7 +242,7 @@ def test_an_unknown_system_has_a_look_that_no_other_has():
 def test_points_of_several_processes_say_so_in_the_caption():
     records = [synthetic.ok(case(), 1.0 + 0.1 * repeat, repeat=repeat) for repeat in range(3)]
     _, [figure] = drawn(*records)
-    assert "medians of 90 samples with their 95% intervals within a process, of 3 processes a point" in figure.caption
+    assert "medians of 90 samples with their 95% intervals over processes, of 3 processes a point" in figure.caption
     assert [line.rows for line in figure.lines] == [[0]]
 
 
@@ -249,9 +252,9 @@ def test_kernels_of_one_batch_stand_side_by_side():
 
 
 def test_the_floor_is_a_line_of_each_form_in_the_precision_with_most_points():
-    forward = FIGURES["kernel-forward-forward-16-ttt-linear"]
+    forward = FIGURES["kernel-forward-16-ttt-linear"]
     assert [line.name for line in forward.lines if line.y] == ["Floor"]
-    floors = [line for line in FIGURES["kernel-generate-generate-ttt-linear"].lines if line.y]
+    floors = [line for line in FIGURES["kernel-generate-ttt-linear"].lines if line.y]
     assert [line.name for line in floors] == [
         "Floor · state float32-planes · dual form",
         "Floor · state float32-planes · primal form",
@@ -260,7 +263,7 @@ def test_the_floor_is_a_line_of_each_form_in_the_precision_with_most_points():
     assert list(TABLE.loc[floors[1].rows, "floor_ms"]) == pytest.approx([0.0192, 0.0384, 0.1536])
     assert len({line.dash for line in floors}) == 2
     assert "the floor is the longer" in forward.caption
-    assert "floor" not in FIGURES["kernel-generate-generate-ttt-linear-ratio"].caption
+    assert "floor" not in FIGURES["kernel-generate-ttt-linear-ratio"].caption
 
 
 def test_kernels_without_ceilings_have_no_floor():
@@ -269,10 +272,10 @@ def test_kernels_without_ceilings_have_no_floor():
 
 
 def test_in_a_figure_of_one_system_the_colour_says_the_precision_or_the_backend():
-    lines = [line for line in FIGURES["kernel-generate-generate-ttt-linear"].lines if not line.y]
+    lines = [line for line in FIGURES["kernel-generate-ttt-linear"].lines if not line.y]
     by_state = {(line.name.rsplit(" ", 1)[1], line.tone, line.marker) for line in lines}
     assert len(by_state) == len({tone for _, tone, _ in by_state}) == 2
-    lines = [line for line in FIGURES["kernel-forward-forward-16-ttt-mlp"].lines if not line.y]
+    lines = [line for line in FIGURES["kernel-forward-16-ttt-mlp"].lines if not line.y]
     assert len({line.tone for line in lines}) == len({line.marker for line in lines}) == 2
 
 

@@ -18,7 +18,7 @@ def test_readings_span_all_records_of_a_machine():
     cool = {"before": {"sm_clock_mhz": 1800, "throttle_reasons": []}, "after": {"sm_clock_mhz": None}}
     [machine] = machines([record(gpu=warm), record("ttt-mlp", gpu=cool)])
     assert machine.readings == {"gpu sm clock": "1700 MHz to 1980 MHz", "gpu throttle reasons": "heat"}
-    assert (machine.records, machine.systems) == (2, ["mamba (torch)", "ttt-mlp (torch)"])
+    assert (machine.records, machine.systems) == (2, [("mamba", "torch"), ("ttt-mlp", "torch")])
 
 
 def test_another_version_or_commit_is_another_machine():

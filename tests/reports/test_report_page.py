@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import synthetic_records as synthetic
@@ -15,6 +16,7 @@ from harness.record import RecordError
 from reports import write_report
 from reports.html import embedded_json, failures, render
 
+H100 = Path(__file__).parents[2] / "reports" / "results" / "h100-2026-11-21"
 PAPER, HOSTILE = synthetic.paper(), synthetic.hostile()
 
 
@@ -58,7 +60,7 @@ def test_nothing_is_loaded_from_elsewhere(paper):
 
 def test_hostile_records_add_no_kind_of_element_or_attribute(paper, hostile):
     assert shape(hostile) <= shape(paper)
-    assert len(hostile.scripts) == len(paper.scripts) == 4
+    assert len(hostile.scripts) == len(paper.scripts) == 5
 
 
 def unpacked(text):
@@ -66,15 +68,16 @@ def unpacked(text):
     return gzip.decompress(base64.b85decode(text.translate(str.maketrans(",.:", "<>&")))).decode()
 
 
-def test_policy_names_exactly_the_two_scripts_that_run(hostile):
+def test_policy_names_exactly_the_three_scripts_that_run(hostile):
     policy = next(attributes["content"] for tag, attributes in hostile.found if "http-equiv" in attributes)
     kinds = [attributes.get("type") for tag, attributes in hostile.found if tag == "script"]
     running = [text for kind, text in zip(kinds, hostile.scripts, strict=True) if kind is None]
-    running.append(unpacked(hostile.scripts[kinds.index("text/plain", 2)]))
-    assert "plotly.js" in running[-1][:200]
+    running += [unpacked(text) for text in hostile.scripts[2:4]]
+    assert "plotly.js" in running[1][:200]
+    assert "class Figure" in running[2]
     digests = {"sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in running}
     assert set(re.findall(r"sha256-[\w+/=]+", policy)) == digests
-    assert len(digests) == 2
+    assert len(digests) == 3
     assert policy.startswith("default-src 'none'")
 
 
@@ -167,8 +170,8 @@ def test_a_folder_that_is_no_run_is_an_error_and_no_page(tmp_path):
     assert not (tmp_path / "report.html").exists()
 
 
-def test_the_page_of_a_small_run_takes_at_most_two_megabytes(tmp_path):
-    """Forty cases on a CPU, as `make bench` leaves them without a GPU."""
+def test_the_page_of_a_run_on_a_cpu_takes_at_most_two_megabytes(tmp_path):
+    """Forty cases, as `make bench` leaves them without a GPU."""
     cases = [
         Case(system, "torch", "tiny", phase, batch, context, dtype="float32")
         for system in ("ttt-linear", "ttt-mlp", "transformer", "mamba")
@@ -178,3 +181,8 @@ def test_the_page_of_a_small_run_takes_at_most_two_megabytes(tmp_path):
     run = synthetic.of_suite("quick", *(synthetic.ok(case, 3.0, count=100) for case in cases)).run(tmp_path / "run")
     write_report(run, tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size <= 2e6
+
+
+def test_the_page_of_the_records_of_an_h100_takes_at_most_three_megabytes(tmp_path):
+    write_report(H100, tmp_path / "report.html")
+    assert 1e6 < (tmp_path / "report.html").stat().st_size <= 3e6

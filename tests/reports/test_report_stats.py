@@ -10,10 +10,10 @@ import synthetic_records as synthetic
 from bench.catalogue.metrics import METRICS
 from harness.case import Case
 from harness.catalogue import Catalogue
-from harness.interval import median_interval
+from harness.interval import median_interval, repeats_interval
 from harness.record import Record
 from reports.roofline import RATE_COLUMNS
-from reports.stats import COLUMNS, SAMPLE_COLUMNS, frame, option_columns, pooled_interval
+from reports.stats import COLUMNS, REPEAT_COLUMNS, SAMPLE_COLUMNS, frame, option_columns, pooled_interval
 
 FORWARD = Case("ttt-linear", "torch", "1.3b", "forward", 16, 2048, options=(("mini_batch", 32),))
 OTHER = Case("x", "y", "z", "generate", 1, 0)
@@ -44,7 +44,7 @@ def test_every_metric_of_the_catalogue_that_is_recorded_is_a_column_and_so_is_on
     metrics = {metric.name: 1.0 for metric in METRICS} | {"wings": 2.0, "parameters": 1e9}
     table = table_of(synthetic.ok(FORWARD, 3.0, metrics=synthetic.work(3e9, 6e10) | metrics))
     after = list(table.columns)[list(table.columns).index(SAMPLE_COLUMNS[-1]) + 1 :]
-    recorded = [metric.name for metric in METRICS if metric.name not in (*COLUMNS, *RATE_COLUMNS)]
+    recorded = [metric.name for metric in METRICS if metric.name not in (*COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS)]
     assert after == [*RATE_COLUMNS, *recorded, "wings"]
     assert {"energy_j_per_token", "state_bytes"} <= set(after)
     assert table["wings"][0] == 2
@@ -197,3 +197,12 @@ def test_an_option_at_its_default_is_filled_in_where_a_figure_has_it_as_an_axis(
 
 def test_no_records_give_an_empty_table():
     assert list(frame([], Catalogue()).columns) == [*CSV_COLUMNS, *SAMPLE_COLUMNS]
+
+
+def test_repeats_have_the_interval_over_their_processes_and_a_single_process_has_none():
+    runs = [synthetic.ok(FORWARD, 3.0 + 0.2 * repeat, repeat=repeat) for repeat in range(3)]
+    row = table_of(*runs).loc[0]
+    _, low, high = repeats_interval([run.samples_ms for run in runs])
+    assert (row["latency_ms_repeats_low"], row["latency_ms_repeats_high"]) == (low, high)
+    assert low < row["latency_ms_low"] < row["latency_ms_high"] < high
+    assert not set(REPEAT_COLUMNS) & set(table_of(runs[0]).columns)

@@ -1,0 +1,47 @@
+"""How is a run cited?"""
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+
+import pandas as pd
+
+from reports.figures import days
+
+_SPECIAL = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
+_SPECIAL["^"] = r"\textasciicircum{}"
+
+
+def citation(title: str, table: pd.DataFrame) -> str:
+    """A BibTeX entry of the run in `table` (of `stats.frame`): project, version, commit, device and date."""
+    when = days(table["started_at"])
+    devices = [device for device in table["device"].unique() if device]
+    commits = [commit[:10] for commit in table["commit"].unique() if commit]
+    measured = int((table["status"] == "ok").sum())
+    said = [
+        f"Measured on {' and '.join(devices) or 'a device that was not recorded'}",
+        when,
+        f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}" if commits else "",
+        f"{measured} of {len(table)} cases",
+    ]
+    fields = {
+        "title": f"{{{_escaped(title)}}}: a run of ttt-bench",
+        "author": "{The ttt-bench authors}",
+        "year": when[:4],
+        "version": _version(),
+        "note": _escaped(", ".join(filter(None, said))),
+    }
+    key = "-".join(filter(None, ["ttt-bench", re.sub(r"\W+", "-", when[:10]), *commits[:1]]))
+    lines = ",\n".join(f"  {name:<7} = {{{value}}}" for name, value in fields.items() if value)
+    return f"@misc{{{re.sub(r'[^A-Za-z0-9-]', '', key)},\n{lines}\n}}"
+
+
+def _escaped(text: str) -> str:
+    """For TeX, in one line."""
+    return "".join(_SPECIAL.get(sign, sign) for sign in " ".join(text.split()))
+
+
+def _version() -> str:
+    try:
+        return version("ttt-bench")
+    except PackageNotFoundError:
+        return ""

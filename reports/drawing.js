@@ -1,0 +1,361 @@
+/* What does Plotly get to draw: traces and axes of the lines shown, at a width, in the colours of a theme? */
+
+const DASH_ARRAYS = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4", longdashdot: "11 3 2 3" };
+const MARKER_PATHS = {
+  circle: "M14 6m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
+  square: "M10.5 2.5h7v7h-7z",
+  diamond: "M14 1l5 5l-5 5l-5 -5z",
+  "triangle-up": "M14 1.5l4.5 8h-9z",
+  pentagon: "M14 1.5l4.5 3.3l-1.7 5.2h-5.6l-1.7 -5.2z",
+  "triangle-down": "M14 10.5l4.5 -8h-9z",
+  star: "M14 1l1.4 3.2l3.5 .3l-2.7 2.3l.8 3.4l-3 -1.8l-3 1.8l.8 -3.4l-2.7 -2.3l3.5 -.3z",
+};
+const PLOT_HEIGHT = 340;
+const MARGIN = { top: 18, bottom: 48, left: 60, right: 14 };
+const LANE_HEIGHT = 0.045;
+const LABEL_GAP = 14;
+const NOTE_HEIGHT = 15;
+const TICKS = [1, 2, 5];
+
+const probe = document.body.appendChild(element("span", { hidden: true }));
+
+/* What a colour of style.css is in the theme of the moment. */
+function themed(name) {
+  probe.style.color = `var(${name})`;
+  return getComputedStyle(probe).color;
+}
+
+/* Runs `work` with the colours of the light theme, whatever the page's. */
+function inLight(work) {
+  probe.style.colorScheme = "light";
+  try {
+    return work();
+  } finally {
+    probe.style.colorScheme = "";
+  }
+}
+
+/* Plotly reads a part of HTML in its texts; words from records are shown as they are. */
+function neutral(text) {
+  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+/* The colour of a line: its system's, or for a floor that of the axes. */
+function tone(line) {
+  return line.y ? "--muted" : `--tone-${line.tone}`;
+}
+
+/* The picture of a line for legends: its dash and marker in its colour. */
+function swatch(line) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const part = (tag, attributes) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+    svg.append(node);
+  };
+  const colour = `var(${tone(line)})`;
+  svg.setAttribute("viewBox", "-3 0 34 12");
+  svg.setAttribute("aria-hidden", "true");
+  part("path", { d: "M-3 6H31", stroke: colour, "stroke-width": 2, "stroke-dasharray": DASH_ARRAYS[line.dash] });
+  if (!line.y) part("path", { d: MARKER_PATHS[line.marker], stroke: colour, "stroke-width": 1.5, fill: line.hollow ? "var(--paper)" : colour });
+  return svg;
+}
+
+/* The largest of 1, 2 and 5 of any decade that is at most `value`, and the smallest that is at least it. */
+function tickBelow(value) {
+  const decade = 10 ** Math.floor(Math.log10(value));
+  return decade * (TICKS.filter((tick) => tick * decade <= value).at(-1) ?? 0.5);
+}
+
+function tickAbove(value) {
+  const decade = 10 ** Math.floor(Math.log10(value));
+  return decade * (TICKS.find((tick) => tick * decade >= value) ?? 10);
+}
+
+/* Words in rows of at most `most` characters, broken between the pieces. */
+function folded(pieces, most, gap) {
+  const rows = [];
+  for (const piece of pieces) {
+    if (rows.length && rows.at(-1).length + piece.length + gap.length <= most) rows.push(`${rows.pop()}${gap}${piece}`);
+    else rows.push(piece);
+  }
+  return rows;
+}
+
+function nameParts(line) {
+  return line.name.split(" · ");
+}
+
+/* One drawing: `lines` are [line, its points]; `view`: {xLog, yLog, ratio: the line that others are relative to}. */
+class Drawing {
+  constructor(points, lines, view) {
+    Object.assign(this, { points, data: points.data, lines, view });
+    this.broken = lines.filter(([, all]) => all.some((point) => point.failed));
+    const best = this.data.best && !view.ratio;
+    this.ringed = best ? lines.filter(([, all]) => all.some((point) => point.y) && points.turns(all)) : [];
+    this.notes = points.footnotes(lines);
+  }
+
+  get yTitle() {
+    return this.view.ratio ? `${this.data.y_label} relative to ${this.view.ratio.name} (ratio)` : this.data.y_title;
+  }
+
+  traces() {
+    return [
+      ...this.lines.map(([line, all]) => this.lineTrace(line, all)),
+      ...this.ringed.map(([line, all]) => this.bestTrace(line, all)),
+      ...this.broken.map(([line, all], lane) => this.failedTrace(line, all, lane)),
+      ...this.lines.flatMap(([line, all]) => this.signTraces(line, all)),
+    ];
+  }
+
+  hover(line, point) {
+    const [name, ...parts] = this.points.words(line, point, this.yTitle).map(neutral);
+    return [`<b>${name}</b>`, ...parts.flatMap((part) => folded(part.split(" "), 90, " "))].join("<br>");
+  }
+
+  lineTrace(line, points) {
+    const drawn = points.filter((point) => point.y);
+    const colour = themed(tone(line));
+    return {
+      type: "scatter",
+      mode: "lines+markers",
+      name: neutral(line.name),
+      x: drawn.map((point) => point.x),
+      y: drawn.map((point) => point.y.value),
+      error_y: {
+        type: "data",
+        visible: !line.y,
+        symmetric: false,
+        array: drawn.map((point) => point.y.high - point.y.value),
+        arrayminus: drawn.map((point) => point.y.value - point.y.low),
+        color: colour,
+        thickness: 1.2,
+        width: 3,
+      },
+      line: { color: colour, width: 2, dash: line.dash },
+      marker: this.marker(line, drawn, colour),
+      hovertext: drawn.map((point) => this.hover(line, point)),
+      hoverinfo: "text",
+      customdata: drawn.map((point) => profileOf(point.row)),
+    };
+  }
+
+  /* The marker of the line's system; of a full cache the same, larger and with a dot in it. */
+  marker(line, drawn, colour) {
+    const edge = { color: colour, width: 1.5 };
+    if (line.y) return { symbol: "line-ew", size: 10, line: edge }; // a floor at a single x is a dash
+    const full = drawn.map((point) => this.points.marks(point.row).includes(CACHE_FULL));
+    const size = line.marker.startsWith("triangle") ? 10 : 8;
+    const fill = line.hollow ? themed("--paper") : colour;
+    if (!full.includes(true)) return { symbol: line.marker, size, color: fill, line: edge };
+    const either = (dotted, plain) => full.map((each) => (each ? dotted : plain));
+    return {
+      symbol: either(`${line.marker}-dot`, line.marker),
+      size: either(size + 5, size),
+      color: either(colour, fill),
+      line: { color: either(themed("--paper"), colour), width: 1.5 },
+      opacity: 1,
+    };
+  }
+
+  bestTrace(line, points) {
+    const best = this.points.best(points);
+    return {
+      type: "scatter",
+      mode: "markers",
+      x: [best.x],
+      y: [best.y.value],
+      marker: { symbol: "circle-open", size: 17, color: themed(tone(line)), line: { width: 2 } },
+      hoverinfo: "skip",
+      cliponaxis: false,
+      showlegend: false,
+    };
+  }
+
+  /* The signs above marked points; none where there are none. */
+  signTraces(line, points) {
+    const marked = points.filter((point) => point.y && !line.y && this.points.signs(point.row));
+    if (!marked.length) return [];
+    return [{
+      type: "scatter",
+      mode: "text",
+      x: marked.map((point) => point.x),
+      y: marked.map((point) => point.y.value),
+      text: marked.map((point) => this.points.signs(point.row)),
+      textposition: "top center",
+      textfont: { size: 14, color: themed(tone(line)) },
+      hoverinfo: "skip",
+      cliponaxis: false,
+      showlegend: false,
+    }];
+  }
+
+  failedTrace(line, points, lane) {
+    const failed = points.filter((point) => point.failed);
+    const colour = themed(tone(line));
+    return {
+      type: "scatter",
+      mode: "markers",
+      yaxis: "y2",
+      x: failed.map((point) => point.x),
+      y: failed.map(() => lane),
+      marker: {
+        symbol: failed.map((point) => (this.points.isTried(point) ? "x-thin" : "circle-open")),
+        size: 7,
+        color: colour,
+        line: { color: colour, width: 2 },
+      },
+      hovertext: failed.map((point) => this.hover(line, point)),
+      hoverinfo: "text",
+      cliponaxis: false,
+      showlegend: false,
+    };
+  }
+
+  /* [line, point, the trace and the place in it where it stands, its axes] of all points, line by line. */
+  places() {
+    const kept = ([line, all], trace, axes, keep) => all.filter(keep).map((point, at) => [line, point, trace, at, axes]);
+    const drawn = this.lines.flatMap((pair, at) => kept(pair, at, "xy", (point) => point.y));
+    const first = this.lines.length + this.ringed.length;
+    const lost = this.broken.flatMap((pair, lane) => kept(pair, first + lane, "xy2", (point) => point.failed));
+    const order = new Map(this.lines.map(([line], index) => [line, index]));
+    return [...drawn, ...lost].sort((a, b) => order.get(a[0]) - order.get(b[0]) || a[1].x - b[1].x);
+  }
+
+  xAxis(shared) {
+    const rows = this.data.lines.flatMap((line) => line.rows);
+    const values = [...new Set(rows.map((row) => this.points.cell(row, this.data.x)))].sort((a, b) => a - b);
+    const log = this.view.xLog && values[0] > 0;
+    // One value alone would leave the axis a single tick.
+    if (values.length === 1) values.splice(0, 1, ...(log ? [values[0] / 2, values[0], 2 * values[0]] : [0, values[0] || 1]));
+    const place = log ? Math.log10 : Number;
+    const [first, last] = [place(values[0]), place(values.at(-1))];
+    const pad = 0.05 * (last - first);
+    const gap = 0.055 * (last - first);
+    const ticks = [];
+    for (const value of values) if (!ticks.length || place(value) - place(ticks.at(-1)) >= gap) ticks.push(value);
+    return {
+      ...shared,
+      type: log ? "log" : "linear",
+      range: [log ? first - pad : Math.min(0, first), last + pad],
+      tickvals: ticks,
+      ticktext: ticks.map(axisLabel),
+      title: { text: neutral(this.data.x_title), standoff: 8 },
+      anchor: "y2",
+    };
+  }
+
+  /* From where to where the values of the lines reach, in the axis's own measure, and at least two ticks. */
+  yRange() {
+    const ends = this.lines.flatMap(([, all]) => all).flatMap((point) => (point.y ? [point.y.low, point.y.value, point.y.high] : []));
+    if (!this.view.yLog) return [0, 1.08 * Math.max(...ends, 0) || 1];
+    const values = ends.filter((value) => value > 0);
+    if (!values.length) return [0, 1];
+    return [Math.log10(tickBelow(0.97 * Math.min(...values))), Math.log10(tickAbove(1.03 * Math.max(...values)))];
+  }
+
+  yAxis(shared, strip, range) {
+    const log = this.view.yLog;
+    const rate = this.data.y === "tokens_per_s" && !this.view.ratio;
+    // 1, 2 and 5 of each decade, or where these would crowd the decades alone.
+    const ticks = log ? { dtick: range[1] - range[0] > 2.5 ? 1 : "D2" } : { nticks: 7 };
+    const title = this.view.ratio ? `${neutral(this.data.y_label)} relative to<br>${neutral(this.view.ratio.name)} (ratio)` : neutral(this.data.y_title);
+    return { ...shared, type: log ? "log" : "linear", range, tickformat: rate ? "~s" : "~g", ...ticks, domain: [strip, 1], title: { text: title, standoff: 8 } };
+  }
+
+  /* The short name of a line, with what sets it apart from others of that name. */
+  endName(line) {
+    const others = this.lines.map(([other]) => other).filter((other) => other !== line && other.short === line.short);
+    if (!others.length) return line.short;
+    const apart = nameParts(line).slice(1).filter((part) => !others.every((other) => nameParts(other).includes(part)));
+    const own = apart.find((part) => !others.some((other) => nameParts(other).includes(part)));
+    return [line.short, ...(own ? [own] : apart)].join(" · ");
+  }
+
+  /* What the names of all lines say, where there are several. */
+  get shared() {
+    const [[first], ...others] = this.lines.length > 1 ? this.lines : [[{ name: "" }]];
+    return nameParts(first).filter((part) => part && others.every(([line]) => nameParts(line).includes(part)));
+  }
+
+  /* The name of each line at its end, moved apart where they would lie on each other. */
+  endLabels(range, xLog, pixels) {
+    const labels = this.lines.flatMap(([line, points]) => {
+      const end = points.filter((point) => point.y).at(-1);
+      if (!end) return [];
+      const text = this.endName(line);
+      const y = this.view.yLog ? Math.log10(end.y.value) : end.y.value;
+      const at = (pixels * (y - range[0])) / (range[1] - range[0]);
+      return [{ text: text.length > 26 ? `${text.slice(0, 25)}…` : text, x: xLog ? Math.log10(end.x) : end.x, y, at, to: at }];
+    });
+    labels.sort((a, b) => a.at - b.at);
+    for (let round = 0; round < 40; round += 1) {
+      for (let i = 1; i < labels.length; i += 1) {
+        const short = LABEL_GAP - (labels[i].to - labels[i - 1].to);
+        if (short > 0) {
+          labels[i].to += short / 2;
+          labels[i - 1].to -= short / 2;
+        }
+      }
+    }
+    return labels.map(({ text, x, y, at, to }) => ({
+      x,
+      y,
+      text: neutral(text),
+      xanchor: "left",
+      yanchor: "middle",
+      xshift: 9,
+      yshift: to - at,
+      showarrow: false,
+      font: { size: 12, color: themed("--ink") },
+    }));
+  }
+
+  layout(width) {
+    const lanes = this.broken.length;
+    const strip = lanes ? 0.05 + LANE_HEIGHT * lanes : 0;
+    const shared = {
+      gridcolor: themed("--grid"),
+      linecolor: themed("--rule-strong"),
+      tickcolor: themed("--rule-strong"),
+      zeroline: false,
+      automargin: true,
+    };
+    const one = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: themed("--muted"), width: 1, dash: "dot" } };
+    const range = this.yRange();
+    const most = (width - MARGIN.left - 24) / 6;
+    const rows = folded(this.notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
+    const xaxis = this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 });
+    const pixels = (1 - strip) * (PLOT_HEIGHT - MARGIN.top - MARGIN.bottom);
+    const labels = this.endLabels(range, xaxis.type === "log", pixels);
+    const longest = Math.max(0, ...labels.map((label) => label.text.length));
+    const note = { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", yshift: -46, showarrow: false, align: "left", font: { size: 11.5 } };
+    return {
+      height: PLOT_HEIGHT + NOTE_HEIGHT * rows.length,
+      margin: { l: MARGIN.left, r: Math.min(MARGIN.right + 6.4 * longest, 0.36 * width), t: MARGIN.top, b: MARGIN.bottom + NOTE_HEIGHT * rows.length },
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: themed("--muted") },
+      hoverlabel: { bgcolor: themed("--raised"), bordercolor: themed("--rule-strong"), font: { color: themed("--ink") }, align: "left" },
+      hovermode: "closest",
+      dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
+      showlegend: false,
+      shapes: this.view.ratio || this.data.lines.some((line) => line.base_rows.length) ? [one] : [],
+      annotations: [...labels, ...(rows.length ? [{ ...note, text: rows.map(neutral).join("<br>") }] : [])],
+      xaxis,
+      yaxis: this.yAxis(shared, strip, range),
+      yaxis2: {
+        domain: [0, Math.max(strip - 0.05, 0.001)],
+        range: [-0.7, lanes - 0.3],
+        fixedrange: true,
+        showgrid: false,
+        zeroline: false,
+        tickvals: lanes ? [(lanes - 1) / 2] : [],
+        ticktext: ["no result"],
+        tickfont: { size: 11 },
+        automargin: true,
+      },
+    };
+  }
+}

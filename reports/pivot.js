@@ -1,0 +1,63 @@
+/* How are a figure's numbers read: a row for each x, a column for each line shown? */
+
+const WIDEST = 6; // lines whose columns fit beside another figure
+
+function drawPivot(figure) {
+  const { points } = figure;
+  const drawing = figure.drawing();
+  const columns = drawing.lines;
+  const places = [...new Set(columns.flatMap(([, all]) => all.map((point) => point.x)))].sort((a, b) => a - b);
+  const head = element("tr", {}, element("th", { scope: "col", className: "number", textContent: figure.data.x_title }));
+  const { shared } = drawing;
+  const name = (line) => nameParts(line).filter((part) => !shared.includes(part)).join(" · ");
+  head.append(...columns.map(([line]) => element("th", { scope: "col", className: "number" }, swatch(line), ` ${name(line)}`)));
+  const body = places.map((x) => {
+    const row = element("tr", {}, element("th", { scope: "row", className: "number", textContent: axisLabel(x) }));
+    row.append(...columns.map(([line, all]) => pivotCell(points, drawing, line, name(line), all.find((point) => point.x === x))));
+    return row;
+  });
+  const caption = element("caption", { textContent: pivotCaption(drawing) });
+  const table = element("table", { className: "pivot" }, caption, element("thead", {}, head), element("tbody", {}, ...body));
+  figure.host.querySelector(".pivot-host").replaceChildren(table);
+}
+
+function pivotCaption(drawing) {
+  const intervals = drawing.lines.some(([line, all]) => !line.y && all.some((point) => point.y && point.y.high > point.y.low));
+  const over = drawing.lines.some(([, all]) => all.some((point) => point.y?.over));
+  const said = intervals ? [`in brackets the 95% interval of the median ${over ? "over processes" : "within this process"}`] : [];
+  return `${[drawing.yTitle, ...(drawing.shared.length ? [`all lines: ${drawing.shared.join(", ")}`] : []), ...said, ...drawing.notes].join("; ")}.`;
+}
+
+/* `data-line` names the cell where a narrow screen puts a row's cells below each other. */
+function pivotCell(points, drawing, line, name, point) {
+  const cell = element("td", { className: "number" });
+  cell.dataset.line = name;
+  if (!point) {
+    cell.append(element("span", { className: "none", textContent: "–", title: "not measured", ariaLabel: "not measured" }));
+    return cell;
+  }
+  cell.title = points.words(line, point, drawing.yTitle).join("\n");
+  if (!point.y) {
+    const status = points.cell(point.row, "status");
+    cell.append(element("span", { textContent: point.failed ? status : "–" }));
+    cell.firstChild.dataset.status = status;
+    return cell;
+  }
+  const { value, low, high } = point.y;
+  cell.append(element("span", { textContent: `${line.y ? "" : points.signs(point.row)} ${shown(value)}`.trim() }));
+  if (!line.y && high > low) cell.append(" ", element("small", { textContent: `[${shown(low)}, ${shown(high)}]` }));
+  return cell;
+}
+
+/* Every column of the cases of a figure, built when it is opened first. */
+function startRows(figure) {
+  const details = figure.host.querySelector("details.rows");
+  details.ontoggle ??= () => {
+    const host = details.querySelector(".table-host");
+    if (!details.open || host.hasChildNodes()) return;
+    const rows = [...new Set(figure.data.lines.flatMap((line) => [...line.base_rows, ...line.rows]))];
+    const telling = tellingColumns(rows, ["system", "backend", figure.data.x, figure.data.y, "latency_ms", "status"]);
+    const first = ["system", "backend", ...page.settings, figure.data.x].filter((name) => telling.includes(name));
+    new Table(host, { caption: `Cases of: ${figure.data.title}`, columns: tableColumns([...new Set([...first, ...telling])]), rows, cell });
+  };
+}

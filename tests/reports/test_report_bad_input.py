@@ -1,0 +1,165 @@
+"""Does every run make a page or a sentence: foreign, empty, hostile, of one point, of equal or of no numbers?"""
+
+import json
+import math
+
+import browsing
+import pytest
+import synthetic_records as synthetic
+
+from bench.cli import main
+from harness.case import Case
+from harness.record import RecordError
+from harness.run import SCHEMA_VERSION
+from reports import write_report, write_table
+from reports.html import render
+
+BOTH_AXES = """() => [...document.querySelectorAll("figure")].map(figure => ["x", "y"].map(
+  axis => figure.querySelectorAll(`.${axis}axislayer-above .${axis}tick`).length))"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with browsing.browser() as opened:
+        yield opened
+
+
+def forward(context=2048, system="ttt-linear", backend="thunderkittens", **fields):
+    return Case(system, backend, "1.3b", "forward", 16, context, **fields)
+
+
+def one_point():
+    return synthetic.of_suite("fig15-forward", synthetic.ok(forward(), 3.0, spread=0.0))
+
+
+def all_equal():
+    contexts = (2048, 4096, 8192)
+    pairs = (("ttt-linear", "thunderkittens"), ("transformer", "vllm"))
+    records = [
+        synthetic.ok(forward(at, *pair), at / 500, spread=0.0, started_at="2026-03-01T10:00:00+00:00")
+        for pair in pairs
+        for at in contexts
+    ]
+    return synthetic.of_suite("fig15-forward", *records)
+
+
+def no_number():
+    """A figure of latency per token without tokens, of kernels without ceilings, and a metric that no process says."""
+    nameless = {"bytes": None, "flops": None, "sequences_at_once": None, "copy_gbs": None}
+    records = [
+        synthetic.ok(forward(2048), 3.0, tokens=0),
+        synthetic.ok(forward(4096), 3.0, metrics=nameless),
+        synthetic.ok(forward(8192), 1e-12, metrics={"flops": 1e300, "bytes": 0.0}),
+        synthetic.ok(forward(16384), 1e12),
+    ]
+    return synthetic.of_suite("fig15-forward", *records)
+
+
+def none_measured():
+    cases = [forward(at, *pair) for pair in (("ttt-linear", "torch"), ("mamba", "mamba-ssm")) for at in (2048, 4096)]
+    lost = [
+        synthetic.lost(case, status, "why")
+        for case, status in zip(cases, ("oom", "gate", "skipped", "killed"), strict=True)
+    ]
+    return synthetic.of_suite("fig15-forward", *lost)
+
+
+def unplaced():
+    """Records that broke before they named a machine, with a time that is none."""
+    record = synthetic.lost(forward(), "unstarted", "no worker")
+    record.environment, record.started_at = {}, "yesterday"
+    return synthetic.of_suite("fig15-forward", record)
+
+
+STRANGE = {
+    "one point": one_point,
+    "all equal": all_equal,
+    "no number": no_number,
+    "none measured": none_measured,
+    "unplaced": unplaced,
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_strange_run_is_a_page_that_draws_and_a_table(browser, tmp_path, name):
+    made = STRANGE[name]()
+    run = made.run(tmp_path / "run")
+    write_report(run, tmp_path / "page.html")
+    with browsing.opened(browser, tmp_path / "page.html") as (page, _):
+        browsing.open_options(page)
+        page.evaluate("for (const each of document.querySelectorAll('.numbers, .rows')) each.open = true")
+        for axis in ("x", "y"):
+            for box in page.locator(f"[data-role={axis}-log]").all():
+                box.set_checked(not box.is_checked())
+        page.wait_for_timeout(200)
+        text = page.evaluate("document.querySelector('main').innerText")
+        assert "NaN" not in text
+        assert "Infinity" not in text
+        assert "undefined" not in text
+        assert page.locator("main :is(img, iframe, script, b[onclick])").count() == 0
+    for fmt in ("text", "markdown", "csv", "json"):
+        with (tmp_path / "table").open("w") as out:
+            write_table(run, fmt, out, columns=("all",))
+    assert "NaN" not in (tmp_path / "table").read_text()
+
+
+@pytest.mark.parametrize("name", ["one point", "all equal", "paper"])
+@pytest.mark.parametrize("log", [True, False])
+def test_every_axis_of_every_figure_has_two_ticks(browser, tmp_path, name, log):
+    made = synthetic.paper() if name == "paper" else STRANGE[name]()
+    with browsing.opened(browser, browsing.save(made, tmp_path, "page")) as (page, _):
+        browsing.open_options(page)
+        for axis in ("x", "y"):
+            for box in page.locator(f"[data-role={axis}-log]").all():
+                box.set_checked(log)
+        ticks = page.evaluate(BOTH_AXES)
+        assert ticks
+        assert min(min(each) for each in ticks) >= 2, ticks
+
+
+def test_a_page_without_a_result_says_so():
+    page = render(none_measured().records, none_measured().catalogue)
+    assert "4 of 4 cases have no result (1 gate, 1 killed, 1 oom, 1 skipped)." in page
+    assert "Forward latency per token: no case has a result." in page
+
+
+def test_words_of_a_figure_never_say_nan():
+    made = no_number()
+    latency = made.table["us_per_token"]
+    assert math.isnan(latency[0])
+    assert "nan" not in render(made.records, made.catalogue).partition("</main>")[0].lower().replace("nanogpt", "")
+
+
+@pytest.mark.parametrize("command", ["report", "table"])
+@pytest.mark.parametrize("broken", ["other schema", "older records", "no records", "no run"])
+def test_a_run_that_cannot_be_read_is_a_sentence(tmp_path, capsys, monkeypatch, command, broken):
+    run = all_equal().run(tmp_path / "run")
+    describing = json.loads((run / "run.json").read_text())
+    [first, *_] = sorted((run / "records").iterdir())
+    if broken == "other schema":
+        (run / "run.json").write_text(json.dumps(describing | {"schema": SCHEMA_VERSION + 7}))
+    elif broken == "older records":
+        record = json.loads(first.read_text().splitlines()[0]) | {"schema": 1}
+        first.write_text(json.dumps(record) + "\n" + first.read_text())
+    elif broken == "no records":
+        for path in (run / "records").iterdir():
+            path.write_text("")
+    else:
+        (run / "run.json").unlink()
+    monkeypatch.setattr("sys.argv", ["ttt-bench", command, str(run)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert str(run) in said.replace("\n", "")
+    assert not (run / "report.html").exists()
+
+
+def test_two_schemas_in_one_run_are_named(tmp_path):
+    run = all_equal().run(tmp_path / "run")
+    [first, *_] = sorted((run / "records").iterdir())
+    record = json.loads(first.read_text().splitlines()[0])
+    first.write_text(json.dumps(record | {"schema": record["schema"] - 1}) + "\n")
+    with pytest.raises(RecordError, match=rf"schema {record['schema'] - 1}.*{record['schema']}"):
+        write_report(run, tmp_path / "page.html")

@@ -1,0 +1,151 @@
+"""Can pages of a CPU and of an H100 be read and used by keyboard, by screen reader, without motion?"""
+
+from pathlib import Path
+
+import browsing
+import pytest
+import synthetic_records as synthetic
+
+from harness.case import Case
+from reports import write_report
+
+ROOT = Path(__file__).parents[2]
+H100 = ROOT / "reports" / "results" / "h100-2026-11-21"
+# Rules of WCAG 2.2 A and AA, and the best practices of axe.
+AXE_OPTIONS = {"resultTypes": ["violations"]}
+STOPS = """() => [...document.querySelectorAll("figure")].map(figure =>
+  [...figure.querySelectorAll("a, button, input, select, summary, [tabindex]")]
+    .filter(e => e.tabIndex >= 0 && e.checkVisibility()).length)"""
+MOVING = """() => [...document.querySelectorAll("*")].filter(e => {
+  const style = getComputedStyle(e);
+  return parseFloat(style.transitionDuration) > 0 || parseFloat(style.animationDuration) > 0;
+}).map(e => e.outerHTML.slice(0, 80))"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with browsing.browser() as opened:
+        yield opened
+
+
+def on_a_cpu():
+    """The run of `ttt-bench run quick` on a CPU, with cases that others disturbed, and one that failed."""
+    loaded = {"cpu": {"model": "Xeon", "cores": 2, "others_share": 0.5, "idle_share": 0.0}}
+    place = {"device": "Xeon", "device_kind": "cpu", "commit": "c" * 40, "dirty": False}
+    cases = [
+        Case(system, "torch", "tiny", phase, batch, context, dtype="float32")
+        for system in ("ttt-linear", "ttt-mlp", "transformer", "mamba")
+        for phase, batch, context in [("forward", 2, 64 << n) for n in range(5)]
+        + [("generate", 1 << n, 128) for n in range(5)]
+    ]
+    records = [synthetic.ok(case, 3.0, count=40, environment=place | loaded) for case in cases[:-1]]
+    return synthetic.of_suite("quick", *records, synthetic.lost(cases[-1], "failed", "it broke"))
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    write_report(H100, folder / "h100.html")
+    write_report(on_a_cpu().run(folder / "run"), folder / "cpu.html")
+    return {name: folder / f"{name}.html" for name in ("h100", "cpu")}
+
+
+def axe():
+    found = sorted((ROOT / "build").glob("axe-*.min.js"))
+    if not found:
+        pytest.skip("axe-core is not there: make axe")
+    return found[-1].read_text("utf-8")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["cpu", "h100"])
+def test_axe_finds_no_violation(browser, pages, name, theme):
+    with browsing.opened(browser, pages[name], color_scheme=theme) as (page, _):
+        page.evaluate("for (const each of document.querySelectorAll('#figure-0 details, .chooser')) each.open = true")
+        page.wait_for_timeout(200)
+        page.evaluate(axe())
+        found = page.evaluate("options => axe.run(document, options)", AXE_OPTIONS)
+        assert len(found["passes"]) > 25
+        wrong = [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found["violations"]]
+        assert not wrong
+
+
+@pytest.fixture(scope="module")
+def paper(browser, tmp_path_factory):
+    path = browsing.save(synthetic.paper(), tmp_path_factory.mktemp("paper"), "paper")
+    with browsing.opened(browser, path) as (page, wrongs):
+        yield page
+        browsing.check(page, wrongs)
+
+
+def focused(page):
+    return page.evaluate("document.activeElement.className + ' ' + document.activeElement.textContent.slice(0, 40)")
+
+
+def test_a_figure_is_one_stop_and_arrow_keys_move_inside(paper):
+    assert set(paper.evaluate(STOPS)) == {1}
+    paper.locator("#figure-0 .plot").focus()
+    for expected in ("TTT-Linear · ThunderKittens", "only this", "TTT-MLP · ThunderKittens"):
+        paper.keyboard.press("ArrowDown")
+        assert expected in focused(paper)
+    paper.keyboard.press("Space")
+    assert browsing.lines_drawn(paper, 0) == 3
+    paper.keyboard.press("Space")
+    paper.keyboard.press("Tab")
+    assert paper.evaluate("document.activeElement.closest('figure')?.id") != "figure-0"
+    assert set(paper.evaluate(STOPS)) == {1}
+    paper.evaluate("document.querySelector('#figure-0 .plot').focus()")
+    paper.keyboard.press("ArrowUp")
+    assert "Numbers" in focused(paper)
+
+
+def test_points_are_told_by_keyboard_and_by_tap(paper):
+    readout = paper.locator("#figure-0 .readout")
+    paper.locator("#figure-0 .plot").focus()
+    paper.keyboard.press("ArrowRight")
+    assert readout.inner_text().startswith(
+        "TTT-Linear · ThunderKittens · Context length (tokens): 1k · Latency per token"
+    )
+    assert "within this process · 30 samples" in readout.inner_text()
+    assert "TTT-Linear" in paper.locator("#figure-0 .hoverlayer").text_content()
+    for _ in range(6):
+        paper.keyboard.press("ArrowRight")
+    assert readout.inner_text().startswith("TTT-MLP · ThunderKittens · Context length (tokens): 1k")
+    paper.keyboard.press("ArrowLeft")
+    assert readout.inner_text().startswith("TTT-Linear · ThunderKittens · Context length (tokens): 32k")
+    paper.keyboard.press("ArrowDown")
+    assert not readout.is_visible()
+    paper.locator("#figure-0 .plot").scroll_into_view_if_needed()
+    paper.locator("#figure-0 .xy .points path").nth(7).click(force=True)
+    assert readout.inner_text().startswith("TTT-MLP")
+
+
+def test_a_failed_point_is_told_by_keyboard_with_its_reason(paper):
+    number = paper.evaluate("page.figures.findIndex(figure => figure.id === 'fig20-throughput-generate')")
+    paper.locator(f"#figure-{number} .plot").focus()
+    for _ in range(11):
+        paper.keyboard.press("ArrowRight")
+    said = paper.locator(f"#figure-{number} .readout").inner_text()
+    assert "Batch size (sequences): 1k · oom: torch.OutOfMemoryError" in said
+    label = paper.locator(f"#figure-{number} .hoverlayer")
+    browsing.eventually(paper, lambda: "oom: " in label.text_content(), True)
+
+
+def test_each_figure_has_a_sentence_and_its_controls_its_name(paper):
+    titles = paper.locator("figure h3").all_inner_texts()
+    for number, title in enumerate(titles):
+        told = paper.locator(f"#figure-{number} .plot").get_attribute("aria-describedby")
+        assert paper.locator(f"#{told}").inner_text().startswith(f"{title}: ")
+        names = paper.locator(f"#figure-{number} [data-save]").evaluate_all("all => all.map(e => e.ariaLabel)")
+        assert names == [f"Save {kind} of {title}" for kind in ("SVG", "PNG", "CSV")]
+    first = paper.locator("#figure-0-said").inner_text()
+    assert "TTT-Linear is fastest at every context" in first
+    assert len({paper.locator(f"#figure-{number}-said").inner_text() for number in range(len(titles))}) == len(titles)
+
+
+def test_nothing_moves_for_who_asks_for_no_motion(browser, tmp_path):
+    made = synthetic.of_suite("quick", synthetic.ok(Case("mamba", "torch", "tiny", "forward", 2, 64), 1.0))
+    path = browsing.save(made, tmp_path, "still")
+    with browsing.opened(browser, path, reduced_motion="reduce") as (page, _):
+        page.add_style_tag(content="button { transition: color 1s }")
+        assert page.evaluate(MOVING) == []
