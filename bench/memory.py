@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import Any
 
 from bench.errors import UserError
-from bench.models.config import MODELS, MambaConfig, TransformerConfig, TTTConfig, model_config, parameter_count
+from bench.models.case_model import config_of
+from bench.models.config import MODELS, MambaConfig, TransformerConfig, TTTConfig, parameter_count
 from harness.case import Case
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -65,7 +66,7 @@ def least_bytes(case: Case) -> int:
     ids = 8 * case.batch * (case.context if case.phase != "generate" else 1)
     if case.system not in MODELS:  # others size themselves
         return ids
-    config = model_config(case.system, case.size)
+    config = config_of(case)
     if case.option("scope", "model") == "layer":
         return _layer_bytes(config, case)
     weights = parameter_count(config) * _BYTES[case.dtype]

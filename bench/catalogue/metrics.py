@@ -41,6 +41,8 @@ AXES: tuple[AxisEntry, ...] = (
     # Options of a case; one at its default is not in the case.
     AxisEntry("scope", "Scope", "scope {}", "model"),
     AxisEntry("mini_batch", "Mini-batch size (tokens)", "mini-batch {}", 16),
+    AxisEntry("backbone", "Backbone", "{} backbone", "mamba"),
+    AxisEntry("checkpoint", "Checkpoint", "checkpoint {}", ""),
     AxisEntry("form", "Form", "{} form", "dual"),
     AxisEntry("part", "Part", "{}", ""),
     AxisEntry("steps", "New tokens", "{} new tokens", 128),

@@ -26,6 +26,7 @@ from typing import Any
 from bench.models.config import CONV_KERNEL, CheckpointError, ConfigError, TTTConfig
 
 CONFIG_FILE = "config.json"
+INDEX_FILE = "model.safetensors.index.json"
 
 # Keys whose value decides the function, with the authors' defaults.
 _COUNTS = {

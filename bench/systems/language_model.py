@@ -15,7 +15,7 @@ from harness.gate import Check, Verdict, argmax_disagreement, relative_error, to
 from harness.ranges import nvtx_range
 from harness.system import Input, Workload
 
-STEPS = 16  # one call of generate is a whole mini-batch, the step that rewrites W included
+STEPS = 16  # of one call of generate; see `steps_of`
 GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # past three mini-batch ends
 # Tokens of the sequences whose timed outputs are compared with the reference: 2 s of it at 1.3B on one H100.
 WITNESS_TOKENS = 16384
@@ -23,7 +23,14 @@ WITNESS_SEQUENCES = 4
 
 # Relative error of the logits and total variation of the next token's probabilities against the reference. Rounding
 # of 24 layers of bfloat16 activations reaches 2e-2; float32 against float64 stays far below 1e-4.
+WITHOUT_EFFECT = ("steps", "compare")  # options that leave the model as it is
 LIMITS = {"bfloat16": (5e-2, 2e-2), "float16": (2e-2, 1e-2), "float32": (1e-4, 1e-4)}
+
+
+# A token is a model's choice where the reference's logit of it lies at most so many of the limits above below its
+# largest, in standard deviations over the vocabulary: the limit is a root mean square, and either logit may be off by
+# twice that. A token drawn at random lies some 4 standard deviations below, 20 times as far in bfloat16.
+CHOICE_LIMITS = 4
 
 
 class LanguageModel:
@@ -106,7 +113,7 @@ class LanguageModel:
         return None
 
     def expected_logits(self, reference: Any, begun: Any, calls: list[torch.Tensor], case: Case) -> torch.Tensor:
-        """The reference's logits [rows, V] after the tokens [STEPS, rows] of calls that follow a restart."""
+        """The reference's logits [rows, V] after the tokens [steps, rows] of calls that follow a restart."""
         return last_logits(reference, torch.cat(calls).T)
 
     def witness_reference(self, model: Any, dtype: torch.dtype) -> Any:
@@ -114,7 +121,8 @@ class LanguageModel:
         return self.reference(model, dtype)
 
     def _model(self, case: Case) -> Any:
-        key = (case.size, case.dtype, case.state_dtype, case.option("mini_batch", None), case.option("form", None))
+        options = tuple(pair for pair in case.options if pair[0] not in WITHOUT_EFFECT)
+        key = (case.size, case.dtype, case.state_dtype, options)
         if self._loaded is None or self._loaded[0] != key:
             self._loaded = None  # free the old one before the new one is made
             self._verdict = None
@@ -128,7 +136,7 @@ class LanguageModel:
         """The model against its reference, and whether it is a fair one, once for each model that is loaded."""
         if self._verdict is None:
             fair = fairness.checks(self._facts(model, **self._counted(model)), case)
-            self._verdict = Verdict([*self._compare(model, case.dtype).checks, *fair])
+            self._verdict = Verdict([*self._compare(model, case).checks, *fair])
         return self._verdict
 
     @torch.inference_mode()
@@ -139,14 +147,14 @@ class LanguageModel:
         return {"head_rows": rows / GATE_BATCH}
 
     @torch.inference_mode()
-    def _compare(self, model: Any, dtype: str) -> Verdict:
+    def _compare(self, model: Any, case: Case) -> Verdict:
         """Prefill, then generate, against the reference's prefill of every longer prompt."""
-        reference = self.reference(model, torch.float64 if dtype == "float32" else torch.float32)
+        reference = self.reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
         prompt = self.gate_prompt
         ids = random_ids(model, GATE_BATCH, prompt + GATE_STEPS)
         got = prefill_then_generate(model, ids, prompt)
         expected = torch.stack([last_logits(reference, ids[:, : prompt + i]) for i in range(GATE_STEPS + 1)])
-        return self._judge(model, ids, got, expected, dtype)
+        return self._judge(model, ids, got, expected, case.dtype)
 
     def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, dtype: str) -> Verdict:
         """The verdict on logits [GATE_STEPS + 1, B, V] of a prompt of ids, and after each of its last GATE_STEPS."""
@@ -163,6 +171,18 @@ def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str) ->
             Check.at_most("argmax_disagreement", argmax_disagreement(logits, reference), 1.0),
         ]
     )
+
+
+def choice_check(name: str, logits: torch.Tensor, chosen: torch.Tensor, dtype: str) -> Check:
+    """Whether `chosen` [...] are the tokens of the largest logits [..., V] of a reference, as far as rounding tells."""
+    below = logits.amax(-1) - logits.gather(-1, chosen[..., None])[..., 0]
+    return Check.at_most(name, float((below / logits.std(-1)).amax()), CHOICE_LIMITS * LIMITS[dtype][0])
+
+
+def steps_of(model: Any) -> int:
+    """Steps of one call of generate: whole mini-batches, so that the step that rewrites W has its share."""
+    mini_batch = getattr(model.config, "mini_batch", 1)
+    return STEPS if STEPS % mini_batch == 0 else mini_batch
 
 
 def device() -> str:
@@ -258,17 +278,17 @@ class Forward(PhaseWork):
 
 
 class Generate(PhaseWork):
-    """A mini-batch of greedy steps; each call starts where `place` puts the state.
+    """Whole mini-batches of greedy steps; each call starts where `place` puts the state.
 
     A recurrent state is the one before the first token, and is carried on: its cost does not depend on the tokens.
     """
 
-    units = STEPS
     token_axis = None
 
     def prepare(self) -> None:
         """See PhaseWork.prepare."""
-        self.state = self.model.init_generate_state(self.case.batch, self.case.context + STEPS)
+        self.units = steps_of(self.model)
+        self.state = self.model.init_generate_state(self.case.batch, self.case.context + self.units)
         with torch.inference_mode():
             self.adapter.fill_past(self.state)
         self.ids = random_ids(self.model, self.case.batch)
@@ -280,9 +300,9 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [B, V] of the last step, and the tokens [STEPS, B] that the steps read."""
+        """Logits [B, V] of the last step, and the tokens [units, B] that the steps read."""
         self.adapter.place(self.state, self.case.context)
-        return greedy_steps(self.model, self.ids, self.state, STEPS)
+        return greedy_steps(self.model, self.ids, self.state, self.units)
 
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
         """Two calls from where the case begins: the second, timed, reads what the first left in the state."""

@@ -31,6 +31,6 @@ class TunedLanguageModel(LanguageModel):
         if self._verdict is not None:
             return self._verdict
         with untuned():
-            compile_ahead(lambda: (self._counted(model), self._compare(model, case.dtype)))
+            compile_ahead(lambda: (self._counted(model), self._compare(model, case)))
             torch.manual_seed(1)  # a verdict that does not depend on the case
             return super()._gate(model, case)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from bench.memory import sequences_that_fit
-from bench.models.config import TTTConfig, model_config
+from bench.models.case_model import ttt_config_of
+from bench.models.config import TTTConfig
 from bench.systems.ceilings import measured_ceilings
 from bench.systems.language_model import STEPS
 from bench.systems.ttt.launches import Launch, launches, metrics_of, settings_of
@@ -48,8 +49,7 @@ STREAMED = 20  # a set of so many times the L2 leaves nothing of itself in it
 
 def build(case: Case, form: str, precision: str) -> Workload:
     """The forward of a layer, or a mini-batch of its generate steps in `form` and `precision`."""
-    config = model_config(case.system, case.size)
-    assert isinstance(config, TTTConfig)
+    config = ttt_config_of(case)
     return _forward(case, config) if case.phase == "forward" else _generate(case, config, form, precision)
 
 

@@ -11,7 +11,7 @@ import torch
 from bench.cost import model_work
 from bench.models import ModelConfig
 from bench.systems.ceilings import ceilings_of
-from bench.systems.language_model import LIMITS, STEPS, WITNESS_SEQUENCES, WITNESS_TOKENS, device
+from bench.systems.language_model import STEPS, WITNESS_SEQUENCES, WITNESS_TOKENS, choice_check, device
 from bench.systems.needs import needs_gpu
 from bench.systems.vllm.engine import SEQUENCES, Batch, Engine, Settings
 from harness.case import Case
@@ -29,10 +29,6 @@ ENVIRONMENT = {
 }
 STEADY_STEPS = 32  # of a generate batch, at the least, in which every sequence takes part
 MANY_SEQUENCES = 4096  # the figures' largest batch: an engine of more than SEQUENCES is made for all of them
-# A token is the engine's choice where the reference's logit of it lies at most so many of the gate's limits below its
-# largest, in standard deviations over the vocabulary: the limit is a root mean square, and either logit may be off by
-# twice that. A token drawn at random lies some 4 standard deviations below, 20 times as far in bfloat16.
-CHOICE_LIMITS = 4
 MODEL_LENGTH = 33_024  # the figures' longest prompt, 32,768, and its steps; one engine then serves them all
 
 
@@ -205,16 +201,10 @@ class _Work:
             last = min(STEPS, self.new_tokens)
             ids = torch.tensor([self._prompts[row] + each[:-1] for row, each in zip(rows, made, strict=True)])
             logits = last_logits(self.engine.reference(), ids, last).cpu()
-            return choice_verdict(logits, torch.tensor(made)[:, -last:], self.dtype)
+            chosen = torch.tensor(made)[:, -last:]
+            return Verdict([choice_check("timed_choice_below_best", logits, chosen, self.dtype)])
 
         return judge
-
-
-def choice_verdict(logits: torch.Tensor, chosen: torch.Tensor, dtype: str) -> Verdict:
-    """Whether chosen [B, n] are the tokens of the largest logits [B, n, V] of a reference, as far as rounding tells."""
-    below = logits.amax(-1) - logits.gather(-1, chosen[..., None])[..., 0]
-    value = float((below / logits.std(-1)).amax())
-    return Verdict([Check.at_most("timed_choice_below_best", value, CHOICE_LIMITS * LIMITS[dtype][0])])
 
 
 class Prefill(_Work):

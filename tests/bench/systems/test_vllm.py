@@ -11,6 +11,7 @@ import fake_vllm
 import pytest
 import torch
 
+from bench.systems.language_model import choice_check
 from bench.systems.needs import cannot_import
 from bench.systems.vllm import engine as vllm_engine
 from bench.systems.vllm import mamba as vllm_mamba
@@ -160,12 +161,12 @@ def test_tokens_that_were_not_made_are_seen(llm):
 def test_a_token_may_lie_below_the_best_by_what_rounding_takes():
     logits = torch.randn(2, 3, 4000)
     best, second = logits.topk(2).indices.unbind(-1)
-    assert vllm_system.choice_verdict(logits, best, "bfloat16").passed
+    assert choice_check("choice", logits, best, "bfloat16").passed
     logits.scatter_(-1, second[..., None], logits.amax(-1, keepdim=True) - 0.1)
-    assert vllm_system.choice_verdict(logits, second, "bfloat16").passed
-    assert not vllm_system.choice_verdict(logits, second, "float32").passed
-    assert not vllm_system.choice_verdict(logits, torch.zeros_like(best), "bfloat16").passed
-    assert not vllm_system.choice_verdict(logits * torch.nan, best, "bfloat16").passed
+    assert choice_check("choice", logits, second, "bfloat16").passed
+    assert not choice_check("choice", logits, second, "float32").passed
+    assert not choice_check("choice", logits, torch.zeros_like(best), "bfloat16").passed
+    assert not choice_check("choice", logits * torch.nan, best, "bfloat16").passed
 
 
 def test_a_request_generates_its_steps_after_the_prompts_token(llm):
