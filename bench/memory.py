@@ -70,7 +70,7 @@ def least_bytes(case: Case) -> int:
     if case.option("scope", "model") == "layer":
         return _layer_bytes(config, case)
     weights = parameter_count(config) * _BYTES[case.dtype]
-    return ids + weights + _state_bytes(config, case)
+    return ids + weights + kept_bytes(config, case)
 
 
 def _layer_bytes(config: Any, case: Case) -> int:
@@ -88,7 +88,7 @@ def _state_element_bytes(case: Case) -> int:
     return _BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]
 
 
-def _state_bytes(config: Any, case: Case) -> int:
+def kept_bytes(config: Any, case: Case) -> int:
     """Bytes that one sequence keeps between two tokens, after `context` tokens."""
     size = _state_element_bytes(case)
     if isinstance(config, TransformerConfig):  # a key and a value of each token in each layer

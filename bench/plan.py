@@ -94,18 +94,31 @@ def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: 
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Why a case that grows until memory ends need not be tried: the smaller batch that did not fit."""
+    """Why a case that grows until memory ends need not be tried: the smaller one that did not fit, or took too long."""
     if not planned.grows:
         return ""
-    case = planned.case
     for record in earlier:
-        # A larger batch may be timed in another way, and is the same work.
-        smaller = record.case.batch < case.batch and replace(record.case, batch=case.batch, timing=case.timing) == case
-        if smaller and record.status == "oom":
-            return f"batch {record.case.batch} did not fit"
+        axis = _smaller_axis(record.case, planned.case)
+        if not axis:
+            continue
+        size = f"{axis} {getattr(record.case, axis)}"
+        if record.status in ("oom", "timeout"):
+            return f"{size} {'did not fit' if record.status == 'oom' else 'took longer than a case may'}"
         at_once = record.metrics.get("sequences_at_once") or record.case.batch
-        if smaller and at_once < record.case.batch:
-            return f"of batch {record.case.batch} only {at_once} sequences fitted at once, and were measured"
+        if axis == "batch" and at_once < record.case.batch:
+            return f"of {size} only {at_once} sequences fitted at once, and were measured"
+    return ""
+
+
+def _smaller_axis(smaller: Case, case: Case) -> str:
+    """The axis, batch or context, in which alone one case is smaller than another; "" where they differ otherwise.
+
+    A larger one may be timed in another way, and is the same work.
+    """
+    for axis in ("batch", "context"):
+        value = getattr(case, axis)
+        if getattr(smaller, axis) < value and replace(smaller, **{axis: value}, timing=case.timing) == case:
+            return axis
     return ""
 
 

@@ -9,6 +9,8 @@ METRICS: tuple[MetricEntry, ...] = (
     MetricEntry("latency_ms_high", "95% high", "ms"),
     MetricEntry("process_spread", "Spread between processes", "%", "lower", scale=0.01),
     MetricEntry("us_per_token", "Latency per token", "µs", "lower", text=True),
+    MetricEntry("time_to_first_token_ms", "Time to first token", "ms", "lower", text=True),
+    MetricEntry("time_between_tokens_ms", "Time between tokens", "ms", "lower", text=True),
     MetricEntry("tokens_per_s", "Throughput", "tokens/s", "higher"),
     MetricEntry("peak_memory_gb", "Peak memory", "GB", "lower"),
     # Work against the ceilings measured in the same process.

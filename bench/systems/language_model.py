@@ -1,13 +1,19 @@
 """Measure and check a language model of this repository: what the adapters of its PyTorch models share."""
 
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from random import Random
+from statistics import median
 from typing import Any, ClassVar
 
 import torch
 
 from bench import fairness
 from bench.cost import Work, model_work
+from bench.memory import kept_bytes
+from bench.models.config import MODELS
 from bench.models.layers import mark_layers
 from bench.systems.ceilings import ceilings_of
 from harness.case import Case
@@ -20,9 +26,11 @@ GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # past three mini-batch ends
 # Tokens of the sequences whose timed outputs are compared with the reference: 2 s of it at 1.3B on one H100.
 WITNESS_TOKENS = 16384
 WITNESS_SEQUENCES = 4
+LONGEST_WITNESS = 65536  # of a prompt that is compared: a million tokens would take the reference minutes
 
 # Relative error of the logits and total variation of the next token's probabilities against the reference. Rounding
 # of 24 layers of bfloat16 activations reaches 2e-2; float32 against float64 stays far below 1e-4.
+TIMED_REQUESTS = 64  # whose moments are kept
 WITHOUT_EFFECT = ("steps", "compare")  # options that leave the model as it is
 LIMITS = {"bfloat16": (5e-2, 2e-2), "float16": (2e-2, 1e-2), "float32": (1e-4, 1e-4)}
 
@@ -86,7 +94,8 @@ class LanguageModel:
             inputs={"ids": Input(work.ids, "tokens", model.config.vocabulary, 0, work.token_axis)},
             witness=work.witness,
             gate=lambda: self._gate(model, case),
-            metrics=self._facts(model).metrics() | self.cost(model, case).metrics() | ceilings,
+            measured=work.measured,
+            metrics=self._facts(model).metrics() | self.cost(model, case).metrics() | kept(model, case) | ceilings,
             settings=self._facts(model).settings() | self.settings(case) | prompt,
         )
 
@@ -161,6 +170,11 @@ class LanguageModel:
         return logits_verdict(got, expected, dtype)
 
 
+def kept(model: Any, case: Case) -> dict[str, float | None]:
+    """What all sequences of a case keep of their past; nothing for models that size themselves."""
+    return {"state_bytes": case.batch * kept_bytes(model.config, case)} if case.system in MODELS else {}
+
+
 def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str) -> Verdict:
     """Logits [..., V] of a model in `dtype` against its reference's."""
     error_limit, distance_limit = LIMITS[dtype]
@@ -209,6 +223,12 @@ def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return model.prefill(ids, model.init_state(*ids.shape))[0]
 
 
+def not_compared(tokens: int, most: int) -> Callable[[Any, int], Verdict]:
+    """The judge of prompts that are too long for the reference."""
+    words = f"the outputs of prompts of {tokens} tokens were compared with nothing: the reference reads at most {most}"
+    return lambda outputs, calls: Verdict([], words)
+
+
 class PhaseWork:
     """The timed callable of one phase, on token ids that the harness renews, and the check of what it left."""
 
@@ -236,6 +256,10 @@ class PhaseWork:
     def tokens(self) -> int:
         """How many tokens one unit stands for."""
         return self.case.batch * self.case.context
+
+    def measured(self, calls: int) -> dict[str, float | None]:
+        """See Workload.measured."""
+        return {}
 
     def rows(self, chance: Random, tokens: int) -> list[int]:
         """A few sequences of the batch, of at most WITNESS_TOKENS together but at least one."""
@@ -267,6 +291,8 @@ class Forward(PhaseWork):
 
     def witness(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
         """A few whole prompts, read by the reference."""
+        if self.case.context > LONGEST_WITNESS:
+            return not_compared(self.case.context, LONGEST_WITNESS)
         rows = self.rows(chance, self.case.context)
 
         @torch.inference_mode()
@@ -285,9 +311,13 @@ class Generate(PhaseWork):
 
     token_axis = None
 
+    @property
+    def units(self) -> int:  # type: ignore[override]
+        """Steps of a call."""
+        return steps_of(self.model)
+
     def prepare(self) -> None:
         """See PhaseWork.prepare."""
-        self.units = steps_of(self.model)
         self.state = self.model.init_generate_state(self.case.batch, self.case.context + self.units)
         with torch.inference_mode():
             self.adapter.fill_past(self.state)
@@ -336,6 +366,7 @@ class Request(PhaseWork):
         self._next = random_ids(model, case.batch)
         self._read = self._next.new_zeros(self.steps, case.batch)
         self._logits: Any = None
+        self._marks: deque[list[Any]] = deque(maxlen=TIMED_REQUESTS)
         self._step = repeatable(self._one_step)
 
     @property
@@ -350,19 +381,31 @@ class Request(PhaseWork):
     @torch.inference_mode()
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [B, V] of the last step, and the tokens [steps, B] that the steps read."""
+        marks = [mark()]
         self.model.reset_state(self._state)
         with nvtx_range("prefill"):
             self._next.copy_(self.model.prefill(self.ids, self._state)[0].argmax(-1))
+        marks.append(mark())
         with nvtx_range("generate"):
             self.model.generate_state(self._state, into=self._generating)
             for read in self._read:
                 read.copy_(self._next)
                 self._step()
+                marks.append(mark())
+        self._marks.append(marks)
         return self._logits, self._read
+
+    def measured(self, calls: int) -> dict[str, float | None]:
+        """Medians over the calls: until the first token of all sequences, and from one token of theirs to the next."""
+        times = [[between_ms(*pair) for pair in pairwise(marks)] for marks in list(self._marks)[-calls:]]
+        return token_times([(first, steps) for first, *steps in times])
 
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
         """A few whole requests, read by the reference."""
-        rows = self.rows(chance, self.case.context + self.steps)
+        tokens = self.case.context + self.steps
+        if tokens > LONGEST_WITNESS:
+            return not_compared(tokens, LONGEST_WITNESS)
+        rows = self.rows(chance, tokens)
 
         @torch.inference_mode()
         def judge(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
@@ -371,6 +414,33 @@ class Request(PhaseWork):
             return self.verdict(logits[rows], last_logits(self.reference(), whole))
 
         return judge
+
+
+def token_times(requests: Sequence[tuple[float, Sequence[float]]]) -> dict[str, float | None]:
+    """The metrics of requests, each its ms to the first token and between each two: medians within it and over all."""
+    if not requests:
+        return {}
+    return {
+        "time_to_first_token_ms": median(first for first, _ in requests),
+        "time_between_tokens_ms": median(median(steps) for _, steps in requests),
+    }
+
+
+def mark() -> Any:
+    """A moment in the work of `device()`: an event on a GPU, which nothing waits for, the clock's seconds on a CPU."""
+    if device() == "cpu":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between_ms(earlier: Any, later: Any) -> float:
+    """From one mark to another, ms; waits for the later one."""
+    if isinstance(later, float):
+        return (later - earlier) * 1e3
+    later.synchronize()
+    return earlier.elapsed_time(later)
 
 
 def repeatable(step: Callable[[], object]) -> Callable[[], object]:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -13,6 +14,7 @@ from bench.catalogue.systems import ADAPTERS
 from bench.models.operator import FORMS
 from bench.plan import suite_cases
 from bench.selection import select
+from bench.systems import language_model
 from bench.systems.fla.models import GatedDeltaNet
 from bench.systems.language_model import LanguageModel
 from bench.systems.mamba.pytorch import TorchMamba
@@ -216,3 +218,33 @@ def test_every_case_of_quick_names_an_adapter():
     known = {(each.system, each.backend) for each in ADAPTERS}
     found = suite_cases(find_suite("quick"), select(None, None, None, None, "cpu"), "cpu")
     assert {(each.case.system, each.case.backend) for each in found} <= known
+
+
+def test_a_request_says_when_its_tokens_came(monkeypatch):
+    """By moments in seconds of which a call takes seven; the clock's own samples know nothing of them."""
+    moments = [0.0, 0.5, 0.51, 0.52, 0.9, 0.91, 0.92]
+    marks = (7.0 * call + moment * (1 + call % 2) for call in count() for moment in moments)
+    monkeypatch.setattr(language_model, "mark", lambda: next(marks))
+    record = CaseRun(case("ttt-linear", "request", steps=5), POLICY).record(TTTTorch())
+    assert record.status == "ok", record.reason
+    assert 500 <= record.metrics["time_to_first_token_ms"] <= 1000
+    assert 10 - 1e-6 <= record.metrics["time_between_tokens_ms"] <= 20 + 1e-6
+    assert record.metrics["state_bytes"] == 2 * 2 * 2 * 65 * 64 * 4
+
+
+def test_only_the_calls_that_were_samples_count(monkeypatch):
+    workload = TTTTorch().build(case("ttt-linear", "request", steps=2))
+    for first in (9.0, 1.0, 3.0):
+        marks = iter([0.0, first, first + 0.1, first + 0.3])
+        monkeypatch.setattr(language_model, "mark", lambda marks=marks: next(marks))
+        workload.run()
+    found = workload.measured(2)
+    assert found == {"time_to_first_token_ms": pytest.approx(2000), "time_between_tokens_ms": pytest.approx(150)}
+
+
+def test_a_prompt_that_the_reference_would_read_for_minutes_is_not_compared_and_that_is_said(monkeypatch):
+    monkeypatch.setattr(language_model, "LONGEST_WITNESS", 40)
+    for phase, options in (("forward", {}), ("request", {"steps": 3})):
+        record = CaseRun(replace(case("ttt-linear", phase, **options), context=41), POLICY).record(TTTTorch())
+        assert record.status == "ok", record.reason
+        assert "compared with nothing: the reference reads at most 40" in record.gate["unchecked"]
