@@ -33,7 +33,7 @@ from bench.systems.ttt.layer import (
 from harness.case import Case
 from harness.cuda_clock import input_sets, l2_bytes
 from harness.gate import Check, Verdict, relative_error
-from harness.system import Input, Workload
+from harness.system import Input, Skip, Workload
 from tk_kernels.build import Built
 from tk_kernels.build import build as build_kernel
 from tk_kernels.build.parallel import compile_all
@@ -101,6 +101,10 @@ def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
 
 def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workload:
     """Sets of sequences take turns at every step, so that each finds its state in memory and not in the L2."""
+    if config.mini_batch != STEPS:
+        raise Skip(
+            f"one layer's generate is measured at mini-batches of {STEPS} tokens alone, whole models at others too"
+        )
     operator = f"tk_kernels.ttt_{config.learner}"
     generate, cost = (import_module(f"{operator}.{part}") for part in ("generate", "cost"))
     dtype = getattr(torch, case.dtype)

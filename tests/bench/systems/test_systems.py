@@ -22,7 +22,7 @@ from bench.systems.mamba.ssm import MambaSSM
 from bench.systems.transformer.attention import SdpaCudnn
 from bench.systems.transformer.pytorch import TorchTransformer
 from bench.systems.ttt import layer
-from bench.systems.ttt.kernels import LinearThunderKittens
+from bench.systems.ttt.kernels import LinearThunderKittens, LinearTritonDual
 from bench.systems.ttt.pytorch import TTTTorch
 from harness.case import Case
 from harness.gate import relative_error
@@ -188,6 +188,23 @@ def test_the_primal_and_the_dual_layer_compute_the_same():
 def test_a_kernel_refuses_the_function_that_it_does_not_compute(options):
     with pytest.raises(Skip, match="mini-batches of 8" if "mini_batch" in options else next(iter(options))):
         LinearThunderKittens().build(case("ttt-linear", scope="layer", **options))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "asked", "words"),
+    [
+        (
+            LinearTritonDual,
+            case("ttt-linear", "generate", scope="layer", mini_batch=32),
+            "mini-batches of 16 tokens alone",
+        ),
+        (LinearThunderKittens, replace(case("ttt-linear"), size="760m"), "heads of 96 channels; ttt-linear/torch has"),
+        (MambaSSM, replace(case("mamba"), size="1.3b", context=1 << 19), "a scan of 524288 tokens"),
+    ],
+)
+def test_what_an_adapter_cannot_do_is_skipped_with_its_reason(adapter, asked, words):
+    with pytest.raises(Skip, match=words):
+        adapter().build(replace(asked, state_dtype="float32"))
 
 
 def test_the_readmes_adapter_is_complete():
