@@ -260,6 +260,21 @@ def import_(
     results.import_records(old, output)
 
 
+@app.command()
+def convert(
+    file: Annotated[Path, typer.Argument(metavar="JAX_FILE", help="`streaming_params` or `streaming_train_state`.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The new folder, for --checkpoint.")],
+    base_lr: Annotated[
+        float | None,
+        typer.Option(help="The run's ttt_base_lr; by default the paper's: 1 of TTT-Linear, 0.1 of TTT-MLP."),
+    ] = None,
+) -> None:
+    """Convert a checkpoint of the authors' JAX code to config.json and safetensors."""
+    from bench.commands.convert import convert_checkpoint
+
+    convert_checkpoint(file, output, base_lr)
+
+
 FailOn = Annotated[
     str | None, typer.Option(help="Exit with status 1 for a case that is shown to be slower by more, such as 3%.")
 ]

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.models.config import SIZES, CheckpointError, ModelConfig, Shape, TTTConfig, model_config
+from bench.models.config import SIZES, CheckpointError, ModelConfig, TTTConfig, model_config
 from bench.models.hugging_face import CONFIG_FILE, INDEX_FILE, read_config
 from harness.case import Case, Scalar
 from harness.reason import printable
@@ -35,9 +35,9 @@ class Checkpoint:
     @property
     def size(self) -> str:
         """The size of the table that it has, or else layers x width."""
-        config = self.config
-        shape = Shape(config.width, config.ffn_width, config.layers, config.heads)
-        return next((name for name, each in SIZES.items() if each == shape), f"{config.layers}x{config.width}")
+        tables = {name: model_config(self.system, name) for name in SIZES}
+        own = f"{self.config.layers}x{self.config.width}"
+        return next((name for name, each in tables.items() if _shape(each) == _shape(self.config)), own)
 
     @property
     def options(self) -> dict[str, tuple[Scalar, ...]]:
@@ -47,6 +47,11 @@ class Checkpoint:
             "mini_batch": (self.config.mini_batch,),
             "backbone": (self.config.backbone,),
         }
+
+
+def _shape(config: ModelConfig) -> tuple[int, ...]:
+    assert isinstance(config, TTTConfig)
+    return config.width, config.ffn_width, config.layers, config.heads
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
