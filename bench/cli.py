@@ -69,9 +69,25 @@ def suites() -> None:
 @app.command()
 def build() -> None:
     """Compile the CUDA kernels ahead, and show registers and spills; needs nvcc, no GPU."""
-    from bench.commands.kernels import build_kernels
+    from bench.commands.build import build_kernels
 
     build_kernels()
+
+
+@app.command()
+def tune(
+    learner: Annotated[list[str] | None, typer.Argument(help="linear, mlp; by default both.")] = None,
+    form: Annotated[str | None, typer.Option(help="dual, primal; by default both.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of the state: planes, float32, bfloat16, float16; by default all.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences that generate together.", min=1)] = 512,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A new file; by default printed.")] = None,
+) -> None:
+    """Measure launch settings of the generate kernels on this GPU: sections for tk_kernels/generate/tuning.toml."""
+    from bench.commands.tune import tune
+
+    tune(learner or (), form, precision, batch, output)
 
 
 @app.command()
@@ -117,7 +133,7 @@ def run(
     """Measure suites into a run: OUT/run.json says what, OUT/records/ holds a record of every case."""
     from bench.commands import measure
     from bench.errors import UserError
-    from harness.runner import Limits
+    from harness.process import Limits
 
     if retry not in ("lost", "failed"):
         raise UserError(f"--retry {retry}: must be lost or failed")
@@ -168,7 +184,7 @@ def work(
     """Be one task of a run that Slurm's tasks share."""
     from bench.commands.slurm import work
     from bench.errors import UserError
-    from harness.runner import Limits
+    from harness.process import Limits
 
     if retry not in ("lost", "failed"):
         raise UserError(f"--retry {retry}: must be lost or failed")
@@ -193,7 +209,7 @@ def verify(
 ) -> None:
     """Check outputs and fidelity without timing; exit status 1 when a case differs or fails, or all are skipped."""
     from bench.commands import measure
-    from harness.runner import Limits
+    from harness.process import Limits
 
     axes = {"mini_batch": mini_batch, "backbone": backbone, "checkpoint": checkpoint}
     asked = measure.Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file, **axes)  # type: ignore[arg-type]
@@ -217,6 +233,17 @@ def table(
     if len(formats) > 1:
         raise UserError(f"--{' --'.join(formats)}: one format at a time")
     results.table(run, formats[0] if formats else "text", systems, columns)
+
+
+@app.command()
+def numbers(
+    run: RunFolder,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Markdown files.")],
+) -> None:
+    """Write the tables of Markdown files from a run, each below a comment that defines it (see bench/numbers.py)."""
+    from bench.commands import results
+
+    results.numbers(run, files)
 
 
 @app.command()
@@ -323,7 +350,7 @@ def ab(
     """Measure two commits in turns on this machine: faster, slower, same or undecided; exit status 1 if slower."""
     from bench.commands import compare as commands
     from bench.commands.measure import Asked
-    from harness.runner import Limits
+    from harness.process import Limits
 
     asked = Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file, budget, min_samples, rounds)
     commands.ab(
@@ -375,7 +402,7 @@ def profile(
     """Run cases again under a profiler, never timed: OUT/profiles/ holds where the time of each went, and why."""
     from bench.commands import measure
     from bench.commands.profile import profile
-    from harness.runner import Limits
+    from harness.process import Limits
 
     axes = {"mini_batch": mini_batch, "backbone": backbone, "checkpoint": checkpoint}
     asked = measure.Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file, **axes)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.catalogue.systems import ADAPTERS, Adapter
 from bench.errors import UserError
-from harness.runner import Launch
+from harness.process import Launch
 
 SIZE_LIMIT = 1 << 20
 

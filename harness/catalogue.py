@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from harness.case import Scalar
+
 FORBID_EXTRA = {"extra": "forbid", "strict": True}
-Scalar = str | int | float | bool
 
 
 @dataclass(frozen=True)

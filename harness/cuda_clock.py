@@ -19,7 +19,7 @@ SETTLES_S = 2.0
 # A run this long is its own estimate: repeating it would spend minutes on what it has shown.
 _LONG_S = 0.25
 
-Run = Callable[[], object]
+Call = Callable[[], object]
 
 
 def launches_for(run_ms: float) -> int:
@@ -63,9 +63,9 @@ class CudaEventClock:
         self._cold = l2 == "cold"
         self._flush_buffer: Any = None
         self._events: list[tuple[Any, Any]] = []
-        self._launch: Run = _nothing
+        self._launch: Call = _nothing
 
-    def prepare(self, run: Run) -> None:
+    def prepare(self, run: Call) -> None:
         """Compile, choose the number of launches from a first estimate and, for "graph", capture them."""
         self._events = self._new_events(1)
         self._launch = run
@@ -115,12 +115,12 @@ def _nothing() -> None:
     """What a clock launches before it is prepared."""
 
 
-def _each(batch: Sequence[Run]) -> None:
+def _each(batch: Sequence[Call]) -> None:
     for run in batch:
         run()
 
 
-def _run_aside(run: Run) -> float:
+def _run_aside(run: Call) -> float:
     """First runs on a side stream, as capture asks for: they compile, tune and allocate. Seconds of the last one."""
     import torch
 
@@ -139,7 +139,7 @@ def _run_aside(run: Run) -> float:
     return took
 
 
-def _captured(batch: Sequence[Run]) -> Run:
+def _captured(batch: Sequence[Call]) -> Call:
     """The replay of all of `batch`; RuntimeError with what the first failure said where it cannot be captured."""
     import torch
 

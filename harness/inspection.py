@@ -21,7 +21,7 @@ from typing import Any
 
 from harness.case import Case
 from harness.gate import Check, Verdict
-from harness.memory import is_out_of_memory
+from harness.peak_memory import is_out_of_memory
 from harness.system import Input, Workload
 from harness.timer import Clock
 

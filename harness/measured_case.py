@@ -15,14 +15,14 @@ from harness.cuda_clock import CudaEventClock
 from harness.environment import around, snapshot
 from harness.gate import Verdict
 from harness.inspection import Inspector, floor_check, judged
-from harness.memory import CudaPeak, PeakMemory, ResidentPeak, is_out_of_memory
 from harness.nvml import Gpu, open_gpu
+from harness.peak_memory import CudaPeak, PeakMemory, ResidentPeak, is_out_of_memory
 from harness.process_state import ProcessState
-from harness.profiled_case import Asked, ceilings_of, profile
+from harness.profiled_case import ProfilerChoice, ceilings_by, profile
 from harness.ranges import nvtx_range, range_name
 from harness.reason import of_exception, sentence
 from harness.record import Record
-from harness.system import NeedsFreshProcess, Skip, System, Workload
+from harness.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
 from harness.timer import (
     Clock,
     CpuClock,
@@ -49,7 +49,7 @@ class CaseRun:
     case: Case
     policy: Policy
     mode: str = MEASURE
-    profiler: Asked = field(default_factory=Asked)
+    profiler: ProfilerChoice = field(default_factory=ProfilerChoice)
     status: str = "ok"
     reason: str = ""
     # Fields of the record, as far as they are known: what was found before a failure is not lost with it.
@@ -64,7 +64,7 @@ class CaseRun:
         if self.mode not in MODES:
             raise ValueError(f"mode {self.mode!r}: must be one of {', '.join(MODES)}")
 
-    def record(self, system: System) -> Record:
+    def record(self, system: SystemAdapter) -> Record:
         """Run the case; what it raises becomes the status and the reason of the record, but for NeedsFreshProcess."""
         started_at, start, before = datetime.now(UTC), time.monotonic(), snapshot()
         state = ProcessState()
@@ -96,14 +96,14 @@ class CaseRun:
         finally:
             self.stages_s[name] = self.stages_s.get(name, 0.0) + time.monotonic() - start
 
-    def _environment(self, before: dict[str, Any], system: System) -> dict[str, Any]:
+    def _environment(self, before: dict[str, Any], system: SystemAdapter) -> dict[str, Any]:
         environment = around(before, self.found.pop("after", None) or snapshot())
         return environment | {"software": environment["software"] | system.versions()}
 
-    def _guarded(self, system: System) -> None:
+    def _guarded(self, system: SystemAdapter) -> None:
         try:
             # Before the case holds memory that they need.
-            self.ceilings = ceilings_of(self.profiler.ceilings) if self.mode == PROFILE else {}
+            self.ceilings = ceilings_by(self.profiler.ceilings) if self.mode == PROFILE else {}
             with self._stage("build"):
                 workload = system.build(self.case)
             self.owns_process = workload.engine_samples is not None
@@ -126,7 +126,7 @@ class CaseRun:
         self.healthy = False
         self._end("oom" if is_out_of_memory(error) else "failed", of_exception(error))
 
-    def _run(self, system: System, workload: Workload) -> None:
+    def _run(self, system: SystemAdapter, workload: Workload) -> None:
         try:
             self.found |= {"metrics": workload.metrics, "settings": workload.settings, "tokens": workload.tokens}
             if self._passes_gate(workload):

@@ -8,9 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.nvml import VARIABLE, open_gpu
+from harness.process import Place, PlaceLost
 from harness.record import Record
 from harness.run import Job, RunError
-from harness.runner import Place, PlaceLost, Session
+from harness.runner import Session
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 

@@ -46,6 +46,31 @@ class Launch:
     root: Path | None = None
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Seconds: for one case, its model and its checks included; for the start of a worker."""
+
+    case_s: float = 600.0
+    start_s: float = 300.0  # importing an engine from a cold disk takes minutes
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where workers run: what is added to their environment and, of a GPU, what their records must say of it.
+
+    name: as a display calls it, "" where there is only one. device_id: of its GPU, "" where it is not known.
+    is_there: whether the GPU still answers, asked after a case that did not succeed.
+    """
+
+    name: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    device_id: str = ""
+    is_there: Callable[[], bool] = lambda: True
+
+
+HERE = Place()
+
+
 class WorkerLost(Exception):
     """A worker that gave no usable answer; `status` and `reason` are those of the record of its case."""
 
@@ -57,6 +82,10 @@ class WorkerLost(Exception):
 
 class Stopped(KeyboardInterrupt):
     """The run ends: for threads that wait for a worker, as Ctrl-C reaches only the main one."""
+
+
+class PlaceLost(Exception):
+    """The GPU of a place is gone; what it was measuring has no record and can be measured elsewhere."""
 
 
 class WorkerProcess:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.case import Case
-from harness.memory import is_out_of_memory
+from harness.peak_memory import is_out_of_memory
 from harness.ranges import TIMED, nvtx_range, profiler_range, range_name, recorded
 from harness.system import Workload
 from harness.timer import Policy
@@ -23,7 +23,7 @@ Tool = Literal["kineto", "nsys", "ncu"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProfilerChoice:
     """Which profiler a case runs under; keep: where Kineto leaves its trace; ceilings: MODULE:FUNCTION that measures.
 
     Nsight's programs are outside of the worker: they capture the region of the CUDA profiler interface.
@@ -34,7 +34,7 @@ class Asked:
     ceilings: str = ""
 
 
-def ceilings_of(entry: str) -> dict[str, float | None]:
+def ceilings_by(entry: str) -> dict[str, float | None]:
     """What MODULE:FUNCTION measures of this GPU; {} without an entry, or where memory does not suffice for it."""
     if not entry:
         return {}
@@ -50,7 +50,7 @@ def ceilings_of(entry: str) -> dict[str, float | None]:
     return found
 
 
-def profile(case: Case, workload: Workload, policy: Policy, asked: Asked) -> dict[str, Any]:
+def profile(case: Case, workload: Workload, policy: Policy, asked: ProfilerChoice) -> dict[str, Any]:
     """Run the case for the profiler; fields of a `Profile` as JSON values: all that Kineto found, of others `units`.
 
     Raises ProfileError where Kineto found nothing.

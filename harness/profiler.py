@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.environment import around, snapshot
-from harness.process import RUN_VARIABLE, Launch, WorkerLost, WorkerProcess, end_marked
+from harness.process import RUN_VARIABLE, Launch, Limits, WorkerLost, WorkerProcess, end_marked
 from harness.profile_record import Profile, profile_path, read_profile, write_profile
 from harness.profile_region import Counters, ProfileError, Region
 from harness.profilers import kineto, ncu, nsys
@@ -26,8 +26,7 @@ from harness.profilers.trace import found_in
 from harness.ranges import range_name
 from harness.reason import of_exception, sentence
 from harness.record import Record, RecordError
-from harness.run import Job, Planned, Run
-from harness.runner import Limits
+from harness.run import Job, Pair, Planned, Run
 from harness.timer import Policy
 
 WAYS = ("auto", "ncu", "nsys", "torch")
@@ -41,7 +40,6 @@ _ADVICE = {
 }
 
 Way = Literal["auto", "ncu", "nsys", "torch"]
-Pair = tuple[str, str]
 
 
 class ToolLost(Exception):

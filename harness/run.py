@@ -45,6 +45,7 @@ _SAID_LIMIT = 400  # characters of what is wrong with a run.json
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")  # what may become part of a file's name
 
 Mode = Literal["measure", "verify", "profile"]
+Pair = tuple[str, str]  # (system, backend)
 
 
 class RunError(RecordError):
@@ -100,7 +101,7 @@ class Job:
         return f"{self.system}-{self.backend}"
 
     @property
-    def pair(self) -> tuple[str, str]:
+    def pair(self) -> Pair:
         """(system, backend)."""
         return self.system, self.backend
 

@@ -1,82 +1,26 @@
-"""Run a run's jobs in workers: one record for each case, whatever becomes of its worker, and resumable."""
+"""Go through the jobs of a run: which cases are left, in which order, who is told, and when it ends; resumable."""
 
-import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from math import ceil
 from typing import Any, Literal
 
+from harness.attempt import LOST, TRIES, Attempts, WorkerSlot
 from harness.claims import Holder
-from harness.environment import around, snapshot
-from harness.machine_load import LoadMeter
-from harness.nvml import VARIABLE as GPU_VARIABLE
-from harness.process import RUN_VARIABLE, Launch, Stopped, WorkerLost, WorkerProcess, end_marked
-from harness.reason import of_exception
+from harness.process import HERE, RUN_VARIABLE, Launch, Limits, Place, PlaceLost, Stopped, end_marked
 from harness.record import Record, RecordError
 from harness.record_file import RecordFile
-from harness.run import Job, Planned, Run, latest
-from harness.timer import Policy
+from harness.run import Job, Pair, Planned, Run, latest
 
-__all__ = [
-    "HERE",
-    "Event",
-    "Launch",
-    "Limits",
-    "Place",
-    "PlaceLost",
-    "Probe",
-    "Session",
-    "Terminated",
-    "probe",
-    "run_jobs",
-]
-
-Pair = tuple[str, str]  # (system, backend)
 Retry = Literal["lost", "failed"]
-Skip = Callable[[Planned, Sequence[Record]], str]
-
-PROBE_CORES = 8  # from which probes of one interpreter are spread over several processes
-TRIES = 2  # of a case whose worker was killed or could not be started, over all resumptions
-LOST = ("killed", "unstarted")
+SkipReason = Callable[[Planned, Sequence[Record]], str]
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM or SIGHUP arrived: workers are ended and records kept as for Ctrl-C."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds: for one case, its model and its checks included; for the start of a worker."""
-
-    case_s: float = 600.0
-    start_s: float = 300.0  # importing an engine from a cold disk takes minutes
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where workers run: what is added to their environment and, of a GPU, what their records must say of it.
-
-    name: as a display calls it, "" where there is only one. device_id: of its GPU, "" where it is not known.
-    is_there: whether the GPU still answers, asked after a case that did not succeed.
-    """
-
-    name: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
-    device_id: str = ""
-    is_there: Callable[[], bool] = lambda: True
-
-
-HERE = Place()
-
-
-class PlaceLost(Exception):
-    """The GPU of a place is gone; what it was measuring has no record and can be measured elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -98,69 +42,6 @@ class Event:
     place: str = ""
 
 
-@dataclass(frozen=True)
-class Probe:
-    """Whether a system can run here and, if not, why; the versions and the environment it found.
-
-    status: "" if it can, "skipped" if it says that it cannot, else "unstarted".
-    """
-
-    status: str
-    reason: str
-    versions: dict[str, str] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def available(self) -> bool:
-        return not self.status
-
-
-def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
-    """Ask systems whether they can run, interpreters side by side and those of one interpreter in one process.
-
-    Where there are cores for it, adapters of other modules have other processes: importing an engine takes most of it.
-    """
-    found: dict[int, Probe] = {}
-    groups: dict[tuple, list[int]] = {}
-    many = len(os.sched_getaffinity(0)) >= PROBE_CORES if hasattr(os, "sched_getaffinity") else False
-    for number, launch in enumerate(launches):
-        module = launch.entry.partition(":")[0] if many else ""
-        key = (tuple(launch.command), launch.root, tuple(sorted(launch.env.items())), module)
-        groups.setdefault(key, []).append(number)
-    threads = [
-        threading.Thread(target=_probe_together, args=(launches, group, found, limit_s)) for group in groups.values()
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[number] for number in range(len(launches))]
-
-
-def _probe_together(launches: Sequence[Launch], group: list[int], found: dict[int, Probe], limit_s: float) -> None:
-    worker: WorkerProcess | None = None
-    for number in group:
-        try:
-            worker = worker or WorkerProcess(replace(launches[number], entry=""))
-            found[number] = _probe_of(worker.ask({"do": "probe", "entry": launches[number].entry}, limit_s))
-        except WorkerLost as lost:
-            found[number] = Probe("unstarted", f"the system could not be started: {lost.reason}")
-            if worker is not None:
-                worker.kill()
-            worker = None
-    if worker is not None:
-        worker.stop()
-
-
-def _probe_of(answer: Mapping[str, Any]) -> Probe:
-    """The probe in a worker's answer; WorkerLost where it is none."""
-    try:
-        status = "" if answer["available"] is True else "skipped"
-        return Probe(status, str(answer["reason"]), dict(answer["versions"]), dict(answer["environment"]))
-    except (KeyError, TypeError, ValueError):
-        raise WorkerLost("failed", "the worker's answer to a probe is unusable") from None
-
-
 def run_jobs(
     run: Run,
     launches: Mapping[Pair, Launch],
@@ -170,7 +51,7 @@ def run_jobs(
     limits: Limits | None = None,
     retry: Retry = "lost",
     on_event: Callable[[Event], object] = lambda event: None,
-    skip: Skip = lambda planned, earlier: "",
+    skip: SkipReason = lambda planned, earlier: "",
 ) -> list[Record]:
     """Run what is not finished of `jobs` and `repeats` (all of the run's); append each record to its job's file.
 
@@ -201,7 +82,7 @@ def session(
     limits: Limits | None = None,
     retry: Retry = "lost",
     on_event: Callable[[Event], object] = lambda event: None,
-    skip: Skip = lambda planned, earlier: "",
+    skip: SkipReason = lambda planned, earlier: "",
     task: Holder | None = None,
 ) -> Iterator["Session"]:
     """The jobs of a run for whoever runs them in which order and where; arguments and errors as of `run_jobs`.
@@ -235,7 +116,7 @@ class Session:
     launches: Mapping[Pair, Launch]
     limits: Limits
     display: "_Display"
-    skip: Skip
+    skip: SkipReason
     todo: Mapping[str, "_Todo"]
     mark: str
     stop: threading.Event = field(default_factory=threading.Event)
@@ -331,92 +212,22 @@ class _JobRun:
         self.records = [each for each in latest(self.job, run.job_records(self.job)) if each.repeat == self.repeat]
         before = {record.case.key: record for record in self.records}
         pending = session.todo[self.job.name].pending
-        with _Slot(self.launch, session.limits.start_s, session.stop.is_set) as slot:
+        with WorkerSlot(self.launch, session.limits.start_s, session.stop.is_set) as slot:
+            attempts = Attempts(run, self.job, self.repeat, self.place, slot, session.limits.case_s)
             for planned in [planned for planned, at in pending if at == self.repeat]:
                 if session.stop.is_set():
                     raise Stopped
                 session.display.emit("start", planned, place=self.place.name)
-                record, healthy = self._attempt(slot, planned)
+                if reason := session.skip(planned, self.records):
+                    record, healthy = attempts.unmeasured(planned, "skipped", reason, slot.found), True
+                else:
+                    record, healthy = attempts.record(planned)
                 if record.status not in ("ok", "gate") and not self.place.is_there():
                     raise PlaceLost
                 self._finish(planned, record, before.get(planned.case.key))
                 pending.remove((planned, self.repeat))
                 if not healthy:
                     slot.discard()
-
-    def _attempt(self, slot: "_Slot", planned: Planned) -> tuple[Record, bool]:
-        """The record of a case, and whether the worker can take another."""
-        reason = self.session.skip(planned, self.records)
-        if reason:
-            return self._unmeasured(planned, "skipped", reason, slot.found), True
-        worker, found = slot.ready()
-        if worker is None:
-            return self._unmeasured(planned, found.status, found.reason, found), True
-        return self._measured(slot, worker, planned, found)
-
-    def _measured(self, slot: "_Slot", worker: WorkerProcess, planned: Planned, found: Probe) -> tuple[Record, bool]:
-        """What the worker makes of a case, or the record of how it was lost."""
-        started_at, start, load = _now(), time.monotonic(), LoadMeter()
-        try:
-            answer = self._asked(slot, worker, planned)
-            record = self._checked(planned, answer)
-            environment = record.environment
-            cpu = {**(environment.get("cpu") or {}), **load.reading()}
-            record = replace(record, repeat=self.repeat, environment={**environment, "cpu": cpu})
-            return record, bool(answer.get("healthy"))
-        except WorkerLost as lost:
-            record = self._unmeasured(planned, lost.status, lost.reason, found)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            reason = f"the worker's answer is unusable: {of_exception(error)}"
-            record = self._unmeasured(planned, "failed", reason, found)
-        return replace(record, started_at=started_at, wall_s=time.monotonic() - start), False
-
-    def _checked(self, planned: Planned, answer: Mapping[str, Any]) -> Record:
-        """The record in an answer; ValueError where it is not one of this case, or claims more time than has passed."""
-        record = Record.from_dict(answer["record"])
-        if record.case != planned.case:
-            raise ValueError(f"it is of another case: {record.case.label}")
-        device_id = (record.environment.get("gpu") or {}).get("device_id")
-        if self.place.device_id and device_id and device_id != self.place.device_id:
-            raise ValueError(f"it was measured on the GPU {device_id}, not on {self.place.device_id}")
-        claimed_s = sum(record.samples_ms) * record.calls / 1e3
-        if claimed_s > answer["waited_s"] * 1.01 + 0.1 and planned.case.timing != "engine":
-            raise ValueError(
-                f"its samples add up to {claimed_s:.3g} s, more than the {answer['waited_s']:.3g} s it took"
-            )
-        why = self.session.run.foreign(replace(record, repeat=self.repeat), self.job)
-        if why:
-            raise ValueError(why)
-        return record
-
-    def _asked(self, slot: "_Slot", worker: WorkerProcess, planned: Planned) -> dict[str, Any]:
-        """The worker's answer, or that of a new one where it asks for one; WorkerLost as the worker's."""
-        for _ in range(2):
-            start = time.monotonic()
-            answer = worker.ask(self._request(planned), self.session.limits.case_s)
-            if not answer.get("fresh"):
-                return {**answer, "waited_s": time.monotonic() - start}
-            slot.stop()
-            replacement, found = slot.ready()
-            if replacement is None:
-                raise WorkerLost(found.status, found.reason)
-            worker = replacement
-        raise WorkerLost("failed", "a new worker of the system asked for another one")
-
-    def _request(self, planned: Planned) -> dict[str, Any]:
-        run = self.session.run
-        policy = Policy.from_dict(run.file.policy)
-        least = ceil(planned.min_samples / run.file.repeats)
-        policy = replace(policy, min_samples=least, max_samples=max(least, policy.max_samples))
-        return {"do": "case", "case": planned.case.to_dict(), "policy": policy.to_dict(), "mode": run.mode}
-
-    def _unmeasured(self, planned: Planned, status: str, reason: str, found: Probe | None) -> Record:
-        """A record made here because no worker made it."""
-        environment = (
-            found.environment if found and found.environment else snapshot(visible=self.place.env.get(GPU_VARIABLE))
-        )
-        paired = around(environment, environment)
-        return Record(planned.case, status, reason, environment=paired, started_at=_now(), repeat=self.repeat)
 
     def _finish(self, planned: Planned, record: Record, before: Record | None) -> None:
         """A case skipped again for the reason of before keeps its record, so that resuming leaves the file as it is."""
@@ -428,68 +239,8 @@ class _JobRun:
         self.session.display.emit("record", planned, record, place=self.place.name)
 
 
-class _Slot:
-    """The place of one system's worker: filled when needed, emptied when the worker is not to be trusted."""
-
-    def __init__(self, launch: Launch, limit_s: float, stopped: Callable[[], bool]) -> None:
-        self.found: Probe | None = None
-        self._launch, self._limit_s, self._stopped = launch, limit_s, stopped
-        self._worker: WorkerProcess | None = None
-
-    def ready(self) -> tuple[WorkerProcess | None, Probe]:
-        """A worker that can run the system, or None; and what was found. A system once refused is not tried again."""
-        if self._worker is not None and not self._worker.is_quiet():
-            self.discard()  # it died or spoke out of turn after its last case
-        if self._worker is None and (self.found is None or self.found.available):
-            for _ in range(TRIES):
-                self.found = self._start()
-                if self.found.status != "unstarted":
-                    break
-        assert self.found is not None
-        return self._worker, self.found
-
-    def discard(self) -> None:
-        """Kill the worker, which frees its memory."""
-        if self._worker is not None:
-            self._worker.kill()
-        self._worker = None
-
-    def stop(self) -> None:
-        """Let a healthy worker end, with time to clean up."""
-        if self._worker is not None:
-            self._worker.stop()
-        self._worker = None
-
-    def __enter__(self) -> "_Slot":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.stop()
-        self.discard()
-
-    def _start(self) -> Probe:
-        try:
-            self._worker = WorkerProcess(self._launch, self._stopped)
-            found = _probe_of(self._worker.ask({"do": "probe"}, self._limit_s))
-            around(found.environment, found.environment)  # it must have the shape of one
-        except WorkerLost as lost:
-            self.discard()
-            return Probe("unstarted", f"the system could not be started: {lost.reason}")
-        except (AttributeError, TypeError, ValueError) as error:
-            self.discard()
-            return Probe("unstarted", f"the worker's answer to a probe is unusable: {of_exception(error)}")
-        if not found.available:
-            self.discard()
-        return found
-
-
 def _names(launches: Mapping[Pair, Launch]) -> str:
     return ", ".join(f"{system}/{backend}" for system, backend in sorted(launches)) or "none"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @contextmanager

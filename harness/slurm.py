@@ -21,7 +21,7 @@ class SlurmError(RecordError):
 
 
 @dataclass(frozen=True)
-class Request:
+class SlurmRequest:
     """What is asked of Slurm. tasks: how many at once; gpu: whether each has one; options: of sbatch, by name."""
 
     tasks: int
@@ -29,7 +29,7 @@ class Request:
     options: Mapping[str, str]
 
 
-def parsed(text: str) -> Request:
+def parsed(text: str) -> SlurmRequest:
     """The request in `partition=gpu,time=01:00:00,gpus=4`; `tasks=4` instead of gpus for tasks without one."""
     options: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -47,10 +47,10 @@ def parsed(text: str) -> Request:
     count = options.pop(counts[0])
     if not count.isdecimal() or not 1 <= int(count) <= 1000:
         raise SlurmError(f"--slurm {counts[0]}={count}: must be a number from 1 to 1000")
-    return Request(int(count), counts[0] == "gpus", options)
+    return SlurmRequest(int(count), counts[0] == "gpus", options)
 
 
-def script(request: Request, tasks: int, command: Sequence[str], folder: str, log: str) -> str:
+def script(request: SlurmRequest, tasks: int, command: Sequence[str], folder: str, log: str) -> str:
     """The batch script of an array of `tasks`, each of which runs `command` in `folder` and adds to its `log`."""
     options = {"job-name": "ttt-bench", "array": f"0-{tasks - 1}", "requeue": "", "open-mode": "append"}
     options |= {"chdir": folder, "output": log}

@@ -85,7 +85,7 @@ class Workload:
             raise ValueError(f"workload: units {self.units}, must be at least 1")
 
 
-class System(Protocol):
+class SystemAdapter(Protocol):
     """An adapter. One instance serves every case of a worker; its module imports only what it needs to say so."""
 
     def unavailable(self) -> str:

@@ -6,8 +6,9 @@ from typing import Any
 
 from harness import claims, slurm
 from harness.claims import Claims, Holder
+from harness.process import HERE, Launch, Place, PlaceLost
 from harness.run import Job, Run, RunError
-from harness.runner import HERE, Event, Launch, Place, PlaceLost, Session, session
+from harness.runner import Event, Session, session
 
 
 def run_task(

@@ -26,17 +26,17 @@ from typing import Any, TextIO
 from harness.case import Case
 from harness.environment import snapshot
 from harness.measured_case import PROFILE, CaseRun
-from harness.profiled_case import Asked
+from harness.profiled_case import ProfilerChoice
 from harness.reason import sentence
-from harness.system import NeedsFreshProcess, Skip, System, Workload
+from harness.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
 from harness.timer import Policy
 
-__all__ = ["NeedsFreshProcess", "Skip", "System", "Workload", "answer", "load", "main"]
+__all__ = ["NeedsFreshProcess", "Skip", "SystemAdapter", "Workload", "answer", "load", "main"]
 
 _PR_SET_PDEATHSIG = 1
 
 
-def load(entry: str) -> System:
+def load(entry: str) -> SystemAdapter:
     """The adapter that MODULE:ATTRIBUTE names; a class is instantiated."""
     module, _, attribute = entry.partition(":")
     if not module or not attribute:
@@ -45,7 +45,7 @@ def load(entry: str) -> System:
     return found() if isinstance(found, type) else found
 
 
-def answer(system: System, request: dict[str, Any]) -> dict[str, Any]:
+def answer(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
     """The answer to a "probe" or a "case"; ValueError for another request."""
     if request["do"] == "probe":
         return _probe(load(request["entry"]) if "entry" in request else system)
@@ -54,7 +54,7 @@ def answer(system: System, request: dict[str, Any]) -> dict[str, Any]:
     raise ValueError(f"request {request['do']!r}: must be probe, case or stop")
 
 
-def _probe(system: System) -> dict[str, Any]:
+def _probe(system: SystemAdapter) -> dict[str, Any]:
     reason = sentence(system.unavailable())
     versions = {} if reason else system.versions()
     environment = snapshot()
@@ -62,8 +62,8 @@ def _probe(system: System) -> dict[str, Any]:
     return {"available": not reason, "reason": reason, "versions": versions, "environment": environment}
 
 
-def _case(system: System, request: dict[str, Any]) -> dict[str, Any]:
-    profiler = Asked(**request.get("profiler", {}))
+def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
+    profiler = ProfilerChoice(**request.get("profiler", {}))
     run = CaseRun(Case.from_dict(request["case"]), Policy.from_dict(request["policy"]), request["mode"], profiler)
     try:
         record = run.record(system)

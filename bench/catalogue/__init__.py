@@ -1,6 +1,6 @@
 """What is measured, under which name and label: the only place where either is written."""
 
-from bench.catalogue.metrics import AXES, METRICS, PHASES
+from bench.catalogue.metrics import AXES, METRICS, PHASE_LABELS
 from bench.catalogue.systems import BACKENDS, SYSTEMS
 from harness.catalogue import BackendEntry, Catalogue, SuiteEntry, SystemEntry
 
@@ -12,6 +12,6 @@ def catalogue(suites: tuple[SuiteEntry, ...]) -> Catalogue:
         backends=tuple(BackendEntry(b.name, b.label, b.dash) for b in BACKENDS),
         metrics=METRICS,
         axes=AXES,
-        phases=PHASES,
+        phases=PHASE_LABELS,
         suites=suites,
     )

@@ -56,4 +56,4 @@ AXES: tuple[AxisEntry, ...] = (
 
 OPTION_DEFAULTS = {axis.name: axis.default for axis in AXES if axis.default is not None}
 
-PHASES: tuple[tuple[str, str], ...] = (("forward", "Forward"), ("generate", "Generate"), ("request", "Request"))
+PHASE_LABELS: tuple[tuple[str, str], ...] = (("forward", "Forward"), ("generate", "Generate"), ("request", "Request"))

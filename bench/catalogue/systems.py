@@ -16,7 +16,7 @@ VLLM, MAMBA = "make venv-vllm", "make venv-mamba"  # what installs them; `make b
 class Adapter:
     """What runs a system on one backend.
 
-    entry: MODULE:CLASS (see `harness.system.System`). scopes: the whole language model, or one layer of it.
+    entry: MODULE:CLASS (see `harness.system.SystemAdapter`). scopes: the whole language model, or one layer of it.
     state_dtype: of the recurrent state or cache, "" for the type of the weights. install: what makes it available.
     devices: elsewhere it is left out, unless it is named. replays: whether a prefill that is shorter than its launches
     is timed as replays of a CUDA graph. engine: whether it times itself. headline: whether it answers the paper's

@@ -13,10 +13,11 @@ from bench.commands import measure
 from bench.errors import UserError
 from harness.environment import commit_and_dirty
 from harness.files import write_atomically
+from harness.process import Launch, Limits
 from harness.progress import Progress
 from harness.record import Record
 from harness.run import SCHEMA_VERSION, TOOL, Job, Run, RunFile
-from harness.runner import Event, Launch, Limits, run_jobs
+from harness.runner import Event, run_jobs
 
 ROOT = Path(__file__).resolve().parents[2]
 REGRESSION, NOT_COMPARABLE = 1, 3  # exit statuses

@@ -7,7 +7,7 @@ from bench.catalogue.suites import GROUPS, SUITES
 from bench.catalogue.systems import ADAPTERS
 from bench.environments import launches
 from bench.terminal import print_rows
-from harness.runner import probe
+from harness.probe import probe
 
 
 def list_systems(systems_file: Path | None) -> None:

@@ -26,10 +26,11 @@ from harness.environment import snapshot
 from harness.machine_load import warning
 from harness.nvml import visible_gpus
 from harness.pool import gpu_places, run_pool
+from harness.process import Launch, Limits
 from harness.progress import Progress
 from harness.record import Record
 from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Request, Run, RunFile
-from harness.runner import Launch, Limits, Retry, run_jobs, session
+from harness.runner import Retry, run_jobs, session
 from harness.task import refuse_submitted
 from harness.timer import Policy
 
@@ -101,7 +102,9 @@ def plan(asked: Asked) -> Plan:
             raise UserError(f"suite {suite.name}: none of its cases is left by --systems {systems}")
     if not any(planned for _, planned in cases):
         raise UserError(f"none of the suites' cases is left by --systems {systems}")
-    everything = [_with_samples(each, asked.min_samples) for _, planned in cases for each in planned]
+    everything = [each for _, planned in cases for each in planned]
+    if asked.min_samples is not None:
+        everything = [replace(each, min_samples=asked.min_samples) for each in everything]
     if selection.narrows_axes and here:
         refuse_beyond_memory((each.case for each in everything), machine)
     return Plan(
@@ -285,10 +288,6 @@ def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], selection: Selectio
     if not words:
         return ""
     return f"{', '.join(words)} are not the suite's own: options of the command line replace what it has"
-
-
-def _with_samples(planned: Planned, least: int | None) -> Planned:
-    return planned if least is None else Planned(planned.case, least, planned.grows)
 
 
 def _refuse_without_gpu(suite: Suite, device: str) -> None:

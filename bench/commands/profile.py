@@ -7,10 +7,10 @@ from pathlib import Path
 
 from bench.commands import measure
 from bench.errors import UserError
+from harness.process import Limits
 from harness.profile_record import Profile
 from harness.profiler import WAYS, Profiler, choose
 from harness.run import SCHEMA_VERSION, TOOL, Job, Run, RunFile
-from harness.runner import Limits
 from harness.timer import Policy
 from reports.profile_words import sentences
 

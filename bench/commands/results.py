@@ -1,4 +1,4 @@
-"""`ttt-bench table`, `report` and `picture`: show a run."""
+"""`ttt-bench table`, `numbers`, `report` and `picture`: show a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +24,30 @@ def report(run: Path, output: Path | None, systems: str | None) -> None:
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error.strerror}") from None
     print(f"wrote {output}")
+
+
+def numbers(run: Path, files: Sequence[Path]) -> None:
+    """Write the tables of Markdown files anew from a run; none is touched where one of them cannot be."""
+    from bench.numbers import with_numbers
+    from harness.files import write_atomically
+    from harness.run import Run
+    from reports.stats import frame
+
+    opened = Run.open(run)
+    table, texts = frame(opened.records(), opened.catalogue), {}
+    for file in files:
+        try:
+            texts[file] = with_numbers(file.read_text(encoding="utf-8"), table)
+        except UserError as error:
+            raise UserError(f"{file}: {error}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    for file, text in texts.items():
+        try:
+            write_atomically(file, text)
+        except OSError as error:
+            raise UserError(f"{file}: cannot be written: {error.strerror}") from None
+        print(f"wrote {file}")
 
 
 def picture(run: Path, output: Path, figures: str, theme: str, width: int, log_y: bool, systems: str | None) -> None:

@@ -16,9 +16,10 @@ from harness.environment import snapshot
 from harness.files import write_atomically
 from harness.nvml import visible_gpus
 from harness.pool import gpu_places
+from harness.process import HERE, Limits
 from harness.progress import Progress
 from harness.run import Job, Run, RunError
-from harness.runner import HERE, Limits, Retry
+from harness.runner import Retry
 from harness.task import run_task
 
 SCRIPT = "slurm.sbatch"

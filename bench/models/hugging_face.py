@@ -4,8 +4,8 @@ Keys and defaults are those of `TTTConfig` in the authors' PyTorch code (github.
 An absent key has the authors' default; in particular `ttt_base_lr` is then 1.0, for TTT-MLP too, although the paper
 trains TTT-MLP with 0.1. A value that would make another function than `bench.models.ttt` computes is refused by name.
 
-Checkpoints of the authors' JAX code, in which the models are trained, have no config.json: `jax_checkpoint` converts one.
-Its blocks `ttt_linear` and `ttt_mlp` are the (M) backbone (`pre_conv`, `share_qk` and `use_gate` true).
+Checkpoints of the authors' JAX code, in which the models are trained, have no config.json: `jax_checkpoint` converts
+them. Its blocks `ttt_linear` and `ttt_mlp` are the (M) backbone (`pre_conv`, `share_qk` and `use_gate` true).
 """
 
 import json

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from bench.models.config import ConfigError
 from bench.models.layers import Rotation, rotate_interleaved
+from tk_kernels import FORMS
 from tk_kernels.ttt_linear import reference as ttt_linear
 from tk_kernels.ttt_mlp import reference as ttt_mlp
-
-FORMS = ("dual", "primal")
 
 
 class Projections(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from bench import fairness
+from bench import model_facts
 from bench.cost import Work, model_work
 from bench.memory import kept_bytes
 from bench.models.config import MODELS
@@ -27,12 +27,12 @@ GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # past three mini-batch ends
 WITNESS_TOKENS = 16384
 WITNESS_SEQUENCES = 4
 LONGEST_WITNESS = 65536  # of a prompt that is compared: a million tokens would take the reference minutes
+TIMED_REQUESTS = 64  # whose moments are kept
+WITHOUT_EFFECT = ("steps", "compare")  # options that leave the model as it is
 
 # Relative error of the logits and total variation of the next token's probabilities against the reference. Rounding
 # of 24 layers of bfloat16 activations reaches 2e-2; float32 against float64 stays far below 1e-4.
-TIMED_REQUESTS = 64  # whose moments are kept
-WITHOUT_EFFECT = ("steps", "compare")  # options that leave the model as it is
-LIMITS = {"bfloat16": (5e-2, 2e-2), "float16": (2e-2, 1e-2), "float32": (1e-4, 1e-4)}
+LOGIT_LIMITS = {"bfloat16": (5e-2, 2e-2), "float16": (2e-2, 1e-2), "float32": (1e-4, 1e-4)}
 
 
 # A token is a model's choice where the reference's logit of it lies at most so many of the limits above below its
@@ -42,7 +42,7 @@ CHOICE_LIMITS = 4
 
 
 class LanguageModel:
-    """An adapter (`harness.system.System`) of a model with the interface of `bench.models.base.CausalLM`.
+    """An adapter (`harness.system.SystemAdapter`) of a model with the interface of `bench.models.base.CausalLM`.
 
     A subclass says how to load its model; weights are random by seed, the same for the model and its reference.
     """
@@ -138,13 +138,13 @@ class LanguageModel:
             self._loaded = (key, self.load(case))
         return self._loaded[1]
 
-    def _facts(self, model: Any, **counted: float) -> fairness.Facts:
-        return fairness.facts_of(model.weights(), model.config.vocabulary, **counted)
+    def _facts(self, model: Any, **counted: float) -> model_facts.Facts:
+        return model_facts.facts_of(model.weights(), model.config.vocabulary, **counted)
 
     def _gate(self, model: Any, case: Case) -> Verdict:
         """The model against its reference, and whether it is a fair one, once for each model that is loaded."""
         if self._verdict is None:
-            fair = fairness.checks(self._facts(model, **self._counted(model)), case)
+            fair = model_facts.checks(self._facts(model, **self._counted(model)), case)
             self._verdict = Verdict([*self._compare(model, case).checks, *fair])
         return self._verdict
 
@@ -152,7 +152,7 @@ class LanguageModel:
     def _counted(self, model: Any) -> dict[str, float]:
         """How many rows of the LM head a prefill computes for each of its prompts."""
         ids = random_ids(model, GATE_BATCH, self.gate_prompt)
-        _, rows = fairness.count_head_rows(lambda: last_logits(model, ids), model.head)
+        _, rows = model_facts.count_head_rows(lambda: last_logits(model, ids), model.head)
         return {"head_rows": rows / GATE_BATCH}
 
     @torch.inference_mode()
@@ -177,7 +177,7 @@ def kept(model: Any, case: Case) -> dict[str, float | None]:
 
 def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str) -> Verdict:
     """Logits [..., V] of a model in `dtype` against its reference's."""
-    error_limit, distance_limit = LIMITS[dtype]
+    error_limit, distance_limit = LOGIT_LIMITS[dtype]
     return Verdict(
         [
             Check.at_most("logits_relative_error", relative_error(logits, reference), error_limit),
@@ -190,7 +190,7 @@ def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str) ->
 def choice_check(name: str, logits: torch.Tensor, chosen: torch.Tensor, dtype: str) -> Check:
     """Whether `chosen` [...] are the tokens of the largest logits [..., V] of a reference, as far as rounding tells."""
     below = logits.amax(-1) - logits.gather(-1, chosen[..., None])[..., 0]
-    return Check.at_most(name, float((below / logits.std(-1)).amax()), CHOICE_LIMITS * LIMITS[dtype][0])
+    return Check.at_most(name, float((below / logits.std(-1)).amax()), CHOICE_LIMITS * LOGIT_LIMITS[dtype][0])
 
 
 def steps_of(model: Any) -> int:

@@ -3,8 +3,13 @@
 Triton compiles one kernel after another, and every candidate of each: minutes for a language model. Here work is first
 run without launching any kernel, which tells all that it will need, and that is compiled side by side. Candidates and
 choice stay the package's, measured on the work that is timed and not on the gate's, which is too small to tell.
+
+What is kept on disk goes by Triton's knobs, what a process has chosen by the tuners' own `cache`. Two functions are
+replaced for a while, JITFunction.run and Autotuner._bench: a package calls its kernels as `kernel[grid](...)`, and no
+knob makes such a call compile without a launch, nor a tuner choose without measuring.
 """
 
+import gc
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -14,6 +19,7 @@ from typing import Any
 from tk_kernels.build.parallel import compile_all
 
 KEEP = "TRITON_CACHE_AUTOTUNING"
+CHOICE = ".autotune.json"  # how the name of the file ends in which Triton keeps what it measured
 
 
 def keep_choices() -> None:
@@ -32,39 +38,25 @@ def compile_ahead(call: Callable[[], object]) -> None:
 
     `call` is run without its Triton kernels, so what it returns means nothing; others run on what memory held.
     """
-    from triton.runtime.autotuner import Autotuner
-    from triton.runtime.jit import JITFunction
 
-    launch = JITFunction.run
-
-    def compiled(kernel: Any, /, *args: Any, grid: Any, warmup: bool, **arguments: Any) -> Any:
-        return launch(kernel, *args, grid=None, warmup=True, **arguments)
-
-    def unmeasured(tuner: Any, /, *args: Any, config: Any, **arguments: Any) -> list[float]:
+    def compiled(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
         tuner.fn.run(*args, **arguments, **config.all_kwargs())
-        return [0.0] * 3
+        return 0.0
 
-    with _instead(JITFunction, run=compiled), _instead(Autotuner, _bench=unmeasured), _choices_forgotten():
+    with _chosen_by(compiled), _compiling_only():
         compile_all([call])
 
 
 @contextmanager
-def untuned() -> Iterator[None]:
+def untuned(ahead: Callable[[], object]) -> Iterator[None]:
     """Inside, a choice that is still open falls on the smallest candidate, unmeasured, and is forgotten at the end.
 
-    For references, whose speed does not matter; large blocks in many stages may not fit into shared memory.
+    What `ahead` needs is compiled first. For references, whose speed does not matter; large blocks in many stages may
+    not fit into shared memory.
     """
-    from triton.runtime.autotuner import Autotuner
-
-    prune = Autotuner.prune_configs
-
-    def smallest(tuner: Any, arguments: dict[str, Any]) -> list[Any]:
-        return [min(prune(tuner, arguments), key=_size)]
-
-    def unmeasured(tuner: Any, /, *args: Any, **arguments: Any) -> list[float]:
-        return [0.0] * 3
-
-    with _instead(Autotuner, prune_configs=smallest, _bench=unmeasured), _choices_forgotten():
+    with _chosen_by(_size):
+        with _compiling_only():
+            compile_all([ahead])
         yield
 
 
@@ -76,23 +68,19 @@ def chosen_anew() -> Iterator[None]:
     """
     from triton.runtime.autotuner import Autotuner
 
-    run, met = Autotuner.run, set()
-
-    def forgetful(tuner: Any, /, *args: Any, **arguments: Any) -> Any:
-        if id(tuner) not in met:
-            met.add(id(tuner))
-            tuner.cache.clear()
-        return run(tuner, *args, **arguments)
-
-    def measured(tuner: Any, key: Any, candidates: list[Any], measure: Callable[[], None]) -> bool:
-        measure()
-        return False
-
-    with _instead(Autotuner, run=forgetful, check_disk_cache=measured):
+    tuners = [each for each in gc.get_objects() if issubclass(type(each), Autotuner)]
+    on_disk = [tuner.cache_results for tuner in tuners]
+    for tuner in tuners:
+        tuner.cache.clear()
+        tuner.cache_results = False
+    try:
         yield
+    finally:
+        for tuner, kept in zip(tuners, on_disk, strict=True):
+            tuner.cache_results = kept
 
 
-def _size(config: Any) -> int:
+def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
     """Stages times the product of the block's extents, about the shared memory that a candidate takes."""
     return config.num_stages * math.prod(
         extent for extent in config.kwargs.values() if isinstance(extent, int) and extent
@@ -100,51 +88,52 @@ def _size(config: Any) -> int:
 
 
 @contextmanager
-def _choices_forgotten() -> Iterator[None]:
-    """What tuners choose inside is neither kept on disk nor, at the end, in memory."""
+def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
+    """Inside, tuners choose by cost(tuner, config, *args, **arguments); their choices go neither to disk nor last."""
+    from triton import knobs
     from triton.runtime.autotuner import Autotuner
+    from triton.runtime.cache import FileCacheManager
 
-    run, look_up = Autotuner.run, Autotuner.check_disk_cache
-    chosen: list[tuple[Any, Any]] = []
+    class ChoicesUnwritten(knobs.cache.manager_class or FileCacheManager):  # type: ignore[misc]
+        def put(self, data: Any, filename: str, binary: bool = True) -> str:
+            return "" if filename.endswith(CHOICE) else super().put(data, filename, binary)
 
-    def noted(tuner: Any, /, *args: Any, **arguments: Any) -> Any:
-        before = set(tuner.cache)
-        try:
-            return run(tuner, *args, **arguments)
-        finally:
-            chosen.extend((tuner, key) for key in set(tuner.cache) - before)
+    before: dict[Any, set[Any]] = {}
 
-    def unwritten(tuner: Any, key: Any, candidates: list[Any], measure: Callable[[], None]) -> bool:
-        try:
-            return look_up(tuner, key, candidates, _nothing_kept)
-        except _NothingKept:
-            measure()
-            return False
+    def unmeasured(tuner: Any, /, *args: Any, config: Any, **arguments: Any) -> list[float]:
+        before.setdefault(tuner, set(tuner.cache))
+        return [cost(tuner, config, *args, **arguments)] * 3
 
-    with _instead(Autotuner, run=noted, check_disk_cache=unwritten):
+    with knobs.cache.scope(), _instead(Autotuner, "_bench", unmeasured):
+        knobs.cache.manager_class = ChoicesUnwritten
         try:
             yield
         finally:
-            for tuner, key in chosen:
-                tuner.cache.pop(key, None)
-
-
-class _NothingKept(Exception):
-    """No earlier process measured these candidates."""
-
-
-def _nothing_kept() -> None:
-    raise _NothingKept
+            for tuner, known in before.items():
+                for key in set(tuner.cache) - known:
+                    del tuner.cache[key]
 
 
 @contextmanager
-def _instead(owner: type, **functions: Callable[..., Any]) -> Iterator[None]:
-    """Other functions of a class for a while."""
-    own = {name: getattr(owner, name) for name in functions}
-    for name, function in functions.items():
-        setattr(owner, name, function)
+def _compiling_only() -> Iterator[None]:
+    """Inside, a call of a kernel compiles it and launches nothing."""
+    from triton.runtime.jit import JITFunction
+
+    launch = JITFunction.run
+
+    def compiled(kernel: Any, /, *args: Any, grid: Any, warmup: bool, **arguments: Any) -> Any:
+        return launch(kernel, *args, grid=None, warmup=True, **arguments)
+
+    with _instead(JITFunction, "run", compiled):
+        yield
+
+
+@contextmanager
+def _instead(owner: type, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Another function of a class for a while."""
+    own = getattr(owner, name)
+    setattr(owner, name, function)
     try:
         yield
     finally:
-        for name, function in own.items():
-            setattr(owner, name, function)
+        setattr(owner, name, own)

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.attempt import LOST, TRIES
 from harness.case import Case
 from harness.catalogue import Catalogue
+from harness.process import Launch
 from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
-from harness.runner import LOST, TRIES, Launch, run_jobs
+from harness.runner import run_jobs
 from harness.timer import Policy
 from tests.attacks.victims import MARK
 

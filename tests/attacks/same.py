@@ -10,8 +10,9 @@ from statistics import median
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.interval import median_interval, repeats_interval
+from harness.process import Launch
 from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
-from harness.runner import Launch, run_jobs
+from harness.runner import run_jobs
 from harness.system import Workload
 from harness.timer import Policy
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from bench.catalogue.suites import Suite
-from bench.commands import kernels, listing, measure
+from bench.commands import build as build_command
+from bench.commands import listing, measure
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.record import Record
@@ -258,7 +259,7 @@ def test_build_prints_names_as_they_are(monkeypatch, capsys):
     monkeypatch.setattr(build, "find_nvcc", lambda: None)
     monkeypatch.setattr(build, "build_all", lambda: [built])
     monkeypatch.setenv("COLUMNS", "200")
-    kernels.build_kernels()
+    build_command.build_kernels()
     assert "run<[/a]>(float [16])" in capsys.readouterr().out
 
 
@@ -308,6 +309,10 @@ def assert_one_sentence(done, *words):
         (["report", ".", "-o", "page.html"], ["is not a run"]),
         (["table", "none", "--csv", "--json"], ["--csv --json: one format at a time"]),
         (["import", "none", "-o", "new"], ["none: no such file or folder"]),
+        (["tune", "gru"], ["LEARNER gru: unknown; there are linear, mlp"]),
+        (["tune", "--form", "trial"], ["--form trial: unknown; there are dual, primal"]),
+        (["tune", "mlp", "--precision", "int8"], ["--precision int8: unknown", "planes"]),
+        (["tune", "--batch", "0"], ["--batch"]),
         (["nothing"], ["nothing"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -322,6 +327,7 @@ def test_no_gpu_where_one_is_asked_for(tmp_path):
     if done.returncode == 0:
         pytest.fail("a GPU was found: run this test on a machine without one")
     assert_one_sentence(done, "no CUDA GPU was found")
+    assert_one_sentence(ttt_bench("tune", "linear", cwd=tmp_path), "nothing can be tuned here", "no CUDA GPU")
 
 
 @pytest.mark.parametrize("command", ["table", "report"])

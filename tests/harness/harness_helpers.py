@@ -10,9 +10,10 @@ from typing import Any
 
 from harness.case import Case
 from harness.catalogue import AxisEntry, Catalogue, FigureEntry, MetricEntry, SuiteEntry
+from harness.process import Launch
 from harness.record import Record
 from harness.run import SCHEMA_VERSION, TOOL, Job, Mode, Planned, Run, RunFile
-from harness.runner import Launch, run_jobs
+from harness.runner import run_jobs
 from harness.timer import Policy
 
 HERE = Path(__file__).resolve().parent

@@ -10,10 +10,10 @@ from typing import Any
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.gate import Check, Verdict
+from harness.process import Launch
 from harness.profilers import ncu
 from harness.ranges import nvtx_range
 from harness.run import Job, Planned, Run, RunFile
-from harness.runner import Launch
 from harness.system import Workload
 from harness.timer import Policy
 

@@ -7,7 +7,7 @@ import pytest
 from harness_helpers import case, launch, lines_of, measured, statuses, systems
 
 from harness import process
-from harness.runner import Limits
+from harness.process import Limits
 
 UNUSABLE = "the worker's answer is unusable: "
 WRONG = {

@@ -16,9 +16,10 @@ from harness_helpers import HERE, ROOT, alive, case, launch, lines_of, new_run, 
 
 from harness import machine_load, nvml
 from harness.pool import gpu_places, run_pool, shares
+from harness.process import Launch, Limits, Place
 from harness.record import Record, RecordError
 from harness.run import Run, RunError
-from harness.runner import Event, Launch, Limits, Place, session
+from harness.runner import Event, session
 
 SOON = Limits(case_s=1.5)
 GPUS = ("0", "1", "2", "3")

@@ -14,8 +14,8 @@ import pytest
 from harness_helpers import HERE, QUICK, ROOT, alive, case, launch, measured, statuses, systems, wait_for
 
 from harness import process
-from harness.process import WorkerLost, WorkerProcess, end_marked
-from harness.runner import Event, Limits
+from harness.process import Limits, WorkerLost, WorkerProcess, end_marked
+from harness.runner import Event
 
 CASE = {"do": "case", "case": case().to_dict(), "policy": QUICK.to_dict(), "mode": "measure"}
 

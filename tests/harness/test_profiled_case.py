@@ -9,7 +9,7 @@ from profile_helpers import WithTorch, case
 
 from harness import profiled_case
 from harness.measured_case import PROFILE, CaseRun
-from harness.profiled_case import RUNS, WARM_RUNS, Asked, ceilings_of
+from harness.profiled_case import RUNS, WARM_RUNS, ProfilerChoice, ceilings_by
 from harness.system import Workload
 from harness.timer import Policy
 
@@ -27,10 +27,13 @@ def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(monkeypatch:
     monkeypatch.setattr(profiled_case, "profiler_range", noting)
     workload = Workload(run=lambda: events.append("run"), units=16)
     call = ["prefill", "run", "end"]
-    assert profiled_case.profile(case(), workload, Policy(), Asked("nsys")) == {"units": 16 * RUNS, "notes": []}
+    assert profiled_case.profile(case(), workload, Policy(), ProfilerChoice("nsys")) == {
+        "units": 16 * RUNS,
+        "notes": [],
+    }
     assert events == [*call * WARM_RUNS, "cpu", *call, "timed", *["run"] * RUNS, "end", "end"]
     events.clear()
-    assert profiled_case.profile(case(), workload, Policy(), Asked("ncu"))["units"] == 16
+    assert profiled_case.profile(case(), workload, Policy(), ProfilerChoice("ncu"))["units"] == 16
     assert events == [*call * WARM_RUNS, "cpu", *call, "end"]
 
 
@@ -42,7 +45,7 @@ def test_an_engine_runs_one_batch_after_it_has_warmed_up() -> None:
         yield from (1.0, 2.0, 3.0)
 
     workload = Workload(run=lambda: calls.append("batch"), engine_samples=samples)
-    found = profiled_case.profile(case(phase="generate", timing="engine"), workload, Policy(), Asked("ncu"))
+    found = profiled_case.profile(case(phase="generate", timing="engine"), workload, Policy(), ProfilerChoice("ncu"))
     assert calls == ["at most 1", "batch"]
     assert found["units"] == 3
     assert "an engine's steps are not apart" in found["notes"][0]
@@ -50,7 +53,7 @@ def test_an_engine_runs_one_batch_after_it_has_warmed_up() -> None:
 
 def test_a_profiled_case_is_not_timed_and_has_its_ceilings() -> None:
     pytest.importorskip("torch")
-    run = CaseRun(case(l2="cold"), Policy(), PROFILE, Asked(ceilings="profile_helpers:ceilings"))
+    run = CaseRun(case(l2="cold"), Policy(), PROFILE, ProfilerChoice(ceilings="profile_helpers:ceilings"))
     record = run.record(WithTorch())
     assert (record.status, record.samples_ms, record.gate) == ("ok", [], None)
     assert run.profile["ceilings"] == {"copy_gbs": 3000.0, "product_tflops": 600.0}
@@ -65,10 +68,10 @@ def test_ceilings_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) 
     def beyond() -> Any:
         raise MemoryError
 
-    assert ceilings_of("") == {}
-    assert ceilings_of("profile_helpers:ceilings")["copy_gbs"] == 3000.0
+    assert ceilings_by("") == {}
+    assert ceilings_by("profile_helpers:ceilings")["copy_gbs"] == 3000.0
     monkeypatch.setattr(profile_helpers, "ceilings", beyond)
-    assert ceilings_of("profile_helpers:ceilings") == {}
+    assert ceilings_by("profile_helpers:ceilings") == {}
 
 
 def test_a_worker_needs_no_pydantic_to_profile() -> None:

@@ -9,12 +9,11 @@ import pytest
 from profile_helpers import NCU_TABLE_NAMES, PAIR, case, launches, ncu_table, nsys_database, put_profilers, run_of
 
 from harness import profiler
-from harness.process import end_marked
+from harness.process import Limits, end_marked
 from harness.profile_record import Profile, profile_path, write_profile
 from harness.profile_region import ProfileError
 from harness.profiler import Profiler, Tools, choose, profiled
 from harness.run import Run
-from harness.runner import Limits
 
 KINETO = Tools("kineto")
 WITH_NCU = Tools("kineto", "ncu", {"ncu": "2025.3.0"})

@@ -24,10 +24,13 @@ from harness_helpers import (
     wait_for,
 )
 
+from harness.attempt import TRIES
+from harness.probe import probe
+from harness.process import Launch, Limits
 from harness.record import Record, RecordError
 from harness.record_file import RecordFile
 from harness.run import Planned, Run, RunError
-from harness.runner import TRIES, Event, Launch, Limits, Terminated, probe, run_jobs
+from harness.runner import Event, Terminated, run_jobs
 from harness.timer import Policy
 
 SOON = Limits(case_s=1.5)

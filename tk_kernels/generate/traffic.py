@@ -21,7 +21,7 @@ STATE_PRECISIONS = {
 }
 
 
-def check_form(form: str) -> None:
+def check_form_name(form: str) -> None:
     """Raise ValueError for an unknown form of generate."""
     if form not in FORMS:
         raise ValueError(f"form is {form!r}: supported are {', '.join(map(repr, FORMS))}")
@@ -33,7 +33,7 @@ def weight_bytes(weights: int, mini_batch: int, form: str, state: str, sum_eleme
     dual: W is read at every token and rewritten at one in m. primal: besides, the gradient sum is read at every token
     but a mini-batch's first and written at every one but its last.
     """
-    check_form(form)
+    check_form_name(form)
     if state not in STATE_PRECISIONS:
         raise ValueError(f"state is {state!r}: supported are {', '.join(map(repr, STATE_PRECISIONS))}")
     read, rewrite = STATE_PRECISIONS[state]

@@ -1,10 +1,12 @@
-"""Look up the launch settings of a generate kernel for this GPU."""
+"""Launch settings of the generate kernels: those of the table for this GPU, and those worth a trial on another."""
 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +43,26 @@ def tuning(operator: str, form: str, precision: str, gpu: str) -> Tuning:
 def _table() -> dict[str, Any]:
     with TABLE.open("rb") as file:
         return tomllib.load(file)
+
+
+def candidates(operator: str, form: str, precision: str, sm90: bool = False) -> Iterator[Tuning]:
+    """The settings worth a trial; sm90: those of the kernel in `generate_sm90.py`, whose layouts fix the warps."""
+    linear, dual = operator == "ttt_linear", form == "dual"
+    if sm90:
+        for r in (0, 96, 112, 128, 168):
+            yield Tuning(warps=1 if linear else 4, block=0, sm90=True, registers=r)
+        return
+    warps = (1, 2, 4) if linear else (4, 8, 16)
+    blocks = ((16, 32, 64) if linear else (32, 64, 128)) if dual else (64,)  # primal rewrites the whole state at once
+    matrix = (False, True) if dual and not linear and precision != "float32" else (False,)
+    for w, b, x, r in product(warps, blocks, matrix, (0, 128, 168)):
+        yield Tuning(warps=w, block=b, matrix=x, registers=r)
+
+
+def section(gpu: str, operator: str, form: str, rows: Mapping[str, Tuning]) -> str:
+    """A section of `tuning.toml`: one row per state precision, without the fields at their defaults."""
+    lines = [f'["{gpu}".{operator}.{form}]']
+    for precision, chosen in rows.items():
+        kept = [(f.name, getattr(chosen, f.name)) for f in fields(chosen) if getattr(chosen, f.name) != f.default]
+        lines.append(f"{precision} = {{ {', '.join(f'{name} = {str(value).lower()}' for name, value in kept)} }}")
+    return "\n".join(lines)

@@ -3,7 +3,7 @@
 D head dimension, m mini-batch size. LayerNorm and the inner gradient are O(D) a token and not counted.
 """
 
-from tk_kernels.generate.traffic import check_form, row_bytes, sum_bytes, weight_bytes
+from tk_kernels.generate.traffic import check_form_name, row_bytes, sum_bytes, weight_bytes
 
 
 def state_bytes(batch: int, heads: int, head_dim: int, element_bytes: int = 4) -> int:
@@ -36,7 +36,7 @@ def generate_flops(batch: int, heads: int, head_dim: int, mini_batch: int = 16, 
     dual: k@W, q@W and 1/m of a rank-m update, 2DD each; two products with (m+1)/2 rows, 2D a row each.
     primal: k@W, dW += k^T g, W - s dW and q@W_t, 2DD each.
     """
-    check_form(form)
+    check_form_name(form)
     dual = 6 * head_dim**2 + 2 * (mini_batch + 1) * head_dim
     return batch * heads * (dual if form == "dual" else 8 * head_dim**2)
 

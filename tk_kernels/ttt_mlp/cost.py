@@ -4,7 +4,7 @@ D head dimension, F = 4D hidden, m mini-batch size. LayerNorm, GELU and the inne
 token and not counted.
 """
 
-from tk_kernels.generate.traffic import check_form, row_bytes, sum_bytes, weight_bytes
+from tk_kernels.generate.traffic import check_form_name, row_bytes, sum_bytes, weight_bytes
 
 HIDDEN = 4  # F / D
 
@@ -44,7 +44,7 @@ def generate_flops(batch: int, heads: int, head_dim: int, mini_batch: int = 16, 
     dual: the seven products of forward, 2DF each; four products with (m+1)/2 rows, 2(D + F) a row in each layer.
     primal: five products with the weights, and dW += x^T g and W - s dW for each of two layers, 2DF each.
     """
-    check_form(form)
+    check_form_name(form)
     hidden = HIDDEN * head_dim
     dual = 14 * head_dim * hidden + 2 * (mini_batch + 1) * (head_dim + hidden)
     return batch * heads * (dual if form == "dual" else 18 * head_dim * hidden)

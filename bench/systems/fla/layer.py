@@ -15,8 +15,8 @@ from bench.systems.language_model import device
 from bench.systems.needs import needs_gpu
 from bench.systems.triton_tuning import chosen_anew, keep_choices, prepare
 from bench.systems.ttt.layer import (
-    GATE_TOKENS,
-    LIMITS,
+    LAYER_GATE_TOKENS,
+    LAYER_LIMITS,
     Witness,
     drawn,
     layer_inputs,
@@ -32,7 +32,7 @@ from harness.timer import CpuClock, Policy, measure
 
 PER_TOKEN = ("q", "k", "v", "eta")
 # The package's two forms: states first and outputs after them, or both in one kernel.
-FORMS = ("chunk_ttt_linear", "fused_chunk_ttt_linear")
+PACKAGE_FORMS = ("chunk_ttt_linear", "fused_chunk_ttt_linear")
 TRIAL = Policy(budget_s=0.2, warmup_s=0.1, warmup_max_s=0.5)
 MINI_BATCHES = (16, 32, 64)  # what its Triton products and its registers allow
 
@@ -108,7 +108,7 @@ def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any
 
     took: dict[Callable[..., Any], float] = {}
     words, failures = [], []
-    for name in FORMS:
+    for name in PACKAGE_FORMS:
         form = getattr(ttt, name)
 
         def run(form: Callable[..., Any] = form) -> Any:
@@ -130,11 +130,11 @@ def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any
 
 def _gate(form: Callable[..., Any], inputs: dict[str, Any], case: Case, mini_batch: int) -> Verdict:
     """The first tokens of one sequence against the package's version in PyTorch, in float32."""
-    tokens = max(GATE_TOKENS, mini_batch)
+    tokens = max(LAYER_GATE_TOKENS, mini_batch)
     piece = sequences_of(inputs, [0], tokens)
     out, state, _ = form(**piece, chunk_size=mini_batch, output_final_state=True)
     expected, expected_state = _exact(piece, mini_batch)
-    limit = LIMITS[case.dtype]
+    limit = LAYER_LIMITS[case.dtype]
     return Verdict(
         [
             Check.at_most("output_relative_error", relative_error(out, expected), limit),

@@ -34,7 +34,7 @@ PREFILL_TOKENS = 131_072
 # The package's recurrent kernels take pieces below 64 tokens, its chunked ones longer pieces.
 RECURRENT_TOKENS = 32
 # Of a prompt whose timed logits are compared with the recurrent kernels: each of its pieces takes some 30 ms to launch.
-WITNESS_TOKENS = 2048
+RECURRENT_WITNESS_TOKENS = 2048
 ROUNDINGS = 1.5  # see `rounding_verdict`
 
 
@@ -152,7 +152,7 @@ class FlaForward(Forward):
     def witness(self, chance: Random) -> Callable[[Tensor, int], Verdict]:
         """A drawn prompt, read by the recurrent kernels where it is short enough for them."""
         row = chance.randrange(self.case.batch)
-        long = self.case.context > WITNESS_TOKENS
+        long = self.case.context > RECURRENT_WITNESS_TOKENS
 
         @torch.inference_mode()
         def judge(logits: Tensor, calls: int) -> Verdict:
@@ -168,18 +168,17 @@ class FlaForward(Forward):
 
         def read() -> Tensor:
             state = self.model.init_state(1)
-            for piece in ids.split(WITNESS_TOKENS, dim=1):
+            for piece in ids.split(RECURRENT_WITNESS_TOKENS, dim=1):
                 expected, state = self.model.prefill(piece, state)
             return expected
 
-        with untuned():
-            compile_ahead(read)
+        with untuned(read):
             verdict = logits_verdict(logits, read(), self.case.dtype)
         # Both sides round.
         checks = [Check.at_most(f"timed_{each.name}", each.value, 2 * each.limit) for each in verdict.checks]
         missing = (
-            f"the logits of prompts of more than {WITNESS_TOKENS} tokens were compared with those of the same kernels, "
-            "a prompt alone and in pieces; the recurrent kernels would take too long"
+            f"the logits of prompts of more than {RECURRENT_WITNESS_TOKENS} tokens were compared with those of the "
+            "same kernels, a prompt alone and in pieces; the recurrent kernels would take too long"
         )
         return Verdict(checks, missing)
 
@@ -232,17 +231,17 @@ def timed_rounding_verdict(adapter: Any, model: FlaModel, logits: Tensor, ids: T
     def both(ids: Tensor) -> tuple[Tensor, Tensor]:
         return last_logits(FlaModel(model.inner, recurrent=True), ids), last_logits(reference, ids)
 
-    with untuned():
-        compile_ahead(lambda: both(ids[:, :RECURRENT_TOKENS]))
+    with untuned(lambda: both(ids[:, :RECURRENT_TOKENS])):
         verdict = rounding_verdict(logits, *both(ids), dtype)
     return Verdict([Check.at_most(f"timed_{each.name}", each.value, each.limit) for each in verdict.checks])
 
 
 def rounding_verdict(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: str) -> Verdict:
-    """Logits [..., V] against a reference, where these models round more than ours, on which LIMITS were found.
+    """Logits [..., V] against a reference, where these models round more than ours, on which LOGIT_LIMITS were found.
 
-    rounded: of the same weights in `dtype` without the kernels that are measured. What those may be off beyond LIMITS
-    is ROUNDINGS times what these are, and never more than twice LIMITS. The verdict holds the limits that came of it.
+    rounded: of the same weights in `dtype` without the kernels that are measured. What those may be off beyond
+    LOGIT_LIMITS is ROUNDINGS times what these are, and never more than twice LOGIT_LIMITS. The verdict holds the limits
+    that came of it.
     """
     checks = []
     of_both = (logits_verdict(each, reference, dtype).checks for each in (logits, rounded))

@@ -16,9 +16,9 @@ from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig
 from bench.systems.ceilings import measured_ceilings
 from bench.systems.language_model import STEPS
-from bench.systems.ttt.launches import Launch, launches, metrics_of, settings_of
+from bench.systems.ttt.kernel_launches import KernelLaunch, kernel_launches, metrics_of, settings_of
 from bench.systems.ttt.layer import (
-    LIMITS,
+    LAYER_LIMITS,
     PER_TOKEN,
     forward_verdict,
     forward_witness,
@@ -38,10 +38,11 @@ from tk_kernels.build import Built
 from tk_kernels.build import build as build_kernel
 from tk_kernels.build.parallel import compile_all
 from tk_kernels.generate.common import PRECISIONS
+from tk_kernels.generate.tuning import Tuning
 
-GATE_TOKENS = 32768
-GATE_SEQUENCES = 4
-GATE_STEPS = 2 * STEPS + 5
+KERNEL_GATE_TOKENS = 32768
+KERNEL_GATE_SEQUENCES = 4
+KERNEL_GATE_STEPS = 2 * STEPS + 5
 OUTER = ("token_scale", "ln_weight", "ln_bias")  # of the arguments of `forward`, those that all tokens share
 WITNESS_STEPS = 4096  # of the reference, some 30 launches each: a second on an H100
 STREAMED = 20  # a set of so many times the L2 leaves nothing of itself in it
@@ -57,14 +58,14 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, ops = (import_module(f"{operator}.{part}") for part in ("reference", "ops"))
     inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
-    last, gated_tokens = slice(case.batch - 1, case.batch), min(case.context, GATE_TOKENS)
+    last, gated_tokens = slice(case.batch - 1, case.batch), min(case.context, KERNEL_GATE_TOKENS)
 
     def gate() -> Verdict:
         piece = inputs_of(inputs, last, gated_tokens)
         verdict = forward_verdict(lambda some: ops.forward(**some, start=0), reference, "dual", piece)
         return Verdict([*verdict.checks, _repeats(lambda: ops.forward(**inputs, start=0)[0], case.batch)])
 
-    found, built = launches(lambda: ops.forward(**inputs, start=0)), build_kernel(ops.KERNELS[config.mini_batch])
+    found, built = kernel_launches(lambda: ops.forward(**inputs, start=0)), build_kernel(ops.KERNELS[config.mini_batch])
     return Workload(
         run=lambda: outputs_of(ops.forward(**inputs, start=0)),
         tokens=case.batch * case.context,
@@ -79,7 +80,7 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
     )
 
 
-def _compiled_metrics(found: list[Launch], built: Built) -> dict[str, float | None]:
+def _compiled_metrics(found: list[KernelLaunch], built: Built) -> dict[str, float | None]:
     """`metrics_of` the launches of a compiled module's own kernels, with the spills that its compiler reported."""
     compiled = {kernel.name: kernel for kernel in built.resources}
     own = [launch for launch in found if launch.name in compiled]
@@ -95,25 +96,21 @@ def _made_of(built: Built) -> dict[str, str]:
 
 def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
     """Two runs must agree to the bit; of a large batch in some of its sequences, as outputs may not fit twice."""
-    first, second = (run()[:: -(-sequences // GATE_SEQUENCES)].clone() for _ in range(2))
+    first, second = (run()[:: -(-sequences // KERNEL_GATE_SEQUENCES)].clone() for _ in range(2))
     return Check.at_most("elements_that_differ_between_runs", float((first != second).sum()), 0.0)
 
 
 def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workload:
-    """Sets of sequences take turns at every step, so that each finds its state in memory and not in the L2."""
+    """A mini-batch of steps in a form and a precision of the state."""
     if config.mini_batch != STEPS:
         raise Skip(
             f"one layer's generate is measured at mini-batches of {STEPS} tokens alone, whole models at others too"
         )
-    operator = f"tk_kernels.ttt_{config.learner}"
-    generate, cost = (import_module(f"{operator}.{part}") for part in ("generate", "cost"))
-    dtype = getattr(torch, case.dtype)
-    _compile_steps(config, dtype, form)
-    first = GenerateSet.of(generate, layer_inputs(config, case.batch, STEPS, dtype), form, precision)
-    state_bytes = sum(x.numel() * x.element_size() for x in first.state.tensors())
-    found = launches(lambda: first.advance(0))
-    streamed = state_bytes > STREAMED * l2_bytes()
-    work = Steps(staggered(first, 1 if streamed else input_sets(state_bytes, l2_bytes())), config, case.dtype)
+    cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
+    _compile_steps(config, getattr(torch, case.dtype), form)
+    first = generate_set(config, case.batch, case.dtype, form, precision)
+    found = kernel_launches(lambda: first.advance(0))  # moves the set on by a token, so before sets are staggered
+    work = steps_in_turn(first, config, case.dtype)
     read = cost.generate_bytes(
         case.batch,
         config.heads,
@@ -123,7 +120,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         precision,
         row_element_bytes=PRECISIONS[precision].rows.itemsize,
     )
-    gated = min(case.batch, GATE_SEQUENCES)
+    gated = min(case.batch, KERNEL_GATE_SEQUENCES)
     memory = torch.cuda.get_device_properties(0).total_memory
     return Workload(
         run=work.run,
@@ -132,30 +129,39 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         device="cuda",
         inputs=work.inputs(),
         witness=work.witness,
-        gate=lambda: _generate_verdict(config, gated, case.dtype, form, precision),
+        gate=lambda: generate_verdict(config, gated, case.dtype, form, precision),
         metrics={
             "flops": cost.generate_flops(case.batch, config.heads, config.head_dim, config.mini_batch, form),
             "bytes": read,
-            "state_bytes": state_bytes,
-            "sequences_that_fit": sequences_that_fit(config, state_bytes / case.batch, case.dtype, memory),
+            "state_bytes": first.state_bytes,
+            "sequences_that_fit": sequences_that_fit(config, first.state_bytes / case.batch, case.dtype, memory),
             "launches": len(found),
             **metrics_of(found),
             **measured_ceilings(),
         },
-        settings={"gated": f"{GATE_STEPS} tokens of {gated} other sequences", "input_sets": str(len(work.sets))}
+        settings={"gated": f"{KERNEL_GATE_STEPS} tokens of {gated} other sequences", "input_sets": str(len(work.sets))}
         | settings_of(found),
     )
 
 
 @dataclass
 class GenerateSet:
-    """Some sequences that generate: their state, and of each step of a mini-batch q, k, v and lr, [steps, B, ...]."""
+    """Some sequences that generate: their state, and of each step of a mini-batch q, k, v and lr, [steps, B, ...].
+
+    launch: other launch settings than those of the table.
+    """
 
     generate: Any
     state: Any
     outer: list[torch.Tensor]
     tokens: list[torch.Tensor]
     out: torch.Tensor
+    launch: Tuning | None = None
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state."""
+        return sum(x.numel() * x.element_size() for x in self.state.tensors())
 
     @classmethod
     def of(cls, generate: Any, inputs: dict[str, Any], form: str, precision: str) -> "GenerateSet":
@@ -173,7 +179,7 @@ class GenerateSet:
     def advance(self, step: int, **options: Any) -> None:
         """One token of every sequence, that of `step`, wherever in its mini-batch the state is."""
         token = [each[step] for each in self.tokens]
-        self.generate.generate_step(*token, *self.outer, self.state, out=self.out, **options)
+        self.generate.generate_step(*token, *self.outer, self.state, out=self.out, launch=self.launch, **options)
 
 
 class Steps:
@@ -215,7 +221,7 @@ class Steps:
         drawn_set = chance.randrange(len(self.sets))
         some = self.sets[drawn_set]
         batch = some.out.shape[0]
-        rows = sorted(chance.sample(range(batch), min(batch, GATE_SEQUENCES)))
+        rows = sorted(chance.sample(range(batch), min(batch, KERNEL_GATE_SEQUENCES)))
         begun = rows_of(some.state, rows).to_state()
 
         def judge(out: torch.Tensor, calls: int) -> Verdict:
@@ -258,6 +264,18 @@ def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rou
     return out
 
 
+def generate_set(config: TTTConfig, batch: int, dtype: str, form: str, precision: str) -> GenerateSet:
+    """Sequences of random tokens, from random weights, before their first token."""
+    generate = import_module(f"tk_kernels.ttt_{config.learner}.generate")
+    return GenerateSet.of(generate, layer_inputs(config, batch, STEPS, getattr(torch, dtype)), form, precision)
+
+
+def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
+    """Copies of a set take turns at every step, so that each finds its state in memory and not in the L2."""
+    streamed = first.state_bytes > STREAMED * l2_bytes()
+    return Steps(staggered(first, 1 if streamed else input_sets(first.state_bytes, l2_bytes())), config, dtype)
+
+
 def token_of(inputs: dict[str, Any], t: int) -> list[torch.Tensor]:
     """q, k, v [B, H, D] and lr [B, H] of token t among the arguments of a reference's `forward`."""
     return [inputs[name][:, t].contiguous() for name in PER_TOKEN]
@@ -286,14 +304,17 @@ def _compile_steps(config: TTTConfig, dtype: torch.dtype, form: str) -> None:
 
 
 @cache
-def _generate_verdict(config: TTTConfig, sequences: int, dtype: str, form: str, precision: str) -> Verdict:
+def generate_verdict(
+    config: TTTConfig, sequences: int, dtype: str, form: str, precision: str, launch: Tuning | None = None
+) -> Verdict:
     """A few sequences at mixed positions, over two mini-batches, against the reference in float64.
 
     Once for all the batches of a form and precision: the sequences of a batch do not know of one another.
+    launch: other launch settings than those of the table.
     """
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, generate = (import_module(f"{operator}.{part}") for part in ("reference", "generate"))
-    inputs = layer_inputs(config, sequences, GATE_STEPS + STEPS, getattr(torch, dtype))
+    inputs = layer_inputs(config, sequences, KERNEL_GATE_STEPS + STEPS, getattr(torch, dtype))
     exact = {name: to_float64(value) for name, value in inputs.items()}
     state, rows = exact["state"], []
     for b in range(sequences):  # sequence b starts b + 1 tokens into its mini-batch
@@ -304,11 +325,11 @@ def _generate_verdict(config: TTTConfig, sequences: int, dtype: str, form: str, 
         type(state)(*(x.float() if x.is_floating_point() else x for x in state)), form, precision
     )
     expected, got = [], []
-    for t in range(STEPS, GATE_STEPS + STEPS):
+    for t in range(STEPS, KERNEL_GATE_STEPS + STEPS):
         token = token_of(inputs, t)
-        got.append(generate.generate_step(*token, *(inputs[name] for name in OUTER), kernel_state))
+        got.append(generate.generate_step(*token, *(inputs[name] for name in OUTER), kernel_state, launch=launch))
         truth = [x.double() for x in token]
         out, state = reference.generate_step(*truth, *(exact[name] for name in OUTER), state)
         expected.append(out)
     error = relative_error(torch.stack(got), torch.stack(expected))
-    return Verdict([Check.at_most("output_relative_error", error, LIMITS[dtype])])
+    return Verdict([Check.at_most("output_relative_error", error, LAYER_LIMITS[dtype])])

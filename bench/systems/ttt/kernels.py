@@ -14,7 +14,7 @@ from harness.system import Skip, Workload
 from tk_kernels.forward.operator import HEAD_DIM
 
 # How a state_dtype of the suites is kept; "float32-planes" is the float32 master in two 16-bit planes.
-PRECISIONS = {"float32": "float32", "float32-planes": "planes", "bfloat16": "bfloat16", "float16": "float16"}
+PRECISION_OF = {"float32": "float32", "float32-planes": "planes", "bfloat16": "bfloat16", "float16": "float16"}
 
 
 class TTTKernels(TTTLanguageModel):
@@ -34,12 +34,12 @@ class TTTKernels(TTTLanguageModel):
         """The whole model, or with the option scope=layer the kernel alone. Skip for what the kernels do not do."""
         self._refuse_other_functions(case)
         if case.option("scope", "model") == "layer":
-            return kernel_layer.build(case, self.form, PRECISIONS[case.state_dtype])
+            return kernel_layer.build(case, self.form, PRECISION_OF[case.state_dtype])
         return super().build(case)
 
     def load(self, case: Case) -> Any:
         """In fused blocks."""
-        precision = PRECISIONS[case.state_dtype]
+        precision = PRECISION_OF[case.state_dtype]
         operator = KernelOperator(self.learner, self.form, precision, self.prefill_on_reference)
         return model_of(case, operator=operator, block=FusedBlock)
 

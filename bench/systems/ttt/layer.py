@@ -16,11 +16,11 @@ from harness.gate import Check, Verdict, relative_error
 from harness.system import Input, Workload
 
 # Against float64: one product of bfloat16 inputs rounds to 2e-3, and the layer chains a few.
-LIMITS = {"bfloat16": 1e-2, "float16": 5e-3, "float32": 1e-5}
-GATE_TOKENS = 64
+LAYER_LIMITS = {"bfloat16": 1e-2, "float16": 5e-3, "float32": 1e-5}
+LAYER_GATE_TOKENS = 64
 # Tokens of the sequences whose timed outputs are compared with the dual form in float64, which takes some ten launches
 # a mini-batch: a second or two of them on an H100.
-WITNESS_TOKENS = 131072
+LAYER_WITNESS_TOKENS = 131072
 WITNESS_PIECE = 8192  # tokens of a sequence that are held in float64 at once
 PER_TOKEN = ("q", "k", "v", "lr")  # of the arguments of a reference's `forward`
 
@@ -125,18 +125,18 @@ def _part(
 
 
 def drawn(chance: Random, batch: int, tokens: int) -> list[int]:
-    """A few sequences of the batch, of at most WITNESS_TOKENS together but at least one."""
-    count = max(1, min(batch, WITNESS_SEQUENCES, WITNESS_TOKENS // max(1, tokens)))
+    """A few sequences of the batch, of at most LAYER_WITNESS_TOKENS together but at least one."""
+    count = max(1, min(batch, WITNESS_SEQUENCES, LAYER_WITNESS_TOKENS // max(1, tokens)))
     return sorted(chance.sample(range(batch), count))
 
 
 def forward_witness(reference: Any, inputs: dict[str, Any], dtype: str, with_out: bool = True) -> Witness:
-    """Drawn sequences against the dual form in float64, from their first token to WITNESS_TOKENS.
+    """Drawn sequences against the dual form in float64, from their first token to LAYER_WITNESS_TOKENS.
 
     The outputs are those of `outputs_of`; without the first of them where with_out is False.
     """
     batch, context = inputs["q"].shape[:2]
-    tokens = min(context, WITNESS_TOKENS)
+    tokens = min(context, LAYER_WITNESS_TOKENS)
 
     def witness(chance: Random) -> Callable[[Any, int], Verdict]:
         rows = drawn(chance, batch, context)
@@ -158,7 +158,7 @@ def forward_witness(reference: Any, inputs: dict[str, Any], dtype: str, with_out
 
 def timed_verdict(found: list[tuple[str, torch.Tensor, torch.Tensor]], dtype: str, unchecked: str = "") -> Verdict:
     """The verdict on (name, what the timed call left, what the reference says)."""
-    limit = LIMITS[dtype]
+    limit = LAYER_LIMITS[dtype]
     checks = [
         Check.at_most(f"timed_{name}_relative_error", relative_error(got, exact), limit) for name, got, exact in found
     ]
@@ -207,14 +207,11 @@ def forward_verdict(run: Callable[[dict[str, Any]], Any], reference: Any, form: 
     out, state = run(piece)
     exact = {name: to_float64(value) for name, value in piece.items()}
     expected, expected_state = reference.forward(**exact, form=form, start=0)
-    limit = LIMITS[str(out.dtype).removeprefix("torch.")]
-    weights = [name for name in state._fields if name.startswith("W")]
-    return Verdict(
-        [
-            Check.at_most("output_relative_error", relative_error(out, expected), limit),
-            *(_state_check(name, state, expected_state, limit) for name in weights),
-        ]
-    )
+    limit = LAYER_LIMITS[str(out.dtype).removeprefix("torch.")]
+    weights = {name: (getattr(state, name), getattr(expected_state, name)) for name in state._fields if name[0] == "W"}
+    compared = {"output": (out, expected)} | weights
+    errors = {name: relative_error(*pair) for name, pair in compared.items()}
+    return Verdict([Check.at_most(f"{name}_relative_error", error, limit) for name, error in errors.items()])
 
 
 def inputs_of(inputs: dict[str, Any], sequences: slice, tokens: int) -> dict[str, Any]:
@@ -226,13 +223,9 @@ def inputs_of(inputs: dict[str, Any], sequences: slice, tokens: int) -> dict[str
 
 def forward_gate(forward: Callable[..., Any], reference: Any, case: Case, inputs: dict[str, Any]) -> Verdict:
     """The first tokens of one sequence, against every gradient and every W_t materialised."""
-    piece = inputs_of(inputs, slice(0, 1), max(GATE_TOKENS, int(case.option("mini_batch", 16))))
+    piece = inputs_of(inputs, slice(0, 1), max(LAYER_GATE_TOKENS, int(case.option("mini_batch", 16))))
     form = case.option("form", "dual")
     return forward_verdict(lambda some: forward(**some, form=form), reference, "primal", piece)
-
-
-def _state_check(name: str, state: Any, expected: Any, limit: float) -> Check:
-    return Check.at_most(f"{name}_relative_error", relative_error(getattr(state, name), getattr(expected, name)), limit)
 
 
 def to_float64(value: Any) -> Any:

@@ -19,7 +19,7 @@ from bench.systems.language_model import (
     prefill_then_generate,
     random_ids,
 )
-from bench.systems.ttt.fidelity import compared
+from bench.systems.ttt.drift import compared
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.system import Workload

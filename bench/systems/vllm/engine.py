@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bench import fairness
+from bench import model_facts
 from bench.models import ModelConfig, checkpoint
 from bench.models.base import CausalLM
 from bench.models.factory import from_seed
@@ -206,11 +206,11 @@ class Engine:
         names, versions = zip(*sorted(each for each in found if each), strict=True)
         return ", ".join(dict.fromkeys(names)), ", ".join(dict.fromkeys(versions))
 
-    def facts(self, head_rows: float | None = None) -> fairness.Facts:
+    def facts(self, head_rows: float | None = None) -> model_facts.Facts:
         """What is compared among systems, read from the engine's model and settings."""
         (weights,) = self.llm.apply_model(lambda model: dict(model.named_parameters()))
         cached = self.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
-        return fairness.facts_of(
+        return model_facts.facts_of(
             weights,
             self.model_config.vocabulary,
             token_ids="uniform over the vocabulary, new for each sample",
@@ -228,7 +228,7 @@ class Engine:
         got = torch.stack([_logits(output, self.model_config.vocabulary) for output in batch.outputs], dim=1)
         expected = self._expected(torch.tensor([p + t for p, t in zip(prompts, tokens, strict=True)]))
         rows = head.rows / len(first.outputs)
-        fair = fairness.checks(self.facts(rows), case)
+        fair = model_facts.checks(self.facts(rows), case)
         return Verdict([*logits_verdict(got, expected, case.dtype).checks, *fair])
 
     def reference(self) -> CausalLM:

@@ -44,7 +44,7 @@ MODEL_LENGTH = 33_024  # the figures' longest prompt, 32,768, and its steps; one
 
 
 class VllmSystem:
-    """An adapter (`harness.system.System`) of one architecture in vLLM, with one engine a process."""
+    """An adapter (`harness.system.SystemAdapter`) of one architecture in vLLM, with one engine a process."""
 
     implementation: ClassVar[str]  # vLLM's own, MODULE:CLASS
     # Tokens of a step; and by phase of a block of the cache, the engine's choice where it is not named. The suite

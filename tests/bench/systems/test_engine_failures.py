@@ -11,9 +11,10 @@ from fake_engines import HELD_BYTES
 
 from harness.case import Case
 from harness.catalogue import Catalogue
+from harness.process import Launch, Limits
 from harness.record import Record
 from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
-from harness.runner import Launch, Limits, run_jobs
+from harness.runner import run_jobs
 from harness.timer import Policy
 
 HERE = Path(__file__).resolve().parent

@@ -131,7 +131,7 @@ def test_every_call_of_generate_starts_from_the_same_state(package):
 
 def measured(case):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.fairness.checks", lambda facts, case: [])  # of the 1.3b size, which this is not
+        patch.setattr("bench.model_facts.checks", lambda facts, case: [])  # of the 1.3b size, which this is not
         policy = Policy(min_samples=2, max_samples=4, warmup_s=0)
         return CaseRun(replace(case, timing="eager"), policy).record(GatedDeltaNet())
 
@@ -140,7 +140,7 @@ def measured(case):
 def test_what_is_timed_is_compared_with_the_recurrent_kernels_or_long_prompts_with_other_pieces(
     package, monkeypatch, phase, context
 ):
-    monkeypatch.setattr(fla_models, "WITNESS_TOKENS", 64)
+    monkeypatch.setattr(fla_models, "RECURRENT_WITNESS_TOKENS", 64)
     record = measured(replace(CASE, phase=phase, context=context))
     assert record.status == "ok", record.reason
     assert any(check["name"] == "timed_logits_relative_error" for check in record.gate["checks"])
@@ -149,7 +149,7 @@ def test_what_is_timed_is_compared_with_the_recurrent_kernels_or_long_prompts_wi
 
 @pytest.mark.parametrize(("phase", "context"), [("forward", 40), ("forward", 100), ("generate", 16)])
 def test_a_timed_call_that_differs_is_seen(package, monkeypatch, phase, context):
-    monkeypatch.setattr(fla_models, "WITNESS_TOKENS", 64)
+    monkeypatch.setattr(fla_models, "RECURRENT_WITNESS_TOKENS", 64)
     name = "prefill" if phase == "forward" else "generate_step"
     whole, batch = getattr(fla_models.FlaModel, name), CASE.batch
 
@@ -163,7 +163,7 @@ def test_a_timed_call_that_differs_is_seen(package, monkeypatch, phase, context)
 
 
 def test_a_model_is_tuned_on_the_work_that_is_timed_and_gated_once_after(package, monkeypatch):
-    monkeypatch.setattr("bench.fairness.checks", lambda facts, case: [])  # of the 1.3b size, which this is not
+    monkeypatch.setattr("bench.model_facts.checks", lambda facts, case: [])  # of the 1.3b size, which this is not
     forward = replace(CASE, phase="forward", context=20, timing="eager")
     system = GatedDeltaNet()
     workload = system.build(forward)
@@ -303,7 +303,7 @@ def test_a_layer_that_is_wrong_beyond_the_gates_tokens_is_seen(layer_package):
 
     def off(**arguments):
         out, *rest = whole(**arguments)
-        out[:, fla_layer.GATE_TOKENS :] *= 1.1
+        out[:, fla_layer.LAYER_GATE_TOKENS :] *= 1.1
         return out, *rest
 
     layer_package.fused_chunk_ttt_linear = off

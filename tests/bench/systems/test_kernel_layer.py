@@ -22,7 +22,7 @@ def one_set():
     """A set whose step does what the kernels do to the position, and notes where it was."""
     seen = []
 
-    def generate_step(token, outer, state, out):
+    def generate_step(token, outer, state, out, launch):
         seen.append(int(state.position[0]))
         state.position.add_(1).remainder_(STEPS)
 

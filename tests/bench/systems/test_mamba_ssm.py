@@ -169,7 +169,7 @@ class Small(MambaSSM):
 
 @pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])
 def test_what_is_timed_starts_where_the_check_thinks_it_does(package, monkeypatch, phase, options):
-    monkeypatch.setattr("bench.fairness.checks", lambda facts, case: [])
+    monkeypatch.setattr("bench.model_facts.checks", lambda facts, case: [])
     case = Case("mamba", "mamba-ssm", "tiny", phase, 3, 24, dtype="float32", options=options)
     record = CaseRun(case, Policy(min_samples=3, max_samples=5, warmup_s=0)).record(Small())
     assert record.status == "ok", record.reason

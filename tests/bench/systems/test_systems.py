@@ -11,7 +11,6 @@ import torch
 
 from bench.catalogue.suites import find_suite
 from bench.catalogue.systems import ADAPTERS
-from bench.models.operator import FORMS
 from bench.plan import suite_cases
 from bench.selection import select
 from bench.systems import language_model
@@ -31,6 +30,7 @@ from harness.measured_case import CaseRun
 from harness.system import Skip, Workload
 from harness.timer import Policy
 from harness.worker import load
+from tk_kernels import FORMS
 
 README = Path(__file__).resolve().parents[3] / "README.md"
 
@@ -118,7 +118,7 @@ def test_outputs_that_go_wrong_while_they_are_timed_are_seen(adapter, system, ph
 
 
 def test_of_a_long_layer_the_record_says_how_much_was_compared(monkeypatch):
-    monkeypatch.setattr(layer, "WITNESS_TOKENS", 16)
+    monkeypatch.setattr(layer, "LAYER_WITNESS_TOKENS", 16)
     record = CaseRun(case("ttt-linear", scope="layer"), POLICY).record(TTTTorch())
     assert record.gate["unchecked"] == "of 32 tokens the first 16 were compared"
     assert [c["name"] for c in record.gate["checks"] if c["name"].startswith("timed")] == [

@@ -1,6 +1,7 @@
 """All candidates are compiled before one is measured, and the package's choice is left alone; nothing is launched."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -87,8 +88,7 @@ def test_of_what_an_earlier_process_chose_only_that_is_compiled(triton):
 
 def test_a_reference_takes_the_smallest_candidate_and_leaves_the_choice_open(triton):
     tuned = tuner()
-    with triton_tuning.untuned():
-        triton_tuning.compile_ahead(call(tuned, triton))
+    with triton_tuning.untuned(call(tuned, triton)):
         assert set(triton.launches) == {(True, 16)}
         triton.launches.clear()
         call(tuned, triton)()
@@ -101,7 +101,7 @@ def test_a_reference_leaves_what_is_chosen(triton):
     tuned = tuner()
     triton_tuning.prepare(call(tuned, triton))
     triton.launches.clear()
-    with triton_tuning.untuned():
+    with triton_tuning.untuned(lambda: None):
         call(tuned, triton)()
     assert triton.launches == [(False, 32)]
     assert len(tuned.cache) == 1
@@ -125,24 +125,47 @@ def test_a_choice_is_made_anew_where_an_earlier_shape_would_have_it(triton, monk
 
 
 def test_triton_is_itself_again_when_the_work_fails(triton):
+    from triton import knobs
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
-    before = Autotuner.run, Autotuner._bench, Autotuner.check_disk_cache, Autotuner.prune_configs, JITFunction.run
+    def state():
+        return Autotuner._bench, JITFunction.run, knobs.cache.manager_class, os.environ.get("TRITON_CACHE_MANAGER")
 
     def fail():
         raise MemoryError
 
-    with pytest.raises(MemoryError), triton_tuning.untuned():
-        triton_tuning.compile_ahead(fail)
-    after = Autotuner.run, Autotuner._bench, Autotuner.check_disk_cache, Autotuner.prune_configs, JITFunction.run
-    assert after == before
+    before, tuned = state(), tuner()
+    for failing in (lambda: triton_tuning.compile_ahead(fail), lambda: triton_tuning.untuned(fail).__enter__()):
+        with pytest.raises(MemoryError):
+            failing()
+        assert state() == before
+    with pytest.raises(MemoryError), triton_tuning.chosen_anew():
+        fail()
+    assert tuned.cache_results
+
+
+def test_another_cache_that_the_user_names_stays_in_place(triton, monkeypatch):
+    from triton import knobs
+    from triton.runtime.cache import FileCacheManager
+
+    class Counting(FileCacheManager):
+        asked = 0
+
+        def get_file(self, filename):
+            Counting.asked += filename.endswith(triton_tuning.CHOICE)
+            return super().get_file(filename)
+
+    monkeypatch.setitem(vars(knobs.cache), "manager_class", Counting)
+    triton_tuning.compile_ahead(call(tuner(), triton))
+    assert Counting.asked == 1
+    assert triton.kept() == []
 
 
 def test_triton_is_asked_to_keep_what_it_measures_unless_the_user_says_no(monkeypatch):
     monkeypatch.delenv(triton_tuning.KEEP, raising=False)
     triton_tuning.keep_choices()
-    assert triton_tuning.os.environ[triton_tuning.KEEP] == "1"
+    assert os.environ[triton_tuning.KEEP] == "1"
     monkeypatch.setenv(triton_tuning.KEEP, "0")
     triton_tuning.keep_choices()
-    assert triton_tuning.os.environ[triton_tuning.KEEP] == "0"
+    assert os.environ[triton_tuning.KEEP] == "0"

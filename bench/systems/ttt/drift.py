@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from bench.systems.language_model import LIMITS, LanguageModel, repeatable
+from bench.systems.language_model import LOGIT_LIMITS, LanguageModel, repeatable
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.system import Workload
@@ -41,10 +41,10 @@ def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case)
     """The workload with a gate that compares `context` generated tokens of `batch` sequences and adds its metrics."""
 
     def gate() -> Verdict:
-        found = fidelity(model, _exact_of(adapter, model, case))
+        found = drift(model, _exact_of(adapter, model, case))
         workload.metrics |= found
         roundings = (case.dtype, STATE_ROUNDING.get(case.state_dtype, case.state_dtype))
-        limit = max(LIMITS[rounding][1] for rounding in roundings)
+        limit = max(LOGIT_LIMITS[rounding][1] for rounding in roundings)
         return Verdict(
             [
                 Check.at_most("total_variation_mean", found["total_variation_mean"], limit),
@@ -83,7 +83,7 @@ def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
 
 
 @torch.inference_mode()
-def fidelity(model: Any, exact: Exact) -> dict[str, float]:
+def drift(model: Any, exact: Exact) -> dict[str, float]:
     """Total variation distance of the next token's probabilities, and the share of tokens whose best one differs.
 
     Of the distance: its mean, its largest, and its mean over the first and the last eighth of the tokens.

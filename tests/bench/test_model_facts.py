@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.fairness import checks, count_head_rows, facts_of
+from bench.model_facts import checks, count_head_rows, facts_of
 from bench.models.config import MODELS, SIZES, model_config, parameter_count
 from bench.models.transformer import Transformer
 from bench.models.ttt import TTTModel
@@ -92,11 +92,12 @@ def test_a_head_that_is_not_the_embedding_is_seen():
 
 
 def test_a_head_on_every_token_has_no_timing(monkeypatch):
-    def every_token(model, hidden):
-        logits = torch.nn.functional.linear(model.model.norm(hidden), model.model.embed_tokens.weight)
-        return logits[:, -1]
+    def every_token(model, ids, state):
+        hidden = model._hidden(ids, state)
+        torch.nn.functional.linear(model.model.norm(hidden), model.model.embed_tokens.weight)
+        return hidden[:, -1:]
 
-    monkeypatch.setattr(Transformer, "_logits", every_token)
+    monkeypatch.setattr(Transformer, "_through_prompt", every_token)
     verdict = TorchTransformer().build(CASE).gate()
     assert not verdict.passed
     assert "head_rows_per_prompt is 37" in verdict.reason

@@ -13,9 +13,9 @@ import torch
 from bench.catalogue.suites import find_suite
 from bench.catalogue.systems import ADAPTERS
 from bench.plan import Selection, suite_cases
-from bench.systems.ttt import fidelity as fidelity_module
-from bench.systems.ttt.fidelity import exact_run, fidelity
-from bench.systems.ttt.kernels import PRECISIONS
+from bench.systems.ttt import drift as drift_module
+from bench.systems.ttt.drift import drift, exact_run
+from bench.systems.ttt.kernels import PRECISION_OF
 from bench.systems.ttt.pytorch import TTTTorch
 from harness.case import Case
 
@@ -70,7 +70,7 @@ def test_the_gate_compares_and_the_metrics_hold_the_distances(system):
 def test_a_rounded_state_drifts_and_drifts_further_with_more_tokens():
     model, reference = models(TTTTorch(), "ttt-linear")
     run = exact_run(reference, 2, 24)
-    exact = fidelity(model, run)
+    exact = drift(model, run)
     learn = model.operator.generate_step
 
     def rounded(tokens, learner, state):
@@ -79,7 +79,7 @@ def test_a_rounded_state_drifts_and_drifts_further_with_more_tokens():
         return out
 
     model.operator.generate_step = rounded
-    found = fidelity(model, run)
+    found = drift(model, run)
     assert found["total_variation_mean"] > 100 * exact["total_variation_mean"]
     assert found["total_variation_max"] >= found["total_variation_last"] > found["total_variation_first"]
 
@@ -90,12 +90,12 @@ def test_the_exact_model_draws_the_same_tokens_each_time_and_not_one_alone():
     assert torch.equal(first.ids, second.ids)
     assert torch.equal(first.probabilities, second.probabilities)
     assert len(first.ids.unique()) > 20
-    assert fidelity(model, first) == fidelity(model, second)
+    assert drift(model, first) == drift(model, second)
 
 
 def test_the_exact_run_is_shared_by_the_states_of_a_model_and_by_no_other(monkeypatch):
     runs = []
-    monkeypatch.setattr(fidelity_module, "exact_run", lambda *asked: runs.append(asked[1:]) or exact_run(*asked))
+    monkeypatch.setattr(drift_module, "exact_run", lambda *asked: runs.append(asked[1:]) or exact_run(*asked))
     adapter = TTTTorch()
     for asked in (case("ttt-linear", 3), replace(case("ttt-linear", 3), state_dtype="bfloat16"), case("ttt-linear", 4)):
         adapter.build(asked).gate()
@@ -117,7 +117,7 @@ def test_the_suite_has_each_state_precision_of_both_forms():
         for system in ("ttt-linear", "ttt-mlp"):
             for dtype in ("bfloat16", "float32"):
                 states = [c.state_dtype for c in found if (c.system, c.backend, c.dtype) == (system, form, dtype)]
-                assert sorted(states) == sorted(PRECISIONS)
+                assert sorted(states) == sorted(PRECISION_OF)
     assert {c.context for c in found} == {2048}
 
 

@@ -1,0 +1,81 @@
+"""`ttt-bench tune`: launch settings of the generate kernels for this GPU, as sections of `tuning.toml`."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import TextIO
+
+from bench.errors import UserError
+from bench.models.config import BASE_LR
+from bench.selection import words
+from tk_kernels import FORMS
+from tk_kernels.generate.tuning import Tuning, section
+
+LEARNERS = tuple(BASE_LR)
+
+
+def tune(learners: Sequence[str], forms: str | None, precisions: str | None, batch: int, output: Path | None) -> None:
+    """Write a section for each learner and form to a new file, or print it; each candidate goes to stderr."""
+    for word in learners:
+        _known("LEARNER", word, LEARNERS)
+    forms_asked = words(forms, lambda word: _known("--form", word, FORMS)) or FORMS
+
+    from tk_kernels.generate.common import PRECISIONS, available
+
+    known = tuple(PRECISIONS)
+    precisions_asked = words(precisions, lambda word: _known("--precision", word, known)) or known
+    if reason := available() or _no_gpu():
+        raise UserError(f"nothing can be tuned here: {reason}")
+
+    with _opened(output) as file:
+        for learner, form in product(dict.fromkeys(learners or LEARNERS), forms_asked):
+            for name, rows in _rows(learner, form, precisions_asked, batch).items():
+                print(section(name, f"ttt_{learner}", form, rows), end="\n\n", file=file, flush=True)
+
+
+def _rows(learner: str, form: str, precisions: Sequence[str], batch: int) -> dict[str, dict[str, Tuning]]:
+    """Of each section of the table, the fastest settings by state precision."""
+    from bench.systems.ttt.trial import Trial
+
+    found: dict[str, dict[str, Tuning]] = {}
+    for precision in precisions:
+        name, launch = Trial(learner, form, precision, batch).fastest(_log)
+        if launch is None:
+            _log(f"ttt-{learner} {form} {precision}: no candidate can be used")
+        else:
+            found.setdefault(name, {})[precision] = launch
+    return found
+
+
+def _known(option: str, word: str, known: Sequence[str]) -> str:
+    if word not in known:
+        raise UserError(f"{option} {word}: unknown; there are {', '.join(known)}")
+    return word
+
+
+def _no_gpu() -> str:
+    import torch
+
+    return "" if torch.cuda.is_available() else "there is no CUDA GPU"
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _opened(output: Path | None) -> Iterator[TextIO]:
+    """A new file, opened before anything is measured, or standard output; no file is overwritten."""
+    if output is None:
+        yield sys.stdout
+        return
+    try:
+        file = output.open("x")
+    except FileExistsError:
+        raise UserError(f"{output}: exists; name another file") from None
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written: {error.strerror}") from None
+    with file:
+        yield file

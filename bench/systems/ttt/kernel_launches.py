@@ -1,0 +1,107 @@
+"""The kernels that a callable launches, and what each takes of a processor, read from a CUDA graph of it.
+
+A graph names every kernel with its grid and its dynamic shared memory, and the driver knows what was compiled: no
+profiler slows the process in which the same kernels are timed afterwards.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tk_kernels.build import demangle
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """One kernel as it is launched.
+
+    registers and local_bytes (spills and stack) are a thread's, shared_bytes (static and dynamic) a block's.
+    """
+
+    name: str
+    registers: int
+    local_bytes: int
+    shared_bytes: int
+    blocks: int
+    threads: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.blocks} blocks of {self.threads} threads, {self.registers} registers and "
+            f"{self.local_bytes} bytes of local memory a thread, {self.shared_bytes} bytes of shared memory a block"
+        )
+
+
+def kernel_launches(run: Callable[[], object]) -> list[KernelLaunch]:
+    """Every kernel launch of one call, in no order; `run` must be capturable. Raises RuntimeError where CUDA does."""
+    run()  # compiles and loads what a capture must not
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        run()
+    return [launch for node in _nodes(graph.raw_cuda_graph()) if (launch := _launch_of(node))]
+
+
+def metrics_of(found: Iterable[KernelLaunch]) -> dict[str, float | None]:
+    """registers, spilled_bytes (local memory) and shared_bytes: the most that any of these kernels takes."""
+    found = list(found)
+    return {
+        "registers": max(launch.registers for launch in found),
+        "spilled_bytes": max(launch.local_bytes for launch in found),
+        "shared_bytes": max(launch.shared_bytes for launch in found),
+    }
+
+
+def settings_of(found: Iterable[KernelLaunch]) -> dict[str, str]:
+    """kernels: each distinct one in words."""
+    return {"kernels": "; ".join(dict.fromkeys(map(str, found)))}
+
+
+def _driver() -> Any:
+    """The driver's binding, which comes with torch for CUDA alone."""
+    from cuda.bindings import driver
+
+    return driver
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    """What a function of the driver returns beside its status. Raises RuntimeError where that is an error."""
+    status, *values = getattr(_driver(), name)(*arguments)
+    if int(status):
+        raise RuntimeError(f"{name} failed with {status.name}")
+    return values[0] if len(values) == 1 else values
+
+
+def _nodes(graph: int) -> list[Any]:
+    handle = _driver().CUgraph(graph)
+    _, count = _call("cuGraphGetNodes", handle)
+    return _call("cuGraphGetNodes", handle, count)[0]
+
+
+def _launch_of(node: Any) -> KernelLaunch | None:
+    """The kernel of a node; None for a copy, a fill or an event."""
+    driver = _driver()
+    if _call("cuGraphNodeGetType", node) != driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
+        return None
+    launched = _call("cuGraphKernelNodeGetParams", node)
+    # A handle of the binding is true even where it is null.
+    function = launched.func if int(launched.func) else _call("cuKernelGetFunction", launched.kern)
+    attribute = driver.CUfunction_attribute
+    return KernelLaunch(
+        name=_named(int(function)),
+        registers=_call("cuFuncGetAttribute", attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, function),
+        local_bytes=_call("cuFuncGetAttribute", attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function),
+        shared_bytes=_call("cuFuncGetAttribute", attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)
+        + launched.sharedMemBytes,
+        blocks=launched.gridDimX * launched.gridDimY * launched.gridDimZ,
+        threads=launched.blockDimX * launched.blockDimY * launched.blockDimZ,
+    )
+
+
+@functools.cache
+def _named(function: int) -> str:
+    """Once for each function: a graph may hold thousands of its nodes."""
+    return demangle(_call("cuFuncGetName", _driver().CUfunction(function)).decode())

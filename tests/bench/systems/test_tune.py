@@ -1,0 +1,130 @@
+"""Tuning takes the fastest settings that pass the gate; a reference stands in for the kernel, a clock for the GPU."""
+
+import tomllib
+
+import pytest
+import torch
+
+from bench.commands import tune as command
+from bench.errors import UserError
+from bench.systems.ttt import kernel_layer, trial
+from harness.timer import CpuClock
+from tk_kernels.generate.tuning import Tuning
+from tk_kernels.ttt_linear import generate, reference
+
+SLOW, FAST, WRONG, TOO_LARGE = (Tuning(warps=warps, block=32) for warps in (1, 2, 4, 8))
+TOOK_MS = {SLOW: 3.2, FAST: 1.6, WRONG: 0.1}
+
+
+class Clock(CpuClock):
+    """What a call takes is what its settings say."""
+
+    def __init__(self, kernel):
+        self.kernel, self.time_s = kernel, 0.0
+
+    def sample(self):
+        super().sample()
+        self.time_s += 0.3
+        return TOOK_MS[self.kernel.launched]
+
+    def now(self):
+        return self.time_s
+
+
+class Kernel:
+    """`generate_step` by the reference, wrong or impossible at some settings."""
+
+    def __init__(self):
+        self.launched, self.compiled = None, []
+
+    def __call__(self, q, k, v, lr, scale, weight, bias, state, *, out=None, launch=None, compile_only=False):
+        from triton.runtime.errors import OutOfResources
+
+        self.launched = launch
+        if compile_only:
+            self.compiled.append(launch)
+            return out
+        if launch == TOO_LARGE:
+            raise OutOfResources(300_000, 232_448, "shared memory")
+        exact, after = reference.generate_step(q, k, v, lr, scale, weight, bias, state.to_state())
+        after = generate.GenerateState.from_state(after, state.form, state.precision)
+        for now, then in zip(state.tensors(), after.tensors(), strict=True):
+            now.copy_(then)
+        exact = exact * (1.5 if launch == WRONG else 1)
+        return exact.to(q.dtype) if out is None else out.copy_(exact)
+
+
+@pytest.fixture
+def kernel(monkeypatch, one_thread):
+    pytest.importorskip("triton")
+    found = Kernel()
+    monkeypatch.setattr(generate, "generate_step", found)
+    monkeypatch.setattr(kernel_layer, "l2_bytes", lambda: 1)
+    monkeypatch.setattr(trial, "SIZE", "tiny")
+    monkeypatch.setattr(trial, "candidates", lambda *asked, sm90: iter((SLOW, FAST, WRONG, TOO_LARGE)))
+    kernel_layer.generate_verdict.cache_clear()
+    yield found
+    kernel_layer.generate_verdict.cache_clear()
+
+
+def fastest(kernel, log=lambda line: None):
+    with torch.inference_mode():
+        return trial.Trial("linear", "dual", "float32", 2, clock=lambda: Clock(kernel)).fastest(log)
+
+
+def test_the_fastest_that_passes_the_gate_is_chosen(kernel):
+    lines = []
+    assert fastest(kernel, lines.append) == ("cpu", FAST)
+    took, faster, wrong, too_large = (line.partition("): ")[2] for line in lines)
+    assert (took, faster) == ("200.0 us", "100.0 us")  # a call is the 16 steps of a mini-batch
+    assert "output_relative_error" in wrong
+    assert "shared memory" in too_large
+
+
+def test_all_are_compiled_before_one_is_timed(kernel):
+    fastest(kernel)
+    assert kernel.compiled == [SLOW, FAST, WRONG, TOO_LARGE]
+
+
+def test_where_none_passes_there_is_no_choice(kernel, monkeypatch):
+    monkeypatch.setattr(trial, "candidates", lambda *asked, sm90: iter((WRONG, TOO_LARGE)))
+    assert fastest(kernel) == ("cpu", None)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine with a GPU, on which planes have a right candidate and float32 has none."""
+
+    def measured(trial, log):
+        log(f"{trial.learner} {trial.form} {trial.precision} {trial.batch}")
+        return "a GPU", FAST if trial.precision == "planes" else None
+
+    monkeypatch.setattr(trial.Trial, "fastest", measured)
+    monkeypatch.setattr(command, "_no_gpu", lambda: "")
+    monkeypatch.setattr("tk_kernels.generate.common.available", lambda: "")
+
+
+def test_a_section_is_printed_for_each_learner_and_form(machine, capsys):
+    command.tune(["mlp"], None, "planes,float32", 8, None)
+    printed = capsys.readouterr()
+    row = {"planes": {"warps": 2, "block": 32}}
+    assert tomllib.loads(printed.out) == {"a GPU": {"ttt_mlp": {"dual": row, "primal": row}}}
+    assert printed.err.splitlines()[:2] == ["mlp dual planes 8", "mlp dual float32 8"]
+
+
+def test_sections_go_to_a_new_file(machine, tmp_path, capsys):
+    output = tmp_path / "sections.toml"
+    command.tune([], "dual", "planes", 8, output)
+    assert sorted(tomllib.loads(output.read_text())["a GPU"]) == ["ttt_linear", "ttt_mlp"]
+    assert capsys.readouterr().out == ""
+    with pytest.raises(UserError, match=r"sections\.toml: exists"):
+        command.tune([], "dual", "planes", 8, output)
+    with pytest.raises(UserError, match=r"none/sections\.toml: cannot be written: No such file"):
+        command.tune([], "dual", "planes", 8, tmp_path / "none" / "sections.toml")
+
+
+def test_without_a_gpu_nothing_is_tuned(monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "_no_gpu", lambda: "there is no CUDA GPU")
+    with pytest.raises(UserError, match="no CUDA GPU"):
+        command.tune([], None, None, 8, tmp_path / "sections.toml")
+    assert not list(tmp_path.iterdir())

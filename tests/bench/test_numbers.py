@@ -1,0 +1,143 @@
+"""The tables of the Markdown files are those of the committed run, and a definition finds the cases that it names."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from test_cli import assert_one_sentence, ttt_bench
+
+from bench.errors import UserError
+from bench.numbers import BEGINNING, significant, with_numbers
+from harness.run import Run
+from reports.stats import frame
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = ROOT / "reports/results/h100-2026-11-21"
+FILES = (
+    "README.md",
+    "tk_kernels/ttt_linear/README.md",
+    "tk_kernels/ttt_mlp/README.md",
+    "tk_kernels/generate/README.md",
+)
+
+DEFINED = """before
+<!-- numbers
+head = "ms"
+value = "latency_ms"
+columns = [{ label = "2k", context = 2048 }, { label = "8k", context = 8192 }]
+rows = [%s]
+%s
+-->
+an older table
+<!-- /numbers -->
+after
+"""
+
+
+def cases():
+    names = ("suites", "system", "backend", "batch", "context", "latency_ms", "marks")
+    return pd.DataFrame(
+        [
+            (("a",), "s", "x", 1, 2048, 0.12345, ""),
+            (("a", "b"), "s", "x", 16, 2048, 12.6, "few samples"),
+            (("a",), "s", "x", 16, 8192, 2345.6, "cache full, few samples"),
+            (("b",), "s", "y", 1, 8192, 0.5, ""),
+            (("a",), "s", "x", 64, 8192, None, ""),
+        ],
+        columns=names,
+    )
+
+
+def written(rows, more=""):
+    return with_numbers(DEFINED % (rows, more), cases())
+
+
+def rows_of(text):
+    return [line for line in text.splitlines() if line.startswith("| ")]
+
+
+@pytest.fixture(scope="module")
+def committed():
+    run = Run.open(RUN)
+    return frame(run.records(), run.catalogue)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_committed_tables_are_those_of_the_committed_run(committed, file):
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert with_numbers(text, committed) == text
+
+
+def test_every_file_with_such_tables_is_checked():
+    found = {
+        path.relative_to(ROOT).as_posix() for path in ROOT.glob("tk_kernels/**/*.md") if BEGINNING in path.read_text()
+    }
+    assert found | {"README.md"} == set(FILES)
+
+
+def test_a_cell_is_the_case_of_its_row_and_column():
+    text = written('{ label = "B=1", batch = 1 }, { label = "B=16", batch = 16 }')
+    assert rows_of(text) == [
+        "| ms | 2k | 8k |",
+        "| --- | --- | --- |",
+        "| B=1 | 0.123 | 0.500 |",
+        "| B=16 | 12.6 | 2,350 |",
+    ]
+    assert "an older table" not in text
+    assert text.startswith("before\n")
+    assert text.endswith("<!-- /numbers -->\nafter\n")
+    assert with_numbers(text, cases()) == text
+
+
+def test_suites_alternatives_lists_signs_and_the_best_of_several():
+    said = 'where = { suites = "b" }\nmarks = { "cache full" = "†" }'
+    assert rows_of(written('{ label = "r", backend = "x|y" }', said))[2] == "| r | 12.6 | 0.500 |"
+    assert rows_of(written('{ label = "r", backend = "x", batch = [1, 16] }'))[2] == "| r | 0.123 / 12.6 | – / 2,350 |"
+    marked = 'marks = { "cache full" = "†" }\nscale = 10\ndigits = 2\nbest = "max"'
+    assert rows_of(written('{ label = "r", backend = "x" }', marked))[2] == "| r | 130 | 23,000 † |"
+    assert rows_of(written('{ label = "r", backend = "x", best = "min" }'))[2] == "| r | 0.123 | 2,350 |"
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "words"),
+    [
+        ('{ label = "r", batch = 2 }', "", "row 'r': no case"),
+        ('{ label = "r", batch = 64 }', "", "row 'r': no case"),
+        ('{ label = "r", system = "s" }', "", "2 cases are"),
+        ('{ label = "r", btch = 1 }', "", "no column 'btch'"),
+        ('{ label = "r", value = "speed" }', "", "no column 'speed'"),
+        ('{ batch = 1 }', "", "cannot be read: KeyError 'label'"),
+        ('{ label = "r", batch = 1 }', "= 3", "cannot be read: TOMLDecodeError"),
+    ],
+)  # fmt: skip
+def test_a_definition_that_finds_nothing_is_named(rows, more, words):
+    with pytest.raises(UserError, match=words):
+        written(rows, more)
+
+
+def test_a_table_without_an_end_is_named():
+    with pytest.raises(UserError, match="0 tables begin"):
+        with_numbers("no table", cases())
+    with pytest.raises(UserError, match=r"1 tables begin with .* and 0 end"):
+        with_numbers((DEFINED % ("", "")).replace("<!-- /numbers -->", ""), cases())
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"), [(0.092029, "0.0920"), (9.996, "10.0"), (99.96, "100"), (2344.9, "2,340"), (0, "0")]
+)
+def test_three_significant_digits(number, shown):
+    assert significant(number, 3) == shown
+
+
+def test_the_command_rewrites_files_and_names_those_that_it_cannot(tmp_path):
+    right, wrong = tmp_path / "right.md", tmp_path / "wrong.md"
+    asked = 'where = { suites = "kernel-forward", system = "ttt-mlp", backend = "thunderkittens", l2 = "cold" }'
+    right.write_text(DEFINED % ('{ label = "B=16", batch = 16 }', asked))
+    wrong.write_text("no table")
+    before = right.read_text()
+    assert_one_sentence(ttt_bench("numbers", str(RUN), "right.md", "wrong.md", cwd=tmp_path), "wrong.md: 0 tables")
+    assert_one_sentence(ttt_bench("numbers", str(RUN), "none.md", cwd=tmp_path), "none.md: cannot be read: No such")
+    assert right.read_text() == before
+    done = ttt_bench("numbers", str(RUN), "right.md", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "wrote right.md\n")
+    assert "| B=16 | 1.17 | 4.37 |" in right.read_text()
