@@ -100,4 +100,4 @@ def test_a_head_on_every_token_has_no_timing(monkeypatch):
     monkeypatch.setattr(Transformer, "_through_prompt", every_token)
     verdict = TorchTransformer().build(CASE).gate()
     assert not verdict.passed
-    assert "head_rows_per_prompt is 37" in verdict.reason
+    assert "head_rows_per_prompt is 38" in verdict.reason
