@@ -276,6 +276,29 @@ def picture(
     results.picture(run, output, figures, theme, width, log_y, systems)
 
 
+@app.command()
+def site(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folders of runs.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the site.")],
+    url: Annotated[str, typer.Option(help="Where the site will be; the Atom feed needs it.")] = "",
+) -> None:
+    """Make a static site of runs, or bring it up to date: a page a run, systems over time, any two runs compared."""
+    from bench.commands import site as commands
+
+    commands.site(runs, output, url)
+
+
+@app.command()
+def preview(
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="The folder of a site.")],
+    port: Annotated[int, typer.Option(help="On the loopback address; 0 for a free one.", min=0, max=65535)] = 8000,
+) -> None:
+    """Serve a site on the loopback address, to look at it."""
+    from bench.commands import site as commands
+
+    commands.preview(site, port)
+
+
 @app.command(name="import")
 def import_(
     old: Annotated[list[Path], typer.Argument(help="Record files of schema 1 (.jsonl), or folders of them.")],

@@ -9,12 +9,14 @@ step, of token ids, and of the state or cache, read and written; activations, wh
 not counted.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 from bench.models.config import MambaConfig, TransformerConfig, TTTConfig
 from harness.case import Case
+from harness.work import Work
+from reports.profile_parts import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ID_BYTES = 8
@@ -22,54 +24,48 @@ ID_BYTES = 8
 PLANES = {"float32-planes": "planes"}
 
 
-@dataclass(frozen=True)
-class Work:
-    """FLOPs and bytes of one unit of a case."""
-
-    flops: float
-    bytes: float
-
-    def __add__(self, other: "Work") -> "Work":
-        return Work(self.flops + other.flops, self.bytes + other.bytes)
-
-    def __mul__(self, times: int) -> "Work":
-        return Work(self.flops * times, self.bytes * times)
-
-    def metrics(self) -> dict[str, float | None]:
-        """As a record has them."""
-        return {"flops": self.flops, "bytes": self.bytes}
-
-
-def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> Work:
-    """One unit of a case: a forward, a step of generate for `case.batch` sequences, or a request.
+def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> dict[str, Work]:
+    """One unit of a case by the parts of a profile: a forward, a step of generate for the whole batch, or a request.
 
     config: one of `bench.models.config`, or whatever has a `width` and a `vocabulary`; what mixes tokens in the latter
-    is not counted. form: of TTT's generate step.
+    is not counted, and is no part. form: of TTT's generate step. What joins the parts moves activations alone, which
+    a fused kernel need not write: it takes nothing at the least.
     """
     if case.phase == "forward":
         return _forward(config, parameters, case)
     if case.phase == "generate":
         return _step(config, parameters, case, form)
-    return _forward(config, parameters, case) + _step(config, parameters, case, form) * int(case.option("steps", 128))
+    prompt, step = _forward(config, parameters, case), _step(config, parameters, case, form)
+    return {part: prompt[part] + step[part] * int(case.option("steps", 128)) for part in prompt}
 
 
-def _forward(config: Any, parameters: int, case: Case) -> Work:
+def total(parts: Mapping[str, Work]) -> Work:
+    """The work of all parts together."""
+    return sum(parts.values(), Work(0, 0))
+
+
+def _forward(config: Any, parameters: int, case: Case) -> dict[str, Work]:
     batch, tokens = case.batch, case.context
-    embedding = config.vocabulary * config.width
-    products = parameters - embedding - _learner(config)
-    mixed = _mixed_prompt(config, case)
-    return Work(
-        2 * batch * (products * tokens + embedding) + mixed.flops,
-        parameters * ELEMENT_BYTES[case.dtype] + ID_BYTES * batch * tokens + mixed.bytes,
-    )
+    return _parts(config, parameters, case, _mixed_prompt(config, case), batch * tokens)
 
 
-def _step(config: Any, parameters: int, case: Case, form: str) -> Work:
-    mixed = _mixed_step(config, case, form)
-    return Work(
-        2 * case.batch * (parameters - _learner(config)) + mixed.flops,
-        parameters * ELEMENT_BYTES[case.dtype] + ID_BYTES * case.batch + mixed.bytes,
-    )
+def _step(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work]:
+    return _parts(config, parameters, case, _mixed_step(config, case, form), case.batch)
+
+
+def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens: int) -> dict[str, Work]:
+    """Parts of a call that reads `tokens` tokens and answers with the logits of one for each sequence."""
+    embedding, learner = config.vocabulary * config.width, _learner(config)
+    products, element = parameters - embedding - learner, ELEMENT_BYTES[case.dtype]
+    found = {
+        PRODUCTS: Work(2 * products * tokens, element * products),
+        HEAD: Work(2 * case.batch * embedding, element * embedding),
+        EDGES: Work(0, 0),
+        OTHER: Work(0, ID_BYTES * tokens),
+    }
+    if mixed is not None:
+        found[TTT if isinstance(config, TTTConfig) else SCAN] = mixed + Work(0, element * learner)
+    return found
 
 
 def _learner(config: Any) -> int:
@@ -79,8 +75,8 @@ def _learner(config: Any) -> int:
     return config.layers * sum(heads * rows * columns for heads, rows, columns in config.weight_shapes.values())
 
 
-def _mixed_prompt(config: Any, case: Case) -> Work:
-    """What mixes the tokens of a prompt, in all layers, and the state that it writes."""
+def _mixed_prompt(config: Any, case: Case) -> Work | None:
+    """What mixes the tokens of a prompt, in all layers, and the state that it writes; None where it is not known."""
     batch, tokens = case.batch, case.context
     if isinstance(config, TransformerConfig):
         layer = Work(2 * batch * tokens**2 * config.width, 2 * batch * tokens * config.width * _state_bytes(case))
@@ -95,12 +91,12 @@ def _mixed_prompt(config: Any, case: Case) -> Work:
             cost.state_bytes(batch, *shape, _state_bytes(case)),
         )
     else:
-        return Work(0, 0)
+        return None
     return layer * config.layers
 
 
-def _mixed_step(config: Any, case: Case, form: str) -> Work:
-    """What mixes a token with those before it, in all layers, and the state that is read and written for it."""
+def _mixed_step(config: Any, case: Case, form: str) -> Work | None:
+    """What mixes a token with those before it, in all layers, and the state that is read and written; None: unknown."""
     batch, context = case.batch, case.context
     if isinstance(config, TransformerConfig):
         layer = Work(4 * batch * context * config.width, 2 * batch * context * config.width * _state_bytes(case))
@@ -115,7 +111,7 @@ def _mixed_step(config: Any, case: Case, form: str) -> Work:
         precision = PLANES.get(asked, asked)
         layer = Work(cost.generate_flops(*shape), cost.generate_bytes(*shape, precision, row_element_bytes=rows))
     else:
-        return Work(0, 0)
+        return None
     return layer * config.layers
 
 

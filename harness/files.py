@@ -5,12 +5,12 @@ import tempfile
 from pathlib import Path
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` in UTF-8; what was there stays until all of it is on the disk. Raises OSError.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace `path` by `content`, text in UTF-8; what was there stays until all of it is on the disk. Raises OSError.
 
     What UTF-8 cannot hold becomes a question mark.
     """
-    data = text.encode("utf-8", "replace")
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
     descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from harness.catalogue import FORBID_EXTRA
 from harness.reason import printable
 from harness.record import RecordError
+from harness.work import Work
 
 NAME_LIMIT = 400  # characters of a kernel's name: C++ templates have no end of their own
 KERNEL_LIMIT = 2000  # distinct kernels of a profile
@@ -96,12 +97,37 @@ class Range:
 
 
 @dataclass(frozen=True)
+class Timeline:
+    """The launches of one run of what is timed, or of its first step, in the order in which they begin.
+
+    kernel: index into the profile's; range: index into the profile's ranges, -1 for none. wait_ns: from the end of the
+    launch before, which is negative where they overlap. left_out: launches of the run that it does not show.
+    """
+
+    __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
+
+    kernel: tuple[int, ...] = ()
+    range: tuple[int, ...] = ()
+    wait_ns: tuple[int, ...] = ()
+    time_ns: tuple[int, ...] = ()
+    left_out: int = 0
+
+    def __post_init__(self) -> None:
+        if len({len(each) for each in (self.kernel, self.range, self.wait_ns, self.time_ns)}) > 1:
+            raise ValueError("timeline: its columns differ in length")
+        if min(self.time_ns, default=0) < 0 or self.left_out < 0:
+            raise ValueError("timeline: a launch of negative time, or fewer than none left out")
+
+
+@dataclass(frozen=True)
 class Region:
     """What ran in a profiled region. Raises ValueError where fields contradict each other.
 
     units: units of work in the region. region_us: from its first kernel's begin to its last one's end; busy_us: of
     that, while any kernel ran; the rest are gaps, the longest of them longest_gap_us.
     ceilings: what this process did at best, `copy_gbs` (10^9 bytes a second) and `product_tflops`.
+    work: what one unit takes at the least, by part; {} where the adapter does not count it. timeline: without launches
+    where no profiler told single times.
     """
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
@@ -113,6 +139,8 @@ class Region:
     kernels: tuple[Kernel, ...] = ()
     ranges: tuple[Range, ...] = ()
     ceilings: dict[str, float | None] = field(default_factory=dict)
+    work: dict[str, Work] = field(default_factory=dict)
+    timeline: Timeline = field(default_factory=Timeline)
 
     def __post_init__(self) -> None:
         if self.units < 1:
@@ -126,6 +154,14 @@ class Region:
         for each in self.ranges:
             if any(not 0 <= inner.kernel < len(self.kernels) for inner in each.kernels):
                 raise ValueError(f"range {'/'.join(each.path)!r} has a kernel that the profile has not")
+        self._check_timeline()
+
+    def _check_timeline(self) -> None:
+        kernels, ranges = self.timeline.kernel, self.timeline.range
+        if any(not 0 <= each < len(self.kernels) for each in kernels):
+            raise ValueError("timeline: it has a kernel that the profile has not")
+        if any(not -1 <= each < len(self.ranges) for each in ranges):
+            raise ValueError("timeline: it has a range that the profile has not")
 
     @property
     def gaps_us(self) -> float:

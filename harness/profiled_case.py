@@ -51,7 +51,7 @@ def ceilings_by(entry: str) -> dict[str, float | None]:
 
 
 def profile(case: Case, workload: Workload, policy: Policy, asked: ProfilerChoice) -> dict[str, Any]:
-    """Run the case for the profiler; fields of a `Profile` as JSON values: all that Kineto found, of others `units`.
+    """Run the case for the profiler: fields of a `Profile` as JSON values, those that a report lacks; of Kineto, all.
 
     Raises ProfileError where Kineto found nothing.
     """
@@ -61,7 +61,7 @@ def profile(case: Case, workload: Workload, policy: Policy, asked: ProfilerChoic
         found = _by_kineto(work, Path(asked.keep) if asked.keep else None)
     else:
         found = {"units": _captured(work, whole=asked.tool == "nsys")}
-    return found | {"notes": work.notes}
+    return found | {"notes": work.notes, "work": {part: asdict(each) for part, each in workload.work.items()}}
 
 
 class _Work:
@@ -126,7 +126,7 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
             for _ in range(runs):
                 run()
         timed = kineto.launched(found.events, work.device)
-    return _values(found_in(timed, ranged)) | {"units": runs * work.units}
+    return _values(found_in(timed, ranged, runs)) | {"units": runs * work.units}
 
 
 def _captured(work: _Work, whole: bool) -> int:
@@ -145,7 +145,7 @@ def _captured(work: _Work, whole: bool) -> int:
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:
     """Dataclasses as JSON values."""
     parts = {name: [asdict(each) for each in found[name]] for name in ("kernels", "ranges")}
-    return {**found, **parts}
+    return {**found, **parts, "timeline": asdict(found["timeline"])}
 
 
 def _wait(device: str) -> None:

@@ -21,9 +21,10 @@ from harness.environment import around, snapshot
 from harness.process import RUN_VARIABLE, Launch, Limits, WorkerLost, WorkerProcess, end_marked
 from harness.profile_record import Profile, profile_path, read_profile, write_profile
 from harness.profile_region import Counters, ProfileError, Region
+from harness.profiled_case import RUNS
 from harness.profilers import kineto, ncu, nsys
 from harness.profilers.trace import found_in
-from harness.ranges import range_name
+from harness.ranges import range_names
 from harness.reason import of_exception, sentence
 from harness.record import Record, RecordError
 from harness.run import Job, Pair, Planned, Run
@@ -187,7 +188,8 @@ class Profiler:
             environment = {name: record.environment.get(name) for name in _ENVIRONMENT}
             profile = _profile(planned, found | {"environment": environment, "started_at": started_at})
         except (ToolLost, ProfileError) as error:
-            status, why = getattr(error, "status", "failed"), sentence(str(error))
+            why = _advised(error) if self.tools.times == "nsys" else str(error)
+            status, why = getattr(error, "status", "failed"), sentence(why)
             return Profile(case=planned.case, status=status, reason=why, started_at=started_at), None
         return profile, record
 
@@ -200,9 +202,9 @@ class Profiler:
         except (ToolLost, ProfileError) as error:
             if not self.tools.fallback:
                 raise
-            self._give_up("times", error)
+            why = self._give_up("times", error)
             found, record = self._by_kineto(worker, launch, planned)
-            return found | {"notes": [sentence(str(error)), *found["notes"]]}, record
+            return found | {"notes": [why, *found["notes"]]}, record
 
     def _by_kineto(self, worker: "_Worker", launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
         keep = self._raw(planned, ".trace.json.gz")
@@ -215,12 +217,11 @@ class Profiler:
     def _by_nsys(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
         report, database = self._raw(planned, ".nsys-rep"), self._raw(planned, ".sqlite")
         wrapped = replace(launch, command=[*nsys.wrapping(report), *launch.command])
-        answer = self._under(wrapped, planned, "nsys", report)
+        answer, record = self._under(wrapped, planned, "nsys", report)
         _read_by(nsys.exporting(report, database))
         timed, ranged = nsys.read(database)
-        record = _record_of(answer, planned)
         command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
-        found = found_in(timed or ranged, ranged) | answer["profile"]
+        found = found_in(timed or ranged, ranged, RUNS if timed else 1) | answer["profile"]
         return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}, "commands": [command]}, record
 
     def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
@@ -229,13 +230,14 @@ class Profiler:
             return replace(profile, notes=(*profile.notes, "Nsight Compute was given up after an earlier case"))
         planned = Planned(profile.case)
         report, log = self._raw(planned, ".ncu-rep"), self._raw(planned, ".log")
-        wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_name(profile.case.phase)), *launch.command])
+        wrapped = replace(
+            launch, command=[*ncu.wrapping(report, log, range_names(profile.case.phase)), *launch.command]
+        )
         try:
-            _record_of(self._under(wrapped, planned, "ncu", report, log), planned)
+            self._under(wrapped, planned, "ncu", report, log)
             counters = ncu.read(_read_by(ncu.importing(report)), ncu.profiled_launches(_text(log)))
         except (ToolLost, ProfileError) as error:
-            self._give_up("ratios", error)
-            return replace(profile, notes=(*profile.notes, sentence(str(error))))
+            return replace(profile, notes=(*profile.notes, self._give_up("ratios", error)))
         command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
         return replace(
             _counted(profile, counters),
@@ -245,14 +247,15 @@ class Profiler:
 
     def _under(
         self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
-    ) -> dict[str, Any]:
-        """The answer of a worker of its own under a profiler that has left its report; ToolLost where there is none."""
+    ) -> tuple[dict[str, Any], Record]:
+        """What a worker of its own answers under a profiler that leaves its report; ToolLost where there is none."""
         report.unlink(missing_ok=True)
         if log is not None:
             log.write_text("")
         with _Worker(wrapped, self.limits) as worker:
             try:
                 answer = worker.answer(self._request(planned, tool=tool))
+                record = _record_of(answer, planned)
                 status = worker.stop(self.stop_s)
             except ToolLost as lost:
                 raise _why(tool, _text(log), str(lost), lost.status) from None
@@ -261,13 +264,15 @@ class Profiler:
         said = _text(log)
         if ncu.FORBIDDEN in said or status or not report.exists():
             raise _why(tool, said, _ending(status), "failed")
-        return answer
+        return answer, record
 
-    def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> None:
-        """Say what went wrong, and do without the profiler from now on where it would again."""
-        self.say(sentence(str(error)))
+    def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
+        """Say what went wrong, and do without the profiler from now on where it would again; the sentence."""
+        why = sentence(_advised(error))
+        self.say(why)
         if isinstance(error, ToolLost) and error.lasting:
             self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
+        return why
 
     def _request(self, planned: Planned, **asked: str) -> dict[str, Any]:
         ceilings = self.ceilings if asked["tool"] != "ncu" else ""
@@ -380,10 +385,17 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
     if ncu.NOTHING in log:
         return ToolLost("ncu profiled no kernel: no range of the case was seen; is the package nvtx installed?", True)
     if status == "timeout":
-        return ToolLost(f"{tool} gave nothing in time: {otherwise}; give it more --time-limit", True, status)
+        return ToolLost(
+            f"{tool} gave nothing in time: {otherwise}; give it more --start-limit or --time-limit", True, status
+        )
     if status == "oom":
         return ToolLost(f"the case did not fit beside {tool}: {otherwise}; try a smaller batch", status=status)
-    return ToolLost(f"{tool} failed: {said or otherwise}", status=status)
+    return ToolLost(f"{tool} failed: {said or otherwise}; --with torch does without it", status=status)
+
+
+def _advised(error: Exception) -> str:
+    """What went wrong with Nsight and what to do; a ToolLost says that itself."""
+    return str(error) if isinstance(error, ToolLost) else f"{error}; profile the case again, or say --with torch"
 
 
 def _ending(status: int) -> str:

@@ -17,6 +17,11 @@ def range_name(phase: str) -> str:
     return "prefill" if phase == "forward" else phase
 
 
+def range_names(phase: str) -> tuple[str, ...]:
+    """The ranges of a phase, the outermost first: a request has those of its prompt and of its steps inside."""
+    return (range_name(phase), "prefill", "generate") if phase == "request" else (range_name(phase),)
+
+
 @contextmanager
 def recorded(on: bool = True) -> Iterator[None]:
     """Inside of the block, `nvtx_range` is a range of PyTorch's profiler too."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from harness.case import Case
 from harness.gate import Verdict
 from harness.timer import Policy
+from harness.work import Work
 
 
 class Skip(Exception):
@@ -61,6 +62,7 @@ class Workload:
     measured: asked after sampling for metrics that the work found itself in so many last calls of `run`, or samples of
         its engine.
     metrics, settings: numbers and texts for the record; `flops` and `bytes` are those of one unit.
+    work: of one unit too, by the parts that a profile tells apart (`reports.profile_parts`); {} where not counted.
     close: frees what the next case must not find.
     Running out of memory is a MemoryError or torch's OutOfMemoryError, whoever raises it.
     """
@@ -76,6 +78,7 @@ class Workload:
     measured: Callable[[int], Mapping[str, float | None]] | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
+    work: Mapping[str, Work] = field(default_factory=dict)
     close: Callable[[], None] = _nothing
 
     def __post_init__(self) -> None:

@@ -11,9 +11,13 @@ from reports.compare import STORED_BAR, Comparison, Row
 from reports.judge import BAR, SAME
 
 COLUMNS = ("verdict", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
+STORED_MEANING = (
+    f"Two stored runs differ by up to 3% by themselves: nothing is judged below {STORED_BAR:.0%}. "
+    "`ttt-bench ab` measures two commits in turns and judges from 1%."
+)
 _NUMBERS = (1, 2, 3, 4)
-_SCALE = 0.02  # the least that the axis of the page shows to either side
-_WIDTH = 160  # of its plots, in pixels
+SCALE = 0.02  # the least that the axis of the page shows to either side
+WIDTH = 160  # of its plots, in pixels
 
 
 def text(comparison: Comparison) -> str:
@@ -71,7 +75,7 @@ def page(comparison: Comparison) -> str:
         rows=[(row, _cells(row), _plot(row, reach)) for row in comparison.rows],
         closing=_closing(comparison),
         without=_without(comparison),
-        width=_WIDTH,
+        width=WIDTH,
         ends=f"{1 - reach:.2g} to {1 + reach:.2g}",
     )
 
@@ -103,10 +107,7 @@ def _closing(comparison: Comparison) -> list[str]:
             f"Slower and faster are by more than {BAR:.0%}, same is within {SAME:.0%}."
         )
     else:
-        lines.append(
-            f"Two stored runs differ by up to 3% by themselves: nothing is judged below {STORED_BAR:.0%}. "
-            "`ttt-bench ab` measures two commits in turns and judges from 1%."
-        )
+        lines.append(STORED_MEANING)
     if comparison.regressions:
         cases = f"{comparison.regressions} case{'' if comparison.regressions == 1 else 's'}"
         lines.append(f"{cases} slower by more than {comparison.fail_on * 100:.3g}%, or lost.")
@@ -155,10 +156,10 @@ def _escaped(text: str) -> str:
 def _reach(rows: Sequence[Row]) -> float:
     """How far from 1 the plots of the page go: so that nine of ten intervals lie within, at most twice as slow."""
     ends = sorted(max(row.judged.high - 1, 1 - row.judged.low) for row in rows)
-    return min(1.0, max(_SCALE, ends[int(0.9 * (len(ends) - 1))])) if ends else _SCALE
+    return min(1.0, max(SCALE, ends[int(0.9 * (len(ends) - 1))])) if ends else SCALE
 
 
 def _plot(row: Row, reach: float) -> dict[str, float]:
     """Places in pixels of a row's ratio and its interval, cut where they leave the axis."""
     places = {"low": row.judged.low, "ratio": row.judged.ratio, "high": row.judged.high}
-    return {name: round(_WIDTH / 2 * (1 + min(1.0, max(-1.0, (at - 1) / reach))), 1) for name, at in places.items()}
+    return {name: round(WIDTH / 2 * (1 + min(1.0, max(-1.0, (at - 1) / reach))), 1) for name, at in places.items()}

@@ -229,7 +229,8 @@ class Figure {
     parts.push(`${this.yTitle()}: <b>${shown(value)}</b> [${shown(low)}, ${shown(high)}]`);
     parts.push(`${this.cell(point.row, "samples")} samples${throttled ? `, ${throttled} while throttled` : ""}`);
     const note = this.cell(point.row, "notes");
-    return [...parts, ...this.work(point.row), ...(note ? [neutral(note)] : [])].join("<br>");
+    const profiled = profileOf(point.row) ? ["<b>Profiled</b>: click or Enter shows where its time goes"] : [];
+    return [...parts, ...this.work(point.row), ...(note ? [neutral(note)] : []), ...profiled].join("<br>");
   }
 
   /* What the latency is made of, where the record says it. */
@@ -263,6 +264,7 @@ class Figure {
       marker: this.marker(line, colour),
       hovertext: drawn.map((point) => this.hover(line, point)),
       hoverinfo: "text",
+      customdata: drawn.map((point) => profileOf(point.row)),
     };
   }
 

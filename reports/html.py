@@ -7,11 +7,12 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
@@ -36,6 +37,7 @@ from reports.stats import (
     STATISTIC_COLUMNS,
     frame,
     option_columns,
+    row_keys,
 )
 from reports.tables import plain, said
 
@@ -84,14 +86,34 @@ class Fact:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class Around:
+    """The site that a page is part of. All addresses are relative to the page.
+
+    plotly: of the file that the pages share. links: (words, address) beside the page's sections; downloads: of files
+    that hold what the page says.
+    """
+
+    plotly: str
+    links: tuple[tuple[str, str], ...]
+    downloads: tuple[tuple[str, str], ...]
+
+
 def render(
-    records: list[Record], catalogue: Catalogue, title: str | None = None, profiled: Section | None = None
+    records: list[Record],
+    catalogue: Catalogue,
+    title: str | None = None,
+    profiled: Section | None = None,
+    around: Around | None = None,
+    table: pd.DataFrame | None = None,
 ) -> str:
     """The page of `records` as HTML; everything it needs is in it, and its policy forbids all else.
 
-    profiled: the section on the run's profiles, where it has any.
+    profiled: the section on the run's profiles, where it has any. around: of a page that is part of a site, which
+    takes Plotly from there and offers the site's downloads instead of its own. table: `stats.frame` of the records,
+    where it is at hand.
     """
-    table = frame(records, catalogue)
+    table = frame(records, catalogue) if table is None else table
     drawn = figures(table, catalogue)
     labels = {name: _label(name, catalogue) for name in (*table.columns, "cases", "which")}
     shown, same = _shown_columns(table, labels, catalogue)
@@ -106,15 +128,13 @@ def render(
         "figures": [figure.to_dict() for figure in drawn],
         "looks": [(system, asdict(look)) for system, look in system_looks(table, catalogue).items()],
         "failures": failures(table),
+        "profiles": _profiled_rows(records, profiled),
     }
-    plotly, script = get_plotlyjs().replace("\r\n", "\n"), _script() + (profile_script() if profiled else "")
-    environment = Environment(loader=PackageLoader("reports", "."), autoescape=True, undefined=StrictUndefined)
-    environment.globals |= {
-        "label": LABELS.get,
-        "system_label": catalogue.system_label,
-        "backend_label": catalogue.backend_label,
-    }
-    return environment.get_template("page.html.j2").render(
+    script = _script() + (profile_script() if profiled else "")
+    return _template().render(
+        label=LABELS.get,
+        system_label=catalogue.system_label,
+        backend_label=catalogue.backend_label,
         title=title or TITLE,
         meta=_meta(table),
         notice=small_models(table, (str(record.environment.get("device_kind")) for record in records)),
@@ -130,13 +150,31 @@ def render(
         fidelity=fidelity(records),
         machines=machines(records),
         data=embedded_json(data),
-        records=packed("".join(f"{record.to_json()}\n" for record in records)),
+        around=around,
+        records=None if around else packed("".join(f"{record.to_json()}\n" for record in records)),
         profiles=profiled.html if profiled else None,
         style=Markup(files("reports").joinpath("style.css").read_text("utf-8") + (profile_style() if profiled else "")),
-        plotly=packed(plotly),
+        plotly=None if around else packed(plotly_source()),
         script=Markup(script),
-        script_hashes=[_hash(plotly), _hash(script)],
+        script_hashes=[_hash(script)] if around else [_hash(plotly_source()), _hash(script)],
     )
+
+
+def _profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, str]:
+    """Where in the page the profile of each row's case is, for the rows that have one."""
+    anchors = profiled.anchors if profiled else {}
+    return {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(loader=PackageLoader("reports", "."), autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("page.html.j2")
+
+
+def plotly_source() -> str:
+    """The script that draws."""
+    return get_plotlyjs().replace("\r\n", "\n")
 
 
 def embedded_json(value: Any) -> Markup:

@@ -4,6 +4,8 @@ const page = JSON.parse(document.getElementById("page-data").textContent);
 const columns = new Map(page.columns.map(({ name, values, codes, numbers }) => [name, numbers ?? codes.map((code) => values[code])]));
 /* null for a column that no record fills. */
 const cell = (row, name) => columns.get(name)?.[row] ?? null;
+/* Where the page has the profile of a row's case; null where it has none. */
+const profileOf = (row) => page.profiles[row] ?? null;
 const allRows = [...Array(page.count).keys()];
 const hiddenSystems = new Set();
 
@@ -123,8 +125,9 @@ async function unpacked(id) {
   return new Response(bytes.stream().pipeThrough(new DecompressionStream("gzip"))).text();
 }
 
-/* The page's policy knows the hash of Plotly and runs nothing else that is put in so. */
+/* The page's policy knows the hash of Plotly and runs nothing else that is put in so. A site's pages share a file. */
 async function startPlotly() {
+  if (!document.getElementById("plotly")) return;
   document.head.append(element("script", { textContent: await unpacked("plotly") }));
 }
 
@@ -132,6 +135,13 @@ function save(name, type, text) {
   const link = element("a", { download: name, href: URL.createObjectURL(new Blob([text], { type })) });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+/* A page of a site links to files instead. */
+function startDownloads() {
+  if (!document.getElementById("records")) return;
+  document.getElementById("save-csv").onclick = () => save("records.csv", "text/csv", csv());
+  document.getElementById("save-records").onclick = async () => save("records.jsonl", "application/jsonl", await unpacked("records"));
 }
 
 /* On a small screen the first figure comes before what else was found. */
@@ -142,8 +152,7 @@ function foldFindings() {
 
 async function start() {
   foldFindings();
-  document.getElementById("save-csv").onclick = () => save("records.csv", "text/csv", csv());
-  document.getElementById("save-records").onclick = async () => save("records.jsonl", "application/jsonl", await unpacked("records"));
+  startDownloads();
   startResults();
   startFailures();
   await startPlotly();

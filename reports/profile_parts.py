@@ -1,14 +1,17 @@
 """The parts of a profiled case: matrix products, TTT kernel, attention or scan, edges, head, other, gaps; their floors.
 
-A kernel belongs to a part by the range it was launched in, where that says enough, else by its name.
+A kernel belongs to a part by the range it was launched in, where that says enough, else by its name. A part's floor is
+what the adapter counted for it (`Region.work`) or else what was counted of its kernels, at the ceilings measured there.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from harness.profile_region import Kernel, Region
+from harness.work import Work
+from reports.roofline import floor_us
 
 PRODUCTS, TTT, SCAN, EDGES, HEAD, OTHER, GAPS = "products", "ttt", "scan", "edges", "head", "other", "gaps"
 LABELS = {
@@ -46,12 +49,17 @@ _LAYER = re.compile(r"^layer \d+$")
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the time of a region. floor_us: the least that what it moved and computed could take; None: unknown."""
+    """A part of the time of a region.
+
+    floor_us: the least that what it has to move and compute could take; None where that is not known. of_model: whether
+    the adapter counted that, and not a profiler.
+    """
 
     name: str
     time_us: float
     launches: int
     floor_us: float | None = None
+    of_model: bool = False
 
     @property
     def label(self) -> str:
@@ -86,31 +94,34 @@ def parts(region: Region) -> list[Part]:
             covered[part] += kernel.time_us * share
     together = sum(times.values())
     scale = region.busy_us / together if together else 1.0
-    found = {
-        part: Part(
-            part,
-            time_us * scale,
-            round(launches[part]),
-            floors[part] * time_us / covered[part] if covered[part] >= _COVERED * time_us > 0 else None,
-        )
-        for part, time_us in times.items()
-    }
-    found[GAPS] = Part(GAPS, region.gaps_us, 0, 0.0)
+    least = work_of(region, [part for part, time_us in times.items() if time_us])
+    found = {GAPS: Part(GAPS, region.gaps_us, 0, 0.0)}
+    for part, time_us in times.items():
+        counted = floors[part] * time_us / covered[part] if covered[part] >= _COVERED * time_us > 0 else None
+        modelled = _model_floor_us(least.get(part), region)
+        floor = counted if modelled is None else modelled
+        found[part] = Part(part, time_us * scale, round(launches[part]), floor, modelled is not None)
     return [found[name] for name in LABELS if name in found and found[name].time_us > 0]
+
+
+def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
+    """What one unit takes by part; the head's is the products' where no range tells its kernels from theirs."""
+    work = dict(region.work)
+    if HEAD in work and HEAD not in present and PRODUCTS in work:
+        work[PRODUCTS] += work.pop(HEAD)
+    return work
+
+
+def _model_floor_us(work: Work | None, region: Region) -> float | None:
+    least = None if work is None else floor_us(work.flops, work.bytes, region.ceilings)
+    return None if least is None else least * region.units
 
 
 def kernel_floor_us(kernel: Kernel, region: Region) -> float | None:
     """The least that a kernel's launches could take: what they moved at a copy's rate, or computed at a product's."""
     counters = kernel.counters
-    if counters is None:
-        return None
-    times = []
-    copy, product = region.ceilings.get("copy_gbs"), region.ceilings.get("product_tflops")
-    if counters.dram_bytes is not None and copy:
-        times.append(counters.dram_bytes * kernel.launches / (copy * 1e3))
-    if counters.operations is not None and product:
-        times.append(counters.operations * kernel.launches / (product * 1e6))
-    return max(times, default=None)
+    each = None if counters is None else floor_us(counters.operations, counters.dram_bytes, region.ceilings)
+    return None if each is None else each * kernel.launches
 
 
 def kernel_parts(region: Region) -> dict[str, str]:
@@ -121,18 +132,36 @@ def kernel_parts(region: Region) -> dict[str, str]:
     return {name: max(shares, key=lambda part: shares[part]) for name, shares in found.items()}
 
 
+def launch_parts(region: Region) -> list[str]:
+    """The part of each launch of the region's timeline."""
+    told, by_name = _Told(region), kernel_parts(region)
+    pairs = zip(region.timeline.kernel, region.timeline.range, strict=True)
+    names = ((region.kernels[kernel].name, place) for kernel, place in pairs)
+    return [told(name, region.ranges[place].path) if place >= 0 else by_name[name] for name, place in names]
+
+
+class _Told:
+    """The part of a kernel by its name and its range, as a region's adapter and ranges tell it."""
+
+    def __init__(self, region: Region) -> None:
+        self._only = next(iter(region.work)) if len(region.work) == 1 else ""  # all of it is one part's work
+        self._has_layers = any(_LAYER.match(name) for each in region.ranges for name in each.path)
+
+    def __call__(self, name: str, path: tuple[str, ...] = ()) -> str:
+        return self._only if self._only in LABELS else part_of(name, path, self._has_layers)
+
+
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
     """Every kernel with a part and the share of its time in it, as the ranges tell it."""
-    has_layers = any(_LAYER.match(name) for each in region.ranges for name in each.path)
+    told = _Told(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:
         for inner in each.kernels:
-            part = part_of(region.kernels[inner.kernel].name, each.path, has_layers)
-            by_kernel[inner.kernel][part] += inner.time_us
+            by_kernel[inner.kernel][told(region.kernels[inner.kernel].name, each.path)] += inner.time_us
     for place, kernel in enumerate(region.kernels):
         shares = by_kernel.get(place, {})
         total = sum(shares.values())
         if not total:
-            yield kernel, part_of(kernel.name), 1.0
+            yield kernel, told(kernel.name), 1.0
         for part, time_us in shares.items() if total else ():
             yield kernel, part, time_us / total

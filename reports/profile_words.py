@@ -1,9 +1,16 @@
 """What bounds a profiled case, in two sentences made from its numbers."""
 
+from collections.abc import Iterable
+from statistics import median
+
+from harness.profile_record import Profile
 from harness.profile_region import Counters, Kernel, Region
+from harness.record import Record
 from reports.profile_parts import GAPS, LABELS, parts
 
 HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds
+AGREES = 0.03  # of a record's latency, within which the sum of kernels and gaps is to be
+LEAST = 0.005  # a share that is not shown as 0%
 _GAPS = 0.1  # of the time, from which gaps are worth their words
 UNITS = {"sm": "the SMs' pipelines", "l2": "the L2", "dram": "memory", "tensor": "the matrix units"}
 WAITS = {
@@ -29,8 +36,27 @@ _WORKING = ("selected", "not_selected")  # a warp that issues, or could
 
 
 def sentences(region: Region) -> tuple[str, str]:
-    """Where the time goes, and what bounds the kernel that takes most of it."""
+    """Where the time goes, and what bounds it: the gaps, or the kernel that takes most of it."""
     return _where(region), _why(region)
+
+
+def agreement(region: Region, recorded_ms: float | None) -> str:
+    """A unit's kernels and gaps together, against the latency that a record says."""
+    said = f"{region.unit_ms:.4g} ms in kernels and gaps"
+    if not recorded_ms:
+        return f"{said}; the run has no latency of this case to hold it against"
+    off = region.unit_ms / recorded_ms - 1
+    beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}, so the shares are those of a disturbed run"
+    return f"{said}, recorded {recorded_ms:.4g} ms ({off:+.1%}{beyond})"
+
+
+def recorded_ms(records: Iterable[Record]) -> dict[str, float]:
+    """The latency of each case by its key: the median of its processes' medians, as the page's figures have it."""
+    medians: dict[str, list[float]] = {}
+    for record in records:
+        if record.samples_ms:
+            medians.setdefault(record.case.key, []).append(median(record.samples_ms))
+    return {key: median(found) for key, found in medians.items()}
 
 
 def _where(region: Region) -> str:
@@ -39,25 +65,41 @@ def _where(region: Region) -> str:
         return "Nothing ran."
     shares = sorted(((part.time_us / total, part.name) for part in parts(region)), reverse=True)
     busy = [(share, name) for share, name in shares if name != GAPS]
-    words = [f"{LABELS[name].lower().replace('ttt', 'TTT')} {share:.0%}" for share, name in busy[:2] if share >= 0.005]
+    words = [f"{LABELS[name].lower().replace('ttt', 'TTT')} {share:.0%}" for share, name in busy[:2] if share >= LEAST]
     gaps = region.gaps_us / total
-    said = f"{' and '.join(words)} of the time"
-    said = said[0].upper() + said[1:]
-    return f"{said}; gaps take {gaps:.0%}: {_cause(region)}." if gaps >= _GAPS else f"{said}."
+    said = [f"{' and '.join(words)} of the time"] if words else []
+    said += [f"gaps take {gaps:.0%}: {_gaps(region)}"] if gaps >= _GAPS else []
+    together = "; ".join(said)
+    return f"{together[0].upper()}{together[1:]}." if said else "No part takes a share worth its words."
 
 
 def _why(region: Region) -> str:
     gaps = region.gaps_us / region.region_us if region.region_us else 0.0
-    kernel = region.kernels[0] if region.kernels else None
-    if kernel is None or (gaps > 0.5):
+    kernel = max(region.kernels, key=lambda each: each.time_us, default=None)
+    if gaps > 0.5:
         return f"Gaps take most of it: bound by {_cause(region)}."
+    if kernel is None or not kernel.time_us:
+        return "No kernel took time."
     share = kernel.time_us / sum(each.time_us for each in region.kernels)
     return f"{short(kernel.name)} ({share:.0%} of the kernels' time): {bound_of(kernel, region)}."
 
 
+def _gaps(region: Region) -> str:
+    """What the gaps are: one that outlasts all others together, or many."""
+    if region.longest_gap_us > region.gaps_us / 2:
+        return f"most of it one gap of {region.longest_gap_us / 1e3:.2g} ms"
+    launches = sum(kernel.launches for kernel in region.kernels)
+    return f"{region.gaps_us / max(1, launches):.2g} us a launch, {_cause(region)}"
+
+
 def _cause(region: Region) -> str:
-    """What gaps are made of; operators of a CPU wait for Python, which calls them."""
-    return "Python" if region.kernels and region.kernels[0].name.startswith("aten::") else "launches"
+    """What gaps are made of; operators of a CPU wait for Python, which calls them, and a graph has no host in it."""
+    if region.longest_gap_us > region.gaps_us / 2:
+        return "what the host does in one long gap"
+    if region.kernels and region.kernels[0].name.startswith("aten::"):
+        return "Python"
+    in_graph = isinstance(region, Profile) and region.case.timing == "graph"
+    return "the way from one kernel of a graph to the next" if in_graph else "launches from the host"
 
 
 def bound_of(kernel: Kernel, region: Region) -> str:
@@ -77,7 +119,11 @@ def bound_of(kernel: Kernel, region: Region) -> str:
     unit = max(use, key=lambda each: use[each])
     if use[unit] >= HIGH:
         return f"{UNITS[unit]} at {use[unit]:.0%} of peak: bound by {UNITS[unit]}"
-    waiting = waits(counters)
+    uncounted = [UNITS[each] for each in UNITS if each not in use]
+    if uncounted:
+        most = f"{UNITS[unit]} at {use[unit]:.0%} of peak"
+        return f"{most}, and {' and '.join(uncounted)} not counted: what bounds it is not known"
+    waiting = [(reason, share) for reason, share in waits(counters) if share >= LEAST]
     waited = f"; warps wait {waiting[0][0]} {waiting[0][1]:.0%} of the time" if waiting else ""
     return f"no unit above {HIGH:.0%} ({UNITS[unit]} {use[unit]:.0%}): latency{waited}"
 

@@ -1,12 +1,11 @@
-"""The page's section on profiles: a bar of parts for each profiled case, what bounds it in words, and its kernels.
+"""The page's section on profiles: a bar of parts for each profiled case, what bounds it in words, and why.
 
-`section` stands alone: the page embeds its HTML, `profiles.css` and `profiles.js`.
+`section` stands alone: the page embeds its HTML, its style and its script, which draws the roofline and the timeline.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
-from statistics import median
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -15,23 +14,21 @@ from markupsafe import Markup
 from harness.profile_record import Profile
 from harness.profile_region import Kernel
 from harness.run import Run
+from reports.profile_drawing import NAMED, drawing, rates, unplaced
 from reports.profile_parts import LABELS, Part, kernel_floor_us, kernel_parts, parts
-from reports.profile_words import roofs, sentences, short, waits
+from reports.profile_words import agreement, recorded_ms, roofs, sentences, short, waits
 
-KERNELS_SHOWN = 100  # of a case; the rest are one line
+SCRIPTS = ("profiles.js", "profile_roofline.js", "profile_timeline.js", "profile_links.js", "profile_start.js")
 _BAR = 1000.0  # units of a bar's width
-_NAME_LIMIT = 160  # characters of a kernel's full name in the page
+_NAME_LIMIT = 120  # characters of a kernel's full name in the page
 
 
 @dataclass(frozen=True)
 class Section:
-    """html: the section, None where the run has no profiles. data: what scripts need, JSON values.
-
-    data["profiles"]: the anchor of each profiled case by its key, for links from a figure's points.
-    """
+    """html: the section, None where the run has no profiles. anchors: of each profiled case by its key, for links."""
 
     html: Markup | None
-    data: dict[str, Any] = field(default_factory=dict)
+    anchors: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,15 +44,17 @@ class Piece:
 
 @dataclass(frozen=True)
 class Shown:
-    """A profiled case as the page shows it. recorded_ms: the record's latency; None where there is none."""
+    """A profiled case as the page shows it. agreement: with the record, in words; drawn: what the scripts draw."""
 
     profile: Profile
     title: str
     pieces: tuple[Piece, ...]
-    recorded_ms: float | None
+    agreement: str
     said: tuple[str, str]
     rows: tuple[dict[str, Any], ...]
     left_out: str
+    unplaced: str
+    drawn: dict[str, Any]
 
     @property
     def anchor(self) -> str:
@@ -81,8 +80,11 @@ def section(run: Run) -> Section:
     good = [profile for profile in profiles if profile.status == "ok"]
     if not good:
         return Section(None)
-    groups = [(title, _shown(run, group)) for title, group in _groups(good).items()]
+    recorded = recorded_ms(run.records())
+    groups = [(title, _shown(run, group, recorded)) for title, group in _groups(good).items()]
     environment = Environment(loader=PackageLoader("reports", "."), autoescape=True, undefined=StrictUndefined)
+    environment.globals["compared"] = compared
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     html = environment.get_template("profiles.html.j2").render(
         groups=groups,
         labels=LABELS,
@@ -90,13 +92,20 @@ def section(run: Run) -> Section:
         failed=[(each.case.label, each.reason) for each in profiles if each.status not in ("ok", "skipped")],
         bar=_BAR,
     )
-    anchors = {shown.profile.case.key: shown.anchor for _, group in groups for shown in group}
-    return Section(Markup(html), {"profiles": anchors})
+    return Section(Markup(html), {each.profile.case.key: each.anchor for _, group in groups for each in group})
+
+
+def compared(shown: Shown, group: Iterable[Shown]) -> Shown | None:
+    """What a case is shown beside at first: of other systems of the same work the fastest; else another backend."""
+    others = sorted((each for each in group if each is not shown), key=lambda each: each.profile.unit_ms)
+    case = shown.profile.case
+    return next((each for each in others if each.profile.case.system != case.system), next(iter(others), None))
 
 
 def script() -> str:
-    """The section's script."""
-    return files("reports").joinpath("profiles.js").read_text("utf-8")
+    """The section's script; its names are its own."""
+    sources = "\n".join(files("reports").joinpath(name).read_text("utf-8") for name in SCRIPTS)
+    return f"{{\n{sources}}}\n"
 
 
 def style() -> str:
@@ -114,6 +123,7 @@ COLUMNS = (
     ("floor_ms", "Floor (ms)", True, 4),
     ("gbs", "GB/s", True, 0),
     ("tflops", "TFLOP/s", True, 1),
+    ("intensity", "FLOP/byte", True, 1),
     ("copy", "Of a copy (%)", True, 0),
     ("product", "Of a product (%)", True, 0),
     ("occupancy", "Occupancy (%)", True, 0),
@@ -124,45 +134,41 @@ COLUMNS = (
 
 
 def _groups(profiles: Iterable[Profile]) -> dict[str, list[Profile]]:
-    """Cases that differ in nothing but their system, by what they share."""
+    """Cases of the same work, by what they share: phase, size, batch and context."""
     groups: dict[str, list[Profile]] = {}
     for profile in profiles:
         case = profile.case
-        options = [f"{name} {value}" for name, value in case.options]
-        words = [case.phase, case.size, f"batch {case.batch}", f"{case.context} tokens", *options]
+        words = [case.phase, case.size, f"batch {case.batch}", f"{case.context} tokens"]
         groups.setdefault(", ".join(words), []).append(profile)
     return groups
 
 
-def _shown(run: Run, profiles: list[Profile]) -> list[Shown]:
+def _shown(run: Run, profiles: list[Profile], recorded: Mapping[str, float]) -> list[Shown]:
     """The cases of a group, their bars on one scale."""
     widest = max(profile.unit_ms for profile in profiles)
-    latency = _latencies(run, {profile.case.key for profile in profiles})
-    return [_shown_case(run, profile, widest, latency.get(profile.case.key)) for profile in profiles]
+    return [_shown_case(run, profile, widest, recorded.get(profile.case.key)) for profile in profiles]
 
 
-def _shown_case(run: Run, profile: Profile, widest_ms: float, recorded_ms: float | None) -> Shown:
-    rows = _rows(profile)
-    rest = profile.kernels[KERNELS_SHOWN:]
+def _shown_case(run: Run, profile: Profile, widest_ms: float, latency_ms: float | None) -> Shown:
+    rest = profile.kernels[NAMED:]
     rest_ms = sum(kernel.time_us for kernel in rest) / profile.units / 1e3
     return Shown(
         profile,
-        f"{run.catalogue.system_label(profile.case.system)} on {run.catalogue.backend_label(profile.case.backend)}",
+        _title(run, profile),
         tuple(_pieces(profile, widest_ms)),
-        recorded_ms,
+        agreement(profile, latency_ms),
         sentences(profile),
-        tuple(rows),
+        tuple(_rows(profile)),
         f"and {len(rest)} more kernels, {rest_ms:.4g} ms together" if rest else "",
+        unplaced(profile),
+        drawing(profile),
     )
 
 
-def _latencies(run: Run, keys: set[str]) -> dict[str, float]:
-    """The median of all samples of each case that was measured, in ms."""
-    samples: dict[str, list[float]] = {}
-    for record in run.records():
-        if record.case.key in keys:
-            samples.setdefault(record.case.key, []).extend(record.samples_ms)
-    return {key: median(taken) for key, taken in samples.items() if taken}
+def _title(run: Run, profile: Profile) -> str:
+    case = profile.case
+    options = "".join(f", {name} {value}" for name, value in case.options)
+    return f"{run.catalogue.system_label(case.system)} on {run.catalogue.backend_label(case.backend)}{options}"
 
 
 def _pieces(profile: Profile, widest_ms: float) -> Iterable[Piece]:
@@ -178,14 +184,14 @@ def _pieces(profile: Profile, widest_ms: float) -> Iterable[Piece]:
 def _rows(profile: Profile) -> list[dict[str, Any]]:
     total = sum(kernel.time_us for kernel in profile.kernels)
     names = kernel_parts(profile)
-    return [_row(kernel, profile, total, LABELS[names[kernel.name]]) for kernel in profile.kernels[:KERNELS_SHOWN]]
+    return [_row(kernel, profile, total, LABELS[names[kernel.name]]) for kernel in profile.kernels[:NAMED]]
 
 
 def _row(kernel: Kernel, profile: Profile, total_us: float, part: str) -> dict[str, Any]:
     """What each column shows of a kernel, of one unit of work; None where it is not known."""
     counters, floor_us = kernel.counters, kernel_floor_us(kernel, profile)
     copy, product = roofs(kernel, profile)
-    each_us = kernel.time_us / kernel.launches
+    gbs, tflops, intensity = rates(kernel)
     waiting = waits(counters) if counters else []
     return {
         "name": short(kernel.name),
@@ -195,12 +201,9 @@ def _row(kernel: Kernel, profile: Profile, total_us: float, part: str) -> dict[s
         "share": 100 * kernel.time_us / total_us if total_us else None,
         "launches": kernel.launches / profile.units,
         "floor_ms": None if floor_us is None else floor_us / profile.units / 1e3,
-        "gbs": counters.dram_bytes / (each_us * 1e3)
-        if counters and counters.dram_bytes is not None and each_us
-        else None,
-        "tflops": counters.operations / (each_us * 1e6)
-        if counters and counters.operations is not None and each_us
-        else None,
+        "gbs": gbs,
+        "tflops": tflops,
+        "intensity": intensity,
         "copy": None if copy is None else 100 * copy,
         "product": None if product is None else 100 * product,
         "occupancy": counters.occupancy if counters else None,

@@ -1,7 +1,7 @@
 """Why is a latency what it is? Work done in it, against what the same GPU did at best in the same process.
 
-The floor of a case is the longer of two times: its least bytes at the measured bandwidth of a copy, and its FLOPs at
-the measured rate of a large bfloat16 product.
+The floor of a case, of a part of it or of a kernel is the longer of two times: its bytes at the measured bandwidth of a
+copy, and its FLOPs at the measured rate of a large bfloat16 product.
 """
 
 import math
@@ -25,8 +25,7 @@ def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: flo
     work = {} if case.option("part") else metrics
     flops, moved = _known(work.get("flops")), _known(work.get("bytes"))
     latency_ms = _positive(latency_ms)
-    computing_ms = flops / (_positive(_known(work.get("product_tflops"))) * 1e9)
-    moving_ms = moved / (_positive(_known(work.get("copy_gbs"))) * 1e6)
+    computing_ms, moving_ms = needed_ms(flops, moved, work)
     floor_ms = math.nan if math.isnan(computing_ms + moving_ms) else max(computing_ms, moving_ms)
     return {
         "tflops": flops / (latency_ms * 1e9),
@@ -36,6 +35,19 @@ def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: flo
         "floor_share": floor_ms / latency_ms,
         "copy_share": moving_ms / latency_ms,
     }
+
+
+def needed_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> tuple[float, float]:
+    """How long FLOPs take at `product_tflops`, and bytes at `copy_gbs`; NaN for what is not known."""
+    computing_ms = _known(flops) / (_positive(_known(ceilings.get("product_tflops"))) * 1e9)
+    moving_ms = _known(moved) / (_positive(_known(ceilings.get("copy_gbs"))) * 1e6)
+    return computing_ms, moving_ms
+
+
+def floor_us(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> float | None:
+    """The longer of the two times, or the one that is known; None where neither is."""
+    known = [1e3 * each for each in needed_ms(flops, moved, ceilings) if not math.isnan(each)]
+    return max(known, default=None)
 
 
 def _known(value: float | None) -> float:

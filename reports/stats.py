@@ -63,6 +63,11 @@ def frame(records: Iterable[Record], catalogue: Catalogue) -> pd.DataFrame:
     return pd.concat([table[list(COLUMNS)], extra, table[list(SAMPLE_COLUMNS)], table[filled].convert_dtypes()], axis=1)
 
 
+def row_keys(records: Iterable[Record]) -> list[str]:
+    """The key of the case of each row of `frame`."""
+    return [group[0].case.key for case in _by_case(records) for group in _by_place(case)]
+
+
 def option_columns(table: pd.DataFrame) -> list[str]:
     """The names of the columns of `frame` that hold options."""
     return list(table.columns[len(COLUMNS) : table.columns.get_loc(SAMPLE_COLUMNS[0])])

@@ -1,7 +1,7 @@
 """`ttt-bench profile`: run cases again under a profiler, and keep what it finds in a run."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from harness.profile_record import Profile
 from harness.profiler import WAYS, Profiler, choose
 from harness.run import SCHEMA_VERSION, TOOL, Job, Run, RunFile
 from harness.timer import Policy
-from reports.profile_words import sentences
+from reports.profile_words import agreement, recorded_ms, sentences
 
 CEILINGS = "bench.systems.ceilings:measured_ceilings"
 
@@ -30,7 +30,7 @@ def profile(
     run = _run_of(out, work, resume, arguments)
     jobs = _jobs_of(run, work.jobs)
     print(f"ttt-bench: {tools.said}", file=sys.stderr)
-    shown = _Shown(sum(len(job.cases) for job in jobs))
+    shown = _Shown(sum(len(job.cases) for job in jobs), recorded_ms(run.records()))
     profiler = Profiler(
         run,
         work.launches,
@@ -75,10 +75,10 @@ def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
 
 
 class _Shown:
-    """Prints each profile as it is finished: how long a unit took, and what bounds it."""
+    """Prints each profile as it is finished: its kernels and gaps against the record's latency, and what bounds it."""
 
-    def __init__(self, total: int) -> None:
-        self._total, self._done = total, 0
+    def __init__(self, total: int, recorded: Mapping[str, float]) -> None:
+        self._total, self._done, self._recorded = total, 0, recorded
 
     def __call__(self, profile: Profile) -> None:
         self._done += 1
@@ -86,7 +86,7 @@ class _Shown:
         if profile.status != "ok":
             print(f"{counter} {profile.status} {profile.case.label}: {profile.reason}", flush=True)
             return
-        print(f"{counter} {profile.case.label}: {profile.unit_ms:.4g} ms under the profiler", flush=True)
+        print(f"{counter} {profile.case.label}: {agreement(profile, self._recorded.get(profile.case.key))}", flush=True)
         print(f"    {' '.join(sentences(profile))}", flush=True)
         for note in profile.notes:
             print(f"    ({note})", flush=True)

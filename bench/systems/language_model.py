@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from bench import model_facts
-from bench.cost import Work, model_work
+from bench.cost import model_work, total
 from bench.memory import kept_bytes
 from bench.models.config import MODELS
 from bench.models.layers import mark_layers
@@ -20,6 +20,7 @@ from harness.case import Case
 from harness.gate import Check, Verdict, argmax_disagreement, relative_error, total_variation
 from harness.ranges import nvtx_range
 from harness.system import Input, Workload
+from harness.work import Work
 
 STEPS = 16  # of one call of generate; see `steps_of`
 GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # past three mini-batch ends
@@ -86,6 +87,7 @@ class LanguageModel:
         work = self.work(model, case)
         read = self.prompt_tokens if case.phase == "generate" else None
         prompt = {} if read is None else {"prompt_tokens": str(read)}
+        cost = self.cost(model, case)
         return Workload(
             run=work.run,
             units=work.units,
@@ -95,7 +97,8 @@ class LanguageModel:
             witness=work.witness,
             gate=lambda: self._gate(model, case),
             measured=work.measured,
-            metrics=self._facts(model).metrics() | self.cost(model, case).metrics() | kept(model, case) | ceilings,
+            metrics=self._facts(model).metrics() | total(cost).metrics() | kept(model, case) | ceilings,
+            work=cost,
             settings=self._facts(model).settings() | self.settings(case) | prompt,
         )
 
@@ -103,8 +106,8 @@ class LanguageModel:
         """What is timed of a case."""
         return {"forward": Forward, "generate": Generate, "request": Request}[case.phase](self, model, case)
 
-    def cost(self, model: Any, case: Case) -> Work:
-        """FLOPs and bytes of one unit of a case."""
+    def cost(self, model: Any, case: Case) -> dict[str, Work]:
+        """FLOPs and bytes of one unit of a case, by part."""
         return model_work(model.config, self._facts(model).parameters, case)
 
     def place(self, state: Any, context: int) -> None:

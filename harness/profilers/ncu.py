@@ -18,7 +18,8 @@ from harness.profile_region import Counters, ProfileError, short_name
 
 PROGRAM = "ncu"
 OLDEST = (2023, 1)  # the first that counts Hopper's matrix units by these names
-LAUNCHES = 128  # at most, of a case: each is replayed some ten times
+# At most, of a case: the layer and what is outside of layers in 16 steps of generate. Each is replayed some ten times.
+LAUNCHES = 288
 LAYER = "layer 1"  # the layer that stands for all
 FORBIDDEN = "ERR_NVGPUCTRPERM"
 NOTHING = "No kernels were profiled"
@@ -83,17 +84,18 @@ _PROFILED = re.compile(r"^==PROF== Profiling ", re.MULTILINE)
 _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 
 
-def wrapping(report: Path, log: Path, phase_range: str) -> list[str]:
+def wrapping(report: Path, log: Path, phase_ranges: Sequence[str]) -> list[str]:
     """What to put before a worker's command: counts, of its profiler region, one layer and what is outside of layers.
 
-    Each kernel is replayed with the caches and clocks that it finds; times are therefore not those of a run.
+    phase_ranges: those whose kernels are outside of layers. Each kernel is replayed with the caches and clocks that it
+    finds; times are therefore not those of a run.
     """
     return [
         PROGRAM,
         "--target-processes=all",
         "--profile-from-start=off",
         "--nvtx",
-        f"--nvtx-include={phase_range}]",
+        *(f"--nvtx-include={name}]" for name in phase_ranges),
         f"--nvtx-include={LAYER}/",
         f"--launch-count={LAUNCHES}",
         "--replay-mode=kernel",

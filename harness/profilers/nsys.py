@@ -12,6 +12,7 @@ from harness.ranges import TIMED
 PROGRAM = "nsys"
 OLDEST = (2022, 4)  # the first that knows the options below
 _PUSH_POP = 59  # NVTX_EVENTS.eventType
+_THREAD_BITS = 24  # of a globalTid; above them it is the globalPid
 _KERNELS, _LAUNCHES, _RANGES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 _COPIES = (("CUPTI_ACTIVITY_KIND_MEMCPY", "memory copy"), ("CUPTI_ACTIVITY_KIND_MEMSET", "memory fill"))
 
@@ -62,25 +63,33 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
             f"LEFT JOIN StringIds ON textId = StringIds.id WHERE eventType = {_PUSH_POP} AND end IS NOT NULL"
         )
     )
+    # An engine has several processes, each of which numbers its launches from one.
     hosts = {
-        correlation: (thread, start / 1e3)
-        for correlation, thread, start in connection.execute(f"SELECT correlationId, globalTid, start FROM {_LAUNCHES}")
+        (thread >> _THREAD_BITS, correlation): (thread, start / 1e3)
+        for correlation, thread, start in connection.execute(
+            f"SELECT correlationId, globalTid, start FROM {_LAUNCHES} WHERE globalTid IS NOT NULL"
+        )
     }
     rows = list(_rows(connection, tables))
-    paths = nesting.paths(hosts.get(correlation, (None, 0.0)) for *_, correlation in rows)
+    paths = nesting.paths(
+        hosts.get(((pid or 0) >> _THREAD_BITS, correlation), (None, 0.0)) for *_, pid, correlation in rows
+    )
     return [
         Launched(name, start / 1e3, end / 1e3, (end - start) / 1e3, path, registers, shared)
-        for (name, start, end, registers, shared, _), path in zip(rows, paths, strict=True)
+        for (name, start, end, registers, shared, *_), path in zip(rows, paths, strict=True)
     ]
 
 
 def _rows(connection: sqlite3.Connection, tables: set[str]) -> Iterator[Sequence]:
-    """(name, start, end, registers, shared bytes, correlation) of every kernel, copy and fill; times in ns."""
+    """(name, start, end, registers, shared bytes, process, correlation) of every kernel, copy and fill; times in ns."""
     if _KERNELS in tables:
         yield from connection.execute(
-            "SELECT value, start, end, registersPerThread, staticSharedMemory + dynamicSharedMemory, correlationId "
+            "SELECT value, start, end, registersPerThread, staticSharedMemory + dynamicSharedMemory, globalPid, "
+            "correlationId "
             f"FROM {_KERNELS} JOIN StringIds ON demangledName = StringIds.id"
         )
     for table, name in _COPIES:
         if table in tables:
-            yield from connection.execute(f"SELECT '{name}', start, end, NULL, NULL, correlationId FROM {table}")
+            yield from connection.execute(
+                f"SELECT '{name}', start, end, NULL, NULL, globalPid, correlationId FROM {table}"
+            )

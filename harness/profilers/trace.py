@@ -1,11 +1,13 @@
-"""From launches on a clock to kernels, ranges and gaps: what every profiler of times has in common."""
+"""From launches on a clock to kernels, ranges, gaps and a timeline: what every profiler of times has in common."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.profile_region import KERNEL_LIMIT, Kernel, ProfileError, Range, RangeKernel, short_name
+from harness.profile_region import KERNEL_LIMIT, Kernel, ProfileError, Range, RangeKernel, Timeline, short_name
+
+TIMELINE_LIMIT = 2400  # launches: a page holds a case in 150 kB
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,8 @@ class Launched:
     shared_bytes: int | None = None
 
 
-def found_in(timed: Sequence[Launched], ranged: Sequence[Launched]) -> dict[str, Any]:
-    """The fields of a profile: times of `timed`, ranges of `ranged`, one call under its ranges.
+def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 1) -> dict[str, Any]:
+    """The fields of a profile: times of `timed`, which are `runs` runs, ranges of `ranged`, one call under its ranges.
 
     Raises ProfileError where nothing was launched, or more distinct kernels than a profile holds.
     """
@@ -35,12 +37,14 @@ def found_in(timed: Sequence[Launched], ranged: Sequence[Launched]) -> dict[str,
     if len(kernels) > KERNEL_LIMIT:
         raise ProfileError(f"{len(kernels)} distinct kernels, a profile holds {KERNEL_LIMIT}")
     busy_us, longest_gap_us = busy(timed)
+    ranges = ranges_of(ranged, kernels)
     return {
         "region_us": max(each.end_us for each in timed) - min(each.start_us for each in timed),
         "busy_us": busy_us,
         "longest_gap_us": longest_gap_us,
         "kernels": tuple(kernels),
-        "ranges": tuple(ranges_of(ranged, kernels)),
+        "ranges": tuple(ranges),
+        "timeline": timeline_of(timed, ranged, runs, kernels, ranges),
     }
 
 
@@ -74,6 +78,59 @@ def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[R
         Range(path, tuple(RangeKernel(place, len(times), sum(times)) for place, times in inner.items()))
         for path, inner in found.items()
     ]
+
+
+def timeline_of(
+    timed: Sequence[Launched],
+    ranged: Sequence[Launched],
+    runs: int,
+    kernels: Sequence[Kernel],
+    ranges: Sequence[Range],
+) -> Timeline:
+    """The first run, or its first step where ranges tell steps apart; at most `TIMELINE_LIMIT` launches of it.
+
+    A run that launches as many kernels as the call under ranges launches them in the same ranges.
+    """
+    run = sorted(timed, key=lambda each: each.start_us)
+    run = run[: len(run) // runs] if len(run) % runs == 0 else run
+    marked = sorted(ranged, key=lambda each: each.start_us)
+    paths = [each.path for each in marked] if len(marked) == len(run) else [()] * len(run)
+    shown = min(_step_end(paths), TIMELINE_LIMIT)
+    places = {kernel.name: place for place, kernel in enumerate(kernels)}
+    numbers = {each.path: number for number, each in enumerate(ranges)}
+    starts, ends = ([round(1e3 * time) for time in times] for times in _clocks(run[:shown]))
+    return Timeline(
+        kernel=tuple(places[short_name(each.name)] for each in run[:shown]),
+        range=tuple(numbers.get(path, -1) if path else -1 for path in paths[:shown]),
+        wait_ns=tuple(start - before for start, before in zip(starts, [starts[0], *ends], strict=False)),
+        time_ns=tuple(end - start for start, end in zip(starts, ends, strict=True)),
+        left_out=len(run) - shown,
+    )
+
+
+def _clocks(run: Sequence[Launched]) -> tuple[list[float], list[float]]:
+    """Begins and ends since the first begin, so that nanoseconds are not lost in a float of seconds since 1970."""
+    return [each.start_us - run[0].start_us for each in run], [each.end_us - run[0].start_us for each in run]
+
+
+def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
+    """How many launches a step has: from a begin of the first layer to the next one, another layer in between."""
+    layers = [path[: place + 1] for path in paths if (place := _layer_place(path)) is not None]
+    begin, other = None, False
+    for number, path in enumerate(paths):
+        if (place := _layer_place(path)) is None:
+            continue
+        if path[: place + 1] != layers[0]:
+            other = True
+        elif begin is None:
+            begin = number
+        elif other:
+            return number - begin
+    return len(paths)
+
+
+def _layer_place(path: tuple[str, ...]) -> int | None:
+    return next((place for place, name in enumerate(path) if name.startswith("layer ")), None)
 
 
 def busy(launched: Iterable[Launched]) -> tuple[float, float]:

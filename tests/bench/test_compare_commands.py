@@ -49,7 +49,7 @@ def git(folder, *arguments):
 
 
 def commit(folder, name, forward=1.0, generate=1.0):
-    adapter = folder / "bench" / "systems" / "torch_transformer.py"
+    adapter = folder / "bench" / "systems" / "transformer" / "pytorch.py"
     adapter.parent.mkdir(parents=True, exist_ok=True)
     adapter.write_text(ADAPTER.format(forward=forward, generate=generate, name=name))
     git(folder, "add", "-A")
@@ -134,7 +134,7 @@ def test_two_checkouts_by_their_paths(checkout, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr()
     assert "| faster | 0." in said.out
     assert "harness/ differs between the two" in said.err
-    (other / "bench" / "systems" / "torch_transformer.py").write_text("changed")
+    (other / "bench" / "systems" / "transformer" / "pytorch.py").write_text("changed")
     assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--out", "again") == 2
     assert f"{other}: other has changes that are not committed" in capsys.readouterr().err
 

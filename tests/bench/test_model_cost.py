@@ -5,9 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.cost import model_work
+from bench.cost import model_work, total
 from bench.models.config import model_config, parameter_count
 from harness.case import Case
+from harness.work import Work
+from reports.profile_parts import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT
 from tk_kernels.ttt_linear import cost
 
 CASE = Case("transformer", "torch", "1.3b", "forward", 16, 2048)
@@ -15,7 +17,7 @@ CASE = Case("transformer", "torch", "1.3b", "forward", 16, 2048)
 
 def work(case, **more):
     config = model_config(case.system, case.size)
-    return model_work(config, parameter_count(config), case, **more)
+    return total(model_work(config, parameter_count(config), case, **more))
 
 
 def test_a_prefill_of_the_transformer_multiplies_every_token_and_attends_to_those_before_it():
@@ -68,7 +70,21 @@ def test_of_a_model_that_is_not_ours_the_products_count():
     config = SimpleNamespace(vocabulary=10, width=4)
     case = Case("rwkv7", "fla", "1.3b", "forward", 2, 8)
     found = model_work(config, 100, case)
-    assert found.metrics() == {"flops": 2 * 2 * (60 * 8 + 40), "bytes": 200 + 8 * 16}
+    assert total(found).metrics() == {"flops": 2 * 2 * (60 * 8 + 40), "bytes": 200 + 8 * 16}
+    assert list(found) == [PRODUCTS, HEAD, EDGES, OTHER]
+
+
+@pytest.mark.parametrize(("system", "mixing"), [("ttt-mlp", TTT), ("transformer", SCAN), ("mamba", SCAN)])
+def test_work_is_told_by_the_parts_of_a_profile(system, mixing):
+    case = replace(CASE, system=system)
+    config = model_config(system, "1.3b")
+    parts = model_work(config, parameter_count(config), case)
+    assert set(parts) == {PRODUCTS, HEAD, EDGES, OTHER, mixing}
+    assert parts[HEAD].flops == 2 * 16 * config.vocabulary * config.width
+    assert parts[EDGES] == Work(0, 0)
+    assert parts[PRODUCTS].flops / work(case).flops > 0.7
+    assert parts[mixing].flops > 0
+    assert parts[mixing].bytes > 0
 
 
 @pytest.mark.parametrize("system", ["ttt-linear", "ttt-mlp", "transformer", "mamba"])

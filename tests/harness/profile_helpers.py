@@ -16,6 +16,7 @@ from harness.ranges import nvtx_range
 from harness.run import Job, Planned, Run, RunFile
 from harness.system import Workload
 from harness.timer import Policy
+from harness.work import Work
 
 HERE = Path(__file__).resolve().parent
 PAIR = ("fake", "cpu")
@@ -62,7 +63,8 @@ class WithTorch:
                     x = torch.mm(x, x)
             return torch.add(x, x)
 
-        return Workload(run=run, tokens=1, gate=lambda: Verdict([Check.at_most("error", 0.0, 1.0)]))
+        work = {"products": Work(1e6, 2e4)}
+        return Workload(run=run, tokens=1, work=work, gate=lambda: Verdict([Check.at_most("error", 0.0, 1.0)]))
 
 
 def ceilings() -> dict[str, float | None]:
@@ -95,32 +97,80 @@ def ncu_table(*names: str, launches: int = 2, **changes: str) -> str:
     return "\n".join([*said, *(",".join(f'"{field}"' for field in row) for row in (head, units, *rows))]) + "\n"
 
 
+# Columns as NVIDIA documents them (Nsight Systems, SQLite Schema Reference); "!" marks those that are never NULL.
+NSYS_TABLES = {
+    "StringIds": "id! value!",
+    "NVTX_EVENTS": "start! end eventType! rangeId category color text globalTid endGlobalTid textId domainId "
+    "uint64Value int64Value doubleValue uint32Value int32Value floatValue jsonTextId jsonText",
+    "CUPTI_ACTIVITY_KIND_RUNTIME": "start! end! eventClass! globalTid correlationId nameId! returnValue! callchainId",
+    "CUPTI_ACTIVITY_KIND_KERNEL": "start! end! deviceId! contextId! greenContextId streamId! correlationId globalPid "
+    "demangledName! shortName! mangledName launchType cacheConfig registersPerThread! gridX! gridY! gridZ! blockX! "
+    "blockY! blockZ! staticSharedMemory! dynamicSharedMemory! localMemoryPerThread! localMemoryTotal! gridId! "
+    "sharedMemoryExecuted graphNodeId sharedMemoryLimitConfig",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": "start! end! deviceId! contextId! greenContextId streamId! correlationId globalPid "
+    "bytes! copyKind! deprecatedSrcId srcKind dstKind srcDeviceId srcContextId dstDeviceId dstContextId graphNodeId",
+}
+NSYS_TEXTS = ("value", "text", "jsonText")
+PROCESS = 0x1000007 << 24  # a globalPid; threads of it add their number
+
+
 def nsys_database(path: Path) -> Path:
     """An export of Nsight Systems: one call under its ranges, then two that are timed, on two streams."""
     database = sqlite3.connect(path)
-    database.executescript("""
-        CREATE TABLE StringIds (id INTEGER, value TEXT);
-        CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT, textId INTEGER,
-            globalTid INTEGER, domainId INTEGER);
-        CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, correlationId INTEGER, globalTid INTEGER);
-        CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, streamId INTEGER, correlationId INTEGER,
-            demangledName INTEGER, registersPerThread INTEGER, staticSharedMemory INTEGER, dynamicSharedMemory INTEGER);
-        CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, correlationId INTEGER);
-        INSERT INTO StringIds VALUES (1, 'gemm(float*)'), (2, '_dual'), (3, 'layer 0');
-        INSERT INTO NVTX_EVENTS VALUES
-            (0, 10000, 59, 'prefill', NULL, 5, 0), (1000, 4000, 59, NULL, 3, 5, 0),
-            (20000, 40000, 59, 'timed', NULL, 5, 0), (0, 90000, 59, 'elsewhere', NULL, 6, 0),
-            (0, 90000, 34, 'a mark', NULL, 5, 0);
-        INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES
-            (2000, 2100, 1, 5), (5000, 5100, 2, 5), (21000, 21100, 3, 5), (22000, 22100, 4, 5), (23000, 23100, 5, 5);
-        INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES
-            (50000, 53000, 7, 1, 1, 32, 100, 28), (53000, 54000, 7, 2, 2, 64, 0, 0),
-            (60000, 63000, 7, 3, 1, 32, 100, 28), (64000, 66000, 7, 4, 2, 64, 0, 0);
-        INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (65000, 67000, 5);
-    """)
+    for table, columns in NSYS_TABLES.items():
+        declared = ", ".join(f"{name.strip('!')} {_sql_type(name)}" for name in columns.split())
+        database.execute(f"CREATE TABLE {table} ({declared})")
+    for number, value in enumerate(("gemm(float*)", "_dual", "layer 0", "cudaLaunchKernel"), start=1):
+        nsys_row(database, "StringIds", id=number, value=value)
+    for start, end, kind, thread, text, text_id in (
+        (0, 10000, 59, 5, "prefill", None),
+        (1000, 4000, 59, 5, None, 3),
+        (20000, 40000, 59, 5, "timed", None),
+        (0, 90000, 59, 6, "elsewhere", None),
+        (0, 90000, 34, 5, "a mark", None),
+    ):
+        tid = PROCESS + thread
+        nsys_row(
+            database, "NVTX_EVENTS", start=start, end=end, eventType=kind, text=text, textId=text_id, globalTid=tid
+        )
+    # Another process numbers its launches as this one does.
+    for pid in (PROCESS, PROCESS + (1 << 24)):
+        for correlation, start in enumerate((2000, 5000, 21000, 22000, 23000), start=1):
+            tid, end = pid + 5, start + 100
+            nsys_row(
+                database, "CUPTI_ACTIVITY_KIND_RUNTIME", start=start, end=end, correlationId=correlation, globalTid=tid
+            )
+    kernel: dict[str, int]
+    for correlation, start, end, kernel in (
+        (1, 50000, 53000, GEMM),
+        (2, 53000, 54000, DUAL),
+        (3, 60000, 63000, GEMM),
+        (4, 64000, 66000, DUAL),
+    ):
+        row = {"start": start, "end": end, "correlationId": correlation, "globalPid": PROCESS, "streamId": 7}
+        nsys_row(database, "CUPTI_ACTIVITY_KIND_KERNEL", **row, **kernel)
+    row = {"start": 65000, "end": 67000, "correlationId": 5, "globalPid": PROCESS, "streamId": 8}
+    nsys_row(database, "CUPTI_ACTIVITY_KIND_MEMCPY", **row)
     database.commit()
     database.close()
     return path
+
+
+GEMM = {"demangledName": 1, "registersPerThread": 32, "staticSharedMemory": 100, "dynamicSharedMemory": 28}
+DUAL = {"demangledName": 2, "registersPerThread": 64}
+
+
+def _sql_type(column: str) -> str:
+    kind = "TEXT" if column.strip("!") in NSYS_TEXTS else "INTEGER"
+    return f"{kind} NOT NULL" if column.endswith("!") else kind
+
+
+def nsys_row(database: sqlite3.Connection, table: str, **values: Any) -> None:
+    """Insert a row; what is not said is NULL where it may be, else 0."""
+    zeros = {name.strip("!"): 0 for name in NSYS_TABLES[table].split() if name.endswith("!")}
+    row = zeros | values
+    marks = ", ".join("?" * len(row))
+    database.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
 
 
 _PROFILER = f"""#!{sys.executable}
@@ -134,11 +184,20 @@ if "import" in options:
     print(open(options["import"]).read(), end="")
     sys.exit(5 if does == "unreadable" else 0)
 if arguments[0] == "export":
-    shutil.copy(os.environ["FAKE_SQLITE"], options["output"])
+    if does == "unreadable":
+        sys.exit("the report cannot be opened")
+    database = open(os.environ["FAKE_SQLITE"], "rb").read()
+    if does == "truncate":
+        database = database[: len(database) // 2]
+    if does == "foreign":
+        database = b"<html>" * 9999
+    open(options["output"], "wb").write(database)
     sys.exit()
 def log(text):
     if "log-file" in options:
         open(options["log-file"], "a").write(text)
+if does == "never start":
+    time.sleep(600)
 if does == "die":
     log("==ERROR== Failed to find metric regex:xyz\\n")
     sys.exit(9)
@@ -158,8 +217,13 @@ elif does == "no range":
 elif does != "nothing":
     log("==PROF== Profiling one - 1: 0%....100% - 9 passes\\n" * int(os.environ.get("FAKE_LAUNCHES", "4")))
     report = options.get("export") or options["output"]
-    shutil.copy(os.environ["FAKE_REPORT"], report)
-sys.exit(status)
+    text = open(os.environ["FAKE_REPORT"]).read()
+    if does == "truncate":
+        text = text[:-40]
+    if does == "foreign":
+        text = "==ERROR== is not a report\\n"
+    open(report, "w").write(text)
+sys.exit(status if status >= 0 else 128 - status)
 """
 
 

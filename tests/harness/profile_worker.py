@@ -1,6 +1,10 @@
-"""A worker that needs no torch: answers like `harness.worker` for a case that a profiler finds two kernels in."""
+"""A worker that needs no torch: answers like `harness.worker` for a case that a profiler finds two kernels in.
+
+Under Nsight it does as FAKE_WORKER says: "oom" or "killed".
+"""
 
 import json
+import os
 import sys
 
 from harness.case import Case
@@ -18,7 +22,12 @@ def main() -> None:
         answer = {"available": True, "reason": "", "versions": {}, "environment": {}}
         if request["do"] == "case":
             by_kineto = request["profiler"]["tool"] == "kineto"
-            record = Record(Case.from_dict(request["case"]), "ok", environment={"software": {"torch": "2.11"}})
+            case, does = Case.from_dict(request["case"]), "" if by_kineto else os.environ.get("FAKE_WORKER")
+            if does == "killed":
+                os.kill(os.getpid(), 9)
+            record = Record(case, "ok", environment={"software": {"torch": "2.11"}})
+            if does == "oom":
+                record = Record(case, "oom", "MemoryError: 80 GiB")
             profile = (FOUND if by_kineto else {"units": 5}) | {"notes": [], "ceilings": {}}
             answer = {"record": record.to_dict(), "healthy": True, "profile": profile}
         print(json.dumps({"id": request["id"], **answer}), flush=True)

@@ -1,14 +1,24 @@
 import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from profile_helpers import HERE, ncu_table, nsys_database
 
-from harness.profile_region import ProfileError, short_name
+from harness.profile_region import ProfileError, Timeline, short_name
 from harness.profilers import kineto, ncu, nsys
-from harness.profilers.trace import Launched, busy, found_in
+from harness.profilers.trace import (
+    TIMELINE_LIMIT,
+    Launched,
+    busy,
+    found_in,
+    kernels_of,
+    ranges_of,
+    timeline_of,
+)
+from harness.ranges import range_names
 
 
 def event(category: str, name: str, start: float, duration: float, **arguments: Any) -> dict[str, Any]:
@@ -105,6 +115,44 @@ def test_nsys_tells_what_is_timed_from_the_call_under_ranges(tmp_path: Path) -> 
     assert (region["region_us"], region["busy_us"], region["longest_gap_us"]) == (7.0, 6.0, 1.0)
 
 
+def test_the_timeline_is_the_first_run_in_the_ranges_of_the_call_beside_it(tmp_path: Path) -> None:
+    run = kineto.launched(GPU_TRACE, "cuda")
+    later = [replace(each, start_us=each.start_us + 1e3, end_us=each.end_us + 1e3, path=()) for each in run]
+    after = [replace(each, start_us=each.start_us + 5e3, end_us=each.end_us + 5e3, path=()) for each in run]
+    timeline = found_in([*after, *later], run, runs=2)["timeline"]
+    assert timeline == Timeline(
+        kernel=(1, 0, 2), range=(0, 1, -1), wait_ns=(0, 5000, -5000), time_ns=(10000, 20000, 10000)
+    )
+    unlike = found_in([*after, *later], run[:2], runs=2)["timeline"]
+    assert unlike.range == (-1, -1, -1)
+
+
+def launches_of(*paths: str) -> list[Launched]:
+    return [Launched(path[-7:], place, place + 0.5, 0.5, tuple(path.split("/"))) for place, path in enumerate(paths)]
+
+
+@pytest.mark.parametrize(
+    ("paths", "shown"),
+    [
+        (["generate", *["generate/layer 0"] * 2, "generate/layer 1", "generate"] * 3, 5),
+        (["generate", *["generate/layer 0"] * 4], 5),
+        (["prefill/layer 0", "prefill/layer 1", "generate/layer 0", "generate/layer 1"], 4),
+        ([f"prefill/layer {n}" for n in range(TIMELINE_LIMIT + 7)], TIMELINE_LIMIT),
+        (["generate/layer 0/operator", "generate/layer 0", "generate/layer 1"] * 2, 3),
+    ],
+)
+def test_the_timeline_is_one_step_and_says_what_it_leaves_out(paths: list[str], shown: int) -> None:
+    run = launches_of(*paths)
+    found = timeline_of(run, run, 1, kernels_of(run), ranges_of(run, kernels_of(run)))
+    assert (len(found.kernel), found.left_out) == (shown, len(paths) - shown)
+
+
+def test_nanoseconds_survive_a_clock_that_counts_from_1970() -> None:
+    run = [Launched("a", 1.7e15 + 0.25, 1.7e15 + 1.5, 1.25), Launched("b", 1.7e15 + 2.0, 1.7e15 + 3.0, 1.0)]
+    found = found_in(run, run)["timeline"]
+    assert (found.wait_ns, found.time_ns) == ((0, 500), (1250, 1000))
+
+
 def test_an_nsys_export_that_is_none(tmp_path: Path) -> None:
     whole = nsys_database(tmp_path / "a.sqlite").read_bytes()
     for name, content in {"foreign": b"not a database at all" * 100, "truncated": whole[: len(whole) // 2]}.items():
@@ -160,8 +208,13 @@ def test_an_ncu_table_that_is_none(table: str, launches: int | None, why: str) -
 
 
 def test_what_wraps_a_worker_names_every_metric_and_one_layer() -> None:
-    words = ncu.wrapping(Path("/a/b.ncu-rep"), Path("/a/b.log"), "prefill")
+    words = ncu.wrapping(Path("/a/b.ncu-rep"), Path("/a/b.log"), range_names("forward"))
     assert words[0] == "ncu"
+    request = ncu.wrapping(Path("/a/b.ncu-rep"), Path("/a/b.log"), range_names("request"))
+    assert [word for word in request if word not in words] == [
+        "--nvtx-include=request]",
+        "--nvtx-include=generate]",
+    ]
     assert {"--nvtx-include=prefill]", "--nvtx-include=layer 1/"} <= set(words)
     assert f"--metrics={','.join(ncu.METRICS)}" in words
 

@@ -7,16 +7,38 @@ import pytest
 from profile_helpers import case, run_of
 
 from harness.profile_record import Profile, profile_path, read_profile, write_profile
-from harness.profile_region import NAME_LIMIT, Counters, Kernel, ProfileError, Range, RangeKernel, short_name
+from harness.profile_region import (
+    NAME_LIMIT,
+    Counters,
+    Kernel,
+    ProfileError,
+    Range,
+    RangeKernel,
+    Timeline,
+    short_name,
+)
 from harness.run import RunError
+from harness.work import Work
 
 KERNELS = (
     Kernel("gemm", 4, 60.0, 32, 1024, Counters(2, 15.0, 1e6, 2e6, 3e9, {"sm": 40.0}, 55.0, 10.0, {"barrier": 0.4})),
     Kernel("copy", 2, 20.0),
 )
 RANGES = (Range(("prefill", "layer 0"), (RangeKernel(0, 2, 30.0), RangeKernel(1, 1, 10.0))),)
+TIMELINE = Timeline((0, 1, 0), (0, -1, 0), (0, 500, -20), (15000, 10000, 15000), 3)
 PROFILE = Profile(
-    2, 100.0, 80.0, 12.0, KERNELS, RANGES, {"copy_gbs": 3e3}, case=case(), tools={"ncu": "2025.3"}, notes=("a note",)
+    2,
+    100.0,
+    80.0,
+    12.0,
+    KERNELS,
+    RANGES,
+    {"copy_gbs": 3e3},
+    {"products": Work(6e9, 2e6)},
+    TIMELINE,
+    case=case(),
+    tools={"ncu": "2025.3"},
+    notes=("a note",),
 )
 
 
@@ -40,16 +62,27 @@ def test_a_failed_profile_says_why(tmp_path: Path) -> None:
         ({"units": 0}, "units is 0"),
         ({"busy_us": 101.0}, "kernels ran for 101 us of a region of 100 us"),
         ({"kernels": ()}, "a kernel that the profile has not"),
-        ({"kernels": (), "ranges": ()}, "found nothing"),
+        ({"kernels": (), "ranges": (), "timeline": Timeline()}, "found nothing"),
         ({"kernels": (KERNELS[0], KERNELS[0])}, "named twice"),
         ({"status": "failed"}, "with kernels"),
         ({"status": "odd"}, "must be one of"),
         ({"region_us": float("inf")}, "must be a finite number"),
+        ({"timeline": replace(TIMELINE, kernel=(0, 1, 2))}, "timeline: it has a kernel that"),
+        ({"timeline": replace(TIMELINE, range=(0, 1, -1))}, "timeline: it has a range that"),
     ],
 )
 def test_a_profile_that_contradicts_itself(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         replace(PROFILE, **changes)
+
+
+def test_a_timeline_or_work_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="differ in length"):
+        replace(TIMELINE, kernel=(0,))
+    with pytest.raises(ValueError, match="negative time"):
+        replace(TIMELINE, time_ns=(1, -1, 1))
+    with pytest.raises(ValueError, match="work of -1 FLOPs"):
+        Work(-1, 0)
 
 
 def test_counters_that_cannot_be() -> None:

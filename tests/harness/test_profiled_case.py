@@ -27,10 +27,8 @@ def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(monkeypatch:
     monkeypatch.setattr(profiled_case, "profiler_range", noting)
     workload = Workload(run=lambda: events.append("run"), units=16)
     call = ["prefill", "run", "end"]
-    assert profiled_case.profile(case(), workload, Policy(), ProfilerChoice("nsys")) == {
-        "units": 16 * RUNS,
-        "notes": [],
-    }
+    found = profiled_case.profile(case(), workload, Policy(), ProfilerChoice("nsys"))
+    assert found == {"units": 16 * RUNS, "notes": [], "work": {}}
     assert events == [*call * WARM_RUNS, "cpu", *call, "timed", *["run"] * RUNS, "end", "end"]
     events.clear()
     assert profiled_case.profile(case(), workload, Policy(), ProfilerChoice("ncu"))["units"] == 16
@@ -59,6 +57,8 @@ def test_a_profiled_case_is_not_timed_and_has_its_ceilings() -> None:
     assert run.profile["ceilings"] == {"copy_gbs": 3000.0, "product_tflops": 600.0}
     assert "not cold" in run.profile["notes"][0]
     assert run.profile["units"] == 1
+    assert run.profile["work"] == {"products": {"flops": 1e6, "bytes": 2e4}}
+    assert len(run.profile["timeline"]["kernel"]) == sum(each["launches"] for each in run.profile["kernels"])
     assert any(kernel["name"] == "aten::mm" for kernel in run.profile["kernels"])
 
 

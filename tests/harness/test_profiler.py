@@ -102,14 +102,16 @@ def test_ncu_counts_beside_the_times_of_kineto(tmp_path: Path, fake: Any) -> Non
 @pytest.mark.parametrize(
     ("does", "launches", "why", "lasting"),
     [
-        ("die", "4", "ncu failed: Failed to find metric regex:xyz", False),
+        ("die", "4", "ncu failed: Failed to find metric regex:xyz; --with torch does without it", False),
         ("kill", "4", "killed by SIGKILL", False),
         ("kill late", "4", "ncu failed: it was killed by SIGKILL", False),
         ("forbidden", "4", "NVreg_RestrictProfilingToAdminUsers=0", True),
         ("no range", "4", "is the package nvtx installed?", True),
         ("nothing", "4", "it left no report", False),
         ("unreadable", "4", "ncu could not read its report", False),
-        ("", "9", "truncated: it has 4 of 9 launches", False),
+        ("", "9", "it has 4 of 9 launches; profile the case again, or say --with torch", False),
+        ("truncate", "4", "is truncated at launch 4; profile the case again", False),
+        ("foreign", "4", "has no header", False),
         ("hang", "4", "did not end within 1 s and was killed", True),
     ],
 )
@@ -144,6 +146,67 @@ def test_without_nsys_kineto_takes_its_place_unless_told_otherwise(tmp_path: Pat
     (tmp_path / "second").mkdir()
     (alone,), _ = profile_all(run_of(tmp_path / "second"), Tools("nsys", fallback=False))
     assert (alone.status, alone.reason[:11]) == ("failed", "nsys failed")
+
+
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        ("kill", "nsys failed: the worker was killed by SIGKILL"),
+        ("kill late", "nsys failed: it was killed by SIGKILL; --with torch does without it"),
+        ("nothing", "nsys failed: it left no report"),
+        ("unreadable", "nsys could not read its report: the report cannot be opened; profile the case again"),
+        ("truncate", "the export of Nsight Systems is truncated or is none"),
+        ("foreign", "the export of Nsight Systems is truncated or is none"),
+        ("hang", "nsys did not end within 1 s and was killed; try a smaller case"),
+    ],
+)
+def test_without_a_report_of_nsys_kineto_tells_the_times_and_the_run_goes_on(
+    tmp_path: Path, fake: Any, does: str, why: str
+) -> None:
+    fake(does)
+    cases = [case(), case(batch=3)]
+    found, said = profile_all(
+        run_of(tmp_path, *cases), Tools("nsys"), stop_s=1.0 if does == "hang" else profiler.STOP_S
+    )
+    assert [(each.status, list(each.tools)) for each in found] == [("ok", ["torch.profiler"])] * 2
+    assert why in found[0].notes[0]
+    assert said[0] == found[0].notes[0]
+    (tmp_path / "alone").mkdir()
+    alone, _ = profile_all(
+        run_of(tmp_path / "alone", *cases),
+        Tools("nsys", fallback=False),
+        stop_s=1.0 if does == "hang" else profiler.STOP_S,
+    )
+    assert {each.status for each in alone} == {"killed" if does == "kill" else "failed"}
+    assert why in alone[1].reason
+
+
+def test_a_profiler_that_never_starts_the_worker_is_given_up(tmp_path: Path, fake: Any) -> None:
+    fake("never start")
+    run, said = run_of(tmp_path, case(), case(batch=3)), list[str]()
+    found = Profiler(run, launches(), WITH_NCU, Limits(60, 3), say=said.append).jobs(run.jobs)
+    assert [each.status for each in found] == ["ok", "ok"]
+    assert "ncu gave nothing in time" in found[0].notes[0]
+    assert "give it more --start-limit or --time-limit" in found[0].notes[0]
+    assert "given up" in found[1].notes[0]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        ("oom", "the case did not fit beside ncu: MemoryError: 80 GiB; try a smaller batch"),
+        ("killed", "ncu failed: the worker was killed by SIGKILL (by hand, or by the system when memory ended)"),
+    ],
+)
+def test_a_case_that_fails_under_a_profiler_keeps_its_times(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch, does: str, why: str
+) -> None:
+    fake()
+    monkeypatch.setenv("FAKE_WORKER", does)
+    (found,), _ = profile_all(run_of(tmp_path), WITH_NCU)
+    assert found.status == "ok"
+    assert why in found.notes[0]
 
 
 def test_a_case_that_hangs_ends_and_leaves_no_process(tmp_path: Path, fake: Any) -> None:

@@ -2,70 +2,15 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
+from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
 
-from harness.case import Case
-from harness.catalogue import Catalogue
 from harness.record import Record, RecordError
-from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Request, Run, RunFile
 from reports import compare_views
 from reports.compare import NotComparable, compare
 
 AB = ("ab", "HEAD~1", "HEAD")
-
-
-def a_case(context=64, system="ttt-linear", **changes):
-    return Case(system, "torch", "tiny", "forward", 2, context, **changes)
-
-
-def on_gpu(name="H100", driver="580", commit="a" * 40, **changes):
-    gpu = {"name": name, "driver": driver, "device_id": "12345678"}
-    software = {"python": "3.12", "torch": "2.11"}
-    return {
-        "device": name,
-        "device_kind": "cuda",
-        "gpu": gpu,
-        "cpu": {},
-        "software": software,
-        "commit": commit,
-    } | changes
-
-
-def on_cpu(model="Xeon", cores=16):
-    return {"device": model, "device_kind": "cpu", "gpu": None, "cpu": {"model": model, "cores": cores}}
-
-
-def timed(case, ms, environment=None, repeat=0, samples=9):
-    return Record(
-        case,
-        "ok",
-        samples_ms=[ms * (1 + 0.001 * (at - samples // 2)) for at in range(samples)],
-        throttled=[False] * samples,
-        environment=environment or on_gpu(),
-        started_at="2026-11-21T04:50:14+00:00",
-        repeat=repeat,
-    )
-
-
-def without(case, status="failed", reason="RuntimeError: no"):
-    return Record(case, status, reason, environment=on_gpu())
-
-
-def a_run(folder: Path, *records, repeats=1, arguments=("run",), at="2026-11-21T04:50:00+00:00", mode="measure"):
-    jobs = {}
-    for record in records:
-        jobs.setdefault((record.case.system, record.case.backend), {})[record.case.key] = Planned(record.case)
-    request = Request(at, tuple(arguments), "a" * 40, False, {})
-    planned = tuple(Job(*pair, tuple(cases.values())) for pair, cases in jobs.items())
-    run = Run.create(folder, RunFile(TOOL, SCHEMA_VERSION, mode, planned, Catalogue(), {}, repeats, (request,)))
-    for job in run.jobs:
-        with run.record_file(job) as file:
-            for record in records:
-                if (record.case.system, record.case.backend) == job.pair:
-                    file.append(record)
-    return run
 
 
 def two(tmp_path, of_a, of_b, **options):

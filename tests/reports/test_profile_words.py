@@ -1,16 +1,32 @@
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
-from harness.profile_region import Counters, Kernel, Range, RangeKernel, Region
-from reports.profile_parts import EDGES, GAPS, HEAD, OTHER, PRODUCTS, SCAN, TTT, kernel_floor_us, part_of, parts
-from reports.profile_words import bound_of, sentences, short, waits
+from harness.case import Case
+from harness.profile_record import Profile
+from harness.profile_region import Counters, Kernel, Range, RangeKernel, Region, Timeline
+from harness.record import Record
+from harness.work import Work
+from reports.profile_parts import (
+    EDGES,
+    GAPS,
+    HEAD,
+    OTHER,
+    PRODUCTS,
+    SCAN,
+    TTT,
+    kernel_floor_us,
+    launch_parts,
+    part_of,
+    parts,
+)
+from reports.profile_words import agreement, bound_of, recorded_ms, sentences, short, waits
 
 CEILINGS: dict[str, float | None] = {"copy_gbs": 3000.0, "product_tflops": 600.0}
 
 
 def counted(**changes: object) -> Counters:
-    values: dict = {"launches": 1, "time_us": 100.0, "use": {"sm": 30.0, "l2": 41.0, "dram": 20.0}}
+    values: dict = {"launches": 1, "time_us": 100.0, "use": {"sm": 30.0, "l2": 41.0, "dram": 20.0, "tensor": 0.0}}
     return Counters(**(values | {"stalls": {"selected": 0.5, "barrier": 0.34, "wait": 0.1}} | changes))
 
 
@@ -33,6 +49,18 @@ def one(**changes: object) -> Region:
         ({}, "no unit above 60% (the L2 41%): latency; warps wait for barriers 34% of the time"),
         ({"stalls": {}}, "no unit above 60% (the L2 41%): latency"),
         ({"use": {}}, "the use of its units was not counted"),
+        # Each word made false: a unit that is high, or not known, or a wait that is none.
+        (
+            {"use": {"sm": 30.0, "l2": 41.0}},
+            "the L2 at 41% of peak, and memory and the matrix units not counted: what bounds it is not known",
+        ),
+        ({"use": {"sm": 30.0}, "dram_bytes": 2.73e8}, "91% of a copy's bandwidth: bound by memory"),
+        ({"stalls": {"selected": 0.996, "wait": 0.004}}, "no unit above 60% (the L2 41%): latency"),
+        ({"dram_bytes": 1.79e8}, "no unit above 60% (the L2 41%): latency; warps wait for barriers 34% of the time"),
+        (
+            {"operations": 3.59e10, "use": {"sm": 88.0}},
+            "the SMs' pipelines at 88% of peak: bound by the SMs' pipelines",
+        ),
     ],
 )
 def test_what_bounds_a_kernel(changes: dict, words: str) -> None:
@@ -41,20 +69,68 @@ def test_what_bounds_a_kernel(changes: dict, words: str) -> None:
 
 
 def test_without_counters_nothing_is_claimed() -> None:
-    found = region(Kernel("gemm", 1, 80.0), gaps=20.0)
+    found = replace(region(Kernel("gemm", 10, 80.0), gaps=20.0), longest_gap_us=3.0)
     assert sentences(found) == (
-        "Matrix products 80% of the time; gaps take 20%: launches.",
+        "Matrix products 80% of the time; gaps take 20%: 2 us a launch, launches from the host.",
         "gemm (100% of the kernels' time): what bounds it was not counted.",
     )
 
 
-def test_mostly_gaps_is_bound_by_launches() -> None:
-    assert sentences(region(Kernel("gemm", 1, 20.0), gaps=80.0))[1] == ("Gaps take most of it: bound by launches.")
-    assert sentences(region(Kernel("aten::mm", 1, 20.0), gaps=80.0))[0].endswith("gaps take 80%: Python.")
+def test_without_ceilings_neither_memory_nor_products_are_named() -> None:
+    found = replace(one(dram_bytes=2.73e8, operations=5.1e10), ceilings={})
+    assert bound_of(found.kernels[0], found).startswith("no unit above 60%")
 
 
-def test_few_gaps_are_not_worth_their_words() -> None:
-    assert "gaps" not in sentences(region(Kernel("gemm", 1, 95.0), gaps=5.0))[0]
+@pytest.mark.parametrize(
+    ("name", "longest", "words"),
+    [
+        ("gemm", 8.0, "Gaps take most of it: bound by launches from the host."),
+        ("aten::mm", 8.0, "Gaps take most of it: bound by Python."),
+        ("gemm", 41.0, "Gaps take most of it: bound by what the host does in one long gap."),
+    ],
+)
+def test_mostly_gaps_is_not_bound_by_a_kernel(name: str, longest: float, words: str) -> None:
+    kernel = Kernel(name, 40, 20.0, counters=counted(dram_bytes=2.73e8))
+    found = replace(region(kernel, gaps=80.0), longest_gap_us=longest)
+    assert sentences(found)[1] == words
+    assert ("one gap of 0.041 ms" in sentences(found)[0]) is (longest > 40)
+
+
+def test_of_a_graph_the_host_is_not_blamed() -> None:
+    values = {field.name: getattr(region(Kernel("gemm", 40, 20.0), gaps=80.0), field.name) for field in fields(Region)}
+    case = Case("ttt-mlp", "thunderkittens", "1.3b", "generate", 1, 2048, timing="graph")
+    found = Profile(**(values | {"longest_gap_us": 2.0}), case=case)
+    assert sentences(found)[1] == "Gaps take most of it: bound by the way from one kernel of a graph to the next."
+    eager = replace(found, case=replace(case, timing="eager"))
+    assert sentences(eager)[1] == "Gaps take most of it: bound by launches from the host."
+
+
+def test_the_longest_kernel_is_told_of_wherever_it_stands() -> None:
+    found = region(Kernel("small", 1, 10.0), Kernel("gemm", 1, 85.0), gaps=5.0)
+    assert sentences(found)[1].startswith("gemm (89% of the kernels' time)")
+    assert "gaps" not in sentences(found)[0]
+
+
+def test_what_took_no_time_has_its_words() -> None:
+    assert sentences(region(Kernel("gemm", 1, 0.0))) == ("Nothing ran.", "No kernel took time.")
+    assert sentences(region(Kernel("gemm", 1, 0.01), gaps=99.0))[0] == (
+        "Gaps take 100%: most of it one gap of 0.099 ms."
+    )
+
+
+def test_kernels_and_gaps_are_held_against_the_record() -> None:
+    found = region(Kernel("gemm", 1, 9000.0), gaps=1000.0)
+    assert agreement(found, 9.8) == "10 ms in kernels and gaps, recorded 9.8 ms (+2.0%)"
+    assert "(+4.2%: not within 3%, so" in agreement(found, 9.6)
+    assert "(-4.8%: not within 3%, so" in agreement(found, 10.5)
+    assert agreement(found, None).endswith("no latency of this case to hold it against")
+
+
+def test_a_record_says_the_median_of_its_processes() -> None:
+    case = Case("a", "b", "c", "forward", 1, 8)
+    records = [Record(case, "ok", samples_ms=[each] * 3, throttled=[False] * 3) for each in (1.0, 2.0, 9.0)]
+    lost = Record(replace(case, batch=2), "failed", "it broke")
+    assert recorded_ms([*records, lost]) == {case.key: 2.0}
 
 
 @pytest.mark.parametrize(
@@ -120,6 +196,30 @@ def test_a_floor_is_the_longer_of_moving_and_computing() -> None:
     assert parts(found)[0].floor_us == pytest.approx(100.0)
     half = region(found.kernels[0], Kernel("other_gemm", 1, 200.0))
     assert parts(half)[0].floor_us is None  # half of the part was not counted
+
+
+def test_an_adapters_count_is_the_floor_with_and_without_a_profiler_that_counts() -> None:
+    work = {PRODUCTS: Work(3e10, 9e7), HEAD: Work(3e9, 6e6), SCAN: Work(1e9, 1e6)}
+    counted_too = replace(one(dram_bytes=9e7), work=work, units=2)
+    for found in (counted_too, replace(counted_too, kernels=(replace(counted_too.kernels[0], counters=None),))):
+        [products] = parts(found)
+        assert products.of_model
+        assert products.floor_us == pytest.approx(2 * 55.0)  # with the head's, whose kernels no range tells apart
+    assert not parts(one(dram_bytes=9e7))[0].of_model
+    assert parts(replace(counted_too, ceilings={}))[0].floor_us is None
+
+
+def test_of_work_that_is_one_part_all_kernels_are() -> None:
+    found = replace(region(Kernel("aten::mm", 1, 5.0), Kernel("odd", 1, 1.0)), work={TTT: Work(1, 1)})
+    assert [part.name for part in parts(found)] == [TTT]
+    assert [part.name for part in parts(replace(found, work={"strange": Work(1, 1)}))] == [PRODUCTS, OTHER]
+
+
+def test_launches_have_the_part_of_their_range() -> None:
+    ranges = (Range(("prefill", "layer 0"), (RangeKernel(0, 1, 1.0),)), Range(("prefill",), (RangeKernel(0, 1, 1.0),)))
+    timeline = Timeline((0, 0, 0, 1), (0, 1, -1, -1), (0, 1, 1, 1), (5, 5, 5, 5))
+    found = replace(region(Kernel("gemm", 3, 9.0), Kernel("odd", 1, 1.0), ranges=ranges), timeline=timeline)
+    assert launch_parts(found) == [PRODUCTS, HEAD, PRODUCTS, OTHER]
 
 
 def test_names_are_shown_without_templates_and_arguments() -> None:

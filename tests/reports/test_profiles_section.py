@@ -1,16 +1,26 @@
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import synthetic_profiles
 
 from harness.case import Case
 from harness.catalogue import BackendEntry, Catalogue, SystemEntry
 from harness.profile_record import Profile, write_profile
-from harness.profile_region import NAME_LIMIT, Counters, Kernel
+from harness.profile_region import NAME_LIMIT, Counters, Kernel, Range, RangeKernel, Timeline
+from harness.profilers.trace import TIMELINE_LIMIT
 from harness.record import Record
 from harness.run import Job, Planned, Run, RunFile
 from harness.timer import Policy
-from reports.profiles import KERNELS_SHOWN, script, section, style
+from harness.work import Work
+from reports.html import render
+from reports.profile_drawing import NAMED, roofline, timeline, unplaced
+from reports.profiles import compared, script, section, style
+from reports.publish import write_report
 
 CATALOGUE = Catalogue(
     (SystemEntry("ttt", "TTT <b>", "TTT", 0, "circle"),), (BackendEntry("fast", "the fast one", "solid"),)
@@ -33,6 +43,7 @@ def run_with(folder: Path, *profiles: Profile) -> Run:
     cases = [case(), case("ttt", 16)]
     job = Job("ttt", "fast", tuple(Planned(each) for each in cases))
     other = Job("mamba", "fast", (Planned(case("mamba")),))
+    folder.mkdir(exist_ok=True)
     run = Run.create(folder / "run", RunFile("ttt-bench", 1, "measure", (job, other), CATALOGUE, Policy().to_dict()))
     with run.record_file(job) as file:
         file.append(Record(case(), "ok", samples_ms=[0.049, 0.05, 0.051], throttled=[False] * 3, stop="count"))
@@ -49,29 +60,41 @@ def test_the_section_compares_systems_of_one_work(tmp_path: Path) -> None:
     found = section(run_with(tmp_path, profile(case()), profile(case("mamba")), profile(case(batch=16))))
     assert found.html is not None
     assert found.html.count("<h3>") == 2
-    assert found.html.count('class="profile-bar"') == 3
-    assert found.data == {
-        "profiles": {each.key: f"profile-{each.key}" for each in (case(), case(batch=16), case("mamba"))}
-    }
-    for anchor in found.data["profiles"].values():
+    assert found.html.count('class="profile-bar"') == 3 + 2  # each of the two of one work is shown beside the other
+    assert found.anchors == {each.key: f"profile-{each.key}" for each in (case(), case(batch=16), case("mamba"))}
+    for anchor in found.anchors.values():
         assert f'id="{anchor}"' in found.html
-    assert "0.05 ms, recorded 0.05 ms (+0%)" in found.html
+    assert "0.05 ms in kernels and gaps, recorded 0.05 ms (+0.0%)" in found.html
+    assert "the run has no latency of this case" in found.html
     assert "Matrix products 60%" in found.html
     assert "168" in found.html
 
 
+def test_a_case_is_shown_beside_the_fastest_other_system() -> None:
+    def shown(system: str, time_us: float) -> Any:
+        return SimpleNamespace(profile=profile(case(system), Kernel("gemm", 1, time_us)))
+
+    ours, mamba, ssm, again = shown("ttt", 9.0), shown("mamba", 7.0), shown("ssm", 5.0), shown("ttt", 1.0)
+    assert compared(ours, [ours, mamba, again, ssm]) is ssm
+    assert compared(ours, [ours, again]) is again
+    assert compared(ours, [ours]) is None
+
+
 def test_texts_cannot_become_markup(tmp_path: Path) -> None:
-    html = section(run_with(tmp_path, profile(case(), notes=("a <note>",)))).html
+    html = section(
+        run_with(tmp_path, profile(case(), notes=("a <note>'\"",), timeline=Timeline((0,), (-1,), (0,), (9,))))
+    ).html
     assert html is not None
     assert "TTT &lt;b&gt; on the fast one" in html
-    assert "<script" not in html
+    assert "nvjet<script" not in html
+    assert "<note" not in html
     assert "a &lt;note&gt;" in html
 
 
 def test_bars_of_a_group_have_one_scale(tmp_path: Path) -> None:
     half = profile(case("mamba"), Kernel("gemm", 1, 40.0))
     html = section(run_with(tmp_path, profile(case()), half)).html or ""
-    bars = re.findall(r'<svg class="profile-bar".*?</svg>', html, re.DOTALL)
+    bars = re.findall(r'</p>\n<svg class="profile-bar".*?</svg>', html, re.DOTALL)
     ends = [
         sum(float(width) for width in re.findall(r'class="part-\w+" x="[\d.]+" width="([\d.]+)"', bar)) for bar in bars
     ]
@@ -86,9 +109,81 @@ def test_failures_say_why_and_skipped_cases_are_silent(tmp_path: Path) -> None:
     assert "not here" not in html
 
 
-def test_a_case_adds_at_most_150_kb(tmp_path: Path) -> None:
+def test_a_case_of_names_without_end_adds_at_most_150_kb(tmp_path: Path) -> None:
     kernels = [Kernel(f"{n:04}" + "x" * (NAME_LIMIT - 4), 3, 1.0, 255, 99999, COUNTERS) for n in range(1000)]
-    html = section(run_with(tmp_path, profile(case(), *kernels))).html or ""
+    launches = range(TIMELINE_LIMIT)
+    longest = Timeline(
+        tuple(n % 1000 for n in launches),
+        tuple(-1 for _ in launches),
+        (9999,) * len(launches),
+        (123456,) * len(launches),
+    )
+    html = section(run_with(tmp_path, profile(case(), *kernels, timeline=longest))).html or ""
     assert len(html.encode()) + len(script()) + len(style()) < 150_000
-    assert html.count('<th scope="row" title=') == KERNELS_SHOWN
+    assert html.count('<th scope="row" title=') == NAMED
     assert "and 900 more kernels" in html
+
+
+def test_a_case_of_a_1_3b_model_adds_at_most_150_kb(tmp_path: Path) -> None:
+    run = synthetic_profiles.write_run(tmp_path / "run", 1)
+    [found] = run.profiles().values()
+    assert len(found.timeline.kernel) == 963
+    page, bare = tmp_path / "page.html", tmp_path / "bare.html"
+    write_report(run.folder, page)
+    (run.folder / "profiles" / f"{found.case.key}.json").unlink()
+    write_report(run.folder, bare)
+    assert 20_000 < page.stat().st_size - bare.stat().st_size < 150_000
+
+
+def test_points_lie_where_counters_and_times_put_them() -> None:
+    counted, idle = COUNTERS, replace(COUNTERS, operations=0.0)
+    found = profile(
+        case(), Kernel("gemm", 4, 60.0, counters=counted), Kernel("idle", 1, 5.0, counters=idle), Kernel("odd", 1, 35.0)
+    )
+    drawn = roofline(found)
+    # 1e9 FLOPs and 1e7 bytes in 15 us
+    assert drawn["points"] == [(0, 100.0, 66.67, 0.03)]
+    assert (drawn["copy_gbs"], drawn["product_tflops"]) == (3000.0, 600.0)
+    said = unplaced(found)
+    assert "as they were not counted: odd (35% of the kernels' time)" in said
+    assert "did no FLOPs: idle (5% of the kernels' time)" in said
+    assert unplaced(profile(case(), Kernel("gemm", 4, 60.0, counters=counted))) == ""
+
+
+def test_without_counters_whole_parts_have_points(tmp_path: Path) -> None:
+    found = profile(case(), Kernel("gemm", 4, 60.0), Kernel("_dual", 2, 30.0), work={"products": Work(6e9, 3e7)})
+    assert roofline(found)["points"] == []
+    both = replace(found, work={"products": Work(6e9, 3e7), "ttt": Work(0, 5)})
+    # of two units in 60 us
+    assert roofline(both)["parts"] == [(0, 200.0, 200.0, 0.03)]
+    html = section(run_with(tmp_path, both)).html or ""
+    assert "Without a point, as they were not counted: gemm, _dual (100% of" in html
+    assert "the work it needs" in html
+    bare = section(run_with(tmp_path / "bare", replace(found, work={}, ceilings={}))).html or ""
+    assert "No ceilings were measured in this process, so there is no roofline." in bare
+
+
+def test_a_timeline_has_the_paths_and_parts_of_its_launches(tmp_path: Path) -> None:
+    ranges = (Range(("prefill", "layer 0", "operator"), (RangeKernel(1, 1, 9.0),)),)
+    found = profile(case(), ranges=ranges, timeline=Timeline((1, 0), (0, -1), (0, 70), (9000, 8000), 5))
+    drawn = timeline(found)
+    assert drawn["paths"] == [("prefill", "layer 0", "operator")]
+    assert (drawn["kernel"], drawn["part"]) == ([1, 0], [1, 0])
+    html = section(run_with(tmp_path, found)).html or ""
+    assert "2 launches; 5 later ones of the run are not drawn." in html
+    assert "no times of single launches" not in html
+    without = section(run_with(tmp_path / "without", profile(case()))).html or ""
+    assert "This profile has no times of single launches, so there is no timeline." in without
+
+
+def test_the_row_of_a_case_knows_its_profile(tmp_path: Path) -> None:
+    run = run_with(tmp_path, profile(case()), profile(case("mamba")))
+    [measured] = run.records()
+    other = replace(measured, case=case("ttt", 16))
+    records = [other, measured, replace(measured, repeat=1)]  # two rows: the processes of a case share one
+    page = render(records, run.catalogue, None, section(run))
+    data = json.loads(re.search(r'id="page-data">(.*?)</script>', page).group(1))
+    assert data["profiles"] == {"1": f"profile-{case().key}"}
+    assert 'href="#profiles"' in page
+    bare = render(run.records(), run.catalogue)
+    assert json.loads(re.search(r'id="page-data">(.*?)</script>', bare).group(1))["profiles"] == {}

@@ -21,6 +21,7 @@ from bench.systems.ttt.layer import (
     drawn,
     layer_inputs,
     layer_metrics,
+    layer_work,
     timed_verdict,
 )
 from harness.case import Case
@@ -56,6 +57,7 @@ class FlaTTTLinear:
         config = ttt_config_of(case)
         inputs = package_inputs(layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype)))
         form, trials = _fastest(inputs, mini_batch)
+        work = layer_work(config, case)
         rates = Input(inputs["eta"], "uniform", config.base_lr / config.head_dim, 0, 1)
         return Workload(
             run=lambda: list(form(**inputs, chunk_size=mini_batch, output_final_state=True)),
@@ -64,7 +66,8 @@ class FlaTTTLinear:
             inputs={**{name: Input(inputs[name], "normal", 1.0, 0, 1) for name in "qkv"}, "eta": rates},
             witness=_witness(inputs, case, mini_batch),
             gate=lambda: _gate(form, inputs, case, mini_batch),
-            metrics=layer_metrics(config, case),
+            metrics=layer_metrics(work),
+            work=work,
             settings={
                 "function": "flash-linear-attention's, not the paper's",
                 "form": form.__name__,

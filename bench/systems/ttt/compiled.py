@@ -15,6 +15,7 @@ from bench.systems.ttt.layer import (
     inputs_of,
     layer_inputs,
     layer_metrics,
+    layer_work,
     outputs_of,
     renewed,
 )
@@ -49,7 +50,7 @@ class CompiledLayer:
         reference = import_module(f"tk_kernels.ttt_{self.learner}.reference")
         inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
         piece = min(TOGETHER * config.mini_batch, case.context)
-        forward = compiled_forward(reference, piece)
+        forward, work = compiled_forward(reference, piece), layer_work(config, case)
         return Workload(
             run=lambda: outputs_of(forward(**inputs)),
             tokens=case.batch * case.context,
@@ -57,7 +58,8 @@ class CompiledLayer:
             inputs=renewed(inputs, config),
             witness=forward_witness(reference, inputs, case.dtype),
             gate=lambda: _gate(forward, reference, inputs, piece),
-            metrics=layer_metrics(config, case),
+            metrics=layer_metrics(work),
+            work=work,
             settings={"compiled_together": f"{piece} tokens"},
         )
 

@@ -25,6 +25,7 @@ from bench.systems.ttt.layer import (
     inputs_of,
     layer_inputs,
     layer_metrics,
+    layer_work,
     outputs_of,
     renewed,
     timed_verdict,
@@ -34,6 +35,8 @@ from harness.case import Case
 from harness.cuda_clock import input_sets, l2_bytes
 from harness.gate import Check, Verdict, relative_error
 from harness.system import Input, Skip, Workload
+from harness.work import Work
+from reports.profile_parts import TTT
 from tk_kernels.build import Built
 from tk_kernels.build import build as build_kernel
 from tk_kernels.build.parallel import compile_all
@@ -65,6 +68,7 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
         verdict = forward_verdict(lambda some: ops.forward(**some, start=0), reference, "dual", piece)
         return Verdict([*verdict.checks, _repeats(lambda: ops.forward(**inputs, start=0)[0], case.batch)])
 
+    work = layer_work(config, case)
     found, built = kernel_launches(lambda: ops.forward(**inputs, start=0)), build_kernel(ops.KERNELS[config.mini_batch])
     return Workload(
         run=lambda: outputs_of(ops.forward(**inputs, start=0)),
@@ -73,7 +77,8 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
         inputs=renewed(inputs, config),
         witness=forward_witness(reference, inputs, case.dtype),
         gate=gate,
-        metrics={"launches": len(found), **_compiled_metrics(found, built), **layer_metrics(config, case)},
+        metrics={"launches": len(found), **_compiled_metrics(found, built), **layer_metrics(work)},
+        work=work,
         settings={"gated": f"the first {gated_tokens} tokens of the last sequence"}
         | settings_of(found)
         | _made_of(built),
@@ -111,15 +116,9 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
     first = generate_set(config, case.batch, case.dtype, form, precision)
     found = kernel_launches(lambda: first.advance(0))  # moves the set on by a token, so before sets are staggered
     work = steps_in_turn(first, config, case.dtype)
-    read = cost.generate_bytes(
-        case.batch,
-        config.heads,
-        config.head_dim,
-        config.mini_batch,
-        form,
-        precision,
-        row_element_bytes=PRECISIONS[precision].rows.itemsize,
-    )
+    shape = (case.batch, config.heads, config.head_dim, config.mini_batch, form)
+    moved = cost.generate_bytes(*shape, precision, row_element_bytes=PRECISIONS[precision].rows.itemsize)
+    least = Work(cost.generate_flops(*shape), moved)
     gated = min(case.batch, KERNEL_GATE_SEQUENCES)
     memory = torch.cuda.get_device_properties(0).total_memory
     return Workload(
@@ -131,14 +130,14 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         witness=work.witness,
         gate=lambda: generate_verdict(config, gated, case.dtype, form, precision),
         metrics={
-            "flops": cost.generate_flops(case.batch, config.heads, config.head_dim, config.mini_batch, form),
-            "bytes": read,
+            **least.metrics(),
             "state_bytes": first.state_bytes,
             "sequences_that_fit": sequences_that_fit(config, first.state_bytes / case.batch, case.dtype, memory),
             "launches": len(found),
             **metrics_of(found),
             **measured_ceilings(),
         },
+        work={TTT: least},
         settings={"gated": f"{KERNEL_GATE_STEPS} tokens of {gated} other sequences", "input_sets": str(len(work.sets))}
         | settings_of(found),
     )

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any, ClassVar
 
-from bench.cost import Work, model_work
+from bench.cost import model_work
 from bench.models.case_model import ttt_config_of
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
@@ -11,6 +11,7 @@ from bench.systems.ttt import kernel_layer
 from bench.systems.ttt.model import TTTLanguageModel, model_of
 from harness.case import Case
 from harness.system import Skip, Workload
+from harness.work import Work
 from tk_kernels.forward.operator import HEAD_DIM
 
 # How a state_dtype of the suites is kept; "float32-planes" is the float32 master in two 16-bit planes.
@@ -43,7 +44,7 @@ class TTTKernels(TTTLanguageModel):
         operator = KernelOperator(self.learner, self.form, precision, self.prefill_on_reference)
         return model_of(case, operator=operator, block=FusedBlock)
 
-    def cost(self, model: Any, case: Case) -> Work:
+    def cost(self, model: Any, case: Case) -> dict[str, Work]:
         """In this form of generate."""
         return model_work(model.config, self._facts(model).parameters, case, self.form)
 

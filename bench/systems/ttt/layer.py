@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from bench.cost import total
 from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig
 from bench.systems.ceilings import ceilings_of
@@ -14,6 +15,8 @@ from bench.systems.language_model import WITNESS_SEQUENCES, device
 from harness.case import Case
 from harness.gate import Check, Verdict, relative_error
 from harness.system import Input, Workload
+from harness.work import Work
+from reports.profile_parts import TTT
 
 # Against float64: one product of bfloat16 inputs rounds to 2e-3, and the layer chains a few.
 LAYER_LIMITS = {"bfloat16": 1e-2, "float16": 5e-3, "float32": 1e-5}
@@ -35,6 +38,7 @@ def build(case: Case) -> Workload:
     reference = import_module(f"tk_kernels.ttt_{config.learner}.reference")
     inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
     run, read, witness = _part(reference, case, inputs)
+    work = layer_work(config, case)
     return Workload(
         run=run,
         tokens=case.batch * case.context,
@@ -42,12 +46,13 @@ def build(case: Case) -> Workload:
         inputs=renewed(inputs, config, read),
         witness=witness,
         gate=lambda: forward_gate(reference.forward, reference, case, inputs),
-        metrics=layer_metrics(config, case),
+        metrics=layer_metrics(work),
+        work=work,
     )
 
 
-def layer_metrics(config: TTTConfig, case: Case) -> dict[str, float | None]:
-    """FLOPs of a layer's forward in the case's form, its least bytes and, on a GPU, the ceilings of both.
+def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
+    """FLOPs of a layer's forward in the case's form and its least bytes, as a profile's part.
 
     Nothing for a part of the layer, whose share of them is not counted.
     """
@@ -60,8 +65,12 @@ def layer_metrics(config: TTTConfig, case: Case) -> dict[str, float | None]:
     else:
         flops = cost.forward_flops(case.batch, case.context, heads, dim, mini_batch)
     element_bytes = getattr(torch, case.dtype).itemsize
-    moved = cost.forward_bytes(case.batch, case.context, heads, dim, element_bytes)
-    return {"flops": flops, "bytes": moved} | ceilings_of(device())
+    return {TTT: Work(flops, cost.forward_bytes(case.batch, case.context, heads, dim, element_bytes))}
+
+
+def layer_metrics(work: dict[str, Work]) -> dict[str, float | None]:
+    """What `layer_work` found and, on a GPU, the ceilings of both; nothing where it found nothing."""
+    return total(work).metrics() | ceilings_of(device()) if work else {}
 
 
 def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from bench.cost import model_work
+from bench.cost import model_work, total
 from bench.memory import kept_bytes
 from bench.models import ModelConfig
 from bench.systems.ceilings import ceilings_of
@@ -110,7 +110,8 @@ class VllmSystem:
             engine_samples=work.samples,
             witness=lambda chance: work.witness(chance, self.last_logits),
             measured=work.measured,
-            metrics=facts.metrics() | work.metrics() | cost.metrics() | kept | ceilings,
+            metrics=facts.metrics() | work.metrics() | total(cost).metrics() | kept | ceilings,
+            work=cost,
             settings=facts.settings() | engine.described() | {"timed": work.timed, "prompt_tokens": str(read.context)},
         )
 

@@ -1,0 +1,59 @@
+"""`ttt-bench site` and `ttt-bench preview`: publish many runs as a static site, and look at one."""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from http import HTTPStatus
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UserError
+
+_LOOPBACK = "127.0.0.1"
+
+
+def site(runs: Sequence[Path], output: Path, url: str) -> None:
+    """Write the site of `runs`, or bring it up to date."""
+    from reports.site import write_site
+
+    try:
+        built = write_site(runs, output, url)
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written: {error.strerror or error}") from None
+    for note in built.notes:
+        print(f"ttt-bench: {note}", file=sys.stderr)
+    drawn = f"{built.drawn} drawn, {built.runs - built.drawn} as they were"
+    removed = f", {built.removed} file{'' if built.removed == 1 else 's'} removed" if built.removed else ""
+    print(f"wrote {output / 'index.html'}: {built.runs} run{'' if built.runs == 1 else 's'}, {drawn}{removed}")
+
+
+def preview(folder: Path, port: int) -> None:
+    """Serve a site on the loopback address until it is interrupted."""
+    from reports.site_folder import refuse_what_is_no_site
+
+    refuse_what_is_no_site(folder)
+    try:
+        server = ThreadingHTTPServer((_LOOPBACK, port), partial(_Handler, directory=str(folder)))
+    except OSError as error:
+        raise UserError(f"--port {port}: cannot be used: {error.strerror}") from None
+    with server:
+        print(f"http://{_LOOPBACK}:{server.server_address[1]}/  (Ctrl-C ends it)", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    """The files of a site, and no list of what a folder holds."""
+
+    def list_directory(self, path: Any) -> None:
+        self.send_error(HTTPStatus.NOT_FOUND)
+
+    def end_headers(self) -> None:
+        self.send_header("Cache-Control", "no-cache")  # a site is built again while it is looked at
+        super().end_headers()
+
+    def log_message(self, *arguments: Any) -> None:
+        """Nobody reads a list of files that were asked for."""

@@ -1,0 +1,175 @@
+"""What does a run say of each case, as far as another run is held against it?"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median, stdev
+from typing import Any
+
+from harness.interval import median_interval
+from harness.machine_load import is_loaded
+from harness.reason import printable
+from harness.record import Record
+from harness.run import Run
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs. measured: the first and the last day, UTC."""
+
+    name: str
+    commit: str
+    device: str
+    measured: str
+
+
+@dataclass(frozen=True)
+class CaseSide:
+    """A case in one run.
+
+    medians: repeat -> median in ms of what it measured; empty without a result, and then `why` says why.
+    half: how far the 95% interval of log(ms) goes to either side; infinite where it has no end, as without a result.
+    samples, timed: of all rounds, and how many of the `rounds` have any. others: the most of the processors that
+    others used while it was measured, where they disturbed it; else 0. devices: what must be the same for two timings
+    to be compared, of each machine that measured the case. facts: what else may differ, by name.
+    """
+
+    key: str
+    label: str
+    system: str
+    medians: Mapping[int, float]
+    half: float
+    samples: int
+    timed: int
+    rounds: int
+    others: float
+    throttled: bool
+    devices: tuple[Mapping[str, str], ...]
+    facts: Mapping[str, str]
+    started_at: str
+    why: str
+
+    @cached_property
+    def ms(self) -> float:
+        """The median of the medians of its processes; NaN without a result."""
+        return median(self.medians.values()) if self.medians else math.nan
+
+
+def case_sides(records: Iterable[Record]) -> dict[str, CaseSide]:
+    """The cases that have a record, by key."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.case.key, []).append(record)
+    return {key: _case_side(own) for key, own in found.items()}
+
+
+def run_side(run: Run, records: Iterable[Record]) -> Side:
+    """What sets a run apart, from its timed records; of a run without one, from what asked for it."""
+    timed = [record for record in records if record.samples_ms]
+    days = sorted({record.started_at[:10] for record in timed if record.started_at})
+    asked = run.file.requests[-1] if run.file.requests else None
+    commits = map(_commit, timed) if timed else [asked.commit[:10] if asked else ""]
+    devices = [_said(record.environment.get("device")) for record in timed]
+    return Side(
+        name=printable(run.folder.resolve().name),
+        commit=_joined(commits),
+        device=_joined(devices or [_said(asked.machine.get("device")) if asked else ""]),
+        measured=" to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
+    )
+
+
+def _case_side(records: Sequence[Record]) -> CaseSide:
+    """What the records of a case, one a repeat, say together."""
+    first, timed = records[0], [record for record in records if record.samples_ms]
+    medians = _medians(timed)
+    return CaseSide(
+        key=first.case.key,
+        label=_label(first),
+        system=first.case.system_backend,
+        medians=medians,
+        half=_half_interval(timed, medians),
+        samples=sum(len(record.samples_ms) for record in timed),
+        timed=len(timed),
+        rounds=len(records),
+        others=_others_share(timed),
+        throttled=any(any(record.throttled) for record in records),
+        devices=_devices(timed),
+        facts=_facts(timed[0]) if timed else {},
+        started_at=min((record.started_at for record in timed if record.started_at), default=""),
+        why="" if medians else _why(records[-1]),
+    )
+
+
+def _medians(timed: Iterable[Record]) -> dict[int, float]:
+    """One of 0 ms has no ratio and is left out."""
+    found = {record.repeat: median(record.samples_ms) for record in timed}
+    return {repeat: middle for repeat, middle in found.items() if 0 < middle < math.inf}
+
+
+def _half_interval(timed: Sequence[Record], medians: Mapping[int, float]) -> float:
+    """Of several processes, that of their medians; of one, that of its median, below six samples their range."""
+    if len(medians) > 1:
+        from scipy import stats
+
+        logs = [math.log(each) for each in medians.values()]
+        return float(stats.t.isf(0.025, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
+    if not medians:
+        return math.inf
+    middle, low, high = median_interval(next(each.samples_ms for each in timed if each.repeat in medians))
+    return math.log(max(high / middle, middle / low)) if low > 0 else math.inf
+
+
+def _others_share(timed: Iterable[Record]) -> float:
+    environments = [record.environment for record in timed]
+    return max((each["cpu"]["others_share"] for each in environments if is_loaded(each)), default=0.0)
+
+
+def _devices(timed: Iterable[Record]) -> tuple[dict[str, str], ...]:
+    found = {json.dumps(device, sort_keys=True): device for device in map(_device, timed)}
+    return tuple(found[name] for name in sorted(found))
+
+
+def _device(record: Record) -> dict[str, str]:
+    """The GPU and its driver, or without one the CPU."""
+    gpu, cpu = _object(record, "gpu"), _object(record, "cpu")
+    if record.environment.get("device_kind") == "cpu":
+        return {"GPU": "none", "CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
+    return {"GPU": _said(gpu.get("name")), "driver": _said(gpu.get("driver"))}
+
+
+def _facts(record: Record) -> dict[str, str]:
+    gpu, cpu = _object(record, "gpu"), _object(record, "cpu")
+    facts = {"commit": _commit(record), "GPU unit": _said(gpu.get("device_id"))}
+    facts |= {"CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
+    facts |= {name: _said(version) for name, version in _object(record, "software").items()}
+    return facts | {f"setting {name}": value for name, value in record.settings.items()}
+
+
+def _object(record: Record, part: str) -> Mapping[str, Any]:
+    value = record.environment.get(part)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _said(value: Any) -> str:
+    return "" if value is None else printable(str(value))
+
+
+def _commit(record: Record) -> str:
+    commit = _said(record.environment.get("commit"))[:10]
+    return f"{commit} with uncommitted changes" if commit and record.environment.get("dirty") else commit
+
+
+def _joined(words: Iterable[str]) -> str:
+    return ", ".join(word for word in dict.fromkeys(words) if word) or "not recorded"
+
+
+def _why(last: Record) -> str:
+    return f"{last.status}, {last.reason}" if last.status != "ok" else "a median without a ratio"
+
+
+def _label(record: Record) -> str:
+    case = record.case
+    state = f" state {case.state_dtype}" if case.state_dtype not in ("", case.dtype) else ""
+    return case.label + state

@@ -1,0 +1,116 @@
+"""What the page's scripts draw of a profiled case: its roofline and the timeline of a step, as compact JSON values."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from harness.profile_record import Profile
+from harness.profile_region import Kernel, Region
+from reports.profile_parts import LABELS, kernel_parts, launch_parts, parts, work_of
+from reports.profile_words import short
+
+NAMED = 100  # kernels of a case that have a name in the page; the rest are told together
+_LISTED = 5  # kernels without a point that are named
+
+
+def drawing(profile: Profile) -> dict[str, Any]:
+    """What `profiles.js` draws.
+
+    kernels: the part of each that has a row, and so its name, in the page's table. roofline, timeline: see the
+    functions; no timeline where no profiler told the times of single launches.
+    """
+    by_name = kernel_parts(profile)
+    return {
+        "kernels": [_place(by_name[kernel.name]) for kernel in profile.kernels[:NAMED]],
+        "roofline": roofline(profile),
+        "timeline": timeline(profile) if profile.timeline.kernel else None,
+    }
+
+
+def roofline(profile: Profile) -> dict[str, Any]:
+    """Ceilings in GB/s and TFLOP/s, and the points under them.
+
+    points: (kernel, FLOPs a byte, TFLOP/s, ms of a unit). parts: (part, FLOPs a byte, TFLOP/s, ms of a unit), of the
+    work that the adapter counted.
+    """
+    return {
+        "copy_gbs": _rounded(profile.ceilings.get("copy_gbs")),
+        "product_tflops": _rounded(profile.ceilings.get("product_tflops")),
+        "points": [
+            (place, _rounded(intensity), _rounded(tflops), _rounded(kernel.time_us / profile.units / 1e3))
+            for place, kernel, intensity, tflops in _placed(profile)
+        ],
+        "parts": list(_part_points(profile)),
+    }
+
+
+def timeline(profile: Profile) -> dict[str, Any]:
+    """The launches of a step: columns of whole numbers, and the paths of the ranges that they refer to.
+
+    wait: ns from the end of the launch before; time: ns; kernel: its number, `NAMED` for one without a name.
+    """
+    found = profile.timeline
+    return {
+        "paths": [each.path for each in profile.ranges],
+        "range": found.range,
+        "kernel": [min(kernel, NAMED) for kernel in found.kernel],
+        "part": [_place(part) for part in launch_parts(profile)],
+        "wait": found.wait_ns,
+        "time": found.time_ns,
+    }
+
+
+def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
+    """(GB/s, TFLOP/s, FLOPs a byte) of a kernel; None where it is not known."""
+    counters, each_us = kernel.counters, kernel.time_us / kernel.launches
+    if counters is None or not each_us:
+        return None, None, None
+    moved, computed = counters.dram_bytes, counters.operations
+    return (
+        None if moved is None else moved / (each_us * 1e3),
+        None if computed is None else computed / (each_us * 1e6),
+        computed / moved if moved and computed is not None else None,
+    )
+
+
+def unplaced(region: Region) -> str:
+    """Which kernels have no point in the roofline, and why; "" where all have one."""
+    total = sum(kernel.time_us for kernel in region.kernels)
+    placed = {place for place, *_ in _placed(region)}
+    reasons: dict[str, list[Kernel]] = {}
+    for place, kernel in enumerate(region.kernels[:NAMED]):
+        if place not in placed:
+            reason = (
+                "were not counted" if kernel.counters is None else "moved nothing to or from memory, or did no FLOPs"
+            )
+            reasons.setdefault(reason, []).append(kernel)
+    said = []
+    for reason, kernels in reasons.items():
+        names = [short(kernel.name) for kernel in kernels[:_LISTED]]
+        more = f" and {len(kernels) - _LISTED} more" if len(kernels) > _LISTED else ""
+        share = sum(kernel.time_us for kernel in kernels) / total if total else 0.0
+        said.append(f"Without a point, as they {reason}: {', '.join(names)}{more} ({share:.0%} of the kernels' time).")
+    return " ".join(said)
+
+
+def _placed(region: Region) -> Iterator[tuple[int, Kernel, float, float]]:
+    """(place, kernel, FLOPs a byte, TFLOP/s) of the kernels that a logarithmic roofline can show."""
+    for place, kernel in enumerate(region.kernels[:NAMED]):
+        _, tflops, intensity = rates(kernel)
+        if tflops and intensity:
+            yield place, kernel, intensity, tflops
+
+
+def _part_points(profile: Profile) -> Iterator[tuple[int, float | None, float | None, float | None]]:
+    found = {part.name: part.time_us / profile.units for part in parts(profile)}
+    for part, work in work_of(profile, found).items():
+        if part in found and part in LABELS and work.flops and work.bytes and found[part]:
+            tflops = work.flops / (found[part] * 1e6)
+            yield _place(part), _rounded(work.flops / work.bytes), _rounded(tflops), _rounded(found[part] / 1e3)
+
+
+def _place(part: str) -> int:
+    return list(LABELS).index(part)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")

@@ -1,0 +1,9 @@
+/* Starts the section, whose elements stand before this script. */
+
+for (const details of document.querySelectorAll("details[data-profile]")) {
+  details.addEventListener("toggle", () => startProfile(details), { once: true });
+}
+for (const profile of document.querySelectorAll(".profile")) startBeside(profile);
+addEventListener("hashchange", openProfile);
+openProfile();
+startLinksToProfiles();

@@ -1,0 +1,251 @@
+/* What ran when in a step? Phases, layers, operators, kernels and gaps over one another, by SVG paths that zoom. */
+
+const ROWS = [["Phase", 18], ["Layer", 18], ["Operator", 12], ["Kernels", 26], ["Gaps", 10]];
+const LANES = 4; // of kernels that run at once; deeper ones share the last
+const GUTTER = 62; // left of the rows, for their names
+const ROW_GAP = 4;
+const AXIS = 20;
+const STEP = 2; // of a zoom
+const PAN = 0.25; // of what is shown
+const LETTER = 6.2; // px of a label
+const TICK_SPACE = 110; // px
+
+class Timeline {
+  constructor(host, data, choose) {
+    Object.assign(this, { host, choose, names: data.names, paths: data.timeline.paths, read: -1 });
+    this.readout = host.parentNode.querySelector(".readout");
+    this.launches = this.unpacked(data.timeline);
+    this.end = Math.max(...this.launches.map((launch) => launch.to), 1);
+    this.lanes = Math.max(...this.launches.map((launch) => launch.lane)) + 1;
+    this.gaps = this.between();
+    this.phases = this.spans(0, () => true);
+    this.layers = this.spans(1, (path) => path.length > 1 && path[1].startsWith("layer "));
+    this.operators = this.spans(2, (path) => path.length > 2);
+    this.show(0, this.end);
+    drawWhenSeen(host, (width) => this.draw(width));
+    this.listen();
+  }
+
+  /* Launches with begins and ends in ns, each on the first lane that is free. */
+  unpacked({ kernel, range, part, wait, time }) {
+    const free = [];
+    let before = 0;
+    return kernel.map((number, at) => {
+      const from = before + wait[at];
+      before = from + time[at];
+      let lane = free.findIndex((end) => end <= from);
+      if (lane < 0) lane = Math.min(free.length, LANES - 1);
+      free[lane] = Math.max(free[lane] ?? 0, before);
+      return { kernel: number, range: range[at], part: part[at], from, to: before, lane };
+    });
+  }
+
+  /* The times in which nothing runs. */
+  between() {
+    const gaps = [];
+    let end = this.launches[0].from;
+    for (const { from, to } of this.launches) {
+      if (from > end) gaps.push({ from: end, to: from });
+      end = Math.max(end, to);
+    }
+    return gaps;
+  }
+
+  path(launch) {
+    return this.paths[launch.range] ?? [];
+  }
+
+  /* Neighbours whose paths agree up to `depth` are one span. */
+  spans(depth, belongs) {
+    const spans = [];
+    let open = null;
+    for (const launch of this.launches) {
+      const path = this.path(launch);
+      const name = belongs(path) && path.length > depth ? path.slice(0, depth + 1).join(" / ") : "";
+      if (open && name === open.path) open.to = Math.max(open.to, launch.to);
+      else if (name) spans.push((open = { path: name, name: path[depth], from: launch.from, to: launch.to }));
+      else open = null;
+    }
+    return spans;
+  }
+
+  /* Show from `from` to `to`, within the step and not less than a few ns. */
+  show(from, to) {
+    const span = Math.min(this.end, Math.max(20, to - from));
+    this.from = Math.min(Math.max(0, from), this.end - span);
+    this.to = this.from + span;
+    if (this.width) this.draw(this.width);
+  }
+
+  /* Zoom by a factor around a moment, the middle where none is named. */
+  zoom(factor, around = (this.from + this.to) / 2) {
+    this.show(around - (around - this.from) / factor, around + (this.to - around) / factor);
+  }
+
+  pan(share) {
+    const by = share * (this.to - this.from);
+    this.show(this.from + by, this.to + by);
+  }
+
+  at(time) {
+    return GUTTER + ((time - this.from) / (this.to - this.from)) * (this.width - GUTTER);
+  }
+
+  moment(x) {
+    const share = (x - GUTTER) / (this.width - GUTTER);
+    return this.from + Math.min(1, Math.max(0, share)) * (this.to - this.from);
+  }
+
+  draw(width) {
+    this.width = width;
+    const svg = drawn("svg", { width });
+    let top = 2;
+    const spans = [this.phases, this.layers, this.operators];
+    ROWS.forEach(([name, height], row) => {
+      const tall = name === "Kernels" ? height * this.lanes : height;
+      svg.append(drawn("text", { x: 0, y: top + Math.min(tall / 2, 13) + 4 }, name));
+      if (name === "Kernels") this.drawKernels(svg, top, height);
+      else if (name === "Gaps") svg.append(drawn("path", { class: "part-gaps", d: this.boxes(this.gaps, () => top, tall) }));
+      else this.drawSpans(svg, spans[row], top, tall);
+      top += tall + ROW_GAP;
+    });
+    this.drawAxis(svg, top);
+    svg.setAttribute("viewBox", `0 0 ${width} ${top + AXIS}`);
+    svg.setAttribute("height", top + AXIS);
+    this.host.replaceChildren(svg);
+  }
+
+  visible(items) {
+    return items.filter(({ from, to }) => to >= this.from && from <= this.to);
+  }
+
+  /* One path of many boxes: thousands of elements would be slow. */
+  boxes(items, top, height) {
+    return this.visible(items).map((item) => {
+      const [x, end] = [Math.max(GUTTER, this.at(item.from)), Math.min(this.width, this.at(item.to))];
+      return `M${x.toFixed(1)} ${top(item)}h${Math.max(0.4, end - x).toFixed(1)}v${height}H${x.toFixed(1)}z`;
+    }).join("");
+  }
+
+  drawSpans(svg, spans, top, height) {
+    svg.append(drawn("path", { class: "spans", d: this.boxes(spans, () => top, height) }));
+    for (const span of this.visible(spans)) this.label(svg, span, span.name, top, height);
+  }
+
+  drawKernels(svg, top, height) {
+    const place = (launch) => top + launch.lane * height;
+    PARTS.forEach((part, number) => {
+      const d = this.boxes(this.launches.filter((launch) => launch.part === number), place, height - 2);
+      if (d) svg.append(drawn("path", { class: `part-${part}`, d }));
+    });
+    const launch = this.launches[this.read];
+    if (launch && launch.to >= this.from && launch.from <= this.to) {
+      svg.append(drawn("path", { class: "cursor", d: this.boxes([launch], place, height - 2) }));
+    }
+  }
+
+  /* A name in its box, of a layer its number where that alone fits. */
+  label(svg, { from, to }, name, top, height) {
+    const [x, end] = [Math.max(GUTTER, this.at(from)), Math.min(this.width, this.at(to))];
+    const letters = Math.floor((end - x - 4) / LETTER);
+    const number = name.replace("layer ", "");
+    const text = [name, number].find((each) => each.length <= letters);
+    if (!text || height < 12) return;
+    svg.append(drawn("text", { class: "label", x: x + 3, y: top + height / 2 + 4 }, text));
+  }
+
+  drawAxis(svg, top) {
+    const span = this.to - this.from;
+    const least = (span * TICK_SPACE) / (this.width - GUTTER);
+    const decade = 10 ** Math.floor(Math.log10(least));
+    const tick = decade * ([1, 2, 5, 10].find((each) => each * decade >= least) ?? 10);
+    svg.append(drawn("path", { class: "axis", d: `M${GUTTER} ${top}H${this.width}` }));
+    for (let time = Math.ceil(this.from / tick) * tick; time <= this.to; time += tick) {
+      const x = this.at(time);
+      const anchor = x > this.width - 40 ? "end" : x < GUTTER + 10 ? "start" : "middle";
+      svg.append(drawn("path", { class: "axis", d: `M${x} ${top}v4` }));
+      svg.append(drawn("text", { x, y: top + 16, "text-anchor": anchor }, timeWords(time)));
+    }
+  }
+
+  listen() {
+    const doing = { in: () => this.zoom(STEP), out: () => this.zoom(1 / STEP), earlier: () => this.pan(-PAN), later: () => this.pan(PAN), all: () => this.show(0, this.end) };
+    for (const button of this.host.parentNode.querySelectorAll(".zoom button")) button.onclick = doing[button.dataset.do];
+    const keys = {
+      "+": doing.in, "=": doing.in, "-": doing.out, _: doing.out, 0: doing.all,
+      ArrowLeft: doing.earlier, ArrowRight: doing.later, ArrowUp: () => this.go(-1), ArrowDown: () => this.go(1),
+    };
+    this.host.addEventListener("keydown", (event) => {
+      if (!keys[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      keys[event.key]();
+    });
+    this.host.addEventListener("wheel", (event) => {
+      // A page that is scrolled past is not to stop here.
+      if (!event.ctrlKey && document.activeElement !== this.host) return;
+      event.preventDefault();
+      this.zoom(event.deltaY < 0 ? STEP ** 0.5 : STEP ** -0.5, this.moment(this.x(event)));
+    }, { passive: false });
+    this.host.addEventListener("pointerdown", (event) => this.brush(event));
+    this.host.addEventListener("pointermove", (event) => this.point(event));
+  }
+
+  x(event) {
+    return event.clientX - this.host.getBoundingClientRect().left;
+  }
+
+  /* Drag over a span to see it alone. */
+  brush(event) {
+    if (event.button !== 0) return;
+    const start = this.x(event);
+    this.brushed = [start, start];
+    this.host.setPointerCapture(event.pointerId);
+    this.host.onpointerup = () => this.endBrush(true);
+    this.host.onpointercancel = () => this.endBrush(false);
+  }
+
+  endBrush(chosen) {
+    const [x, end] = [...this.brushed].sort((a, b) => a - b);
+    this.brushed = null;
+    this.host.onpointerup = this.host.onpointercancel = null;
+    if (chosen && end - x > 4) this.show(this.moment(x), this.moment(end));
+    else this.draw(this.width);
+  }
+
+  point(event) {
+    const x = this.x(event);
+    if (this.brushed) {
+      this.brushed[1] = x;
+      this.drawBrush();
+    } else this.tell(this.launches.findLastIndex(({ from, to }) => this.at(from) <= x + 0.5 && this.at(to) >= x - 0.5));
+  }
+
+  drawBrush() {
+    const svg = this.host.firstChild;
+    svg.querySelector(".brush")?.remove();
+    const [x, end] = [...this.brushed].sort((a, b) => a - b);
+    svg.append(drawn("rect", { class: "brush", x, y: 0, width: end - x, height: "100%" }));
+  }
+
+  /* Read the next launch, or the one before, and bring it into view. */
+  go(step) {
+    const first = this.launches.findIndex(({ to }) => to > this.from);
+    const next = this.read < 0 ? first : Math.min(this.launches.length - 1, Math.max(0, this.read + step));
+    const { from, to } = this.launches[next];
+    const span = this.to - this.from;
+    if (from < this.from || to > this.to) this.show(from - span / 10, from + (9 * span) / 10);
+    this.tell(next);
+  }
+
+  tell(number) {
+    if (number === this.read) return;
+    this.read = number;
+    this.draw(this.width);
+    const launch = this.launches[number];
+    if (!launch) return;
+    const name = this.names[launch.kernel] ?? "a kernel of those that the table leaves out";
+    const where = this.path(launch).join(" / ");
+    this.readout.textContent = `${name}: ${timeWords(launch.to - launch.from)}, from ${timeWords(launch.from)} on${where ? `, in ${where}` : ""}; ${partLabel(launch.part)}`;
+    this.choose(launch.kernel);
+  }
+}

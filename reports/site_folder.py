@@ -1,0 +1,54 @@
+"""Which folder may a site be written to, and what does its marker file say of the runs that were drawn in it?"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.record import RecordError
+from harness.run import Run
+
+MARKER = "ttt-bench-site.json"
+FOLDERS = ("assets", "data", "downloads", "over-time", "runs")
+_TOOL = "ttt-bench site"
+
+
+def refuse_what_is_no_site(folder: Path) -> None:
+    """RecordError for a folder that holds no site."""
+    if not folder.is_dir():
+        why = "is not a folder" if folder.exists() else "no such folder"
+        raise RecordError(f"{folder}: {why}; name that of a site")
+    read_marker(folder)
+
+
+def refuse_what_belongs_to_others(out: Path, runs: Sequence[Path]) -> None:
+    """RecordError for an `out` that is neither new, empty nor a site, or that leads elsewhere."""
+    place = out.resolve()
+    for run in runs:
+        if run.resolve() in (place, *place.parents) and Run.exists(run):
+            raise RecordError(f"{out}: lies in the run {run}; name a folder outside of it")
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise RecordError(f"{out}: is not a folder; name one for the site")
+    if any(out.iterdir()):
+        read_marker(out)
+    for path in (out / name for name in FOLDERS):
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise RecordError(f"{path}: is no folder of a site; remove it, or name another folder")
+
+
+def read_marker(out: Path) -> list[Any]:
+    """What the site in `out` keeps of its runs, JSON values; RecordError for a folder that is no site."""
+    try:
+        values = json.loads((out / MARKER).read_text("utf-8"))
+        if values["tool"] != _TOOL:
+            raise ValueError
+        return list(values["runs"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        raise RecordError(f"{out}: is no site of ttt-bench, as its {MARKER} does not say so; it is left") from None
+
+
+def marker_text(runs: Sequence[Any]) -> str:
+    """The text of a marker file that keeps these JSON values."""
+    return json.dumps({"tool": _TOOL, "runs": list(runs)}, separators=(",", ":")) + "\n"

@@ -1,0 +1,108 @@
+/* How did a case of a system change from run to run? A line for each kind of machine, a triangle at each change. */
+
+const page = JSON.parse(document.getElementById("page-data").textContent);
+const cases = new Map(page.cases.map((each) => [each.key, each]));
+const select = document.getElementById("case");
+const plot = document.getElementById("plot");
+const SYMBOLS = ["circle", "square", "diamond", "pentagon", "star"];
+const DASHES = ["solid", "dash", "dot", "dashdot"];
+const TONES = 8;
+/* The least that the axis shows to either side of the values, so that noise does not look like change. */
+const LEAST_REACH = 0.1;
+const NARROW = 500; // pixels of a figure, in which changes are told by hover and table alone
+
+/* Plotly reads a part of HTML in its texts; words from records are shown as they are. */
+function neutral(text) {
+  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+function colour(name) {
+  plot.style.color = `var(${name})`;
+  const found = getComputedStyle(plot).color;
+  plot.style.color = "";
+  return found;
+}
+
+function percent(ratio) {
+  return `${ratio > 1 ? "+" : "−"}${Math.abs(100 * (ratio - 1)).toFixed(1)}%`;
+}
+
+function hover(line, at) {
+  const interval = line.low[at] === null ? "" : ` (${shown(line.low[at])} to ${shown(line.high[at])})`;
+  return [page.names[line.run[at]], `${line.at[at].replace("T", " ")} UTC`, `commit ${line.commit[at] || "not recorded"}`, `${shown(line.ms[at])} ms${interval}`]
+    .concat(line.doubtful.includes(at) ? ["few samples, or a loaded machine"] : []).map(neutral).join("<br>");
+}
+
+function traces(line, number) {
+  const tone = colour(`--tone-${number % TONES}`);
+  const symbol = SYMBOLS[number % SYMBOLS.length];
+  const points = {
+    type: "scatter", mode: "lines+markers", name: neutral(line.place), x: line.at, y: line.ms,
+    line: { color: tone, dash: DASHES[number % DASHES.length], width: 1.5 },
+    marker: { size: 7, color: tone, symbol: line.at.map((_, at) => (line.doubtful.includes(at) ? `${symbol}-open` : symbol)) },
+    error_y: { type: "data", symmetric: false, color: tone, thickness: 1, width: 2, array: line.ms.map((ms, at) => (line.high[at] ?? ms) - ms), arrayminus: line.ms.map((ms, at) => ms - (line.low[at] ?? ms)) },
+    text: line.at.map((_, at) => hover(line, at)), hovertemplate: "%{text}<extra></extra>",
+  };
+  const changes = {
+    type: "scatter", mode: plot.clientWidth < NARROW ? "markers" : "markers+text", cliponaxis: false, showlegend: false, x: line.changes.map(({ at }) => line.at[at]), y: line.changes.map(({ at }) => line.ms[at]),
+    marker: { size: 14, symbol: line.changes.map(({ verdict }) => (verdict === "slower" ? "triangle-up" : "triangle-down")), color: line.changes.map(({ verdict }) => colour(verdict === "slower" ? "--bad" : "--good")) },
+    text: line.changes.map(({ at, ratio }) => `${percent(ratio)}<br>${neutral(line.commit[at].slice(0, 7))}`), textposition: line.changes.map(({ verdict }) => (verdict === "slower" ? "top center" : "bottom center")), textfont: { color: colour("--ink") },
+    hovertext: line.changes.map(({ at, before, verdict, ratio, differs }) => [`${verdict}: ${percent(ratio)} against ${page.names[before]}`, ...differs.slice(0, 5)].map(neutral).join("<br>") + `<br>${hover(line, at)}`),
+    hovertemplate: "%{hovertext}<extra></extra>",
+  };
+  return [points, changes];
+}
+
+function range(lines) {
+  const values = lines.flatMap((line) => [...line.ms, ...line.low, ...line.high]).filter((value) => value !== null);
+  const middle = lines.flatMap((line) => line.ms);
+  const [low, high] = [Math.min(...values, Math.min(...middle) * (1 - LEAST_REACH)), Math.max(...values, Math.max(...middle) * (1 + LEAST_REACH))];
+  const margin = 0.08 * (high - low);
+  return [Math.max(0, low - margin), high + margin];
+}
+
+async function draw() {
+  document.documentElement.dataset.ready = "no";
+  const { label, lines } = cases.get(select.value);
+  document.getElementById("figure-title").textContent = label;
+  const [ink, muted, grid] = ["--ink", "--muted", "--grid"].map(colour);
+  const axis = { gridcolor: grid, linecolor: muted, tickcolor: muted, zeroline: false, fixedrange: true };
+  const layout = {
+    height: 420, margin: { t: 20, r: 40, b: 50, l: 60 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 13, family: getComputedStyle(document.body).fontFamily },
+    xaxis: { ...axis, type: "date", title: { text: "first sample, UTC", standoff: 12 }, automargin: true }, yaxis: { ...axis, title: { text: "latency, ms" }, range: range(lines) },
+    showlegend: true, legend: { orientation: "h", y: 0, yref: "container", yanchor: "bottom" }, hoverlabel: { bgcolor: colour("--raised"), font: { color: ink }, align: "left" },
+  };
+  await Plotly.react(plot, lines.flatMap(traces), layout, { displayModeBar: false, responsive: true });
+  const [runs, changes] = ["at", "changes"].map((part) => lines.reduce((sum, line) => sum + line[part].length, 0));
+  plot.setAttribute("aria-label", `Line chart of the latency of ${label}: ${runs} runs on ${lines.length} kinds of machine, ${changes} changes. The numbers are in the table below it.`);
+  numbers(lines);
+  document.documentElement.dataset.ready = "yes";
+}
+
+function numbers(lines) {
+  const rows = lines.flatMap((line) => line.at.map((_, at) => ({ line, at }))).sort((a, b) => (a.line.at[a.at] < b.line.at[b.at] ? 1 : -1));
+  const columns = [["at", "First sample, UTC"], ["run", "Run"], ["commit", "Commit"], ["ms", "Latency (ms)", true], ["low", "From", true], ["high", "To", true], ["place", "Machine"], ["change", "Change"]]
+    .map(([key, label, numeric]) => ({ key, label, numeric: Boolean(numeric), scale: 1, names: Object.create(null) }));
+  const cell = ({ line, at }, key) => {
+    const change = line.changes.find((each) => each.at === at);
+    if (key === "change") return change ? `${change.verdict}, ${percent(change.ratio)}` : null;
+    if (key === "run") return page.names[line.run[at]];
+    return key === "place" ? line.place : line[key][at];
+  };
+  new Table(document.getElementById("numbers"), { caption: "Numbers", columns, rows, cell });
+}
+
+/* The case that the address names behind its #; else the first, which changed most. */
+function follow() {
+  const wanted = decodeURIComponent(location.hash.slice(1));
+  select.value = cases.has(wanted) ? wanted : page.cases[0].key;
+  draw();
+}
+
+for (const { key, label } of page.cases) select.append(element("option", { value: key, textContent: label }));
+select.onchange = () => { location.hash = select.value; };
+select.form.onsubmit = (event) => event.preventDefault();
+for (const part of document.querySelectorAll(".needs-script")) part.hidden = false;
+addEventListener("hashchange", follow);
+for (const medium of ["(prefers-color-scheme: dark)", "print"]) matchMedia(medium).onchange = draw;
+follow();

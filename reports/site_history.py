@@ -1,0 +1,184 @@
+"""How did a system change over time? Each of its cases through the runs of a site, in the order of their dates."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from reports.compare import Pair, differences, judged_stored
+from reports.compare_side import CaseSide
+from reports.judge import Judged
+from reports.site_run import Entry, Held, moment, system_id
+
+
+@dataclass(frozen=True)
+class Point:
+    """A case in a run. at: when its first sample was taken."""
+
+    run: str
+    at: datetime
+    side: CaseSide
+
+
+@dataclass(frozen=True)
+class Change:
+    """Two runs, one after the other on machines of one kind, between which a case became slower or faster.
+
+    before: the last run with enough samples and a machine to itself. differs: what is not the same in them, in words.
+    """
+
+    case: str
+    label: str
+    before: Point
+    after: Point
+    judged: Judged
+    differs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A case on machines of one kind: the GPU and its driver, or the CPU and its cores."""
+
+    place: str
+    points: tuple[Point, ...]
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case of a system, on each kind of machine that measured it."""
+
+    key: str
+    label: str
+    lines: tuple[Line, ...]
+
+    @property
+    def changes(self) -> list[Change]:
+        """On all machines."""
+        return [change for line in self.lines for change in line.changes]
+
+    @property
+    def points(self) -> int:
+        """On all machines."""
+        return sum(len(line.points) for line in self.lines)
+
+
+@dataclass
+class History:
+    """A system through the runs of a site. cases: those that changed first, then those of most runs."""
+
+    name: str
+    label: str
+    cases: list[Case] = field(default_factory=list)
+
+    @property
+    def page(self) -> str:
+        """Its page, relative to the site."""
+        return f"over-time/{system_id(self.name)}.html"
+
+    @property
+    def changes(self) -> list[Change]:
+        """Of all cases, the newest first."""
+        found = [change for case in self.cases for change in case.changes]
+        return sorted(found, key=lambda change: (change.after.at, change.label), reverse=True)
+
+    @property
+    def runs(self) -> set[str]:
+        """The ids of the runs that it draws."""
+        return {point.run for case in self.cases for line in case.lines for point in line.points}
+
+    def to_dict(self) -> dict[str, Any]:
+        """What its page draws: of each line the points, a list a column."""
+        return {"cases": [{"key": case.key, "label": case.label, "lines": _drawn(case)} for case in self.cases]}
+
+
+def histories(entries: Iterable[Entry], held: Iterable[Held]) -> list[History]:
+    """The systems of the runs, each case with a timing and a date; a system's label is that of its newest run."""
+    labels: dict[str, str] = {}
+    for entry in sorted(entries, key=lambda entry: entry.updated):
+        labels |= dict(entry.systems)
+    points: dict[str, dict[str, dict[str, list[Point]]]] = {name: {} for name in labels}
+    for run in held:
+        for key, side in run.cases.items():
+            at = moment(side.started_at)
+            if side.medians and at:
+                lines = points.setdefault(side.system.partition("/")[0], {}).setdefault(key, {})
+                lines.setdefault(_place(side), []).append(Point(run.id, at, side))
+    found = []
+    for name, by_key in points.items():
+        cases = [_case(key, lines) for key, lines in by_key.items()]
+        cases.sort(key=lambda case: (-len(case.changes), -case.points, case.label))
+        if cases:
+            found.append(History(name, labels.get(name, name), cases))
+    return found
+
+
+def _place(side: CaseSide) -> str:
+    devices = [" · ".join(_said(device)) for device in side.devices]
+    return " and ".join(devices) or "device not recorded"
+
+
+def _said(device: Any) -> Iterable[str]:
+    named = {name: value for name, value in device.items() if value and (name, value) != ("GPU", "none")}
+    words = {"driver": "driver {}", "CPU cores": "{} cores"}
+    return (words.get(name, "{}").replace("{}", value) for name, value in named.items())
+
+
+def _case(key: str, lines: dict[str, list[Point]]) -> Case:
+    label = next(iter(lines.values()))[0].side.label
+    return Case(key, label, tuple(_line(place, key, lines[place]) for place in sorted(lines)))
+
+
+def _line(place: str, key: str, points: list[Point]) -> Line:
+    points = sorted(points, key=lambda point: (point.at, point.run))
+    return Line(place, tuple(points), tuple(_changes(key, points)))
+
+
+def _changes(key: str, points: Sequence[Point]) -> Iterable[Change]:
+    before = None
+    for point in points:
+        if not _is_sound(point):
+            continue
+        if before is not None:
+            pair = Pair(before.side, point.side)
+            judged = judged_stored(pair)
+            if judged.verdict in ("slower", "faster"):
+                differs = tuple(each.sentence for each in differences([pair]))
+                yield Change(key, point.side.label, before, point, judged, differs)
+        before = point
+
+
+def _is_sound(point: Point) -> bool:
+    return Pair(point.side, point.side).is_sound
+
+
+def _drawn(case: Case) -> list[dict[str, Any]]:
+    return [
+        {
+            "place": line.place,
+            "run": [point.run for point in line.points],
+            "at": [f"{point.at:%Y-%m-%dT%H:%M:%S}" for point in line.points],
+            "ms": [_rounded(point.side.ms) for point in line.points],
+            "low": [_rounded(point.side.ms * math.exp(-point.side.half)) for point in line.points],
+            "high": [_rounded(point.side.ms * math.exp(point.side.half)) for point in line.points],
+            "commit": [point.side.facts.get("commit", "") for point in line.points],
+            "doubtful": [at for at, point in enumerate(line.points) if not _is_sound(point)],
+            "changes": [_change(change, line.points) for change in line.changes],
+        }
+        for line in case.lines
+    ]
+
+
+def _change(change: Change, points: Sequence[Point]) -> dict[str, Any]:
+    return {
+        "at": points.index(change.after),
+        "before": change.before.run,
+        "verdict": change.judged.verdict,
+        "ratio": _rounded(change.judged.ratio),
+        "differs": list(change.differs),
+    }
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -1,0 +1,56 @@
+/* Which runs does the index show, and which two are compared? */
+
+const lines = [...document.querySelectorAll("#runs > li")].map((host) => ({
+  host,
+  box: host.querySelector("input"),
+  id: host.dataset.id,
+  day: host.dataset.day,
+  text: host.innerText.toLowerCase(),
+  devices: JSON.parse(host.dataset.devices),
+  systems: JSON.parse(host.dataset.systems),
+  commits: JSON.parse(host.dataset.commits),
+}));
+const field = (id) => document.getElementById(id).value;
+let pair = [];
+
+function filterRuns() {
+  const words = field("words").toLowerCase().split(/\s+/).filter(Boolean);
+  const [device, system, from, to, commit] = ["device", "system", "from", "to", "commit"].map(field);
+  const digits = commit.trim().toLowerCase();
+  let kept = 0;
+  for (const line of lines) {
+    const isKept = words.every((word) => line.text.includes(word))
+      && (!device || line.devices.includes(device))
+      && (!system || line.systems.includes(system))
+      && (!from || line.day >= from)
+      && (!to || (line.day && line.day <= to))
+      && (!digits || line.commits.some((each) => each.toLowerCase().startsWith(digits)));
+    line.host.hidden = !isKept;
+    kept += isKept;
+  }
+  document.getElementById("count").textContent = kept === lines.length ? `${kept} runs` : `${kept} of ${lines.length} runs`;
+}
+
+/* The last two that were chosen; the older of them is A. */
+function choose(line) {
+  pair = pair.filter((each) => each !== line);
+  if (line.box.checked) pair = [...pair, line].slice(-2);
+  for (const each of lines) if (each.box) each.box.checked = pair.includes(each);
+  const host = document.getElementById("pair");
+  if (pair.length < 2) {
+    host.textContent = pair.length ? "Choose another run to compare it with." : "Choose two runs to compare them.";
+    return;
+  }
+  const [a, b] = lines.filter((each) => pair.includes(each)).reverse();
+  const name = (each) => each.host.querySelector(".name").textContent;
+  host.replaceChildren(element("a", { href: `compare.html?a=${a.id}&b=${b.id}`, textContent: `Compare ${name(a)} with ${name(b)}` }));
+}
+
+for (const part of document.querySelectorAll(".needs-script")) part.hidden = false;
+const filters = document.getElementById("filters");
+filters.oninput = filterRuns;
+filters.onsubmit = (event) => event.preventDefault();
+filters.onreset = () => setTimeout(filterRuns);
+for (const line of lines) if (line.box) line.box.onchange = () => choose(line);
+filterRuns();
+document.documentElement.dataset.ready = "yes";

@@ -1,0 +1,104 @@
+"""The pages and files that the runs of a site share: index, systems over time, comparison, feed, scripts and styles."""
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from harness.interval import FEWEST
+from reports.compare import BETWEEN_RUNS, LOG_LIMIT, NAMED, STORED_BAR, VERDICTS
+from reports.compare_views import COLUMNS, SCALE, STORED_MEANING, WIDTH
+from reports.html import embedded_json
+from reports.site_feed import feed
+from reports.site_history import History
+from reports.site_run import PLOTLY, Entry
+
+_SCRIPTS = {"site.js": "site_index.js", "compare.js": "site_compare.js", "over-time.js": "site_history.js"}
+_CHANGES_SHOWN = 200
+
+
+def shared_files(entries: Sequence[Entry], histories: Sequence[History], url: str) -> dict[str, str]:
+    """Their texts by their path in the site. entries: the newest first; url: "" for no feed."""
+    found = {f"assets/{name}": _source("table.js") + _source(source) for name, source in _SCRIPTS.items()}
+    found["assets/site.css"] = _source("style.css") + _source("site.css")
+    found["index.html"] = _index(entries, histories, bool(url))
+    found["compare.html"] = _compare(entries)
+    found |= {history.page: _over_time(history, entries) for history in histories}
+    return found | ({"feed.xml": feed([entry for entry in entries if entry.page], url)} if url else {})
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("reports", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _source(name: str) -> str:
+    return files("reports").joinpath(name).read_text("utf-8")
+
+
+def _drawn(template: str, up: str = "", **values: Any) -> str:
+    """up: from the page to the site's top."""
+    return _environment().get_template(template).render(up=up, plotly=PLOTLY, **values)
+
+
+def _index(entries: Sequence[Entry], histories: Sequence[History], has_feed: bool) -> str:
+    days = sorted(entry.day for entry in entries if entry.day)
+    return _drawn(
+        "site_index.html.j2",
+        entries=entries,
+        histories=histories,
+        has_feed=has_feed,
+        span=" to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
+        devices=sorted({device for entry in entries for device in entry.devices}),
+        systems=sorted(dict(system for entry in entries for system in entry.systems).items()),
+        short=short,
+    )
+
+
+def _compare(entries: Sequence[Entry]) -> str:
+    rules = {
+        "columns": COLUMNS,
+        "verdicts": VERDICTS,
+        "meaning": STORED_MEANING,
+        "bar": STORED_BAR,
+        "between": BETWEEN_RUNS,
+        "fewest": FEWEST,
+        "named": NAMED,
+        "log_limit": LOG_LIMIT,
+        "scale": SCALE,
+        "width": WIDTH,
+    }
+    runs = [
+        {"id": entry.id, "words": " · ".join(filter(None, [entry.name, entry.day, *entry.devices, short(entry)]))}
+        for entry in entries
+    ]
+    return _drawn("site_compare.html.j2", data=embedded_json({"rules": rules, "runs": runs}))
+
+
+def _over_time(history: History, entries: Sequence[Entry]) -> str:
+    names = {entry.id: entry.name for entry in entries if entry.id in history.runs}
+    data = history.to_dict() | {"names": names}
+    changes = history.changes
+    return _drawn(
+        "site_history.html.j2",
+        up="../",
+        history=history,
+        names=names,
+        changes=changes[:_CHANGES_SHOWN],
+        left_out=max(0, len(changes) - _CHANGES_SHOWN),
+        data=embedded_json(data),
+    )
+
+
+def short(entry: Entry) -> str:
+    """The commits of a run in a few words."""
+    first = entry.commits[0][:10] if entry.commits else "not recorded"
+    return f"commit {first} and {len(entry.commits) - 1} more" if len(entry.commits) > 1 else f"commit {first}"

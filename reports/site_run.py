@@ -1,0 +1,236 @@
+"""A run of a site: its page, its downloads, and what other pages need to know of it.
+
+A site keeps of each run `Entry`, a line of the index, and the cases as `compare` holds them against another run's:
+both are read back where the run has not changed.
+"""
+
+import hashlib
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness.reason import printable
+from harness.record import Record
+from harness.run import FILE, Run
+from reports.compare_side import CaseSide, Side, case_sides, run_side
+from reports.html import Around, embedded_json, render
+from reports.profiles import section
+from reports.stats import frame
+from reports.tables import said, write_frame
+
+PLOTLY = "assets/plotly.js"
+ID = re.compile(r"[a-z0-9][a-z0-9-]{0,60}-[0-9a-f]{8}")
+_SLUG_LIMIT = 48
+_DATA_START, _DATA_END = "ttt_bench_run(", ");\n"
+_FORMATS = {"csv": "Table (CSV)", "jsonl": "Records (JSON lines)", "parquet": "Table (Parquet)"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run in the index. day: of its first record, UTC; updated: when its last case was started, ISO; "" for none.
+
+    systems: (name, label) of each that has a record. measured: cases with a result, of `cases` with a record.
+    files: what there is of it, relative to the site.
+    """
+
+    id: str
+    name: str
+    day: str
+    updated: str
+    devices: tuple[str, ...]
+    commits: tuple[str, ...]
+    systems: tuple[tuple[str, str], ...]
+    mode: str
+    measured: int
+    cases: int
+    files: tuple[str, ...]
+
+    @property
+    def page(self) -> str:
+        """Its page, relative to the site; "" for a run without records."""
+        return next((path for path in self.files if path.startswith("runs/")), "")
+
+    @property
+    def downloads(self) -> list[tuple[str, str]]:
+        """(words, file relative to the site)."""
+        return [(_FORMATS[path.rpartition(".")[2]], path) for path in self.files if path.startswith("downloads/")]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What `compare` needs to know of a run. turns: equal for the two sides of one `ttt-bench ab`, else ""."""
+
+    id: str
+    mode: str
+    turns: str
+    side: Side
+    cases: Mapping[str, CaseSide]
+
+
+def has_parquet() -> bool:
+    """Whether the package that writes Parquet is installed."""
+    return find_spec("pyarrow") is not None
+
+
+def slug(name: str) -> str:
+    """What a file may be called after `name` anywhere: lower case, digits and single hyphens, never empty."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())[:_SLUG_LIMIT].strip("-") or "x"
+
+
+def run_id(run: Run, records: Iterable[Record]) -> str:
+    """The name of a run's folder and a digest of when and how it was begun: it stays when the run goes on."""
+    name = run.folder.resolve().name
+    asked = run.file.requests[0] if run.file.requests else None
+    begun = [asked.at, *asked.arguments] if asked else [min((each.started_at for each in records), default="")]
+    return f"{slug(name)}-{_digest([name, *begun])}"
+
+
+def system_id(name: str) -> str:
+    """What the files of a system are called."""
+    return f"{slug(name)}-{_digest([name])}"
+
+
+def run_digest(folder: Path, program: str) -> str:
+    """Of all files of a run that a site shows, and of the program that shows them. Raises OSError."""
+    total = hashlib.sha256(f"{program}\n{folder.resolve().name}".encode("utf-8", "replace"))
+    parts = [folder / FILE, *sorted(folder.glob("records/*.jsonl")), *sorted(folder.glob("profiles/*.json"))]
+    for path in parts:
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        total.update(f"\n{path.name} {len(content)}\n".encode("utf-8", "replace"))
+        total.update(content)
+    return total.hexdigest()
+
+
+def files_of(run: Run) -> tuple[Entry, dict[str, str | bytes]]:
+    """A run's line of the index, and its files by their path in the site. Raises RecordError for what is no run."""
+    records = run.records()
+    found = run_id(run, records)
+    sides = case_sides(records)
+    table = frame(records, run.catalogue) if records else None
+    files: dict[str, str | bytes] = {f"data/{found}.js": _data(run, found, records, sides)}
+    if table is not None:
+        files |= {f"downloads/{found}.{ending}": content for ending, content in _downloads(table, records, run).items()}
+        files[f"runs/{found}.html"] = _page(run, found, records, table, files)
+    return _entry(run, found, records, tuple(files)), files
+
+
+def read_held(path: Path) -> Held:
+    """What `files_of` wrote to data/ID.js. Raises OSError, and ValueError, KeyError or TypeError for another file."""
+    text = path.read_text("utf-8")
+    values = json.loads(json.loads(text.removeprefix(_DATA_START).removesuffix(_DATA_END)))
+    facts, devices = values["facts"], [tuple(each) for each in values["devices"]]
+    cases = {}
+    for key, case in values["cases"].items():
+        case = {name: value for name, value in case.items() if name != "ms"}
+        case |= {"facts": facts[case["facts"]], "devices": devices[case["devices"]]}
+        case |= {"half": math.inf if case["half"] is None else case["half"]}
+        case["medians"] = {int(repeat): ms for repeat, ms in case["medians"].items()}
+        cases[key] = CaseSide(key=key, **case)
+    return Held(values["id"], values["mode"], values["turns"], Side(**values["side"]), cases)
+
+
+def moment(text: str) -> datetime | None:
+    """The time that a record says, UTC where it does not say; None for what is none."""
+    try:
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _digest(parts: list[str]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
+
+
+def _entry(run: Run, found: str, records: list[Record], files: tuple[str, ...]) -> Entry:
+    asked = run.file.requests[-1] if run.file.requests else None
+    moments = sorted(when for record in records if (when := moment(record.started_at)))
+    places = [record.environment for record in records] or ([dict(asked.machine, commit=asked.commit)] if asked else [])
+    systems = dict.fromkeys(record.case.system for record in records)
+    return Entry(
+        id=found,
+        name=printable(run.folder.resolve().name),
+        day=moments[0].date().isoformat() if moments else "",
+        updated=moments[-1].isoformat(timespec="seconds") if moments else "",
+        devices=_distinct(each.get("device") for each in places),
+        commits=_distinct(each.get("commit") for each in places),
+        systems=tuple((name, run.catalogue.system_label(name)) for name in systems),
+        mode=run.mode,
+        measured=len({record.case.key for record in records if record.status == "ok"}),
+        cases=len({record.case.key for record in records}),
+        files=files,
+    )
+
+
+def _distinct(values: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(value) for value in values if value))
+
+
+def _page(run: Run, found: str, records: list[Record], table: pd.DataFrame, files: Iterable[str]) -> str:
+    downloads = [(_FORMATS[path.rpartition(".")[2]], f"../{path}") for path in files if path.startswith("downloads/")]
+    around = Around(
+        plotly=f"../{PLOTLY}",
+        links=(("All runs", "../index.html"), ("Compare", f"../compare.html?a={found}")),
+        downloads=tuple(downloads),
+    )
+    profiled = section(run)
+    title = printable(run.folder.resolve().name)
+    return render(records, run.catalogue, title, profiled if profiled.html else None, around, table)
+
+
+def _downloads(table: pd.DataFrame, records: Iterable[Record], run: Run) -> dict[str, str | bytes]:
+    """What a run can be taken away as, by the ending of the file; Parquet where it can be written."""
+    text = io.StringIO()
+    write_frame(table, "csv", text, run.catalogue)
+    files: dict[str, str | bytes] = {"csv": text.getvalue()}
+    files["jsonl"] = "".join(f"{record.to_json()}\n" for record in records)
+    if has_parquet():
+        content = io.BytesIO()
+        _of_one_type(table).to_parquet(content, engine="pyarrow", index=False)
+        files["parquet"] = content.getvalue()
+    return files
+
+
+def _of_one_type(table: pd.DataFrame) -> pd.DataFrame:
+    """Parquet's columns have one type: a column of several, such as an option that is a number or a word, is words."""
+    words = [name for name in table.columns if table[name].dtype == object]
+    mixed = [name for name in words if len({type(value) for value in table[name].dropna()}) > 1]
+    return table.assign(**{name: table[name].map(said).replace("", None) for name in mixed})
+
+
+def _data(run: Run, found: str, records: list[Record], sides: Mapping[str, CaseSide]) -> str:
+    """A script that hands the cases to the page that compares; facts and devices that cases share are there once.
+
+    It hands over text, as a script would take the name `__proto__` in an object for more than a name.
+    """
+    facts: dict[str, int] = {}
+    devices: dict[str, int] = {}
+    asked = run.file.requests[0] if run.file.requests else None
+    turns = _digest([asked.at, *asked.arguments]) if asked and asked.arguments[:1] == ("ab",) else ""
+    cases = {}
+    for key, side in sides.items():
+        values = asdict(side) | {"ms": side.ms if side.medians else None}
+        values |= {"half": side.half if math.isfinite(side.half) else None}
+        for name, known in (("facts", facts), ("devices", devices)):
+            values[name] = known.setdefault(json.dumps(values[name]), len(known))
+        cases[key] = {name: value for name, value in values.items() if name != "key"}
+    data = {
+        "id": found,
+        "mode": run.mode,
+        "turns": turns,
+        "side": asdict(run_side(run, records)),
+        "facts": [json.loads(each) for each in facts],
+        "devices": [json.loads(each) for each in devices],
+        "cases": cases,
+    }
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f"{_DATA_START}{embedded_json(text)}{_DATA_END}"

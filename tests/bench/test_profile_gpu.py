@@ -1,0 +1,114 @@
+"""One small case of each kind under the profilers that are here: a layer's kernel, a model, a baseline."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.profile_record import Profile
+from harness.profilers import ncu, nsys
+from harness.run import Run
+from reports.profile_parts import GAPS, HEAD, PRODUCTS, SCAN, TTT, parts
+from reports.profile_words import AGREES, recorded_ms
+from reports.publish import write_report
+from tests.interpreter import DEVICE
+from tk_kernels.ttt_linear import ops
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU"),
+    pytest.mark.timeout(900),
+]
+KINDS = {
+    "layer": ("kernel-forward", "--systems", "ttt-linear/thunderkittens", "--batch", "16", "--context", "8192"),
+    "model": ("quick", "--systems", "ttt-linear/torch", "--batch", "2", "--context", "1024"),
+    "baseline": ("quick", "--systems", "transformer/torch", "--batch", "2", "--context", "1024"),
+}
+
+
+def ttt_bench(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench", *map(str, arguments), "--device", "cuda"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=800)
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def profiled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Run, list[Profile]]:
+    if request.param == "layer" and ops.available():
+        pytest.skip(ops.available())
+    out = tmp_path_factory.mktemp(request.param) / "run"
+    measured = ttt_bench("run", *KINDS[request.param], "--out", out)
+    assert measured.returncode == 0, measured.stderr
+    done = ttt_bench("profile", *KINDS[request.param], "--out", out)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Run.open(out)
+    return request.param, run, list(run.profiles().values())
+
+
+def test_what_a_profile_holds(profiled: tuple[str, Run, list[Profile]]) -> None:
+    kind, _, found = profiled
+    assert found
+    for profile in found:
+        assert profile.status == "ok", profile.reason
+        assert set(profile.tools) & {"torch.profiler", "nsys"}
+        assert min(profile.ceilings.values()) > 0  # type: ignore[type-var, operator]
+        assert profile.timeline.kernel
+        assert not any(kernel.name.startswith("aten::") for kernel in profile.kernels)
+        names = {part.name for part in parts(profile)} - {GAPS}
+        assert (names == {TTT}) if kind == "layer" else ({PRODUCTS, HEAD} <= names)
+        assert kind == "layer" or (SCAN if kind == "baseline" else TTT) in names
+        if kind != "layer":
+            assert max(profile.timeline.range) > 0  # its launches are those of the call under ranges
+
+
+def test_floors_lie_below_the_times(profiled: tuple[str, Run, list[Profile]]) -> None:
+    for profile in profiled[2]:
+        for part in parts(profile):
+            assert part.floor_us is None or part.floor_us <= 1.05 * part.time_us, part
+
+
+def test_kernels_and_gaps_are_the_latency_of_a_case_that_keeps_the_gpu_busy(
+    profiled: tuple[str, Run, list[Profile]],
+) -> None:
+    kind, run, found = profiled
+    if kind != "layer":
+        pytest.skip("a tiny model waits for the host, which a profiler slows")
+    latencies = recorded_ms(run.records())
+    warm = [profile for profile in found if profile.case.l2 == "warm"]
+    assert warm
+    for profile in warm:
+        assert profile.unit_ms == pytest.approx(latencies[profile.case.key], rel=AGREES)
+
+
+@pytest.mark.skipif(shutil.which(ncu.PROGRAM) is None, reason="no ncu on the path")
+def test_ncu_counts_most_of_the_time_or_says_why_not(profiled: tuple[str, Run, list[Profile]]) -> None:
+    for profile in profiled[2]:
+        counted = [kernel for kernel in profile.kernels if kernel.counters]
+        if not counted:
+            assert "NVreg_RestrictProfilingToAdminUsers" in " ".join(profile.notes), profile.notes
+            continue
+        share = sum(kernel.time_us for kernel in counted) / sum(kernel.time_us for kernel in profile.kernels)
+        assert share > 0.8, profile.notes
+        longest = max(counted, key=lambda kernel: kernel.time_us).counters
+        assert longest is not None
+        assert longest.dram_bytes is not None
+        assert longest.occupancy
+
+
+@pytest.mark.skipif(shutil.which(nsys.PROGRAM) is None, reason="no nsys on the path")
+def test_nsys_tells_times(profiled: tuple[str, Run, list[Profile]]) -> None:
+    assert all("nsys" in profile.tools for profile in profiled[2])
+
+
+def test_the_page_shows_them(profiled: tuple[str, Run, list[Profile]], tmp_path: Path) -> None:
+    _, run, found = profiled
+    write_report(run.folder, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert all(f'id="profile-{profile.case.key}"' in page for profile in found)

@@ -1,0 +1,90 @@
+"""`ttt-bench site` and `ttt-bench preview` as a user calls them."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMITTED = ROOT / "reports" / "results" / "h100-2026-11-21"
+PROGRAM = [sys.executable, "-m", "bench"]
+
+
+def ttt_bench(*arguments, cwd):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [*PROGRAM, *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    done = ttt_bench("site", COMMITTED, "-o", "site", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "wrote site/index.html: 1 run, 1 drawn, 0 as they were\n"
+    assert done.stderr == "ttt-bench: the Atom feed is left out: it needs --url, where the site will be\n"
+    return folder / "site"
+
+
+def test_a_second_build_says_that_nothing_was_drawn(site):
+    done = ttt_bench("site", COMMITTED, "-o", site, "--url", "https://example.org", cwd=site.parent)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("1 run, 0 drawn, 1 as they were\n")
+    assert (site / "feed.xml").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["site", "none", "-o", "new"], "none: no such folder"),
+        (["site", ".", "-o", "new"], "is not a run"),
+        (["site", COMMITTED, "-o", ROOT], "is no site of ttt-bench"),
+        (["site", COMMITTED, "-o", "new", "--url", "here"], "--url here: must be where the site will be"),
+        (["site", COMMITTED], "--output"),
+        (["preview", "none"], "none: no such folder"),
+        (["preview", ROOT], "is no site of ttt-bench"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(tmp_path, arguments, words):
+    done = ttt_bench(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_preview_serves_the_site_on_the_loopback_address_until_it_is_interrupted(site):
+    server = subprocess.Popen(
+        [*PROGRAM, "preview", str(site), "--port", "0"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        address = server.stdout.readline().split()[0]
+        assert address.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(address) as answer:
+            assert "h100-2026-11-21" in answer.read().decode()
+        for path in ("runs/", "../run.json", "%2e%2e/pyproject.toml"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(address + path)
+        port = int(address.rstrip("/").rpartition(":")[2])
+        done = ttt_bench("preview", site, "--port", port, cwd=site.parent)
+        assert (done.returncode, done.stderr) == (
+            2,
+            f"ttt-bench: --port {port}: cannot be used: Address already in use\n",
+        )
+    finally:
+        server.send_signal(signal.SIGINT)
+        _, errors = server.communicate(timeout=60)
+    assert (server.returncode, errors) == (0, "")
+    with socket.socket() as freed:
+        freed.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        freed.bind(("127.0.0.1", port))

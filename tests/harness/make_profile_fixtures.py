@@ -1,0 +1,109 @@
+"""Make the pruned reports of one layer that the readers' tests read: `python -m tests.harness.make_profile_fixtures`.
+
+It needs an H100 with ncu, nsys and nvcc, profiles one small layer by the command line, and leaves in
+`tests/harness/fixtures/` what the readers need of at most ten launches: no host, no folder, no other program's names.
+"""
+
+import csv
+import gzip
+import io
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from harness.profilers import ncu
+
+FIXTURES = Path(__file__).resolve().parent / "fixtures"
+LAUNCHES = 10
+LAYER = ("kernel-forward", "--systems", "ttt-linear/thunderkittens", "--batch", "1", "--context", "2048")
+_TABLES = ("StringIds", "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_KERNEL")
+_CATEGORIES = ("kernel", "user_annotation", "cuda_runtime", "cuda_driver")
+_ARGUMENTS = ("correlation", "registers per thread", "shared memory")
+
+
+def main() -> None:
+    """Profile with each of the three, and prune what they leave."""
+    FIXTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        report = _profiled(Path(folder) / "ncu", "ncu", ".ncu-rep")
+        done = subprocess.run(
+            ncu.importing(report), capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C"}
+        )
+        (FIXTURES / "h100.ncu.csv").write_text(pruned_table(done.stdout))
+        trace = next(report.parent.glob("*.trace.json.gz"))
+        (FIXTURES / "h100.trace.json").write_text(pruned_trace(gzip.decompress(trace.read_bytes())))
+        prune_database(_profiled(Path(folder) / "nsys", "nsys", ".sqlite"), FIXTURES / "h100.sqlite")
+    print(*sorted(path.name for path in FIXTURES.iterdir()), sep="\n")
+
+
+def _profiled(run: Path, way: str, suffix: str) -> Path:
+    command = [sys.executable, "-m", "bench", "profile", *LAYER, "--with", way, "--out", str(run)]
+    subprocess.run(command)
+    found = sorted((run / "profiles").glob(f"*{suffix}"))
+    if not found:
+        raise SystemExit(f"{way} left no report; the sentences above say why")
+    return found[0]
+
+
+def pruned_table(text: str) -> str:
+    """A table of ncu with the names and metrics that are read, of the first launches."""
+    lines = text.splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith('"ID"'))
+    header, *rows = csv.reader(io.StringIO("\n".join(lines[start:])))
+    kept = [place for place, name in enumerate(header) if name in ("ID", "Kernel Name", *ncu.METRICS)]
+    out = io.StringIO()
+    writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerows([row[place] for place in kept] for row in [header, *rows[: 1 + LAUNCHES]])
+    return out.getvalue()
+
+
+def prune_database(source: Path, target: Path) -> None:
+    """An export of nsys with the tables that are read, of the first launches and the ranges; whole rows and columns."""
+    target.unlink(missing_ok=True)
+    with closing(sqlite3.connect(target)) as database:
+        database.execute("ATTACH ? AS source", (str(source),))
+        for table in _TABLES:
+            [(declared,)] = database.execute("SELECT sql FROM source.sqlite_master WHERE name = ?", (table,))
+            database.execute(declared)
+        kernels = f"SELECT * FROM source.CUPTI_ACTIVITY_KIND_KERNEL ORDER BY start LIMIT {LAUNCHES}"
+        database.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL {kernels}")
+        database.execute("INSERT INTO NVTX_EVENTS SELECT * FROM source.NVTX_EVENTS WHERE eventType = 59")
+        database.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME SELECT * FROM source.CUPTI_ACTIVITY_KIND_RUNTIME "
+            "WHERE correlationId IN (SELECT correlationId FROM CUPTI_ACTIVITY_KIND_KERNEL)"
+        )
+        database.execute(
+            "INSERT INTO StringIds SELECT * FROM source.StringIds WHERE id IN "
+            "(SELECT demangledName FROM CUPTI_ACTIVITY_KIND_KERNEL UNION SELECT textId FROM NVTX_EVENTS)"
+        )
+        database.commit()
+        database.execute("DETACH source")
+        database.execute("VACUUM")
+
+
+def pruned_trace(text: bytes) -> str:
+    """A trace of Kineto with the events and arguments that are read, of the first launches."""
+    events = [event for event in json.loads(text)["traceEvents"] if event.get("cat") in _CATEGORIES]
+    kernels = sorted((event for event in events if event["cat"] == "kernel"), key=lambda event: event["ts"])[:LAUNCHES]
+    launches = {event["args"].get("correlation") for event in kernels}
+    kept = [*kernels, *(event for event in events if event["cat"] != "kernel" and _belongs(event, launches))]
+    return json.dumps({"traceEvents": [_bare(event) for event in kept]}, indent=0)
+
+
+def _belongs(event: dict[str, Any], launches: set[Any]) -> bool:
+    return event["cat"] == "user_annotation" or event.get("args", {}).get("correlation") in launches
+
+
+def _bare(event: dict[str, Any]) -> dict[str, Any]:
+    arguments = {name: value for name, value in event.get("args", {}).items() if name in _ARGUMENTS}
+    return {name: event[name] for name in ("ph", "cat", "name", "ts", "dur", "tid")} | {"args": arguments}
+
+
+if __name__ == "__main__":
+    main()

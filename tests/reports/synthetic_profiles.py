@@ -1,0 +1,142 @@
+"""Profiles as a profiler might find them of 1.3B models on an H100, from formulas; for tests only, measured nowhere."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import synthetic_records as synthetic
+
+from bench.cost import model_work
+from bench.models.config import model_config, parameter_count
+from harness.case import Case
+from harness.profile_record import Profile, write_profile
+from harness.profile_region import Counters
+from harness.profilers.trace import Launched, found_in
+from harness.run import Run
+from harness.work import Work
+
+LAYERS = 24
+RUNS = 5
+CEILINGS = {"copy_gbs": 2960.0, "product_tflops": 702.0}
+GEMM = "nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT"
+HEAD = "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_64x2_tn_align8>(Params)"
+TTT = {
+    "ttt-linear": "void linear_forward<layout<16> >(globals)",
+    "ttt-mlp": "void mlp_forward<layout<16, 64> >(globals)",
+    "mamba": "void selective_scan_fwd_kernel<Selective_Scan_fwd_kernel_traits<128, 16, 1, true> >(SSMParamsBase)",
+    "transformer": "void flash::FlashAttnFwdSm90<cutlass::bfloat16_t, 64>(Params)",
+}
+# (kernel, range inside of the layer, share of a layer's time, GB and TFLOP of a launch for one ms)
+BLOCK = (
+    ("_norm", "", 0.012, 2.5, 0.004),
+    (GEMM, "", 0.30, 0.9, 0.66),
+    ("_residual_convolution", "", 0.018, 2.6, 0.008),
+    ("_query_key", "", 0.014, 2.7, 0.006),
+    ("", "operator", 0.11, 1.1, 0.21),
+    ("_norm_gate", "", 0.012, 2.7, 0.005),
+    (GEMM, "", 0.11, 0.9, 0.65),
+    ("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT", "", 0.27, 1.0, 0.67),
+    ("_swiglu", "", 0.024, 2.7, 0.01),
+    ("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT", "", 0.13, 1.0, 0.66),
+)
+COUNTED = {
+    "linear_forward": {"use": {"sm": 44.0, "l2": 31.0, "dram": 36.0, "tensor": 33.0}, "stalls": (0.34, 0.21)},
+    "nvjet": {"use": {"sm": 91.0, "l2": 55.0, "dram": 31.0, "tensor": 89.0}, "stalls": (0.05, 0.1)},
+}
+
+
+def profile_of(
+    case: Case, latency_ms: float, *, counted: bool = True, per_layer: int = 4, gap_us: float = 1.4
+) -> Profile:
+    """A profile of five runs, `per_layer` times the kernels of `BLOCK` a layer, as the readers would make it."""
+    ranged = list(_run(case, latency_ms, per_layer, gap_us, 0.0))
+    length = latency_ms * 1e3
+    timed = [
+        replace(each, start_us=each.start_us + length * run, end_us=each.end_us + length * run, path=())
+        for run in range(1, RUNS + 1)
+        for each in ranged
+    ]
+    found = found_in(timed, ranged, RUNS)
+    if counted:
+        found["kernels"] = tuple(
+            kernel if kernel.name.startswith("Memset") else replace(kernel, counters=_counters(kernel))
+            for kernel in found["kernels"]
+        )
+    return Profile(
+        **found,
+        units=RUNS,
+        ceilings=CEILINGS,
+        work=work_of(case),
+        case=case,
+        tools={"nsys": "2025.3.2", "ncu": "2025.3.1"},
+    )
+
+
+def work_of(case: Case) -> dict[str, Work]:
+    """What the case needs, as its adapter counts it."""
+    config = model_config(case.system, case.size)
+    return model_work(config, parameter_count(config), case)
+
+
+def _run(case: Case, latency_ms: float, per_layer: int, gap_us: float, start_us: float) -> Iterator[Launched]:
+    """Embedding, layers and head, one after another on one stream."""
+    count = LAYERS * per_layer * len(BLOCK) + 3
+    layers_us = (latency_ms * 1e3 - count * gap_us) * 0.994
+    now = start_us
+    for name, path, time_us in _launches(case, layers_us, per_layer, latency_ms):
+        yield Launched(name, now, now + time_us, time_us, path, 168, 98_304)
+        now += time_us + gap_us
+
+
+def _launches(
+    case: Case, layers_us: float, per_layer: int, latency_ms: float
+) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    phase = "prefill" if case.phase == "forward" else case.phase
+    yield "void at::native::indexSelectLargeIndex<bf16>(int)", (phase,), latency_ms * 2
+    for layer in range(LAYERS):
+        for name, inside, share, *_ in BLOCK * per_layer:
+            operator = [inside] if inside and case.system.startswith("ttt") else []
+            path = (phase, f"layer {layer}", *operator)
+            yield name or TTT[case.system], path, layers_us * share / LAYERS / per_layer
+    yield "Memset (Device)", (phase,), latency_ms / 10
+    yield HEAD, (phase,), latency_ms * 3
+
+
+def _counters(kernel) -> Counters:
+    """Bytes and operations at the rates of `BLOCK`, and the use of units that goes with them."""
+    _, _, _, gb, tflop = next((row for row in BLOCK if row[0] == kernel.name), BLOCK[4])
+    if kernel.name == HEAD:
+        gb, tflop = 2.4, 0.02
+    each_us = kernel.time_us / kernel.launches
+    kind = next((value for name, value in COUNTED.items() if name in kernel.name), None)
+    use = kind["use"] if kind else {"sm": 30.0, "l2": 50.0, "dram": gb / 2.96 * 100, "tensor": 2.0}
+    barrier, memory = kind["stalls"] if kind else (0.02, 0.7)
+    return Counters(
+        launches=10,
+        time_us=each_us * 1.1,
+        dram_bytes=gb * 1e6 * each_us,
+        l2_bytes=2 * gb * 1e6 * each_us,
+        operations=tflop * 1e9 * each_us,
+        use=use,
+        occupancy=24.6,
+        l2_hit=61.0,
+        stalls={"barrier": barrier, "long_scoreboard": memory, "wait": 0.08, "selected": 0.1},
+        conflicts=0.02,
+    )
+
+
+def write_run(folder: Path, count: int = 4) -> Run:
+    """A run of figure 15 with profiles of its first `count` systems at 2k, the last of them without counters."""
+    cases = [Case(system, backend, "1.3b", "forward", 16, 2048) for system, backend in synthetic.PAPER_SYSTEMS]
+    latencies = dict(zip(cases, (147.0, 171.0, 168.8, 258.0), strict=True))
+    longer = [Case(system, backend, "1.3b", "forward", 16, 4096) for system, backend in synthetic.PAPER_SYSTEMS]
+    records = [
+        *(synthetic.ok(case, latency) for case, latency in latencies.items()),
+        *(synthetic.ok(case, 2 * latency) for case, latency in zip(longer, latencies.values(), strict=True)),
+    ]
+    run = Run.open(synthetic.of_suite("fig15-forward", *records).run(folder))
+    (run.folder / "profiles").mkdir()
+    for number, (case, latency) in enumerate(list(latencies.items())[:count]):
+        found = profile_of(case, latency * (1.012 if number else 1.05), counted=number != count - 1)
+        write_profile(run.folder, found)
+    return run

@@ -1,0 +1,275 @@
+"""Can a reader go from a point to its reasons, and read them, by pointer, by touch and by keyboard alone?"""
+
+import browsing
+import pytest
+import synthetic_profiles
+
+from reports.publish import write_report
+
+PHONE = {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with browsing.browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("profiles")
+    run = synthetic_profiles.write_run(folder / "run")
+    write_report(run.folder, folder / "page.html")
+    return folder / "page.html", list(run.profiles())
+
+
+@pytest.fixture(scope="module")
+def shared(browser, made):
+    with browsing.opened(browser, made[0], viewport={"width": 1280, "height": 900}) as (page, wrongs):
+        yield page, wrongs
+
+
+@pytest.fixture
+def page(shared):
+    """One page for the module, as it is before anything is opened."""
+    page, wrongs = shared
+    page.evaluate("history.replaceState(null, '', location.pathname)")
+    page.evaluate("for (const each of document.querySelectorAll('.profile details')) each.open = false")
+    yield page
+    browsing.check(page, wrongs)
+
+
+@pytest.fixture
+def profile(page):
+    """A profile that was opened by its anchor, drawn."""
+    anchor = page.locator(".profile").first.get_attribute("id")
+    page.evaluate("anchor => { location.hash = anchor; }", anchor)
+    found = page.locator(f"#{anchor}")
+    found.locator(".timeline svg").wait_for()
+    found.locator(".timeline .plot-host").press("0")
+    return found
+
+
+def ticks(profile):
+    return profile.locator(".timeline svg .axis ~ text").all_text_contents()
+
+
+def readout(profile, of):
+    return profile.locator(f".{of} .readout").inner_text()
+
+
+def is_opened(page, anchor):
+    page.wait_for_function("a => document.activeElement.id === a", arg=anchor)
+    assert page.locator(f"#{anchor} > details").get_attribute("open") is not None
+    page.wait_for_function("a => Math.abs(document.getElementById(a).getBoundingClientRect().top) < 200", arg=anchor)
+
+
+def test_a_point_that_was_profiled_says_so_and_a_click_opens_its_profile(page, made):
+    point = page.locator("#figure-0 .profiled-point").first
+    page.locator("#figure-0").scroll_into_view_if_needed()
+    point.hover(force=True)
+    page.locator("#figure-0 .hoverlayer").get_by_text("Profiled").wait_for()
+    assert "Profiled: click or Enter" in page.locator("#figure-0 .hoverlayer").text_content()
+    box = point.bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    is_opened(page, f"profile-{made[1][0]}")
+
+
+def test_the_keyboard_goes_from_each_point_to_its_own_profile(page, made):
+    points = page.locator("#figure-0 .profiled-point")
+    assert points.count() == 4  # at 2k; those at 4k have none
+    names = points.evaluate_all("all => all.map(e => e.getAttribute('aria-label'))")
+    last = names.index(next(name for name in names if "Mamba" in name))
+    points.nth(last).focus()
+    assert "Profiled" in page.locator("#figure-0 .hoverlayer").text_content()
+    page.keyboard.press("Enter")
+    is_opened(page, f"profile-{made[1][3]}")
+
+
+def test_points_keep_their_links_when_the_figure_is_drawn_anew(page, made):
+    page.locator("#figure-0 .options").evaluate("e => { e.open = true; }")
+    box = page.locator("#figure-0").get_by_label("log y")
+    box.check()
+    page.locator("#figure-0 .legend button").first.click()  # TTT-Linear is hidden
+    assert page.locator("#figure-0 .profiled-point").count() == 3
+    page.locator("#figure-0 .profiled-point").first.press("Enter")
+    is_opened(page, f"profile-{made[1][1]}")
+    page.locator("#figure-0 .legend button").first.click()
+    box.uncheck()
+
+
+def test_a_tap_shows_the_card_and_offers_the_profile(browser, made):
+    with browsing.opened(browser, made[0], viewport=PHONE, has_touch=True, is_mobile=True) as (page, _):
+        page.locator("#figure-0 .plot").scroll_into_view_if_needed()
+        box = page.locator("#figure-0 .profiled-point").first.bounding_box()
+        page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.get_by_role("link", name="Profile of this point").tap()
+        is_opened(page, f"profile-{made[1][0]}")
+
+
+def test_a_link_to_a_profile_opens_it(browser, made):
+    path, keys = made
+    with browsing.opened(browser, path) as (page, _):
+        page.goto(f"{path.as_uri()}#profile-{keys[2]}")
+        page.reload()
+        is_opened(page, f"profile-{keys[2]}")
+        assert page.locator(".profile details[open]").count() == 1
+
+
+def test_kernels_sort_by_keyboard(profile, page):
+    table = profile.locator("table.kernels")
+    times = [float(text) for text in table.locator("tbody td:nth-child(3)").all_inner_texts()]
+    assert times == sorted(times, reverse=True)
+    header = table.get_by_role("button", name="Kernel")
+    header.focus()
+    page.keyboard.press("Enter")
+    names = table.locator("tbody th").all_inner_texts()
+    assert names == sorted(names, key=str.lower)
+    assert table.locator("th[aria-sort=ascending]").inner_text().startswith("Kernel")
+    table.get_by_role("button", name="GB/s").press("Enter")
+    rates = table.locator("tbody td:nth-child(7)").all_inner_texts()
+    assert rates[-1] == ""  # the fill, which was not counted, is last
+    assert [float(rate) for rate in rates[:-1]] == sorted(map(float, rates[:-1]), reverse=True)
+
+
+def test_a_roofline_is_read_point_by_point(profile, page):
+    points = profile.locator(".roofline .point")
+    assert profile.locator(".roofline .point[tabindex='0']").count() == 1
+    profile.locator(".roofline .point[tabindex='0']").focus()
+    seen = []
+    for _ in range(points.count()):
+        seen.append(readout(profile, "roofline"))
+        page.keyboard.press("ArrowRight")
+    assert len(set(seen)) == points.count()
+    [linear] = [text for text in seen if text.startswith("linear_forward")]
+    assert "210 TFLOP/s at 190.9 FLOPs a byte, 37% of the copy's roof" in linear
+    assert any(text.startswith("Matrix products as a whole") for text in seen)
+    points.last.hover(force=True)
+    assert readout(profile, "roofline") == points.last.get_attribute("aria-label")
+    assert profile.locator("tr.chosen th").inner_text() in readout(profile, "roofline")
+
+
+def test_points_lie_on_their_scales(profile):
+    """A point of the table is where its numbers say, between two decades of each axis."""
+    label = profile.locator(".roofline circle[aria-label^=linear_forward]")
+    x, y = (float(label.get_attribute(name)) for name in ("cx", "cy"))
+    at = {
+        text: tuple(map(float, place))
+        for text, *place in profile.locator(".roofline svg > text[x]").evaluate_all(
+            "all => all.map(e => ['x', 'y'].reduce((said, name) => [...said, e.getAttribute(name)],"
+            " [e.textContent + e.getAttribute('text-anchor')]))"
+        )
+    }
+    left, right = at["100middle"][0], at["1000middle"][0]
+    assert left + (right - left) * 0.281 == pytest.approx(x, abs=1)  # log10(190.9 / 100)
+    low, high = at["100end"][1], at["1000end"][1]
+    assert low + (high - low) * 0.322 - 4 == pytest.approx(y, abs=1)  # log10(210 / 100)
+
+
+def test_a_timeline_zooms_by_keys_and_buttons(profile, page):
+    whole = ticks(profile)
+    assert whole[-1].endswith("ms")
+    assert profile.locator(".timeline .label").all_text_contents()[:3] == ["prefill", "0", "1"]
+    host = profile.locator(".timeline .plot-host")
+    host.focus()
+    for _ in range(6):
+        page.keyboard.press("+")
+    inside = ticks(profile)
+    assert inside != whole
+    assert len(profile.locator(".timeline .label").all_text_contents()) < 6
+    page.keyboard.press("ArrowRight")
+    assert ticks(profile) != inside
+    page.keyboard.press("ArrowLeft")
+    assert ticks(profile) == inside
+    page.keyboard.press("-")
+    assert ticks(profile) != inside
+    page.keyboard.press("0")
+    assert ticks(profile) == whole
+    for name, changes in (("Zoom in", True), ("Later", True), ("All", False)):
+        profile.get_by_role("button", name=name, exact=True).click()
+        assert (ticks(profile) != whole) is changes, name
+
+
+def test_a_timeline_is_read_launch_by_launch(profile, page):
+    host = profile.locator(".timeline .plot-host")
+    host.focus()
+    seen = []
+    for _ in range(6):
+        page.keyboard.press("ArrowDown")
+        seen.append(readout(profile, "timeline"))
+    assert seen[0].startswith("native::indexSelectLargeIndex: 308.7 µs, from 0 on, in prefill; Other")
+    assert "in prefill / layer 0 / operator; TTT kernel" in seen[5]
+    assert profile.locator("tr.chosen th").inner_text() == "linear_forward"
+    page.keyboard.press("ArrowUp")
+    assert readout(profile, "timeline") == seen[4]
+
+
+def test_a_pointer_reads_brushes_and_wheels(profile, page):
+    host = profile.locator(".timeline .plot-host")
+    host.scroll_into_view_if_needed()
+    whole = ticks(profile)
+    host.evaluate("e => e.blur()")
+    box = host.bounding_box()
+    middle = (box["x"] + box["width"] / 2, box["y"] + 68)
+    page.mouse.move(*middle)
+    assert "in prefill / layer 11" in readout(profile, "timeline")
+    scrolled = page.evaluate("scrollY")
+    page.mouse.wheel(0, -40)
+    page.wait_for_function("before => scrollY < before", arg=scrolled)
+    assert ticks(profile) == whole  # the page is scrolled past
+    host.focus()
+    box = host.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 68)
+    page.mouse.wheel(0, -40)
+    page.wait_for_function(
+        "whole => [...document.querySelectorAll('.timeline .axis ~ text')].some((e, n) => e.textContent !== whole[n])",
+        arg=whole,
+    )
+    page.keyboard.press("0")
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2 + 60, box["y"] + 68)
+    assert profile.locator(".timeline .brush").count() == 1
+    page.mouse.up()
+    assert profile.locator(".timeline .brush").count() == 0
+    assert len(ticks(profile)) >= 2
+    first, last = (float(ticks(profile)[place].split()[0]) for place in (0, -1))
+    assert last - first < 12  # of 154 ms, 60 px
+
+
+def test_a_bar_stands_beside_the_case_that_is_chosen(profile):
+    select = profile.locator(".beside select")
+    assert select.locator("option:checked").inner_text().startswith("Transformer on vLLM")
+    before = profile.locator(".beside .other svg").get_attribute("aria-label")
+    select.select_option(label=next(t for t in select.locator("option").all_inner_texts() if t.startswith("Mamba")))
+    after = profile.locator(".beside .other svg").get_attribute("aria-label")
+    assert before.startswith("Transformer")
+    assert after.startswith("Mamba")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_phone_nothing_reaches_beyond_the_screen(browser, made, scheme):
+    path, keys = made
+    with browsing.opened(browser, path, viewport=PHONE, has_touch=True, color_scheme=scheme) as (page, _):
+        page.evaluate("a => { location.hash = a; }", f"profile-{keys[0]}")
+        page.locator(f"#profile-{keys[0]} .timeline svg").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        beyond = page.evaluate(
+            "[...document.querySelectorAll('#profiles *')].filter(e => !e.closest('.scroller, .unseen, select')"
+            " && e.getBoundingClientRect().right > 391).map(e => e.outerHTML.slice(0, 90))"
+        )
+        assert beyond == []
+
+
+def test_a_dark_page_prints_dark_ink_on_paper(browser, made):
+    path, keys = made
+    with browsing.opened(browser, path, color_scheme="dark") as (page, _):
+        page.evaluate("document.documentElement.dataset.theme = 'dark'")
+        page.evaluate("a => { location.hash = a; }", f"profile-{keys[0]}")
+        profile = page.locator(f"#profile-{keys[0]}")
+        profile.locator(".timeline svg").wait_for()
+        ink = "e => getComputedStyle(e).color.match(/\\d+/g).map(Number)"
+        assert min(profile.evaluate(ink)) > 200
+        page.emulate_media(media="print")
+        assert max(profile.evaluate(ink)) < 60
+        assert profile.locator(".zoom").is_hidden()
+        assert profile.locator(".roofline svg").is_visible()

@@ -1,0 +1,433 @@
+"""The site of many runs, without a browser: what it writes, what it leaves alone, what it refuses."""
+
+import csv
+import io
+import json
+import shutil
+import uuid
+from datetime import datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+import synthetic_records as synthetic
+from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
+
+from harness.record import RecordError
+from harness.run import Run
+from reports import site, site_pages, site_run
+from reports.compare import compare
+from reports.publish import write_table
+from reports.site import NO_FEED, NO_PARQUET, write_site
+from reports.site_folder import MARKER
+from reports.site_run import read_held, run_id, slug
+
+URL = "https://example.org/bench"
+
+
+def nightly(folder, day, ms=10.0, cases=1, environment=None, name="", samples=9):
+    """A run of one day: `cases` cases, each of `ms` milliseconds."""
+    at = f"2026-{1 + day // 28:02}-{1 + day % 28:02}T03:00:00+00:00"
+    environment = environment or on_gpu(commit=f"{day:02}" * 20)
+    records = [timed(a_case(64 << each), ms, environment, samples=samples, at=at) for each in range(cases)]
+    return a_run(folder / (name or f"day-{day:02}"), *records, at=at).folder
+
+
+def files_in(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def times(folder):
+    return {name: (folder / name).stat().st_mtime_ns for name in files_in(folder)}
+
+
+def only(folder, pattern):
+    (path,) = folder.glob(pattern)
+    return path
+
+
+@pytest.fixture
+def two_runs(tmp_path):
+    return [nightly(tmp_path, 1), nightly(tmp_path, 2, ms=11.0)]
+
+
+def test_of_30_runs_nothing_is_built_twice(tmp_path):
+    runs = [nightly(tmp_path / "runs", day) for day in range(30)]
+    built = write_site(runs, tmp_path / "site", URL)
+    assert (built.runs, built.drawn, built.removed) == (30, 30, 0)
+    before = times(tmp_path / "site")
+    assert len([name for name in before if name.startswith("runs/")]) == 30
+    assert write_site(runs, tmp_path / "site", URL).drawn == 0
+    assert times(tmp_path / "site") == before
+
+
+def test_what_changed_is_built_again_and_nothing_else(two_runs, tmp_path):
+    out = tmp_path / "site"
+    write_site(two_runs, out)
+    first, second = (only(out, f"runs/day-0{day}-*.html") for day in (1, 2))
+    before = times(out)
+    run = Run.open(two_runs[1])
+    with run.record_file(run.jobs[0]) as file:
+        file.append(timed(a_case(64), 12.0, at="2026-02-01T00:00:00+00:00"))
+    assert write_site(two_runs, out).drawn == 1
+    after = times(out)
+    assert {name for name in after if after[name] != before[name]} >= {str(second.relative_to(out)), "index.html"}
+    assert after[str(first.relative_to(out))] == before[str(first.relative_to(out))]
+
+
+@pytest.mark.parametrize("pattern", ["runs/day-01-*.html", "data/day-01-*.js", "downloads/day-01-*.csv"])
+def test_a_file_removed_by_hand_is_built_again(two_runs, tmp_path, pattern):
+    write_site(two_runs, tmp_path / "site")
+    path = only(tmp_path / "site", pattern)
+    text = path.read_bytes()
+    path.unlink()
+    assert write_site(two_runs, tmp_path / "site").drawn == 1
+    assert path.read_bytes() == text
+
+
+@pytest.mark.parametrize("name", ["index.html", "compare.html", "assets/plotly.js", "assets/site.css"])
+def test_a_shared_file_removed_by_hand_is_written_again_and_no_run_is(two_runs, tmp_path, name):
+    write_site(two_runs, tmp_path / "site")
+    (tmp_path / "site" / name).unlink()
+    assert write_site(two_runs, tmp_path / "site").drawn == 0
+    assert (tmp_path / "site" / name).stat().st_size
+
+
+def test_another_version_of_the_program_draws_every_run_again(two_runs, tmp_path, monkeypatch):
+    write_site(two_runs, tmp_path / "site")
+    monkeypatch.setattr(site, "_program", lambda: "another")
+    assert write_site(two_runs, tmp_path / "site").drawn == 2
+
+
+def test_data_that_cannot_be_read_back_is_made_again(two_runs, tmp_path):
+    write_site(two_runs, tmp_path / "site")
+    path = only(tmp_path / "site", "data/day-01-*.js")
+    text = path.read_text()
+    for broken in ("{", 'ttt_bench_run("[]");\n', 'ttt_bench_run("{\\"facts\\":[]}");\n'):
+        path.write_text(broken)
+        assert write_site(two_runs, tmp_path / "site").drawn == 1
+        assert path.read_text() == text
+
+
+def test_a_run_that_is_left_out_disappears_with_its_files(two_runs, tmp_path):
+    out = tmp_path / "site"
+    write_site(two_runs, out, URL)
+    (out / "downloads" / "mine.txt").write_text("not of the site")
+    gone = {name for name in files_in(out) if "day-02" in name}
+    assert len(gone) >= 4
+    built = write_site(two_runs[:1], out)
+    assert built.removed == len(gone) + 1  # and the feed
+    assert not gone & files_in(out)
+    assert {"downloads/mine.txt"} <= files_in(out)
+    assert "day-02" not in (out / "index.html").read_text()
+
+
+def test_a_build_that_was_cut_off_is_finished_by_the_next(two_runs, tmp_path, monkeypatch):
+    out = tmp_path / "site"
+    with monkeypatch.context() as broken:
+        broken.setattr(site, "shared_files", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space"):
+            write_site(two_runs, out)
+    assert write_site(two_runs, out).drawn == 2
+    assert (out / "index.html").exists()
+
+
+def test_only_a_site_or_an_empty_folder_is_written_to(two_runs, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "index.html").write_text("mine")
+    with pytest.raises(RecordError, match="is no site of ttt-bench"):
+        write_site(two_runs, mine)
+    (mine / MARKER).write_text('{"tool": "something else"}')
+    with pytest.raises(RecordError, match="is no site of ttt-bench"):
+        write_site(two_runs, mine)
+    assert (mine / "index.html").read_text() == "mine"
+    with pytest.raises(RecordError, match="is not a folder"):
+        write_site(two_runs, mine / "index.html")
+    with pytest.raises(RecordError, match="lies in the run"):
+        write_site(two_runs, two_runs[0] / "site")
+    (tmp_path / "empty").mkdir()
+    assert write_site(two_runs, tmp_path / "empty").runs == 2
+
+
+def test_nothing_outside_of_the_site_is_touched(two_runs, tmp_path):
+    """A stranger's site may have a marker and links that point elsewhere."""
+    out, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    write_site(two_runs, out)
+    shutil.copytree(out, elsewhere)
+    shutil.rmtree(out / "data")
+    (out / "data").symlink_to(elsewhere / "data")
+    before = times(elsewhere)
+    with pytest.raises(RecordError, match="is no folder of a site"):
+        write_site(two_runs[:1], out)
+    (out / "data").unlink()
+    for name in ("index.html", "assets/site.css"):
+        (out / name).unlink()
+        (out / name).symlink_to(elsewhere / name)
+    write_site(two_runs[:1], out)
+    assert times(elsewhere) == before
+    assert not (out / "index.html").is_symlink()
+    assert not (out / "assets/site.css").is_symlink()
+
+
+def test_a_marker_that_names_files_elsewhere_is_not_believed(two_runs, tmp_path):
+    out, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    write_site(two_runs, out)
+    shutil.copytree(out, elsewhere)
+    marker = json.loads((out / MARKER).read_text())
+    marker["runs"][0]["entry"]["files"] = [f"../elsewhere/{name}" for name in marker["runs"][0]["entry"]["files"]]
+    (out / MARKER).write_text(json.dumps(marker))
+    assert write_site(two_runs, out).drawn == 1
+    assert "elsewhere" not in (out / MARKER).read_text()
+
+
+def test_the_same_run_twice_is_a_sentence(two_runs, tmp_path):
+    with pytest.raises(RecordError, match="are the same run"):
+        write_site([two_runs[0], two_runs[0]], tmp_path / "site")
+    copy = tmp_path / "copies" / two_runs[0].name
+    shutil.copytree(two_runs[0], copy)
+    run = Run.open(copy)
+    with run.record_file(run.jobs[0]) as file:
+        file.append(timed(a_case(64), 12.0))
+    with pytest.raises(RecordError, match=r"are the same run \(day-01-[0-9a-f]{8}\); name one of them"):
+        write_site([two_runs[0], copy], tmp_path / "site")
+
+
+def test_two_runs_of_one_name_are_two_pages(tmp_path):
+    runs = [nightly(tmp_path / part, day, name="out") for day, part in ((1, "a"), (2, "b"))]
+    write_site(runs, tmp_path / "site")
+    assert len(list((tmp_path / "site" / "runs").glob("out-*.html"))) == 2
+
+
+def test_a_run_keeps_its_name_when_it_goes_on(tmp_path):
+    run = Run.open(nightly(tmp_path, 1))
+    before = run_id(run, run.records())
+    run.extend((), run.catalogue, {}, run.file.requests[0])
+    with run.record_file(run.jobs[0]) as file:
+        file.append(timed(a_case(64), 9.0, at="2027-01-01T00:00:00+00:00"))
+    assert run_id(run, run.records()) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("../../x", "x"), ("Ä & <b>.html", "b-html"), ("\n", "x"), ("日本", "x"), ("CON", "con"), ("a" * 300, "a" * 48)],
+)
+def test_files_have_names_that_are_safe_anywhere(name, said):
+    assert slug(name) == said
+
+
+def test_what_is_no_run_is_a_sentence(two_runs, tmp_path):
+    (tmp_path / "folder").mkdir()
+    other = tmp_path / "other"
+    shutil.copytree(two_runs[0], other)
+    values = json.loads((other / "run.json").read_text())
+    (other / "run.json").write_text(json.dumps(values | {"schema": 99}))
+    torn = tmp_path / "torn"
+    shutil.copytree(two_runs[0], torn)
+    only(torn, "records/*.jsonl").write_text("{}\n{}\n")
+    for bad, why in (
+        (tmp_path / "none", "no such folder"),
+        (tmp_path / "folder", "is not a run"),
+        (other, "schema 99"),
+    ):
+        with pytest.raises(RecordError, match=why):
+            write_site([*two_runs, bad], tmp_path / "site")
+    with pytest.raises(RecordError, match="is not a record"):
+        write_site([*two_runs, torn], tmp_path / "site2")
+
+
+def test_a_run_without_records_is_a_line_and_one_without_a_result_a_page(tmp_path):
+    planned = a_run(tmp_path / "planned", timed(a_case(), 1)).folder
+    only(planned, "records/*.jsonl").unlink()
+    failed = a_run(tmp_path / "failed", without(a_case(), "oom", "does not fit")).folder
+    out = tmp_path / "site"
+    write_site([planned, failed], out, URL)
+    index = (out / "index.html").read_text()
+    assert "no records yet" in index
+    assert "0 of 1 cases measured" in index
+    assert [path.name[:6] for path in (out / "runs").iterdir()] == ["failed"]
+    assert "does not fit" in only(out, "runs/*.html").read_text()
+    assert not list((out / "over-time").iterdir())
+
+
+class Markup(HTMLParser):
+    """The tags, the attributes that run something and the addresses of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.events, self.addresses = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.events += [name for name, _ in attributes if name.startswith("on")]
+        self.addresses += [value for name, value in attributes if name in ("href", "src")]
+
+
+def test_a_strangers_words_are_never_markup(tmp_path):
+    evil = '</script><script>injected=1</script><img src=x onerror="injected=2"><a href="javascript:1">'
+    environment = on_gpu(name=evil, commit=evil, software={evil: evil, "__proto__": evil})
+    case = a_case(options=((evil, evil),), size=evil)
+    records = [timed(case, 1, environment), without(a_case(128), reason=evil)]
+    folder = a_run(tmp_path / "<b onclick=x>&quot;", *records, at=evil).folder
+    tame = a_run(tmp_path / "tame", timed(a_case(), 1)).folder
+    out = tmp_path / "site"
+    write_site([folder, tame], out, URL)
+    for path in out.rglob("*.html"):
+        found = Markup(path.read_text())
+        assert not found.events, path
+        assert "img" not in found.tags, path
+        assert not [each for each in found.addresses if each.startswith(("javascript:", "http", "//"))], path
+        assert found.tags.count("script") <= 4, path
+    for path in out.rglob("data/*.js"):
+        assert "<" not in path.read_text()
+        read_held(path)
+    assert all(name.isascii() and " " not in name for name in files_in(out))
+    ElementTree.parse(out / "feed.xml")
+
+
+def test_every_address_leads_to_a_file_of_the_site(two_runs, tmp_path):
+    out = tmp_path / "site"
+    write_site(two_runs, out, URL)
+    for path in out.rglob("*.html"):
+        for address in Markup(path.read_text()).addresses:
+            target = address.partition("#")[0].partition("?")[0]
+            assert address.startswith(("#", "data:")) or (path.parent / target).is_file(), (path, address)
+
+
+def test_the_downloads_hold_what_the_run_does(tmp_path):
+    folder = synthetic.paper().run(tmp_path / "paper")
+    write_site([folder], tmp_path / "site")
+    downloads = {path.suffix: path for path in (tmp_path / "site" / "downloads").iterdir()}
+    table = io.StringIO()
+    write_table(folder, "csv", table)
+    assert downloads[".csv"].read_text() == table.getvalue()
+    assert downloads[".jsonl"].read_text().splitlines() == [each.to_json() for each in Run.open(folder).records()]
+    parquet = pd.read_parquet(downloads[".parquet"])
+    rows = list(csv.DictReader(io.StringIO(table.getvalue())))
+    assert list(parquet.columns) == list(rows[0])
+    for name in ("system", "latency_ms", "started_at", "batch", "reason"):
+        said = ["" if pd.isna(value) else str(value) for value in parquet[name]]
+        assert said == [row[name] for row in rows]
+    assert [", ".join(suites) for suites in parquet["suites"]] == [row["suites"] for row in rows]
+    page = only(tmp_path / "site", "runs/*.html").read_text()
+    assert all(f'href="../downloads/{path.name}"' in page for path in downloads.values())
+
+
+def test_an_option_of_several_types_is_words_in_parquet(tmp_path):
+    cases = [a_case(64 << at, options=(("form", value),)) for at, value in enumerate((1, "dual", True))]
+    write_site([a_run(tmp_path / "mixed", *(timed(case, 1) for case in cases)).folder], tmp_path / "site")
+    assert list(pd.read_parquet(only(tmp_path / "site", "downloads/*.parquet"))["form"]) == ["1", "dual", "True"]
+
+
+def test_without_pyarrow_parquet_is_left_out_and_said(two_runs, tmp_path, monkeypatch):
+    out = tmp_path / "site"
+    assert NO_PARQUET not in write_site(two_runs, out).notes
+    for module in (site, site_run):
+        monkeypatch.setattr(module, "has_parquet", lambda: False)
+    built = write_site(two_runs, out)
+    assert NO_PARQUET in built.notes
+    assert built.drawn == 2  # their pages name no Parquet any more
+    assert not [name for name in files_in(out) if name.endswith(".parquet")]
+    assert "Parquet" not in only(out, "runs/day-01-*.html").read_text()
+
+
+def test_the_feed_is_valid_and_its_ids_stay(two_runs, tmp_path):
+    write_site(two_runs, tmp_path / "site", URL)
+    write_site(two_runs[:1], tmp_path / "other", "https://example.com/")
+    feeds = [ElementTree.parse(tmp_path / name / "feed.xml").getroot() for name in ("site", "other")]
+    atom = "{http://www.w3.org/2005/Atom}"
+    first, moved = ([entry.findtext(f"{atom}id") for entry in feed.iter(f"{atom}entry")] for feed in feeds)
+    assert len(set(first)) == 2
+    assert moved == first[1:]  # the older of the two is last
+    for part in (feeds[0], *feeds[0].iter(f"{atom}entry")):
+        assert part.findtext(f"{atom}id").startswith("urn:uuid:")
+        uuid.UUID(part.findtext(f"{atom}id").removeprefix("urn:uuid:"))
+        assert part.findtext(f"{atom}title")
+        assert datetime.fromisoformat(part.findtext(f"{atom}updated")).utcoffset() is not None
+        assert part.find(f"{atom}link[@rel='alternate']").get("href").startswith(f"{URL}/")
+    assert feeds[0].findtext(f"{atom}author/{atom}name")
+    assert feeds[0].findtext(f"{atom}updated") == "2026-01-03T03:00:00+00:00"
+    assert feeds[0].find(f"{atom}link[@rel='self']").get("href") == f"{URL}/feed.xml"
+
+
+def test_without_an_address_there_is_no_feed(two_runs, tmp_path):
+    assert NO_FEED in write_site(two_runs, tmp_path / "site").notes
+    assert "feed.xml" not in files_in(tmp_path / "site")
+    assert "feed.xml" not in (tmp_path / "site" / "index.html").read_text()
+    for bad in ("example.org", "ftp://example.org", "https://", "https://example.org/?a", 'https://e.org/"><b>', "//e"):
+        with pytest.raises(RecordError, match="--url"):
+            write_site(two_runs, tmp_path / "site", bad)
+
+
+def changes_of(out):
+    """(verdict, place) of each point that the page of the system marks, with the run before it."""
+    text = only(out, "over-time/ttt-linear-*.html").read_text()
+    data = json.loads(text.partition('id="page-data">')[2].partition("</script>")[0])
+    lines = data["cases"][0]["lines"]
+    return lines, [(line["place"], change["verdict"], change["at"]) for line in lines for change in line["changes"]]
+
+
+def test_a_change_beyond_5_percent_is_marked_and_its_commits_are_named(tmp_path):
+    runs = [nightly(tmp_path, day, ms) for day, ms in enumerate((10, 10.2, 11.5, 11.4, 10))]
+    out = tmp_path / "site"
+    write_site(runs, out)
+    (line,), changes = changes_of(out)
+    assert line["ms"] == [10, 10.2, 11.5, 11.4, 10]
+    assert changes == [("H100 · driver 580", "slower", 2), ("H100 · driver 580", "faster", 4)]
+    assert line["changes"][0]["ratio"] == pytest.approx(11.5 / 10.2, rel=1e-4)
+    text = only(out, "over-time/ttt-linear-*.html").read_text()
+    assert "0101010101 → 0202020202" in text
+    assert f"compare.html?a={line['run'][1]}&amp;b={line['run'][2]}" in text
+
+
+def test_no_line_joins_two_machines_or_drivers(tmp_path):
+    places = [on_gpu(), on_gpu("A100"), on_gpu(driver="590"), on_cpu(), on_cpu(cores=2)]
+    runs = [nightly(tmp_path, day, 10 + 5 * day, environment=place) for day, place in enumerate(places)]
+    write_site(runs, tmp_path / "site")
+    lines, changes = changes_of(tmp_path / "site")
+    assert [len(line["run"]) for line in lines] == [1] * 5
+    assert not changes
+
+
+def test_few_samples_and_a_loaded_machine_are_drawn_and_not_judged(tmp_path):
+    loaded = on_gpu(cpu={"others_share": 0.5, "idle_share": 0.01})
+    runs = [
+        nightly(tmp_path, 0, 10),
+        nightly(tmp_path, 1, 15, samples=3),
+        nightly(tmp_path, 2, 15, environment=loaded),
+        nightly(tmp_path, 3, 12),
+    ]
+    write_site(runs, tmp_path / "site")
+    (line,), changes = changes_of(tmp_path / "site")
+    assert line["doubtful"] == [1, 2]
+    assert [change[1:] for change in changes] == [("slower", 3)]
+    assert line["changes"][0]["before"] == line["run"][0]
+
+
+def test_what_a_site_keeps_of_a_run_is_what_compare_needs(tmp_path):
+    runs = [nightly(tmp_path, 1, cases=3), nightly(tmp_path, 2, 11, cases=3)]
+    write_site(runs, tmp_path / "site")
+    kept = [read_held(only(tmp_path / "site", f"data/day-0{day}-*.js")) for day in (1, 2)]
+    found = compare(*map(Run.open, runs))
+    assert [each.side for each in kept] == [found.a, found.b]
+    assert {row.key: (row.a_ms, row.b_ms) for row in found.rows} == {
+        key: (kept[0].cases[key].ms, kept[1].cases[key].ms) for key in kept[0].cases
+    }
+
+
+def test_long_lists_of_changes_are_cut_and_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(site_pages, "_CHANGES_SHOWN", 2)
+    runs = [nightly(tmp_path, day, 10 + 5 * (day % 2)) for day in range(5)]
+    write_site(runs, tmp_path / "site")
+    text = only(tmp_path / "site", "over-time/ttt-linear-*.html").read_text()
+    assert "The newest 2; 2 older ones are marked in the figure." in text
+    assert text.count("compare.html?a=") == 2
+
+
+def test_the_committed_run_has_a_site(tmp_path):
+    committed = Path(__file__).parents[2] / "reports" / "results" / "h100-2026-11-21"
+    write_site([committed], tmp_path / "site")
+    assert "NVIDIA H100 80GB HBM3" in (tmp_path / "site" / "index.html").read_text()

@@ -1,0 +1,310 @@
+"""The site of many runs in a browser: from a disk, by keyboard, on a phone; it says what `ttt-bench compare` says."""
+
+import re
+from contextlib import contextmanager
+
+import browsing
+import pytest
+from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
+
+from harness.record import RecordError
+from harness.run import Run
+from reports import compare_views
+from reports.compare import Comparison, compare
+from reports.site import write_site
+
+PHONE = {"width": 390, "height": 844}
+COMPARED = """() => {
+  const all = (host, selector) => [...(host?.querySelectorAll(selector) ?? [])];
+  const parts = new Map(all(document, '#found section').map((each) => [each.firstChild.textContent, each]));
+  const items = (title) => all(parts.get(title), 'li').map((each) => each.textContent);
+  const cells = (row) => [...row.cells].filter((cell) => !cell.querySelector('svg')).map((cell) => cell.textContent);
+  return {
+    verdict: document.querySelector('.verdict')?.textContent,
+    said: document.querySelector('#said').textContent,
+    rows: all(parts.get('Cases'), 'tbody tr').map(cells),
+    sides: all(parts.get('The two runs'), 'tbody tr').map((row) => cells(row).slice(1)),
+    differs: items('What differs'),
+    missing: items('Not compared'),
+  };
+}"""
+
+
+def on_commit(letter, **changes):
+    return on_gpu(commit=letter * 40, **changes)
+
+
+def runs_of(folder):
+    """Runs that differ in everything that a comparison tells."""
+    a, b = on_commit("a"), on_commit("b", dirty=True, software={"python": "3.12", "torch": "2.12", "__proto__": "1"})
+    loaded = on_commit("b", cpu={"others_share": 0.434, "idle_share": 0.01})
+    c = [a_case(64 << number) for number in range(12)]
+    on = {"monday": {"at": "2026-11-16T03:00:00+00:00"}, "friday": {"at": "2026-11-20T03:00:00+00:00"}}
+    of = {
+        "monday": [timed(case, 10 + number, a, **on["monday"]) for number, case in enumerate(c[:8])]
+        + [without(c[8]), timed(c[9], 4, a, **on["monday"]), without(c[10]), timed(c[11], 0, a, **on["monday"])],
+        "friday": [
+            timed(c[0], 10.3, b, **on["friday"]),
+            timed(c[1], 12.5, b, **on["friday"]),
+            timed(c[2], 9.7, b, **on["friday"]),
+            timed(c[3], 20, b, samples=1, **on["friday"]),
+            timed(c[4], 20, loaded, **on["friday"]),
+            timed(c[5], 1e-3, a, **on["friday"]),
+            timed(c[6], 16 * 1.0512, b, **on["friday"]),
+            timed(c[8], 3, b, **on["friday"]),
+            without(c[9], "oom", "does not <b>fit</b>"),
+            without(c[10], "killed", "by hand"),
+            timed(c[11], 2, b, **on["friday"]),
+            timed(a_case(system="mamba"), 3, b, **on["friday"]),
+        ],
+        "a100": [timed(c[0], 20, on_gpu("A100"))],
+        "cpu": [timed(c[0], 20, on_cpu())],
+        "others": [timed(a_case(7), 20)],
+    }
+    rounds = [
+        [timed(case, ms * by, a, repeat) for case in c[:3] for repeat, ms in enumerate((10, 10.4, 9.9))]
+        for by in (1.0, 1.3)
+    ]
+    runs = [a_run(folder / name, *records).folder for name, records in of.items()]
+    for name, records in zip(("old", "new"), rounds, strict=True):
+        runs.append(a_run(folder / name, *records, repeats=3, arguments=("run", "--repeats", "3")).folder)
+    return {run.name: run for run in runs}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with browsing.browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return runs_of(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def site(runs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out") / "site"
+    write_site(list(runs.values()), out)
+    return out
+
+
+def id_of(site, name):
+    (path,) = site.glob(f"data/{name}-????????.js")
+    return path.stem
+
+
+@contextmanager
+def opened(browser, site, path, **options):
+    """A page of the site, and a check that it asked for nothing but the site's own files and erred nowhere."""
+    context = browser.new_context(offline=True, **({"color_scheme": "light"} | options))
+    page, wrongs = context.new_page(), []
+    page.on("console", lambda said: wrongs.append(f"console {said.type}: {said.text}"))
+    page.on("pageerror", lambda error: wrongs.append(f"error: {error}"))
+    page.on("requestfailed", lambda request: wrongs.append(f"failed: {request.url[:80]}"))
+    page.on(
+        "request",
+        lambda request: (
+            None if request.url.startswith((f"{site.as_uri()}/", "data:")) else wrongs.append(f"request: {request.url}")
+        ),
+    )
+    page.goto(f"{site.as_uri()}/{path}")
+    settle(page)
+    yield page
+    browsing.check(page, wrongs)
+    context.close()
+
+
+def settle(page):
+    page.wait_for_selector("html[data-ready=yes]", state="attached")
+
+
+def focused(page):
+    said = "(document.activeElement.getAttribute('aria-label') || document.activeElement.textContent).trim()"
+    return page.evaluate(said)
+
+
+def tab_to(page, words, key="Tab"):
+    """Press Tab until what has the focus says `words`."""
+    for _ in range(60):
+        page.keyboard.press(key)
+        if focused(page).startswith(words):
+            return
+    pytest.fail(f"no Tab leads to {words!r}")
+
+
+def test_by_keyboard_from_the_index_to_a_run_and_to_a_comparison(browser, site):
+    with opened(browser, site, "index.html") as page:
+        tab_to(page, "Compare cpu")
+        page.keyboard.press("Space")
+        tab_to(page, "cpu")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/runs/cpu-*.html")
+        settle(page)
+        assert page.locator("figure .plot .main-svg").count()
+        tab_to(page, "All runs")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/index.html")
+        settle(page)
+        for name in ("friday", "monday"):  # the newest first
+            tab_to(page, f"Compare {name}")
+            page.keyboard.press("Space")
+        tab_to(page, "Compare monday with friday", "Shift+Tab")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/compare.html?a=monday-*&b=friday-*")
+        settle(page)
+        tab_to(page, "Swap")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**#a=friday-*&b=monday-*")
+        page.locator("#found tr:first-child > td:nth-child(2)", has_text="friday").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [("monday", "friday"), ("friday", "monday"), ("monday", "monday"), ("old", "new"), ("monday", "old")]
+)
+def test_the_site_says_of_two_runs_what_compare_says(browser, site, runs, a, b):
+    found = compare(Run.open(runs[a]), Run.open(runs[b]))
+    with opened(browser, site, f"compare.html?a={id_of(site, a)}&b={id_of(site, b)}") as page:
+        said = page.evaluate(COMPARED)
+    assert said["verdict"] == ", ".join(f"{count} {verdict}" for verdict, count in found.counts.items())
+    assert [list(map(as_number, row)) for row in said["rows"]] == [list(map(as_number, row)) for row in cells_of(found)]
+    assert said["differs"] == ([each.sentence for each in found.differences] or ["Nothing that was recorded."])
+    assert said["missing"] == compare_views._without(found)
+    assert said["sides"] == [[side.name, side.commit, side.device, side.measured] for side in (found.a, found.b)]
+
+
+def cells_of(found: Comparison):
+    return [compare_views._cells(row) for row in found.rows]
+
+
+def as_number(text):
+    """Python and JavaScript write 20.00 differently."""
+    return float(text) if re.fullmatch(r"[-+.e0-9]+", text) else text
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "why"),
+    [
+        ("monday", "a100", "Not comparable: GPU H100 in A, A100 in B"),
+        ("monday", "cpu", "Not comparable: GPU H100 in A, none in B"),
+        ("monday", "others", "monday and others have no case in common."),
+    ],
+)
+def test_what_cannot_be_compared_is_a_sentence(browser, site, runs, a, b, why):
+    with pytest.raises(RecordError, match=re.escape(why.removesuffix(".").partition(": ")[2] or "no case in common")):
+        compare(Run.open(runs[a]), Run.open(runs[b]))
+    with opened(browser, site, f"compare.html?a={id_of(site, a)}&b={id_of(site, b)}") as page:
+        said = page.evaluate(COMPARED)
+    assert said["said"].startswith(why)
+    assert not said["rows"]
+
+
+def test_an_address_that_names_no_run_asks_for_two(browser, site):
+    for address in ("", "?a=../../x&b=<b>", f"?a={id_of(site, 'monday')}", "#a=constructor&b=__proto__"):
+        with opened(browser, site, f"compare.html{address}") as page:
+            assert page.inner_text("#said") == "Choose two runs."
+
+
+def kept(page):
+    return page.locator("#runs > li:visible .name").all_inner_texts()
+
+
+def clear(page):
+    page.get_by_role("button", name="Clear").click()
+    page.locator("#runs:not(:has(> li[hidden]))").wait_for()
+
+
+def test_the_index_is_searched_and_filtered(browser, site):
+    with opened(browser, site, "index.html") as page:
+        assert len(kept(page)) == 7
+        page.get_by_label("Search").fill("monDAY  h100")
+        assert kept(page) == ["monday"]
+        assert page.inner_text("#count") == "1 of 7 runs"
+        clear(page)
+        page.locator("#device").select_option("Xeon")
+        assert kept(page) == ["cpu"]
+        clear(page)
+        page.locator("#system").select_option("mamba")
+        assert kept(page) == ["friday"]
+        clear(page)
+        page.get_by_label("Commit").fill("BBBB")
+        assert kept(page) == ["friday"]
+        clear(page)
+        page.get_by_label("To").fill("2026-11-18")
+        assert kept(page) == ["monday"]
+        page.get_by_label("From").fill("2026-11-17")
+        assert kept(page) == []
+        clear(page)
+        assert len(kept(page)) == 7
+
+
+def test_without_scripts_the_index_is_a_plain_list(browser, site):
+    context = browser.new_context(java_script_enabled=False, offline=True)
+    page = context.new_page()
+    page.goto(f"{site.as_uri()}/index.html")
+    assert len(kept(page)) == 7
+    assert not page.locator("input:visible, select:visible, button:visible").count()
+    page.get_by_role("link", name="monday").click()
+    assert "/runs/monday-" in page.url
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_is_wider_than_a_phone(browser, site, scheme):
+    pages = ["index.html", f"compare.html?a={id_of(site, 'monday')}&b={id_of(site, 'friday')}"]
+    pages += [f"over-time/{path.name}" for path in site.glob("over-time/*")]
+    for path in pages:
+        with opened(browser, site, path, viewport=PHONE, color_scheme=scheme) as page:
+            assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
+
+
+def test_a_system_over_time_marks_changes_and_follows_the_chosen_case(browser, tmp_path):
+    runs = [
+        a_run(
+            tmp_path / f"day-{day}",
+            timed(a_case(64), ms, on_commit(str(day)), at=f"2026-11-1{day}T03:00:00+00:00"),
+            timed(a_case(128), 5, on_commit(str(day)), at=f"2026-11-1{day}T03:01:00+00:00"),
+            at=f"2026-11-1{day}T03:00:00+00:00",
+        ).folder
+        for day, ms in enumerate((10, 10.1, 12))
+    ]
+    site = tmp_path / "site"
+    write_site(runs, site)
+    (path,) = site.glob("over-time/*.html")
+    traces = "document.getElementById('plot').data.map((each) => ({y: each.y, text: each.text}))"
+    with opened(browser, site, f"over-time/{path.name}") as page:
+        points, changes = page.evaluate(traces)
+        assert points["y"] == [10, 10.1, 12]
+        assert changes == {"y": [12], "text": ["+18.8%<br>2222222"]}
+        assert page.get_attribute("#plot", "aria-label").startswith("Line chart of the latency of ttt-linear/torch")
+        page.locator("#case").focus()
+        page.keyboard.press("ArrowDown")
+        page.locator("#figure-title", has_text="T=128").wait_for()
+        settle(page)
+        points, changes = page.evaluate(traces)
+        assert points["y"] == [5, 5, 5]
+        assert changes["y"] == []
+        page.locator("summary").click()
+        assert page.locator("#numbers tbody tr").count() == 3
+        page.get_by_role("link", name="day-1 and day-2").click()
+        page.wait_for_url("**/compare.html?a=day-1-*&b=day-2-*")
+        settle(page)
+        assert page.evaluate(COMPARED)["verdict"] == "1 slower, 1 not judged"
+
+
+def test_a_strangers_words_are_shown_and_never_run(browser, tmp_path):
+    evil = "</script><script>window.injected = 1</script><img src=x onerror='window.injected = 2'>"
+    place = on_gpu(name=evil, commit=evil, software={evil: "1", "__proto__": "2"})
+    case = a_case(options=((evil, evil),), size=evil)
+    runs = []
+    for day in (1, 2):
+        records = [timed(case, 5 * day, place, at=f"2026-11-1{day}T03:00:00+00:00"), without(a_case(7), reason=evil)]
+        runs.append(a_run(tmp_path / f"<img src=x onerror=window.injected={day}>", *records, at=str(day)).folder)
+    site = tmp_path / "site"
+    write_site(runs, site)
+    a, b = sorted(path.stem for path in site.glob("data/*.js"))
+    pages = ["index.html", f"compare.html?a={a}&b={b}", f"compare.html?a={b}&b={a}", f"runs/{a}.html"]
+    pages += [f"over-time/{path.name}" for path in site.glob("over-time/*.html")]
+    for path in pages:
+        with opened(browser, site, path) as page:
+            assert "window.injected" in page.inner_text("body"), path
