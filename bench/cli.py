@@ -23,6 +23,11 @@ Systems = Annotated[str | None, typer.Option(help="Systems, as NAME or NAME/BACK
 Sizes = Annotated[str | None, typer.Option(help="Model sizes instead of the suite's, comma-separated.")]
 Batch = Annotated[str | None, typer.Option(help="Batch sizes instead of the suite's, comma-separated.")]
 Context = Annotated[str | None, typer.Option(help="Context lengths instead of the suite's, comma-separated.")]
+MiniBatch = Annotated[str | None, typer.Option(help="TTT's mini-batch sizes, such as 16,32, comma-separated.")]
+Backbone = Annotated[str | None, typer.Option(help="TTT's backbones: mamba, the paper's (M), transformer, its (T).")]
+Checkpoint = Annotated[
+    Path | None, typer.Option(help="A folder with config.json and safetensors: its model in place of random weights.")
+]
 Out = Annotated[Path, typer.Option(help="Folder of the run.")]
 SystemsFile = Annotated[Path | None, typer.Option(help="A systems.toml: which interpreter runs which system.")]
 TimeLimit = Annotated[float, typer.Option(help="Seconds that one case may take, model and checks included.", min=0.001)]
@@ -92,6 +97,9 @@ def run(
     sizes: Sizes = None,
     batch: Batch = None,
     context: Context = None,
+    mini_batch: MiniBatch = None,
+    backbone: Backbone = None,
+    checkpoint: Checkpoint = None,
     out: Out = Path("out"),
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep what is finished; measure the rest, skipped cases too.")
@@ -129,8 +137,9 @@ def run(
 
     if retry not in ("lost", "failed"):
         raise UserError(f"--retry {retry}: must be lost or failed")
+    axes = (mini_batch, backbone, checkpoint)
     asked = measure.Asked(
-        tuple(suite or ()), systems, sizes, batch, context, device, systems_file, budget, min_samples, repeats
+        tuple(suite or ()), systems, sizes, batch, context, device, systems_file, budget, min_samples, repeats, *axes
     )
     if gpus is not None and slurm is not None:
         raise UserError("--gpus --slurm: one of them; --slurm says gpus=N itself")
@@ -170,6 +179,7 @@ def work(
     time_limit: TimeLimit = 600,
     start_limit: StartLimit = 300,
     systems_file: SystemsFile = None,
+    checkpoint: Checkpoint = None,
 ) -> None:
     """Be one task of a run that Slurm's tasks share."""
     from bench.commands.slurm import work
@@ -179,7 +189,7 @@ def work(
     if retry not in ("lost", "failed"):
         raise UserError(f"--retry {retry}: must be lost or failed")
     limits = Limits(time_limit, start_limit)
-    work(run, systems, systems_file, retry=retry, limits=limits)  # type: ignore[arg-type]
+    work(run, systems, systems_file, retry=retry, limits=limits, checkpoint=checkpoint)  # type: ignore[arg-type]
 
 
 @app.command()
@@ -189,6 +199,9 @@ def verify(
     sizes: Sizes = None,
     batch: Batch = None,
     context: Context = None,
+    mini_batch: MiniBatch = None,
+    backbone: Backbone = None,
+    checkpoint: Checkpoint = None,
     time_limit: TimeLimit = 600,
     start_limit: StartLimit = 300,
     device: Device = "auto",
@@ -198,7 +211,8 @@ def verify(
     from bench.commands import measure
     from harness.process import Limits
 
-    asked = measure.Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file)
+    axes = {"mini_batch": mini_batch, "backbone": backbone, "checkpoint": checkpoint}
+    asked = measure.Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file, **axes)  # type: ignore[arg-type]
     measure.verify(asked, limits=Limits(time_limit, start_limit))
 
 
@@ -296,6 +310,21 @@ def import_(
     results.import_records(old, output)
 
 
+@app.command()
+def convert(
+    file: Annotated[Path, typer.Argument(metavar="JAX_FILE", help="`streaming_params` or `streaming_train_state`.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The new folder, for --checkpoint.")],
+    base_lr: Annotated[
+        float | None,
+        typer.Option(help="The run's ttt_base_lr; by default the paper's: 1 of TTT-Linear, 0.1 of TTT-MLP."),
+    ] = None,
+) -> None:
+    """Convert a checkpoint of the authors' JAX code to config.json and safetensors."""
+    from bench.commands.convert import convert_checkpoint
+
+    convert_checkpoint(file, output, base_lr)
+
+
 FailOn = Annotated[
     str | None, typer.Option(help="Exit with status 1 for a case that is shown to be slower by more, such as 3%.")
 ]
@@ -373,6 +402,9 @@ def profile(
     sizes: Sizes = None,
     batch: Batch = None,
     context: Context = None,
+    mini_batch: MiniBatch = None,
+    backbone: Backbone = None,
+    checkpoint: Checkpoint = None,
     way: Annotated[
         str,
         typer.Option(
@@ -395,7 +427,8 @@ def profile(
     from bench.commands.profile import profile
     from harness.process import Limits
 
-    asked = measure.Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file, repeats=1)
+    axes = {"mini_batch": mini_batch, "backbone": backbone, "checkpoint": checkpoint}
+    asked = measure.Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file, **axes)  # type: ignore[arg-type]
     limits = Limits(time_limit, start_limit)
     profile(asked, out, way=way, resume=resume, limits=limits, arguments=sys.argv[1:])
 

@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import Any
 
 from bench.errors import UserError
-from bench.models.config import MODELS, MambaConfig, TransformerConfig, TTTConfig, model_config, parameter_count
+from bench.models.case_model import config_of
+from bench.models.config import MODELS, MambaConfig, TransformerConfig, TTTConfig, parameter_count
 from harness.case import Case
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -65,11 +66,11 @@ def least_bytes(case: Case) -> int:
     ids = 8 * case.batch * (case.context if case.phase != "generate" else 1)
     if case.system not in MODELS:  # others size themselves
         return ids
-    config = model_config(case.system, case.size)
+    config = config_of(case)
     if case.option("scope", "model") == "layer":
         return _layer_bytes(config, case)
     weights = parameter_count(config) * _BYTES[case.dtype]
-    return ids + weights + _state_bytes(config, case)
+    return ids + weights + kept_bytes(config, case)
 
 
 def _layer_bytes(config: Any, case: Case) -> int:
@@ -87,7 +88,7 @@ def _state_element_bytes(case: Case) -> int:
     return _BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]
 
 
-def _state_bytes(config: Any, case: Case) -> int:
+def kept_bytes(config: Any, case: Case) -> int:
     """Bytes that one sequence keeps between two tokens, after `context` tokens."""
     size = _state_element_bytes(case)
     if isinstance(config, TransformerConfig):  # a key and a value of each token in each layer

@@ -47,11 +47,8 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 
 def checks(facts: Facts, case: Case) -> list[Check]:
     """A gate's checks that the model is a fair one for its case: a miss leaves the case without a timing."""
-    transformer = model_config("transformer", case.size)
-    parameters_off = abs(facts.parameters / parameter_count(transformer) - 1)
-    found = [
-        Check.at_most("parameters_off_transformer", parameters_off, PARAMETERS_OFF_LIMIT),
-        Check.at_most("vocabulary_off_transformer", abs(facts.vocabulary - transformer.vocabulary), 0),
+    found = [] if case.option("checkpoint") else _of_one_size(facts, case)
+    found += [
         Check.at_most("weights_of_another_dtype", float(facts.dtype != case.dtype), 0),
         Check.at_most("samples_that_leave_something", float(facts.kept != "nothing"), 0),
     ]
@@ -59,6 +56,16 @@ def checks(facts: Facts, case: Case) -> list[Check]:
         found.append(Check.at_most("head_rows_per_prompt", facts.head_rows, 1))
         found.append(Check.at_most("head_rows_not_seen", max(0.0, 1 - facts.head_rows), 0))  # a head of other weights
     return found
+
+
+def _of_one_size(facts: Facts, case: Case) -> list[Check]:
+    """Whether the model is as large as the Transformer of its size; a checkpoint is as large as it is."""
+    transformer = model_config("transformer", case.size)
+    parameters_off = abs(facts.parameters / parameter_count(transformer) - 1)
+    return [
+        Check.at_most("parameters_off_transformer", parameters_off, PARAMETERS_OFF_LIMIT),
+        Check.at_most("vocabulary_off_transformer", abs(facts.vocabulary - transformer.vocabulary), 0),
+    ]
 
 
 def count_head_rows(call: Callable[[], Any], head: Any) -> tuple[Any, int]:

@@ -4,15 +4,16 @@ Planning imports no system and asks no GPU, so it works on a login node.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf
 
 from bench.catalogue.metrics import OPTION_DEFAULTS
-from bench.catalogue.suites import Panel, Suite
+from bench.catalogue.suites import TTT, Panel, Suite
 from bench.catalogue.systems import ADAPTERS, Adapter
 from bench.memory import layer_beyond_memory
-from harness.case import Case
+from bench.models.case_model import checkpoint_missing
+from harness.case import Case, Scalar
 from harness.catalogue import SuiteEntry
 from harness.record import Record
 from harness.run import Job, Planned
@@ -24,17 +25,26 @@ LAUNCH_BOUND_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Selection:
-    """What the command line asks for; an empty axis leaves the suite's own."""
+    """What the command line asks for; an empty axis leaves the suite's own.
+
+    Of a checkpoint whole models run: what a layer of a suite works on is drawn at random.
+    """
 
     adapters: tuple[Adapter, ...]
     sizes: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()
     contexts: tuple[int, ...] = ()
+    options: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)  # of the TTT systems
 
     @property
     def narrows_axes(self) -> bool:
         """Whether a size of the work comes from the user and not from the suite."""
         return bool(self.sizes or self.batches or self.contexts)
+
+    def options_of(self, panel: Panel, adapter: Adapter) -> dict[str, tuple[Scalar, ...]]:
+        """The options of a panel's cases, each with its values; mini-batch, backbone and checkpoint are TTT's alone."""
+        own: dict[str, tuple[Scalar, ...]] = {**panel.options, "scope": (panel.scope,)}
+        return {**own, **self.options} if adapter.system in TTT else own
 
 
 def suite_cases(suite: Suite, selection: Selection, device: str) -> list[Planned]:
@@ -43,7 +53,7 @@ def suite_cases(suite: Suite, selection: Selection, device: str) -> list[Planned
         Planned(case, suite.min_samples, panel.grows)
         for panel in suite.panels
         for adapter in selection.adapters
-        if _is_in(adapter, panel)
+        if _is_in(adapter, panel) and not (panel.scope == "layer" and "checkpoint" in selection.options)
         for case in _panel_cases(panel, adapter, selection, device)
     )
     return list({planned.case.key: planned for planned in found}.values())
@@ -84,25 +94,38 @@ def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: 
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Why a case that grows until memory ends need not be tried: the smaller batch that did not fit."""
+    """Why a case that grows until memory ends need not be tried: the smaller one that did not fit, or took too long."""
     if not planned.grows:
         return ""
-    case = planned.case
     for record in earlier:
-        # A larger batch may be timed in another way, and is the same work.
-        smaller = record.case.batch < case.batch and replace(record.case, batch=case.batch, timing=case.timing) == case
-        if smaller and record.status == "oom":
-            return f"batch {record.case.batch} did not fit"
+        axis = _smaller_axis(record.case, planned.case)
+        if not axis:
+            continue
+        size = f"{axis} {getattr(record.case, axis)}"
+        if record.status in ("oom", "timeout"):
+            return f"{size} {'did not fit' if record.status == 'oom' else 'took longer than a case may'}"
         at_once = record.metrics.get("sequences_at_once") or record.case.batch
-        if smaller and at_once < record.case.batch:
-            return f"of batch {record.case.batch} only {at_once} sequences fitted at once, and were measured"
+        if axis == "batch" and at_once < record.case.batch:
+            return f"of {size} only {at_once} sequences fitted at once, and were measured"
+    return ""
+
+
+def _smaller_axis(smaller: Case, case: Case) -> str:
+    """The axis, batch or context, in which alone one case is smaller than another; "" where they differ otherwise.
+
+    A larger one may be timed in another way, and is the same work.
+    """
+    for axis in ("batch", "context"):
+        value = getattr(case, axis)
+        if getattr(smaller, axis) < value and replace(smaller, **{axis: value}, timing=case.timing) == case:
+            return axis
     return ""
 
 
 def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int | None) -> str:
     """Why a case need not be tried on a device of so much memory, if that is known; "" where it must."""
     too_large = layer_beyond_memory(planned.case, memory_bytes) if memory_bytes else ""
-    return too_large or beyond_memory(planned, earlier)
+    return checkpoint_missing(planned.case) or too_large or beyond_memory(planned, earlier)
 
 
 def _is_in(adapter: Adapter, panel: Panel) -> bool:
@@ -115,7 +138,7 @@ def _panel_cases(panel: Panel, adapter: Adapter, selection: Selection, device: s
     # Settings that start an engine anew vary slowest.
     for size, options, state_dtype, context, batch in product(
         selection.sizes or panel.sizes,
-        _combinations({**panel.options, "scope": (panel.scope,)}),
+        _combinations(selection.options_of(panel, adapter)),
         panel.state_dtypes or (adapter.state_dtype or dtype,),
         sorted(selection.contexts or panel.contexts),
         sorted(selection.batches or panel.batches),
@@ -135,7 +158,7 @@ def _panel_cases(panel: Panel, adapter: Adapter, selection: Selection, device: s
         )
 
 
-def _combinations(axes: Mapping[str, Sequence[str | int]]) -> list[tuple[tuple[str, str | int], ...]]:
+def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str, Scalar], ...]]:
     """Every combination of options, those at their default left out."""
     names = sorted(axes)
     pairs = [tuple(zip(names, values, strict=True)) for values in product(*(axes[name] for name in names))]

@@ -1,27 +1,64 @@
 """Read what the command line asks for: words to suites, systems, sizes and axes; each mistake is one sentence."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from bench.catalogue.systems import ADAPTERS, Adapter
 from bench.errors import UserError
-from bench.models.config import SIZES
+from bench.models.case_model import Checkpoint
+from bench.models.config import BACKBONES, SIZES
 from bench.plan import Selection
+from harness.case import Scalar
 
 T = TypeVar("T")
 
 
-def select(systems: str | None, sizes: str | None, batch: str | None, context: str | None, device: str) -> Selection:
-    """The selection of `run` and `verify`; each argument is a comma-separated list or None for the suite's own.
+def select(
+    systems: str | None,
+    sizes: str | None,
+    batch: str | None,
+    context: str | None,
+    device: str,
+    *,
+    mini_batch: str | None = None,
+    backbone: str | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Selection:
+    """The selection of `run` and `verify`; each text is a comma-separated list or None for the suite's own.
 
     Without `systems` it has those made for `device` ("cpu", "cuda"); one that is named is tried anywhere.
     """
+    if checkpoint:
+        _refuse_beside_checkpoint({"--sizes": sizes, "--mini-batch": mini_batch, "--backbone": backbone})
+    asked: dict[str, tuple[Scalar, ...]] = {
+        "mini_batch": words(mini_batch, lambda word: _count("--mini-batch", word)),
+        "backbone": words(backbone, lambda word: _one_of("--backbone", word, BACKBONES)),
+    }
     return Selection(
-        adapters=_adapters(systems, device),
-        sizes=words(sizes, _size),
+        adapters=_adapters(systems, device) if checkpoint is None else _of_checkpoint(checkpoint, systems, device),
+        sizes=(checkpoint.size,) if checkpoint else words(sizes, lambda word: _one_of("--sizes", word, SIZES)),
         batches=words(batch, lambda word: _count("--batch", word)),
         contexts=words(context, lambda word: _count("--context", word)),
+        options=checkpoint.options if checkpoint else {name: values for name, values in asked.items() if values},
     )
+
+
+def _refuse_beside_checkpoint(options: dict[str, str | None]) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise UserError(f"{option} {value}: a checkpoint has its own; leave it out beside --checkpoint")
+
+
+def _of_checkpoint(checkpoint: Checkpoint, systems: str | None, device: str) -> tuple[Adapter, ...]:
+    """The backends of its system; UserError where another system is named."""
+    chosen = _adapters(checkpoint.system if systems is None else systems, device)
+    for adapter in chosen:
+        if adapter.system != checkpoint.system:
+            raise UserError(
+                f"--checkpoint {checkpoint.folder.name}: its config.json is of {checkpoint.system}, "
+                f"which {adapter.label} of --systems does not run"
+            )
+    return chosen
 
 
 def _adapters(text: str | None, device: str) -> tuple[Adapter, ...]:
@@ -41,9 +78,9 @@ def _named(word: str, device: str) -> list[Adapter]:
     return made or found
 
 
-def _size(word: str) -> str:
-    if word not in SIZES:
-        raise UserError(f"--sizes {word}: unknown; there are {', '.join(SIZES)}")
+def _one_of(option: str, word: str, known: Iterable[str]) -> str:
+    if word not in known:
+        raise UserError(f"{option} {word}: unknown; there are {', '.join(known)}")
     return word
 
 

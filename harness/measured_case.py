@@ -193,9 +193,11 @@ class CaseRun:
         self.found["timing"] = timing
         calls = clock.launches * workload.units
         self.found["calls"] = calls
+        if workload.measured is not None:
+            self.found["metrics"] |= workload.measured(len(timing.samples_ms) * clock.launches)
         if self.case.l2 == "warm" and workload.engine_samples is None:
             tokens = len(timing.samples_ms) * calls * workload.tokens
-            self.found["metrics"] = workload.metrics | energy.per_token(tokens)
+            self.found["metrics"] |= energy.per_token(tokens)
         with self._stage("check"):
             self._accepts(self._checked(workload, clock, inspector, timing))
 

@@ -63,7 +63,7 @@ def _parsed_case(value: Any) -> Case:
 class Planned:
     """A case of a job. min_samples: never fewer, whatever the budget, over all repeats.
 
-    grows: one of several batches that grow until memory ends; those beyond the first that does not fit are skipped.
+    grows: one of several that grow until memory ends; those beyond the first that does not fit are skipped.
     """
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA

@@ -59,6 +59,8 @@ class Workload:
         the outputs of the last one, and compares them with the reference. None where there is none.
     gate: compares outputs with the reference before anything is timed; None where there is nothing to compare with.
     engine_samples: for systems that time themselves: ms of one unit, at best yielded as they are taken.
+    measured: asked after sampling for metrics that the work found itself in so many last calls of `run`, or samples of
+        its engine.
     metrics, settings: numbers and texts for the record; `flops` and `bytes` are those of one unit.
     work: of one unit too, by the parts that a profile tells apart (`reports.profile_parts`); {} where not counted.
     close: frees what the next case must not find.
@@ -73,6 +75,7 @@ class Workload:
     witness: Callable[[Random], Callable[[Any, int], Verdict]] | None = None
     gate: Callable[[], Verdict] | None = None
     engine_samples: Callable[[Policy], Iterable[float]] | None = None
+    measured: Callable[[int], Mapping[str, float | None]] | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     work: Mapping[str, Work] = field(default_factory=dict)

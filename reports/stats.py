@@ -126,19 +126,22 @@ def _memberships(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
     """A column for each option in use.
 
-    One at its default is not in a case: it is filled in for a system and backend that has others, and where a figure
-    of the case's suite has it as an axis. An option that is called like a column of the table gets another name.
+    One at its default is not in a case: it is filled in for a system and backend that has others, or has a case in a
+    suite of which a figure has it as an axis. An option that is called like a column of the table gets another name.
     """
     names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
     varied = {(case.system_backend, name) for case in cases for name, _ in case.options}
     axes = {(suite.name, axis) for suite in catalogue.suites for own in suite.figures for axis in (own.x, *own.split)}
+    varied |= {
+        (case.system_backend, name)
+        for case, of in zip(cases, table["suites"], strict=True)
+        for name in names
+        if _any_in(of, name, axes)
+    }
     values = {}
     for name in names:
         default = catalogue.axis(name).default
-        column = [
-            case.option(name, default if (case.system_backend, name) in varied or _any_in(of, name, axes) else None)
-            for case, of in zip(cases, table["suites"], strict=True)
-        ]
+        column = [case.option(name, default if (case.system_backend, name) in varied else None) for case in cases]
         values[f"option_{name}" if name in table else name] = pd.array(column, dtype=object)
     return pd.DataFrame(values, index=table.index).convert_dtypes()
 

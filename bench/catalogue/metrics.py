@@ -11,6 +11,8 @@ METRICS: tuple[MetricEntry, ...] = (
     MetricEntry("latency_ms_repeats_high", "95% high over processes", "ms"),
     MetricEntry("process_spread", "Spread between processes", "%", "lower", scale=0.01),
     MetricEntry("us_per_token", "Latency per token", "µs", "lower", text=True),
+    MetricEntry("time_to_first_token_ms", "Time to first token", "ms", "lower", text=True),
+    MetricEntry("time_between_tokens_ms", "Time between tokens", "ms", "lower", text=True),
     MetricEntry("tokens_per_s", "Throughput", "tokens/s", "higher"),
     MetricEntry("peak_memory_gb", "Peak memory", "GB", "lower"),
     # Work against the ceilings measured in the same process.
@@ -43,6 +45,8 @@ AXES: tuple[AxisEntry, ...] = (
     # Options of a case; one at its default is not in the case.
     AxisEntry("scope", "Scope", "scope {}", "model"),
     AxisEntry("mini_batch", "Mini-batch size (tokens)", "mini-batch {}", 16),
+    AxisEntry("backbone", "Backbone", "{} backbone", "mamba"),
+    AxisEntry("checkpoint", "Checkpoint", "checkpoint {}", ""),
     AxisEntry("form", "Form", "{} form", "dual"),
     AxisEntry("part", "Part", "{}", ""),
     AxisEntry("steps", "New tokens", "{} new tokens", 128),

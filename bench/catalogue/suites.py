@@ -38,7 +38,8 @@ class Panel:
     scope: str = "model"  # or "layer": one layer of it, the latency of the kernel suites
     l2: str = "warm"
     timing: str = ""  # "" for the system's own; see `plan.timing_of`
-    # Whether the batch runs into memory's end on purpose: after the first that does not fit, larger ones are skipped.
+    # Whether batch or context run into memory's end on purpose: after the first that does not fit, larger ones are
+    # skipped.
     grows: bool = False
     backends: tuple[str, ...] = ()  # only these; empty for all
     state_dtypes: tuple[str, ...] = ()  # empty for that of each system
@@ -74,6 +75,33 @@ def _setting(phase: str, block: int, step_tokens: int, graphs: str = "engine") -
         "graphs": (graphs,),
     }
     return Panel(phase, ("transformer",), ("1.3b",), (batch,), contexts, options, backends=("vllm",))
+
+
+def _request(systems: tuple[str, ...], *backends: str, state_dtypes: tuple[str, ...] = ()) -> Panel:
+    """Prompts of 2k to 32k tokens and 128 after each, of one sequence and of 16."""
+    contexts = doubling(2048, 32768)
+    options: dict[str, tuple[str | int, ...]] = {"steps": (128,)}
+    return Panel(
+        "request", systems, ("1.3b",), (1, 16), contexts, options, backends=backends, state_dtypes=state_dtypes
+    )
+
+
+# What the kernels have of an option of the layer, at the figures' shapes.
+MINI_BATCHES: dict[str, tuple[str | int, ...]] = {"mini_batch": (16, 32)}
+BOTH_BACKBONES: dict[str, tuple[str | int, ...]] = {"backbone": ("mamba", "transformer")}
+CONTEXTS, BATCHES = doubling(2048, 32768), (1, 16, 64, 512)
+
+
+def _axis(
+    phase: str,
+    batches: tuple[int, ...],
+    contexts: tuple[int, ...],
+    backend: str,
+    options: dict[str, tuple[str | int, ...]],
+    **how: str,
+) -> Panel:
+    """Both TTT layers on one kernel over an option; how: scope, l2 and timing."""
+    return Panel(phase, TTT, ("1.3b",), batches, contexts, options, backends=(backend,), **how)  # type: ignore[arg-type]
 
 
 PUBLISHED = 6  # samples whose extremes hold the median with 95%
@@ -174,10 +202,66 @@ SUITES: tuple[Suite, ...] = (
         device="cuda",
     ),
     Suite(
+        "long-context",
+        "One sequence of 8k to a million tokens: time per token, and what the model keeps of it, until memory ends",
+        (
+            Panel(
+                "forward",
+                LANGUAGE_MODELS,
+                ("1.3b",),
+                (1,),
+                doubling(8192, 1 << 20),
+                grows=True,
+                backends=("thunderkittens", "mamba-ssm", "vllm", "flash-attn"),
+            ),
+        ),
+        figures=(
+            Figure("forward", "One long sequence: forward latency per token"),
+            Figure("forward", "One long sequence: what is kept of it", y="state_bytes", y_log=True),
+        ),
+        device="cuda",
+        min_samples=PUBLISHED,
+    ),
+    Suite(
         "prompt-then-128",
-        "A request: the prompt, then 128 tokens",
-        (Panel("request", LANGUAGE_MODELS, ("1.3b",), (16,), doubling(2048, 32768), {"steps": (128,)}),),
-        figures=(Figure("request", "A prompt, then new tokens: latency of the whole", y="latency_ms"),),
+        "A request, as its user feels it: time to the first token, and between the 128 after it",
+        (
+            _request(TTT, "thunderkittens", state_dtypes=("float32-planes",)),
+            _request(("transformer", "mamba"), "vllm", "mamba-ssm"),
+        ),
+        figures=(
+            Figure("request", "A request: time to its first token", y="time_to_first_token_ms", split=("batch",)),
+            Figure("request", "A request: time between its tokens", y="time_between_tokens_ms", split=("batch",)),
+            Figure("request", "A request: the prompt and 128 tokens", y="latency_ms", split=("batch",)),
+        ),
+        device="cuda",
+        min_samples=PUBLISHED,
+    ),
+    Suite(
+        "mini-batch",
+        "What does a larger mini-batch cost or gain? TTT at 16 and 32 tokens: forward of a layer, models",
+        (
+            _axis("forward", (16,), CONTEXTS, "thunderkittens", MINI_BATCHES, scope="layer", l2="cold", timing="graph"),
+            _axis("forward", (16,), CONTEXTS, "thunderkittens", MINI_BATCHES),
+            _axis("generate", BATCHES, (2048,), "triton-dual", MINI_BATCHES),
+        ),
+        figures=(
+            Figure("forward", "Forward at each mini-batch size", split=("scope",)),
+            Figure("generate", "Generate at each mini-batch size", x="batch"),
+        ),
+        device="cuda",
+    ),
+    Suite(
+        "backbone",
+        "What do the Mamba backbone's convolutions and gate cost? (M) beside (T), whole models",
+        (
+            _axis("forward", (16,), CONTEXTS, "thunderkittens", BOTH_BACKBONES),
+            _axis("generate", BATCHES, (2048,), "triton-dual", BOTH_BACKBONES),
+        ),
+        figures=(
+            Figure("forward", "Forward on each backbone"),
+            Figure("generate", "Generate on each backbone", x="batch"),
+        ),
         device="cuda",
     ),
     Suite(

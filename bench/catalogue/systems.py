@@ -88,7 +88,7 @@ def _ttt(learner: str) -> tuple[Adapter, ...]:
         Adapter("triton-dual", f"{kernels}:{learner}TritonDual", BOTH, planes, phases=GENERATE, headline=True),
         Adapter("triton-primal", f"{kernels}:{learner}TritonPrimal", BOTH, planes, phases=GENERATE),
         Adapter("torch-compile", f"{compiled}:Compiled{learner}", LAYER, "float32", phases=FORWARD, slow=True),
-        Adapter("torch", f"bench.systems.ttt.pytorch:TTT{learner}", BOTH, "float32", devices=ANYWHERE, slow=True),
+        Adapter("torch", "bench.systems.ttt.pytorch:TTTTorch", BOTH, "float32", devices=ANYWHERE, slow=True),
     )  # fmt: skip
 
 

@@ -15,6 +15,8 @@ from bench.catalogue.suites import SUITES, Suite, default_suite, find_group, fin
 from bench.environments import launches
 from bench.errors import UserError
 from bench.memory import refuse_beyond_memory, total_memory_bytes
+from bench.models.case_model import Checkpoint, offer, read_checkpoint
+from bench.models.config import CheckpointError
 from bench.plan import Selection, jobs_of, skip_reason, suite_cases, suite_entry
 from bench.selection import select
 from bench.terminal import print_rows
@@ -49,6 +51,9 @@ class Asked:
     budget_s: float | None = None
     min_samples: int | None = None
     repeats: int = 1
+    mini_batch: str | None = None
+    backbone: str | None = None
+    checkpoint: Path | None = None
 
     def on(self, device: str) -> "Asked":
         """The same on another device."""
@@ -84,8 +89,10 @@ def plan(asked: Asked) -> Plan:
     """The jobs of the request, or UserError with the mistake in one sentence."""
     machine = snapshot()
     device, here = _device(asked.device, machine["device_kind"])
-    names, systems, budget_s = _suites(asked, device)
-    selection = select(systems, asked.sizes, asked.batch, asked.context, device)
+    checkpoint = open_checkpoint(asked.checkpoint)
+    names, systems, budget_s = _suites(asked, device, checkpoint)
+    axes = {"mini_batch": asked.mini_batch, "backbone": asked.backbone, "checkpoint": checkpoint}
+    selection = select(systems, asked.sizes, asked.batch, asked.context, device, **axes)  # type: ignore[arg-type]
     suites = [find_suite(name) for name in names]
     for suite in suites:
         _refuse_without_gpu(suite, device)
@@ -243,21 +250,36 @@ def _gpus(asked: str, device: str) -> list[str]:
     return wanted
 
 
-def _suites(asked: Asked, device: str) -> tuple[tuple[str, ...], str | None, float]:
+def open_checkpoint(folder: Path | None) -> Checkpoint | None:
+    """The checkpoint of `--checkpoint`, where workers find it; UserError for what is none."""
+    if folder is None:
+        return None
+    try:
+        checkpoint = read_checkpoint(folder)
+    except (CheckpointError, OSError) as error:
+        raise UserError(f"--checkpoint {error}") from None
+    offer(checkpoint)
+    return checkpoint
+
+
+def _suites(asked: Asked, device: str, checkpoint: Checkpoint | None) -> tuple[tuple[str, ...], str | None, float]:
     """The suites and the systems that the names stand for, and the seconds of sampling a case."""
     words = asked.suites or (default_suite(device),)
     found = [(word, find_group(word)) for word in words]
     groups = [group for _, group in found if group]
     names = [name for word, group in found for name in (group.suites if group else (word,))]
     only = groups[0] if len(words) == len(groups) == 1 else None
-    systems = ",".join(only.systems) if only and only.systems and asked.systems is None else asked.systems
+    systems = asked.systems
+    if only and only.systems and systems is None:
+        whole = [label for label in only.systems if not checkpoint or label.startswith(f"{checkpoint.system}/")]
+        systems = ",".join(whole)
     budget_s = asked.budget_s or (only.budget_s if only else None) or BUDGETS_S[device]
     return tuple(dict.fromkeys(names)), systems, budget_s
 
 
 def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], selection: Selection, device: str) -> str:
     """One sentence where sizes, batches or contexts of the command line make cases that a suite does not have."""
-    whole = replace(selection, sizes=(), batches=(), contexts=())
+    whole = replace(selection, sizes=(), batches=(), contexts=(), options={})
     words = []
     for suite, planned in cases:
         own = {each.case.key for each in suite_cases(suite, whole, device)}
@@ -265,7 +287,7 @@ def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], selection: Selectio
         words += [f"{count} of {len(planned)} cases of {suite.name}"] if count else []
     if not words:
         return ""
-    return f"{', '.join(words)} are not the suite's own: --sizes, --batch and --context replace what it has"
+    return f"{', '.join(words)} are not the suite's own: options of the command line replace what it has"
 
 
 def _refuse_without_gpu(suite: Suite, device: str) -> None:
@@ -289,7 +311,20 @@ def request_of(arguments: Sequence[str], work: Plan) -> Request:
     machine = work.machine
     constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    return Request(at, tuple(arguments), machine["commit"], machine["dirty"], constant)
+    return Request(at, tuple(_without_folder(arguments)), machine["commit"], machine["dirty"], constant)
+
+
+def _without_folder(arguments: Sequence[str]) -> list[str]:
+    """The arguments with the name of a checkpoint's folder in place of its path: a run is published."""
+    kept = []
+    for before, word in zip(("", *arguments), arguments, strict=False):
+        option, equals, path = word.partition("=")
+        if before == "--checkpoint":
+            word = Path(word).resolve().name
+        elif option == "--checkpoint" and equals:
+            word = f"{option}={Path(path).resolve().name}"
+        kept.append(word)
+    return kept
 
 
 def _print_verdicts(records: Sequence[Record]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import estimate
-from bench.commands.measure import Asked, Plan, open_run, plan
+from bench.commands.measure import Asked, Plan, open_checkpoint, open_run, plan
 from bench.environments import launches
 from bench.errors import UserError
 from bench.memory import total_memory_bytes
@@ -70,14 +70,25 @@ def _command(work: Plan, current: Run, asked: Asked, out: Path, retry: Retry, li
     command = [sys.executable, "-m", "bench", "work", str(out)]
     if len(work.jobs) < len(current.jobs):
         command += ["--systems", ",".join("/".join(job.pair) for job in work.jobs)]
+    if asked.checkpoint:
+        command += ["--checkpoint", str(asked.checkpoint.resolve())]
     if asked.systems_file:
         command += ["--systems-file", str(asked.systems_file)]
     command += ["--retry", retry, "--time-limit", f"{limits.case_s:g}", "--start-limit", f"{limits.start_s:g}"]
     return command
 
 
-def work(out: Path, systems: str | None, systems_file: Path | None, *, retry: Retry, limits: Limits) -> None:
+def work(
+    out: Path,
+    systems: str | None,
+    systems_file: Path | None,
+    *,
+    retry: Retry,
+    limits: Limits,
+    checkpoint: Path | None = None,
+) -> None:
     """Be one task: run the jobs of `out` that no other task has."""
+    open_checkpoint(checkpoint)
     holder = Holder.here()
     if not holder.array:
         raise UserError("work: is what a task of Slurm runs, and SLURM_JOB_ID is not set; see `ttt-bench run --slurm`")

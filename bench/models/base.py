@@ -1,5 +1,6 @@
-"""The interface of every model (prefill, generate, weights), and prefill in chunks of bounded memory."""
+"""The interface of every model (prefill, generate, weights), and prefill in pieces of bounded memory."""
 
+from math import ceil
 from typing import Any, Self
 
 import torch
@@ -94,10 +95,15 @@ class Decoder(nn.Module):
 
 
 class ChunkedModel(CausalLM):
-    """A model that runs a prompt chunk by chunk. Its head is its embedding unless it has an `lm_head`."""
+    """A model that runs prompts in pieces. Its head is its embedding unless it has an `lm_head`.
+
+    A piece is a chunk of the prompts of a group of sequences. Groups go through their prompts one after another, as few
+    sequences as fill a piece: a state is read and written once a chunk, so the fewer chunks, the less its traffic.
+    """
 
     model: Decoder
-    prefill_tokens = PREFILL_TOKENS  # of all sequences together, in one chunk
+    prefill_tokens = PREFILL_TOKENS  # of all sequences of a group together, in one chunk
+    least_group = 1  # sequences of a group, however long their prompts are
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,9 +113,13 @@ class ChunkedModel(CausalLM):
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         """See CausalLM.prefill. Raises ValueError for an empty prompt and for a batch that is not the state's."""
         check_ids(ids, 2, state.batch)
-        for chunk in ids.split(self._chunk_length(ids.shape[0]), dim=1):
-            hidden = self._hidden(chunk, state)
-        return self._logits(hidden), state
+        groups = self._groups(*ids.shape)
+        if len(groups) == 1:
+            return self._logits(self._through_prompt(ids, state)), state
+        parts = [state.rows(rows) for rows in groups]
+        last = [self._through_prompt(ids[rows], part) for rows, part in zip(groups, parts, strict=True)]
+        state.length = parts[0].length
+        return self._logits(torch.cat(last)), state
 
     @torch.no_grad()
     def generate_step(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -147,6 +157,18 @@ class ChunkedModel(CausalLM):
     def _hidden_step(self, ids: Tensor, state: Any) -> Tensor:
         """ids [B, 1] -> the residual stream [B, 1, C] after the last block."""
         raise NotImplementedError
+
+    def _groups(self, batch: int, tokens: int) -> list[slice]:
+        """Which sequences go through their prompts together: groups of one size but for a last smaller one."""
+        most = max(self.least_group, self.prefill_tokens // tokens)
+        size = ceil(batch / ceil(batch / most))
+        return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
+
+    def _through_prompt(self, ids: Tensor, state: Any) -> Tensor:
+        """ids [B, T] of a group, chunk by chunk -> the residual stream [B, 1, C] after their last token."""
+        for chunk in ids.split(self._chunk_length(ids.shape[0]), dim=1):
+            hidden = self._hidden(chunk, state)
+        return hidden[:, -1:]
 
     def _chunk_length(self, batch: int) -> int:
         return max(1, self.prefill_tokens // batch)

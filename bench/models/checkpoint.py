@@ -18,10 +18,9 @@ from torch import Tensor
 from bench.models.base import CausalLM
 from bench.models.config import CheckpointError, ModelConfig
 from bench.models.factory import default_dtype, model_class
-from bench.models.hugging_face import read_config, read_json
+from bench.models.hugging_face import INDEX_FILE, read_config, read_json
 
 WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 FLOATING = ("F64", "F32", "F16", "BF16")
 NAMED_AT_MOST = 5  # wrong keys in one message; a file of another model has hundreds
 

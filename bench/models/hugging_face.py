@@ -4,18 +4,8 @@ Keys and defaults are those of `TTTConfig` in the authors' PyTorch code (github.
 An absent key has the authors' default; in particular `ttt_base_lr` is then 1.0, for TTT-MLP too, although the paper
 trains TTT-MLP with 0.1. A value that would make another function than `bench.models.ttt` computes is refused by name.
 
-Checkpoints of the authors' JAX code (github.com/test-time-training/ttt-lm-jax), in which the models are trained, are
-one msgpack stream of (path, array) pairs, `streaming_params`, without a config.json. To convert one:
-- Write config.json from the settings of the training run. Its blocks `ttt_linear` and `ttt_mlp` are the (M) backbone
-  (`pre_conv`, `share_qk` and `use_gate` true); `ttt_base_lr` of TTT-MLP was 0.1.
-- Rename paths below `model/`: `wte/embedding` -> `model.embed_tokens.weight`, `ln_f/kernel` -> `model.norm.weight`,
-  `h/{i}/` -> `model.layers.{i}.`; in a layer `feed_forward/w1, w3, w2` -> `mlp.gate_proj, up_proj, down_proj` and
-  `conv/conv_norm, conv/conv1` -> `conv.norm, conv.conv`; in its seq_modeling_block `wq, wk, wv, wo, wg` -> `q_proj,
-  k_proj, v_proj, o_proj, g_proj`, `ttt_dense_0, ttt_bias_0, ttt_dense_1, ttt_bias_1` -> `W1, b1, W2, b2`,
-  `ttt_norm/scale, bias` -> `ttt_norm_weight, ttt_norm_bias` and `learnable_ttt_lr/kernel, bias` ->
-  `learnable_ttt_lr_weight, learnable_ttt_lr_bias`. Any other `kernel` or `scale` -> `weight`.
-- Transpose dense kernels [in, out] -> [out, in], convolutions [4, 1, C] -> [C, 1, 4] and the learning rate's kernel
-  [H, C, 1] -> [H, 1, C]. RoPE pairs are interleaved in both codes: Q and K need no permutation.
+Checkpoints of the authors' JAX code, in which the models are trained, have no config.json: `jax_checkpoint` converts
+them. Its blocks `ttt_linear` and `ttt_mlp` are the (M) backbone (`pre_conv`, `share_qk` and `use_gate` true).
 """
 
 import json
@@ -26,6 +16,7 @@ from typing import Any
 from bench.models.config import CONV_KERNEL, CheckpointError, ConfigError, TTTConfig
 
 CONFIG_FILE = "config.json"
+INDEX_FILE = "model.safetensors.index.json"
 
 # Keys whose value decides the function, with the authors' defaults.
 _COUNTS = {

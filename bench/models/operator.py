@@ -1,7 +1,7 @@
 """The inner loop of a TTT layer, between its projections and the norm after its heads: interface and reference."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -150,6 +150,18 @@ def overwrite(state: Any, after: Any) -> None:
     for old, new in zip(_tensors(state), _tensors(after), strict=True):
         if old is not new:
             old.copy_(new)
+
+
+def rows_of(state: Any, rows: slice) -> Any:
+    """The same state of some of its sequences; its tensors are views of the given one's."""
+    if isinstance(state, Tensor):
+        return state[rows]
+    if is_dataclass(state) and not isinstance(state, type):
+        return replace(state, **{field.name: rows_of(getattr(state, field.name), rows) for field in fields(state)})
+    if isinstance(state, tuple):
+        parts = [rows_of(part, rows) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    return state
 
 
 def _tensors(state: Any) -> list[Tensor]:

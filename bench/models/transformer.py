@@ -36,6 +36,15 @@ class TransformerState:
     def capacity(self) -> int:
         return self.cache.shape[4]
 
+    def rows(self, rows: slice) -> "TransformerState":
+        """The state of some sequences, views of this one; all groups of a prompt must be made before the first runs.
+
+        They share the position, so each must know where it began by itself.
+        """
+        if self.length is None:
+            self.length = int(self.position)
+        return TransformerState(self.cache[:, :, rows], self.position, self.length)
+
 
 class Attention(nn.Module):
     """Causal attention with rotary positions; as many key-value heads as query heads, no biases."""

@@ -29,7 +29,7 @@ from bench.models.layers import (
     rotation,
     slide,
 )
-from bench.models.operator import Learner, Operator, Projections, TorchOperator, overwrite
+from bench.models.operator import Learner, Operator, Projections, TorchOperator, overwrite, rows_of
 
 
 @dataclass
@@ -43,6 +43,11 @@ class LayerState:
     qk_conv: Tensor | None
     inner: Any
 
+    def rows(self, rows: slice) -> "LayerState":
+        """The state of some sequences, views of this one."""
+        block_conv, qk_conv = (None if cache is None else cache[rows] for cache in (self.block_conv, self.qk_conv))
+        return LayerState(block_conv, qk_conv, rows_of(self.inner, rows))
+
 
 @dataclass
 class TTTState:
@@ -55,6 +60,10 @@ class TTTState:
     batch: int
     layers: list[LayerState]
     length: int | None = 0
+
+    def rows(self, rows: slice) -> "TTTState":
+        """The state of some sequences, whose tensors are views of this one's."""
+        return TTTState(len(range(self.batch)[rows]), [layer.rows(rows) for layer in self.layers], self.length)
 
 
 class BlockConv(nn.Module):
@@ -191,6 +200,9 @@ class TTTModel(ChunkedModel):
     `operator` computes the inner loop; the default is the reference in its dual form. `block` computes what is around
     it: `TTTBlock` in plain PyTorch, `bench.models.fused.FusedBlock` with fused kernels.
     """
+
+    # A kernel goes through a sequence with one block a head: of 32 heads, fewer sequences leave SMs of an H100 idle.
+    least_group = 16
 
     def __init__(
         self,

@@ -1,13 +1,19 @@
 """Measure and check a language model of this repository: what the adapters of its PyTorch models share."""
 
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from random import Random
+from statistics import median
 from typing import Any, ClassVar
 
 import torch
 
 from bench import model_facts
 from bench.cost import model_work, total
+from bench.memory import kept_bytes
+from bench.models.config import MODELS
 from bench.models.layers import mark_layers
 from bench.systems.ceilings import ceilings_of
 from harness.case import Case
@@ -16,15 +22,24 @@ from harness.ranges import nvtx_range
 from harness.system import Input, Workload
 from harness.work import Work
 
-STEPS = 16  # one call of generate is a whole mini-batch, the step that rewrites W included
+STEPS = 16  # of one call of generate; see `steps_of`
 GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # past three mini-batch ends
 # Tokens of the sequences whose timed outputs are compared with the reference: 2 s of it at 1.3B on one H100.
 WITNESS_TOKENS = 16384
 WITNESS_SEQUENCES = 4
+LONGEST_WITNESS = 65536  # of a prompt that is compared: a million tokens would take the reference minutes
+TIMED_REQUESTS = 64  # whose moments are kept
+WITHOUT_EFFECT = ("steps", "compare")  # options that leave the model as it is
 
 # Relative error of the logits and total variation of the next token's probabilities against the reference. Rounding
 # of 24 layers of bfloat16 activations reaches 2e-2; float32 against float64 stays far below 1e-4.
 LOGIT_LIMITS = {"bfloat16": (5e-2, 2e-2), "float16": (2e-2, 1e-2), "float32": (1e-4, 1e-4)}
+
+
+# A token is a model's choice where the reference's logit of it lies at most so many of the limits above below its
+# largest, in standard deviations over the vocabulary: the limit is a root mean square, and either logit may be off by
+# twice that. A token drawn at random lies some 4 standard deviations below, 20 times as far in bfloat16.
+CHOICE_LIMITS = 4
 
 
 class LanguageModel:
@@ -81,7 +96,8 @@ class LanguageModel:
             inputs={"ids": Input(work.ids, "tokens", model.config.vocabulary, 0, work.token_axis)},
             witness=work.witness,
             gate=lambda: self._gate(model, case),
-            metrics=self._facts(model).metrics() | total(cost).metrics() | ceilings,
+            measured=work.measured,
+            metrics=self._facts(model).metrics() | total(cost).metrics() | kept(model, case) | ceilings,
             work=cost,
             settings=self._facts(model).settings() | self.settings(case) | prompt,
         )
@@ -109,7 +125,7 @@ class LanguageModel:
         return None
 
     def expected_logits(self, reference: Any, begun: Any, calls: list[torch.Tensor], case: Case) -> torch.Tensor:
-        """The reference's logits [rows, V] after the tokens [STEPS, rows] of calls that follow a restart."""
+        """The reference's logits [rows, V] after the tokens [steps, rows] of calls that follow a restart."""
         return last_logits(reference, torch.cat(calls).T)
 
     def witness_reference(self, model: Any, dtype: torch.dtype) -> Any:
@@ -117,7 +133,8 @@ class LanguageModel:
         return self.reference(model, dtype)
 
     def _model(self, case: Case) -> Any:
-        key = (case.size, case.dtype, case.state_dtype, case.option("mini_batch", None), case.option("form", None))
+        options = tuple(pair for pair in case.options if pair[0] not in WITHOUT_EFFECT)
+        key = (case.size, case.dtype, case.state_dtype, options)
         if self._loaded is None or self._loaded[0] != key:
             self._loaded = None  # free the old one before the new one is made
             self._verdict = None
@@ -131,7 +148,7 @@ class LanguageModel:
         """The model against its reference, and whether it is a fair one, once for each model that is loaded."""
         if self._verdict is None:
             fair = model_facts.checks(self._facts(model, **self._counted(model)), case)
-            self._verdict = Verdict([*self._compare(model, case.dtype).checks, *fair])
+            self._verdict = Verdict([*self._compare(model, case).checks, *fair])
         return self._verdict
 
     @torch.inference_mode()
@@ -142,18 +159,23 @@ class LanguageModel:
         return {"head_rows": rows / GATE_BATCH}
 
     @torch.inference_mode()
-    def _compare(self, model: Any, dtype: str) -> Verdict:
+    def _compare(self, model: Any, case: Case) -> Verdict:
         """Prefill, then generate, against the reference's prefill of every longer prompt."""
-        reference = self.reference(model, torch.float64 if dtype == "float32" else torch.float32)
+        reference = self.reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
         prompt = self.gate_prompt
         ids = random_ids(model, GATE_BATCH, prompt + GATE_STEPS)
         got = prefill_then_generate(model, ids, prompt)
         expected = torch.stack([last_logits(reference, ids[:, : prompt + i]) for i in range(GATE_STEPS + 1)])
-        return self._judge(model, ids, got, expected, dtype)
+        return self._judge(model, ids, got, expected, case.dtype)
 
     def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, dtype: str) -> Verdict:
         """The verdict on logits [GATE_STEPS + 1, B, V] of a prompt of ids, and after each of its last GATE_STEPS."""
         return logits_verdict(got, expected, dtype)
+
+
+def kept(model: Any, case: Case) -> dict[str, float | None]:
+    """What all sequences of a case keep of their past; nothing for models that size themselves."""
+    return {"state_bytes": case.batch * kept_bytes(model.config, case)} if case.system in MODELS else {}
 
 
 def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str) -> Verdict:
@@ -166,6 +188,18 @@ def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str) ->
             Check.at_most("argmax_disagreement", argmax_disagreement(logits, reference), 1.0),
         ]
     )
+
+
+def choice_check(name: str, logits: torch.Tensor, chosen: torch.Tensor, dtype: str) -> Check:
+    """Whether `chosen` [...] are the tokens of the largest logits [..., V] of a reference, as far as rounding tells."""
+    below = logits.amax(-1) - logits.gather(-1, chosen[..., None])[..., 0]
+    return Check.at_most(name, float((below / logits.std(-1)).amax()), CHOICE_LIMITS * LOGIT_LIMITS[dtype][0])
+
+
+def steps_of(model: Any) -> int:
+    """Steps of one call of generate: whole mini-batches, so that the step that rewrites W has its share."""
+    mini_batch = getattr(model.config, "mini_batch", 1)
+    return STEPS if STEPS % mini_batch == 0 else mini_batch
 
 
 def device() -> str:
@@ -190,6 +224,12 @@ def prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.T
 def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """The logits [B, V] after ids [B, T]."""
     return model.prefill(ids, model.init_state(*ids.shape))[0]
+
+
+def not_compared(tokens: int, most: int) -> Callable[[Any, int], Verdict]:
+    """The judge of prompts that are too long for the reference."""
+    words = f"the outputs of prompts of {tokens} tokens were compared with nothing: the reference reads at most {most}"
+    return lambda outputs, calls: Verdict([], words)
 
 
 class PhaseWork:
@@ -219,6 +259,10 @@ class PhaseWork:
     def tokens(self) -> int:
         """How many tokens one unit stands for."""
         return self.case.batch * self.case.context
+
+    def measured(self, calls: int) -> dict[str, float | None]:
+        """See Workload.measured."""
+        return {}
 
     def rows(self, chance: Random, tokens: int) -> list[int]:
         """A few sequences of the batch, of at most WITNESS_TOKENS together but at least one."""
@@ -250,6 +294,8 @@ class Forward(PhaseWork):
 
     def witness(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
         """A few whole prompts, read by the reference."""
+        if self.case.context > LONGEST_WITNESS:
+            return not_compared(self.case.context, LONGEST_WITNESS)
         rows = self.rows(chance, self.case.context)
 
         @torch.inference_mode()
@@ -261,17 +307,21 @@ class Forward(PhaseWork):
 
 
 class Generate(PhaseWork):
-    """A mini-batch of greedy steps; each call starts where `place` puts the state.
+    """Whole mini-batches of greedy steps; each call starts where `place` puts the state.
 
     A recurrent state is the one before the first token, and is carried on: its cost does not depend on the tokens.
     """
 
-    units = STEPS
     token_axis = None
+
+    @property
+    def units(self) -> int:  # type: ignore[override]
+        """Steps of a call."""
+        return steps_of(self.model)
 
     def prepare(self) -> None:
         """See PhaseWork.prepare."""
-        self.state = self.model.init_generate_state(self.case.batch, self.case.context + STEPS)
+        self.state = self.model.init_generate_state(self.case.batch, self.case.context + self.units)
         with torch.inference_mode():
             self.adapter.fill_past(self.state)
         self.ids = random_ids(self.model, self.case.batch)
@@ -283,9 +333,9 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [B, V] of the last step, and the tokens [STEPS, B] that the steps read."""
+        """Logits [B, V] of the last step, and the tokens [units, B] that the steps read."""
         self.adapter.place(self.state, self.case.context)
-        return greedy_steps(self.model, self.ids, self.state, STEPS)
+        return greedy_steps(self.model, self.ids, self.state, self.units)
 
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
         """Two calls from where the case begins: the second, timed, reads what the first left in the state."""
@@ -319,6 +369,7 @@ class Request(PhaseWork):
         self._next = random_ids(model, case.batch)
         self._read = self._next.new_zeros(self.steps, case.batch)
         self._logits: Any = None
+        self._marks: deque[list[Any]] = deque(maxlen=TIMED_REQUESTS)
         self._step = repeatable(self._one_step)
 
     @property
@@ -333,19 +384,31 @@ class Request(PhaseWork):
     @torch.inference_mode()
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [B, V] of the last step, and the tokens [steps, B] that the steps read."""
+        marks = [mark()]
         self.model.reset_state(self._state)
         with nvtx_range("prefill"):
             self._next.copy_(self.model.prefill(self.ids, self._state)[0].argmax(-1))
+        marks.append(mark())
         with nvtx_range("generate"):
             self.model.generate_state(self._state, into=self._generating)
             for read in self._read:
                 read.copy_(self._next)
                 self._step()
+                marks.append(mark())
+        self._marks.append(marks)
         return self._logits, self._read
+
+    def measured(self, calls: int) -> dict[str, float | None]:
+        """Medians over the calls: until the first token of all sequences, and from one token of theirs to the next."""
+        times = [[between_ms(*pair) for pair in pairwise(marks)] for marks in list(self._marks)[-calls:]]
+        return token_times([(first, steps) for first, *steps in times])
 
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
         """A few whole requests, read by the reference."""
-        rows = self.rows(chance, self.case.context + self.steps)
+        tokens = self.case.context + self.steps
+        if tokens > LONGEST_WITNESS:
+            return not_compared(tokens, LONGEST_WITNESS)
+        rows = self.rows(chance, tokens)
 
         @torch.inference_mode()
         def judge(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
@@ -354,6 +417,33 @@ class Request(PhaseWork):
             return self.verdict(logits[rows], last_logits(self.reference(), whole))
 
         return judge
+
+
+def token_times(requests: Sequence[tuple[float, Sequence[float]]]) -> dict[str, float | None]:
+    """The metrics of requests, each its ms to the first token and between each two: medians within it and over all."""
+    if not requests:
+        return {}
+    return {
+        "time_to_first_token_ms": median(first for first, _ in requests),
+        "time_between_tokens_ms": median(median(steps) for _, steps in requests),
+    }
+
+
+def mark() -> Any:
+    """A moment in the work of `device()`: an event on a GPU, which nothing waits for, the clock's seconds on a CPU."""
+    if device() == "cpu":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between_ms(earlier: Any, later: Any) -> float:
+    """From one mark to another, ms; waits for the later one."""
+    if isinstance(later, float):
+        return (later - earlier) * 1e3
+    later.synchronize()
+    return earlier.elapsed_time(later)
 
 
 def repeatable(step: Callable[[], object]) -> Callable[[], object]:

@@ -30,6 +30,6 @@ class TunedLanguageModel(LanguageModel):
     def _gate(self, model: Any, case: Case) -> Verdict:
         if self._verdict is not None:
             return self._verdict
-        with untuned(lambda: (self._counted(model), self._compare(model, case.dtype))):
+        with untuned(lambda: (self._counted(model), self._compare(model, case))):
             torch.manual_seed(1)  # a verdict that does not depend on the case
             return super()._gate(model, case)

@@ -78,7 +78,7 @@ def test_the_run_says_what_was_asked_for_and_how_often_each_case_is_sampled(meas
 
 def test_cases_that_the_suite_does_not_have_are_said_in_a_sentence(measured):
     _, done = measured
-    words = "2 of 2 cases of quick are not the suite's own: --sizes, --batch and --context replace what it has"
+    words = "2 of 2 cases of quick are not the suite's own: options of the command line replace what it has"
     assert f"ttt-bench: {words}" in done.stderr.splitlines()
 
 

@@ -70,6 +70,15 @@ def test_a_model_of_fused_blocks(system: str, backbone: str) -> None:
 
 
 @backbones
+def test_groups_of_sequences_in_a_model_of_fused_blocks(backbone: str) -> None:
+    """The kernels are given views of some rows of the convolutions' caches and of the positions."""
+    fused, plain = models(small(backbone))
+    fused.least_group, fused.prefill_tokens = 1, 16  # two sequences, each in chunks of a mini-batch
+    assert fused._groups(2, 21) == [slice(0, 1), slice(1, 2)]
+    assert error_of(fused, plain, (5, 21, -2)) <= LIMIT[torch.float32]
+
+
+@backbones
 def test_every_epsilon(backbone: str) -> None:
     """Norms of inputs near 1e-3, whose squares are near the epsilons; each shifts the logits by 1e-3 or more."""
     fused, plain = models(small(backbone))

@@ -151,3 +151,11 @@ def test_a_prompt_after_a_captured_state_is_reset(learner: str, rotated_by_kerne
         for t in (7, 8):
             got, _ = kernels.generate_step(ids[:, t], generating)
         assert_close(got, run(plain, ids, (9,)))
+
+
+@learners
+@pytest.mark.parametrize("backbone", ["mamba", "transformer"])
+def test_a_model_on_kernels_at_mini_batches_of_32(learner: str, backbone: str, rotated_by_kernel: list[bool]) -> None:
+    """Two prefills and four steps, the second of which completes the mini-batch."""
+    check(*models(config_of(learner, backbone=backbone, mini_batch=32), FusedBlock), prompt=30, steps=4)
+    assert len(rotated_by_kernel) == 2

@@ -10,7 +10,7 @@ from bench.models.config import MODELS, SIZES, model_config, parameter_count
 from bench.models.transformer import Transformer
 from bench.models.ttt import TTTModel
 from bench.systems.transformer.pytorch import TorchTransformer
-from bench.systems.ttt.pytorch import TTTLinear
+from bench.systems.ttt.pytorch import TTTTorch
 from harness.case import Case
 
 CASE = Case("transformer", "torch", "tiny", "forward", 2, 16, dtype="float32")
@@ -79,7 +79,7 @@ def test_the_gate_of_an_adapter_includes_them_and_its_record_their_facts():
     assert workload.settings["weights_dtype"] == "float32"
 
 
-class Untied(TTTLinear):
+class Untied(TTTTorch):
     def load(self, case):
         config = replace(model_config("ttt-linear", case.size), tied=False)
         return TTTModel.from_seed(config, 0, "cpu", torch.float32)
@@ -92,11 +92,12 @@ def test_a_head_that_is_not_the_embedding_is_seen():
 
 
 def test_a_head_on_every_token_has_no_timing(monkeypatch):
-    def every_token(model, hidden):
-        logits = torch.nn.functional.linear(model.model.norm(hidden), model.model.embed_tokens.weight)
-        return logits[:, -1]
+    def every_token(model, ids, state):
+        hidden = model._hidden(ids, state)
+        torch.nn.functional.linear(model.model.norm(hidden), model.model.embed_tokens.weight)
+        return hidden[:, -1:]
 
-    monkeypatch.setattr(Transformer, "_logits", every_token)
+    monkeypatch.setattr(Transformer, "_through_prompt", every_token)
     verdict = TorchTransformer().build(CASE).gate()
     assert not verdict.passed
-    assert "head_rows_per_prompt is 37" in verdict.reason
+    assert "head_rows_per_prompt is 38" in verdict.reason

@@ -76,7 +76,26 @@ def test_a_long_prompt_runs_in_chunks_with_the_same_result(models, name, monkeyp
     monkeypatch.setattr(type(model), "prefill_tokens", 40)
     monkeypatch.setattr(type(model), "_hidden", lambda self, x, s: (lengths.append(x.shape[1]), hidden(self, x, s))[1])
     assert_close(run(model, ids, (TOKENS,)), whole, torch.float64)
-    assert lengths == ([20, 20, 1] if name == "transformer" else [16, 16, 9])
+    assert lengths == ([40, 1, 40, 1] if name == "transformer" else [16, 16, 9])
+
+
+@pytest.mark.parametrize("name", ["ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer"])
+@pytest.mark.parametrize(("prefill_tokens", "least"), [(2 * TOKENS, 1), (32, 2)], ids=["whole prompts", "chunks"])
+@pytest.mark.parametrize("plan", [(TOKENS,), (19, 22), (7, -4, 30)], ids=str)
+def test_groups_of_sequences_give_what_all_give_together(models, name, plan, prefill_tokens, least, monkeypatch):
+    """Five sequences in groups of one size but for the last: the same logits, and the same of what follows."""
+    model, ids = models[name], random_ids(5, TOKENS)
+    states = [model.init_state(5, TOKENS + 24) for _ in range(2)]
+    together = run(model, ids, plan, states[0])
+    sizes, hidden = [], type(model)._hidden
+    monkeypatch.setattr(type(model), "_hidden", lambda self, x, s: (sizes.append(len(x)), hidden(self, x, s))[1])
+    monkeypatch.setattr(type(model), "prefill_tokens", prefill_tokens)
+    monkeypatch.setattr(type(model), "least_group", least)
+    assert_close(run(model, ids, plan, states[1]), together, torch.float64)
+    assert min(sizes) < 5
+    assert states[0].length == states[1].length
+    monkeypatch.undo()
+    assert_close(*(run(model, ids[:, :24], (-3, 21), state) for state in states), torch.float64)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

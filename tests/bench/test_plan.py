@@ -1,7 +1,7 @@
 """The plan holds the figures' cases, each once, in jobs in their order, and every axis can be narrowed."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -49,7 +49,8 @@ def test_quick_has_four_systems_five_contexts_and_several_batches():
     [
         ("fig15-forward", "forward", {16}, {2048, 4096, 8192, 16384, 32768}),
         ("fig15-generate", "generate", {512}, {512, 1024, 2048, 4096, 8192, 16384, 32768}),
-        ("prompt-then-128", "request", {16}, {2048, 4096, 8192, 16384, 32768}),
+        ("prompt-then-128", "request", {1, 16}, {2048, 4096, 8192, 16384, 32768}),
+        ("long-context", "forward", {1}, {8192 << doubled for doubled in range(8)}),
     ],
 )
 def test_figures_have_the_papers_axes(name, phase, batches, contexts):
@@ -208,6 +209,38 @@ def test_after_a_batch_that_did_not_fit_larger_ones_are_skipped():
     assert beyond_memory(generate[4], [other]) == ""
     forward = [each for each in throughput if each.case.phase == "forward"]
     assert beyond_memory(forward[4], [failed]) == ""
+
+
+def test_after_a_context_that_did_not_fit_or_took_too_long_longer_ones_are_skipped():
+    found = planned("long-context", "transformer/flash-attn")
+    assert [each.case.context for each in found] == [8192 << doubled for doubled in range(8)]
+    assert beyond_memory(found[6], [Record(found[5].case, "oom", "out of memory")]) == "context 262144 did not fit"
+    slow = Record(found[5].case, "timeout", "600 s")
+    assert beyond_memory(found[7], [slow]) == "context 262144 took longer than a case may"
+    assert beyond_memory(found[4], [slow]) == ""
+    other = replace(found[5].case, batch=2)
+    assert beyond_memory(found[6], [Record(other, "oom", "out of memory")]) == ""
+
+
+def test_a_request_runs_on_each_systems_best_backend_and_ours_on_two_planes():
+    found = cases(find_suite("prompt-then-128"), EVERYTHING, "cuda")
+    best = {label for label in HEADLINES if "triton" not in label}
+    assert {case.system_backend for case in found} == best | {"mamba/vllm"}
+    assert {case.state_dtype for case in found if case.system.startswith("ttt")} == {"float32-planes"}
+
+
+@pytest.mark.parametrize(
+    ("suite", "option", "values"),
+    [("mini-batch", "mini_batch", {16, 32}), ("backbone", "backbone", {"mamba", "transformer"})],
+)
+def test_an_option_of_the_layer_has_a_suite_and_may_be_asked_for_anywhere(suite, option, values):
+    default = {axis.name: axis.default for axis in AXES}[option]
+    own = cases(find_suite(suite), EVERYTHING, "cuda")
+    assert {(case.phase, case.option(option, default)) for case in own} == set(product(("forward", "generate"), values))
+    asked = select(None, None, None, None, "cuda", **{option: ",".join(map(str, values))})
+    found = cases(find_suite("fig15-forward"), asked, "cuda")
+    of = {name: {c.option(option, default) for c in found if c.system == name} for name in ("ttt-mlp", "transformer")}
+    assert of == {"ttt-mlp": values, "transformer": {default}}
 
 
 def test_a_smaller_batch_that_was_replayed_is_the_same_work():

@@ -223,8 +223,9 @@ def _requests() -> Told:
             reason = "mamba-ssm is not installed: pip install 'ttt-bench[mamba]'"
             yield "prompt-then-128", lost(case, "skipped", reason)
         else:
-            latency = _FORWARD_US[system] * prompt * 16 / 1e3 + 128 * _STEP_MS[system] / 2
-            yield "prompt-then-128", ok(case, latency, tokens=16 * 128)
+            first, step = _FORWARD_US[system] * prompt * 16 / 1e3, _STEP_MS[system] / 2
+            times = {"time_to_first_token_ms": first, "time_between_tokens_ms": step}
+            yield "prompt-then-128", ok(case, first + 128 * step, tokens=16 * 128, metrics=times)
 
 
 def work(bytes_moved: float, flops: float, **metrics: float) -> dict[str, float]:

@@ -195,6 +195,13 @@ def test_an_option_at_its_default_is_filled_in_where_a_figure_has_it_as_an_axis(
     assert made.table["mini_batch"].tolist() == [32, 16]
 
 
+def test_an_option_at_its_default_is_filled_in_of_a_backends_cases_in_other_suites_too():
+    fla = replace(FORWARD, backend="fla", options=())
+    told = [("fig8-minibatch", FORWARD), ("fig8-minibatch", fla), ("another", replace(fla, context=4096))]
+    made = synthetic.made([(suite, synthetic.ok(case, 3.0)) for suite, case in told])
+    assert made.table["mini_batch"].tolist() == [32, 16, 16]
+
+
 def test_no_records_give_an_empty_table():
     assert list(frame([], Catalogue()).columns) == [*CSV_COLUMNS, *SAMPLE_COLUMNS]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench.models.config import TTTConfig, model_config
+from bench.models.case_model import ttt_config_of
 from bench.systems.language_model import device
 from bench.systems.needs import needs_gpu
 from bench.systems.triton_tuning import chosen_anew, keep_choices, prepare
@@ -54,8 +54,7 @@ class FlaTTTLinear:
         """The chunked forward of `batch` sequences of `context` tokens; Skip for what the package has not."""
         mini_batch = int(case.option("mini_batch", 16))
         self._refuse(case, mini_batch)
-        config = model_config("ttt-linear", case.size, mini_batch=mini_batch)
-        assert isinstance(config, TTTConfig)
+        config = ttt_config_of(case)
         inputs = package_inputs(layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype)))
         form, trials = _fastest(inputs, mini_batch)
         work = layer_work(config, case)

@@ -12,9 +12,11 @@ from bench.systems.mamba.scan import ScannedMamba, ScannedMamba2
 from bench.systems.needs import cannot_import, needs_gpu
 from bench.systems.tuned_model import TunedLanguageModel
 from harness.case import Case
+from harness.system import Skip, Workload
 
-# Beyond 2^31 elements (8192 a token) the package's indices would overflow, and 131,072 tokens fill any GPU.
-PREFILL_TOKENS = 131_072
+# Beyond so many numbers (8192 a token: inputs and gate) the package's indices would overflow.
+INDEXED = 1 << 31
+PREFILL_TOKENS = 131_072  # of all sequences at once; they fill any GPU
 
 
 class MambaSSMModel(CausalLM):
@@ -91,6 +93,17 @@ class MambaSSM(TunedLanguageModel):
     def unavailable(self) -> str:
         """It has CUDA and Triton kernels only."""
         return needs_gpu("mamba_ssm")
+
+    def build(self, case: Case) -> Workload:
+        """See LanguageModel.build; Skip for a prompt that the package's kernels cannot index."""
+        config = model_config("mamba", case.size)
+        assert isinstance(config, MambaConfig)
+        if case.phase != "generate" and 2 * config.inner_width * case.context > INDEXED:
+            raise Skip(
+                f"{case.system_backend} scans a prompt at once, and a scan of {case.context} tokens has too many "
+                "numbers for its kernels' indices of 32 bits"
+            )
+        return super().build(case)
 
     def settings(self, case: Case) -> dict[str, str]:
         """Whether the convolution has its kernel: without causal-conv1d the package falls back without a word."""

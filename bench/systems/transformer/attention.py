@@ -1,6 +1,7 @@
 """Run this repository's Transformer on each attention: SDPA through cuDNN, SDPA's flash, FlashAttention."""
 
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.models.base import check_ids
 from bench.models.config import TransformerConfig, model_config
 from bench.models.layers import Rotation, layer_range
 from bench.models.transformer import Transformer, TransformerState
@@ -141,7 +141,7 @@ def flash_attention() -> Attend:
 
 
 class FlashTransformer(Transformer):
-    """The Transformer on another attention; a prompt is run whole, as many sequences at a time as a chunk holds."""
+    """The Transformer on another attention."""
 
     def __init__(
         self, config: TransformerConfig, device: torch.device | str, dtype: torch.dtype, attend: Attend | None = None
@@ -149,29 +149,24 @@ class FlashTransformer(Transformer):
         super().__init__(config, device, dtype)
         self.attend = attend or Attend()
 
-    @torch.no_grad()
-    def prefill(self, ids: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
-        """See LanguageModel.prefill; a prompt that continues a state goes the parent's way."""
-        check_ids(ids, 2, state.batch)
+    def _chunk_length(self, batch: int) -> int:
+        """These attentions begin at a prompt's first token, so a prompt is one chunk however long it is."""
+        return sys.maxsize
+
+    def _hidden(self, ids: Tensor, state: TransformerState) -> Tensor:
+        """A prompt that continues a state goes the parent's way."""
         tokens = ids.shape[1]
         if state.length != 0 or tokens > state.capacity:
-            return super().prefill(ids, state)
-        rope = self._rope(torch.arange(tokens, device=ids.device))
-        rows = max(1, self.prefill_tokens // tokens)
-        starts = range(0, state.batch, rows)
-        last = [self._prompts(ids[i : i + rows], rope, state.cache[:, :, i : i + rows]) for i in starts]
-        state.position.fill_(tokens)
-        state.length = tokens
-        return self._logits(torch.cat(last)), state
-
-    def _prompts(self, ids: Tensor, rope: Rotation, cache: Tensor) -> Tensor:
-        """The residual stream [B, 1, C] after the last token of whole prompts."""
+            return super()._hidden(ids, state)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            cache[layer, 0, :, :, : ids.shape[1]], cache[layer, 1, :, :, : ids.shape[1]] = k, v
+            state.cache[layer, 0, :, :, :tokens], state.cache[layer, 1, :, :, :tokens] = k, v
             return self.attend.prefill(q, k, v)
 
-        return self._through_blocks(ids, rope, attend)[:, -1:]
+        h = self._through_blocks(ids, self._rope(torch.arange(tokens, device=ids.device)), attend)
+        state.position.fill_(tokens)
+        state.length = tokens
+        return h
 
     def _hidden_step(self, ids: Tensor, state: TransformerState) -> Tensor:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from bench.models.config import TTTConfig, model_config
+from bench.models.case_model import ttt_config_of
+from bench.models.config import TTTConfig
 from bench.systems.language_model import device
 from bench.systems.ttt.layer import (
     forward_verdict,
@@ -44,8 +45,7 @@ class CompiledLayer:
 
     def build(self, case: Case) -> Workload:
         """The forward of `batch` sequences of `context` tokens; Skip for what is not the whole dual form."""
-        config = model_config(f"ttt-{self.learner}", case.size, mini_batch=int(case.option("mini_batch", 16)))
-        assert isinstance(config, TTTConfig)
+        config = ttt_config_of(case)
         _refuse(case, config)
         reference = import_module(f"tk_kernels.ttt_{self.learner}.reference")
         inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))

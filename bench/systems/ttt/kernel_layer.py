@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from bench.memory import sequences_that_fit
-from bench.models.config import TTTConfig, model_config
+from bench.models.case_model import ttt_config_of
+from bench.models.config import TTTConfig
 from bench.systems.ceilings import measured_ceilings
 from bench.systems.language_model import STEPS
 from bench.systems.ttt.kernel_launches import KernelLaunch, kernel_launches, metrics_of, settings_of
@@ -33,7 +34,7 @@ from bench.systems.ttt.layer import (
 from harness.case import Case
 from harness.cuda_clock import input_sets, l2_bytes
 from harness.gate import Check, Verdict, relative_error
-from harness.system import Input, Workload
+from harness.system import Input, Skip, Workload
 from harness.work import Work
 from reports.profile_parts import TTT
 from tk_kernels.build import Built
@@ -52,8 +53,7 @@ STREAMED = 20  # a set of so many times the L2 leaves nothing of itself in it
 
 def build(case: Case, form: str, precision: str) -> Workload:
     """The forward of a layer, or a mini-batch of its generate steps in `form` and `precision`."""
-    config = model_config(case.system, case.size)
-    assert isinstance(config, TTTConfig)
+    config = ttt_config_of(case)
     return _forward(case, config) if case.phase == "forward" else _generate(case, config, form, precision)
 
 
@@ -107,6 +107,10 @@ def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
 
 def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workload:
     """A mini-batch of steps in a form and a precision of the state."""
+    if config.mini_batch != STEPS:
+        raise Skip(
+            f"one layer's generate is measured at mini-batches of {STEPS} tokens alone, whole models at others too"
+        )
     cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
     _compile_steps(config, getattr(torch, case.dtype), form)
     first = generate_set(config, case.batch, case.dtype, form, precision)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from bench.cost import total
-from bench.models.config import TTTConfig, model_config
+from bench.models.case_model import ttt_config_of
+from bench.models.config import TTTConfig
 from bench.systems.ceilings import ceilings_of
 from bench.systems.language_model import WITNESS_SEQUENCES, device
 from harness.case import Case
@@ -33,8 +34,7 @@ def build(case: Case) -> Workload:
     Option part times one half of the dual form alone: "w", the states at the mini-batches' ends, or "z", the outputs
     that follow from them (figure 8).
     """
-    config = model_config(case.system, case.size, mini_batch=int(case.option("mini_batch", 16)))
-    assert isinstance(config, TTTConfig)
+    config = ttt_config_of(case)
     reference = import_module(f"tk_kernels.ttt_{config.learner}.reference")
     inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
     run, read, witness = _part(reference, case, inputs)

@@ -84,6 +84,8 @@ class Settings:
 class Batch:
     """One batch run to its end: when it began, and for each step when it ended and how many tokens it made.
 
+    tokens_at: of each request when the engine's core had each of its tokens, by the core's own timestamps, of which
+    vLLM makes a request's `first_token_ts` and `last_token_ts`.
     Seconds of the host's monotonic clock; a step that made tokens ends with them on the host, so the GPU has done its
     work, and an idle engine has none left over when the next batch begins.
     """
@@ -91,11 +93,19 @@ class Batch:
     started: float
     steps: list[tuple[float, int]] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
+    tokens_at: dict[str, list[float]] = field(default_factory=dict)
 
     def total_ms(self) -> float:
         """From the first step's begin to the last token."""
         ends = [end for end, tokens in self.steps if tokens]
         return (ends[-1] - self.started) * 1e3
+
+    def requests_ms(self) -> list[tuple[float, list[float]]]:
+        """Of each request: from the batch's begin to its first token, and from each token to the next."""
+        return [
+            ((at[0] - self.started) * 1e3, [(later - earlier) * 1e3 for earlier, later in pairwise(at)])
+            for at in self.tokens_at.values()
+        ]
 
     def steady_ms(self, sequences: int) -> list[float]:
         """Of each step in which every sequence generated, and in the one before it too: no prompt was read in it.
@@ -129,7 +139,7 @@ class Engine:
         _register(implementation)
         self.llm = _start(str(folder), settings)
         self.core = self.llm.llm_engine.engine_core.engine_core
-        self._tokens_of_step = _watch(self.llm.llm_engine.engine_core)
+        self._tokens_of_step, self._tokens_at = _watch(self.llm.llm_engine.engine_core)
 
     def prompts(self, batch: int, tokens: int) -> list[list[int]]:
         """Random token ids that this engine has not seen yet; an engine may remember prompts."""
@@ -149,11 +159,13 @@ class Engine:
         )
         self.llm.enqueue([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
         engine = self.llm.llm_engine
+        self._tokens_at.clear()
         batch = Batch(time.monotonic())
         while engine.has_unfinished_requests():
             self._tokens_of_step.clear()
             batch.outputs += engine.step()
             batch.steps.append((time.monotonic(), sum(self._tokens_of_step)))
+        batch.tokens_at = dict(self._tokens_at)
         batch.outputs.sort(key=lambda output: int(output.request_id.partition("-")[0]))
         return batch
 
@@ -276,18 +288,21 @@ def _start(folder: str, settings: Settings) -> Any:
         raise
 
 
-def _watch(client: Any) -> list[int]:
-    """A list to which every step of the engine's core adds how many sequences got a token in it."""
+def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
+    """To what every step of the engine's core adds: how many sequences got a token in it, and of each when."""
     counts: list[int] = []
+    tokens_at: dict[str, list[float]] = {}
     original = client.get_output
 
     def get_output() -> Any:
         outputs = original()
         counts.append(len(outputs.outputs))
+        for each in outputs.outputs:
+            tokens_at.setdefault(each.request_id, []).append(outputs.timestamp)
         return outputs
 
     client.get_output = get_output
-    return counts
+    return counts, tokens_at
 
 
 def _cache_dtype(spec: Any) -> str:

@@ -1,6 +1,7 @@
 """Answer a case by vLLM: which engine serves it, what a sample is in each phase, and the check of what was timed."""
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from random import Random
@@ -9,9 +10,19 @@ from typing import Any, ClassVar
 import torch
 
 from bench.cost import model_work, total
+from bench.memory import kept_bytes
 from bench.models import ModelConfig
 from bench.systems.ceilings import ceilings_of
-from bench.systems.language_model import LOGIT_LIMITS, STEPS, WITNESS_SEQUENCES, WITNESS_TOKENS, device
+from bench.systems.language_model import (
+    STEPS,
+    TIMED_REQUESTS,
+    WITNESS_SEQUENCES,
+    WITNESS_TOKENS,
+    choice_check,
+    device,
+    not_compared,
+    token_times,
+)
 from bench.systems.needs import needs_gpu
 from bench.systems.vllm.engine import SEQUENCES, Batch, Engine, Settings
 from harness.case import Case
@@ -29,10 +40,6 @@ ENVIRONMENT = {
 }
 STEADY_STEPS = 32  # of a generate batch, at the least, in which every sequence takes part
 MANY_SEQUENCES = 4096  # the figures' largest batch: an engine of more than SEQUENCES is made for all of them
-# A token is the engine's choice where the reference's logit of it lies at most so many of the gate's limits below its
-# largest, in standard deviations over the vocabulary: the limit is a root mean square, and either logit may be off by
-# twice that. A token drawn at random lies some 4 standard deviations below, 20 times as far in bfloat16.
-CHOICE_LIMITS = 4
 MODEL_LENGTH = 33_024  # the figures' longest prompt, 32,768, and its steps; one engine then serves them all
 
 
@@ -93,6 +100,7 @@ class VllmSystem:
         read = replace(case, context=self.prompt_tokens(case))
         work = {"forward": Prefill, "generate": Generate, "request": Request}[case.phase](engine, read)
         facts = engine.facts()
+        kept = {"state_bytes": case.batch * kept_bytes(self.config(case.size), case)}
         cost = model_work(self.config(case.size), facts.parameters, replace(read, batch=work.batch))
         return Workload(
             run=work.once,
@@ -101,7 +109,8 @@ class VllmSystem:
             gate=lambda: self._gate(engine, case),
             engine_samples=work.samples,
             witness=lambda chance: work.witness(chance, self.last_logits),
-            metrics=facts.metrics() | work.metrics() | total(cost).metrics() | ceilings,
+            measured=work.measured,
+            metrics=facts.metrics() | work.metrics() | total(cost).metrics() | kept | ceilings,
             work=cost,
             settings=facts.settings() | engine.described() | {"timed": work.timed, "prompt_tokens": str(read.context)},
         )
@@ -180,6 +189,10 @@ class _Work:
         """How many sequences the cache holds at once, of those asked for."""
         return {"sequences_at_once": self.at_once, "cache_blocks": self.engine.cache_blocks()}
 
+    def measured(self, calls: int) -> dict[str, float | None]:
+        """See Workload.measured."""
+        return {}
+
     def once(self) -> Batch:
         """One batch of fresh prompts, which `witness` finds until the next one."""
         self._prompts = self.engine.prompts(self.batch, self.context)
@@ -195,6 +208,8 @@ class _Work:
     def witness(self, chance: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Verdict]:
         """Drawn sequences of the last batch: their last tokens must be the reference's choice, given those before."""
         tokens = self.context + self.new_tokens - 1
+        if tokens > MODEL_LENGTH:  # beside the engine is no room for more
+            return not_compared(tokens, MODEL_LENGTH)
         count = max(1, min(self.batch, WITNESS_SEQUENCES, WITNESS_TOKENS // tokens))
         rows = sorted(chance.sample(range(self.batch), count))
 
@@ -206,16 +221,10 @@ class _Work:
             last = min(STEPS, self.new_tokens)
             ids = torch.tensor([self._prompts[row] + each[:-1] for row, each in zip(rows, made, strict=True)])
             logits = last_logits(self.engine.reference(), ids, last).cpu()
-            return choice_verdict(logits, torch.tensor(made)[:, -last:], self.dtype)
+            chosen = torch.tensor(made)[:, -last:]
+            return Verdict([choice_check("timed_choice_below_best", logits, chosen, self.dtype)])
 
         return judge
-
-
-def choice_verdict(logits: torch.Tensor, chosen: torch.Tensor, dtype: str) -> Verdict:
-    """Whether chosen [B, n] are the tokens of the largest logits [B, n, V] of a reference, as far as rounding tells."""
-    below = logits.amax(-1) - logits.gather(-1, chosen[..., None])[..., 0]
-    value = float((below / logits.std(-1)).amax())
-    return Verdict([Check.at_most("timed_choice_below_best", value, CHOICE_LIMITS * LOGIT_LIMITS[dtype][0])])
 
 
 class Prefill(_Work):
@@ -258,6 +267,19 @@ class Request(_Work):
     """Prompts, then `steps` tokens after each one's first."""
 
     timed = "all prompts and their tokens, from the first step to the last token"
+
+    def __init__(self, engine: Engine, case: Case) -> None:
+        super().__init__(engine, case)
+        self._requests: deque[list[tuple[float, list[float]]]] = deque(maxlen=TIMED_REQUESTS)
+
+    def samples_of(self, batch: Batch) -> list[float]:
+        """The whole batch; its requests' own times are kept."""
+        self._requests.append(batch.requests_ms())
+        return super().samples_of(batch)
+
+    def measured(self, calls: int) -> dict[str, float | None]:
+        """Medians over all requests of the last batches: each waits while prompts before its own are read."""
+        return token_times([each for batch in list(self._requests)[-calls:] for each in batch])
 
     def wanted_tokens(self, case: Case) -> int:
         """The token after the prompt is no step of its own."""

@@ -1,6 +1,7 @@
 """A vLLM small enough for a CPU: an engine that schedules as vLLM does and computes by the repository's own model."""
 
 import json
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -150,7 +151,7 @@ class LLM:
         for sequence in got:
             self._generate(sequence)
         self.running = [s for s in self.running if len(s.made) < s.params.max_tokens]
-        return SimpleNamespace(outputs=got)
+        return SimpleNamespace(outputs=got, timestamp=time.monotonic())
 
     def _admitted(self):
         if not self.waiting or len(self.running) >= self.arguments["max_num_seqs"]:

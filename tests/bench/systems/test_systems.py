@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -12,6 +13,7 @@ from bench.catalogue.suites import find_suite
 from bench.catalogue.systems import ADAPTERS
 from bench.plan import suite_cases
 from bench.selection import select
+from bench.systems import language_model
 from bench.systems.fla.models import GatedDeltaNet
 from bench.systems.language_model import LanguageModel
 from bench.systems.mamba.pytorch import TorchMamba
@@ -19,8 +21,8 @@ from bench.systems.mamba.ssm import MambaSSM
 from bench.systems.transformer.attention import SdpaCudnn
 from bench.systems.transformer.pytorch import TorchTransformer
 from bench.systems.ttt import layer
-from bench.systems.ttt.kernels import LinearThunderKittens
-from bench.systems.ttt.pytorch import TTTMLP, TTTLinear
+from bench.systems.ttt.kernels import LinearThunderKittens, LinearTritonDual
+from bench.systems.ttt.pytorch import TTTTorch
 from harness.case import Case
 from harness.gate import relative_error
 from harness.inspection import tensors_of
@@ -46,10 +48,11 @@ def test_every_adapter_says_whether_it_can_run(adapter):
         assert reason == ""
 
 
-@pytest.mark.parametrize("adapter", [TTTLinear, TTTMLP, TorchTransformer])
+@pytest.mark.parametrize(
+    ("adapter", "system"), [(TTTTorch, "ttt-linear"), (TTTTorch, "ttt-mlp"), (TorchTransformer, "transformer")]
+)
 @pytest.mark.parametrize("phase", ["forward", "generate", "request"])
-def test_a_workload_runs_and_passes_its_gate(adapter, phase):
-    system = getattr(adapter, "system", "transformer")
+def test_a_workload_runs_and_passes_its_gate(adapter, system, phase):
     workload = adapter().build(case(system, phase, **({"steps": 3} if phase == "request" else {})))
     verdict = workload.gate()
     assert verdict.passed, verdict.reason
@@ -60,17 +63,17 @@ def test_a_workload_runs_and_passes_its_gate(adapter, phase):
 
 POLICY = Policy(min_samples=2, max_samples=4, warmup_s=0, budget_s=0.3)
 MEASURED = [
-    (TTTLinear, "ttt-linear", "forward", {}),
-    (TTTMLP, "ttt-mlp", "generate", {}),
-    (TTTLinear, "ttt-linear", "request", {"steps": 3}),
+    (TTTTorch, "ttt-linear", "forward", {}),
+    (TTTTorch, "ttt-mlp", "generate", {}),
+    (TTTTorch, "ttt-linear", "request", {"steps": 3}),
     (TorchTransformer, "transformer", "forward", {}),
     (TorchTransformer, "transformer", "generate", {}),
     (TorchMamba, "mamba", "forward", {}),
     (TorchMamba, "mamba", "generate", {}),
-    (TTTMLP, "ttt-mlp", "forward", {"scope": "layer"}),
-    (TTTLinear, "ttt-linear", "forward", {"scope": "layer", "form": "primal"}),
-    (TTTLinear, "ttt-linear", "forward", {"scope": "layer", "part": "w"}),
-    (TTTLinear, "ttt-linear", "forward", {"scope": "layer", "part": "z"}),
+    (TTTTorch, "ttt-mlp", "forward", {"scope": "layer"}),
+    (TTTTorch, "ttt-linear", "forward", {"scope": "layer", "form": "primal"}),
+    (TTTTorch, "ttt-linear", "forward", {"scope": "layer", "part": "w"}),
+    (TTTTorch, "ttt-linear", "forward", {"scope": "layer", "part": "z"}),
 ]
 
 
@@ -116,7 +119,7 @@ def test_outputs_that_go_wrong_while_they_are_timed_are_seen(adapter, system, ph
 
 def test_of_a_long_layer_the_record_says_how_much_was_compared(monkeypatch):
     monkeypatch.setattr(layer, "LAYER_WITNESS_TOKENS", 16)
-    record = CaseRun(case("ttt-linear", scope="layer"), POLICY).record(TTTLinear())
+    record = CaseRun(case("ttt-linear", scope="layer"), POLICY).record(TTTTorch())
     assert record.gate["unchecked"] == "of 32 tokens the first 16 were compared"
     assert [c["name"] for c in record.gate["checks"] if c["name"].startswith("timed")] == [
         "timed_output_relative_error"
@@ -126,13 +129,13 @@ def test_of_a_long_layer_the_record_says_how_much_was_compared(monkeypatch):
 def test_a_layer_longer_than_a_piece_is_compared_piece_by_piece(monkeypatch):
     monkeypatch.setattr(layer, "WITNESS_PIECE", 16)
     for options in ({}, {"part": "w"}, {"form": "primal"}):
-        record = CaseRun(replace(case("ttt-mlp", scope="layer", **options), context=80), POLICY).record(TTTMLP())
+        record = CaseRun(replace(case("ttt-mlp", scope="layer", **options), context=80), POLICY).record(TTTTorch())
         assert record.status == "ok", record.reason
 
 
 @pytest.mark.parametrize(
     ("adapter", "system", "read"),
-    [(TTTLinear, "ttt-linear", "0"), (TTTMLP, "ttt-mlp", "0"), (TorchMamba, "mamba", "0"),
+    [(TTTTorch, "ttt-linear", "0"), (TTTTorch, "ttt-mlp", "0"), (TorchMamba, "mamba", "0"),
      (TorchTransformer, "transformer", None)],
 )  # fmt: skip
 def test_the_record_says_that_generate_read_no_prompt_unless_its_state_stands_at_the_context(adapter, system, read):
@@ -148,7 +151,7 @@ def test_adapters_whose_state_is_put_at_the_context_are_those_that_claim_no_prom
 
 
 def test_the_gate_notices_a_step_that_is_off_by_a_thousandth():
-    adapter = TTTLinear()
+    adapter = TTTTorch()
     workload = adapter.build(case("ttt-linear"))
     _, model = adapter._loaded
     step = model.generate_step
@@ -158,14 +161,14 @@ def test_the_gate_notices_a_step_that_is_off_by_a_thousandth():
 
 @pytest.mark.parametrize("options", [{"form": "dual"}, {"form": "primal"}, {"part": "w"}, {"part": "z"}])
 def test_a_layer_is_measured_whole_or_in_part(options):
-    workload = TTTLinear().build(case("ttt-linear", scope="layer", **options))
+    workload = TTTTorch().build(case("ttt-linear", scope="layer", **options))
     assert workload.gate().passed
     workload.run()
     assert ("flops" in workload.metrics) == ("part" not in options)  # what a part does is not counted
 
 
 def test_each_form_of_a_layer_counts_its_own_work_and_both_move_the_same():
-    found = {form: TTTLinear().build(case("ttt-linear", scope="layer", form=form)).metrics for form in FORMS}
+    found = {form: TTTTorch().build(case("ttt-linear", scope="layer", form=form)).metrics for form in FORMS}
     tokens, heads, dim = 2 * 32, 2, 64
     assert found["dual"]["flops"] == tokens * heads * (6 * dim**2 + 4 * 16 * dim)
     assert found["primal"]["flops"] == tokens * heads * 8 * dim**2
@@ -177,14 +180,31 @@ def test_the_primal_and_the_dual_layer_compute_the_same():
     outputs = []
     for form in ("dual", "primal"):
         torch.manual_seed(0)
-        outputs.append(TTTMLP().build(case("ttt-mlp", scope="layer", form=form)).run()[0])
+        outputs.append(TTTTorch().build(case("ttt-mlp", scope="layer", form=form)).run()[0])
     assert relative_error(*outputs) < 1e-5
 
 
-@pytest.mark.parametrize("options", [{"mini_batch": 32}, {"form": "primal"}, {"part": "w"}])
+@pytest.mark.parametrize("options", [{"mini_batch": 8}, {"form": "primal"}, {"part": "w"}])
 def test_a_kernel_refuses_the_function_that_it_does_not_compute(options):
-    with pytest.raises(Skip, match=next(iter(options))):
+    with pytest.raises(Skip, match="mini-batches of 8" if "mini_batch" in options else next(iter(options))):
         LinearThunderKittens().build(case("ttt-linear", scope="layer", **options))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "asked", "words"),
+    [
+        (
+            LinearTritonDual,
+            case("ttt-linear", "generate", scope="layer", mini_batch=32),
+            "mini-batches of 16 tokens alone",
+        ),
+        (LinearThunderKittens, replace(case("ttt-linear"), size="760m"), "heads of 96 channels; ttt-linear/torch has"),
+        (MambaSSM, replace(case("mamba"), size="1.3b", context=1 << 19), "a scan of 524288 tokens"),
+    ],
+)
+def test_what_an_adapter_cannot_do_is_skipped_with_its_reason(adapter, asked, words):
+    with pytest.raises(Skip, match=words):
+        adapter().build(replace(asked, state_dtype="float32"))
 
 
 def test_the_readmes_adapter_is_complete():
@@ -215,3 +235,33 @@ def test_every_case_of_quick_names_an_adapter():
     known = {(each.system, each.backend) for each in ADAPTERS}
     found = suite_cases(find_suite("quick"), select(None, None, None, None, "cpu"), "cpu")
     assert {(each.case.system, each.case.backend) for each in found} <= known
+
+
+def test_a_request_says_when_its_tokens_came(monkeypatch):
+    """By moments in seconds of which a call takes seven; the clock's own samples know nothing of them."""
+    moments = [0.0, 0.5, 0.51, 0.52, 0.9, 0.91, 0.92]
+    marks = (7.0 * call + moment * (1 + call % 2) for call in count() for moment in moments)
+    monkeypatch.setattr(language_model, "mark", lambda: next(marks))
+    record = CaseRun(case("ttt-linear", "request", steps=5), POLICY).record(TTTTorch())
+    assert record.status == "ok", record.reason
+    assert 500 <= record.metrics["time_to_first_token_ms"] <= 1000
+    assert 10 - 1e-6 <= record.metrics["time_between_tokens_ms"] <= 20 + 1e-6
+    assert record.metrics["state_bytes"] == 2 * 2 * 2 * 65 * 64 * 4
+
+
+def test_only_the_calls_that_were_samples_count(monkeypatch):
+    workload = TTTTorch().build(case("ttt-linear", "request", steps=2))
+    for first in (9.0, 1.0, 3.0):
+        marks = iter([0.0, first, first + 0.1, first + 0.3])
+        monkeypatch.setattr(language_model, "mark", lambda marks=marks: next(marks))
+        workload.run()
+    found = workload.measured(2)
+    assert found == {"time_to_first_token_ms": pytest.approx(2000), "time_between_tokens_ms": pytest.approx(150)}
+
+
+def test_a_prompt_that_the_reference_would_read_for_minutes_is_not_compared_and_that_is_said(monkeypatch):
+    monkeypatch.setattr(language_model, "LONGEST_WITNESS", 40)
+    for phase, options in (("forward", {}), ("request", {"steps": 3})):
+        record = CaseRun(replace(case("ttt-linear", phase, **options), context=41), POLICY).record(TTTTorch())
+        assert record.status == "ok", record.reason
+        assert "compared with nothing: the reference reads at most 40" in record.gate["unchecked"]

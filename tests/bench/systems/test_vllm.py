@@ -11,6 +11,7 @@ import fake_vllm
 import pytest
 import torch
 
+from bench.systems.language_model import choice_check, token_times
 from bench.systems.needs import cannot_import
 from bench.systems.vllm import engine as vllm_engine
 from bench.systems.vllm import mamba as vllm_mamba
@@ -160,12 +161,12 @@ def test_tokens_that_were_not_made_are_seen(llm):
 def test_a_token_may_lie_below_the_best_by_what_rounding_takes():
     logits = torch.randn(2, 3, 4000)
     best, second = logits.topk(2).indices.unbind(-1)
-    assert vllm_system.choice_verdict(logits, best, "bfloat16").passed
+    assert choice_check("choice", logits, best, "bfloat16").passed
     logits.scatter_(-1, second[..., None], logits.amax(-1, keepdim=True) - 0.1)
-    assert vllm_system.choice_verdict(logits, second, "bfloat16").passed
-    assert not vllm_system.choice_verdict(logits, second, "float32").passed
-    assert not vllm_system.choice_verdict(logits, torch.zeros_like(best), "bfloat16").passed
-    assert not vllm_system.choice_verdict(logits * torch.nan, best, "bfloat16").passed
+    assert choice_check("choice", logits, second, "bfloat16").passed
+    assert not choice_check("choice", logits, second, "float32").passed
+    assert not choice_check("choice", logits, torch.zeros_like(best), "bfloat16").passed
+    assert not choice_check("choice", logits * torch.nan, best, "bfloat16").passed
 
 
 def test_a_request_generates_its_steps_after_the_prompts_token(llm):
@@ -323,3 +324,25 @@ def test_a_broken_environment_names_the_import_that_failed(tmp_path, monkeypatch
 def test_without_vllm_the_system_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     assert VllmTransformer().unavailable().startswith("vllm cannot be imported: ")
+
+
+def test_a_request_waits_for_the_prompts_before_its_own_and_its_tokens_have_times(llm):
+    workload = VllmTransformer().build(replace(CASE, phase="request", batch=3, options=(("steps", 4),)))
+    timing = take_engine_samples(workload.engine_samples(FEW), Policy(min_samples=2, max_samples=2))
+    found = workload.measured(2)
+    assert 0 < found["time_between_tokens_ms"] < found["time_to_first_token_ms"] + sum(timing.samples_ms)
+    assert found["time_to_first_token_ms"] < max(timing.samples_ms)
+
+
+def test_the_times_of_requests_are_medians_within_each_and_over_all():
+    batch = Batch(1.0, tokens_at={"0": [1.5, 1.6, 1.7, 2.7], "1": [2.0, 2.3, 2.6], "2": [3.0, 3.2, 3.4]})
+    assert token_times(batch.requests_ms()) == {
+        "time_to_first_token_ms": pytest.approx(1000.0),
+        "time_between_tokens_ms": pytest.approx(200.0),
+    }
+
+
+def test_a_prompt_beyond_the_references_room_is_said_to_be_compared_with_nothing(llm, monkeypatch):
+    monkeypatch.setattr(vllm_system, "MODEL_LENGTH", 40)
+    workload = VllmTransformer().build(replace(CASE, phase="forward"))
+    assert "compared with nothing" in workload.witness(Random(1))(None, 1).unchecked

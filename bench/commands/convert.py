@@ -1,0 +1,22 @@
+"""`ttt-bench convert`: a checkpoint of the authors' JAX code as a folder that `--checkpoint` takes."""
+
+from pathlib import Path
+
+from bench.errors import UserError
+
+
+def convert_checkpoint(file: Path, folder: Path, base_lr: float | None) -> None:
+    """Convert, and say what came of it."""
+    from bench.models.case_model import read_checkpoint
+    from bench.models.config import CheckpointError
+    from bench.models.jax_checkpoint import convert
+
+    try:
+        convert(file, folder, base_lr)
+        found = read_checkpoint(folder)
+    except CheckpointError as error:
+        raise UserError(f"convert: {error}") from None
+    except ImportError:
+        raise UserError("convert: needs msgpack; pip install 'ttt-bench[convert]'") from None
+    config = found.config
+    print(f"wrote {folder}: {found.system}, {found.size}, base_lr {config.base_lr:g} ({found.name})")

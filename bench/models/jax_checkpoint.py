@@ -1,0 +1,149 @@
+"""Convert a checkpoint of the authors' JAX code to a folder as Hugging Face holds it, exactly.
+
+Its file (`streaming_params`, or `streaming_train_state` with the optimizer; ttt/infra/checkpoint.py of
+github.com/test-time-training/ttt-lm-jax) is a stream of msgpack'd pairs: a path, and the bytes of flax's msgpack of one
+array, which is extension type 1 around (shape, dtype's name, data in C order). It holds no settings: sizes follow from
+the arrays' shapes, and epsilon and RoPE theta are those of all published configurations.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bench.models.checkpoint import WEIGHTS_FILE, load
+from bench.models.config import BASE_LR, CheckpointError
+from bench.models.hugging_face import CONFIG_FILE
+
+ARRAY = 1  # flax's extension type
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+TRAIN_STATE = ("params", "params")  # where a whole train state has the weights
+
+# Names of JAX, as parts of a path, and those of the authors' PyTorch model; the latter of two that both match decides.
+_RENAMED = (
+    (r"^model\.wte\.embedding$", "model.embed_tokens.weight"),
+    (r"^model\.ln_f\.", "model.norm."),
+    (r"^model\.h\.", "model.layers."),
+    (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
+    (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
+    (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
+    (r"\.conv\.conv_norm\.", ".conv.norm."),
+    (r"\.conv\.conv1\.", ".conv.conv."),
+    (r"\.w([qkvog])\.", r".\1_proj."),
+    (r"\.ttt_dense_0$", ".W1"),
+    (r"\.ttt_bias_0$", ".b1"),
+    (r"\.ttt_dense_1$", ".W2"),
+    (r"\.ttt_bias_1$", ".b2"),
+    (r"\.(ttt_norm)\.(?:scale|kernel)$", r".\1_weight"),
+    (r"\.(learnable_ttt_lr)\.kernel$", r".\1_weight"),
+    (r"\.(ttt_norm|learnable_ttt_lr)\.bias$", r".\1_bias"),
+    (r"\.(kernel|scale)$", ".weight"),
+)
+
+
+def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
+    """Write config.json and model.safetensors of a JAX checkpoint into a new folder, and load it once.
+
+    base_lr: of the training run; by default the paper's of the learner. The dtype is the file's. Raises CheckpointError
+    for a file of another format or model, and for a folder that is there; ImportError without msgpack.
+    """
+    if folder.exists():
+        raise CheckpointError(f"{folder}: is there already; name a new folder")
+    weights = {}
+    for path, array in read_arrays(file):
+        weights[renamed(path)] = turned(path, array)
+    values = config_of_weights(file, weights, base_lr)
+    folder.mkdir(parents=True)
+    try:
+        (folder / CONFIG_FILE).write_text(json.dumps(values, indent=1) + "\n")
+        save_file(weights, folder / WEIGHTS_FILE, {"format": "pt"})
+        load(folder, "cpu", torch.bfloat16)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+
+
+def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """The weights of a file by their paths, without those of an optimizer."""
+    import msgpack
+
+    try:
+        with file.open("rb") as opened:
+            for path, packed in msgpack.Unpacker(opened, max_buffer_size=0):
+                path = tuple("/".join(path).split("/"))  # some parameters have a slash in their names
+                of_train_state = path[:2] == TRAIN_STATE
+                if of_train_state or path[0] in ("model", "lm_head"):
+                    yield path[2:] if of_train_state else path, _array(path, msgpack.unpackb(packed, raw=False))
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise CheckpointError(f"{file}: not a stream of msgpack'd (path, array) pairs ({error})") from None
+
+
+def _array(path: tuple[str, ...], value: Any) -> Tensor:
+    import msgpack
+
+    if not isinstance(value, msgpack.ExtType) or value.code != ARRAY:
+        raise CheckpointError(f"{'/'.join(path)}: is no array in one piece; arrays beyond 1 GiB are not read")
+    shape, dtype, data = msgpack.unpackb(value.data, raw=True)
+    name = dtype.decode()
+    if name not in DTYPES:
+        raise CheckpointError(f"{'/'.join(path)}: has dtype {name}, must be one of {', '.join(DTYPES)}")
+    return torch.frombuffer(bytearray(data), dtype=DTYPES[name]).reshape(shape)
+
+
+def renamed(path: tuple[str, ...]) -> str:
+    """The name of the authors' PyTorch state dict."""
+    name = ".".join(path)
+    for jax, torch_name in _RENAMED:
+        name = re.sub(jax, torch_name, name)
+    return name
+
+
+def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
+    """Dense kernels [in, out] to [out, in], convolutions' [4, 1, C] to [C, 1, 4], rates' [H, C, 1] to [H, 1, C].
+
+    RoPE pairs are interleaved in both codes: Q and K are not permuted.
+    """
+    if path[-1] != "kernel" or array.ndim < 2:
+        return array
+    if path[-2] == "learnable_ttt_lr":
+        return array.transpose(1, 2).contiguous()
+    return array.permute(*reversed(range(array.ndim))).contiguous()
+
+
+def config_of_weights(file: Path, weights: dict[str, Tensor], base_lr: float | None) -> dict[str, Any]:
+    """The config.json of weights by their PyTorch names."""
+    block = "model.layers.0.seq_modeling_block."
+    inner = (f"{block}W1", f"{block}learnable_token_idx")
+    needed = ("model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight", *inner)
+    if missing := [name for name in needed if name not in weights]:
+        raise CheckpointError(f"{file}: holds no {missing[0]}, so it is of no TTT model")
+    embedding, gate, first, index = (weights[name] for name in needed)
+    learner = "mlp" if f"{block}W2" in weights else "linear"
+    layers = {name.split(".")[2] for name in weights if name.startswith("model.layers.")}
+    return {
+        "model_type": "ttt",
+        "architectures": ["TTTForCausalLM"],
+        "ttt_layer_type": learner,
+        "ttt_base_lr": BASE_LR[learner] if base_lr is None else base_lr,
+        "vocab_size": embedding.shape[0],
+        "hidden_size": embedding.shape[1],
+        "intermediate_size": gate.shape[0],
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": first.shape[0],
+        "mini_batch_size": index.numel(),
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": "lm_head.weight" not in weights,
+        "pre_conv": "model.layers.0.conv.conv.weight" in weights,
+        "share_qk": f"{block}conv_q.weight" in weights,
+        "use_gate": f"{block}g_proj.weight" in weights,
+        "dtype": str(embedding.dtype).removeprefix("torch."),
+    }

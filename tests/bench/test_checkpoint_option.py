@@ -1,0 +1,184 @@
+"""`--checkpoint`: a case names it by content and never by path, and its own weights are run and compared."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.catalogue.suites import find_suite
+from bench.commands import measure
+from bench.errors import UserError
+from bench.models import TTTConfig, model_config
+from bench.models.case_model import VARIABLE, checkpoint_folder, config_of, offer, read_checkpoint
+from bench.models.checkpoint import save
+from bench.models.config import CheckpointError
+from bench.models.factory import from_seed
+from bench.plan import skip_reason, suite_cases
+from bench.selection import select
+from bench.systems.ttt.pytorch import TTTTorch
+from harness.case import Case
+from harness.measured_case import VERIFY, CaseRun
+from harness.run import Planned, Run
+from harness.runner import Limits
+from harness.timer import Policy
+from tests.bench.test_hugging_face import PUBLISHED
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+RATE = 0.25  # of the inner loop; no size of the table has it
+
+
+@pytest.fixture(autouse=True)
+def offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test tells of checkpoints is forgotten after it."""
+    monkeypatch.setenv(VARIABLE, "{}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny TTT-MLP that no option of the table can ask for: another rate, mini-batch and backbone."""
+    base = model_config("ttt-mlp", "tiny", backbone="transformer", mini_batch=8)
+    assert isinstance(base, TTTConfig)
+    config = replace(base, base_lr=RATE, width=64, heads=1)
+    place = tmp_path / "secret" / "my-model"
+    place.mkdir(parents=True)
+    save(from_seed(config, 7, "cpu", torch.float32), place / "model.safetensors")
+    switches = {"pre_conv": False, "share_qk": False, "use_gate": False, "ttt_layer_type": "mlp"}
+    sizes = {"hidden_size": 64, "num_attention_heads": 1, "num_hidden_layers": 2, "vocab_size": config.vocabulary}
+    own = {"intermediate_size": config.ffn_width, "mini_batch_size": 8, "ttt_base_lr": RATE}
+    (place / "config.json").write_text(json.dumps({**PUBLISHED, **switches, **sizes, **own}))
+    return place
+
+
+def case_of(folder: Path, phase: str = "forward", **changes: object) -> Case:
+    checkpoint = read_checkpoint(folder)
+    options = {name: value for name, (value,) in checkpoint.options.items()}
+    return Case("ttt-mlp", "torch", checkpoint.size, phase, 2, 20, "float32", options=tuple(options.items()), **changes)  # type: ignore[arg-type]
+
+
+def test_a_case_names_it_by_its_folders_name_and_content(folder: Path, tmp_path: Path) -> None:
+    found = read_checkpoint(folder)
+    name, _, digest = found.name.partition("@")
+    assert (name, len(digest), found.system, found.size) == ("my-model", 16, "ttt-mlp", "2x64")
+    moved = tmp_path / "elsewhere" / "my-model"
+    shutil.copytree(folder, moved)
+    assert read_checkpoint(moved).name == found.name
+    content = bytearray((moved / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (moved / "model.safetensors").write_bytes(content)
+    assert read_checkpoint(moved).name != found.name
+    (folder / "config.json").write_text((folder / "config.json").read_text().replace(str(RATE), "0.5"))
+    assert read_checkpoint(folder).name != found.name
+
+
+def test_the_size_is_the_tables_where_it_is_one(folder: Path) -> None:
+    found = read_checkpoint(folder)
+    tiny = model_config("ttt-mlp", "125m")
+    assert isinstance(tiny, TTTConfig)
+    assert replace(found, config=tiny).size == "125m"
+
+
+def test_its_cases_have_its_own_options_on_its_own_system_alone(folder: Path) -> None:
+    checkpoint = read_checkpoint(folder)
+    offer(checkpoint)
+    planned = suite_cases(find_suite("quick"), select(None, None, "2", None, "cpu", checkpoint=checkpoint), "cpu")
+    assert {each.case.system_backend for each in planned} == {"ttt-mlp/torch"}
+    assert {each.case.size for each in planned} == {"2x64"}
+    own = (("backbone", "transformer"), ("checkpoint", checkpoint.name), ("mini_batch", 8))
+    assert {each.case.options for each in planned} == {own}
+    assert config_of(planned[0].case) == checkpoint.config
+    layers = suite_cases(
+        find_suite("kernel-forward"), select(None, None, None, None, "cuda", checkpoint=checkpoint), "cuda"
+    )
+    assert layers == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"systems": "transformer"}, "is of ttt-mlp, which transformer/torch of --systems does not run"),
+        ({"sizes": "tiny"}, "--sizes tiny: a checkpoint has its own"),
+        ({"mini_batch": "16"}, "--mini-batch 16: a checkpoint has its own"),
+        ({"backbone": "mamba"}, "--backbone mamba: a checkpoint has its own"),
+    ],
+)
+def test_what_contradicts_it_is_refused(folder: Path, asked: dict[str, str], words: str) -> None:
+    axes = {"systems": None, "sizes": None, "batch": None, "context": None, "device": "cpu", **asked}
+    with pytest.raises(UserError, match=words):
+        select(**axes, checkpoint=read_checkpoint(folder))  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_none_is_a_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--checkpoint .*holds no config.json"):
+        measure.open_checkpoint(tmp_path)
+
+
+def test_a_case_whose_checkpoint_nobody_named_is_skipped(folder: Path) -> None:
+    case = case_of(folder)
+    with pytest.raises(CheckpointError, match="say where it lies"):
+        checkpoint_folder(case)
+    assert "say where it lies, --checkpoint DIR" in skip_reason(Planned(case), [], None)
+    offer(read_checkpoint(folder))
+    assert skip_reason(Planned(case), [], None) == ""
+
+
+@pytest.mark.parametrize("phase", ["forward", "generate"])
+def test_verify_runs_its_weights_and_compares_every_token(folder: Path, phase: str) -> None:
+    offer(read_checkpoint(folder))
+    adapter = TTTTorch()
+    record = CaseRun(case_of(folder, phase), Policy(), VERIFY).record(adapter)
+    assert record.status == "ok", record.reason
+    names = {check["name"] for check in record.gate["checks"]}
+    assert names >= {"timed_logits_relative_error", "generated_logits_relative_error", "generated_choice_below_best"}
+    assert "parameters_off_transformer" not in names
+    model = adapter._model(case_of(folder, phase))
+    assert torch.equal(
+        model.weights()["model.norm.weight"], from_seed(model.config, 7, "cpu").weights()["model.norm.weight"]
+    )
+    assert model.config.base_lr == RATE
+
+
+def test_a_model_that_errs_late_in_what_it_generates_is_seen(folder: Path) -> None:
+    """From the sixtieth token on, which the gate of random weights does not reach."""
+    offer(read_checkpoint(folder))
+    adapter, case = TTTTorch(), case_of(folder)
+    model = adapter._model(case)
+    step, layers, calls = model.operator.generate_step, 2, [0]
+
+    def late(*arguments: Any) -> torch.Tensor:
+        calls[0] += 1
+        out = step(*arguments)
+        return out * torch.linspace(0.9, 1.1, 64) if calls[0] > 60 * layers else out
+
+    assert all(check.passed for check in adapter._compare(model, case).checks)
+    model.operator.generate_step = late
+    missed = {check.name for check in adapter._compare(model, case).checks if not check.passed}
+    assert missed >= {"generated_logits_relative_error", "generated_total_variation"}
+    assert "logits_relative_error" not in missed
+
+
+def test_a_run_says_its_name_and_never_its_path(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["run", "quick", "--checkpoint", str(folder), f"--checkpoint={folder}"]
+    asked = measure.Asked(("quick",), None, None, "1", "16", "cpu", None, 0.05, checkpoint=folder)
+    measure.run(asked, out, resume=False, retry="lost", limits=Limits(), arguments=arguments)
+    run = Run.open(out)
+    assert {record.status for record in run.records()} == {"ok"}
+    assert run.file.requests[0].arguments == ("run", "quick", "--checkpoint", "my-model", "--checkpoint=my-model")
+    texts = [path.read_text() for path in out.rglob("*") if path.is_file()]
+    assert texts
+    assert not any("secret" in text for text in texts)
+    assert json.loads(os.environ[VARIABLE]) == {read_checkpoint(folder).name: str(folder)}
+
+
+def test_a_broken_file_is_named_without_its_path(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\0" * 64)
+    offer(read_checkpoint(folder))
+    record = CaseRun(case_of(folder), Policy(), VERIFY).record(TTTTorch())
+    assert record.status == "failed"
+    assert "my-model/model.safetensors" in record.reason
+    assert "secret" not in record.reason

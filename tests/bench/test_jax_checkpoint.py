@@ -1,0 +1,164 @@
+"""A checkpoint of the authors' JAX code comes back as the model it is; files here are made as its writer makes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench.commands.convert import convert_checkpoint
+from bench.errors import UserError
+from bench.models import TTTConfig, model_config
+from bench.models.checkpoint import load
+from bench.models.factory import from_seed
+
+msgpack = pytest.importorskip("msgpack")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DENSE = {"q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo", "g_proj": "wg"}
+LEARNER = {"W1": "ttt_dense_0", "b1": "ttt_bias_0", "W2": "ttt_dense_1", "b2": "ttt_bias_1"}
+FFN = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+def jax_params(weights: dict[str, Tensor]) -> dict[tuple[str, ...], Tensor]:
+    """The parameters of `CausalLM` in ttt/models/model.py, written out from its modules."""
+    found = {("model", "wte", "embedding"): weights["model.embed_tokens.weight"]}
+    found["model", "ln_f", "kernel"] = weights["model.norm.weight"]
+    for name, weight in weights.items():
+        if not name.startswith("model.layers."):
+            continue
+        _, _, index, *rest = name.split(".")
+        layer = ("model", "h", index)
+        match rest:
+            case [("seq_norm" | "ffn_norm") as norm, "weight"]:
+                found[*layer, norm, "kernel"] = weight
+            case ["conv", "norm", "weight"]:
+                found[*layer, "conv", "conv_norm", "kernel"] = weight
+            case ["conv", "conv", kind]:
+                found[*layer, "conv", "conv1", "kernel" if kind == "weight" else kind] = swapped(weight)
+            case ["mlp", which, "weight"]:
+                found[*layer, "feed_forward", FFN[which], "kernel"] = weight.T
+            case ["seq_modeling_block", *inner]:
+                path, value = jax_inner(inner, weight)
+                found[*layer, "seq_modeling_block", *path] = value
+            case _:
+                raise AssertionError(name)
+    return found
+
+
+def jax_inner(inner: list[str], weight: Tensor) -> tuple[tuple[str, ...], Tensor]:
+    """A parameter of ttt/models/ttt_layer.py."""
+    match inner:
+        case [("conv_q" | "conv_k") as conv, kind]:
+            return (conv, "kernel" if kind == "weight" else kind), swapped(weight)
+        case ["post_norm", kind]:
+            return ("post_norm", "scale" if kind == "weight" else kind), weight
+        case [dense, "weight"]:
+            return (DENSE[dense], "kernel"), weight.T
+        case ["ttt_norm_weight"]:
+            return ("ttt_norm/scale",), weight  # `get_multi_head_params` has slashes in its names
+        case ["learnable_ttt_lr_weight"]:
+            return ("learnable_ttt_lr/kernel",), weight.transpose(1, 2)
+        case [("ttt_norm_bias" | "learnable_ttt_lr_bias") as name]:
+            return (f"{name.removesuffix('_bias')}/bias",), weight
+        case [name]:
+            return (LEARNER.get(name, name),), weight
+    raise AssertionError(inner)
+
+
+def swapped(weight: Tensor) -> Tensor:
+    """A convolution's weight [C, 1, 4] as [4, 1, C]; a bias as it is."""
+    return weight.permute(2, 1, 0) if weight.ndim == 3 else weight
+
+
+def packed(array: Tensor, name: str = "") -> bytes:
+    """As flax.serialization packs an array."""
+    data = bytes(array.reshape(-1).clone().view(torch.uint8).tolist())
+    inner = (tuple(array.shape), name or str(array.dtype).removeprefix("torch."), data)
+    return msgpack.packb(msgpack.ExtType(1, msgpack.packb(inner, use_bin_type=True)))
+
+
+def write(file: Path, params: dict[tuple[str, ...], Any], prefix: tuple[str, ...] = ()) -> None:
+    """As `StreamingCheckpointer.save_train_state_to_file` writes them."""
+    with file.open("wb") as opened:
+        for path, array in params.items():
+            opened.write(msgpack.packb(((*prefix, *path), array if isinstance(array, bytes) else packed(array))))
+
+
+def model_of(learner: str, backbone: str = "mamba", dtype: torch.dtype = torch.float32) -> Any:
+    """A tiny model, none of its weights at 0 or 1."""
+    config = model_config(f"ttt-{learner}", "tiny", backbone=backbone, mini_batch=8)
+    model = from_seed(config, 3, "cpu", dtype)
+    generator = torch.Generator().manual_seed(1)
+    for weight in model.weights().values():
+        weight += 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
+    return model
+
+
+@pytest.mark.parametrize("learner", ["linear", "mlp"])
+@pytest.mark.parametrize("backbone", ["mamba", "transformer"])
+@pytest.mark.parametrize("prefix", [(), ("params", "params")], ids=["params", "train state"])
+def test_every_weight_comes_back_exactly(
+    learner: str, backbone: str, prefix: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, file, folder = model_of(learner, backbone), tmp_path / "streaming", tmp_path / "made"
+    params = jax_params(model.weights())
+    write(file, params, prefix)
+    if prefix:
+        with file.open("ab") as opened:  # what else a train state has
+            opened.write(msgpack.packb((("opt_state", "0", "mu", "x"), packed(torch.ones(3)))))
+            opened.write(msgpack.packb((("step",), msgpack.packb(7))))
+    convert_checkpoint(file, folder, None)
+    assert f"ttt-{learner}, tiny" in capsys.readouterr().out
+    again = load(folder, "cpu", torch.float32)
+    assert isinstance(again.config, TTTConfig)  # type: ignore[attr-defined]
+    assert again.config == model.config  # type: ignore[attr-defined]
+    assert all(torch.equal(weight, again.weights()[name]) for name, weight in model.weights().items())
+
+
+def test_bfloat16_and_a_rate_of_the_run_are_kept(tmp_path: Path) -> None:
+    model, folder = model_of("mlp", dtype=torch.bfloat16), tmp_path / "made"
+    write(tmp_path / "file", jax_params(model.weights()))
+    convert_checkpoint(tmp_path / "file", folder, 0.5)
+    assert json.loads((folder / "config.json").read_text())["ttt_base_lr"] == 0.5
+    again = load(folder, "cpu", torch.bfloat16).weights()
+    assert all(torch.equal(weight, again[name]) for name, weight in model.weights().items())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda params: params.pop(("model", "ln_f", "kernel")), "model.norm.weight: missing"),
+        (lambda params: params.pop(("model", "wte", "embedding")), "holds no model.embed_tokens.weight"),
+        (
+            lambda params: params.update({("model", "extra", "kernel"): torch.ones(2)}),
+            "model.extra.weight: not a weight",
+        ),
+        (
+            lambda params: params.update({("model", "ln_f", "kernel"): msgpack.packb({"chunks": 1})}),
+            "model/ln_f/kernel",
+        ),
+        (lambda params: params.update({("model", "ln_f", "kernel"): packed(torch.ones(2), "int4")}), "dtype int4"),
+    ],
+)
+def test_another_file_is_refused_by_what_is_wrong(change: Any, words: str, tmp_path: Path) -> None:
+    params = jax_params(model_of("linear").weights())
+    change(params)
+    write(tmp_path / "file", params)
+    with pytest.raises(UserError, match=words):
+        convert_checkpoint(tmp_path / "file", tmp_path / "made", None)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_file_that_is_no_msgpack_and_a_folder_that_is_there_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"\x07")
+    with pytest.raises(UserError, match="not a stream"):
+        convert_checkpoint(tmp_path / "file", tmp_path / "made", None)
+    with pytest.raises(UserError, match="is there already"):
+        convert_checkpoint(tmp_path / "file", tmp_path, None)
+    with pytest.raises(UserError, match="cannot be read"):
+        convert_checkpoint(tmp_path / "none", tmp_path / "made", None)
