@@ -13,10 +13,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 before = os.environ.get("TRITON_INTERPRET")
 
-# The variable counts where a kernel is defined, so it is set while test modules are imported; afterwards only tests
-# that ask for it see it, as Triton and child processes behave differently with it.
-if INTERPRETED:
-    os.environ["TRITON_INTERPRET"] = "1"
+
+
+# The variable counts where a kernel is defined, so it is set while test modules are imported; before and afterwards
+# only tests that ask for it see it, as Triton and child processes, pytest's own too, behave differently with it.
+def pytest_collectstart() -> None:
+    if INTERPRETED:
+        os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_collection_finish() -> None:
