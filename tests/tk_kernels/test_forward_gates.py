@@ -36,7 +36,7 @@ MLP = [*(f"mlp-{m}-{mlp_ops.IN_USE}" for m in mlp_ops.KERNELS), *(f"mlp-16-{name
 
 @pytest.fixture(params=[*LINEAR, *MLP])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    """Each operator and mini-batch; of TTT-Linear every schedule (warps a head, heads a block), of TTT-MLP each kernel."""
+    """Each operator and mini-batch; of TTT-Linear every schedule (warps a head, heads a block), of TTT-MLP kernels."""
     name, mini_batch, plan = request.param.split("-", 2)
     reason = linear_ops.available() if name == "linear" else mlp_ops.available(int(mini_batch), plan)
     if reason:
