@@ -125,7 +125,6 @@ __device__ inline int64_t state_index(const arguments &a) { return int64_t(batch
 __device__ inline int mini_batches(const arguments &a) { return (a.T + GROUP * B - 1) / (GROUP * B) * GROUP; }
 
 // ------------------------------------------------------------------------------------------------ state
-// A state warp's rows: of a block n of F in W1^T, row r and r + 8 of 16 (e & 1, or e >> 1 of accumulators [rows, columns])
 // SCALED: W1 and W2 are kept divided by u, so that their updates are plain products
 template <bool SCALED> struct state_warps {
     const arguments &a;
@@ -307,13 +306,24 @@ template <bool SCALED> struct state_warps {
             w[e] = SCALED ? to_f16(u * first, u * second) : to_f16(first, second);
         }
     }
+    // b1 += G1 summed over tokens
+    __device__ void add_to_b1(int n, float u) {
+        float sums[4] = {0, 0, 0, 0};
+        multiply_warp(sums, g1[n], twice(0x3f80), twice(0x3f80));
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const uint32_t at = b1_at + n * 256 + e * 32;
+            const float before = load_f(at), after = SCALED ? fused(u, sums[2 * e], before) : before + sums[2 * e];
+            sync_warp();
+            store_f(at, after);
+        }
+    }
     // X2 of mini-batch i, and this warpgroup's part of Z2; W1's update; W2 to shared memory; slopes
     __device__ void answer_keys() {
         const uint32_t slot8 = (i & 7) * TILE, x2 = x2_blocks + (slot8 >> 4), x2_to = X2 + 2 * group * X2_BLOCK + slot8;
         const uint32_t k_before = operand(KQ + TILE) + ((i - 1) & 3) * (KQ_TILE >> 4);
         const uint32_t w2_to = W2 + group * (2 * BLOCK) + ((i & 3) == 0 ? W2_BYTES : 0) + stored_at;
         const float u = SCALED ? load_f(UPDATE) : 1.f;
-        mbarrier_wait(B2_READY, i & 1);
         uint32_t z[2][4], t[2][4];
         await_products<2>(keys[0]);
         activate(0, x2_to, z, t);
@@ -324,11 +334,12 @@ template <bool SCALED> struct state_warps {
         commit_products();
         activate(1, x2_to, z, t);
         publish();
-        constexpr int AHEAD = 2;  // steps of k that are converted ahead
-        uint32_t w[AHEAD + 1][4];
+        constexpr int BUFFERS = 4, AHEAD = 3;  // steps of k in registers; of them converted ahead
+        uint32_t w[BUFFERS][4];
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) convert(k, w[k], u);
         float z2[8];
+        mbarrier_wait(B2_READY, i & 1);
         const uint32_t b2_at = z2_at - column() * ROW + (B2 - Z2) - group * (B * ROW);
         const float b2_low = group ? 0.f : load_f(b2_at), b2_high = group ? 0.f : load_f(b2_at + 16);
 #pragma unroll
@@ -337,29 +348,18 @@ template <bool SCALED> struct state_warps {
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
             begin_products();
-            multiply<half, 0, 1>(z2, w[k % (AHEAD + 1)], tile(x2, k / 4 * X2_BLOCK + k % 4 * 32));
+            multiply<half, 0, 1>(z2, w[k % BUFFERS], tile(x2, k / 4 * X2_BLOCK + k % 4 * 32));
             commit_products();
-            if (k > 0 && k + AHEAD < 8) await_products<1>();
-            if (k + AHEAD < 8) convert(k + AHEAD, w[(k + AHEAD) % (AHEAD + 1)], u);
-            store_transposed(w2_to + k * TILE, w[k % (AHEAD + 1)]);
+            if (k + AHEAD >= BUFFERS && k + AHEAD < 8) await_products<BUFFERS - AHEAD>();
+            if (k + AHEAD < 8) convert(k + AHEAD, w[(k + AHEAD) % BUFFERS], u);
+            store_transposed(w2_to + k * TILE, w[k % BUFFERS]);
+            if (k == 0) add_to_b1(0, u), add_to_b1(1, u);  // while products run
         }
         publish();
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) slope[n][e] = gelu_slope(z[n][e], t[n][e]);
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-            float sums[4] = {0, 0, 0, 0};
-            multiply_warp(sums, g1[n], twice(0x3f80), twice(0x3f80));  // over tokens
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const uint32_t at = b1_at + n * 256 + e * 32;
-                const float before = load_f(at), after = SCALED ? fused(u, sums[2 * e], before) : before + sums[2 * e];
-                sync_warp();
-                store_f(at, after);
-            }
-        }
         await_products<0>(z2, W1t[0], W1t[1]);
 #pragma unroll
         for (int e = 0; e < 8; ++e) store_f(z2_at + (e & 1) * ROW + (e >> 2) * (8 * ROW) + (e >> 1 & 1) * 16, z2[e]);
