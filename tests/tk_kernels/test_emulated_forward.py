@@ -126,7 +126,11 @@ PLANTED = {
         "        activate(1, x2_to, z, t);",
         "not published",
     ),
-    "an operand taken back too early": ("if (k + AHEAD >= BUFFERS && k + AHEAD < 8) await_products<BUFFERS - AHEAD>();", "", "changed"),
+    "an operand taken back too early": (
+        "if (k + AHEAD >= BUFFERS && k + AHEAD < 8) await_products<BUFFERS - AHEAD>();",
+        "",
+        "changed",
+    ),
     "an arrival less": ("mbarrier_arrive(B2_READY);", "if (i != 3) mbarrier_arrive(B2_READY);", "deadlock"),
     "the wrong phase": ("mbarrier_wait(G2_READY, (i + 1) & 1);", "mbarrier_wait(G2_READY, i & 1);", "deadlock|race"),
 }
