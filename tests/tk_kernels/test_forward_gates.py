@@ -1,5 +1,7 @@
 """The forward kernels keep their accuracy over long, trained-looking sequences, and heads do not affect each other."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,33 +18,38 @@ GROWTH = 1.5  # of the error, from the first quarter of a sequence to the last: 
 WEIGHTS = {"linear": ("W", "b"), "mlp": ("W1", "b1", "W2", "b2")}
 SHAPES = {"linear": ((64, 64), (1, 64)), "mlp": ((64, 256), (1, 256), (256, 64), (1, 64))}
 BASE_LR = {"linear": 1.0, "mlp": 0.1}
-OPS: dict[str, Any] = {"linear": linear_ops, "mlp": mlp_ops}
 
 pytestmark = pytest.mark.gpu
 
 
 class Kernel(NamedTuple):
-    """An operator ("linear", "mlp") and the mini-batch that picks its kernel."""
+    """An operator ("linear", "mlp"), the mini-batch that picks its kernel, and what `forward` needs to run it."""
 
     operator: str
     mini_batch: int
+    forward: Callable[..., tuple[Tensor, Any]]
 
 
-@pytest.fixture(params=["linear-16-2-4", "linear-16-4-1", "linear-32-4-1", *(f"mlp-{m}" for m in mlp_ops.KERNELS)])
+LINEAR = ["linear-16-2-4", "linear-16-4-1", "linear-32-4-1"]
+MLP = [*(f"mlp-{m}-{mlp_ops.IN_USE}" for m in mlp_ops.KERNELS), *(f"mlp-16-{name}" for name in mlp_ops.CANDIDATES)]
+
+
+@pytest.fixture(params=[*LINEAR, *MLP])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    """Each operator and mini-batch; of TTT-Linear every schedule (warps a head, heads a block)."""
-    name, mini_batch, *plan = request.param.split("-")
-    reason = linear_ops.available() if name == "linear" else mlp_ops.available(int(mini_batch))
+    """Each operator and mini-batch; of TTT-Linear every schedule (warps a head, heads a block), of TTT-MLP kernels."""
+    name, mini_batch, plan = request.param.split("-", 2)
+    reason = linear_ops.available() if name == "linear" else mlp_ops.available(int(mini_batch), plan)
     if reason:
         pytest.skip(reason)
-    if plan:
-        monkeypatch.setattr(linear_ops, "schedule", lambda *_: tuple(map(int, plan)))
-    return Kernel(name, int(mini_batch))
+    if name == "mlp":
+        return Kernel(name, int(mini_batch), partial(mlp_ops.forward, kernel=plan))
+    monkeypatch.setattr(linear_ops, "schedule", lambda *_: tuple(map(int, plan.split("-"))))
+    return Kernel(name, int(mini_batch), linear_ops.forward)
 
 
 def trained(kernel: Kernel, batch: int, tokens: int, heads: int, correlation: float) -> Case:
     """Trained-looking arguments: queries share the keys' direction, values follow keys, norms differ."""
-    operator, mini_batch = kernel
+    operator, mini_batch, _ = kernel
     generator = torch.Generator("cuda").manual_seed(tokens)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:
@@ -71,7 +78,7 @@ def exact(operator: str, args: Case) -> tuple[Tensor, Any]:
 @pytest.mark.parametrize("tokens", [2048, 8192, 32768])
 def test_error_does_not_grow_with_length(kernel, tokens, correlation, record_property):
     args = trained(kernel, 1, tokens, 4, correlation)
-    (out, state), (out_exact, state_exact) = OPS[kernel.operator].forward(*args, start=0), exact(kernel.operator, args)
+    (out, state), (out_exact, state_exact) = kernel.forward(*args, start=0), exact(kernel.operator, args)
     quarters = [relative_error(*pair) for pair in zip(out.chunk(4, 1), out_exact.chunk(4, 1), strict=True)]
     errors = {
         name: relative_error(getattr(state, name), getattr(state_exact, name)) for name in WEIGHTS[kernel.operator]
@@ -87,7 +94,7 @@ def test_error_does_not_grow_with_length(kernel, tokens, correlation, record_pro
 @pytest.mark.parametrize("tokens", [1, 17, 100])
 def test_every_element_is_written_in_its_dtype(kernel, poisoned, tokens):
     args = trained(kernel, 2, tokens, 5, 0.5)
-    out, state = OPS[kernel.operator].forward(*args, start=0)
+    out, state = kernel.forward(*args, start=0)
     assert out.dtype == torch.bfloat16
     assert out.isfinite().all()
     for result, given in zip(state[:-1], args.state[:-1], strict=True):
@@ -98,7 +105,7 @@ def test_every_element_is_written_in_its_dtype(kernel, poisoned, tokens):
 
 def test_two_runs_are_bitwise_equal(kernel):
     args = trained(kernel, 3, 1000, 50, 0.5)
-    (out, state), (again, state_again) = (OPS[kernel.operator].forward(*args, start=0) for _ in range(2))
+    (out, state), (again, state_again) = (kernel.forward(*args, start=0) for _ in range(2))
     assert torch.equal(out, again)
     assert all(torch.equal(a, b) for a, b in zip(state, state_again, strict=True))
 
@@ -108,8 +115,8 @@ def test_two_runs_are_bitwise_equal(kernel):
 def test_nan_and_infinity_stay_in_their_head(kernel, name, bad):
     """Of 3 sequences of 6 heads one head is bad, and neither its neighbours in memory nor those in its block are."""
     args = trained(kernel, 3, 50, 6, 0.5)
-    clean = OPS[kernel.operator].forward(*args, start=0)
-    out, state = OPS[kernel.operator].forward(*spoiled(kernel.operator, args, name, bad), start=0)
+    clean = kernel.forward(*args, start=0)
+    out, state = kernel.forward(*spoiled(kernel.operator, args, name, bad), start=0)
     others = torch.ones(3, 6, dtype=torch.bool, device="cuda")
     others[1, 2] = False
     assert torch.equal(out.transpose(1, 2)[others], clean[0].transpose(1, 2)[others])

@@ -131,7 +131,7 @@ def fake_kernel(layer: str, module, calls: list):
     """In place of a CUDA kernel: the reference in float32, on the arguments that the custom operator gets."""
 
     def kernel(q, k, v, lr, token_scale, ln_weight, ln_bias, *rest):
-        *weights, rotate = rest
+        *weights, rotate = rest if layer == "linear" else rest[:-1]  # and the module
         calls.append(weights)
         mini_batch = len(token_scale)
         if rotate:

@@ -17,7 +17,12 @@ from tk_kernels.build.compiler import find_nvcc
 from tk_kernels.build.errors import ANOTHER_CACHE, BuildError, os_errors
 from tk_kernels.build.thunderkittens import cache_directory, find_thunderkittens
 
-KERNELS = ("ttt_linear/forward_sm90", "ttt_mlp/forward_sm90", "ttt_mlp/forward_32_sm90")
+KERNELS = (
+    "ttt_linear/forward_sm90",
+    "ttt_mlp/forward_sm90",
+    "ttt_mlp/forward_32_sm90",
+    "ttt_mlp/forward_sixth_sm90",
+)
 NO_TVM_FFI = "apache-tvm-ffi is not installed (pip install apache-tvm-ffi)"
 
 

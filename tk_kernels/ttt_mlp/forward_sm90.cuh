@@ -67,7 +67,7 @@ inline arguments arguments_of(const tensors &x, int64_t m, bool rope) {
     return a;
 }
 
-// What Python calls. LAUNCH takes (arguments, batch, stream); m: tokens of a mini-batch
+// What Python calls. LAUNCH takes (arguments, [tensors,] batch, stream); m: tokens of a mini-batch
 template <int m, auto LAUNCH>
 void forward(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView token_scale, TensorView ln_weight,
              TensorView ln_bias, TensorView W1, TensorView b1, TensorView W2, TensorView b2, TensorView out,
@@ -75,7 +75,10 @@ void forward(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView
              TensorView x2_rows, TensorView g1_rows, TensorView g2_rows, bool rope) {
     const tensors x{q,   k,      v,      lr,     token_scale, ln_weight, ln_bias, W1,      b1,     W2,
                     b2,  out,    W1_out, b1_out, W2_out,      b2_out,    k_rows,  x2_rows, g1_rows, g2_rows};
-    LAUNCH(arguments_of(x, m, rope), q.size(0), stream_of(q));
+    if constexpr (std::is_invocable_v<decltype(LAUNCH), arguments, tensors, int, cudaStream_t>)
+        LAUNCH(arguments_of(x, m, rope), x, q.size(0), stream_of(q));  // that makes descriptors of tensors
+    else
+        LAUNCH(arguments_of(x, m, rope), q.size(0), stream_of(q));
 }
 
 // wgmma reads shared memory through the async proxy: whoever wrote it with ordinary stores fences before the barrier.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,10 @@ from tk_kernels.forward.operator import (
 from tk_kernels.ttt_mlp import reference
 from tk_kernels.ttt_mlp.reference import MLPState
 
+IN_USE = "in-use"
 KERNELS = {16: "ttt_mlp/forward_sm90", 32: "ttt_mlp/forward_32_sm90"}  # by mini-batch; checkpoints have 16
+# Complete, for mini-batches of 16, and not in use: to be asked for by name and measured beside the one that is
+CANDIDATES = {"sixth": "ttt_mlp/forward_sixth_sm90"}
 MINI_BATCHES = tuple(KERNELS)
 HIDDEN = 256
 WEIGHTS: dict[str, tuple[int, ...]] = {
@@ -31,10 +36,17 @@ WEIGHTS: dict[str, tuple[int, ...]] = {
 Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def available(mini_batch: int = 16) -> str:
-    """Why the kernel for this mini-batch cannot run here, in one sentence; empty when it can."""
+def module_of(mini_batch: int = 16, kernel: str = IN_USE) -> str:
+    """The name under which `tk_kernels.build` knows a kernel. ValueError where there is none."""
     check_choice("mini_batch", mini_batch, MINI_BATCHES)
-    return build.unavailable(KERNELS[mini_batch])
+    candidates = CANDIDATES if mini_batch == 16 else {}
+    check_choice(f"kernel, for mini-batches of {mini_batch},", kernel, (IN_USE, *candidates))
+    return KERNELS[mini_batch] if kernel == IN_USE else CANDIDATES[kernel]
+
+
+def available(mini_batch: int = 16, kernel: str = IN_USE) -> str:
+    """Why the kernel for this mini-batch cannot run here, in one sentence; empty when it can."""
+    return build.unavailable(module_of(mini_batch, kernel))
 
 
 def forward(
@@ -49,6 +61,7 @@ def forward(
     *,
     rope: bool = False,
     start: int | None = None,
+    kernel: str = IN_USE,
 ) -> tuple[Tensor, MLPState]:
     """Outputs [B, T, H, 64] of T tokens and the state after them; the given state is left as it is.
 
@@ -57,19 +70,21 @@ def forward(
     F = 256. rope=True applies RoPE (theta 10000, position in the mini-batch, interleaved pairs) to q and k, which
     otherwise have it already. T is any number; state.position must be the same for the batch, and a caller that knows
     it passes it as `start`, so that it need not be read from the device. Tokens up to the end of a mini-batch that the
-    state has begun go through the reference. Raises ValueError for what is not supported.
+    state has begun go through the reference. kernel: the one in use, or a name of CANDIDATES. Raises ValueError for
+    what is not supported.
     """
     tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
     check_arguments(tokens, outer, state, WEIGHTS, MINI_BATCHES)
+    module = module_of(len(token_scale), kernel)
     start = common_position(state.position, start, len(token_scale))
-    return forward_from(start, tokens, outer, state, rope, reference.forward, _aligned)
+    return forward_from(start, tokens, outer, state, rope, reference.forward, partial(_aligned, module))
 
 
-def _aligned(tokens: Tokens, outer: Outer, state: MLPState, rope: bool) -> tuple[Tensor, MLPState]:
-    """Tokens whose first begins a mini-batch."""
+def _aligned(module: str, tokens: Tokens, outer: Outer, state: MLPState, rope: bool) -> tuple[Tensor, MLPState]:
+    """Tokens whose first begins a mini-batch, by the kernel of that module."""
     q, k, v, lr = tokens
     floats = to_float32(lr, *outer, state.W1, state.b1, state.W2, state.b2)
-    out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows = _forward(q, k, v, *floats, rope)
+    out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows = _forward(q, k, v, *floats, rope, module)
     position = torch.full_like(state.position, q.shape[1] % len(outer[0]))
     return out, MLPState(W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows, position)
 
@@ -88,13 +103,14 @@ def _forward(
     W2: Tensor,
     b2: Tensor,
     rope: bool,
+    module: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The kernel: out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows, all new tensors."""
     check_addresses(q=q, k=k, v=v)
-    module = build.load(KERNELS[len(token_scale)])
+    launcher = build.load(module)
     results = _empty_results(q, token_scale, W1, b1, W2, b2)
     with torch.cuda.device(q.device):
-        module.forward(q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, *results, rope)
+        launcher.forward(q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, *results, rope)
     return results
 
 
@@ -112,6 +128,7 @@ def _(
     W2: Tensor,
     b2: Tensor,
     rope: bool,
+    module: str,
 ) -> Results:
     return _empty_results(q, token_scale, W1, b1, W2, b2)
 

@@ -60,18 +60,22 @@ def build(case: Case, form: str, precision: str) -> Workload:
 def _forward(case: Case, config: TTTConfig) -> Workload:
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, ops = (import_module(f"{operator}.{part}") for part in ("reference", "ops"))
+    forward, module = partial(ops.forward, start=0), ops.KERNELS[config.mini_batch]
+    candidate = case.option("kernel", None)
+    if candidate is not None:  # TTT-MLP has some
+        forward, module = partial(forward, kernel=candidate), ops.module_of(config.mini_batch, candidate)
     inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
     last, gated_tokens = slice(case.batch - 1, case.batch), min(case.context, KERNEL_GATE_TOKENS)
 
     def gate() -> Verdict:
         piece = inputs_of(inputs, last, gated_tokens)
-        verdict = forward_verdict(lambda some: ops.forward(**some, start=0), reference, "dual", piece)
-        return Verdict([*verdict.checks, _repeats(lambda: ops.forward(**inputs, start=0)[0], case.batch)])
+        verdict = forward_verdict(lambda some: forward(**some), reference, "dual", piece)
+        return Verdict([*verdict.checks, _repeats(lambda: forward(**inputs)[0], case.batch)])
 
     work = layer_work(config, case)
-    found, built = kernel_launches(lambda: ops.forward(**inputs, start=0)), build_kernel(ops.KERNELS[config.mini_batch])
+    found, built = kernel_launches(lambda: forward(**inputs)), build_kernel(module)
     return Workload(
-        run=lambda: outputs_of(ops.forward(**inputs, start=0)),
+        run=lambda: outputs_of(forward(**inputs)),
         tokens=case.batch * case.context,
         device="cuda",
         inputs=renewed(inputs, config),

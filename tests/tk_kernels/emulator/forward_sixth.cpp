@@ -1,0 +1,35 @@
+// The sixth design's kernel on a CPU, for Python: every CTA of a grid, one after the other, in an order that the seed decides.
+#include "instructions.hpp"
+
+#include "forward_sixth_sm90.cuh"
+
+namespace {
+std::string failure;
+}
+
+// Pointers in the order of the operator's arguments and results; q, k, v, out [batch, T, H, 64], contiguous. What went wrong, or "".
+extern "C" const char *forward(void *const *x, int batch, int T, int H, int rope, unsigned seed) {
+    using namespace ttt::sixth;
+    const auto floats = [x](int k) { return static_cast<float *>(x[k]); };
+    const int64_t stride[3] = {int64_t(T) * H * D, int64_t(H) * D, D};
+    const auto map = [&](int k) { return machine::TokenMap{static_cast<uint16_t *>(x[k]), {stride[0], stride[1], stride[2]}, batch, T, H}; };
+    arguments a{};
+    a.q_map = map(0), a.k_map = map(1), a.v_map = map(2);
+    a.q = a.q_map.data, a.k = a.k_map.data, a.out = static_cast<uint16_t *>(x[11]);
+    for (int axis = 0; axis < 3; ++axis) a.q_stride[axis] = a.k_stride[axis] = stride[axis];
+    a.lr = floats(3), a.token_scale = floats(4), a.ln_weight = floats(5), a.ln_bias = floats(6);
+    a.W1 = floats(7), a.b1 = floats(8), a.W2 = floats(9), a.b2 = floats(10);
+    a.W1_out = floats(12), a.b1_out = floats(13), a.W2_out = floats(14), a.b2_out = floats(15);
+    a.k_rows = floats(16), a.x2_rows = floats(17), a.g1_rows = floats(18), a.g2_rows = floats(19);
+    a.T = T, a.H = H;
+    for (int t = 0; t < B; ++t)
+        for (uint32_t pair = 0; pair < D / 2; ++pair) {
+            const double angle = t * std::pow(10000.0, -2.0 * pair / D);
+            a.rope[t][2 * pair] = float(std::cos(angle)), a.rope[t][2 * pair + 1] = float(std::sin(angle));
+        }
+    failure.clear();
+    for (int b = 0; b < batch && failure.empty(); ++b)
+        for (int h = 0; h < H && failure.empty(); ++h)
+            failure = machine::run({b, h}, seed + b * H + h, [&] { rope ? ttt::sixth::forward<true>(a) : ttt::sixth::forward<false>(a); });
+    return failure.c_str();
+}

@@ -1,0 +1,326 @@
+// One CTA of a Hopper GPU on a CPU: the instructions of tk_kernels/ttt_mlp/instructions_sm90.cuh for a kernel's own source.
+//
+// Every thread is a fibre; a warp or warpgroup instruction is done when all its threads have come. Threads, copies by TMA
+// and products run in an order that the seed decides. What is checked, whatever the order:
+//   - deadlock: nothing can go on;
+//   - races: every 4 bytes of shared memory know who wrote and read them last, and an access must come after those that it
+//     conflicts with by barriers alone (vector clocks of warps; TMA has one of its own);
+//   - products and TMA see ordinary stores that were published before the barrier, and no others;
+//   - operands of a product stay as they are until it is waited for, and shared memory is read where something was written.
+// Not seen: order among the lanes of a warp, registers, banks, time.
+#pragma once
+#include <ucontext.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#define __device__
+#define __forceinline__ inline
+
+namespace machine {
+
+constexpr int THREADS = 512, WARPS = THREADS / 32, WARPGROUPS = WARPS / 4, TMA = WARPS;  // TMA: one more, with a clock
+constexpr uint32_t SHARED = 1024 + 232448, STACK = 192 * 1024;
+
+using Clock = std::array<int, WARPS + 1>;
+inline void join(Clock &x, const Clock &y) {
+    for (size_t k = 0; k < x.size(); ++k) x[k] = std::max(x[k], y[k]);
+}
+// What a warp, or a barrier, knows: the events of others that came before, and those whose stores products see
+struct Known {
+    Clock seen{}, published{};
+    void join(const Known &other) { machine::join(seen, other.seen), machine::join(published, other.published); }
+};
+struct Word {
+    int writer = -1, written = 0;  // by whom, at which of its events
+    Clock read{};
+};
+
+struct TokenMap {  // tokens [batch, T, H, 64] by strides
+    const uint16_t *data;
+    int64_t stride[3];
+    int batch, T, H;
+};
+struct Copy { uint32_t to; const TokenMap *from; int batch, t, head; uint32_t barrier; Known known; };
+struct Product {
+    bool registers; int n, type, transpose_a, transpose_b, add;
+    float *sum[128]; const uint32_t *left[128]; uint32_t left_was[128][4]; uint64_t a, b; long group;
+    Known known[4];  // of its warps when it began
+    bool done = false;
+};
+struct Together { int arrived = 0; long generation = 0; std::string what; };  // the threads of a warp or warpgroup
+struct Named { int arrived = 0, expected = 0; long generation = 0; Known known, released; };
+struct Mbarrier { bool live = false; int arrivals = 0, pending = 0, phase = 0; long bytes = 0; Known known, released[2]; };
+struct Fibre { ucontext_t context; std::unique_ptr<char[]> stack{new char[STACK]}; bool done = false; std::function<bool()> blocked; long commits = 0;
+    std::vector<std::array<uint32_t, 2>> ahead;  // copies in flight: where to, what
+};
+
+struct Machine {
+    std::vector<uint8_t> shared = std::vector<uint8_t>(SHARED, 0xff);  // NaN
+    std::vector<Word> words = std::vector<Word>(SHARED / 4);
+    std::vector<Mbarrier> mbarriers = std::vector<Mbarrier>(SHARED / 8);
+    std::vector<Fibre> fibres = std::vector<Fibre>(THREADS);
+    Known known[WARPS + 1];
+    Together warp[WARPS], warpgroup[WARPGROUPS];
+    Named named[16];
+    std::deque<Product> products[WARPGROUPS];
+    Product building[WARPGROUPS];
+    std::vector<Copy> copies;
+    uint32_t given[THREADS][8], taken[THREADS][4];
+    float *sums[THREADS];
+    float given_f[THREADS], taken_f[THREADS];
+    ucontext_t main;
+    int thread = 0, block[2] = {0, 0};
+    std::mt19937 chance;
+    std::string failure;
+};
+inline Machine *M;
+
+[[noreturn]] __attribute__((noinline)) inline void fail(const std::string &what) {
+    if (M->failure.empty()) M->failure = "warp " + std::to_string(M->thread / 32) + ": " + what;
+    swapcontext(&M->fibres[M->thread].context, &M->main);
+    abort();  // nobody goes on with a thread that failed
+}
+template <typename Condition> __attribute__((noinline)) void block_until(Condition condition) {
+    if (condition()) return;
+    M->fibres[M->thread].blocked = condition;
+    swapcontext(&M->fibres[M->thread].context, &M->main);
+}
+// All of `count` threads come; the last does the work
+template <typename Work> __attribute__((noinline)) void together(Together &c, int count, const std::string &what, Work work) {
+    if (c.arrived && c.what != what) fail("threads that should go together are at " + c.what + " and at " + what);
+    c.what = what;
+    const long generation = c.generation;
+    if (++c.arrived < count) return block_until([&c, generation] { return c.generation != generation; });
+    work();
+    c.arrived = 0, ++c.generation;
+}
+
+// ---- who touched shared memory
+inline int warp_index() { return M->thread / 32; }
+inline std::string name(int who) { return who == TMA ? "TMA" : "warp " + std::to_string(who); }
+inline void check_range(uint32_t at, uint32_t bytes) {
+    if (at < 1024 || at + bytes > SHARED || at % bytes) fail("shared memory at " + std::to_string(at) + ", " + std::to_string(bytes) + " bytes");
+}
+inline void on_read(int who, const Known &reader, uint32_t at, bool by_product) {
+    Word &word = M->words[at / 4];
+    if (word.writer < 0) fail(name(who) + " reads " + std::to_string(at) + ", which nobody has written");
+    if (word.writer != who && reader.seen[word.writer] < word.written)
+        fail("race: " + name(who) + " reads " + std::to_string(at) + " that " + name(word.writer) + " wrote");
+    if (by_product && reader.published[word.writer] < word.written)
+        fail("a product of " + name(who) + " reads " + std::to_string(at) + " that " + name(word.writer) + " has not published");
+    word.read[who] = std::max(word.read[who], M->known[who].seen[who]);
+}
+inline void on_write(int who, const Known &writer, uint32_t at) {
+    Word &word = M->words[at / 4];
+    if (word.writer >= 0 && word.writer != who && writer.seen[word.writer] < word.written)
+        fail("race: " + name(who) + " writes " + std::to_string(at) + " that " + name(word.writer) + " wrote");
+    if (who == TMA && word.writer >= 0 && writer.published[word.writer] < word.written)
+        fail("TMA writes " + std::to_string(at) + " where a store of " + name(word.writer) + " is not published");
+    for (int reader = 0; reader <= WARPS; ++reader)
+        if (reader != who && word.read[reader] > writer.seen[reader])
+            fail("race: " + name(who) + " writes " + std::to_string(at) + " that " + name(reader) + " reads");
+    word.writer = who, word.written = M->known[who].seen[who];
+}
+inline void event(int who) { ++M->known[who].seen[who]; }  // what follows a release is later than it
+
+template <typename T> T peek(uint32_t at) {
+    T x;
+    memcpy(&x, &M->shared[at], sizeof x);
+    return x;
+}
+template <typename T> T read(uint32_t at) {
+    check_range(at, sizeof(T));
+    on_read(warp_index(), M->known[warp_index()], at, false);
+    return peek<T>(at);
+}
+inline void write(uint32_t at, uint32_t x) {
+    check_range(at, 4);
+    on_write(warp_index(), M->known[warp_index()], at);
+    memcpy(&M->shared[at], &x, 4);
+}
+
+// ---- numbers
+inline float as_float(uint32_t x) { float f; memcpy(&f, &x, 4); return f; }
+inline uint32_t as_bits(float f) { uint32_t x; memcpy(&x, &f, 4); return x; }
+inline float from_f16(uint16_t h) { _Float16 x; memcpy(&x, &h, 2); return float(x); }
+inline uint16_t round_f16(double v) { _Float16 x = _Float16(v); uint16_t h; memcpy(&h, &x, 2); return h; }
+inline float from_bf16(uint16_t h) { return as_float(uint32_t(h) << 16); }
+inline uint16_t round_bf16(float v) {
+    const uint32_t x = as_bits(v);
+    return (x & 0x7fffffff) > 0x7f800000 ? 0x7fff : uint16_t((x + 0x7fff + (x >> 16 & 1)) >> 16);
+}
+inline float number(uint16_t x, int type) { return type ? from_bf16(x) : from_f16(x); }
+inline uint32_t packed(uint16_t first, uint16_t second) { return first | uint32_t(second) << 16; }
+
+// ---- products
+// Where element (row, k) of an operand lies: its descriptor as wgmma reads it
+inline uint32_t address_of(uint64_t descriptor, bool transposed, int row, int k) {
+    const uint32_t start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
+    const int swizzle = descriptor >> 62;
+    if (swizzle == 0 && !transposed) return start + row / 8 * stride + row % 8 * 16 + k / 8 * leading + k % 8 * 2;
+    if (swizzle != 1) fail("a descriptor of a kind that is not known here");
+    const uint32_t at = transposed ? start + row / 64 * leading + row % 64 * 2 + k / 8 * stride + k % 8 * 128
+                                   : start + row / 8 * stride + row % 8 * 128 + k * 2;
+    return at ^ (at >> 7 & 7) << 4;
+}
+inline float element(uint64_t descriptor, bool transposed, int row, int k, int type) {
+    const uint32_t at = address_of(descriptor, transposed, row, k);
+    if (at < 1024 || at + 2 > SHARED) fail("a product reads beyond shared memory");
+    return number(peek<uint16_t>(at), type);
+}
+// Once a product is waited for: what it read was there when it began
+inline void check_reads(int group, const Product &x) {
+    const auto check = [&](uint64_t descriptor, bool transposed, int rows) {
+        for (int row = 0; row < rows; row += transposed ? 2 : 1)
+            for (int k = 0; k < 16; k += transposed ? 1 : 2)
+                for (int w = 0; w < 4; ++w) on_read(4 * group + w, x.known[w], address_of(descriptor, transposed, row, k), true);
+    };
+    if (!x.registers) check(x.a, x.transpose_a, 64);
+    check(x.b, x.transpose_b, x.n);
+}
+inline void execute(const Product &x) {
+    float a[64][16], b[256][16];
+    for (int m = 0; m < 64; ++m)
+        for (int k = 0; k < 16; ++k) {
+            if (!x.registers) { a[m][k] = element(x.a, x.transpose_a, m, k, x.type); continue; }
+            const int lane = m / 16 * 32 + m % 8 * 4 + k % 8 / 2, word = m % 16 / 8 + 2 * (k / 8);
+            if (x.left[lane][word] != x.left_was[lane][word]) fail("an operand of a product in flight has changed");
+            a[m][k] = number(x.left_was[lane][word] >> 16 * (k & 1), x.type);
+        }
+    for (int n = 0; n < x.n; ++n)
+        for (int k = 0; k < 16; ++k) b[n][k] = element(x.b, x.transpose_b, n, k, x.type);
+    for (int m = 0; m < 64; ++m)
+        for (int n = 0; n < x.n; ++n) {
+            float &sum = x.sum[m / 16 * 32 + m % 8 * 4 + n % 8 / 2][n / 8 * 4 + m % 16 / 8 * 2 + (n & 1)];
+            float s = x.add ? sum : 0.f;
+            for (int k = 0; k < 16; ++k) s += a[m][k] * b[n][k];
+            sum = s;
+        }
+}
+inline void execute_next(int group) {  // the first that is not done
+    for (Product &x : M->products[group])
+        if (!x.done) return execute(x), x.done = true, void();
+}
+__attribute__((noinline)) inline void issue(Product x, float *sum, const uint32_t *left) {
+    const int thread = M->thread, group = thread / 128;
+    Product &building = M->building[group];
+    x.group = M->fibres[thread].commits;
+    if (!M->warpgroup[group].arrived) building = x;
+    if (building.a != x.a || building.b != x.b || building.n != x.n || building.group != x.group) fail("a product differs in its warpgroup");
+    building.sum[thread % 128] = sum, building.left[thread % 128] = left;
+    building.known[thread / 32 % 4] = M->known[warp_index()];
+    if (left) memcpy(building.left_was[thread % 128], left, 16);
+    together(M->warpgroup[group], 128, "a product", [group] { M->products[group].push_back(M->building[group]); });
+}
+// All products of this warpgroup but those of the last `pending` commits are done
+__attribute__((noinline)) inline void await(int pending) {
+    const int group = M->thread / 128;
+    while (!M->products[group].empty() && M->products[group].front().group < M->fibres[M->thread].commits - pending) {
+        Product &x = M->products[group].front();
+        if (!x.done) execute(x);
+        check_reads(group, x);
+        M->products[group].pop_front();
+    }
+}
+
+// ---- mbarriers and TMA
+inline Mbarrier &mbarrier(uint32_t at) {
+    Mbarrier &x = M->mbarriers.at(at / 8);
+    if (!x.live) fail("an mbarrier that nobody made");
+    return x;
+}
+inline void complete(Mbarrier &x) {
+    if (x.pending || x.bytes) return;
+    x.released[x.phase] = x.known, x.phase ^= 1, x.pending = x.arrivals;
+}
+inline void arrive(Mbarrier &x) {
+    if (!x.pending) fail("more arrivals at an mbarrier than it expects");
+    const int who = warp_index();
+    x.known.join(M->known[who]), event(who);
+    --x.pending, complete(x);
+}
+inline void execute_copy(const Copy &c) {
+    const TokenMap &from = *c.from;
+    event(TMA);
+    Known tma = c.known;
+    tma.seen[TMA] = tma.published[TMA] = M->known[TMA].seen[TMA];
+    for (int row = 0; row < 16; ++row)
+        for (int column = 0; column < 64; column += 2) {
+            const int t = c.t + row;
+            const bool there = t >= 0 && t < from.T;
+            uint32_t x = 0, at = c.to + row * 128 + column * 2;
+            if (there) memcpy(&x, from.data + c.batch * from.stride[0] + t * from.stride[1] + c.head * from.stride[2] + column, 4);
+            at ^= (at >> 7 & 7) << 4;
+            on_write(TMA, tma, at);
+            memcpy(&M->shared[at], &x, 4);
+        }
+    Mbarrier &x = mbarrier(c.barrier);
+    x.known.join(tma), x.bytes -= 2048, complete(x);
+}
+
+// Runs the threads of one CTA; what went wrong, or ""
+inline std::string run(const std::array<int, 2> &block, unsigned seed, const std::function<void()> &body) {
+    Machine machine;
+    M = &machine;
+    M->block[0] = block[0], M->block[1] = block[1], M->chance.seed(seed);
+    for (int who = 0; who <= WARPS; ++who) M->known[who].seen[who] = 1;
+    static const std::function<void()> *thread_body;
+    thread_body = &body;
+    for (Fibre &fibre : M->fibres) {
+        getcontext(&fibre.context);
+        fibre.context.uc_stack.ss_sp = fibre.stack.get(), fibre.context.uc_stack.ss_size = STACK, fibre.context.uc_link = &M->main;
+        makecontext(&fibre.context, +[] { (*thread_body)(); M->fibres[M->thread].done = true; }, 0);
+    }
+    const auto chance = [](unsigned n) { return M->chance() % n == 0; };
+    int slow[WARPS] = {};  // of 8 rounds, how many a warp rests
+    for (long round = 0;; ++round) {
+        if (round % 64 == 0) for (int &x : slow) x = M->chance() % 8;
+        bool left = false, moved = false;
+        const int first = M->chance() % WARPS, lanes = chance(2) ? 31 : 0;
+        for (int k = 0; k < WARPS; ++k) {
+            const int warp = (5 * k + first) % WARPS;
+            const bool rests = int(M->chance() % 8) < slow[warp];
+            for (int lane = 0; lane < 32; ++lane) {
+                M->thread = 32 * warp + (lane ^ lanes);
+                Fibre &fibre = M->fibres[M->thread];
+                if (fibre.done) continue;
+                left = true;
+                if (fibre.blocked && !fibre.blocked()) continue;
+                moved = true;
+                if (rests) continue;
+                fibre.blocked = nullptr;
+                swapcontext(&M->main, &fibre.context);
+                if (!M->failure.empty()) return M->failure;
+            }
+        }
+        if (!left) return "";
+        for (int group = 0; group < WARPGROUPS; ++group)
+            if (chance(4)) M->thread = 128 * group, execute_next(group);
+        if (!M->copies.empty() && (chance(8) || !moved)) {
+            const size_t which = M->chance() % M->copies.size();
+            const Copy copy = M->copies[which];
+            M->copies.erase(M->copies.begin() + which);
+            execute_copy(copy), moved = true;
+        }
+        if (!moved) {
+            std::string waiting;
+            for (int warp = 0; warp < WARPS; ++warp)
+                if (!M->fibres[32 * warp].done) waiting += " " + std::to_string(warp);
+            return "deadlock: warps" + waiting + " wait for ever";
+        }
+    }
+}
+
+}  // namespace machine
