@@ -16,7 +16,7 @@ from typing import Any
 from bench.models.config import MambaConfig, TransformerConfig, TTTConfig
 from harness.case import Case
 from harness.work import Work
-from reports.profile_parts import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT
+from reports.profiles.parts import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ID_BYTES = 8

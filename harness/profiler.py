@@ -443,7 +443,7 @@ def profiled(device: str = "", units: int = 1, keep: Path | None = None) -> Iter
         with profiled(units=10) as found:
             for _ in range(10):
                 model(x)
-        print(reports.profile_words.sentences(found.region))
+        print(reports.profiles.words.sentences(found.region))
 
     device: "cuda" where there is a GPU, else "cpu". units: of work in the block. keep: where the trace is left, as
     .json.gz. Raises ProfileError where nothing ran.

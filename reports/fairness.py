@@ -33,14 +33,23 @@ class Model:
 def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
     """The models of all measured cases, those of one size together, in order of appearance.
 
-    Layers alone and cases without a timing are left out: they are in no comparison of models.
+    Layers alone and cases without a timing are left out: they are in no comparison of models. None where no record
+    says its parameters.
     """
-    timed = [record for record in records if record.status == "ok" and "parameters" in record.metrics]
+    timed = [each for each in records if each.status == "ok" and each.case.option("scope", "model") == "model"]
     models = list(dict.fromkeys(_model(record) for record in timed))
+    if all(model.parameters is None for model in models):
+        return []
     sizes = list(dict.fromkeys(model.size for model in models))
     return [
         judged for size in sizes for judged in _judged([model for model in models if model.size == size], catalogue)
     ]
+
+
+def unchecked(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
+    """The sentence that names the systems that do not say what they are; none where all do."""
+    silent = dict.fromkeys(catalogue.system_label(model.system) for model in models if model.parameters is None)
+    return [f"Not checked for equal terms, as its parameters are not recorded: {', '.join(silent)}."] if silent else []
 
 
 def _model(record: Record) -> Model:
@@ -49,7 +58,7 @@ def _model(record: Record) -> Model:
         case.system,
         case.backend,
         case.size,
-        _whole(record.metrics["parameters"]),
+        _whole(record.metrics.get("parameters")),
         _whole(record.metrics.get("vocabulary")),
         settings.get("weights_dtype", ""),
         _checked(record, "head_rows_per_prompt"),
@@ -78,7 +87,7 @@ def _ratio(a: int | None, b: int | None) -> float:
 
 def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> str:
     """What is wrong with a model among those of its size."""
-    found = []
+    found = ["not checked: its parameters are not recorded"] if model.parameters is None else []
     far = [other for other in models if _ratio(model.parameters, other.parameters) > PARAMETERS_LIMIT]
     if far:
         other = f"{catalogue.system_label(far[0].system)} ({catalogue.backend_label(far[0].backend)})"

@@ -8,7 +8,7 @@ from harness.record import Record
 
 Path = tuple[str, ...]
 
-_CHANGING = frozenset(("before", "after", "load_1m"))
+_CHANGING = frozenset(("before", "after", "load_1m", "others_share", "idle_share"))
 _UNITS = {"_bytes": ("GB", 1e9), "_mhz": ("MHz", 1), "_c": ("°C", 1), "_w": ("W", 1)}
 
 

@@ -18,8 +18,8 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
     Raises harness.record.RecordError where the run cannot be read, a system has no records, or `out` is something
     else than a page.
     """
-    from reports.html import render
-    from reports.profiles import section
+    from reports.page.html import render
+    from reports.profiles.section import section
 
     run = Run.open(run_folder)
     refuse_what_is_no_page(out, run_folder)

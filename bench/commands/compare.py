@@ -50,7 +50,7 @@ def ab(
     arguments: Sequence[str],
 ) -> None:
     """Measure two commits in turns into the runs OUT/old and OUT/new, and judge; exit status 1 for a regression."""
-    from reports.judge import LEAST_ROUNDS, MOST_ROUNDS
+    from reports.compare.judge import LEAST_ROUNDS, MOST_ROUNDS
 
     bar = None if fail_on is None else percentage(fail_on)
     if not LEAST_ROUNDS <= asked.repeats <= MOST_ROUNDS:
@@ -78,7 +78,7 @@ def ab(
 
 def percentage(text: str) -> float:
     """The share that `3%` says."""
-    from reports.judge import BAR
+    from reports.compare.judge import BAR
 
     try:
         value = float(text.removesuffix("%")) / 100 if text.endswith("%") else None
@@ -93,8 +93,8 @@ def percentage(text: str) -> float:
 
 def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> Any:
     """The comparison of two runs, shown; exit status 3 where they cannot be compared."""
-    from reports import compare as comparing
-    from reports import compare_views
+    from reports.compare import comparison as comparing
+    from reports.compare import views
     from reports.publish import refuse_what_is_no_page
 
     for folder in (a, b):
@@ -105,12 +105,12 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> Any:
     except comparing.NotComparable as error:
         print(f"ttt-bench: {error}", file=sys.stderr)
         sys.exit(NOT_COMPARABLE)
-    view = {"text": compare_views.text, "markdown": compare_views.markdown, "json": compare_views.to_json}[shown.fmt]
+    view = {"text": views.text, "markdown": views.markdown, "json": views.to_json}[shown.fmt]
     print(view(found), end="", flush=True)
     if shown.html:
         try:
             shown.html.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(shown.html, compare_views.page(found))
+            write_atomically(shown.html, views.page(found))
         except OSError as error:
             raise UserError(f"{shown.html}: cannot be written: {error.strerror}") from None
         print(f"wrote {shown.html}", file=sys.stderr)

@@ -12,7 +12,7 @@ from harness.profile_record import Profile
 from harness.profiler import WAYS, Profiler, choose
 from harness.run import SCHEMA_VERSION, TOOL, Job, Run, RunFile
 from harness.timer import Policy
-from reports.profile_words import agreement, recorded_ms, sentences
+from reports.profiles.words import agreement, recorded_ms, sentences
 
 CEILINGS = "bench.systems.ceilings:measured_ceilings"
 

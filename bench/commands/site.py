@@ -15,7 +15,7 @@ _LOOPBACK = "127.0.0.1"
 
 def site(runs: Sequence[Path], output: Path, url: str) -> None:
     """Write the site of `runs`, or bring it up to date."""
-    from reports.site import write_site
+    from reports.site.build import write_site
 
     try:
         built = write_site(runs, output, url)
@@ -30,7 +30,7 @@ def site(runs: Sequence[Path], output: Path, url: str) -> None:
 
 def preview(folder: Path, port: int) -> None:
     """Serve a site on the loopback address until it is interrupted."""
-    from reports.site_folder import refuse_what_is_no_site
+    from reports.site.folder import refuse_what_is_no_site
 
     refuse_what_is_no_site(folder)
     try:

@@ -12,8 +12,8 @@ import pytest
 from harness.profile_record import Profile
 from harness.profilers import ncu, nsys
 from harness.run import Run
-from reports.profile_parts import GAPS, HEAD, PRODUCTS, SCAN, TTT, parts
-from reports.profile_words import AGREES, recorded_ms
+from reports.profiles.parts import GAPS, HEAD, PRODUCTS, SCAN, TTT, parts
+from reports.profiles.words import AGREES, recorded_ms
 from reports.publish import write_report
 from tests.interpreter import DEVICE
 from tk_kernels.ttt_linear import ops

@@ -8,7 +8,7 @@ import pytest
 from synthetic_records import Made
 
 from harness.record import RecordError
-from reports.html import render
+from reports.page.html import render
 from reports.picture import chromium, chromium_path
 
 

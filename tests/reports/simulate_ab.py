@@ -1,6 +1,6 @@
 """Simulate `ttt-bench ab` on the noise of real runs, with a fixed seed: how often it cries wolf and what it finds.
 
-`python -m tests.reports.simulate_ab` prints the study that `reports/comparing.md` shows.
+`python -m tests.reports.simulate_ab` prints the study that `reports/compare/README.md` shows.
 
 The noise is that of 214 pairs of the same case in two runs of one H100, hours apart, with the same packages
 (`reports/results/` and its history; pairs more than 4% apart are left out, as the code between them had changed). All
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reports.compare import STORED_BAR
-from reports.judge import judge
+from reports.compare.comparison import STORED_BAR
+from reports.compare.judge import judge
 
 SYSTEM_SD = 0.0065  # of what all cases of a system in one process share
 CASE_SD = 0.003  # of a case beyond that, in the median

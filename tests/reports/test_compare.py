@@ -7,8 +7,8 @@ import pytest
 from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
 
 from harness.record import Record, RecordError
-from reports import compare_views
-from reports.compare import NotComparable, compare
+from reports.compare import views
+from reports.compare.comparison import NotComparable, compare
 
 AB = ("ab", "HEAD~1", "HEAD")
 
@@ -124,7 +124,7 @@ def test_what_differs_is_named_with_the_systems_it_is_true_of(tmp_path):
         "commit aaaaaaaaaa → bbbbbbbbbb with uncommitted changes",
         "torch 2.11 → 2.12 (transformer/torch)",
     ]
-    assert compare_views.text(found).index("differs: commit") < compare_views.text(found).index("verdict")
+    assert views.text(found).index("differs: commit") < views.text(found).index("verdict")
 
 
 def test_a_setting_that_varies_from_case_to_case_is_named_once(tmp_path):
@@ -149,7 +149,7 @@ def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):
         ("T=6", "only in B", False),
     ]
     assert (found.regressions, found.counts["lost"]) == (1, 1)
-    assert "only in A: ttt-linear/torch tiny forward B=2 T=4" in compare_views.text(found)
+    assert "only in A: ttt-linear/torch tiny forward B=2 T=4" in views.text(found)
 
 
 def test_few_samples_and_a_loaded_machine_are_named_and_not_judged(tmp_path):
@@ -177,8 +177,8 @@ def test_states_of_another_type_are_told_apart(tmp_path):
 @pytest.mark.parametrize("ms", [(0.0, 1.0), (1e-308, 1e308), (1e308, 1e-308)])
 def test_extreme_medians_are_no_traceback(tmp_path, ms):
     found = compare(*two(tmp_path, [timed(a_case(), ms[0], samples=1)], [timed(a_case(), ms[1], samples=1)]))
-    views = (compare_views.text, compare_views.markdown, compare_views.to_json, compare_views.page)
-    assert all(view(found) for view in views)
+    every = (views.text, views.markdown, views.to_json, views.page)
+    assert all(view(found) for view in every)
     assert bool(found.missing) == (ms[0] == 0)
 
 
@@ -193,7 +193,7 @@ def test_runs_without_a_case_in_common_or_without_timing(tmp_path):
 
 def test_json_holds_everything_unrounded(tmp_path):
     found = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 12)]), fail_on=0.1)
-    values = json.loads(compare_views.to_json(found))
+    values = json.loads(views.to_json(found))
     (case,) = values["cases"]
     assert (case["key"], case["verdict"], case["regressed"]) == (a_case().key, "slower", True)
     assert math.isclose(case["ratio"], 1.2)
@@ -203,7 +203,7 @@ def test_json_holds_everything_unrounded(tmp_path):
 def test_text_has_a_line_a_case_and_its_columns_stand_below_each_other(tmp_path):
     cases = [a_case(context) for context in (64, 1024)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], [timed(case, 123.456) for case in cases]))
-    lines = compare_views.text(found).splitlines()
+    lines = views.text(found).splitlines()
     head = next(line for line in lines if line.startswith("verdict"))
     rows = [line for line in lines if line.startswith("slower ")]
     assert len(rows) == 2
@@ -216,17 +216,17 @@ def test_no_view_lets_a_strangers_markup_through(tmp_path):
     case = a_case(options=(("name", evil),))
     environment = on_gpu(commit="<b>", software={"<i>": "1"})
     found = compare(*two(tmp_path, [timed(case, 10)], [timed(case, 10, environment), without(a_case(1), reason=evil)]))
-    assert "<script>" not in compare_views.page(found)
-    assert "&lt;script&gt;" in compare_views.page(found)
-    shown = compare_views.markdown(found)
+    assert "<script>" not in views.page(found)
+    assert "&lt;script&gt;" in views.page(found)
+    shown = views.markdown(found)
     assert not [line for line in shown.splitlines() if "<script>" in line.replace("\\<", "").replace("\\>", "")]
     rows = [line for line in shown.splitlines() if line.startswith("| ")]
-    assert {line.replace("\\|", "").count("|") for line in rows} == {len(compare_views.COLUMNS) + 1}
+    assert {line.replace("\\|", "").count("|") for line in rows} == {len(views.COLUMNS) + 1}
 
 
 def test_a_page_shows_each_case_and_what_is_missing(tmp_path):
     cases = [a_case(context) for context in (1, 2)]
-    page = compare_views.page(compare(*two(tmp_path, [timed(c, 10) for c in cases], [timed(cases[0], 12)])))
+    page = views.page(compare(*two(tmp_path, [timed(c, 10) for c in cases], [timed(cases[0], 12)])))
     assert page.count("<svg") == 1
     assert "only in A: ttt-linear/torch" in page
     assert "http" not in page.replace("http-equiv", "")

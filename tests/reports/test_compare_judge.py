@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from reports.judge import BAR, judge
+from reports.compare.judge import BAR, judge
 from tests.reports.simulate_ab import RECORDED_QUANTILES, Noise, a_single_case, stored_wolf, study, two_runs
 
 QUIET = [[0.001, -0.002, 0.0, 0.001, -0.001]] * 9

@@ -7,7 +7,7 @@ from harness.profile_record import Profile
 from harness.profile_region import Counters, Kernel, Range, RangeKernel, Region, Timeline
 from harness.record import Record
 from harness.work import Work
-from reports.profile_parts import (
+from reports.profiles.parts import (
     EDGES,
     GAPS,
     HEAD,
@@ -20,7 +20,7 @@ from reports.profile_parts import (
     part_of,
     parts,
 )
-from reports.profile_words import agreement, bound_of, recorded_ms, sentences, short, waits
+from reports.profiles.words import agreement, bound_of, recorded_ms, sentences, short, waits
 
 CEILINGS: dict[str, float | None] = {"copy_gbs": 3000.0, "product_tflops": 600.0}
 

@@ -17,9 +17,9 @@ from harness.record import Record
 from harness.run import Job, Planned, Run, RunFile
 from harness.timer import Policy
 from harness.work import Work
-from reports.html import render
-from reports.profile_drawing import NAMED, roofline, timeline, unplaced
-from reports.profiles import compared, script, section, style
+from reports.page.html import render
+from reports.profiles.drawing import NAMED, roofline, timeline, unplaced
+from reports.profiles.section import compared, script, section, style
 from reports.publish import write_report
 
 CATALOGUE = Catalogue(

@@ -12,7 +12,7 @@ from harness.case import Case
 from harness.record import RecordError
 from harness.run import SCHEMA_VERSION
 from reports import write_report, write_table
-from reports.html import render
+from reports.page.html import render
 
 BOTH_AXES = """() => [...document.querySelectorAll("figure")].map(figure => ["x", "y"].map(
   axis => figure.querySelectorAll(`.${axis}axislayer-above .${axis}tick`).length))"""

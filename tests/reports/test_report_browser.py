@@ -12,7 +12,7 @@ import synthetic_records as synthetic
 
 from harness.case import Case
 from harness.record import RecordError
-from reports.figures import figures
+from reports.page.figures import figures
 from reports.picture import take, write_picture
 
 PAPER = synthetic.paper()

@@ -7,9 +7,9 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from reports.lines import TONES
+from reports.page.lines import TONES
 
-STYLE = files("reports").joinpath("style.css").read_text("utf-8")
+STYLE = files("reports.page").joinpath("style.css").read_text("utf-8")
 LEAST = 15  # CIEDE2000
 LEAST_LIGHTNESS = 7  # L*, of the first four
 # Machado, Oliveira and Fernandes 2009, severity 1, in linear light.

@@ -5,8 +5,8 @@ import pytest
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.record import Record
-from reports.fairness import fairness
-from reports.html import render
+from reports.fairness import fairness, unchecked
+from reports.page.html import render
 
 
 def record(system, parameters=1_000_000, status="ok", size="1.3b", metrics=None, head=1.0, **settings):
@@ -43,6 +43,17 @@ def test_models_alike_are_one_row_each():
 )
 def test_what_sets_a_model_apart_is_said(other, said):
     assert unlike(record("a"), other)["b"] == said
+
+
+def test_a_model_that_does_not_say_its_size_is_named():
+    silent = record("b")
+    del silent.metrics["parameters"]
+    assert unlike(record("a"), silent)["b"] == "not checked: its parameters are not recorded"
+    assert unlike(record("a"), silent)["a"] == ""
+    models = fairness([record("a"), silent], Catalogue())
+    assert unchecked(models, Catalogue()) == ["Not checked for equal terms, as its parameters are not recorded: b."]
+    assert "Not checked for equal terms" in render([record("a"), silent], Catalogue())
+    assert "Not checked for equal terms" not in render([record("a"), record("b")], Catalogue())
 
 
 def test_sizes_are_compared_among_themselves():

@@ -4,7 +4,7 @@ import synthetic_records as synthetic
 
 from harness.case import Case
 from reports.fidelity import fidelity
-from reports.html import render
+from reports.page.html import render
 
 
 def test_each_compared_case_is_a_row_and_no_other_is():

@@ -5,7 +5,7 @@ import synthetic_records as synthetic
 
 from harness.case import Case
 from harness.catalogue import Catalogue
-from reports.figures import figures
+from reports.page.figures import figures
 from reports.stats import frame
 
 PAPER = synthetic.paper()

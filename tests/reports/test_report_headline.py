@@ -6,9 +6,9 @@ import pytest
 import synthetic_records as synthetic
 
 from harness.case import Case
-from reports.figures import figures
-from reports.headline import MOST, headline, small_models
-from reports.html import render
+from reports.page.figures import figures
+from reports.page.headline import MOST, headline, small_models
+from reports.page.html import render
 
 FAST, SLOW = ("ttt-linear", "thunderkittens"), ("transformer", "vllm")
 STEPPING = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-ssm"}
@@ -42,6 +42,10 @@ def test_who_is_fastest_everywhere_and_by_how_much():
     assert winners({2048: 9.0, 8192: 30.0}, {2048: 5.0, 8192: 10.0}).startswith(
         "Forward latency per token: Transformer is fastest at every context tried (2k to 8k); at 8k it takes 10 µs, 3 "
     )
+
+
+def test_no_sentence_is_empty():
+    assert all(sentence.strip() for sentence in said(*forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW)))
 
 
 def test_where_lines_cross():

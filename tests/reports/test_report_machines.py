@@ -21,6 +21,13 @@ def test_readings_span_all_records_of_a_machine():
     assert (machine.records, machine.systems) == (2, [("mamba", "torch"), ("ttt-mlp", "torch")])
 
 
+def test_how_busy_others_were_is_a_reading():
+    loads = [record(cpu={"cores": 2, "others_share": share, "idle_share": 0.1}) for share in (0.2, 0.8)]
+    [machine] = machines(loads)
+    assert machine.records == 2
+    assert machine.readings["cpu others share"] == "0.2 to 0.8"
+
+
 def test_another_version_or_commit_is_another_machine():
     found = machines(
         [

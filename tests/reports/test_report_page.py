@@ -14,7 +14,7 @@ import synthetic_records as synthetic
 from harness.case import Case
 from harness.record import RecordError
 from reports import write_report
-from reports.html import embedded_json, failures, render
+from reports.page.html import embedded_json, failures, render
 
 H100 = Path(__file__).parents[2] / "reports" / "results" / "h100-2026-11-21"
 PAPER, HOSTILE = synthetic.paper(), synthetic.hostile()

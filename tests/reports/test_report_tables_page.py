@@ -5,8 +5,8 @@ import pytest
 import synthetic_records as synthetic
 
 from harness.case import Case
-from reports.figures import figures
-from reports.html import render
+from reports.page.figures import figures
+from reports.page.html import render
 
 PAPER = synthetic.paper()
 TABLE = PAPER.table

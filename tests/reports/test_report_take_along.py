@@ -12,7 +12,7 @@ import pytest
 import synthetic_records as synthetic
 
 from harness.case import Case
-from reports.citation import citation
+from reports.page.citation import citation
 
 STATE = """number => {
   const figure = document.querySelector(`#figure-${number}`);

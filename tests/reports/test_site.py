@@ -17,12 +17,12 @@ from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
 
 from harness.record import RecordError
 from harness.run import Run
-from reports import site, site_pages, site_run
-from reports.compare import compare
+from reports.compare.comparison import compare
 from reports.publish import write_table
-from reports.site import NO_FEED, NO_PARQUET, write_site
-from reports.site_folder import MARKER
-from reports.site_run import read_held, run_id, slug
+from reports.site import build, entry, pages
+from reports.site.build import NO_FEED, NO_PARQUET, write_site
+from reports.site.entry import read_held, run_id, slug
+from reports.site.folder import MARKER
 
 URL = "https://example.org/bench"
 
@@ -97,7 +97,7 @@ def test_a_shared_file_removed_by_hand_is_written_again_and_no_run_is(two_runs, 
 
 def test_another_version_of_the_program_draws_every_run_again(two_runs, tmp_path, monkeypatch):
     write_site(two_runs, tmp_path / "site")
-    monkeypatch.setattr(site, "_program", lambda: "another")
+    monkeypatch.setattr(build, "_program", lambda: "another")
     assert write_site(two_runs, tmp_path / "site").drawn == 2
 
 
@@ -127,7 +127,7 @@ def test_a_run_that_is_left_out_disappears_with_its_files(two_runs, tmp_path):
 def test_a_build_that_was_cut_off_is_finished_by_the_next(two_runs, tmp_path, monkeypatch):
     out = tmp_path / "site"
     with monkeypatch.context() as broken:
-        broken.setattr(site, "shared_files", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        broken.setattr(build, "shared_files", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space"):
             write_site(two_runs, out)
     assert write_site(two_runs, out).drawn == 2
@@ -325,7 +325,7 @@ def test_an_option_of_several_types_is_words_in_parquet(tmp_path):
 def test_without_pyarrow_parquet_is_left_out_and_said(two_runs, tmp_path, monkeypatch):
     out = tmp_path / "site"
     assert NO_PARQUET not in write_site(two_runs, out).notes
-    for module in (site, site_run):
+    for module in (build, entry):
         monkeypatch.setattr(module, "has_parquet", lambda: False)
     built = write_site(two_runs, out)
     assert NO_PARQUET in built.notes
@@ -419,7 +419,7 @@ def test_what_a_site_keeps_of_a_run_is_what_compare_needs(tmp_path):
 
 
 def test_long_lists_of_changes_are_cut_and_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(site_pages, "_CHANGES_SHOWN", 2)
+    monkeypatch.setattr(pages, "_CHANGES_SHOWN", 2)
     runs = [nightly(tmp_path, day, 10 + 5 * (day % 2)) for day in range(5)]
     write_site(runs, tmp_path / "site")
     text = only(tmp_path / "site", "over-time/ttt-linear-*.html").read_text()

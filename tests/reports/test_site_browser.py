@@ -9,9 +9,9 @@ from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
 
 from harness.record import RecordError
 from harness.run import Run
-from reports import compare_views
-from reports.compare import Comparison, compare
-from reports.site import write_site
+from reports.compare import views
+from reports.compare.comparison import Comparison, compare
+from reports.site.build import write_site
 
 PHONE = {"width": 390, "height": 844}
 COMPARED = """() => {
@@ -169,12 +169,12 @@ def test_the_site_says_of_two_runs_what_compare_says(browser, site, runs, a, b):
     assert said["verdict"] == ", ".join(f"{count} {verdict}" for verdict, count in found.counts.items())
     assert [list(map(as_number, row)) for row in said["rows"]] == [list(map(as_number, row)) for row in cells_of(found)]
     assert said["differs"] == ([each.sentence for each in found.differences] or ["Nothing that was recorded."])
-    assert said["missing"] == compare_views._without(found)
+    assert said["missing"] == views._without(found)
     assert said["sides"] == [[side.name, side.commit, side.device, side.measured] for side in (found.a, found.b)]
 
 
 def cells_of(found: Comparison):
-    return [compare_views._cells(row) for row in found.rows]
+    return [views._cells(row) for row in found.rows]
 
 
 def as_number(text):

@@ -36,7 +36,7 @@ from harness.cuda_clock import input_sets, l2_bytes
 from harness.gate import Check, Verdict, relative_error
 from harness.system import Input, Skip, Workload
 from harness.work import Work
-from reports.profile_parts import TTT
+from reports.profiles.parts import TTT
 from tk_kernels.build import Built
 from tk_kernels.build import build as build_kernel
 from tk_kernels.build.parallel import compile_all

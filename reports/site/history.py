@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from reports.compare import Pair, differences, judged_stored
-from reports.compare_side import CaseSide
-from reports.judge import Judged
-from reports.site_run import Entry, Held, moment, system_id
+from reports.compare.comparison import Pair, differences, judged_stored
+from reports.compare.judge import Judged
+from reports.compare.side import CaseSide
+from reports.site.entry import Entry, Held, moment, system_id
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from itertools import groupby
 import pandas as pd
 
 from harness.catalogue import Catalogue, ClaimEntry
-from reports.figures import Figure
-from reports.lines import Line
+from reports.page.figures import Figure
+from reports.page.lines import Line
 from reports.stats import CACHE_FULL, MACHINE_COLUMNS, MARKS
 
 LEVEL = 0.05  # two numbers of one run that differ by less are called level: a run on another day differs by 2 to 3%
@@ -30,7 +30,7 @@ def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure
     curves = [figure for figure in answering if not figure.best]
     sentences = [
         *(_winners(table, catalogue, figure) for figure in curves[:2]),
-        " ".join(_claims(table, catalogue, curves)),
+        " ".join(filter(None, _claims(table, catalogue, curves))),
         " ".join(filter(None, (_best(table, catalogue, figure) for figure in answering if figure.best))),
         _unfit(table, catalogue, answering),
         _lost(table),

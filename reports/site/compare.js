@@ -1,4 +1,4 @@
-/* What does `ttt-bench compare` say of two stored runs? Medians, intervals and facts come from reports/compare_side.py;
+/* What does `ttt-bench compare` say of two stored runs? Medians, intervals and facts come from reports/compare/side.py;
    pairs, ratios and verdicts are those of reports/compare.py. */
 
 const { rules, runs } = JSON.parse(document.getElementById("page-data").textContent);

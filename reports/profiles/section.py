@@ -14,11 +14,11 @@ from markupsafe import Markup
 from harness.profile_record import Profile
 from harness.profile_region import Kernel
 from harness.run import Run
-from reports.profile_drawing import NAMED, drawing, rates, unplaced
-from reports.profile_parts import LABELS, Part, kernel_floor_us, kernel_parts, parts
-from reports.profile_words import agreement, recorded_ms, roofs, sentences, short, waits
+from reports.profiles.drawing import NAMED, drawing, rates, unplaced
+from reports.profiles.parts import LABELS, Part, kernel_floor_us, kernel_parts, parts
+from reports.profiles.words import agreement, recorded_ms, roofs, sentences, short, waits
 
-SCRIPTS = ("profiles.js", "profile_roofline.js", "profile_timeline.js", "profile_links.js", "profile_start.js")
+SCRIPTS = ("section.js", "roofline.js", "timeline.js", "links.js", "start.js")
 _BAR = 1000.0  # units of a bar's width
 _NAME_LIMIT = 120  # characters of a kernel's full name in the page
 
@@ -82,10 +82,10 @@ def section(run: Run) -> Section:
         return Section(None)
     recorded = recorded_ms(run.records())
     groups = [(title, _shown(run, group, recorded)) for title, group in _groups(good).items()]
-    environment = Environment(loader=PackageLoader("reports", "."), autoescape=True, undefined=StrictUndefined)
+    environment = Environment(loader=PackageLoader("reports.profiles", "."), autoescape=True, undefined=StrictUndefined)
     environment.globals["compared"] = compared
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    html = environment.get_template("profiles.html.j2").render(
+    html = environment.get_template("section.html.j2").render(
         groups=groups,
         labels=LABELS,
         columns=COLUMNS,
@@ -104,13 +104,13 @@ def compared(shown: Shown, group: Iterable[Shown]) -> Shown | None:
 
 def script() -> str:
     """The section's script; its names are its own."""
-    sources = "\n".join(files("reports").joinpath(name).read_text("utf-8") for name in SCRIPTS)
+    sources = "\n".join(files("reports.profiles").joinpath(name).read_text("utf-8") for name in SCRIPTS)
     return f"{{\n{sources}}}\n"
 
 
 def style() -> str:
     """The section's style, which takes its colours from the page's variables."""
-    return files("reports").joinpath("profiles.css").read_text("utf-8")
+    return files("reports.profiles").joinpath("section.css").read_text("utf-8")
 
 
 # Of the table of kernels: (name in a row, heading, whether it is a number, digits)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from harness.catalogue import Catalogue, ClaimEntry, FigureEntry, MetricEntry
 from harness.interval import FEWEST
-from reports.lines import Line, Looks, Panel, forms_of, sortable
+from reports.page.lines import Line, Looks, Panel, forms_of, sortable
 from reports.stats import MACHINE_COLUMNS, NOTES, option_columns
 
 WIDE_RANGE = 30  # largest over smallest value of a figure, from which its first choice of axis is logarithmic

@@ -5,15 +5,15 @@ from typing import Any
 
 from harness.profile_record import Profile
 from harness.profile_region import Kernel, Region
-from reports.profile_parts import LABELS, kernel_parts, launch_parts, parts, work_of
-from reports.profile_words import short
+from reports.profiles.parts import LABELS, kernel_parts, launch_parts, parts, work_of
+from reports.profiles.words import short
 
 NAMED = 100  # kernels of a case that have a name in the page; the rest are told together
 _LISTED = 5  # kernels without a point that are named
 
 
 def drawing(profile: Profile) -> dict[str, Any]:
-    """What `profiles.js` draws.
+    """What `section.js` draws.
 
     kernels: the part of each that has a row, and so its name, in the page's table. roofline, timeline: see the
     functions; no timeline where no profiler told the times of single launches.

@@ -19,19 +19,20 @@ from plotly.offline import get_plotlyjs
 from harness.catalogue import Catalogue
 from harness.interval import FEWEST
 from harness.record import Record
-from reports.citation import citation
-from reports.fairness import fairness
+from reports.fairness import fairness, unchecked
 from reports.fidelity import fidelity
-from reports.figures import Figure, axis_title, days, figures
-from reports.headline import described, headline, small_models
-from reports.lines import system_looks
 from reports.machines import machines
-from reports.profiles import Section
-from reports.profiles import script as profile_script
-from reports.profiles import style as profile_style
+from reports.page.citation import citation
+from reports.page.figures import Figure, axis_title, days, figures
+from reports.page.headline import described, headline, small_models
+from reports.page.lines import system_looks
+from reports.profiles.section import Section
+from reports.profiles.section import script as profile_script
+from reports.profiles.section import style as profile_style
 from reports.roofline import RATE_COLUMNS
 from reports.stats import (
     CASE_COLUMNS,
+    LOADED,
     MARKS,
     NOTES,
     OUTCOME_COLUMNS,
@@ -138,6 +139,7 @@ def render(
     }
     program = "\n".join(['"use strict";', *map(_source, PROGRAM), *([profile_script()] if profiled else [])])
     loader = _source("load.js")
+    found, models = headline(table, catalogue, drawn), fairness(records, catalogue)
     return _template().render(
         label=LABELS.get,
         system_label=catalogue.system_label,
@@ -145,7 +147,7 @@ def render(
         title=title or TITLE,
         meta=_meta(table),
         notice=small_models(table, (str(record.environment.get("device_kind")) for record in records)),
-        findings=headline(table, catalogue, drawn),
+        findings=[*found[:1], *unchecked(models, catalogue), *found[1:]],
         descriptions=[described(table, catalogue, figure) for figure in drawn],
         citation=citation(title or TITLE, table),
         facts=_facts(records, table),
@@ -155,7 +157,7 @@ def render(
         same=same,
         failures=data["failures"],
         statuses=STATUS_MEANINGS,
-        fairness=fairness(records, catalogue),
+        fairness=models,
         fidelity=fidelity(records),
         machines=machines(records),
         data=embedded_json(data),
@@ -178,7 +180,7 @@ def _profiled_rows(records: list[Record], profiled: Section | None) -> dict[int,
 
 @cache
 def _template() -> Template:
-    environment = Environment(loader=PackageLoader("reports", "."), autoescape=True, undefined=StrictUndefined)
+    environment = Environment(loader=PackageLoader("reports.page", "."), autoescape=True, undefined=StrictUndefined)
     return environment.get_template("page.html.j2")
 
 
@@ -301,7 +303,7 @@ def packed(text: str) -> Markup:
 
 
 def _source(name: str) -> str:
-    return files("reports").joinpath(name).read_text("utf-8")
+    return files("reports.page").joinpath(name).read_text("utf-8")
 
 
 def _hash(script: str) -> str:
@@ -345,7 +347,9 @@ def _meta(table: pd.DataFrame) -> str:
     commits = table["commit"].replace("", None).nunique()
     by = f"{commits} commits" if commits > 1 else f"commit {_commits(table)}"
     few = int(((table["status"] == "ok") & (table["samples"] < FEWEST)).sum())
+    loaded = sum(LOADED in str(marks) for marks in table.get(MARKS, ()))
     doubtful = [f"{few} of them in fewer than {FEWEST} samples"] if few else []
+    doubtful += [f"{loaded} beside other programs"] if loaded else []
     return " · ".join([devices, _dates(table), by, f"{measured} of {len(table)} cases measured", *doubtful])
 
 

@@ -8,21 +8,22 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness.interval import FEWEST
-from reports.compare import BETWEEN_RUNS, LOG_LIMIT, NAMED, STORED_BAR, VERDICTS
-from reports.compare_views import COLUMNS, SCALE, STORED_MEANING, WIDTH
-from reports.html import embedded_json
-from reports.site_feed import feed
-from reports.site_history import History
-from reports.site_run import PLOTLY, Entry
+from reports.compare.comparison import BETWEEN_RUNS, LOG_LIMIT, NAMED, STORED_BAR, VERDICTS
+from reports.compare.views import COLUMNS, SCALE, STORED_MEANING, WIDTH
+from reports.page.html import embedded_json
+from reports.site.entry import PLOTLY, Entry
+from reports.site.feed import feed
+from reports.site.history import History
 
-_SCRIPTS = {"site.js": "site_index.js", "compare.js": "site_compare.js", "over-time.js": "site_history.js"}
+_SCRIPTS = {"site.js": "index.js", "compare.js": "compare.js", "over-time.js": "history.js"}
 _CHANGES_SHOWN = 200
 
 
 def shared_files(entries: Sequence[Entry], histories: Sequence[History], url: str) -> dict[str, str]:
     """Their texts by their path in the site. entries: the newest first; url: "" for no feed."""
-    found = {f"assets/{name}": _source("table.js") + _source(source) for name, source in _SCRIPTS.items()}
-    found["assets/site.css"] = _source("style.css") + _source("site.css")
+    table = _source("table.js", "reports.page")
+    found = {f"assets/{name}": table + _source(source) for name, source in _SCRIPTS.items()}
+    found["assets/site.css"] = _source("style.css", "reports.page") + _source("site.css")
     found["index.html"] = _index(entries, histories, bool(url))
     found["compare.html"] = _compare(entries)
     found |= {history.page: _over_time(history, entries) for history in histories}
@@ -32,7 +33,7 @@ def shared_files(entries: Sequence[Entry], histories: Sequence[History], url: st
 @cache
 def _environment() -> Environment:
     return Environment(
-        loader=PackageLoader("reports", "."),
+        loader=PackageLoader("reports.site", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -40,8 +41,8 @@ def _environment() -> Environment:
     )
 
 
-def _source(name: str) -> str:
-    return files("reports").joinpath(name).read_text("utf-8")
+def _source(name: str, package: str = "reports.site") -> str:
+    return files(package).joinpath(name).read_text("utf-8")
 
 
 def _drawn(template: str, up: str = "", **values: Any) -> str:
@@ -52,7 +53,7 @@ def _drawn(template: str, up: str = "", **values: Any) -> str:
 def _index(entries: Sequence[Entry], histories: Sequence[History], has_feed: bool) -> str:
     days = sorted(entry.day for entry in entries if entry.day)
     return _drawn(
-        "site_index.html.j2",
+        "index.html.j2",
         entries=entries,
         histories=histories,
         has_feed=has_feed,
@@ -80,7 +81,7 @@ def _compare(entries: Sequence[Entry]) -> str:
         {"id": entry.id, "words": " · ".join(filter(None, [entry.name, entry.day, *entry.devices, short(entry)]))}
         for entry in entries
     ]
-    return _drawn("site_compare.html.j2", data=embedded_json({"rules": rules, "runs": runs}))
+    return _drawn("compare.html.j2", data=embedded_json({"rules": rules, "runs": runs}))
 
 
 def _over_time(history: History, entries: Sequence[Entry]) -> str:
@@ -88,7 +89,7 @@ def _over_time(history: History, entries: Sequence[Entry]) -> str:
     data = history.to_dict() | {"names": names}
     changes = history.changes
     return _drawn(
-        "site_history.html.j2",
+        "history.html.j2",
         up="../",
         history=history,
         names=names,

@@ -7,8 +7,8 @@ from importlib.resources import files
 from typing import Any
 
 from harness.reason import printable
-from reports.compare import STORED_BAR, Comparison, Row
-from reports.judge import BAR, SAME
+from reports.compare.comparison import STORED_BAR, Comparison, Row
+from reports.compare.judge import BAR, SAME
 
 COLUMNS = ("verdict", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
 STORED_MEANING = (
@@ -66,10 +66,10 @@ def page(comparison: Comparison) -> str:
     """One HTML page with everything in it."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(loader=PackageLoader("reports", "."), autoescape=True, undefined=StrictUndefined)
+    environment = Environment(loader=PackageLoader("reports.compare", "."), autoescape=True, undefined=StrictUndefined)
     reach = _reach(comparison.rows)
     return environment.get_template("compare.html.j2").render(
-        style=files("reports").joinpath("style.css").read_text("utf-8"),
+        style=files("reports.page").joinpath("style.css").read_text("utf-8"),
         comparison=comparison,
         columns=COLUMNS,
         rows=[(row, _cells(row), _plot(row, reach)) for row in comparison.rows],

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 from harness.record import RecordError
-from reports.site_run import Entry
+from reports.site.entry import Entry
 
 _ATOM = "http://www.w3.org/2005/Atom"
 _MOST = 50  # entries, the newest

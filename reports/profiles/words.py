@@ -6,7 +6,7 @@ from statistics import median
 from harness.profile_record import Profile
 from harness.profile_region import Counters, Kernel, Region
 from harness.record import Record
-from reports.profile_parts import GAPS, LABELS, parts
+from reports.profiles.parts import GAPS, LABELS, parts
 
 HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds
 AGREES = 0.03  # of a record's latency, within which the sum of kernels and gaps is to be

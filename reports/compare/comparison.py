@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from harness.interval import FEWEST
 from harness.record import RecordError
 from harness.run import Run
-from reports.compare_side import CaseSide, Side, case_sides, run_side
-from reports.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
+from reports.compare.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
+from reports.compare.side import CaseSide, Side, case_sides, run_side
 
 STORED_BAR = 0.05  # two stored runs are not judged below it: the same case has differed by up to 2.6%
 BETWEEN_RUNS = 0.02  # within which 95% of cases lie in two runs of the same commit

@@ -20,12 +20,12 @@ from typing import Any
 from harness.files import write_atomically
 from harness.record import RecordError
 from harness.run import Run, RunError
-from reports.html import plotly_source
-from reports.site_feed import checked_url
-from reports.site_folder import FOLDERS, MARKER, marker_text, read_marker, refuse_what_belongs_to_others
-from reports.site_history import histories
-from reports.site_pages import shared_files
-from reports.site_run import ID, PLOTLY, Entry, Held, files_of, has_parquet, read_held, run_digest
+from reports.page.html import plotly_source
+from reports.site.entry import ID, PLOTLY, Entry, Held, files_of, has_parquet, read_held, run_digest
+from reports.site.feed import checked_url
+from reports.site.folder import FOLDERS, MARKER, marker_text, read_marker, refuse_what_belongs_to_others
+from reports.site.history import histories
+from reports.site.pages import shared_files
 
 NO_PARQUET = "Parquet is left out of the downloads: pip install 'ttt-bench[site]'"
 NO_FEED = "the Atom feed is left out: it needs --url, where the site will be"
@@ -136,8 +136,8 @@ def _program() -> str:
     """A digest of all that decides how a run is drawn."""
     total = hashlib.sha256()
     for package in ("harness", "reports"):
-        for source in sorted(files(package).iterdir(), key=lambda each: each.name):
-            if source.name.endswith((".py", ".j2", ".js", ".css")):
+        for source in sorted(Path(str(files(package))).rglob("*")):
+            if source.suffix in (".py", ".j2", ".js", ".css"):
                 total.update(f"\n{source.name}\n".encode() + source.read_bytes())
     packages = ["jinja2", "numpy", "pandas", "plotly", *(["pyarrow"] if has_parquet() else [])]
     total.update(" ".join(f"{name} {version(name)}" for name in packages).encode())

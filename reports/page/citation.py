@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pandas as pd
 
-from reports.figures import days
+from reports.page.figures import days
 
 _SPECIAL = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
 _SPECIAL["^"] = r"\textasciicircum{}"

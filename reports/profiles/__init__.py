@@ -1,0 +1,1 @@
+"""The section on profiles: what bounds each profiled case."""

@@ -1,0 +1,1 @@
+"""A static site of many runs."""
