@@ -116,7 +116,6 @@ class Record:
             return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
 
     def _values(self) -> dict[str, Any]:
-        self.validate()
         rest = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "case"}
         return {"schema": SCHEMA_VERSION, "case": self.case.to_dict(), **rest}
 

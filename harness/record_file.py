@@ -55,7 +55,8 @@ class RecordFile:
             self._fd = None
 
     def append(self, record: Record) -> None:
-        """Write one whole line and wait until it is on the disk."""
+        """Write one whole line and wait until it is on the disk; RecordError for a record that was spoiled since."""
+        record.validate()
         line = (record.to_json() + "\n").encode()
         if self._fd is None:
             with self:
