@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from tk_kernels import build
-from tk_kernels.build import cache, thunderkittens
+from tk_kernels.build import cache, compiler, thunderkittens
 from tk_kernels.build.modules import missing_to_compile
 
 NAME = "ttt_linear/forward_sm90"
@@ -56,6 +56,7 @@ def machine(tmp_path, monkeypatch):
         def without_nvcc(self):
             monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
             monkeypatch.setattr(shutil, "which", lambda tool: None)
+            monkeypatch.setattr(compiler, "DEFAULT_NVCC", tmp_path / "none" / "nvcc")
 
         def times_compiled(self):
             return len(self.calls.read_text().splitlines()) if self.calls.exists() else 0
@@ -212,6 +213,21 @@ def test_a_damaged_build_is_made_again(machine, damage):
 def test_unknown_kernel_is_named():
     with pytest.raises(build.BuildError, match=r"ttt_cubic/forward\.cu"):
         build.build("ttt_cubic/forward")
+
+
+def test_nvcc_is_found_in_cuda_home_then_on_the_path_then_where_cuda_installs_it(monkeypatch, tmp_path):
+    found = [tmp_path / name / "bin" / "nvcc" for name in ("home", "path", "default")]
+    for file in found:
+        file.parent.mkdir(parents=True)
+        file.write_text("")
+        file.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", str(tmp_path / "path" / "bin"))
+    monkeypatch.setattr(compiler, "DEFAULT_NVCC", found[2])
+    for file in found:
+        assert build.find_nvcc() == file
+        file.unlink()
+    assert build.find_nvcc() is None
 
 
 def test_no_gpu_is_a_reason(machine, monkeypatch):

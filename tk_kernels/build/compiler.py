@@ -17,6 +17,7 @@ from tk_kernels.build.errors import BuildError, os_errors
 from tk_kernels.build.thunderkittens import find_thunderkittens
 
 ARCHITECTURE = "90a"
+DEFAULT_NVCC = Path("/usr/local/cuda/bin/nvcc")  # where the CUDA toolkit installs it; often not on the path
 FLAGS = (
     "-std=c++20",
     "-O3",
@@ -48,12 +49,14 @@ class KernelResources:
 
 
 def find_nvcc() -> Path | None:
-    """The nvcc of `CUDA_HOME`, else the first on the path, else None."""
+    """The nvcc of `CUDA_HOME`, else the first on the path, else `DEFAULT_NVCC`, else None."""
     home = os.environ.get("CUDA_HOME")
     if home and (Path(home) / "bin" / "nvcc").is_file():
         return Path(home) / "bin" / "nvcc"
     found = shutil.which("nvcc")
-    return Path(found) if found else None
+    if found:
+        return Path(found)
+    return DEFAULT_NVCC if DEFAULT_NVCC.is_file() else None
 
 
 def compiler_version(nvcc: Path | None) -> str | None:
