@@ -12,11 +12,18 @@ from typing import Any, ClassVar, Literal
 from harness.case import Scalar
 
 FORBID_EXTRA = {"extra": "forbid", "strict": True}
+# What pages can draw.
+TONES = 8  # colours, numbered from 0
+MARKERS = ("circle", "square", "diamond", "triangle-up", "pentagon", "triangle-down", "star")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 @dataclass(frozen=True)
 class SystemEntry:
-    """A system as it is drawn. tone: index of its colour; family: what it is one of, such as "TTT"."""
+    """A system as it is drawn; family: what it is one of, such as "TTT".
+
+    tone: index of its colour, below `TONES`; marker: one of `MARKERS`. ValueError otherwise, as no page can draw it.
+    """
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
 
@@ -26,16 +33,24 @@ class SystemEntry:
     tone: int
     marker: str
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.tone < TONES:
+            raise ValueError(f"catalogue: system {self.name!r}: tone is {self.tone}, must be from 0 to {TONES - 1}")
+        _refuse_unknown(f"system {self.name!r}: marker", self.marker, MARKERS)
+
 
 @dataclass(frozen=True)
 class BackendEntry:
-    """What runs a system, and the dash of its lines."""
+    """What runs a system, and the dash of its lines: one of `DASHES`, ValueError otherwise."""
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
 
     name: str
     label: str
     dash: str
+
+    def __post_init__(self) -> None:
+        _refuse_unknown(f"backend {self.name!r}: dash", self.dash, DASHES)
 
 
 @dataclass(frozen=True)
@@ -184,6 +199,11 @@ class Catalogue:
     def suites_of(self, key: str) -> list[str]:
         """The names of the suites that a case belongs to."""
         return [suite.name for suite in self.suites if key in suite.cases]
+
+
+def _refuse_unknown(where: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"catalogue: {where} is {value!r}, must be one of {', '.join(known)}")
 
 
 def _refuse_repetition(kind: str, names: Iterable[str]) -> None:

@@ -44,7 +44,11 @@ class Adapter:
 
 @dataclass(frozen=True)
 class System:
-    """A system as it is called and drawn, and what runs it. tone: index of its colour."""
+    """A system as it is called and drawn, and what runs it.
+
+    tone: index of its colour, 0 to 7. marker: circle, square, diamond, triangle-up, pentagon, triangle-down or star
+    (`harness.catalogue.MARKERS`).
+    """
 
     name: str
     label: str
