@@ -1,4 +1,4 @@
-"""`ttt-bench compare` and `ttt-bench ab`: hold two runs against each other, or measure two commits in turns."""
+"""`ttt-bench compare` and `ttt-bench ab`: compare two runs, or measure two commits in turns."""
 
 import subprocess
 import sys
@@ -32,7 +32,10 @@ class Shown:
 
 
 def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
-    """Show two stored runs side by side; exit status 1 for a regression beyond `fail_on`, 3 where none can be told."""
+    """Compare two runs; judges only differences beyond 5%, unless they are the two sides of one `ab`.
+
+    Exit status 1 for a regression beyond `fail_on`, 3 where none can be told.
+    """
     bar = None if fail_on is None else percentage(fail_on)
     found = _show(a, b, bar, shown)
     if bar is not None and found.regressions:
@@ -106,6 +109,11 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> Any:
         print(f"ttt-bench: {error}", file=sys.stderr)
         sys.exit(NOT_COMPARABLE)
     view = {"text": views.text, "markdown": views.markdown, "json": views.to_json}[shown.fmt]
+    if fail_on is not None and fail_on < found.fail_on:
+        raise UserError(
+            f"--fail-on {100 * fail_on:g}%: two stored runs are judged only beyond {found.fail_on:.0%}; "
+            "to find a smaller slowdown, measure both commits in turns with `ttt-bench ab`"
+        )
     print(view(found), end="", flush=True)
     if shown.html:
         try:

@@ -198,9 +198,13 @@ def test_compare_reports_and_fails_only_where_it_is_asked_to(tmp_path, monkeypat
     assert ttt_bench(monkeypatch, "compare", "a", "b", "--html", "page.html") == 0
     assert "slower   1.200" in capsys.readouterr().out
     assert "1.200" in (tmp_path / "page.html").read_text()
-    assert ttt_bench(monkeypatch, "compare", "a", "b", "--fail-on", "3%") == commands.REGRESSION
+    assert ttt_bench(monkeypatch, "compare", "a", "b", "--fail-on", "5%") == commands.REGRESSION
     assert "1 case slower by more than 5%, or lost" in capsys.readouterr().out
-    assert ttt_bench(monkeypatch, "compare", "b", "a", "--fail-on", "3%") == 0
+    assert ttt_bench(monkeypatch, "compare", "b", "a", "--fail-on", "5%") == 0
+    assert ttt_bench(monkeypatch, "compare", "a", "b", "--fail-on", "3%") == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("ttt-bench: --fail-on 3%: two stored runs are judged only beyond 5%;")
+    assert "`ttt-bench ab`" in said.err
     (tmp_path / "notes.html").write_text("mine")
     assert ttt_bench(monkeypatch, "compare", "a", "b", "--html", "notes.html") == 2
     assert (tmp_path / "notes.html").read_text() == "mine"
