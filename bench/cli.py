@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from bench.catalogue.suites import BUDGETS_S, PUBLISHED, find_group
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -33,6 +35,12 @@ SystemsFile = Annotated[Path | None, typer.Option(help="A systems.toml: which in
 TimeLimit = Annotated[float, typer.Option(help="Seconds that one case may take, model and checks included.", min=0.001)]
 StartLimit = Annotated[float, typer.Option(help="Seconds that a worker may take to start.", min=0.001)]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.")]
+
+
+def _budgets() -> str:
+    paper = find_group("paper")
+    special = f", {paper.budget_s:g} of `paper`" if paper and paper.budget_s else ""
+    return f"{BUDGETS_S['cpu']:g} on a CPU, {BUDGETS_S['cuda']:g} on a GPU{special}"
 
 
 def _version(asked: bool) -> None:
@@ -104,7 +112,9 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep what is finished; measure the rest, skipped cases too.")
     ] = False,
-    retry: Annotated[str, typer.Option(help="With --resume: `lost` cases again, or whatever `failed`.")] = "lost",
+    retry: Annotated[
+        str, typer.Option(help="With --resume: rerun cases whose worker was `lost`, or all that `failed`.")
+    ] = "lost",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the cases, the jobs and how long they will take; needs no GPU.")
     ] = False,
@@ -112,10 +122,11 @@ def run(
     start_limit: StartLimit = 300,
     budget: Annotated[
         float | None,
-        typer.Option(help="Seconds of sampling a case; 1.5 on a CPU, 10 on a GPU, 4 of `paper`.", min=0.001),
+        typer.Option(help=f"Seconds of sampling a case; {_budgets()}.", min=0.001),
     ] = None,
     min_samples: Annotated[
-        int | None, typer.Option(help="Samples of a case, whatever the budget; 6 in the paper's suites.", min=1)
+        int | None,
+        typer.Option(help=f"Samples of a case, whatever the budget; {PUBLISHED} in the paper's suites.", min=1),
     ] = None,
     repeats: Annotated[
         int, typer.Option(help="Fresh processes that each case runs in, one after another.", min=1, max=99)
@@ -123,7 +134,7 @@ def run(
     device: Device = "auto",
     systems_file: SystemsFile = None,
     gpus: Annotated[
-        str | None, typer.Option(help="Run a job a GPU at a time on `all` of this machine, or on 0,1,3 (nvidia-smi's).")
+        str | None, typer.Option(help="Run one job per GPU on `all` of this machine, or on 0,1,3 (nvidia-smi's).")
     ] = None,
     slurm: Annotated[
         str | None,
@@ -325,9 +336,7 @@ def convert(
     convert_checkpoint(file, output, base_lr)
 
 
-FailOn = Annotated[
-    str | None, typer.Option(help="Exit with status 1 for a case that is shown to be slower by more, such as 3%.")
-]
+SLOWER = "Exit with status 1 for a case that is shown to be slower by more than this,"
 Page = Annotated[Path | None, typer.Option(help="Write an HTML page of the comparison too.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Markdown, for a pull request.")]
 Json = Annotated[bool, typer.Option("--json", help="A JSON object, unrounded.")]
@@ -336,13 +345,15 @@ Json = Annotated[bool, typer.Option("--json", help="A JSON object, unrounded.")]
 @app.command()
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="The folder of a run.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The folder of the run that is held against it.")],
-    fail_on: FailOn = None,
+    b: Annotated[Path, typer.Argument(metavar="B", help="The folder of the run that is compared with it.")],
+    fail_on: Annotated[
+        str | None, typer.Option(help=f"{SLOWER} at least 5%; smaller differences need `ttt-bench ab`.")
+    ] = None,
     markdown: Markdown = False,
     json: Json = False,
     html: Page = None,
 ) -> None:
-    """Hold two runs against each other: B/A of each case, and what differs between the machines."""
+    """Compare two runs; judges only differences beyond 5%. Shows B/A of each case, and how the machines differ."""
     from bench.commands import compare as commands
 
     commands.compare(a, b, fail_on, commands.Shown(_format(markdown, json), html))
@@ -351,7 +362,7 @@ def compare(
 @app.command()
 def ab(
     old: Annotated[str, typer.Argument(metavar="OLD", help="A git revision, or the folder of a checkout.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="What is held against it.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="What is compared with it.")],
     suite: Suites = None,
     systems: Systems = None,
     sizes: Sizes = None,
@@ -359,7 +370,7 @@ def ab(
     context: Context = None,
     rounds: Annotated[int, typer.Option(help="Fresh processes of each case and side, in turns.")] = 5,
     out: Annotated[Path, typer.Option(help="Folder of the two runs, OUT/old and OUT/new.")] = Path("out/ab"),
-    fail_on: FailOn = None,
+    fail_on: Annotated[str | None, typer.Option(help=f"{SLOWER} such as 3%.")] = None,
     markdown: Markdown = False,
     json: Json = False,
     html: Page = None,

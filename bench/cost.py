@@ -20,7 +20,7 @@ from reports.profiles.parts import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ID_BYTES = 8
-# How `tk_kernels.traffic` calls the state_dtype of a case.
+# How `tk_kernels.generate.traffic` calls the state_dtype of a case.
 PLANES = {"float32-planes": "planes"}
 
 

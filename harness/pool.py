@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness.nvml import VARIABLE, open_gpu
 from harness.process import Place, PlaceLost
+from harness.reason import counted
 from harness.record import Record
 from harness.run import Job, RunError
 from harness.runner import Session
@@ -59,7 +60,7 @@ def run_pool(work: Session, places: Sequence[Place]) -> list[Record]:
         raise errors[0]
     if left := queue.left():
         raise RunError(
-            f"{work.run.folder}: no GPU is left for {len(left)} job{'' if len(left) == 1 else 's'}, every one is gone; "
+            f"{work.run.folder}: no GPU is left for {counted(len(left), 'job')}, every one is gone; "
             "what is finished is kept, resume it (--resume)"
         )
     return work.finished()

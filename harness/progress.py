@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.machine_load import is_loaded, load_note
+from harness.reason import counted
 from harness.record import Record
 from harness.run import Planned
 from harness.runner import Event
@@ -140,7 +141,7 @@ class _Bar:
 def plan_line(title: str, event: Event) -> str:
     """How many cases a run has before it."""
     kept = f", {event.kept} kept from before" if event.kept else ""
-    return f"{title + ': ' if title else ''}{event.total} case{'' if event.total == 1 else 's'} to run{kept}"
+    return f"{title + ': ' if title else ''}{counted(event.total, 'case')} to run{kept}"
 
 
 def outcome(record: Record) -> str:

@@ -1,4 +1,4 @@
-"""Reasons for failures: one printable sentence without folders, fit to be published."""
+"""Words for messages and for reasons of failures: one printable sentence without folders, fit to be published."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,11 @@ LIMIT = 300
 _FOLDERS = re.compile(r"(?<![\w:/.~])~?(?:/[\w.+@-]+)+/(?=[\w.+@-])")
 _ERROR = re.compile(r"^(\[\w+\]:? )?[\w.]*(Error|Exception|Exit|Interrupt)\b|\b(error|fault|killed|abort\w*)\b", re.I)
 _NOISE = re.compile(r"^(\s|Traceback|frame #|During handling|The above exception|Current thread|Thread 0x|[^\w]*$)")
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 job`, `2 jobs`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def printable(text: str) -> str:

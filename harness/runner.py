@@ -11,6 +11,7 @@ from typing import Any, Literal
 from harness.attempt import LOST, TRIES, Attempts, WorkerSlot
 from harness.claims import Holder
 from harness.process import HERE, RUN_VARIABLE, Launch, Limits, Place, PlaceLost, Stopped, end_marked
+from harness.reason import counted
 from harness.record import Record, RecordError
 from harness.record_file import RecordFile
 from harness.run import Job, Pair, Planned, Run, latest
@@ -142,7 +143,7 @@ class Session:
         lost = len(job.cases) * len(self.repeats) - there
         if lost:
             path = self.run.record_file(job).path
-            raise RecordError(f"{path}: lost {lost} record{'' if lost == 1 else 's'} while the run was writing to it")
+            raise RecordError(f"{path}: lost {counted(lost, 'record')} while the run was writing to it")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One system in its own process: `python -m harness.worker MODULE:ATTRIBUTE` answers requests, a JSON line each.
+"""Run one system in its own process: `python -m harness.worker MODULE:ATTRIBUTE` answers requests, a JSON line each.
 
     {"id": 1, "do": "probe"}            -> {"id": 1, "available": bool,
                                             "reason": str, "versions": {}, "environment": {}}
@@ -8,9 +8,9 @@
                                         -> {..., "profile": {...}}, fields of a `Profile`; {} without one
     {"id": 3, "do": "stop"}             -> the process ends, as it does at the end of its input
 
-ATTRIBUTE is an adapter (`harness.system.System`) or a class of it; a probe may name another as "entry". Answers go to
-the original stdout; what libraries print goes to stderr. "healthy" is false where the process must not be trusted with
-another case; with "fresh" it leaves this one to a new process.
+ATTRIBUTE is an adapter (`harness.system.SystemAdapter`) or a class of it; a probe may name another as "entry". Answers
+go to the original stdout; what libraries print goes to stderr. "healthy" is false where the process must not be trusted
+with another case; with "fresh" it leaves this one to a new process.
 """
 
 import ctypes
@@ -30,8 +30,6 @@ from harness.profiled_case import ProfilerChoice
 from harness.reason import sentence
 from harness.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
 from harness.timer import Policy
-
-__all__ = ["NeedsFreshProcess", "Skip", "SystemAdapter", "Workload", "answer", "load", "main"]
 
 _PR_SET_PDEATHSIG = 1
 

@@ -421,6 +421,8 @@ class Group:
     budget_s: float | None = None
 
 
+BUDGETS_S = {"cuda": 10.0, "cpu": 1.5}  # of sampling a case, where neither a group nor the command line says
+
 GROUPS: tuple[Group, ...] = (
     Group(
         "paper",
@@ -431,7 +433,7 @@ GROUPS: tuple[Group, ...] = (
     ),
     Group(
         "all",
-        "Every suite that needs a GPU, every system; slow references last",
+        "Every suite but `quick` and the trials of settings, on every system; slow references last",
         tuple(suite.name for suite in SUITES if suite.name != "quick" and not suite.trial),
     ),
 )

@@ -8,6 +8,7 @@ from bench.catalogue.systems import ADAPTERS
 from bench.environments import launches
 from bench.terminal import print_rows
 from harness.probe import probe
+from tk_kernels.build import NO_GPU, OTHER_GPU
 
 
 def list_systems(systems_file: Path | None) -> None:
@@ -20,7 +21,8 @@ def list_systems(systems_file: Path | None) -> None:
         versions = {"torch": answer.environment.get("software", {}).get("torch", ""), **answer.versions}
         words = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
         if not answer.available:
-            words = f"{answer.reason} (install: {adapter.install})"
+            curable = not answer.reason.startswith((NO_GPU, OTHER_GPU))
+            words = answer.reason + (f" (install: {adapter.install})" if curable else "")
         rows.append((adapter.label, "yes" if answer.available else "no", words))
     print_rows(("system", "runs here", "versions or reason"), rows)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench import estimate
 from bench.catalogue import catalogue
-from bench.catalogue.suites import SUITES, Suite, default_suite, find_group, find_suite
+from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite
 from bench.environments import launches
 from bench.errors import UserError
 from bench.memory import refuse_beyond_memory, total_memory_bytes
@@ -28,13 +28,12 @@ from harness.nvml import visible_gpus
 from harness.pool import gpu_places, run_pool
 from harness.process import Launch, Limits
 from harness.progress import Progress
+from harness.reason import counted
 from harness.record import Record
 from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Request, Run, RunFile
 from harness.runner import Retry, run_jobs, session
 from harness.task import refuse_submitted
 from harness.timer import Policy
-
-BUDGETS_S = {"cuda": 10.0, "cpu": 1.5}  # of sampling a case
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def run(
             else:
                 records = run_jobs(current, work.launches, jobs=jobs, **options)
     except KeyboardInterrupt:
-        print(f"ttt-bench: interrupted; start again with --resume --out {out} to go on", file=sys.stderr)
+        print(f"ttt-bench: interrupted; start again with --resume --out {out} to continue", file=sys.stderr)
         sys.exit(130)
     print(summary(records))
     if records and not any(record.status == "ok" for record in records):
@@ -199,10 +198,9 @@ def dry_run(asked: Asked, out: Path) -> None:
     every = [estimate.job_seconds(job, work.repeats, past) for job in work.jobs]
     known = [seconds for seconds in every if seconds is not None]
     untimed = len(every) - len(known)
-    words = [estimate.in_words(sum(known))] * bool(known) + [f"{untimed} jobs that no earlier run has timed"] * (
-        untimed > 0
-    )
-    print(f"{work.total} cases in {len(work.jobs)} jobs: {', and '.join(words)}")
+    words = [estimate.in_words(sum(known))] if known else []
+    words += [f"{counted(untimed, 'job')} that no earlier run has timed"] if untimed else []
+    print(f"{counted(work.total, 'case')} in {counted(len(work.jobs), 'job')}: {', and '.join(words)}")
 
 
 def verify(asked: Asked, *, limits: Limits) -> None:

@@ -44,7 +44,7 @@ def profile(
     try:
         found = profiler.jobs(jobs, resume)
     except KeyboardInterrupt:
-        print(f"ttt-bench: interrupted; start again with --resume --out {out} to go on", file=sys.stderr)
+        print(f"ttt-bench: interrupted; start again with --resume --out {out} to continue", file=sys.stderr)
         sys.exit(130)
     if found and not any(each.status == "ok" for each in found):
         sys.exit(1)

@@ -34,15 +34,19 @@ def numbers(run: Path, files: Sequence[Path]) -> None:
     from reports.stats import frame
 
     opened = Run.open(run)
-    table, texts = frame(opened.records(), opened.catalogue), {}
+    table, texts, before = frame(opened.records(), opened.catalogue), {}, {}
     for file in files:
         try:
-            texts[file] = with_numbers(file.read_text(encoding="utf-8"), table)
+            before[file] = file.read_text(encoding="utf-8")
+            texts[file] = with_numbers(before[file], table)
         except UserError as error:
             raise UserError(f"{file}: {error}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', error)}") from None
     for file, text in texts.items():
+        if text == before[file]:
+            print(f"unchanged {file}")
+            continue
         try:
             write_atomically(file, text)
         except OSError as error:

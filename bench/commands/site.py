@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
+from harness.reason import counted
 
 _LOOPBACK = "127.0.0.1"
 
@@ -24,8 +25,8 @@ def site(runs: Sequence[Path], output: Path, url: str) -> None:
     for note in built.notes:
         print(f"ttt-bench: {note}", file=sys.stderr)
     drawn = f"{built.drawn} drawn, {built.runs - built.drawn} as they were"
-    removed = f", {built.removed} file{'' if built.removed == 1 else 's'} removed" if built.removed else ""
-    print(f"wrote {output / 'index.html'}: {built.runs} run{'' if built.runs == 1 else 's'}, {drawn}{removed}")
+    removed = f", {counted(built.removed, 'file')} removed" if built.removed else ""
+    print(f"wrote {output / 'index.html'}: {counted(built.runs, 'run')}, {drawn}{removed}")
 
 
 def preview(folder: Path, port: int) -> None:

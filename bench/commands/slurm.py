@@ -18,6 +18,7 @@ from harness.nvml import visible_gpus
 from harness.pool import gpu_places
 from harness.process import HERE, Limits
 from harness.progress import Progress
+from harness.reason import counted
 from harness.run import Job, Run, RunError
 from harness.runner import Retry
 from harness.task import run_task
@@ -56,9 +57,9 @@ def submit(
         except slurm.SlurmError as error:
             raise UserError(f"{error}; the run is planned, submit it with --resume --out {out}") from None
         claims.note_submission(out, array)
-    jobs = f"{len(work.jobs)} job{'' if len(work.jobs) == 1 else 's'}"
+    jobs = counted(len(work.jobs), "job")
     print(
-        f"Slurm job {array}: {tasks} task{'' if tasks == 1 else 's'} for {jobs} of {work.total} cases\n"
+        f"Slurm job {array}: {counted(tasks, 'task')} for {jobs} of {counted(work.total, 'case')}\n"
         f"  to follow it:  ttt-bench status {out}\n"
         f"  to cancel it:  ttt-bench status {out} --cancel\n"
         f"  its script:    {out / SCRIPT}"
@@ -116,7 +117,7 @@ def work(
                 skip=lambda planned, earlier: skip_reason(planned, earlier, memory_bytes),
             )
     except KeyboardInterrupt:
-        # Not 130: the script takes that for a task that was killed and is to go on.
+        # Not 130: the script takes that for a task that was killed and is to continue.
         sys.exit("ttt-bench: interrupted; what is finished is kept")
     print(f"task {holder.name}: {len(done)} jobs done{': ' if done else ''}{', '.join(done)}")
 

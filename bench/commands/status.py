@@ -31,7 +31,7 @@ def status(out: Path, cancel: bool) -> None:
         counts = ", ".join(f"{count} {state.lower()}" for state, count in Counter((states or {}).values()).items())
         print(f"Slurm job {submitted.array}, submitted from {submitted.host}: {unknown or counts or 'ended'}")
     if not states and not unknown and any(row[2] == "left" for row in rows):
-        print(f"nothing works on it; to go on: ttt-bench run ... --resume --out {out}")
+        print(f"nothing works on it; to continue: ttt-bench run ... --resume --out {out}")
 
 
 def _state(run: Run, job: Job, whole: bool, submitted: Holder | None, states: Mapping[str, str] | None) -> str:

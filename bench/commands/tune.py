@@ -11,6 +11,7 @@ from bench.errors import UserError
 from bench.models.config import BASE_LR
 from bench.selection import words
 from tk_kernels import FORMS
+from tk_kernels.build import NO_GPU
 from tk_kernels.generate.tuning import Tuning, section
 
 LEARNERS = tuple(BASE_LR)
@@ -58,7 +59,7 @@ def _known(option: str, word: str, known: Sequence[str]) -> str:
 def _no_gpu() -> str:
     import torch
 
-    return "" if torch.cuda.is_available() else "there is no CUDA GPU"
+    return "" if torch.cuda.is_available() else NO_GPU
 
 
 def _log(text: str) -> None:

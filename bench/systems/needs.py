@@ -3,6 +3,7 @@
 import importlib
 
 from harness.reason import of_exception
+from tk_kernels.build import NO_GPU
 
 
 def cannot_import(*modules: str) -> str:
@@ -22,7 +23,7 @@ def needs_gpu(*modules: str) -> str:
     """`cannot_import`, then whether there is a CUDA GPU: these systems have no other kernels."""
     import torch
 
-    return cannot_import(*modules) or ("" if torch.cuda.is_available() else "needs a CUDA GPU and there is none")
+    return cannot_import(*modules) or ("" if torch.cuda.is_available() else NO_GPU)
 
 
 def _message(error: Exception) -> str:

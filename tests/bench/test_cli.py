@@ -4,24 +4,31 @@ import csv
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.catalogue.suites import Suite
+import bench.catalogue as entries
+from bench import cli
+from bench.catalogue.suites import Suite, find_group, find_suite
+from bench.catalogue.systems import ADAPTERS, SYSTEMS
 from bench.commands import build as build_command
 from bench.commands import listing, measure
 from harness.case import Case
 from harness.gate import Check, Verdict
+from harness.probe import Probe
 from harness.record import Record
 from harness.run import Run
 from tk_kernels import build
+from tk_kernels.build import NO_GPU, OTHER_GPU
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--systems", "transformer", "--batch", "1", "--context", "32", "--device", "cpu", "--budget", "0.05"]
@@ -161,7 +168,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.splitlines()[-1] == "ttt-bench: interrupted; start again with --resume --out out to go on"
+    assert said.splitlines()[-1] == "ttt-bench: interrupted; start again with --resume --out out to continue"
     assert all(record.status == "ok" for record in records_of(tmp_path / "out"))
 
 
@@ -270,6 +277,66 @@ def test_suites_print_questions_as_they_are_and_groups(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "Is [/it] so?" in printed
     assert "paper" in printed
+
+
+def test_groups_say_what_they_hold():
+    everything = find_group("all")
+    assert "needs a GPU" not in everything.question
+    assert {find_suite(name).device for name in everything.suites} == {"", "cuda"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"marker": "blob"}, "system 'ttt-linear': marker is 'blob', must be one of circle, square, diamond"),
+        ({"tone": 8}, "system 'ttt-linear': tone is 8, must be from 0 to 7"),
+        ({"tone": -1}, "system 'ttt-linear': tone is -1, must be from 0 to 7"),
+    ],
+)
+def test_a_look_that_no_page_can_draw_is_one_sentence(monkeypatch, capsys, wrong, said):
+    monkeypatch.setattr(entries, "SYSTEMS", (replace(SYSTEMS[0], **wrong), *SYSTEMS[1:]))
+    assert_planning_says(monkeypatch, capsys, said)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"x": "length"}, "'length' is no axis"), ({"y": "speed"}, "y is 'speed', which is no metric")]
+)
+def test_a_figure_of_an_unknown_axis_or_metric_is_one_sentence(monkeypatch, capsys, wrong, said):
+    quick = find_suite("quick")
+    figure = replace(quick.figures[0], **wrong)
+    monkeypatch.setattr(measure, "find_suite", lambda _: replace(quick, figures=(figure,)))
+    assert_planning_says(monkeypatch, capsys, f"catalogue: suite 'quick', figure {figure.title!r}: {said}")
+
+
+def assert_planning_says(monkeypatch, capsys, said):
+    monkeypatch.setattr(sys, "argv", ["ttt-bench", "run", "quick", "--device", "cpu", "--dry-run"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    error = capsys.readouterr().err.strip()
+    assert (end.value.code, len(error.splitlines())) == (2, 1)
+    assert said in error
+
+
+def test_systems_name_what_installs_a_package_and_nothing_that_would_install_a_gpu(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
+    reasons = {"thunderkittens": NO_GPU, "triton-dual": f"{OTHER_GPU} A100", "vllm": "vllm cannot be imported"}
+    answers = [Probe("skipped", reasons.get(adapter.backend, "not here")) for adapter in ADAPTERS]
+    monkeypatch.setattr(listing, "probe", lambda _: answers)
+    listing.list_systems(None)
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if "GPU" in line and "install" in line]
+    assert len([line for line in lines if "(install: make venv-vllm)" in line and "vllm cannot" in line]) == 2
+
+
+def test_the_budgets_that_the_help_names_are_those_of_the_catalogue(tmp_path):
+    said = " ".join(ttt_bench("run", "--help", cwd=tmp_path).stdout.replace("│", " ").split())
+    assert f"{find_group('paper').budget_s:g} of `paper`" in said
+
+
+def test_one_is_no_plural(tmp_path):
+    one = ("run", "quick", *SMALL, "--dry-run", "--out", "out")
+    done = ttt_bench(*one, cwd=tmp_path)
+    assert re.match(r"2 cases in 1 job: .*(?<!jobs)$", done.stdout.splitlines()[-1])
 
 
 def assert_one_sentence(done, *words):

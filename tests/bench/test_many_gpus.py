@@ -126,7 +126,7 @@ def test_status_says_who_works_and_cancels(tmp_path: Path, commands: Path) -> No
     fake(commands, "squeue", 'echo "Invalid job id specified" >&2; exit 1')
     text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
     assert "held by" not in text
-    assert "nothing works on it; to go on: ttt-bench run ... --resume --out out" in text
+    assert "nothing works on it; to continue: ttt-bench run ... --resume --out out" in text
 
 
 def test_status_of_a_copied_run_needs_no_slurm(tmp_path: Path, commands: Path) -> None:

@@ -141,3 +141,7 @@ def test_the_command_rewrites_files_and_names_those_that_it_cannot(tmp_path):
     done = ttt_bench("numbers", str(RUN), "right.md", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "wrote right.md\n")
     assert "| B=16 | 1.17 | 4.37 |" in right.read_text()
+    written = right.stat().st_mtime_ns
+    done = ttt_bench("numbers", str(RUN), "right.md", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "unchanged right.md\n")
+    assert right.stat().st_mtime_ns == written

@@ -7,7 +7,7 @@ import pytest
 
 from bench import estimate
 from bench.catalogue.metrics import AXES
-from bench.catalogue.suites import GROUPS, SUITES, Panel, Suite, default_suite, find_group, find_suite
+from bench.catalogue.suites import GROUPS, LANGUAGE_MODELS, SUITES, Panel, Suite, default_suite, find_group, find_suite
 from bench.catalogue.systems import ADAPTERS, HEADLINES
 from bench.errors import UserError
 from bench.memory import layer_beyond_memory, least_bytes, refuse_beyond_memory
@@ -34,10 +34,11 @@ def adapter(label):
     return next(each for each in ADAPTERS if each.label == label)
 
 
-def test_quick_has_four_systems_five_contexts_and_several_batches():
-    found = cases(find_suite("quick"), select(None, None, None, None, "cpu"), "cpu")
+def test_quick_has_five_contexts_and_several_batches_of_each_language_model():
+    every = cases(find_suite("quick"), select(None, None, None, None, "cpu"), "cpu")
+    found = [case for case in every if case.system in LANGUAGE_MODELS]
     assert len(found) == 40
-    for system in ("ttt-linear", "ttt-mlp", "transformer", "mamba"):
+    for system in LANGUAGE_MODELS:
         forward = {case.context for case in found if case.system == system and case.phase == "forward"}
         batches = {case.batch for case in found if case.system == system and case.phase == "generate"}
         assert len(forward) >= 5

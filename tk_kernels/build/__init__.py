@@ -3,11 +3,13 @@
 from tk_kernels.build.cache import Built, cache_directory, ingredients, source_digest
 from tk_kernels.build.compiler import KernelResources, compiler_version, demangle, find_nvcc, parse_resources
 from tk_kernels.build.errors import BuildError
-from tk_kernels.build.modules import KERNELS, build, build_all, load, unavailable
+from tk_kernels.build.modules import KERNELS, NO_GPU, OTHER_GPU, build, build_all, load, unavailable
 from tk_kernels.build.thunderkittens import fetch_thunderkittens, find_thunderkittens, thunderkittens_version
 
 __all__ = [
     "KERNELS",
+    "NO_GPU",
+    "OTHER_GPU",
     "BuildError",
     "Built",
     "KernelResources",

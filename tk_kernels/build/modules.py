@@ -13,7 +13,7 @@ import os
 from typing import Any
 
 from tk_kernels.build.cache import Built, compile_into_cache, find_cached, ingredients
-from tk_kernels.build.compiler import find_nvcc
+from tk_kernels.build.compiler import DEFAULT_NVCC, find_nvcc
 from tk_kernels.build.errors import ANOTHER_CACHE, BuildError, os_errors
 from tk_kernels.build.thunderkittens import cache_directory, find_thunderkittens
 
@@ -23,6 +23,8 @@ KERNELS = (
     "ttt_mlp/forward_32_sm90",
     "ttt_mlp/forward_sixth_sm90",
 )
+# How reasons about the GPU begin, which no installation can cure.
+NO_GPU, OTHER_GPU = "there is no CUDA GPU", "the GPU is"
 NO_TVM_FFI = "apache-tvm-ffi is not installed (pip install apache-tvm-ffi)"
 
 
@@ -76,7 +78,7 @@ def missing_to_compile() -> str:
     if importlib.util.find_spec("tvm_ffi") is None:
         return NO_TVM_FFI
     if find_nvcc() is None:
-        return "there is no nvcc on the path or in CUDA_HOME"
+        return f"there is no nvcc in CUDA_HOME, on the path or at {DEFAULT_NVCC}"
     if find_thunderkittens() is None:
         named = os.environ.get("THUNDERKITTENS_ROOT")
         if named:
@@ -89,11 +91,11 @@ def _no_hopper_gpu() -> str:
     import torch
 
     if not torch.cuda.is_available():
-        return "there is no CUDA GPU"
+        return NO_GPU
     major, minor = torch.cuda.get_device_capability()
     if (major, minor) != (9, 0):
         found = torch.cuda.get_device_name()
-        return f"the GPU is {found} (compute capability {major}.{minor}), and the kernels need a Hopper GPU (9.0)"
+        return f"{OTHER_GPU} {found} (compute capability {major}.{minor}), and the kernels need a Hopper GPU (9.0)"
     return ""
 
 

@@ -45,11 +45,11 @@ def jit(function: Callable[..., Any]) -> Any:
 def available() -> str:
     """Why the generate kernels cannot run here, in one sentence; empty when they can."""
     if triton is None:
-        return "Triton is not installed (pip install triton)."
+        return "Triton is not installed (pip install triton)"
     if triton.knobs.runtime.interpret:
         return ""
     if not torch.cuda.is_available():
-        return "There is no CUDA GPU, and TRITON_INTERPRET is not set."
+        return "there is no CUDA GPU, and TRITON_INTERPRET is not set"
     return ""
 
 
