@@ -70,7 +70,7 @@ def case(
 def naive_state(operator: str, case: Case, row: int, head: int) -> Any:
     """The naive form's first state of one head of one sequence."""
     names = ("W", "b") if operator == "linear" else ("W1", "b1", "W2", "b2")
-    return NAIVE[operator].first_state(*(getattr(case.state, name)[row, head] for name in names))
+    return NAIVE[operator].fresh_state(*(getattr(case.state, name)[row, head] for name in names))
 
 
 def naive(operator: str, case: Case) -> tuple[Tensor, list[Tensor]]:

@@ -47,7 +47,7 @@ def test_initial_query_reads_the_weights_of_the_mini_batch_s_start() -> None:
 
 def test_drop_in_attention_has_no_learned_outer_parameters() -> None:
     args = case("linear", 21, heads=2)
-    state = drop_in_attention.first_state(args.q, mini_batch=8)
+    state = drop_in_attention.fresh_state(args.q, mini_batch=8)
     plain = args._replace(
         lr=torch.full((2, 21, 2), 0.5 / 16, dtype=torch.float64),
         token_scale=1 / torch.arange(1.0, 9.0, dtype=torch.float64),
@@ -66,7 +66,7 @@ def test_drop_in_attention_has_no_learned_outer_parameters() -> None:
 def test_drop_in_attention_starts_from_a_seed() -> None:
     q = torch.zeros(1, 2, 3, 4)
     assert drop_in_attention.attention(q, q, q)[1].W.shape == (1, 3, 4, 4)
-    assert not torch.equal(drop_in_attention.first_state(q).W, drop_in_attention.first_state(q, seed=1).W)
+    assert not torch.equal(drop_in_attention.fresh_state(q).W, drop_in_attention.fresh_state(q, seed=1).W)
 
 
 def test_gate_and_reversed_pass() -> None:

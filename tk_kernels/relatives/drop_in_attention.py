@@ -12,7 +12,7 @@ from tk_kernels.ttt_linear.reference import LinearState, init_state
 from tk_kernels.ttt_linear.reference import forward as linear_forward
 
 
-def first_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0, std: float = 0.02) -> LinearState:
+def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0, std: float = 0.02) -> LinearState:
     """A first state for q [B, T, H, D]: W drawn from N(0, std^2) by a seed, b = 0."""
     batch, _, heads, head_dim = q.shape
     W = std * torch.randn(heads, head_dim, head_dim, generator=torch.Generator().manual_seed(seed))
@@ -22,7 +22,7 @@ def first_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0, std: float = 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState]:
     """Causal: q, k, v [B, T, H, D] -> out [B, T, H, D] and the state, with which the next tokens continue."""
-    state = first_state(q) if state is None else state
+    state = fresh_state(q) if state is None else state
     dtype, (heads, head_dim) = STATE_DTYPE[q.dtype], q.shape[2:]
     mini_batch = state.k_rows.shape[2]
     lr = torch.full(q.shape[:-1], 0.5 / head_dim, dtype=dtype, device=q.device)

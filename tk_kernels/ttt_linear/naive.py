@@ -1,15 +1,16 @@
 """TTT-Linear token by token, as one would write it from the paper (arXiv 2407.04620, Sections 2.1 to 2.4).
 
-The hidden state of this RNN is a linear model f(x; W, b) = LN(x @ W + b). Reading a token trains that model a little:
+The hidden state of this RNN is a linear model f(x; W, b) = x @ W + b. Reading a token trains that model a little:
 it learns to reconstruct v from k. The output is what the trained model says to q.
 
-    loss(W, b; k, v) = 1/2 |f(k; W, b) - (v - k)|^2       # the residual: k + f(k) is to be v
+    loss(W, b; k, v) = 1/2 |LN(f(k; W, b)) - (v - k)|^2   # the residual: k + LN(f(k)) is to be v
     W_t = W - s_i * sum over tokens j <= t of the mini-batch of lr_j * d loss(W, b; k_j, v_j) / dW      # and b_t
-    out_t = q_t + f(q_t; W_t, b_t)
+    out_t = q_t + LN(f(q_t; W_t, b_t))
 
 W and b inside the loss are those that the mini-batch of m tokens began with: its m gradients do not depend on each
-other, which is what the fast forms use. i is the token's position in its mini-batch, after whose last token W_t
-becomes W.
+other, which is what the fast forms use. i is the position of token t in its mini-batch, after whose last token W_t
+becomes W. lr_j is the learning rate of token j, and s_i = token_scale[i] the factor of position i, 1/(i+1) where
+nothing is learned (ttt_layer.md, steps 3 and 4).
 
 Slow, and meant to be read: everything else is tested against this. Names are those of ttt_layer.md.
 """
@@ -32,7 +33,7 @@ class State(NamedTuple):
     position: int  # tokens of this mini-batch so far, 0 to m - 1
 
 
-def first_state(W: Tensor, b: Tensor) -> State:
+def fresh_state(W: Tensor, b: Tensor) -> State:
     """Before the first token."""
     return State(W, b, torch.zeros_like(W), torch.zeros_like(b), 0)
 
@@ -49,18 +50,18 @@ def step(
     """One token of one head: q, k, v, ln_weight, ln_bias [D], lr [], token_scale [m] -> out [D] and the next state."""
 
     def f(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
-        return layer_norm(x @ W + b, ln_weight, ln_bias)
+        return x @ W + b
 
     def loss(W: Tensor, b: Tensor) -> Tensor:
-        return (f(k, W, b) - (v - k)).square().sum() / 2
+        return (layer_norm(f(k, W, b), ln_weight, ln_bias) - (v - k)).square().sum() / 2
 
     W, b, dW, db, i = state
     grad_W, grad_b = torch.func.grad(loss, argnums=(0, 1))(W, b)
     dW, db = dW + lr * grad_W, db + lr * grad_b
     W_t, b_t = W - token_scale[i] * dW, b - token_scale[i] * db
-    out = q + f(q, W_t, b_t)
+    out = q + layer_norm(f(q, W_t, b_t), ln_weight, ln_bias)
     if i == len(token_scale) - 1:  # the mini-batch is complete
-        return out, first_state(W_t, b_t)
+        return out, fresh_state(W_t, b_t)
     return out, State(W, b, dW, db, i + 1)
 
 

@@ -1,14 +1,16 @@
 """TTT-MLP token by token, as one would write it from the paper (arXiv 2407.04620, Sections 2.1 to 2.4).
 
-The hidden state of this RNN is a two-layer model f(x) = LN(gelu(x @ W1 + b1) @ W2 + b2). Reading a token trains that
-model a little: it learns to reconstruct v from k. The output is what the trained model says to q.
+The hidden state of this RNN is a two-layer model f(x) = gelu(x @ W1 + b1) @ W2 + b2, gelu by tanh. Reading a token
+trains that model a little: it learns to reconstruct v from k. The output is what the trained model says to q.
 
-    loss(theta; k, v) = 1/2 |f(k; theta) - (v - k)|^2     # theta = W1, b1, W2, b2; the residual: k + f(k) is to be v
+    loss(theta; k, v) = 1/2 |LN(f(k; theta)) - (v - k)|^2  # theta = W1, b1, W2, b2; residual: k + LN(f(k)) is to be v
     theta_t = theta - s_i * sum over tokens j <= t of the mini-batch of lr_j * d loss(theta; k_j, v_j) / d theta
-    out_t = q_t + f(q_t; theta_t)
+    out_t = q_t + LN(f(q_t; theta_t))
 
 theta inside the loss is what the mini-batch of m tokens began with: its m gradients do not depend on each other, which
-is what the fast forms use. i is the token's position in its mini-batch, after whose last token theta_t becomes theta.
+is what the fast forms use. i is the position of token t in its mini-batch, after whose last token theta_t becomes
+theta. lr_j is the learning rate of token j, and s_i = token_scale[i] the factor of position i, 1/(i+1) where nothing is
+learned (ttt_layer.md, steps 3 and 4).
 
 Slow, and meant to be read: everything else is tested against this. Names are those of ttt_layer.md.
 """
@@ -16,12 +18,12 @@ Slow, and meant to be read: everything else is tested against this. Names are th
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import gelu
 
 EPS = 1e-6
 
-Weights = tuple[Tensor, Tensor, Tensor, Tensor]  # W1 [D, F], b1 [F], W2 [F, D], b2 [D]
+Weights = tuple[Tensor, Tensor, Tensor, Tensor]  # W1 [D, F], b1 [F], W2 [F, D], b2 [D]; F = 4D
 
 
 class State(NamedTuple):
@@ -32,7 +34,7 @@ class State(NamedTuple):
     position: int  # tokens of this mini-batch so far, 0 to m - 1
 
 
-def first_state(W1: Tensor, b1: Tensor, W2: Tensor, b2: Tensor) -> State:
+def fresh_state(W1: Tensor, b1: Tensor, W2: Tensor, b2: Tensor) -> State:
     """Before the first token."""
     zeros = (torch.zeros_like(W1), torch.zeros_like(b1), torch.zeros_like(W2), torch.zeros_like(b2))
     return State((W1, b1, W2, b2), zeros, 0)
@@ -50,10 +52,10 @@ def step(
     """One token of one head: q, k, v, ln_weight, ln_bias [D], lr [], token_scale [m] -> out [D] and the next state."""
 
     def f(x: Tensor, W1: Tensor, b1: Tensor, W2: Tensor, b2: Tensor) -> Tensor:
-        return layer_norm(F.gelu(x @ W1 + b1, approximate="tanh") @ W2 + b2, ln_weight, ln_bias)
+        return gelu(x @ W1 + b1, approximate="tanh") @ W2 + b2
 
     def loss(*weights: Tensor) -> Tensor:
-        return (f(k, *weights) - (v - k)).square().sum() / 2
+        return (layer_norm(f(k, *weights), ln_weight, ln_bias) - (v - k)).square().sum() / 2
 
     i = state.position
     gradients = torch.func.grad(loss, argnums=(0, 1, 2, 3))(*state.weights)
@@ -61,9 +63,9 @@ def step(
     W1, b1, W2, b2 = state.weights
     s_i = token_scale[i]
     weights_t = (W1 - s_i * dW1, b1 - s_i * db1, W2 - s_i * dW2, b2 - s_i * db2)
-    out = q + f(q, *weights_t)
+    out = q + layer_norm(f(q, *weights_t), ln_weight, ln_bias)
     if i == len(token_scale) - 1:  # the mini-batch is complete
-        return out, first_state(*weights_t)
+        return out, fresh_state(*weights_t)
     return out, State(state.weights, (dW1, db1, dW2, db2), i + 1)
 
 
