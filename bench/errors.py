@@ -1,4 +1,4 @@
-"""What may a user get wrong? Errors whose message is the whole answer: one sentence, exit status 2."""
+"""User errors: one sentence, exit status 2."""
 
 
 class UserError(ValueError):

@@ -11,7 +11,7 @@
     <!-- /numbers -->
 
 A cell is `value` of the case that `where`, its row and its column name by columns of `ttt-bench table`; a row or a
-column may name another `value`. "a|b" is either, and a list gives as many numbers, parted by strokes. `best = "max"`
+column may name another `value`. "a|b" is either, and a list gives as many numbers, separated by slashes. `best = "max"`
 (or "min") takes the best of several cases, `scale` multiplies, `digits` (3) are the significant ones, and
 `marks = { "cache full" = "†" }` puts a sign to the cells of cases that bear a mark.
 """
@@ -83,7 +83,7 @@ class Cell:
         return cls(where=dict(table.get("where", {})) | said, marks=table.get("marks"), **how)
 
     def text(self, frame: pd.DataFrame) -> str:
-        """Its numbers, parted by strokes; "" where the run has none of its cases."""
+        """Its numbers, separated by slashes; "" where the run has none of its cases."""
         for name in (self.value, *self.where):
             if name not in frame:
                 raise UserError(f"no column {name!r}; `ttt-bench table RUN --columns all` shows them")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table, its cells as they are: what a reason has in brackets is no markup. Numbers are never cut."""
+    """A table; cells are printed literally (no rich markup) and numbers are never cut."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""Run one case in a worker: a record of it, whatever becomes of the worker."""
+"""Run one case in a worker; always returns a record, even if the worker dies."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -105,7 +105,7 @@ class FigureEntry:
     split: one figure for each value of these columns. forms: a second figure of primal over dual, where both are.
     floor: lines of the metric `floor_ms` too. best: mark the best x of each line that turns.
     primary: the lines (SYSTEM/BACKEND) that answer the figure's question; empty for all.
-    claims: of the source, which the page holds against its primary lines.
+    claims: of the source, which the page checks on its primary lines.
     """
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA

@@ -1,4 +1,4 @@
-"""How long does the GPU work on a callable? CUDA events around launches or replays, with the cache in a known state."""
+"""Time GPU work with CUDA events around launches or graph replays, with the L2 cache in a known state."""
 
 import math
 import time

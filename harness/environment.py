@@ -1,4 +1,4 @@
-"""On what was it measured? GPU, CPU, packages and commit, without host names, user names or paths."""
+"""Describe the machine of a measurement: GPU, CPU, packages, commit; no host names, user names or paths."""
 
 import os
 import platform

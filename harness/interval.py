@@ -1,4 +1,4 @@
-"""Within which interval lies the median, whatever the distribution of the samples, and of the processes?"""
+"""Distribution-free confidence interval of the median, of the samples of a process and of processes."""
 
 import math
 from collections.abc import Sequence

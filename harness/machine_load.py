@@ -1,4 +1,4 @@
-"""How much of the machine's processors others use while something is measured."""
+"""Share of CPU time used by other processes during a measurement."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""What does the GPU report about itself while we measure? NVML, opened only where there is one."""
+"""Read by NVML what the GPU reports about itself during a measurement; opened only where there is a GPU."""
 
 import hashlib
 import os

@@ -17,7 +17,7 @@ KERNEL_LIMIT = 2000  # distinct kernels of a profile
 
 
 class ProfileError(RecordError):
-    """A profile that cannot be used, or a report that is none; one sentence that says what is wrong and where."""
+    """A profile that cannot be used, or what is not a valid report; one sentence that says what is wrong and where."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Profile cases of a run in workers: choose the profilers, wrap the workers, read the reports, keep the profiles.
 
-Nsight Systems tells times and Nsight Compute tells ratios; where the first is not to be had, Kineto of PyTorch tells
+Nsight Systems tells times and Nsight Compute tells ratios; where the first is not available, Kineto of PyTorch tells
 times from inside of the worker. `profiled` does the last for a block of anybody's script.
 """
 

@@ -1,4 +1,4 @@
-"""Ranges that tell profilers what the timed work is, and the range of the CUDA profiler interface."""
+"""NVTX ranges that mark the timed work for profilers, and the range of the CUDA profiler interface."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

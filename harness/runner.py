@@ -1,4 +1,4 @@
-"""Go through the jobs of a run: which cases are left, in which order, who is told, and when it ends; resumable."""
+"""Go through the jobs of a run: which cases are left, in which order, who is notified, and when it ends; resumable."""
 
 import signal
 import threading

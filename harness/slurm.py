@@ -65,7 +65,7 @@ def script(request: SlurmRequest, tasks: int, command: Sequence[str], folder: st
 # For example: module load cuda; source venv/bin/activate
 {shlex.join(command)}
 status=$?
-# A task that was killed (by the system when memory ended, say) goes on with the job it had, a few times.
+# A task that was killed (by the system when memory ended, say) continues with the job it had, a few times.
 if [ "$status" -gt 128 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {REQUEUES} ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi

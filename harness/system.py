@@ -16,7 +16,7 @@ class Skip(Exception):
 
 
 class NeedsFreshProcess(Exception):
-    """Raised by `build` where this process can serve the case no longer and a new one can.
+    """Raised by `build` where this process cannot serve the case any more but a new one can.
 
     An engine that gives its memory back only when its process ends is left that way.
     """

@@ -18,7 +18,9 @@ class Work:
 
     def __post_init__(self) -> None:
         if not all(math.isfinite(value) and value >= 0 for value in (self.flops, self.bytes)):
-            raise ValueError(f"work of {self.flops:g} FLOPs and {self.bytes:g} bytes")
+            raise ValueError(
+                f"work of {self.flops:g} FLOPs and {self.bytes:g} bytes: both must be finite and at least 0"
+            )
 
     def __add__(self, other: "Work") -> "Work":
         return Work(self.flops + other.flops, self.bytes + other.bytes)

@@ -1,4 +1,4 @@
-"""`ttt-bench compare` and `ttt-bench ab`: compare two runs, or measure two commits in turns."""
+"""Compare two runs; judges only differences beyond 5% (`compare`). Measure two commits in turns, and judge (`ab`)."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What this GPU can do at best: a copy and a product, measured in the process whose work is held against them."""
+"""Peak copy bandwidth and matmul rate of this GPU, measured in the same process as the work compared with them."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -14,7 +14,7 @@ PRODUCT = (32768, 2048, 8192)  # tokens x width x the widest projection of the 1
 
 
 def ceilings_of(device: str) -> dict[str, float | None]:
-    """The ceilings of "cuda", measured at the first call; nothing for a CPU, whose work is held against none."""
+    """The ceilings of "cuda", measured at the first call; nothing for a CPU, whose work is compared with none."""
     return measured_ceilings() if device == "cuda" else {}
 
 

@@ -1,4 +1,4 @@
-"""Start packages that tune their Triton kernels at the first call within a case's time limit, and tune them well.
+"""Start packages that tune Triton kernels at the first call within a case's time limit; tune on the timed shapes.
 
 Triton compiles one kernel after another, and every candidate of each: minutes for a language model. Here work is first
 run without launching any kernel, which tells all that it will need, and that is compiled side by side. Candidates and

@@ -39,7 +39,7 @@ MINI_BATCHES = (16, 32, 64)  # what its Triton products and its registers allow
 
 
 class FlaTTTLinear:
-    """ttt-linear/fla, the layer's forward alone, held against the package's own PyTorch version."""
+    """ttt-linear/fla, the layer's forward alone, compared with the package's own PyTorch version."""
 
     def unavailable(self) -> str:
         """It has Triton kernels only."""

@@ -14,9 +14,9 @@ class TorchMamba(LanguageModel):
     """mamba/torch."""
 
     def unavailable(self) -> str:
-        """A figure of a GPU is not to be drawn from a path that nobody would run on one."""
+        """Unavailable on CUDA: use mamba/mamba-ssm there, as nobody would run this path on a GPU."""
         if device() == "cuda":
-            return "transformers' Mamba is the CPU's baseline; on a GPU mamba/mamba-ssm is"
+            return "transformers' Mamba is unavailable on CUDA: use mamba/mamba-ssm there"
         return ""
 
     def load(self, case: Case) -> Any:

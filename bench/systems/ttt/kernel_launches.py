@@ -1,4 +1,4 @@
-"""The kernels that a callable launches, and what each takes of a processor, read from a CUDA graph of it.
+"""The kernels that a callable launches, and the SM resources each uses, read from a CUDA graph of it.
 
 A graph names every kernel with its grid and its dynamic shared memory, and the driver knows what was compiled: no
 profiler slows the process in which the same kernels are timed afterwards.
