@@ -1,7 +1,7 @@
 # make bench: install, measure, write the page. make test: install, check, test.
 #
 #   VENV=.venv     where to install; VENV= uses what PYTHON already has, baselines included
-#   OUT=out/...    the run's folder; an interrupted run goes on with the same OUT
+#   OUT=out/...    the run's folder; resume an interrupted run with the same OUT
 #   SUITES=        what to run: `paper` on a GPU and `quick` without one by default, `all` for everything
 #   RUN_OPTIONS=   more options of `ttt-bench run`
 PYTHON ?= python3
@@ -79,7 +79,7 @@ chromium: $(INSTALLED)
 	  && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
 	|| echo "make test: install Chromium (apt-get install chromium); the report's tests open pages in it"
 
-# They hold its pages against the rules of accessibility, and are skipped without these.
+# They check its pages by the rules of accessibility, and are skipped without these.
 AXE := 4.14.1
 axe: build/axe-$(AXE).min.js
 
