@@ -83,7 +83,7 @@ class AxisEntry:
 
 
 @dataclass(frozen=True)
-class ClaimEntry:
+class PaperClaim:
     """What the source of a figure says of two systems: from x = `at_least` on, `system` is better than `other`.
 
     text: the claim in words, after "that". margin: by how much it may be worse and still keep the claim, as a share.
@@ -121,7 +121,7 @@ class FigureEntry:
     forms: bool = False
     floor: bool = False
     primary: tuple[str, ...] = ()
-    claims: tuple[ClaimEntry, ...] = ()
+    claims: tuple[PaperClaim, ...] = ()
 
 
 @dataclass(frozen=True)

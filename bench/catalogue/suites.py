@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from bench.catalogue.systems import HEADLINES
 from bench.errors import UserError
-from harness.catalogue import ClaimEntry as Claim
 from harness.catalogue import FigureEntry as Figure
+from harness.catalogue import PaperClaim as Claim
 
 LANGUAGE_MODELS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
 # Today's recurrent models stand beside the paper's four in its figures.

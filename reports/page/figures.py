@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.catalogue import Catalogue, ClaimEntry, FigureEntry, MetricEntry
+from harness.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
 from harness.interval import FEWEST
 from reports.page.lines import Line, Looks, Panel, forms_of, sortable
 from reports.stats import MACHINE_COLUMNS, NOTES, option_columns
@@ -42,7 +42,7 @@ class Figure:
     best: bool
     lines: list[Line]
     headline: bool = False  # it answers the question of its run
-    claims: tuple[ClaimEntry, ...] = ()
+    claims: tuple[PaperClaim, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

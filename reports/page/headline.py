@@ -6,7 +6,7 @@ from itertools import groupby
 
 import pandas as pd
 
-from harness.catalogue import Catalogue, ClaimEntry
+from harness.catalogue import Catalogue, PaperClaim
 from reports.page.figures import Figure
 from reports.page.lines import Line
 from reports.stats import CACHE_FULL, MACHINE_COLUMNS, MARKS
@@ -156,7 +156,7 @@ def _claims(table: pd.DataFrame, catalogue: Catalogue, figures: Iterable[Figure]
             yield _judged(table, catalogue, figure, claim)
 
 
-def _judged(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, claim: ClaimEntry) -> str:
+def _judged(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, claim: PaperClaim) -> str:
     """Whether a claim of the source holds at every x that it is about; "" where the run cannot say."""
     own, other = (_of_system(table, catalogue, figure, system) for system in (claim.system, claim.other))
     lower = _lower_is_better(catalogue, figure)

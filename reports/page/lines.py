@@ -10,12 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from harness.catalogue import Catalogue, FigureEntry
+from harness.catalogue import DASHES, MARKERS, TONES, Catalogue, FigureEntry
 from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns
 
-TONES = 8
-MARKERS = ("circle", "square", "diamond", "triangle-up", "pentagon", "triangle-down", "star")
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 FLOOR = "floor_ms"
 _FLOOR_DASHES = ("dot", "dashdot")
 _TIMINGS = {"graph": "timed in CUDA graphs", "eager": "timed eagerly", "engine": "timed by the engine itself"}
@@ -62,7 +59,8 @@ def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
         tones = [tone for tone in range(TONES) if tone not in {look.tone for look in looks.values()}]
         markers = [marker for marker in MARKERS if marker not in {look.marker for look in looks.values()}]
         number = len(looks)
-        looks[name] = Look(tones[0] if tones else number % TONES, markers[0] if markers else MARKERS[number % 7])
+        tone = tones[0] if tones else number % TONES
+        looks[name] = Look(tone, markers[0] if markers else MARKERS[number % len(MARKERS)])
     return looks
 
 
