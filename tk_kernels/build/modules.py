@@ -83,7 +83,7 @@ def missing_to_compile() -> str:
         named = os.environ.get("THUNDERKITTENS_ROOT")
         if named:
             return f"THUNDERKITTENS_ROOT={named} has no include/kittens.cuh"
-        return "there are no ThunderKittens headers (set THUNDERKITTENS_ROOT to a checkout)"
+        return "there are no ThunderKittens headers (run `ttt-bench build`, or set THUNDERKITTENS_ROOT to a checkout)"
     return ""
 
 

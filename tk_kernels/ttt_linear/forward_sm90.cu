@@ -5,6 +5,7 @@
 //     Zbar = Q W + b - tril(s_i lr_j (Q K^T + 1)) G
 //     out  = Q + LN(Zbar)
 //     W   -= s_last K^T (lr G)                b -= s_last sum_j lr_j G_j
+// From `gradient` on, G in the code is -s_last lr G: what is subtracted here is added there.
 //
 // Every row of G sums to zero over its columns, so the mean of W over its columns never changes, and LN does not see
 // it. The kernel takes it out at the start and puts it back at the end; in between, the rows of Z and Zbar have mean
@@ -476,12 +477,12 @@ template <typename L> struct linear_consumer {
             #pragma unroll
             for (int i = 0; i < TALL; ++i) {
                 #pragma unroll
-                for (int n = 0; n < ALL; ++n) {
+                for (int c = 0; c < ALL; ++c) {
                     rt<bf16, 16, 16, ducks::rt_layout::col> k;
-                    load(k, in.k, i, n);
+                    load(k, in.k, i, c);
                     #pragma unroll
                     for (int m = 0; m < OWN; ++m)
-                        warp::mma_AB_base(Wt.tiles[m][n], Gt[i].tiles[m][0], k.tiles[0][0], Wt.tiles[m][n]);
+                        warp::mma_AB_base(Wt.tiles[m][c], Gt[i].tiles[m][0], k.tiles[0][0], Wt.tiles[m][c]);
                 }
                 product_t(bias.tiles[0], ones.tiles[0][0], Gt[i]);
             }
