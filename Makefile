@@ -59,7 +59,7 @@ systems.toml:
 	cp bench/requirements/systems.toml $@
 
 test: $(INSTALLED) lint chromium axe slurm
-	$(PY) -m pytest -m "not gpu" --numprocesses auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu" --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-gpu: $(INSTALLED)
 	$(PY) -m pytest -m gpu
