@@ -86,6 +86,7 @@ _SETTERS: dict[str, Callable[[Any, Any], object]] = {
     "grad_enabled": lambda torch, value: torch.set_grad_enabled(value),
     "deterministic_algorithms": lambda torch, value: torch.use_deterministic_algorithms(value),
     "matmul_precision": lambda torch, value: torch.set_float32_matmul_precision(value),
-    "default_device": lambda torch, value: torch.set_default_device(value),
+    # Named, even the CPU would stand between every later call and its work.
+    "default_device": lambda torch, value: torch.set_default_device(None if value == "cpu" else value),
     "cudnn_benchmark": _set_cudnn_benchmark,
 }

@@ -36,6 +36,7 @@ def settings() -> dict[str, object]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "precision": torch.get_float32_matmul_precision(),
         "device": torch.get_default_device(),
+        "modes": torch._C._len_torch_function_stack(),
         "benchmark": torch.backends.cudnn.benchmark,
     }
 
