@@ -222,8 +222,18 @@ def verify(
     from bench.commands import measure
     from harness.process import Limits
 
-    axes = {"mini_batch": mini_batch, "backbone": backbone, "checkpoint": checkpoint}
-    asked = measure.Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file, **axes)  # type: ignore[arg-type]
+    asked = measure.Asked(
+        tuple(suite or ()),
+        systems,
+        sizes,
+        batch,
+        context,
+        device,
+        systems_file,
+        mini_batch=mini_batch,
+        backbone=backbone,
+        checkpoint=checkpoint,
+    )
     measure.verify(asked, limits=Limits(time_limit, start_limit))
 
 
@@ -438,8 +448,18 @@ def profile(
     from bench.commands.profile import profile
     from harness.process import Limits
 
-    axes = {"mini_batch": mini_batch, "backbone": backbone, "checkpoint": checkpoint}
-    asked = measure.Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file, **axes)  # type: ignore[arg-type]
+    asked = measure.Asked(
+        tuple(suite or ()),
+        systems,
+        sizes,
+        batch,
+        context,
+        device,
+        systems_file,
+        mini_batch=mini_batch,
+        backbone=backbone,
+        checkpoint=checkpoint,
+    )
     limits = Limits(time_limit, start_limit)
     profile(asked, out, way=way, resume=resume, limits=limits, arguments=sys.argv[1:])
 

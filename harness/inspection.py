@@ -33,8 +33,9 @@ _GLANCED_AT = 1 << 12  # elements that are looked at in the moment in which a ca
 _WRITERS_S = 0.01  # in which a thread that is still at work would write
 _LATE_S = 5e-3  # of device work after the last timed call has ended
 _SHORT = 0.4  # of the time on new inputs: samples below it did less work
-_TRIES = 6  # further calls before a checked call that took longer counts: others may have disturbed it;
-_MORE_TRIES, _TRIES_S = 30, 5.0  # of short ones more, for as long
+# Further calls before a checked call that took longer counts, as others may have disturbed it: at least the first,
+# and where calls are short as many as the second within these seconds.
+_TRIES, _MORE_TRIES, _TRIES_S = 6, 30, 5.0
 _BRIEF_MS = 50.0  # of a call that may be checked more than once whatever it shows
 _BELOW_FLOOR = 0.5  # of the floor, whose ceilings were measured with an error of their own
 

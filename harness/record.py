@@ -270,13 +270,8 @@ def _finite(value: Any) -> Any:
 
 def _printable_texts(value: Any) -> Any:
     """The value with every text in it, keys too, made printable."""
-    kind = type(value)
-    if kind is str:
-        return value if value.isascii() and value.isprintable() else printable(value)
-    if kind is dict:
-        return {printable(str(name)): _printable_texts(inner) for name, inner in value.items()}
-    if kind is list or kind is tuple:
-        return [_printable_texts(inner) for inner in value]
     if isinstance(value, str):
         return printable(value)
-    return _printable_texts(dict(value)) if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return {printable(str(name)): _printable_texts(inner) for name, inner in value.items()}
+    return [_printable_texts(inner) for inner in value] if isinstance(value, list | tuple) else value

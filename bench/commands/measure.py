@@ -90,8 +90,16 @@ def plan(asked: Asked) -> Plan:
     device, here = _device(asked.device, machine["device_kind"])
     checkpoint = open_checkpoint(asked.checkpoint)
     names, systems, budget_s = _suites(asked, device, checkpoint)
-    axes = {"mini_batch": asked.mini_batch, "backbone": asked.backbone, "checkpoint": checkpoint}
-    selection = select(systems, asked.sizes, asked.batch, asked.context, device, **axes)  # type: ignore[arg-type]
+    selection = select(
+        systems,
+        asked.sizes,
+        asked.batch,
+        asked.context,
+        device,
+        mini_batch=asked.mini_batch,
+        backbone=asked.backbone,
+        checkpoint=checkpoint,
+    )
     suites = [find_suite(name) for name in names]
     for suite in suites:
         _refuse_without_gpu(suite, device)

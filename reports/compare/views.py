@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from importlib.resources import files
 from typing import Any
 
 from harness.reason import printable
@@ -64,12 +63,11 @@ def to_json(comparison: Comparison) -> str:
 
 def page(comparison: Comparison) -> str:
     """One HTML page with everything in it."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from reports.resources import environment, source
 
-    environment = Environment(loader=PackageLoader("reports.compare", "."), autoescape=True, undefined=StrictUndefined)
     reach = _reach(comparison.rows)
-    return environment.get_template("compare.html.j2").render(
-        style=files("reports.page").joinpath("style.css").read_text("utf-8"),
+    return environment("reports.compare").get_template("compare.html.j2").render(
+        style=source("reports.page", "style.css"),
         comparison=comparison,
         columns=COLUMNS,
         rows=[(row, _cells(row), _plot(row, reach)) for row in comparison.rows],

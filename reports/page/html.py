@@ -8,11 +8,10 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
@@ -29,6 +28,7 @@ from reports.page.lines import system_looks
 from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
 from reports.profiles.section import style as profile_style
+from reports.resources import environment, source
 from reports.roofline import RATE_COLUMNS
 from reports.stats import (
     CASE_COLUMNS,
@@ -45,6 +45,7 @@ from reports.stats import (
 from reports.tables import plain, said
 
 TITLE = "Test-Time Training, measured"
+PACKAGE = "reports.page"
 PROGRAM = ("table.js", "points.js", "drawing.js", "files.js", "pivot.js", "figures.js", "page.js")
 DIGITS = 6
 # Of the page's own columns; metrics and axes are called as the catalogue says.
@@ -137,8 +138,9 @@ def render(
         "failures": failures(table),
         "profiles": _profiled_rows(records, profiled),
     }
-    program = "\n".join(['"use strict";', *map(_source, PROGRAM), *([profile_script()] if profiled else [])])
-    loader = _source("load.js")
+    sources = [source(PACKAGE, name) for name in PROGRAM]
+    program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
+    loader, plotly = source(PACKAGE, "load.js"), None if around else plotly_source()
     found, models = headline(table, catalogue, drawn), fairness(records, catalogue)
     return _template().render(
         label=LABELS.get,
@@ -164,11 +166,11 @@ def render(
         around=around,
         records=None if around else packed("".join(f"{record.to_json()}\n" for record in records)),
         profiles=profiled.html if profiled else None,
-        style=Markup(_source("style.css") + (profile_style() if profiled else "")),
-        plotly=None if around else packed(plotly_source()),
+        style=Markup(source(PACKAGE, "style.css") + (profile_style() if profiled else "")),
+        plotly=plotly and packed(plotly),
         program=packed(program),
         loader=Markup(loader),
-        script_hashes=[_hash(each) for each in (program, loader, *([] if around else [plotly_source()]))],
+        script_hashes=[_hash(each) for each in (program, loader, plotly) if each],
     )
 
 
@@ -180,8 +182,7 @@ def _profiled_rows(records: list[Record], profiled: Section | None) -> dict[int,
 
 @cache
 def _template() -> Template:
-    environment = Environment(loader=PackageLoader("reports.page", "."), autoescape=True, undefined=StrictUndefined)
-    return environment.get_template("page.html.j2")
+    return environment(PACKAGE).get_template("page.html.j2")
 
 
 def plotly_source() -> str:
@@ -300,10 +301,6 @@ def packed(text: str) -> Markup:
     """
     data = base64.b85encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
     return Markup(data.translate(str.maketrans("<>&", ",.:")))
-
-
-def _source(name: str) -> str:
-    return files("reports.page").joinpath(name).read_text("utf-8")
 
 
 def _hash(script: str) -> str:

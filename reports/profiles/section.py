@@ -5,10 +5,8 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from harness.profile_record import Profile
@@ -17,7 +15,9 @@ from harness.run import Run
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
 from reports.profiles.parts import LABELS, Part, kernel_floor_us, kernel_parts, parts
 from reports.profiles.words import agreement, recorded_ms, roofs, sentences, short, waits
+from reports.resources import environment, source
 
+PACKAGE = "reports.profiles"
 SCRIPTS = ("section.js", "roofline.js", "timeline.js", "links.js", "start.js")
 _BAR = 1000.0  # units of a bar's width
 _NAME_LIMIT = 120  # characters of a kernel's full name in the page
@@ -82,10 +82,10 @@ def section(run: Run) -> Section:
         return Section(None)
     recorded = recorded_ms(run.records())
     groups = [(title, _shown(run, group, recorded)) for title, group in _groups(good).items()]
-    environment = Environment(loader=PackageLoader("reports.profiles", "."), autoescape=True, undefined=StrictUndefined)
-    environment.globals["compared"] = compared
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    html = environment.get_template("section.html.j2").render(
+    jinja = environment(PACKAGE)
+    jinja.globals["compared"] = compared
+    jinja.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    html = jinja.get_template("section.html.j2").render(
         groups=groups,
         labels=LABELS,
         columns=COLUMNS,
@@ -104,13 +104,13 @@ def compared(shown: Shown, group: Iterable[Shown]) -> Shown | None:
 
 def script() -> str:
     """The section's script; its names are its own."""
-    sources = "\n".join(files("reports.profiles").joinpath(name).read_text("utf-8") for name in SCRIPTS)
+    sources = "\n".join(source(PACKAGE, name) for name in SCRIPTS)
     return f"{{\n{sources}}}\n"
 
 
 def style() -> str:
     """The section's style, which takes its colours from the page's variables."""
-    return files("reports.profiles").joinpath("section.css").read_text("utf-8")
+    return source(PACKAGE, "section.css")
 
 
 # Of the table of kernels: (name in a row, heading, whether it is a number, digits)

@@ -2,28 +2,30 @@
 
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 
 from harness.interval import FEWEST
 from reports.compare.comparison import BETWEEN_RUNS, LOG_LIMIT, NAMED, STORED_BAR, VERDICTS
 from reports.compare.views import COLUMNS, SCALE, STORED_MEANING, WIDTH
+from reports.page.html import PACKAGE as PAGE
 from reports.page.html import embedded_json
+from reports.resources import environment, source
 from reports.site.entry import PLOTLY, Entry
 from reports.site.feed import feed
 from reports.site.history import History
 
+PACKAGE = "reports.site"
 _SCRIPTS = {"site.js": "index.js", "compare.js": "compare.js", "over-time.js": "history.js"}
 _CHANGES_SHOWN = 200
 
 
 def shared_files(entries: Sequence[Entry], histories: Sequence[History], url: str) -> dict[str, str]:
     """Their texts by their path in the site. entries: the newest first; url: "" for no feed."""
-    table = _source("table.js", "reports.page")
-    found = {f"assets/{name}": table + _source(source) for name, source in _SCRIPTS.items()}
-    found["assets/site.css"] = _source("style.css", "reports.page") + _source("site.css")
+    table = source(PAGE, "table.js")
+    found = {f"assets/{name}": table + source(PACKAGE, script) for name, script in _SCRIPTS.items()}
+    found["assets/site.css"] = source(PAGE, "style.css") + source(PACKAGE, "site.css")
     found["index.html"] = _index(entries, histories, bool(url))
     found["compare.html"] = _compare(entries)
     found |= {history.page: _over_time(history, entries) for history in histories}
@@ -32,17 +34,7 @@ def shared_files(entries: Sequence[Entry], histories: Sequence[History], url: st
 
 @cache
 def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("reports.site", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _source(name: str, package: str = "reports.site") -> str:
-    return files(package).joinpath(name).read_text("utf-8")
+    return environment(PACKAGE, tidy=True)
 
 
 def _drawn(template: str, up: str = "", **values: Any) -> str:

@@ -10,12 +10,6 @@ PHONE = {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
-def browser():
-    with browsing.browser() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profiles")
     run = synthetic_profiles.write_run(folder / "run")

@@ -18,12 +18,6 @@ BOTH_AXES = """() => [...document.querySelectorAll("figure")].map(figure => ["x"
   axis => figure.querySelectorAll(`.${axis}axislayer-above .${axis}tick`).length))"""
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with browsing.browser() as opened:
-        yield opened
-
-
 def forward(context=2048, system="ttt-linear", backend="thunderkittens", **fields):
     return Case(system, backend, "1.3b", "forward", 16, context, **fields)
 

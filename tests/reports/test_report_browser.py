@@ -36,12 +36,6 @@ FIG20 = next(number for number, figure in enumerate(FIGURES) if figure.id == "fi
 
 
 @pytest.fixture(scope="module")
-def browser():
-    with browsing.browser() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     return {

@@ -8,12 +8,6 @@ from harness.case import Case
 from harness.interval import repeats_interval
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with browsing.browser() as opened:
-        yield opened
-
-
 def forward(context, system="ttt-linear", backend="thunderkittens"):
     return Case(system, backend, "1.3b", "forward", 16, context)
 

@@ -22,12 +22,6 @@ MOVING = """() => [...document.querySelectorAll("*")].filter(e => {
 }).map(e => e.outerHTML.slice(0, 80))"""
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with browsing.browser() as opened:
-        yield opened
-
-
 def on_a_cpu():
     """The run of `ttt-bench run quick` on a CPU, with cases that others disturbed, and one that failed."""
     loaded = {"cpu": {"model": "Xeon", "cores": 2, "others_share": 0.5, "idle_share": 0.0}}

@@ -16,12 +16,6 @@ DESK, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
-def browser():
-    with browsing.browser() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     return browsing.save(PAPER, tmp_path_factory.mktemp("tables"), "paper")
 

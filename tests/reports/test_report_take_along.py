@@ -23,12 +23,6 @@ STATE = """number => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with browsing.browser() as opened:
-        yield opened
-
-
 def two_backends():
     """Figure 15's forward of three lines, one of them another backend's."""
     pairs = (

@@ -72,12 +72,6 @@ def runs_of(folder):
 
 
 @pytest.fixture(scope="module")
-def browser():
-    with browsing.browser() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     return runs_of(tmp_path_factory.mktemp("runs"))
 
