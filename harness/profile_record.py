@@ -28,7 +28,8 @@ class Profile(Region):
     """What a profiler found of a case.
 
     status, reason: as in a record; all but "ok" have a reason and no kernels. tools: name -> version. commands: without
-    folders. notes: sentences on what is missing. environment: device, device_kind, software, commit, dirty.
+    folders. notes: sentences on what is missing. environment: device, device_kind, software, commit, dirty. stages_s:
+    how long the profiling took, by "times" and "ratios", a started worker and its model included.
     """
 
     case: Annotated[
@@ -43,6 +44,7 @@ class Profile(Region):
     notes: tuple[str, ...] = ()
     environment: dict[str, Any] = field(default_factory=dict)
     started_at: str = ""
+    stages_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()

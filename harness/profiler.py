@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -151,14 +152,17 @@ class Profiler:
         found: list[Profile] = []
         with _Worker(launch, self.limits) as worker:
             for planned in pending:
+                start = time.monotonic()
                 profile, record = self._times(worker, launch, planned)
+                profile = _took(profile, "times", start)
                 self._keep(job, profile, record)
                 found.append(profile)
                 if profile.status != "ok" or not self._wants_ratios:
                     self.on_profile(profile)
         for place, profile in enumerate(found):
             if profile.status == "ok" and self._wants_ratios:
-                found[place] = self._with_ratios(launch, profile)
+                start = time.monotonic()
+                found[place] = _took(self._with_ratios(launch, profile), "ratios", start)
                 write_profile(self.run.folder, found[place])
                 self.on_profile(found[place])
         return found
@@ -361,6 +365,11 @@ def _profile(planned: Planned, values: Mapping[str, Any]) -> Profile:
         return Profile.from_values({"case": planned.case.to_dict(), **values})
     except RecordError as error:
         raise ProfileError(str(error)) from None
+
+
+def _took(profile: Profile, stage: str, start: float) -> Profile:
+    """The profile with the seconds since `start` as those of a stage."""
+    return replace(profile, stages_s={**profile.stages_s, stage: time.monotonic() - start})
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bench.commands import measure
 from bench.errors import UserError
+from bench.estimate import in_words
 from harness.process import Limits
 from harness.profile_record import Profile
 from harness.profiler import WAYS, Profiler, choose
@@ -86,7 +87,8 @@ class _Shown:
         if profile.status != "ok":
             print(f"{counter} {profile.status} {profile.case.label}: {profile.reason}", flush=True)
             return
-        print(f"{counter} {profile.case.label}: {agreement(profile, self._recorded.get(profile.case.key))}", flush=True)
+        agrees = agreement(profile, self._recorded.get(profile.case.key))
+        print(f"{counter} {profile.case.label}: {agrees} ({in_words(sum(profile.stages_s.values()))})", flush=True)
         print(f"    {' '.join(sentences(profile))}", flush=True)
         for note in profile.notes:
             print(f"    ({note})", flush=True)

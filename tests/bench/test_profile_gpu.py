@@ -33,7 +33,7 @@ KINDS = {
 
 def ttt_bench(*arguments: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench", *map(str, arguments), "--device", "cuda"]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=800)
 
 

@@ -221,7 +221,7 @@ def test_a_cuda_workload_is_measured_with_its_memory() -> None:
 
     class OnGpu(Fake):
         def build(self, case: Any) -> Workload:
-            return Workload(run=lambda: x.mul(1.0), device="cuda", tokens=1)
+            return Workload(run=lambda: x.mul(1.0), device="cuda", tokens=case.batch * case.context)
 
     for timing in ("eager", "graph"):
         for l2 in ("warm", "cold"):
