@@ -16,6 +16,7 @@ _ESTIMATES = 3
 # Steps of TTT-Linear, warmed up for 11 samples: at B = 512 (0.8 s) they still fell by 8%, from 5.06 to 4.72 ms, within
 # half a second; at B = 1024 (1.5 s) they rose from 8.52 to 8.94 and fell to 8.59 ms.
 SETTLES_S = 2.0
+WAKES_S = 0.5  # below the cap nothing swings: the clocks only rise from those of rest
 # A run this long is its own estimate: repeating it would spend minutes on what it has shown.
 _LONG_S = 0.25
 
@@ -54,6 +55,7 @@ class CudaEventClock:
     """
 
     settles_s = SETTLES_S
+    wakes_s = WAKES_S
 
     def __init__(self, timing: str = "eager", l2: str = "warm") -> None:
         self.own_bytes = 0

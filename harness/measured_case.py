@@ -212,7 +212,7 @@ class CaseRun:
                     return take_engine_samples(workload.engine_samples(self.policy), self.policy, throttled)
             with self._stage("warm_up"):
                 clock.prepare(inspector.run)
-                warm_up(clock, self.policy)
+                warm_up(clock, self.policy, throttled)
             with self._stage("sample"), energy:
                 timing = take_samples(clock, self.policy, throttled, inspector.before_sample)
         timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
@@ -287,7 +287,7 @@ def clock_for(case: Case, workload: Workload) -> Clock:
 
 
 def sampling_settings(workload: Workload, clock: Clock, policy: Policy) -> dict[str, str]:
-    """For how long, in seconds, and how often the record's case might be sampled, and its least warm-up.
+    """For how long, in seconds, and how often the record's case might be sampled, and its least warm-up if throttled.
 
     Without the warm-up where the system times itself: what it leaves out of its samples is its own affair.
     """
@@ -297,5 +297,5 @@ def sampling_settings(workload: Workload, clock: Clock, policy: Policy) -> dict[
         "max_samples": policy.max_samples,
     }
     if workload.engine_samples is None:
-        allowed["warmup_s"] = least_warmup_s(clock, policy)
+        allowed["warmup_s"] = least_warmup_s(clock, policy, limited=True)
     return {name: str(value) for name, value in allowed.items()}

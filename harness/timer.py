@@ -19,9 +19,9 @@ class Policy:
 
     Sampling ends once the `confidence` interval of the median lies within `interval` of it (from `interval_samples`
     on), at `max_samples`, or when `budget_s` is spent; never before `min_samples`. Warm-up lasts `warmup_s`, or for as
-    long as the clock's device `settles_s` (at most `budget_s`), then until two successive windows of samples agree
-    within `steady`; a single run that takes all of that time is enough. It is over after `warmup_max_s` whatever is
-    missing. Raises ValueError where a value cannot be.
+    long as the clock's device needs (`wakes_s`; `settles_s` where it is throttled meanwhile), then until two successive
+    windows of samples agree within `steady`; a single run that takes all of that time is enough. It is over after
+    `warmup_max_s` whatever is missing. Raises ValueError where a value cannot be.
     """
 
     min_samples: int = 1
@@ -73,13 +73,14 @@ def no_inspection() -> None:
 class Clock(Protocol):
     """Times one callable. `own_bytes` of device memory are the clock's, not the callable's.
 
-    settles_s: seconds of load after which the device's own controllers no longer change its speed.
-    loaded_s: seconds of them that `prepare` spent, its first call left out.
+    wakes_s: seconds of load after which a device that was at rest runs at its speed. settles_s: the same for a load
+    that its controllers slow down. loaded_s: seconds of them that `prepare` spent, its first call left out.
     replays: whether calls are replays of a capture, which write to the outputs of the captured one.
     """
 
     own_bytes: int
     launches: int
+    wakes_s: float
     settles_s: float
     loaded_s: float
     replays: bool
@@ -99,8 +100,7 @@ class CpuClock:
 
     own_bytes = 0
     launches = 1
-    settles_s = 0.0
-    loaded_s = 0.0
+    wakes_s = settles_s = loaded_s = 0.0
     replays = False
 
     def prepare(self, run: Callable[[], object]) -> None:
@@ -124,20 +124,21 @@ def never_throttled() -> bool:
     return False
 
 
-def measure(run: Callable[[], object], clock: Clock, policy: Policy) -> Timing:
-    """Time `run`: prepare, warm up, sample."""
+def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
+    """Time `run`: prepare, warm up, sample. limited: whether it may be a load that the device slows down."""
     clock.prepare(run)
-    warm_up(clock, policy)
+    warm_up(clock, policy, lambda: limited)
     return take_samples(clock, policy)
 
 
-def warm_up(clock: Clock, policy: Policy) -> list[float]:
+def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
     """Run until steady, the device's controllers included; the samples on the way there."""
-    start, least = clock.now(), least_warmup_s(clock, policy)
+    start, limited = clock.now(), False
     samples: list[float] = []
-    while clock.loaded_s < least:
+    while clock.loaded_s < least_warmup_s(clock, policy, limited=True):
         samples.append(clock.sample())
-        elapsed = clock.now() - start
+        limited = limited or throttled()
+        elapsed, least = clock.now() - start, least_warmup_s(clock, policy, limited)
         each = elapsed / len(samples)
         steady = each >= least or _is_steady(samples, each, policy.steady)
         if elapsed >= policy.warmup_max_s or (elapsed >= least and steady):
@@ -145,12 +146,14 @@ def warm_up(clock: Clock, policy: Policy) -> list[float]:
     return samples
 
 
-def least_warmup_s(clock: Clock, policy: Policy) -> float:
+def least_warmup_s(clock: Clock, policy: Policy, limited: bool) -> float:
     """Seconds of warm-up before steadiness is asked for: those of the policy or of the device, whichever are more.
 
-    Of the device's, no more than the budget for sampling: who asks for a glance does not wait longer than it takes.
+    limited: whether the device slows the load down. Of the device's, no more than twice the budget for sampling: who
+    asks for a glance does not wait much longer than it takes.
     """
-    return min(policy.warmup_max_s, max(policy.warmup_s, min(clock.settles_s, policy.budget_s)))
+    needs_s = clock.settles_s if limited else clock.wakes_s
+    return min(policy.warmup_max_s, max(policy.warmup_s, min(needs_s, 2 * policy.budget_s)))
 
 
 def _is_steady(samples: list[float], seconds_each: float, tolerance: float) -> bool:

@@ -184,7 +184,7 @@ def test_a_gpu_is_loaded_until_its_power_controller_has_settled(
     clock = CudaEventClock(l2=l2)
     clock.prepare(gpu.kernel("a", run_ms))
     before = gpu.now_ms
-    warm_up(clock, Policy())
+    warm_up(clock, Policy(), lambda: True)
     assert (gpu.now_ms - before) / 1e3 == pytest.approx(warmed_up_s, rel=0.1)
 
 

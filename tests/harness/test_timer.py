@@ -25,8 +25,8 @@ class FakeClock:
     loaded_s = 0.0
     replays = False
 
-    def __init__(self, samples: Iterable[float], settles_s: float = 0.0) -> None:
-        self.settles_s = settles_s
+    def __init__(self, samples: Iterable[float], settles_s: float = 0.0, wakes_s: float = 0.0) -> None:
+        self.settles_s, self.wakes_s = settles_s, wakes_s
         self._samples = iter(samples)
         self._now_ms = 0.0
         self.prepared: Callable[[], object] | None = None
@@ -116,8 +116,8 @@ def test_warm_up_outlasts_a_swing_that_begins_after_samples_that_agree() -> None
     """The shape of a GPU at its power cap: 76 ms a sample, slower for half a second after 0.8 s."""
     swing = [*[75.0] * 10, 81.0, 80.5, 78.0, 77.0, 76.5, *itertools.repeat(76.0, 200)]
     hasty, settled = FakeClock(swing), FakeClock(swing, settles_s=2.0)
-    warm_up(hasty, Policy())
-    warm_up(settled, Policy())
+    warm_up(hasty, Policy(), lambda: True)
+    warm_up(settled, Policy(), lambda: True)
     assert hasty.sample() == 81.0
     assert settled.now() == pytest.approx(2.1, abs=0.1)
     assert settled.sample() == 76.0
@@ -126,11 +126,23 @@ def test_warm_up_outlasts_a_swing_that_begins_after_samples_that_agree() -> None
 @pytest.mark.parametrize(("sample_ms", "runs"), [(7.0, 286), (700.0, 3), (1500.0, 2), (2300.0, 1), (60_000.0, 1)])
 def test_work_of_seconds_settles_in_a_few_runs(sample_ms: float, runs: int) -> None:
     clock = FakeClock(itertools.repeat(sample_ms), settles_s=2.0)
-    assert len(warm_up(clock, Policy())) == runs
+    assert len(warm_up(clock, Policy(), lambda: True)) == runs
 
 
 def test_work_of_seconds_goes_on_while_it_drifts() -> None:
-    assert len(warm_up(FakeClock([1500.0, 1300.0, 1290.0], settles_s=2.0), Policy())) == 3
+    clock = FakeClock([1500.0, 1300.0, 1290.0], settles_s=2.0)
+    assert len(warm_up(clock, Policy(), lambda: True)) == 3
+
+
+def test_a_load_that_nothing_slows_down_only_wakes_the_device() -> None:
+    clock = FakeClock(itertools.repeat(5.0), settles_s=2.0, wakes_s=0.5)
+    assert len(warm_up(clock, Policy())) == 100
+
+
+def test_a_load_that_is_slowed_down_late_settles_all_the_same() -> None:
+    clock = FakeClock(itertools.repeat(5.0), settles_s=2.0, wakes_s=0.5)
+    throttled = (clock.now() > 0.3 for _ in itertools.count())
+    assert len(warm_up(clock, Policy(), lambda: next(throttled))) == 400
 
 
 def test_a_run_of_prepare_that_outlasts_the_warm_up_was_it() -> None:
@@ -141,17 +153,19 @@ def test_a_run_of_prepare_that_outlasts_the_warm_up_was_it() -> None:
 
 def test_warm_up_ends_at_its_most_whatever_the_device_needs() -> None:
     policy = Policy(warmup_s=0.1, warmup_max_s=0.5)
-    assert least_warmup_s(FakeClock([], settles_s=2.0), policy) == 0.5
-    assert len(warm_up(FakeClock(itertools.repeat(10.0), settles_s=2.0), policy)) == 50
+    assert least_warmup_s(FakeClock([], settles_s=2.0), policy, limited=True) == 0.5
+    assert len(warm_up(FakeClock(itertools.repeat(10.0), settles_s=2.0), policy, lambda: True)) == 50
 
 
 def test_a_glance_does_not_wait_longer_than_it_takes() -> None:
-    assert least_warmup_s(FakeClock([], settles_s=2.0), Policy(budget_s=0.8)) == 0.8
-    assert least_warmup_s(FakeClock([], settles_s=2.0), Policy(budget_s=0.1)) == Policy().warmup_s
+    clock = FakeClock([], settles_s=2.0, wakes_s=0.5)
+    assert least_warmup_s(clock, Policy(budget_s=0.8), limited=True) == 1.6
+    assert least_warmup_s(clock, Policy(budget_s=0.8), limited=False) == 0.5
+    assert least_warmup_s(clock, Policy(budget_s=0.1), limited=True) == Policy().warmup_s
 
 
 def test_a_cpu_warms_up_as_long_as_the_policy_says() -> None:
-    assert least_warmup_s(CpuClock(), Policy()) == Policy().warmup_s
+    assert least_warmup_s(CpuClock(), Policy(), limited=True) == Policy().warmup_s
 
 
 def test_throttled_samples_are_kept_and_marked() -> None:
