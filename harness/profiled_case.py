@@ -4,19 +4,21 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from harness.case import Case
 from harness.peak_memory import is_out_of_memory
-from harness.ranges import TIMED, nvtx_range, profiler_range, range_name, recorded
+from harness.ranges import COUNTED_LAYER, TIMED, nvtx_range, profiler_range, range_name, recorded, told
 from harness.system import Workload
 from harness.timer import Policy
 
 WARM_RUNS = 3
 RUNS = 5  # of what is timed, one after another
 LAUNCHES = 20_000  # of kernels in the timed region, about: a trace of more takes longer than it shows
+COUNTED_STEPS = 2  # of a call of generate, its last ones: what is done once a mini-batch is in the last
 _LONG_S = 1.0  # a run this long needs no second one to be warm
 
 Tool = Literal["kineto", "nsys", "ncu"]
@@ -60,7 +62,7 @@ def profile(case: Case, workload: Workload, policy: Policy, asked: ProfilerChoic
     if asked.tool == "kineto":
         found = _by_kineto(work, Path(asked.keep) if asked.keep else None)
     else:
-        found = {"units": _captured(work, whole=asked.tool == "nsys")}
+        found = {"units": _captured(work) if asked.tool == "nsys" else _counted(work)}
     return found | {"notes": work.notes, "work": {part: asdict(each) for part, each in workload.work.items()}}
 
 
@@ -73,6 +75,7 @@ class _Work:
         self.is_engine = workload.engine_samples is not None
         self.units = workload.units
         self.notes: list[str] = []
+        self.passes = 0  # of a call through the layer that is counted
         self._policy = replace(policy, min_samples=1, max_samples=1, budget_s=0.0)
         if case.l2 == "cold":
             self.notes.append("profiled with the L2 cache as the work leaves it, not cold")
@@ -86,9 +89,11 @@ class _Work:
             return
         for _ in range(WARM_RUNS):
             start = time.monotonic()
+            entered: list[str] = []
             # With the ranges on, so that what is compiled anew for them is compiled here.
-            with recorded():
+            with recorded(), told(entered.append):
                 self.ranged()
+            self.passes = entered.count(COUNTED_LAYER)
             _wait(self.device)
             if time.monotonic() - start > _LONG_S:
                 break
@@ -129,9 +134,29 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     return _values(found_in(timed, ranged, runs)) | {"units": runs * work.units}
 
 
-def _captured(work: _Work, whole: bool) -> int:
-    """Run in the region that Nsight captures; how many units were timed. whole: what is timed too, after the ranges."""
-    run = work.timed() if whole and not work.is_engine else None
+def _counted(work: _Work) -> int:
+    """A call in whose last passes through the counted layer Nsight counts; how many units the call has."""
+    first, passes = max(0, work.passes - COUNTED_STEPS), 0
+    with ExitStack() as region:
+
+        def entered(name: str) -> None:
+            nonlocal passes
+            if name != COUNTED_LAYER:
+                return
+            if passes == first:
+                region.enter_context(profiler_range(work.device))
+            passes += 1
+
+        if not work.passes:
+            region.enter_context(profiler_range(work.device))
+        with told(entered):
+            work.ranged()
+    return work.units
+
+
+def _captured(work: _Work) -> int:
+    """Run a call under its ranges, then what is timed, in the region of Nsight; how many units were timed."""
+    run = None if work.is_engine else work.timed()
     with profiler_range(work.device):
         work.ranged()
         if run is not None:

@@ -10,6 +10,7 @@ from profile_helpers import WithTorch, case
 from harness import profiled_case
 from harness.measured_case import PROFILE, CaseRun
 from harness.profiled_case import RUNS, WARM_RUNS, ProfilerChoice, ceilings_by
+from harness.ranges import nvtx_range
 from harness.system import Workload
 from harness.timer import Policy
 
@@ -33,6 +34,34 @@ def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(monkeypatch:
     events.clear()
     assert profiled_case.profile(case(), workload, Policy(), ProfilerChoice("ncu"))["units"] == 16
     assert events == [*call * WARM_RUNS, "cpu", *call, "end"]
+
+
+@pytest.mark.parametrize(("steps", "counted"), [(1, [0]), (2, [0, 1]), (16, [14, 15])])
+def test_nsight_counts_in_the_last_steps_of_a_call(
+    monkeypatch: pytest.MonkeyPatch, steps: int, counted: list[int]
+) -> None:
+    inside = False
+    seen: list[int] = []
+
+    @contextmanager
+    def region(device: str) -> Iterator[None]:
+        nonlocal inside
+        inside = True
+        yield
+        inside = False
+
+    def run() -> None:
+        seen.clear()
+        for step in range(steps):
+            for layer in range(3):
+                with nvtx_range(f"layer {layer}"):
+                    if inside and layer == 1:
+                        seen.append(step)
+
+    monkeypatch.setattr(profiled_case, "profiler_range", region)
+    workload = Workload(run=run, units=steps)
+    found = profiled_case.profile(case(phase="generate"), workload, Policy(), ProfilerChoice("ncu"))
+    assert (found["units"], seen, inside) == (steps, counted, False)
 
 
 def test_an_engine_runs_one_batch_after_it_has_warmed_up() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from harness.ranges import nvtx_range, profiler_range
+from harness.ranges import nvtx_range, profiler_range, told
 
 
 def test_nvtx_range_is_popped_even_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,6 +14,15 @@ def test_nvtx_range_is_popped_even_after_an_error(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(KeyError), nvtx_range("forward"):
         raise KeyError
     assert calls == ["forward", "pop"]
+
+
+def test_who_asks_is_told_each_range_as_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    names: list[str] = []
+    with told(names.append), nvtx_range("prefill"), nvtx_range("layer 0"):
+        names.append("work")
+    with nvtx_range("nobody asks"):
+        assert names == ["prefill", "layer 0", "work"]
 
 
 def test_without_nvtx_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
