@@ -2,12 +2,24 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.transformer import Transformer
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def to_host(model: Model) -> Model:
+    """The model with its weights on the host; beside a GPU pinned, as each forward copies all of them there."""
+    pinned = torch.cuda.is_available()
+    model.to("cpu")
+    for weight in model.parameters() if pinned else ():
+        weight.data = weight.data.pin_memory()
+    return model
 
 
 @contextmanager

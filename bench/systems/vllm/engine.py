@@ -16,6 +16,7 @@ from bench import model_facts
 from bench.models import ModelConfig, checkpoint
 from bench.models.base import CausalLM
 from bench.models.factory import from_seed
+from bench.systems.blockwise import to_host
 from bench.systems.language_model import GATE_BATCH, GATE_PROMPT, GATE_STEPS, device, logits_verdict
 from harness.case import Case
 from harness.gate import Verdict
@@ -234,9 +235,8 @@ class Engine:
     def reference(self) -> CausalLM:
         """The repository's model with these weights in float32, on the host: beside the engine's cache is no room."""
         if self._reference is None:
-            self._reference = checkpoint.load_weights(self.model_config, self._folder.name, device(), torch.float32).to(
-                "cpu"
-            )
+            loaded = checkpoint.load_weights(self.model_config, self._folder.name, device(), torch.float32)
+            self._reference = to_host(loaded)
             torch.cuda.empty_cache()
         return self._reference
 

@@ -5,7 +5,7 @@ import torch
 
 from bench.models.config import model_config
 from bench.models.transformer import Transformer
-from bench.systems.blockwise import transformer_logits, visiting
+from bench.systems.blockwise import to_host, transformer_logits, visiting
 from bench.systems.mamba.scan import ScannedMamba
 
 CPU = torch.device("cpu")
@@ -43,4 +43,7 @@ def test_weights_on_the_host_give_the_logits_of_weights_on_the_gpu(system):
             return transformer_logits(model, ids, 2, device).cpu()
         return ScannedMamba(model.inner, device).logits(ids, 2).cpu()
 
-    torch.testing.assert_close(logits(gpu), logits(CPU), rtol=1e-3, atol=1e-4)
+    expected = logits(CPU)
+    to_host(model)
+    assert all(weight.is_pinned() for weight in model.parameters())
+    torch.testing.assert_close(logits(gpu), expected, rtol=1e-3, atol=1e-4)
