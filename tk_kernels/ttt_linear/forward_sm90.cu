@@ -86,13 +86,13 @@ template <typename L> struct linear_producer {
     static constexpr bool ROTATES_TOO = L::ROPE && L::HEADS > 1;
     static_assert(ROWS <= WARP_THREADS);  // each lane loads one learning rate
     const typename L::globals &g;
-    typename L::head_shared &s;
+    typename L::head_shared &shared;
     const typename L::rotations &rotations;
     const int batch, head, lane;
 
-    __device__ linear_producer(const typename L::globals &g_, typename L::head_shared &s_,
+    __device__ linear_producer(const typename L::globals &g_, typename L::head_shared &shared_,
                                const typename L::rotations &rotations_, int sequence)
-        : g(g_), s(s_), rotations(rotations_), batch(sequence / g_.heads), head(sequence % g_.heads),
+        : g(g_), shared(shared_), rotations(rotations_), batch(sequence / g_.heads), head(sequence % g_.heads),
           lane(::kittens::laneid()) {}
 
     // A stage is refilled once its output has been read out of it; that is waited for one mini-batch later.
@@ -112,21 +112,21 @@ template <typename L> struct linear_producer {
     }
     __device__ void store(int n) {
         const int stage = n % L::STAGES;
-        wait(s.finished[stage], n / L::STAGES & 1);
+        wait(shared.finished[stage], n / L::STAGES & 1);
         if (lane == 0) {  // store_async begins with the fence between the consumers' writes and TMA
-            tma::store_async<dim::DEPTH, cache_policy::NORMAL>(g.out, s.stages[stage].q, {batch, n, head, 0});
+            tma::store_async<dim::DEPTH, cache_policy::NORMAL>(g.out, shared.stages[stage].q, {batch, n, head, 0});
             tma::store_async_read_wait<1>();
         }
         __syncwarp();
     }
     __device__ void load(int n) {
         const int stage = n % L::STAGES;
-        auto &in = s.stages[stage];
-        auto &landed = L::ROPE ? s.landed[stage] : s.arrived[stage];
+        auto &in = shared.stages[stage];
+        auto &landed = L::ROPE ? shared.landed[stage] : shared.arrived[stage];
         if (lane < ROWS) {  // learning rates beyond the end are 0, so the rows there change nothing
             const int token = n * ROWS + lane;
             const float *rate = g.lr + (size_t(batch) * g.length + min(token, g.length - 1)) * g.heads + head;
-            copy_ahead(s.lr[stage][lane], rate, token < g.length);
+            copy_ahead(shared.lr[stage][lane], rate, token < g.length);
             asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(address(landed)) : "memory");
         }
         if (lane == 0) {
@@ -140,12 +140,12 @@ template <typename L> struct linear_producer {
     // (x, y) -> (x cos - y sin, x sin + y cos) for every pair of columns of q and k; a lane has four pairs of each row.
     __device__ void rotate(int n) {
         const int stage = n % L::STAGES, chunk = lane % 8;
-        wait(s.landed[stage], n / L::STAGES & 1);
+        wait(shared.landed[stage], n / L::STAGES & 1);
         #pragma unroll 1  // registers are few here
         for (int i = 0; i < ROWS / 2; ++i) {  // rows of q, then of k
             const int row = (lane / 8 + 4 * i) % ROWS;
             const int at = row * 128 + ((chunk ^ (row & 7)) << 4);  // the 128-byte swizzle of st
-            auto &tile = i < ROWS / 4 ? s.stages[stage].q : s.stages[stage].k;
+            auto &tile = i < ROWS / 4 ? shared.stages[stage].q : shared.stages[stage].k;
             auto *x = reinterpret_cast<uint4 *>(reinterpret_cast<char *>(&tile) + at);
             const float4 *angles = reinterpret_cast<const float4 *>(&rotations[row][4 * chunk]);
             const float4 first = angles[0], second = angles[1];
@@ -157,7 +157,8 @@ template <typename L> struct linear_producer {
             rotate_pair(pairs[3], second.z, second.w);
             *x = w;
         }
-        arrive(s.arrived[stage]);  // every lane for what it wrote: racecheck does not follow one lane arriving for all
+        // Every lane for what it wrote: racecheck does not follow one lane arriving for all.
+        arrive(shared.arrived[stage]);
     }
     __device__ static void rotate_pair(bf16_2 &pair, float c, float s) {
         const float2 x = widen(pair);
@@ -178,27 +179,27 @@ template <typename L> struct linear_consumer {
     using own_vec = row_vec<own_fl>;          // one value per column, e.g. gamma
 
     const typename L::globals &g;
-    typename L::head_shared &s;
+    typename L::head_shared &shared;
     const int warp, lane, head, sequence, slot;
     const int row, pair;            // an accumulator's element: rows `row`, `row` + 8; columns 2 `pair`, + 1
-    uint32_t offset, offset_b;      // of this lane's ldmatrix row in a tile, see load()
+    uint32_t tile_offset, tile_offset_b;  // of this lane's ldmatrix row in a tile, see load()
 
     rt_fl<L::COLS, HEAD_DIM> Wt;    // W^T of the own columns, less its mean over columns
     rt_fl<16, L::COLS> bias;        // b in every row
     own_vec gamma, beta, gamma_sq;
     bf16_2 of_zz[OWN][2], of_z[OWN][2], of_uz, of_u;  // B operands that sum rows: see moments()
-    float ratio[TALL][2];           // s_i / sigma of rows `row`, `row` + 8 of a tile
-    float sigma;
+    float ratio[TALL][2];           // s_i / last_scale of rows `row`, `row` + 8 of a tile
+    float last_scale;
     bool updates;
 
-    __device__ linear_consumer(const typename L::globals &g_, typename L::head_shared &s_, int sequence_, int warp_,
-                               int slot_)
-        : g(g_), s(s_), warp(warp_), lane(::kittens::laneid()), head(sequence_ % g_.heads), sequence(sequence_),
-          slot(slot_), row(lane / 4), pair(lane % 4) {
+    __device__ linear_consumer(const typename L::globals &g_, typename L::head_shared &shared_, int sequence_,
+                               int warp_, int slot_)
+        : g(g_), shared(shared_), warp(warp_), lane(::kittens::laneid()), head(sequence_ % g_.heads),
+          sequence(sequence_), slot(slot_), row(lane / 4), pair(lane % 4) {
         // the 128-byte swizzle of st; quarters of a 16 x 16 tile in the order of an A operand, and of two B operands
         const auto at = [&](int r, int half) { return r * 128 + ((warp * OWN * 32 + half * 16) ^ ((r & 7) << 4)); };
-        offset = at(lane % 16, lane / 16);
-        offset_b = at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+        tile_offset = at(lane % 16, lane / 16);
+        tile_offset_b = at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     }
 
     __device__ void sync() const {
@@ -209,14 +210,14 @@ template <typename L> struct linear_consumer {
     __device__ int column_of(int j) const { return (j ^ (warp * OWN)) * 16 + 2 * pair; }
 
     __device__ void load_parameters() {
-        const float *weight = g.ln_weight + head * HEAD_DIM, *offset_ = g.ln_bias + head * HEAD_DIM;
+        const float *weight = g.ln_weight + head * HEAD_DIM, *shift = g.ln_bias + head * HEAD_DIM;
         const auto only = [&](bool here, float x, float y) { return here ? pack(x, y) : pack(0.f, 0.f); };
         #pragma unroll
         for (int j = 0; j < OWN; ++j) {
             #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const int c = column_of(j) + 8 * h;
-                const float2 w = {weight[c], weight[c + 1]}, o = {offset_[c], offset_[c + 1]};
+                const float2 w = {weight[c], weight[c + 1]}, o = {shift[c], shift[c + 1]};
                 const float2 sq = {w.x * w.x, w.y * w.y};
                 gamma[j][h] = w;
                 beta[j][h] = o;
@@ -230,12 +231,12 @@ template <typename L> struct linear_consumer {
         of_uz = only(row == 6, 1.f, 1.f);
         of_u = only(row == 7, 1.f, 1.f);
 
-        // G is kept as -sigma lr G with sigma = s_{m-1}, so that W^T += G^T K.
+        // G is kept as -last_scale lr G with last_scale = s_{m-1}, so that W^T += G^T K.
         const float last = g.token_scale[ROWS - 1];
         updates = last > 0.f;
-        sigma = updates ? last : ALWAYS_UPDATES ? 0x1p-60f : 1.f;
+        last_scale = updates ? last : ALWAYS_UPDATES ? 0x1p-60f : 1.f;
         #pragma unroll
-        for (int i = 0; i < 2 * TALL; ++i) ratio[i / 2][i % 2] = g.token_scale[row + 8 * i] / sigma;
+        for (int i = 0; i < 2 * TALL; ++i) ratio[i / 2][i % 2] = g.token_scale[row + 8 * i] / last_scale;
     }
 
     // Loads W^T and b and subtracts their means over columns, which stay in shared memory.
@@ -260,7 +261,7 @@ template <typename L> struct linear_consumer {
                 bias.tiles[0][j].data[p] = {b[e], b[e + 1]};
             }
         }
-        take_out_mean(s.mean);
+        take_out_mean(shared.mean);
     }
     // Subtracts from W and b their means over columns, and leaves the means in `parts`.
     __device__ void take_out_mean(typename L::mean_parts &parts) {
@@ -331,7 +332,7 @@ template <typename L> struct linear_consumer {
             #pragma unroll
             for (int p = 0; p < 4; ++p) {
                 const int d = column_of(n) + 8 * (p / 2);
-                const float x = mean_of(s.mean, d), y = mean_of(s.mean, d + 1);
+                const float x = mean_of(shared.mean, d), y = mean_of(shared.mean, d + 1);
                 asm volatile("" ::: "memory");  // load the means of later columns later: registers are short
                 #pragma unroll
                 for (int m = 0; m < OWN; ++m) {
@@ -342,7 +343,7 @@ template <typename L> struct linear_consumer {
             }
         }
         if (row == 0) {
-            const float mean = mean_of(s.mean, HEAD_DIM);
+            const float mean = mean_of(shared.mean, HEAD_DIM);
             #pragma unroll
             for (int j = 0; j < OWN; ++j) {
                 #pragma unroll
@@ -359,7 +360,7 @@ template <typename L> struct linear_consumer {
     // of their own, because ldmatrix fills neighbouring registers and a B operand consists of two neighbours.
     template <bool B_OPERAND = false, typename RT>
     __device__ void load(RT &x, const typename L::tile &source, int i = 0, int first = 0) const {
-        const uint32_t base = address(source) + 2048 * i + (B_OPERAND ? offset_b : offset);
+        const uint32_t base = address(source) + 2048 * i + (B_OPERAND ? tile_offset_b : tile_offset);
         #pragma unroll
         for (int j = 0; j < RT::width; ++j) {
             bf16_2 *d = x.tiles[0][j].data;
@@ -372,7 +373,7 @@ template <typename L> struct linear_consumer {
     __device__ void store(typename L::tile &target, own_in &x) const {
         #pragma unroll
         for (int i = 0; i < TALL; ++i) {
-            const uint32_t base = address(target) + 2048 * i + offset;
+            const uint32_t base = address(target) + 2048 * i + tile_offset;
             #pragma unroll
             for (int j = 0; j < OWN; ++j) {
                 bf16_2 *d = x.tiles[i][j].data;
@@ -396,23 +397,23 @@ template <typename L> struct linear_consumer {
         float2 a[2] = {}, b[2] = {}, c[2] = {};  // columns 2 `pair`, + 1 of rows `row`, `row` + 8
         #pragma unroll
         for (int j = 0; j < OWN; ++j) {
-            bf16_2 zz[4], zs[4], uz[4], us[4];
+            bf16_2 zz[4], z_in[4], uz[4], u_in[4];
             #pragma unroll
             for (int p = 0; p < 4; ++p) {
                 const float2 x = z.tiles[i][j].data[p], w = u.tiles[i][j].data[p];
-                us[p] = pack(w.x, w.y);
-                zs[p] = pack(x.x, x.y);
+                u_in[p] = pack(w.x, w.y);
+                z_in[p] = pack(x.x, x.y);
                 zz[p] = pack(x.x * x.x, x.y * x.y);
                 uz[p] = pack(x.x * w.x, x.y * w.y);
             }
-            warp::hmma16816(a[0], a[1], us[0], us[1], us[2], us[3], of_u, of_u, a[0], a[1]);
-            warp::hmma16816(a[0], a[1], zs[0], zs[1], zs[2], zs[3], of_z[j][0], of_z[j][1], a[0], a[1]);
+            warp::hmma16816(a[0], a[1], u_in[0], u_in[1], u_in[2], u_in[3], of_u, of_u, a[0], a[1]);
+            warp::hmma16816(a[0], a[1], z_in[0], z_in[1], z_in[2], z_in[3], of_z[j][0], of_z[j][1], a[0], a[1]);
             warp::hmma16816(b[0], b[1], zz[0], zz[1], zz[2], zz[3], of_zz[j][0], of_zz[j][1], b[0], b[1]);
             warp::hmma16816(c[0], c[1], uz[0], uz[1], uz[2], uz[3], of_uz, of_uz, c[0], c[1]);
         }
         #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float2 *target = reinterpret_cast<float2 *>(s.moments[n % 2][warp][16 * i + row + 8 * r]) + pair;
+            float2 *target = reinterpret_cast<float2 *>(shared.moments[n % 2][warp][16 * i + row + 8 * r]) + pair;
             *target = {a[r].x + (b[r].x + c[r].x), a[r].y + (b[r].y + c[r].y)};
         }
     }
@@ -428,7 +429,7 @@ template <typename L> struct linear_consumer {
         while (n < whole) {
             const unsigned end = min(n + L::DRIFT_PERIOD, whole);
             for (; n < end; ++n) step<true>(zbar, n);
-            take_out_mean(s.drift);
+            take_out_mean(shared.drift);
         }
         store_state();
         if (g.length % ROWS) step<false>(zbar, n++);  // a short mini-batch: its rows are stored, W stays as it is
@@ -442,25 +443,25 @@ template <typename L> struct linear_consumer {
 
     template <bool COMPLETE> __device__ void step(own_fl &zbar, unsigned n) {
         const unsigned stage = n % L::STAGES;
-        auto &in = s.stages[stage];
-        wait(s.arrived[stage], n / L::STAGES & 1);
+        auto &in = shared.stages[stage];
+        wait(shared.arrived[stage], n / L::STAGES & 1);
         leave_squares(zbar, n);
 
         own_fl z, zq, u;
-        rt_fl<ROWS, ROWS> S;  // its lower triangle
+        rt_fl<ROWS, ROWS> scores;  // its lower triangle
         #pragma unroll
         for (int i = 0; i < TALL; ++i) {
             offsets(u, in, i);
-            products(z, zq, S, in, i);
+            products(z, zq, scores, in, i);
             moments(z, u, i, n);
         }
         sync();
 
-        // out of the previous mini-batch, whose squares this sync made visible: off the chain, it fills the chain's waits
+        // out of the previous mini-batch, whose squares this sync made visible: off the chain, it fills its waits
         own_in out;
         finish(out, zbar, n);
 
-        // G = -sigma lr ln_l2_grad(Z, V - K), and transposed
+        // G = -last_scale lr ln_l2_grad(Z, V - K), and transposed
         own_fl G;
         own_in G_in;
         rt<bf16, L::COLS, 16> Gt[TALL];
@@ -488,7 +489,7 @@ template <typename L> struct linear_consumer {
             }
         }
 
-        // Zbar = Zq + tril(s_i / sigma (S + 1)) G
+        // Zbar = Zq + tril(s_i / last_scale (scores + 1)) G
         #pragma unroll
         for (int i = 0; i < TALL; ++i) {
             #pragma unroll
@@ -496,7 +497,7 @@ template <typename L> struct linear_consumer {
             #pragma unroll
             for (int l = 0; l <= i; ++l) {
                 rt<bf16, 16, 16> A;
-                mask(A, S, i, l);
+                mask(A, scores, i, l);
                 product_t(zbar.tiles[i], A.tiles[0][0], Gt[l]);
             }
         }
@@ -521,12 +522,13 @@ template <typename L> struct linear_consumer {
         }
     }
 
-    // Z = K W + b ; Zq = Q W + b ; S = Q K^T, one 16-column tile of K and Q at a time, to save registers
-    __device__ void products(own_fl &z, own_fl &zq, rt_fl<ROWS, ROWS> &S, const typename L::stage &in, int i) const {
+    // Z = K W + b ; Zq = Q W + b ; scores = Q K^T, one 16-column tile of K and Q at a time, to save registers
+    __device__ void products(own_fl &z, own_fl &zq, rt_fl<ROWS, ROWS> &scores, const typename L::stage &in,
+                             int i) const {
         #pragma unroll
         for (int j = 0; j < OWN; ++j) z.tiles[i][j] = zq.tiles[i][j] = bias.tiles[0][j];
         #pragma unroll
-        for (int l = 0; l <= i; ++l) S.tiles[i][l] = {};
+        for (int l = 0; l <= i; ++l) scores.tiles[i][l] = {};
         #pragma unroll
         for (int n = 0; n < ALL; ++n) {
             rt<bf16, 16, 16> k, q;
@@ -541,31 +543,31 @@ template <typename L> struct linear_consumer {
             for (int l = 0; l <= i; ++l) {
                 rt<bf16, 16, 16> kb;
                 load<true>(kb, in.k, l, n);
-                warp::mma_ABt_base(S.tiles[i][l], q.tiles[0][0], kb.tiles[0][0], S.tiles[i][l]);
+                warp::mma_ABt_base(scores.tiles[i][l], q.tiles[0][0], kb.tiles[0][0], scores.tiles[i][l]);
             }
         }
     }
 
-    // -sigma lr G = (c1 gamma^2 + c2) z + c3 u + c4, four coefficients a row
+    // -last_scale lr G = (c1 gamma^2 + c2) z + c3 u + c4, four coefficients a row
     __device__ void gradient(own_fl &G, const own_fl &z, const own_fl &u, int i, unsigned n) const {
         float c1[2], c2[2], c3[2], c4[2];
         #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int token = 16 * i + row + 8 * r;
-            float4 a = s.moments[n % 2][0][token][0], b = s.moments[n % 2][0][token][1];
+            float4 a = shared.moments[n % 2][0][token][0], b = shared.moments[n % 2][0][token][1];
             #pragma unroll
             for (int w = 1; w < L::WARPS; ++w) {
-                const float4 c = s.moments[n % 2][w][token][0], d = s.moments[n % 2][w][token][1];
+                const float4 c = shared.moments[n % 2][w][token][0], d = shared.moments[n % 2][w][token][1];
                 a.x += c.x, a.y += c.y, a.z += c.z, a.w += c.w;
                 b.x += d.x, b.y += d.y, b.z += d.z, b.w += d.w;
             }
-            const float zz = a.x, gzz = a.y + a.z, gz = a.w + b.x, zs = b.y, uz = b.z, us = b.w;
+            const float zz = a.x, gzz = a.y + a.z, gz = a.w + b.x, z_sum = b.y, uz = b.z, u_sum = b.w;
             const float rstd = reciprocal_root(zz / HEAD_DIM + LN_EPS);
             const float mean_gx = rstd * (rstd * gzz + uz) / HEAD_DIM;
-            c3[r] = -sigma * s.lr[n % L::STAGES][token] * rstd;
+            c3[r] = -last_scale * shared.lr[n % L::STAGES][token] * rstd;
             c1[r] = c3[r] * rstd;
             c2[r] = -c1[r] * mean_gx;
-            c4[r] = -(c1[r] * gz + c2[r] * zs + c3[r] * us) / HEAD_DIM;  // so that a row sums to zero
+            c4[r] = -(c1[r] * gz + c2[r] * z_sum + c3[r] * u_sum) / HEAD_DIM;  // so that a row sums to zero
         }
         #pragma unroll
         for (int j = 0; j < OWN; ++j) {
@@ -591,9 +593,9 @@ template <typename L> struct linear_consumer {
             }
         }
     }
-    // Tile (i, l) of tril(s_i / sigma (S + 1)), l <= i
-    __device__ void mask(rt<bf16, 16, 16> &A, const rt_fl<ROWS, ROWS> &S, int i, int l) const {
-        const float2 *x = S.tiles[i][l].data;
+    // Tile (i, l) of tril(s_i / last_scale (scores + 1)), l <= i
+    __device__ void mask(rt<bf16, 16, 16> &A, const rt_fl<ROWS, ROWS> &scores, int i, int l) const {
+        const float2 *x = scores.tiles[i][l].data;
         const auto scaled = [](float2 x, float a, float b) {
             return narrow({x.x * a + a, x.y * b + b});
         };
@@ -622,7 +624,7 @@ template <typename L> struct linear_consumer {
             }
             sum.x = row_sum(sum.x);
             sum.y = row_sum(sum.y);
-            if (pair < 2) s.squares[n % 2][warp][16 * i + row + 8 * pair] = pair ? sum.y : sum.x;
+            if (pair < 2) shared.squares[n % 2][warp][16 * i + row + 8 * pair] = pair ? sum.y : sum.x;
         }
     }
     // out = Q + gamma zbar / std + beta of mini-batch n - 1
@@ -630,13 +632,13 @@ template <typename L> struct linear_consumer {
         #pragma unroll
         for (int i = 0; i < TALL; ++i) {
             rt<bf16, 16, L::COLS> q;
-            load(q, s.stages[(n - 1) % L::STAGES].q, i);
+            load(q, shared.stages[(n - 1) % L::STAGES].q, i);
             float rstd[2];
             #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 float sum = 0.f;
                 #pragma unroll
-                for (int w = 0; w < L::WARPS; ++w) sum += s.squares[n % 2][w][16 * i + row + 8 * r];
+                for (int w = 0; w < L::WARPS; ++w) sum += shared.squares[n % 2][w][16 * i + row + 8 * r];
                 rstd[r] = reciprocal_root(sum / HEAD_DIM + LN_EPS);
             }
             #pragma unroll
@@ -654,9 +656,9 @@ template <typename L> struct linear_consumer {
     // out over q's tile, which the producer then stores.
     __device__ void hand_over(own_in &out, unsigned n) {
         const unsigned stage = (n - 1) % L::STAGES;
-        store(s.stages[stage].q, out);
+        store(shared.stages[stage].q, out);
         __syncwarp();
-        if (lane == 0) arrive(s.finished[stage]);
+        if (lane == 0) arrive(shared.finished[stage]);
     }
 
     // k and lr G of an incomplete mini-batch. Rows beyond its end are 0: k is read and lr is set as 0 there.
@@ -666,7 +668,7 @@ template <typename L> struct linear_consumer {
         for (int i = 0; i < TALL; ++i) load(k[i], in.k, i);
         each_row([&](float2 &k_row, float2 &g_row, int i, int j, int p) {
             k_row = widen(k[i].tiles[0][j].data[p]);
-            g_row = {-G.tiles[i][j].data[p].x / sigma, -G.tiles[i][j].data[p].y / sigma};
+            g_row = {-G.tiles[i][j].data[p].x / last_scale, -G.tiles[i][j].data[p].y / last_scale};
         });
     }
     __device__ void zero_rows() const {
