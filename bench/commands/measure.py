@@ -12,8 +12,9 @@ from typing import Any
 from bench import estimate
 from bench.catalogue import catalogue
 from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite
+from bench.catalogue.systems import ADAPTERS
 from bench.environments import launches
-from bench.errors import UserError
+from bench.errors import CANNOT_IMPORT, UserError
 from bench.memory import refuse_beyond_memory, total_memory_bytes
 from bench.models.case_model import Checkpoint, offer, read_checkpoint
 from bench.models.config import CheckpointError
@@ -165,6 +166,8 @@ def run(
         print(f"ttt-bench: interrupted; start again with --resume --out {out} to continue", file=sys.stderr)
         sys.exit(130)
     print(summary(records))
+    for said in missing_packages(records):
+        print(f"ttt-bench: {said}", file=sys.stderr)
     if records and not any(record.status == "ok" for record in records):
         sys.exit(1)
 
@@ -232,6 +235,13 @@ def summary(records: Sequence[Record]) -> str:
     """`34 ok, 2 skipped`, the most frequent first."""
     counts = Counter(record.status for record in records)
     return ", ".join(f"{count} {status}" for status, count in counts.most_common())
+
+
+def missing_packages(records: Sequence[Record]) -> list[str]:
+    """How to install each system that was skipped because a package of it cannot be imported."""
+    skipped = [record for record in records if record.status == "skipped" and CANNOT_IMPORT in record.reason]
+    lacking = {f"{record.case.system}/{record.case.backend}" for record in skipped}
+    return [f"{each.label} was skipped; to install it: {each.install}" for each in ADAPTERS if each.label in lacking]
 
 
 def _device(asked: str, found: str) -> tuple[str, bool]:

@@ -2,6 +2,7 @@
 
 import importlib
 
+from bench.errors import CANNOT_IMPORT
 from harness.reason import of_exception
 from tk_kernels.build import NO_GPU
 
@@ -15,7 +16,7 @@ def cannot_import(*modules: str) -> str:
         try:
             importlib.import_module(name)
         except Exception as error:
-            return f"{name.partition('.')[0]} cannot be imported: {_message(error)}"
+            return f"{name.partition('.')[0]} {CANNOT_IMPORT}: {_message(error)}"
     return ""
 
 

@@ -328,6 +328,18 @@ def test_systems_name_what_installs_a_package_and_nothing_that_would_install_a_g
     assert len([line for line in lines if "(install: make venv-vllm)" in line and "vllm cannot" in line]) == 2
 
 
+def test_a_run_says_how_to_install_what_it_skipped_for_a_missing_package():
+    def record(system, backend, status, reason):
+        return Record(replace(CASE, system=system, backend=backend), status, reason)
+
+    records = [
+        record("transformer", "vllm", "skipped", "vllm cannot be imported: No module named 'vllm'"),
+        record("mamba", "mamba-ssm", "skipped", "there is no CUDA GPU"),
+        record("mamba", "vllm", "failed", "a tensor cannot be imported"),
+    ]
+    assert measure.missing_packages(records) == ["transformer/vllm was skipped; to install it: make venv-vllm"]
+
+
 def test_the_budgets_that_the_help_names_are_those_of_the_catalogue(tmp_path):
     said = " ".join(ttt_bench("run", "--help", cwd=tmp_path).stdout.replace("│", " ").split())
     assert f"{find_group('paper').budget_s:g} of `paper`" in said
