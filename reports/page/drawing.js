@@ -282,7 +282,7 @@ class Drawing {
   /* The name of each line at its end, moved apart where they would lie on each other. */
   endLabels(range, xLog, pixels) {
     const labels = this.lines.flatMap(([line, points]) => {
-      const end = points.filter((point) => point.y).at(-1);
+      const end = points.filter(({ y }) => y && (y.value > 0 || !this.view.yLog)).at(-1);  // a log axis has no place for 0
       if (!end) return [];
       const text = this.endName(line);
       const y = this.view.yLog ? Math.log10(end.y.value) : end.y.value;

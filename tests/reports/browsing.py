@@ -85,3 +85,17 @@ def downloaded(page, button):
     with page.expect_download() as download:
         page.get_by_role("button", name=button).click()
     return Path(download.value.path()).read_text("utf-8")
+
+
+def violations(page, at_least: int) -> list[tuple[str, list[str]]]:
+    """Rules of axe-core that the page violates, each with elements that do: WCAG 2.2 A and AA, and its best practices.
+
+    at_least: how many rules the page must be found to keep, or nothing was looked at.
+    """
+    found = sorted((Path(__file__).parents[2] / "build").glob("axe-*.min.js"))
+    if not found:
+        pytest.skip("axe-core is not there: make axe")
+    page.evaluate(found[-1].read_text("utf-8"))
+    result = page.evaluate("axe.run(document, {resultTypes: ['violations'], preload: false})")
+    assert len(result["passes"]) > at_least
+    return [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in result["violations"]]

@@ -109,6 +109,12 @@ def opened(browser, site, path, **options):
     context.close()
 
 
+def pages_of(site):
+    """Its own pages, each filled."""
+    compared = f"compare.html?a={id_of(site, 'monday')}&b={id_of(site, 'friday')}"
+    return ["index.html", compared, *(f"over-time/{path.name}" for path in site.glob("over-time/*"))]
+
+
 def settle(page):
     page.wait_for_selector("html[data-ready=yes]", state="attached")
 
@@ -245,11 +251,17 @@ def test_without_scripts_the_index_is_a_plain_list(browser, site):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_page_is_wider_than_a_phone(browser, site, scheme):
-    pages = ["index.html", f"compare.html?a={id_of(site, 'monday')}&b={id_of(site, 'friday')}"]
-    pages += [f"over-time/{path.name}" for path in site.glob("over-time/*")]
-    for path in pages:
+    for path in pages_of(site):
         with opened(browser, site, path, viewport=PHONE, color_scheme=scheme) as page:
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation(browser, site, scheme):
+    for path in [*pages_of(site), f"runs/{id_of(site, 'monday')}.html"]:
+        with opened(browser, site, path, color_scheme=scheme) as page:
+            page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
+            assert not browsing.violations(page, at_least=15), path
 
 
 def test_a_system_over_time_marks_changes_and_follows_the_chosen_case(browser, tmp_path):
