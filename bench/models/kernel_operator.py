@@ -14,7 +14,6 @@ from bench.models.operator import (
     TorchOperator,
     learning_rates,
     outer_parameters,
-    overwrite,
     ready_for_prefill,
 )
 
@@ -44,9 +43,8 @@ class KernelOperator(TorchOperator):
             projections = ready_for_prefill(projections, learner, state.position)
         q, k, v = projections[:3]
         lr = learning_rates(projections, learner)
-        out, after = self._forward(q, k, v, lr, *outer_parameters(learner), state, start=start, rope=rope)
-        overwrite(state, after)
-        return out
+        outer = outer_parameters(learner)
+        return self._forward(q, k, v, lr, *outer, state, start=start, rope=rope, inplace=True)[0]
 
     def generate_state(self, state: Any) -> Any:
         """See Operator.generate_state: the same numbers in the kernel's form and precision."""

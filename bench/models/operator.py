@@ -59,6 +59,12 @@ class Operator(Protocol):
         """The state before the first token, from the layer's (W1, b1) or (W1, b1, W2, b2), in `dtype`."""
         ...
 
+    def init_states(
+        self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype
+    ) -> list[Any]:
+        """`init_state` of every layer, views of tensors that all share: few launches, whatever the number of layers."""
+        ...
+
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
         """out [B, T, H, D] in q's dtype; moves `state` T tokens on, from any position inside a mini-batch.
 
@@ -91,6 +97,18 @@ class TorchOperator:
     def init_state(self, weights: Sequence[Tensor], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
         """See Operator.init_state."""
         return self._reference.init_state(*weights, batch, mini_batch=mini_batch, dtype=dtype)
+
+    def init_states(
+        self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype
+    ) -> list[Any]:
+        """See Operator.init_states. A state's first tensors are the weights, those after them begin as zeros."""
+        shapes = self.init_state([weight.to("meta") for weight in layers[0]], batch, mini_batch, dtype)
+        device, count = layers[0][0].device, len(layers)
+        shared = [torch.empty(count, *x.shape, dtype=x.dtype, device=device) for x in shapes[: len(layers[0])]]
+        for each, weights in zip(shared, zip(*layers, strict=True), strict=True):
+            each.copy_(torch.stack([weight.detach() for weight in weights]).view(count, 1, *each.shape[2:]))
+        shared += [torch.zeros(count, *x.shape, dtype=x.dtype, device=device) for x in shapes[len(shared) :]]
+        return [type(shapes)(*(each[layer] for each in shared)) for layer in range(count)]
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
         """See Operator.forward. Raises ValueError for primal accumulators, which have lost the rows it needs."""

@@ -229,7 +229,14 @@ class TTTModel(ChunkedModel):
     @torch.no_grad()
     def init_state(self, batch: int, context: int = 0) -> TTTState:
         """See CausalLM.init_state; the state holds any context."""
-        return TTTState(batch, [self._layer_state(block, batch) for block in self._blocks])
+        weights = [block.seq_modeling_block.learner_weights() for block in self._blocks]
+        dtype = at_least_float32(self.dtype)
+        inner = self.operator.init_states(weights, batch, self.config.mini_batch, dtype)
+        if self.config.backbone == "transformer":
+            return TTTState(batch, [LayerState(None, None, each) for each in inner])
+        caches = empty_conv_cache(2 * len(inner) * batch, self.config.width, self.device, self.dtype)
+        block, qk = caches.unflatten(0, (2, len(inner), batch))
+        return TTTState(batch, [LayerState(*each) for each in zip(block, qk, inner, strict=True)])
 
     @torch.no_grad()
     def reset_state(self, state: TTTState) -> None:

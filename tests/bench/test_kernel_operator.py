@@ -21,6 +21,7 @@ from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.models.ttt import TTTBlock
 from tests.interpreter import DEVICE
+from tk_kernels.forward.operator import into
 from tk_kernels.reference.layer import rope as rotate
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_linear import reference as linear_reference
@@ -50,17 +51,19 @@ def rotated_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def stand_in(reference: ModuleType, calls: list[bool]) -> Any:
-    """A forward with the arguments of `ops.forward`: RoPE with theta 10000 by request, the state left as it is."""
+    """A forward with the arguments of `ops.forward`: RoPE with theta 10000 by request, the state changed in place."""
 
     def forward(
-        q: Tensor, k: Tensor, v: Tensor, lr: Tensor, *rest: Any, rope: bool = False, start: int | None = None
+        q: Tensor, k: Tensor, v: Tensor, lr: Tensor, *rest: Any, rope: bool, start: int | None, inplace: bool
     ) -> tuple[Tensor, Any]:
+        assert inplace
         calls.append(rope)
         if rope:
             state, mini_batch = rest[-1], len(rest[0])
             position = (int(state.position[0]) + torch.arange(q.shape[1], device=q.device)) % mini_batch
             q, k = rotate(q, position), rotate(k, position)
-        return reference.forward(q, k, v, lr, *rest, start=start)
+        out, after = reference.forward(q, k, v, lr, *rest, start=start)
+        return out, into(rest[-1], after)
 
     return forward
 

@@ -381,6 +381,19 @@ def test_the_default_dtype_is_the_device_s():
     assert (default_dtype("cpu"), default_dtype("cuda:0")) == (torch.float32, torch.bfloat16)
 
 
+@pytest.mark.parametrize("name", ["ttt-linear", "ttt-mlp"])
+def test_the_states_of_all_layers_are_made_together_and_are_those_of_each(models, name):
+    model = models[name]
+    state = model.init_state(3)
+    for block, layer in zip(model.model.layers, state.layers, strict=True):
+        alone = model._layer_state(block, 3)
+        found, expected = tensors_of(layer), tensors_of(alone)
+        assert all(map(torch.equal, found, expected))
+        assert [(x.shape, x.dtype, x.is_contiguous()) for x in found] == [(x.shape, x.dtype, True) for x in expected]
+    first, last = (tensors_of(state.layers[place]) for place in (0, -1))
+    assert len({x.untyped_storage().data_ptr() for x in (*first, *last)}) == len(first) - 1  # both caches lie in one
+
+
 @pytest.mark.parametrize("name", ["ttt-linear", "transformer", "mamba"])
 def test_layers_are_marked_only_when_told(models, name, monkeypatch):
     nvtx = pytest.importorskip("nvtx")

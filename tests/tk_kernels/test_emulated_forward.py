@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.tk_kernels.test_ttt_mlp_forward import arguments, assert_matches, exact
+from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_mlp import ops
 
 EMULATOR = Path(__file__).parent / "emulator"
@@ -60,18 +61,27 @@ def run(kernel: ctypes.CDLL, tensors: list[Tensor], rope: bool, seed: int = 0) -
     return kernel.forward(pointers, batch, tokens, heads, int(rope), seed).decode()
 
 
+INPUTS = 11  # q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2
+
+
+def empty_results(tensors: list[Tensor]) -> list[Tensor]:
+    """What the kernel writes: the outputs, the weights and the rows."""
+    after = ops._empty_state(tuple(tensors[7:]), torch.empty(len(tensors[0]), dtype=torch.int32), len(tensors[4]))
+    return [torch.empty_like(tensors[0]), *after[:-1]]
+
+
 @pytest.fixture
 def forward(kernel: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch):
-    """The operator, its kernel emulated: results begin as NaN."""
+    """The operator, its kernel emulated: results that are not the state's own tensors begin as NaN."""
 
     def emulated(*arguments):
         *tensors, rope, _ = arguments
-        results = ops._empty_results(tensors[0], tensors[4], *tensors[7:])
+        inputs, results = tensors[:INPUTS], tensors[INPUTS:]
         for result in results:
-            result.fill_(float("nan"))
-        failure = run(kernel, [x.contiguous() for x in (*tensors, *results)], rope)
+            if all(result is not given for given in inputs):
+                result.fill_(float("nan"))
+        failure = run(kernel, [*(x.contiguous() for x in inputs), *results], rope)
         assert not failure
-        return results
 
     monkeypatch.setattr(ops, "_forward", emulated)
     return partial(ops.forward, kernel="sixth")
@@ -92,6 +102,16 @@ def test_continues_from_a_state_and_in_the_middle_of_a_mini_batch(forward):
     assert_matches(torch.cat(outputs, 1), state, exact(args, rotate=True))
 
 
+@pytest.mark.parametrize("tokens", [5, 40, 64])
+def test_in_place_it_leaves_the_same_bits(forward, tokens):
+    args = arguments(tokens, batch=2, heads=1)
+    expected, after = forward(*args, start=0)
+    state = clone(args[-1])
+    out, same = forward(*args[:-1], state, start=0, inplace=True)
+    assert same is state
+    assert all(torch.equal(a, b) for a, b in zip((out, *state), (expected, *after), strict=True))
+
+
 @pytest.mark.parametrize("last", [0.0, 1e-4, 5e-3])
 def test_a_small_last_scale(forward, last):
     """Other scales are then large in units of it: too large for 16 bits, unless the kernel changes the unit."""
@@ -108,7 +128,7 @@ def test_every_order_gives_the_same_bits(kernel):
     tensors = [x.contiguous() for x in (*args[:-1], *args[-1][:4])]
     runs = []
     for seed in range(3):
-        results = ops._empty_results(tensors[0], tensors[4], *tensors[7:])
+        results = empty_results(tensors)
         assert not run(kernel, [*tensors, *results], rope=False, seed=seed)
         runs.append(results)
     assert all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
@@ -143,7 +163,7 @@ def test_a_planted_mistake_is_found(tmp_path, mistake):
     assert source.count(right) == 1
     args = arguments(150, batch=1, heads=1)
     tensors = [x.contiguous() for x in (*args[:-1], *args[-1][:4])]
-    results = ops._empty_results(tensors[0], tensors[4], *tensors[7:])
+    results = empty_results(tensors)
     broken = compiled(tmp_path, source.replace(right, wrong))
     found = [run(broken, [*tensors, *results], rope=False, seed=seed) for seed in range(2)]
     assert any(re.search(message, each) for each in found), found

@@ -1,11 +1,15 @@
 """A forward operator refuses what the kernel cannot take, and gives the rest of a begun mini-batch to the reference."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from tests.tk_kernels.tolerances import relative_error
 from tk_kernels.forward.operator import HEAD_DIM, check_arguments, forward_from, to_float32
 from tk_kernels.reference.layer import rope
+from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_linear import reference
 from tk_kernels.ttt_linear.reference import LinearState
@@ -131,7 +135,9 @@ def fake_kernel(layer: str, module, calls: list):
     """In place of a CUDA kernel: the reference in float32, on the arguments that the custom operator gets."""
 
     def kernel(q, k, v, lr, token_scale, ln_weight, ln_bias, *rest):
-        *weights, rotate = rest if layer == "linear" else rest[:-1]  # and the module
+        *tensors, rotate = rest if layer == "linear" else rest[:-1]  # and the module
+        count = 2 if layer == "linear" else 4
+        weights, results = tensors[:count], tensors[count:]
         calls.append(weights)
         mini_batch = len(token_scale)
         if rotate:
@@ -142,7 +148,8 @@ def fake_kernel(layer: str, module, calls: list):
         state = kind(*weights, *rows, torch.zeros(len(q), dtype=torch.int32))
         tokens = (x.float() for x in (q, k, v, lr))
         out, after = module.forward(*tokens, token_scale, ln_weight, ln_bias, state)
-        return out.to(q.dtype), *after[:-1]
+        for result, found in zip(results, (out, *after[:-1]), strict=True):
+            result.copy_(found)
 
     return kernel
 
@@ -150,7 +157,8 @@ def fake_kernel(layer: str, module, calls: list):
 @pytest.mark.parametrize("mini_batch", [16, 32])
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
 @pytest.mark.parametrize("known", [True, False], ids=["start given", "start read"])
-def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, mini_batch, known):
+@pytest.mark.parametrize("inplace", [False, True], ids=["state kept", "in place"])
+def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, mini_batch, known, inplace):
     """The state of the operator goes on wherever it stands, keeps its float32, and counts its position."""
     operator, _, _, _ = operator_arguments(layer)
     module, calls = {"linear": reference, "mlp": mlp_reference}[layer], []
@@ -167,7 +175,11 @@ def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, min
     for kind, count in (("prefill", mini_batch + 5), ("generate", 3), ("prefill", 4), ("prefill", 3 * mini_batch - 17)):
         cut = [x[:, at : at + count] for x in (q, k, v, lr)]
         if kind == "prefill":
-            out, state = operator.forward(*cut, *outer, state, start=at % mini_batch if known else None)
+            start, given = at % mini_batch if known else None, state
+            before = clone(given)
+            out, state = operator.forward(*cut, *outer, given, start=start, inplace=inplace)
+            assert (state is given) == inplace
+            assert inplace or all(map(torch.equal, given, before))
             outputs.append(out)
         for t in range(count if kind == "generate" else 0):
             out, state = module.generate_step(*(x[:, t].float() for x in cut), *outer, state)
@@ -180,6 +192,42 @@ def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, min
         before, found, exact = (getattr(x, name) for x in (begin, state, expected))
         assert relative_error(found - before, exact - before) < 1e-3  # float32, which holds W and its change
     assert all(x.dtype == torch.float32 for weights in calls for x in weights)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("layer", ["linear", "mlp"])
+def test_the_kernel_gets_the_states_own_tensors_to_write(monkeypatch, layer, mode):
+    """Through the custom operator itself, whose inputs and outputs may be the same tensors."""
+    operator, tokens, outer, state = operator_arguments(layer)
+    given = []
+    weights = len(operator.WEIGHTS)
+
+    def launch(*arguments):
+        given.extend(arguments[7 : 8 + 2 * weights])
+        for x in arguments[8 + weights : 8 + 2 * weights]:
+            x.add_(1.0)
+
+    monkeypatch.setattr(operator.build, "load", lambda name: SimpleNamespace(forward=launch))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(linear_ops, "_processors", lambda _: 132)
+    with mode():
+        state = clone(state)
+        before = clone(state)
+        _, same = operator.forward(*tokens, *outer, state, start=0, inplace=True)
+    assert same is state
+    addresses = [x.data_ptr() for x in state[:weights]]
+    assert [x.data_ptr() for x in given] == [*addresses, given[weights].data_ptr(), *addresses]
+    for name in operator.WEIGHTS:
+        assert torch.equal(getattr(state, name), getattr(before, name) + 1)
+
+
+@pytest.mark.parametrize("layer", ["linear", "mlp"])
+def test_a_state_that_cannot_be_written_in_place_is_named(layer):
+    operator, tokens, outer, state = operator_arguments(layer)
+    name = next(iter(operator.WEIGHTS))
+    across = getattr(state, name).transpose(-1, -2).contiguous().transpose(-1, -2)
+    with pytest.raises(ValueError, match=rf"state\.{name} is not contiguous: inplace=True"):
+        operator.forward(*tokens, *outer, state._replace(**{name: across}), start=0, inplace=True)
 
 
 @pytest.mark.parametrize("start", [-1, 16])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tolerances import OUTPUT_ERROR, relative_error
 
+from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_linear import ops, reference
 
 OUTPUT = OUTPUT_ERROR[torch.bfloat16]
@@ -184,6 +185,17 @@ def test_graph_replays_on_new_inputs():
 
 
 @on_gpu
+@pytest.mark.parametrize("tokens", [7, 48, 100])
+def test_in_place_it_leaves_the_same_bits(tokens):
+    inputs = arguments(2, tokens, 4)
+    expected, after = ops.forward(*inputs, start=0)
+    state = clone(inputs[-1])
+    out, same = ops.forward(*inputs[:-1], state, start=0, inplace=True)
+    assert same is state
+    assert all(map(torch.equal, (out, *state), (expected, *after)))
+
+
+@on_gpu
 def test_compiles_without_graph_breaks():
     inputs = arguments(1, 48, 4)
     compiled = torch.compile(lambda *x: ops.forward(*x, start=0)[0] * 2, fullgraph=True)
@@ -192,11 +204,12 @@ def test_compiles_without_graph_breaks():
 
 def test_shapes_without_running():
     with torch._subclasses.FakeTensorMode():
-        q, W, b = torch.empty(2, 40, 3, 64, dtype=torch.bfloat16), torch.empty(2, 3, 64, 64), torch.empty(2, 3, 64)
+        q, W, b = torch.empty(2, 40, 3, 64, dtype=torch.bfloat16), torch.empty(3, 64, 64), torch.empty(3, 1, 64)
         lr, scale, ln = torch.empty(2, 40, 3), torch.empty(16), torch.empty(3, 64)
-        results = torch.ops.ttt_bench.linear_forward(q, q, q, lr, scale, ln, ln, W, b, False)
-    assert [tuple(x.shape) for x in results] == [(2, 40, 3, 64), (2, 3, 64, 64), (2, 3, 64), *[(2, 3, 16, 64)] * 2]
-    assert [x.dtype for x in results] == [torch.bfloat16, *[torch.float32] * 4]
+        out, state = ops.forward(q, q, q, lr, scale, ln, ln, reference.init_state(W, b, 2), start=0)
+    assert (tuple(out.shape), out.dtype) == ((2, 40, 3, 64), torch.bfloat16)
+    assert [tuple(x.shape) for x in state] == [(2, 3, 64, 64), (2, 3, 64), *[(2, 3, 16, 64)] * 2, (2,)]
+    assert [x.dtype for x in state] == [*[torch.float32] * 4, torch.int32]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.tk_kernels.tolerances import OUTPUT_ERROR, relative_error
 from tk_kernels.reference.layer import rope
+from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_mlp import ops, reference
 from tk_kernels.ttt_mlp.reference import MLPState
 
@@ -188,6 +189,16 @@ def test_in_a_cuda_graph_and_compiled(device: str, kernel: Kernel) -> None:
     assert torch.equal(out, expected)
     compiled = torch.compile(lambda *x: kernel.forward(*x, start=0)[0], fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(*args), expected)
+
+
+@pytest.mark.parametrize("tokens", [7, 64, 100])
+def test_in_place_it_leaves_the_same_bits(device: str, kernel: Kernel, tokens: int) -> None:
+    args = arguments(tokens, device=device, mini_batch=kernel.mini_batch)
+    expected, after = kernel.forward(*args, start=0)
+    state = clone(args[-1])
+    out, same = kernel.forward(*args[:-1], state, start=0, inplace=True)
+    assert same is state
+    assert all(map(torch.equal, (out, *state), (expected, *after)))
 
 
 def test_shapes_without_a_gpu() -> None:

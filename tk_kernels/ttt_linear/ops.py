@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,9 @@ from tk_kernels.forward.operator import (
     Tokens,
     check_addresses,
     check_arguments,
+    check_inplace,
     forward_from,
+    into,
     to_float32,
 )
 from tk_kernels.ttt_linear import reference
@@ -22,7 +26,6 @@ from tk_kernels.ttt_linear.reference import LinearState
 KERNELS = dict.fromkeys((16, 32), "ttt_linear/forward_sm90")  # by mini-batch; checkpoints have 16
 MINI_BATCHES = tuple(KERNELS)
 WEIGHTS: dict[str, tuple[int, ...]] = {"W": (HEAD_DIM, HEAD_DIM), "b": (HEAD_DIM,)}
-Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def available(mini_batch: int = 16) -> str:
@@ -43,8 +46,9 @@ def forward(
     *,
     rope: bool = False,
     start: int | None = None,
+    inplace: bool = False,
 ) -> tuple[Tensor, LinearState]:
-    """Outputs [B, T, H, 64] of T tokens and the state after them; the given state is left as it is.
+    """Outputs [B, T, H, 64] of T tokens and the state after them; the given one is kept, or with `inplace` becomes it.
 
     q, k, v [B, T, H, 64] bfloat16, the last dimension contiguous; lr [B, T, H] = base_lr * sigmoid(...) / D;
     token_scale [m], whose length is the mini-batch (MINI_BATCHES); ln_weight, ln_bias [H, 64]; the state float32.
@@ -56,17 +60,27 @@ def forward(
     tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
     check_arguments(tokens, outer, state, WEIGHTS, MINI_BATCHES)
     start = common_position(state.position, start, len(token_scale))
-    return forward_from(start, tokens, outer, state, rope, reference.forward, _aligned)
+    if inplace:
+        check_inplace(state)
+    aligned = partial(_aligned, inplace)
+    out, after = forward_from(start, tokens, outer, state, rope, reference.forward, aligned)
+    return out, into(state, after) if inplace else after
 
 
-def _aligned(tokens: Tokens, outer: Outer, state: LinearState, rope: bool) -> tuple[Tensor, LinearState]:
+def _aligned(
+    inplace: bool, tokens: Tokens, outer: Outer, state: LinearState, rope: bool
+) -> tuple[Tensor, LinearState]:
     """Tokens whose first begins a mini-batch."""
     q, k, v, lr = tokens
-    out, W, b, k_rows, g_rows = _forward(q, k, v, *to_float32(lr, *outer, state.W, state.b), rope)
-    return out, LinearState(W, b, k_rows, g_rows, torch.full_like(state.position, q.shape[1] % len(outer[0])))
+    W, b = to_float32(state.W, state.b)
+    after = state if inplace else _empty_state(W, b, state.position, len(outer[0]))
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _forward(q, k, v, *to_float32(lr, *outer), W, b, out, *after[:-1], rope)
+    after.position.fill_(q.shape[1] % len(outer[0]))
+    return out, after
 
 
-@torch.library.custom_op("ttt_bench::linear_forward", mutates_args=())
+@torch.library.custom_op("ttt_bench::linear_forward", mutates_args=("out", "W_out", "b_out", "k_rows", "g_rows"))
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -77,32 +91,20 @@ def _forward(
     ln_bias: Tensor,
     W: Tensor,
     b: Tensor,
+    out: Tensor,
+    W_out: Tensor,
+    b_out: Tensor,
+    k_rows: Tensor,
+    g_rows: Tensor,
     rope: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The kernel: out, W, b, k_rows, g_rows, all new tensors."""
+) -> None:
+    """The kernel; W_out and b_out may be W and b, as each of its threads writes the elements that it has read."""
     check_addresses(q=q, k=k, v=v)
     module = build.load(KERNELS[len(token_scale)])
-    results = _empty_results(q, token_scale, W, b)
     plan = schedule(q.shape[0] * q.shape[2], len(token_scale), _processors(q))
+    inputs, outputs = (q, k, v, lr, token_scale, ln_weight, ln_bias, W, b), (out, W_out, b_out, k_rows, g_rows)
     with torch.cuda.device(q.device):
-        module.forward(q, k, v, lr, token_scale, ln_weight, ln_bias, W, b, *results, rope, *plan)
-    return results
-
-
-@_forward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lr: Tensor,
-    token_scale: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    W: Tensor,
-    b: Tensor,
-    rope: bool,
-) -> Results:
-    return _empty_results(q, token_scale, W, b)
+        module.forward(*inputs, *outputs, rope, *plan)
 
 
 def schedule(sequences: int, mini_batch: int, processors: int) -> tuple[int, int]:
@@ -110,10 +112,10 @@ def schedule(sequences: int, mini_batch: int, processors: int) -> tuple[int, int
     return (4, 1) if sequences <= 2 * processors or mini_batch > 16 else (2, 4)
 
 
-def _empty_results(q: Tensor, token_scale: Tensor, W: Tensor, b: Tensor) -> Results:
-    rows = (*W.shape[:2], len(token_scale), HEAD_DIM)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    return out, torch.empty_like(W), torch.empty_like(b), W.new_empty(rows), W.new_empty(rows)
+def _empty_state(W: Tensor, b: Tensor, position: Tensor, mini_batch: int) -> LinearState:
+    rows = (*W.shape[:2], mini_batch, HEAD_DIM)
+    weights = torch.empty_like(W), torch.empty_like(b)
+    return LinearState(*weights, W.new_empty(rows), W.new_empty(rows), torch.empty_like(position))
 
 
 def _processors(q: Tensor) -> int:

@@ -15,7 +15,9 @@ from tk_kernels.forward.operator import (
     Tokens,
     check_addresses,
     check_arguments,
+    check_inplace,
     forward_from,
+    into,
     to_float32,
 )
 from tk_kernels.ttt_mlp import reference
@@ -33,7 +35,6 @@ WEIGHTS: dict[str, tuple[int, ...]] = {
     "W2": (HIDDEN, HEAD_DIM),
     "b2": (HEAD_DIM,),
 }
-Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def module_of(mini_batch: int = 16, kernel: str = IN_USE) -> str:
@@ -62,8 +63,9 @@ def forward(
     rope: bool = False,
     start: int | None = None,
     kernel: str = IN_USE,
+    inplace: bool = False,
 ) -> tuple[Tensor, MLPState]:
-    """Outputs [B, T, H, 64] of T tokens and the state after them; the given state is left as it is.
+    """Outputs [B, T, H, 64] of T tokens and the state after them; the given one is kept, or with `inplace` becomes it.
 
     q, k, v [B, T, H, 64] bfloat16, the last dimension contiguous; lr [B, T, H] = base_lr * sigmoid(...) / D;
     token_scale [m], whose length is the mini-batch (MINI_BATCHES); ln_weight, ln_bias [H, 64]; the state float32 with
@@ -77,19 +79,30 @@ def forward(
     check_arguments(tokens, outer, state, WEIGHTS, MINI_BATCHES)
     module = module_of(len(token_scale), kernel)
     start = common_position(state.position, start, len(token_scale))
-    return forward_from(start, tokens, outer, state, rope, reference.forward, partial(_aligned, module))
+    if inplace:
+        check_inplace(state)
+    aligned = partial(_aligned, module, inplace)
+    out, after = forward_from(start, tokens, outer, state, rope, reference.forward, aligned)
+    return out, into(state, after) if inplace else after
 
 
-def _aligned(module: str, tokens: Tokens, outer: Outer, state: MLPState, rope: bool) -> tuple[Tensor, MLPState]:
+def _aligned(
+    module: str, inplace: bool, tokens: Tokens, outer: Outer, state: MLPState, rope: bool
+) -> tuple[Tensor, MLPState]:
     """Tokens whose first begins a mini-batch, by the kernel of that module."""
     q, k, v, lr = tokens
-    floats = to_float32(lr, *outer, state.W1, state.b1, state.W2, state.b2)
-    out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows = _forward(q, k, v, *floats, rope, module)
-    position = torch.full_like(state.position, q.shape[1] % len(outer[0]))
-    return out, MLPState(W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows, position)
+    weights = to_float32(state.W1, state.b1, state.W2, state.b2)
+    after = state if inplace else _empty_state(weights, state.position, len(outer[0]))
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _forward(q, k, v, *to_float32(lr, *outer), *weights, out, *after[:-1], rope, module)
+    after.position.fill_(q.shape[1] % len(outer[0]))
+    return out, after
 
 
-@torch.library.custom_op("ttt_bench::mlp_forward", mutates_args=())
+_OUTPUTS = ("out", "W1_out", "b1_out", "W2_out", "b2_out", "k_rows", "x2_rows", "g1_rows", "g2_rows")
+
+
+@torch.library.custom_op("ttt_bench::mlp_forward", mutates_args=_OUTPUTS)
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -102,41 +115,29 @@ def _forward(
     b1: Tensor,
     W2: Tensor,
     b2: Tensor,
+    out: Tensor,
+    W1_out: Tensor,
+    b1_out: Tensor,
+    W2_out: Tensor,
+    b2_out: Tensor,
+    k_rows: Tensor,
+    x2_rows: Tensor,
+    g1_rows: Tensor,
+    g2_rows: Tensor,
     rope: bool,
     module: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The kernel: out, W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows, all new tensors."""
+) -> None:
+    """The kernel; its weights may be written where they were, as each of its threads writes what it has read."""
     check_addresses(q=q, k=k, v=v)
     launcher = build.load(module)
-    results = _empty_results(q, token_scale, W1, b1, W2, b2)
+    inputs = (q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2)
+    outputs = (out, W1_out, b1_out, W2_out, b2_out, k_rows, x2_rows, g1_rows, g2_rows)
     with torch.cuda.device(q.device):
-        launcher.forward(q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, *results, rope)
-    return results
+        launcher.forward(*inputs, *outputs, rope)
 
 
-@_forward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lr: Tensor,
-    token_scale: Tensor,
-    ln_weight: Tensor,
-    ln_bias: Tensor,
-    W1: Tensor,
-    b1: Tensor,
-    W2: Tensor,
-    b2: Tensor,
-    rope: bool,
-    module: str,
-) -> Results:
-    return _empty_results(q, token_scale, W1, b1, W2, b2)
-
-
-def _empty_results(q: Tensor, token_scale: Tensor, W1: Tensor, b1: Tensor, W2: Tensor, b2: Tensor) -> Results:
-    def rows(width: int) -> Tensor:
-        return W1.new_empty(*W1.shape[:2], len(token_scale), width)
-
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    weights = (torch.empty_like(W1), torch.empty_like(b1), torch.empty_like(W2), torch.empty_like(b2))
-    return out, *weights, rows(HEAD_DIM), rows(HIDDEN), rows(HIDDEN), rows(HEAD_DIM)
+def _empty_state(weights: tuple[Tensor, ...], position: Tensor, mini_batch: int) -> MLPState:
+    W1, b1, W2, b2 = (torch.empty_like(x) for x in weights)
+    narrow, wide = ((*W1.shape[:2], mini_batch, width) for width in (HEAD_DIM, HIDDEN))
+    k_rows, x2_rows, g1_rows, g2_rows = (W1.new_empty(shape) for shape in (narrow, wide, wide, narrow))
+    return MLPState(W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows, torch.empty_like(position))
