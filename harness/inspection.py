@@ -14,6 +14,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from random import Random
 from statistics import median
@@ -43,8 +44,11 @@ _BELOW_FLOOR = 0.5  # of the floor, whose ceilings were measured with an error o
 class Inspector:
     """Inspects one workload while it is timed. `run` is what the clock must be given."""
 
-    def __init__(self, case: Case, workload: Workload) -> None:
-        self._case, self._workload = case, workload
+    def __init__(
+        self, case: Case, workload: Workload, referring: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> None:
+        """referring: what to enter while the reference answers."""
+        self._case, self._workload, self._referring = case, workload, referring
         self._inputs = dict(workload.inputs)  # as they were handed over: what the adapter swaps later is not renewed
         self._chance = Random(secrets.randbits(128))
         self._outputs: Any = None
@@ -82,7 +86,8 @@ class Inspector:
         checks = [*self._late(), *self._finite(list(tensors_of(self._outputs)))]
         unchecked = "" if judge else "the outputs of the timed calls were compared with nothing"
         if judge:
-            verdict = judged(lambda: judge(self._outputs, clock.launches))
+            with self._referring():
+                verdict = judged(lambda: judge(self._outputs, clock.launches))
             checks += verdict.checks
             unchecked = verdict.unchecked
         checks += shape_checks(self._case, self._workload, self._outputs)

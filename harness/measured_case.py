@@ -4,7 +4,7 @@ import secrets
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from random import Random
@@ -58,6 +58,7 @@ class CaseRun:
     healthy: bool = True
     ceilings: dict[str, float | None] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)  # of mode PROFILE: see `profiled_case.profile`
+    _inner_s: float = 0.0  # of stages inside of the one that goes on
     owns_process: bool = False  # an engine that lives on from case to case sets its process up as it needs it
 
     def __post_init__(self) -> None:
@@ -89,12 +90,19 @@ class CaseRun:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        """What happens inside counts as this stage, also when it fails."""
-        start = time.monotonic()
+        """What happens inside counts as this stage, also when it fails, but for what is a stage of its own."""
+        start, outer_s = time.monotonic(), self._inner_s
+        self._inner_s = 0.0
         try:
             yield
         finally:
-            self.stages_s[name] = self.stages_s.get(name, 0.0) + time.monotonic() - start
+            took = time.monotonic() - start
+            self.stages_s[name] = self.stages_s.get(name, 0.0) + took - self._inner_s
+            self._inner_s = outer_s + took
+
+    def _reference(self) -> AbstractContextManager[None]:
+        """The stage in which the reference answers for what was timed."""
+        return self._stage("reference")
 
     def _environment(self, before: dict[str, Any], system: SystemAdapter) -> dict[str, Any]:
         environment = around(before, self.found.pop("after", None) or snapshot())
@@ -182,7 +190,7 @@ class CaseRun:
 
     def _measure(self, workload: Workload) -> None:
         gpu = open_gpu() if workload.device == "cuda" else None
-        clock, inspector = clock_for(self.case, workload), Inspector(self.case, workload)
+        clock, inspector = clock_for(self.case, workload), Inspector(self.case, workload, self._reference)
         self.found["settings"] = workload.settings | sampling_settings(workload, clock, self.policy)
         peak: PeakMemory = CudaPeak() if workload.device == "cuda" else ResidentPeak()
         peak.start()
@@ -224,7 +232,8 @@ class CaseRun:
         if workload.engine_samples is None:
             verdict = inspector.checked_call(clock, timing.samples_ms)
         elif workload.witness:
-            verdict = judged(lambda: _engine_verdict(workload))
+            with self._reference():
+                verdict = judged(lambda: _engine_verdict(workload))
         else:
             verdict = Verdict([], "what the engine answered was compared with nothing")
         return Verdict([*verdict.checks, *floor], verdict.unchecked)

@@ -1,3 +1,4 @@
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from fake_systems import Fake, OutOfMemoryError
 from harness_helpers import QUICK, case
 
 from harness import measured_case
+from harness.gate import Check, Verdict
 from harness.measured_case import MEASURE, PROFILE, VERIFY, CaseRun, EnergyMeter, is_out_of_memory
 from harness.system import Workload
 from harness.timer import Policy
@@ -105,6 +107,25 @@ def test_a_record_says_what_its_time_went_to() -> None:
     assert sum(record.samples_ms) / 1e3 <= record.stages_s["sample"] <= sum(record.stages_s.values()) <= record.wall_s
     missed = CaseRun(case("miss"), QUICK).record(Fake())
     assert list(missed.stages_s) == ["build", "gate"]
+
+
+def test_what_the_reference_took_is_a_stage_of_its_own() -> None:
+    torch = pytest.importorskip("torch")
+
+    def judge(outputs: Any, calls: int) -> Verdict:
+        time.sleep(0.3)
+        return Verdict([Check.at_most("error", 0.0, 1.0)])
+
+    class Slow(Fake):
+        def build(self, case: Any) -> Workload:
+            out = torch.ones(case.batch)
+            return Workload(run=out.clone, tokens=case.batch * case.context, witness=lambda chance: judge)
+
+    record = CaseRun(case(), QUICK).record(Slow())
+    assert record.status == "ok", record.reason
+    assert list(record.stages_s) == ["build", "warm_up", "sample", "reference", "check"]
+    assert record.stages_s["reference"] >= 0.3
+    assert record.stages_s["reference"] + record.stages_s["check"] <= record.wall_s
 
 
 def test_only_what_is_sampled_says_so() -> None:
