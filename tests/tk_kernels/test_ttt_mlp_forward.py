@@ -191,6 +191,7 @@ def test_in_a_cuda_graph_and_compiled(device: str, kernel: Kernel) -> None:
     assert torch.equal(compiled(*args), expected)
 
 
+@gpu
 @pytest.mark.parametrize("tokens", [7, 64, 100])
 def test_in_place_it_leaves_the_same_bits(device: str, kernel: Kernel, tokens: int) -> None:
     args = arguments(tokens, device=device, mini_batch=kernel.mini_batch)
