@@ -19,6 +19,7 @@ WARM_RUNS = 3
 RUNS = 5  # of what is timed, one after another
 LAUNCHES = 20_000  # of kernels in the timed region, about: a trace of more takes longer than it shows
 COUNTED_STEPS = 2  # of a call of generate, its last ones: what is done once a mini-batch is in the last
+LOAD_S = 2.0  # of load before what is timed: a GPU at its power cap is as slow as in a measurement
 _LONG_S = 1.0  # a run this long needs no second one to be warm
 
 Tool = Literal["kineto", "nsys", "ncu"]
@@ -98,6 +99,13 @@ class _Work:
             if time.monotonic() - start > _LONG_S:
                 break
 
+    def load(self, run: Callable[[], object]) -> None:
+        """Run what is timed until the GPU's power controller has settled."""
+        start = time.monotonic()
+        while self.device == "cuda" and time.monotonic() - start < LOAD_S:
+            run()
+            _wait(self.device)
+
     def ranged(self) -> None:
         """One call in the range of its phase."""
         with nvtx_range(self.name):
@@ -127,7 +135,9 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     runs, timed = 1, ranged
     if not single:
         run, runs = work.timed(), max(1, min(RUNS, LAUNCHES // max(1, len(ranged))))
-        with kineto.recording(work.device, with_ranges=False, keep=keep) as found:
+        with kineto.recording(
+            work.device, with_ranges=False, keep=keep, before=lambda: work.load(run)
+        ) as found:
             for _ in range(runs):
                 run()
         timed = kineto.launched(found.events, work.device)
@@ -157,6 +167,8 @@ def _counted(work: _Work) -> int:
 def _captured(work: _Work) -> int:
     """Run a call under its ranges, then what is timed, in the region of Nsight; how many units were timed."""
     run = None if work.is_engine else work.timed()
+    if run is not None:
+        work.load(run)
     with profiler_range(work.device):
         work.ranged()
         if run is not None:

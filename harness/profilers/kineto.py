@@ -4,7 +4,7 @@ import gzip
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,15 @@ class Recording:
 
 
 @contextmanager
-def recording(device: str, with_ranges: bool, keep: Path | None = None) -> Iterator[Recording]:
+def recording(
+    device: str, with_ranges: bool, keep: Path | None = None, before: Callable[[], object] | None = None
+) -> Iterator[Recording]:
     """Record what runs inside of the block on `device`, "cpu" or "cuda", with its ranges or undisturbed by them.
 
-    keep: where the trace is left, compressed, for a viewer such as Perfetto.
+    keep: where the trace is left, compressed, for a viewer such as Perfetto. before: runs first, not recorded.
     """
     import torch
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import ProfilerActivity, profile, schedule
 
     # A graph's kernels are lost where CUPTI is torn down between two recordings.
     os.environ.setdefault("TEARDOWN_CUPTI", "0")
@@ -38,7 +40,11 @@ def recording(device: str, with_ranges: bool, keep: Path | None = None) -> Itera
     if with_ranges or device == "cpu":
         activities.append(ProfilerActivity.CPU)
     found = Recording()
-    with recorded(with_ranges), profile(activities=activities) as profiler:
+    plan = schedule(wait=0, warmup=1, active=1) if before else None
+    with recorded(with_ranges), profile(activities=activities, schedule=plan) as profiler:
+        if before:
+            before()
+            profiler.step()
         yield found
         if device == "cuda":
             torch.cuda.synchronize()

@@ -103,6 +103,16 @@ def test_a_recording_on_the_cpu_finds_the_operators_in_their_ranges(tmp_path: Pa
     assert (tmp_path / "a.trace.json.gz").stat().st_size > 100
 
 
+def test_what_runs_before_a_recording_is_not_in_it() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.ones(8, 8)
+    with kineto.recording("cpu", with_ranges=False, before=lambda: torch.mm(x, x)) as found:
+        torch.add(x, x)
+    names = {each.name for each in kineto.launched(found.events, "cpu")}
+    assert "aten::add" in names
+    assert "aten::mm" not in names
+
+
 def test_nsys_tells_what_is_timed_from_the_call_under_ranges(tmp_path: Path) -> None:
     timed, ranged = nsys.read(nsys_database(tmp_path / "a.sqlite"))
     assert [(each.name, each.path) for each in ranged] == [

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -62,6 +63,17 @@ def test_nsight_counts_in_the_last_steps_of_a_call(
     workload = Workload(run=run, units=steps)
     found = profiled_case.profile(case(phase="generate"), workload, Policy(), ProfilerChoice("ncu"))
     assert (found["units"], seen, inside) == (steps, counted, False)
+
+
+def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiled_case, "LOAD_S", 0.02)
+    monkeypatch.setattr(profiled_case, "_wait", lambda device: None)
+    for device, loaded in (("cuda", True), ("cpu", False)):
+        calls: list[float] = []
+        work = profiled_case._Work(case(), Workload(run=print, device=device), Policy())
+        work.load(lambda calls=calls: calls.append(time.monotonic()))
+        assert bool(calls) == loaded
+        assert not calls or calls[-1] - calls[0] >= 0.01
 
 
 def test_an_engine_runs_one_batch_after_it_has_warmed_up() -> None:
