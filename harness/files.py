@@ -1,7 +1,9 @@
-"""Write files whole or not at all."""
+"""Write files whole or not at all; give up locks."""
 
+import fcntl
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -22,3 +24,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except BaseException:
         Path(aside).unlink(missing_ok=True)
         raise
+
+
+def unlock_and_close(descriptor: int) -> None:
+    """Close a file and give up its lock at once: a process that another thread is starting may still have it open."""
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)

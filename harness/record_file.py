@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from harness.case import CaseError
+from harness.files import unlock_and_close
 from harness.record import LINE_START, Record, RecordError
 
 LINE_LIMIT = 256 << 20  # bytes, beyond what a worker may answer however it is escaped
@@ -51,7 +52,7 @@ class RecordFile:
     def close(self) -> None:
         """Let the next writer have the file."""
         if self._fd is not None:
-            os.close(self._fd)
+            unlock_and_close(self._fd)
             self._fd = None
 
     def append(self, record: Record) -> None:

@@ -27,7 +27,7 @@ from harness import claims
 from harness.case import Case, CaseError
 from harness.catalogue import FORBID_EXTRA, Catalogue
 from harness.claims import Holder
-from harness.files import write_atomically
+from harness.files import unlock_and_close, write_atomically
 from harness.profile_record import Profile, profile_path, read_profile
 from harness.reason import clipped
 from harness.record import NESTING_LIMIT, Record, RecordError, is_deeper
@@ -305,7 +305,7 @@ class Run:
                 finally:
                     claims.forget_holder(self.folder)
         finally:
-            os.close(descriptor)
+            unlock_and_close(descriptor)
 
     def _lock(self, descriptor: int, kind: int, patience_s: float) -> None:
         deadline = time.monotonic() + patience_s

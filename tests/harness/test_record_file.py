@@ -191,6 +191,18 @@ def test_a_second_writer_is_refused(file: RecordFile) -> None:
     assert len(other.read()) == 2
 
 
+def test_a_process_that_was_being_started_does_not_keep_the_file(file: RecordFile) -> None:
+    """A fork of another thread has all descriptors until it executes its program."""
+    with file:
+        assert file._fd is not None
+        forked = os.dup(file._fd)
+    try:
+        file.append(ok_record())
+    finally:
+        os.close(forked)
+    assert len(file.read()) == 1
+
+
 def test_a_writer_in_another_process_is_refused(file: RecordFile) -> None:
     code = f"from harness.record_file import RecordFile\nwith RecordFile({str(file.path)!r}): print('in')"
     with file:

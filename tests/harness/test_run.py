@@ -1,5 +1,6 @@
 """A run folder, whoever made it: what is wrong with it is one sentence, and nothing is lost or written elsewhere."""
 
+import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -301,6 +302,18 @@ def test_samples_do_not_belong_to_a_run_that_only_verifies(folder: Path) -> None
     run.record_file(run.jobs[0]).append(ok_record())
     with pytest.raises(RunError, match="status 'ok' with samples in a run of mode 'verify'"):
         run.records()
+
+
+def test_a_process_that_was_being_started_does_not_hold_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, forked = new_run(folder, [case()]), []
+    real = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", lambda fd, kind: (real(fd, kind), forked.append(os.dup(fd))))
+    with run.held():
+        pass
+    with run.held():
+        assert len(forked) > 2
+    for each in forked:
+        os.close(each)
 
 
 def test_two_writers(folder: Path) -> None:
