@@ -87,15 +87,16 @@ def downloaded(page, button):
     return Path(download.value.path()).read_text("utf-8")
 
 
-def violations(page, at_least: int) -> list[tuple[str, list[str]]]:
+def violations(page, at_least: int, only: str = "") -> list[tuple[str, list[str]]]:
     """Rules of axe-core that the page violates, each with elements that do: WCAG 2.2 A and AA, and its best practices.
 
-    at_least: how many rules the page must be found to keep, or nothing was looked at.
+    at_least: how many rules the page must be found to keep, or nothing was looked at. only: the rule to look at.
     """
     found = sorted((Path(__file__).parents[2] / "build").glob("axe-*.min.js"))
     if not found:
         pytest.skip("axe-core is not there: make axe")
     page.evaluate(found[-1].read_text("utf-8"))
-    result = page.evaluate("axe.run(document, {resultTypes: ['violations'], preload: false})")
-    assert len(result["passes"]) > at_least
+    options = {"resultTypes": ["violations"], "preload": False} | ({"runOnly": [only]} if only else {})
+    result = page.evaluate("options => axe.run(document, options)", options)
+    assert len(result["passes"]) >= at_least
     return [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in result["violations"]]
