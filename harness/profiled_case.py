@@ -135,9 +135,7 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     runs, timed = 1, ranged
     if not single:
         run, runs = work.timed(), max(1, min(RUNS, LAUNCHES // max(1, len(ranged))))
-        with kineto.recording(
-            work.device, with_ranges=False, keep=keep, before=lambda: work.load(run)
-        ) as found:
+        with kineto.recording(work.device, with_ranges=False, keep=keep, before=lambda: work.load(run)) as found:
             for _ in range(runs):
                 run()
         timed = kineto.launched(found.events, work.device)

@@ -11,6 +11,7 @@ from torch import Tensor
 from bench.models.config import ConfigError
 from bench.models.layers import Rotation, rotate_interleaved
 from tk_kernels import FORMS
+from tk_kernels.reference.token_rows import overwrite
 from tk_kernels.ttt_linear import reference as ttt_linear
 from tk_kernels.ttt_mlp import reference as ttt_mlp
 
@@ -163,13 +164,6 @@ def outer_parameters(learner: Learner) -> tuple[Tensor, Tensor, Tensor]:
     return learner.token_scale, learner.ln_weight, learner.ln_bias
 
 
-def overwrite(state: Any, after: Any) -> None:
-    """Copy the tensors of `after` into those of `state`, except where they are the same tensor."""
-    for old, new in zip(_tensors(state), _tensors(after), strict=True):
-        if old is not new:
-            old.copy_(new)
-
-
 def rows_of(state: Any, rows: slice) -> Any:
     """The same state of some of its sequences; its tensors are views of the given one's."""
     if isinstance(state, Tensor):
@@ -180,10 +174,3 @@ def rows_of(state: Any, rows: slice) -> Any:
         parts = [rows_of(part, rows) for part in state]
         return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
     return state
-
-
-def _tensors(state: Any) -> list[Tensor]:
-    """Every tensor of a named tuple or dataclass, with those in its tuples."""
-    values = [getattr(state, field.name) for field in fields(state)] if is_dataclass(state) else list(state)
-    nested = [value if isinstance(value, tuple) else (value,) for value in values]
-    return [value for group in nested for value in group if isinstance(value, Tensor)]

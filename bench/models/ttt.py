@@ -29,7 +29,8 @@ from bench.models.layers import (
     rotation,
     slide,
 )
-from bench.models.operator import Learner, Operator, Projections, TorchOperator, overwrite, rows_of
+from bench.models.operator import Learner, Operator, Projections, TorchOperator, rows_of
+from tk_kernels.reference.token_rows import overwrite
 
 
 @dataclass

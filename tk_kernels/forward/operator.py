@@ -51,14 +51,6 @@ def check_inplace(state: tuple) -> None:
             raise ValueError(f"state.{name} is not contiguous: inplace=True writes to it as it lies in memory")
 
 
-def into(state: State, after: State) -> State:
-    """`state`, with the numbers of `after` in its tensors."""
-    for old, new in zip(state, after, strict=True):
-        if old is not new:
-            old.copy_(new)
-    return state
-
-
 def _check_strides(name: str, x: Tensor) -> None:
     """The kernels read 16-byte pieces: D contiguous, the other strides multiples of 8 elements."""
     if x.stride(3) != 1 or any(stride % 8 for stride in x.stride()[:3]):

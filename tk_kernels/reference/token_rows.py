@@ -4,7 +4,8 @@ Rows: for each token j so far, its input x_j and lr_j * G_j; W stays as it was a
 Shapes: x [B, H, n, D] for n tokens, rows [B, H, m, D], weight [B, H, D, F], bias [B, H, F], positions [B, n] int64.
 """
 
-from typing import TypeVar
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -111,3 +112,17 @@ def summed_rows(x_rows: Tensor, g_rows: Tensor, position: Tensor) -> tuple[Tenso
 def clone(state: State) -> State:
     """A contiguous copy of a state, so that the steps can work in place."""
     return type(state)(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in state))
+
+
+def overwrite(state: Any, after: Any) -> None:
+    """Copy the tensors of `after` into those of `state`, except where they are the same tensor."""
+    for old, new in zip(_tensors(state), _tensors(after), strict=True):
+        if old is not new:
+            old.copy_(new)
+
+
+def _tensors(state: Any) -> list[Tensor]:
+    """Every tensor of a named tuple or dataclass, with those in its tuples."""
+    values = [getattr(state, field.name) for field in fields(state)] if is_dataclass(state) else list(state)
+    nested = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [value for group in nested for value in group if isinstance(value, Tensor)]

@@ -17,9 +17,9 @@ from tk_kernels.forward.operator import (
     check_arguments,
     check_inplace,
     forward_from,
-    into,
     to_float32,
 )
+from tk_kernels.reference.token_rows import overwrite
 from tk_kernels.ttt_linear import reference
 from tk_kernels.ttt_linear.reference import LinearState
 
@@ -64,12 +64,13 @@ def forward(
         check_inplace(state)
     aligned = partial(_aligned, inplace)
     out, after = forward_from(start, tokens, outer, state, rope, reference.forward, aligned)
-    return out, into(state, after) if inplace else after
+    if not inplace:
+        return out, after
+    overwrite(state, after)
+    return out, state
 
 
-def _aligned(
-    inplace: bool, tokens: Tokens, outer: Outer, state: LinearState, rope: bool
-) -> tuple[Tensor, LinearState]:
+def _aligned(inplace: bool, tokens: Tokens, outer: Outer, state: LinearState, rope: bool) -> tuple[Tensor, LinearState]:
     """Tokens whose first begins a mini-batch."""
     q, k, v, lr = tokens
     W, b = to_float32(state.W, state.b)

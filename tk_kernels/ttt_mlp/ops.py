@@ -17,9 +17,9 @@ from tk_kernels.forward.operator import (
     check_arguments,
     check_inplace,
     forward_from,
-    into,
     to_float32,
 )
+from tk_kernels.reference.token_rows import overwrite
 from tk_kernels.ttt_mlp import reference
 from tk_kernels.ttt_mlp.reference import MLPState
 
@@ -83,7 +83,10 @@ def forward(
         check_inplace(state)
     aligned = partial(_aligned, module, inplace)
     out, after = forward_from(start, tokens, outer, state, rope, reference.forward, aligned)
-    return out, into(state, after) if inplace else after
+    if not inplace:
+        return out, after
+    overwrite(state, after)
+    return out, state
 
 
 def _aligned(
