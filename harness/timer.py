@@ -133,17 +133,18 @@ def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bo
 
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
     """Run until steady, the device's controllers included; the samples on the way there."""
-    start, limited = clock.now(), False
     samples: list[float] = []
-    while clock.loaded_s < least_warmup_s(clock, policy, limited=True):
+    if clock.loaded_s >= least_warmup_s(clock, policy, limited=True):
+        return samples
+    start, limited = clock.now(), False
+    while True:
         samples.append(clock.sample())
         limited = limited or throttled()
         elapsed, least = clock.now() - start, least_warmup_s(clock, policy, limited)
         each = elapsed / len(samples)
         steady = each >= least or _is_steady(samples, each, policy.steady)
         if elapsed >= policy.warmup_max_s or (elapsed >= least and steady):
-            break
-    return samples
+            return samples
 
 
 def least_warmup_s(clock: Clock, policy: Policy, limited: bool) -> float:

@@ -429,7 +429,7 @@ GROUPS: tuple[Group, ...] = (
         "Figures 15 and 20: TTT-Linear, TTT-MLP, vLLM's Transformer and Mamba on their best backends",
         ("fig15-forward", "fig15-generate", "fig20-throughput"),
         HEADLINES,
-        budget_s=1.0,  # beside the six samples of every point: within 20 minutes on one H100
+        budget_s=1.0,  # beside the six samples of every point; 20 minutes on one H100 are the aim
     ),
     Group(
         "all",

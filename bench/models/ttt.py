@@ -4,7 +4,7 @@ A model is embedding, blocks, norm and head. A block is convolution ((M) only), 
 projections, an inner loop (`Operator`) and an output projection.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -233,11 +233,7 @@ class TTTModel(ChunkedModel):
         weights = [block.seq_modeling_block.learner_weights() for block in self._blocks]
         dtype = at_least_float32(self.dtype)
         inner = self.operator.init_states(weights, batch, self.config.mini_batch, dtype)
-        if self.config.backbone == "transformer":
-            return TTTState(batch, [LayerState(None, None, each) for each in inner])
-        caches = empty_conv_cache(2 * len(inner) * batch, self.config.width, self.device, self.dtype)
-        block, qk = caches.unflatten(0, (2, len(inner), batch))
-        return TTTState(batch, [LayerState(*each) for each in zip(block, qk, inner, strict=True)])
+        return TTTState(batch, [LayerState(*each) for each in zip(*self._conv_caches(batch), inner, strict=True)])
 
     @torch.no_grad()
     def reset_state(self, state: TTTState) -> None:
@@ -269,18 +265,19 @@ class TTTModel(ChunkedModel):
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
         """See CausalLM.init_generate_state; at most one layer exists in both forms at a time."""
-        return TTTState(batch, [self._as_generate(self._layer_state(block, batch)) for block in self._blocks])
+        inner = (self.operator.generate_state(self._inner_state(block, batch)) for block in self._blocks)
+        return TTTState(batch, [LayerState(*each) for each in zip(*self._conv_caches(batch), inner, strict=True)])
 
     def _as_generate(self, layer: LayerState) -> LayerState:
         return LayerState(layer.block_conv, layer.qk_conv, self.operator.generate_state(layer.inner))
 
-    def _layer_state(self, block: TTTBlock, batch: int) -> LayerState:
-        def cache() -> Tensor | None:
-            if self.config.backbone == "transformer":
-                return None
-            return empty_conv_cache(batch, self.config.width, self.device, self.dtype)
-
-        return LayerState(cache(), cache(), self._inner_state(block, batch))
+    def _conv_caches(self, batch: int) -> Sequence[Sequence[Tensor | None]]:
+        """The empty caches of all blocks' first convolutions, and of all shared projections; made together."""
+        layers = self.config.layers
+        if self.config.backbone == "transformer":
+            return [[None] * layers] * 2
+        caches = empty_conv_cache(2 * layers * batch, self.config.width, self.device, self.dtype)
+        return [each.unbind() for each in caches.unflatten(0, (2, layers, batch))]
 
     def _inner_state(self, block: TTTBlock, batch: int) -> Any:
         weights = block.seq_modeling_block.learner_weights()
