@@ -29,7 +29,7 @@ _COVERED = 0.9  # of a part's time, from which what was counted stands for all o
 # In this order: the first that a name matches.
 _NAMES = (
     (TTT, re.compile(r"^_?(dual|primal)(_\w+)?$|linear_forward|mlp_forward|forward_(32_)?kernel|\bttt_")),
-    (EDGES, re.compile(r"conv(?!ert)|norm(?!al)|swiglu|query_key|rotary|rope", re.I)),
+    (EDGES, re.compile(r"conv(?!ert)|norm(?!al)|swiglu(?!_product)|query_key|rotary|rope", re.I)),
     (
         SCAN,
         re.compile(
@@ -38,7 +38,12 @@ _NAMES = (
             re.I,
         ),
     ),
-    (PRODUCTS, re.compile(r"gemm|gemv|cutlass|xmma|nvjet|cublas|splitk|aten::(add|b|badd)?mm\b|aten::_?addmm", re.I)),
+    (
+        PRODUCTS,
+        re.compile(
+            r"swiglu_product|gemm|gemv|cutlass|xmma|nvjet|cublas|splitk|aten::(add|b|badd)?mm\b|aten::_?addmm", re.I
+        ),
+    ),
     (
         EDGES,
         re.compile(r"elementwise|silu|gelu|act_and_mul|vectorized|aten::(mul|add|sub|div|silu|gelu|sigmoid)_?$", re.I),

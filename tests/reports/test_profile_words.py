@@ -146,6 +146,7 @@ def test_a_record_says_the_median_of_its_processes() -> None:
         ("_residual_convolution", EDGES),
         ("_norm_gate", EDGES),
         ("_swiglu", EDGES),
+        ("ttt::swiglu_product(ttt::layout::globals)", PRODUCTS),
         ("_query_key", EDGES),
         ("causal_conv1d_fwd_kernel", EDGES),
         ("_chunk_scan_fwd_kernel", SCAN),

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tk_kernels import build
+from tk_kernels.edges import swiglu_product
 from tk_kernels.edges.norm_gate import norm_gate, swiglu
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.generate.common import rope_table
@@ -109,6 +110,15 @@ def convolutions() -> Iterator[str]:
         yield f"T={tokens}"
 
 
+def swiglu_products() -> Iterator[str]:
+    """Whole tiles and a short last one, of one step and of more than the ring has stages."""
+    for rows, inputs in product((1, 128, 200), (64, 384)):
+        x, weights = on_gpu(normal(rows, inputs, dtype=DTYPE), normal(512, inputs, dtype=DTYPE))
+        swiglu_product.LEAST_ROWS = 1
+        swiglu_product.swiglu_product(x, weights)
+        yield f"M={rows} K={inputs}"
+
+
 def gates() -> Iterator[str]:
     """Both kernels, the gate a slice of a wider projection."""
     C = 64 * HEADS
@@ -150,6 +160,7 @@ KERNELS: dict[str, Callable[[], Iterator[str]]] = {
     **{name: partial(mlp_forward, 16, kernel) for kernel, name in mlp_ops.CANDIDATES.items()},
     "short_convolution": convolutions,
     "norm_gate": gates,
+    swiglu_product.KERNEL: swiglu_products,
     "ttt_linear/generate": partial(generate, "linear"),
     "ttt_mlp/generate": partial(generate, "mlp"),
 }

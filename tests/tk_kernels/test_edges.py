@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.interpreter import DEVICE, INTERPRETED
+from tk_kernels.edges import swiglu_product
 from tk_kernels.edges.norm_gate import norm_gate, swiglu
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 
@@ -107,6 +108,28 @@ def test_residual_convolution(T: int, dtype: torch.dtype) -> None:
 def test_query_key(T: int, dtype: torch.dtype) -> None:
     """Sequences at different positions, tiles over several of them; D = 24 and m = 6 are no powers of two."""
     check_query_key(3, T, 2, 24, dtype, m=6)
+
+
+@dtypes
+@pytest.mark.parametrize("shape", [(3, 40), (2, 5, 40)])
+def test_the_product_of_swiglu_where_its_kernel_does_not_fit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x, weights = normal(*shape, dtype=dtype), normal(48, 40, dtype=dtype)
+    gate, up = F.linear(x, weights).double().chunk(2, -1)
+    assert not swiglu_product.fits(x.flatten(0, -2), weights)
+    assert_close(swiglu_product.swiglu_product(x, weights), F.silu(gate) * up, LIMIT[dtype])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 64, 128), (130, 128, 384), (2048, 2048, 5504)])
+def test_the_product_of_swiglu_in_its_kernel(rows: int, inputs: int, outputs: int, monkeypatch) -> None:
+    if swiglu_product.available():
+        pytest.skip(swiglu_product.available())
+    monkeypatch.setattr(swiglu_product, "LEAST_ROWS", 1)
+    x, weights = normal(rows, inputs, dtype=torch.bfloat16), normal(2 * outputs, inputs, dtype=torch.bfloat16)
+    weights *= 3 / inputs**0.5
+    assert swiglu_product.fits(x, weights)
+    gate, up = (x.double() @ weights.double().T).chunk(2, -1)
+    assert_close(swiglu_product.swiglu_product(x, weights), F.silu(gate) * up, 4e-3)
 
 
 @dtypes

@@ -22,6 +22,7 @@ KERNELS = (
     "ttt_mlp/forward_sm90",
     "ttt_mlp/forward_32_sm90",
     "ttt_mlp/forward_sixth_sm90",
+    "edges/swiglu_product_sm90",
 )
 # How reasons about the GPU begin, which no installation can cure.
 NO_GPU, OTHER_GPU = "there is no CUDA GPU", "the GPU is"

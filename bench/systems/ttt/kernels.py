@@ -12,6 +12,7 @@ from bench.systems.ttt.model import TTTLanguageModel, model_of
 from harness.case import Case
 from harness.system import Skip, Workload
 from harness.work import Work
+from tk_kernels.edges import swiglu_product
 from tk_kernels.forward.operator import HEAD_DIM
 
 # How a state_dtype of the suites is kept; "float32-planes" is the float32 master in two 16-bit planes.
@@ -47,6 +48,11 @@ class TTTKernels(TTTLanguageModel):
     def cost(self, model: Any, case: Case) -> dict[str, Work]:
         """In this form of generate."""
         return model_work(model.config, self._facts(model).parameters, case, self.form)
+
+    def settings(self, case: Case) -> dict[str, str]:
+        """Whether SwiGLU has its kernel here."""
+        fused = f"in its product from {swiglu_product.LEAST_ROWS} rows on"
+        return super().settings(case) | {"swiglu": "after its product" if swiglu_product.available() else fused}
 
     def _refuse_other_functions(self, case: Case) -> None:
         """A kernel that ignored an option would be measured under the name of a function that it does not compute."""

@@ -1,0 +1,56 @@
+"""SwiGLU with its product: silu(x Wg^T) * (x Wu^T) in one kernel on Hopper, in two launches elsewhere."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tk_kernels import build
+from tk_kernels.edges.norm_gate import swiglu
+
+KERNEL = "edges/swiglu_product_sm90"
+LEAST_ROWS = 1024  # of fewer the product is bound by its weights, and cuBLAS reads them by smaller tiles
+OUTPUTS, DEPTH = 128, 64  # what the kernel divides outputs and inputs into
+
+
+@functools.cache
+def available() -> str:
+    """Why the kernel cannot run here, in one sentence; empty when it can."""
+    return build.unavailable(KERNEL)
+
+
+def swiglu_product(x: Tensor, weights: Tensor) -> Tensor:
+    """silu(x Wg^T) * (x Wu^T): x [..., C], weights [2 F, C] with Wg's rows before Wu's -> [..., F] in x's dtype.
+
+    Float32 inside. In one kernel, rounded once, where `fits` says so; else a product, rounded, and `swiglu`.
+    """
+    rows = x.flatten(0, -2)
+    if not fits(rows, weights):
+        return swiglu(F.linear(x, weights))
+    hidden = torch.empty(len(rows), len(weights) // 2, dtype=x.dtype, device=x.device)
+    _swiglu_product(rows, weights, hidden)
+    return hidden.unflatten(0, x.shape[:-1])
+
+
+def fits(rows: Tensor, weights: Tensor) -> bool:
+    """Whether the kernel takes rows [M, C] and weights [2 F, C], and can run here."""
+    outputs, inputs = len(weights) // 2, weights.shape[1]
+    return (
+        rows.is_cuda
+        and rows.dtype == weights.dtype == torch.bfloat16
+        and len(rows) >= LEAST_ROWS
+        and outputs % OUTPUTS == 0
+        and inputs % DEPTH == 0
+        and rows.is_contiguous()
+        and weights.is_contiguous()
+        and not available()
+    )
+
+
+@torch.library.custom_op("ttt_bench::swiglu_product", mutates_args=("hidden",))
+def _swiglu_product(rows: Tensor, weights: Tensor, hidden: Tensor) -> None:
+    with torch.cuda.device(rows.device):
+        build.load(KERNEL).forward(rows, weights, hidden)

@@ -1,0 +1,197 @@
+// SwiGLU on Hopper: hidden = silu(x Wg^T) * (x Wu^T), the product of gate and up with the activation in its epilogue.
+//
+// x [M, K], weights [2 F, K] with Wg before Wu, hidden [M, F], all bfloat16; sums, sigmoid and product in float32, rounded
+// once. What two passes write and read again, [M, 2 F], stays in registers.
+//
+// A block computes 128 rows of 128 outputs at a time: two warpgroups of 64 rows each hold gate and up of them as one
+// accumulator [64, 256], whose columns j and 128 + j lie in the same thread. A third warpgroup loads by TMA, STAGES steps
+// of 64 columns of x ahead, also across tiles.
+#include "forward/common.cuh"
+
+using namespace kittens;
+
+namespace ttt {
+
+struct layout {
+    static constexpr int STAGES = 4, CONSUMERS = 2, DEPTH = 64, OUTPUTS = 128, ROWS = 64 * CONSUMERS;
+    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP_THREADS;
+    static constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;  // 504 in all: 3 x 168 of the launch
+    static constexpr int BAND = 16;  // row tiles that run through all columns together, so that both stay in the L2
+
+    using rows_tile = st_bf<64, DEPTH>;
+    using weights_tile = st_bf<OUTPUTS, DEPTH>;
+    using pair_tile = st_bf<2 * OUTPUTS, DEPTH>;  // gate's rows, then up's
+    using out_tile = st_bf<64, OUTPUTS>;
+    struct globals {
+        gl<bf16, 1, 1, -1, -1, rows_tile> x;
+        gl<bf16, 1, 1, -1, -1, weights_tile> weights;
+        gl<bf16, 1, 1, -1, -1, out_tile> hidden;
+        int row_tiles, column_tiles, steps;
+    };
+    struct stage {
+        rows_tile x[CONSUMERS];
+        weights_tile weights[2];
+    };
+    struct alignas(1024) shared {
+        stage stages[STAGES];
+        out_tile out[CONSUMERS];
+        semaphore full[STAGES], empty[STAGES];
+    };
+    static constexpr int SHARED_BYTES = sizeof(shared) + 1024;
+};
+using L = layout;
+
+// Tile number -> (row tile, column tile): bands of BAND row tiles, each column by column.
+__device__ inline int2 tile_of(const L::globals &g, int number) {
+    const int whole = g.row_tiles / L::BAND * L::BAND * g.column_tiles;
+    const int first = number < whole ? number / (L::BAND * g.column_tiles) * L::BAND : g.row_tiles / L::BAND * L::BAND;
+    const int height = min(L::BAND, g.row_tiles - first), within = number - first * g.column_tiles;
+    return {first + within % height, within / height};
+}
+
+struct ring_position {  // in the ring of stages
+    int stage = 0, phase = 0;
+    __device__ void next() {
+        if (++stage == L::STAGES) stage = 0, phase ^= 1;
+    }
+};
+
+__device__ inline void produce(const L::globals &g, L::shared &s) {
+    const int tiles = g.row_tiles * g.column_tiles;
+    ring_position at;
+    for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
+        const int2 tile = tile_of(g, number);
+        for (int k = 0; k < g.steps; ++k, at.next()) {
+            auto &stage = s.stages[at.stage];
+            auto &full = s.full[at.stage];
+            wait(s.empty[at.stage], at.phase ^ 1);
+            tma::expect_bytes(full, sizeof(stage));
+            #pragma unroll
+            for (int i = 0; i < L::CONSUMERS; ++i)
+                tma::load_async(stage.x[i], g.x, {0, 0, L::CONSUMERS * tile.x + i, k}, full);
+            #pragma unroll
+            for (int i = 0; i < 2; ++i)
+                tma::load_async(stage.weights[i], g.weights, {0, 0, i * g.column_tiles + tile.y, k}, full);
+        }
+    }
+}
+
+// silu(gate) * up. A group of four shares one reciprocal: of the product of four numbers 1 + e^-gate of at most e^20.
+__device__ inline void activate(float2 &first, float2 &second, float2 gate0, float2 gate1, float2 up0, float2 up1) {
+    const auto power = [](float x) {  // e^-x
+        float y;
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fminf(-1.4426950408889634f * x, 28.f)));
+        return y;
+    };
+    const float a = 1.f + power(gate0.x), b = 1.f + power(gate0.y), c = 1.f + power(gate1.x), d = 1.f + power(gate1.y);
+    const float ab = a * b, cd = c * d;
+    float all;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(all) : "f"(ab * cd));
+    const float of_ab = all * cd, of_cd = all * ab;
+    first = {gate0.x * up0.x * (of_ab * b), gate0.y * up0.y * (of_ab * a)};
+    second = {gate1.x * up1.x * (of_cd * d), gate1.y * up1.y * (of_cd * c)};
+}
+
+__device__ inline void consume(const L::globals &g, L::shared &s, int group) {
+    const int tiles = g.row_tiles * g.column_tiles;
+    ring_position at;
+    const auto release = [&](int stage) {
+        if (warpgroup::laneid() == 0) arrive(s.empty[stage]);
+    };
+    for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
+        rt_fl<16, 2 * L::OUTPUTS> sums;
+        const auto product = [&](auto first) {
+            auto &stage = s.stages[at.stage];
+            wait(s.full[at.stage], at.phase);
+            auto &weights = reinterpret_cast<L::pair_tile &>(stage.weights);
+            // Only the first product finds registers that other instructions have touched.
+            if constexpr (decltype(first)::value) warpgroup::mm_ABt(sums, stage.x[group], weights);
+            else warpgroup::mma_ABt<decltype(sums), L::rows_tile, L::pair_tile, 0, 1>(sums, stage.x[group], weights);
+        };
+        product(std::true_type{});
+        int before = at.stage;
+        at.next();
+        for (int k = 1; k < g.steps; ++k) {
+            product(std::false_type{});
+            warpgroup::mma_async_wait<1>();
+            release(before);
+            before = at.stage;
+            at.next();
+        }
+        warpgroup::mma_async_wait<0>();
+        release(before);
+
+        const int2 tile = tile_of(g, number);
+        rt_bf<16, L::OUTPUTS> out;
+        constexpr int HALF = L::OUTPUTS / 16;
+        #pragma unroll
+        for (int j = 0; j < HALF; ++j) {
+            #pragma unroll
+            for (int p = 0; p < 4; p += 2) {
+                float2 first, second;
+                const auto *gate = &sums.tiles[0][j].data[p], *up = &sums.tiles[0][j + HALF].data[p];
+                activate(first, second, gate[0], gate[1], up[0], up[1]);
+                out.tiles[0][j].data[p] = __float22bfloat162_rn(first);
+                out.tiles[0][j].data[p + 1] = __float22bfloat162_rn(second);
+            }
+        }
+        if (warpgroup::laneid() == 0) tma::store_async_read_wait<0>();  // of the tile before
+        warpgroup::sync(1 + group);
+        warpgroup::store(s.out[group], out);
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        warpgroup::sync(1 + group);
+        if (warpgroup::laneid() == 0)
+            tma::store_async(g.hidden, s.out[group], {0, 0, L::CONSUMERS * tile.x + group, tile.y});
+    }
+    if (warpgroup::laneid() == 0) tma::store_async_wait<0>();
+}
+
+__global__ __launch_bounds__(L::THREADS, 1) void swiglu_product(const __grid_constant__ L::globals g) {
+    extern __shared__ int raw[];
+    const uint32_t start = static_cast<uint32_t>(__cvta_generic_to_shared(&raw[0]));
+    auto &s = *reinterpret_cast<L::shared *>(reinterpret_cast<char *>(raw) + (-start & 1023));
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < L::STAGES; ++i) {
+            init_semaphore(s.full[i], 0, 1);
+            init_semaphore(s.empty[i], L::CONSUMERS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    const int group = warpgroup::groupid();
+    if (group == L::CONSUMERS) {
+        warpgroup::decrease_registers<L::PRODUCER_REGISTERS>();
+        if (warpgroup::laneid() == 0) produce(g, s);
+    } else {
+        warpgroup::increase_registers<L::CONSUMER_REGISTERS>();
+        consume(g, s, group);
+    }
+}
+
+void swiglu_product_launch(TensorView x, TensorView weights, TensorView hidden) {
+    const int64_t M = x.size(0), K = x.size(1), F = hidden.size(1);
+    check_shape("x", x, {M, K});
+    check_shape("weights", weights, {2 * F, K});
+    check_shape("hidden", hidden, {M, F});
+    for (const TensorView &t : {x, weights, hidden}) {
+        TVM_FFI_ICHECK(is_bf16(t)) << "x, weights and hidden must be bfloat16";
+        check_contiguous("x, weights and hidden", t);
+    }
+    TVM_FFI_ICHECK(M > 0 && F % L::OUTPUTS == 0 && K % L::DEPTH == 0) << "F must be a multiple of 128, K of 64";
+    const auto rows = [](const TensorView &t) { return size_t(t.size(0)); };
+    const auto columns = [](const TensorView &t) { return size_t(t.size(1)); };
+    const L::globals g{{pointer<bf16>(x), nullptr, nullptr, rows(x), columns(x)},
+                       {pointer<bf16>(weights), nullptr, nullptr, rows(weights), columns(weights)},
+                       {pointer<bf16>(hidden), nullptr, nullptr, rows(hidden), columns(hidden)},
+                       int((M + L::ROWS - 1) / L::ROWS), int(F / L::OUTPUTS), int(K / L::DEPTH)};
+    int processors = 0;
+    check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, x.device().device_id), "attribute");
+    check_cuda(cudaFuncSetAttribute(swiglu_product, cudaFuncAttributeMaxDynamicSharedMemorySize, L::SHARED_BYTES),
+               "shared memory");
+    swiglu_product<<<std::min(processors, g.row_tiles * g.column_tiles), L::THREADS, L::SHARED_BYTES, stream_of(x)>>>(g);
+    check_cuda(cudaGetLastError(), "swiglu_product");
+}
+
+}  // namespace ttt
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, ttt::swiglu_product_launch);
