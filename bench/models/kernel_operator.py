@@ -31,6 +31,7 @@ class KernelOperator(TorchOperator):
         super().__init__(learner)
         self._generate = import_module(f"tk_kernels.ttt_{learner}.generate")
         self._forward = None if prefill_on_reference else import_module(f"tk_kernels.ttt_{learner}.ops").forward
+        self.block_a_head = self._forward is not None
         self._generate_form, self._precision = form, precision
         self._table_of: Tensor | None = None
 

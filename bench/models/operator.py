@@ -54,7 +54,11 @@ class Operator(Protocol):
 
     A state is of the operator's own type, a named tuple or dataclass of tensors. Calls change it in place and never
     move it, so that a CUDA graph stays valid.
+
+    block_a_head: whether `forward` is one kernel with a thread block for each head of each sequence.
     """
+
+    block_a_head: bool
 
     def init_state(self, weights: Sequence[Tensor], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
         """The state before the first token, from the layer's (W1, b1) or (W1, b1, W2, b2), in `dtype`."""
@@ -88,6 +92,8 @@ class TorchOperator:
     forward keeps the state of the dual form in both; in the primal form a step needs the accumulators that
     generate_state makes of it.
     """
+
+    block_a_head = False
 
     def __init__(self, learner: str, form: str = "dual") -> None:
         if form not in FORMS:

@@ -5,6 +5,7 @@ projections, an inner loop (`Operator`) and an output projection.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from bench.models.layers import (
     slide,
 )
 from bench.models.operator import Learner, Operator, Projections, TorchOperator, rows_of
+from bench.models.overlap import Overlap
 from tk_kernels.reference.token_rows import overwrite
 
 
@@ -204,6 +206,8 @@ class TTTModel(ChunkedModel):
 
     # A kernel goes through a sequence with one block a head: of 32 heads, fewer sequences leave SMs of an H100 idle.
     least_group = 16
+    # Of a chunk where two run at once: enough rows for a GPU's products, and two chunks of them early in a prompt.
+    overlapped_tokens = 8192
 
     def __init__(
         self,
@@ -287,11 +291,35 @@ class TTTModel(ChunkedModel):
     def _blocks(self) -> list[TTTBlock]:
         return cast(list[TTTBlock], list(self.model.layers))
 
-    def _hidden(self, ids: Tensor, state: TTTState) -> Tensor:
+    def _through_prompt(self, ids: Tensor, state: TTTState) -> Tensor:
+        """See ChunkedModel; two chunks at a time where the operator leaves SMs idle."""
+        chunks = ids.split(self._chunk_length(len(ids)), dim=1)
+        if len(chunks) == 1 or not self._leaves_idle(len(ids)):
+            return super()._through_prompt(ids, state)
+        overlap = Overlap(self.device)
+        for chunk in chunks:
+            with overlap.chunk():
+                hidden = self._hidden(chunk, state, overlap.layer)
+        overlap.join()
+        return hidden[:, -1:]
+
+    def _leaves_idle(self, batch: int) -> bool:
+        """Whether the operator's blocks, one a head, take at most half of the GPU's SMs."""
+        if self.device.type != "cuda" or not self.operator.block_a_head:
+            return False
+        processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        return 2 * batch * self.config.heads <= processors
+
+    def _hidden(
+        self,
+        ids: Tensor,
+        state: TTTState,
+        around_layer: Callable[[int], AbstractContextManager[object]] = lambda index: nullcontext(),
+    ) -> Tensor:
         start = None if state.length is None else state.length % self.config.mini_batch
         h = self.model.embed_tokens(ids)
         for index, (block, layer) in enumerate(zip(self._blocks, state.layers, strict=True)):
-            with layer_range(index):
+            with around_layer(index), layer_range(index):
                 h = block(h, self._rope, layer, self.operator, start)
         state.length = None if state.length is None else state.length + ids.shape[1]
         return h
@@ -310,5 +338,5 @@ class TTTModel(ChunkedModel):
 
     def _chunk_length(self, batch: int) -> int:
         """Whole mini-batches: a chunk ends inside one only where the prompt or the state's start makes it."""
-        whole = super()._chunk_length(batch) // self.config.mini_batch * self.config.mini_batch
-        return max(self.config.mini_batch, whole)
+        tokens = self.overlapped_tokens // batch if self._leaves_idle(batch) else super()._chunk_length(batch)
+        return max(self.config.mini_batch, tokens // self.config.mini_batch * self.config.mini_batch)
