@@ -151,6 +151,7 @@ PLANTED = {
         "",
         "changed",
     ),
+    "lanes in no order": ("        sync_warp();  // four lanes share an element of b1\n", "", "race: lane"),
     "an arrival less": ("mbarrier_arrive(B2_READY);", "if (i != 3) mbarrier_arrive(B2_READY);", "deadlock"),
     "the wrong phase": ("mbarrier_wait(G2_READY, (i + 1) & 1);", "mbarrier_wait(G2_READY, i & 1);", "deadlock|race"),
 }

@@ -355,6 +355,7 @@ template <bool SCALED> struct state_warps {
             store_transposed(w2_to + k * TILE, w[k % BUFFERS]);
             if (k == 0) add_to_b1(0, u), add_to_b1(1, u);  // while products run
         }
+        sync_warp();  // four lanes share an element of b1
         publish();
 #pragma unroll
         for (int n = 0; n < 2; ++n)

@@ -27,11 +27,11 @@ inline float shuffle_xor(float x, int lane) {
     });
     return M->taken_f[thread];
 }
-inline void sync_warp() { together(own_warp(), 32, "a warp's barrier", [] {}); }
+inline void sync_warp() { together(own_warp(), 32, "a warp's barrier", [warp = warp_index()] { join_lanes(warp); }); }
 inline void barrier_arrive(int id, int threads) {
     Named &x = M->named[id];
     if (x.arrived && x.expected != threads) fail("a named barrier of two sizes");
-    x.expected = threads, x.known.join(M->known[warp_index()]), event(warp_index());
+    x.expected = threads, x.known.join(M->known[warp_index()]), event(warp_index()), release_lane(x.lanes);
     if (++x.arrived == threads) x.arrived = 0, x.released = x.known, ++x.generation;
 }
 inline void barrier_sync(int id, int threads) {
@@ -39,7 +39,7 @@ inline void barrier_sync(int id, int threads) {
     const long generation = x.generation;
     barrier_arrive(id, threads);
     block_until([&x, generation] { return x.generation != generation; });
-    M->known[warp_index()].join(x.released);
+    M->known[warp_index()].join(x.released), acquire_lane(x.lanes);
 }
 inline void sync_block() { barrier_sync(0, THREADS); }
 inline void mbarrier_init(uint32_t at, int arrivals) {
@@ -55,7 +55,7 @@ inline void mbarrier_expect(uint32_t at, int bytes) {
 inline void mbarrier_wait(uint32_t at, int parity) {
     Mbarrier &x = mbarrier(at);
     block_until([&x, parity] { return x.phase != parity; });
-    M->known[warp_index()].join(x.released[parity]);
+    M->known[warp_index()].join(x.released[parity]), acquire_lane(x.lanes);
 }
 inline void publish() {
     Known &known = M->known[warp_index()];
@@ -109,11 +109,11 @@ inline void exchange_matrices(uint32_t (&x)[4], uint32_t at, bool transposed, bo
                     const Place p = place_of(lane, which, transposed);
                     const uint32_t at = M->given[first + 8 * matrix + p.row][0] + 2 * p.column;
                     if (store) {
-                        on_write(warp_index(), M->known[warp_index()], at);
+                        on_write(warp_index(), M->known[warp_index()], at, 8 * matrix + p.row);
                         const uint16_t half = M->given[thread][1 + matrix] >> 16 * which;
                         memcpy(&M->shared[at], &half, 2);
                     } else {
-                        on_read(warp_index(), M->known[warp_index()], at, false);
+                        on_read(warp_index(), M->known[warp_index()], at, false, 8 * matrix + p.row);
                         loaded |= uint32_t(peek<uint16_t>(at)) << 16 * which;
                     }
                 }

@@ -4,10 +4,10 @@
 // and products run in an order that the seed decides. What is checked, whatever the order:
 //   - deadlock: nothing can go on;
 //   - races: every 4 bytes of shared memory know who wrote and read them last, and an access must come after those that it
-//     conflicts with by barriers alone (vector clocks of warps; TMA has one of its own);
+//     conflicts with by barriers alone (vector clocks of warps, and within a warp of its lanes; TMA has one of its own);
 //   - products and TMA see ordinary stores that were published before the barrier, and no others;
 //   - operands of a product stay as they are until it is waited for, and shared memory is read where something was written.
-// Not seen: order among the lanes of a warp, registers, banks, time.
+// Not seen: registers, banks, time.
 #pragma once
 #include <ucontext.h>
 
@@ -37,6 +37,10 @@ using Clock = std::array<int, WARPS + 1>;
 inline void join(Clock &x, const Clock &y) {
     for (size_t k = 0; k < x.size(); ++k) x[k] = std::max(x[k], y[k]);
 }
+using Lanes = std::array<int, 32>;
+inline void join(Lanes &x, const Lanes &y) {
+    for (size_t k = 0; k < x.size(); ++k) x[k] = std::max(x[k], y[k]);
+}
 // What a warp, or a barrier, knows: the events of others that came before, and those whose stores products see
 struct Known {
     Clock seen{}, published{};
@@ -44,6 +48,9 @@ struct Known {
 };
 struct Word {
     int writer = -1, written = 0;  // by whom, at which of its events
+    int lane = -1, written_by_lane = 0;  // of that warp, at which of the lane's events; -1: by all of it or by TMA
+    int reader = -1;               // the warp that read last
+    Lanes read_by_lane{};          // when, of its lanes
     Clock read{};
 };
 
@@ -60,9 +67,11 @@ struct Product {
     bool done = false;
 };
 struct Together { int arrived = 0; long generation = 0; std::string what; };  // the threads of a warp or warpgroup
-struct Named { int arrived = 0, expected = 0; long generation = 0; Known known, released; };
-struct Mbarrier { bool live = false; int arrivals = 0, pending = 0, phase = 0; long bytes = 0; Known known, released[2]; };
+using LanesOfWarps = std::array<Lanes, WARPS>;
+struct Named { int arrived = 0, expected = 0; long generation = 0; Known known, released; LanesOfWarps lanes{}; };
+struct Mbarrier { bool live = false; int arrivals = 0, pending = 0, phase = 0; long bytes = 0; Known known, released[2]; LanesOfWarps lanes{}; };
 struct Fibre { ucontext_t context; std::unique_ptr<char[]> stack{new char[STACK]}; bool done = false; std::function<bool()> blocked; long commits = 0;
+    Lanes lanes{};  // events of its warp's lanes that came before
     std::vector<std::array<uint32_t, 2>> ahead;  // copies in flight: where to, what
 };
 
@@ -113,7 +122,8 @@ inline std::string name(int who) { return who == TMA ? "TMA" : "warp " + std::to
 inline void check_range(uint32_t at, uint32_t bytes) {
     if (at < 1024 || at + bytes > SHARED || at % bytes) fail("shared memory at " + std::to_string(at) + ", " + std::to_string(bytes) + " bytes");
 }
-inline void on_read(int who, const Known &reader, uint32_t at, bool by_product) {
+// lane: of the warp that reads or writes; none of a product, of TMA and where all lanes do it together.
+inline void on_read(int who, const Known &reader, uint32_t at, bool by_product, int lane = -1) {
     Word &word = M->words[at / 4];
     if (word.writer < 0) fail(name(who) + " reads " + std::to_string(at) + ", which nobody has written");
     if (word.writer != who && reader.seen[word.writer] < word.written)
@@ -121,8 +131,14 @@ inline void on_read(int who, const Known &reader, uint32_t at, bool by_product) 
     if (by_product && reader.published[word.writer] < word.written)
         fail("a product of " + name(who) + " reads " + std::to_string(at) + " that " + name(word.writer) + " has not published");
     word.read[who] = std::max(word.read[who], M->known[who].seen[who]);
+    if (lane < 0) return;
+    const Lanes &lanes = M->fibres[32 * who + lane].lanes;
+    if (word.writer == who && word.lane >= 0 && word.lane != lane && lanes[word.lane] < word.written_by_lane)
+        fail("race: lane " + std::to_string(lane) + " reads " + std::to_string(at) + " that lane " + std::to_string(word.lane) + " wrote");
+    if (word.reader != who) word.reader = who, word.read_by_lane = {};
+    word.read_by_lane[lane] = lanes[lane];
 }
-inline void on_write(int who, const Known &writer, uint32_t at) {
+inline void on_write(int who, const Known &writer, uint32_t at, int lane = -1) {
     Word &word = M->words[at / 4];
     if (word.writer >= 0 && word.writer != who && writer.seen[word.writer] < word.written)
         fail("race: " + name(who) + " writes " + std::to_string(at) + " that " + name(word.writer) + " wrote");
@@ -131,9 +147,26 @@ inline void on_write(int who, const Known &writer, uint32_t at) {
     for (int reader = 0; reader <= WARPS; ++reader)
         if (reader != who && word.read[reader] > writer.seen[reader])
             fail("race: " + name(who) + " writes " + std::to_string(at) + " that " + name(reader) + " reads");
-    word.writer = who, word.written = M->known[who].seen[who];
+    word.writer = who, word.written = M->known[who].seen[who], word.lane = lane;
+    if (lane < 0) return;
+    const Lanes &lanes = M->fibres[32 * who + lane].lanes;
+    for (int reader = 0; reader < 32; ++reader)
+        if (word.reader == who && reader != lane && word.read_by_lane[reader] > lanes[reader])
+            fail("race: lane " + std::to_string(lane) + " writes " + std::to_string(at) + " that lane " + std::to_string(reader) + " reads");
+    word.written_by_lane = lanes[lane];
 }
 inline void event(int who) { ++M->known[who].seen[who]; }  // what follows a release is later than it
+inline int lane_index() { return M->thread % 32; }
+inline void release_lane(LanesOfWarps &to) {
+    Lanes &lanes = M->fibres[M->thread].lanes;
+    join(to[warp_index()], lanes), ++lanes[lane_index()];
+}
+inline void acquire_lane(const LanesOfWarps &from) { join(M->fibres[M->thread].lanes, from[warp_index()]); }
+inline void join_lanes(int warp) {  // all of a warp that have come together
+    Lanes all{};
+    for (int lane = 0; lane < 32; ++lane) join(all, M->fibres[32 * warp + lane].lanes);
+    for (int lane = 0; lane < 32; ++lane) M->fibres[32 * warp + lane].lanes = all, ++M->fibres[32 * warp + lane].lanes[lane];
+}
 
 template <typename T> T peek(uint32_t at) {
     T x;
@@ -142,12 +175,12 @@ template <typename T> T peek(uint32_t at) {
 }
 template <typename T> T read(uint32_t at) {
     check_range(at, sizeof(T));
-    on_read(warp_index(), M->known[warp_index()], at, false);
+    on_read(warp_index(), M->known[warp_index()], at, false, lane_index());
     return peek<T>(at);
 }
 inline void write(uint32_t at, uint32_t x) {
     check_range(at, 4);
-    on_write(warp_index(), M->known[warp_index()], at);
+    on_write(warp_index(), M->known[warp_index()], at, lane_index());
     memcpy(&M->shared[at], &x, 4);
 }
 
@@ -248,7 +281,7 @@ inline void complete(Mbarrier &x) {
 inline void arrive(Mbarrier &x) {
     if (!x.pending) fail("more arrivals at an mbarrier than it expects");
     const int who = warp_index();
-    x.known.join(M->known[who]), event(who);
+    x.known.join(M->known[who]), event(who), release_lane(x.lanes);
     --x.pending, complete(x);
 }
 inline void execute_copy(const Copy &c) {
@@ -276,6 +309,7 @@ inline std::string run(const std::array<int, 2> &block, unsigned seed, const std
     M = &machine;
     M->block[0] = block[0], M->block[1] = block[1], M->chance.seed(seed);
     for (int who = 0; who <= WARPS; ++who) M->known[who].seen[who] = 1;
+    for (int thread = 0; thread < THREADS; ++thread) M->fibres[thread].lanes[thread % 32] = 1;
     static const std::function<void()> *thread_body;
     thread_body = &body;
     for (Fibre &fibre : M->fibres) {
