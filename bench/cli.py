@@ -466,7 +466,17 @@ def profile(
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence on stderr and exit status 2."""
-    sys.exit(_guarded(lambda: app(standalone_mode=False)))
+    sys.exit(_guarded(_command))
+
+
+def _command() -> Any:
+    from bench.errors import UserError
+
+    given = [each.partition("=")[0] for each in sys.argv[1:]]
+    for option in ("--systems", "--sizes", "--batch", "--context", "--mini-batch", "--backbone", "--columns"):
+        if given.count(option) > 1:  # the last would be taken, and the others silently not
+            raise UserError(f"{option} is given twice: separate its values by commas")
+    return app(standalone_mode=False)
 
 
 def _guarded(call: Callable[[], Any]) -> int:

@@ -369,6 +369,7 @@ def assert_one_sentence(done, *words):
         (["run", "quick", "--sizes", "7b"], ["7b", "1.3b"]),
         (["run", "quick", "--batch", "0"], ["--batch 0: must be at least 1"]),
         (["run", "quick", "--context", "-5"], ["--context -5: must be at least 1"]),
+        (["run", "quick", "--context", "2048", "--context=8192"], ["--context is given twice", "commas"]),
         (["run", "quick", "--context", "many"], ["--context many: not a whole number"]),
         (["run", "quick", "--context", "10000000000000"], ["GB"]),
         (["run", "quick", "--time-limit", "soon"], ["--time-limit", "number"]),
