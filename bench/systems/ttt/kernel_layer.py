@@ -15,7 +15,6 @@ from bench.memory import sequences_that_fit
 from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig
 from bench.systems.ceilings import measured_ceilings
-from bench.systems.language_model import STEPS
 from bench.systems.ttt.kernel_launches import KernelLaunch, kernel_launches, metrics_of, settings_of
 from bench.systems.ttt.layer import (
     LAYER_LIMITS,
@@ -34,7 +33,7 @@ from bench.systems.ttt.layer import (
 from harness.case import Case
 from harness.cuda_clock import input_sets, l2_bytes
 from harness.gate import Check, Verdict, relative_error
-from harness.system import Input, Skip, Workload
+from harness.system import Input, Workload
 from harness.work import Work
 from reports.profiles.parts import TTT
 from tk_kernels.build import Built
@@ -45,7 +44,7 @@ from tk_kernels.generate.tuning import Tuning
 
 KERNEL_GATE_TOKENS = 32768
 KERNEL_GATE_SEQUENCES = 4
-KERNEL_GATE_STEPS = 2 * STEPS + 5
+KERNEL_GATE_MINI_BATCHES, KERNEL_GATE_MORE = 2, 5  # of a gate of generate: whole ones, and steps after them
 OUTER = ("token_scale", "ln_weight", "ln_bias")  # of the arguments of `forward`, those that all tokens share
 WITNESS_STEPS = 4096  # of the reference, some 30 launches each: a second on an H100
 STREAMED = 20  # a set of so many times the L2 leaves nothing of itself in it
@@ -111,10 +110,6 @@ def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
 
 def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workload:
     """A mini-batch of steps in a form and a precision of the state."""
-    if config.mini_batch != STEPS:
-        raise Skip(
-            f"one layer's generate is measured at mini-batches of {STEPS} tokens alone, whole models at others too"
-        )
     cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
     _compile_steps(config, getattr(torch, case.dtype), form)
     first = generate_set(config, case.batch, case.dtype, form, precision)
@@ -142,7 +137,10 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
             **measured_ceilings(),
         },
         work={TTT: least},
-        settings={"gated": f"{KERNEL_GATE_STEPS} tokens of {gated} other sequences", "input_sets": str(len(work.sets))}
+        settings={
+            "gated": f"{_gate_steps(config)} tokens of {gated} other sequences",
+            "input_sets": str(len(work.sets)),
+        }
         | settings_of(found),
     )
 
@@ -171,7 +169,8 @@ class GenerateSet:
         """From the arguments of a reference's `forward`."""
         state = generate.GenerateState.from_state(inputs["state"], form, precision)
         outer = [inputs[name] for name in OUTER]
-        tokens = [inputs[name][:, :STEPS].transpose(0, 1).contiguous() for name in PER_TOKEN]
+        mini_batch = slice(len(inputs["token_scale"]))
+        tokens = [inputs[name][:, mini_batch].transpose(0, 1).contiguous() for name in PER_TOKEN]
         return cls(generate, state, outer, tokens, torch.empty_like(tokens[0][0]))
 
     def copy(self, steps: int) -> "GenerateSet":
@@ -193,7 +192,7 @@ class Steps:
 
     def __init__(self, sets: list[GenerateSet], config: TTTConfig, dtype: str) -> None:
         self.sets, self.config, self.dtype = sets, config, dtype
-        self.rounds = max(1, STEPS // len(sets))
+        self.rounds = max(1, config.mini_batch // len(sets))
         kinds = zip(*(some.tokens for some in sets), strict=True)
         self._tokens = [torch.stack([each[: self.rounds] for each in kind]) for kind in kinds]
         self._out = torch.stack([some.out for some in sets])
@@ -270,7 +269,8 @@ def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rou
 def generate_set(config: TTTConfig, batch: int, dtype: str, form: str, precision: str) -> GenerateSet:
     """Sequences of random tokens, from random weights, before their first token."""
     generate = import_module(f"tk_kernels.ttt_{config.learner}.generate")
-    return GenerateSet.of(generate, layer_inputs(config, batch, STEPS, getattr(torch, dtype)), form, precision)
+    inputs = layer_inputs(config, batch, config.mini_batch, getattr(torch, dtype))
+    return GenerateSet.of(generate, inputs, form, precision)
 
 
 def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
@@ -287,13 +287,14 @@ def token_of(inputs: dict[str, Any], t: int) -> list[torch.Tensor]:
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
     """So many sets or a few more, copies of the first, apart in their mini-batches by equal distances.
 
-    So a step of 16 sets, or 16 / n steps of n sets, are the steps of a mini-batch.
+    So a step of m sets, or m / n steps of n sets, are the steps of a mini-batch of m tokens, those of the first set.
     """
-    count = 1 << (at_least - 1).bit_length() if at_least <= STEPS else math.ceil(at_least / STEPS) * STEPS
-    rounds = max(1, STEPS // count)
+    m = len(first.tokens[0])
+    count = 1 << (at_least - 1).bit_length() if at_least <= m else math.ceil(at_least / m) * m
+    rounds = max(1, m // count)
     sets = [first, *(first.copy(rounds) for _ in range(count - 1))]
     for index, some in enumerate(sets):
-        some.state.position.fill_(index * rounds % STEPS)
+        some.state.position.fill_(index * rounds % m)
     return sets
 
 
@@ -301,9 +302,13 @@ def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
 def _compile_steps(config: TTTConfig, dtype: torch.dtype, form: str) -> None:
     """Compile the step of every precision, side by side; later ones are then there."""
     generate = import_module(f"tk_kernels.ttt_{config.learner}.generate")
-    inputs = layer_inputs(config, 1, STEPS, dtype)
+    inputs = layer_inputs(config, 1, config.mini_batch, dtype)
     sets = [GenerateSet.of(generate, inputs, form, precision) for precision in PRECISIONS]
     compile_all(partial(some.advance, 0, compile_only=True) for some in sets)
+
+
+def _gate_steps(config: TTTConfig) -> int:
+    return KERNEL_GATE_MINI_BATCHES * config.mini_batch + KERNEL_GATE_MORE
 
 
 @cache
@@ -317,7 +322,8 @@ def generate_verdict(
     """
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, generate = (import_module(f"{operator}.{part}") for part in ("reference", "generate"))
-    inputs = layer_inputs(config, sequences, KERNEL_GATE_STEPS + STEPS, getattr(torch, dtype))
+    begin = config.mini_batch
+    inputs = layer_inputs(config, sequences, begin + _gate_steps(config), getattr(torch, dtype))
     exact = {name: to_float64(value) for name, value in inputs.items()}
     state, rows = exact["state"], []
     for b in range(sequences):  # sequence b starts b + 1 tokens into its mini-batch
@@ -328,7 +334,7 @@ def generate_verdict(
         type(state)(*(x.float() if x.is_floating_point() else x for x in state)), form, precision
     )
     expected, got = [], []
-    for t in range(STEPS, KERNEL_GATE_STEPS + STEPS):
+    for t in range(begin, begin + _gate_steps(config)):
         token = token_of(inputs, t)
         got.append(generate.generate_step(*token, *(inputs[name] for name in OUTER), kernel_state, launch=launch))
         truth = [x.double() for x in token]

@@ -12,39 +12,44 @@ import torch
 
 from bench.memory import sequences_that_fit
 from bench.models.config import model_config, parameter_count
-from bench.systems.language_model import STEPS
 from bench.systems.ttt.kernel_layer import GenerateSet, staggered
 
 ROOT = Path(__file__).parents[3]
 
 
-def one_set():
+def one_set(mini_batch=16):
     """A set whose step does what the kernels do to the position, and notes where it was."""
     seen = []
 
     def generate_step(token, outer, state, out, launch):
         seen.append(int(state.position[0]))
-        state.position.add_(1).remainder_(STEPS)
+        state.position.add_(1).remainder_(mini_batch)
 
     state = SimpleNamespace(position=torch.full((2,), 5))
-    tokens = [torch.arange(STEPS)]
+    tokens = [torch.arange(mini_batch)]
     return GenerateSet(
         SimpleNamespace(generate_step=generate_step), state, [torch.zeros(1)], tokens, torch.zeros(1)
     ), seen
 
 
-@pytest.mark.parametrize(("at_least", "made"), [(1, 1), (2, 2), (3, 4), (9, 16), (16, 16), (17, 32), (161, 176)])
-def test_a_run_takes_every_position_equally_often(at_least, made):
-    first, seen = one_set()
+@pytest.mark.parametrize(
+    ("at_least", "made", "mini_batch"),
+    [
+        *((1, 1, 16), (2, 2, 16), (3, 4, 16), (9, 16, 16), (16, 16, 16), (17, 32, 16), (161, 176, 16)),
+        *((1, 1, 32), (3, 4, 32), (17, 32, 32), (33, 64, 32)),
+    ],
+)
+def test_a_run_takes_every_position_equally_often(at_least, made, mini_batch):
+    first, seen = one_set(mini_batch)
     sets = staggered(first, at_least)
     assert len(sets) == made
     for _ in range(2):
         seen.clear()
-        for step in range(max(1, STEPS // made)):
+        for step in range(max(1, mini_batch // made)):
             for some in sets:
                 some.advance(step)
-        assert set(Counter(seen).values()) == {max(1, made // STEPS)}
-        assert len(set(seen)) == STEPS
+        assert set(Counter(seen).values()) == {max(1, made // mini_batch)}
+        assert len(set(seen)) == mini_batch
 
 
 def test_sets_share_no_memory_that_the_kernels_write_or_read_per_sequence():
@@ -64,6 +69,7 @@ def test_sequences_fill_what_the_weights_leave():
 
 
 INTERPRETED = """
+from dataclasses import replace
 from random import Random
 import torch
 from bench.models.config import model_config
@@ -72,14 +78,14 @@ from bench.systems.ttt.layer import layer_inputs
 from tk_kernels.ttt_linear import generate
 
 CALLS = 2
-config = model_config("ttt-linear", "tiny")
-for form, precision, dtype, stale in (
-    ("dual", "planes", "bfloat16", False),
-    ("dual", "bfloat16", "bfloat16", False),
-    ("primal", "float32", "float32", False),
-    ("primal", "float32", "float32", True),
+for form, precision, dtype, mini_batch, stale in (
+    ("dual", "planes", "bfloat16", 16, False),
+    ("dual", "bfloat16", "bfloat16", 32, False),
+    ("primal", "float32", "float32", 16, False),
+    ("primal", "float32", "float32", 16, True),
 ):
-    inputs = layer_inputs(config, 2, 16, getattr(torch, dtype))
+    config = replace(model_config("ttt-linear", "tiny"), mini_batch=mini_batch)
+    inputs = layer_inputs(config, 2, mini_batch, getattr(torch, dtype))
     work = Steps(staggered(GenerateSet.of(generate, inputs, form, precision), 8), config, dtype)
     assert all(each.tensor.shape[each.batch_axis] == 2 for each in work.inputs().values())
     judge = work.witness(Random(1))
