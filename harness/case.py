@@ -78,7 +78,8 @@ class Case:
     def label(self) -> str:
         """The case in a few words, for people."""
         words = [self.system_backend, self.size, self.phase, f"B={self.batch}", f"T={self.context}"]
-        words += [self.dtype, self.timing] + (["cold"] if self.l2 == "cold" else [])
+        words += [self.dtype, *([f"state {self.state_dtype}"] if self.state_dtype not in ("", self.dtype) else [])]
+        words += [self.timing, *(["cold"] if self.l2 == "cold" else [])]
         return " ".join([*words, *(f"{name}={value}" for name, value in self.options)])
 
     def option(self, name: str, default: Any = None) -> Any:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from importlib import import_module
 
 import pytest
 
@@ -12,7 +13,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 before = os.environ.get("TRITON_INTERPRET")
-
+KERNELS = ("ttt_linear.generate", "ttt_mlp.generate", "edges.norm_gate", "edges.short_convolution")
 
 
 # The variable counts where a kernel is defined, so it is set while test modules are imported; before and afterwards
@@ -22,7 +23,10 @@ def pytest_collectstart() -> None:
         os.environ["TRITON_INTERPRET"] = "1"
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if INTERPRETED and any("triton_kernels" in getattr(item, "fixturenames", ()) for item in session.items):
+        for name in KERNELS:  # or the first test that imports one defines it without the variable
+            import_module(f"tk_kernels.{name}")
     if before is None:
         os.environ.pop("TRITON_INTERPRET", None)
 

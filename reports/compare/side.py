@@ -86,7 +86,7 @@ def _case_side(records: Sequence[Record]) -> CaseSide:
     medians = _medians(timed)
     return CaseSide(
         key=first.case.key,
-        label=_label(first),
+        label=first.case.label,
         system=first.case.system_backend,
         medians=medians,
         half=_half_interval(timed, medians),
@@ -167,9 +167,3 @@ def _joined(words: Iterable[str]) -> str:
 
 def _why(last: Record) -> str:
     return f"{last.status}, {last.reason}" if last.status != "ok" else "a median without a ratio"
-
-
-def _label(record: Record) -> str:
-    case = record.case
-    state = f" state {case.state_dtype}" if case.state_dtype not in ("", case.dtype) else ""
-    return case.label + state

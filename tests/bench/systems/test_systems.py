@@ -196,8 +196,8 @@ def test_a_kernel_refuses_the_function_that_it_does_not_compute(options):
     [
         (
             LinearTritonDual,
-            case("ttt-linear", "generate", scope="layer", mini_batch=32),
-            "mini-batches of 16 tokens alone",
+            case("ttt-linear", "generate", scope="layer", mini_batch=24),
+            "no mini-batches of 24 tokens",
         ),
         (LinearThunderKittens, replace(case("ttt-linear"), size="760m"), "heads of 96 channels; ttt-linear/torch has"),
         (MambaSSM, replace(case("mamba"), size="1.3b", context=1 << 19), "a scan of 524288 tokens"),
