@@ -64,10 +64,12 @@ class Operator(Protocol):
         """The state before the first token, from the layer's (W1, b1) or (W1, b1, W2, b2), in `dtype`."""
         ...
 
-    def init_states(
-        self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype
-    ) -> list[Any]:
-        """`init_state` of every layer, views of tensors that all share: few launches, whatever the number of layers."""
+    def init_states(self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
+        """`init_state` of every layer, its tensors with a leading axis of layers: few launches, however many."""
+        ...
+
+    def restart_states(self, states: Any, layers: Sequence[Sequence[Tensor]]) -> None:
+        """Put what `init_states` made back before the first token, in place."""
         ...
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
@@ -105,17 +107,21 @@ class TorchOperator:
         """See Operator.init_state."""
         return self._reference.init_state(*weights, batch, mini_batch=mini_batch, dtype=dtype)
 
-    def init_states(
-        self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype
-    ) -> list[Any]:
-        """See Operator.init_states. A state's first tensors are the weights, those after them begin as zeros."""
+    def init_states(self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
+        """See Operator.init_states."""
         shapes = self.init_state([weight.to("meta") for weight in layers[0]], batch, mini_batch, dtype)
-        device, count = layers[0][0].device, len(layers)
-        shared = [torch.empty(count, *x.shape, dtype=x.dtype, device=device) for x in shapes[: len(layers[0])]]
-        for each, weights in zip(shared, zip(*layers, strict=True), strict=True):
-            each.copy_(torch.stack([weight.detach() for weight in weights]).view(count, 1, *each.shape[2:]))
-        shared += [torch.zeros(count, *x.shape, dtype=x.dtype, device=device) for x in shapes[len(shared) :]]
-        return [type(shapes)(*(each[layer] for each in shared)) for layer in range(count)]
+        device = layers[0][0].device
+        states = type(shapes)(*(torch.empty(len(layers), *x.shape, dtype=x.dtype, device=device) for x in shapes))
+        self.restart_states(states, layers)
+        return states
+
+    def restart_states(self, states: Any, layers: Sequence[Sequence[Tensor]]) -> None:
+        """See Operator.restart_states. A state's first tensors are the weights, those after them begin as zeros."""
+        parameters = list(zip(*layers, strict=True))
+        for each, weights in zip(states, parameters, strict=False):
+            each.copy_(torch.stack([weight.detach() for weight in weights]).view(len(layers), 1, *each.shape[2:]))
+        for each in states[len(parameters) :]:
+            each.zero_()
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
         """See Operator.forward. Raises ValueError for primal accumulators, which have lost the rows it needs."""

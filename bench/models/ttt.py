@@ -53,16 +53,26 @@ class LayerState:
 
 
 @dataclass
+class WholeState:
+    """All layers' convolution caches in one tensor, and the operator's states of all (`Operator.init_states`)."""
+
+    caches: Tensor | None
+    inner: Any
+
+
+@dataclass
 class TTTState:
     """The state of `batch` sequences; its size does not depend on their length.
 
     `length` is how many tokens each has seen, or None where the host does not know: generate_step sets it to None, and
-    a caller that replays a CUDA graph of a step must do so too before the next prefill.
+    a caller that replays a CUDA graph of a step must do so too before the next prefill. `whole`: what the layers are
+    views of, where they are.
     """
 
     batch: int
     layers: list[LayerState]
     length: int | None = 0
+    whole: "WholeState | None" = None
 
     def rows(self, rows: slice) -> "TTTState":
         """The state of some sequences, whose tensors are views of this one's."""
@@ -234,14 +244,21 @@ class TTTModel(ChunkedModel):
     @torch.no_grad()
     def init_state(self, batch: int, context: int = 0) -> TTTState:
         """See CausalLM.init_state; the state holds any context."""
-        weights = [block.seq_modeling_block.learner_weights() for block in self._blocks]
-        dtype = at_least_float32(self.dtype)
-        inner = self.operator.init_states(weights, batch, self.config.mini_batch, dtype)
-        return TTTState(batch, [LayerState(*each) for each in zip(*self._conv_caches(batch), inner, strict=True)])
+        dtype, caches = at_least_float32(self.dtype), self._conv_caches(batch)
+        inner = self.operator.init_states(self._learner_weights, batch, self.config.mini_batch, dtype)
+        states = (type(inner)(*(each[layer] for each in inner)) for layer in range(self.config.layers))
+        layers = [LayerState(*each) for each in zip(*self._by_layer(caches), states, strict=True)]
+        return TTTState(batch, layers, whole=WholeState(caches, inner))
 
     @torch.no_grad()
     def reset_state(self, state: TTTState) -> None:
         """See CausalLM.reset_state; takes a state of generate_state too, and leaves it in its form."""
+        state.length = 0
+        if state.whole is not None:
+            if state.whole.caches is not None:
+                state.whole.caches.zero_()
+            self.operator.restart_states(state.whole.inner, self._learner_weights)
+            return
         for block, layer in zip(self._blocks, state.layers, strict=True):
             for cache in (layer.block_conv, layer.qk_conv):
                 if cache is not None:
@@ -249,7 +266,6 @@ class TTTModel(ChunkedModel):
             fresh = self._inner_state(block, state.batch)
             same_form = type(fresh) is type(layer.inner)
             overwrite(layer.inner, fresh if same_form else self.operator.generate_state(fresh))
-        state.length = 0
 
     @torch.no_grad()
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
@@ -270,18 +286,25 @@ class TTTModel(ChunkedModel):
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
         """See CausalLM.init_generate_state; at most one layer exists in both forms at a time."""
         inner = (self.operator.generate_state(self._inner_state(block, batch)) for block in self._blocks)
-        return TTTState(batch, [LayerState(*each) for each in zip(*self._conv_caches(batch), inner, strict=True)])
+        caches = self._by_layer(self._conv_caches(batch))
+        return TTTState(batch, [LayerState(*each) for each in zip(*caches, inner, strict=True)])
 
     def _as_generate(self, layer: LayerState) -> LayerState:
         return LayerState(layer.block_conv, layer.qk_conv, self.operator.generate_state(layer.inner))
 
-    def _conv_caches(self, batch: int) -> Sequence[Sequence[Tensor | None]]:
-        """The empty caches of all blocks' first convolutions, and of all shared projections; made together."""
-        layers = self.config.layers
+    def _conv_caches(self, batch: int) -> Tensor | None:
+        """The empty caches of the blocks' first convolutions, then of the shared projections: [2, layers, B, 3, C]."""
         if self.config.backbone == "transformer":
-            return [[None] * layers] * 2
-        caches = empty_conv_cache(2 * layers * batch, self.config.width, self.device, self.dtype)
-        return [each.unbind() for each in caches.unflatten(0, (2, layers, batch))]
+            return None
+        caches = empty_conv_cache(2 * self.config.layers * batch, self.config.width, self.device, self.dtype)
+        return caches.unflatten(0, (2, self.config.layers, batch))
+
+    def _by_layer(self, caches: Tensor | None) -> Sequence[Sequence[Tensor | None]]:
+        return [[None] * self.config.layers] * 2 if caches is None else [each.unbind() for each in caches]
+
+    @property
+    def _learner_weights(self) -> list[list[Tensor]]:
+        return [block.seq_modeling_block.learner_weights() for block in self._blocks]
 
     def _inner_state(self, block: TTTBlock, batch: int) -> Any:
         weights = block.seq_modeling_block.learner_weights()

@@ -15,6 +15,7 @@ from bench.cost import model_work, total
 from bench.memory import kept_bytes
 from bench.models.config import MODELS
 from bench.models.layers import mark_layers
+from bench.plan import LAUNCH_BOUND_TOKENS
 from bench.systems.ceilings import ceilings_of
 from harness.case import Case
 from harness.gate import Check, Verdict, argmax_disagreement, relative_error, total_variation
@@ -99,7 +100,7 @@ class LanguageModel:
             measured=work.measured,
             metrics=self._facts(model).metrics() | total(cost).metrics() | kept(model, case) | ceilings,
             work=cost,
-            settings=self._facts(model).settings() | self.settings(case) | prompt,
+            settings=self._facts(model).settings() | self.settings(case) | prompt | work.settings,
         )
 
     def work(self, model: Any, case: Case) -> "PhaseWork":
@@ -238,9 +239,11 @@ class PhaseWork:
     units = 1
     token_axis: int | None = 1
     ids: torch.Tensor
+    settings: dict[str, str]  # what the record says of how this phase is run
 
     def __init__(self, adapter: LanguageModel, model: Any, case: Case) -> None:
         self.adapter, self.model, self.case = adapter, model, case
+        self.settings = {}
         self.prepare()
 
     def prepare(self) -> None:
@@ -357,7 +360,7 @@ class Generate(PhaseWork):
 
 
 class Request(PhaseWork):
-    """A prompt, then `steps` greedy tokens; on a GPU the steps are replays of one graph."""
+    """A prompt, then `steps` greedy tokens; on a GPU the steps, and prompts of few tokens, are replays of graphs."""
 
     def prepare(self) -> None:
         """See PhaseWork.prepare."""
@@ -370,12 +373,21 @@ class Request(PhaseWork):
         self._read = self._next.new_zeros(self.steps, case.batch)
         self._logits: Any = None
         self._marks: deque[list[Any]] = deque(maxlen=TIMED_REQUESTS)
+        launch_bound = case.batch * case.context <= LAUNCH_BOUND_TOKENS
+        replayed = launch_bound and device() != "cpu"
+        self.settings = {"prompt": "replayed from a graph" if replayed else "launched"}
+        self._read_prompt = repeatable(self._prefill) if replayed else self._prefill
+        self._begin = repeatable(lambda: model.generate_state(self._state, into=self._generating))
         self._step = repeatable(self._one_step)
 
     @property
     def tokens(self) -> int:
         """Prompt and steps."""
         return self.case.batch * (self.case.context + self.steps)
+
+    def _prefill(self) -> None:
+        self.model.reset_state(self._state)
+        self._next.copy_(self.model.prefill(self.ids, self._state)[0].argmax(-1))
 
     def _one_step(self) -> None:
         self._logits, _ = self.model.generate_step(self._next, self._generating)
@@ -385,12 +397,11 @@ class Request(PhaseWork):
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [B, V] of the last step, and the tokens [steps, B] that the steps read."""
         marks = [mark()]
-        self.model.reset_state(self._state)
         with nvtx_range("prefill"):
-            self._next.copy_(self.model.prefill(self.ids, self._state)[0].argmax(-1))
+            self._read_prompt()
         marks.append(mark())
         with nvtx_range("generate"):
-            self.model.generate_state(self._state, into=self._generating)
+            self._begin()
             for read in self._read:
                 read.copy_(self._next)
                 self._step()

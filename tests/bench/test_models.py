@@ -127,6 +127,21 @@ def test_the_state_stays_where_it_is_and_can_be_reset(models, name):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
+def test_a_state_of_all_layers_is_reset_together(models, name, monkeypatch):
+    """Layer by layer it is hundreds of launches before a prompt is read."""
+    model = models[name]
+    state = model.init_state(2, 20)
+    if getattr(state, "whole", None) is None:
+        pytest.skip("its layers share no tensors")
+    monkeypatch.setattr(model, "_inner_state", lambda *_: pytest.fail("a layer was reset by itself"))
+    for tensor in tensors_of(state):
+        tensor.fill_(1)
+    model.reset_state(state)
+    fresh = model.init_state(2, 20)
+    assert all(map(torch.equal, tensors_of(state), tensors_of(fresh)))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
 def test_bfloat16_is_near_float32_with_the_same_weights(models, name):
     ids = random_ids(2, 20)
     logits = {d: run(from_seed(config_of(name), 0, "cpu", d), ids, (18, -2)) for d in (torch.float32, torch.bfloat16)}

@@ -252,6 +252,7 @@ def test_a_request_says_when_its_tokens_came(monkeypatch):
     assert 500 <= record.metrics["time_to_first_token_ms"] <= 1000
     assert 10 - 1e-6 <= record.metrics["time_between_tokens_ms"] <= 20 + 1e-6
     assert record.metrics["state_bytes"] == 2 * 2 * 2 * 65 * 64 * 4
+    assert record.settings["prompt"] == "launched"
 
 
 def test_only_the_calls_that_were_samples_count(monkeypatch):
