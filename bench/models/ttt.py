@@ -274,11 +274,10 @@ class TTTModel(ChunkedModel):
         `into`, an earlier result for this same `state`, is brought up to date in place, so that a CUDA graph captured
         on it serves the next prompt.
         """
-        made = [self._as_generate(layer) for layer in state.layers]
         if into is None:
-            return TTTState(state.batch, made, state.length)
-        for old, new in zip(into.layers, made, strict=True):
-            overwrite(old.inner, new.inner)
+            return TTTState(state.batch, [self._as_generate(layer) for layer in state.layers], state.length)
+        for old, layer in zip(into.layers, state.layers, strict=True):  # one layer's copy at a time
+            overwrite(old.inner, self.operator.generate_state(layer.inner))
         into.length = state.length
         return into
 
