@@ -17,6 +17,7 @@ PAPER = "h100-2026-11-22"
 KERNELS = "h100-2026-11-21"  # has the suites of kernels
 FILES = {
     "README.md": PAPER,
+    "tk_kernels/edges/README.md": PAPER,
     "tk_kernels/ttt_linear/README.md": KERNELS,
     "tk_kernels/ttt_mlp/README.md": KERNELS,
     "tk_kernels/generate/README.md": KERNELS,
