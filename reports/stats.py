@@ -36,7 +36,8 @@ COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS +
 SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
 NOTES, MARKS = "notes", "marks"
 # What a point of a figure is marked for, the gravest first.
-CACHE_FULL, FEW_SAMPLES, LOADED = "cache full", "few samples", "loaded machine"
+CACHE_FULL, FEW_SAMPLES, LOADED, UNSTEADY = "cache full", "few samples", "loaded machine", "unsteady"
+STEADY = 0.1  # half of a median's interval over the median, up to which its samples agree
 # Settings that a reader must know to compare a latency: they go into the column NOTES.
 NOTED_SETTINGS = ("gate_limits", "warning")
 # Metrics that show in another form: as a rate, a note, or in a table of their own.
@@ -240,6 +241,8 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
     if 0 < row["samples"] < FEWEST:
         count = f"{row['samples']} sample{'s' if row['samples'] > 1 else ''}"
         yield f"only {count}: the bar is their range, no interval"
+    if _is_unsteady(row):
+        yield f"samples from {min(_samples(group)):.4g} to {max(_samples(group)):.4g} ms: something disturbed them"
     if row["throttled"]:
         yield f"{row['throttled']} of {row['samples']} samples under a throttle"
     yield from (load_note(record.environment) for record in group if _is_loaded(record))
@@ -259,11 +262,23 @@ def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
         yield FEW_SAMPLES
     if row["status"] == "ok" and any(map(_is_loaded, group)):
         yield LOADED
+    if _is_unsteady(row):
+        yield UNSTEADY
 
 
 def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:
     """Whether fewer sequences than asked for ran at once."""
     return (metrics.get("sequences_at_once") or case.batch) < case.batch
+
+
+def _samples(group: Sequence[Record]) -> list[float]:
+    return [sample for record in group for sample in record.samples_ms]
+
+
+def _is_unsteady(row: Mapping[str, Any]) -> bool:
+    """Of six samples or more, as fewer have no interval and a mark of their own."""
+    wide = row["latency_ms_high"] - row["latency_ms_low"] > 2 * STEADY * row["latency_ms"]
+    return row["status"] == "ok" and row["samples"] >= FEWEST and wide
 
 
 def _is_loaded(record: Record) -> bool:

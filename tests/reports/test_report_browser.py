@@ -354,14 +354,14 @@ def test_the_first_figure_is_seen_without_scrolling(browser, saved, viewport):
 
 @pytest.fixture(scope="module")
 def doubtful(browser, tmp_path_factory):
-    """A figure with another backend, a full cache, few samples, a loaded machine, a failed and a skipped case."""
+    """Another backend, a full cache, few samples, a loaded machine, unsteady samples, a failed and a skipped case."""
     contexts = [2048 << step for step in range(5)]
     cases = [Case("transformer", "vllm", "1.3b", "forward", 16, context) for context in contexts]
     loaded = synthetic.environment() | {"cpu": {"others_share": 0.5, "idle_share": 0.0}}
     records = [
         synthetic.ok(cases[0], 1.0, count=3, metrics={"sequences_at_once": 5}),
         synthetic.ok(cases[1], 2.0, environment=loaded),
-        synthetic.ok(cases[2], 4.0),
+        synthetic.ok(cases[2], 4.0, spread=1.0),
         synthetic.lost(cases[3], "failed", "it broke"),
         synthetic.lost(cases[4], "skipped", "not here"),
         *(synthetic.ok(Case("transformer", "torch", "1.3b", "forward", 16, context), 9.0) for context in contexts[:2]),
@@ -379,7 +379,7 @@ def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_mean
         "document.querySelector('#figure-0 .plot').data.map(t => ({x: t.x, text: t.text, marker: t.marker}))"
     )
     [signs] = [trace for trace in data if trace.get("text")]
-    assert dict(zip(signs["x"], signs["text"], strict=True)) == {2048: "†*", 4096: "‡"}
+    assert dict(zip(signs["x"], signs["text"], strict=True)) == {2048: "†*", 4096: "‡", 8192: "§"}
     full, lost = [trace for trace in data if isinstance((trace.get("marker") or {}).get("symbol"), list)]
     assert full["marker"]["symbol"] == ["diamond-dot", "diamond", "diamond"]
     assert dict(zip(lost["x"], lost["marker"]["symbol"], strict=True)) == {16384: "x-thin", 32768: "circle-open"}
@@ -388,6 +388,7 @@ def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_mean
         "† fewer sequences at once than asked for: 5 of 16",
         "* fewer than six",
         "‡ others used",
+        "§ samples differ",
         "× no result",
         "○ not tried",
     ):

@@ -80,6 +80,9 @@ def test_what_a_reader_must_know_to_compare_a_latency_is_a_note(case, metrics, s
     [
         ({"count": 5}, "only 5 samples: the bar is their range, no interval", "few samples"),
         ({"count": 6}, "", ""),
+        ({"spread": 0.1}, "", ""),
+        ({"spread": 1.0}, "samples from 1.852 to 9.47 ms: something disturbed them", "unsteady"),
+        ({"count": 5, "spread": 1.0}, "only 5 samples: the bar is their range, no interval", "few samples"),
         ({"gate": None}, "compared with no reference", ""),
         ({"gate": {"passed": True, "checks": [], "unchecked": "the outputs beyond 8k"}}, "the outputs beyond 8k", ""),
         ({"throttled": [True, True] + [False] * 28}, "2 of 30 samples under a throttle", ""),
