@@ -6,7 +6,7 @@ projections, an inner loop (`Operator`) and an output projection.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -72,7 +72,7 @@ class TTTState:
     batch: int
     layers: list[LayerState]
     length: int | None = 0
-    whole: "WholeState | None" = None
+    whole: WholeState | None = None
 
     def rows(self, rows: slice) -> "TTTState":
         """The state of some sequences, whose tensors are views of this one's."""
@@ -275,7 +275,8 @@ class TTTModel(ChunkedModel):
         on it serves the next prompt.
         """
         if into is None:
-            return TTTState(state.batch, [self._as_generate(layer) for layer in state.layers], state.length)
+            made = [replace(layer, inner=self.operator.generate_state(layer.inner)) for layer in state.layers]
+            return TTTState(state.batch, made, state.length)
         for old, layer in zip(into.layers, state.layers, strict=True):  # one layer's copy at a time
             overwrite(old.inner, self.operator.generate_state(layer.inner))
         into.length = state.length
@@ -287,9 +288,6 @@ class TTTModel(ChunkedModel):
         inner = (self.operator.generate_state(self._inner_state(block, batch)) for block in self._blocks)
         caches = self._by_layer(self._conv_caches(batch))
         return TTTState(batch, [LayerState(*each) for each in zip(*caches, inner, strict=True)])
-
-    def _as_generate(self, layer: LayerState) -> LayerState:
-        return LayerState(layer.block_conv, layer.qk_conv, self.operator.generate_state(layer.inner))
 
     def _conv_caches(self, batch: int) -> Tensor | None:
         """The empty caches of the blocks' first convolutions, then of the shared projections: [2, layers, B, 3, C]."""

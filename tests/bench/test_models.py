@@ -126,13 +126,11 @@ def test_the_state_stays_where_it_is_and_can_be_reset(models, name):
     assert torch.equal(run(model, ids, (17, -3), state), first)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith("ttt")])
 def test_a_state_of_all_layers_is_reset_together(models, name, monkeypatch):
     """Layer by layer it is hundreds of launches before a prompt is read."""
     model = models[name]
     state = model.init_state(2, 20)
-    if getattr(state, "whole", None) is None:
-        pytest.skip("its layers share no tensors")
     monkeypatch.setattr(model, "_inner_state", lambda *_: pytest.fail("a layer was reset by itself"))
     for tensor in tensors_of(state):
         tensor.fill_(1)

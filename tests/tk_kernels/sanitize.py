@@ -112,9 +112,9 @@ def convolutions() -> Iterator[str]:
 
 def swiglu_products() -> Iterator[str]:
     """Whole tiles and a short last one, of one step and of more than the ring has stages."""
+    swiglu_product.LEAST_ROWS = 1
     for rows, inputs in product((1, 128, 200), (64, 384)):
         x, weights = on_gpu(normal(rows, inputs, dtype=DTYPE), normal(512, inputs, dtype=DTYPE))
-        swiglu_product.LEAST_ROWS = 1
         swiglu_product.swiglu_product(x, weights)
         yield f"M={rows} K={inputs}"
 

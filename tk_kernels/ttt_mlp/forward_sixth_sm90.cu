@@ -1,4 +1,4 @@
-// TTT-MLP forward, the sixth design: its launcher. Not yet run on a GPU; forward_sixth_sm90.cuh has the work of a CTA.
+// TTT-MLP forward, the sixth design: its launcher; forward_sixth_sm90.cuh has the work of a CTA.
 #include "forward_sm90.cuh"
 #include "instructions_sm90.cuh"
 

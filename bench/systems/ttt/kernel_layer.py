@@ -44,7 +44,6 @@ from tk_kernels.generate.tuning import Tuning
 
 KERNEL_GATE_TOKENS = 32768
 KERNEL_GATE_SEQUENCES = 4
-KERNEL_GATE_MINI_BATCHES, KERNEL_GATE_MORE = 2, 5  # of a gate of generate: whole ones, and steps after them
 OUTER = ("token_scale", "ln_weight", "ln_bias")  # of the arguments of `forward`, those that all tokens share
 WITNESS_STEPS = 4096  # of the reference, some 30 launches each: a second on an H100
 STREAMED = 20  # a set of so many times the L2 leaves nothing of itself in it
@@ -308,7 +307,8 @@ def _compile_steps(config: TTTConfig, dtype: torch.dtype, form: str) -> None:
 
 
 def _gate_steps(config: TTTConfig) -> int:
-    return KERNEL_GATE_MINI_BATCHES * config.mini_batch + KERNEL_GATE_MORE
+    """Past two ends of a mini-batch."""
+    return 2 * config.mini_batch + 5
 
 
 @cache
@@ -322,8 +322,8 @@ def generate_verdict(
     """
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, generate = (import_module(f"{operator}.{part}") for part in ("reference", "generate"))
-    begin = config.mini_batch
-    inputs = layer_inputs(config, sequences, begin + _gate_steps(config), getattr(torch, dtype))
+    begin, end = config.mini_batch, config.mini_batch + _gate_steps(config)
+    inputs = layer_inputs(config, sequences, end, getattr(torch, dtype))
     exact = {name: to_float64(value) for name, value in inputs.items()}
     state, rows = exact["state"], []
     for b in range(sequences):  # sequence b starts b + 1 tokens into its mini-batch
@@ -334,7 +334,7 @@ def generate_verdict(
         type(state)(*(x.float() if x.is_floating_point() else x for x in state)), form, precision
     )
     expected, got = [], []
-    for t in range(begin, begin + _gate_steps(config)):
+    for t in range(begin, end):
         token = token_of(inputs, t)
         got.append(generate.generate_step(*token, *(inputs[name] for name in OUTER), kernel_state, launch=launch))
         truth = [x.double() for x in token]

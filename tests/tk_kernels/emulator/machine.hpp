@@ -34,12 +34,9 @@ constexpr int THREADS = 512, WARPS = THREADS / 32, WARPGROUPS = WARPS / 4, TMA =
 constexpr uint32_t SHARED = 1024 + 232448, STACK = 192 * 1024;
 
 using Clock = std::array<int, WARPS + 1>;
-inline void join(Clock &x, const Clock &y) {
-    for (size_t k = 0; k < x.size(); ++k) x[k] = std::max(x[k], y[k]);
-}
 using Lanes = std::array<int, 32>;
-inline void join(Lanes &x, const Lanes &y) {
-    for (size_t k = 0; k < x.size(); ++k) x[k] = std::max(x[k], y[k]);
+template <size_t n> void join(std::array<int, n> &x, const std::array<int, n> &y) {
+    for (size_t k = 0; k < n; ++k) x[k] = std::max(x[k], y[k]);
 }
 // What a warp, or a barrier, knows: the events of others that came before, and those whose stores products see
 struct Known {
