@@ -1,6 +1,7 @@
 """Run one case under a profiler, in its worker: a call under its ranges, then the timed work undisturbed by them."""
 
 import importlib
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +20,8 @@ WARM_RUNS = 3
 RUNS = 5  # of what is timed, one after another
 LAUNCHES = 20_000  # of kernels in the timed region, about: a trace of more takes longer than it shows
 COUNTED_STEPS = 2  # of a call of generate, its last ones: what is done once a mini-batch is in the last
-LOAD_S = 2.0  # of load before what is timed: a GPU at its power cap is as slow as in a measurement
+LOAD_S = 2.0  # of load before a profiler is turned on: a GPU at its power cap is as slow as in a measurement
+LEAD_S = 0.5  # of load after that, as turning it on takes so long that the GPU rests
 _LONG_S = 1.0  # a run this long needs no second one to be warm
 
 Tool = Literal["kineto", "nsys", "ncu"]
@@ -77,6 +79,7 @@ class _Work:
         self.units = workload.units
         self.notes: list[str] = []
         self.passes = 0  # of a call through the layer that is counted
+        self.lead = 0  # runs just before those that are looked at
         self._policy = replace(policy, min_samples=1, max_samples=1, budget_s=0.0)
         if case.l2 == "cold":
             self.notes.append("profiled with the L2 cache as the work leaves it, not cold")
@@ -100,11 +103,13 @@ class _Work:
                 break
 
     def load(self, run: Callable[[], object]) -> None:
-        """Run what is timed until the GPU's power controller has settled."""
-        start = time.monotonic()
+        """Run what is timed until the GPU's power controller has settled; learn how many runs keep it so."""
+        start, runs = time.monotonic(), 0
         while self.device == "cuda" and time.monotonic() - start < LOAD_S:
             run()
             _wait(self.device)
+            runs += 1
+        self.lead = math.ceil(LEAD_S * runs / LOAD_S)
 
     def ranged(self) -> None:
         """One call in the range of its phase."""
@@ -126,7 +131,7 @@ class _Work:
 def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     # Here, as a worker that profiles nothing needs no more than what it measures with.
     from harness.profilers import kineto
-    from harness.profilers.trace import found_in
+    from harness.profilers.trace import found_in, last_runs
 
     single = work.is_engine or work.device == "cpu"
     with kineto.recording(work.device, with_ranges=True, keep=keep if single else None) as found:
@@ -134,11 +139,13 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     ranged = kineto.launched(found.events, work.device)
     runs, timed = 1, ranged
     if not single:
-        run, runs = work.timed(), max(1, min(RUNS, LAUNCHES // max(1, len(ranged))))
+        run, most = work.timed(), max(1, LAUNCHES // max(1, len(ranged)))
+        runs = min(RUNS, most)
         with kineto.recording(work.device, with_ranges=False, keep=keep, before=lambda: work.load(run)) as found:
-            for _ in range(runs):
+            lead = min(work.lead, most - runs)
+            for _ in range(lead + runs):
                 run()
-        timed = kineto.launched(found.events, work.device)
+        timed, runs = last_runs(kineto.launched(found.events, work.device), runs, lead + runs)
     return _values(found_in(timed, ranged, runs)) | {"units": runs * work.units}
 
 
@@ -171,6 +178,8 @@ def _captured(work: _Work) -> int:
         work.ranged()
         if run is not None:
             _wait(work.device)
+            for _ in range(work.lead):
+                run()
             with nvtx_range(TIMED):
                 for _ in range(RUNS):
                     run()

@@ -48,6 +48,14 @@ def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 
     }
 
 
+def last_runs(launched: list[Launched], runs: int, recorded: int) -> tuple[list[Launched], int]:
+    """The launches of the last `runs` of the recorded runs, and their number; all where runs launch unlike numbers."""
+    if len(launched) % recorded:
+        return launched, recorded
+    in_order = sorted(launched, key=lambda each: each.start_us)
+    return in_order[-(len(launched) // recorded * runs) :], runs
+
+
 def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
     """The kernels by name, the one that takes longest first."""
     groups: dict[str, list[Launched]] = defaultdict(list)

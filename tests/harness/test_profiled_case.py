@@ -1,3 +1,4 @@
+import math
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from profile_helpers import WithTorch, case
 from harness import profiled_case
 from harness.measured_case import PROFILE, CaseRun
 from harness.profiled_case import RUNS, WARM_RUNS, ProfilerChoice, ceilings_by
+from harness.profilers.trace import Launched, last_runs
 from harness.ranges import nvtx_range
 from harness.system import Workload
 from harness.timer import Policy
@@ -67,6 +69,7 @@ def test_nsight_counts_in_the_last_steps_of_a_call(
 
 def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiled_case, "LOAD_S", 0.02)
+    monkeypatch.setattr(profiled_case, "LEAD_S", 0.01)
     monkeypatch.setattr(profiled_case, "_wait", lambda device: None)
     for device, loaded in (("cuda", True), ("cpu", False)):
         calls: list[float] = []
@@ -74,6 +77,14 @@ def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.Mo
         work.load(lambda calls=calls: calls.append(time.monotonic()))
         assert bool(calls) == loaded
         assert not calls or calls[-1] - calls[0] >= 0.01
+        assert work.lead == math.ceil(len(calls) / 2)
+
+
+def test_the_runs_before_the_last_ones_only_load_the_gpu() -> None:
+    launched = [Launched(f"kernel {number}", 10.0 * number, 10.0 * number + 9, 9.0) for number in (5, 4, 0, 1, 2, 3)]
+    last, runs = last_runs(launched, runs=1, recorded=3)
+    assert ([each.name for each in last], runs) == (["kernel 4", "kernel 5"], 1)
+    assert last_runs(launched, runs=1, recorded=4) == (launched, 4)  # they launched unlike numbers
 
 
 def test_an_engine_runs_one_batch_after_it_has_warmed_up() -> None:
