@@ -1,4 +1,4 @@
-"""How long a run will take, from what earlier runs of the same cases took on the same kind of device."""
+"""How long a run will take, from what earlier runs of the same cases took on the same device or kind of device."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,9 +16,11 @@ Durations = Mapping[str, float]  # seconds, by the key of a case
 def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     """Seconds that each case took in the runs beside `out` and in the published ones.
 
-    machine: only of runs on its device; None for those on any GPU.
+    machine: on its device, and for a case that never ran there, on others of its kind; None for those on any GPU.
     """
-    found: dict[str, list[float]] = {}
+    device, kind = (machine.get("device"), machine.get("device_kind")) if machine else (None, "cuda")
+    here: dict[str, list[float]] = {}
+    elsewhere: dict[str, list[float]] = {}
     folders = {path.parent for base in (out.parent, RESULTS) if base.is_dir() for path in base.glob("*/run.json")}
     for folder in sorted({*folders, out}):
         try:
@@ -26,10 +28,13 @@ def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
         except RecordError:
             continue
         for record in records:
-            alike = machine is None or record.environment.get("device") == machine.get("device")
-            if alike and record.wall_s and record.status in ("ok", "gate", "oom", "timeout"):
-                found.setdefault(record.case.key, []).append(record.wall_s)
-    return {key: median(seconds) for key, seconds in found.items()}
+            if not record.wall_s or record.status not in ("ok", "gate", "oom", "timeout"):
+                continue
+            if device and record.environment.get("device") == device:
+                here.setdefault(record.case.key, []).append(record.wall_s)
+            elif record.environment.get("device_kind") == kind:
+                elsewhere.setdefault(record.case.key, []).append(record.wall_s)
+    return {key: median(seconds) for key, seconds in (elsewhere | here).items()}
 
 
 def job_seconds(job: Job, repeats: int, past: Durations) -> float | None:

@@ -1,6 +1,7 @@
 """Whether a busy neighbour disturbs a measurement, and how much faster two GPUs are; on a host of two GPUs.
 
     python -m tests.bench.neighbours OUT [ROUNDS]    the same cases alone and beside a neighbour
+    python -m tests.bench.neighbours --summary OUT   what was measured there
     python -m tests.bench.neighbours --split OUT     the TTT jobs of the paper's suites on one GPU, then on two
 
 Each round measures every case in a fresh process on GPU 0: with the whole machine, with half of its cores, and with
@@ -15,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -60,37 +60,43 @@ def neighbour(folder: Path) -> None:
 
 
 def compare(out: Path, rounds: int) -> None:
-    """Print how much longer each case takes in each setting."""
+    """Measure every case in each setting, and print how much longer it takes."""
     whole, half = sorted(os.sched_getaffinity(0)), sorted(cores_by_share(2)[0])
-    found: dict[tuple[str, str], list[float]] = {}
     for number in range(rounds):
         # In turns, so that no setting is always the first of a round.
         for setting in (*SETTINGS[number % 3 :], *SETTINGS[: number % 3]):
-            folder = out / f"{number}-{setting}"
             beside = start_neighbour(out / f"{number}-neighbour") if setting == "beside" else None
             try:
-                records = measured(folder, "0", whole if setting == "whole" else half)
+                measured(out / f"{number}-{setting}", "0", whole if setting == "whole" else half)
             finally:
                 os.sched_setaffinity(0, whole)
                 if beside:
                     beside.terminate()
                     beside.wait()
-            for name, record in zip(CASES, in_order(records), strict=True):
-                if record.status != "ok":
-                    sys.exit(f"{setting}: {name}: {record.status}: {record.reason}")
-                found.setdefault((name, setting), []).append(median(record.samples_ms))
-    print(f"{datetime.now(UTC):%Y-%m-%d}, {rounds} rounds; ratio to the whole machine, with its 95% interval")
-    for name in CASES:
-        alone = found[name, "whole"]
+    print("\n".join(summary(out)))
+
+
+def summary(out: Path) -> list[str]:
+    """A line for each case and setting, of the rounds in the folder."""
+    rounds = len([*out.glob("*-whole")])
+    found = {setting: [in_order(out / f"{number}-{setting}") for number in range(rounds)] for setting in SETTINGS}
+    lines = [f"{rounds} rounds; ratio to the whole machine, with its 95% interval"]
+    for place, name in enumerate(CASES):
+        alone = [medians[place] for medians in found["whole"]]
         for setting in SETTINGS[1:]:
-            ratios = [other / one for other, one in zip(found[name, setting], alone, strict=True)]
+            ratios = [[medians[place] / one] for medians, one in zip(found[setting], alone, strict=True)]
             middle, low, high = repeats_interval(ratios)
-            print(f"{name:<32}{setting:<8}{median(alone):9.3f} ms  x {middle:.4f}  ({low:.4f} to {high:.4f})")
+            lines.append(f"{name:<32}{setting:<8}{median(alone):9.3f} ms  x {middle:.4f}  ({low:.4f} to {high:.4f})")
+    return lines
 
 
-def in_order(records: Sequence[Record]) -> list[Record]:
-    by_case = {record.case: record for record in records}
-    return [by_case[case] for case in CASES.values()]
+def in_order(folder: Path) -> list[float]:
+    """Milliseconds of each case of a run, as `CASES` has them."""
+    by_case = {record.case: record for record in Run.open(folder).records()}
+    for name, case in CASES.items():
+        if by_case[case].status != "ok":
+            sys.exit(f"{folder.name}: {name}: {by_case[case].status}: {by_case[case].reason}")
+    return [median(by_case[case].samples_ms) for case in CASES.values()]
 
 
 def start_neighbour(folder: Path) -> subprocess.Popen[bytes]:
@@ -119,6 +125,8 @@ def split(out: Path) -> None:
 def main(arguments: list[str]) -> None:
     if arguments[0] == "--neighbour":
         neighbour(Path(arguments[1]))
+    elif arguments[0] == "--summary":
+        print("\n".join(summary(Path(arguments[1]))))
     elif arguments[0] == "--split":
         split(Path(arguments[1]))
     else:

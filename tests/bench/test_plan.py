@@ -14,8 +14,9 @@ from bench.memory import layer_beyond_memory, least_bytes, refuse_beyond_memory
 from bench.plan import Selection, beyond_memory, jobs_of, suite_cases, timing_of
 from bench.selection import select
 from harness.case import Case
+from harness.catalogue import Catalogue
 from harness.record import Record
-from harness.run import Job, Planned
+from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
 
 EVERYTHING = Selection(ADAPTERS)
 GPU_80GB = {"gpu": {"memory_bytes": 80e9}}
@@ -347,3 +348,20 @@ def test_the_time_of_a_job_follows_from_the_cases_that_earlier_runs_timed():
     assert estimate.job_seconds(job, 2, {first.case.key: 10.0}) == 40.0
     assert estimate.in_words(None) == "not known"
     assert [estimate.in_words(seconds) for seconds in (40, 600, 7200)] == ["40 s", "10 min", "2.0 h"]
+
+
+def test_a_case_takes_what_it_took_on_this_gpu_or_else_on_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(estimate, "RESULTS", tmp_path / "none")
+    both, elsewhere = (Planned(Case("a", "b", "tiny", "forward", batch, 8)) for batch in (1, 2))
+    for name, kind, seconds in (("H100", "cuda", 3.0), ("H200", "cuda", 2.0), ("some CPU", "cpu", 90.0)):
+        cases = (both,) if name == "H200" else (both, elsewhere)
+        file = RunFile(TOOL, SCHEMA_VERSION, "measure", (Job("a", "b", cases),), Catalogue(), {}, 1, ())
+        run = Run.create(tmp_path / "runs" / name, file)
+        environment = {"device": name, "device_kind": kind}
+        with run.held(), run.record_file(run.jobs[0]) as records:
+            for each in cases:
+                records.append(Record(each.case, "timeout", "no answer", environment=environment, wall_s=seconds))
+    out = tmp_path / "runs" / "next"
+    here = {"device": "H200", "device_kind": "cuda"}
+    assert estimate.past_durations(here, out) == {both.case.key: 2.0, elsewhere.case.key: 3.0}
+    assert estimate.past_durations(None, out) == {both.case.key: 2.5, elsewhere.case.key: 3.0}
