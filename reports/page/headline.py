@@ -242,7 +242,9 @@ def _caveat(table: pd.DataFrame, figure: Figure) -> str:
     """What makes the comparison of a sentence less than it seems."""
     rows = table.loc[[row for line in _primary(figure) for row in line.rows]]
     rows = rows[rows["status"] == "ok"]
-    several = any(rows[name].nunique() > 1 for name in MACHINE_COLUMNS)
+    several = [name for name in MACHINE_COLUMNS if rows[name].nunique() > 1]
+    if several == ["device_id"]:
+        return f" (from {rows['device_id'].nunique()} GPUs of one model)"
     return " (not all from one machine and commit)" if several else ""
 
 
