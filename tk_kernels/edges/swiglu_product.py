@@ -13,7 +13,7 @@ from tk_kernels.edges.norm_gate import swiglu
 
 KERNEL = "edges/swiglu_product_sm90"
 LEAST_ROWS = 1024  # of fewer the product is bound by its weights, and cuBLAS reads them by smaller tiles
-OUTPUTS, DEPTH = 128, 64  # what the kernel divides outputs and inputs into
+MULTIPLE = 64  # what outputs and inputs must be multiples of
 
 
 @functools.cache
@@ -42,8 +42,8 @@ def fits(rows: Tensor, weights: Tensor) -> bool:
         rows.is_cuda
         and rows.dtype == weights.dtype == torch.bfloat16
         and len(rows) >= LEAST_ROWS
-        and outputs % OUTPUTS == 0
-        and inputs % DEPTH == 0
+        and outputs % MULTIPLE == 0
+        and inputs % MULTIPLE == 0
         and rows.is_contiguous()
         and weights.is_contiguous()
         and not available()

@@ -3,17 +3,18 @@
 // x [M, K], weights [2 F, K] with Wg before Wu, hidden [M, F], all bfloat16; sums, sigmoid and product in float32, rounded
 // once. What two passes write and read again, [M, 2 F], stays in registers.
 //
-// A block computes 128 rows of 128 outputs at a time: two warpgroups of 64 rows each hold gate and up of them as one
-// accumulator [64, 256], whose columns j and 128 + j lie in the same thread. A third warpgroup loads by TMA, STAGES steps
-// of 64 columns of x ahead, also across tiles.
+// A block computes 128 rows of OUTPUTS outputs at a time: two warpgroups of 64 rows each hold gate and up of them as one
+// accumulator [64, 2 OUTPUTS], whose columns j and OUTPUTS + j lie in the same thread. A third warpgroup loads by TMA,
+// STAGES steps of 64 columns of x ahead, also across tiles. OUTPUTS = 128 does most per byte loaded; 96 where that leaves
+// fewer SMs idle in the last round of tiles.
 #include "forward/common.cuh"
 
 using namespace kittens;
 
 namespace ttt {
 
-struct layout {
-    static constexpr int STAGES = 4, CONSUMERS = 2, DEPTH = 64, OUTPUTS = 128, ROWS = 64 * CONSUMERS;
+template <int OUTPUTS_> struct layout {
+    static constexpr int OUTPUTS = OUTPUTS_, STAGES = OUTPUTS == 128 ? 4 : 5, CONSUMERS = 2, DEPTH = 64, ROWS = 64 * CONSUMERS;
     static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP_THREADS;
     static constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;  // 504 in all: 3 x 168 of the launch
     static constexpr int BAND = 16;  // row tiles that run through all columns together, so that both stay in the L2
@@ -24,7 +25,7 @@ struct layout {
     using out_tile = st_bf<64, OUTPUTS>;
     struct globals {
         gl<bf16, 1, 1, -1, -1, rows_tile> x;
-        gl<bf16, 1, 1, -1, -1, weights_tile> weights;
+        gl<bf16, 1, 1, -1, -1, weights_tile> weights[2];
         gl<bf16, 1, 1, -1, -1, out_tile> hidden;
         int row_tiles, column_tiles, steps;
     };
@@ -39,28 +40,27 @@ struct layout {
     };
     static constexpr int SHARED_BYTES = sizeof(shared) + 1024;
 };
-using L = layout;
 
 // Tile number -> (row tile, column tile): bands of BAND row tiles, each column by column.
-__device__ inline int2 tile_of(const L::globals &g, int number) {
+template <typename L> __device__ inline int2 tile_of(const typename L::globals &g, int number) {
     const int whole = g.row_tiles / L::BAND * L::BAND * g.column_tiles;
     const int first = number < whole ? number / (L::BAND * g.column_tiles) * L::BAND : g.row_tiles / L::BAND * L::BAND;
     const int height = min(L::BAND, g.row_tiles - first), within = number - first * g.column_tiles;
     return {first + within % height, within / height};
 }
 
-struct ring_position {  // in the ring of stages
+template <typename L> struct ring_position {  // in the ring of stages
     int stage = 0, phase = 0;
     __device__ void next() {
         if (++stage == L::STAGES) stage = 0, phase ^= 1;
     }
 };
 
-__device__ inline void produce(const L::globals &g, L::shared &s) {
+template <typename L> __device__ inline void produce(const typename L::globals &g, typename L::shared &s) {
     const int tiles = g.row_tiles * g.column_tiles;
-    ring_position at;
+    ring_position<L> at;
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
-        const int2 tile = tile_of(g, number);
+        const int2 tile = tile_of<L>(g, number);
         for (int k = 0; k < g.steps; ++k, at.next()) {
             auto &stage = s.stages[at.stage];
             auto &full = s.full[at.stage];
@@ -71,7 +71,7 @@ __device__ inline void produce(const L::globals &g, L::shared &s) {
                 tma::load_async(stage.x[i], g.x, {0, 0, L::CONSUMERS * tile.x + i, k}, full);
             #pragma unroll
             for (int i = 0; i < 2; ++i)
-                tma::load_async(stage.weights[i], g.weights, {0, 0, i * g.column_tiles + tile.y, k}, full);
+                tma::load_async(stage.weights[i], g.weights[i], {0, 0, tile.y, k}, full);
         }
     }
 }
@@ -92,9 +92,10 @@ __device__ inline void activate(float2 &first, float2 &second, float2 gate0, flo
     second = {gate1.x * up1.x * (of_cd * d), gate1.y * up1.y * (of_cd * c)};
 }
 
-__device__ inline void consume(const L::globals &g, L::shared &s, int group) {
+template <typename L>
+__device__ inline void consume(const typename L::globals &g, typename L::shared &s, int group) {
     const int tiles = g.row_tiles * g.column_tiles;
-    ring_position at;
+    ring_position<L> at;
     const auto release = [&](int stage) {
         if (warpgroup::laneid() == 0) arrive(s.empty[stage]);
     };
@@ -103,10 +104,10 @@ __device__ inline void consume(const L::globals &g, L::shared &s, int group) {
         const auto product = [&](auto first) {
             auto &stage = s.stages[at.stage];
             wait(s.full[at.stage], at.phase);
-            auto &weights = reinterpret_cast<L::pair_tile &>(stage.weights);
+            auto &weights = reinterpret_cast<typename L::pair_tile &>(stage.weights);
             // Only the first product finds registers that other instructions have touched.
             if constexpr (decltype(first)::value) warpgroup::mm_ABt(sums, stage.x[group], weights);
-            else warpgroup::mma_ABt<decltype(sums), L::rows_tile, L::pair_tile, 0, 1>(sums, stage.x[group], weights);
+            else warpgroup::mma_ABt<decltype(sums), typename L::rows_tile, typename L::pair_tile, 0, 1>(sums, stage.x[group], weights);
         };
         product(std::true_type{});
         int before = at.stage;
@@ -121,7 +122,7 @@ __device__ inline void consume(const L::globals &g, L::shared &s, int group) {
         warpgroup::mma_async_wait<0>();
         release(before);
 
-        const int2 tile = tile_of(g, number);
+        const int2 tile = tile_of<L>(g, number);
         rt_bf<16, L::OUTPUTS> out;
         constexpr int HALF = L::OUTPUTS / 16;
         #pragma unroll
@@ -146,10 +147,11 @@ __device__ inline void consume(const L::globals &g, L::shared &s, int group) {
     if (warpgroup::laneid() == 0) tma::store_async_wait<0>();
 }
 
-__global__ __launch_bounds__(L::THREADS, 1) void swiglu_product(const __grid_constant__ L::globals g) {
+template <typename L>
+__global__ __launch_bounds__(L::THREADS, 1) void swiglu_product(const __grid_constant__ typename L::globals g) {
     extern __shared__ int raw[];
     const uint32_t start = static_cast<uint32_t>(__cvta_generic_to_shared(&raw[0]));
-    auto &s = *reinterpret_cast<L::shared *>(reinterpret_cast<char *>(raw) + (-start & 1023));
+    auto &s = *reinterpret_cast<typename L::shared *>(reinterpret_cast<char *>(raw) + (-start & 1023));
     if (threadIdx.x == 0) {
         for (int i = 0; i < L::STAGES; ++i) {
             init_semaphore(s.full[i], 0, 1);
@@ -161,11 +163,30 @@ __global__ __launch_bounds__(L::THREADS, 1) void swiglu_product(const __grid_con
     const int group = warpgroup::groupid();
     if (group == L::CONSUMERS) {
         warpgroup::decrease_registers<L::PRODUCER_REGISTERS>();
-        if (warpgroup::laneid() == 0) produce(g, s);
+        if (warpgroup::laneid() == 0) produce<L>(g, s);
     } else {
         warpgroup::increase_registers<L::CONSUMER_REGISTERS>();
-        consume(g, s, group);
+        consume<L>(g, s, group);
     }
+}
+
+constexpr int tiles_of(int64_t size, int each) { return int((size + each - 1) / each); }
+
+template <typename L>
+void launch(const TensorView &x, const TensorView &weights, const TensorView &hidden, int processors) {
+    const size_t M = x.size(0), K = x.size(1), F = hidden.size(1);
+    const auto half = [&](int i) {
+        return gl<bf16, 1, 1, -1, -1, typename L::weights_tile>{pointer<bf16>(weights) + i * F * K, nullptr, nullptr, F, K};
+    };
+    const typename L::globals g{{pointer<bf16>(x), nullptr, nullptr, M, K},
+                                {half(0), half(1)},
+                                {pointer<bf16>(hidden), nullptr, nullptr, M, F},
+                                tiles_of(M, L::ROWS), tiles_of(F, L::OUTPUTS), int(K / L::DEPTH)};
+    const auto kernel = swiglu_product<L>;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::SHARED_BYTES),
+               "shared memory");
+    kernel<<<std::min(processors, g.row_tiles * g.column_tiles), L::THREADS, L::SHARED_BYTES, stream_of(x)>>>(g);
+    check_cuda(cudaGetLastError(), "swiglu_product");
 }
 
 void swiglu_product_launch(TensorView x, TensorView weights, TensorView hidden) {
@@ -177,19 +198,14 @@ void swiglu_product_launch(TensorView x, TensorView weights, TensorView hidden) 
         TVM_FFI_ICHECK(is_bf16(t)) << "x, weights and hidden must be bfloat16";
         check_contiguous("x, weights and hidden", t);
     }
-    TVM_FFI_ICHECK(M > 0 && F % L::OUTPUTS == 0 && K % L::DEPTH == 0) << "F must be a multiple of 128, K of 64";
-    const auto rows = [](const TensorView &t) { return size_t(t.size(0)); };
-    const auto columns = [](const TensorView &t) { return size_t(t.size(1)); };
-    const L::globals g{{pointer<bf16>(x), nullptr, nullptr, rows(x), columns(x)},
-                       {pointer<bf16>(weights), nullptr, nullptr, rows(weights), columns(weights)},
-                       {pointer<bf16>(hidden), nullptr, nullptr, rows(hidden), columns(hidden)},
-                       int((M + L::ROWS - 1) / L::ROWS), int(F / L::OUTPUTS), int(K / L::DEPTH)};
+    TVM_FFI_ICHECK(M > 0 && F % 64 == 0 && K % 64 == 0) << "F and K must be multiples of 64";
     int processors = 0;
     check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, x.device().device_id), "attribute");
-    check_cuda(cudaFuncSetAttribute(swiglu_product, cudaFuncAttributeMaxDynamicSharedMemorySize, L::SHARED_BYTES),
-               "shared memory");
-    swiglu_product<<<std::min(processors, g.row_tiles * g.column_tiles), L::THREADS, L::SHARED_BYTES, stream_of(x)>>>(g);
-    check_cuda(cudaGetLastError(), "swiglu_product");
+    const auto columns_in_turn = [&](int outputs) {  // that an SM computes, one tile after the other
+        return outputs * tiles_of(int64_t(tiles_of(M, 128)) * tiles_of(F, outputs), processors);
+    };
+    if (10 * columns_in_turn(96) < 9 * columns_in_turn(128)) launch<layout<96>>(x, weights, hidden, processors);
+    else launch<layout<128>>(x, weights, hidden, processors);
 }
 
 }  // namespace ttt
