@@ -49,7 +49,6 @@ AXES: tuple[AxisEntry, ...] = (
     AxisEntry("checkpoint", "Checkpoint", "checkpoint {}", ""),
     AxisEntry("form", "Form", "{} form", "dual"),
     AxisEntry("part", "Part", "{}", ""),
-    AxisEntry("kernel", "Kernel", "kernel {}", "in-use"),
     AxisEntry("steps", "New tokens", "{} new tokens", 128),
     AxisEntry("compare", "Compared with", "compared with {}", ""),
     AxisEntry("block_size", "Tokens of a cache block", "blocks of {} tokens"),

@@ -362,27 +362,6 @@ SUITES: tuple[Suite, ...] = (
         ),
     ),
     Suite(
-        "mlp-kernels",
-        "One TTT-MLP layer's forward by the kernel in use and by candidates",
-        tuple(
-            Panel(
-                "forward",
-                ("ttt-mlp",),
-                ("1.3b",),
-                (batch,),
-                contexts,
-                {"kernel": ("in-use", "sixth")},
-                scope="layer",
-                l2="cold",
-                timing="graph",
-                backends=("thunderkittens",),
-            )
-            for batch, contexts in ((16, (2048, 8192, 32768)), (1, (8192,)))
-        ),
-        device="cuda",
-        trial=True,
-    ),
-    Suite(
         "vllm-settings",
         "Which block size, tokens a step and graph sizes suit vLLM best? Its adapter's defaults come from here",
         # In an order that starts each engine once.

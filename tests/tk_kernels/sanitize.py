@@ -87,12 +87,12 @@ def linear_forward() -> Iterator[str]:
         yield f"T={tokens} rope={rope} mini-batch {mini_batch}, {plan[0]} warps a head, {plan[1]} heads a block"
 
 
-def mlp_forward(mini_batch: int, kernel: str = mlp_ops.IN_USE) -> Iterator[str]:
-    """The kernel of one mini-batch, or a candidate."""
+def mlp_forward(mini_batch: int) -> Iterator[str]:
+    """The kernel of one mini-batch."""
     for tokens, rope in product(TOKENS, (False, True)):
         *tensors, state = arguments("mlp", tokens, mini_batch)
         on_device = (*on_gpu(*tensors), type(state)(*on_gpu(*state)))
-        mlp_ops.forward(*on_device, rope=rope, start=0, kernel=kernel)  # type: ignore[misc]
+        mlp_ops.forward(*on_device, rope=rope, start=0)  # type: ignore[misc]
         yield f"T={tokens} rope={rope}"
 
 
@@ -157,7 +157,6 @@ def move(kept: Any) -> Any:
 KERNELS: dict[str, Callable[[], Iterator[str]]] = {
     "ttt_linear/forward_sm90": linear_forward,
     **{name: partial(mlp_forward, mini_batch) for mini_batch, name in mlp_ops.KERNELS.items()},
-    **{name: partial(mlp_forward, 16, kernel) for kernel, name in mlp_ops.CANDIDATES.items()},
     "short_convolution": convolutions,
     "norm_gate": gates,
     swiglu_product.KERNEL: swiglu_products,

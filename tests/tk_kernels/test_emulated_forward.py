@@ -1,4 +1,4 @@
-"""TTT-MLP's sixth design computes what the float64 reference does, without races, on an emulated GPU.
+"""TTT-MLP's forward kernel computes what the float64 reference does, without races, on an emulated GPU.
 
 The kernel's own source is compiled for the CPU with `emulator/`, so that it is known right before a GPU runs it.
 """
@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_mlp import ops
 
 EMULATOR = Path(__file__).parent / "emulator"
-KERNEL = Path(ops.__file__).parent / "forward_sixth_sm90.cuh"
+KERNEL = Path(ops.__file__).parent / "block_sm90.cuh"
 
 
 def compiles_c20() -> bool:
@@ -42,7 +41,7 @@ def compiled(folder: Path, source: str) -> ctypes.CDLL:
     (folder / KERNEL.name).write_text(source)
     library = folder / "forward.so"
     options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas", f"-I{folder}", f"-I{EMULATOR}"]
-    subprocess.run(["g++", *options, EMULATOR / "forward_sixth.cpp", "-o", library], check=True)
+    subprocess.run(["g++", *options, EMULATOR / "forward.cpp", "-o", library], check=True)
     loaded = ctypes.CDLL(str(library))
     loaded.forward.restype = ctypes.c_char_p
     return loaded
@@ -75,7 +74,7 @@ def forward(kernel: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch):
     """The operator, its kernel emulated: results that are not the state's own tensors begin as NaN."""
 
     def emulated(*arguments):
-        *tensors, rope, _ = arguments
+        *tensors, rope = arguments
         inputs, results = tensors[:INPUTS], tensors[INPUTS:]
         for result in results:
             if all(result is not given for given in inputs):
@@ -84,7 +83,7 @@ def forward(kernel: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch):
         assert not failure
 
     monkeypatch.setattr(ops, "_forward", emulated)
-    return partial(ops.forward, kernel="sixth")
+    return ops.forward
 
 
 @pytest.mark.parametrize(("tokens", "rotate"), [(1, False), (16, True), (50, True), (64, False), (100, False)])
@@ -152,6 +151,11 @@ PLANTED = {
         "changed",
     ),
     "lanes in no order": ("        sync_warp();  // four lanes share an element of b1\n", "", "race: lane"),
+    "tokens loaded over ones that are read": (
+        "if (i + 1 < count) load_v(i + 1);",
+        "if (i + 2 < count) load_v(i + 2);",
+        "race: TMA",
+    ),
     "an arrival less": ("mbarrier_arrive(B2_READY);", "if (i != 3) mbarrier_arrive(B2_READY);", "deadlock"),
     "the wrong phase": ("mbarrier_wait(G2_READY, (i + 1) & 1);", "mbarrier_wait(G2_READY, i & 1);", "deadlock|race"),
 }

@@ -1,7 +1,6 @@
 """The forward kernels keep their accuracy over long, trained-looking sequences, and heads do not affect each other."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -31,20 +30,20 @@ class Kernel(NamedTuple):
 
 
 LINEAR = ["linear-16-2-4", "linear-16-4-1", "linear-32-4-1"]
-MLP = [*(f"mlp-{m}-{mlp_ops.IN_USE}" for m in mlp_ops.KERNELS), *(f"mlp-16-{name}" for name in mlp_ops.CANDIDATES)]
+MLP = [f"mlp-{mini_batch}" for mini_batch in mlp_ops.KERNELS]
 
 
 @pytest.fixture(params=[*LINEAR, *MLP])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    """Each operator and mini-batch; of TTT-Linear every schedule (warps a head, heads a block), of TTT-MLP kernels."""
-    name, mini_batch, plan = request.param.split("-", 2)
-    reason = linear_ops.available() if name == "linear" else mlp_ops.available(int(mini_batch), plan)
+    """Each operator and mini-batch; of TTT-Linear every schedule (warps a head, heads a block)."""
+    name, mini_batch, *plan = request.param.split("-")
+    ops = linear_ops if name == "linear" else mlp_ops
+    reason = ops.available(int(mini_batch))
     if reason:
         pytest.skip(reason)
-    if name == "mlp":
-        return Kernel(name, int(mini_batch), partial(mlp_ops.forward, kernel=plan))
-    monkeypatch.setattr(linear_ops, "schedule", lambda *_: tuple(map(int, plan.split("-"))))
-    return Kernel(name, int(mini_batch), linear_ops.forward)
+    if plan:
+        monkeypatch.setattr(linear_ops, "schedule", lambda *_: tuple(map(int, plan)))
+    return Kernel(name, int(mini_batch), ops.forward)
 
 
 def trained(kernel: Kernel, batch: int, tokens: int, heads: int, correlation: float) -> Case:

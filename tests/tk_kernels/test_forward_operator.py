@@ -135,7 +135,7 @@ def fake_kernel(layer: str, module, calls: list):
     """In place of a CUDA kernel: the reference in float32, on the arguments that the custom operator gets."""
 
     def kernel(q, k, v, lr, token_scale, ln_weight, ln_bias, *rest):
-        *tensors, rotate = rest if layer == "linear" else rest[:-1]  # and the module
+        *tensors, rotate = rest
         count = 2 if layer == "linear" else 4
         weights, results = tensors[:count], tensors[count:]
         calls.append(weights)

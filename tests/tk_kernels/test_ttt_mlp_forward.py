@@ -1,9 +1,5 @@
 """The TTT-MLP forward kernel computes what its float64 reference does, and names what it cannot take."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
-
 import pytest
 import torch
 from torch import Tensor
@@ -74,16 +70,6 @@ def assert_matches(out: Tensor, state: MLPState, expected: tuple[Tensor, MLPStat
 gpu = pytest.mark.gpu
 
 
-class Kernel(NamedTuple):
-    """A kernel of the operator: its mini-batch, and `forward` with it."""
-
-    mini_batch: int
-    forward: Callable[..., tuple[Tensor, MLPState]]
-
-
-IN_USE = [(mini_batch, ops.IN_USE) for mini_batch in ops.KERNELS]
-
-
 @pytest.fixture
 def device() -> str:
     reason = ops.available()
@@ -92,34 +78,34 @@ def device() -> str:
     return "cuda"
 
 
-@pytest.fixture(params=[*IN_USE, *((16, name) for name in ops.CANDIDATES)], ids=lambda x: f"{x[0]}-{x[1]}")
-def kernel(request: pytest.FixtureRequest) -> Kernel:
-    """Each that there is."""
-    reason = ops.available(*request.param)
+@pytest.fixture(params=ops.KERNELS)
+def mini_batch(request: pytest.FixtureRequest) -> int:
+    """Each has a kernel."""
+    reason = ops.available(request.param)
     if reason:
         pytest.skip(reason)
-    return Kernel(request.param[0], partial(ops.forward, kernel=request.param[1]))
+    return request.param
 
 
 @gpu
 @pytest.mark.parametrize("tokens", [1, 5, 16, 17, 48, 327])
 @pytest.mark.parametrize("rotate", [False, True])
-def test_matches_the_reference(device: str, kernel: Kernel, tokens: int, rotate: bool) -> None:
-    args = arguments(tokens, device=device, mini_batch=kernel.mini_batch)
-    assert_matches(*kernel.forward(*args, start=0, rope=rotate), exact(args, rotate=rotate))
+def test_matches_the_reference(device: str, mini_batch: int, tokens: int, rotate: bool) -> None:
+    args = arguments(tokens, device=device, mini_batch=mini_batch)
+    assert_matches(*ops.forward(*args, start=0, rope=rotate), exact(args, rotate=rotate))
 
 
 @gpu
-def test_many_heads(device: str, kernel: Kernel) -> None:
-    args = arguments(32, batch=5, heads=32, device=device, mini_batch=kernel.mini_batch)
-    assert_matches(*kernel.forward(*args, start=0), exact(args))
+def test_many_heads(device: str, mini_batch: int) -> None:
+    args = arguments(32, batch=5, heads=32, device=device, mini_batch=mini_batch)
+    assert_matches(*ops.forward(*args, start=0), exact(args))
 
 
 @gpu
 @pytest.mark.parametrize("fast", [1.0, 10.0])
-def test_error_does_not_grow_with_tokens(device: str, kernel: Kernel, fast: float) -> None:
-    args = arguments(4096, batch=1, heads=2, device=device, fast=fast, mini_batch=kernel.mini_batch)
-    out, _ = kernel.forward(*args, start=0)
+def test_error_does_not_grow_with_tokens(device: str, mini_batch: int, fast: float) -> None:
+    args = arguments(4096, batch=1, heads=2, device=device, fast=fast, mini_batch=mini_batch)
+    out, _ = ops.forward(*args, start=0)
     expected, _ = exact(args)
     parts = [relative_error(*pair) for pair in zip(out.split(1024, 1), expected.split(1024, 1), strict=True)]
     assert max(parts) < ERROR
@@ -127,38 +113,38 @@ def test_error_does_not_grow_with_tokens(device: str, kernel: Kernel, fast: floa
 
 
 @gpu
-def test_a_last_scale_of_zero_keeps_the_state(device: str, kernel: Kernel) -> None:
-    args = arguments(50, device=device, mini_batch=kernel.mini_batch)
+def test_a_last_scale_of_zero_keeps_the_state(device: str, mini_batch: int) -> None:
+    args = arguments(50, device=device, mini_batch=mini_batch)
     args[4][-1] = 0  # the kernel divides by it
-    out, state = kernel.forward(*args, start=0)
+    out, state = ops.forward(*args, start=0)
     assert_matches(out, state, exact(args))
     assert all(torch.equal(new, old) for new, old in zip(state[:4], args[-1][:4], strict=True))
 
 
 @gpu
-def test_continues_a_begun_mini_batch(device: str, kernel: Kernel) -> None:
-    args = arguments(75, device=device, mini_batch=kernel.mini_batch)
-    head, state = kernel.forward(*(x[:, :21] for x in args[:4]), *args[4:], rope=True)
-    tail, state = kernel.forward(*(x[:, 21:] for x in args[:4]), *args[4:7], state, rope=True)
+def test_continues_a_begun_mini_batch(device: str, mini_batch: int) -> None:
+    args = arguments(75, device=device, mini_batch=mini_batch)
+    head, state = ops.forward(*(x[:, :21] for x in args[:4]), *args[4:], rope=True)
+    tail, state = ops.forward(*(x[:, 21:] for x in args[:4]), *args[4:7], state, rope=True)
     assert_matches(torch.cat((head, tail), 1), state, exact(args, rotate=True))
 
 
 @gpu
-def test_strided_tokens(device: str, kernel: Kernel) -> None:
-    args = arguments(40, device=device, mini_batch=kernel.mini_batch)
+def test_strided_tokens(device: str, mini_batch: int) -> None:
+    args = arguments(40, device=device, mini_batch=mini_batch)
     packed = torch.stack(args[:3], 3).transpose(0, 1).contiguous().transpose(0, 1)  # [B, T, H, 3, D]
     strided = [packed[:, :, :, i] for i in range(3)]
-    out, state = kernel.forward(*strided, *args[3:], start=0)
-    plain, plain_state = kernel.forward(*args, start=0)
+    out, state = ops.forward(*strided, *args[3:], start=0)
+    plain, plain_state = ops.forward(*args, start=0)
     assert torch.equal(out, plain)
     assert all(torch.equal(a, b) for a, b in zip(state, plain_state, strict=True))
 
 
 @gpu
-def test_two_runs_are_equal_and_leave_the_state(device: str, kernel: Kernel) -> None:
-    args = arguments(203, device=device, mini_batch=kernel.mini_batch)
+def test_two_runs_are_equal_and_leave_the_state(device: str, mini_batch: int) -> None:
+    args = arguments(203, device=device, mini_batch=mini_batch)
     before = [x.clone() for x in args[-1]]
-    first, second = kernel.forward(*args, start=0), kernel.forward(*args, start=0)
+    first, second = ops.forward(*args, start=0), ops.forward(*args, start=0)
     assert torch.equal(first[0], second[0])
     assert all(torch.equal(a, b) for a, b in zip(first[1], second[1], strict=True))
     assert all(torch.equal(a, b) for a, b in zip(args[-1], before, strict=True))
@@ -166,11 +152,11 @@ def test_two_runs_are_equal_and_leave_the_state(device: str, kernel: Kernel) -> 
 
 @gpu
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_bad_head_stays_alone(device: str, kernel: Kernel, bad: float) -> None:
-    args = arguments(50, device=device, mini_batch=kernel.mini_batch)
-    clean, _ = kernel.forward(*args, start=0)
+def test_a_bad_head_stays_alone(device: str, mini_batch: int, bad: float) -> None:
+    args = arguments(50, device=device, mini_batch=mini_batch)
+    clean, _ = ops.forward(*args, start=0)
     args[1][0, 20, 1] = bad
-    out, state = kernel.forward(*args, start=0)
+    out, state = ops.forward(*args, start=0)
     others = [0, 2]
     assert torch.equal(out[:, :, others], clean[:, :, others])
     assert torch.equal(out[1], clean[1])
@@ -178,26 +164,26 @@ def test_a_bad_head_stays_alone(device: str, kernel: Kernel, bad: float) -> None
 
 
 @gpu
-def test_in_a_cuda_graph_and_compiled(device: str, kernel: Kernel) -> None:
-    args = arguments(32, device=device, mini_batch=kernel.mini_batch)
-    expected, _ = kernel.forward(*args, start=0)
+def test_in_a_cuda_graph_and_compiled(device: str, mini_batch: int) -> None:
+    args = arguments(32, device=device, mini_batch=mini_batch)
+    expected, _ = ops.forward(*args, start=0)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out, _ = kernel.forward(*args, start=0)
+        out, _ = ops.forward(*args, start=0)
     out.fill_(float("nan"))
     graph.replay()
     assert torch.equal(out, expected)
-    compiled = torch.compile(lambda *x: kernel.forward(*x, start=0)[0], fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(lambda *x: ops.forward(*x, start=0)[0], fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(*args), expected)
 
 
 @gpu
 @pytest.mark.parametrize("tokens", [7, 64, 100])
-def test_in_place_it_leaves_the_same_bits(device: str, kernel: Kernel, tokens: int) -> None:
-    args = arguments(tokens, device=device, mini_batch=kernel.mini_batch)
-    expected, after = kernel.forward(*args, start=0)
+def test_in_place_it_leaves_the_same_bits(device: str, mini_batch: int, tokens: int) -> None:
+    args = arguments(tokens, device=device, mini_batch=mini_batch)
+    expected, after = ops.forward(*args, start=0)
     state = clone(args[-1])
-    out, same = kernel.forward(*args[:-1], state, start=0, inplace=True)
+    out, same = ops.forward(*args[:-1], state, start=0, inplace=True)
     assert same is state
     assert all(map(torch.equal, (out, *state), (expected, *after)))
 
@@ -231,12 +217,6 @@ def test_refuses_by_name(change: object, message: str) -> None:
     change(args)
     with pytest.raises(ValueError, match=message):
         ops.forward(*args)
-
-
-@pytest.mark.parametrize(("mini_batch", "kernel"), [(16, "seventh"), (32, "sixth")])
-def test_refuses_a_kernel_that_there_is_not(mini_batch: int, kernel: str) -> None:
-    with pytest.raises(ValueError, match=f"kernel, for mini-batches of {mini_batch}, is '{kernel}': .*in-use"):
-        ops.forward(*arguments(20, mini_batch=mini_batch), kernel=kernel)
 
 
 def test_unavailable_is_a_sentence() -> None:

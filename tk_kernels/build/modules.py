@@ -21,7 +21,6 @@ KERNELS = (
     "ttt_linear/forward_sm90",
     "ttt_mlp/forward_sm90",
     "ttt_mlp/forward_32_sm90",
-    "ttt_mlp/forward_sixth_sm90",
     "edges/swiglu_product_sm90",
 )
 # How reasons about the GPU begin, which no installation can cure.

@@ -1,6 +1,6 @@
 // TTT-MLP forward (dual form) on Hopper for mini-batches of 32 tokens, all warps in step.
 //
-// One CTA carries one (sequence, head) through all its tokens, two warpgroups of 128 rows of F each. As in `forward_sm90.cu`
+// One CTA carries one (sequence, head) through all its tokens, two warpgroups of 128 rows of F each. As in `block_sm90.cuh`
 // everything that has F as an axis is held transposed, F down the rows: an accumulator, once rounded to bf16, is the left
 // operand of the next product, and the float32 state never leaves registers. W2 is also in shared memory, as bf16.
 //
@@ -10,13 +10,131 @@
 //     W1 += (-u lr K)^T G1, W2 += X2^T (-u lr G2), and so the biases
 // with P1 = -tril(eta * (Q K^T + 1)), P2 = -tril(eta * (X2bar X2^T + 1)), and u the scale of the update: s_{m-1}, or 0 for
 // a short last mini-batch, whose gradients are kept and not applied. Z2 and Z2bar are sums of the warpgroups' halves of F.
-#include "forward_sm90.cuh"
+#include "arguments_sm90.cuh"
 
 using namespace ttt;
 using namespace ttt::mlp;
 using namespace kittens;
 
 namespace {
+
+constexpr int BLOCK = 64;  // rows of F in one product of a warpgroup
+constexpr float EPS = 1e-6f;
+
+// wgmma reads shared memory through the async proxy: whoever wrote it with ordinary stores fences before the barrier.
+__device__ inline void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Keeps reads of an accumulator behind the wait for the product that writes it.
+template <typename RT> __device__ inline void pin(RT &x) {
+#pragma unroll
+    for (int j = 0; j < RT::width; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            asm volatile("" : "+f"(x.tiles[0][j].data[e].x), "+f"(x.tiles[0][j].data[e].y)::"memory");
+}
+// Waits for the products that write x; the PENDING products begun last may still run
+template <int PENDING = 0, typename... RT> __device__ inline void wait_for(RT &...x) {
+    warpgroup::mma_async_wait<PENDING>();
+    (pin(x), ...);
+}
+
+// gelu(z) = z/2 (1 + t) with t = tanh(A z + B z^3), and gelu'(z) = 1/2 (1 + t + z (1 - t^2) (A + 3B z^2))
+constexpr float GELU_A = 0.7978845608028654f, GELU_B = 0.7978845608028654f * 0.044715f;
+__device__ inline float tanh_approx(float x) {  // 2^-11 relative: below the rounding of X2 to bf16
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Byte offset in a tile with rows of 128 bytes: ThunderKittens swizzles the eight 16-byte pieces of a row by the row's
+// number modulo 8. `Int` is int or unsigned, whichever a kernel counts in.
+template <typename Int> __device__ inline Int swizzled(Int row, Int piece) {
+    return row * 128 + ((piece ^ (row & 7)) << 4);
+}
+// Offset of a lane's row for ldmatrix and stmatrix of the leftmost 16 x 16 piece of a tile; the next is 32 bytes on
+template <typename Int> __device__ inline Int matrix_offset(Int lane, Int row0 = 0) {
+    return swizzled(row0 + lane % 16, lane / 16);
+}
+__device__ inline void load(rt_bf<16, 16> &x, uint32_t at) {
+    auto &e = x.tiles[0][0].data;
+    move<bf16_2>::ldsm4(e[0], e[1], e[2], e[3], at);
+}
+__device__ inline uint4 load_shared(uint32_t at) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(at) : "memory");
+    return x;
+}
+__device__ inline void store_shared(uint32_t at, uint4 x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+                 ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
+// Tells the compiler that all lanes have the same x, so that what is computed from it may use uniform registers
+__device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
+// Makes x opaque: the compiler computes addresses from it again instead of keeping them in registers
+template <typename Int> __device__ inline void launder(Int &x) { asm volatile("" : "+r"(x)); }
+
+// Eight neighbouring elements of a token, which one thread loads, normalises and writes; eight threads share a token.
+struct vec8 {
+    float x[8];
+    template <typename Fn> __device__ void each(Fn f) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) f(e, x[e]);
+    }
+    __device__ static vec8 of(const float *p) {
+        float4 low = *reinterpret_cast<const float4 *>(p), high = *reinterpret_cast<const float4 *>(p + 4);
+        return {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    }
+    __device__ static vec8 of(uint4 packed) {  // of bfloat16
+        vec8 o;
+        const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            float2 two = base_types::convertor<float2, bf16_2>::convert(*reinterpret_cast<const bf16_2 *>(&words[e]));
+            o.x[2 * e] = two.x, o.x[2 * e + 1] = two.y;
+        }
+        return o;
+    }
+    __device__ uint4 pack() const {  // to bfloat16
+        uint32_t words[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            bf16_2 two = base_types::convertor<bf16_2, float2>::convert(float2{x[2 * e], x[2 * e + 1]});
+            words[e] = *reinterpret_cast<uint32_t *>(&two);
+        }
+        return {words[0], words[1], words[2], words[3]};
+    }
+};
+
+// Sums over the eight threads of a token, several at once so that their shuffles overlap
+template <typename... Float> __device__ inline void sum_over_token(Float &...x) {
+#pragma unroll
+    for (int lane = 1; lane < 8; lane *= 2) ((x += __shfl_xor_sync(0xffffffff, x, lane)), ...);
+}
+
+// cos and sin of RoPE's angle of a position in the mini-batch and a pair of elements, by `threads` threads
+template <int m> __device__ inline void fill_rope(float2 (&rope)[m][D / 2], int thread, int threads) {
+    constexpr float STEP = -2 * 13.287712379549449f / D;  // log2 of the ratio of neighbouring frequencies, 10000^(-2/D)
+    constexpr float ONE_OVER_PI = 0.3183098861837907f;
+    for (int at = thread; at < m * D / 2; at += threads) {
+        float2 &rotation = rope[at / (D / 2)][at % (D / 2)];
+        sincospif((at / (D / 2)) * exp2f((at % (D / 2)) * STEP) * ONE_OVER_PI, &rotation.y, &rotation.x);
+    }
+}
+// Eight elements rotated by RoPE where `rope`; `rotation_of(e)` is the cos and sin of pair e
+template <typename Fn> __device__ inline uint4 rotated(uint4 x, bool rope, Fn rotation_of) {
+    if (!rope) return x;
+    vec8 o = vec8::of(x);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+        float2 rotation = rotation_of(e);
+        float even = o.x[2 * e], odd = o.x[2 * e + 1];
+        o.x[2 * e] = even * rotation.x - odd * rotation.y;
+        o.x[2 * e + 1] = odd * rotation.x + even * rotation.y;
+    }
+    return o.pack();
+}
 
 constexpr int B = 32, GROUPS = 2, OWN = F / BLOCK / GROUPS;  // OWN: blocks of F per warpgroup
 constexpr int THREADS = GROUPS * WARPGROUP_THREADS;
@@ -192,7 +310,7 @@ struct chain {
     }
     // Rotated by RoPE for position token()
     __device__ uint4 rotated(uint4 x) {
-        return ttt::mlp::rotated(x, g.rope, [&](int e) { return s.rope[token()][element() / 2 + e]; });
+        return ::rotated(x, g.rope, [&](int e) { return s.rope[token()][element() / 2 + e]; });
     }
     // K, Q, lr and -u lr K of mini-batch i
     __device__ void share_tokens(int i) {

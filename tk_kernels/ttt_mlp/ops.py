@@ -23,10 +23,7 @@ from tk_kernels.reference.token_rows import overwrite
 from tk_kernels.ttt_mlp import reference
 from tk_kernels.ttt_mlp.reference import MLPState
 
-IN_USE = "in-use"
 KERNELS = {16: "ttt_mlp/forward_sm90", 32: "ttt_mlp/forward_32_sm90"}  # by mini-batch; checkpoints have 16
-# Complete, for mini-batches of 16, and not in use: to be asked for by name and measured beside the one that is
-CANDIDATES = {"sixth": "ttt_mlp/forward_sixth_sm90"}
 MINI_BATCHES = tuple(KERNELS)
 HIDDEN = 256
 WEIGHTS: dict[str, tuple[int, ...]] = {
@@ -37,17 +34,10 @@ WEIGHTS: dict[str, tuple[int, ...]] = {
 }
 
 
-def module_of(mini_batch: int = 16, kernel: str = IN_USE) -> str:
-    """The name under which `tk_kernels.build` knows a kernel. ValueError where there is none."""
-    check_choice("mini_batch", mini_batch, MINI_BATCHES)
-    candidates = CANDIDATES if mini_batch == 16 else {}
-    check_choice(f"kernel, for mini-batches of {mini_batch},", kernel, (IN_USE, *candidates))
-    return KERNELS[mini_batch] if kernel == IN_USE else CANDIDATES[kernel]
-
-
-def available(mini_batch: int = 16, kernel: str = IN_USE) -> str:
+def available(mini_batch: int = 16) -> str:
     """Why the kernel for this mini-batch cannot run here, in one sentence; empty when it can."""
-    return build.unavailable(module_of(mini_batch, kernel))
+    check_choice("mini_batch", mini_batch, MINI_BATCHES)
+    return build.unavailable(KERNELS[mini_batch])
 
 
 def forward(
@@ -62,7 +52,6 @@ def forward(
     *,
     rope: bool = False,
     start: int | None = None,
-    kernel: str = IN_USE,
     inplace: bool = False,
 ) -> tuple[Tensor, MLPState]:
     """Outputs [B, T, H, 64] of T tokens and the state after them; the given one is kept, or with `inplace` becomes it.
@@ -72,16 +61,14 @@ def forward(
     F = 256. rope=True applies RoPE (theta 10000, position in the mini-batch, interleaved pairs) to q and k, which
     otherwise have it already. T is any number; state.position must be the same for the batch, and a caller that knows
     it passes it as `start`, so that it need not be read from the device. Tokens up to the end of a mini-batch that the
-    state has begun go through the reference. kernel: the one in use, or a name of CANDIDATES. Raises ValueError for
-    what is not supported.
+    state has begun go through the reference. Raises ValueError for what is not supported.
     """
     tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
     check_arguments(tokens, outer, state, WEIGHTS, MINI_BATCHES)
-    module = module_of(len(token_scale), kernel)
     start = common_position(state.position, start, len(token_scale))
     if inplace:
         check_inplace(state)
-    aligned = partial(_aligned, module, inplace)
+    aligned = partial(_aligned, inplace)
     out, after = forward_from(start, tokens, outer, state, rope, reference.forward, aligned)
     if not inplace:
         return out, after
@@ -89,15 +76,13 @@ def forward(
     return out, state
 
 
-def _aligned(
-    module: str, inplace: bool, tokens: Tokens, outer: Outer, state: MLPState, rope: bool
-) -> tuple[Tensor, MLPState]:
-    """Tokens whose first begins a mini-batch, by the kernel of that module."""
+def _aligned(inplace: bool, tokens: Tokens, outer: Outer, state: MLPState, rope: bool) -> tuple[Tensor, MLPState]:
+    """Tokens whose first begins a mini-batch."""
     q, k, v, lr = tokens
     weights = to_float32(state.W1, state.b1, state.W2, state.b2)
     after = state if inplace else _empty_state(weights, state.position, len(outer[0]))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _forward(q, k, v, *to_float32(lr, *outer), *weights, out, *after[:-1], rope, module)
+    _forward(q, k, v, *to_float32(lr, *outer), *weights, out, *after[:-1], rope)
     after.position.fill_(q.shape[1] % len(outer[0]))
     return out, after
 
@@ -128,11 +113,10 @@ def _forward(
     g1_rows: Tensor,
     g2_rows: Tensor,
     rope: bool,
-    module: str,
 ) -> None:
     """The kernel; its weights may be written where they were, as each of its threads writes what it has read."""
     check_addresses(q=q, k=k, v=v)
-    launcher = build.load(module)
+    launcher = build.load(KERNELS[len(token_scale)])
     inputs = (q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2)
     outputs = (out, W1_out, b1_out, W2_out, b2_out, k_rows, x2_rows, g1_rows, g2_rows)
     with torch.cuda.device(q.device):

@@ -59,9 +59,6 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, ops = (import_module(f"{operator}.{part}") for part in ("reference", "ops"))
     forward, module = partial(ops.forward, start=0), ops.KERNELS[config.mini_batch]
-    candidate = case.option("kernel", None)
-    if candidate is not None:  # TTT-MLP has some
-        forward, module = partial(forward, kernel=candidate), ops.module_of(config.mini_batch, candidate)
     inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
     last, gated_tokens = slice(case.batch - 1, case.batch), min(case.context, KERNEL_GATE_TOKENS)
 

@@ -28,16 +28,12 @@ inline float shuffle_xor(float x, int lane) {
     return M->taken_f[thread];
 }
 inline void sync_warp() { together(own_warp(), 32, "a warp's barrier", [warp = warp_index()] { join_lanes(warp); }); }
-inline void barrier_arrive(int id, int threads) {
-    Named &x = M->named[id];
-    if (x.arrived && x.expected != threads) fail("a named barrier of two sizes");
-    x.expected = threads, x.known.join(M->known[warp_index()]), event(warp_index()), release_lane(x.lanes);
-    if (++x.arrived == threads) x.arrived = 0, x.released = x.known, ++x.generation;
-}
 inline void barrier_sync(int id, int threads) {
     Named &x = M->named[id];
     const long generation = x.generation;
-    barrier_arrive(id, threads);
+    if (x.arrived && x.expected != threads) fail("a named barrier of two sizes");
+    x.expected = threads, x.known.join(M->known[warp_index()]), event(warp_index()), release_lane(x.lanes);
+    if (++x.arrived == threads) x.arrived = 0, x.released = x.known, ++x.generation;
     block_until([&x, generation] { return x.generation != generation; });
     M->known[warp_index()].join(x.released), acquire_lane(x.lanes);
 }

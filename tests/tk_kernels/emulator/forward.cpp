@@ -1,7 +1,7 @@
-// The sixth design's kernel on a CPU, for Python: every CTA of a grid, one after the other, in an order that the seed decides.
+// TTT-MLP's forward kernel on a CPU, for Python: every CTA of a grid, one after the other, in an order that the seed decides.
 #include "instructions.hpp"
 
-#include "forward_sixth_sm90.cuh"
+#include "block_sm90.cuh"
 
 namespace {
 std::string failure;
@@ -9,7 +9,7 @@ std::string failure;
 
 // Pointers in the order of the operator's arguments and results; q, k, v, out [batch, T, H, 64], contiguous. What went wrong, or "".
 extern "C" const char *forward(void *const *x, int batch, int T, int H, int rope, unsigned seed) {
-    using namespace ttt::sixth;
+    using namespace ttt::mlp_block;
     const auto floats = [x](int k) { return static_cast<float *>(x[k]); };
     const int64_t stride[3] = {int64_t(T) * H * D, int64_t(H) * D, D};
     const auto map = [&](int k) { return machine::TokenMap{static_cast<uint16_t *>(x[k]), {stride[0], stride[1], stride[2]}, batch, T, H}; };
@@ -30,6 +30,6 @@ extern "C" const char *forward(void *const *x, int batch, int T, int H, int rope
     failure.clear();
     for (int b = 0; b < batch && failure.empty(); ++b)
         for (int h = 0; h < H && failure.empty(); ++h)
-            failure = machine::run({b, h}, seed + b * H + h, [&] { rope ? ttt::sixth::forward<true>(a) : ttt::sixth::forward<false>(a); });
+            failure = machine::run({b, h}, seed + b * H + h, [&] { rope ? ttt::mlp_block::forward<true>(a) : ttt::mlp_block::forward<false>(a); });
     return failure.c_str();
 }

@@ -1,4 +1,4 @@
-// TTT-MLP forward, the sixth design: the work of one CTA, one (sequence, head). Four warpgroups of different registers:
+// TTT-MLP forward (dual form) on Hopper, mini-batches of 16 tokens: the work of one CTA, one (sequence, head). Four warpgroups of different registers:
 //
 //   state (two, 128 rows of F each): W1^T [f, d] with b1, and W2^T [d, f], float32, in registers. On the chain from one
 //       mini-batch to the next: X2 = gelu(Z1), its part of Z2 = X2 W2 with W2 from registers (k: its own f), G1 =
@@ -23,7 +23,7 @@
 // 8 W2; 4 b2, so 4 Z2; 16 G2; G1 / 4.
 #pragma once
 
-namespace ttt::sixth {
+namespace ttt::mlp_block {
 
 using namespace ttt::sm90;
 
@@ -84,15 +84,16 @@ constexpr uint32_t KQ_FULL = (GROUPS + 4 + 7) / 8 * 8;       // [i % 4] TMA > lo
 constexpr uint32_t V_FULL = KQ_FULL + 32;                    // [i % 2] TMA > loss
 constexpr uint32_t P1_READY = V_FULL + 16;                   // [i % 2] loss > state: P1, K_{i+1} and Q_{i-1}; from i = -1 on
 constexpr uint32_t G2_READY = P1_READY + 16;                 // loss > state: G2_i, from i = -1 on; Z2_i and b2_i have been read
-constexpr uint32_t B2_READY = G2_READY + 8;                  // loss > state: b2_i
+constexpr uint32_t Z2_READY = G2_READY + 8;                  // state > loss: both parts of Z2_i
+constexpr uint32_t B2_READY = Z2_READY + 8;                  // loss > state: b2_i
 constexpr uint32_t GROUP_READY = B2_READY + 8;               // state, loss > answers: all of a group; first of none
 constexpr uint32_t GROUP_READ = GROUP_READY + 8;             // answers > state: its buffers have been read
 constexpr uint32_t END = GROUP_READ + 8;
 constexpr uint32_t BYTES = END - BASE;
 static_assert(BYTES <= 232448 && V % 1024 == 0 && KQ % 1024 == 0);
 
-// Named barriers: loss waits for both parts of Z2; the loss warps, the answer warps, each state warpgroup among themselves
-enum { Z2_READY = 1, LOSS, ANSWER, STATE };
+// Named barriers: the loss warps, the answer warps, each state warpgroup among themselves
+enum { LOSS = 1, ANSWER, STATE };
 
 __device__ inline uint32_t place(uint32_t d) { return d % 8 / 4 * HALF_ROW + d / 8 * 16 + d % 4 * 4; }
 // Byte of a 16-byte piece of a row of 128 bytes, swizzled as wgmma and TMA have it
@@ -364,7 +365,7 @@ template <bool SCALED> struct state_warps {
         await_products<0>(z2, W1t[0], W1t[1]);
 #pragma unroll
         for (int e = 0; e < 8; ++e) store_f(z2_at + (e & 1) * ROW + (e >> 2) * (8 * ROW) + (e >> 1 & 1) * 16, z2[e]);
-        barrier_arrive(Z2_READY, 3 * WARPGROUP);
+        mbarrier_arrive(Z2_READY);
     }
 
     __device__ void run() {
@@ -568,6 +569,7 @@ template <bool ROPE> struct loss_warps {
             for (int e = 0; e < 4; ++e) x[e] = fused(zz[e] - mean, fused(ww[e], aa, bb), fused(c[4 * half + e], scale, dd));
             g2[2 * half] = to_f16(x[0], x[1]), g2[2 * half + 1] = to_f16(x[2], x[3]);
         }
+        launder(i);  // its slot is computed here again, which takes no register until now
         store_u4(G2 + (i & 7) * TILE + own(), {g2[0], g2[1], g2[2], g2[3]});
         publish();
         mbarrier_arrive(G2_READY);
@@ -614,13 +616,13 @@ template <bool ROPE> struct loss_warps {
             const float step = -B2_KEPT * G2_KEPT * load_f(RHO) * load_f(LR + (i & 1) * (B * 4) + token() * 4);
             load_lr(i + 1);
             need(sum_c);
-            barrier_sync(Z2_READY, 3 * WARPGROUP);
-            share_g2(i, c, sum_c, step);
-            if (thread == 0) {
-                if (i + 3 <= count + 1) load_kq(i + 3);
-                if (i + 2 < count) load_v(i + 2);
+            if (thread == 0 && i > 0) {  // into what was read a mini-batch ago, while Z2 is not there
+                if (i + 2 <= count + 1) load_kq(i + 2);
+                if (i + 1 < count) load_v(i + 1);
             }
-            barrier_sync(LOSS, WARPGROUP);  // all of G2 is there, and b2 has been read
+            mbarrier_wait(Z2_READY, i & 1);
+            share_g2(i, c, sum_c, step);
+            barrier_sync(LOSS, WARPGROUP);  // all of G2 is there, and b2, K, V have been read
         }
         store_rows();
     }
@@ -736,6 +738,8 @@ template <bool ROPE> struct answer_warps {
         uint32_t x[AHEAD];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
+            uint32_t column = thread_index() % 4 * 2;
+            if constexpr (ROPE) launder(column);  // of each half anew: there are no registers to keep addresses in
             const int t = (GROUP * group + warp) * B + int(row) + half * 8;
             const bool there = t < a.T;
             const uint16_t *q = q_of(a, there ? t : 0) + column;
@@ -817,7 +821,7 @@ __device__ inline void prepare(const arguments &a) {
         for (int k = 0; k < 4; ++k) mbarrier_init(KQ_FULL + k * 8, 1);
         for (int k = 0; k < 2; ++k) mbarrier_init(V_FULL + k * 8, 1), mbarrier_init(P1_READY + k * 8, WARPGROUP);
         for (uint32_t at : {G2_READY, B2_READY, GROUP_READ}) mbarrier_init(at, WARPGROUP);
-        mbarrier_init(GROUP_READY, 3 * WARPGROUP);
+        mbarrier_init(Z2_READY, 2 * WARPGROUP), mbarrier_init(GROUP_READY, 3 * WARPGROUP);
     }
     publish();
     sync_block();
@@ -841,4 +845,4 @@ template <bool ROPE> __device__ inline void forward(const arguments &a) {
     }
 }
 
-}  // namespace ttt::sixth
+}  // namespace ttt::mlp_block
