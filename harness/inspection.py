@@ -179,7 +179,10 @@ class Inspector:
         return [Check.at_most("seconds_of_work_after_the_call", late, _LATE_S)] if late > _LATE_S else []
 
     def _lengths(self, clock: Clock, samples_ms: list[float], took: "_Took") -> Iterator[Check]:
-        """Calls on inputs that were not seen before must not work much longer than the samples, or than calls again."""
+        """Calls on inputs that were not seen before must not work much longer than the samples, or than calls again.
+
+        Their outputs must follow them, as those of the samples.
+        """
         if not self._inputs:
             return
         typical_ms, again_ms = median(samples_ms) * self._workload.units, math.inf
@@ -192,6 +195,7 @@ class Inspector:
                 return
             self._renew()
             took = took.least(self._poisoned_call(clock))
+            self._follow_inputs()
             again_ms = min(again_ms, self._call(clock).worked_ms)  # side by side, as others may disturb both
         if again_ms < _SHORT * took.worked_ms:
             yield Check.at_most("time_on_new_inputs_over_samples", took.worked_ms / max(again_ms, 1e-9), 1 / _SHORT)
