@@ -5,7 +5,7 @@ const SIGNS = [
   ["cache full", "†", "fewer sequences at once than asked for"],
   ["few samples", "*", "fewer than six samples"],
   ["loaded machine", "‡", "others used the machine"],
-  ["unsteady", "§", "samples differ by more than 10%"],
+  ["unsteady", "§", "median not known to within 10%"],
 ];
 const CACHE_FULL = SIGNS[0][0];
 /* Cases that were not tried at all; every other without a result failed. */
