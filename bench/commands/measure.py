@@ -36,6 +36,8 @@ from harness.runner import Retry, run_jobs, session
 from harness.task import refuse_submitted
 from harness.timer import Policy
 
+SYSTEMS_FILE = "systems.toml"  # as `make baselines` writes it
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -166,7 +168,7 @@ def run(
         print(f"ttt-bench: interrupted; start again with --resume --out {out} to continue", file=sys.stderr)
         sys.exit(130)
     print(summary(records))
-    for said in missing_packages(records):
+    for said in missing_packages(records, unused_systems_file(asked)):
         print(f"ttt-bench: {said}", file=sys.stderr)
     if records and not any(record.status == "ok" for record in records):
         sys.exit(1)
@@ -237,11 +239,21 @@ def summary(records: Sequence[Record]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.most_common())
 
 
-def missing_packages(records: Sequence[Record]) -> list[str]:
-    """How to install each system that was skipped because a package of it cannot be imported."""
+def missing_packages(records: Sequence[Record], unused_file: str = "") -> list[str]:
+    """How to have each system that was skipped because a package of it cannot be imported.
+
+    unused_file: a file that names other environments and was not asked for.
+    """
     skipped = [record for record in records if record.status == "skipped" and CANNOT_IMPORT in record.reason]
     lacking = {f"{record.case.system}/{record.case.backend}" for record in skipped}
-    return [f"{each.label} was skipped; to install it: {each.install}" for each in ADAPTERS if each.label in lacking]
+    instead = f"; or, if it is installed, add --systems-file {unused_file}" if unused_file else ""
+    wanted = [each for each in ADAPTERS if each.label in lacking]
+    return [f"{each.label} was skipped; to install it: {each.install}{instead}" for each in wanted]
+
+
+def unused_systems_file(asked: Asked) -> str:
+    """The file of `make baselines`, where it lies here and is not used: files of a folder are used only if named."""
+    return SYSTEMS_FILE if asked.systems_file is None and Path(SYSTEMS_FILE).exists() else ""
 
 
 def _device(asked: str, found: str) -> tuple[str, bool]:

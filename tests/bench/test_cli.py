@@ -338,6 +338,17 @@ def test_a_run_says_how_to_install_what_it_skipped_for_a_missing_package():
         record("mamba", "vllm", "failed", "a tensor cannot be imported"),
     ]
     assert measure.missing_packages(records) == ["transformer/vllm was skipped; to install it: make venv-vllm"]
+    [said] = measure.missing_packages(records, "systems.toml")
+    assert said.endswith("make venv-vllm; or, if it is installed, add --systems-file systems.toml")
+
+
+def test_a_systems_file_that_lies_here_unused_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = measure.Asked((), None, None, None, None, "cpu", None)
+    assert measure.unused_systems_file(asked) == ""
+    (tmp_path / "systems.toml").touch()
+    assert measure.unused_systems_file(asked) == "systems.toml"
+    assert measure.unused_systems_file(replace(asked, systems_file=tmp_path / "systems.toml")) == ""
 
 
 def test_the_budgets_that_the_help_names_are_those_of_the_catalogue(tmp_path):

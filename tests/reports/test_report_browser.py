@@ -388,7 +388,7 @@ def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_mean
         "† fewer sequences at once than asked for: 5 of 16",
         "* fewer than six",
         "‡ others used",
-        "§ samples differ",
+        "§ median not known",
         "× no result",
         "○ not tried",
     ):

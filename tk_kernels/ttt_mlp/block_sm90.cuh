@@ -1,4 +1,5 @@
-// TTT-MLP forward (dual form) on Hopper, mini-batches of 16 tokens: the work of one CTA, one (sequence, head). Four warpgroups of different registers:
+// TTT-MLP forward (dual form) on Hopper, mini-batches of 16 tokens: the work of one CTA, one (sequence, head). Four
+// warpgroups of different registers:
 //
 //   state (two, 128 rows of F each): W1^T [f, d] with b1, and W2^T [d, f], float32, in registers. On the chain from one
 //       mini-batch to the next: X2 = gelu(Z1), its part of Z2 = X2 W2 with W2 from registers (k: its own f), G1 =
@@ -7,8 +8,8 @@
 //   answers (one): four mini-batches (64 queries) at once, a group of mini-batches behind, one mini-batch a warp: X2bar =
 //       gelu(Z1bar), P2 = X2bar X2^T, Z2bar = X2bar W2 + P2 G2, LayerNorm, output.
 //
-// m = 16 tokens a mini-batch, i counts mini-batches; D = 64, F = 256. With F as an axis everything is transposed, F (or D)
-// down the rows, so that a rounded accumulator is the next left operand. Layer 1 has bf16 operands (K, Q, W1, G1, P1),
+// Other than in ttt_layer.md, B = 16 is the tokens of a mini-batch and i counts mini-batches. D = 64, F = 256. With F as an
+// axis everything is transposed, F (or D) down the rows, so that a rounded accumulator is the next left operand. Layer 1 has bf16 operands (K, Q, W1, G1, P1),
 // layer 2 f16 (X2, W2, G2, P2); sums are float32. s_t: token_scale. Gradients are kept as -rho lr G, where rho = s_15 and
 // u = s_15 / rho = 1, unless s_15 is below a 64th of the largest scale: then rho is s_15 times a power of two, so that
 // s_t / rho stays in f16's range, and u is a power of two below 1, by which every update and correction is multiplied.
@@ -129,12 +130,12 @@ __device__ inline int mini_batches(const arguments &a) { return (a.T + GROUP * B
 // SCALED: W1 and W2 are kept divided by u, so that their updates are plain products
 template <bool SCALED> struct state_warps {
     const arguments &a;
-    int group;
+    int part;
     // Of this lane: where its row of a transposed matrix is stored, and its Z2
     uint32_t stored_at = swizzled((lane() & 7) + ((lane() >> 4) << 3), warp() * 2 + ((lane() >> 3) & 1));
-    uint32_t b1_at = B1 + (128 * group + row()) * 4;
-    uint32_t z2_at = Z2 + group * (B * ROW) + column() * ROW + place(row());
-    const uint32_t zbar_blocks = ZBAR + 2 * group * ZBAR_BLOCK, x2_blocks = operand(X2 + 2 * group * X2_BLOCK, X2_BLOCK);
+    uint32_t b1_at = B1 + (128 * part + row()) * 4;
+    uint32_t z2_at = Z2 + part * (B * ROW) + column() * ROW + place(row());
+    const uint32_t zbar_blocks = ZBAR + 2 * part * ZBAR_BLOCK, x2_blocks = operand(X2 + 2 * part * X2_BLOCK, X2_BLOCK);
 
     float W1t[2][32], W2t[64];
     float keys[2][8];                // Z1 of the next keys
@@ -151,7 +152,7 @@ template <bool SCALED> struct state_warps {
     __device__ void load() {
         const uint32_t row = this->row(), column = this->column();
         const float over_u = SCALED ? 1.f / load_f(UPDATE) : 1.f;
-        const float *from = a.W1 + state_index(a) * (D * F) + 128 * group + row + column * F;
+        const float *from = a.W1 + state_index(a) * (D * F) + 128 * part + row + column * F;
         // A barrier now and then: or all loads are begun first, and their registers spill
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
@@ -160,15 +161,15 @@ template <bool SCALED> struct state_warps {
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
                     W1t[n][4 * j + e] = W1_KEPT * over_u * from[(8 * j + (e & 1)) * F + 64 * n + (e >> 1) * 8];
-                if (j % 4 == 3) barrier_sync(STATE + group, WARPGROUP);
+                if (j % 4 == 3) barrier_sync(STATE + part, WARPGROUP);
             }
         }
-        from = a.W2 + state_index(a) * (F * D) + (128 * group + column) * D + row;
+        from = a.W2 + state_index(a) * (F * D) + (128 * part + column) * D + row;
 #pragma unroll
         for (int j = 0; j < 16; ++j) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) W2t[4 * j + e] = W2_KEPT * over_u * from[(8 * j + (e & 1)) * D + (e >> 1) * 8];
-            if (j % 4 == 3) barrier_sync(STATE + group, WARPGROUP);
+            if (j % 4 == 3) barrier_sync(STATE + part, WARPGROUP);
         }
         // Zeros from memory: ptxas keeps constants of a loop's start in local memory, from before the registers are taken
 #pragma unroll
@@ -179,10 +180,10 @@ template <bool SCALED> struct state_warps {
         }
     }
     __device__ void store() {
-        const uint32_t group = thread_index() / WARPGROUP, row = this->row(), column = this->column();
+        const uint32_t part = thread_index() / WARPGROUP, row = this->row(), column = this->column();
         const float u = SCALED ? load_f(UPDATE) : 1.f;
-        float *to = a.W1_out + state_index(a) * (D * F) + 128 * group + row + column * F;
-        float *bias = a.b1_out + state_index(a) * F + 128 * group + row;
+        float *to = a.W1_out + state_index(a) * (D * F) + 128 * part + row + column * F;
+        float *bias = a.b1_out + state_index(a) * F + 128 * part + row;
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -191,9 +192,9 @@ template <bool SCALED> struct state_warps {
                 for (int e = 0; e < 4; ++e)
                     to[(8 * j + (e & 1)) * F + 64 * n + (e >> 1) * 8] = u / W1_KEPT * W1t[n][4 * j + e];
             if (column == 0)
-                for (int e = 0; e < 2; ++e) bias[64 * n + 8 * e] = load_f(B1 + (128 * group + row + n * 64 + e * 8) * 4) / W1_KEPT;
+                for (int e = 0; e < 2; ++e) bias[64 * n + 8 * e] = load_f(B1 + (128 * part + row + n * 64 + e * 8) * 4) / W1_KEPT;
         }
-        to = a.W2_out + state_index(a) * (F * D) + (128 * group + column) * D + row;
+        to = a.W2_out + state_index(a) * (F * D) + (128 * part + column) * D + row;
 #pragma unroll
         for (int j = 0; j < 16; ++j)
 #pragma unroll
@@ -202,9 +203,9 @@ template <bool SCALED> struct state_warps {
     // The rows of X2 and lr G1 of a short last mini-batch; 0 beyond them, as readers of the state may multiply them by 0
     __device__ void store_rows() {
         const int last = a.T / B, pending = a.T % B;
-        const uint32_t group = thread_index() / WARPGROUP, row = this->row(), column = this->column();
+        const uint32_t part = thread_index() / WARPGROUP, row = this->row(), column = this->column();
         const float scale = -1.f / (G1_KEPT * load_f(RHO));
-        const int64_t at = state_index(a) * (B * F) + column * F + 128 * group + row;
+        const int64_t at = state_index(a) * (B * F) + column * F + 128 * part + row;
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -214,7 +215,7 @@ template <bool SCALED> struct state_warps {
                 rows[0] = int(token) < pending ? scale * bf16_first(g1[n][e]) : 0.f;
                 rows[F] = int(token) + 1 < pending ? scale * bf16_second(g1[n][e]) : 0.f;
                 rows += a.x2_rows - a.g1_rows;
-                const uint32_t x2 = X2 + (2 * group + n) * X2_BLOCK + last % 8 * TILE;
+                const uint32_t x2 = X2 + (2 * part + n) * X2_BLOCK + last % 8 * TILE;
 #pragma unroll
                 for (uint32_t one = 0; one < 2; ++one) {
                     const bool there = int(token + one) < pending;
@@ -261,10 +262,10 @@ template <bool SCALED> struct state_warps {
         slot = slot == SLOTS - 1 ? 0 : slot + 1;
     }
 
-    // Everything that needs G2_i; the correction of Z1_{i+1}; both updates, that of W1 by `next`
+    // Everything that needs G2_i: G1_i, the correction of Z1_{i+1}, the update of W2; those of W1 and b1 are in answer_keys
     __device__ void learn() {
         const uint32_t slot8 = (i & 7) * (TILE >> 4), g2 = operand(G2) + slot8;
-        const uint32_t w2 = operand(W2 + group * (2 * BLOCK)) + ((i & 3) == 0 ? W2_BYTES >> 4 : 0);
+        const uint32_t w2 = operand(W2 + part * (2 * BLOCK)) + ((i & 3) == 0 ? W2_BYTES >> 4 : 0);
         float gradient[2][8];
         begin_products();
 #pragma unroll
@@ -321,9 +322,9 @@ template <bool SCALED> struct state_warps {
     }
     // X2 of mini-batch i, and this warpgroup's part of Z2; W1's update; W2 to shared memory; slopes
     __device__ void answer_keys() {
-        const uint32_t slot8 = (i & 7) * TILE, x2 = x2_blocks + (slot8 >> 4), x2_to = X2 + 2 * group * X2_BLOCK + slot8;
+        const uint32_t slot8 = (i & 7) * TILE, x2 = x2_blocks + (slot8 >> 4), x2_to = X2 + 2 * part * X2_BLOCK + slot8;
         const uint32_t k_before = operand(KQ + TILE) + ((i - 1) & 3) * (KQ_TILE >> 4);
-        const uint32_t w2_to = W2 + group * (2 * BLOCK) + ((i & 3) == 0 ? W2_BYTES : 0) + stored_at;
+        const uint32_t w2_to = W2 + part * (2 * BLOCK) + ((i & 3) == 0 ? W2_BYTES : 0) + stored_at;
         const float u = SCALED ? load_f(UPDATE) : 1.f;
         uint32_t z[2][4], t[2][4];
         await_products<2>(keys[0]);
@@ -341,11 +342,11 @@ template <bool SCALED> struct state_warps {
         for (int k = 0; k < AHEAD; ++k) convert(k, w[k], u);
         float z2[8];
         mbarrier_wait(B2_READY, i & 1);
-        const uint32_t b2_at = z2_at - column() * ROW + (B2 - Z2) - group * (B * ROW);
-        const float b2_low = group ? 0.f : load_f(b2_at), b2_high = group ? 0.f : load_f(b2_at + 16);
+        const uint32_t b2_at = z2_at - column() * ROW + (B2 - Z2) - part * (B * ROW);
+        const float b2_low = part ? 0.f : load_f(b2_at), b2_high = part ? 0.f : load_f(b2_at + 16);
 #pragma unroll
         for (int e = 0; e < 8; ++e) z2[e] = e & 2 ? b2_high : b2_low;
-        barrier_sync(STATE + group, WARPGROUP);
+        barrier_sync(STATE + part, WARPGROUP);
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
             begin_products();
