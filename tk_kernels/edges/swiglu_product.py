@@ -12,7 +12,7 @@ from tk_kernels import build
 from tk_kernels.edges.norm_gate import swiglu
 
 KERNEL = "edges/swiglu_product_sm90"
-LEAST_ROWS = 1024  # of fewer the product is bound by its weights, and cuBLAS reads them by smaller tiles
+LEAST_ROWS = 256  # of fewer the product is bound by its weights, and cuBLAS reads them by smaller tiles
 MULTIPLE = 64  # what outputs and inputs must be multiples of
 
 
