@@ -1,4 +1,7 @@
-"""Twenty kills at random moments, of parents, workers, tasks and nodes: no case is lost, none is there twice."""
+"""Twenty kills at random moments, of parents, workers, tasks and nodes: no case is lost, none is there twice.
+
+`KILL_ROUNDS=10` in the environment makes 200 of them, in twenty runs.
+"""
 
 import os
 import random
@@ -7,6 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from harness_helpers import case, lines_of, new_run, statuses, wait_for
 from slurm_cluster import cluster_or_skip
 from test_pool import launches, pooled, start_parent
@@ -18,6 +22,7 @@ from harness.warden import descendants
 SYSTEMS = ("a", "b", "c", "d")
 CASES = 24
 POOL_KILLS, SLURM_KILLS = 14, 6
+ROUNDS = range(int(os.environ.get("KILL_ROUNDS", "1")))
 
 
 def refuse_loss_and_doubles(run: Run) -> None:
@@ -30,15 +35,25 @@ def refuse_loss_and_doubles(run: Run) -> None:
         assert set(ok.values()) <= {1}
 
 
-def test_kills_of_parents_and_workers_of_a_pool(tmp_path: Path) -> None:
-    draw = random.Random(1)
+@pytest.mark.parametrize("number", ROUNDS)
+def test_kills_of_parents_and_workers_of_a_pool(number: int, tmp_path: Path) -> None:
+    draw = random.Random(2 * number + 1)
     cases = [case("slow", system=system, batch=number + 1) for system in SYSTEMS for number in range(CASES // 4)]
-    run = new_run(tmp_path / "out", cases)
     done = 0
-    while done < POOL_KILLS and not is_whole(run):
-        parent = start_parent(run, tmp_path / "pids")
+    while done < POOL_KILLS:  # one run, or another where it is whole before
+        run = new_run(tmp_path / f"out-{done}", cases)
+        done += kills_of(run, POOL_KILLS - done, draw, tmp_path / "pids")
+        pooled(run, launches(*SYSTEMS))
+        refuse_loss_and_doubles(run)
+
+
+def kills_of(run: Run, most: int, draw: random.Random, pids: Path) -> int:
+    """Kill parents of a run and what is below them, and start it again, until it is whole; how often."""
+    done = 0
+    while done < most and not is_whole(run):
+        parent = start_parent(run, pids)
         try:
-            while done < POOL_KILLS and parent.poll() is None:
+            while done < most and parent.poll() is None:
                 time.sleep(draw.uniform(0.2, 1.2))
                 below = descendants(parent.pid)
                 kill(parent.pid if draw.random() < 0.4 or not below else draw.choice(below))
@@ -46,9 +61,7 @@ def test_kills_of_parents_and_workers_of_a_pool(tmp_path: Path) -> None:
         finally:
             parent.kill()
             parent.wait()
-    assert done == POOL_KILLS
-    pooled(run, launches(*SYSTEMS))
-    refuse_loss_and_doubles(run)
+    return done
 
 
 def is_whole(run: Run) -> bool:
@@ -62,21 +75,22 @@ def kill(pid: int) -> None:
         return
 
 
-def test_kills_of_tasks_workers_and_nodes_of_a_real_slurm(tmp_path: Path) -> None:
-    cluster, draw = cluster_or_skip(), random.Random(2)
+@pytest.mark.parametrize("number", ROUNDS)
+def test_kills_of_tasks_workers_and_nodes_of_a_real_slurm(number: int, tmp_path: Path) -> None:
+    cluster, draw = cluster_or_skip(), random.Random(2 * number + 2)
     with using(cluster) as submit:
         run = new_run(tmp_path / "out", [case("slow", system=f"s{number}", batch=1) for number in range(20)])
         array = submit(run)
-        for number in range(SLURM_KILLS):
+        for turn in range(SLURM_KILLS):
             assert wait_for(lambda: (cluster.hurry(), claimed(run, array))[1], 60), cluster.ask("squeue")
             time.sleep(draw.uniform(0, 0.8))
             holders = claimed(run, array)
             if not holders:
                 break
             holder = draw.choice(holders)
-            if number % 3 == 2:
+            if turn % 3 == 2:
                 kill_node(cluster, holder)
-            elif number % 3 == 1 and (below := descendants(holder.process)):
+            elif turn % 3 == 1 and (below := descendants(holder.process)):
                 kill(draw.choice(below))
             else:
                 kill_step(cluster, holder)
