@@ -140,9 +140,9 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     runs, timed = 1, ranged
     if not single:
         run, most = work.timed(), max(1, LAUNCHES // max(1, len(ranged)))
-        runs = min(RUNS, most)
         with kineto.recording(work.device, with_ranges=False, keep=keep, before=lambda: work.load(run)) as found:
-            lead = min(work.lead, most - runs)
+            lead = min(work.lead, most - 1)
+            runs = min(RUNS, most - lead)
             for _ in range(lead + runs):
                 run()
         timed, runs = last_runs(kineto.launched(found.events, work.device), runs, lead + runs)
