@@ -88,7 +88,7 @@ constexpr uint32_t G2_READY = P1_READY + 16;                 // loss > state: G2
 constexpr uint32_t Z2_READY = G2_READY + 8;                  // state > loss: both parts of Z2_i
 constexpr uint32_t B2_READY = Z2_READY + 8;                  // loss > state: b2_i
 constexpr uint32_t GROUP_READY = B2_READY + 8;               // state, loss > answers: all of a group; first of none
-constexpr uint32_t GROUP_READ = GROUP_READY + 8;             // answers > state: its buffers have been read
+constexpr uint32_t GROUP_READ = GROUP_READY + 8;             // answers > state, loss: its buffers have been read
 constexpr uint32_t END = GROUP_READ + 8;
 constexpr uint32_t BYTES = END - BASE;
 static_assert(BYTES <= 232448 && V % 1024 == 0 && KQ % 1024 == 0);
@@ -472,6 +472,7 @@ template <bool ROPE> struct loss_warps {
         store_f(at, b2[0]), store_f(at + 16, b2[1]);
         mbarrier_arrive(B2_READY);
         if ((i & 3) == 0) {
+            if (i >= 8) mbarrier_wait(GROUP_READ, i >> 2 & 1);  // who has read the last group has written the one before
             const uint32_t end = B2_END + ((i >> 2) - 1 & 1) * (D * 4) + (16 * warp + lane / 4) * 4;
             store_f(end, b2[0]), store_f(end + 32, b2[1]);
             mbarrier_arrive(GROUP_READY);
