@@ -151,7 +151,8 @@ def test_no_drawn_order_of_longer_prompts_races(kernel):
 
 
 PLANTED = {
-    "a barrier less": ("            barrier_sync(LOSS, WARPGROUP);  // all of G2", "            // all of G2", "race"),
+    "a barrier less": ("barrier_sync(LOSS, WARPGROUP);  // K and V", "// K and V", "race"),
+    "W2 read before it is whole": ("barrier_sync(STATE + part, WARPGROUP);  // all of", "// all of", "race|not published"),
     "no wait for the group's readers": (
         "if ((i & 3) == 3 && i >= 7) mbarrier_wait(GROUP_READ",
         "if (false) mbarrier_wait(GROUP_READ",
@@ -167,13 +168,13 @@ PLANTED = {
         "",
         "changed",
     ),
-    "lanes in no order": ("        sync_warp();  // four lanes share an element of b1\n", "", "race: lane"),
+    "lanes in no order": ("        sync_warp();  // four lanes share an element\n", "", "race: lane"),
     "tokens loaded over ones that are read": (
         "if (i + 1 < count) load_v(i + 1);",
         "if (i + 2 < count) load_v(i + 2);",
         "race: TMA",
     ),
-    "an arrival less": ("mbarrier_arrive(B2_READY);", "if (i != 3) mbarrier_arrive(B2_READY);", "deadlock"),
+    "an arrival less": ("mbarrier_arrive(Z2_READY);", "if (i != 3) mbarrier_arrive(Z2_READY);", "deadlock"),
     "the wrong phase": ("mbarrier_wait(G2_READY, (i + 1) & 1);", "mbarrier_wait(G2_READY, i & 1);", "deadlock|race"),
 }
 

@@ -73,22 +73,20 @@ constexpr uint32_t P1Q = V + 2 * TILE;                       // [i % 2][32][16] 
 constexpr uint32_t P1K = P1Q + 2 * P1Q_TILE;                 // [i % 2][16][16]
 constexpr uint32_t Z2 = P1K + 2 * P1K_TILE;                  // [state warpgroup][t] rows
 constexpr uint32_t GAMMA = Z2 + 2 * B * ROW, BETA = GAMMA + ROW, GAMMA_GAMMA = BETA + ROW;  // of LayerNorm
-constexpr uint32_t B2 = GAMMA_GAMMA + ROW;
-constexpr uint32_t B1 = B2 + ROW;                            // [F] float, times W1_KEPT
+constexpr uint32_t B1 = GAMMA_GAMMA + ROW;                   // [F] float, times W1_KEPT
 constexpr uint32_t LR = B1 + F * 4;                          // [i % 2][t] float
 constexpr uint32_t RATIO = LR + 2 * B * 4;                   // [t] float: s_t / rho
 constexpr uint32_t RHO = RATIO + B * 4, UPDATE = RHO + 4, SUM_GG = UPDATE + 4;  // rho, u, sum of gamma^2
 constexpr uint32_t LATER = SUM_GG + 4;                       // -u, twice, f16: C of a later mini-batch
 // Mbarriers. "a > b": all threads of warps a arrive, warps b wait.
-constexpr uint32_t GROUPS = LATER + 4;                       // how many; from here it takes no register of a loop
-constexpr uint32_t KQ_FULL = (GROUPS + 4 + 7) / 8 * 8;       // [i % 4] TMA > loss: Q_{i-2} and K_i
+constexpr uint32_t GROUPS = LATER + 4, FULL = GROUPS + 4;    // how many, and whole mini-batches: here they take no register
+constexpr uint32_t KQ_FULL = (FULL + 4 + 7) / 8 * 8;         // [i % 4] TMA > loss: Q_{i-2} and K_i
 constexpr uint32_t V_FULL = KQ_FULL + 32;                    // [i % 2] TMA > loss
 constexpr uint32_t P1_READY = V_FULL + 16;                   // [i % 2] loss > state: P1, K_{i+1} and Q_{i-1}; from i = -1 on
-constexpr uint32_t G2_READY = P1_READY + 16;                 // loss > state: G2_i, from i = -1 on; Z2_i and b2_i have been read
+constexpr uint32_t G2_READY = P1_READY + 16;                 // loss > state: G2_i, from i = -1 on; Z2_i has been read
 constexpr uint32_t Z2_READY = G2_READY + 8;                  // state > loss: both parts of Z2_i
-constexpr uint32_t B2_READY = Z2_READY + 8;                  // loss > state: b2_i
-constexpr uint32_t GROUP_READY = B2_READY + 8;               // state, loss > answers: all of a group; first of none
-constexpr uint32_t GROUP_READ = GROUP_READY + 8;             // answers > state, loss: its buffers have been read
+constexpr uint32_t GROUP_READY = Z2_READY + 8;               // state > answers: all of a group; first of none
+constexpr uint32_t GROUP_READ = GROUP_READY + 8;             // answers > state: its buffers have been read
 constexpr uint32_t END = GROUP_READ + 8;
 constexpr uint32_t BYTES = END - BASE;
 static_assert(BYTES <= 232448 && V % 1024 == 0 && KQ % 1024 == 0);
@@ -131,13 +129,13 @@ __device__ inline int mini_batches(const arguments &a) { return (a.T + GROUP * B
 template <bool SCALED> struct state_warps {
     const arguments &a;
     int part;
-    // Of this lane: where its row of a transposed matrix is stored, and its Z2
+    // Of this lane: where its row of a transposed matrix is stored, and its b1
     uint32_t stored_at = swizzled((lane() & 7) + ((lane() >> 4) << 3), warp() * 2 + ((lane() >> 3) & 1));
     uint32_t b1_at = B1 + (128 * part + row()) * 4;
-    uint32_t z2_at = Z2 + part * (B * ROW) + column() * ROW + place(row());
     const uint32_t zbar_blocks = ZBAR + 2 * part * ZBAR_BLOCK, x2_blocks = operand(X2 + 2 * part * X2_BLOCK, X2_BLOCK);
 
     float W1t[2][32], W2t[64];
+    float b2[2];                     // in part 0 rows row() and row() + 8, the same in the four lanes of a row; else 0
     float keys[2][8];                // Z1 of the next keys
     uint32_t g1[2][4], slope[2][4];
     uint32_t slot = SLOTS - 2;       // of Z1bar_{i-1}
@@ -164,6 +162,8 @@ template <bool SCALED> struct state_warps {
                 if (j % 4 == 3) barrier_sync(STATE + part, WARPGROUP);
             }
         }
+#pragma unroll
+        for (int e = 0; e < 2; ++e) b2[e] = part ? 0.f : B2_KEPT * over_u * a.b2[state_index(a) * D + row + e * 8];
         from = a.W2 + state_index(a) * (F * D) + (128 * part + column) * D + row;
 #pragma unroll
         for (int j = 0; j < 16; ++j) {
@@ -184,6 +184,7 @@ template <bool SCALED> struct state_warps {
         const float u = SCALED ? load_f(UPDATE) : 1.f;
         float *to = a.W1_out + state_index(a) * (D * F) + 128 * part + row + column * F;
         float *bias = a.b1_out + state_index(a) * F + 128 * part + row;
+        sync_warp();  // four lanes have written b1
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -193,6 +194,10 @@ template <bool SCALED> struct state_warps {
                     to[(8 * j + (e & 1)) * F + 64 * n + (e >> 1) * 8] = u / W1_KEPT * W1t[n][4 * j + e];
             if (column == 0)
                 for (int e = 0; e < 2; ++e) bias[64 * n + 8 * e] = load_f(B1 + (128 * part + row + n * 64 + e * 8) * 4) / W1_KEPT;
+        }
+        if (part == 0 && column == 0) {
+            bias = a.b2_out + state_index(a) * D + row;
+            bias[0] = u / B2_KEPT * b2[0], bias[8] = u / B2_KEPT * b2[1];
         }
         to = a.W2_out + state_index(a) * (F * D) + (128 * part + column) * D + row;
 #pragma unroll
@@ -225,7 +230,23 @@ template <bool SCALED> struct state_warps {
             }
     }
 
-    // Z1bar_{i-1} and Z1_{i+1} of block n with W1 as it is
+    // The sum over tokens of gradients [16 rows, 16 tokens], times `one`, is added to rows row() and row() + 8
+    template <typename T> __device__ static void add_tokens(float &low, float &high, uint32_t (&gradients)[4], uint32_t one) {
+        float sums[4] = {low, low, high, high};
+        multiply_warp<T>(sums, gradients, one, one);
+        low = sums[0], high = sums[2];
+    }
+    // b1 += G1 of the mini-batch before, of block n
+    __device__ void add_to_b1(int n, float u, float &low, float &high) {
+        const uint32_t at = b1_at + n * 256;
+        float sum[2] = {0, 0};
+        low = load_f(at), high = load_f(at + 32);
+        add_tokens<bf16>(sum[0], sum[1], g1[n], twice(0x3f80));
+        low = SCALED ? fused(u, sum[0], low) : low + sum[0], high = SCALED ? fused(u, sum[1], high) : high + sum[1];
+        sync_warp();  // four lanes share an element
+        store_f(at, low), store_f(at + 32, high);
+    }
+    // b1_i, and Z1bar_{i-1} and Z1_{i+1} of block n with W1 as it is
     __device__ void project(int n, float u) {
         const uint32_t kq = operand(KQ) + ((i + 1) & 3) * (KQ_TILE >> 4), p1 = operand(P1Q, 128) + (i & 1) * (P1Q_TILE >> 4);
         uint32_t w[4][4];
@@ -244,9 +265,10 @@ template <bool SCALED> struct state_warps {
         multiply<bf16, 0, 1>(z, w[3], tile(kq, 96));
         multiply<bf16, 0, 1>(z, g1[n], matrices(p1));
         commit_products();
+        float b1[2];
+        add_to_b1(n, u, b1[0], b1[1]);  // while products run
         await_products<0>(z);
         uint32_t queries[4];
-        const float b1[2] = {load_f(b1_at + n * 256), load_f(b1_at + n * 256 + 32)};
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             queries[e] = to_f16(z[2 * e] + b1[e & 1], z[2 * e + 1] + b1[e & 1]);
@@ -262,7 +284,8 @@ template <bool SCALED> struct state_warps {
         slot = slot == SLOTS - 1 ? 0 : slot + 1;
     }
 
-    // Everything that needs G2_i: G1_i, the correction of Z1_{i+1}, the update of W2; those of W1 and b1 are in answer_keys
+    // Everything that needs G2_i: G1_i, the correction of Z1_{i+1}, the updates of W2 and b2; W1's is in answer_keys, b1's in
+    // project
     __device__ void learn() {
         const uint32_t slot8 = (i & 7) * (TILE >> 4), g2 = operand(G2) + slot8;
         const uint32_t w2 = operand(W2 + part * (2 * BLOCK)) + ((i & 3) == 0 ? W2_BYTES >> 4 : 0);
@@ -274,6 +297,12 @@ template <bool SCALED> struct state_warps {
 #pragma unroll
             for (int k = 1; k < 4; ++k) multiply<half, 0, 0, 1>(gradient[n], tile(w2, n * BLOCK + k * 32), tile(g2, k * 32));
             commit_products();
+        }
+        if (part == 0) {  // while products run
+            uint32_t x[4];
+            load_transposed(x, G2 + (i & 7) * TILE + swizzled(lane() % 16, warp() * 2 + lane() / 16));
+            uint32_t g2t[4] = {x[0], x[2], x[1], x[3]};
+            add_tokens<half>(b2[0], b2[1], g2t, twice(0x3400));  // B2_KEPT / G2_KEPT
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
@@ -308,19 +337,7 @@ template <bool SCALED> struct state_warps {
             w[e] = SCALED ? to_f16(u * first, u * second) : to_f16(first, second);
         }
     }
-    // b1 += G1 summed over tokens
-    __device__ void add_to_b1(int n, float u) {
-        float sums[4] = {0, 0, 0, 0};
-        multiply_warp(sums, g1[n], twice(0x3f80), twice(0x3f80));
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const uint32_t at = b1_at + n * 256 + e * 32;
-            const float before = load_f(at), after = SCALED ? fused(u, sums[2 * e], before) : before + sums[2 * e];
-            sync_warp();
-            store_f(at, after);
-        }
-    }
-    // X2 of mini-batch i, and this warpgroup's part of Z2; W1's update; W2 to shared memory; slopes
+    // X2 of mini-batch i, this warpgroup's part of Z2, W1's update, W2 to shared memory; once Z2 is on its way, slopes
     __device__ void answer_keys() {
         const uint32_t slot8 = (i & 7) * TILE, x2 = x2_blocks + (slot8 >> 4), x2_to = X2 + 2 * part * X2_BLOCK + slot8;
         const uint32_t k_before = operand(KQ + TILE) + ((i - 1) & 3) * (KQ_TILE >> 4);
@@ -341,11 +358,8 @@ template <bool SCALED> struct state_warps {
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) convert(k, w[k], u);
         float z2[8];
-        mbarrier_wait(B2_READY, i & 1);
-        const uint32_t b2_at = z2_at - column() * ROW + (B2 - Z2) - part * (B * ROW);
-        const float b2_low = part ? 0.f : load_f(b2_at), b2_high = part ? 0.f : load_f(b2_at + 16);
 #pragma unroll
-        for (int e = 0; e < 8; ++e) z2[e] = e & 2 ? b2_high : b2_low;
+        for (int e = 0; e < 8; ++e) z2[e] = SCALED ? u * b2[e >> 1 & 1] : b2[e >> 1 & 1];
         barrier_sync(STATE + part, WARPGROUP);
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
@@ -355,18 +369,22 @@ template <bool SCALED> struct state_warps {
             if (k + AHEAD >= BUFFERS && k + AHEAD < 8) await_products<BUFFERS - AHEAD>();
             if (k + AHEAD < 8) convert(k + AHEAD, w[(k + AHEAD) % BUFFERS], u);
             store_transposed(w2_to + k * TILE, w[k % BUFFERS]);
-            if (k == 0) add_to_b1(0, u), add_to_b1(1, u);  // while products run
         }
-        sync_warp();  // four lanes share an element of b1
+        const uint32_t z2_at = Z2 + part * (B * ROW) + column() * ROW + place(row());
+        await_products<0>(z2, W1t[0], W1t[1]);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) store_f(z2_at + (e & 1) * ROW + (e >> 2) * (8 * ROW) + (e >> 1 & 1) * 16, z2[e]);
+        mbarrier_arrive(Z2_READY);
+
+        if ((i & 3) == 0 && part == 0) {
+            const uint32_t end = B2_END + ((i >> 2) - 1 & 1) * (D * 4) + row() * 4;
+            store_f(end, SCALED ? u * b2[0] : b2[0]), store_f(end + 32, SCALED ? u * b2[1] : b2[1]);
+        }
         publish();
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) slope[n][e] = gelu_slope(z[n][e], t[n][e]);
-        await_products<0>(z2, W1t[0], W1t[1]);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) store_f(z2_at + (e & 1) * ROW + (e >> 2) * (8 * ROW) + (e >> 1 & 1) * 16, z2[e]);
-        mbarrier_arrive(Z2_READY);
     }
 
     __device__ void run() {
@@ -377,16 +395,23 @@ template <bool SCALED> struct state_warps {
             mbarrier_wait(P1_READY + (i & 1) * 8, (i + 1) >> 1 & 1);
             if ((i & 3) == 3 && i >= 7) mbarrier_wait(GROUP_READ, ((i >> 2) - 1) & 1);
             project_both();
-            if (i == a.T / B) store();
-            if (i == a.T / B + 1) store_rows();
-            if ((i & 3) == 0) mbarrier_arrive(GROUP_READY);
-            if (i == mini_batches(a)) break;
+            if (i >= int(load_u(FULL))) {
+                if (i == int(load_u(FULL)))
+                    store();
+                else if (i == int(load_u(FULL)) + 1)
+                    store_rows();
+            }
+            if ((i & 3) == 0) {
+                mbarrier_arrive(GROUP_READY);
+                if (i == GROUP * int(load_u(GROUPS))) break;
+            }
+            barrier_sync(STATE + part, WARPGROUP);  // all of this part of W2 is in shared memory
             mbarrier_wait(G2_READY, (i + 1) & 1);
             learn();
             ++i;
             answer_keys();
         }
-        if (i == a.T / B) store_rows();
+        if (i == int(load_u(FULL))) store_rows();
     }
 };
 
@@ -417,7 +442,6 @@ __device__ inline uint32_t rotated(const arguments &a, uint32_t x, int t, int ev
 template <bool ROPE> struct loss_warps {
     const arguments &a;
     uint32_t thread = thread_index() % WARPGROUP;
-    const int warp = uniform(thread / 32);
 
     __device__ uint32_t token() const { return thread / 8; }
     __device__ uint32_t own() const { return swizzled(token(), thread % 8); }  // this thread's elements of a tile
@@ -454,39 +478,10 @@ template <bool ROPE> struct loss_warps {
         }
     }
 
-    // b2 += -rho lr u G2 of the mini-batch before; the four lanes of a row of D do the same
-    __device__ void share_b2(int i) const {
-        const uint32_t lane = thread % 32, at = B2 + place(16 * warp + lane / 4);
-        float b2[2] = {load_f(at), load_f(at + 16)};
-        uint32_t x[4];
-        load_transposed(x, G2 + ((i - 1) & 7) * TILE + swizzled(lane % 16, warp * 2 + lane / 16));
-        const float u = B2_KEPT / G2_KEPT * load_f(UPDATE);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float sum = (f16_first(x[2 * half]) + f16_second(x[2 * half])) + (f16_first(x[2 * half + 1]) + f16_second(x[2 * half + 1]));
-            sum += shuffle_xor(sum, 1);
-            sum += shuffle_xor(sum, 2);
-            b2[half] = fused(u, sum, b2[half]);
-        }
-        sync_warp();
-        store_f(at, b2[0]), store_f(at + 16, b2[1]);
-        mbarrier_arrive(B2_READY);
-        if ((i & 3) == 0) {
-            if (i >= 8) mbarrier_wait(GROUP_READ, i >> 2 & 1);  // who has read the last group has written the one before
-            const uint32_t end = B2_END + ((i >> 2) - 1 & 1) * (D * 4) + (16 * warp + lane / 4) * 4;
-            store_f(end, b2[0]), store_f(end + 32, b2[1]);
-            mbarrier_arrive(GROUP_READY);
-        }
-        if (i == a.T / B && lane % 4 == 0) {
-            float *to = a.b2_out + state_index(a) * D + 16 * warp + lane / 4;
-            to[0] = b2[0] / B2_KEPT, to[8] = b2[1] / B2_KEPT;
-        }
-    }
-
     // Products of tokens with tokens: keys i + 1 with keys i, queries i - 1 with keys i - 1; of each warp one of the two
     // and eight columns
     __device__ void share_p1(int i) const {
-        const uint32_t lane = thread % 32, keys = warp / 2, column0 = warp % 2 * 8;
+        const uint32_t lane = thread % 32, keys = thread / 64, column0 = thread / 32 % 2 * 8;
         const uint32_t rows = KQ + ((i + 1) & 3) * KQ_TILE + keys * TILE + swizzled(lane % 16, lane / 16);
         const uint32_t columns = KQ + ((i - 1 + keys) & 3) * KQ_TILE + TILE + swizzled(column0 + lane % 8, lane / 8);
         float p[4] = {0, 0, 0, 0};
@@ -495,9 +490,9 @@ template <bool ROPE> struct loss_warps {
             uint32_t x[4], y[4];
             load_matrices(y, columns ^ (k * 64));
             load_matrices(x, rows ^ (k * 64));
-            multiply_warp(p, x, y[0], y[1]);
+            multiply_warp<bf16>(p, x, y[0], y[1]);
             load_matrices(x, rows ^ (k * 64 + 32));
-            multiply_warp(p, x, y[2], y[3]);
+            multiply_warp<bf16>(p, x, y[2], y[3]);
         }
         const uint32_t j = column0 + lane % 4 * 2;
         const uint32_t to = (keys ? P1K + (i & 1) * P1K_TILE : P1Q + (i & 1) * P1Q_TILE) + column0 * 16 + lane * 4;
@@ -534,22 +529,17 @@ template <bool ROPE> struct loss_warps {
         for (int e = 0; e < 8; ++e) sum += c[e];
     }
     // step G2, where G2 = (g - mean(g) - xhat mean(g xhat)) / std and g = gamma^2 xhat + c, from the sums over the token of
-    // z, z^2, w z, w z^2 and c z with w = gamma^2: one round of shuffles. z is read twice: it would take registers that
-    // the shuffles need to overlap.
+    // z, z^2, w z, w z^2 and c z with w = gamma^2: one round of shuffles.
     __device__ void share_g2(int i, const float (&c)[8], float sum_c, float step) const {
         const uint32_t q16 = thread % 8 * 16, z_at = Z2 + token() * ROW + q16;
-        float sums[6] = {0, 0, 0, 0, 0, sum_c};
+        float z[8], other[8], w[8], sums[6] = {0, 0, 0, 0, 0, sum_c};
+        load_octet(z, z_at), load_octet(other, z_at + B * ROW), load_octet(w, GAMMA_GAMMA + q16);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float4_ p = load_f4(z_at + half * HALF_ROW), o = load_f4(z_at + B * ROW + half * HALF_ROW);
-            const float4_ w = load_f4(GAMMA_GAMMA + q16 + half * HALF_ROW);
-            const float zz[4] = {p.x + o.x, p.y + o.y, p.z + o.z, p.w + o.w}, ww[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const float z = zz[e], wz = ww[e] * z;
-                sums[0] += z, sums[1] += wz;
-                sums[2] = fused(z, z, sums[2]), sums[3] = fused(wz, z, sums[3]), sums[4] = fused(c[4 * half + e], z, sums[4]);
-            }
+        for (int e = 0; e < 8; ++e) {
+            z[e] += other[e];
+            const float wz = w[e] * z[e];
+            sums[0] += z[e], sums[1] += wz;
+            sums[2] = fused(z[e], z[e], sums[2]), sums[3] = fused(wz, z[e], sums[3]), sums[4] = fused(c[e], z[e], sums[4]);
         }
         sum_over_token(sums);
         const float sum_z = sums[0], sum_wz = sums[1], sum_zz = sums[2], sum_wzz = sums[3], sum_cz = sums[4], sum_w = load_f(SUM_GG);
@@ -560,17 +550,14 @@ template <bool ROPE> struct loss_warps {
         const float dot =  // mean(g xhat)
             rstd * (rstd * fused(mean, fused(mean, sum_w, -2.f * sum_wz), sum_wzz) + fused(-mean, sum_c, sum_cz)) * (1.f / D);
         const float scale = rstd * step, aa = rstd * scale, bb = -dot * aa, dd = -mean_g * scale;
+        const float4_ w_low = load_f4_again(GAMMA_GAMMA + q16), w_high = load_f4_again(GAMMA_GAMMA + q16 + HALF_ROW);
+        w[0] = w_low.x, w[1] = w_low.y, w[2] = w_low.z, w[3] = w_low.w;
+        w[4] = w_high.x, w[5] = w_high.y, w[6] = w_high.z, w[7] = w_high.w;
         uint32_t g2[4];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float4_ p = load_f4_again(z_at + half * HALF_ROW), o = load_f4_again(z_at + B * ROW + half * HALF_ROW);
-            const float4_ w = load_f4_again(GAMMA_GAMMA + q16 + half * HALF_ROW);
-            const float zz[4] = {p.x + o.x, p.y + o.y, p.z + o.z, p.w + o.w}, ww[4] = {w.x, w.y, w.z, w.w};
-            float x[4];
+        for (int e = 0; e < 8; ++e) z[e] = fused(z[e] - mean, fused(w[e], aa, bb), fused(c[e], scale, dd));
 #pragma unroll
-            for (int e = 0; e < 4; ++e) x[e] = fused(zz[e] - mean, fused(ww[e], aa, bb), fused(c[4 * half + e], scale, dd));
-            g2[2 * half] = to_f16(x[0], x[1]), g2[2 * half + 1] = to_f16(x[2], x[3]);
-        }
+        for (int e = 0; e < 4; ++e) g2[e] = to_f16(z[2 * e], z[2 * e + 1]);
         launder(i);  // its slot is computed here again, which takes no register until now
         store_u4(G2 + (i & 7) * TILE + own(), {g2[0], g2[1], g2[2], g2[3]});
         publish();
@@ -607,7 +594,6 @@ template <bool ROPE> struct loss_warps {
 #pragma unroll 1
         for (int i = 0;; ++i) {
             launder(thread);
-            share_b2(i);
             await_kq(i + 1);
             share_p1(i);
             if (i == count) break;
@@ -624,7 +610,7 @@ template <bool ROPE> struct loss_warps {
             }
             mbarrier_wait(Z2_READY, i & 1);
             share_g2(i, c, sum_c, step);
-            barrier_sync(LOSS, WARPGROUP);  // all of G2 is there, and b2, K, V have been read
+            barrier_sync(LOSS, WARPGROUP);  // K and V have been read
         }
         store_rows();
     }
@@ -666,8 +652,6 @@ template <bool ROPE> struct answer_warps {
     }
     // C P2 to shared memory as f16. Rows: this warp's mini-batch; columns: mini-batch n
     __device__ void share_p2(const float (&p)[32], uint32_t to) const {
-        const uint4_ d = load_u4(DIAGONAL + thread % 32 * 16);
-        const uint32_t diagonal[4] = {d.x, d.y, d.z, d.w}, later = load_u(LATER);
         to += warp * TILE + swizzled(thread % 16, thread % 32 / 16);
 #pragma unroll
         for (int n = 0; n < GROUP; ++n) {
@@ -675,10 +659,12 @@ template <bool ROPE> struct answer_warps {
 #pragma unroll
             for (int e = 0; e < 4; ++e) x[e] = to_f16(p[8 * n + 2 * e], p[8 * n + 2 * e + 1]);
             if (n == warp) {
+                const uint4_ d = load_u4(DIAGONAL + thread % 32 * 16);
+                const uint32_t diagonal[4] = {d.x, d.y, d.z, d.w};
 #pragma unroll
                 for (int e = 0; e < 4; ++e) x[e] = multiply_f16(x[e], diagonal[e]);
             } else {
-                const uint32_t factor = n > warp ? later : 0u;
+                const uint32_t factor = n > warp ? load_u(LATER) : 0u;
 #pragma unroll
                 for (int e = 0; e < 4; ++e) x[e] = multiply_f16(x[e], factor);
             }
@@ -801,13 +787,12 @@ __device__ inline void prepare(const arguments &a) {
         float sum = 0;
         for (uint32_t d = 0; d < D; ++d) sum = fused(a.ln_weight[head * D + d], a.ln_weight[head * D + d], sum);
         store_f(RHO, rho), store_f(UPDATE, u), store_f(SUM_GG, sum);
-        store_u(LATER, to_f16(-u, -u)), store_u(GROUPS, mini_batches(a) / GROUP);
+        store_u(LATER, to_f16(-u, -u)), store_u(GROUPS, mini_batches(a) / GROUP), store_u(FULL, a.T / B);
     }
     if (thread < int(D)) {
         const float gamma = a.ln_weight[head * D + thread];
         store_f(GAMMA + place(thread), gamma), store_f(BETA + place(thread), a.ln_bias[head * D + thread]);
         store_f(GAMMA_GAMMA + place(thread), gamma * gamma);
-        store_f(B2 + place(thread), B2_KEPT * a.b2[state_index(a) * D + thread]);
     }
     if (thread < int(F)) store_f(B1 + thread * 4, W1_KEPT * a.b1[state_index(a) * F + thread]);
     if (thread < 32) {
@@ -822,8 +807,8 @@ __device__ inline void prepare(const arguments &a) {
     if (thread == 0) {
         for (int k = 0; k < 4; ++k) mbarrier_init(KQ_FULL + k * 8, 1);
         for (int k = 0; k < 2; ++k) mbarrier_init(V_FULL + k * 8, 1), mbarrier_init(P1_READY + k * 8, WARPGROUP);
-        for (uint32_t at : {G2_READY, B2_READY, GROUP_READ}) mbarrier_init(at, WARPGROUP);
-        mbarrier_init(Z2_READY, 2 * WARPGROUP), mbarrier_init(GROUP_READY, 3 * WARPGROUP);
+        mbarrier_init(G2_READY, WARPGROUP), mbarrier_init(GROUP_READ, WARPGROUP);
+        mbarrier_init(Z2_READY, 2 * WARPGROUP), mbarrier_init(GROUP_READY, 2 * WARPGROUP);
     }
     publish();
     sync_block();

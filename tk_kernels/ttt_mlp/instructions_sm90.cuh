@@ -163,9 +163,11 @@ template <int PENDING, int... n> __device__ inline void await_products(float (&.
     (pin(d), ...);
 }
 // Of one warp, at once: d [16, 8] += a [16, 16] b [16, 8]
-__device__ inline void multiply_warp(float (&d)[4], uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+template <typename T> __device__ inline void multiply_warp(float (&d)[4], uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    using two = typename base_types::packing<T>::packed_type;
     auto &d0 = reinterpret_cast<float2 &>(d[0]), &d1 = reinterpret_cast<float2 &>(d[2]);
-    warp::hmma16816(d0, d1, pair(a[0]), pair(a[1]), pair(a[2]), pair(a[3]), pair(b0), pair(b1), d0, d1);
+    const auto &x = reinterpret_cast<const two(&)[4]>(a);
+    warp::hmma16816(d0, d1, x[0], x[1], x[2], x[3], reinterpret_cast<two &>(b0), reinterpret_cast<two &>(b1), d0, d1);
 }
 
 // ---- numbers; two of 16 bits in a word, the first in its lower half

@@ -53,9 +53,10 @@ inline void mbarrier_wait(uint32_t at, int parity) {
     block_until([&x, parity] { return x.phase != parity; });
     M->known[warp_index()].join(x.released[parity]), acquire_lane(x.lanes);
 }
-inline void publish() {
-    Known &known = M->known[warp_index()];
-    known.published[warp_index()] = known.seen[warp_index()], event(warp_index());
+inline void publish() {  // all of a warp together: a lane that runs ahead publishes nothing that others arrive with
+    together(own_warp(), 32, "a fence", [warp = warp_index()] {
+        M->known[warp].published[warp] = M->known[warp].seen[warp], event(warp);
+    });
 }
 
 inline void load_tokens(uint32_t to, const tensor_map *x, int batch, int t, int head, uint32_t barrier) {
@@ -140,7 +141,8 @@ template <int PENDING, int... n> void await_products(float (&...d)[n]) {
     await(PENDING);
     (pin(d), ...);
 }
-inline void multiply_warp(float (&d)[4], uint32_t (&a)[4], uint32_t b0, uint32_t b1) {  // bfloat16
+template <typename T> void multiply_warp(float (&d)[4], uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    constexpr auto from = type_of<T> == 1 ? from_bf16 : from_f16;
     const int thread = M->thread, first = thread / 32 * 32;
     memcpy(M->given[thread], a, 16), M->given[thread][4] = b0, M->given[thread][5] = b1, M->sums[thread] = d;
     together(own_warp(), 32, "a warp's product", [first] {
@@ -149,8 +151,8 @@ inline void multiply_warp(float (&d)[4], uint32_t (&a)[4], uint32_t b0, uint32_t
                 float &sum = M->sums[first + m % 8 * 4 + n / 2][m / 8 * 2 + n % 2], s = sum;
                 for (int k = 0; k < 16; ++k) {
                     const int shift = 16 * (k % 2);
-                    s += from_bf16(M->given[first + m % 8 * 4 + k % 8 / 2][m / 8 + k / 8 * 2] >> shift) *
-                         from_bf16(M->given[first + n * 4 + k % 8 / 2][4 + k / 8] >> shift);
+                    s += from(M->given[first + m % 8 * 4 + k % 8 / 2][m / 8 + k / 8 * 2] >> shift) *
+                         from(M->given[first + n * 4 + k % 8 / 2][4 + k / 8] >> shift);
                 }
                 sum = s;
             }
