@@ -151,7 +151,6 @@ def test_no_drawn_order_of_longer_prompts_races(kernel):
 
 
 PLANTED = {
-    "a barrier less": ("barrier_sync(LOSS, WARPGROUP);  // K and V", "// K and V", "race"),
     "W2 read before it is whole": ("barrier_sync(STATE + part, WARPGROUP);  // all of", "// all of", "race|not published"),
     "no wait for the group's readers": (
         "if ((i & 3) == 3 && i >= 7) mbarrier_wait(GROUP_READ",
@@ -170,8 +169,8 @@ PLANTED = {
     ),
     "lanes in no order": ("        sync_warp();  // four lanes share an element\n", "", "race: lane"),
     "tokens loaded over ones that are read": (
-        "if (i + 1 < count) load_v(i + 1);",
-        "if (i + 2 < count) load_v(i + 2);",
+        "if (i + 2 < count) load_v(a, i + 2);",
+        "if (i + 3 < count) load_v(a, i + 3);",
         "race: TMA",
     ),
     "an arrival less": ("mbarrier_arrive(Z2_READY);", "if (i != 3) mbarrier_arrive(Z2_READY);", "deadlock"),

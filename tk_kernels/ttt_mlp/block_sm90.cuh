@@ -74,8 +74,8 @@ constexpr uint32_t P1K = P1Q + 2 * P1Q_TILE;                 // [i % 2][16][16]
 constexpr uint32_t Z2 = P1K + 2 * P1K_TILE;                  // [state warpgroup][t] rows
 constexpr uint32_t GAMMA = Z2 + 2 * B * ROW, BETA = GAMMA + ROW, GAMMA_GAMMA = BETA + ROW;  // of LayerNorm
 constexpr uint32_t B1 = GAMMA_GAMMA + ROW;                   // [F] float, times W1_KEPT
-constexpr uint32_t LR = B1 + F * 4;                          // [i % 2][t] float
-constexpr uint32_t RATIO = LR + 2 * B * 4;                   // [t] float: s_t / rho
+constexpr uint32_t LR = B1 + F * 4;                          // [i % 8][t] float
+constexpr uint32_t RATIO = LR + 2 * GROUP * B * 4;                   // [t] float: s_t / rho
 constexpr uint32_t RHO = RATIO + B * 4, UPDATE = RHO + 4, SUM_GG = UPDATE + 4;  // rho, u, sum of gamma^2
 constexpr uint32_t LATER = SUM_GG + 4;                       // -u, twice, f16: C of a later mini-batch
 // Mbarriers. "a > b": all threads of warps a arrive, warps b wait.
@@ -123,6 +123,18 @@ __device__ inline int batch_index() { return block_x(); }
 __device__ inline int64_t state_index(const arguments &a) { return int64_t(batch_index()) * a.H + head_index(); }
 // Mini-batches that are gone through: a whole number of groups
 __device__ inline int mini_batches(const arguments &a) { return (a.T + GROUP * B - 1) / (GROUP * B) * GROUP; }
+
+// By one thread: Q_{i-2} and K_i, and V_i
+__device__ inline void load_kq(const arguments &a, int i) {
+    const uint32_t to = KQ + (i & 3) * KQ_TILE, full = KQ_FULL + (i & 3) * 8;
+    mbarrier_expect(full, KQ_TILE);
+    load_tokens(to, &a.q_map, batch_index(), (i - 2) * B, head_index(), full);
+    load_tokens(to + TILE, &a.k_map, batch_index(), i * B, head_index(), full);
+}
+__device__ inline void load_v(const arguments &a, int i) {
+    mbarrier_expect(V_FULL + (i & 1) * 8, TILE);
+    load_tokens(V + (i & 1) * TILE, &a.v_map, batch_index(), i * B, head_index(), V_FULL + (i & 1) * 8);
+}
 
 // ------------------------------------------------------------------------------------------------ state
 // SCALED: W1 and W2 are kept divided by u, so that their updates are plain products
@@ -303,6 +315,10 @@ template <bool SCALED> struct state_warps {
             load_transposed(x, G2 + (i & 7) * TILE + swizzled(lane() % 16, warp() * 2 + lane() / 16));
             uint32_t g2t[4] = {x[0], x[2], x[1], x[3]};
             add_tokens<half>(b2[0], b2[1], g2t, twice(0x3400));  // B2_KEPT / G2_KEPT
+        } else if (thread_index() % WARPGROUP == 0) {  // over K_{i-1}, Q_{i-3} and V_i: who sent G2_i has read them
+            const int count = GROUP * int(load_u(GROUPS));
+            if (i + 3 <= count + 1) load_kq(a, i + 3);
+            if (i + 2 < count) load_v(a, i + 2);
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
@@ -446,20 +462,13 @@ template <bool ROPE> struct loss_warps {
     __device__ uint32_t token() const { return thread / 8; }
     __device__ uint32_t own() const { return swizzled(token(), thread % 8); }  // this thread's elements of a tile
 
-    __device__ void load_kq(int i) const {  // Q_{i-2} and K_i
-        const uint32_t to = KQ + (i & 3) * KQ_TILE, full = KQ_FULL + (i & 3) * 8;
-        mbarrier_expect(full, KQ_TILE);
-        load_tokens(to, &a.q_map, batch_index(), (i - 2) * B, head_index(), full);
-        load_tokens(to + TILE, &a.k_map, batch_index(), i * B, head_index(), full);
-    }
-    __device__ void load_v(int i) const {
-        mbarrier_expect(V_FULL + (i & 1) * 8, TILE);
-        load_tokens(V + (i & 1) * TILE, &a.v_map, batch_index(), i * B, head_index(), V_FULL + (i & 1) * 8);
-    }
-    __device__ void load_lr(int i) const {
-        const int t = i * B + int(token());
+    // lr of a group of mini-batches; each warp that of its own tokens
+    __device__ void load_lr(int group) const {
+        const uint32_t lane = thread % 32, at = lane / 4 * B + thread / 32 * 4 + lane % 4;
+        const int t = group * (GROUP * B) + int(at);
         const bool there = t < a.T;
-        if (thread % 8 == 0) copy_ahead(LR + (i & 1) * (B * 4) + token() * 4, a.lr + (there ? (int64_t(batch_index()) * a.T + t) * a.H + head_index() : 0), there);
+        if (lane < GROUP * 4)
+            copy_ahead(LR + (group & 1) * (GROUP * B * 4) + at * 4, a.lr + (there ? (int64_t(batch_index()) * a.T + t) * a.H + head_index() : 0), there);
     }
     __device__ void await_kq(int i) const {
         mbarrier_wait(KQ_FULL + (i & 3) * 8, i >> 2 & 1);
@@ -484,16 +493,16 @@ template <bool ROPE> struct loss_warps {
         const uint32_t lane = thread % 32, keys = thread / 64, column0 = thread / 32 % 2 * 8;
         const uint32_t rows = KQ + ((i + 1) & 3) * KQ_TILE + keys * TILE + swizzled(lane % 16, lane / 16);
         const uint32_t columns = KQ + ((i - 1 + keys) & 3) * KQ_TILE + TILE + swizzled(column0 + lane % 8, lane / 8);
-        float p[4] = {0, 0, 0, 0};
+        float p[4] = {0, 0, 0, 0}, p_high[4] = {0, 0, 0, 0};
+        uint32_t x[4][4], y[2][4];
 #pragma unroll
-        for (int k = 0; k < 2; ++k) {
-            uint32_t x[4], y[4];
-            load_matrices(y, columns ^ (k * 64));
-            load_matrices(x, rows ^ (k * 64));
-            multiply_warp<bf16>(p, x, y[0], y[1]);
-            load_matrices(x, rows ^ (k * 64 + 32));
-            multiply_warp<bf16>(p, x, y[2], y[3]);
-        }
+        for (int k = 0; k < 2; ++k) load_matrices(y[k], columns ^ (k * 64)), load_matrices(x[2 * k], rows ^ (k * 64)), load_matrices(x[2 * k + 1], rows ^ (k * 64 + 32));
+        multiply_warp<bf16>(p, x[0], y[0][0], y[0][1]);
+        multiply_warp<bf16>(p_high, x[2], y[1][0], y[1][1]);
+        multiply_warp<bf16>(p, x[1], y[0][2], y[0][3]);
+        multiply_warp<bf16>(p_high, x[3], y[1][2], y[1][3]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) p[e] += p_high[e];
         const uint32_t j = column0 + lane % 4 * 2;
         const uint32_t to = (keys ? P1K + (i & 1) * P1K_TILE : P1Q + (i & 1) * P1Q_TILE) + column0 * 16 + lane * 4;
         const float u = load_f(UPDATE);
@@ -585,8 +594,8 @@ template <bool ROPE> struct loss_warps {
         const int count = mini_batches(a);
         load_lr(0);
         if (thread == 0) {
-            load_kq(0), load_kq(1), load_kq(2);
-            load_v(0), load_v(1);
+            load_kq(a, 0), load_kq(a, 1);
+            load_v(a, 0);
         }
         await_kq(0);
         mbarrier_arrive(P1_READY + 8);
@@ -599,18 +608,15 @@ template <bool ROPE> struct loss_warps {
             if (i == count) break;
             float c[8], sum_c;
             gradient_offset(i, c, sum_c);
-            await_copies();  // begun a mini-batch ago
-            sync_warp();
-            const float step = -B2_KEPT * G2_KEPT * load_f(RHO) * load_f(LR + (i & 1) * (B * 4) + token() * 4);
-            load_lr(i + 1);
-            need(sum_c);
-            if (thread == 0 && i > 0) {  // into what was read a mini-batch ago, while Z2 is not there
-                if (i + 2 <= count + 1) load_kq(i + 2);
-                if (i + 1 < count) load_v(i + 1);
+            if ((i & 3) == 0) {
+                await_copies();  // begun a group ago
+                sync_warp();
+                load_lr((i >> 2) + 1);
             }
+            const float step = -B2_KEPT * G2_KEPT * load_f(RHO) * load_f(LR + (i & 7) * (B * 4) + token() * 4);
+            need(sum_c);
             mbarrier_wait(Z2_READY, i & 1);
             share_g2(i, c, sum_c, step);
-            barrier_sync(LOSS, WARPGROUP);  // K and V have been read
         }
         store_rows();
     }
