@@ -71,11 +71,12 @@ constexpr uint32_t B2_END = DIAGONAL + 512;                  // [group % 2][D] f
 constexpr uint32_t V = B2_END + 2 * D * 4;                     // [i % 2][t][D] bf16
 constexpr uint32_t P1Q = V + 2 * TILE;                       // [i % 2][32][16] bf16, not swizzled: queries; rows of keys 0
 constexpr uint32_t P1K = P1Q + 2 * P1Q_TILE;                 // [i % 2][16][16]
-constexpr uint32_t Z2 = P1K + 2 * P1K_TILE;                  // [state warpgroup][t] rows
+constexpr uint32_t ONES = P1K + 2 * P1K_TILE;                // [8][16] f16: what sums G2 over tokens into b2
+constexpr uint32_t Z2 = ONES + 256;                          // [state warpgroup][t] rows
 constexpr uint32_t GAMMA = Z2 + 2 * B * ROW, BETA = GAMMA + ROW, GAMMA_GAMMA = BETA + ROW;  // of LayerNorm
 constexpr uint32_t B1 = GAMMA_GAMMA + ROW;                   // [F] float, times W1_KEPT
-constexpr uint32_t LR = B1 + F * 4;                          // [i % 8][t] float
-constexpr uint32_t RATIO = LR + 2 * GROUP * B * 4;                   // [t] float: s_t / rho
+constexpr uint32_t LR = B1 + F * 4;                          // [i % 4][t] float
+constexpr uint32_t RATIO = LR + 4 * B * 4;                   // [t] float: s_t / rho
 constexpr uint32_t RHO = RATIO + B * 4, UPDATE = RHO + 4, SUM_GG = UPDATE + 4;  // rho, u, sum of gamma^2
 constexpr uint32_t LATER = SUM_GG + 4;                       // -u, twice, f16: C of a later mini-batch
 // Mbarriers. "a > b": all threads of warps a arrive, warps b wait.
@@ -124,12 +125,14 @@ __device__ inline int64_t state_index(const arguments &a) { return int64_t(batch
 // Mini-batches that are gone through: a whole number of groups
 __device__ inline int mini_batches(const arguments &a) { return (a.T + GROUP * B - 1) / (GROUP * B) * GROUP; }
 
-// By one thread: Q_{i-2} and K_i, and V_i
-__device__ inline void load_kq(const arguments &a, int i) {
-    const uint32_t to = KQ + (i & 3) * KQ_TILE, full = KQ_FULL + (i & 3) * 8;
-    mbarrier_expect(full, KQ_TILE);
-    load_tokens(to, &a.q_map, batch_index(), (i - 2) * B, head_index(), full);
-    load_tokens(to + TILE, &a.k_map, batch_index(), i * B, head_index(), full);
+// By one thread each
+__device__ inline void load_q(const arguments &a, int i) {  // Q_{i-2}, over K_i
+    mbarrier_expect(KQ_FULL + (i & 3) * 8, TILE);
+    load_tokens(KQ + (i & 3) * KQ_TILE, &a.q_map, batch_index(), (i - 2) * B, head_index(), KQ_FULL + (i & 3) * 8);
+}
+__device__ inline void load_k(const arguments &a, int i) {
+    mbarrier_expect(KQ_FULL + (i & 3) * 8, TILE);
+    load_tokens(KQ + (i & 3) * KQ_TILE + TILE, &a.k_map, batch_index(), i * B, head_index(), KQ_FULL + (i & 3) * 8);
 }
 __device__ inline void load_v(const arguments &a, int i) {
     mbarrier_expect(V_FULL + (i & 1) * 8, TILE);
@@ -141,13 +144,10 @@ __device__ inline void load_v(const arguments &a, int i) {
 template <bool SCALED> struct state_warps {
     const arguments &a;
     int part;
-    // Of this lane: where its row of a transposed matrix is stored, and its b1
-    uint32_t stored_at = swizzled((lane() & 7) + ((lane() >> 4) << 3), warp() * 2 + ((lane() >> 3) & 1));
-    uint32_t b1_at = B1 + (128 * part + row()) * 4;
     const uint32_t zbar_blocks = ZBAR + 2 * part * ZBAR_BLOCK, x2_blocks = operand(X2 + 2 * part * X2_BLOCK, X2_BLOCK);
 
     float W1t[2][32], W2t[64];
-    float b2[2];                     // in part 0 rows row() and row() + 8, the same in the four lanes of a row; else 0
+    float b2[4];                     // rows row() and row() + 8, each twice, the same in the four lanes of a row
     float keys[2][8];                // Z1 of the next keys
     uint32_t g1[2][4], slope[2][4];
     uint32_t slot = SLOTS - 2;       // of Z1bar_{i-1}
@@ -158,6 +158,12 @@ template <bool SCALED> struct state_warps {
     __device__ static uint32_t warp() { return thread_index() / 32 % 4; }
     __device__ static uint32_t row() { return 16 * warp() + lane() / 4; }
     __device__ static uint32_t column() { return 2 * (lane() % 4); }
+    // Where this lane's row of a transposed matrix is stored, and its b1
+    __device__ static uint32_t stored_at() {
+        const uint32_t lane = state_warps::lane();
+        return swizzled((lane & 7) + ((lane >> 4) << 3), warp() * 2 + ((lane >> 3) & 1));
+    }
+    __device__ uint32_t b1_at() const { return B1 + (128 * part + row()) * 4; }
 
     __device__ void load() {
         const uint32_t row = this->row(), column = this->column();
@@ -175,7 +181,7 @@ template <bool SCALED> struct state_warps {
             }
         }
 #pragma unroll
-        for (int e = 0; e < 2; ++e) b2[e] = part ? 0.f : B2_KEPT * over_u * a.b2[state_index(a) * D + row + e * 8];
+        for (int e = 0; e < 4; ++e) b2[e] = B2_KEPT / 2 * over_u * a.b2[state_index(a) * D + row + e / 2 * 8];
         from = a.W2 + state_index(a) * (F * D) + (128 * part + column) * D + row;
 #pragma unroll
         for (int j = 0; j < 16; ++j) {
@@ -209,7 +215,7 @@ template <bool SCALED> struct state_warps {
         }
         if (part == 0 && column == 0) {
             bias = a.b2_out + state_index(a) * D + row;
-            bias[0] = u / B2_KEPT * b2[0], bias[8] = u / B2_KEPT * b2[1];
+            bias[0] = u / (B2_KEPT / 2) * b2[0], bias[8] = u / (B2_KEPT / 2) * b2[2];
         }
         to = a.W2_out + state_index(a) * (F * D) + (128 * part + column) * D + row;
 #pragma unroll
@@ -242,19 +248,13 @@ template <bool SCALED> struct state_warps {
             }
     }
 
-    // The sum over tokens of gradients [16 rows, 16 tokens], times `one`, is added to rows row() and row() + 8
-    template <typename T> __device__ static void add_tokens(float &low, float &high, uint32_t (&gradients)[4], uint32_t one) {
-        float sums[4] = {low, low, high, high};
-        multiply_warp<T>(sums, gradients, one, one);
-        low = sums[0], high = sums[2];
-    }
     // b1 += G1 of the mini-batch before, of block n
     __device__ void add_to_b1(int n, float u, float &low, float &high) {
-        const uint32_t at = b1_at + n * 256;
-        float sum[2] = {0, 0};
+        const uint32_t at = b1_at() + n * 256;
+        float sums[4] = {0, 0, 0, 0};
         low = load_f(at), high = load_f(at + 32);
-        add_tokens<bf16>(sum[0], sum[1], g1[n], twice(0x3f80));
-        low = SCALED ? fused(u, sum[0], low) : low + sum[0], high = SCALED ? fused(u, sum[1], high) : high + sum[1];
+        multiply_warp<bf16>(sums, g1[n], twice(0x3f80), twice(0x3f80));
+        low = SCALED ? fused(u, sums[0], low) : low + sums[0], high = SCALED ? fused(u, sums[2], high) : high + sums[2];
         sync_warp();  // four lanes share an element
         store_f(at, low), store_f(at + 32, high);
     }
@@ -279,6 +279,7 @@ template <bool SCALED> struct state_warps {
         commit_products();
         float b1[2];
         add_to_b1(n, u, b1[0], b1[1]);  // while products run
+        if (n == 1) publish();          // W2, stored a while ago
         await_products<0>(z);
         uint32_t queries[4];
 #pragma unroll
@@ -286,7 +287,7 @@ template <bool SCALED> struct state_warps {
             queries[e] = to_f16(z[2 * e] + b1[e & 1], z[2 * e + 1] + b1[e & 1]);
             keys[n][2 * e] = z[8 + 2 * e] + b1[e & 1], keys[n][2 * e + 1] = z[8 + 2 * e + 1] + b1[e & 1];
         }
-        store_transposed(zbar_blocks + slot * TILE + n * ZBAR_BLOCK + stored_at, queries);
+        store_transposed(zbar_blocks + slot * TILE + n * ZBAR_BLOCK + stored_at(), queries);
     }
     __device__ void project_both() {
         const float u = SCALED ? load_f(UPDATE) : 1.f;
@@ -310,15 +311,13 @@ template <bool SCALED> struct state_warps {
             for (int k = 1; k < 4; ++k) multiply<half, 0, 0, 1>(gradient[n], tile(w2, n * BLOCK + k * 32), tile(g2, k * 32));
             commit_products();
         }
-        if (part == 0) {  // while products run
-            uint32_t x[4];
-            load_transposed(x, G2 + (i & 7) * TILE + swizzled(lane() % 16, warp() * 2 + lane() / 16));
-            uint32_t g2t[4] = {x[0], x[2], x[1], x[3]};
-            add_tokens<half>(b2[0], b2[1], g2t, twice(0x3400));  // B2_KEPT / G2_KEPT
-        } else if (thread_index() % WARPGROUP == 0) {  // over K_{i-1}, Q_{i-3} and V_i: who sent G2_i has read them
-            const int count = GROUP * int(load_u(GROUPS));
-            if (i + 3 <= count + 1) load_kq(a, i + 3);
-            if (i + 2 < count) load_v(a, i + 2);
+        // While products run: tokens over K_{i-1}, Q_{i-3} and V_i, which whoever sent G2_i has read
+        const uint32_t thread = thread_index() % WARPGROUP;
+        if (part == 0) {
+            if (thread == 0) load_q(a, i + 3);
+        } else {
+            if (thread == 0) load_k(a, i + 3);
+            if (thread == 32) load_v(a, i + 2);
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
@@ -331,6 +330,7 @@ template <bool SCALED> struct state_warps {
             commit_products();
         }
         multiply<half, 1, 1, 1>(W2t, tile(g2), tile(x2_blocks + slot8));
+        multiply<half, 1, 0, 1>(b2, tile(g2), matrices(operand(ONES, 128)));
         commit_products();
     }
 
@@ -343,7 +343,7 @@ template <bool SCALED> struct state_warps {
             t[n][e] = gelu_tanh(z[n][e]);
             x[e] = half_gelu(z[n][e], t[n][e]);
         }
-        store_transposed(to + n * X2_BLOCK + stored_at, x);
+        store_transposed(to + n * X2_BLOCK, x);
     }
     // W2 as f16, 16 of its f
     __device__ void convert(int k, uint32_t (&w)[4], float u) {
@@ -355,14 +355,14 @@ template <bool SCALED> struct state_warps {
     }
     // X2 of mini-batch i, this warpgroup's part of Z2, W1's update, W2 to shared memory; once Z2 is on its way, slopes
     __device__ void answer_keys() {
-        const uint32_t slot8 = (i & 7) * TILE, x2 = x2_blocks + (slot8 >> 4), x2_to = X2 + 2 * part * X2_BLOCK + slot8;
+        const uint32_t slot8 = (i & 7) * TILE, x2 = x2_blocks + (slot8 >> 4), stored_at = state_warps::stored_at(), x2_to = X2 + 2 * part * X2_BLOCK + slot8 + stored_at;
         const uint32_t k_before = operand(KQ + TILE) + ((i - 1) & 3) * (KQ_TILE >> 4);
         const uint32_t w2_to = W2 + part * (2 * BLOCK) + ((i & 3) == 0 ? W2_BYTES : 0) + stored_at;
         const float u = SCALED ? load_f(UPDATE) : 1.f;
         uint32_t z[2][4], t[2][4];
         await_products<2>(keys[0]);
         activate(0, x2_to, z, t);
-        await_products<0>(keys[1], W2t);
+        await_products<0>(keys[1], W2t, b2);
         begin_products();
 #pragma unroll
         for (int n = 0; n < 2; ++n) multiply<bf16, 1, 1>(W1t[n], g1[n], tile(k_before));
@@ -375,7 +375,7 @@ template <bool SCALED> struct state_warps {
         for (int k = 0; k < AHEAD; ++k) convert(k, w[k], u);
         float z2[8];
 #pragma unroll
-        for (int e = 0; e < 8; ++e) z2[e] = SCALED ? u * b2[e >> 1 & 1] : b2[e >> 1 & 1];
+        for (int e = 0; e < 8; ++e) z2[e] = SCALED ? u * b2[e & 3] : b2[e & 3];
         barrier_sync(STATE + part, WARPGROUP);
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
@@ -394,9 +394,8 @@ template <bool SCALED> struct state_warps {
 
         if ((i & 3) == 0 && part == 0) {
             const uint32_t end = B2_END + ((i >> 2) - 1 & 1) * (D * 4) + row() * 4;
-            store_f(end, SCALED ? u * b2[0] : b2[0]), store_f(end + 32, SCALED ? u * b2[1] : b2[1]);
+            store_f(end, 2 * u * b2[0]), store_f(end + 32, 2 * u * b2[2]);
         }
-        publish();
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -462,13 +461,13 @@ template <bool ROPE> struct loss_warps {
     __device__ uint32_t token() const { return thread / 8; }
     __device__ uint32_t own() const { return swizzled(token(), thread % 8); }  // this thread's elements of a tile
 
-    // lr of a group of mini-batches; each warp that of its own tokens
-    __device__ void load_lr(int group) const {
+    // lr of two mini-batches; each warp that of its own tokens
+    __device__ void load_lr(int two) const {
         const uint32_t lane = thread % 32, at = lane / 4 * B + thread / 32 * 4 + lane % 4;
-        const int t = group * (GROUP * B) + int(at);
+        const int t = two * (2 * B) + int(at);
         const bool there = t < a.T;
-        if (lane < GROUP * 4)
-            copy_ahead(LR + (group & 1) * (GROUP * B * 4) + at * 4, a.lr + (there ? (int64_t(batch_index()) * a.T + t) * a.H + head_index() : 0), there);
+        if (lane < 2 * 4)
+            copy_ahead(LR + (two & 1) * (2 * B * 4) + at * 4, a.lr + (there ? (int64_t(batch_index()) * a.T + t) * a.H + head_index() : 0), there);
     }
     __device__ void await_kq(int i) const {
         mbarrier_wait(KQ_FULL + (i & 3) * 8, i >> 2 & 1);
@@ -594,7 +593,7 @@ template <bool ROPE> struct loss_warps {
         const int count = mini_batches(a);
         load_lr(0);
         if (thread == 0) {
-            load_kq(a, 0), load_kq(a, 1);
+            load_q(a, 0), load_k(a, 0), load_q(a, 1), load_k(a, 1);
             load_v(a, 0);
         }
         await_kq(0);
@@ -608,16 +607,19 @@ template <bool ROPE> struct loss_warps {
             if (i == count) break;
             float c[8], sum_c;
             gradient_offset(i, c, sum_c);
-            if ((i & 3) == 0) {
-                await_copies();  // begun a group ago
+            if ((i & 1) == 0) {
+                await_copies();  // begun two mini-batches ago
                 sync_warp();
-                load_lr((i >> 2) + 1);
+                load_lr((i >> 1) + 1);
             }
-            const float step = -B2_KEPT * G2_KEPT * load_f(RHO) * load_f(LR + (i & 7) * (B * 4) + token() * 4);
+            const float step = -B2_KEPT * G2_KEPT * load_f(RHO) * load_f(LR + (i & 3) * (B * 4) + token() * 4);
             need(sum_c);
             mbarrier_wait(Z2_READY, i & 1);
             share_g2(i, c, sum_c, step);
         }
+        // What was loaded and nobody needs
+        mbarrier_wait(KQ_FULL + (count + 2 & 3) * 8, count + 2 >> 2 & 1);
+        for (int i = count; i < count + 2; ++i) mbarrier_wait(V_FULL + (i & 1) * 8, i >> 1 & 1);
         store_rows();
     }
 };
@@ -800,6 +802,7 @@ __device__ inline void prepare(const arguments &a) {
         store_f(GAMMA + place(thread), gamma), store_f(BETA + place(thread), a.ln_bias[head * D + thread]);
         store_f(GAMMA_GAMMA + place(thread), gamma * gamma);
     }
+    if (thread < 64) store_u(ONES + thread * 4, twice(0x3000));  // B2_KEPT / 2 / G2_KEPT
     if (thread < int(F)) store_f(B1 + thread * 4, W1_KEPT * a.b1[state_index(a) * F + thread]);
     if (thread < 32) {
         uint32_t d[4];
@@ -811,7 +814,7 @@ __device__ inline void prepare(const arguments &a) {
         store_u4(DIAGONAL + thread * 16, {d[0], d[1], d[2], d[3]});
     }
     if (thread == 0) {
-        for (int k = 0; k < 4; ++k) mbarrier_init(KQ_FULL + k * 8, 1);
+        for (int k = 0; k < 4; ++k) mbarrier_init(KQ_FULL + k * 8, 2);
         for (int k = 0; k < 2; ++k) mbarrier_init(V_FULL + k * 8, 1), mbarrier_init(P1_READY + k * 8, WARPGROUP);
         mbarrier_init(G2_READY, WARPGROUP), mbarrier_init(GROUP_READ, WARPGROUP);
         mbarrier_init(Z2_READY, 2 * WARPGROUP), mbarrier_init(GROUP_READY, 2 * WARPGROUP);
