@@ -48,8 +48,10 @@ struct arguments {
     const float *W1, *b1, *W2, *b2;                // [batch, H, ..] of [D, F], [F], [F, D] and [D]
     float *W1_out, *b1_out, *W2_out, *b2_out;      // the same
     float *k_rows, *x2_rows, *g1_rows, *g2_rows;   // [batch, H, B, ..] of D, F, F and D: a short last mini-batch
-    int T, H;
+    int T, H, full, count;                         // whole mini-batches; those gone through: a whole number of groups
     float rope[B][D];                              // cos and sin of each pair's angle, where the kernel rotates
+
+    void set_length(int tokens) { T = tokens, full = T / B, count = (T + GROUP * B - 1) / (GROUP * B) * GROUP; }
 };
 
 // ------------------------------------------------------------------------------------------------ shared memory
@@ -69,10 +71,9 @@ constexpr uint32_t KQ = G2 + 2 * GROUP * TILE;               // [i % 4]: Q_{i-2}
 constexpr uint32_t DIAGONAL = KQ + 4 * KQ_TILE;              // [lane]: C within a mini-batch, as a lane of a warp needs it
 constexpr uint32_t B2_END = DIAGONAL + 512;                  // [group % 2][D] float: as a group ended
 constexpr uint32_t V = B2_END + 2 * D * 4;                     // [i % 2][t][D] bf16
-constexpr uint32_t P1Q = V + 2 * TILE;                       // [i % 2][32][16] bf16, not swizzled: queries; rows of keys 0
+constexpr uint32_t P1Q = V + 2 * TILE;                       // [i % 2][32][16] bf16, not swizzled: queries; rows of keys: u
 constexpr uint32_t P1K = P1Q + 2 * P1Q_TILE;                 // [i % 2][16][16]
-constexpr uint32_t ONES = P1K + 2 * P1K_TILE;                // [8][16] f16: what sums G2 over tokens into b2
-constexpr uint32_t Z2 = ONES + 256;                          // [state warpgroup][t] rows
+constexpr uint32_t Z2 = P1K + 2 * P1K_TILE;                  // [state warpgroup][t] rows
 constexpr uint32_t GAMMA = Z2 + 2 * B * ROW, BETA = GAMMA + ROW, GAMMA_GAMMA = BETA + ROW;  // of LayerNorm
 constexpr uint32_t B1 = GAMMA_GAMMA + ROW;                   // [F] float, times W1_KEPT
 constexpr uint32_t LR = B1 + F * 4;                          // [i % 4][t] float
@@ -80,8 +81,7 @@ constexpr uint32_t RATIO = LR + 4 * B * 4;                   // [t] float: s_t /
 constexpr uint32_t RHO = RATIO + B * 4, UPDATE = RHO + 4, SUM_GG = UPDATE + 4;  // rho, u, sum of gamma^2
 constexpr uint32_t LATER = SUM_GG + 4;                       // -u, twice, f16: C of a later mini-batch
 // Mbarriers. "a > b": all threads of warps a arrive, warps b wait.
-constexpr uint32_t GROUPS = LATER + 4, FULL = GROUPS + 4;    // how many, and whole mini-batches: here they take no register
-constexpr uint32_t KQ_FULL = (FULL + 4 + 7) / 8 * 8;         // [i % 4] TMA > loss: Q_{i-2} and K_i
+constexpr uint32_t KQ_FULL = (LATER + 4 + 7) / 8 * 8;        // [i % 4] TMA > loss: Q_{i-2} and K_i
 constexpr uint32_t V_FULL = KQ_FULL + 32;                    // [i % 2] TMA > loss
 constexpr uint32_t P1_READY = V_FULL + 16;                   // [i % 2] loss > state: P1, K_{i+1} and Q_{i-1}; from i = -1 on
 constexpr uint32_t G2_READY = P1_READY + 16;                 // loss > state: G2_i, from i = -1 on; Z2_i has been read
@@ -122,8 +122,6 @@ __device__ inline uint32_t gelu_slope(uint32_t z, uint32_t t) {
 __device__ inline int head_index() { return block_y(); }
 __device__ inline int batch_index() { return block_x(); }
 __device__ inline int64_t state_index(const arguments &a) { return int64_t(batch_index()) * a.H + head_index(); }
-// Mini-batches that are gone through: a whole number of groups
-__device__ inline int mini_batches(const arguments &a) { return (a.T + GROUP * B - 1) / (GROUP * B) * GROUP; }
 
 // By one thread each
 __device__ inline void load_q(const arguments &a, int i) {  // Q_{i-2}, over K_i
@@ -147,7 +145,7 @@ template <bool SCALED> struct state_warps {
     const uint32_t zbar_blocks = ZBAR + 2 * part * ZBAR_BLOCK, x2_blocks = operand(X2 + 2 * part * X2_BLOCK, X2_BLOCK);
 
     float W1t[2][32], W2t[64];
-    float b2[4];                     // rows row() and row() + 8, each twice, the same in the four lanes of a row
+    float b2[2];                     // half of b2: rows row() and row() + 8, the same in the four lanes of a row
     float keys[2][8];                // Z1 of the next keys
     uint32_t g1[2][4], slope[2][4];
     uint32_t slot = SLOTS - 2;       // of Z1bar_{i-1}
@@ -181,7 +179,7 @@ template <bool SCALED> struct state_warps {
             }
         }
 #pragma unroll
-        for (int e = 0; e < 4; ++e) b2[e] = B2_KEPT / 2 * over_u * a.b2[state_index(a) * D + row + e / 2 * 8];
+        for (int e = 0; e < 2; ++e) b2[e] = B2_KEPT / 2 * over_u * a.b2[state_index(a) * D + row + e * 8];
         from = a.W2 + state_index(a) * (F * D) + (128 * part + column) * D + row;
 #pragma unroll
         for (int j = 0; j < 16; ++j) {
@@ -192,7 +190,7 @@ template <bool SCALED> struct state_warps {
         // Zeros from memory: ptxas keeps constants of a loop's start in local memory, from before the registers are taken
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-            uint4_ x = load_u4(P1Q + P1Q_TILE / 2 + n * 32), y = load_u4(P1Q + P1Q_TILE / 2 + n * 32 + 16);  // rows that stay 0
+            uint4_ x = load_u4(G2 + n * 32), y = load_u4(G2 + n * 32 + 16);  // there is no G2 yet
             g1[n][0] = x.x, g1[n][1] = x.y, g1[n][2] = x.z, g1[n][3] = x.w;
             slope[n][0] = y.x, slope[n][1] = y.y, slope[n][2] = y.z, slope[n][3] = y.w;
         }
@@ -215,7 +213,7 @@ template <bool SCALED> struct state_warps {
         }
         if (part == 0 && column == 0) {
             bias = a.b2_out + state_index(a) * D + row;
-            bias[0] = u / (B2_KEPT / 2) * b2[0], bias[8] = u / (B2_KEPT / 2) * b2[2];
+            bias[0] = u / (B2_KEPT / 2) * b2[0], bias[8] = u / (B2_KEPT / 2) * b2[1];
         }
         to = a.W2_out + state_index(a) * (F * D) + (128 * part + column) * D + row;
 #pragma unroll
@@ -248,17 +246,21 @@ template <bool SCALED> struct state_warps {
             }
     }
 
-    // b1 += G1 of the mini-batch before, of block n
-    __device__ void add_to_b1(int n, float u, float &low, float &high) {
-        const uint32_t at = b1_at() + n * 256;
-        float sums[4] = {0, 0, 0, 0};
-        low = load_f(at), high = load_f(at + 32);
-        multiply_warp<bf16>(sums, g1[n], twice(0x3f80), twice(0x3f80));
-        low = SCALED ? fused(u, sums[0], low) : low + sums[0], high = SCALED ? fused(u, sums[2], high) : high + sums[2];
+    // b1_i, from G1_{i-1}: project has begun with b1_{i-1}, and has the rest from P1Q
+    __device__ void add_to_b1(float u) {
+        float before[4], sums[2][4] = {};
+#pragma unroll
+        for (int k = 0; k < 4; ++k) before[k] = load_f(b1_at() + k / 2 * 256 + k % 2 * 32);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) multiply_warp<bf16>(sums[n], g1[n], twice(0x3f80), twice(0x3f80));
         sync_warp();  // four lanes share an element
-        store_f(at, low), store_f(at + 32, high);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const float sum = sums[k / 2][k % 2 * 2];
+            store_f(b1_at() + k / 2 * 256 + k % 2 * 32, SCALED ? fused(u, sum, before[k]) : before[k] + sum);
+        }
     }
-    // b1_i, and Z1bar_{i-1} and Z1_{i+1} of block n with W1 as it is
+    // Z1bar_{i-1} and Z1_{i+1} of block n with W1 as it is
     __device__ void project(int n, float u) {
         const uint32_t kq = operand(KQ) + ((i + 1) & 3) * (KQ_TILE >> 4), p1 = operand(P1Q, 128) + (i & 1) * (P1Q_TILE >> 4);
         uint32_t w[4][4];
@@ -277,9 +279,8 @@ template <bool SCALED> struct state_warps {
         multiply<bf16, 0, 1>(z, w[3], tile(kq, 96));
         multiply<bf16, 0, 1>(z, g1[n], matrices(p1));
         commit_products();
-        float b1[2];
-        add_to_b1(n, u, b1[0], b1[1]);  // while products run
-        if (n == 1) publish();          // W2, stored a while ago
+        const float b1[2] = {load_f(b1_at() + n * 256), load_f(b1_at() + n * 256 + 32)};
+        if (n == 1) publish();  // W2, stored a while ago
         await_products<0>(z);
         uint32_t queries[4];
 #pragma unroll
@@ -294,12 +295,13 @@ template <bool SCALED> struct state_warps {
         project(0, u);
         hold(i);  // or what block 1 needs is made while block 0 has the registers
         project(1, u);
+        add_to_b1(u);
         slot = slot == SLOTS - 1 ? 0 : slot + 1;
     }
 
     // Everything that needs G2_i: G1_i, the correction of Z1_{i+1}, the updates of W2 and b2; W1's is in answer_keys, b1's in
     // project
-    __device__ void learn() {
+    __device__ void learn(uint32_t thread) {
         const uint32_t slot8 = (i & 7) * (TILE >> 4), g2 = operand(G2) + slot8;
         const uint32_t w2 = operand(W2 + part * (2 * BLOCK)) + ((i & 3) == 0 ? W2_BYTES >> 4 : 0);
         float gradient[2][8];
@@ -312,7 +314,6 @@ template <bool SCALED> struct state_warps {
             commit_products();
         }
         // While products run: tokens over K_{i-1}, Q_{i-3} and V_i, which whoever sent G2_i has read
-        const uint32_t thread = thread_index() % WARPGROUP;
         if (part == 0) {
             if (thread == 0) load_q(a, i + 3);
         } else {
@@ -330,7 +331,6 @@ template <bool SCALED> struct state_warps {
             commit_products();
         }
         multiply<half, 1, 1, 1>(W2t, tile(g2), tile(x2_blocks + slot8));
-        multiply<half, 1, 0, 1>(b2, tile(g2), matrices(operand(ONES, 128)));
         commit_products();
     }
 
@@ -362,20 +362,25 @@ template <bool SCALED> struct state_warps {
         uint32_t z[2][4], t[2][4];
         await_products<2>(keys[0]);
         activate(0, x2_to, z, t);
-        await_products<0>(keys[1], W2t, b2);
+        await_products<0>(keys[1], W2t);
         begin_products();
 #pragma unroll
         for (int n = 0; n < 2; ++n) multiply<bf16, 1, 1>(W1t[n], g1[n], tile(k_before));
         commit_products();
+        uint32_t g2[4];
+        load_transposed(g2, G2 + ((i - 1) & 7) * TILE + stored_at);
         activate(1, x2_to, z, t);
         publish();
+        float bias[4] = {b2[0], b2[0], b2[1], b2[1]};  // b2 += G2_{i-1} summed over tokens
+        multiply_warp<half>(bias, g2, twice(0x3000), twice(0x3000));  // B2_KEPT / 2 / G2_KEPT
+        b2[0] = bias[0], b2[1] = bias[2];
         constexpr int BUFFERS = 4, AHEAD = 3;  // steps of k in registers; of them converted ahead
         uint32_t w[BUFFERS][4];
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) convert(k, w[k], u);
         float z2[8];
 #pragma unroll
-        for (int e = 0; e < 8; ++e) z2[e] = SCALED ? u * b2[e & 3] : b2[e & 3];
+        for (int e = 0; e < 8; ++e) z2[e] = SCALED ? u * b2[e >> 1 & 1] : b2[e >> 1 & 1];
         barrier_sync(STATE + part, WARPGROUP);
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
@@ -394,7 +399,7 @@ template <bool SCALED> struct state_warps {
 
         if ((i & 3) == 0 && part == 0) {
             const uint32_t end = B2_END + ((i >> 2) - 1 & 1) * (D * 4) + row() * 4;
-            store_f(end, 2 * u * b2[0]), store_f(end + 32, 2 * u * b2[2]);
+            store_f(end, 2 * u * b2[0]), store_f(end + 32, 2 * u * b2[1]);
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n)
@@ -410,23 +415,24 @@ template <bool SCALED> struct state_warps {
             mbarrier_wait(P1_READY + (i & 1) * 8, (i + 1) >> 1 & 1);
             if ((i & 3) == 3 && i >= 7) mbarrier_wait(GROUP_READ, ((i >> 2) - 1) & 1);
             project_both();
-            if (i >= int(load_u(FULL))) {
-                if (i == int(load_u(FULL)))
+            if (i >= a.full) {
+                if (i == a.full)
                     store();
-                else if (i == int(load_u(FULL)) + 1)
+                else if (i == a.full + 1)
                     store_rows();
             }
             if ((i & 3) == 0) {
                 mbarrier_arrive(GROUP_READY);
-                if (i == GROUP * int(load_u(GROUPS))) break;
+                if (i == a.count) break;
             }
+            const uint32_t thread = thread_index() % WARPGROUP;  // here, as it takes a while
             barrier_sync(STATE + part, WARPGROUP);  // all of this part of W2 is in shared memory
             mbarrier_wait(G2_READY, (i + 1) & 1);
-            learn();
+            learn(thread);
             ++i;
             answer_keys();
         }
-        if (i == int(load_u(FULL))) store_rows();
+        if (i == a.full) store_rows();
     }
 };
 
@@ -508,12 +514,12 @@ template <bool ROPE> struct loss_warps {
 #pragma unroll
         for (uint32_t half = 0; half < 2; ++half) {
             const uint32_t t = lane / 4 + half * 8;
-            float first = u, second = u;
+            float first = u, second = u, more = 0;
             if (!keys) {
                 const float ratio = load_f(RATIO + t * 4);
-                first = (j <= t ? ratio : 0.f) - u, second = (j < t ? ratio : 0.f) - u;
+                first = (j <= t ? ratio : 0.f) - u, second = (j < t ? ratio : 0.f) - u, more = u;
             }
-            store_u(to + half * 256, to_bf16(fused(first, p[2 * half], first), fused(second, p[2 * half + 1], second)));
+            store_u(to + half * 256, to_bf16(fused(first, p[2 * half], first + more), fused(second, p[2 * half + 1], second + more)));
         }
         publish();
         mbarrier_arrive(P1_READY + (i & 1) * 8);
@@ -535,12 +541,15 @@ template <bool ROPE> struct loss_warps {
         }
 #pragma unroll
         for (int e = 0; e < 8; ++e) sum += c[e];
+        float sums[1] = {sum};
+        sum_over_token(sums);
+        sum = sums[0];
     }
     // step G2, where G2 = (g - mean(g) - xhat mean(g xhat)) / std and g = gamma^2 xhat + c, from the sums over the token of
     // z, z^2, w z, w z^2 and c z with w = gamma^2: one round of shuffles.
     __device__ void share_g2(int i, const float (&c)[8], float sum_c, float step) const {
         const uint32_t q16 = thread % 8 * 16, z_at = Z2 + token() * ROW + q16;
-        float z[8], other[8], w[8], sums[6] = {0, 0, 0, 0, 0, sum_c};
+        float z[8], other[8], w[8], sums[5] = {};
         load_octet(z, z_at), load_octet(other, z_at + B * ROW), load_octet(w, GAMMA_GAMMA + q16);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
@@ -551,7 +560,6 @@ template <bool ROPE> struct loss_warps {
         }
         sum_over_token(sums);
         const float sum_z = sums[0], sum_wz = sums[1], sum_zz = sums[2], sum_wzz = sums[3], sum_cz = sums[4], sum_w = load_f(SUM_GG);
-        sum_c = sums[5];
         const float mean = sum_z * (1.f / D), variance = larger(fused(sum_zz, 1.f / D, -mean * mean), 0.f);
         const float rstd = inverse_root(variance + B2_KEPT * B2_KEPT * EPS);
         const float mean_g = fused(rstd, fused(-mean, sum_w, sum_wz), sum_c) * (1.f / D);
@@ -590,7 +598,7 @@ template <bool ROPE> struct loss_warps {
     }
 
     __device__ void run() {
-        const int count = mini_batches(a);
+        const int count = a.count;
         load_lr(0);
         if (thread == 0) {
             load_q(a, 0), load_k(a, 0), load_q(a, 1), load_k(a, 1);
@@ -760,7 +768,7 @@ template <bool ROPE> struct answer_warps {
         uint32_t slot = warp;  // of this warp's mini-batch
         mbarrier_wait(GROUP_READY, 0);
 #pragma unroll 1
-        for (int group = 0; group < int(load_u(GROUPS)); ++group) {
+        for (int group = 0; group < a.count / GROUP; ++group) {
             launder(thread);
             uint32_t zbar = ZBAR + slot * TILE + swizzled(thread % 16, thread % 32 / 16);
             slot = slot >= SLOTS - GROUP ? slot - (SLOTS - GROUP) : slot + GROUP;
@@ -795,14 +803,15 @@ __device__ inline void prepare(const arguments &a) {
         float sum = 0;
         for (uint32_t d = 0; d < D; ++d) sum = fused(a.ln_weight[head * D + d], a.ln_weight[head * D + d], sum);
         store_f(RHO, rho), store_f(UPDATE, u), store_f(SUM_GG, sum);
-        store_u(LATER, to_f16(-u, -u)), store_u(GROUPS, mini_batches(a) / GROUP), store_u(FULL, a.T / B);
+        store_u(LATER, to_f16(-u, -u));
     }
     if (thread < int(D)) {
         const float gamma = a.ln_weight[head * D + thread];
         store_f(GAMMA + place(thread), gamma), store_f(BETA + place(thread), a.ln_bias[head * D + thread]);
         store_f(GAMMA_GAMMA + place(thread), gamma * gamma);
     }
-    if (thread < 64) store_u(ONES + thread * 4, twice(0x3000));  // B2_KEPT / 2 / G2_KEPT
+    // Rows of keys in P1Q: what b1 has got since
+    if (thread < 2 * B * B / 2) store_u(P1Q + thread / 128 * P1Q_TILE + P1Q_TILE / 2 + thread % 128 * 4, to_bf16(u, u));
     if (thread < int(F)) store_f(B1 + thread * 4, W1_KEPT * a.b1[state_index(a) * F + thread]);
     if (thread < 32) {
         uint32_t d[4];

@@ -150,12 +150,6 @@ __device__ inline void multiply(float (&d)[n], uint64_t a, uint64_t b) {
     auto &sum = reinterpret_cast<rt_fl<16, 2 * n> &>(d);
     kittens::detail::wgmma::base<float, T, 2 * n, TRANSPOSE_A, TRANSPOSE_B>::st_st(sum, a, b, ADD);
 }
-// The same of 8 columns, which ThunderKittens has not: f16, ADD = 1, a transposed
-template <typename T, int TRANSPOSE_A, int TRANSPOSE_B, int ADD> __device__ inline void multiply(float (&d)[4], uint64_t a, uint64_t b) {
-    static_assert(std::is_same_v<T, half> && TRANSPOSE_A && !TRANSPOSE_B && ADD);
-    asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 1, 0;"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a), "l"(b) : "memory");
-}
 // Registers that products use are as the code has them
 __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
