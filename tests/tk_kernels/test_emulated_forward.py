@@ -169,8 +169,8 @@ PLANTED = {
     ),
     "lanes in no order": ("        sync_warp();  // four lanes share an element\n", "", "race: lane"),
     "tokens loaded over ones that are read": (
-        "if (thread == 32) load_v(a, i + 2);",
-        "if (thread == 32) load_v(a, i + 3);",
+        "if (loads == 3) load_v(a, i + 1);",
+        "if (loads == 3) load_v(a, i + 2);",
         "race: TMA",
     ),
     "an arrival less": ("mbarrier_arrive(Z2_READY);", "if (i != 3) mbarrier_arrive(Z2_READY);", "deadlock"),

@@ -123,16 +123,19 @@ __device__ inline int head_index() { return block_y(); }
 __device__ inline int batch_index() { return block_x(); }
 __device__ inline int64_t state_index(const arguments &a) { return int64_t(batch_index()) * a.H + head_index(); }
 
-// By one thread each
+// By a warp each
 __device__ inline void load_q(const arguments &a, int i) {  // Q_{i-2}, over K_i
+    if (!elected()) return;
     mbarrier_expect(KQ_FULL + (i & 3) * 8, TILE);
     load_tokens(KQ + (i & 3) * KQ_TILE, &a.q_map, batch_index(), (i - 2) * B, head_index(), KQ_FULL + (i & 3) * 8);
 }
 __device__ inline void load_k(const arguments &a, int i) {
+    if (!elected()) return;
     mbarrier_expect(KQ_FULL + (i & 3) * 8, TILE);
     load_tokens(KQ + (i & 3) * KQ_TILE + TILE, &a.k_map, batch_index(), i * B, head_index(), KQ_FULL + (i & 3) * 8);
 }
 __device__ inline void load_v(const arguments &a, int i) {
+    if (!elected()) return;
     mbarrier_expect(V_FULL + (i & 1) * 8, TILE);
     load_tokens(V + (i & 1) * TILE, &a.v_map, batch_index(), i * B, head_index(), V_FULL + (i & 1) * 8);
 }
@@ -141,7 +144,7 @@ __device__ inline void load_v(const arguments &a, int i) {
 // SCALED: W1 and W2 are kept divided by u, so that their updates are plain products
 template <bool SCALED> struct state_warps {
     const arguments &a;
-    int part;
+    int part, loads;  // loads: of this warp; 1 queries, 2 keys, 3 values, or none
     const uint32_t zbar_blocks = ZBAR + 2 * part * ZBAR_BLOCK, x2_blocks = operand(X2 + 2 * part * X2_BLOCK, X2_BLOCK);
 
     float W1t[2][32], W2t[64];
@@ -301,7 +304,7 @@ template <bool SCALED> struct state_warps {
 
     // Everything that needs G2_i: G1_i, the correction of Z1_{i+1}, the updates of W2 and b2; W1's is in answer_keys, b1's in
     // project
-    __device__ void learn(uint32_t thread) {
+    __device__ void learn() {
         const uint32_t slot8 = (i & 7) * (TILE >> 4), g2 = operand(G2) + slot8;
         const uint32_t w2 = operand(W2 + part * (2 * BLOCK)) + ((i & 3) == 0 ? W2_BYTES >> 4 : 0);
         float gradient[2][8];
@@ -312,13 +315,6 @@ template <bool SCALED> struct state_warps {
 #pragma unroll
             for (int k = 1; k < 4; ++k) multiply<half, 0, 0, 1>(gradient[n], tile(w2, n * BLOCK + k * 32), tile(g2, k * 32));
             commit_products();
-        }
-        // While products run: tokens over K_{i-1}, Q_{i-3} and V_i, which whoever sent G2_i has read
-        if (part == 0) {
-            if (thread == 0) load_q(a, i + 3);
-        } else {
-            if (thread == 0) load_k(a, i + 3);
-            if (thread == 32) load_v(a, i + 2);
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
@@ -371,6 +367,10 @@ template <bool SCALED> struct state_warps {
         load_transposed(g2, G2 + ((i - 1) & 7) * TILE + stored_at);
         activate(1, x2_to, z, t);
         publish();
+        // While that takes its time: tokens over K_{i-2}, Q_{i-4} and V_{i-1}, which whoever sent G2_{i-1} has read
+        if (loads == 1) load_q(a, i + 2);
+        if (loads == 2) load_k(a, i + 2);
+        if (loads == 3) load_v(a, i + 1);
         float bias[4] = {b2[0], b2[0], b2[1], b2[1]};  // b2 += G2_{i-1} summed over tokens
         multiply_warp<half>(bias, g2, twice(0x3000), twice(0x3000));  // B2_KEPT / 2 / G2_KEPT
         b2[0] = bias[0], b2[1] = bias[2];
@@ -378,6 +378,7 @@ template <bool SCALED> struct state_warps {
         uint32_t w[BUFFERS][4];
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) convert(k, w[k], u);
+        const uint32_t z2_at = Z2 + part * (B * ROW) + column() * ROW + place(row());
         float z2[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) z2[e] = SCALED ? u * b2[e >> 1 & 1] : b2[e >> 1 & 1];
@@ -391,7 +392,6 @@ template <bool SCALED> struct state_warps {
             if (k + AHEAD < 8) convert(k + AHEAD, w[(k + AHEAD) % BUFFERS], u);
             store_transposed(w2_to + k * TILE, w[k % BUFFERS]);
         }
-        const uint32_t z2_at = Z2 + part * (B * ROW) + column() * ROW + place(row());
         await_products<0>(z2, W1t[0], W1t[1]);
 #pragma unroll
         for (int e = 0; e < 8; ++e) store_f(z2_at + (e & 1) * ROW + (e >> 2) * (8 * ROW) + (e >> 1 & 1) * 16, z2[e]);
@@ -425,10 +425,9 @@ template <bool SCALED> struct state_warps {
                 mbarrier_arrive(GROUP_READY);
                 if (i == a.count) break;
             }
-            const uint32_t thread = thread_index() % WARPGROUP;  // here, as it takes a while
             barrier_sync(STATE + part, WARPGROUP);  // all of this part of W2 is in shared memory
             mbarrier_wait(G2_READY, (i + 1) & 1);
-            learn(thread);
+            learn();
             ++i;
             answer_keys();
         }
@@ -541,15 +540,12 @@ template <bool ROPE> struct loss_warps {
         }
 #pragma unroll
         for (int e = 0; e < 8; ++e) sum += c[e];
-        float sums[1] = {sum};
-        sum_over_token(sums);
-        sum = sums[0];
     }
     // step G2, where G2 = (g - mean(g) - xhat mean(g xhat)) / std and g = gamma^2 xhat + c, from the sums over the token of
     // z, z^2, w z, w z^2 and c z with w = gamma^2: one round of shuffles.
     __device__ void share_g2(int i, const float (&c)[8], float sum_c, float step) const {
         const uint32_t q16 = thread % 8 * 16, z_at = Z2 + token() * ROW + q16;
-        float z[8], other[8], w[8], sums[5] = {};
+        float z[8], other[8], w[8], sums[6] = {0, 0, 0, 0, 0, sum_c};
         load_octet(z, z_at), load_octet(other, z_at + B * ROW), load_octet(w, GAMMA_GAMMA + q16);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
@@ -560,6 +556,7 @@ template <bool ROPE> struct loss_warps {
         }
         sum_over_token(sums);
         const float sum_z = sums[0], sum_wz = sums[1], sum_zz = sums[2], sum_wzz = sums[3], sum_cz = sums[4], sum_w = load_f(SUM_GG);
+        sum_c = sums[5];
         const float mean = sum_z * (1.f / D), variance = larger(fused(sum_zz, 1.f / D, -mean * mean), 0.f);
         const float rstd = inverse_root(variance + B2_KEPT * B2_KEPT * EPS);
         const float mean_g = fused(rstd, fused(-mean, sum_w, sum_wz), sum_c) * (1.f / D);
@@ -600,7 +597,7 @@ template <bool ROPE> struct loss_warps {
     __device__ void run() {
         const int count = a.count;
         load_lr(0);
-        if (thread == 0) {
+        if (uniform(thread / 32) == 0) {
             load_q(a, 0), load_k(a, 0), load_q(a, 1), load_k(a, 1);
             load_v(a, 0);
         }
@@ -834,13 +831,14 @@ __device__ inline void prepare(const arguments &a) {
 
 template <bool ROPE> __device__ inline void forward(const arguments &a) {
     prepare(a);
-    const int role = uniform(thread_index() / WARPGROUP);
+    const int warp = uniform(thread_index() / 32), role = warp / 4;
     if (role < 2) {
         take_registers<STATE_REGISTERS>();
+        const int loads = warp == 0 ? 1 : warp == 4 ? 2 : warp == 5 ? 3 : 0;
         if (load_f(UPDATE) == 1.f)
-            state_warps<false>{a, role}.run();
+            state_warps<false>{a, role, loads}.run();
         else
-            state_warps<true>{a, role}.run();
+            state_warps<true>{a, role, loads}.run();
     } else if (role == 2) {
         give_registers<LOSS_REGISTERS>();
         loss_warps<ROPE>{a}.run();

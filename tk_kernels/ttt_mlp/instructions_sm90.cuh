@@ -26,6 +26,11 @@ template <int REGISTERS> __device__ inline void give_registers() { warpgroup::de
 // ---- threads with threads
 __device__ inline int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 __device__ inline float shuffle_xor(float x, int lane) { return __shfl_xor_sync(0xffffffffu, x, lane); }
+__device__ inline bool elected() {  // one lane of a warp
+    uint32_t x;
+    asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(x));
+    return x;
+}
 __device__ inline void sync_warp() { __syncwarp(); }
 __device__ inline void sync_block() { __syncthreads(); }
 // Named barriers, of so many threads

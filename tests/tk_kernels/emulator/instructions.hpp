@@ -27,6 +27,7 @@ inline float shuffle_xor(float x, int lane) {
     });
     return M->taken_f[thread];
 }
+inline bool elected() { return lane_index() == 0; }
 inline void sync_warp() { together(own_warp(), 32, "a warp's barrier", [warp = warp_index()] { join_lanes(warp); }); }
 inline void barrier_sync(int id, int threads) {
     Named &x = M->named[id];
