@@ -145,6 +145,12 @@ __device__ inline void load_v(const arguments &a, int i) {
 template <bool SCALED> struct state_warps {
     const arguments &a;
     int part, loads;  // loads: of this warp; 1 queries, 2 keys, 3 values, or none
+    // Of this lane: where its row of a transposed matrix is stored, and its Z2
+    // in one register
+    uint32_t both_at = swizzled((lane() & 7) + ((lane() >> 4) << 3), warp() * 2 + ((lane() >> 3) & 1)) << 18 |
+                       (Z2 + part * (B * ROW) + column() * ROW + place(row()));
+    __device__ uint32_t stored_at() { return launder(both_at), both_at >> 18; }
+    __device__ uint32_t z2_at() { return launder(both_at), both_at & (1u << 18) - 1; }
     const uint32_t zbar_blocks = ZBAR + 2 * part * ZBAR_BLOCK, x2_blocks = operand(X2 + 2 * part * X2_BLOCK, X2_BLOCK);
 
     float W1t[2][32], W2t[64];
@@ -159,11 +165,6 @@ template <bool SCALED> struct state_warps {
     __device__ static uint32_t warp() { return thread_index() / 32 % 4; }
     __device__ static uint32_t row() { return 16 * warp() + lane() / 4; }
     __device__ static uint32_t column() { return 2 * (lane() % 4); }
-    // Where this lane's row of a transposed matrix is stored, and its b1
-    __device__ static uint32_t stored_at() {
-        const uint32_t lane = state_warps::lane();
-        return swizzled((lane & 7) + ((lane >> 4) << 3), warp() * 2 + ((lane >> 3) & 1));
-    }
     __device__ uint32_t b1_at() const { return B1 + (128 * part + row()) * 4; }
 
     __device__ void load() {
@@ -178,7 +179,7 @@ template <bool SCALED> struct state_warps {
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
                     W1t[n][4 * j + e] = W1_KEPT * over_u * from[(8 * j + (e & 1)) * F + 64 * n + (e >> 1) * 8];
-                if (j % 4 == 3) barrier_sync(STATE + part, WARPGROUP);
+                if (j % 4 == 3) barrier_sync_of<STATE, WARPGROUP>(part);
             }
         }
 #pragma unroll
@@ -188,7 +189,7 @@ template <bool SCALED> struct state_warps {
         for (int j = 0; j < 16; ++j) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) W2t[4 * j + e] = W2_KEPT * over_u * from[(8 * j + (e & 1)) * D + (e >> 1) * 8];
-            if (j % 4 == 3) barrier_sync(STATE + part, WARPGROUP);
+            if (j % 4 == 3) barrier_sync_of<STATE, WARPGROUP>(part);
         }
         // Zeros from memory: ptxas keeps constants of a loop's start in local memory, from before the registers are taken
 #pragma unroll
@@ -351,9 +352,8 @@ template <bool SCALED> struct state_warps {
     }
     // X2 of mini-batch i, this warpgroup's part of Z2, W1's update, W2 to shared memory; once Z2 is on its way, slopes
     __device__ void answer_keys() {
-        const uint32_t slot8 = (i & 7) * TILE, x2 = x2_blocks + (slot8 >> 4), stored_at = state_warps::stored_at(), x2_to = X2 + 2 * part * X2_BLOCK + slot8 + stored_at;
+        const uint32_t slot8 = (i & 7) * TILE, x2 = x2_blocks + (slot8 >> 4), x2_to = X2 + 2 * part * X2_BLOCK + slot8 + stored_at();
         const uint32_t k_before = operand(KQ + TILE) + ((i - 1) & 3) * (KQ_TILE >> 4);
-        const uint32_t w2_to = W2 + part * (2 * BLOCK) + ((i & 3) == 0 ? W2_BYTES : 0) + stored_at;
         const float u = SCALED ? load_f(UPDATE) : 1.f;
         uint32_t z[2][4], t[2][4];
         await_products<2>(keys[0]);
@@ -364,13 +364,15 @@ template <bool SCALED> struct state_warps {
         for (int n = 0; n < 2; ++n) multiply<bf16, 1, 1>(W1t[n], g1[n], tile(k_before));
         commit_products();
         uint32_t g2[4];
-        load_transposed(g2, G2 + ((i - 1) & 7) * TILE + stored_at);
+        load_transposed(g2, G2 + ((i - 1) & 7) * TILE + stored_at());
         activate(1, x2_to, z, t);
         publish();
         // While that takes its time: tokens over K_{i-2}, Q_{i-4} and V_{i-1}, which whoever sent G2_{i-1} has read
-        if (loads == 1) load_q(a, i + 2);
-        if (loads == 2) load_k(a, i + 2);
-        if (loads == 3) load_v(a, i + 1);
+        if (loads) {
+            if (loads == 1) load_q(a, i + 2);
+            if (loads == 2) load_k(a, i + 2);
+            if (loads == 3) load_v(a, i + 1);
+        }
         float bias[4] = {b2[0], b2[0], b2[1], b2[1]};  // b2 += G2_{i-1} summed over tokens
         multiply_warp<half>(bias, g2, twice(0x3000), twice(0x3000));  // B2_KEPT / 2 / G2_KEPT
         b2[0] = bias[0], b2[1] = bias[2];
@@ -378,11 +380,11 @@ template <bool SCALED> struct state_warps {
         uint32_t w[BUFFERS][4];
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) convert(k, w[k], u);
-        const uint32_t z2_at = Z2 + part * (B * ROW) + column() * ROW + place(row());
+        const uint32_t w2_to = W2 + part * (2 * BLOCK) + ((i & 3) == 0 ? W2_BYTES : 0) + stored_at();
         float z2[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) z2[e] = SCALED ? u * b2[e >> 1 & 1] : b2[e >> 1 & 1];
-        barrier_sync(STATE + part, WARPGROUP);
+        barrier_sync_of<STATE, WARPGROUP>(part);
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
             begin_products();
@@ -393,6 +395,7 @@ template <bool SCALED> struct state_warps {
             store_transposed(w2_to + k * TILE, w[k % BUFFERS]);
         }
         await_products<0>(z2, W1t[0], W1t[1]);
+        const uint32_t z2_at = this->z2_at();
 #pragma unroll
         for (int e = 0; e < 8; ++e) store_f(z2_at + (e & 1) * ROW + (e >> 2) * (8 * ROW) + (e >> 1 & 1) * 16, z2[e]);
         mbarrier_arrive(Z2_READY);
@@ -425,7 +428,7 @@ template <bool SCALED> struct state_warps {
                 mbarrier_arrive(GROUP_READY);
                 if (i == a.count) break;
             }
-            barrier_sync(STATE + part, WARPGROUP);  // all of this part of W2 is in shared memory
+            barrier_sync_of<STATE, WARPGROUP>(part);  // all of this part of W2 is in shared memory
             mbarrier_wait(G2_READY, (i + 1) & 1);
             learn();
             ++i;
