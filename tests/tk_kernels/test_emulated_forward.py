@@ -151,7 +151,7 @@ def test_no_drawn_order_of_longer_prompts_races(kernel):
 
 
 PLANTED = {
-    "W2 read before it is whole": ("barrier_sync_of<STATE, WARPGROUP>(part);  // all of", "// all of", "race|not published"),
+    "W2 read before it is whole": ("barrier_sync(STATE + part, WARPGROUP);  // all of", "// all of", "race|not published"),
     "no wait for the group's readers": (
         "if ((i & 3) == 3 && i >= 7) mbarrier_wait(GROUP_READ",
         "if (false) mbarrier_wait(GROUP_READ",

@@ -1,10 +1,11 @@
 // TTT-MLP forward (dual form) on Hopper, mini-batches of 16 tokens: the work of one CTA, one (sequence, head). Four
 // warpgroups of different registers:
 //
-//   state (two, 128 rows of F each): W1^T [f, d] with b1, and W2^T [d, f], float32, in registers. On the chain from one
-//       mini-batch to the next: X2 = gelu(Z1), its part of Z2 = X2 W2 with W2 from registers (k: its own f), G1 =
-//       (G2 W2^T) * gelu'(Z1), corrections, updates. W2 leaves as f16 [f, d] for G1 and the answers, Z1bar as f16.
-//   loss (one): all tokens by TMA, P1 (products of tokens with tokens), and the gradient G2 of LayerNorm, on the chain too.
+//   state (two, 128 rows of F each): W1^T [f, d] with b1, and W2^T [d, f] with b2, float32, in registers but for b1. On the
+//       chain from one mini-batch to the next: X2 = gelu(Z1), its part of Z2 = X2 W2 + b2 with W2 from registers (k: its
+//       own f), G1 = (G2 W2^T) * gelu'(Z1), corrections, updates. W2 leaves as f16 [f, d] for G1 and the answers, Z1bar
+//       as f16. While a fence takes its time they begin the loads of tokens by TMA.
+//   loss (one): P1 (products of tokens with tokens), and the gradient G2 of LayerNorm, on the chain too.
 //   answers (one): four mini-batches (64 queries) at once, a group of mini-batches behind, one mini-batch a warp: X2bar =
 //       gelu(Z1bar), P2 = X2bar X2^T, Z2bar = X2bar W2 + P2 G2, LayerNorm, output.
 //
@@ -48,7 +49,8 @@ struct arguments {
     const float *W1, *b1, *W2, *b2;                // [batch, H, ..] of [D, F], [F], [F, D] and [D]
     float *W1_out, *b1_out, *W2_out, *b2_out;      // the same
     float *k_rows, *x2_rows, *g1_rows, *g2_rows;   // [batch, H, B, ..] of D, F, F and D: a short last mini-batch
-    int T, H, full, count;                         // whole mini-batches; those gone through: a whole number of groups
+    int T, H;
+    int full, count;                               // mini-batches: whole ones; all that are gone through, whole groups
     float rope[B][D];                              // cos and sin of each pair's angle, where the kernel rotates
 
     void set_length(int tokens) { T = tokens, full = T / B, count = (T + GROUP * B - 1) / (GROUP * B) * GROUP; }
@@ -123,7 +125,7 @@ __device__ inline int head_index() { return block_y(); }
 __device__ inline int batch_index() { return block_x(); }
 __device__ inline int64_t state_index(const arguments &a) { return int64_t(batch_index()) * a.H + head_index(); }
 
-// By a warp each
+// Tokens to shared memory, by a warp
 __device__ inline void load_q(const arguments &a, int i) {  // Q_{i-2}, over K_i
     if (!elected()) return;
     mbarrier_expect(KQ_FULL + (i & 3) * 8, TILE);
@@ -145,8 +147,7 @@ __device__ inline void load_v(const arguments &a, int i) {
 template <bool SCALED> struct state_warps {
     const arguments &a;
     int part, loads;  // loads: of this warp; 1 queries, 2 keys, 3 values, or none
-    // Of this lane: where its row of a transposed matrix is stored, and its Z2
-    // in one register
+    // Of this lane: where its row of a transposed matrix is stored, and its Z2. In one register: with two, others spill
     uint32_t both_at = swizzled((lane() & 7) + ((lane() >> 4) << 3), warp() * 2 + ((lane() >> 3) & 1)) << 18 |
                        (Z2 + part * (B * ROW) + column() * ROW + place(row()));
     __device__ uint32_t stored_at() { return launder(both_at), both_at >> 18; }
@@ -179,7 +180,7 @@ template <bool SCALED> struct state_warps {
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
                     W1t[n][4 * j + e] = W1_KEPT * over_u * from[(8 * j + (e & 1)) * F + 64 * n + (e >> 1) * 8];
-                if (j % 4 == 3) barrier_sync_of<STATE, WARPGROUP>(part);
+                if (j % 4 == 3) barrier_sync(STATE + part, WARPGROUP);
             }
         }
 #pragma unroll
@@ -189,7 +190,7 @@ template <bool SCALED> struct state_warps {
         for (int j = 0; j < 16; ++j) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) W2t[4 * j + e] = W2_KEPT * over_u * from[(8 * j + (e & 1)) * D + (e >> 1) * 8];
-            if (j % 4 == 3) barrier_sync_of<STATE, WARPGROUP>(part);
+            if (j % 4 == 3) barrier_sync(STATE + part, WARPGROUP);
         }
         // Zeros from memory: ptxas keeps constants of a loop's start in local memory, from before the registers are taken
 #pragma unroll
@@ -303,8 +304,7 @@ template <bool SCALED> struct state_warps {
         slot = slot == SLOTS - 1 ? 0 : slot + 1;
     }
 
-    // Everything that needs G2_i: G1_i, the correction of Z1_{i+1}, the updates of W2 and b2; W1's is in answer_keys, b1's in
-    // project
+    // What the next mini-batch needs of G2_i: G1_i, the correction of Z1_{i+1}, W2's update
     __device__ void learn() {
         const uint32_t slot8 = (i & 7) * (TILE >> 4), g2 = operand(G2) + slot8;
         const uint32_t w2 = operand(W2 + part * (2 * BLOCK)) + ((i & 3) == 0 ? W2_BYTES >> 4 : 0);
@@ -350,7 +350,7 @@ template <bool SCALED> struct state_warps {
             w[e] = SCALED ? to_f16(u * first, u * second) : to_f16(first, second);
         }
     }
-    // X2 of mini-batch i, this warpgroup's part of Z2, W1's update, W2 to shared memory; once Z2 is on its way, slopes
+    // X2 of mini-batch i, this warpgroup's part of Z2, updates of W1 and b2, W2 to shared memory; with Z2 on its way, slopes
     __device__ void answer_keys() {
         const uint32_t slot8 = (i & 7) * TILE, x2 = x2_blocks + (slot8 >> 4), x2_to = X2 + 2 * part * X2_BLOCK + slot8 + stored_at();
         const uint32_t k_before = operand(KQ + TILE) + ((i - 1) & 3) * (KQ_TILE >> 4);
@@ -367,7 +367,7 @@ template <bool SCALED> struct state_warps {
         load_transposed(g2, G2 + ((i - 1) & 7) * TILE + stored_at());
         activate(1, x2_to, z, t);
         publish();
-        // While that takes its time: tokens over K_{i-2}, Q_{i-4} and V_{i-1}, which whoever sent G2_{i-1} has read
+        // Until the fence is through: tokens, over K_{i-2}, Q_{i-4} and V_{i-1}, which whoever sent G2_{i-1} has read
         if (loads) {
             if (loads == 1) load_q(a, i + 2);
             if (loads == 2) load_k(a, i + 2);
@@ -384,7 +384,7 @@ template <bool SCALED> struct state_warps {
         float z2[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) z2[e] = SCALED ? u * b2[e >> 1 & 1] : b2[e >> 1 & 1];
-        barrier_sync_of<STATE, WARPGROUP>(part);
+        barrier_sync(STATE + part, WARPGROUP);
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
             begin_products();
@@ -428,7 +428,7 @@ template <bool SCALED> struct state_warps {
                 mbarrier_arrive(GROUP_READY);
                 if (i == a.count) break;
             }
-            barrier_sync_of<STATE, WARPGROUP>(part);  // all of this part of W2 is in shared memory
+            barrier_sync(STATE + part, WARPGROUP);  // all of this part of W2 is in shared memory
             mbarrier_wait(G2_READY, (i + 1) & 1);
             learn();
             ++i;
@@ -503,7 +503,10 @@ template <bool ROPE> struct loss_warps {
         float p[4] = {0, 0, 0, 0}, p_high[4] = {0, 0, 0, 0};
         uint32_t x[4][4], y[2][4];
 #pragma unroll
-        for (int k = 0; k < 2; ++k) load_matrices(y[k], columns ^ (k * 64)), load_matrices(x[2 * k], rows ^ (k * 64)), load_matrices(x[2 * k + 1], rows ^ (k * 64 + 32));
+        for (int k = 0; k < 2; ++k) {
+            load_matrices(y[k], columns ^ (k * 64));
+            load_matrices(x[2 * k], rows ^ (k * 64)), load_matrices(x[2 * k + 1], rows ^ (k * 64 + 32));
+        }
         multiply_warp<bf16>(p, x[0], y[0][0], y[0][1]);
         multiply_warp<bf16>(p_high, x[2], y[1][0], y[1][1]);
         multiply_warp<bf16>(p, x[1], y[0][2], y[0][3]);
@@ -625,7 +628,7 @@ template <bool ROPE> struct loss_warps {
             mbarrier_wait(Z2_READY, i & 1);
             share_g2(i, c, sum_c, step);
         }
-        // What was loaded and nobody needs
+        // Tokens that were loaded and are not needed
         mbarrier_wait(KQ_FULL + (count + 2 & 3) * 8, count + 2 >> 2 & 1);
         for (int i = count; i < count + 2; ++i) mbarrier_wait(V_FULL + (i & 1) * 8, i >> 1 & 1);
         store_rows();
@@ -768,7 +771,7 @@ template <bool ROPE> struct answer_warps {
         uint32_t slot = warp;  // of this warp's mini-batch
         mbarrier_wait(GROUP_READY, 0);
 #pragma unroll 1
-        for (int group = 0; group < a.count / GROUP; ++group) {
+        for (int group = 0; GROUP * group < a.count; ++group) {
             launder(thread);
             uint32_t zbar = ZBAR + slot * TILE + swizzled(thread % 16, thread % 32 / 16);
             slot = slot >= SLOTS - GROUP ? slot - (SLOTS - GROUP) : slot + GROUP;
@@ -810,7 +813,7 @@ __device__ inline void prepare(const arguments &a) {
         store_f(GAMMA + place(thread), gamma), store_f(BETA + place(thread), a.ln_bias[head * D + thread]);
         store_f(GAMMA_GAMMA + place(thread), gamma * gamma);
     }
-    // Rows of keys in P1Q: what b1 has got since
+    // Rows of keys in P1Q: the sum over G1 that b1 lags behind
     if (thread < 2 * B * B / 2) store_u(P1Q + thread / 128 * P1Q_TILE + P1Q_TILE / 2 + thread % 128 * 4, to_bf16(u, u));
     if (thread < int(F)) store_f(B1 + thread * 4, W1_KEPT * a.b1[state_index(a) * F + thread]);
     if (thread < 32) {

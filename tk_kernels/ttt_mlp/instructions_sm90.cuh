@@ -37,11 +37,6 @@ __device__ inline void sync_block() { __syncthreads(); }
 __device__ inline void barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// Of part 0 the barrier ID, of part 1 the next one: by predicates, as its number would take a register
-template <int ID, int THREADS> __device__ inline void barrier_sync_of(int part) {
-    asm volatile("{.reg .pred p; setp.eq.s32 p, %0, 0; @p bar.sync %1, %3; @!p bar.sync %2, %3;}"
-                 ::"r"(part), "n"(ID), "n"(ID + 1), "n"(THREADS) : "memory");
-}
 // Mbarriers
 __device__ inline void mbarrier_init(uint32_t at, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");

@@ -38,7 +38,6 @@ inline void barrier_sync(int id, int threads) {
     block_until([&x, generation] { return x.generation != generation; });
     M->known[warp_index()].join(x.released), acquire_lane(x.lanes);
 }
-template <int ID, int THREADS> void barrier_sync_of(int part) { barrier_sync(ID + part, THREADS); }
 inline void sync_block() { barrier_sync(0, THREADS); }
 inline void mbarrier_init(uint32_t at, int arrivals) {
     Mbarrier &x = M->mbarriers.at(at / 8);
