@@ -51,10 +51,34 @@ struct arguments {
     float *k_rows, *x2_rows, *g1_rows, *g2_rows;   // [batch, H, B, ..] of D, F, F and D: a short last mini-batch
     int T, H;
     int full, count;                               // mini-batches: whole ones; all that are gone through, whole groups
-    float rope[B][D];                              // cos and sin of each pair's angle, where the kernel rotates
 
     void set_length(int tokens) { T = tokens, full = T / B, count = (T + GROUP * B - 1) / (GROUP * B) * GROUP; }
 };
+
+// ------------------------------------------------------------------------------------------------ RoPE
+// By series, as there are no sine and cosine at compile time; within 1e-14 for the angles of a mini-batch, below 16
+constexpr double sine(double x) {
+    constexpr double PI = 3.14159265358979323846;
+    while (x > PI) x -= 2 * PI;
+    double sum = x, term = x;
+    for (int n = 1; n < 14; ++n) term *= -x * x / ((2 * n) * (2 * n + 1)), sum += term;
+    return sum;
+}
+struct rotations {
+    float of[B][D];  // of each token of a mini-batch, cos and sin of each pair's angle: t 10000^(-2 pair / D)
+};
+constexpr rotations make_rotations() {
+    rotations x{};
+    for (int t = 0; t < B; ++t) {
+        double angle = t;
+        for (uint32_t even = 0; even < D; even += 2) {
+            x.of[t][even] = float(sine(angle + 1.57079632679489661923)), x.of[t][even + 1] = float(sine(angle));
+            angle *= 0.7498942093324559;  // 10000^(-1 / 32)
+        }
+    }
+    return x;
+}
+__device__ constexpr rotations ROTATIONS = make_rotations();
 
 // ------------------------------------------------------------------------------------------------ shared memory
 constexpr uint32_t BASE = 1024;  // where dynamic shared memory begins
@@ -455,10 +479,16 @@ __device__ inline const uint16_t *q_of(const arguments &a, int t) {
 __device__ inline uint16_t *out_of(const arguments &a, int t) {
     return a.out + ((int64_t(batch_index()) * a.T + t) * a.H + head_index()) * D;
 }
-// Two elements rotated by the angle of their pair in token t of a mini-batch, rounded
-__device__ inline uint32_t rotated(const arguments &a, uint32_t x, int t, int even) {
-    const float first = bf16_first(x), second = bf16_second(x), cosine = a.rope[t][even], sine = a.rope[t][even + 1];
+// Two elements rotated, rounded
+__device__ inline uint32_t rotated_by(uint32_t x, float cosine, float sine) {
+    const float first = bf16_first(x), second = bf16_second(x);
     return to_bf16(first * cosine - second * sine, second * cosine + first * sine);
+}
+// The same by the angle of their pair in token t of a mini-batch
+__device__ inline uint32_t rotated(uint32_t x, int t, int even) {
+    float cosine, sine;
+    load_global_f2(cosine, sine, &ROTATIONS.of[t][even]);
+    return rotated_by(x, cosine, sine);
 }
 
 // A thread has eight elements of one token: token thread / 8, from thread % 8 * 8 on
@@ -480,14 +510,12 @@ template <bool ROPE> struct loss_warps {
     __device__ void await_kq(int i) const {
         mbarrier_wait(KQ_FULL + (i & 3) * 8, i >> 2 & 1);
         if constexpr (ROPE) {
-#pragma unroll 1
+            const float *by = &ROTATIONS.of[token()][thread % 8 * 8];
+            const float4_ low = load_global_f4(by), high = load_global_f4(by + 4);
+#pragma unroll
             for (uint32_t at = KQ + (i & 3) * KQ_TILE + own(), half = 0; half < 2; ++half, at += TILE) {
-                uint4_ x = load_u4(at);
-                const int t = token(), d = thread % 8 * 8;
-                x = {rotated(a, x.x, t, d), rotated(a, x.y, t, d + 2), rotated(a, x.z, t, d + 4), rotated(a, x.w, t, d + 6)};
-                store_u4(at, x);
-                const int of_q = (i - 2) * B + t;
-                if (half == 0 && of_q >= 0 && of_q < a.T) store_global(out_of(a, of_q) + d, x);
+                const uint4_ x = load_u4(at);
+                store_u4(at, {rotated_by(x.x, low.x, low.y), rotated_by(x.y, low.z, low.w), rotated_by(x.z, high.x, high.y), rotated_by(x.w, high.z, high.w)});
             }
             publish();
             barrier_sync(LOSS, WARPGROUP);
@@ -593,7 +621,7 @@ template <bool ROPE> struct loss_warps {
 #pragma unroll 1
         for (int e = 0; e < 4; ++e) {
             uint32_t x = valid ? load_global(k + 2 * e) : 0, g2 = load_u(G2 + last % 8 * TILE + own() + e * 4);
-            if constexpr (ROPE) x = rotated(a, x, token(), thread % 8 * 8 + 2 * e);
+            if constexpr (ROPE) x = rotated(x, token(), thread % 8 * 8 + 2 * e);
             a.k_rows[to + 2 * e] = bf16_first(x), a.k_rows[to + 2 * e + 1] = bf16_second(x);
             a.g2_rows[to + 2 * e] = valid ? scale * f16_first(g2) : 0.f;
             a.g2_rows[to + 2 * e + 1] = valid ? scale * f16_second(g2) : 0.f;
@@ -717,7 +745,7 @@ template <bool ROPE> struct answer_warps {
         }
         pin(z);
     }
-    // out = Q + LN(Z2bar + b2), rows r and r + 8 of a mini-batch; the loss warps have left a rotated Q in out
+    // out = Q + LN(Z2bar + b2), rows r and r + 8 of a mini-batch
     __device__ void write(float (&z)[32], int group) const {
         const uint32_t column = thread_index() % 4 * 2, row = thread_index() % 32 / 4;
         float sums[4] = {0, 0, 0, 0};
@@ -741,7 +769,7 @@ template <bool ROPE> struct answer_warps {
             shift[half] = -mean * rstd[half];
         }
         const uint32_t at = place(column);  // column + 8 k is 16 k further
-        constexpr int AHEAD = ROPE ? 1 : 8;  // loads in flight, as there are registers
+        constexpr int AHEAD = ROPE ? 2 : 8;  // loads in flight, as there are registers
         uint32_t x[AHEAD];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -755,8 +783,9 @@ template <bool ROPE> struct answer_warps {
             for (int k = 0; k < 8; ++k) {
                 if (k % AHEAD == 0) {
 #pragma unroll
-                    for (int e = 0; e < AHEAD; ++e) x[e] = ROPE ? load_written(out + 8 * (k + e), there) : load_global(q + 8 * (k + e));
+                    for (int e = 0; e < AHEAD; ++e) x[e] = load_global(q + 8 * (k + e));
                 }
+                if constexpr (ROPE) x[k % AHEAD] = rotated(x[k % AHEAD], row + half * 8, column + 8 * k);
                 float gx, gy, bx, by;
                 load_f2(gx, gy, GAMMA + at + k * 16);
                 load_f2(bx, by, BETA + at + k * 16);

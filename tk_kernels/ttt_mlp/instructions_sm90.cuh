@@ -71,12 +71,6 @@ __device__ inline uint32_t load_global(const void *from) {
     asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(from));
     return x;
 }
-__device__ inline uint32_t load_written(const void *from, bool there) {  // by this CTA, before a barrier
-    uint32_t x;
-    asm volatile("{.reg .pred there; setp.ne.s32 there, %1, 0; mov.u32 %0, 0; @there ld.global.u32 %0, [%2];}"
-                 : "=r"(x) : "r"(int(there)), "l"(from) : "memory");
-    return x;
-}
 __device__ inline void store_global(void *to, uint32_t x, bool there) {
     asm volatile("{.reg .pred there; setp.ne.s32 there, %0, 0; @there st.global.u32 [%1], %2;}" ::"r"(int(there)), "l"(to), "r"(x) : "memory");
 }
@@ -100,6 +94,14 @@ __device__ inline float4_ load_f4_again(uint32_t at) {
     asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
     return v;
 }
+__device__ inline void load_global_f2(float &x, float &y, const float *from) {
+    asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "l"(from));
+}
+__device__ inline float4_ load_global_f4(const float *from) {
+    float4_ v;
+    asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from));
+    return v;
+}
 __device__ inline void load_f2(float &x, float &y, uint32_t at) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(at) : "memory");
 }
@@ -117,9 +119,6 @@ __device__ inline void store_f(uint32_t at, float x) { asm volatile("st.shared.f
 __device__ inline void store_u(uint32_t at, uint32_t x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory"); }
 __device__ inline void store_u4(uint32_t at, uint4_ v) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-__device__ inline void store_global(void *to, uint4_ v) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 // Four 8 x 8 matrices of 16-bit elements; `at`: this lane's row
 __device__ inline bf16_2 &pair(uint32_t &x) { return reinterpret_cast<bf16_2 &>(x); }

@@ -22,11 +22,6 @@ extern "C" const char *forward(void *const *x, int batch, int T, int H, int rope
     a.W1_out = floats(12), a.b1_out = floats(13), a.W2_out = floats(14), a.b2_out = floats(15);
     a.k_rows = floats(16), a.x2_rows = floats(17), a.g1_rows = floats(18), a.g2_rows = floats(19);
     a.set_length(T), a.H = H;
-    for (int t = 0; t < B; ++t)
-        for (uint32_t pair = 0; pair < D / 2; ++pair) {
-            const double angle = t * std::pow(10000.0, -2.0 * pair / D);
-            a.rope[t][2 * pair] = float(std::cos(angle)), a.rope[t][2 * pair + 1] = float(std::sin(angle));
-        }
     failure.clear();
     for (int b = 0; b < batch && failure.empty(); ++b)
         for (int h = 0; h < H && failure.empty(); ++h)
