@@ -324,6 +324,7 @@ template <bool SCALED> struct state_warps {
         project(0, u);
         hold(i);  // or what block 1 needs is made while block 0 has the registers
         project(1, u);
+        hold(i);  // or b1 is read before, and a register spills
         add_to_b1(u);
         slot = slot == SLOTS - 1 ? 0 : slot + 1;
     }
@@ -400,7 +401,7 @@ template <bool SCALED> struct state_warps {
         float bias[4] = {b2[0], b2[0], b2[1], b2[1]};  // b2 += G2_{i-1} summed over tokens
         multiply_warp<half>(bias, g2, twice(0x3000), twice(0x3000));  // B2_KEPT / 2 / G2_KEPT
         b2[0] = bias[0], b2[1] = bias[2];
-        constexpr int BUFFERS = 4, AHEAD = 3;  // steps of k in registers; of them converted ahead
+        constexpr int BUFFERS = SCALED ? 3 : 4, AHEAD = BUFFERS - 1;  // steps of k in registers; of them converted ahead
         uint32_t w[BUFFERS][4];
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) convert(k, w[k], u);
@@ -512,7 +513,7 @@ template <bool ROPE> struct loss_warps {
         if constexpr (ROPE) {
             const float *by = &ROTATIONS.of[token()][thread % 8 * 8];
             const float4_ low = load_global_f4(by), high = load_global_f4(by + 4);
-#pragma unroll
+#pragma unroll 1
             for (uint32_t at = KQ + (i & 3) * KQ_TILE + own(), half = 0; half < 2; ++half, at += TILE) {
                 const uint4_ x = load_u4(at);
                 store_u4(at, {rotated_by(x.x, low.x, low.y), rotated_by(x.y, low.z, low.w), rotated_by(x.z, high.x, high.y), rotated_by(x.w, high.z, high.w)});
@@ -769,30 +770,27 @@ template <bool ROPE> struct answer_warps {
             shift[half] = -mean * rstd[half];
         }
         const uint32_t at = place(column);  // column + 8 k is 16 k further
-        constexpr int AHEAD = ROPE ? 2 : 8;  // loads in flight, as there are registers
-        uint32_t x[AHEAD];
-#pragma unroll
+#pragma unroll 1
         for (int half = 0; half < 2; ++half) {
-            uint32_t column = thread_index() % 4 * 2;
-            if constexpr (ROPE) launder(column);  // of each half anew: there are no registers to keep addresses in
             const int t = (GROUP * group + warp) * B + int(row) + half * 8;
             const bool there = t < a.T;
             const uint16_t *q = q_of(a, there ? t : 0) + column;
             uint16_t *out = out_of(a, t) + column;
+            uint32_t x[8];
+#pragma unroll
+            for (int k = 0; k < 8; ++k) x[k] = load_global(q + 8 * k);
 #pragma unroll
             for (int k = 0; k < 8; ++k) {
-                if (k % AHEAD == 0) {
-#pragma unroll
-                    for (int e = 0; e < AHEAD; ++e) x[e] = load_global(q + 8 * (k + e));
-                }
-                if constexpr (ROPE) x[k % AHEAD] = rotated(x[k % AHEAD], row + half * 8, column + 8 * k);
+                if constexpr (ROPE) x[k] = rotated(x[k], row + half * 8, column + 8 * k);
                 float gx, gy, bx, by;
                 load_f2(gx, gy, GAMMA + at + k * 16);
                 load_f2(bx, by, BETA + at + k * 16);
-                const float first = fused(fused(z[4 * k + 2 * half], rstd[half], shift[half]), gx, bx + bf16_first(x[k % AHEAD]));
-                const float second = fused(fused(z[4 * k + 2 * half + 1], rstd[half], shift[half]), gy, by + bf16_second(x[k % AHEAD]));
+                const float first = fused(fused(z[4 * k], rstd[0], shift[0]), gx, bx + bf16_first(x[k]));
+                const float second = fused(fused(z[4 * k + 1], rstd[0], shift[0]), gy, by + bf16_second(x[k]));
                 store_global(out + 8 * k, to_bf16(first, second), there);
+                z[4 * k] = z[4 * k + 2], z[4 * k + 1] = z[4 * k + 3];
             }
+            rstd[0] = rstd[1], shift[0] = shift[1];  // the other row in their place
         }
     }
 
