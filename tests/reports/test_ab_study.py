@@ -1,4 +1,4 @@
-"""The two comparisons that were measured on an H100: no false alarm, 5% found, and the README's table is of their records."""
+"""Two comparisons measured on an H100: no false alarm, 5% found; the README's table is of their records."""
 
 from pathlib import Path
 

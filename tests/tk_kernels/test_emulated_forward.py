@@ -151,7 +151,11 @@ def test_no_drawn_order_of_longer_prompts_races(kernel):
 
 
 PLANTED = {
-    "W2 read before it is whole": ("barrier_sync(STATE + part, WARPGROUP);  // all of", "// all of", "race|not published"),
+    "W2 read before it is whole": (
+        "barrier_sync(STATE + part, WARPGROUP);  // all of",
+        "// all of",
+        "race|not published",
+    ),
     "no wait for the group's readers": (
         "if ((i & 3) == 3 && i >= 7) mbarrier_wait(GROUP_READ",
         "if (false) mbarrier_wait(GROUP_READ",
@@ -169,8 +173,8 @@ PLANTED = {
     ),
     "lanes in no order": ("        sync_warp();  // four lanes share an element\n", "", "race: lane"),
     "tokens loaded over ones that are read": (
-        "if (loads == 3) load_v(a, i + 1);",
-        "if (loads == 3) load_v(a, i + 2);",
+        "if (loads == VALUES) load_v(a, i + 1);",
+        "if (loads == VALUES) load_v(a, i + 2);",
         "race: TMA",
     ),
     "an arrival less": ("mbarrier_arrive(Z2_READY);", "if (i != 3) mbarrier_arrive(Z2_READY);", "deadlock"),

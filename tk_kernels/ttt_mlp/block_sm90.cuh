@@ -10,14 +10,15 @@
 //       gelu(Z1bar), P2 = X2bar X2^T, Z2bar = X2bar W2 + P2 G2, LayerNorm, output.
 //
 // Other than in ttt_layer.md, B = 16 is the tokens of a mini-batch and i counts mini-batches. D = 64, F = 256. With F as an
-// axis everything is transposed, F (or D) down the rows, so that a rounded accumulator is the next left operand. Layer 1 has bf16 operands (K, Q, W1, G1, P1),
-// layer 2 f16 (X2, W2, G2, P2); sums are float32. s_t: token_scale. Gradients are kept as -rho lr G, where rho = s_15 and
+// axis everything is transposed, F (or D) down the rows, so that a rounded accumulator is the next left operand. Layer 1
+// has bf16 operands (K, Q, W1, G1, P1), layer 2 f16 (X2, W2, G2, P2); sums are float32. s_t: token_scale. Gradients are kept as -rho lr G, where rho = s_15 and
 // u = s_15 / rho = 1, unless s_15 is below a 64th of the largest scale: then rho is s_15 times a power of two, so that
 // s_t / rho stays in f16's range, and u is a power of two below 1, by which every update and correction is multiplied.
 //   keys      Z1_{i+1} = K_{i+1} W1_i + b1_i + u (K_{i+1} K_i^T + 1) G1_i
 //   queries   Z1bar_i = Q_i W1_{i+1} + b1_{i+1} + (s_t / rho [j <= t] - u) (Q_i K_i^T + 1) G1_i
 //   answers   Z2bar_i = X2bar_i W2_end + b2_end + sum over n >= i of C_in (X2bar_i X2_n^T + 1) G2_n, end: after the group,
 //             C = s_t / rho [j <= t] - u for n = i, -u for the group's later mini-batches
+// What is at hand then is b1_{i-1}: for Z1_{i+1} and Z1bar_{i-1} the product with G1_{i-1} adds u times its sum over tokens.
 // T is filled up with tokens of 0 whose lr is 0 to a whole number of groups; they change nothing. A short last mini-batch
 // is applied inside, as its outputs need it, and the state is stored before that.
 //
@@ -150,6 +151,7 @@ __device__ inline int batch_index() { return block_x(); }
 __device__ inline int64_t state_index(const arguments &a) { return int64_t(batch_index()) * a.H + head_index(); }
 
 // Tokens to shared memory, by a warp
+enum { NOTHING, QUERIES, KEYS, VALUES };
 __device__ inline void load_q(const arguments &a, int i) {  // Q_{i-2}, over K_i
     if (!elected()) return;
     mbarrier_expect(KQ_FULL + (i & 3) * 8, TILE);
@@ -170,7 +172,7 @@ __device__ inline void load_v(const arguments &a, int i) {
 // SCALED: W1 and W2 are kept divided by u, so that their updates are plain products
 template <bool SCALED> struct state_warps {
     const arguments &a;
-    int part, loads;  // loads: of this warp; 1 queries, 2 keys, 3 values, or none
+    int part, loads;  // loads: the tokens that this warp loads
     // Of this lane: where its row of a transposed matrix is stored, and its Z2. In one register: with two, others spill
     uint32_t both_at = swizzled((lane() & 7) + ((lane() >> 4) << 3), warp() * 2 + ((lane() >> 3) & 1)) << 18 |
                        (Z2 + part * (B * ROW) + column() * ROW + place(row()));
@@ -281,7 +283,7 @@ template <bool SCALED> struct state_warps {
 #pragma unroll
         for (int k = 0; k < 4; ++k) before[k] = load_f(b1_at() + k / 2 * 256 + k % 2 * 32);
 #pragma unroll
-        for (int n = 0; n < 2; ++n) multiply_warp<bf16>(sums[n], g1[n], twice(0x3f80), twice(0x3f80));
+        for (int n = 0; n < 2; ++n) multiply_warp<bf16>(sums[n], g1[n], twice(0x3f80), twice(0x3f80));  // 1
         sync_warp();  // four lanes share an element
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -393,10 +395,10 @@ template <bool SCALED> struct state_warps {
         activate(1, x2_to, z, t);
         publish();
         // Until the fence is through: tokens, over K_{i-2}, Q_{i-4} and V_{i-1}, which whoever sent G2_{i-1} has read
-        if (loads) {
-            if (loads == 1) load_q(a, i + 2);
-            if (loads == 2) load_k(a, i + 2);
-            if (loads == 3) load_v(a, i + 1);
+        if (loads != NOTHING) {
+            if (loads == QUERIES) load_q(a, i + 2);
+            if (loads == KEYS) load_k(a, i + 2);
+            if (loads == VALUES) load_v(a, i + 1);
         }
         float bias[4] = {b2[0], b2[0], b2[1], b2[1]};  // b2 += G2_{i-1} summed over tokens
         multiply_warp<half>(bias, g2, twice(0x3000), twice(0x3000));  // B2_KEPT / 2 / G2_KEPT
@@ -867,7 +869,7 @@ template <bool ROPE> __device__ inline void forward(const arguments &a) {
     const int warp = uniform(thread_index() / 32), role = warp / 4;
     if (role < 2) {
         take_registers<STATE_REGISTERS>();
-        const int loads = warp == 0 ? 1 : warp == 4 ? 2 : warp == 5 ? 3 : 0;
+        const int loads = warp == 0 ? QUERIES : warp == 4 ? KEYS : warp == 5 ? VALUES : NOTHING;
         if (load_f(UPDATE) == 1.f)
             state_warps<false>{a, role, loads}.run();
         else
