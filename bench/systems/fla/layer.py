@@ -111,21 +111,21 @@ def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any
 
     took: dict[Callable[..., Any], float] = {}
     words, failures = [], []
-    for name in PACKAGE_FORMS:
-        form = getattr(ttt, name)
+    with chosen_anew():  # once: inside another, the second form would make the first forget what it chose
+        for name in PACKAGE_FORMS:
+            form = getattr(ttt, name)
 
-        def run(form: Callable[..., Any] = form) -> Any:
-            return form(**inputs, chunk_size=mini_batch, output_final_state=True)
+            def run(form: Callable[..., Any] = form) -> Any:
+                return form(**inputs, chunk_size=mini_batch, output_final_state=True)
 
-        try:
-            with chosen_anew():
+            try:
                 prepare(run)
-            clock = CudaEventClock() if device() == "cuda" else CpuClock()
-            took[form] = median(measure(run, clock, TRIAL).samples_ms)
-            words.append(f"{name} {took[form]:.4g} ms")
-        except Exception as error:
-            words.append(f"{name} cannot run it ({of_exception(error)})")
-            failures.append(error)
+                clock = CudaEventClock() if device() == "cuda" else CpuClock()
+                took[form] = median(measure(run, clock, TRIAL).samples_ms)
+                words.append(f"{name} {took[form]:.4g} ms")
+            except Exception as error:
+                words.append(f"{name} cannot run it ({of_exception(error)})")
+                failures.append(error)
     if not took:
         raise failures[0]
     return min(took, key=lambda form: took[form]), "; ".join(words)
