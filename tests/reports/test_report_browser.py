@@ -191,6 +191,7 @@ def test_numbers_of_a_kernel_figure_say_rates_floor_and_registers(page):
     figure = page.locator(f"#figure-{KERNEL}")
     figure.locator(".numbers > summary").click()
     figure.locator(".rows > summary").click()
+    figure.locator("th[data-column=registers]").wait_for(state="attached")  # the table is made once it is opened
     shown = set(figure.locator("th").evaluate_all("all => all.map(e => e.dataset.column)"))
     assert {"tflops", "gbs", "floor_ms", "floor_share", "registers"} <= shown
     assert figure.locator(".count").inner_text() == "Rows 1–4 of 4"
