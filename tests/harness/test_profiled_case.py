@@ -1,7 +1,5 @@
-import math
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -68,16 +66,18 @@ def test_nsight_counts_in_the_last_steps_of_a_call(
 
 
 def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiled_case, "LOAD_S", 0.02)
-    monkeypatch.setattr(profiled_case, "LEAD_S", 0.01)
+    monkeypatch.setattr(profiled_case, "LOAD_S", 20)
+    monkeypatch.setattr(profiled_case, "LEAD_S", 10)
     monkeypatch.setattr(profiled_case, "_wait", lambda device: None)
-    for device, loaded in (("cuda", True), ("cpu", False)):
-        calls: list[float] = []
-        work = profiled_case._Work(case(), Workload(run=print, device=device), Policy())
-        work.load(lambda calls=calls: calls.append(time.monotonic()))
-        assert bool(calls) == loaded
-        assert not calls or calls[-1] - calls[0] >= 0.01
-        assert work.lead == math.ceil(len(calls) / 2)
+    calls: list[str] = []  # each takes a second
+    monkeypatch.setattr(profiled_case.time, "monotonic", lambda: len(calls))
+    on_gpu, on_cpu = (
+        profiled_case._Work(case(), Workload(run=print, device=device), Policy()) for device in ("cuda", "cpu")
+    )
+    on_gpu.load(lambda: calls.append("run"))
+    assert (len(calls), on_gpu.lead) == (20, 10)
+    on_cpu.load(lambda: calls.append("run"))
+    assert (len(calls), on_cpu.lead) == (20, 0)
 
 
 def test_the_runs_before_the_last_ones_only_load_the_gpu() -> None:
