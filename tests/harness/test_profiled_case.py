@@ -2,6 +2,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.Mo
     monkeypatch.setattr(profiled_case, "LEAD_S", 10)
     monkeypatch.setattr(profiled_case, "_wait", lambda device: None)
     calls: list[str] = []  # each takes a second
-    monkeypatch.setattr(profiled_case.time, "monotonic", lambda: len(calls))
+    monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=lambda: len(calls)))
     on_gpu, on_cpu = (
         profiled_case._Work(case(), Workload(run=print, device=device), Policy()) for device in ("cuda", "cpu")
     )
