@@ -152,21 +152,16 @@ __device__ inline int64_t state_index(const arguments &a) { return int64_t(batch
 
 // Tokens to shared memory, by a warp
 enum { NOTHING, QUERIES, KEYS, VALUES };
+__device__ inline void load_tile(uint32_t to, const tensor_map &from, int i, uint32_t full) {
+    if (!elected()) return;
+    mbarrier_expect(full, TILE);
+    load_tokens(to, &from, batch_index(), i * B, head_index(), full);
+}
 __device__ inline void load_q(const arguments &a, int i) {  // Q_{i-2}, over K_i
-    if (!elected()) return;
-    mbarrier_expect(KQ_FULL + (i & 3) * 8, TILE);
-    load_tokens(KQ + (i & 3) * KQ_TILE, &a.q_map, batch_index(), (i - 2) * B, head_index(), KQ_FULL + (i & 3) * 8);
+    load_tile(KQ + (i & 3) * KQ_TILE, a.q_map, i - 2, KQ_FULL + (i & 3) * 8);
 }
-__device__ inline void load_k(const arguments &a, int i) {
-    if (!elected()) return;
-    mbarrier_expect(KQ_FULL + (i & 3) * 8, TILE);
-    load_tokens(KQ + (i & 3) * KQ_TILE + TILE, &a.k_map, batch_index(), i * B, head_index(), KQ_FULL + (i & 3) * 8);
-}
-__device__ inline void load_v(const arguments &a, int i) {
-    if (!elected()) return;
-    mbarrier_expect(V_FULL + (i & 1) * 8, TILE);
-    load_tokens(V + (i & 1) * TILE, &a.v_map, batch_index(), i * B, head_index(), V_FULL + (i & 1) * 8);
-}
+__device__ inline void load_k(const arguments &a, int i) { load_tile(KQ + (i & 3) * KQ_TILE + TILE, a.k_map, i, KQ_FULL + (i & 3) * 8); }
+__device__ inline void load_v(const arguments &a, int i) { load_tile(V + (i & 1) * TILE, a.v_map, i, V_FULL + (i & 1) * 8); }
 
 // ------------------------------------------------------------------------------------------------ state
 // SCALED: W1 and W2 are kept divided by u, so that their updates are plain products
@@ -466,8 +461,9 @@ template <bool SCALED> struct state_warps {
 };
 
 // ------------------------------------------------------------------------------------------------ loss
-__device__ inline void load_octet(float (&x)[8], uint32_t at) {  // eight neighbours of a row of D floats
-    float4_ low = load_f4(at), high = load_f4(at + HALF_ROW);
+// Eight neighbours of a row of D floats; AGAIN: though they have been loaded before
+template <bool AGAIN = false> __device__ inline void load_octet(float (&x)[8], uint32_t at) {
+    const float4_ low = AGAIN ? load_f4_again(at) : load_f4(at), high = AGAIN ? load_f4_again(at + HALF_ROW) : load_f4(at + HALF_ROW);
     x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
 }
 template <int n> __device__ inline void sum_over_token(float (&x)[n]) {
@@ -600,9 +596,7 @@ template <bool ROPE> struct loss_warps {
         const float dot =  // mean(g xhat)
             rstd * (rstd * fused(mean, fused(mean, sum_w, -2.f * sum_wz), sum_wzz) + fused(-mean, sum_c, sum_cz)) * (1.f / D);
         const float scale = rstd * step, aa = rstd * scale, bb = -dot * aa, dd = -mean_g * scale;
-        const float4_ w_low = load_f4_again(GAMMA_GAMMA + q16), w_high = load_f4_again(GAMMA_GAMMA + q16 + HALF_ROW);
-        w[0] = w_low.x, w[1] = w_low.y, w[2] = w_low.z, w[3] = w_low.w;
-        w[4] = w_high.x, w[5] = w_high.y, w[6] = w_high.z, w[7] = w_high.w;
+        load_octet<true>(w, GAMMA_GAMMA + q16);
         uint32_t g2[4];
 #pragma unroll
         for (int e = 0; e < 8; ++e) z[e] = fused(z[e] - mean, fused(w[e], aa, bb), fused(c[e], scale, dd));

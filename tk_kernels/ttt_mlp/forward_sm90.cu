@@ -35,7 +35,7 @@ void launch(const arguments &x, const tensors &tokens, int batch, cudaStream_t s
                        .W1 = x.W1, .b1 = x.b1, .W2 = x.W2, .b2 = x.b2,
                        .W1_out = x.W1_out, .b1_out = x.b1_out, .W2_out = x.W2_out, .b2_out = x.b2_out,
                        .k_rows = x.k_rows, .x2_rows = x.x2_rows, .g1_rows = x.g1_rows, .g2_rows = x.g2_rows,
-                       .T = 0, .H = x.H, .full = 0, .count = 0};
+                       .H = x.H};
     a.set_length(x.T);
     x.rope ? start<true>(a, batch, stream) : start<false>(a, batch, stream);
 }

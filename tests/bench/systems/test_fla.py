@@ -288,7 +288,6 @@ def test_the_form_that_is_taken_keeps_what_it_chose_on_the_timed_work(layer_pack
             chosen_for.setdefault(name, len(arguments["q"]))
             return form(**arguments)
 
-        first_call_chooses.__name__ = name
         return first_call_chooses
 
     forms = [choosing(name) for name in ("fused_chunk_ttt_linear", "chunk_ttt_linear")]
