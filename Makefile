@@ -61,8 +61,10 @@ systems.toml:
 test: $(INSTALLED) lint chromium axe slurm
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu" --numprocesses auto --maxprocesses 4 --dist loadfile
 
+# Tests of kernels mostly compile, so they share the GPU; what is timed has it alone.
 test-gpu: $(INSTALLED)
-	$(PY) -m pytest -m gpu
+	$(PY) -m pytest -m gpu tests/tk_kernels --numprocesses 4 --dist loadfile
+	$(PY) -m pytest -m gpu --ignore tests/tk_kernels
 
 # Every kernel under memcheck, racecheck and synccheck, on a Hopper GPU; a verdict for each, also in the file RECORD.
 sanitize: $(INSTALLED)
