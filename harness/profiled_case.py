@@ -4,11 +4,11 @@ import importlib
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from harness.case import Case
 from harness.peak_memory import is_out_of_memory
@@ -17,7 +17,8 @@ from harness.system import Workload
 from harness.timer import Policy
 
 WARM_RUNS = 3
-RUNS = 5  # of what is timed, one after another
+RUNS = 5  # of what is timed, one after another, at the least
+RUNS_S = 0.25  # and for so long: over a few ms the clock of a GPU at its power cap is any of its clocks
 LAUNCHES = 20_000  # of kernels in the timed region, about: a trace of more takes longer than it shows
 COUNTED_STEPS = 2  # of a call of generate, its last ones: what is done once a mini-batch is in the last
 LOAD_S = 2.0  # of load before a profiler is turned on: a GPU at its power cap is as slow as in a measurement
@@ -25,6 +26,7 @@ LEAD_S = 0.5  # of load after that, as turning it on takes so long that the GPU 
 _LONG_S = 1.0  # a run this long needs no second one to be warm
 
 Tool = Literal["kineto", "nsys", "ncu"]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def profile(case: Case, workload: Workload, policy: Policy, asked: ProfilerChoic
     if asked.tool == "kineto":
         found = _by_kineto(work, Path(asked.keep) if asked.keep else None)
     else:
-        found = {"units": _captured(work) if asked.tool == "nsys" else _counted(work)}
+        found = _captured(work) if asked.tool == "nsys" else {"units": _counted(work)}
     return found | {"notes": work.notes, "work": {part: asdict(each) for part, each in workload.work.items()}}
 
 
@@ -80,11 +82,12 @@ class _Work:
         self.notes: list[str] = []
         self.passes = 0  # of a call through the layer that is counted
         self.lead = 0  # runs just before those that are looked at
+        self.runs = RUNS
         self._policy = replace(policy, min_samples=1, max_samples=1, budget_s=0.0)
         if case.l2 == "cold":
             self.notes.append("profiled with the L2 cache as the work leaves it, not cold")
-        if self.is_engine and case.phase == "generate":
-            self.notes.append("profiled from the prompts to the last token: an engine's steps are not apart")
+        if self.is_engine and case.phase == "generate" and workload.steady is None:
+            self.notes.append("profiled from the prompts to the last token: the engine does not tell its steps apart")
 
     def warm(self) -> None:
         """Run until what compiles has compiled; an engine does by itself, and says how many units a batch is."""
@@ -96,25 +99,38 @@ class _Work:
             entered: list[str] = []
             # With the ranges on, so that what is compiled anew for them is compiled here.
             with recorded(), told(entered.append):
-                self.ranged()
+                self.ranged(nullcontext())
             self.passes = entered.count(COUNTED_LAYER)
             _wait(self.device)
             if time.monotonic() - start > _LONG_S:
                 break
 
     def load(self, run: Callable[[], object]) -> None:
-        """Run what is timed until the GPU's power controller has settled; learn how many runs keep it so."""
+        """Run what is timed until the GPU's power controller has settled; learn how many runs to lead in and to see."""
         start, runs = time.monotonic(), 0
         while self.device == "cuda" and time.monotonic() - start < LOAD_S:
             run()
             _wait(self.device)
             runs += 1
         self.lead = math.ceil(LEAD_S * runs / LOAD_S)
+        self.runs = max(RUNS, math.ceil(RUNS_S * runs / LOAD_S))
 
-    def ranged(self) -> None:
-        """One call in the range of its phase."""
-        with nvtx_range(self.name):
-            self.workload.run()
+    def ranged(self, region: AbstractContextManager[Found]) -> Found:
+        """One call in the range of its phase, inside of `region`; of an engine's generate, its steady steps alone."""
+        entered: list[Found] = []
+
+        @contextmanager
+        def inside() -> Iterator[None]:
+            with region as found, nvtx_range(self.name):
+                entered.append(found)
+                yield
+
+        if self.workload.steady is None:
+            with inside():
+                self.workload.run()
+        else:
+            self.units = self.workload.steady(inside())
+        return entered[0]
 
     def timed(self) -> Callable[[], object]:
         """What is timed: the call, or the replay of a graph of it."""
@@ -134,15 +150,14 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     from harness.profilers.trace import found_in, last_runs
 
     single = work.is_engine or work.device == "cpu"
-    with kineto.recording(work.device, with_ranges=True, keep=keep if single else None) as found:
-        work.ranged()
+    found = work.ranged(kineto.recording(work.device, with_ranges=True, keep=keep if single else None))
     ranged = kineto.launched(found.events, work.device)
     runs, timed = 1, ranged
     if not single:
         run, most = work.timed(), max(1, LAUNCHES // max(1, len(ranged)))
         with kineto.recording(work.device, with_ranges=False, keep=keep, before=lambda: work.load(run)) as found:
             lead = min(work.lead, most - 1)
-            runs = min(RUNS, most - lead)
+            runs = min(work.runs, most - lead)
             for _ in range(lead + runs):
                 run()
         timed, runs = last_runs(kineto.launched(found.events, work.device), runs, lead + runs)
@@ -162,28 +177,27 @@ def _counted(work: _Work) -> int:
                 region.enter_context(profiler_range(work.device))
             passes += 1
 
-        if not work.passes:
-            region.enter_context(profiler_range(work.device))
         with told(entered):
-            work.ranged()
+            work.ranged(nullcontext() if work.passes else profiler_range(work.device))
     return work.units
 
 
-def _captured(work: _Work) -> int:
-    """Run a call under its ranges, then what is timed, in the region of Nsight; how many units were timed."""
-    run = None if work.is_engine else work.timed()
-    if run is not None:
-        work.load(run)
+def _captured(work: _Work) -> dict[str, Any]:
+    """Run a call under its ranges, then what is timed, in the region of Nsight; how many units and runs were timed."""
+    if work.is_engine:
+        work.ranged(profiler_range(work.device))
+        return {"units": work.units, "runs": 1}
+    run = work.timed()
+    work.load(run)
     with profiler_range(work.device):
-        work.ranged()
-        if run is not None:
-            _wait(work.device)
-            for _ in range(work.lead):
+        work.ranged(nullcontext())
+        _wait(work.device)
+        for _ in range(work.lead):
+            run()
+        with nvtx_range(TIMED):
+            for _ in range(work.runs):
                 run()
-            with nvtx_range(TIMED):
-                for _ in range(RUNS):
-                    run()
-    return work.units * (1 if run is None else RUNS)
+    return {"units": work.runs * work.units, "runs": work.runs}
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from harness.environment import around, snapshot
 from harness.process import RUN_VARIABLE, Launch, Limits, WorkerLost, WorkerProcess, end_marked
 from harness.profile_record import Profile, profile_path, read_profile, write_profile
 from harness.profile_region import Counters, ProfileError, Region
-from harness.profiled_case import RUNS
 from harness.profilers import kineto, ncu, nsys
 from harness.profilers.trace import found_in
 from harness.ranges import range_names
@@ -225,7 +224,8 @@ class Profiler:
         _read_by(nsys.exporting(report, database))
         timed, ranged = nsys.read(database)
         command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
-        found = found_in(timed or ranged, ranged, RUNS if timed else 1) | answer["profile"]
+        values = dict(answer["profile"])
+        found = found_in(timed or ranged, ranged, values.pop("runs")) | values
         return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}, "commands": [command]}, record
 
     def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:

@@ -1,6 +1,7 @@
 """What a system hands over to be measured: the protocol between an adapter and the worker."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
@@ -59,6 +60,8 @@ class Workload:
         the outputs of the last one, and compares them with the reference. None where there is none.
     gate: compares outputs with the reference before anything is timed; None where there is nothing to compare with.
     engine_samples: for systems that time themselves: ms of one unit, at best yielded as they are taken.
+    steady: for such a system's generate: runs a batch, inside of the context only steps in which every sequence takes
+        part, and returns how many units those are; a profiler sees them alone.
     measured: asked after sampling for metrics that the work found itself in so many last calls of `run`, or samples of
         its engine.
     metrics, settings: numbers and texts for the record; `flops` and `bytes` are those of one unit.
@@ -75,6 +78,7 @@ class Workload:
     witness: Callable[[Random], Callable[[Any, int], Verdict]] | None = None
     gate: Callable[[], Verdict] | None = None
     engine_samples: Callable[[Policy], Iterable[float]] | None = None
+    steady: Callable[[AbstractContextManager[object]], int] | None = None
     measured: Callable[[int], Mapping[str, float | None]] | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)

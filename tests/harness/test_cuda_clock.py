@@ -191,7 +191,7 @@ def test_a_gpu_is_loaded_until_its_power_controller_has_settled(
 @pytest.mark.gpu
 @pytest.mark.parametrize("timing", ["eager", "graph"])
 def test_device_sleep_is_measured_within_two_percent(timing: str) -> None:
-    cycles = 1_000_000
+    cycles = 5_000_000  # 2.5 ms: an eager sample has the first launch of its calls in it, some 10 us
 
     def run() -> None:
         torch.cuda._sleep(cycles)
@@ -199,11 +199,11 @@ def test_device_sleep_is_measured_within_two_percent(timing: str) -> None:
     timing_of_one = measure(run, CudaEventClock(timing), Policy(budget_s=2))
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
-    for _ in range(500):
+    for _ in range(100):
         run()
     end.record()
     end.synchronize()
-    assert median(timing_of_one.samples_ms) == pytest.approx(start.elapsed_time(end) / 500, rel=0.02)
+    assert median(timing_of_one.samples_ms) == pytest.approx(start.elapsed_time(end) / 100, rel=0.02)
 
 
 @pytest.mark.gpu

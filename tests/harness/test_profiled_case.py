@@ -1,7 +1,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +31,7 @@ def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(monkeypatch:
     workload = Workload(run=lambda: events.append("run"), units=16)
     call = ["prefill", "run", "end"]
     found = profiled_case.profile(case(), workload, Policy(), ProfilerChoice("nsys"))
-    assert found == {"units": 16 * RUNS, "notes": [], "work": {}}
+    assert found == {"units": 16 * RUNS, "runs": RUNS, "notes": [], "work": {}}
     assert events == [*call * WARM_RUNS, "cpu", *call, "timed", *["run"] * RUNS, "end", "end"]
     events.clear()
     assert profiled_case.profile(case(), workload, Policy(), ProfilerChoice("ncu"))["units"] == 16
@@ -69,6 +69,7 @@ def test_nsight_counts_in_the_last_steps_of_a_call(
 def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiled_case, "LOAD_S", 20)
     monkeypatch.setattr(profiled_case, "LEAD_S", 10)
+    monkeypatch.setattr(profiled_case, "RUNS_S", 7)
     monkeypatch.setattr(profiled_case, "_wait", lambda device: None)
     calls: list[str] = []  # each takes a second
     monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=lambda: len(calls)))
@@ -76,9 +77,9 @@ def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.Mo
         profiled_case._Work(case(), Workload(run=print, device=device), Policy()) for device in ("cuda", "cpu")
     )
     on_gpu.load(lambda: calls.append("run"))
-    assert (len(calls), on_gpu.lead) == (20, 10)
+    assert (len(calls), on_gpu.lead, on_gpu.runs) == (20, 10, 7)
     on_cpu.load(lambda: calls.append("run"))
-    assert (len(calls), on_cpu.lead) == (20, 0)
+    assert (len(calls), on_cpu.lead, on_cpu.runs) == (20, 0, RUNS)
 
 
 def test_the_runs_before_the_last_ones_only_load_the_gpu() -> None:
@@ -99,7 +100,31 @@ def test_an_engine_runs_one_batch_after_it_has_warmed_up() -> None:
     found = profiled_case.profile(case(phase="generate", timing="engine"), workload, Policy(), ProfilerChoice("ncu"))
     assert calls == ["at most 1", "batch"]
     assert found["units"] == 3
-    assert "an engine's steps are not apart" in found["notes"][0]
+    assert "does not tell its steps apart" in found["notes"][0]
+
+
+@pytest.mark.parametrize("tool", ["nsys", "ncu"])
+def test_of_an_engines_steps_only_the_steady_ones_are_seen(monkeypatch: pytest.MonkeyPatch, tool: Any) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def noting(name: str) -> Iterator[None]:
+        events.append(name)
+        yield
+        events.append("end")
+
+    def steady(around: AbstractContextManager[object]) -> int:
+        events.append("prompts")
+        with around:
+            events.append("steps")
+        return 7
+
+    monkeypatch.setattr(profiled_case, "nvtx_range", noting)
+    monkeypatch.setattr(profiled_case, "profiler_range", noting)
+    workload = Workload(run=print, engine_samples=lambda policy: iter([1.0]), steady=steady)
+    found = profiled_case.profile(case(phase="generate", timing="engine"), workload, Policy(), ProfilerChoice(tool))
+    assert events == ["prompts", "cpu", "generate", "steps", "end", "end"]
+    assert (found["units"], found.get("runs", 1), found["notes"]) == (7, 1, [])
 
 
 def test_a_profiled_case_is_not_timed_and_has_its_ceilings() -> None:

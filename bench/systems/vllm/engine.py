@@ -5,6 +5,7 @@ import importlib
 import json
 import tempfile
 import time
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +28,7 @@ GRAPHS = ("engine", "doubling")  # at which numbers of sequences: vLLM's own (in
 MEMORY_SHARE = 0.9  # the rest is for the gate's reference in float32
 # What vLLM says where the GPU is too small for the weights and a cache, or another program has taken its share.
 NO_ROOM = ("memory for the cache blocks", "available KV cache memory", "not enough GPU memory", "Free memory on device")
+STEPS_SEEN = 16  # by a profiler, of a batch's steady ones
 SPARE_BLOCKS = 0.01  # of the cache; filled to the last block, the engine would preempt
 
 
@@ -86,7 +88,7 @@ class Batch:
     """One batch run to its end: when it began, and for each step when it ended and how many tokens it made.
 
     tokens_at: of each request when the engine's core had each of its tokens, by the core's own timestamps, of which
-    vLLM makes a request's `first_token_ts` and `last_token_ts`.
+    vLLM makes a request's `first_token_ts` and `last_token_ts`. seen: how many steps a profiler saw.
     Seconds of the host's monotonic clock; a step that made tokens ends with them on the host, so the GPU has done its
     work, and an idle engine has none left over when the next batch begins.
     """
@@ -95,6 +97,7 @@ class Batch:
     steps: list[tuple[float, int]] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     tokens_at: dict[str, list[float]] = field(default_factory=dict)
+    seen: int = 0
 
     def total_ms(self) -> float:
         """From the first step's begin to the last token."""
@@ -151,8 +154,17 @@ class Engine:
         self._made |= seen
         return ids
 
-    def run(self, prompts: list[list[int]], new_tokens: int, logits: bool = False) -> Batch:
-        """Run prompts to their end, greedily, `new_tokens` each; the prompts are handed over before the time begins."""
+    def run(
+        self,
+        prompts: list[list[int]],
+        new_tokens: int,
+        logits: bool = False,
+        around: AbstractContextManager[object] | None = None,
+    ) -> Batch:
+        """Run prompts to their end, greedily, `new_tokens` each; the prompts are handed over before the time begins.
+
+        around: entered for STEPS_SEEN steps once every sequence generates.
+        """
         from vllm import SamplingParams
 
         params = SamplingParams(
@@ -162,10 +174,19 @@ class Engine:
         engine = self.llm.llm_engine
         self._tokens_at.clear()
         batch = Batch(time.monotonic())
-        while engine.has_unfinished_requests():
-            self._tokens_of_step.clear()
-            batch.outputs += engine.step()
-            batch.steps.append((time.monotonic(), sum(self._tokens_of_step)))
+        with ExitStack() as region:
+            while engine.has_unfinished_requests():
+                if around is not None and batch.steps and batch.steps[-1][1] == len(prompts):
+                    if batch.seen == 0:
+                        region.enter_context(around)
+                    if batch.seen == STEPS_SEEN:
+                        region.close()
+                        around = None
+                    else:
+                        batch.seen += 1
+                self._tokens_of_step.clear()
+                batch.outputs += engine.step()
+                batch.steps.append((time.monotonic(), sum(self._tokens_of_step)))
         batch.tokens_at = dict(self._tokens_at)
         batch.outputs.sort(key=lambda output: int(output.request_id.partition("-")[0]))
         return batch

@@ -3,6 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar
@@ -108,6 +109,7 @@ class VllmSystem:
             device="cuda",
             gate=lambda: self._gate(engine, case),
             engine_samples=work.samples,
+            steady=work.steady if isinstance(work, Generate) else None,
             witness=lambda chance: work.witness(chance, self.last_logits),
             measured=work.measured,
             metrics=facts.metrics() | work.metrics() | total(cost).metrics() | kept | ceilings,
@@ -253,6 +255,10 @@ class Generate(_Work):
     def tokens(self) -> int:
         """One a sequence in flight."""
         return self.batch
+
+    def steady(self, around: AbstractContextManager[object]) -> int:
+        """See Workload.steady."""
+        return self.engine.run(self.engine.prompts(self.batch, self.context), self.new_tokens, around=around).seen
 
     def samples_of(self, batch: Batch) -> list[float]:
         """Every steady step."""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -87,6 +88,20 @@ def test_generate_with_room_for_all(llm):
     samples = list(islice(workload.engine_samples(FEW), 2 * vllm_system.STEADY_STEPS))
     assert len(samples) == 2 * vllm_system.STEADY_STEPS  # as many as are asked for, batch after batch
     assert workload.metrics["context_at_last_step"] > 48
+
+
+def test_a_profiler_sees_steady_steps_alone(llm):
+    workload = VllmTransformer().build(CASE)
+    engine, seen = llm.started[0].llm_engine, []
+
+    @contextmanager
+    def around():
+        step, engine.step = engine.step, lambda: seen.append(len(llm.started[0].running)) or step()
+        yield
+        engine.step = step
+
+    assert workload.steady(around()) == len(seen) == vllm_engine.STEPS_SEEN < vllm_system.STEADY_STEPS
+    assert set(seen) == {4}
 
 
 def test_a_cache_that_holds_no_sequence_is_out_of_memory(llm):
