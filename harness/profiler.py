@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.case import Case
 from harness.environment import around, snapshot
 from harness.process import RUN_VARIABLE, Launch, Limits, WorkerLost, WorkerProcess, end_marked
 from harness.profile_record import Profile, profile_path, read_profile, write_profile
@@ -111,6 +112,8 @@ class Profiler:
     """Profiles cases of a run, each once, and puts what it finds into the run's folder.
 
     ceilings: MODULE:FUNCTION that measures what the GPU does at best. skip: why a case need not be tried, "" to try.
+    stand_in: the case that Nsight Compute runs in a case's place, of the same kernels in less memory: it saves all that
+    a kernel may write, half a minute a kernel where the GPU has no room for it. Where that fails, the case itself.
     say: gets sentences for whoever waits. on_profile: gets each profile as it is finished.
     """
 
@@ -120,6 +123,7 @@ class Profiler:
     limits: Limits = field(default_factory=Limits)
     ceilings: str = ""
     skip: Callable[[Planned], str] = lambda planned: ""
+    stand_in: Callable[[Planned], Planned] = lambda planned: planned
     say: Callable[[str], object] = lambda text: None
     on_profile: Callable[[Profile], object] = lambda profile: None
     stop_s: float = STOP_S
@@ -210,7 +214,7 @@ class Profiler:
             return found | {"notes": [why, *found["notes"]]}, record
 
     def _by_kineto(self, worker: "_Worker", launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
-        keep = self._raw(planned, ".trace.json.gz")
+        keep = self._raw(planned.case, ".trace.json.gz")
         answer = worker.answer(self._request(planned, tool="kineto", keep=str(keep)))
         record = _record_of(answer, planned)
         command = _without_folders([*launch.command, "-m", launch.module, launch.entry])
@@ -218,7 +222,7 @@ class Profiler:
         return answer["profile"] | {"tools": {"torch.profiler": version}, "commands": [command]}, record
 
     def _by_nsys(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
-        report, database = self._raw(planned, ".nsys-rep"), self._raw(planned, ".sqlite")
+        report, database = self._raw(planned.case, ".nsys-rep"), self._raw(planned.case, ".sqlite")
         wrapped = replace(launch, command=[*nsys.wrapping(report), *launch.command])
         answer, record = self._under(wrapped, planned, "nsys", report)
         _read_by(nsys.exporting(report, database))
@@ -233,21 +237,32 @@ class Profiler:
         if not self.tools.ratios:  # it was given up after an earlier case
             return replace(profile, notes=(*profile.notes, "Nsight Compute was given up after an earlier case"))
         planned = Planned(profile.case)
-        report, log = self._raw(planned, ".ncu-rep"), self._raw(planned, ".log")
-        wrapped = replace(
-            launch, command=[*ncu.wrapping(report, log, range_names(profile.case.phase)), *launch.command]
-        )
+        stand_in = self.stand_in(planned)
         try:
-            self._under(wrapped, planned, "ncu", report, log)
-            counters = ncu.read(_read_by(ncu.importing(report)), ncu.profiled_launches(_text(log)))
+            try:
+                counters, command = self._counters(launch, profile.case, stand_in)
+            except ToolLost as lost:
+                if lost.lasting or stand_in == planned:
+                    raise
+                stand_in = planned
+                counters, command = self._counters(launch, profile.case, planned)
         except (ToolLost, ProfileError) as error:
             return replace(profile, notes=(*profile.notes, self._give_up("ratios", error)))
-        command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
+        if stand_in != planned:
+            profile = replace(profile, notes=(*profile.notes, f"Nsight Compute counted {stand_in.case.label}"))
         return replace(
             _counted(profile, counters),
             tools={**profile.tools, "ncu": self.tools.versions.get("ncu", "")},
             commands=(*profile.commands, command),
         )
+
+    def _counters(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str]:
+        """Counters by kernel of what is planned, and the command; the raw report is that of `case`."""
+        report, log = self._raw(case, ".ncu-rep"), self._raw(case, ".log")
+        wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_names(case.phase)), *launch.command])
+        self._under(wrapped, planned, "ncu", report, log)
+        counters = ncu.read(_read_by(ncu.importing(report)), ncu.profiled_launches(_text(log)))
+        return counters, _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
 
     def _under(
         self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
@@ -290,8 +305,8 @@ class Profiler:
             "profiler": {**asked, "ceilings": ceilings},
         }
 
-    def _raw(self, planned: Planned, suffix: str) -> Path:
-        return (self.run.folder / "profiles" / f"{planned.case.key}{suffix}").resolve()
+    def _raw(self, case: Case, suffix: str) -> Path:
+        return (self.run.folder / "profiles" / f"{case.key}{suffix}").resolve()
 
 
 _ENVIRONMENT = ("device", "device_kind", "software", "commit", "dirty")

@@ -8,14 +8,16 @@ from pathlib import Path
 from bench.commands import measure
 from bench.errors import UserError
 from bench.estimate import in_words
+from bench.models.config import SIZES, cut
 from harness.process import Limits
 from harness.profile_record import Profile
 from harness.profiler import WAYS, Profiler, choose
-from harness.run import SCHEMA_VERSION, TOOL, Job, Run, RunFile
+from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
 from harness.timer import Policy
 from reports.profiles.words import agreement, recorded_ms, sentences
 
 CEILINGS = "bench.systems.ceilings:measured_ceilings"
+COUNTED_LAYERS = 2  # the layer that is counted has one before it
 
 
 def profile(
@@ -39,6 +41,7 @@ def profile(
         limits,
         ceilings=CEILINGS if work.device == "cuda" else "",
         skip=lambda planned: work.skip(planned, []),
+        stand_in=_of_few_layers,
         say=lambda text: print(f"ttt-bench: {text}", file=sys.stderr, flush=True),
         on_profile=shown,
     )
@@ -73,6 +76,16 @@ def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
     if not kept:
         raise UserError(f"{run.folder}: has none of these cases; name another folder to profile them on their own")
     return kept
+
+
+def _of_few_layers(planned: Planned) -> Planned:
+    """A model's case with so few layers that a profiler can save what they keep; a layer's and a checkpoint's as is."""
+    case = planned.case
+    if case.option("scope", "model") != "model" or case.option("checkpoint", ""):
+        return planned
+    if case.size not in SIZES or SIZES[case.size].layers <= COUNTED_LAYERS:
+        return planned
+    return replace(planned, case=replace(case, size=cut(case.size, COUNTED_LAYERS)))
 
 
 class _Shown:

@@ -1,7 +1,7 @@
 """Model configurations: the size table, the options of each architecture, parameter counts. Imports no torch."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 VOCABULARY = 32000
 CONV_KERNEL = 4
@@ -46,6 +46,7 @@ BASE_LR = {"linear": 1.0, "mlp": 0.1}
 # within 4% of each other. The real sizes lie within 6% as they are.
 _TINY_FFN_WIDTH = {"ttt-mlp": 240, "transformer": 416}
 _TINY_VOCABULARY = 512
+_CUT = "/"  # between the name of a size and its number of layers
 
 
 @dataclass(frozen=True)
@@ -140,12 +141,16 @@ ModelConfig = TTTConfig | TransformerConfig | MambaConfig
 def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: int = 16) -> ModelConfig:
     """The configuration of `model` at `size`; `backbone` and `mini_batch` are options of the TTT models.
 
-    Raises ConfigError for a name that is not in MODELS, SIZES or BACKBONES and for a mini-batch below 1.
+    size: a name of SIZES, or one that is `cut`. Raises ConfigError for a name that is not in MODELS, SIZES or BACKBONES
+    and for a mini-batch below 1.
     """
+    name, layers = uncut(size)
     _require_one_of("model", model, MODELS)
-    _require_one_of("size", size, tuple(SIZES))
-    shape, vocabulary, ffn_width = SIZES[size], VOCABULARY, SIZES[size].ffn_width
-    if size == "tiny":
+    _require_one_of("size", name, tuple(SIZES))
+    shape, vocabulary, ffn_width = SIZES[name], VOCABULARY, SIZES[name].ffn_width
+    if layers:
+        shape = replace(shape, layers=layers)
+    if name == "tiny":
         vocabulary, ffn_width = _TINY_VOCABULARY, _TINY_FFN_WIDTH.get(model, ffn_width)
     if model == "mamba":  # a Mamba block is about half a Transformer block, so there are twice as many
         return MambaConfig(shape.width, 2 * shape.layers, vocabulary)
@@ -154,6 +159,17 @@ def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: 
     learner = model.removeprefix("ttt-")
     sizes = (shape.width, ffn_width, shape.layers, shape.heads, vocabulary)
     return TTTConfig(learner, *sizes, backbone, mini_batch, base_lr=BASE_LR[learner])
+
+
+def cut(size: str, layers: int) -> str:
+    """The name of a size with so many layers in place of its own."""
+    return f"{size}{_CUT}{layers}"
+
+
+def uncut(size: str) -> tuple[str, int]:
+    """The name of SIZES that was cut, and to how many layers; 0 where it was not."""
+    name, _, layers = size.partition(_CUT)
+    return name, int(layers) if layers.isdecimal() else 0
 
 
 def parameter_count(config: ModelConfig) -> int:

@@ -7,6 +7,7 @@ import torch
 from plans import run
 
 from bench.models import MODELS, SIZES, ConfigError, TTTConfig, model_config, parameter_count
+from bench.models.config import cut, uncut
 from bench.models.factory import default_dtype, from_seed, model_class
 from bench.models.layers import mark_layers, rotate_halves, rotate_interleaved, rotation
 from bench.models.operator import TorchOperator
@@ -371,6 +372,15 @@ def test_an_untied_head_counts():
     assert parameter_count(config) == parameter_count(replace(config, tied=True)) + 32000 * 768
     weights = model_class(config)(config, "meta", torch.bfloat16).weights()
     assert parameter_count(config) == sum(weight.numel() for weight in weights.values())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_size_cut_to_fewer_layers_has_the_same_layers(model):
+    config, whole = model_config(model, cut("1.3b", 2)), model_config(model, "1.3b")
+    assert config.layers == whole.layers * 2 // 24
+    assert replace(config, layers=whole.layers) == whole
+    assert uncut(cut("1.3b", 2)) == ("1.3b", 2)
+    assert uncut("1.3b") == ("1.3b", 0)
 
 
 def test_wrong_names_are_refused():

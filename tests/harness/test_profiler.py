@@ -99,6 +99,22 @@ def test_ncu_counts_beside_the_times_of_kineto(tmp_path: Path, fake: Any) -> Non
     assert said == []
 
 
+@pytest.mark.parametrize("unknown", [False, True])
+def test_ncu_counts_a_smaller_case_where_the_system_has_one(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch, unknown: bool
+) -> None:
+    fake()
+    if unknown:
+        monkeypatch.setenv("FAKE_UNKNOWN_SIZE", "small")
+    run = run_of(tmp_path)
+    (found,), said = profile_all(run, WITH_NCU, stand_in=lambda each: replace(each, case=case(size="small")))
+    assert found.case == case()
+    assert all(kernel.counters for kernel in found.kernels)
+    assert profile_path(run.folder, case().key).with_suffix(".ncu-rep").exists()
+    assert [" small " in note for note in found.notes] == ([] if unknown else [True])
+    assert said == []
+
+
 @pytest.mark.parametrize(
     ("does", "launches", "why", "lasting"),
     [
@@ -151,7 +167,7 @@ def test_without_nsys_kineto_takes_its_place_unless_told_otherwise(tmp_path: Pat
 @pytest.mark.parametrize(
     ("does", "why"),
     [
-        ("kill", "nsys failed: the worker was killed by SIGKILL"),
+        ("kill", "was killed by SIGKILL"),  # before or after its answer
         ("kill late", "nsys failed: it was killed by SIGKILL; --with torch does without it"),
         ("nothing", "nsys failed: it left no report"),
         ("unreadable", "nsys could not read its report: the report cannot be opened; profile the case again"),

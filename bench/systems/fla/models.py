@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bench.models.base import CausalLM, check_ids
-from bench.models.config import SIZES, VOCABULARY
+from bench.models.config import SIZES, VOCABULARY, uncut
 from bench.systems.language_model import (
     STEPS,
     Forward,
@@ -115,10 +115,12 @@ class Fla(TunedLanguageModel):
         """Random weights by seed, as the package draws them; what it begins at zero (RWKV-7's outputs) is drawn too."""
         import fla.models
 
-        if case.size not in self.sizes:
+        size, layers = uncut(case.size)
+        if size not in self.sizes:
             raise Skip(f"{case.system} is set up for the size {', '.join(self.sizes)} only")
         config_class, model_class = (getattr(fla.models, name) for name in self.classes)
-        config = config_class(vocab_size=VOCABULARY, tie_word_embeddings=True, **self.sizes[case.size])
+        shape = self.sizes[size] | ({"num_hidden_layers": layers} if layers else {})
+        config = config_class(vocab_size=VOCABULARY, tie_word_embeddings=True, **shape)
         torch.manual_seed(0)
         with torch.device(device()):
             inner = model_class(config)

@@ -44,6 +44,7 @@ class Settings:
     max_num_batched_tokens: int
     attention: str = ""
     graphs: str = "engine"
+    cache_bytes: int | None = None  # None: what is left of MEMORY_SHARE
 
     def __post_init__(self) -> None:
         if self.graphs not in GRAPHS:
@@ -70,6 +71,7 @@ class Settings:
             "disable_log_stats": True,
             **({"block_size": self.block_size} if self.block_size else {}),
             **({"attention_config": attention} if attention else {}),
+            **({"kv_cache_memory_bytes": self.cache_bytes} if self.cache_bytes else {}),
             **({"compilation_config": graphs} if graphs else {}),
         }
 

@@ -13,6 +13,7 @@ import torch
 from bench.cost import model_work, total
 from bench.memory import kept_bytes
 from bench.models import ModelConfig
+from bench.models.config import parameter_count, uncut
 from bench.systems.ceilings import ceilings_of
 from bench.systems.language_model import (
     STEPS,
@@ -25,7 +26,7 @@ from bench.systems.language_model import (
     token_times,
 )
 from bench.systems.needs import needs_gpu
-from bench.systems.vllm.engine import SEQUENCES, Batch, Engine, Settings
+from bench.systems.vllm.engine import MEMORY_SHARE, SEQUENCES, Batch, Engine, Settings
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.system import NeedsFreshProcess, Workload
@@ -41,6 +42,7 @@ ENVIRONMENT = {
 }
 STEADY_STEPS = 32  # of a generate batch, at the least, in which every sequence takes part
 MANY_SEQUENCES = 4096  # the figures' largest batch: an engine of more than SEQUENCES is made for all of them
+BESIDE_CACHE = 2_500_000_000  # bytes that an engine of 1.3b took beside weights and cache, on an H100 and an H200
 MODEL_LENGTH = 33_024  # the figures' longest prompt, 32,768, and its steps; one engine then serves them all
 
 
@@ -140,14 +142,25 @@ class VllmSystem:
             max_num_batched_tokens=int(case.option("max_num_batched_tokens", self.max_num_batched_tokens)),
             attention=str(case.option("attention", "")),
             graphs=str(case.option("graphs", "engine")),
+            cache_bytes=self._share_of_cache(case.size),
         )
+
+    def _share_of_cache(self, size: str) -> int | None:
+        """Of a size that was cut, its layers' share of the whole model's cache: as many sequences fit; else None."""
+        name, layers = uncut(size)
+        if not layers:
+            return None
+        config, part = self.config(name), self.config(size)
+        cache = int(MEMORY_SHARE * gpu_memory()) - 2 * parameter_count(config) - BESIDE_CACHE
+        return cache * part.layers // config.layers
 
     def _sequences(self, case: Case) -> int:
         """SEQUENCES where no more could ever be in flight of the case's batch, else MANY_SEQUENCES, doubled if need be.
 
         So a figure's batches share one or two engines; each start of one costs as much as the cases of a figure.
         """
-        possible = min(case.batch, gpu_memory() // self.cache_bytes(self.config(case.size), case.context))
+        each = self.cache_bytes(self.config(uncut(case.size)[0]), case.context)
+        possible = min(case.batch, gpu_memory() // each)
         return SEQUENCES if possible <= SEQUENCES else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
 
     def _gate(self, engine: Engine, case: Case) -> Verdict:

@@ -12,6 +12,7 @@ import fake_vllm
 import pytest
 import torch
 
+from bench.models.config import cut
 from bench.systems.language_model import choice_check, token_times
 from bench.systems.needs import cannot_import
 from bench.systems.vllm import engine as vllm_engine
@@ -102,6 +103,14 @@ def test_a_profiler_sees_steady_steps_alone(llm):
 
     assert workload.steady(around()) == len(seen) == vllm_engine.STEPS_SEEN < vllm_system.STEADY_STEPS
     assert set(seen) == {4}
+
+
+def test_an_engine_of_fewer_layers_holds_as_many_sequences(llm):
+    settings = VllmTransformer()._settings(replace(CASE, size=cut("1.3b", 2), context=2048, batch=512))
+    whole = VllmTransformer()._settings(replace(CASE, size="1.3b", context=2048, batch=512))
+    assert replace(settings, size="1.3b", cache_bytes=None) == whole
+    assert settings.arguments()["kv_cache_memory_bytes"] == pytest.approx(66.9e9 / 12, rel=1e-2)
+    assert "kv_cache_memory_bytes" not in whole.arguments()
 
 
 def test_a_cache_that_holds_no_sequence_is_out_of_memory(llm):
