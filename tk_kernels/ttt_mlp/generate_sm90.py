@@ -62,7 +62,6 @@ def dual(
     weights2 += pid * (D * F)
     w1_shared = gl.allocate_shared_memory(weights1.dtype.element_ty, [G, FW, D], shared)
     w2_shared = gl.allocate_shared_memory(weights1.dtype.element_ty, [G, FW, D], shared)
-    vectors = gl.allocate_shared_memory(gl.float32, [3, D], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     sums_z2 = gl.allocate_shared_memory(gl.float32, [G, D], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     sums_zbar2 = gl.allocate_shared_memory(gl.float32, [G, D], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     g2_shared = gl.allocate_shared_memory(rows_k.dtype.element_ty, [16, D], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
@@ -103,9 +102,7 @@ def dual(
 
     # Z1 = k @ W1 + b1 ; Z1bar = q @ W1 + b1 - s_i * sum_{j < i} (q . k_j + 1) g1_j, and the term of j = i below
     kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
-    vectors.index(0).store(kf)
-    vectors.index(1).store(qf)
-    k_wide, q_wide = vectors.index(0).load(per_d), vectors.index(1).load(per_d)
+    k_wide, q_wide = gl.convert_layout(kf, per_d), gl.convert_layout(qf, per_d)
     q_rows = along_d(gl.convert_layout(q_wide, gl.SliceLayout(0, gl.SliceLayout(1, of_d)), assert_trivial=True))
     weight1 = -scale * (gl.sum(q_rows * wide(past_k), 2) + 1.0)
     weight1 = gl.convert_layout(weight1, gl.SliceLayout(2, of_f))
@@ -124,8 +121,7 @@ def dual(
     gamma, beta = gamma.to(gl.float32), beta.to(gl.float32)
     grad2 = ln_l2_grad(z2, v_row.to(gl.float32) - kf, gamma, beta, valid, D)
     g2 = (rate * grad2).to(row_type)
-    vectors.index(2).store(grad2)
-    grad2_wide = vectors.index(2).load(per_d)
+    grad2_wide = gl.convert_layout(grad2, per_d)
     grad1 = gl.sum(wide(w2_shared.load(tile)) * along_d(grad2_wide), 2) * gelu_grad(z1)
     x2 = narrow(x2, row_type)
     g1 = narrow(rate * grad1, row_type)
