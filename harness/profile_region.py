@@ -14,6 +14,9 @@ from harness.work import Work
 
 NAME_LIMIT = 400  # characters of a kernel's name: C++ templates have no end of their own
 KERNEL_LIMIT = 2000  # distinct kernels of a profile
+# By how much launches that were counted differ in time from the others of their kernel where they did other work; other
+# clocks make less, and a kernel of a few microseconds takes up to as many more where it is counted.
+UNLIKE, UNLIKE_US = 0.4, 5.0
 
 
 class ProfileError(RecordError):
@@ -73,6 +76,24 @@ class Kernel:
         if self.launches < 1:
             raise ValueError(f"kernel {self.name[:60]!r}: {self.launches} launches")
         _refuse_negative(f"kernel {self.name[:60]!r}", time_us=self.time_us)
+
+    @property
+    def dram_bytes(self) -> float | None:
+        """Bytes that a launch moved, the mean; None where they were not counted."""
+        return self._of_mean_launch(self.counters.dram_bytes if self.counters else None)
+
+    @property
+    def operations(self) -> float | None:
+        """FLOPs of a launch, the mean; None where they were not counted."""
+        return self._of_mean_launch(self.counters.operations if self.counters else None)
+
+    def _of_mean_launch(self, counted: float | None) -> float | None:
+        """What the counted launches did, at their rate where they took unlike times: a last step also rewrites W."""
+        if counted is None or self.counters is None:
+            return None
+        mean_us, counted_us = self.time_us / self.launches, self.counters.time_us
+        unlike = abs(counted_us - mean_us) > max(UNLIKE * mean_us, UNLIKE_US)
+        return counted * mean_us / counted_us if unlike and counted_us else counted
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from harness.case import Case
+from harness.cuda_clock import launches_for
+from harness.nvml import open_gpu
 from harness.peak_memory import is_out_of_memory
 from harness.ranges import COUNTED_LAYER, TIMED, nvtx_range, profiler_range, range_name, recorded, told
 from harness.system import Workload
-from harness.timer import Policy
+from harness.timer import Policy, never_throttled
 
 WARM_RUNS = 3
 RUNS = 5  # of what is timed, one after another, at the least
@@ -81,6 +83,9 @@ class _Work:
         self.units = workload.units
         self.notes: list[str] = []
         self.passes = 0  # of a call through the layer that is counted
+        gpu = open_gpu() if workload.device == "cuda" else None
+        self.throttled = gpu.throttled if gpu else never_throttled
+        self.together = 1  # runs without a pause after them: a sample of a measurement
         self.lead = 0  # runs just before those that are looked at
         self.runs = RUNS
         self._policy = replace(policy, min_samples=1, max_samples=1, budget_s=0.0)
@@ -106,14 +111,29 @@ class _Work:
                 break
 
     def load(self, run: Callable[[], object]) -> None:
-        """Run what is timed until the GPU's power controller has settled; learn how many runs to lead in and to see."""
+        """Run what is timed until the GPU's power controller has settled; learn how many runs to lead in and to see.
+
+        Both are whole samples: at its power cap a GPU that rests between them, 12% of the time, is 4% faster in them.
+        """
         start, runs = time.monotonic(), 0
         while self.device == "cuda" and time.monotonic() - start < LOAD_S:
-            run()
-            _wait(self.device)
+            self.repeat(run, 1)
             runs += 1
-        self.lead = math.ceil(LEAD_S * runs / LOAD_S)
-        self.runs = max(RUNS, math.ceil(RUNS_S * runs / LOAD_S))
+        if runs:
+            self.together = launches_for(LOAD_S / runs * 1e3)
+            self.lead = self._whole_samples(LEAD_S * runs / LOAD_S)
+            self.runs = self._whole_samples(max(RUNS, RUNS_S * runs / LOAD_S))
+
+    def _whole_samples(self, runs: float) -> int:
+        return self.together * math.ceil(runs / self.together)
+
+    def repeat(self, run: Callable[[], object], runs: int) -> None:
+        """So many runs, with the pauses of a measurement after each sample: it waits and asks about throttling."""
+        for number in range(1, runs + 1):
+            run()
+            if number % self.together == 0:
+                _wait(self.device)
+                self.throttled()
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
         """One call in the range of its phase, inside of `region`; of an engine's generate, its steady steps alone."""
@@ -147,7 +167,7 @@ class _Work:
 def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     # Here, as a worker that profiles nothing needs no more than what it measures with.
     from harness.profilers import kineto
-    from harness.profilers.trace import found_in, last_runs
+    from harness.profilers.trace import found_in, last_runs, without_pauses
 
     single = work.is_engine or work.device == "cpu"
     found = work.ranged(kineto.recording(work.device, with_ranges=True, keep=keep if single else None))
@@ -157,11 +177,11 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
         run, most = work.timed(), max(1, LAUNCHES // max(1, len(ranged)))
         with kineto.recording(work.device, with_ranges=False, keep=keep, before=lambda: work.load(run)) as found:
             lead = min(work.lead, most - 1)
+            lead -= lead % work.together
             runs = min(work.runs, most - lead)
-            for _ in range(lead + runs):
-                run()
+            work.repeat(run, lead + runs)
         timed, runs = last_runs(kineto.launched(found.events, work.device), runs, lead + runs)
-    return _values(found_in(timed, ranged, runs)) | {"units": runs * work.units}
+    return _values(found_in(without_pauses(timed, runs, work.together), ranged, runs)) | {"units": runs * work.units}
 
 
 def _counted(work: _Work) -> int:
@@ -183,21 +203,19 @@ def _counted(work: _Work) -> int:
 
 
 def _captured(work: _Work) -> dict[str, Any]:
-    """Run a call under its ranges, then what is timed, in the region of Nsight; how many units and runs were timed."""
+    """Run a call under its ranges, then what is timed, in the region of Nsight; what was timed: units, runs, pauses."""
     if work.is_engine:
         work.ranged(profiler_range(work.device))
-        return {"units": work.units, "runs": 1}
+        return {"units": work.units, "runs": 1, "together": 1}
     run = work.timed()
     work.load(run)
     with profiler_range(work.device):
         work.ranged(nullcontext())
         _wait(work.device)
-        for _ in range(work.lead):
-            run()
+        work.repeat(run, work.lead)
         with nvtx_range(TIMED):
-            for _ in range(work.runs):
-                run()
-    return {"units": work.runs * work.units, "runs": work.runs}
+            work.repeat(run, work.runs)
+    return {"units": work.runs * work.units, "runs": work.runs, "together": work.together}
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from harness.process import RUN_VARIABLE, Launch, Limits, WorkerLost, WorkerProc
 from harness.profile_record import Profile, profile_path, read_profile, write_profile
 from harness.profile_region import Counters, ProfileError, Region
 from harness.profilers import kineto, ncu, nsys
-from harness.profilers.trace import found_in
+from harness.profilers.trace import found_in, without_pauses
 from harness.ranges import range_names
 from harness.reason import of_exception, sentence
 from harness.record import Record, RecordError
@@ -229,7 +229,8 @@ class Profiler:
         timed, ranged = nsys.read(database)
         command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
         values = dict(answer["profile"])
-        found = found_in(timed or ranged, ranged, values.pop("runs")) | values
+        runs, together = values.pop("runs"), values.pop("together")
+        found = found_in(without_pauses(timed or ranged, runs, together), ranged, runs) | values
         return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}, "commands": [command]}, record
 
     def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.profile_region import KERNEL_LIMIT, Kernel, ProfileError, Range, RangeKernel, Timeline, short_name
@@ -54,6 +54,23 @@ def last_runs(launched: list[Launched], runs: int, recorded: int) -> tuple[list[
         return launched, recorded
     in_order = sorted(launched, key=lambda each: each.start_us)
     return in_order[-(len(launched) // recorded * runs) :], runs
+
+
+def without_pauses(launched: Sequence[Launched], runs: int, together: int) -> list[Launched]:
+    """The launches of `runs` runs with no time between those that ran `together` and the next ones.
+
+    As they are where runs launch unlike numbers.
+    """
+    in_order = sorted(launched, key=lambda each: each.start_us)
+    if not in_order or len(in_order) % runs:
+        return in_order
+    each, closed, end = len(in_order) // runs * together, list[Launched](), None
+    for start in range(0, len(in_order), each):
+        group = in_order[start : start + each]
+        shift = 0.0 if end is None else end - group[0].start_us
+        closed += [replace(one, start_us=one.start_us + shift, end_us=one.end_us + shift) for one in group]
+        end = max(one.end_us for one in closed[start:])
+    return closed
 
 
 def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:

@@ -61,10 +61,10 @@ def timeline(profile: Profile) -> dict[str, Any]:
 
 def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
     """(GB/s, TFLOP/s, FLOPs a byte) of a kernel; None where it is not known."""
-    counters, each_us = kernel.counters, kernel.time_us / kernel.launches
-    if counters is None or not each_us:
+    each_us = kernel.time_us / kernel.launches
+    if not each_us:
         return None, None, None
-    moved, computed = counters.dram_bytes, counters.operations
+    moved, computed = kernel.dram_bytes, kernel.operations
     return (
         None if moved is None else moved / (each_us * 1e3),
         None if computed is None else computed / (each_us * 1e6),

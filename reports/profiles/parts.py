@@ -124,8 +124,7 @@ def _model_floor_us(work: Work | None, region: Region) -> float | None:
 
 def kernel_floor_us(kernel: Kernel, region: Region) -> float | None:
     """The least that a kernel's launches could take: what they moved at a copy's rate, or computed at a product's."""
-    counters = kernel.counters
-    each = None if counters is None else floor_us(counters.operations, counters.dram_bytes, region.ceilings)
+    each = floor_us(kernel.operations, kernel.dram_bytes, region.ceilings)
     return None if each is None else each * kernel.launches
 
 

@@ -107,8 +107,7 @@ def bound_of(kernel: Kernel, region: Region) -> str:
     counters = kernel.counters
     if counters is None:
         return "what bounds it was not counted"
-    moved = _share_of_copy(kernel, counters, region)
-    computed = _share_of_product(kernel, counters, region)
+    moved, computed = roofs(kernel, region)
     if moved is not None and moved >= HIGH and moved >= (computed or 0):
         return f"{moved:.0%} of a copy's bandwidth: bound by memory"
     if computed is not None and computed >= HIGH:
@@ -136,9 +135,9 @@ def waits(counters: Counters, most: int = 3) -> list[tuple[str, float]]:
 
 def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
     """(share of a copy's bandwidth, share of a large product's rate) of a kernel; None where it is not known."""
-    if kernel.counters is None:
-        return None, None
-    return _share_of_copy(kernel, kernel.counters, region), _share_of_product(kernel, kernel.counters, region)
+    copied, multiplied = region.ceilings.get("copy_gbs"), region.ceilings.get("product_tflops")
+    each_us = kernel.time_us / kernel.launches
+    return _share(kernel.dram_bytes, each_us * 1e3, copied), _share(kernel.operations, each_us * 1e6, multiplied)
 
 
 def short(name: str) -> str:
@@ -153,15 +152,5 @@ def short(name: str) -> str:
     return "::".join(plain.split("::")[-2:]).strip()
 
 
-def _share_of_copy(kernel: Kernel, counters: Counters, region: Region) -> float | None:
-    ceiling = region.ceilings.get("copy_gbs")
-    if not ceiling or counters.dram_bytes is None or not kernel.time_us:
-        return None
-    return counters.dram_bytes * kernel.launches / (kernel.time_us * 1e3) / ceiling
-
-
-def _share_of_product(kernel: Kernel, counters: Counters, region: Region) -> float | None:
-    ceiling = region.ceilings.get("product_tflops")
-    if not ceiling or counters.operations is None or not kernel.time_us:
-        return None
-    return counters.operations * kernel.launches / (kernel.time_us * 1e6) / ceiling
+def _share(done: float | None, per_rate: float, ceiling: float | None) -> float | None:
+    return done / per_rate / ceiling if done is not None and per_rate and ceiling else None

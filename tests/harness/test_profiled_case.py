@@ -11,7 +11,7 @@ from profile_helpers import WithTorch, case
 from harness import profiled_case
 from harness.measured_case import PROFILE, CaseRun
 from harness.profiled_case import RUNS, WARM_RUNS, ProfilerChoice, ceilings_by
-from harness.profilers.trace import Launched, last_runs
+from harness.profilers.trace import Launched, last_runs, without_pauses
 from harness.ranges import nvtx_range
 from harness.system import Workload
 from harness.timer import Policy
@@ -31,7 +31,7 @@ def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(monkeypatch:
     workload = Workload(run=lambda: events.append("run"), units=16)
     call = ["prefill", "run", "end"]
     found = profiled_case.profile(case(), workload, Policy(), ProfilerChoice("nsys"))
-    assert found == {"units": 16 * RUNS, "runs": RUNS, "notes": [], "work": {}}
+    assert found == {"units": 16 * RUNS, "runs": RUNS, "together": 1, "notes": [], "work": {}}
     assert events == [*call * WARM_RUNS, "cpu", *call, "timed", *["run"] * RUNS, "end", "end"]
     events.clear()
     assert profiled_case.profile(case(), workload, Policy(), ProfilerChoice("ncu"))["units"] == 16
@@ -77,9 +77,33 @@ def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.Mo
         profiled_case._Work(case(), Workload(run=print, device=device), Policy()) for device in ("cuda", "cpu")
     )
     on_gpu.load(lambda: calls.append("run"))
-    assert (len(calls), on_gpu.lead, on_gpu.runs) == (20, 10, 7)
+    assert (len(calls), on_gpu.lead, on_gpu.runs, on_gpu.together) == (20, 10, 7, 1)
     on_cpu.load(lambda: calls.append("run"))
     assert (len(calls), on_cpu.lead, on_cpu.runs) == (20, 0, RUNS)
+
+
+def test_short_runs_pause_where_a_measurement_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    runs: list[str] = []
+    monkeypatch.setattr(profiled_case, "_wait", lambda device: waits.append(len(runs)))
+    monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=lambda: len(runs) * 0.4e-3))
+    work = profiled_case._Work(case(), Workload(run=print, device="cuda"), Policy())
+    work.load(lambda: runs.append("run"))
+    assert (work.together, work.lead, work.runs) == (3, 1251, 627)  # a sample is 1 ms at least
+    waits.clear()
+    runs.clear()
+    work.repeat(lambda: runs.append("run"), 6)
+    assert (len(runs), waits) == (6, [3, 6])
+
+
+def test_pauses_are_taken_out_and_gaps_stay() -> None:
+    starts = [0, 11, 100, 112, 300, 315]  # kernels of 10 us; two runs of one kernel make a sample
+    launched = [Launched("kernel", float(start), start + 10.0, 10.0) for start in starts]
+    closed = without_pauses(launched, runs=6, together=2)
+    assert [each.start_us for each in closed] == [0, 11, 21, 33, 43, 58]
+    assert [each.end_us - each.start_us for each in closed] == [10.0] * 6
+    assert without_pauses(launched, runs=4, together=2) == launched  # they launched unlike numbers
+    assert without_pauses(launched, runs=1, together=1) == launched
 
 
 def test_the_runs_before_the_last_ones_only_load_the_gpu() -> None:
