@@ -1,6 +1,7 @@
 """A systems.toml says which interpreter runs a system where it is asked for, and a broken one is explained."""
 
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,11 @@ def test_what_make_baselines_writes_names_systems_that_exist():
     assert found["transformer", "vllm"].command == [".venv-vllm/bin/python"]
     own = {pair for pair, launch in found.items() if launch.command != [sys.executable]}
     assert own == {(each.system, each.backend) for each in ADAPTERS if each.install != "make bench"}
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_what_the_tests_need_is_locked_for_either_machine(target):
+    root = Path(__file__).parents[2]
+    wanted = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"]
+    locked = {line.removesuffix(" \\") for line in (root / f"bench/requirements/{target}.txt").read_text().splitlines()}
+    assert set(wanted) <= locked

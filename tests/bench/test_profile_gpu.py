@@ -26,7 +26,7 @@ pytestmark = [
 ]
 KINDS = {
     "layer": ("kernel-forward", "--systems", "ttt-linear/thunderkittens", "--batch", "16", "--context", "8192"),
-    "models": ("quick", "--systems", "ttt-linear/torch,transformer/torch", "--batch", "2", "--context", "1024"),
+    "models": ("quick", "--systems", "ttt-linear/torch,transformer/torch", "--batch", "2", "--context", "64"),
 }
 
 

@@ -41,6 +41,7 @@ def test_256_steps(operator: str, form: str, precision: str, batch: int) -> None
 
 @operators
 @forms
+@pytest.mark.xdist_group("large")  # one after another: the largest state is 20 GB
 def test_batch_of_4096(operator: str, form: str) -> None:
     """2^31 elements in each weight of the MLP: offsets beyond 32 bits; each position once."""
     if form == "primal" and operator == "mlp":
