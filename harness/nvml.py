@@ -1,13 +1,18 @@
 """Read by NVML what the GPU reports about itself during a measurement; opened only where there is a GPU."""
 
 import hashlib
+import math
 import os
 import sys
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+# The driver may take 0.1 ms to say whether it throttles the GPU, which rests meanwhile: asked after each sample of
+# 0.8 ms, one at its power cap ran 4% faster than without a rest.
+ASKED_EVERY_S = 0.02
 
 # Reasons that slow the GPU down against its settings: power cap, hardware, thermal (software, hardware), power brake.
 # Idle clocks, application clocks and display clocks are settings or rest, not throttling.
@@ -26,6 +31,7 @@ class Gpu:
     def __init__(self, pynvml: Any, handle: Any) -> None:
         self._nvml = pynvml
         self._handle = handle
+        self._throttled, self._ask_at = False, -math.inf
 
     def constants(self) -> dict[str, Any]:
         """What does not change: name, driver, memory_bytes, device_id."""
@@ -55,8 +61,11 @@ class Gpu:
         return [name for bit, name in _THROTTLE.items() if (bits or 0) & bit]
 
     def throttled(self) -> bool:
-        """Whether the GPU is slowed down now."""
-        return bool(self.throttle_reasons())
+        """Whether the GPU is slowed down, as of at most `ASKED_EVERY_S` ago."""
+        now = time.monotonic()
+        if now >= self._ask_at:
+            self._throttled, self._ask_at = bool(self.throttle_reasons()), now + ASKED_EVERY_S
+        return self._throttled
 
     def energy_j(self) -> float | None:
         """Joules since the driver was loaded."""

@@ -113,7 +113,7 @@ class _Work:
     def load(self, run: Callable[[], object]) -> None:
         """Run what is timed until the GPU's power controller has settled; learn how many runs to lead in and to see.
 
-        Both are whole samples: at its power cap a GPU that rests between them, 12% of the time, is 4% faster in them.
+        Both are whole samples, as a GPU at its power cap that rests between them is faster in them.
         """
         start, runs = time.monotonic(), 0
         while self.device == "cuda" and time.monotonic() - start < LOAD_S:
@@ -128,7 +128,7 @@ class _Work:
         return self.together * math.ceil(runs / self.together)
 
     def repeat(self, run: Callable[[], object], runs: int) -> None:
-        """So many runs, with the pauses of a measurement after each sample: it waits and asks about throttling."""
+        """So many runs, and after each sample of them what a measurement does: wait, and ask about throttling."""
         for number in range(1, runs + 1):
             run()
             if number % self.together == 0:

@@ -76,6 +76,20 @@ def test_snapshot_of_a_gpu(install: Any) -> None:
     }
 
 
+def test_a_driver_is_asked_now_and_then_whether_it_throttles(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(FakeNvml(reasons=0x04))
+    gpu = nvml.open_gpu()
+    assert gpu is not None
+    answers = iter([["sw_power_cap"], []])
+    monkeypatch.setattr(gpu, "throttle_reasons", lambda: next(answers))
+    now = 100.0
+    monkeypatch.setattr(nvml.time, "monotonic", lambda: now)
+    found = []
+    for now in (100.0, 100.01, 100.0 + nvml.ASKED_EVERY_S):  # noqa: B007
+        found.append(gpu.throttled())
+    assert found == [True, True, False]
+
+
 def test_two_gpus_of_one_model_are_told_apart_but_not_named(install: Any) -> None:
     found = []
     for uuid in ("12-34", "12-35", "12-34"):
