@@ -63,6 +63,7 @@ test: $(INSTALLED) lint chromium axe slurm
 
 # Tests of kernels mostly compile, so they share the GPU; what is timed has it alone.
 test-gpu: $(INSTALLED)
+	-$(PY) -m bench build
 	$(PY) -m pytest -m gpu tests/tk_kernels --numprocesses 4 --dist loadgroup
 	$(PY) -m pytest -m gpu --ignore tests/tk_kernels
 

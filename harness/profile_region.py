@@ -14,8 +14,8 @@ from harness.work import Work
 
 NAME_LIMIT = 400  # characters of a kernel's name: C++ templates have no end of their own
 KERNEL_LIMIT = 2000  # distinct kernels of a profile
-# By how much launches that were counted differ in time from the others of their kernel where they did other work; other
-# clocks make less, and a kernel of a few microseconds takes up to as many more where it is counted.
+# Counted launches did other work where their time differs from the mean by more than the share UNLIKE and by more than
+# UNLIKE_US: other clocks make less than the first, counting a short kernel costs less than the second.
 UNLIKE, UNLIKE_US = 0.4, 5.0
 
 

@@ -16,12 +16,12 @@ from harness.nvml import open_gpu
 from harness.peak_memory import is_out_of_memory
 from harness.ranges import COUNTED_LAYER, TIMED, nvtx_range, profiler_range, range_name, recorded, told
 from harness.system import Workload
-from harness.timer import Policy, never_throttled
+from harness.timer import Policy, never_throttled, take_engine_samples
 
 WARM_RUNS = 3
 RUNS = 5  # of what is timed, one after another, at the least
 RUNS_S = 0.25  # and for so long: over a few ms the clock of a GPU at its power cap is any of its clocks
-LAUNCHES = 20_000  # of kernels in the timed region, about: a trace of more takes longer than it shows
+LAUNCHES = 20_000  # of kernels that Kineto records, those that lead in too: a trace of more takes longer than it shows
 COUNTED_STEPS = 2  # of a call of generate, its last ones: what is done once a mini-batch is in the last
 LOAD_S = 2.0  # of load before a profiler is turned on: a GPU at its power cap is as slow as in a measurement
 LEAD_S = 0.5  # of load after that, as turning it on takes so long that the GPU rests
@@ -85,7 +85,7 @@ class _Work:
         self.passes = 0  # of a call through the layer that is counted
         gpu = open_gpu() if workload.device == "cuda" else None
         self.throttled = gpu.throttled if gpu else never_throttled
-        self.together = 1  # runs without a pause after them: a sample of a measurement
+        self.together = 1  # runs without a pause between them: about a sample of a measurement
         self.lead = 0  # runs just before those that are looked at
         self.runs = RUNS
         self._policy = replace(policy, min_samples=1, max_samples=1, budget_s=0.0)
@@ -97,7 +97,8 @@ class _Work:
     def warm(self) -> None:
         """Run until what compiles has compiled; an engine does by itself, and says how many units a batch is."""
         if self.workload.engine_samples is not None:
-            self.units = max(1, len(list(self.workload.engine_samples(self._policy))))
+            samples = self.workload.engine_samples(self._policy)
+            self.units = len(take_engine_samples(samples, self._policy).samples_ms)
             return
         for _ in range(WARM_RUNS):
             start = time.monotonic()
@@ -113,19 +114,24 @@ class _Work:
     def load(self, run: Callable[[], object]) -> None:
         """Run what is timed until the GPU's power controller has settled; learn how many runs to lead in and to see.
 
-        Both are whole samples, as a GPU at its power cap that rests between them is faster in them.
+        It rests where a measurement does: at its power cap a GPU runs faster after each rest.
         """
-        start, runs = time.monotonic(), 0
-        while self.device == "cuda" and time.monotonic() - start < LOAD_S:
-            self.repeat(run, 1)
-            runs += 1
+        start, runs, each_s = time.monotonic(), 0, 0.0
+        while self.device == "cuda" and runs * each_s < LOAD_S:
+            self.repeat(run, self.together)
+            runs += self.together
+            each_s = (time.monotonic() - start) / runs
+            self.together = launches_for(each_s * 1e3)
         if runs:
-            self.together = launches_for(LOAD_S / runs * 1e3)
-            self.lead = self._whole_samples(LEAD_S * runs / LOAD_S)
-            self.runs = self._whole_samples(max(RUNS, RUNS_S * runs / LOAD_S))
+            self.lead, self.runs = math.ceil(LEAD_S / each_s), max(RUNS, math.ceil(RUNS_S / each_s))
 
-    def _whole_samples(self, runs: float) -> int:
-        return self.together * math.ceil(runs / self.together)
+    def window(self, most: int) -> tuple[int, int]:
+        """How many runs to lead in and to see, of at most `most` in all: whole samples, where they are that many."""
+        runs = self._whole_samples(min(self.runs, max(1, most // 2)))
+        return self._whole_samples(min(self.lead, most - runs)), runs
+
+    def _whole_samples(self, runs: int) -> int:
+        return runs - runs % self.together or runs
 
     def repeat(self, run: Callable[[], object], runs: int) -> None:
         """So many runs, and after each sample of them what a measurement does: wait, and ask about throttling."""
@@ -176,12 +182,15 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     if not single:
         run, most = work.timed(), max(1, LAUNCHES // max(1, len(ranged)))
         with kineto.recording(work.device, with_ranges=False, keep=keep, before=lambda: work.load(run)) as found:
-            lead = min(work.lead, most - 1)
-            lead -= lead % work.together
-            runs = min(work.runs, most - lead)
-            work.repeat(run, lead + runs)
-        timed, runs = last_runs(kineto.launched(found.events, work.device), runs, lead + runs)
-    return _values(found_in(without_pauses(timed, runs, work.together), ranged, runs)) | {"units": runs * work.units}
+            lead, runs = work.window(most)
+            work.repeat(run, lead)
+            work.repeat(run, runs)
+        launched = kineto.launched(found.events, work.device)
+        if len(launched) % (lead + runs):
+            work.notes.append("its runs launch unlike numbers of kernels, so pauses between them count as gaps")
+        timed, runs = last_runs(launched, runs, lead + runs)
+        timed = without_pauses(timed, runs, work.together)
+    return _values(found_in(timed, ranged, runs)) | {"units": runs * work.units}
 
 
 def _counted(work: _Work) -> int:
@@ -203,7 +212,7 @@ def _counted(work: _Work) -> int:
 
 
 def _captured(work: _Work) -> dict[str, Any]:
-    """Run a call under its ranges, then what is timed, in the region of Nsight; what was timed: units, runs, pauses."""
+    """Run a call under its ranges, then what is timed, in Nsight's region; units, runs, and runs between pauses."""
     if work.is_engine:
         work.ranged(profiler_range(work.device))
         return {"units": work.units, "runs": 1, "together": 1}
@@ -212,10 +221,11 @@ def _captured(work: _Work) -> dict[str, Any]:
     with profiler_range(work.device):
         work.ranged(nullcontext())
         _wait(work.device)
-        work.repeat(run, work.lead)
+        lead, runs = work.window(work.lead + 2 * work.runs)
+        work.repeat(run, lead)
         with nvtx_range(TIMED):
-            work.repeat(run, work.runs)
-    return {"units": work.runs * work.units, "runs": work.runs, "together": work.together}
+            work.repeat(run, runs)
+    return {"units": runs * work.units, "runs": runs, "together": work.together}
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -230,7 +230,9 @@ class Profiler:
         command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
         values = dict(answer["profile"])
         runs, together = values.pop("runs"), values.pop("together")
-        found = found_in(without_pauses(timed or ranged, runs, together), ranged, runs) | values
+        if not timed:  # an engine times itself
+            timed, runs, together = ranged, 1, 1
+        found = found_in(without_pauses(timed, runs, together), ranged, runs) | values
         return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}, "commands": [command]}, record
 
     def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
@@ -242,8 +244,8 @@ class Profiler:
         try:
             try:
                 counters, command = self._counters(launch, profile.case, stand_in)
-            except ToolLost as lost:
-                if lost.lasting or stand_in == planned:
+            except (ToolLost, ProfileError) as lost:
+                if getattr(lost, "lasting", False) or stand_in == planned:
                     raise
                 stand_in = planned
                 counters, command = self._counters(launch, profile.case, planned)

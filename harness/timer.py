@@ -59,7 +59,7 @@ class Policy:
 
 @dataclass
 class Timing:
-    """Raw samples in ms, whether the GPU was throttled at each, and what ended sampling: "interval", "budget", ..."""
+    """Raw samples in ms, whether the GPU was throttled at each or up to 20 ms before, and what ended sampling."""
 
     samples_ms: list[float]
     throttled: list[bool]

@@ -17,7 +17,7 @@ from harness.timer import Policy
 from reports.profiles.words import agreement, recorded_ms, sentences
 
 CEILINGS = "bench.systems.ceilings:measured_ceilings"
-COUNTED_LAYERS = 2  # the layer that is counted has one before it
+COUNTED_LAYERS = 2  # up to harness.ranges.COUNTED_LAYER, "layer 1"
 
 
 def profile(
@@ -41,7 +41,7 @@ def profile(
         limits,
         ceilings=CEILINGS if work.device == "cuda" else "",
         skip=lambda planned: work.skip(planned, []),
-        stand_in=_of_few_layers,
+        stand_in=of_few_layers,
         say=lambda text: print(f"ttt-bench: {text}", file=sys.stderr, flush=True),
         on_profile=shown,
     )
@@ -78,7 +78,7 @@ def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
     return kept
 
 
-def _of_few_layers(planned: Planned) -> Planned:
+def of_few_layers(planned: Planned) -> Planned:
     """A model's case with so few layers that a profiler can save what they keep; a layer's and a checkpoint's as is."""
     case = planned.case
     if case.option("scope", "model") != "model" or case.option("checkpoint", ""):

@@ -169,7 +169,7 @@ def cut(size: str, layers: int) -> str:
 def uncut(size: str) -> tuple[str, int]:
     """The name of SIZES that was cut, and to how many layers; 0 where it was not."""
     name, _, layers = size.partition(_CUT)
-    return name, int(layers) if layers.isdecimal() else 0
+    return (name, int(layers)) if layers.isdecimal() and int(layers) else (size, 0)
 
 
 def parameter_count(config: ModelConfig) -> int:

@@ -381,6 +381,9 @@ def test_a_size_cut_to_fewer_layers_has_the_same_layers(model):
     assert replace(config, layers=whole.layers) == whole
     assert uncut(cut("1.3b", 2)) == ("1.3b", 2)
     assert uncut("1.3b") == ("1.3b", 0)
+    for wrong in ("1.3b/", "1.3b/0", "1.3b/two", "1.3b/2/3", "/2"):
+        with pytest.raises(ConfigError):
+            model_config(model, wrong)
 
 
 def test_wrong_names_are_refused():

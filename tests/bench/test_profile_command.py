@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.run import Run
+from bench.commands.profile import of_few_layers
+from harness.case import Case
+from harness.run import Planned, Run
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["quick", "--systems", "transformer/torch", "--batch", "1", "--context", "32", "--device", "cpu"]
@@ -83,3 +86,18 @@ def test_a_mistake_is_one_sentence(profiled: Any, arguments: list[str], words: s
     done = ttt_bench("profile", *SMALL, "--out", "run", *arguments, cwd=folder)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ({}, "1.3b/2"),
+        ({"size": "tiny"}, "tiny"),
+        ({"size": "7b"}, "7b"),
+        ({"options": (("scope", "layer"),)}, "1.3b"),
+        ({"options": (("checkpoint", "mine@12"),)}, "1.3b"),
+    ],
+)
+def test_two_layers_stand_in_for_a_model(changes: dict[str, Any], size: str) -> None:
+    planned = Planned(replace(Case("ttt-mlp", "triton-dual", "1.3b", "generate", 512, 2048), **changes))
+    assert of_few_layers(planned) == replace(planned, case=replace(planned.case, size=size))

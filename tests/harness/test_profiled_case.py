@@ -1,3 +1,4 @@
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -89,11 +90,31 @@ def test_short_runs_pause_where_a_measurement_does(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=lambda: len(runs) * 0.4e-3))
     work = profiled_case._Work(case(), Workload(run=print, device="cuda"), Policy())
     work.load(lambda: runs.append("run"))
-    assert (work.together, work.lead, work.runs) == (3, 1251, 627)  # a sample is 1 ms at least
+    assert (work.together, work.lead, work.runs) == (3, 1250, 625)  # a sample is 1 ms at least
+    assert work.window(10_000) == (1248, 624)
     waits.clear()
     runs.clear()
     work.repeat(lambda: runs.append("run"), 6)
     assert (len(runs), waits) == (6, [3, 6])
+
+
+@pytest.mark.parametrize(
+    ("lead", "runs", "together", "most", "window"),
+    [
+        (500, 250, 1, 20_000, (500, 250)),
+        (500, 250, 8, 20_000, (496, 248)),
+        (500, 250, 1, 100, (50, 50)),  # so many launches a run that half of them lead in
+        (7, 5, 1, 5, (3, 2)),
+        (7, 5, 1, 1, (0, 1)),
+        (7, 5, 16, 20_000, (7, 5)),  # less than a sample
+    ],
+)
+def test_what_is_seen_has_as_many_runs_as_what_leads_in(
+    lead: int, runs: int, together: int, most: int, window: tuple[int, int]
+) -> None:
+    work = profiled_case._Work(case(), Workload(run=print), Policy())
+    work.lead, work.runs, work.together = lead, runs, together
+    assert work.window(most) == window
 
 
 def test_pauses_are_taken_out_and_gaps_stay() -> None:
@@ -118,12 +139,12 @@ def test_an_engine_runs_one_batch_after_it_has_warmed_up() -> None:
 
     def samples(policy: Policy) -> Iterator[float]:
         calls.append(f"at most {policy.max_samples}")
-        yield from (1.0, 2.0, 3.0)
+        yield from itertools.repeat(1.0)
 
     workload = Workload(run=lambda: calls.append("batch"), engine_samples=samples)
     found = profiled_case.profile(case(phase="generate", timing="engine"), workload, Policy(), ProfilerChoice("ncu"))
     assert calls == ["at most 1", "batch"]
-    assert found["units"] == 3
+    assert found["units"] == 1
     assert "does not tell its steps apart" in found["notes"][0]
 
 
@@ -145,7 +166,7 @@ def test_of_an_engines_steps_only_the_steady_ones_are_seen(monkeypatch: pytest.M
 
     monkeypatch.setattr(profiled_case, "nvtx_range", noting)
     monkeypatch.setattr(profiled_case, "profiler_range", noting)
-    workload = Workload(run=print, engine_samples=lambda policy: iter([1.0]), steady=steady)
+    workload = Workload(run=print, engine_samples=lambda policy: itertools.repeat(1.0), steady=steady)
     found = profiled_case.profile(case(phase="generate", timing="engine"), workload, Policy(), ProfilerChoice(tool))
     assert events == ["prompts", "cpu", "generate", "steps", "end", "end"]
     assert (found["units"], found.get("runs", 1), found["notes"]) == (7, 1, [])

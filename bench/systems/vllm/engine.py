@@ -178,14 +178,14 @@ class Engine:
         batch = Batch(time.monotonic())
         with ExitStack() as region:
             while engine.has_unfinished_requests():
-                if around is not None and batch.steps and batch.steps[-1][1] == len(prompts):
+                every = bool(batch.steps) and batch.steps[-1][1] == len(prompts)
+                if around is not None and every and batch.seen < STEPS_SEEN:
                     if batch.seen == 0:
                         region.enter_context(around)
-                    if batch.seen == STEPS_SEEN:
-                        region.close()
-                        around = None
-                    else:
-                        batch.seen += 1
+                    batch.seen += 1
+                elif batch.seen:
+                    region.close()
+                    around = None
                 self._tokens_of_step.clear()
                 batch.outputs += engine.step()
                 batch.steps.append((time.monotonic(), sum(self._tokens_of_step)))

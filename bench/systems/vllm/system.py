@@ -271,7 +271,9 @@ class Generate(_Work):
 
     def steady(self, around: AbstractContextManager[object]) -> int:
         """See Workload.steady."""
-        return self.engine.run(self.engine.prompts(self.batch, self.context), self.new_tokens, around=around).seen
+        batch = self.engine.run(self.engine.prompts(self.batch, self.context), self.new_tokens, around=around)
+        batch.steady_ms(self.batch)  # raises where no step was steady
+        return batch.seen
 
     def samples_of(self, batch: Batch) -> list[float]:
         """Every steady step."""

@@ -22,8 +22,10 @@ from bench.systems.vllm import transformer as vllm_transformer
 from bench.systems.vllm.engine import Batch, Settings
 from bench.systems.vllm.mamba import GENERATE_PROMPT, VllmMamba
 from bench.systems.vllm.transformer import VllmTransformer
+from harness import profiled_case
 from harness.case import Case
 from harness.measured_case import CaseRun
+from harness.profiled_case import ProfilerChoice
 from harness.system import NeedsFreshProcess, Workload
 from harness.timer import Policy, take_engine_samples
 
@@ -103,6 +105,13 @@ def test_a_profiler_sees_steady_steps_alone(llm):
 
     assert workload.steady(around()) == len(seen) == vllm_engine.STEPS_SEEN < vllm_system.STEADY_STEPS
     assert set(seen) == {4}
+
+
+@pytest.mark.parametrize(("phase", "units"), [("forward", 1), ("generate", vllm_engine.STEPS_SEEN)])
+def test_an_engines_case_is_profiled(llm, phase, units):
+    workload = OnCpu().build(replace(CASE, phase=phase))
+    found = profiled_case.profile(replace(CASE, phase=phase), workload, Policy(), ProfilerChoice("ncu"))
+    assert (found["units"], found["notes"]) == (units, [])
 
 
 def test_an_engine_of_fewer_layers_holds_as_many_sequences(llm):
