@@ -203,7 +203,7 @@ def test_a_strangers_words_stay_inside_of_a_citation():
 
 
 def test_the_citation_is_copied(browser, saved):
-    with browsing.opened(browser, saved, permissions=["clipboard-read", "clipboard-write"]) as (page, _):
+    with browsing.opened(browser, saved, permissions=("clipboard-read", "clipboard-write")) as (page, _):
         page.get_by_role("button", name="Copy the BibTeX entry").click()
         page.get_by_text("Copied.").wait_for()
         assert page.evaluate("navigator.clipboard.readText()") == page.locator("#citation").inner_text()
