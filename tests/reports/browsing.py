@@ -31,15 +31,18 @@ def save(made: Made, folder: Path, name: str) -> Path:
 
 
 @contextmanager
-def opened(browser, path: Path, **options) -> Iterator:
-    """The page at `path`, drawn, and the list of what went wrong, which stays empty (`check`); options of `watched`."""
+def opened(browser, path: Path, part: str = "", **options) -> Iterator:
+    """The page at `path`, drawn, and the list of what went wrong, which stays empty (`check`).
+
+    part: of the page, as an address has it after #, and with it. options: of `watched`.
+    """
     address = path.as_uri()
 
     def is_own(url: str) -> bool:
         return url.partition("#")[0] == address or url.startswith("blob:")
 
     with watched(browser, is_own, **options) as (page, wrongs):
-        page.goto(address)
+        page.goto(address + part)
         page.wait_for_selector("html[data-ready]", state="attached")
         yield page, wrongs
 
