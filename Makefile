@@ -58,8 +58,10 @@ venv-mamba: .venv-mamba/.installed systems.toml
 systems.toml:
 	cp bench/requirements/systems.toml $@
 
+# Files in their order: by the number of their tests, as xdist has them, long ones of few tests would come last.
 test: $(INSTALLED) lint chromium axe slurm
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu" --numprocesses auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu" --numprocesses auto --maxprocesses 4 --dist loadfile \
+	  --no-loadscope-reorder
 
 # Tests of kernels mostly compile, so they share the GPU; what is timed has it alone.
 test-gpu: $(INSTALLED)

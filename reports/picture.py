@@ -72,15 +72,15 @@ def chromium_path() -> str:
 
 
 @contextmanager
-def chromium() -> Iterator[Any]:
-    """A headless browser (playwright's) that makes no connections of its own."""
+def chromium(*arguments: str) -> Iterator[Any]:
+    """A headless browser (playwright's) that makes no connections of its own; `arguments` are added to its own."""
     path = chromium_path()
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
         raise RecordError("no playwright: pip install 'ttt-bench[dev]'") from None
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_ARGS))
+        browser = playwright.chromium.launch(executable_path=path, args=[*CHROMIUM_ARGS, *arguments])
         try:
             yield browser
         finally:

@@ -6,7 +6,6 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right
 
 from bench.models.base import ChunkedModel, Decoder
 from bench.models.config import TransformerConfig
@@ -65,6 +64,8 @@ class Attention(nn.Module):
         if start == 0:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
+            from torch.nn.attention.bias import causal_lower_right  # a second, for long prompts only
+
             mask = causal_lower_right(x.shape[1], end)
             out = F.scaled_dot_product_attention(q, cache[0, :, :, :end], cache[1, :, :, :end], attn_mask=mask)
         return self._merge(out)

@@ -12,7 +12,6 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from bench.models.base import ChunkedModel, Decoder
 from bench.models.config import NORM_EPS, TTTConfig
@@ -111,7 +110,7 @@ class TTTLayer(nn.Module):
             self.conv_k = CausalConv(width, device, dtype)
         else:
             self.k_proj = linear(width, width, device, dtype)
-        self.post_norm = skip_init(nn.LayerNorm, width, eps=NORM_EPS, device=device, dtype=dtype)
+        self.post_norm = nn.LayerNorm(width, eps=NORM_EPS, device=device, dtype=dtype)
         self._add_learner(config, device, inner)
 
     def _add_learner(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:

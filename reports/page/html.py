@@ -167,7 +167,7 @@ def render(
         records=None if around else packed("".join(f"{record.to_json()}\n" for record in records)),
         profiles=profiled.html if profiled else None,
         style=Markup(source(PACKAGE, "style.css") + (profile_style() if profiled else "")),
-        plotly=plotly and packed(plotly),
+        plotly=plotly and _packed_plotly(),
         program=packed(program),
         loader=Markup(loader),
         script_hashes=[_hash(each) for each in (program, loader, plotly) if each],
@@ -185,9 +185,15 @@ def _template() -> Template:
     return environment(PACKAGE).get_template("page.html.j2")
 
 
+@cache
 def plotly_source() -> str:
     """The script that draws."""
     return get_plotlyjs().replace("\r\n", "\n")
+
+
+@cache
+def _packed_plotly() -> Markup:
+    return packed(plotly_source())
 
 
 def embedded_json(value: Any) -> Markup:

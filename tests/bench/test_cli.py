@@ -12,9 +12,9 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from command_line import ROOT, called, one_sentence, started, ttt_bench
 
 import bench.catalogue as entries
 from bench import cli
@@ -30,20 +30,9 @@ from harness.run import Run
 from tk_kernels import build
 from tk_kernels.build import NO_GPU, OTHER_GPU
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--systems", "transformer", "--batch", "1", "--context", "32", "--device", "cpu", "--budget", "0.05"]
 CASE = Case("ttt-linear", "torch", "tiny", "forward", 2, 64)
 ELSEWHERE = '["transformer/torch"]\npython = "/bin/false"\n'  # an interpreter that starts no worker
-
-
-def started(*arguments, cwd, **options):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "bench", *map(str, arguments)]
-    return {"args": command, "cwd": cwd, "env": environment, "text": True, **options}
-
-
-def ttt_bench(*arguments, cwd):
-    return subprocess.run(**started(*arguments, cwd=cwd), capture_output=True, timeout=240)
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +80,9 @@ def test_cases_that_the_suite_does_not_have_are_said_in_a_sentence(measured):
 
 def test_the_table_is_json_and_markdown_too(measured):
     folder, _ = measured
-    rows = json.loads(ttt_bench("table", folder / "out", "--json", cwd=folder).stdout)
+    rows = json.loads(called("table", folder / "out", "--json", cwd=folder).stdout)
     assert [row["system"] for row in rows] == ["transformer", "transformer"]
-    lines = ttt_bench("table", folder / "out", "--markdown", cwd=folder).stdout.splitlines()
+    lines = called("table", folder / "out", "--markdown", cwd=folder).stdout.splitlines()
     assert len([line for line in lines if line.startswith("|")]) == 4  # names, a rule, two cases
 
 
@@ -116,7 +105,7 @@ def test_a_report_is_one_page(measured):
 def test_resuming_a_finished_run_measures_nothing(measured):
     folder, _ = measured
     before = records_of(folder / "out")
-    done = ttt_bench("run", "quick", *SMALL, "--min-samples", "3", "--out", folder / "out", "--resume", cwd=folder)
+    done = called("run", "quick", *SMALL, "--min-samples", "3", "--out", folder / "out", "--resume", cwd=folder)
     assert (done.returncode, records_of(folder / "out")) == (0, before)
 
 
@@ -129,13 +118,13 @@ def test_without_resume_a_finished_run_is_not_overwritten(measured):
 
 def test_a_run_of_other_repeats_is_not_continued(measured):
     folder, _ = measured
-    done = ttt_bench("run", "quick", *SMALL, "--repeats", "2", "--out", folder / "out", "--resume", cwd=folder)
+    done = called("run", "quick", *SMALL, "--repeats", "2", "--out", folder / "out", "--resume", cwd=folder)
     assert_one_sentence(done, "has 1 repeats a case, not 2")
 
 
 def test_repeats_are_further_processes(tmp_path):
     narrow = ["--systems", "transformer", "--batch", "1", "--context", "16", "--device", "cpu", "--budget", "0.02"]
-    done = ttt_bench("run", "quick", *narrow, "--repeats", "2", "--out", "out", cwd=tmp_path)
+    done = called("run", "quick", *narrow, "--repeats", "2", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted((r.case.phase, r.repeat) for r in records_of(tmp_path / "out")) == [
         ("forward", 0), ("forward", 1), ("generate", 0), ("generate", 1)
@@ -145,10 +134,10 @@ def test_repeats_are_further_processes(tmp_path):
 def test_a_run_whose_cases_all_fail_exits_with_1_and_retry_tries_them_again(tmp_path):
     (tmp_path / "mine.toml").write_text(ELSEWHERE)
     asked = ["run", "quick", *SMALL, "--out", "out"]
-    done = ttt_bench(*asked, "--systems-file", "mine.toml", cwd=tmp_path)
+    done = called(*asked, "--systems-file", "mine.toml", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert {record.status for record in records_of(tmp_path / "out")} == {"unstarted"}
-    again = ttt_bench(*asked, "--resume", "--retry", "failed", cwd=tmp_path)
+    again = called(*asked, "--resume", "--retry", "failed", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert {record.status for record in records_of(tmp_path / "out")} == {"ok"}
 
@@ -174,7 +163,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_dry_run_lists_cases_and_jobs_and_needs_no_gpu(tmp_path, device):
-    done = ttt_bench(
+    done = called(
         "run", "quick", "--systems", "mamba", "--device", device, "--dry-run", "--out", "out", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
@@ -195,8 +184,8 @@ def test_a_dry_run_of_the_paper_has_the_headlines(tmp_path):
 
 def test_version_and_short_help(tmp_path):
     assert ttt_bench("--version", cwd=tmp_path).stdout.split()[0] == "ttt-bench"
-    assert ttt_bench("-h", cwd=tmp_path).stdout == ttt_bench("--help", cwd=tmp_path).stdout
-    assert "--dry-run" in ttt_bench("run", "-h", cwd=tmp_path).stdout
+    assert called("-h", cwd=tmp_path).stdout == called("--help", cwd=tmp_path).stdout
+    assert "--dry-run" in called("run", "-h", cwd=tmp_path).stdout
 
 
 def test_old_records_are_imported(tmp_path):
@@ -207,7 +196,7 @@ def test_old_records_are_imported(tmp_path):
     done = ttt_bench("import", "quick.jsonl", "-o", "new", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "wrote new: 1 records in 1 jobs\n")
     assert [each.reason for each in records_of(tmp_path / "new")] == ["MemoryError"]
-    assert_one_sentence(ttt_bench("import", "none.jsonl", "-o", "other", cwd=tmp_path), "none.jsonl")
+    assert_one_sentence(called("import", "none.jsonl", "-o", "other", cwd=tmp_path), "none.jsonl")
 
 
 def test_verify_prints_the_checks(tmp_path):
@@ -256,7 +245,7 @@ def test_verify_of_some_is_a_success_and_of_none_a_failure(monkeypatch, capsys):
 
 
 def test_verify_of_an_unavailable_system_verifies_nothing(tmp_path):
-    done = ttt_bench("verify", "quick", "--systems", "transformer/vllm", *SMALL[2:-2], cwd=tmp_path)
+    done = called("verify", "quick", "--systems", "transformer/vllm", *SMALL[2:-2], cwd=tmp_path)
     assert (done.returncode, done.stderr.splitlines()[-1][:34]) == (1, "ttt-bench: nothing was verified: e")
 
 
@@ -352,23 +341,20 @@ def test_a_systems_file_that_lies_here_unused_is_named(tmp_path, monkeypatch):
 
 
 def test_the_budgets_that_the_help_names_are_those_of_the_catalogue(tmp_path):
-    said = " ".join(ttt_bench("run", "--help", cwd=tmp_path).stdout.replace("│", " ").split())
+    said = " ".join(called("run", "--help", cwd=tmp_path).stdout.replace("│", " ").split())
     assert f"{find_group('paper').budget_s:g} of `paper`" in said
 
 
 def test_one_is_no_plural(tmp_path):
     one = ("run", "quick", *SMALL, "--dry-run", "--out", "out")
-    done = ttt_bench(*one, cwd=tmp_path)
+    done = called(*one, cwd=tmp_path)
     assert re.match(r"2 cases in 1 job: .*(?<!jobs)$", done.stdout.splitlines()[-1])
 
 
 def assert_one_sentence(done, *words):
-    assert done.returncode == 2, done.stdout + done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("ttt-bench: ")
+    said = one_sentence(done)
     for word in words:
-        assert word in lines[0]
+        assert word in said
 
 
 @pytest.mark.parametrize(
@@ -409,7 +395,7 @@ def assert_one_sentence(done, *words):
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_mistake_is_one_sentence(tmp_path, arguments, words):
-    assert_one_sentence(ttt_bench(*arguments, cwd=tmp_path), *words)
+    assert_one_sentence(called(*arguments, cwd=tmp_path), *words)
     assert not list(tmp_path.iterdir())
 
 
@@ -436,27 +422,27 @@ def test_no_gpu_where_one_is_asked_for(tmp_path):
 def test_a_run_that_cannot_be_used(tmp_path, command, content, words):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_bytes(content.encode("latin-1"))
-    assert_one_sentence(ttt_bench(command, "run", cwd=tmp_path), "run.json", *words)
+    assert_one_sentence(called(command, "run", cwd=tmp_path), "run.json", *words)
 
 
 def test_a_run_of_another_schema_is_left_alone(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "run.json").write_text('{"tool": "ttt-bench", "schema": 99}\n')
-    done = ttt_bench("run", "quick", *SMALL, "--out", "out", "--resume", cwd=tmp_path)
+    done = called("run", "quick", *SMALL, "--out", "out", "--resume", cwd=tmp_path)
     assert_one_sentence(done, "run.json", "99")
     assert (tmp_path / "out" / "run.json").read_text() == '{"tool": "ttt-bench", "schema": 99}\n'
 
 
 def test_an_output_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    done = ttt_bench("run", "quick", *SMALL, "--out", "file/out", cwd=tmp_path)
+    done = called("run", "quick", *SMALL, "--out", "file/out", cwd=tmp_path)
     assert_one_sentence(done, "file/out")
 
 
 def test_the_table_of_a_system(measured):
     folder, _ = measured
     everything, same = (
-        ttt_bench("table", folder / "out", "--json", *more, cwd=folder).stdout
+        called("table", folder / "out", "--json", *more, cwd=folder).stdout
         for more in ((), ("--systems", "transformer/torch"))
     )
     assert json.loads(same) == json.loads(everything)
@@ -464,7 +450,7 @@ def test_the_table_of_a_system(measured):
 
 @pytest.mark.parametrize("command", ["table", "report"])
 def test_a_system_without_records(measured, tmp_path, command):
-    done = ttt_bench(command, measured[0] / "out", "--systems", "transformer/vllm", cwd=tmp_path)
+    done = called(command, measured[0] / "out", "--systems", "transformer/vllm", cwd=tmp_path)
     assert_one_sentence(done, "transformer/vllm", "no records")
     assert not list(tmp_path.iterdir())
 
@@ -472,7 +458,7 @@ def test_a_system_without_records(measured, tmp_path, command):
 def test_a_page_that_cannot_be_written(measured, tmp_path):
     (tmp_path / "file").write_text("")
     assert_one_sentence(
-        ttt_bench("report", measured[0] / "out", "-o", "file/page.html", cwd=tmp_path), "file/page.html"
+        called("report", measured[0] / "out", "-o", "file/page.html", cwd=tmp_path), "file/page.html"
     )
 
 
@@ -481,7 +467,7 @@ def test_a_crash_in_mid_write_loses_only_the_torn_line(measured, tmp_path):
     (file,) = (tmp_path / "out" / "records").glob("*.jsonl")
     whole = file.read_text().splitlines(keepends=True)
     file.write_text(whole[0] + whole[1][:200])
-    done = ttt_bench("run", "quick", *SMALL, "--min-samples", "3", "--out", "out", "--resume", cwd=tmp_path)
+    done = called("run", "quick", *SMALL, "--min-samples", "3", "--out", "out", "--resume", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     after = file.read_text().splitlines(keepends=True)
     assert after[0] == whole[0]

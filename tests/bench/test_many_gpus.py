@@ -1,19 +1,20 @@
 """`--gpus`, `--slurm`, `status` and `work`: what they say, and every mistake as one sentence with exit status 2."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import command_line
 import pytest
+from command_line import Done, one_sentence
 
 from bench.estimate import longest_first
 from harness import claims
 from harness.case import Case
+from harness.catalogue import Catalogue
 from harness.claims import Claims, Holder
-from harness.run import Job, Planned, Run
+from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["quick", "--systems", "transformer,ttt-linear/torch", "--batch", "1", "--context", "32", "--budget", "0.05"]
 
 # As much of NVML as says that there are two GPUs.
@@ -48,23 +49,19 @@ def fake(folder: Path, name: str, text: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def ttt_bench(*arguments: object, cwd: Path, path: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+def environment(path: Path | None = None, **env: str) -> dict[str, str]:
+    """Ours without a task of Slurm and a choice of GPUs, and with no commands but those of `path`."""
     without = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CUDA_VISIBLE"))}
-    return subprocess.run(
-        [sys.executable, "-m", "bench", *map(str, arguments)],
-        cwd=cwd,
-        env=without | {"PYTHONPATH": str(ROOT), "PATH": f"{path}:/usr/bin:/bin" if path else "/nowhere"} | env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    return without | {"PATH": f"{path}:/usr/bin:/bin" if path else "/nowhere"} | env
 
 
-def refused(done: subprocess.CompletedProcess[str]) -> str:
-    """The one sentence of a mistake."""
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
-    return line
+def ttt_bench(*arguments: object, cwd: Path, path: Path | None = None, **env: str) -> Done:
+    return command_line.called(*arguments, cwd=cwd, env=environment(path, **env))
+
+
+def alone(*arguments: object, cwd: Path, path: Path | None = None, **env: str) -> Done:
+    """The same in a process of its own."""
+    return command_line.ttt_bench(*arguments, cwd=cwd, env=environment(path, **env))
 
 
 @pytest.mark.parametrize(
@@ -79,14 +76,14 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
 def test_gpus_that_are_not_there(tmp_path: Path, gpus: str, visible: str | None, message: str) -> None:
     (tmp_path / "nvml").mkdir()
     (tmp_path / "nvml" / "pynvml.py").write_text(PYNVML)
-    env = {"PYTHONPATH": f"{ROOT}:{tmp_path / 'nvml'}"} | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
-    done = ttt_bench("run", "quick", "--gpus", gpus, cwd=tmp_path, **env)
-    assert message in refused(done)
+    env = {"PYTHONPATH": str(tmp_path / "nvml")} | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
+    done = alone("run", "quick", "--gpus", gpus, cwd=tmp_path, **env)
+    assert message in one_sentence(done)
     assert not (tmp_path / "out").exists()
 
 
 def test_gpus_of_a_run_on_the_cpu(tmp_path: Path) -> None:
-    assert "--gpus all: this run is on the CPU" in refused(ttt_bench("run", "--gpus", "all", cwd=tmp_path))
+    assert "--gpus all: this run is on the CPU" in one_sentence(ttt_bench("run", "--gpus", "all", cwd=tmp_path))
 
 
 def test_a_login_node_without_gpu_plans_and_submits(tmp_path: Path, commands: Path) -> None:
@@ -105,7 +102,7 @@ def test_a_run_is_submitted_once(tmp_path: Path, commands: Path) -> None:
     assert ttt_bench(*call, cwd=tmp_path, path=commands).returncode == 0
     planned = (tmp_path / "out" / "run.json").read_bytes()
     for again in (call, (*call, "--resume"), ("run", *SMALL, "--device", "cpu", "--resume")):
-        said = refused(ttt_bench(*again, cwd=tmp_path, path=commands))
+        said = one_sentence(ttt_bench(*again, cwd=tmp_path, path=commands))
         assert f"another run is writing to it, Slurm job 4711 submitted from {Holder.here().host}" in said
     assert (tmp_path / "submitted").read_text() == "x\n"
     assert (tmp_path / "out" / "run.json").read_bytes() == planned
@@ -145,48 +142,49 @@ def test_status_of_a_copied_run_needs_no_slurm(tmp_path: Path, commands: Path) -
     ],
 )
 def test_slurm_options_that_cannot_be(tmp_path: Path, commands: Path, slurm: str, message: str) -> None:
-    assert message in refused(ttt_bench("run", "--slurm", slurm, cwd=tmp_path, path=commands))
+    assert message in one_sentence(ttt_bench("run", "--slurm", slurm, cwd=tmp_path, path=commands))
     assert not (tmp_path / "out").exists()
 
 
 def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands: Path) -> None:
     call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2,partition=gpuu")
     fake(commands, "sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1')
-    said = refused(ttt_bench(*call, cwd=tmp_path, path=commands))
+    said = one_sentence(ttt_bench(*call, cwd=tmp_path, path=commands))
     assert "sbatch refused: sbatch: error: invalid partition specified: gpuu; the run is planned" in said
-    assert "sbatch: is not on this machine" in refused(ttt_bench(*call, "--resume", cwd=tmp_path))
+    assert "sbatch: is not on this machine" in one_sentence(ttt_bench(*call, "--resume", cwd=tmp_path))
 
 
 def test_both_ways_at_once(tmp_path: Path) -> None:
-    said = refused(ttt_bench("run", "--gpus", "all", "--slurm", "gpus=1", cwd=tmp_path))
+    said = one_sentence(ttt_bench("run", "--gpus", "all", "--slurm", "gpus=1", cwd=tmp_path))
     assert "--gpus --slurm: one of them" in said
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, commands: Path) -> None:
     (tmp_path / "file").write_text("")
     call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "/proc/out")
-    assert "/proc/out: cannot be written" in refused(ttt_bench(*call, cwd=tmp_path, path=commands))
+    assert "/proc/out: cannot be written" in one_sentence(ttt_bench(*call, cwd=tmp_path, path=commands))
     assert not (tmp_path / "submitted").exists()
 
 
 def test_work_is_for_slurm(tmp_path: Path) -> None:
-    assert "SLURM_JOB_ID is not set" in refused(ttt_bench("work", "out", cwd=tmp_path))
-    assert "out: no such folder" in refused(ttt_bench("work", "out", cwd=tmp_path, SLURM_JOB_ID="1"))
-    assert "--cancel: was not submitted" in refused(cancel_of_an_unsubmitted_run(tmp_path))
+    assert "SLURM_JOB_ID is not set" in one_sentence(ttt_bench("work", "out", cwd=tmp_path))
+    assert "out: no such folder" in one_sentence(ttt_bench("work", "out", cwd=tmp_path, SLURM_JOB_ID="1"))
 
 
-def cancel_of_an_unsubmitted_run(folder: Path) -> subprocess.CompletedProcess[str]:
-    ttt_bench("run", *SMALL, "--device", "cpu", "--out", "run", cwd=folder)
-    return ttt_bench("status", "run", "--cancel", cwd=folder)
+def test_a_run_that_was_not_submitted_cannot_be_cancelled(tmp_path: Path) -> None:
+    planned = Planned(Case("transformer", "torch", "tiny", "forward", 1, 32))
+    jobs = (Job("transformer", "torch", (planned,)),)
+    Run.create(tmp_path / "run", RunFile(TOOL, SCHEMA_VERSION, "measure", jobs, Catalogue()))
+    assert "--cancel: was not submitted" in one_sentence(ttt_bench("status", "run", "--cancel", cwd=tmp_path))
 
 
 def test_two_tasks_of_an_array_measure_the_run(tmp_path: Path, commands: Path) -> None:
     ttt_bench("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", cwd=tmp_path, path=commands)
     for index in "01":
         task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": index}
-        done = ttt_bench("work", "out", cwd=tmp_path, path=commands, **task)
+        done = alone("work", "out", cwd=tmp_path, path=commands, **task)
         assert done.returncode == 0, done.stderr
-    text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
+    text = alone("status", "out", cwd=tmp_path, path=commands).stdout
     assert "4 of 4 cases: 4 ok" in text
     assert claims.submission(tmp_path / "out") is None
 

@@ -1,25 +1,15 @@
 """`ttt-bench site` and `ttt-bench preview` as a user calls them."""
 
-import os
 import signal
 import socket
 import subprocess
-import sys
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
+from command_line import ROOT, called, one_sentence, started, ttt_bench
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "reports" / "results" / "h100-2026-11-21"
-PROGRAM = [sys.executable, "-m", "bench"]
-
-
-def ttt_bench(*arguments, cwd):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [*PROGRAM, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +23,7 @@ def site(tmp_path_factory):
 
 
 def test_a_second_build_says_that_nothing_was_drawn(site):
-    done = ttt_bench("site", COMMITTED, "-o", site, "--url", "https://example.org", cwd=site.parent)
+    done = called("site", COMMITTED, "-o", site, "--url", "https://example.org", cwd=site.parent)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("1 run, 0 drawn, 1 as they were\n")
     assert (site / "feed.xml").exists()
@@ -52,20 +42,13 @@ def test_a_second_build_says_that_nothing_was_drawn(site):
     ],
 )
 def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(tmp_path, arguments, words):
-    done = ttt_bench(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert words in one_sentence(called(*arguments, cwd=tmp_path))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_preview_serves_the_site_on_the_loopback_address_until_it_is_interrupted(site):
     server = subprocess.Popen(
-        [*PROGRAM, "preview", str(site), "--port", "0"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        **started("preview", site, "--port", "0", cwd=ROOT), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
         address = server.stdout.readline().split()[0]
@@ -76,7 +59,7 @@ def test_a_preview_serves_the_site_on_the_loopback_address_until_it_is_interrupt
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 urllib.request.urlopen(address + path)
         port = int(address.rstrip("/").rpartition(":")[2])
-        done = ttt_bench("preview", site, "--port", port, cwd=site.parent)
+        done = called("preview", site, "--port", port, cwd=site.parent)
         assert (done.returncode, done.stderr) == (
             2,
             f"ttt-bench: --port {port}: cannot be used: Address already in use\n",

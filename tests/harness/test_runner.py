@@ -33,7 +33,7 @@ from harness.run import Planned, Run, RunError
 from harness.runner import Event, Terminated, run_jobs
 from harness.timer import Policy
 
-SOON = Limits(case_s=1.5)
+SOON = Limits(case_s=1.0)
 
 
 @pytest.fixture

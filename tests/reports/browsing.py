@@ -1,7 +1,8 @@
 """A report in a real browser without a network, and a note of everything that went wrong in it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def browser() -> Iterator:
         chromium_path()
     except RecordError as error:
         pytest.fail(f"the page's tests need a browser: {error}")
-    with chromium() as opened:
+    with chromium("--process-per-site") as opened:
         yield opened
 
 
@@ -30,20 +31,46 @@ def save(made: Made, folder: Path, name: str) -> Path:
 
 
 @contextmanager
-def opened(browser, path: Path, **options) -> Iterator:
-    """The page at `path`, drawn, and the list of what went wrong, which stays empty (`check`)."""
-    context = browser.new_context(offline=True, accept_downloads=True, **({"color_scheme": "light"} | options))
-    page, wrongs = context.new_page(), []
+def opened(browser, path: Path, part: str = "", **options) -> Iterator:
+    """The page at `path`, drawn, and the list of what went wrong, which stays empty (`check`).
+
+    part: of the page, as an address has it after #, and with it. options: of `watched`.
+    """
+    address = path.as_uri()
+
+    def is_own(url: str) -> bool:
+        return url.partition("#")[0] == address or url.startswith("blob:")
+
+    with watched(browser, is_own, **options) as (page, wrongs):
+        page.goto(address + part)
+        page.wait_for_selector("html[data-ready]", state="attached")
+        yield page, wrongs
+
+
+@contextmanager
+def watched(
+    browser, is_own: Callable[[str], bool], viewport=None, color_scheme="light", reduced_motion=None, **options
+) -> Iterator:
+    """An empty page, and the list of what goes wrong in it. is_own: whether it may ask for an address."""
+    page, wrongs = _context(browser, **options).new_page(), []
+    page.set_viewport_size(viewport or {"width": 1280, "height": 720})
+    page.emulate_media(color_scheme=color_scheme, reduced_motion=reduced_motion)
     page.on("console", lambda said: wrongs.append(f"console {said.type}: {said.text}"))
     page.on("pageerror", lambda error: wrongs.append(f"error: {error}"))
     page.on("requestfailed", lambda request: wrongs.append(f"failed: {request.url[:80]}"))
-    page.on("request", lambda request: _note_request(request.url, path, wrongs))
+    page.on("request", lambda request: _note_request(request.url, is_own, wrongs))
     page.on("dialog", lambda dialog: wrongs.append("dialog"))
-    page.goto(path.as_uri())
-    page.wait_for_selector("html[data-ready]", state="attached")
     yield page, wrongs
     check(page, wrongs)
-    context.close()
+    page.close()
+
+
+@cache
+def _context(browser, **options):
+    """Where pages are opened; one stays open, so that the process of those that follow has the programs compiled."""
+    context = browser.new_context(offline=True, accept_downloads=True, **options)
+    context.new_page().goto(Path(__file__).parent.as_uri())
+    return context
 
 
 def check(page, wrongs: list[str]) -> None:
@@ -52,8 +79,8 @@ def check(page, wrongs: list[str]) -> None:
     assert not wrongs, wrongs
 
 
-def _note_request(url: str, path: Path, wrongs: list[str]) -> None:
-    if url.partition("#")[0] != path.as_uri() and not url.startswith(("data:", "blob:")):
+def _note_request(url: str, is_own: Callable[[str], bool], wrongs: list[str]) -> None:
+    if not url.startswith("data:") and not is_own(url):
         wrongs.append(f"request: {url[:80]}")
 
 

@@ -75,11 +75,11 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_a_strange_run_is_a_page_that_draws_and_a_table(browser, tmp_path, name):
+def test_a_strange_run_is_a_page_that_draws_and_a_table(browser, one_place, tmp_path, name):
     made = STRANGE[name]()
     run = made.run(tmp_path / "run")
-    write_report(run, tmp_path / "page.html")
-    with browsing.opened(browser, tmp_path / "page.html") as (page, _):
+    write_report(run, one_place / "page.html")
+    with browsing.opened(browser, one_place / "page.html") as (page, _):
         browsing.open_options(page)
         page.evaluate("for (const each of document.querySelectorAll('.numbers, .rows')) each.open = true")
         for axis in ("x", "y"):
@@ -99,9 +99,9 @@ def test_a_strange_run_is_a_page_that_draws_and_a_table(browser, tmp_path, name)
 
 @pytest.mark.parametrize("name", ["one point", "all equal", "paper"])
 @pytest.mark.parametrize("log", [True, False])
-def test_every_axis_of_every_figure_has_two_ticks(browser, tmp_path, name, log):
+def test_every_axis_of_every_figure_has_two_ticks(browser, one_place, name, log):
     made = synthetic.paper() if name == "paper" else STRANGE[name]()
-    with browsing.opened(browser, browsing.save(made, tmp_path, "page")) as (page, _):
+    with browsing.opened(browser, browsing.save(made, one_place, "page")) as (page, _):
         browsing.open_options(page)
         for axis in ("x", "y"):
             for box in page.locator(f"[data-role={axis}-log]").all():

@@ -55,6 +55,7 @@ def shared(browser, saved):
 def page(shared):
     """One page for the module, because opening one takes seconds: a test leaves what others look at as it was."""
     page, wrongs = shared
+    page.bring_to_front()  # a page behind another may wait seconds for a frame
     yield page
     browsing.check(page, wrongs)
 
@@ -94,11 +95,11 @@ def test_cases_without_result_are_crosses_and_the_best_is_ringed(page):
     assert "best" in page.locator(f"#figure-{FIG20} .legend li").first.inner_text()
 
 
-def test_a_line_that_rises_to_its_end_has_no_ring_and_its_notes_are_in_the_hover(browser, tmp_path):
+def test_a_line_that_rises_to_its_end_has_no_ring_and_its_notes_are_in_the_hover(browser, one_place):
     cases = [Case("transformer", "vllm", "1.3b", "generate", batch, 2048) for batch in (1, 2, 4)]
     records = [synthetic.ok(case, 1.0, metrics={"sequences_at_once": 1}) for case in cases]
     with browsing.opened(
-        browser, browsing.save(synthetic.of_suite("fig20-throughput", *records), tmp_path, "rising")
+        browser, browsing.save(synthetic.of_suite("fig20-throughput", *records), one_place, "page")
     ) as (page, wrongs):
         line, signs = browsing.plotted(page, 0)
         assert signs == {"x": line["x"][1:], "y": line["y"][1:]}
@@ -417,9 +418,9 @@ def test_lines_are_named_at_their_ends(page):
 
 
 @pytest.mark.parametrize("log", [True, False])
-def test_every_axis_has_two_ticks_even_of_a_single_point(doubtful, browser, tmp_path, log):
+def test_every_axis_has_two_ticks_even_of_a_single_point(browser, one_place, log):
     record = synthetic.ok(Case("transformer", "vllm", "1.3b", "forward", 16, 2048), 3.0, spread=0.0)
-    path = browsing.save(synthetic.of_suite("fig15-forward", record), tmp_path, "single")
+    path = browsing.save(synthetic.of_suite("fig15-forward", record), one_place, "page")
     with browsing.opened(browser, path) as (page, _):
         browsing.open_options(page)
         for axis in ("x", "y"):
@@ -442,12 +443,15 @@ def test_results_filter_by_any_suite_of_a_case(page):
     page.get_by_text(f"Rows 1–100 of {len(TABLE)}").wait_for()
 
 
-def test_picture_of_a_suite(browser, saved):
-    first = take(browser, saved["paper"])
+def test_picture_of_a_suite(browser, tmp_path):
+    three = ("fig15-forward", "fig20-throughput", "fig8-minibatch")
+    made = synthetic.made((suite, record) for suite in three for record in PAPER.of(suite))
+    path = browsing.save(made, tmp_path, "three")
+    first = take(browser, path)
     assert first.startswith(b"\x89PNG")
-    assert take(browser, saved["paper"], "fig8-minibatch") != first
+    assert take(browser, path, "fig8-minibatch") != first
     with pytest.raises(RecordError, match="--figures fig99: the page has no such figures; there are fig15, fig20"):
-        take(browser, saved["paper"], "fig99")
+        take(browser, path, "fig99")
 
 
 def test_a_picture_is_never_written_over_something_else(tmp_path):

@@ -12,16 +12,16 @@ def forward(context, system="ttt-linear", backend="thunderkittens"):
     return Case(system, backend, "1.3b", "forward", 16, context)
 
 
-def opened(browser, tmp_path, *records):
+def opened(browser, one_place, *records):
     return browsing.opened(
-        browser, browsing.save(synthetic.of_suite("fig15-forward", *records), tmp_path, "page"), viewport=DESK
+        browser, browsing.save(synthetic.of_suite("fig15-forward", *records), one_place, "page"), viewport=DESK
     )
 
 
 DESK = {"width": 1400, "height": 900}
 
 
-def test_lines_of_two_gpus_of_a_run_are_named_by_their_gpu(browser, tmp_path):
+def test_lines_of_two_gpus_of_a_run_are_named_by_their_gpu(browser, one_place):
     gpus = [synthetic.environment(device_id=each) for each in ("01234567", "89abcdef")]
     pairs = (("ttt-linear", "thunderkittens"), ("transformer", "vllm"))
     records = [
@@ -30,7 +30,7 @@ def test_lines_of_two_gpus_of_a_run_are_named_by_their_gpu(browser, tmp_path):
         for context in (2048, 8192)
     ]
     again = [synthetic.ok(forward(at), at / 400, environment=gpus[1], repeat=1) for at in (2048, 8192)]
-    with opened(browser, tmp_path, *records, *again) as (page, _):
+    with opened(browser, one_place, *records, *again) as (page, _):
         names = page.locator("#figure-0 .legend button:not(.only)").all_inner_texts()
         assert names == [
             "TTT-Linear · ThunderKittens · GPU 01234567",
@@ -42,11 +42,11 @@ def test_lines_of_two_gpus_of_a_run_are_named_by_their_gpu(browser, tmp_path):
         assert "lines join no points of different machines or commits" in page.locator("#figure-0").inner_text()
 
 
-def test_bars_of_a_run_with_repeats_are_the_interval_over_its_processes(browser, tmp_path):
+def test_bars_of_a_run_with_repeats_are_the_interval_over_its_processes(browser, one_place):
     runs = [synthetic.ok(forward(2048), 100.0 + 5 * repeat, repeat=repeat) for repeat in range(3)]
     tokens = 16 * 2048 / 1e3
     _, low, high = (ms / tokens for ms in repeats_interval([run.samples_ms for run in runs]))
-    with opened(browser, tmp_path, *runs) as (page, _):
+    with opened(browser, one_place, *runs) as (page, _):
         [bar] = page.evaluate(
             "() => document.querySelector('#figure-0 .plot').data.map(({y, error_y: e}) =>"
             " [y[0] - e.arrayminus[0], y[0] + e.array[0]])"
@@ -61,8 +61,8 @@ def test_bars_of_a_run_with_repeats_are_the_interval_over_its_processes(browser,
         assert "95% intervals over processes" in page.locator("#figure-0 figcaption").inner_text()
 
 
-def test_bars_of_a_run_without_repeats_are_said_to_be_of_its_process(browser, tmp_path):
-    with opened(browser, tmp_path, synthetic.ok(forward(2048), 100.0)) as (page, _):
+def test_bars_of_a_run_without_repeats_are_said_to_be_of_its_process(browser, one_place):
+    with opened(browser, one_place, synthetic.ok(forward(2048), 100.0)) as (page, _):
         page.locator("#figure-0 .plot").focus()
         page.keyboard.press("ArrowRight")
         said = page.locator("#figure-0 .readout").inner_text()

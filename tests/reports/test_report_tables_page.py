@@ -20,28 +20,42 @@ def saved(tmp_path_factory):
     return browsing.save(PAPER, tmp_path_factory.mktemp("tables"), "paper")
 
 
+@pytest.fixture(scope="module")
+def shared(browser, saved):
+    with browsing.opened(browser, saved, viewport=DESK) as (page, wrongs):
+        yield page, wrongs
+
+
+@pytest.fixture
+def page(shared):
+    """The page on a desk: a test leaves what others look at as it was."""
+    page, wrongs = shared
+    page.bring_to_front()  # a page behind another may wait seconds for a frame
+    yield page
+    browsing.check(page, wrongs)
+
+
 def open_numbers(page):
     page.evaluate("for (const each of document.querySelectorAll('.numbers')) each.open = true")
     page.wait_for_timeout(200)
 
 
-def test_numbers_are_pivoted_x_by_line_with_intervals_marks_and_lost_cases(browser, saved):
-    with browsing.opened(browser, saved, viewport=DESK) as (page, _):
-        open_numbers(page)
-        pivot = page.locator(f"#figure-{FIG20} .pivot")
-        assert pivot.locator("thead th").all_inner_texts()[1].strip() == "TTT-Linear · Triton dual"
-        rows = pivot.locator("tbody th").all_inner_texts()
-        assert rows == ["1", "2", "4", "8", "16", "32", "64", "128", "256", "512", "1k"]
-        first = FIGURES[FIG20].lines[0]
-        cells = pivot.locator("tbody td:nth-child(2)")
-        values = cells.locator("span").all_inner_texts()
-        assert [float(text) for text in values[:10]] == pytest.approx(
-            list(TABLE.loc[first.rows[:10], "tokens_per_s"]), rel=1e-3
-        )
-        assert values[10] == "oom"
-        assert "OutOfMemoryError" in cells.nth(10).get_attribute("title")
-        assert cells.nth(0).locator("small").inner_text().startswith("[")
-        assert "in brackets the 95% interval of the median within this process" in pivot.locator("caption").inner_text()
+def test_numbers_are_pivoted_x_by_line_with_intervals_marks_and_lost_cases(page):
+    open_numbers(page)
+    pivot = page.locator(f"#figure-{FIG20} .pivot")
+    assert pivot.locator("thead th").all_inner_texts()[1].strip() == "TTT-Linear · Triton dual"
+    rows = pivot.locator("tbody th").all_inner_texts()
+    assert rows == ["1", "2", "4", "8", "16", "32", "64", "128", "256", "512", "1k"]
+    first = FIGURES[FIG20].lines[0]
+    cells = pivot.locator("tbody td:nth-child(2)")
+    values = cells.locator("span").all_inner_texts()
+    assert [float(text) for text in values[:10]] == pytest.approx(
+        list(TABLE.loc[first.rows[:10], "tokens_per_s"]), rel=1e-3
+    )
+    assert values[10] == "oom"
+    assert "OutOfMemoryError" in cells.nth(10).get_attribute("title")
+    assert cells.nth(0).locator("small").inner_text().startswith("[")
+    assert "in brackets the 95% interval of the median within this process" in pivot.locator("caption").inner_text()
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
@@ -63,13 +77,15 @@ def test_pivoted_numbers_need_no_scrolling(browser, saved, viewport):
         assert narrow > 200
 
 
-def test_a_pivot_shows_the_lines_that_the_figure_shows(browser, saved):
-    with browsing.opened(browser, saved, viewport=DESK) as (page, _):
-        open_numbers(page)
-        heads = page.locator("#figure-0 .pivot thead th")
-        assert heads.count() == 5
-        page.get_by_role("button", name="Only TTT-MLP · ThunderKittens").first.click()
-        assert [text.strip() for text in heads.all_inner_texts()[1:]] == ["TTT-MLP · ThunderKittens"]
+def test_a_pivot_shows_the_lines_that_the_figure_shows(page):
+    open_numbers(page)
+    heads = page.locator("#figure-0 .pivot thead th")
+    assert heads.count() == 5
+    only = page.get_by_role("button", name="Only TTT-MLP · ThunderKittens").first
+    only.click()
+    assert [text.strip() for text in heads.all_inner_texts()[1:]] == ["TTT-MLP · ThunderKittens"]
+    only.click()
+    assert heads.count() == 5
 
 
 def test_a_pivot_of_many_lines_takes_the_width_of_the_page_and_says_once_what_all_share(browser, tmp_path):
@@ -94,39 +110,39 @@ def test_a_pivot_of_many_lines_takes_the_width_of_the_page_and_says_once_what_al
         assert {"Transformer · vLLM", "Transformer · PyTorch"} <= set(ends)
 
 
-def test_the_long_table_opens_short_and_shows_what_is_chosen(browser, saved):
-    with browsing.opened(browser, saved, viewport=DESK) as (page, _):
-        heads = page.locator("#results-table th")
-        short = heads.evaluate_all("all => all.map(e => e.dataset.column)")
-        assert short == [
-            "system", "backend", "phase", "batch", "context", "status", "latency_ms", "us_per_token", "samples",
-        ]  # fmt: skip
-        assert page.evaluate(
-            "(s => s.scrollWidth <= s.clientWidth)(document.querySelector('#results-table .scroller'))"
-        )
-        page.locator("#results-table th[data-column=latency_ms] button").click()
-        page.locator(".chooser > summary").click()
-        chooser = page.locator("#columns")
-        chooser.get_by_label("Peak memory (GB)").check()
-        chooser.get_by_label("Phase").uncheck()
-        shown = heads.evaluate_all("all => all.map(e => e.dataset.column)")
-        assert "peak_memory_gb" in shown
-        assert "phase" not in shown
-        sorted_by = page.locator("#results-table th[aria-sort=ascending]")
-        assert sorted_by.get_attribute("data-column") == "latency_ms"
-        assert page.locator("#results-table tbody tr").first.locator("td").count() == len(shown)
+def test_the_long_table_opens_short_and_shows_what_is_chosen(page):
+    heads = page.locator("#results-table th")
+    short = heads.evaluate_all("all => all.map(e => e.dataset.column)")
+    assert short == [
+        "system", "backend", "phase", "batch", "context", "status", "latency_ms", "us_per_token", "samples",
+    ]  # fmt: skip
+    assert page.evaluate(
+        "(s => s.scrollWidth <= s.clientWidth)(document.querySelector('#results-table .scroller'))"
+    )
+    page.locator("#results-table th[data-column=latency_ms] button").click()
+    page.locator(".chooser > summary").click()
+    chooser = page.locator("#columns")
+    chooser.get_by_label("Peak memory (GB)").check()
+    chooser.get_by_label("Phase").uncheck()
+    shown = heads.evaluate_all("all => all.map(e => e.dataset.column)")
+    assert "peak_memory_gb" in shown
+    assert "phase" not in shown
+    sorted_by = page.locator("#results-table th[aria-sort=ascending]")
+    assert sorted_by.get_attribute("data-column") == "latency_ms"
+    assert page.locator("#results-table tbody tr").first.locator("td").count() == len(shown)
+    chooser.get_by_label("Peak memory (GB)").uncheck()
+    chooser.get_by_label("Phase").check()
 
 
-def test_systems_and_backends_are_called_alike_everywhere(browser, saved):
-    with browsing.opened(browser, saved, viewport=DESK) as (page, _):
-        cells = set(page.locator("#results-table tbody td:nth-child(2)").all_inner_texts())
-        assert {"ThunderKittens", "vLLM"} <= cells
-        words = page.evaluate("document.querySelector('main').innerText")
-        for name in ("thunderkittens", "triton-dual"):
-            assert name not in words
-        lost = page.locator("#failures-table tbody").inner_text()
-        assert "Mamba" in lost
-        assert "mamba (" not in words
+def test_systems_and_backends_are_called_alike_everywhere(page):
+    cells = set(page.locator("#results-table tbody td:nth-child(2)").all_inner_texts())
+    assert {"ThunderKittens", "vLLM"} <= cells
+    words = page.evaluate("document.querySelector('main').innerText")
+    for name in ("thunderkittens", "triton-dual"):
+        assert name not in words
+    lost = page.locator("#failures-table tbody").inner_text()
+    assert "Mamba" in lost
+    assert "mamba (" not in words
 
 
 def test_fields_of_a_table_that_no_catalogue_names_stand_as_they_are():

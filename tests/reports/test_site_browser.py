@@ -92,22 +92,10 @@ def id_of(site, name):
 @contextmanager
 def opened(browser, site, path, **options):
     """A page of the site, and a check that it asked for nothing but the site's own files and erred nowhere."""
-    context = browser.new_context(offline=True, **({"color_scheme": "light"} | options))
-    page, wrongs = context.new_page(), []
-    page.on("console", lambda said: wrongs.append(f"console {said.type}: {said.text}"))
-    page.on("pageerror", lambda error: wrongs.append(f"error: {error}"))
-    page.on("requestfailed", lambda request: wrongs.append(f"failed: {request.url[:80]}"))
-    page.on(
-        "request",
-        lambda request: (
-            None if request.url.startswith((f"{site.as_uri()}/", "data:")) else wrongs.append(f"request: {request.url}")
-        ),
-    )
-    page.goto(f"{site.as_uri()}/{path}")
-    settle(page)
-    yield page
-    browsing.check(page, wrongs)
-    context.close()
+    with browsing.watched(browser, lambda url: url.startswith(f"{site.as_uri()}/"), **options) as (page, _):
+        page.goto(f"{site.as_uri()}/{path}")
+        settle(page)
+        yield page
 
 
 def pages_of(site):

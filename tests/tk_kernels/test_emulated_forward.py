@@ -43,7 +43,7 @@ def compiled(folder: Path, source: str) -> ctypes.CDLL:
     """The emulated kernel of this source."""
     (folder / KERNEL.name).write_text(source)
     library = folder / "forward.so"
-    options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas", f"-I{folder}", f"-I{EMULATOR}"]
+    options = ["-std=c++20", "-Og", "-shared", "-fPIC", "-Wno-unknown-pragmas", f"-I{folder}", f"-I{EMULATOR}"]
     subprocess.run(["g++", *options, EMULATOR / "forward.cpp", "-o", library], check=True)
     loaded = ctypes.CDLL(str(library))
     loaded.forward.restype = ctypes.c_char_p

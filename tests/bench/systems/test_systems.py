@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import ClassVar
 
 import pytest
 import torch
@@ -89,6 +90,8 @@ def test_what_is_timed_is_compared_with_the_reference(adapter, system, phase, op
 class Later:
     """An adapter whose timed work goes wrong after some calls, when its gate has long been passed."""
 
+    verdicts: ClassVar = {}  # of the gate, which judges the same model in each test of a case
+
     def __init__(self, adapter, spoil, calls=2):
         self.adapter, self.spoil, self.left = adapter, spoil, calls
 
@@ -105,7 +108,12 @@ class Later:
                 self.spoil(next(tensors_of(outputs)))
             return outputs
 
-        return replace(workload, run=run)
+        def gate():
+            if asked not in self.verdicts:
+                self.verdicts[asked] = workload.gate()
+            return self.verdicts[asked]
+
+        return replace(workload, run=run, gate=gate)
 
 
 @pytest.mark.parametrize(("adapter", "system", "phase", "options"), MEASURED)

@@ -1,0 +1,65 @@
+"""The command line as tests call it: in a process of its own, as users do, or in this one, which costs no imports."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from bench import cli
+from harness.environment import commit_and_dirty
+
+ROOT = Path(__file__).resolve().parents[2]
+Done = subprocess.CompletedProcess[str]
+
+
+def started(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ, **options: Any) -> dict[str, Any]:
+    """What starts the process, as subprocess takes it."""
+    places = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
+    environment = {**env, "PYTHONPATH": places, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "bench", *map(str, arguments)]
+    return {"args": command, "cwd": cwd, "env": environment, "text": True, **options}
+
+
+def ttt_bench(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ) -> Done:
+    """Called in a process of its own: at least once for each command, as what it imports is part of it."""
+    return subprocess.run(**started(*arguments, cwd=cwd, env=env), capture_output=True, timeout=240)
+
+
+def called(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ) -> Done:
+    """Called in this process; the workers of a run are processes of their own here too."""
+    words, out, err = ["ttt-bench", *map(str, arguments)], io.StringIO(), io.StringIO()
+    environment = {**env, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    with (
+        contextlib.chdir(cwd),
+        mock.patch.dict(os.environ, environment, clear=True),
+        mock.patch.object(sys, "argv", words),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        status = _status_of_main()
+    commit_and_dirty.cache_clear()  # it may have been asked where there is no git
+    return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
+
+
+def _status_of_main() -> int:
+    try:
+        cli.main()
+    except SystemExit as end:
+        if isinstance(end.code, str):  # as the interpreter does when it ends
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    raise AssertionError("the command line did not end by an exit status")
+
+
+def one_sentence(done: Done) -> str:
+    """What a user's mistake is told in."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("ttt-bench: ")
+    return line
