@@ -1,0 +1,24 @@
+"""What a GPU does at best is no less than what it does all the time."""
+
+import pytest
+import torch
+
+from bench.systems.ceilings import PRODUCT, ceilings_of
+from harness.cuda_clock import CudaEventClock
+from harness.timer import Policy, measure
+from tests.interpreter import DEVICE
+
+
+def test_a_cpu_has_none() -> None:
+    assert ceilings_of("cpu") == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU")
+def test_products_one_after_another_are_below_the_ceiling() -> None:
+    rows, inner, columns = PRODUCT
+    a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((rows, inner), (inner, columns)))
+    samples = measure(lambda: a @ b, CudaEventClock(), Policy(budget_s=0.5)).samples_ms
+    ceiling = ceilings_of("cuda")["product_tflops"]
+    assert ceiling is not None
+    assert 2 * rows * inner * columns / min(samples) / 1e9 <= 1.02 * ceiling
