@@ -18,17 +18,23 @@ from harness.system import Workload
 from harness.timer import Policy
 
 
-def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens in order: begins and ends of ranges, and what a test adds."""
+    noted: list[str] = []
 
     @contextmanager
     def noting(name: str) -> Iterator[None]:
-        events.append(name)
+        noted.append(name)
         yield
-        events.append("end")
+        noted.append("end")
 
     monkeypatch.setattr(profiled_case, "nvtx_range", noting)
     monkeypatch.setattr(profiled_case, "profiler_range", noting)
+    return noted
+
+
+def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(events: list[str]) -> None:
     workload = Workload(run=lambda: events.append("run"), units=16)
     call = ["prefill", "run", "end"]
     found = profiled_case.profile(case(), workload, Policy(), ProfilerChoice("nsys"))
@@ -149,23 +155,13 @@ def test_an_engine_runs_one_batch_after_it_has_warmed_up() -> None:
 
 
 @pytest.mark.parametrize("tool", ["nsys", "ncu"])
-def test_of_an_engines_steps_only_the_steady_ones_are_seen(monkeypatch: pytest.MonkeyPatch, tool: Any) -> None:
-    events: list[str] = []
-
-    @contextmanager
-    def noting(name: str) -> Iterator[None]:
-        events.append(name)
-        yield
-        events.append("end")
-
+def test_of_an_engines_steps_only_the_steady_ones_are_seen(events: list[str], tool: Any) -> None:
     def steady(around: AbstractContextManager[object]) -> int:
         events.append("prompts")
         with around:
             events.append("steps")
         return 7
 
-    monkeypatch.setattr(profiled_case, "nvtx_range", noting)
-    monkeypatch.setattr(profiled_case, "profiler_range", noting)
     workload = Workload(run=print, engine_samples=lambda policy: itertools.repeat(1.0), steady=steady)
     found = profiled_case.profile(case(phase="generate", timing="engine"), workload, Policy(), ProfilerChoice(tool))
     assert events == ["prompts", "cpu", "generate", "steps", "end", "end"]
