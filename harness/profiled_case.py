@@ -125,7 +125,7 @@ class _Work:
         if runs:
             self.lead, self.runs = math.ceil(LEAD_S / each_s), max(RUNS, math.ceil(RUNS_S / each_s))
 
-    def window(self, most: int) -> tuple[int, int]:
+    def window(self, most: int = sys.maxsize) -> tuple[int, int]:
         """How many runs to lead in and to see, of at most `most` in all: whole samples, where they are that many."""
         runs = self._whole_samples(min(self.runs, max(1, most // 2)))
         return self._whole_samples(min(self.lead, most - runs)), runs
@@ -221,7 +221,7 @@ def _captured(work: _Work) -> dict[str, Any]:
     with profiler_range(work.device):
         work.ranged(nullcontext())
         _wait(work.device)
-        lead, runs = work.window(work.lead + 2 * work.runs)
+        lead, runs = work.window()
         work.repeat(run, lead)
         with nvtx_range(TIMED):
             work.repeat(run, runs)

@@ -73,6 +73,14 @@ def _context(browser, **options):
     return context
 
 
+@contextmanager
+def in_front(page, wrongs: list[str]) -> Iterator:
+    """A page that tests share, for one of them: a page behind another may wait seconds for a frame."""
+    page.bring_to_front()
+    yield page
+    check(page, wrongs)
+
+
 def check(page, wrongs: list[str]) -> None:
     """Fails if the page erred, asked for anything but itself, or ran what a record brought."""
     assert page.evaluate("window.injected") is None

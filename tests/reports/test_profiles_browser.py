@@ -26,12 +26,10 @@ def shared(browser, made):
 @pytest.fixture
 def page(shared):
     """One page for the module, as it is before anything is opened."""
-    page, wrongs = shared
-    page.bring_to_front()  # a page behind another may wait seconds for a frame
-    page.evaluate("history.replaceState(null, '', location.pathname)")
-    page.evaluate("for (const each of document.querySelectorAll('.profile details')) each.open = false")
-    yield page
-    browsing.check(page, wrongs)
+    with browsing.in_front(*shared) as page:
+        page.evaluate("history.replaceState(null, '', location.pathname)")
+        page.evaluate("for (const each of document.querySelectorAll('.profile details')) each.open = false")
+        yield page
 
 
 @pytest.fixture

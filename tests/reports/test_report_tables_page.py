@@ -29,10 +29,8 @@ def shared(browser, saved):
 @pytest.fixture
 def page(shared):
     """The page on a desk: a test leaves what others look at as it was."""
-    page, wrongs = shared
-    page.bring_to_front()  # a page behind another may wait seconds for a frame
-    yield page
-    browsing.check(page, wrongs)
+    with browsing.in_front(*shared) as page:
+        yield page
 
 
 def open_numbers(page):
