@@ -14,7 +14,7 @@ from bench.models.config import TTTConfig
 from bench.models.layers import Rotation, round_up
 from bench.models.operator import Learner, Projections
 from bench.models.ttt import LayerState, Learn, TTTBlock
-from tk_kernels.edges.norm_gate import norm_gate
+from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.edges.swiglu_product import swiglu_product
 
@@ -46,7 +46,7 @@ class FusedBlock(TTTBlock):
         else:
             out = norm(out.flatten(-2))
         add_product_(h, out, layer.o_proj.weight)
-        hidden = swiglu_product(self.ffn_norm(h), self._gate_up)
+        hidden = swiglu_product(rms_norm(h, self.ffn_norm.weight, self.ffn_norm.eps), self._gate_up)
         return add_product_(h, hidden, self.mlp.down_proj.weight)
 
     def _enter(self, h: Tensor, state: LayerState) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tk_kernels import build
 from tk_kernels.edges import swiglu_product
-from tk_kernels.edges.norm_gate import norm_gate, swiglu
+from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm, swiglu
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.generate.common import rope_table
 from tk_kernels.ttt_linear import generate as linear_generate
@@ -120,13 +120,14 @@ def swiglu_products() -> Iterator[str]:
 
 
 def gates() -> Iterator[str]:
-    """Both kernels, the gate a slice of a wider projection."""
+    """All three kernels, the gate a slice of a wider projection."""
     C = 64 * HEADS
     for tokens in TOKENS:
         z, fused, weight = on_gpu(
             normal(tokens, C, dtype=DTYPE), normal(tokens, 2 * C, dtype=DTYPE), normal(C, dtype=DTYPE)
         )
         norm_gate(z, fused[:, C:], weight, weight, 1e-6)
+        rms_norm(fused[:, C:], weight, 1e-6)
         swiglu(fused)
         yield f"T={tokens}"
 
@@ -158,7 +159,7 @@ KERNELS: dict[str, Callable[[], Iterator[str]]] = {
     "ttt_linear/forward_sm90": linear_forward,
     **{name: partial(mlp_forward, mini_batch) for mini_batch, name in mlp_ops.KERNELS.items()},
     "short_convolution": convolutions,
-    "norm_gate": gates,
+    "norms_and_gates": gates,
     swiglu_product.KERNEL: swiglu_products,
     "ttt_linear/generate": partial(generate, "linear"),
     "ttt_mlp/generate": partial(generate, "mlp"),

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tests.interpreter import DEVICE, INTERPRETED
 from tk_kernels.edges import swiglu_product
-from tk_kernels.edges.norm_gate import norm_gate, swiglu
+from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm, swiglu
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 
 EPS = 1e-6
@@ -90,6 +90,12 @@ def check_norm_gate(rows: int, C: int, dtype: torch.dtype) -> None:
     assert_close(got, expected * F.gelu(gate.double(), approximate="tanh"), LIMIT[dtype])
 
 
+def check_rms_norm(rows: int, C: int, dtype: torch.dtype) -> None:
+    x, weight = 3 * normal(2, rows, 2 * C, dtype=dtype)[..., C:], 1 + normal(C, dtype=dtype, seed=1)
+    for each in (x, x.contiguous()):
+        assert_close(rms_norm(each, weight, EPS), rms(x, weight), LIMIT[dtype])
+
+
 def check_swiglu(rows: int, width: int, dtype: torch.dtype) -> None:
     x = normal(2, rows, 2 * width, dtype=dtype)
     a, b = x.double().chunk(2, -1)
@@ -133,8 +139,9 @@ def test_the_product_of_swiglu_in_its_kernel(rows: int, inputs: int, outputs: in
 
 
 @dtypes
-def test_norm_gate_and_swiglu(dtype: torch.dtype) -> None:
+def test_norms_and_gates(dtype: torch.dtype) -> None:
     check_norm_gate(3, 24, dtype)
+    check_rms_norm(3, 24, dtype)
     check_swiglu(3, 40, dtype)
 
 
@@ -169,6 +176,8 @@ def test_wrong_layouts_are_named() -> None:
         residual_convolution(h, cache[:1], *weights, EPS)
     with pytest.raises(ValueError, match="gate has shape"):
         norm_gate(h, h[:, :2], normal(16), normal(16), EPS)
+    with pytest.raises(ValueError, match=r"weight has shape \(8,\)"):
+        rms_norm(h, normal(8), EPS)
 
 
 @pytest.mark.gpu
@@ -181,5 +190,6 @@ def test_at_the_size_of_a_layer(dtype: torch.dtype) -> None:
         check_query_key(B, T, 32, 64, dtype)
         check_query_key(B, T, 16, 96, dtype)
         check_norm_gate(min(B * T, 500), 2048, dtype)
+        check_rms_norm(min(B * T, 500), 2048, dtype)
         check_swiglu(min(B * T, 500), 5504, dtype)
     check_query_key(16, 1100, 32, 64, dtype)

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from tk_kernels.checks import check_shape
+from tk_kernels.edges.norms_and_gates import rms_normed
 from tk_kernels.generate.common import jit, tl, triton
 
 TAPS = 4
 CHUNK = 16  # tokens that a program computes one after the other; it reads the three inputs before them too
-BLOCK = 256  # channels of one program of query_key: one warp, eight a thread
+BLOCK = 128  # channels of one program of query_key: one warp, four a thread
 
 
 def residual_convolution(
@@ -108,15 +109,9 @@ def _check_rows(**tensors: Tensor) -> None:
 
 
 @jit
-def _rms_norm(row, weight, C: tl.constexpr, eps):
-    """row / rms(row) * weight over C channels, float32; padding is 0."""
-    return row * (1.0 / tl.sqrt(tl.sum(row * row, 0) / C + eps)) * weight
-
-
-@jit
 def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
     """The norm of a row as it enters the convolution and its cache: rounded to the row's type, float32 again."""
-    return _rms_norm(row.to(tl.float32), weight, C, eps).to(row.dtype).to(tl.float32)
+    return rms_normed(row.to(tl.float32), weight, C, eps).to(row.dtype).to(tl.float32)
 
 
 @jit
@@ -167,7 +162,7 @@ def _residual_convolution(
             x0 = _rounded_rms_norm(row, gamma, C, eps)
             total = (row.to(tl.float32) + w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3 + shift).to(h.dtype.element_ty)
             tl.store(added + at + t * C, total, mask=valid)
-            tl.store(normed + at + t * C, _rms_norm(total.to(tl.float32), next_gamma, C, eps), mask=valid)
+            tl.store(normed + at + t * C, rms_normed(total.to(tl.float32), next_gamma, C, eps), mask=valid)
             x3, x2, x1 = x2, x1, x0
     if first + CHUNK >= T:
         tl.debug_barrier()  # one token replaces the cache in place: every thread has read it by now

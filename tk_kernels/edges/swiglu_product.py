@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tk_kernels import build
-from tk_kernels.edges.norm_gate import swiglu
+from tk_kernels.edges.norms_and_gates import swiglu
 
 KERNEL = "edges/swiglu_product_sm90"
 LEAST_ROWS = 256  # of fewer the product is bound by its weights, and cuBLAS reads them by smaller tiles

@@ -1,4 +1,4 @@
-"""Fused in one pass over memory each: the norm and gate after the heads, and SwiGLU's product."""
+"""In one pass over memory each: the norm and gate after the heads, RMSNorm, and SwiGLU after its product."""
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
 
@@ -24,8 +24,21 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float)
     z, rows = z.contiguous(), _rows(gate)
     out = torch.empty_like(z)
     _norm_gate[(rows.shape[0],)](
-        z, rows, weight, bias, out, rows.stride(0), eps, C=C, CP=triton.next_power_of_2(C), num_warps=4
+        z, rows, weight, bias, out, rows.stride(0), eps, C=C, CP=triton.next_power_of_2(C), num_warps=8
     )
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last dimension: x [..., C], weight [C] -> [..., C] in x's dtype.
+
+    Float32 inside, rounded once. Raises ValueError on a wrong shape or stride.
+    """
+    C = x.shape[-1]
+    check_shape("weight", weight, (C,))
+    rows = _rows(x)
+    out = torch.empty(x.shape, device=x.device, dtype=x.dtype)
+    _rms_norm[(rows.shape[0],)](rows, weight, out, rows.stride(0), eps, C=C, CP=triton.next_power_of_2(C), num_warps=4)
     return out
 
 
@@ -57,6 +70,22 @@ def _norm_gate(z, gate, weight, bias, out, gate_stride, eps, C: tl.constexpr, CP
     centred = tl.where(valid, x - tl.sum(x, 0) / C, 0.0)
     normed = centred * (1.0 / tl.sqrt(tl.sum(centred * centred, 0) / C + eps))
     tl.store(out + row * C + rc, (normed * gamma + beta) * gelu(g), mask=valid)
+
+
+@jit
+def rms_normed(row, weight, C: tl.constexpr, eps):
+    """row / rms(row) * weight over C channels, float32; padding is 0."""
+    return row * (1.0 / tl.sqrt(tl.sum(row * row, 0) / C + eps)) * weight
+
+
+@jit
+def _rms_norm(x, weight, out, x_stride, eps, C: tl.constexpr, CP: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    rc = tl.arange(0, CP)
+    valid = rc < C
+    read = tl.load(x + row * x_stride + rc, mask=valid, other=0).to(tl.float32)
+    gamma = tl.load(weight + rc, mask=valid, other=0).to(tl.float32)
+    tl.store(out + row * C + rc, rms_normed(read, gamma, C, eps), mask=valid)
 
 
 @jit
