@@ -46,7 +46,11 @@ _NAMES = (
     ),
     (
         EDGES,
-        re.compile(r"elementwise|silu|gelu|act_and_mul|vectorized|aten::(mul|add|sub|div|silu|gelu|sigmoid)_?$", re.I),
+        re.compile(
+            r"elementwise|silu|gelu|act_and_mul|vectorized|aten::(mul|add|sub|div|silu|gelu|sigmoid)_?$"
+            r"|^triton_(poi|red|per)_fused",  # of torch.compile: pointwise, reduction
+            re.I,
+        ),
     ),
 )
 _LAYER = re.compile(r"^layer \d+$")

@@ -1,5 +1,6 @@
 """What bounds a profiled case, in two sentences made from its numbers."""
 
+import re
 from collections.abc import Iterable
 from statistics import median
 
@@ -12,6 +13,8 @@ HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds
 AGREES = 0.03  # of a record's latency, within which the sum of kernels and gaps is to be
 LEAST = 0.005  # a share that is not shown as 0%
 _GAPS = 0.1  # of the time, from which gaps are worth their words
+_SHORT = 80  # characters of a kernel's name
+_WRAPPED = re.compile(r"(void )?cutlass::device_kernel<([\w:]+::enable_\w+<)?(?P<kernel>[\w:]+)")
 UNITS = {"sm": "the SMs' pipelines", "l2": "the L2", "dram": "memory", "tensor": "the matrix units"}
 WAITS = {
     "barrier": "for barriers",
@@ -141,15 +144,23 @@ def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
 
 
 def short(name: str) -> str:
-    """A kernel's name without what it returns, its templates and its arguments; its last two scopes."""
+    """A kernel's name without what it returns, its templates and its arguments; its last two scopes, 80 characters.
+
+    Where CUTLASS's entry says nothing, what it runs: the first name of its template that is no wrapper.
+    """
+    if name.startswith(("Memcpy", "Memset")):
+        return name
+    if wrapped := _WRAPPED.match(name):
+        name = wrapped["kernel"]
     outside, depth = "", 0
     for character in name.removeprefix("void "):
         depth += character in "<("
         if depth == 0:
             outside += character
         depth -= character in ">)"
-    plain = "::".join(part for part in outside.split("::") if part)[-80:] or name[:80]
-    return "::".join(plain.split("::")[-2:]).strip()
+    scopes = [part for part in outside.split("::") if part] or [name]
+    plain = "::".join(scopes[-2:]).strip()
+    return plain if len(plain) <= _SHORT else f"{plain[: _SHORT - 1]}…"
 
 
 def _share(done: float | None, per_rate: float, ceiling: float | None) -> float | None:

@@ -157,6 +157,7 @@ def test_a_record_says_the_median_of_its_processes() -> None:
         ("void at::native::vectorized_elementwise_kernel<4, add>(int)", EDGES),
         ("aten::mm", PRODUCTS),
         ("aten::mul", EDGES),
+        ("triton_poi_fused_add_cat_index_select_mul_split_3", EDGES),
         ("Memcpy DtoD", OTHER),
         ("void at::native::indexSelectLargeIndex<bf16>(int)", OTHER),
     ],
@@ -229,6 +230,20 @@ def test_names_are_shown_without_templates_and_arguments() -> None:
     assert short("void at::native::(anonymous namespace)::copy<4, f<int> >(int, char*)") == "native::copy"
     assert short("_dual") == "_dual"
     assert short("void cutlass::Kernel2<a::b<c> >(Params)") == "cutlass::Kernel2"
+    assert short("Memcpy HtoD (Pinned -> Device)") == "Memcpy HtoD (Pinned -> Device)"
+    long = "triton_poi_fused_" + "_".join(["add"] * 40)
+    assert short(long) == f"{long[:79]}…"
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "shown"),
+    [
+        ("flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::Mainloop<2>>>", "flash::FlashAttnFwdSm90"),
+        ("cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int>>", "kernel::GemmUniversal"),
+    ],
+)
+def test_an_entry_of_cutlass_is_named_by_what_it_runs(wrapped: str, shown: str) -> None:
+    assert short(f"void cutlass::device_kernel<{wrapped}>({wrapped}::Params)") == shown
 
 
 def test_waits_leave_out_warps_that_work() -> None:
