@@ -1,7 +1,7 @@
 """The parts of a profiled case: matrix products, TTT kernel, attention or scan, edges, head, other, gaps; their floors.
 
 A kernel belongs to a part by the range it was launched in, where that says enough, else by its name. A part's floor is
-what the adapter counted for it (`Region.work`) or else what was counted of its kernels, at the ceilings measured there.
+what the adapter counted for it (`Region.work`) or else what was counted of its kernels, at the ceilings of the region.
 """
 
 import re
@@ -25,6 +25,8 @@ LABELS = {
 }
 OPERATOR = "operator"
 _COVERED = 0.9  # of a part's time, from which what was counted stands for all of it
+_TELLS = 0.01  # of the kernels' time, from which a kernel's rate may be a ceiling
+_PLAUSIBLE = 1.25  # of the measured ceiling: a kernel beyond that is miscounted
 
 # In this order: the first that a name matches.
 _NAMES = (
@@ -113,6 +115,21 @@ def parts(region: Region) -> list[Part]:
     return [found[name] for name in LABELS if name in found and found[name].time_us > 0]
 
 
+def ceilings_of(region: Region) -> dict[str, float | None]:
+    """The ceilings measured with the region, or what a kernel of it did where that is more.
+
+    A GPU at its power cap computes products the faster, the less its other kernels take: by up to 15%.
+    """
+    total = sum(kernel.time_us for kernel in region.kernels)
+    long = [kernel for kernel in region.kernels if kernel.time_us > _TELLS * total]
+    found = dict(region.ceilings)
+    for name, done, per_us in (("copy_gbs", "dram_bytes", 1e3), ("product_tflops", "operations", 1e6)):
+        if measured := found.get(name):
+            rates = [(getattr(each, done) or 0.0) * each.launches / each.time_us / per_us for each in long]
+            found[name] = max([measured, *(rate for rate in rates if rate <= _PLAUSIBLE * measured)])
+    return found
+
+
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
     """What one unit takes by part; the head's is the products' where no range tells its kernels from theirs."""
     work = dict(region.work)
@@ -122,13 +139,13 @@ def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
 
 
 def _model_floor_us(work: Work | None, region: Region) -> float | None:
-    least = None if work is None else floor_us(work.flops, work.bytes, region.ceilings)
+    least = None if work is None else floor_us(work.flops, work.bytes, ceilings_of(region))
     return None if least is None else least * region.units
 
 
 def kernel_floor_us(kernel: Kernel, region: Region) -> float | None:
     """The least that a kernel's launches could take: what they moved at a copy's rate, or computed at a product's."""
-    each = floor_us(kernel.operations, kernel.dram_bytes, region.ceilings)
+    each = floor_us(kernel.operations, kernel.dram_bytes, ceilings_of(region))
     return None if each is None else each * kernel.launches
 
 

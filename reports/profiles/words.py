@@ -7,7 +7,7 @@ from statistics import median
 from harness.profile_record import Profile
 from harness.profile_region import Counters, Kernel, Region
 from harness.record import Record
-from reports.profiles.parts import GAPS, LABELS, parts
+from reports.profiles.parts import GAPS, LABELS, ceilings_of, parts
 
 HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds
 AGREES = 0.03  # of a record's latency, within which the sum of kernels and gaps is to be
@@ -114,7 +114,9 @@ def bound_of(kernel: Kernel, region: Region) -> str:
     if moved is not None and moved >= HIGH and moved >= (computed or 0):
         return f"{moved:.0%} of a copy's bandwidth: bound by memory"
     if computed is not None and computed >= HIGH:
-        return f"{computed:.0%} of a large product's rate: bound by the matrix units"
+        busy = counters.use.get("tensor", 0.0) / 100
+        said = f", busy {busy:.0%} of the time" if busy >= HIGH else ""
+        return f"{computed:.0%} of a large product's rate: bound by the matrix units{said}"
     use = {unit: percent / 100 for unit, percent in counters.use.items() if unit in UNITS}
     if not use:
         return "the use of its units was not counted"
@@ -138,7 +140,8 @@ def waits(counters: Counters, most: int = 3) -> list[tuple[str, float]]:
 
 def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
     """(share of a copy's bandwidth, share of a large product's rate) of a kernel; None where it is not known."""
-    copied, multiplied = region.ceilings.get("copy_gbs"), region.ceilings.get("product_tflops")
+    ceilings = ceilings_of(region)
+    copied, multiplied = ceilings.get("copy_gbs"), ceilings.get("product_tflops")
     each_us = kernel.time_us / kernel.launches
     return _share(kernel.dram_bytes, each_us * 1e3, copied), _share(kernel.operations, each_us * 1e6, multiplied)
 

@@ -15,6 +15,7 @@ from reports.profiles.parts import (
     PRODUCTS,
     SCAN,
     TTT,
+    ceilings_of,
     kernel_floor_us,
     launch_parts,
     part_of,
@@ -46,6 +47,10 @@ def one(**changes: object) -> Region:
         # Counted where it did more: a launch of 400 us moved four times the mean one's bytes.
         ({"dram_bytes": 10.92e8, "time_us": 400.0}, "91% of a copy's bandwidth: bound by memory"),
         ({"operations": 5.1e10}, "85% of a large product's rate: bound by the matrix units"),
+        (
+            {"operations": 5.1e10, "use": {"tensor": 91.4}},
+            "85% of a large product's rate: bound by the matrix units, busy 91% of the time",
+        ),
         ({"dram_bytes": 1.9e8, "operations": 5.1e10}, "85% of a large product's rate: bound by the matrix units"),
         ({"use": {"sm": 20.0, "l2": 78.0}}, "the L2 at 78% of peak: bound by the L2"),
         ({}, "no unit above 60% (the L2 41%): latency; warps wait for barriers 34% of the time"),
@@ -81,6 +86,18 @@ def test_without_counters_nothing_is_claimed() -> None:
 def test_without_ceilings_neither_memory_nor_products_are_named() -> None:
     found = replace(one(dram_bytes=2.73e8, operations=5.1e10), ceilings={})
     assert bound_of(found.kernels[0], found).startswith("no unit above 60%")
+
+
+def test_a_kernel_above_a_ceiling_raises_it_unless_it_is_short_or_miscounted() -> None:
+    fast, small, odd = (Kernel(name, 2, 200.0, counters=counted(operations=6.6e10, dram_bytes=1e7)) for name in "abc")
+    small = replace(small, time_us=1.0)
+    odd = replace(odd, counters=counted(operations=9e10, dram_bytes=1e7))
+    found = region(fast, small, odd)
+    assert ceilings_of(found) == {"copy_gbs": 3000.0, "product_tflops": pytest.approx(660.0)}
+    assert kernel_floor_us(fast, found) == pytest.approx(fast.time_us)
+    assert bound_of(fast, found) == "100% of a large product's rate: bound by the matrix units"
+    assert ceilings_of(region(small, odd)) == CEILINGS
+    assert ceilings_of(replace(found, ceilings={})) == {}
 
 
 @pytest.mark.parametrize(
