@@ -23,7 +23,7 @@ class Facts:
     parameters: int
     vocabulary: int
     dtype: str
-    token_ids: str = "uniform over the vocabulary, new for each case"
+    token_ids: str = "uniform over the vocabulary, new for each sample"
     kept: str = "nothing"
     head_rows: float | None = None
 

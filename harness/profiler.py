@@ -252,7 +252,8 @@ class Profiler:
         except (ToolLost, ProfileError) as error:
             return replace(profile, notes=(*profile.notes, self._give_up("ratios", error)))
         if stand_in != planned:
-            profile = replace(profile, notes=(*profile.notes, f"Nsight Compute counted {stand_in.case.label}"))
+            counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a smaller model"
+            profile = replace(profile, notes=(*profile.notes, counted))
         return replace(
             _counted(profile, counters),
             tools={**profile.tools, "ncu": self.tools.versions.get("ncu", "")},

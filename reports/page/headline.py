@@ -50,10 +50,15 @@ def described(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
         said = _counted(len(figure.lines), "line") if points else "no case has a result"
         return f"{figure.title}: {said}."
     (first, *_, last), (least, *_, most) = (sorted(column * 2) for column in map(list, zip(*points, strict=True)))
-    axis = catalogue.axis(figure.x).phrase.replace("{}", f"{said_x(first)} to {said_x(last)}")
+    over = catalogue.axis(figure.x).phrase.replace("{}", _span(said_x(first), said_x(last)))
     unit = catalogue.metric(figure.y).unit
     lines = _counted(sum(bool(found) for _, found in drawn), "line")
-    return f"{figure.title}: {lines} over {axis}, from {least:.3g} to {most:.3g} {unit}".rstrip() + "."
+    values = _span(f"{least:.3g}", f"{most:.3g}")
+    return f"{figure.title}: {lines} over {over}, {'from ' if least != most else ''}{values} {unit}".rstrip() + "."
+
+
+def _span(first: str, last: str) -> str:
+    return first if first == last else f"{first} to {last}"
 
 
 def _counted(count: int, word: str) -> str:
@@ -105,7 +110,8 @@ def _lead(last: _Standing, catalogue: Catalogue, figure: Figure) -> str:
     if len(last.level) > 1:
         return ""
     factor = next_value / value if _lower_is_better(catalogue, figure) else value / next_value
-    return f"; at {said_x(last.x)} it takes {value:.3g} {unit}, {factor:.3g} times as fast as {next_who}, the next"
+    at = said_x(last.x) if figure.x == "context" else catalogue.axis(figure.x).phrase.replace("{}", said_x(last.x))
+    return f"; at {at} it takes {value:.3g} {unit}, {factor:.3g} times as fast as {next_who}, the next"
 
 
 def _standings(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> list[_Standing]:
@@ -180,9 +186,10 @@ def _of_system(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, system
 def _best(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     """The line with the highest best, where, and the next."""
     labels = _labels(figure)
-    tops = []
+    tops, tried = [], set()
     for line in _primary(figure):
         points = list(_points(table, catalogue, figure, line))
+        tried |= {x for x, _ in points}
         if points:
             x, value = max(points, key=lambda point: point[1])
             tops.append((value, x, labels[line.name]))
@@ -192,10 +199,11 @@ def _best(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     (value, x, who), (next_value, _, next_who) = tops[:2]
     unit = catalogue.metric(figure.y).unit
     axis = catalogue.axis(figure.x).phrase.replace("{}", f"{x:,.0f}")
+    alone = ", the only one tried" if len(tried) == 1 else ""
     ahead = f"{value / next_value:.3g} times that of {next_who}, the next"
     if value <= (1 + LEVEL) * next_value:
         ahead = f"level with {next_who}"
-    return f"{figure.title}: {who} reaches {value:,.0f} {unit} at {axis}, {ahead}{_caveat(table, figure)}."
+    return f"{figure.title}: {who} reaches {value:,.0f} {unit} at {axis}{alone}, {ahead}{_caveat(table, figure)}."
 
 
 def _unfit(table: pd.DataFrame, catalogue: Catalogue, figures: Iterable[Figure]) -> str:

@@ -62,8 +62,8 @@ _LAYER = re.compile(r"^layer \d+$")
 class Part:
     """A part of the time of a region.
 
-    floor_us: the least that what it has to move and compute could take; None where that is not known. of_model: whether
-    the adapter counted that, and not a profiler.
+    floor_us: the least that what it has to move and compute could take, at most its time; None where that is not known.
+    of_model: whether the adapter counted that, and not a profiler.
     """
 
     name: str
@@ -111,6 +111,7 @@ def parts(region: Region) -> list[Part]:
         counted = floors[part] * time_us / covered[part] if covered[part] >= _COVERED * time_us > 0 else None
         modelled = _model_floor_us(least.get(part), region)
         floor = counted if modelled is None else modelled
+        floor = None if floor is None else min(floor, time_us * scale)
         found[part] = Part(part, time_us * scale, round(launches[part]), floor, modelled is not None)
     return [found[name] for name in LABELS if name in found and found[name].time_us > 0]
 

@@ -49,8 +49,20 @@ def agreement(region: Region, recorded_ms: float | None) -> str:
     if not recorded_ms:
         return f"{said}; the run has no latency of this case to hold it against"
     off = region.unit_ms / recorded_ms - 1
-    beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}, so the shares are those of a disturbed run"
+    beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}, {_apart(region)}"
     return f"{said}, recorded {recorded_ms:.4g} ms ({off:+.1%}{beyond})"
+
+
+def _apart(region: Region) -> str:
+    """Why a profile may not agree with the record, where that is known."""
+    if _of_operators(region):
+        return "as the profiler's own time for each operator is in it, so its shares are rough"
+    return "so the shares are those of a run that was slower or faster than the recorded one"
+
+
+def _of_operators(region: Region) -> bool:
+    """Whether what ran are PyTorch's operators on a CPU, and not kernels."""
+    return bool(region.kernels) and region.kernels[0].name.startswith("aten::")
 
 
 def recorded_ms(records: Iterable[Record]) -> dict[str, float]:
@@ -99,7 +111,7 @@ def _cause(region: Region) -> str:
     """What gaps are made of; operators of a CPU wait for Python, which calls them, and a graph has no host in it."""
     if region.longest_gap_us > region.gaps_us / 2:
         return "what the host does in one long gap"
-    if region.kernels and region.kernels[0].name.startswith("aten::"):
+    if _of_operators(region):
         return "Python"
     in_graph = isinstance(region, Profile) and region.case.timing == "graph"
     return "the way from one kernel of a graph to the next" if in_graph else "launches from the host"

@@ -158,7 +158,7 @@ def test_without_counters_whole_parts_have_points(tmp_path: Path) -> None:
     assert roofline(both)["parts"] == [(0, 200.0, 200.0, 0.03)]
     html = section(run_with(tmp_path, both)).html or ""
     assert "Without a point, as they were not counted: gemm, _dual (100% of" in html
-    assert "the work it needs" in html
+    assert "work of the model: weights, state, products" in html
     bare = section(run_with(tmp_path / "bare", replace(found, work={}, ceilings={}))).html or ""
     assert "No ceilings were measured in this process, so there is no roofline." in bare
 

@@ -2,7 +2,7 @@
 
 Two forms of the function of `reference.py` (ttt_layer.md, "Three forms"):
 dual    caches, inside a mini-batch, the rows of K and of lr * G, reads W once a token and rewrites it once in m;
-        on Hopper, where the state has 16 bits, by the kernel of `generate_sm90.py`;
+        on Hopper, where a token reads 16 bits a weight, by the kernel of `generate_sm90.py`;
 primal  keeps the running sum of lr * K^T G beside W, reads and writes it at every token (arXiv 2407.04620, 3.1).
 One program owns one head of one sequence and branches on that sequence's own position, which is in device memory.
 """

@@ -2,7 +2,7 @@
 
 Two forms of the function of `reference.py` (ttt_layer.md, "Three forms"):
 dual    caches, inside a mini-batch, the rows of K, X2 and lr * G, reads W1 and W2 at every token and rewrites them
-        once in m; on Hopper, where the state has 16 bits, by the kernel of `generate_sm90.py`;
+        once in m; on Hopper, where a token reads 16 bits a weight, by the kernel of `generate_sm90.py`;
 primal  keeps the running sums of the gradients beside W1 and W2, reads and writes them at every token.
 One program owns one head of one sequence and branches on that sequence's own position, which is in device memory.
 """
