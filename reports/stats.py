@@ -1,6 +1,7 @@
 """What do the raw samples of each case say? One row for each, whatever the number of processes it ran in."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -31,6 +32,7 @@ STATISTIC_COLUMNS = (
 # Of a run with repeats: what any further process would show.
 REPEAT_COLUMNS = ("latency_ms_repeats_low", "latency_ms_repeats_high")
 SETTING_COLUMNS = ("dtype", "state_dtype", "timing", "l2")
+DIRTY = "-dirty"  # after a commit in the tables: with uncommitted changes, as git describe says it
 MACHINE_COLUMNS = ("device", "device_id", "commit")
 COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS + MACHINE_COLUMNS
 SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
@@ -112,7 +114,15 @@ def _place(record: Record) -> Place:
     environment = record.environment
     gpu = environment.get("gpu")
     device_id = gpu.get("device_id") if isinstance(gpu, Mapping) else ""
-    return tuple(str(each or "") for each in (environment.get("device"), device_id, environment.get("commit")))
+    commit = environment.get("commit")
+    said = f"{commit}{DIRTY}" if commit and environment.get("dirty") else commit
+    return tuple(str(each or "") for each in (environment.get("device"), device_id, said))
+
+
+def short_commit(commit: str, digits: int = 10) -> str:
+    """A commit's first digits, and whether there were uncommitted changes; other texts as they are."""
+    name, mark = commit.removesuffix(DIRTY), DIRTY if commit.endswith(DIRTY) else ""
+    return (name[:digits] if re.fullmatch(r"[0-9a-f]{11,}", name) else name) + mark
 
 
 def _memberships(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:

@@ -10,7 +10,7 @@ import pandas as pd
 from harness.catalogue import Catalogue
 from harness.reason import printable
 from harness.record import RecordError
-from reports.stats import CASE_COLUMNS, option_columns
+from reports.stats import CASE_COLUMNS, option_columns, short_commit
 
 FORMATS = ("csv", "json", "markdown", "text")
 WIDTH = 80  # of a terminal that does not say its own
@@ -141,7 +141,7 @@ def _same(table: pd.DataFrame, names: Sequence[str]) -> dict[str, str]:
     wanted = ("suites", "size", "phase", "batch", "context", "dtype", "timing", "device", "commit")
     columns = [name for name in wanted if name not in names and len(table) and table[name].nunique(dropna=False) == 1]
     found = {name: printable(said(table[name].iloc[0])) for name in columns}
-    return {name: text[:10] if name == "commit" else text for name, text in found.items() if text}
+    return {name: short_commit(text) if name == "commit" else text for name, text in found.items() if text}
 
 
 def _heading(name: str, catalogue: Catalogue) -> str:

@@ -1,6 +1,7 @@
 """Show a comparison as text, Markdown, JSON or an HTML page."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,6 +16,7 @@ STORED_MEANING = (
     "`ttt-bench ab` measures two commits in turns and judges from 1%."
 )
 _NUMBERS = (1, 2, 3, 4)
+NAMED = 12  # cases without a comparison that are named one by one
 SCALE = 0.02  # the least that the axis of the page shows to either side
 WIDTH = 160  # of its plots, in pixels
 
@@ -93,7 +95,15 @@ def _without(comparison: Comparison) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for each in comparison.missing:
         reasons.setdefault(each.reason, []).append(each.label)
-    return [f"{reason}: {', '.join(labels)}" for reason, labels in reasons.items()]
+    return [f"{reason}: {_named(labels)}" for reason, labels in reasons.items()]
+
+
+def _named(labels: list[str]) -> str:
+    """The cases, or where they are many how many of each system; --json has all."""
+    if len(labels) <= NAMED:
+        return ", ".join(labels)
+    systems = Counter(label.partition(" ")[0] for label in labels)
+    return f"{len(labels)} cases ({', '.join(f'{count} {system}' for system, count in systems.items())})"
 
 
 def _closing(comparison: Comparison) -> list[str]:

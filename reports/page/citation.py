@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 import pandas as pd
 
 from reports.page.figures import days
+from reports.stats import short_commit
 
 _SPECIAL = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
 _SPECIAL["^"] = r"\textasciicircum{}"
@@ -15,7 +16,7 @@ def citation(title: str, table: pd.DataFrame) -> str:
     """A BibTeX entry of the run in `table` (of `stats.frame`): project, version, commit, device and date."""
     when = days(table["started_at"])
     devices = [device for device in table["device"].unique() if device]
-    commits = [commit[:10] for commit in table["commit"].unique() if commit]
+    commits = [short_commit(commit) for commit in table["commit"].unique() if commit]
     measured = int((table["status"] == "ok").sum())
     said = [
         f"Measured on {' and '.join(devices) or 'a device that was not recorded'}",

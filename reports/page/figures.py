@@ -14,7 +14,7 @@ import pandas as pd
 from harness.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
 from harness.interval import FEWEST
 from reports.page.lines import Line, Looks, Panel, forms_of, sortable
-from reports.stats import MACHINE_COLUMNS, NOTES, option_columns
+from reports.stats import MACHINE_COLUMNS, NOTES, option_columns, short_commit
 
 WIDE_RANGE = 30  # largest over smallest value of a figure, from which its first choice of axis is logarithmic
 _ALIKE_MACHINES = "lines join no points of different machines or commits"
@@ -238,7 +238,7 @@ def _named(suite: str, phase: str) -> list[str]:
 
 def _provenance(rows: pd.DataFrame) -> str:
     """The days (UTC) and commits of the rows."""
-    commits = [f"commit {commit[:8]}" for commit in rows["commit"].unique() if commit]
+    commits = [f"commit {short_commit(commit, 8)}" for commit in rows["commit"].unique() if commit]
     said = commits if len(commits) <= 3 else [f"{len(commits)} commits"]
     return ", ".join(filter(None, [days(rows["started_at"]), *said]))
 

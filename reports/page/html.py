@@ -4,7 +4,6 @@ import base64
 import gzip
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -41,6 +40,7 @@ from reports.stats import (
     frame,
     option_columns,
     row_keys,
+    short_commit,
 )
 from reports.tables import plain, said
 
@@ -152,7 +152,7 @@ def render(
         findings=[*found[:1], *unchecked(models, catalogue), *found[1:]],
         descriptions=[described(table, catalogue, figure) for figure in drawn],
         citation=citation(title or TITLE, table),
-        facts=_facts(records, table),
+        facts=_facts(table),
         suites=_by_suite(drawn),
         systems=[system for system in system_looks(table, catalogue) if any(_has(system, figure) for figure in drawn)],
         filters=_filters(table),
@@ -327,19 +327,18 @@ def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]
     return list(suites.items())
 
 
-def _facts(records: list[Record], table: pd.DataFrame) -> list[Fact]:
+def _facts(table: pd.DataFrame) -> list[Fact]:
     counts = table["status"].value_counts().to_dict()
     ok = counts.pop("ok", 0)
     lost = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())
-    dirty = any(record.environment.get("dirty") for record in records)
     return [
         Fact("Device", " · ".join(device for device in table["device"].unique() if device) or "not recorded"),
-        Fact("Commit", _commits(table), "with uncommitted changes" if dirty else ""),
+        Fact("Commit", _commits(table)),
         Fact("Measured", _dates(table)),
         Fact("Cases", f"{ok} measured", f"of {len(table)}"),
         Fact("Without a result", str(len(table) - ok), lost),
-        Fact("Samples", f"{samples:,}", f"{throttled:,} while the device was throttled" if throttled else ""),
+        Fact("Samples", f"{samples:,}", f"of which {throttled:,} while the device was throttled" if throttled else ""),
     ]
 
 
@@ -357,8 +356,7 @@ def _meta(table: pd.DataFrame) -> str:
 
 
 def _commits(table: pd.DataFrame) -> str:
-    commits = [commit for commit in table["commit"].unique() if commit]
-    return " · ".join(commit[:10] if re.fullmatch(r"[0-9a-f]{11,}", commit) else commit for commit in commits) or "none"
+    return " · ".join(short_commit(commit) for commit in table["commit"].unique() if commit) or "none"
 
 
 def _dates(table: pd.DataFrame) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from harness.catalogue import DASHES, MARKERS, TONES, Catalogue, FigureEntry
-from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns
+from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns, short_commit
 
 FLOOR = "floor_ms"
 _FLOOR_DASHES = ("dot", "dashdot")
@@ -105,7 +105,7 @@ class Looks:
         if column == "backend":
             return self.catalogue.backend_label(value)
         if column in ("device", "device_id", "commit"):
-            return {"device": value, "device_id": f"GPU {value}", "commit": f"commit {value[:8]}"}[column]
+            return {"device": value, "device_id": f"GPU {value}", "commit": f"commit {short_commit(value, 8)}"}[column]
         if column == "timing":
             return _TIMINGS.get(value, f"timing {value}")
         return self.catalogue.axis(column).phrase.replace("{}", str(value))
