@@ -4,6 +4,7 @@ Workers of any environment make it, so it needs nothing but the standard library
 """
 
 import math
+import zlib
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -13,10 +14,11 @@ from harness.record import RecordError
 from harness.work import Work
 
 NAME_LIMIT = 400  # characters of a kernel's name: C++ templates have no end of their own
+TIMELINE_LIMIT = 2400  # launches of a timeline: a page holds a case in 150 kB
 KERNEL_LIMIT = 2000  # distinct kernels of a profile
 # Counted launches did other work where their time differs from the mean by more than the share UNLIKE and by more than
 # UNLIKE_US: other clocks make less than the first, counting a short kernel costs less than the second.
-UNLIKE, UNLIKE_US = 0.4, 5.0
+UNLIKE, UNLIKE_US = 0.4, 2.5
 
 
 class ProfileError(RecordError):
@@ -196,10 +198,10 @@ class Region:
 
 
 def short_name(name: str) -> str:
-    """A kernel's name that is fit for a file: printable, and the middle of a long one left out."""
+    """A kernel's name that is fit for a file: printable, of a long one a checksum in place of its middle."""
     name = printable(name)
-    half = (NAME_LIMIT - 1) // 2
-    return name if len(name) <= NAME_LIMIT else f"{name[:half]}…{name[-half:]}"
+    half = (NAME_LIMIT - 10) // 2
+    return name if len(name) <= NAME_LIMIT else f"{name[:half]}…{zlib.crc32(name.encode()):08x}…{name[-half:]}"
 
 
 def _refuse_negative(what: str, **values: float | None) -> None:

@@ -32,6 +32,7 @@ from harness.run import Job, Pair, Planned, Run
 from harness.timer import Policy
 
 WAYS = ("auto", "ncu", "nsys", "torch")
+RATIOS = "ratios"  # the stage of a profile in which Nsight Compute counts
 STOP_S = 180.0  # a profiler writes its report when the worker has ended
 _READ_S = 300.0  # for a program that reads a report
 _VERSION = re.compile(r"\b(\d{4})\.(\d+)(?:\.\d+)*\b")
@@ -45,11 +46,16 @@ Way = Literal["auto", "ncu", "nsys", "torch"]
 
 
 class ToolLost(Exception):
-    """A profiler that gave nothing for a case; the message is one sentence. lasting: nor will it for another case."""
+    """A profiler that gave nothing for a case; the message is one sentence.
 
-    def __init__(self, reason: str, lasting: bool = False, status: str = "failed") -> None:
+    lasting: nor will it for another case of the job; everywhere: nor for any on this machine.
+    """
+
+    def __init__(
+        self, reason: str, lasting: bool = False, status: str = "failed", *, everywhere: bool = False
+    ) -> None:
         super().__init__(reason)
-        self.lasting, self.status = lasting, status
+        self.lasting, self.status, self.everywhere = lasting, status, everywhere
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,7 @@ class Profiler:
     on_profile: Callable[[Profile], object] = lambda profile: None
     stop_s: float = STOP_S
     _wants_ratios: bool = False
+    _lost_everywhere: bool = False
 
     def jobs(self, jobs: Sequence[Job], resume: bool = False) -> list[Profile]:
         """Profile the cases of `jobs`, in order; with resume, those that have no good profile yet."""
@@ -141,13 +148,18 @@ class Profiler:
                 launch = self.launches[job.pair]
                 launch = replace(launch, env={**launch.env, RUN_VARIABLE: mark})
                 pending = [each for each in job.cases if not (resume and self._has(each))]
+                tools = self.tools
                 found += self._job(job, launch, pending)
+                if not self._lost_everywhere:
+                    self.tools = tools
             return found
 
     def _has(self, planned: Planned) -> bool:
+        """Whether there is a good profile, its ratios tried where they are wanted: an interruption may lie between."""
         path = profile_path(self.run.folder, planned.case.key)
         with suppress(ProfileError):
-            return path.exists() and read_profile(path).status == "ok"
+            found = read_profile(path) if path.exists() else None
+            return found is not None and found.status == "ok" and (RATIOS in found.stages_s or not self._wants_ratios)
         return False
 
     def _job(self, job: Job, launch: Launch, pending: Sequence[Planned]) -> list[Profile]:
@@ -165,7 +177,7 @@ class Profiler:
         for place, profile in enumerate(found):
             if profile.status == "ok" and self._wants_ratios:
                 start = time.monotonic()
-                found[place] = _took(self._with_ratios(launch, profile), "ratios", start)
+                found[place] = _took(self._with_ratios(launch, profile), RATIOS, start)
                 write_profile(self.run.folder, found[place])
                 self.on_profile(found[place])
         return found
@@ -230,8 +242,10 @@ class Profiler:
         command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
         values = dict(answer["profile"])
         runs, together = values.pop("runs"), values.pop("together")
+        if not timed and runs > 1:
+            raise ProfileError("the report of Nsight Systems has no kernel in the range of the timed runs")
         if not timed:  # an engine times itself
-            timed, runs, together = ranged, 1, 1
+            timed, together = ranged, 1
         found = found_in(without_pauses(timed, runs, together), ranged, runs) | values
         return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}, "commands": [command]}, record
 
@@ -295,6 +309,7 @@ class Profiler:
         self.say(why)
         if isinstance(error, ToolLost) and error.lasting:
             self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
+            self._lost_everywhere = self._lost_everywhere or error.everywhere
         return why
 
     def _request(self, planned: Planned, **asked: str) -> dict[str, Any]:
@@ -408,6 +423,7 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
             "ncu may not read the GPU's counters: load the driver with NVreg_RestrictProfilingToAdminUsers=0, "
             "or run as root or in a container with CAP_SYS_ADMIN",
             lasting=True,
+            everywhere=True,
         )
     said = ncu.complaint(log)
     if ncu.NOTHING in log:

@@ -6,15 +6,14 @@ shorter one.
 """
 
 import csv
-import ctypes
 import io
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.profile_region import Counters, ProfileError, short_name
+from harness.profilers.names import demangled
 from harness.ranges import COUNTED_LAYER
 
 PROGRAM = "ncu"
@@ -143,7 +142,7 @@ def read(table: str, launches: int | None = None) -> dict[str, Counters]:
         raise ProfileError(f"the report of Nsight Compute is truncated: it has {len(rows)} of {launches} launches")
     groups: dict[str, list[Mapping[str, float]]] = defaultdict(list)
     for name, values in rows:
-        groups[short_name(_demangler()(name))].append(values)
+        groups[short_name(demangled(name))].append(values)
     return {name: _counters(group) for name, group in groups.items()}
 
 
@@ -216,26 +215,3 @@ def _counters(launches: Sequence[Mapping[str, float]]) -> Counters:
         stalls={reason: wait / latency for reason, wait in waits.items() if wait} if latency else {},
         conflicts=conflicts / shared if shared and conflicts is not None else None,
     )
-
-
-@cache
-def _demangler() -> Callable[[str], str]:
-    """`abi::__cxa_demangle`, which torch.profiler uses too; without it, names stay as they are."""
-    try:
-        library = ctypes.CDLL("libstdc++.so.6")
-    except OSError:
-        return lambda name: name
-    library.__cxa_demangle.restype = ctypes.c_void_p
-    library.free.argtypes = [ctypes.c_void_p]
-
-    def demangled(name: str) -> str:
-        status = ctypes.c_int()
-        address = library.__cxa_demangle(name.encode(), None, None, ctypes.byref(status))
-        if not address:
-            return name
-        try:
-            return ctypes.string_at(address).decode(errors="replace")
-        finally:
-            library.free(address)
-
-    return demangled

@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from harness.profile_region import ProfileError
+from harness.profilers.names import demangled
 from harness.profilers.trace import Launched, Nesting, Span
 from harness.ranges import TIMED
 
@@ -83,11 +84,14 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
 def _rows(connection: sqlite3.Connection, tables: set[str]) -> Iterator[Sequence]:
     """(name, start, end, registers, shared bytes, process, correlation) of every kernel, copy and fill; times in ns."""
     if _KERNELS in tables:
-        yield from connection.execute(
-            "SELECT value, start, end, registersPerThread, staticSharedMemory + dynamicSharedMemory, globalPid, "
-            "correlationId "
-            f"FROM {_KERNELS} JOIN StringIds ON demangledName = StringIds.id"
+        # Nsight Systems demangles in a way of its own.
+        rows = connection.execute(
+            "SELECT mangled.value, demangled.value, start, end, registersPerThread, "
+            "staticSharedMemory + dynamicSharedMemory, globalPid, correlationId "
+            f"FROM {_KERNELS} JOIN StringIds AS demangled ON demangledName = demangled.id "
+            "LEFT JOIN StringIds AS mangled ON mangledName = mangled.id"
         )
+        yield from ((demangled(symbol) if symbol else name, *rest) for symbol, name, *rest in rows)
     for table, name in _COPIES:
         if table in tables:
             yield from connection.execute(

@@ -5,9 +5,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.profile_region import KERNEL_LIMIT, Kernel, ProfileError, Range, RangeKernel, Timeline, short_name
-
-TIMELINE_LIMIT = 2400  # launches: a page holds a case in 150 kB
+from harness.profile_region import (
+    KERNEL_LIMIT,
+    TIMELINE_LIMIT,
+    Kernel,
+    ProfileError,
+    Range,
+    RangeKernel,
+    Timeline,
+    short_name,
+)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ what the adapter counted for it (`Region.work`) or else what was counted of its 
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from harness.profile_record import Profile
 from harness.profile_region import Kernel, Region
 from harness.work import Work
 from reports.roofline import floor_us
@@ -25,7 +26,7 @@ LABELS = {
 }
 OPERATOR = "operator"
 _COVERED = 0.9  # of a part's time, from which what was counted stands for all of it
-_TELLS = 0.01  # of the kernels' time, from which a kernel's rate may be a ceiling
+_TELLS = 0.005  # of the kernels' time, from which a kernel's rate may be a ceiling
 _PLAUSIBLE = 1.25  # of the measured ceiling: a kernel beyond that is miscounted
 
 # In this order: the first that a name matches.
@@ -62,8 +63,8 @@ _LAYER = re.compile(r"^layer \d+$")
 class Part:
     """A part of the time of a region.
 
-    floor_us: the least that what it has to move and compute could take, at most its time; None where that is not known.
-    of_model: whether the adapter counted that, and not a profiler.
+    floor_us: the least that what it has to move and compute could take; None where that is not known. of_model: whether
+    the adapter counted that, and not a profiler.
     """
 
     name: str
@@ -111,7 +112,6 @@ def parts(region: Region) -> list[Part]:
         counted = floors[part] * time_us / covered[part] if covered[part] >= _COVERED * time_us > 0 else None
         modelled = _model_floor_us(least.get(part), region)
         floor = counted if modelled is None else modelled
-        floor = None if floor is None else min(floor, time_us * scale)
         found[part] = Part(part, time_us * scale, round(launches[part]), floor, modelled is not None)
     return [found[name] for name in LABELS if name in found and found[name].time_us > 0]
 
@@ -129,6 +129,20 @@ def ceilings_of(region: Region) -> dict[str, float | None]:
             rates = [(getattr(each, done) or 0.0) * each.launches / each.time_us / per_us for each in long]
             found[name] = max([measured, *(rate for rate in rates if rate <= _PLAUSIBLE * measured)])
     return found
+
+
+def with_common_ceilings(profiles: Sequence[Profile]) -> list[Profile]:
+    """The profiles with the highest ceilings of those made on GPUs of one model: so their floors can be compared."""
+    highest: dict[str, dict[str, float | None]] = defaultdict(dict)
+    for profile in profiles:
+        most = highest[_model_of(profile)]
+        for name, value in ceilings_of(profile).items():
+            most[name] = max(filter(None, (most.get(name), value)), default=None)
+    return [replace(profile, ceilings=highest[_model_of(profile)]) for profile in profiles]
+
+
+def _model_of(profile: Profile) -> str:
+    return str(profile.environment.get("device") or profile.case.key)
 
 
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
@@ -171,10 +185,17 @@ class _Told:
 
     def __init__(self, region: Region) -> None:
         self._only = next(iter(region.work)) if len(region.work) == 1 else ""  # all of it is one part's work
-        self._has_layers = any(_LAYER.match(name) for each in region.ranges for name in each.path)
+        self._has_layers = _tell_heads([each.path for each in region.ranges])
 
     def __call__(self, name: str, path: tuple[str, ...] = ()) -> str:
         return self._only if self._only in LABELS else part_of(name, path, self._has_layers)
+
+
+def _tell_heads(paths: Sequence[tuple[str, ...]]) -> bool:
+    """Whether products outside of layers are the head's: not so where a replayed graph tells no layers of a phase."""
+    layered = [path for path in paths if any(map(_LAYER.match, path))]
+    others = [path for path in paths if path and path not in layered]
+    return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:

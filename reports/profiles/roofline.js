@@ -80,8 +80,8 @@ class Roofline {
     svg.append(drawn("path", { class: "roof", d: `M${x0} ${y0}L${x1} ${y1}H${right}` }));
     const angle = (Math.atan2(y1 - y0, x1 - x0) * 180) / Math.PI;
     const [middleX, middleY] = [(x0 + x1) / 2, (y0 + y1) / 2];
-    const copy = `copy ${Math.round(this.copy_gbs).toLocaleString("en")} GB/s`;
-    const product = `large product ${Math.round(this.product_tflops)} TFLOP/s`;
+    const copy = `highest seen: ${Math.round(this.copy_gbs).toLocaleString("en")} GB/s`;
+    const product = `highest seen: ${Math.round(this.product_tflops)} TFLOP/s`;
     svg.append(
       drawn("text", { transform: `translate(${middleX} ${middleY}) rotate(${angle}) translate(0 -7)`, "text-anchor": "middle" }, copy),
       drawn("text", { x: right, y: y1 - 7, "text-anchor": "end" }, product),

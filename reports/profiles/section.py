@@ -6,21 +6,22 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 from markupsafe import Markup
 
 from harness.profile_record import Profile
-from harness.profile_region import Kernel
+from harness.profile_region import TIMELINE_LIMIT, Kernel
 from harness.run import Run
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
-from reports.profiles.parts import LABELS, Part, kernel_floor_us, kernel_parts, parts
+from reports.profiles.parts import LABELS, Part, kernel_floor_us, kernel_parts, parts, with_common_ceilings
 from reports.profiles.words import agreement, recorded_ms, roofs, sentences, short, waits
 from reports.resources import environment, source
 
 PACKAGE = "reports.profiles"
 SCRIPTS = ("section.js", "roofline.js", "timeline.js", "links.js", "start.js")
-_BAR = 1000.0  # units of a bar's width
 _NAME_LIMIT = 120  # characters of a kernel's full name in the page
+_BAR = 1000.0  # units of a bar's width
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,15 @@ class Shown:
         return f"profile-{self.profile.case.key}"
 
     @property
+    def drawn_launches(self) -> str:
+        """What of a run the timeline shows, in words."""
+        timeline = self.profile.timeline
+        if not timeline.left_out:
+            return "one run"
+        count = len(timeline.kernel)
+        return f"the first {count} launches" if count >= TIMELINE_LIMIT else "the first step"
+
+    @property
     def summary(self) -> str:
         """The bar in words."""
         return ", ".join(f"{piece.part.label} {piece.share:.0%}" for piece in self.pieces)
@@ -77,7 +87,7 @@ class Shown:
 def section(run: Run) -> Section:
     """The section of a run's profiles."""
     profiles = run.profiles().values()
-    good = [profile for profile in profiles if profile.status == "ok"]
+    good = with_common_ceilings([profile for profile in profiles if profile.status == "ok" and profile.region_us])
     if not good:
         return Section(None)
     recorded = recorded_ms(run.records())
@@ -89,7 +99,11 @@ def section(run: Run) -> Section:
         groups=groups,
         labels=LABELS,
         columns=COLUMNS,
-        failed=[(each.case.label, each.reason) for each in profiles if each.status not in ("ok", "skipped")],
+        failed=[
+            (each.case.label, each.reason or "nothing ran")
+            for each in profiles
+            if each.status != "skipped" and not (each.status == "ok" and each.region_us)
+        ],
         bar=_BAR,
     )
     return Section(Markup(html), {each.profile.case.key: each.anchor for _, group in groups for each in group})
@@ -187,6 +201,11 @@ def _rows(profile: Profile) -> list[dict[str, Any]]:
     return [_row(kernel, profile, total, LABELS[names[kernel.name]]) for kernel in profile.kernels[:NAMED]]
 
 
+def _full(name: str) -> str:
+    """A name that is no longer than the page has room for, and then tells kernels apart by a checksum."""
+    return name if len(name) <= _NAME_LIMIT else f"{name[:_NAME_LIMIT]}… ({crc32(name.encode()):08x})"
+
+
 def _row(kernel: Kernel, profile: Profile, total_us: float, part: str) -> dict[str, Any]:
     """What each column shows of a kernel, of one unit of work; None where it is not known."""
     counters, floor_us = kernel.counters, kernel_floor_us(kernel, profile)
@@ -195,7 +214,7 @@ def _row(kernel: Kernel, profile: Profile, total_us: float, part: str) -> dict[s
     waiting = waits(counters) if counters else []
     return {
         "name": short(kernel.name),
-        "full_name": kernel.name[:_NAME_LIMIT],
+        "full_name": _full(kernel.name),
         "part": part,
         "time_ms": kernel.time_us / profile.units / 1e3,
         "share": 100 * kernel.time_us / total_us if total_us else None,

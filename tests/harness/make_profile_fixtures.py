@@ -83,7 +83,8 @@ def prune_database(source: Path, target: Path) -> None:
         )
         database.execute(
             "INSERT INTO StringIds SELECT * FROM source.StringIds WHERE id IN "
-            "(SELECT demangledName FROM CUPTI_ACTIVITY_KIND_KERNEL UNION SELECT textId FROM NVTX_EVENTS)"
+            "(SELECT demangledName FROM CUPTI_ACTIVITY_KIND_KERNEL "
+            "UNION SELECT mangledName FROM CUPTI_ACTIVITY_KIND_KERNEL UNION SELECT textId FROM NVTX_EVENTS)"
         )
         database.commit()
         database.execute("DETACH source")

@@ -120,7 +120,7 @@ def nsys_database(path: Path) -> Path:
     for table, columns in NSYS_TABLES.items():
         declared = ", ".join(f"{name.strip('!')} {_sql_type(name)}" for name in columns.split())
         database.execute(f"CREATE TABLE {table} ({declared})")
-    for number, value in enumerate(("gemm(float*)", "_dual", "layer 0", "cudaLaunchKernel"), start=1):
+    for number, value in enumerate(("gemm(float *)", "_dual", "layer 0", "cudaLaunchKernel", "_Z4gemmPf"), start=1):
         nsys_row(database, "StringIds", id=number, value=value)
     for start, end, kind, thread, text, text_id in (
         (0, 10000, 59, 5, "prefill", None),
@@ -156,7 +156,7 @@ def nsys_database(path: Path) -> Path:
     return path
 
 
-GEMM = {"demangledName": 1, "registersPerThread": 32, "staticSharedMemory": 100, "dynamicSharedMemory": 28}
+GEMM = {"demangledName": 1, "mangledName": 5, "registersPerThread": 32, "staticSharedMemory": 128}
 DUAL = {"demangledName": 2, "registersPerThread": 64}
 
 

@@ -1,5 +1,6 @@
 """Profiles of cases in real workers, under profilers that work, die, hang, truncate or may not count."""
 
+import sqlite3
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,30 @@ def test_resuming_makes_what_is_missing_or_failed(tmp_path: Path) -> None:
     assert [each.case.batch for each in again] == [3, 4]
 
 
+def test_resuming_makes_the_ratios_that_an_interruption_left_out(tmp_path: Path, fake: Any) -> None:
+    fake()
+    run = run_of(tmp_path)
+    profile_all(run, KINETO)
+    again = Profiler(run, launches(), WITH_NCU).jobs(run.jobs, resume=True)
+    assert [kernel.counters is not None for kernel in again[0].kernels if kernel.name == "aten::mm"] == [True]
+    assert Profiler(run, launches(), WITH_NCU).jobs(run.jobs, resume=True) == []
+    assert Profiler(run, launches(), KINETO).jobs(run.jobs, resume=True) == []
+
+
+def test_what_one_job_lost_the_next_one_tries(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another system has an environment of its own; counters that the driver forbids are forbidden everywhere."""
+    for does, counted in (("no range", True), ("forbidden", False)):
+        (folder := tmp_path / does.replace(" ", "-")).mkdir()
+        run = run_of(folder, case(), case(batch=3))
+        first, second = (replace(run.jobs[0], cases=(each,)) for each in run.jobs[0].cases)
+        fake(does, names=("ncu",))
+        tried = Profiler(run, launches(), WITH_NCU, Limits(60, 60))
+        tried.on_profile = lambda profile: monkeypatch.setenv("FAKE_PROFILER", "")
+        found = tried.jobs([first, second])
+        assert found[0].kernels[0].counters is None
+        assert any(kernel.counters is not None for kernel in found[1].kernels) is counted
+
+
 def test_a_case_that_is_skipped_starts_no_worker(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     nowhere = {PAIR: replace(launches()[PAIR], command=["/none"])}
@@ -151,6 +176,17 @@ def test_nsys_tells_times(tmp_path: Path, fake: Any) -> None:
     assert (found.region_us, found.busy_us, found.units) == (7.0, 7.0, 5)  # three runs, one after the other
     assert [kernel.name for kernel in found.kernels] == ["gemm(float*)", "_dual", "memory copy"]
     assert found.tools == {"nsys": "2025.1"}
+
+
+def test_runs_whose_kernels_nsys_did_not_see_are_not_the_call_under_ranges(tmp_path: Path, fake: Any) -> None:
+    fake()
+    database = sqlite3.connect(tmp_path / "fake.sqlite")
+    for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"):
+        database.execute(f"DELETE FROM {table} WHERE correlationId > 2")
+    database.commit()
+    database.close()
+    (found,), _ = profile_all(run_of(tmp_path), Tools("nsys", fallback=False))
+    assert (found.status, "no kernel in the range" in found.reason) == ("failed", True)
 
 
 def test_without_nsys_kineto_takes_its_place_unless_told_otherwise(tmp_path: Path, fake: Any) -> None:

@@ -20,6 +20,7 @@ from reports.profiles.parts import (
     launch_parts,
     part_of,
     parts,
+    with_common_ceilings,
 )
 from reports.profiles.words import agreement, bound_of, recorded_ms, sentences, short, waits
 
@@ -188,6 +189,32 @@ def test_parts_by_range() -> None:
     assert part_of("nvjet", ("prefill",), True) == HEAD
     assert part_of("nvjet", ("prefill", "layer 3"), True) == PRODUCTS
     assert part_of("nvjet", ("prefill",)) == PRODUCTS
+
+
+def test_products_of_steps_without_layers_are_not_the_heads() -> None:
+    """A request: its prompt is launched layer by layer, its steps are replays of a graph."""
+    ranges = (
+        Range(("request", "prefill", "layer 0"), (RangeKernel(0, 3, 30.0),)),
+        Range(("request", "prefill"), (RangeKernel(0, 1, 10.0),)),
+        Range(("request", "generate"), (RangeKernel(1, 8, 60.0),)),
+    )
+    found = region(Kernel("gemm", 4, 40.0), Kernel("nvjet", 8, 60.0), ranges=ranges)
+    assert [(part.name, part.time_us) for part in parts(found)] == [(PRODUCTS, 100.0)]
+    alone = region(Kernel("gemm", 4, 40.0), ranges=ranges[:2])
+    assert {part.name: part.time_us for part in parts(alone)} == {PRODUCTS: 30.0, HEAD: 10.0}
+
+
+def test_profiles_of_one_kind_of_gpu_share_their_ceilings() -> None:
+    """The rate of a large product depends on how warm the GPU is: floors of two systems are to have the same."""
+
+    def made(device: str, product: float, **changes: object) -> Profile:
+        of = one(**changes)
+        values = {field.name: getattr(of, field.name) for field in fields(Region)}
+        values["ceilings"] = {"product_tflops": product}
+        return Profile(**values, case=Case("a", "b", "c", "forward", 1, 8), environment={"device": device})
+
+    found = with_common_ceilings([made("H100", 600.0), made("H100", 700.0), made("H200", 500.0, operations=5.5e10)])
+    assert [each.ceilings["product_tflops"] for each in found] == [700.0, 700.0, pytest.approx(550.0)]
 
 
 def test_a_kernel_of_two_ranges_is_shared_between_their_parts() -> None:

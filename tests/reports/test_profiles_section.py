@@ -11,8 +11,7 @@ import synthetic_profiles
 from harness.case import Case
 from harness.catalogue import BackendEntry, Catalogue, SystemEntry
 from harness.profile_record import Profile, write_profile
-from harness.profile_region import NAME_LIMIT, Counters, Kernel, Range, RangeKernel, Timeline
-from harness.profilers.trace import TIMELINE_LIMIT
+from harness.profile_region import NAME_LIMIT, TIMELINE_LIMIT, Counters, Kernel, Range, RangeKernel, Timeline
 from harness.record import Record
 from harness.run import Job, Planned, Run, RunFile
 from harness.timer import Policy
@@ -170,7 +169,8 @@ def test_a_timeline_has_the_paths_and_parts_of_its_launches(tmp_path: Path) -> N
     assert drawn["paths"] == [("prefill", "layer 0", "operator")]
     assert (drawn["kernel"], drawn["part"]) == ([1, 0], [1, 0])
     html = section(run_with(tmp_path, found)).html or ""
-    assert "2 launches; 5 later ones of the run are not drawn." in html
+    assert "2 launches in 0.01707 ms; 5 later ones of the run are not drawn." in html
+    assert "Timeline: the first step by phase" in html
     assert "no times of single launches" not in html
     without = section(run_with(tmp_path / "without", profile(case()))).html or ""
     assert "This profile has no times of single launches, so there is no timeline." in without
