@@ -124,11 +124,11 @@ def bound_of(kernel: Kernel, region: Region) -> str:
         return "what bounds it was not counted"
     moved, computed = roofs(kernel, region)
     if moved is not None and moved >= HIGH and moved >= (computed or 0):
-        return f"{moved:.0%} of a copy's bandwidth: bound by memory"
+        return f"{moved:.0%} of the highest bandwidth seen: bound by memory"
     if computed is not None and computed >= HIGH:
         busy = counters.use.get("tensor", 0.0) / 100
         said = f", busy {busy:.0%} of the time" if busy >= HIGH else ""
-        return f"{computed:.0%} of a large product's rate: bound by the matrix units{said}"
+        return f"{computed:.0%} of the highest product rate seen: bound by the matrix units{said}"
     use = {unit: percent / 100 for unit, percent in counters.use.items() if unit in UNITS}
     if not use:
         return "the use of its units was not counted"
@@ -151,7 +151,7 @@ def waits(counters: Counters, most: int = 3) -> list[tuple[str, float]]:
 
 
 def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
-    """(share of a copy's bandwidth, share of a large product's rate) of a kernel; None where it is not known."""
+    """(share of the bandwidth ceiling, share of that of products) of a kernel; None where it is not known."""
     ceilings = ceilings_of(region)
     copied, multiplied = ceilings.get("copy_gbs"), ceilings.get("product_tflops")
     each_us = kernel.time_us / kernel.launches
