@@ -17,6 +17,7 @@ from harness.timer import Policy
 from reports.profiles.words import agreement, recorded_ms, sentences
 
 CEILINGS = "bench.systems.ceilings:measured_ceilings"
+LEAST_WIDTH = 1536  # of a model that is cut: two layers of it are 100 MB, twice an H100's L2
 COUNTED_LAYERS = 2  # up to harness.ranges.COUNTED_LAYER, "layer 1"
 
 
@@ -79,11 +80,14 @@ def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
 
 
 def of_few_layers(planned: Planned) -> Planned:
-    """A model's case with so few layers that a profiler can save what they keep; a layer's and a checkpoint's as is."""
+    """A model's case with so few layers that a profiler can save what they keep; a layer's and a checkpoint's as is.
+
+    Nor is a model cut whose layers would then fit into an L2, where the whole one's come from memory.
+    """
     case = planned.case
     if case.option("scope", "model") != "model" or case.option("checkpoint", ""):
         return planned
-    if case.size not in SIZES or SIZES[case.size].layers <= COUNTED_LAYERS:
+    if case.size not in SIZES or SIZES[case.size].layers <= COUNTED_LAYERS or SIZES[case.size].width < LEAST_WIDTH:
         return planned
     return replace(planned, case=replace(case, size=cut(case.size, COUNTED_LAYERS)))
 
