@@ -273,7 +273,7 @@ def _points_words(measured: pd.DataFrame) -> str:
     samples, processes = measured["samples"], measured["processes"]
     repeated = processes.max() > 1
     said = f"medians of {_ends(samples)} samples with their 95% intervals"
-    said += " over processes" if repeated else " within this process"
+    said += " over processes" if repeated else " within one process"
     said += f" (below {FEWEST} samples their range)" if samples.min() < FEWEST else ""
     if repeated:
         said += f", of {_ends(processes)} processes a point"

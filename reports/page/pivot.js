@@ -24,7 +24,7 @@ function drawPivot(figure) {
 function pivotCaption(drawing) {
   const intervals = drawing.lines.some(([line, all]) => !line.y && all.some((point) => point.y && point.y.high > point.y.low));
   const over = drawing.lines.some(([, all]) => all.some((point) => point.y?.over));
-  const said = intervals ? [`in brackets the 95% interval of the median ${over ? "over processes" : "within this process"}`] : [];
+  const said = intervals ? [`in brackets the 95% interval of the median ${over ? "over processes" : "within one process"}`] : [];
   return `${[drawing.yTitle, ...(drawing.shared.length ? [`all lines: ${drawing.shared.join(", ")}`] : []), ...said, ...drawing.notes].join("; ")}.`;
 }
 

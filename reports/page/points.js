@@ -132,7 +132,7 @@ class Points {
     const said = ([low, high]) => `[${shown(low)}, ${shown(high)}]`;
     const few = this.marks(row).includes("few samples");
     if (!y.within) return y.low === y.high ? "" : ` ${said([y.low, y.high])}`;
-    const within = `${said(y.within)} ${few ? "is the range of its samples" : "within this process"}`;
+    const within = `${said(y.within)} ${few ? "is the range of its samples" : "within one process"}`;
     return y.over ? ` ${said(y.over)} over ${this.cell(row, "processes")} processes, ${within}` : ` ${within}`;
   }
 

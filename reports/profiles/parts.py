@@ -50,7 +50,7 @@ _NAMES = (
     (
         EDGES,
         re.compile(
-            r"elementwise|silu|gelu|act_and_mul|vectorized|aten::(mul|add|sub|div|silu|gelu|sigmoid)_?$"
+            r"elementwise|silu|gelu|act_and_mul|vectorized|aten::(mul|add|sub|div|silu|gelu|sigmoid|pow|sum|mean|rsqrt|exp|neg|tanh)_?$"
             r"|^triton_(poi|red|per)_fused",  # of torch.compile: pointwise, reduction
             re.I,
         ),

@@ -104,7 +104,10 @@ def _gaps(region: Region) -> str:
     if region.longest_gap_us > region.gaps_us / 2:
         return f"most of it one gap of {region.longest_gap_us / 1e3:.2g} ms"
     launches = sum(kernel.launches for kernel in region.kernels)
-    return f"{region.gaps_us / max(1, launches):.2g} us a launch, {_cause(region)}"
+    each = region.gaps_us / max(1, launches)
+    if _of_operators(region):
+        return f"{each:.2g} us a call, spent in Python"
+    return f"{each:.2g} us a launch, {_cause(region)}"
 
 
 def _cause(region: Region) -> str:

@@ -178,6 +178,7 @@ def test_a_record_says_the_median_of_its_processes() -> None:
         ("void at::native::vectorized_elementwise_kernel<4, add>(int)", EDGES),
         ("aten::mm", PRODUCTS),
         ("aten::mul", EDGES),
+        ("aten::rsqrt", EDGES),
         ("triton_poi_fused_add_cat_index_select_mul_split_3", EDGES),
         ("Memcpy DtoD", OTHER),
         ("void at::native::indexSelectLargeIndex<bf16>(int)", OTHER),

@@ -105,7 +105,7 @@ def test_backends_that_share_a_dash_are_told_apart(system, backends):
 def test_caption_is_one_sentence_of_what_was_held_fixed():
     assert FIGURES["fig15-generate"].caption == (
         "Batch 512, 1.3b, bfloat16, timed in CUDA graphs, on NVIDIA H100 80GB HBM3; medians of 30 samples with their "
-        "95% intervals within this process; crosses below mark cases without a result."
+        "95% intervals within one process; crosses below mark cases without a result."
     )
     assert "rings mark the best batch" in FIGURES["fig20-throughput-forward"].caption
     assert "crosses" not in FIGURES["prompt-then-128-request-16"].caption
@@ -114,7 +114,7 @@ def test_caption_is_one_sentence_of_what_was_held_fixed():
 @pytest.mark.parametrize(("count", "said"), [(5, True), (6, False)])
 def test_caption_says_where_a_bar_is_a_range_and_no_interval(count, said):
     _, [figure] = drawn(synthetic.ok(case(), 1.0), synthetic.ok(case(context=2048), 1.0, count=count))
-    assert ("within this process (below 6 samples their range)" in figure.caption) is said
+    assert ("within one process (below 6 samples their range)" in figure.caption) is said
 
 
 def test_caption_says_how_many_points_have_notes():
@@ -124,7 +124,7 @@ def test_caption_says_how_many_points_have_notes():
         suite="quick",
     )
     assert (
-        "medians of 30 samples with their 95% intervals within this process; the table has notes on 1 of the points"
+        "medians of 30 samples with their 95% intervals within one process; the table has notes on 1 of the points"
         in figure.caption
     )
     assert "notes" not in FIGURES["dual-vs-primal-forward"].caption

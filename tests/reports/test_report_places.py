@@ -56,7 +56,7 @@ def test_bars_of_a_run_with_repeats_are_the_interval_over_its_processes(browser,
         page.keyboard.press("ArrowRight")
         said = page.locator("#figure-0 .readout").inner_text()
         assert "over 3 processes, [" in said
-        assert "within this process" in said
+        assert "within one process" in said
         assert "processes differ by" in said
         assert "95% intervals over processes" in page.locator("#figure-0 figcaption").inner_text()
 
@@ -66,5 +66,5 @@ def test_bars_of_a_run_without_repeats_are_said_to_be_of_its_process(browser, on
         page.locator("#figure-0 .plot").focus()
         page.keyboard.press("ArrowRight")
         said = page.locator("#figure-0 .readout").inner_text()
-        assert "] within this process · 30 samples" in said
+        assert "] within one process · 30 samples" in said
         assert "over" not in said

@@ -87,7 +87,7 @@ def test_points_are_told_by_keyboard_and_by_tap(paper):
     assert readout.inner_text().startswith(
         "TTT-Linear · ThunderKittens · Context length (tokens): 1k · Latency per token"
     )
-    assert "within this process · 30 samples" in readout.inner_text()
+    assert "within one process · 30 samples" in readout.inner_text()
     assert "TTT-Linear" in paper.locator("#figure-0 .hoverlayer").text_content()
     for _ in range(6):
         paper.keyboard.press("ArrowRight")

@@ -53,7 +53,7 @@ def test_numbers_are_pivoted_x_by_line_with_intervals_marks_and_lost_cases(page)
     assert values[10] == "oom"
     assert "OutOfMemoryError" in cells.nth(10).get_attribute("title")
     assert cells.nth(0).locator("small").inner_text().startswith("[")
-    assert "in brackets the 95% interval of the median within this process" in pivot.locator("caption").inner_text()
+    assert "in brackets the 95% interval of the median within one process" in pivot.locator("caption").inner_text()
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
