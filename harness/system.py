@@ -1,6 +1,6 @@
 """What a system hands over to be measured: the protocol between an adapter and the worker."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from random import Random
@@ -59,7 +59,7 @@ class Workload:
         to compare and keeps what they start from. It returns what is called after `calls` timed calls of `run` with
         the outputs of the last one, and compares them with the reference. None where there is none.
     gate: compares outputs with the reference before anything is timed; None where there is nothing to compare with.
-    engine_samples: for systems that time themselves: ms of one unit, at best yielded as they are taken.
+    engine_samples: for systems that time themselves: ms of one unit, all that one batch gave at a time, as it ends.
     steady: for such a system's generate: runs a batch, inside of the context only steps in which every sequence takes
         part, and returns how many units those are; a profiler sees them alone.
     measured: asked after sampling for metrics that the work found itself in so many last calls of `run`, or samples of
@@ -77,7 +77,7 @@ class Workload:
     inputs: Mapping[str, Input] = field(default_factory=dict)
     witness: Callable[[Random], Callable[[Any, int], Verdict]] | None = None
     gate: Callable[[], Verdict] | None = None
-    engine_samples: Callable[[Policy], Iterable[float]] | None = None
+    engine_samples: Callable[[Policy], Iterable[Sequence[float]]] | None = None
     steady: Callable[[AbstractContextManager[object]], int] | None = None
     measured: Callable[[int], Mapping[str, float | None]] | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import Any, Protocol
@@ -184,15 +184,18 @@ def take_samples(
 
 
 def take_engine_samples(
-    samples_ms: Iterable[float], policy: Policy, throttled: Callable[[], bool] = never_throttled
+    batches_ms: Iterable[Sequence[float]], policy: Policy, throttled: Callable[[], bool] = never_throttled
 ) -> Timing:
-    """Samples of a system that times itself, until it or a stopping rule ends them; ValueError if there is none."""
+    """Samples of a system that times itself, until it or a stopping rule ends them; ValueError if there is none.
+
+    All of a batch are kept, as all were measured: its first steps alone are those of a GPU that has just read prompts.
+    """
     timing = Timing([], [], "")
     start = time.monotonic()
-    for sample in samples_ms:
-        timing.samples_ms.append(float(sample))
-        timing.throttled.append(throttled())
-        timing.stop = stop_reason(timing.samples_ms, time.monotonic() - start, policy)
+    for batch in batches_ms:
+        timing.samples_ms += map(float, batch)
+        timing.throttled += [throttled()] * len(batch)
+        timing.stop = stop_reason(timing.samples_ms, time.monotonic() - start, policy, at_each=True)
         if timing.stop:
             break
     if not timing.samples_ms:
@@ -201,11 +204,15 @@ def take_engine_samples(
     return timing
 
 
-def stop_reason(samples: list[float], elapsed_s: float, policy: Policy) -> str:
-    """Why sampling is over: "interval", "count" or "budget"; "" while it is not."""
+def stop_reason(samples: list[float], elapsed_s: float, policy: Policy, at_each: bool = False) -> str:
+    """Why sampling is over: "interval", "count" or "budget"; "" while it is not.
+
+    at_each: look at the interval each time. Else when a tenth more are taken, as sorting costs more than short samples.
+    """
     if len(samples) < policy.min_samples:
         return ""
-    if len(samples) >= policy.interval_samples and _is_known(samples, policy):
+    due = at_each or not len(samples) % max(1, len(samples) // 10)
+    if due and len(samples) >= policy.interval_samples and _is_known(samples, policy):
         return "interval"
     if len(samples) >= policy.max_samples:
         return "count"
@@ -213,8 +220,5 @@ def stop_reason(samples: list[float], elapsed_s: float, policy: Policy) -> str:
 
 
 def _is_known(samples: list[float], policy: Policy) -> bool:
-    # Sorting at each of many short samples would cost more than they do: look again when a tenth more are taken.
-    if len(samples) % max(1, len(samples) // 10):
-        return False
     middle, low, high = median_interval(samples, policy.confidence)
     return max(high - middle, middle - low) <= policy.interval * middle

@@ -289,9 +289,9 @@ class InventedSamples(Honest):
         workload.engine_samples = self.samples
         workload.metrics = {"flops": 1e12, "bytes": 1e9, "product_tflops": 1.0, "copy_gbs": 10.0}  # 1 s at least
 
-    def samples(self, policy: Policy) -> Iterator[float]:
+    def samples(self, policy: Policy) -> Iterator[list[float]]:
         for _ in range(policy.min_samples):
-            yield 1.0
+            yield [1.0]
 
 
 class LazyTensor(torch.Tensor):

@@ -143,14 +143,14 @@ def test_the_runs_before_the_last_ones_only_load_the_gpu() -> None:
 def test_an_engine_runs_one_batch_after_it_has_warmed_up() -> None:
     calls: list[str] = []
 
-    def samples(policy: Policy) -> Iterator[float]:
+    def samples(policy: Policy) -> Iterator[list[float]]:
         calls.append(f"at most {policy.max_samples}")
-        yield from itertools.repeat(1.0)
+        yield from itertools.repeat([1.0] * 5)
 
     workload = Workload(run=lambda: calls.append("batch"), engine_samples=samples)
     found = profiled_case.profile(case(phase="generate", timing="engine"), workload, Policy(), ProfilerChoice("ncu"))
     assert calls == ["at most 1", "batch"]
-    assert found["units"] == 1
+    assert found["units"] == 5
     assert "does not tell its steps apart" in found["notes"][0]
 
 
@@ -162,7 +162,7 @@ def test_of_an_engines_steps_only_the_steady_ones_are_seen(events: list[str], to
             events.append("steps")
         return 7
 
-    workload = Workload(run=print, engine_samples=lambda policy: itertools.repeat(1.0), steady=steady)
+    workload = Workload(run=print, engine_samples=lambda policy: itertools.repeat([1.0]), steady=steady)
     found = profiled_case.profile(case(phase="generate", timing="engine"), workload, Policy(), ProfilerChoice(tool))
     assert events == ["prompts", "cpu", "generate", "steps", "end", "end"]
     assert (found["units"], found.get("runs", 1), found["notes"]) == (7, 1, [])

@@ -177,7 +177,7 @@ def test_throttled_samples_are_kept_and_marked() -> None:
 
 
 def test_engine_samples() -> None:
-    timing = take_engine_samples(iter([1.0, 2]), Policy(), lambda: True)
+    timing = take_engine_samples(iter([[1.0], [2]]), Policy(), lambda: True)
     assert (timing.samples_ms, timing.throttled, timing.stop) == ([1.0, 2.0], [True, True], "count")
     with pytest.raises(ValueError, match="no samples"):
         take_engine_samples([], Policy())
@@ -185,12 +185,21 @@ def test_engine_samples() -> None:
 
 def test_the_rules_of_stopping_hold_for_engines_too() -> None:
     """What ended sampling is in the record, so an engine that has no end is ended here."""
-    endless = take_engine_samples(itertools.repeat(1.0), Policy())
+    endless = take_engine_samples(itertools.repeat([1.0]), Policy())
     assert (endless.stop, len(endless.samples_ms)) == ("interval", 20)
-    spent = take_engine_samples(itertools.count(1.0), Policy(budget_s=0, min_samples=3))
+    spent = take_engine_samples(([each] for each in itertools.count(1.0)), Policy(budget_s=0, min_samples=3))
     assert (spent.stop, len(spent.samples_ms)) == ("budget", 3)
-    counted = take_engine_samples(itertools.count(1.0), Policy(max_samples=30))
+    counted = take_engine_samples(([each] for each in itertools.count(1.0)), Policy(max_samples=30))
     assert (counted.stop, len(counted.samples_ms)) == ("count", 30)
+
+
+def test_all_samples_of_a_batch_of_an_engine_are_kept() -> None:
+    """They were measured, and the first of them are not like the others."""
+    batches = itertools.repeat([3.0, 2.0, *[1.0] * 30])
+    timing = take_engine_samples(batches, Policy(budget_s=0, min_samples=6), lambda: True)
+    assert (timing.stop, len(timing.samples_ms), len(timing.throttled)) == ("interval", 32, 32)
+    more = take_engine_samples(batches, Policy(budget_s=0, min_samples=33))
+    assert (more.stop, len(more.samples_ms)) == ("interval", 64)
 
 
 def test_inspection_comes_before_each_sample_and_not_into_it() -> None:

@@ -214,11 +214,11 @@ class _Work:
         self._ran = self.engine.run(self._prompts, self.new_tokens)
         return self._ran
 
-    def samples(self, policy: Policy) -> Iterator[float]:
-        """Of batch after batch, without an end; the first, which compiles and fills pools, is not counted."""
+    def samples(self, policy: Policy) -> Iterator[list[float]]:
+        """Those of batch after batch, without an end; the first, which compiles and fills pools, is not counted."""
         self.once()
         while True:
-            yield from self.samples_of(self.once())
+            yield self.samples_of(self.once())
 
     def witness(self, chance: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Verdict]:
         """Drawn sequences of the last batch: their last tokens must be the reference's choice, given those before."""

@@ -81,15 +81,15 @@ def test_generate_runs_as_many_sequences_as_the_cache_holds_and_says_so(llm):
     workload = VllmTransformer().build(CASE)
     assert workload.metrics["sequences_at_once"] == 2
     assert workload.tokens == 2
-    assert len(take_engine_samples(workload.engine_samples(FEW), FEW).samples_ms) == 5
+    assert len(take_engine_samples(workload.engine_samples(FEW), FEW).samples_ms) >= vllm_system.STEADY_STEPS
     assert llm.started[0].count == 2 * 2  # the batch that warms up, and one more
 
 
 def test_generate_with_room_for_all(llm):
     workload = VllmTransformer().build(CASE)
     assert (workload.metrics["sequences_at_once"], workload.tokens) == (4, 4)
-    samples = list(islice(workload.engine_samples(FEW), 2 * vllm_system.STEADY_STEPS))
-    assert len(samples) == 2 * vllm_system.STEADY_STEPS  # as many as are asked for, batch after batch
+    batches = list(islice(workload.engine_samples(FEW), 2))  # as many as are asked for, batch after batch
+    assert min(len(batch) for batch in batches) >= vllm_system.STEADY_STEPS
     assert workload.metrics["context_at_last_step"] > 48
 
 
