@@ -37,7 +37,7 @@ class TorchTransformer:
         ms = (FORWARD if case.phase == "forward" else GENERATE) / 100
         jitter = 1 + os.getpid() % 5 / 1000
         samples = [ms * jitter * (1 + at / 1000) for at in range(9)]
-        return Workload(run=lambda: None, tokens=1, engine_samples=lambda policy: iter(samples))
+        return Workload(run=lambda: None, tokens=1, engine_samples=lambda policy: [samples])
 """
 ONE = ("quick", "--systems", "transformer/torch", "--context", "64", "--batch", "1", "--device", "cpu")
 
