@@ -27,6 +27,7 @@ PACKAGES = (
     "flash-linear-attention",
 )
 COMMIT_VARIABLE = "TTT_BENCH_COMMIT"
+DIRTY = "-dirty"  # after a commit: with uncommitted changes, as git describe says it
 
 _CONSTANT = ("name", "driver", "memory_bytes", "device_id", "model", "cores")
 
@@ -116,15 +117,16 @@ def _load() -> float | None:
 def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     """(commit, whether the tree differs) of a checkout, by default of the one that holds this package.
 
-    Without one, what TTT_BENCH_COMMIT says: COMMIT or COMMIT-dirty. ("", None) where neither is known.
+    Without one, what TTT_BENCH_COMMIT says: COMMIT or COMMIT with DIRTY. ("", None) where neither is known.
     """
     root = root or Path(__file__).resolve().parent.parent
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     if commit:
         changes = _git(root, "status", "--porcelain")
         return commit, None if changes is None else bool(changes)
-    named, _, mark = os.environ.get(COMMIT_VARIABLE, "").partition("-")
-    return named, mark == "dirty" if named else None
+    said = os.environ.get(COMMIT_VARIABLE, "")
+    named = said.partition("-")[0]
+    return named, said == named + DIRTY if named else None
 
 
 def _git(root: Path, *arguments: str) -> str | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import warden
-from harness.environment import COMMIT_VARIABLE, commit_and_dirty
+from harness.environment import COMMIT_VARIABLE, DIRTY, commit_and_dirty
 from harness.reason import last_words, sentence
 
 OUTPUT_LIMIT = 64 << 20  # bytes that a case may print before the worker's log is emptied, or answer
@@ -281,7 +281,7 @@ def _environment(launch: Launch) -> dict[str, str]:
     current folder is not searched for modules: what lies there must not stand in for an installed package.
     """
     commit, dirty = commit_and_dirty(launch.root)
-    env = {**os.environ, COMMIT_VARIABLE: commit + ("-dirty" if dirty else ""), "PYTHONSAFEPATH": "1", **launch.env}
+    env = {**os.environ, COMMIT_VARIABLE: commit + (DIRTY if dirty else ""), "PYTHONSAFEPATH": "1", **launch.env}
     root = launch.root or (None if _ROOT.name in ("site-packages", "dist-packages") else _ROOT)
     if root:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))

@@ -197,11 +197,11 @@ class Region:
         return self.region_us / self.units / 1e3
 
 
-def short_name(name: str) -> str:
+def short_name(name: str, limit: int = NAME_LIMIT) -> str:
     """A kernel's name that is fit for a file: printable, of a long one a checksum in place of its middle."""
     name = printable(name)
-    half = (NAME_LIMIT - 10) // 2
-    return name if len(name) <= NAME_LIMIT else f"{name[:half]}…{zlib.crc32(name.encode()):08x}…{name[-half:]}"
+    half = (limit - 10) // 2
+    return name if len(name) <= limit else f"{name[:half]}…{zlib.crc32(name.encode()):08x}…{name[-half:]}"
 
 
 def _refuse_negative(what: str, **values: float | None) -> None:

@@ -51,9 +51,7 @@ class ToolLost(Exception):
     lasting: nor will it for another case of the job; everywhere: nor for any on this machine.
     """
 
-    def __init__(
-        self, reason: str, lasting: bool = False, status: str = "failed", *, everywhere: bool = False
-    ) -> None:
+    def __init__(self, reason: str, lasting: bool = False, status: str = "failed", *, everywhere: bool = False) -> None:
         super().__init__(reason)
         self.lasting, self.status, self.everywhere = lasting, status, everywhere
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from harness.case import Case
 from harness.catalogue import Catalogue
+from harness.environment import DIRTY
 from harness.interval import FEWEST, median_interval, repeats_interval
 from harness.machine_load import is_loaded, load_note
 from harness.reason import printable
@@ -32,7 +33,6 @@ STATISTIC_COLUMNS = (
 # Of a run with repeats: what any further process would show.
 REPEAT_COLUMNS = ("latency_ms_repeats_low", "latency_ms_repeats_high")
 SETTING_COLUMNS = ("dtype", "state_dtype", "timing", "l2")
-DIRTY = "-dirty"  # after a commit in the tables: with uncommitted changes, as git describe says it
 MACHINE_COLUMNS = ("device", "device_id", "commit")
 COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS + MACHINE_COLUMNS
 SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")

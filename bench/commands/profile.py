@@ -14,6 +14,7 @@ from harness.profile_record import Profile
 from harness.profiler import WAYS, Profiler, choose
 from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
 from harness.timer import Policy
+from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import agreement, recorded_ms, sentences
 
 CEILINGS = "bench.systems.ceilings:measured_ceilings"
@@ -104,6 +105,7 @@ class _Shown:
         if profile.status != "ok":
             print(f"{counter} {profile.status} {profile.case.label}: {profile.reason}", flush=True)
             return
+        (profile,) = with_common_ceilings([profile])
         agrees = agreement(profile, self._recorded.get(profile.case.key))
         print(f"{counter} {profile.case.label}: {agrees} ({in_words(sum(profile.stages_s.values()))})", flush=True)
         print(f"    {' '.join(sentences(profile))}", flush=True)

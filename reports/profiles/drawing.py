@@ -5,7 +5,7 @@ from typing import Any
 
 from harness.profile_record import Profile
 from harness.profile_region import Kernel, Region
-from reports.profiles.parts import LABELS, ceilings_of, kernel_parts, launch_parts, parts, work_of
+from reports.profiles.parts import LABELS, kernel_parts, launch_parts, parts, work_of
 from reports.profiles.words import short
 
 NAMED = 100  # kernels of a case that have a name in the page; the rest are told together
@@ -32,10 +32,9 @@ def roofline(profile: Profile) -> dict[str, Any]:
     points: (kernel, FLOPs a byte, TFLOP/s, ms of a unit). parts: (part, FLOPs a byte, TFLOP/s, ms of a unit), of the
     work that the adapter counted.
     """
-    ceilings = ceilings_of(profile)
     return {
-        "copy_gbs": _rounded(ceilings.get("copy_gbs")),
-        "product_tflops": _rounded(ceilings.get("product_tflops")),
+        "copy_gbs": _rounded(profile.ceilings.get("copy_gbs")),
+        "product_tflops": _rounded(profile.ceilings.get("product_tflops")),
         "points": [
             (place, _rounded(intensity), _rounded(tflops), _rounded(kernel.time_us / profile.units / 1e3))
             for place, kernel, intensity, tflops in _placed(profile)

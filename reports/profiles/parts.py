@@ -7,9 +7,8 @@ what the adapter counted for it (`Region.work`) or else what was counted of its 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from harness.profile_record import Profile
 from harness.profile_region import Kernel, Region
 from harness.work import Work
 from reports.roofline import floor_us
@@ -26,8 +25,6 @@ LABELS = {
 }
 OPERATOR = "operator"
 _COVERED = 0.9  # of a part's time, from which what was counted stands for all of it
-_TELLS = 0.005  # of the kernels' time, from which a kernel's rate may be a ceiling
-_PLAUSIBLE = 1.25  # of the measured ceiling: a kernel beyond that is miscounted
 
 # In this order: the first that a name matches.
 _NAMES = (
@@ -116,35 +113,6 @@ def parts(region: Region) -> list[Part]:
     return [found[name] for name in LABELS if name in found and found[name].time_us > 0]
 
 
-def ceilings_of(region: Region) -> dict[str, float | None]:
-    """The ceilings measured with the region, or what a kernel of it did where that is more.
-
-    A GPU at its power cap computes products the faster, the less its other kernels take: by up to 15%.
-    """
-    total = sum(kernel.time_us for kernel in region.kernels)
-    long = [kernel for kernel in region.kernels if kernel.time_us > _TELLS * total]
-    found = dict(region.ceilings)
-    for name, done, per_us in (("copy_gbs", "dram_bytes", 1e3), ("product_tflops", "operations", 1e6)):
-        if measured := found.get(name):
-            rates = [(getattr(each, done) or 0.0) * each.launches / each.time_us / per_us for each in long]
-            found[name] = max([measured, *(rate for rate in rates if rate <= _PLAUSIBLE * measured)])
-    return found
-
-
-def with_common_ceilings(profiles: Sequence[Profile]) -> list[Profile]:
-    """The profiles with the highest ceilings of those made on GPUs of one model: so their floors can be compared."""
-    highest: dict[str, dict[str, float | None]] = defaultdict(dict)
-    for profile in profiles:
-        most = highest[_model_of(profile)]
-        for name, value in ceilings_of(profile).items():
-            most[name] = max(filter(None, (most.get(name), value)), default=None)
-    return [replace(profile, ceilings=highest[_model_of(profile)]) for profile in profiles]
-
-
-def _model_of(profile: Profile) -> str:
-    return str(profile.environment.get("device") or profile.case.key)
-
-
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
     """What one unit takes by part; the head's is the products' where no range tells its kernels from theirs."""
     work = dict(region.work)
@@ -154,13 +122,13 @@ def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
 
 
 def _model_floor_us(work: Work | None, region: Region) -> float | None:
-    least = None if work is None else floor_us(work.flops, work.bytes, ceilings_of(region))
+    least = None if work is None else floor_us(work.flops, work.bytes, region.ceilings)
     return None if least is None else least * region.units
 
 
 def kernel_floor_us(kernel: Kernel, region: Region) -> float | None:
     """The least that a kernel's launches could take: what they moved at a copy's rate, or computed at a product's."""
-    each = floor_us(kernel.operations, kernel.dram_bytes, ceilings_of(region))
+    each = floor_us(kernel.operations, kernel.dram_bytes, region.ceilings)
     return None if each is None else each * kernel.launches
 
 

@@ -6,15 +6,15 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from zlib import crc32
 
 from markupsafe import Markup
 
 from harness.profile_record import Profile
-from harness.profile_region import TIMELINE_LIMIT, Kernel
+from harness.profile_region import TIMELINE_LIMIT, Kernel, short_name
 from harness.run import Run
+from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
-from reports.profiles.parts import LABELS, Part, kernel_floor_us, kernel_parts, parts, with_common_ceilings
+from reports.profiles.parts import LABELS, Part, kernel_floor_us, kernel_parts, parts
 from reports.profiles.words import agreement, recorded_ms, roofs, sentences, short, waits
 from reports.resources import environment, source
 
@@ -201,11 +201,6 @@ def _rows(profile: Profile) -> list[dict[str, Any]]:
     return [_row(kernel, profile, total, LABELS[names[kernel.name]]) for kernel in profile.kernels[:NAMED]]
 
 
-def _full(name: str) -> str:
-    """A name that is no longer than the page has room for, and then tells kernels apart by a checksum."""
-    return name if len(name) <= _NAME_LIMIT else f"{name[:_NAME_LIMIT]}… ({crc32(name.encode()):08x})"
-
-
 def _row(kernel: Kernel, profile: Profile, total_us: float, part: str) -> dict[str, Any]:
     """What each column shows of a kernel, of one unit of work; None where it is not known."""
     counters, floor_us = kernel.counters, kernel_floor_us(kernel, profile)
@@ -214,7 +209,7 @@ def _row(kernel: Kernel, profile: Profile, total_us: float, part: str) -> dict[s
     waiting = waits(counters) if counters else []
     return {
         "name": short(kernel.name),
-        "full_name": _full(kernel.name),
+        "full_name": short_name(kernel.name, _NAME_LIMIT),
         "part": part,
         "time_ms": kernel.time_us / profile.units / 1e3,
         "share": 100 * kernel.time_us / total_us if total_us else None,

@@ -7,7 +7,7 @@ from statistics import median
 from harness.profile_record import Profile
 from harness.profile_region import Counters, Kernel, Region
 from harness.record import Record
-from reports.profiles.parts import GAPS, LABELS, ceilings_of, parts
+from reports.profiles.parts import GAPS, LABELS, parts
 
 HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds
 AGREES = 0.03  # of a record's latency, within which the sum of kernels and gaps is to be
@@ -155,8 +155,7 @@ def waits(counters: Counters, most: int = 3) -> list[tuple[str, float]]:
 
 def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
     """(share of the bandwidth ceiling, share of that of products) of a kernel; None where it is not known."""
-    ceilings = ceilings_of(region)
-    copied, multiplied = ceilings.get("copy_gbs"), ceilings.get("product_tflops")
+    copied, multiplied = region.ceilings.get("copy_gbs"), region.ceilings.get("product_tflops")
     each_us = kernel.time_us / kernel.launches
     return _share(kernel.dram_bytes, each_us * 1e3, copied), _share(kernel.operations, each_us * 1e6, multiplied)
 

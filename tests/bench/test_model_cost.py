@@ -1,5 +1,7 @@
 """The work of a unit of a language model is what its parameters, its attention or learner and its state make it."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -93,3 +95,8 @@ def test_no_prefill_that_was_measured_is_below_half_of_its_floor(system):
     measured = {"ttt-linear": 130.0, "ttt-mlp": 160.0, "transformer": 168.8, "mamba": 258.0}[system]
     floor = work(replace(CASE, system=system)).flops / 700e9
     assert 0.25 * measured < floor < measured
+
+
+def test_what_every_worker_counts_with_imports_neither_torch_nor_a_schema():
+    program = "import sys, bench.cost; sys.exit(sorted({'torch', 'pandas', 'pydantic'} & set(sys.modules)) or 0)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -12,6 +12,7 @@ import pytest
 from harness.profile_record import Profile
 from harness.profilers import ncu, nsys
 from harness.run import Run
+from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.parts import GAPS, HEAD, PRODUCTS, SCAN, TTT, parts
 from reports.profiles.words import AGREES, recorded_ms
 from reports.publish import write_report
@@ -68,7 +69,7 @@ def test_what_a_profile_holds(profiled: tuple[str, Run, list[Profile]]) -> None:
 
 
 def test_floors_lie_below_the_times(profiled: tuple[str, Run, list[Profile]]) -> None:
-    for profile in profiled[2]:
+    for profile in with_common_ceilings(profiled[2]):
         for part in parts(profile):
             assert part.floor_us is None or part.floor_us <= 1.05 * part.time_us, part
 

@@ -7,6 +7,7 @@ from harness.profile_record import Profile
 from harness.profile_region import Counters, Kernel, Range, RangeKernel, Region, Timeline
 from harness.record import Record
 from harness.work import Work
+from reports.profiles.ceilings import reached, with_common_ceilings
 from reports.profiles.parts import (
     EDGES,
     GAPS,
@@ -15,12 +16,10 @@ from reports.profiles.parts import (
     PRODUCTS,
     SCAN,
     TTT,
-    ceilings_of,
     kernel_floor_us,
     launch_parts,
     part_of,
     parts,
-    with_common_ceilings,
 )
 from reports.profiles.words import agreement, bound_of, recorded_ms, sentences, short, waits
 
@@ -97,11 +96,12 @@ def test_a_kernel_above_a_ceiling_raises_it_unless_it_is_short_or_miscounted() -
     small = replace(small, time_us=1.0)
     odd = replace(odd, counters=counted(operations=9e10, dram_bytes=1e7))
     found = region(fast, small, odd)
-    assert ceilings_of(found) == {"copy_gbs": 3000.0, "product_tflops": pytest.approx(660.0)}
+    found = replace(found, ceilings=reached(found))
+    assert found.ceilings == {"copy_gbs": 3000.0, "product_tflops": pytest.approx(660.0)}
     assert kernel_floor_us(fast, found) == pytest.approx(fast.time_us)
     assert bound_of(fast, found) == "100% of the highest product rate seen: bound by the matrix units"
-    assert ceilings_of(region(small, odd)) == CEILINGS
-    assert ceilings_of(replace(found, ceilings={})) == {}
+    assert reached(region(small, odd)) == CEILINGS
+    assert reached(replace(found, ceilings={})) == {}
 
 
 @pytest.mark.parametrize(
