@@ -101,11 +101,12 @@ def note_holder(run_folder: Path, holder: Holder) -> None:
         write_atomically(path, _text(holder))
 
 
-def forget_holder(run_folder: Path) -> None:
-    """The run is held no longer."""
+def forget_holder(run_folder: Path, alone: bool) -> None:
+    """The run is held no longer; alone: with the folder, unless it holds claims, which tasks that start would miss."""
     with suppress(OSError):
         (_folder(run_folder) / "run.json").unlink(missing_ok=True)
-        _folder(run_folder).rmdir()  # unless it holds claims
+        if alone:
+            _folder(run_folder).rmdir()
 
 
 def holders(run_folder: Path) -> list[Holder]:

@@ -295,7 +295,7 @@ class Run:
         try:
             if task:
                 self._lock(descriptor, fcntl.LOCK_SH, _SUBMIT_S)
-                claims.forget_holder(self.folder)  # one that was killed
+                claims.forget_holder(self.folder, alone=False)  # one that was killed
                 yield
             else:
                 self._lock(descriptor, fcntl.LOCK_EX, 0)
@@ -303,7 +303,7 @@ class Run:
                 try:
                     yield
                 finally:
-                    claims.forget_holder(self.folder)
+                    claims.forget_holder(self.folder, alone=True)
         finally:
             unlock_and_close(descriptor)
 
