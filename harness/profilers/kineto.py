@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.profile_region import ProfileError
-from harness.profilers.trace import Launched, Nesting, Span
+from harness.profilers.trace import Launched, Nesting, Span, after_the_one_before
 from harness.ranges import recorded
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -85,7 +85,7 @@ def _kernels(events: list[Mapping[str, Any]], nesting: Nesting) -> list[Launched
     # A kernel whose launch was not seen has no thread, and so no ranges.
     hosts = [launches.get(event["args"].get("correlation")) for event in kernels]
     moments = [(host["tid"], host["ts"]) if host else (None, 0.0) for host in hosts]
-    return [
+    return after_the_one_before(
         Launched(
             event["name"],
             event["ts"],
@@ -94,9 +94,10 @@ def _kernels(events: list[Mapping[str, Any]], nesting: Nesting) -> list[Launched
             path,
             event["args"].get("registers per thread"),
             event["args"].get("shared memory"),
+            (event["args"].get("device"), event["args"]["stream"]) if "stream" in event["args"] else None,
         )
         for event, path in zip(kernels, nesting.paths(moments), strict=True)
-    ]
+    )
 
 
 def _operators(events: list[Mapping[str, Any]], nesting: Nesting) -> list[Launched]:

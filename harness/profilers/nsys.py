@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.profile_region import ProfileError
 from harness.profilers.names import demangled
-from harness.profilers.trace import Launched, Nesting, Span
+from harness.profilers.trace import Launched, Nesting, Span, after_the_one_before
 from harness.ranges import TIMED
 
 PROGRAM = "nsys"
@@ -75,19 +75,19 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
     paths = nesting.paths(
         hosts.get(((pid or 0) >> _THREAD_BITS, correlation), (None, 0.0)) for *_, pid, correlation in rows
     )
-    return [
-        Launched(name, start / 1e3, end / 1e3, (end - start) / 1e3, path, registers, shared)
-        for (name, start, end, registers, shared, *_), path in zip(rows, paths, strict=True)
-    ]
+    return after_the_one_before(
+        Launched(name, start / 1e3, end / 1e3, (end - start) / 1e3, path, registers, shared, (pid, device, stream))
+        for (name, start, end, registers, shared, device, stream, pid, _), path in zip(rows, paths, strict=True)
+    )
 
 
 def _rows(connection: sqlite3.Connection, tables: set[str]) -> Iterator[Sequence]:
-    """(name, start, end, registers, shared bytes, process, correlation) of every kernel, copy and fill; times in ns."""
+    """(name, begin, end, registers, shared bytes, GPU, stream, process, correlation) of what ran on a GPU; in ns."""
     if _KERNELS in tables:
         # Nsight Systems demangles in a way of its own.
         rows = connection.execute(
             "SELECT mangled.value, demangled.value, start, end, registersPerThread, "
-            "staticSharedMemory + dynamicSharedMemory, globalPid, correlationId "
+            "staticSharedMemory + dynamicSharedMemory, deviceId, streamId, globalPid, correlationId "
             f"FROM {_KERNELS} JOIN StringIds AS demangled ON demangledName = demangled.id "
             "LEFT JOIN StringIds AS mangled ON mangledName = mangled.id"
         )
@@ -95,5 +95,5 @@ def _rows(connection: sqlite3.Connection, tables: set[str]) -> Iterator[Sequence
     for table, name in _COPIES:
         if table in tables:
             yield from connection.execute(
-                f"SELECT '{name}', start, end, NULL, NULL, globalPid, correlationId FROM {table}"
+                f"SELECT '{name}', start, end, NULL, NULL, deviceId, streamId, globalPid, correlationId FROM {table}"
             )

@@ -1,7 +1,7 @@
 """From launches on a clock to kernels, ranges, gaps and a timeline: what every profiler of times has in common."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ class Launched:
     """One launch of a kernel, or one call of an operator on a CPU.
 
     own_us: its time without that of the operators it calls. path: names of the ranges around it, the outermost first.
+    stream: where a GPU runs one launch after the other; None where that is not known.
     """
 
     name: str
@@ -31,6 +32,23 @@ class Launched:
     path: tuple[str, ...] = ()
     registers: int | None = None
     shared_bytes: int | None = None
+    stream: Hashable = None
+
+
+def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
+    """The launches in their order, each from the end of the one before it on its stream on.
+
+    A kernel that was launched before that end ("programmatic dependent launch") has only waited until then.
+    """
+    ends: dict[Hashable, float] = {}
+    apart = []
+    for each in sorted(launched, key=lambda each: (each.start_us, each.end_us)):
+        start = max(each.start_us, ends.get(each.stream, each.start_us))
+        end = max(each.end_us, start)
+        if each.stream is not None:
+            ends[each.stream] = end
+        apart.append(each if start == each.start_us else replace(each, start_us=start, end_us=end, own_us=end - start))
+    return apart
 
 
 def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 1) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 import json
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,24 @@ def test_gaps_are_where_nothing_runs_and_streams_may_overlap() -> None:
     region = found_in(kineto.launched(GPU_TRACE, "cuda"), [])
     assert (region["region_us"], region["busy_us"], region["longest_gap_us"]) == (40, 35, 5)
     assert [kernel.name for kernel in region["kernels"]] == ["_dual", "gemm", "Memcpy DtoD"]
+
+
+def test_a_kernel_launched_ahead_takes_time_from_the_end_of_the_one_before_it() -> None:
+    kernels = [
+        event("kernel", "waits", 105, 25, stream=7, device=0),
+        event("kernel", "first", 100, 20, stream=7, device=0),
+        event("kernel", "third", 130, 5, stream=7, device=0),
+        event("kernel", "another stream's", 110, 20, stream=8, device=0),
+        event("kernel", "another GPU's", 110, 20, stream=7, device=1),
+    ]
+    found = {each.name: (each.start_us, each.end_us, each.own_us) for each in kineto.launched(kernels, "cuda")}
+    assert found == {
+        "first": (100, 120, 20),
+        "waits": (120, 130, 10),
+        "third": (130, 135, 5),
+        "another stream's": (110, 130, 20),
+        "another GPU's": (110, 130, 20),
+    }
 
 
 def test_nothing_launched_is_an_error() -> None:
@@ -115,6 +134,20 @@ def test_nsys_tells_what_is_timed_from_the_call_under_ranges(tmp_path: Path) -> 
     assert (timed[0].registers, timed[0].shared_bytes) == (32, 128)
     region = found_in(timed, ranged)
     assert (region["region_us"], region["busy_us"], region["longest_gap_us"]) == (7.0, 6.0, 1.0)
+
+
+def test_nsys_says_on_which_stream_a_kernel_waited(tmp_path: Path) -> None:
+    path = nsys_database(tmp_path / "a.sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 62000 WHERE correlationId = 4")
+        database.execute("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET start = 61500")
+        database.commit()
+    timed, _ = nsys.read(path)
+    assert [(each.name, each.start_us, each.own_us) for each in timed] == [
+        ("gemm(float*)", 60.0, 3.0),
+        ("memory copy", 61.5, 5.5),
+        ("_dual", 63.0, 3.0),
+    ]
 
 
 def test_the_timeline_is_the_first_run_in_the_ranges_of_the_call_beside_it(tmp_path: Path) -> None:
