@@ -17,6 +17,7 @@ PAPER = "h100-2026-11-22"
 KERNELS = "h100-2026-11-21"  # has the suites of kernels
 FILES = {
     "README.md": PAPER,
+    "tk_kernels/README.md": KERNELS,
     "tk_kernels/edges/README.md": PAPER,
     "tk_kernels/ttt_linear/README.md": KERNELS,
     "tk_kernels/ttt_mlp/README.md": KERNELS,
@@ -101,9 +102,28 @@ def test_suites_alternatives_lists_signs_and_the_best_of_several():
     assert rows_of(written('{ label = "r", backend = "x", best = "min" }'))[2] == "| r | 0.123 | 2,350 |"
 
 
+def test_numbers_from_elsewhere_and_ratios_of_two_rows_above():
+    ours = '{ label = "ours", batch = 16 }, { label = "theirs", given = [25.2, 4691.2] }'
+    rows = rows_of(written(f'{ours}, {{ label = "times", ratio = ["theirs", "ours"] }}'))
+    assert rows[3:] == ["| theirs | 25.2 | 4,691.2 |", "| times | 2.00 | 2.00 |"]
+    rows = rows_of(
+        written(
+            '{ label = "a", given = [3, ""] }, { label = "b", given = [2, 5] }, '
+            '{ label = "c", ratio = ["a", "b"], digits = 2 }'
+        )
+    )
+    assert rows[2:] == ["| a | 3 |  |", "| b | 2 | 5 |", "| c | 1.5 |  |"]
+    both = '{ label = "both", backend = "x", batch = [1, 16] }, { label = "one", ratio = ["both", "both"] }'
+    assert rows_of(written(both))[3] == "| one | 1.00 / 1.00 | – / 1.00 |"
+
+
 @pytest.mark.parametrize(
     ("rows", "more", "words"),
     [
+        ('{ label = "r", given = [1] }', "", "row 'r': 1 given numbers for 2 columns"),
+        ('{ label = "r", given = ["a", 1] }', "", "cannot be read: ValueError"),
+        ('{ label = "r", ratio = ["a", "b"] }', "", "cannot be read: KeyError 'a'"),
+        ('{ label = "a", given = [0, 0] }, { label = "r", ratio = ["a", "a"] }', "", "cannot be read: ZeroDivision"),
         ('{ label = "r", batch = 2 }', "", "row 'r': no case"),
         ('{ label = "r", batch = 64 }', "", "row 'r': no case"),
         ('{ label = "r", system = "s" }', "", "2 cases are"),
