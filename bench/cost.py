@@ -1,27 +1,27 @@
-"""FLOPs and bytes that a language model's work takes at the least: no sample can be shorter than they need.
+"""FLOPs and bytes that a language model's work takes at the least.
 
 A multiply-add is two FLOPs. Every weight multiplies every token once (2 FLOPs a parameter and token: Kaplan et al.,
-arXiv 2001.08361, section 2.1), but for the embedding, whose matrix multiplies the last token of a prompt alone, as the
-head, and for a learner's initial weights. What mixes tokens is added: causal attention (two products of T^2 / 2 pairs),
-Mamba's scan (arXiv 2312.00752, equation 2: the new state and its output, 6 a number of the state), TTT's inner loop
-(`tk_kernels.ttt_linear.cost`, `tk_kernels.ttt_mlp.cost`). Bytes are those of the weights, each read once a call or
-step, of token ids, and of the state or cache, read and written; activations, which a fused kernel need not write, are
-not counted.
+arXiv 2001.08361, section 2.1), but for the embedding, whose matrix multiplies the last token of a prompt alone where it
+is the head, and for a learner's initial weights, from which a prompt begins. What mixes tokens is added: causal
+attention (two products of T^2 / 2 pairs), Mamba's scan (arXiv 2312.00752, equation 2: the new state and its output, 6 a
+number of the state), TTT's inner loop (`tk_kernels.ttt_linear.cost`, `tk_kernels.ttt_mlp.cost`). Bytes are those of the
+weights, each read once a call or step, of token ids, and of the state or cache and the last inputs of convolutions,
+read and written; activations, which a fused kernel need not write, are not counted.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from bench.models.config import MambaConfig, TransformerConfig, TTTConfig
+from bench.kept import ELEMENT_BYTES, generate_precision, state_element_bytes, window_bytes
+from bench.models.config import CONV_KERNEL, MambaConfig, TransformerConfig, TTTConfig
 from harness.case import Case
 from harness.work import Work
 from reports.profiles.parts import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ID_BYTES = 8
-# How `tk_kernels.generate.traffic` calls the state_dtype of a case.
-PLANES = {"float32-planes": "planes"}
+LEARNER_BYTES = 4  # of a number of a learner's initial weights, in whatever dtype the model is
 
 
 def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> dict[str, Work]:
@@ -35,8 +35,10 @@ def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> 
         return _forward(config, parameters, case)
     if case.phase == "generate":
         return _step(config, parameters, case, form)
-    prompt, step = _forward(config, parameters, case), _step(config, parameters, case, form)
-    return {part: prompt[part] + step[part] * int(case.option("steps", 128)) for part in prompt}
+    steps = int(case.option("steps", 128))
+    midway = replace(case, context=case.context + steps // 2)  # a cache grows as it is read
+    prompt, step = _forward(config, parameters, case), _step(config, parameters, midway, form)
+    return {part: prompt[part] + step[part] * steps for part in prompt}
 
 
 def total(parts: Mapping[str, Work]) -> Work:
@@ -45,27 +47,38 @@ def total(parts: Mapping[str, Work]) -> Work:
 
 
 def _forward(config: Any, parameters: int, case: Case) -> dict[str, Work]:
-    batch, tokens = case.batch, case.context
-    return _parts(config, parameters, case, _mixed_prompt(config, case), batch * tokens)
+    found = _parts(config, parameters, case, _mixed_prompt(config, case), case.batch * case.context)
+    found[EDGES] += _windows(config, case)
+    return found
 
 
 def _step(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work]:
-    return _parts(config, parameters, case, _mixed_step(config, case, form), case.batch)
+    found = _parts(config, parameters, case, _mixed_step(config, case, form), case.batch)
+    found[EDGES] += _windows(config, case, read=True)
+    return found
 
 
 def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens: int) -> dict[str, Work]:
     """Parts of a call that reads `tokens` tokens and answers with the logits of one for each sequence."""
-    embedding, learner = config.vocabulary * config.width, _learner(config)
-    products, element = parameters - embedding - learner, ELEMENT_BYTES[case.dtype]
+    table, tables = config.vocabulary * config.width, 1 if getattr(config, "tied", True) else 2
+    products, element = parameters - tables * table - _learner(config), ELEMENT_BYTES[case.dtype]
     found = {
         PRODUCTS: Work(2 * products * tokens, element * products),
-        HEAD: Work(2 * case.batch * embedding, element * embedding),
+        HEAD: Work(2 * case.batch * table, element * table),
         EDGES: Work(0, 0),
         OTHER: Work(0, ID_BYTES * tokens),
     }
     if mixed is not None:
-        found[TTT if isinstance(config, TTTConfig) else SCAN] = mixed + Work(0, element * learner)
+        found[TTT if isinstance(config, TTTConfig) else SCAN] = mixed
     return found
+
+
+def _windows(config: Any, case: Case, read: bool = False) -> Work:
+    """The last inputs of convolutions: written after a prompt; where read, a step replaces the oldest."""
+    if not isinstance(config, MambaConfig | TTTConfig):
+        return Work(0, 0)
+    kept = case.batch * window_bytes(config, ELEMENT_BYTES[case.dtype])
+    return Work(0, kept * CONV_KERNEL // (CONV_KERNEL - 1) if read else kept)
 
 
 def _learner(config: Any) -> int:
@@ -79,17 +92,20 @@ def _mixed_prompt(config: Any, case: Case) -> Work | None:
     """What mixes the tokens of a prompt, in all layers, and the state that it writes; None where it is not known."""
     batch, tokens = case.batch, case.context
     if isinstance(config, TransformerConfig):
-        layer = Work(2 * batch * tokens**2 * config.width, 2 * batch * tokens * config.width * _state_bytes(case))
+        layer = Work(
+            2 * batch * tokens**2 * config.width, 2 * batch * tokens * config.width * state_element_bytes(case)
+        )
     elif isinstance(config, MambaConfig):
         state = config.inner_width * config.state_dim
-        layer = Work(6 * batch * tokens * state, batch * state * _state_bytes(case))
+        layer = Work(6 * batch * tokens * state, batch * state * state_element_bytes(case))
     elif isinstance(config, TTTConfig):
         cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
         shape = (config.heads, config.head_dim)
         layer = Work(
             cost.forward_flops(batch, tokens, *shape, config.mini_batch),
-            cost.state_bytes(batch, *shape, _state_bytes(case)),
+            cost.state_bytes(batch, *shape, state_element_bytes(case)),
         )
+        return layer * config.layers + Work(0, LEARNER_BYTES * _learner(config))
     else:
         return None
     return layer * config.layers
@@ -99,21 +115,16 @@ def _mixed_step(config: Any, case: Case, form: str) -> Work | None:
     """What mixes a token with those before it, in all layers, and the state that is read and written; None: unknown."""
     batch, context = case.batch, case.context
     if isinstance(config, TransformerConfig):
-        layer = Work(4 * batch * context * config.width, 2 * batch * context * config.width * _state_bytes(case))
+        layer = Work(4 * batch * context * config.width, 2 * batch * context * config.width * state_element_bytes(case))
     elif isinstance(config, MambaConfig):
         state = config.inner_width * config.state_dim
-        layer = Work(6 * batch * state, 2 * batch * state * _state_bytes(case))
+        layer = Work(6 * batch * state, 2 * batch * state * state_element_bytes(case))
     elif isinstance(config, TTTConfig):
         cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
         shape = (batch, config.heads, config.head_dim, config.mini_batch, form)
-        asked = case.state_dtype or "float32"
-        rows = 4 if asked == "float32" else 2
-        precision = PLANES.get(asked, asked)
-        layer = Work(cost.generate_flops(*shape), cost.generate_bytes(*shape, precision, row_element_bytes=rows))
+        precision, rows = generate_precision(case)
+        moved = cost.generate_state_traffic(*shape, precision, row_element_bytes=rows)
+        layer = Work(cost.generate_flops(*shape), moved)
     else:
         return None
     return layer * config.layers
-
-
-def _state_bytes(case: Case) -> int:
-    return ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]

@@ -6,11 +6,10 @@ from importlib import import_module
 from typing import Any
 
 from bench.errors import UserError
+from bench.kept import ELEMENT_BYTES, kept_bytes, state_element_bytes, window_bytes
 from bench.models.case_model import config_of
-from bench.models.config import MODELS, MambaConfig, TransformerConfig, TTTConfig, parameter_count
+from bench.models.config import MODELS, TTTConfig, parameter_count
 from harness.case import Case
-
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> None:
@@ -46,10 +45,10 @@ def _shortage(needed: int, total: int) -> str:
 def sequences_that_fit(config: TTTConfig, state_bytes: float, dtype: str, total: int) -> int:
     """How many sequences a model can generate for at once: of `total` bytes, those that its weights leave.
 
-    state_bytes: what one layer keeps of one sequence.
+    state_bytes: what one layer's operator keeps of one sequence; the inputs of its convolutions come on top.
     """
-    left = total - parameter_count(config) * _BYTES[dtype]
-    return max(0, int(left // (config.layers * state_bytes)))
+    left = total - parameter_count(config) * ELEMENT_BYTES[dtype]
+    return max(0, int(left // (config.layers * state_bytes + window_bytes(config, ELEMENT_BYTES[dtype]))))
 
 
 def total_memory_bytes(machine: Mapping[str, Any]) -> int:
@@ -69,7 +68,7 @@ def least_bytes(case: Case) -> int:
     config = config_of(case)
     if case.option("scope", "model") == "layer":
         return _layer_bytes(config, case)
-    weights = parameter_count(config) * _BYTES[case.dtype]
+    weights = parameter_count(config) * ELEMENT_BYTES[case.dtype]
     return ids + weights + kept_bytes(config, case)
 
 
@@ -77,23 +76,8 @@ def _layer_bytes(config: Any, case: Case) -> int:
     """generate: the state of every sequence. forward: besides q, k, v, out and lr, and the state before and after."""
     cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
     shape = (config.heads, config.head_dim)
-    state = cost.state_bytes(case.batch, *shape, _state_element_bytes(case))
+    state = cost.state_bytes(case.batch, *shape, state_element_bytes(case))
     if case.phase == "generate":
         return state
-    rates = _BYTES["float32"] * case.batch * case.context * config.heads
-    return 2 * state + rates + cost.token_bytes(case.batch, case.context, *shape, _BYTES[case.dtype])
-
-
-def _state_element_bytes(case: Case) -> int:
-    return _BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]
-
-
-def kept_bytes(config: Any, case: Case) -> int:
-    """Bytes that one sequence keeps between two tokens, after `context` tokens."""
-    size = _state_element_bytes(case)
-    if isinstance(config, TransformerConfig):  # a key and a value of each token in each layer
-        return 2 * config.layers * config.width * case.context * size
-    if isinstance(config, MambaConfig):
-        return config.layers * config.inner_width * config.state_dim * size
-    assert isinstance(config, TTTConfig)
-    return config.layers * sum(heads * rows * columns for heads, rows, columns in config.weight_shapes.values()) * size
+    rates = ELEMENT_BYTES["float32"] * case.batch * case.context * config.heads
+    return 2 * state + rates + cost.token_bytes(case.batch, case.context, *shape, ELEMENT_BYTES[case.dtype])

@@ -118,13 +118,17 @@ class TransformerConfig:
 
 @dataclass(frozen=True)
 class MambaConfig:
-    """A Mamba (arXiv 2312.00752) with its published expansion 2, state 16 and time-step rank width / 16."""
+    """A Mamba (arXiv 2312.00752) with its published expansion 2, state 16 and time-step rank width / 16.
+
+    groups: of a Mamba-2's B and C, which pass its convolution too; 0 in a Mamba.
+    """
 
     width: int
     layers: int
     vocabulary: int = VOCABULARY
     expand: int = 2
     state_dim: int = 16
+    groups: int = 0
 
     @property
     def inner_width(self) -> int:
@@ -170,6 +174,15 @@ def uncut(size: str) -> tuple[str, int]:
     """The name of SIZES that was cut, and to how many layers; 0 where it was not."""
     name, _, layers = size.partition(_CUT)
     return (name, int(layers)) if layers.isdecimal() and int(layers) else (size, 0)
+
+
+def convolved_channels(config: ModelConfig) -> int:
+    """Channels of a layer that pass a short convolution; each keeps its last CONV_KERNEL - 1 inputs."""
+    if isinstance(config, MambaConfig):
+        return config.inner_width + 2 * config.groups * config.state_dim
+    if isinstance(config, TTTConfig) and config.backbone == "mamba":
+        return 2 * config.width  # the block's own, and what Q and K are both made of
+    return 0
 
 
 def parameter_count(config: ModelConfig) -> int:

@@ -12,7 +12,7 @@ import torch
 
 from bench import model_facts
 from bench.cost import model_work, total
-from bench.memory import kept_bytes
+from bench.kept import kept_bytes
 from bench.models.config import MODELS
 from bench.models.layers import mark_layers
 from bench.plan import LAUNCH_BOUND_TOKENS
@@ -49,6 +49,7 @@ class LanguageModel:
     A subclass says how to load its model; weights are random by seed, the same for the model and its reference.
     """
 
+    form: ClassVar[str] = "dual"  # of a TTT model's generate
     gate_prompt = GATE_PROMPT
     # Prompt tokens read before decoding; None where the state of a generate case stands at the context.
     prompt_tokens: ClassVar[int | None] = 0
@@ -98,7 +99,7 @@ class LanguageModel:
             witness=work.witness,
             gate=lambda: self._gate(model, case),
             measured=work.measured,
-            metrics=self._facts(model).metrics() | total(cost).metrics() | kept(model, case) | ceilings,
+            metrics=self._facts(model).metrics() | total(cost).metrics() | self.kept(model, case) | ceilings,
             work=cost,
             settings=self._facts(model).settings() | self.settings(case) | prompt | work.settings,
         )
@@ -109,7 +110,13 @@ class LanguageModel:
 
     def cost(self, model: Any, case: Case) -> dict[str, Work]:
         """FLOPs and bytes of one unit of a case, by part."""
-        return model_work(model.config, self._facts(model).parameters, case)
+        return model_work(model.config, self._facts(model).parameters, case, self.form)
+
+    def kept(self, model: Any, case: Case) -> dict[str, float | None]:
+        """What all sequences of a case keep of their past; nothing for models that size themselves."""
+        if case.system not in MODELS:
+            return {}
+        return {"state_bytes": case.batch * kept_bytes(model.config, case, self.form)}
 
     def place(self, state: Any, context: int) -> None:
         """Put a state at `context` tokens without reading them; only a KV cache's cost depends on where it stands."""
@@ -172,11 +179,6 @@ class LanguageModel:
     def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, dtype: str) -> Verdict:
         """The verdict on logits [GATE_STEPS + 1, B, V] of a prompt of ids, and after each of its last GATE_STEPS."""
         return logits_verdict(got, expected, dtype)
-
-
-def kept(model: Any, case: Case) -> dict[str, float | None]:
-    """What all sequences of a case keep of their past; nothing for models that size themselves."""
-    return {"state_bytes": case.batch * kept_bytes(model.config, case)} if case.system in MODELS else {}
 
 
 def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str) -> Verdict:

@@ -109,7 +109,8 @@ def parts(region: Region) -> list[Part]:
         counted = floors[part] * time_us / covered[part] if covered[part] >= _COVERED * time_us > 0 else None
         modelled = _model_floor_us(least.get(part), region)
         floor = counted if modelled is None else modelled
-        found[part] = Part(part, time_us * scale, round(launches[part]), floor, modelled is not None)
+        shown = None if floor is None else floor * scale  # what runs beside another part has a share of the time
+        found[part] = Part(part, time_us * scale, round(launches[part]), shown, modelled is not None)
     return [found[name] for name in LABELS if name in found and found[name].time_us > 0]
 
 

@@ -44,7 +44,10 @@ def test_a_step_of_mamba_does_not_depend_on_the_context():
     config = model_config("mamba", "1.3b")
     assert work(case) == work(replace(case, context=32768))
     state = config.layers * config.inner_width * config.state_dim
-    assert work(case).bytes == 2 * parameter_count(config) + 8 * 16 + 2 * 16 * 2 * state
+    windows = config.layers * config.inner_width * (3 + 1)  # read and written
+    assert work(case).bytes == 2 * parameter_count(config) + 8 * 16 + 2 * 16 * 2 * state + 2 * 16 * windows
+    prompt = replace(case, phase="forward", context=1)
+    assert work(prompt).bytes == 2 * parameter_count(config) + 8 * 16 + 16 * 2 * state + 2 * 16 * windows * 3 // 4
 
 
 @pytest.mark.parametrize(("state_dtype", "form"), [("float32-planes", "dual"), ("float32", "primal")])
@@ -57,15 +60,47 @@ def test_a_step_of_ttt_is_that_of_its_layers_beside_the_projections(state_dtype,
     assert found.flops == 2 * 16 * (parameter_count(config) - learners) + inner
     rows = {"float32-planes": 2, "float32": 4}[state_dtype]
     precision = state_dtype.removeprefix("float32-")
-    moved = 24 * cost.generate_bytes(16, 32, 64, 16, form, precision, row_element_bytes=rows)
-    assert found.bytes == 2 * parameter_count(config) + 8 * 16 + moved
+    moved = 24 * cost.generate_state_traffic(16, 32, 64, 16, form, precision, row_element_bytes=rows)
+    windows = 24 * 2 * 2048 * 4 * 2 * 16
+    assert found.bytes == 2 * (parameter_count(config) - learners) + 8 * 16 + moved + windows
+
+
+def test_a_prefill_of_ttt_reads_where_its_learners_begin_and_writes_where_they_are():
+    case = replace(CASE, system="ttt-mlp", batch=4)
+    learners = 24 * 32 * (2 * 64 * 256 + 256 + 64)
+    parameters = parameter_count(model_config("ttt-mlp", "1.3b"))
+    windows = 24 * 2 * 2048 * 3 * 2 * 4
+    state = 4 * learners * (1 + 4)
+    case = replace(case, state_dtype="float32")
+    assert work(case).bytes == 2 * (parameters - learners) + 8 * 4 * 2048 + state + windows
+
+
+@pytest.mark.parametrize("phase", ["forward", "generate"])
+def test_an_embedding_that_is_no_head_multiplies_nothing(phase):
+    case = replace(CASE, system="ttt-linear", phase=phase)
+    config = model_config(case.system, case.size)
+    untied = replace(config, tied=False)
+    assert parameter_count(untied) == parameter_count(config) + config.vocabulary * config.width
+    apart, shared = (model_work(each, parameter_count(each), case) for each in (untied, config))
+    assert apart == shared
+
+
+def test_mamba_2_keeps_its_own_state_and_convolves_what_its_groups_share():
+    case = replace(CASE, system="mamba2", phase="generate", batch=512)
+    mamba = model_config("mamba", "1.3b")
+    config = replace(mamba, state_dim=128, groups=1)
+    apart, shared = (model_work(each, 10**9, case) for each in (config, mamba))
+    assert apart[SCAN].bytes == 8 * shared[SCAN].bytes == 2 * 2 * 512 * 48 * 4096 * 128
+    assert apart[EDGES].bytes == 512 * 48 * (4096 + 2 * 128) * 4 * 2
 
 
 def test_a_request_is_its_prompt_and_its_steps():
     case = replace(CASE, phase="request", options=(("steps", 3),))
-    step, prompt = work(replace(CASE, phase="generate")), work(CASE)
-    assert work(case).flops == prompt.flops + 3 * step.flops
-    assert work(replace(CASE, phase="request")).bytes == prompt.bytes + 128 * step.bytes
+    prompt = work(CASE)
+    midway = work(replace(CASE, phase="generate", context=2048 + 1))
+    assert work(case).flops == prompt.flops + 3 * midway.flops
+    midway = work(replace(CASE, phase="generate", context=2048 + 64))
+    assert work(replace(CASE, phase="request")).bytes == prompt.bytes + 128 * midway.bytes
 
 
 def test_of_a_model_that_is_not_ours_the_products_count():
@@ -83,7 +118,7 @@ def test_work_is_told_by_the_parts_of_a_profile(system, mixing):
     parts = model_work(config, parameter_count(config), case)
     assert set(parts) == {PRODUCTS, HEAD, EDGES, OTHER, mixing}
     assert parts[HEAD].flops == 2 * 16 * config.vocabulary * config.width
-    assert parts[EDGES] == Work(0, 0)
+    assert parts[EDGES] == Work(0, {"ttt-mlp": 24 * 4096 * 6, "mamba": 48 * 4096 * 6, "transformer": 0}[system] * 16)
     assert parts[PRODUCTS].flops / work(case).flops > 0.7
     assert parts[mixing].flops > 0
     assert parts[mixing].bytes > 0

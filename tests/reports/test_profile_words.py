@@ -241,6 +241,15 @@ def test_kernels_that_overlap_add_up_to_the_region() -> None:
     assert [(part.name, part.time_us) for part in parts(found)] == [(PRODUCTS, 60.0), (TTT, 30.0), (GAPS, 10.0)]
 
 
+def test_floors_of_parts_that_overlap_are_shared_as_their_times_are() -> None:
+    work = {PRODUCTS: Work(4.2e10, 0), TTT: Work(0, 9e7)}  # 70 us at 600 TFLOP/s, 50 at 1.8 TB/s
+    both = region(Kernel("gemm", 1, 80.0), Kernel("_dual", 1, 80.0))
+    found = replace(both, busy_us=80.0, region_us=80.0, work=work)
+    apart = {part.name: part.floor_us for part in parts(replace(found, busy_us=160.0, region_us=160.0))}
+    assert {part.name: part.floor_us for part in parts(found)} == {name: floor / 2 for name, floor in apart.items()}
+    assert all(part.floor_us < part.time_us for part in parts(found))
+
+
 def test_a_floor_is_the_longer_of_moving_and_computing() -> None:
     found = one(dram_bytes=9e7, operations=3e10)
     assert kernel_floor_us(found.kernels[0], found) == pytest.approx(2 * 50.0)

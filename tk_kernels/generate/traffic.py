@@ -6,18 +6,19 @@ from tk_kernels import FORMS
 
 
 class StatePrecision(NamedTuple):
-    """Bytes of one weight: read at every token, and moved in addition by a token that rewrites the weights."""
+    """Bytes of one weight: kept, read at every token, and moved in addition by a token that rewrites the weights."""
 
+    kept: int
     read: int
     rewrite: int
 
 
 # planes: the rounded upper half of a float32 serves 15 of 16 tokens; a rewrite reads the lower half and writes both
 STATE_PRECISIONS = {
-    "planes": StatePrecision(2, 6),
-    "float32": StatePrecision(4, 4),
-    "float16": StatePrecision(2, 2),
-    "bfloat16": StatePrecision(2, 2),
+    "planes": StatePrecision(4, 2, 6),
+    "float32": StatePrecision(4, 4, 4),
+    "float16": StatePrecision(2, 2, 2),
+    "bfloat16": StatePrecision(2, 2, 2),
 }
 
 
@@ -27,6 +28,13 @@ def check_form_name(form: str) -> None:
         raise ValueError(f"form is {form!r}: supported are {', '.join(map(repr, FORMS))}")
 
 
+def precision_of(state: str) -> StatePrecision:
+    """ValueError for a name that is not in STATE_PRECISIONS."""
+    if state not in STATE_PRECISIONS:
+        raise ValueError(f"state is {state!r}: supported are {', '.join(map(repr, STATE_PRECISIONS))}")
+    return STATE_PRECISIONS[state]
+
+
 def weight_bytes(weights: int, mini_batch: int, form: str, state: str, sum_element_bytes: int) -> float:
     """Bytes moved for `weights` weights.
 
@@ -34,9 +42,7 @@ def weight_bytes(weights: int, mini_batch: int, form: str, state: str, sum_eleme
     but a mini-batch's first and written at every one but its last.
     """
     check_form_name(form)
-    if state not in STATE_PRECISIONS:
-        raise ValueError(f"state is {state!r}: supported are {', '.join(map(repr, STATE_PRECISIONS))}")
-    read, rewrite = STATE_PRECISIONS[state]
+    _, read, rewrite = precision_of(state)
     sums = sum_bytes(weights, mini_batch, sum_element_bytes) if form == "primal" else 0
     return weights * (read + rewrite / mini_batch) + sums
 

@@ -1,10 +1,12 @@
 """Run Mamba and Mamba-2 by their authors' package, mamba-ssm, with prefill into the state it generates from."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from bench.cost import model_work
 from bench.models.base import CausalLM, check_ids
 from bench.models.config import MambaConfig, model_config
 from bench.systems.language_model import device
@@ -13,6 +15,7 @@ from bench.systems.needs import cannot_import, needs_gpu
 from bench.systems.tuned_model import TunedLanguageModel
 from harness.case import Case
 from harness.system import Skip, Workload
+from harness.work import Work
 
 # Beyond so many numbers (8192 a token: inputs and gate) the package's indices would overflow.
 INDEXED = 1 << 31
@@ -131,6 +134,12 @@ class Mamba2SSM(MambaSSM):
     """mamba2/mamba-ssm: as wide and as deep as Mamba, which gives it as many parameters."""
 
     layer = "Mamba2"
+
+    def cost(self, model: MambaSSMModel, case: Case) -> dict[str, Work]:
+        """With the package's own, larger state."""
+        mixer = model.inner.backbone.layers[0].mixer
+        config = replace(model.config, state_dim=mixer.d_state, groups=mixer.ngroups)
+        return model_work(config, self._facts(model).parameters, case)
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba2:
         """Chunks in plain PyTorch, with the weights where transformers' Mamba-2 has them."""

@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import Any, ClassVar
 
-from bench.cost import model_work
 from bench.models.case_model import ttt_config_of
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
@@ -11,7 +10,6 @@ from bench.systems.ttt import kernel_layer
 from bench.systems.ttt.model import TTTLanguageModel, model_of
 from harness.case import Case
 from harness.system import Skip, Workload
-from harness.work import Work
 from tk_kernels.edges import swiglu_product
 from tk_kernels.forward.operator import HEAD_DIM
 
@@ -23,7 +21,6 @@ class TTTKernels(TTTLanguageModel):
     """One learner on one kernel for prefill and one form of generate."""
 
     learner: ClassVar[str]
-    form: ClassVar[str] = "dual"
     prefill_on_reference: ClassVar[bool] = False
 
     def unavailable(self) -> str:
@@ -44,10 +41,6 @@ class TTTKernels(TTTLanguageModel):
         precision = PRECISION_OF[case.state_dtype]
         operator = KernelOperator(self.learner, self.form, precision, self.prefill_on_reference)
         return model_of(case, operator=operator, block=FusedBlock)
-
-    def cost(self, model: Any, case: Case) -> dict[str, Work]:
-        """In this form of generate."""
-        return model_work(model.config, self._facts(model).parameters, case, self.form)
 
     def settings(self, case: Case) -> dict[str, str]:
         """Whether SwiGLU has its kernel here."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from bench.cost import model_work, total
-from bench.memory import kept_bytes
+from bench.kept import kept_bytes
 from bench.models import ModelConfig
 from bench.models.config import parameter_count, uncut
 from bench.systems.ceilings import ceilings_of
@@ -103,7 +103,7 @@ class VllmSystem:
         read = replace(case, context=self.prompt_tokens(case))
         work = {"forward": Prefill, "generate": Generate, "request": Request}[case.phase](engine, read)
         facts = engine.facts()
-        kept = {"state_bytes": case.batch * kept_bytes(self.config(case.size), case)}
+        kept = {"state_bytes": work.at_once * kept_bytes(self.config(case.size), case)}
         cost = model_work(self.config(case.size), facts.parameters, replace(read, batch=work.batch))
         return Workload(
             run=work.once,

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bench.kept import window_bytes
 from bench.memory import sequences_that_fit
 from bench.models.config import model_config, parameter_count
 from bench.systems.ttt.kernel_layer import GenerateSet, staggered
@@ -62,10 +63,11 @@ def test_sets_share_no_memory_that_the_kernels_write_or_read_per_sequence():
 def test_sequences_fill_what_the_weights_leave():
     config = model_config("ttt-linear", "125m")
     weights = 2 * parameter_count(config)
-    a_sequence = config.layers * 1000
+    a_sequence = config.layers * 1000 + window_bytes(config, 2)
     assert sequences_that_fit(config, 1000, "bfloat16", weights + 7 * a_sequence) == 7
     assert sequences_that_fit(config, 1000, "bfloat16", weights + 7 * a_sequence - 1) == 6
-    assert sequences_that_fit(config, 1000, "float32", weights + a_sequence) == 0
+    assert sequences_that_fit(config, 1000, "float32", 2 * weights + config.layers * 1000) == 0
+    assert sequences_that_fit(config, 1000, "float32", 2 * weights + a_sequence + window_bytes(config, 2)) == 1
 
 
 INTERPRETED = """

@@ -259,7 +259,8 @@ def test_a_request_says_when_its_tokens_came(monkeypatch):
     assert record.status == "ok", record.reason
     assert 500 <= record.metrics["time_to_first_token_ms"] <= 1000
     assert 10 - 1e-6 <= record.metrics["time_between_tokens_ms"] <= 20 + 1e-6
-    assert record.metrics["state_bytes"] == 2 * 2 * 2 * 65 * 64 * 4
+    a_head, windows = 65 * 64 * 4 + 16 * 2 * 64 * 4, 2 * 128 * 3 * 4  # W, b and rows; of a layer, of two convolutions
+    assert record.metrics["state_bytes"] == 2 * 2 * (2 * a_head + windows)
     assert record.settings["prompt"] == "launched"
 
 

@@ -1,0 +1,45 @@
+"""What a sequence keeps between two tokens, in bytes: a cache, a state, and the last inputs of its convolutions."""
+
+from importlib import import_module
+from typing import Any
+
+from bench.models.config import CONV_KERNEL, MambaConfig, TransformerConfig, TTTConfig, convolved_channels
+from harness.case import Case
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_PRECISIONS = {"float32-planes": "planes"}
+
+
+def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
+    """Bytes that one sequence keeps between two tokens, after `context` tokens; `form`: of TTT's generate.
+
+    A prompt that was read leaves TTT's weights, and no rows where it is whole mini-batches.
+    """
+    size, windows = state_element_bytes(case), window_bytes(config, ELEMENT_BYTES[case.dtype])
+    if isinstance(config, TransformerConfig):  # a key and a value of each token in each layer
+        return 2 * config.layers * config.width * case.context * size
+    if isinstance(config, MambaConfig):
+        return config.layers * config.inner_width * config.state_dim * size + windows
+    assert isinstance(config, TTTConfig)
+    cost, shape = import_module(f"tk_kernels.ttt_{config.learner}.cost"), (1, config.heads, config.head_dim)
+    if case.phase == "forward":
+        return config.layers * cost.state_bytes(*shape, size) + windows
+    precision, rows = generate_precision(case)
+    layer = cost.generate_state_bytes(*shape, config.mini_batch, form, precision, row_element_bytes=rows)
+    return config.layers * layer + windows
+
+
+def generate_precision(case: Case) -> tuple[str, int]:
+    """How `tk_kernels.generate.traffic` calls the state_dtype of a case, and the bytes of a number of its rows."""
+    asked = case.state_dtype or "float32"
+    return _PRECISIONS.get(asked, asked), 4 if asked == "float32" else 2
+
+
+def state_element_bytes(case: Case) -> int:
+    """Bytes of a number of the state, in all its planes."""
+    return ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]
+
+
+def window_bytes(config: Any, element_bytes: int) -> int:
+    """The last inputs of all convolutions of one sequence."""
+    return config.layers * convolved_channels(config) * (CONV_KERNEL - 1) * element_bytes

@@ -1,0 +1,49 @@
+"""What a sequence keeps, counted without torch, is what the tensors of its state hold."""
+
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+
+from bench.kept import kept_bytes, window_bytes
+from bench.models.config import model_config
+from bench.models.factory import from_seed
+from harness.case import Case
+
+CASE = Case("ttt-linear", "triton-dual", "tiny", "generate", 3, 64, dtype="bfloat16")
+POSITION = 4  # bytes of a head's place in its mini-batch, which are not counted
+PRECISIONS = {"float32": "float32", "float32-planes": "planes", "bfloat16": "bfloat16", "float16": "float16"}
+
+
+@pytest.mark.parametrize("form", ["dual", "primal"])
+@pytest.mark.parametrize("state_dtype", PRECISIONS)
+@pytest.mark.parametrize("learner", ["linear", "mlp"])
+def test_a_state_of_generate(learner, state_dtype, form):
+    case = replace(CASE, system=f"ttt-{learner}", state_dtype=state_dtype)
+    config = model_config(case.system, case.size)
+    model = from_seed(config, 0, "cpu", torch.bfloat16)
+    generate = import_module(f"tk_kernels.ttt_{learner}.generate")
+    layers = model.init_state(case.batch, case.context).layers
+    states = [generate.GenerateState.from_state(layer.inner, form, PRECISIONS[state_dtype]) for layer in layers]
+    windows = [cache for layer in layers for cache in (layer.block_conv, layer.qk_conv)]
+    kept = [x for state in states for x in state.tensors()] + windows
+    places = case.batch * config.layers * config.heads * POSITION
+    assert sum(x.numel() * x.element_size() for x in kept) == case.batch * kept_bytes(config, case, form) + places
+
+
+@pytest.mark.parametrize("learner", ["linear", "mlp"])
+def test_what_a_prompt_of_whole_mini_batches_leaves(learner):
+    case = replace(CASE, system=f"ttt-{learner}", phase="forward", state_dtype="float32")
+    config = model_config(case.system, case.size)
+    layers = from_seed(config, 0, "cpu", torch.bfloat16).init_state(case.batch, case.context).layers
+    weights = [x for layer in layers for name, x in layer.inner._asdict().items() if name[0] in "Wb"]
+    windows = [cache for layer in layers for cache in (layer.block_conv, layer.qk_conv)]
+    assert sum(x.numel() * x.element_size() for x in weights + windows) == case.batch * kept_bytes(config, case)
+
+
+def test_a_transformer_has_no_convolutions_and_neither_has_the_backbone_of_one():
+    assert window_bytes(model_config("transformer", "1.3b"), 2) == 0
+    assert window_bytes(model_config("ttt-mlp", "1.3b", backbone="transformer"), 2) == 0
+    assert window_bytes(model_config("ttt-mlp", "1.3b"), 2) == 24 * 2 * 2048 * 3 * 2
+    assert window_bytes(model_config("mamba", "1.3b"), 2) == 48 * 4096 * 3 * 2
