@@ -206,9 +206,9 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
         values["process_spread"] = (max(medians) - min(medians)) / latency
         _, *ends = repeats_interval([record.samples_ms for record in timed])
         values |= dict(zip(REPEAT_COLUMNS, ends, strict=True))
-    tokens = timed[0].tokens
-    if tokens and latency > 0:
-        values |= {"us_per_token": latency * 1e3 / tokens, "tokens_per_s": tokens * 1e3 / latency}
+    if latency > 0 and all(record.tokens for record in timed):
+        a_token = median(median(record.samples_ms) / record.tokens for record in timed)  # engines hold unlike numbers
+        values |= {"us_per_token": a_token * 1e3, "tokens_per_s": 1e3 / a_token}
     return values
 
 

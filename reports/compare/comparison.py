@@ -134,9 +134,9 @@ class Pair:
 
     @property
     def log_ratios(self) -> list[float]:
-        """log(B's median / A's median) of each round that both finished."""
-        a, b = self.a.medians, self.b.medians
-        return [math.log(b[repeat]) - math.log(a[repeat]) for repeat in a if repeat in b]
+        """log(B's median / A's median), both a token, of each round that both finished."""
+        a, b = self.a.log_ms, self.b.log_ms
+        return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
     def row(self, judged: Judged) -> Row:
         return Row(self.a.key, self.a.label, self.a.ms, self.b.ms, judged, tuple(self._notes(judged)))
@@ -153,6 +153,10 @@ class Pair:
         if self.a.others or self.b.others:
             said = ", ".join(f"{side.others:.0%} in {name}" for name, side in sides.items() if side.others)
             yield f"loaded machine: others used {said}"
+        tokens = {name: sorted(set(side.tokens.values())) for name, side in sides.items()}
+        if tokens["A"] != tokens["B"]:
+            said = ", ".join(f"{' or '.join(map(str, each))} in {name}" for name, each in tokens.items())
+            yield f"sequences at once differ: tokens of a sample are {said}; the ratio is of the time of one"
         throttled = [name for name, side in sides.items() if side.throttled]
         if len(throttled) == 1:
             yield f"throttled in {throttled[0]} only"
@@ -199,7 +203,7 @@ def _judgement(verdict: str, middle: float, half: float, rounds: int, regressed:
 
 def _stored_ratio(pair: Pair) -> tuple[float, float]:
     """log(B/A), and the half width of its 95% interval: of each side's median, and between two runs."""
-    return math.log(pair.b.ms) - math.log(pair.a.ms), math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS)
+    return pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS)
 
 
 def _refuse_another_device(pairs: Iterable[Pair]) -> None:

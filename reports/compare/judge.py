@@ -74,28 +74,34 @@ def judge(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[Judged
 
 @dataclass(frozen=True)
 class _Estimates:
-    """Of each case: mean and standard deviation of its log ratios, how many they are, and degrees of freedom."""
+    """Of each case: mean and standard deviation of its log ratios, how many they are, and degrees of freedom.
+
+    prior: those of them that come from the other cases.
+    """
 
     mean: Numbers
     deviation: Numbers
     rounds: Numbers
     freedom: Numbers
-    prior: float
+    prior: Numbers
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
         """With each variance shrunk towards the median of all: s² = (w·median(s²) + (k-1)·s²) / (w + k - 1).
 
-        Few cases know little of each other's variance: w is 4, but less than there are cases.
+        Few cases know little of each other's variance: w is 4, but less than there are cases. It is 0 for a case whose
+        own variance is so large that it can hardly be that of the others, such as one that the host bounds.
         """
         rounds = np.array([len(case) for case in cases], float)
         values = np.full((len(cases), int(rounds.max())), np.nan)
         for row, case in zip(values, cases, strict=True):
             row[: len(case)] = case
         variance = np.nanvar(values, axis=1, ddof=1)
-        prior = min(PRIOR_ROUNDS, len(cases) - 1.0)
+        shared, typical = min(PRIOR_ROUNDS, len(cases) - 1.0), np.median(variance)
+        apart = variance > typical * stats.f.isf(ALPHA, rounds - 1, max(shared, 1.0))
+        prior = np.where(apart, 0.0, shared)
         freedom = prior + rounds - 1
-        shrunk = (prior * np.median(variance) + (rounds - 1) * variance) / freedom
+        shrunk = (prior * typical + (rounds - 1) * variance) / freedom
         return cls(np.nanmean(values, axis=1), np.sqrt(shrunk), rounds, freedom, prior)
 
     def p_values(self, bar: float, sign: int = 1) -> Numbers:
@@ -118,7 +124,7 @@ class _Estimates:
         size, deviation = abs(self.mean[at]), self.deviation[at]
         rounds = np.arange(self.rounds[at] + 1, MOST_ROUNDS + 1)
         error = deviation / np.sqrt(rounds)
-        freedom = tuple(self.prior + rounds - 1)
+        freedom = tuple(self.prior[at] + rounds - 1)
         differs = size - np.log1p(BAR) >= _limits(level, freedom) * error
         alike = np.log1p(SAME) - size >= _limits(ALPHA, freedom) * error
         enough = np.flatnonzero(differs | alike)

@@ -29,7 +29,8 @@ class Side:
 class CaseSide:
     """A case in one run.
 
-    medians: repeat -> median in ms of what it measured; empty without a result, and then `why` says why.
+    medians: repeat -> median in ms of what it measured; empty without a result, and then `why` says why. tokens: of
+    each of them; an engine's step answers as many sequences as fit into its memory, which differs from start to start.
     half: how far the 95% interval of log(ms) goes to either side; infinite where it has no end, as without a result.
     samples, timed: of all rounds, and how many of the `rounds` have any. others: the most of the processors that
     others used while it was measured, where they disturbed it; else 0. devices: what must be the same for two timings
@@ -40,6 +41,7 @@ class CaseSide:
     label: str
     system: str
     medians: Mapping[int, float]
+    tokens: Mapping[int, int]
     half: float
     samples: int
     timed: int
@@ -55,6 +57,16 @@ class CaseSide:
     def ms(self) -> float:
         """The median of the medians of its processes; NaN without a result."""
         return median(self.medians.values()) if self.medians else math.nan
+
+    @cached_property
+    def middle(self) -> float:
+        """The median of `log_ms`; NaN without a result."""
+        return median(self.log_ms.values()) if self.medians else math.nan
+
+    @cached_property
+    def log_ms(self) -> dict[int, float]:
+        """The logarithm of each process's ms a token: what is compared."""
+        return {repeat: math.log(ms / self.tokens[repeat]) for repeat, ms in self.medians.items()}
 
 
 def case_sides(records: Iterable[Record]) -> dict[str, CaseSide]:
@@ -84,12 +96,14 @@ def _case_side(records: Sequence[Record]) -> CaseSide:
     """What the records of a case, one a repeat, say together."""
     first, timed = records[0], [record for record in records if record.samples_ms]
     medians = _medians(timed)
+    tokens = {record.repeat: record.tokens or 1 for record in timed if record.repeat in medians}
     return CaseSide(
         key=first.case.key,
         label=first.case.label,
         system=first.case.system_backend,
         medians=medians,
-        half=_half_interval(timed, medians),
+        tokens=tokens,
+        half=_half_interval(timed, {repeat: ms / tokens[repeat] for repeat, ms in medians.items()}),
         samples=sum(len(record.samples_ms) for record in timed),
         timed=len(timed),
         rounds=len(records),
@@ -109,7 +123,7 @@ def _medians(timed: Iterable[Record]) -> dict[int, float]:
 
 
 def _half_interval(timed: Sequence[Record], medians: Mapping[int, float]) -> float:
-    """Of several processes, that of their medians; of one, that of its median, below six samples their range."""
+    """Of several processes, that of their medians a token; of one, that of its median, of few samples their range."""
     if len(medians) > 1:
         from scipy import stats
 

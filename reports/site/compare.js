@@ -62,7 +62,7 @@ function namesOf(a, b) {
 }
 
 function rowOf([a, b]) {
-  const middle = Math.log(b.ms) - Math.log(a.ms);
+  const middle = b.log_ms - a.log_ms;
   const half = Math.hypot(a.half, b.half, rules.between);
   const sound = [a, b].every((side) => side.samples >= rules.fewest && !side.others);
   const far = sound && Math.abs(middle) > Math.max(half, Math.log1p(rules.bar));
@@ -80,6 +80,11 @@ function notesOf(sides) {
   }
   const loaded = all.filter(([, side]) => side.others).map(([name, side]) => `${(100 * side.others).toFixed(0)}% in ${name}`);
   if (loaded.length) notes.push(`loaded machine: others used ${loaded.join(", ")}`);
+  const tokens = all.map(([name, side]) => [name, [...new Set(Object.values(side.tokens))].sort((x, y) => x - y).join(" or ")]);
+  if (tokens[0][1] !== tokens[1][1]) {
+    const said = tokens.map(([name, each]) => `${each} in ${name}`).join(", ");
+    notes.push(`sequences at once differ: tokens of a sample are ${said}; the ratio is of the time of one`);
+  }
   const throttled = all.filter(([, side]) => side.throttled);
   if (throttled.length === 1) notes.push(`throttled in ${throttled[0][0]} only`);
   return notes;

@@ -130,10 +130,11 @@ def read_held(path: Path) -> Held:
     facts, devices = values["facts"], [tuple(each) for each in values["devices"]]
     cases = {}
     for key, case in values["cases"].items():
-        case = {name: value for name, value in case.items() if name != "ms"}
+        case = {name: value for name, value in case.items() if name not in ("ms", "log_ms")}
         case |= {"facts": facts[case["facts"]], "devices": devices[case["devices"]]}
         case |= {"half": math.inf if case["half"] is None else case["half"]}
-        case["medians"] = {int(repeat): ms for repeat, ms in case["medians"].items()}
+        for name in ("medians", "tokens"):
+            case[name] = {int(repeat): each for repeat, each in case[name].items()}
         cases[key] = CaseSide(key=key, **case)
     return Held(values["id"], values["mode"], values["turns"], Side(**values["side"]), cases)
 
@@ -218,7 +219,9 @@ def _data(run: Run, found: str, records: list[Record], sides: Mapping[str, CaseS
     turns = _digest([asked.at, *asked.arguments]) if asked and asked.arguments[:1] == ("ab",) else ""
     cases = {}
     for key, side in sides.items():
-        values = asdict(side) | {"ms": side.ms if side.medians else None}
+        values = asdict(side) | {"ms": None, "log_ms": None}
+        if side.medians:
+            values |= {"ms": side.ms, "log_ms": side.middle}
         values |= {"half": side.half if math.isfinite(side.half) else None}
         for name, known in (("facts", facts), ("devices", devices)):
             values[name] = known.setdefault(json.dumps(values[name]), len(known))

@@ -30,12 +30,13 @@ def on_cpu(model="Xeon", cores=16):
     return {"device": model, "device_kind": "cpu", "gpu": None, "cpu": {"model": model, "cores": cores}}
 
 
-def timed(case, ms, environment=None, repeat=0, samples=9, at="2026-11-21T04:50:14+00:00"):
+def timed(case, ms, environment=None, repeat=0, samples=9, at="2026-11-21T04:50:14+00:00", tokens=0):
     return Record(
         case,
         "ok",
         samples_ms=[ms * (1 + 0.001 * (number - samples // 2)) for number in range(samples)],
         throttled=[False] * samples,
+        tokens=tokens,
         environment=environment or on_gpu(),
         started_at=at,
         repeat=repeat,

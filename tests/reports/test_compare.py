@@ -83,6 +83,25 @@ def test_the_sides_of_ab_are_judged_by_their_rounds(tmp_path):
     assert found.rows[0].judged.rounds == 5
 
 
+def test_steps_of_unlike_numbers_of_sequences_are_compared_by_the_token(tmp_path):
+    runs = two(tmp_path, [timed(a_case(), 100, tokens=338)], [timed(a_case(), 99.4, tokens=320)])
+    row = compare(*runs).rows[0]
+    assert (row.a_ms, row.b_ms) == pytest.approx((100, 99.4))
+    assert row.judged.ratio == pytest.approx(0.994 * 338 / 320)
+    said = "sequences at once differ: tokens of a sample are 338 in A, 320 in B; the ratio is of the time of one"
+    assert row.notes == (said,)
+
+
+def test_rounds_of_ab_too(tmp_path):
+    def side(held):
+        return [timed(a_case(), 10 * each, repeat=at, tokens=each) for at, each in enumerate(held)]
+
+    found = compare(*two(tmp_path, side([20, 21, 22]), side([22, 20, 21]), repeats=3, arguments=AB))
+    assert found.rows[0].judged.ratio == pytest.approx(1)
+    assert found.rows[0].judged.verdict == "same"
+    assert found.rows[0].notes == ()
+
+
 def test_only_the_sides_of_one_ab_are_judged_as_such(tmp_path):
     steady = [10, 10.05, 9.95]
     a = a_run(tmp_path / "a", *rounds(a_case(), steady), repeats=3, arguments=AB, at="2026-11-21T04:50:00+00:00")

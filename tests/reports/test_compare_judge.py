@@ -99,6 +99,18 @@ def test_nor_on_a_machine_that_is_noisier_than_the_recorded_one(noise):
     assert study(12, 300, noise=noise).wolf <= 0.05
 
 
+def test_what_the_host_bounds_keeps_its_own_variance_beside_quiet_cases():
+    """16 cases of 0.2% and two of 6%, all of the same commit: no verdict but rarely, and intervals that hold."""
+    random, suites, cried, held = np.random.default_rng(5), 400, 0, 0
+    for _ in range(suites):
+        noisy = random.normal(0, 0.06, (2, 3))
+        found = judge([*random.normal(0, 0.002, (16, 3)).tolist(), *noisy.tolist()])
+        cried += any(each.verdict in ("slower", "faster") for each in found)
+        held += sum(each.low <= 1 <= each.high for each in found[16:])
+    assert cried / suites <= 0.05
+    assert held / (2 * suites) >= 0.92
+
+
 def test_a_slowdown_of_5_percent_is_found():
     assert study(13, 100, slowdown=0.05).found >= 0.95
     assert study(14, 300, slowdown=0.05, slowed=a_single_case).found >= 0.9
