@@ -33,6 +33,7 @@ from harness.timer import (
     take_engine_samples,
     take_samples,
     warm_up,
+    warm_up_engine,
 )
 
 MEASURE, VERIFY, PROFILE = "measure", "verify", "profile"
@@ -191,7 +192,7 @@ class CaseRun:
     def _measure(self, workload: Workload) -> None:
         gpu = open_gpu() if workload.device == "cuda" else None
         clock, inspector = clock_for(self.case, workload), Inspector(self.case, workload, self._reference)
-        self.found["settings"] = workload.settings | sampling_settings(workload, clock, self.policy)
+        self.found["settings"] = workload.settings | sampling_settings(clock, self.policy)
         peak: PeakMemory = CudaPeak() if workload.device == "cuda" else ResidentPeak()
         peak.start()
         energy = EnergyMeter(gpu)
@@ -216,8 +217,11 @@ class CaseRun:
         throttled = gpu.throttled if gpu else never_throttled
         with nvtx_range(range_name(self.case.phase)):
             if workload.engine_samples is not None:
+                batches = iter(workload.engine_samples(self.policy))
+                with self._stage("warm_up"):
+                    warm_up_engine(batches, self.policy, clock, throttled)
                 with self._stage("sample"), energy:
-                    return take_engine_samples(workload.engine_samples(self.policy), self.policy, throttled)
+                    return take_engine_samples(batches, self.policy, throttled)
             with self._stage("warm_up"):
                 clock.prepare(inspector.run)
                 warm_up(clock, self.policy, throttled)
@@ -295,16 +299,12 @@ def clock_for(case: Case, workload: Workload) -> Clock:
     return CpuClock()
 
 
-def sampling_settings(workload: Workload, clock: Clock, policy: Policy) -> dict[str, str]:
-    """For how long, in seconds, and how often the record's case might be sampled, and its least warm-up if throttled.
-
-    Without the warm-up where the system times itself: what it leaves out of its samples is its own affair.
-    """
+def sampling_settings(clock: Clock, policy: Policy) -> dict[str, str]:
+    """For how long, in seconds, and how often the case might be sampled, and its least warm-up if throttled."""
     allowed: dict[str, float] = {
         "budget_s": policy.budget_s,
         "min_samples": policy.min_samples,
         "max_samples": policy.max_samples,
+        "warmup_s": least_warmup_s(clock, policy, limited=True),
     }
-    if workload.engine_samples is None:
-        allowed["warmup_s"] = least_warmup_s(clock, policy, limited=True)
     return {name: str(value) for name, value in allowed.items()}

@@ -59,7 +59,8 @@ class Workload:
         to compare and keeps what they start from. It returns what is called after `calls` timed calls of `run` with
         the outputs of the last one, and compares them with the reference. None where there is none.
     gate: compares outputs with the reference before anything is timed; None where there is nothing to compare with.
-    engine_samples: for systems that time themselves: ms of one unit, all that one batch gave at a time, as it ends.
+    engine_samples: for systems that time themselves: ms of one unit, all that one batch gave at a time, as it ends. The
+        first batches, for as long as a warm-up lasts and at least one, are not counted.
     steady: for such a system's generate: runs a batch, inside of the context only steps in which every sequence takes
         part, and returns how many units those are; a profiler sees them alone.
     measured: asked after sampling for metrics that the work found itself in so many last calls of `run`, or samples of

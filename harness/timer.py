@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from harness.interval import median_interval
 
 _WINDOW = 5  # samples whose median is compared with that of the five before them
+BATCHES = 3  # of an engine, from which on its samples tell how well their median is known
 _WINDOW_S = 0.5  # that a window needs to last: of longer work it has fewer samples, down to one
 
 
@@ -19,9 +20,10 @@ class Policy:
 
     Sampling ends once the `confidence` interval of the median lies within `interval` of it (from `interval_samples`
     on), at `max_samples`, or when `budget_s` is spent; never before `min_samples`. Warm-up lasts `warmup_s`, or for as
-    long as the clock's device needs (`wakes_s`; `settles_s` where it is throttled meanwhile), then until two successive
-    windows of samples agree within `steady`; a single run that takes all of that time is enough. It is over after
-    `warmup_max_s` whatever is missing. Raises ValueError where a value cannot be.
+    long as the clock's device needs (`wakes_s`; `settles_s` where it is throttled meanwhile) but for no more than
+    `settle_max_s` of that, then until two successive windows of samples agree within `steady`; a single run that takes
+    all of that time is enough. It is over after `warmup_max_s` whatever is missing. Raises ValueError where a value
+    cannot be.
     """
 
     min_samples: int = 1
@@ -33,6 +35,7 @@ class Policy:
     warmup_s: float = 0.2
     warmup_max_s: float = 5.0
     steady: float = 0.02
+    settle_max_s: float = 20.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -150,11 +153,10 @@ def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_
 def least_warmup_s(clock: Clock, policy: Policy, limited: bool) -> float:
     """Seconds of warm-up before steadiness is asked for: those of the policy or of the device, whichever are more.
 
-    limited: whether the device slows the load down. Of the device's, no more than twice the budget for sampling: who
-    asks for a glance does not wait much longer than it takes.
+    limited: whether the device slows the load down.
     """
     needs_s = clock.settles_s if limited else clock.wakes_s
-    return min(policy.warmup_max_s, max(policy.warmup_s, min(needs_s, 2 * policy.budget_s)))
+    return min(policy.warmup_max_s, max(policy.warmup_s, min(needs_s, policy.settle_max_s)))
 
 
 def _is_steady(samples: list[float], seconds_each: float, tolerance: float) -> bool:
@@ -183,19 +185,35 @@ def take_samples(
     return timing
 
 
+def warm_up_engine(
+    batches_ms: Iterator[Sequence[float]],
+    policy: Policy,
+    clock: Clock,
+    throttled: Callable[[], bool] = never_throttled,
+) -> None:
+    """Let a system that times itself run until steady; its first batch, which compiles, is never counted."""
+    start, limited = time.monotonic(), False
+    for _ in batches_ms:
+        limited = limited or throttled()
+        if time.monotonic() - start >= least_warmup_s(clock, policy, limited):
+            return
+
+
 def take_engine_samples(
     batches_ms: Iterable[Sequence[float]], policy: Policy, throttled: Callable[[], bool] = never_throttled
 ) -> Timing:
     """Samples of a system that times itself, until it or a stopping rule ends them; ValueError if there is none.
 
     All of a batch are kept, as all were measured: its first steps alone are those of a GPU that has just read prompts.
+    How well the median is known is asked of `BATCHES` batches and more, as the steps of one have much in common.
     """
     timing = Timing([], [], "")
     start = time.monotonic()
-    for batch in batches_ms:
+    for number, batch in enumerate(batches_ms, start=1):
         timing.samples_ms += map(float, batch)
         timing.throttled += [throttled()] * len(batch)
-        timing.stop = stop_reason(timing.samples_ms, time.monotonic() - start, policy, at_each=True)
+        elapsed_s = time.monotonic() - start
+        timing.stop = stop_reason(timing.samples_ms, elapsed_s, policy, at_each=True, known=number >= BATCHES)
         if timing.stop:
             break
     if not timing.samples_ms:
@@ -204,14 +222,17 @@ def take_engine_samples(
     return timing
 
 
-def stop_reason(samples: list[float], elapsed_s: float, policy: Policy, at_each: bool = False) -> str:
+def stop_reason(
+    samples: list[float], elapsed_s: float, policy: Policy, at_each: bool = False, known: bool = True
+) -> str:
     """Why sampling is over: "interval", "count" or "budget"; "" while it is not.
 
     at_each: look at the interval each time. Else when a tenth more are taken, as sorting costs more than short samples.
+    known: whether an interval of these samples says something of later ones.
     """
     if len(samples) < policy.min_samples:
         return ""
-    due = at_each or not len(samples) % max(1, len(samples) // 10)
+    due = known and (at_each or not len(samples) % max(1, len(samples) // 10))
     if due and len(samples) >= policy.interval_samples and _is_known(samples, policy):
         return "interval"
     if len(samples) >= policy.max_samples:

@@ -126,7 +126,7 @@ def plan(asked: Asked) -> Plan:
         total_memory_bytes(machine) if here else None,
         asked.repeats,
         # The samples of a case are spread over its repeats, and so is the time for them.
-        Policy(budget_s=budget_s / asked.repeats),
+        Policy(budget_s=budget_s / asked.repeats, settle_max_s=2 * budget_s),  # who asks for a glance waits no longer
         machine,
         _added(cases, selection, device),
     )

@@ -6,6 +6,7 @@ import pytest
 from fake_systems import spin
 
 from harness.timer import (
+    BATCHES,
     CpuClock,
     Policy,
     least_warmup_s,
@@ -14,6 +15,7 @@ from harness.timer import (
     take_engine_samples,
     take_samples,
     warm_up,
+    warm_up_engine,
 )
 
 
@@ -159,9 +161,10 @@ def test_warm_up_ends_at_its_most_whatever_the_device_needs() -> None:
 
 def test_a_glance_does_not_wait_longer_than_it_takes() -> None:
     clock = FakeClock([], settles_s=2.0, wakes_s=0.5)
-    assert least_warmup_s(clock, Policy(budget_s=0.8), limited=True) == 1.6
-    assert least_warmup_s(clock, Policy(budget_s=0.8), limited=False) == 0.5
-    assert least_warmup_s(clock, Policy(budget_s=0.1), limited=True) == Policy().warmup_s
+    assert least_warmup_s(clock, Policy(settle_max_s=1.6), limited=True) == 1.6
+    assert least_warmup_s(clock, Policy(settle_max_s=1.6), limited=False) == 0.5
+    assert least_warmup_s(clock, Policy(settle_max_s=0.1), limited=True) == Policy().warmup_s
+    assert least_warmup_s(clock, Policy(budget_s=0.1), limited=True) == 2.0  # a part of a budget is no glance
 
 
 def test_a_cpu_warms_up_as_long_as_the_policy_says() -> None:
@@ -186,6 +189,7 @@ def test_engine_samples() -> None:
 def test_the_rules_of_stopping_hold_for_engines_too() -> None:
     """What ended sampling is in the record, so an engine that has no end is ended here."""
     endless = take_engine_samples(itertools.repeat([1.0]), Policy())
+    assert stop_reason([1.0] * 30, 0.0, Policy(), at_each=True, known=False) == ""
     assert (endless.stop, len(endless.samples_ms)) == ("interval", 20)
     spent = take_engine_samples(([each] for each in itertools.count(1.0)), Policy(budget_s=0, min_samples=3))
     assert (spent.stop, len(spent.samples_ms)) == ("budget", 3)
@@ -197,9 +201,32 @@ def test_all_samples_of_a_batch_of_an_engine_are_kept() -> None:
     """They were measured, and the first of them are not like the others."""
     batches = itertools.repeat([3.0, 2.0, *[1.0] * 30])
     timing = take_engine_samples(batches, Policy(budget_s=0, min_samples=6), lambda: True)
-    assert (timing.stop, len(timing.samples_ms), len(timing.throttled)) == ("interval", 32, 32)
+    assert (timing.stop, len(timing.samples_ms), len(timing.throttled)) == ("budget", 32, 32)
     more = take_engine_samples(batches, Policy(budget_s=0, min_samples=33))
-    assert (more.stop, len(more.samples_ms)) == ("interval", 64)
+    assert (more.stop, len(more.samples_ms)) == ("budget", 64)
+
+
+def test_the_steps_of_one_batch_do_not_tell_how_well_their_median_is_known() -> None:
+    """Those of a batch of an engine agree, and the next batch is off."""
+    batches = itertools.cycle([[1.0] * 32, [1.005] * 32])
+    timing = take_engine_samples(batches, Policy())
+    assert (timing.stop, len(timing.samples_ms)) == ("interval", BATCHES * 32)
+
+
+def test_an_engine_warms_up_by_whole_batches_for_as_long_as_its_device_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = itertools.count(0.0, 0.5)  # each batch takes 0.5 s
+    monkeypatch.setattr("harness.timer.time.monotonic", lambda: next(moment))
+    clock = FakeClock(itertools.repeat(1.0))
+    clock.wakes_s, clock.settles_s = 0.5, 2.0
+    for throttled, policy, dropped in (
+        (False, Policy(), 1),
+        (True, Policy(), 4),
+        (True, Policy(settle_max_s=1.0), 2),
+        (False, Policy(warmup_s=0.0, settle_max_s=0.0), 1),
+    ):
+        batches = iter([[float(number)] for number in range(100)])
+        warm_up_engine(batches, policy, clock, lambda throttled=throttled: throttled)
+        assert next(batches) == [float(dropped)]
 
 
 def test_inspection_comes_before_each_sample_and_not_into_it() -> None:

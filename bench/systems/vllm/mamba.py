@@ -19,6 +19,7 @@ class VllmMamba(VllmSystem):
     """mamba/vllm."""
 
     implementation = "vllm.model_executor.models.mamba:MambaForCausalLM"
+    steps_grow = False
     max_num_batched_tokens = 16384  # of B = 16 at 2k on one H100: forward 570 ms, twice mamba-ssm's 258
 
     def config(self, size: str) -> MambaConfig:

@@ -54,6 +54,7 @@ class VllmSystem:
     # vllm-settings tries them.
     max_num_batched_tokens: ClassVar[int]
     block_sizes: ClassVar[Mapping[str, int]] = {}
+    steps_grow: ClassVar[bool] = True  # whether a step of generate reads more with each token that a sequence has
 
     def __init__(self) -> None:
         os.environ.update(ENVIRONMENT)
@@ -102,6 +103,10 @@ class VllmSystem:
         engine = self.engine(case)
         read = replace(case, context=self.prompt_tokens(case))
         work = {"forward": Prefill, "generate": Generate, "request": Request}[case.phase](engine, read)
+        prompt = {"prompt_tokens": str(read.context)}
+        if isinstance(work, Generate) and self.steps_grow:
+            work.centre()
+            prompt = {}
         facts = engine.facts()
         kept = {"state_bytes": work.at_once * kept_bytes(self.config(case.size), case)}
         cost = model_work(self.config(case.size), facts.parameters, replace(read, batch=work.batch))
@@ -116,7 +121,7 @@ class VllmSystem:
             measured=work.measured,
             metrics=facts.metrics() | work.metrics() | total(cost).metrics() | kept | ceilings,
             work=cost,
-            settings=facts.settings() | engine.described() | {"timed": work.timed, "prompt_tokens": str(read.context)},
+            settings=facts.settings() | engine.described() | {"timed": work.timed} | prompt,
         )
 
     def engine(self, case: Case) -> Engine:
@@ -177,7 +182,7 @@ def gpu_memory() -> int:
 class _Work:
     """What a phase is in an engine: prompts of `context` tokens, `new_tokens` each, and the samples of one batch."""
 
-    timed: ClassVar[str]
+    timed: str
 
     def __init__(self, engine: Engine, case: Case) -> None:
         self.engine, self.context, self.dtype = engine, case.context, case.dtype
@@ -215,8 +220,7 @@ class _Work:
         return self._ran
 
     def samples(self, policy: Policy) -> Iterator[list[float]]:
-        """Those of batch after batch, without an end; the first, which compiles and fills pools, is not counted."""
-        self.once()
+        """Those of batch after batch, without an end."""
         while True:
             yield self.samples_of(self.once())
 
@@ -256,6 +260,11 @@ class Generate(_Work):
     def __init__(self, engine: Engine, case: Case) -> None:
         super().__init__(engine, case)
         self.batch = self.at_once
+
+    def centre(self) -> None:
+        """Shorten the prompts by half of the tokens that follow, so that the timed steps lie around the context."""
+        self.context = max(1, self.context - self.new_tokens // 2)
+        self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
     def wanted_tokens(self, case: Case) -> int:
         """Enough that all generate STEADY_STEPS together: the first prompt read waits for the last one."""

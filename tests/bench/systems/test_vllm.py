@@ -82,7 +82,7 @@ def test_generate_runs_as_many_sequences_as_the_cache_holds_and_says_so(llm):
     assert workload.metrics["sequences_at_once"] == 2
     assert workload.tokens == 2
     assert len(take_engine_samples(workload.engine_samples(FEW), FEW).samples_ms) >= vllm_system.STEADY_STEPS
-    assert llm.started[0].count == 2 * 2  # the batch that warms up, and one more
+    assert llm.started[0].count == 2
 
 
 def test_generate_with_room_for_all(llm):
@@ -91,6 +91,20 @@ def test_generate_with_room_for_all(llm):
     batches = list(islice(workload.engine_samples(FEW), 2))  # as many as are asked for, batch after batch
     assert min(len(batch) for batch in batches) >= vllm_system.STEADY_STEPS
     assert workload.metrics["context_at_last_step"] > 48
+
+
+def test_the_steps_that_are_timed_lie_around_the_context(llm, monkeypatch):
+    lengths, prompts = [], vllm_engine.Engine.prompts
+    monkeypatch.setattr(
+        vllm_engine.Engine, "prompts", lambda engine, *shape: lengths.append(shape[1]) or prompts(engine, *shape)
+    )
+    llm.blocks = 400
+    workload = VllmTransformer().build(replace(CASE, context=256))
+    next(iter(workload.engine_samples(FEW)))
+    tokens = workload.metrics["context_at_last_step"] - lengths[-1]
+    assert abs(lengths[-1] + tokens / 2 - 256) <= 1
+    assert f"prompts of {lengths[-1]} tokens" in workload.settings["timed"]
+    assert "prompt_tokens" not in workload.settings
 
 
 def test_a_profiler_sees_steady_steps_alone(llm):
@@ -148,12 +162,12 @@ def test_another_error_of_the_engines_start_is_no_lack_of_memory(llm):
         VllmTransformer().build(CASE)
 
 
-def test_forward_times_whole_batches_and_drops_the_first(llm):
+def test_forward_times_whole_batches(llm):
     workload = VllmTransformer().build(replace(CASE, phase="forward", batch=3))
     assert workload.tokens == 3 * 48
     timing = take_engine_samples(workload.engine_samples(FEW), Policy(min_samples=2, max_samples=2))
     assert (len(timing.samples_ms), timing.stop) == (2, "count")
-    assert llm.started[0].count == 9
+    assert llm.started[0].count == 6
 
 
 @pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])
@@ -215,7 +229,7 @@ def test_outputs_are_in_the_order_of_the_prompts(llm):
 
 
 def test_no_prompt_is_drawn_twice(llm, monkeypatch):
-    workload = VllmTransformer().build(CASE)
+    workload = VllmTransformer().build(replace(CASE, phase="forward"))
     workload.run()
     monkeypatch.setattr(torch, "randint", lambda low, high, shape: torch.zeros(shape, dtype=torch.int64))
     workload.run()
@@ -342,7 +356,7 @@ def test_mamba_generates_after_short_prompts_and_says_so(llm):
     assert read(case) == GENERATE_PROMPT
     assert read(replace(case, context=16)) == 16
     assert read(replace(case, phase="forward")) == 32768
-    assert VllmTransformer().build(CASE).settings["prompt_tokens"] == "48"
+    assert VllmTransformer().build(replace(CASE, phase="forward")).settings["prompt_tokens"] == "48"
 
 
 def test_a_broken_environment_names_the_import_that_failed(tmp_path, monkeypatch):
