@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.case import Case
 from harness.cuda_clock import CudaEventClock
+from harness.energy import EnergyMeter
 from harness.environment import around, snapshot
 from harness.gate import Verdict
 from harness.inspection import Inspector, floor_check, judged
@@ -38,9 +39,6 @@ from harness.timer import (
 
 MEASURE, VERIFY, PROFILE = "measure", "verify", "profile"
 MODES = (MEASURE, VERIFY, PROFILE)
-
-# The driver refreshes its energy counter some ten times a second: a shorter region would read the refresh.
-ENERGY_NEEDS_S = 1.0
 
 
 @dataclass
@@ -195,7 +193,8 @@ class CaseRun:
         self.found["settings"] = workload.settings | sampling_settings(clock, self.policy)
         peak: PeakMemory = CudaPeak() if workload.device == "cuda" else ResidentPeak()
         peak.start()
-        energy = EnergyMeter(gpu)
+        of_the_work = self.case.l2 == "warm" and workload.engine_samples is None
+        energy = EnergyMeter(gpu if of_the_work else None)
         timing = self._timed(workload, clock, gpu, energy, inspector)
         bytes_held = peak.peak_bytes()
         self.found["peak_memory_bytes"] = None if bytes_held is None else bytes_held - clock.own_bytes
@@ -204,14 +203,12 @@ class CaseRun:
         self.found["calls"] = calls
         if workload.measured is not None:
             self.found["metrics"] |= workload.measured(len(timing.samples_ms) * clock.launches)
-        if self.case.l2 == "warm" and workload.engine_samples is None:
-            tokens = len(timing.samples_ms) * calls * workload.tokens
-            self.found["metrics"] |= energy.per_token(tokens)
+        self.found["metrics"] |= energy.per_token(len(timing.samples_ms) * calls * workload.tokens)
         with self._stage("check"):
             self._accepts(self._checked(workload, clock, inspector, timing))
 
     def _timed(
-        self, workload: Workload, clock: Clock, gpu: Gpu | None, energy: "EnergyMeter", inspector: Inspector
+        self, workload: Workload, clock: Clock, gpu: Gpu | None, energy: EnergyMeter, inspector: Inspector
     ) -> Timing:
         """Samples in ms of one unit, from the clock or from the engine itself."""
         throttled = gpu.throttled if gpu else never_throttled
@@ -220,7 +217,7 @@ class CaseRun:
                 batches = iter(workload.engine_samples(self.policy))
                 with self._stage("warm_up"):
                     warm_up_engine(batches, self.policy, clock, throttled)
-                with self._stage("sample"), energy:
+                with self._stage("sample"):
                     return take_engine_samples(batches, self.policy, throttled)
             with self._stage("warm_up"):
                 clock.prepare(inspector.run)
@@ -262,32 +259,6 @@ def _engine_verdict(workload: Workload) -> Verdict:
 
 class _CannotTime(Exception):
     """The case asks for a timing that its device does not have."""
-
-
-class EnergyMeter:
-    """Joules that the GPU drew inside of a `with` block."""
-
-    def __init__(self, gpu: Gpu | None) -> None:
-        self._gpu = gpu
-        self._joules: float | None = None
-        self._seconds = 0.0
-
-    def __enter__(self) -> "EnergyMeter":
-        self._started = time.monotonic()
-        self._before = self._gpu.energy_j() if self._gpu else None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        after = self._gpu.energy_j() if self._gpu else None
-        self._seconds = time.monotonic() - self._started
-        if self._before is not None and after is not None:
-            self._joules = after - self._before
-
-    def per_token(self, tokens: int) -> dict[str, float | None]:
-        """The metric `energy_j_per_token`; nothing where it is not known well enough."""
-        if self._joules is None or not tokens or self._seconds < ENERGY_NEEDS_S:
-            return {}
-        return {"energy_j_per_token": self._joules / tokens}
 
 
 def clock_for(case: Case, workload: Workload) -> Clock:

@@ -1,7 +1,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from harness_helpers import QUICK, case
 
 from harness import measured_case
 from harness.gate import Check, Verdict
-from harness.measured_case import MEASURE, PROFILE, VERIFY, CaseRun, EnergyMeter, is_out_of_memory
+from harness.measured_case import MEASURE, PROFILE, VERIFY, CaseRun, is_out_of_memory
 from harness.system import Workload
 from harness.timer import Policy
 
@@ -198,22 +197,6 @@ def test_is_out_of_memory(error: Exception, expected: bool) -> None:
     wrapped = RuntimeError("engine")
     wrapped.__cause__ = error
     assert is_out_of_memory(wrapped) is expected
-
-
-def test_energy_needs_a_counter_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    counter = iter([10.0, 40.0, 10.0, 40.0])
-    gpu: Any = SimpleNamespace(energy_j=lambda: next(counter))
-    with EnergyMeter(gpu) as short:
-        pass
-    assert short.per_token(10) == {}
-    monkeypatch.setattr(measured_case, "ENERGY_NEEDS_S", 0.0)
-    with EnergyMeter(gpu) as energy:
-        pass
-    assert energy.per_token(10) == {"energy_j_per_token": 3.0}
-    assert energy.per_token(0) == {}
-    with EnergyMeter(None) as absent:
-        pass
-    assert absent.per_token(10) == {}
 
 
 @pytest.mark.parametrize("timing", ["eager", "graph"])

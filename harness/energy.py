@@ -1,0 +1,59 @@
+"""Joules that a GPU draws while a case is sampled, from the driver's counter."""
+
+import time
+from threading import Event, Thread
+
+from harness.nvml import Gpu
+
+LOOK_EVERY_S = 0.02
+NEEDS_S = 0.7  # between two refreshes, each seen up to LOOK_EVERY_S late: within 3%
+
+
+class EnergyMeter:
+    """What the GPU drew inside of a `with` block.
+
+    The driver refreshes its counter some ten times a second, and a sample or a region begins and ends anywhere between:
+    over one second, what is read at both ends is up to 10% off. So a thread sees when it is refreshed, which leaves
+    nothing for the sampling to wait for, and the block has the mean power from the first refresh to the last.
+    """
+
+    def __init__(self, gpu: Gpu | None) -> None:
+        self._gpu = gpu
+        self._over = Event()
+        self._seen: float | None = None
+        self._refreshes: list[tuple[float, float]] = []
+        self._seconds = 0.0
+
+    def __enter__(self) -> "EnergyMeter":
+        self._started = time.monotonic()
+        if self._gpu:
+            self._thread = Thread(target=self._watch, args=(self._gpu,), daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._seconds = time.monotonic() - self._started
+        self._over.set()
+        if self._gpu:
+            self._thread.join()
+
+    def per_token(self, tokens: int) -> dict[str, float | None]:
+        """The metric `energy_j_per_token` of a block of so many; nothing where it is not known well enough."""
+        if len(self._refreshes) < 2 or not tokens:
+            return {}
+        (first_s, first_j), (last_s, last_j) = self._refreshes[0], self._refreshes[-1]
+        if last_s - first_s < NEEDS_S:
+            return {}
+        return {"energy_j_per_token": (last_j - first_j) / (last_s - first_s) * self._seconds / tokens}
+
+    def look(self, now: float, joules: float | None) -> None:
+        """What the counter says: a refresh where it says something else than before."""
+        if joules is None or joules == self._seen:
+            return
+        if self._seen is not None:
+            self._refreshes.append((now, joules))
+        self._seen = joules
+
+    def _watch(self, gpu: Gpu) -> None:
+        while not self._over.wait(LOOK_EVERY_S):
+            self.look(time.monotonic(), gpu.energy_j())
