@@ -287,7 +287,9 @@ def _samples(group: Sequence[Record]) -> list[float]:
 
 def _is_unsteady(row: Mapping[str, Any]) -> bool:
     """Of six samples or more, as fewer have no interval and a mark of their own."""
-    wide = row["latency_ms_high"] - row["latency_ms_low"] > 2 * STEADY * row["latency_ms"]
+    ends = [row[name] for name in REPEAT_COLUMNS]  # what is drawn of several processes
+    low, high = (row["latency_ms_low"], row["latency_ms_high"]) if any(map(math.isnan, ends)) else ends
+    wide = high - low > 2 * STEADY * row["latency_ms"]
     return row["status"] == "ok" and row["samples"] >= FEWEST and wide
 
 

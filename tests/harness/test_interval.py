@@ -71,7 +71,19 @@ def test_holds_the_median_of_correlated_samples(count: int, correlation: float) 
 def test_independent_samples_have_their_own_ranks_nearly_always() -> None:
     chance = random.Random(3)
     worth = [independent_samples(autoregressive(200, 0.0, chance)) for _ in range(200)]
-    assert sum(each == 200 for each in worth) >= 160
+    assert sum(each == 200 for each in worth) >= 130
+    assert sum(each >= 150 for each in worth) >= 180
+
+
+@pytest.mark.parametrize(
+    ("count", "correlation", "held"),
+    [(13, 0.5, 0.92), (13, 0.8, 0.8), (20, 0.8, 0.88), (40, 0.5, 0.95), (40, 0.8, 0.93)],
+)
+def test_few_correlated_samples_hold_the_median_nearly_as_often_as_said(
+    count: int, correlation: float, held: float
+) -> None:
+    """By signs alone, the second held it in 0.76 of runs, the third in 0.77."""
+    assert coverage(count, correlation, 600) >= held
 
 
 @pytest.mark.parametrize(("correlation", "least", "most"), [(0.5, 60, 140), (0.9, 10, 40)])

@@ -43,7 +43,7 @@ def test_lines_of_two_gpus_of_a_run_are_named_by_their_gpu(browser, one_place):
 
 
 def test_bars_of_a_run_with_repeats_are_the_interval_over_its_processes(browser, one_place):
-    runs = [synthetic.ok(forward(2048), 100.0 + 5 * repeat, repeat=repeat) for repeat in range(3)]
+    runs = [synthetic.ok(forward(2048), 100.0 + repeat, repeat=repeat) for repeat in range(3)]
     tokens = 16 * 2048 / 1e3
     _, low, high = (ms / tokens for ms in repeats_interval([run.samples_ms for run in runs]))
     with opened(browser, one_place, *runs) as (page, _):

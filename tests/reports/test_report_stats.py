@@ -13,7 +13,7 @@ from harness.catalogue import Catalogue
 from harness.interval import median_interval, repeats_interval
 from harness.record import Record
 from reports.roofline import RATE_COLUMNS
-from reports.stats import COLUMNS, REPEAT_COLUMNS, SAMPLE_COLUMNS, frame, option_columns, pooled_interval
+from reports.stats import COLUMNS, REPEAT_COLUMNS, SAMPLE_COLUMNS, UNSTEADY, frame, option_columns, pooled_interval
 
 FORWARD = Case("ttt-linear", "torch", "1.3b", "forward", 16, 2048, options=(("mini_batch", 32),))
 OTHER = Case("x", "y", "z", "generate", 1, 0)
@@ -105,7 +105,7 @@ def test_a_full_cache_is_a_mark_even_of_few_samples():
 
 
 def test_latency_is_the_median_with_its_interval():
-    samples = [float(value) for value in (9, 1, 2, 3, 4, 5, 6, 7, 8, 100)]
+    samples = [float(value) for value in (9, 1, 6, 3, 8, 2, 5, 100, 4, 7)]
     record = Record(FORWARD, "ok", samples_ms=samples, throttled=[True] + [False] * 9, tokens=1000)
     row = table_of(record).iloc[0]
     assert (row["latency_ms"], row["latency_ms_low"], row["latency_ms_high"]) == median_interval(samples)
@@ -113,6 +113,16 @@ def test_latency_is_the_median_with_its_interval():
     assert row["latency_ms_low"] < 5.5 < row["latency_ms_high"] < 100
     assert (row["samples"], row["throttled"], row["processes"]) == (10, 1, 1)
     assert math.isnan(row["process_spread"])
+
+
+def test_processes_that_lie_far_apart_are_marked_by_the_interval_that_is_drawn():
+    """Each of them is steady; the first two of three processes are 40% apart."""
+    records = [synthetic.ok(FORWARD, latency, repeat=n) for n, latency in enumerate((3.0, 4.2, 3.1))]
+    [row] = frame(records, Catalogue()).to_dict("records")
+    assert row["latency_ms_high"] - row["latency_ms_low"] < 0.2 * row["latency_ms"]
+    assert UNSTEADY in row["marks"]
+    [steady] = frame([synthetic.ok(FORWARD, 3.0, repeat=n) for n in range(3)], Catalogue()).to_dict("records")
+    assert UNSTEADY not in steady["marks"]
 
 
 def test_repeats_are_one_row_whose_latency_is_the_median_of_the_processes():
