@@ -64,6 +64,9 @@ class Attempts:
         device_id = (record.environment.get("gpu") or {}).get("device_id")
         if self.place.device_id and device_id and device_id != self.place.device_id:
             raise ValueError(f"it was measured on the GPU {device_id}, not on {self.place.device_id}")
+        asked = self.run.file.requests[-1].machine if self.run.file.requests else {}
+        if record.status == "ok" and asked.get("device_kind") == "cuda" != record.environment.get("device_kind"):
+            raise ValueError("it was measured on the CPU: the worker's packages see no GPU, and the run is of one")
         claimed_s = sum(record.samples_ms) * record.calls / 1e3
         if claimed_s > answer["waited_s"] * 1.01 + 0.1 and planned.case.timing != "engine":
             raise ValueError(

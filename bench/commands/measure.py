@@ -91,6 +91,7 @@ def plan(asked: Asked) -> Plan:
     """The jobs of the request, or UserError with the mistake in one sentence."""
     machine = snapshot()
     device, here = _device(asked.device, machine["device_kind"])
+    machine = snapshot(device) if here else machine  # a run on the CPU of a machine with a GPU is one of its CPU
     checkpoint = open_checkpoint(asked.checkpoint)
     names, systems, budget_s = _suites(asked, device, checkpoint)
     selection = select(
@@ -183,9 +184,9 @@ def open_run(work: Plan, out: Path, *, resume: bool, arguments: Sequence[str]) -
             TOOL, SCHEMA_VERSION, "measure", work.jobs, work.catalogue, work.policy.to_dict(), work.repeats, (request,)
         )
         return Run.create(out, file)
-    current = Run.open(out)
-    _refuse_another_kind(current, work.repeats)
-    with current.held():
+    with Run.open(out).held():
+        current = Run.open(out)  # as it is now that nobody else adds to it
+        _refuse_another_kind(current, work.repeats)
         clear(out)
         current.extend(work.jobs, work.catalogue, work.policy.to_dict(), request)
     return current

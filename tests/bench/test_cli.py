@@ -116,6 +116,29 @@ def test_without_resume_a_finished_run_is_not_overwritten(measured):
     assert records_of(folder / "out") == before
 
 
+def test_what_another_call_plans_in_the_same_moment_is_kept(measured, tmp_path, monkeypatch):
+    """Between its first look at run.json and its hold of the folder, another call adds a case."""
+    out = tmp_path / "out"
+    shutil.copytree(measured[0] / "out", out)
+    held = Run.held
+
+    def another_call_first(run, *arguments):
+        monkeypatch.setattr(Run, "held", held)
+        file = Run.open(out)
+        planned = file.jobs[0].cases[0]
+        case = replace(planned.case, context=64)
+        job = replace(file.jobs[0], cases=(replace(planned, case=case),))
+        file.extend([job], file.catalogue, file.file.policy, file.file.requests[0])
+        return held(run, *arguments)
+
+    monkeypatch.setattr(Run, "held", another_call_first)
+    sixteen = ["16" if each == "32" else each for each in SMALL]
+    done = called("run", "quick", *sixteen, "--out", out, "--resume", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    contexts = {planned.case.context for job in Run.open(out).jobs for planned in job.cases}
+    assert contexts == {16, 32, 64}
+
+
 def test_a_run_of_other_repeats_is_not_continued(measured):
     folder, _ = measured
     done = called("run", "quick", *SMALL, "--repeats", "2", "--out", folder / "out", "--resume", cwd=folder)

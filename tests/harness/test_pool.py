@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ from harness import machine_load, nvml
 from harness.pool import gpu_places, run_pool, shares
 from harness.process import Launch, Limits, Place
 from harness.record import Record, RecordError
-from harness.run import Run, RunError
+from harness.run import Request, Run, RunError
 from harness.runner import Event, session
 
 SOON = Limits(case_s=1.5)
@@ -169,6 +170,16 @@ def test_a_record_of_another_gpu_than_the_jobs_is_refused(tmp_path: Path) -> Non
     (record,) = pooled(run, launches("a", FAKE_DEVICE_ID="0badcafe"), [place("0", device_id="12345678")])
     assert record.status == "failed"
     assert record.reason.endswith("it was measured on the GPU 0badcafe, not on 12345678")
+
+
+def test_what_the_cpu_measured_is_no_record_of_a_run_on_a_gpu(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "out", cases_of(("a",), count=1))
+    run.file = replace(run.file, requests=(Request("", (), "", None, {"device_kind": "cuda"}),))
+    (record,) = pooled(run, launches("a"), [place("0")])
+    assert record.status == "failed"
+    assert "it was measured on the CPU: the worker's packages see no GPU" in record.reason
+    run.file = replace(run.file, requests=(Request("", (), "", None, {"device_kind": "cpu"}),))
+    assert statuses(pooled(run, launches("a"), [place("0")], retry="failed")) == ["ok"]
 
 
 def test_an_error_of_one_job_ends_all_and_is_raised(tmp_path: Path) -> None:
