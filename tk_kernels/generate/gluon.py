@@ -1,4 +1,4 @@
-"""What the kernels in Gluon, Triton's dialect with explicit layouts, share: conversions from and to 16 bits."""
+"""What the kernels in Gluon, Triton's dialect with explicit layouts, share: conversions from and to 16 bits, order."""
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but gl.constexpr)
 
@@ -15,6 +15,12 @@ def wide(x):
         asm: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
         x = gl.inline_asm_elementwise(asm, "=r,=r,r", [x], dtype=gl.float32, is_pure=True, pack=2)
     return x.to(gl.float32)
+
+
+@gluon.jit
+def all_loads_before():
+    """Ask for all that is loaded above before anything waits: else the assembler puts loads off to their first use."""
+    gl.inline_asm_elementwise("bar.warp.sync 0xffffffff; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -28,7 +28,7 @@ from tk_kernels.generate.common import (
     rotate,
     store_weights,
 )
-from tk_kernels.generate.gluon import narrow, wide
+from tk_kernels.generate.gluon import all_loads_before, narrow, wide
 
 
 @gluon.jit
@@ -99,6 +99,7 @@ def dual(
         low1 += pid * (D * F)
         low2 += pid * (D * F)
     row_type: gl.constexpr = rows_g1.dtype.element_ty
+    all_loads_before()
 
     # Z1 = k @ W1 + b1 ; Z1bar = q @ W1 + b1 - s_i * sum_{j < i} (q . k_j + 1) g1_j, and the term of j = i below
     kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
