@@ -47,3 +47,15 @@ def test_a_transformer_has_no_convolutions_and_neither_has_the_backbone_of_one()
     assert window_bytes(model_config("ttt-mlp", "1.3b", backbone="transformer"), 2) == 0
     assert window_bytes(model_config("ttt-mlp", "1.3b"), 2) == 24 * 2 * 2048 * 3 * 2
     assert window_bytes(model_config("mamba", "1.3b"), 2) == 48 * 4096 * 3 * 2
+
+
+def test_a_mamba_keeps_its_state_and_the_inputs_of_its_convolutions():
+    case = replace(CASE, system="mamba", backend="torch", state_dtype="float32")
+    config = model_config(case.system, "1.3b")
+    state, windows = 48 * 4096 * 16 * 4, 48 * 4096 * 3 * 2
+    assert kept_bytes(config, case) == kept_bytes(config, replace(case, phase="forward")) == state + windows
+
+
+def test_a_transformer_keeps_a_key_and_a_value_of_each_token():
+    case = replace(CASE, system="transformer", backend="torch", context=100)
+    assert kept_bytes(model_config("transformer", "1.3b"), case) == 2 * 24 * 2048 * 100 * 2

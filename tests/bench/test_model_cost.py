@@ -94,6 +94,14 @@ def test_mamba_2_keeps_its_own_state_and_convolves_what_its_groups_share():
     assert apart[EDGES].bytes == 512 * 48 * (4096 + 2 * 128) * 4 * 2
 
 
+def test_a_prompt_of_ttt_is_that_of_its_mini_batches():
+    case = replace(CASE, system="ttt-linear")
+    config = model_config("ttt-linear", "1.3b")
+    for mini_batch in (16, 32):
+        found = model_work(replace(config, mini_batch=mini_batch), parameter_count(config), case)
+        assert found[TTT].flops == 24 * cost.forward_flops(16, 2048, 32, 64, mini_batch)
+
+
 def test_a_request_is_its_prompt_and_its_steps():
     case = replace(CASE, phase="request", options=(("steps", 3),))
     prompt = work(CASE)

@@ -93,6 +93,12 @@ def test_a_cell_is_the_case_of_its_row_and_column():
     assert with_numbers(text, cases()) == text
 
 
+def test_a_row_says_more_than_the_table_and_a_column_more_than_a_row():
+    definition = DEFINED.replace('label = "2k"', 'label = "2k", digits = 1')
+    text = with_numbers(definition % ('{ label = "B=1", batch = 1, digits = 2 }', "digits = 4"), cases())
+    assert rows_of(text)[2] == "| B=1 | 0.1 | 0.50 |"
+
+
 def test_suites_alternatives_lists_signs_and_the_best_of_several():
     said = 'where = { suites = "b" }\nmarks = { "cache full" = "†" }'
     assert rows_of(written('{ label = "r", backend = "x|y" }', said))[2] == "| r | 12.6 | 0.500 |"

@@ -301,6 +301,31 @@ def test_what_one_system_can_hold_is_tried():
     refuse_beyond_memory(cases(find_suite("fig15-forward"), EVERYTHING, "cuda"), GPU_80GB)
 
 
+@pytest.mark.parametrize(("device", "dtypes"), [("cuda", {"bfloat16", "float32"}), ("cpu", {"float32"})])
+def test_drift_is_shown_in_float32_whatever_the_device(device, dtypes):
+    found = [case for case in cases(find_suite("generate-fidelity"), EVERYTHING, device) if "triton" in case.backend]
+    assert {case.dtype for case in found} == dtypes
+
+
+def test_a_step_reads_one_token_id_of_each_sequence():
+    generate = next(c for c in cases(find_suite("fig20-throughput"), EVERYTHING, "cuda") if c.phase == "generate")
+    assert least_bytes(replace(generate, batch=9)) - least_bytes(replace(generate, batch=1)) == 8 * 8
+
+
+def test_an_option_that_is_asked_for_stands_for_those_of_the_suite():
+    selection = select("ttt-linear", None, None, None, "cuda", mini_batch="32")
+    assert {case.option("mini_batch", 16) for case in cases(find_suite("mini-batch"), selection, "cuda")} == {32}
+
+
+def test_what_some_chosen_systems_cannot_hold_is_tried_for_the_others():
+    """A cache of 131,072 tokens is 26 GB, and a state of TTT is as large as ever."""
+    selection = select("transformer/torch,ttt-linear/torch", None, "1", "131072", "cuda")
+    asked = [case for case in cases(find_suite("fig15-forward"), selection, "cuda") if case.context == 131072]
+    assert {case.system for case in asked} == {"transformer", "ttt-linear"}
+    assert {case.system for case in asked if least_bytes(case) > 20e9} == {"transformer"}
+    refuse_beyond_memory(asked, {"gpu": {"memory_bytes": 20e9}})
+
+
 def kernel_forward(backend, **axes):
     found = cases(find_suite("kernel-forward"), EVERYTHING, "cuda")
     return [c for c in found if c.backend == backend and all(getattr(c, name) == axes[name] for name in axes)]
@@ -365,3 +390,18 @@ def test_a_case_takes_what_it_took_on_this_gpu_or_else_on_another(tmp_path, monk
     here = {"device": "H200", "device_kind": "cuda"}
     assert estimate.past_durations(here, out) == {both.case.key: 2.0, elsewhere.case.key: 3.0}
     assert estimate.past_durations(None, out) == {both.case.key: 2.5, elsewhere.case.key: 3.0}
+
+
+def test_what_was_skipped_or_failed_says_nothing_of_how_long_a_case_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr(estimate, "RESULTS", tmp_path / "none")
+    case = Case("a", "b", "tiny", "forward", 1, 8)
+    for name, status, seconds in (("1", "oom", 30.0), ("2", "skipped", 0.1), ("3", "failed", 0.2), ("4", "gate", 50.0)):
+        file = RunFile(TOOL, SCHEMA_VERSION, "measure", (Job("a", "b", (Planned(case),)),), Catalogue(), {}, 1, ())
+        run = Run.create(tmp_path / "runs" / name, file)
+        environment = {"device": "H100", "device_kind": "cuda"}
+        with run.held(), run.record_file(run.jobs[0]) as records:
+            records.append(Record(case, status, "why", environment=environment, wall_s=seconds))
+    here = {"device": "H100", "device_kind": "cuda"}
+    assert estimate.past_durations(here, tmp_path / "runs" / "next") == {case.key: 40.0}
+    (tmp_path / "runs" / "2" / "run.json").write_text("{")  # another program's
+    assert estimate.past_durations(here, tmp_path / "runs" / "next") == {case.key: 40.0}
