@@ -68,6 +68,11 @@ class FakeGpu:
 
         stream = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
         flush = SimpleNamespace(zero_=lambda: self._do("flush", 0.3))
+
+        def allocate(size: int, dtype: Any, device: Any) -> Any:
+            self.flushed_bytes = size
+            return flush
+
         fakes = {
             "Event": Event,
             "CUDAGraph": Graph,
@@ -82,7 +87,7 @@ class FakeGpu:
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
         monkeypatch.setattr(cuda_clock, "time", SimpleNamespace(monotonic=lambda: self.now_ms / 1e3))
-        monkeypatch.setattr(torch, "empty", lambda size, dtype, device: flush)
+        monkeypatch.setattr(torch, "empty", allocate)
 
     def kernel(self, name: str, milliseconds: float) -> Callable[[], None]:
         def run() -> None:
@@ -119,6 +124,31 @@ def test_a_first_run_that_compiles_is_no_estimate(gpu: FakeGpu) -> None:
     assert clock.launches == 8
 
 
+def test_the_shortest_of_the_estimates_counts(gpu: FakeGpu) -> None:
+    """Others may disturb one of them."""
+    took = iter([0.125] * 3 + [2.0, 0.125, 2.0])
+    clock = CudaEventClock()
+    clock.prepare(lambda: gpu.kernel("a", next(took))())
+    assert clock.launches == 8
+
+
+def test_the_first_runs_take_until_the_device_has_done_them(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch returns at once: what it takes shows where it is waited for."""
+    slow = SimpleNamespace(wait_stream=lambda other: None, synchronize=gpu.kernel("waited", 3000.0))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: slow)
+    clock = CudaEventClock()
+    clock.prepare(lambda: None)
+    assert (clock.loaded_s, clock.launches, gpu.log) == (3.0, 1, ["waited"] * 2)
+
+
+def test_a_load_below_the_power_cap_only_wakes_the_gpu(gpu: FakeGpu) -> None:
+    clock = CudaEventClock()
+    clock.prepare(gpu.kernel("a", 5.0))
+    before = gpu.now_ms
+    warm_up(clock, Policy(), lambda: False)
+    assert (gpu.now_ms - before) / 1e3 == pytest.approx(0.5, rel=0.05)
+
+
 def test_a_long_eager_launch_stands_alone(gpu: FakeGpu) -> None:
     sample, log = sampled(gpu, CudaEventClock(), gpu.kernel("a", 5.0))
     assert sample == pytest.approx(5.0)
@@ -144,7 +174,7 @@ def test_cold_flushes_outside_of_the_events(gpu: FakeGpu) -> None:
     sample, log = sampled(gpu, clock, gpu.kernel("a", 0.5))
     assert sample == pytest.approx(0.5)
     assert log == ["flush", "event", "a", "event"] * 2 + ["wait"]
-    assert clock.own_bytes == 100
+    assert clock.own_bytes == gpu.flushed_bytes == 100  # twice the cache
 
 
 @pytest.mark.parametrize("broken", [RuntimeError("operation not permitted"), torch.OutOfMemoryError("no memory")])

@@ -73,6 +73,12 @@ def test_total_variation_is_of_the_worst_row() -> None:
     assert total_variation(ref[:0], ref[:0]) == 0
 
 
+def test_probabilities_of_low_precision_are_taken_in_float64() -> None:
+    """A softmax in bfloat16 is off by more than what may be compared."""
+    out = torch.linspace(-3, 3, 1000).bfloat16()
+    assert total_variation(out, out.double()) < 1e-12
+
+
 def test_argmax_disagreement() -> None:
     ref = torch.eye(4)
     out = ref.clone()
@@ -80,6 +86,7 @@ def test_argmax_disagreement() -> None:
     assert argmax_disagreement(out, ref) == 0.25
     assert argmax_disagreement(ref, ref) == 0
     assert math.isnan(argmax_disagreement(ref * math.nan, ref))
+    assert math.isnan(argmax_disagreement(ref, ref * math.nan))
 
 
 @pytest.mark.parametrize("distance", [relative_error, total_variation, argmax_disagreement])

@@ -99,6 +99,20 @@ def test_a_drift_is_worth_hardly_a_sample() -> None:
     assert median_interval(drift) == (49.5, 0.0, 99.0)
 
 
+def test_of_fewer_than_six_samples_no_correlation_is_known() -> None:
+    assert independent_samples([float(i) for i in range(5)]) == 5
+    assert independent_samples([float(i) for i in range(6)]) < 6
+
+
+def test_the_fewer_of_both_estimates_count() -> None:
+    """Successive ranks see little of a slow drift beneath noise, and signs little of a few dozen samples."""
+    chance = random.Random(1)
+    drift = [math.sin(i / 40) + chance.gauss(0, 1) for i in range(300)]
+    assert independent_samples(drift) < 60
+    mild = autoregressive(24, 0.5, random.Random(1))
+    assert independent_samples(mild) < 6
+
+
 @pytest.mark.parametrize("samples", [[1.0] * 50, [1.0, 2.0] * 25, [1.0] * 49 + [9.0]])
 def test_what_does_not_wander_is_not_widened(samples: list[float]) -> None:
     """Equal samples, samples by turns, and one that stands out."""

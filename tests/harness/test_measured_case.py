@@ -1,6 +1,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -234,3 +235,136 @@ def test_a_cuda_workload_is_measured_with_its_memory() -> None:
             assert record.peak_memory_bytes >= 2 * x.nbytes
             assert record.environment["gpu"]["after"]["sm_clock_mhz"] > 0
             assert len(record.throttled) == len(record.samples_ms)
+
+
+class FakeDevice:
+    """A GPU and its clock: a sample is 4 calls of 100 ms and 10 J, and their time passes for nobody else."""
+
+    launches, own_bytes, replays = 4, 1000, False
+    wakes_s, settles_s, loaded_s = 0.5, 2.0, 0.0
+
+    def __init__(self, hot: bool = False) -> None:
+        self.sampled, self.hot, self.peak_started = 0, hot, False
+
+    def prepare(self, run: Callable[[], object]) -> None:
+        self.sampled += 3  # a first run compiles
+
+    def sample(self) -> float:
+        self.sampled += 1
+        return 100.0
+
+    def now(self) -> float:
+        return 0.4 * self.sampled
+
+    def energy_j(self) -> float:
+        return 40.0 * self.sampled
+
+    def throttled(self) -> bool:
+        return self.hot
+
+    def start(self) -> None:
+        self.peak_started = True
+
+    def peak_bytes(self) -> int | None:
+        return 5000 if self.peak_started else 9000
+
+
+class FakeMeter:
+    """Reads a device's joules at both ends of its block."""
+
+    def __init__(self, device: FakeDevice | None) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        self.before = self.device.energy_j() if self.device else 0.0
+
+    def __exit__(self, *_: object) -> None:
+        self.joules = self.device.energy_j() - self.before if self.device else 0.0
+
+    def per_token(self, tokens: int) -> dict[str, float | None]:
+        return {"energy_j_per_token": self.joules / tokens} if self.device else {}
+
+
+def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any, **changes: Any) -> Any:
+    """The record of 5 samples of work of 8 units of 16 tokens; `changes` are those of the workload and the policy."""
+    torch = pytest.importorskip("torch")
+    policy = Policy(**{"min_samples": 5, "max_samples": 5, "warmup_s": 0, **changes.pop("policy", {})})
+    workload = Workload(**{"run": lambda: None, "device": "cuda", "units": 8, "tokens": 16, **changes})
+
+    class OnFake(Fake):
+        def build(self, case: Any) -> Workload:
+            return workload
+
+    fakes: dict[str, Any] = {
+        "open_gpu": lambda: device,
+        "clock_for": lambda case, workload: device,
+        "CudaPeak": lambda: device,
+        "EnergyMeter": FakeMeter,
+        "snapshot": lambda *kind: {"gpu": None, "cpu": None, "software": {}},
+        "time": SimpleNamespace(monotonic=device.now),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(measured_case, name, fake)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return CaseRun(of, policy).record(OnFake())
+
+
+def test_a_sample_on_a_gpu_spans_its_launches_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+
+    def found(calls: int) -> dict[str, float]:
+        told.append(calls)
+        return {"steps": 2.0}
+
+    record = on_fake_device(monkeypatch, FakeDevice(), case(), measured=found)
+    assert (record.status, record.samples_ms) == ("ok", [100 / 8] * 5)
+    assert record.calls == 4 * 8
+    assert told == [5 * 4]  # calls of `run`, not samples
+    assert record.metrics["steps"] == 2.0
+    assert record.peak_memory_bytes == 5000 - 1000  # without the clock's own
+
+
+def test_energy_is_of_the_samples_alone_and_of_all_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = on_fake_device(monkeypatch, FakeDevice(), case())
+    assert record.metrics["energy_j_per_token"] == 5 * 40.0 / (5 * 4 * 8 * 16)
+    # Flushing the cache draws energy that is not the work's.
+    assert "energy_j_per_token" not in on_fake_device(monkeypatch, FakeDevice(), case(l2="cold")).metrics
+    # An engine reads prompts beside the steps that it times.
+    engine = {"engine_samples": lambda policy: [[100.0] * 5] * 2, "policy": {"warmup_max_s": 0}}
+    assert (
+        "energy_j_per_token" not in on_fake_device(monkeypatch, FakeDevice(), case(timing="engine"), **engine).metrics
+    )
+
+
+def test_throttling_of_a_gpu_is_asked_for_in_warm_up_and_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    cool, hot = (on_fake_device(monkeypatch, FakeDevice(hot), case()) for hot in (False, True))
+    assert (cool.throttled, hot.throttled) == ([False] * 5, [True] * 5)
+    # `prepare` takes 1.2 s; then four samples that agree, or what a load at the power cap needs to settle.
+    assert cool.stages_s["warm_up"] == pytest.approx(1.2 + 1.6)
+    assert hot.stages_s["warm_up"] == pytest.approx(1.2 + 2.0)
+    for hot in (False, True):  # the first batch of an engine is its warm-up
+        engine = {"engine_samples": lambda policy: [[1.0] * 5] * 2, "policy": {"warmup_max_s": 0}}
+        record = on_fake_device(monkeypatch, FakeDevice(hot), case(timing="engine"), **engine)
+        assert record.throttled == [hot] * 5
+
+
+def test_what_the_gate_and_the_check_of_the_timed_calls_said_is_one_verdict() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Checked(Fake):
+        missed = False
+
+        def build(self, case: Any) -> Workload:
+            workload, out = super().build(case), torch.ones(case.batch)
+            checks = [Check.at_most("timed_error", 2.0 if self.missed else 0.0, 1.0)]
+            workload.run, workload.witness = out.clone, lambda chance: lambda outputs, calls: Verdict(checks)
+            return workload
+
+    both = CaseRun(case(), QUICK).record(Checked())
+    assert both.status == "ok", both.reason
+    assert both.gate is not None
+    assert [check["name"] for check in both.gate["checks"]] == ["error", "outputs_not_finite", "timed_error"]
+    Checked.missed = True
+    missed = CaseRun(case(), QUICK).record(Checked())
+    assert (missed.status, missed.samples_ms) == ("gate", [])
+    assert missed.reason == "timed_error is 2, limit 1"

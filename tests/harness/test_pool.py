@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from harness_helpers import HERE, ROOT, alive, case, launch, lines_of, new_run, statuses, wait_for
 
-from harness import machine_load, nvml
+from harness import machine_load, nvml, pool
 from harness.pool import gpu_places, run_pool, shares
 from harness.process import Launch, Limits, Place
 from harness.record import Record, RecordError
@@ -115,6 +116,32 @@ def test_each_worker_has_its_share_of_the_cores(tmp_path: Path) -> None:
 )
 def test_shares_are_whole_cores(cores: list[tuple[int, ...]], count: int, expected: list[set[int]]) -> None:
     assert shares(cores, count) == expected
+
+
+def test_cores_of_one_socket_are_next_to_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processors that are numbered by turns over two sockets."""
+    for cpu, (socket, core) in enumerate([(0, 0), (1, 0), (0, 1), (1, 1)]):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{socket}\n")
+        (folder / "core_id").write_text(f"{core}\n")
+    monkeypatch.setattr(pool, "_TOPOLOGY", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0, 1, 2, 3})
+    assert pool.cores_by_share(2) == [{0, 2}, {1, 3}]
+
+
+def test_nobody_leaves_while_a_job_may_come_back(tmp_path: Path) -> None:
+    [job] = new_run(tmp_path / "out", [case()]).jobs
+    queue = pool._Queue([job])
+    assert queue.take(lambda: False) is job
+    with ThreadPoolExecutor(1) as other:
+        taken = other.submit(queue.take, lambda: False)
+        time.sleep(0.3)
+        assert not taken.done()
+        queue.done(job)  # its GPU is gone
+        assert taken.result(timeout=10) is job
+    queue.done(None)
+    assert queue.take(lambda: False) is None
 
 
 @pytest.mark.parametrize(

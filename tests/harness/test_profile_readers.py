@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from profile_helpers import HERE, ncu_table, nsys_database
+from profile_helpers import DUAL, GEMM, HERE, PROCESS, ncu_table, nsys_database, nsys_row
 
-from harness.profile_region import NAME_LIMIT, TIMELINE_LIMIT, ProfileError, Timeline, short_name
+from harness.profile_region import NAME_LIMIT, TIMELINE_LIMIT, Counters, ProfileError, Timeline, short_name
 from harness.profilers import kineto, ncu, nsys
-from harness.profilers.trace import Launched, busy, found_in, kernels_of, ranges_of, timeline_of
+from harness.profilers.trace import Launched, Nesting, Span, busy, found_in, kernels_of, ranges_of, timeline_of
 from harness.ranges import range_names
 
 
@@ -88,6 +88,36 @@ def test_operators_of_a_cpu_count_without_those_they_call() -> None:
     assert found_in(found, found)["busy_us"] == 14
 
 
+def test_operators_call_others_of_their_thread_alone() -> None:
+    calls = [
+        event("cpu_op", "mm", 1, 4),  # begins with the addmm that calls it
+        event("cpu_op", "addmm", 1, 7),
+        event("cpu_op", "linear", 0, 10),
+        event("cpu_op", "autograd's", 2, 6, tid=2),
+    ]
+    found = {each.name: each.own_us for each in kineto.launched(calls, "cpu")}
+    assert found == {"linear": 3, "addmm": 3, "mm": 4, "autograd's": 6}
+
+
+def test_copies_and_fills_take_time_too() -> None:
+    events = [event("gpu_memset", "Memset (Device)", 0, 5), event("gpu_memcpy", "Memcpy DtoD", 5, 7)]
+    found = found_in(kineto.launched(events, "cuda"), [])
+    assert [(kernel.name, kernel.time_us) for kernel in found["kernels"]] == [
+        ("Memcpy DtoD", 7),
+        ("Memset (Device)", 5),
+    ]
+
+
+def test_a_kernel_that_ends_while_it_waits_takes_no_time() -> None:
+    kernels = [
+        event("kernel", "long", 100, 50, stream=7),
+        event("kernel", "short", 110, 5, stream=7),
+        event("kernel", "next", 140, 20, stream=7),
+    ]
+    found = {each.name: (each.start_us, each.end_us, each.own_us) for each in kineto.launched(kernels, "cuda")}
+    assert found == {"long": (100, 150, 50), "short": (150, 150, 0), "next": (150, 160, 10)}
+
+
 @pytest.mark.parametrize(
     "text", [b"", b'{"traceEvents": [', b"{}", b"[]", b'{"traceEvents": 1}', b'{"traceEvents": [1]}']
 )
@@ -150,6 +180,30 @@ def test_nsys_says_on_which_stream_a_kernel_waited(tmp_path: Path) -> None:
     ]
 
 
+def test_nsys_keeps_processes_apart_and_what_no_range_holds_out(tmp_path: Path) -> None:
+    path = nsys_database(tmp_path / "a.sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        # A range that never ended, and a launch between the call and what is timed.
+        nsys_row(database, "NVTX_EVENTS", start=100, end=None, eventType=59, text="open", globalTid=PROCESS + 5)
+        runtime = {"start": 15000, "end": 15100, "correlationId": 9, "globalTid": PROCESS + 5}
+        nsys_row(database, "CUPTI_ACTIVITY_KIND_RUNTIME", **runtime)
+        row = {"correlationId": 9, "globalPid": PROCESS, "streamId": 7, **DUAL}
+        nsys_row(database, "CUPTI_ACTIVITY_KIND_KERNEL", start=55000, end=56000, **row)
+        # The engine's other process has a stream of the same number.
+        other = PROCESS + (1 << 24)
+        nsys_row(database, "NVTX_EVENTS", start=20000, end=40000, eventType=59, text="timed", globalTid=other + 5)
+        row = {"correlationId": 3, "globalPid": other, "streamId": 7, **GEMM, "dynamicSharedMemory": 1000}
+        nsys_row(database, "CUPTI_ACTIVITY_KIND_KERNEL", start=61000, end=63500, **row)
+        database.commit()
+    timed, ranged = nsys.read(path)
+    assert [(each.name, each.path) for each in ranged] == [
+        ("gemm(float*)", ("prefill", "layer 0")),
+        ("_dual", ("prefill",)),
+    ]
+    assert [(each.start_us, each.own_us) for each in timed] == [(60.0, 3.0), (61.0, 2.5), (64.0, 2.0), (65.0, 2.0)]
+    assert [each.shared_bytes for each in timed[:2]] == [128, 1128]  # the static, and with the dynamic
+
+
 def test_the_timeline_is_the_first_run_in_the_ranges_of_the_call_beside_it(tmp_path: Path) -> None:
     run = kineto.launched(GPU_TRACE, "cuda")
     later = [replace(each, start_us=each.start_us + 1e3, end_us=each.end_us + 1e3, path=()) for each in run]
@@ -160,6 +214,26 @@ def test_the_timeline_is_the_first_run_in_the_ranges_of_the_call_beside_it(tmp_p
     )
     unlike = found_in([*after, *later], run[:2], runs=2)["timeline"]
     assert unlike.range == (-1, -1, -1)
+    more = found_in([*after, *later], [*run, run[0]], runs=2)["timeline"]
+    assert more.range == (-1, -1, -1)
+
+
+def test_the_longest_gap_is_not_the_last_one_and_the_last_launch_not_the_last_to_end() -> None:
+    launched = [Launched("a", 0, 10, 10), Launched("b", 40, 90, 50, shared_bytes=8), Launched("b", 95, 96, 1)]
+    launched.append(Launched("b", 50, 55, 5, shared_bytes=64))  # on another stream
+    found = found_in(launched, [])
+    assert (found["region_us"], found["busy_us"], found["longest_gap_us"]) == (96, 61, 30)
+    assert {each.name: each.shared_bytes for each in found["kernels"]} == {"a": None, "b": 64}
+
+
+def test_ranges_that_touch_do_not_hold_each_other_and_hold_a_launch_at_their_end() -> None:
+    spans = [Span("layer 0", 1, 0, 10), Span("layer 1", 1, 10, 20)]
+    assert Nesting(spans).paths([(1, 9.75), (1, 10), (1, 20), (1, 20.5)]) == [
+        ("layer 0",),
+        ("layer 1",),
+        ("layer 1",),
+        (),
+    ]
 
 
 def launches_of(*paths: str) -> list[Launched]:
@@ -216,6 +290,80 @@ def test_ncu_counts_by_kernel() -> None:
     assert counters.use == {"sm": 31.0, "dram": 90.5}
     assert counters.stalls == {"barrier": 0.75, "selected": 0.25}
     assert (counters.l2_bytes, counters.occupancy, counters.conflicts) == (None, None, None)
+
+
+TIME = "gpu__time_duration.sum"
+
+
+def counters_of(*launches: dict[str, str], units: dict[str, str] | None = None) -> Counters:
+    """What is read of launches of one kernel, from what the table says of each."""
+    names = list(dict.fromkeys(name for each in launches for name in each))
+    rows = [["ID", "Kernel Name", *names], ["", "", *((units or {}).get(name, "") for name in names)]]
+    rows += [[str(place), "one", *(each.get(name, "n/a") for name in names)] for place, each in enumerate(launches)]
+    return ncu.read("".join(",".join(f'"{field}"' for field in row) + "\n" for row in rows))["one"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "us"),
+    [
+        ("ns", 0.0025),
+        ("nsecond", 0.0025),
+        ("us", 2.5),
+        ("usecond", 2.5),
+        ("ms", 2500),
+        ("msecond", 2500),
+        ("second", 2.5e6),
+    ],
+)
+def test_ncu_times_are_read_in_any_unit(unit: str, us: float) -> None:
+    assert counters_of({TIME: "2.50"}, units={TIME: unit}).time_us == pytest.approx(us)
+
+
+@pytest.mark.parametrize(("unit", "size"), [("byte", 2.5), ("Kbyte", 2.5e3), ("Mbyte", 2.5e6), ("Gbyte", 2.5e9)])
+def test_ncu_sizes_are_read_in_any_unit(unit: str, size: float) -> None:
+    said = {TIME: "1", "dram__bytes.sum": "2.50"}
+    assert counters_of(said, units={"dram__bytes.sum": unit}).dram_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("path", "flops"),
+    [
+        ("sm__ops_path_tensor_src_bf16_dst_fp32.sum", 10),
+        ("sm__ops_path_tensor_src_fp16.sum", 10),
+        ("sm__ops_path_tensor_src_tf32_dst_fp32.sum", 10),
+        ("smsp__sass_thread_inst_executed_op_fadd_pred_on.sum", 10),
+        ("smsp__sass_thread_inst_executed_op_fmul_pred_on.sum", 10),
+        ("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum", 20),
+    ],
+)
+def test_ncu_counts_flops_of_every_path(path: str, flops: float) -> None:
+    assert counters_of({TIME: "1", path: "10"}).operations == flops
+
+
+def test_ncu_counts_every_kind_in_its_own_field() -> None:
+    first = {
+        TIME: "1",
+        "dram__bytes.sum": "100",
+        "lts__t_bytes.sum": "200",
+        "lts__t_sector_hit_rate.pct": "70",
+        "sm__warps_active.avg.pct_of_peak_sustained_active": "30",
+        "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": "40",
+        "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": "10",
+        "lts__throughput.avg.pct_of_peak_sustained_elapsed": "22",
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed": "44",
+    }
+    found = counters_of(first, {TIME: "3", "dram__bytes.sum": "300"})
+    assert (found.launches, found.time_us, found.dram_bytes) == (2, 2.0, 200.0)
+    # Of what one launch lacks, the mean is that of the others.
+    assert (found.l2_bytes, found.l2_hit, found.occupancy, found.conflicts) == (200.0, 70.0, 30.0, 0.25)
+    assert found.use == {"l2": 22.0, "tensor": 44.0}
+
+
+def test_ncu_leaves_caches_and_clocks_as_the_work_finds_them() -> None:
+    words = ncu.wrapping(Path("/a/b.ncu-rep"), Path("/a/b.log"), range_names("forward"))
+    assert {"--cache-control=none", "--clock-control=none", "--replay-mode=kernel", "--profile-from-start=off"} <= set(
+        words
+    )
 
 
 def test_ncu_means_are_weighted_by_time() -> None:

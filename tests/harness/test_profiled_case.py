@@ -12,6 +12,7 @@ from profile_helpers import WithTorch, case
 from harness import profiled_case
 from harness.measured_case import PROFILE, CaseRun
 from harness.profiled_case import RUNS, WARM_RUNS, ProfilerChoice, ceilings_by
+from harness.profilers import kineto
 from harness.profilers.trace import Launched, last_runs, without_pauses
 from harness.ranges import nvtx_range
 from harness.system import Workload
@@ -43,6 +44,62 @@ def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(events: list
     events.clear()
     assert profiled_case.profile(case(), workload, Policy(), ProfilerChoice("ncu"))["units"] == 16
     assert events == [*call * WARM_RUNS, "cpu", *call, "end"]
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU that runs two of what is timed in a sample, leads in with four and shows six."""
+
+    def load(work: Any, run: Any) -> None:
+        work.together, work.lead, work.runs = 2, 4, 6
+
+    monkeypatch.setattr(profiled_case._Work, "load", load)
+
+
+def test_what_leads_in_is_not_in_the_range_that_nsight_times(events: list[str], loaded: None) -> None:
+    workload = Workload(run=lambda: events.append("run"), units=16)
+    found = profiled_case.profile(case(), workload, Policy(), ProfilerChoice("nsys"))
+    assert (found["units"], found["runs"], found["together"]) == (6 * 16, 6, 2)
+    assert events[events.index("cpu") :] == [
+        *("cpu", "prefill", "run", "end", *["run"] * 4),
+        *("timed", *["run"] * 6, "end", "end"),
+    ]
+
+
+def test_kineto_sees_the_last_runs_on_a_gpu_without_the_pauses_between_samples(
+    monkeypatch: pytest.MonkeyPatch, loaded: None
+) -> None:
+    launched: list[Launched] = []
+    now = 0.0
+
+    def run() -> None:
+        """A kernel of 20 us while the GPU wakes up, then of 10 us; 2 us until the next one."""
+        nonlocal now
+        took = 20.0 if len(launched) < WARM_RUNS + 1 + 4 else 10.0
+        launched.append(Launched("kernel", now, now + took, took))
+        now += took + 2
+
+    def pause(device: str) -> None:
+        nonlocal now
+        now += 500
+
+    @contextmanager
+    def recording(device: str, with_ranges: bool, keep: Any = None, before: Any = None) -> Iterator[Any]:
+        if before:
+            before()
+        found, start = SimpleNamespace(), len(launched)
+        yield found
+        found.events = launched[start:]
+
+    monkeypatch.setattr(profiled_case, "_wait", pause)
+    monkeypatch.setattr(kineto, "recording", recording)
+    monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
+    found = profiled_case.profile(case(), Workload(run=run, units=16, device="cuda"), Policy(), ProfilerChoice())
+    assert len(launched) == WARM_RUNS + 1 + 4 + 6
+    assert found["units"] == 6 * 16
+    assert [(kernel["launches"], kernel["time_us"]) for kernel in found["kernels"]] == [(6, 60.0)]
+    assert (found["region_us"], found["busy_us"], found["longest_gap_us"]) == (66.0, 60.0, 2.0)
+    assert found["notes"] == []
 
 
 @pytest.mark.parametrize(("steps", "counted"), [(1, [0]), (2, [0, 1]), (16, [14, 15])])
@@ -133,6 +190,16 @@ def test_pauses_are_taken_out_and_gaps_stay() -> None:
     assert without_pauses(launched, runs=1, together=1) == launched
 
 
+def test_a_sample_ends_with_the_last_kernel_of_any_stream() -> None:
+    launched = [
+        Launched("a", 0.0, 30.0, 30.0),
+        Launched("b", 5.0, 10.0, 5.0),
+        *(2 * [Launched("c", 100.0, 110.0, 10.0)]),
+    ]
+    closed = without_pauses(launched, runs=2, together=1)
+    assert [(each.start_us, each.end_us) for each in closed] == [(0, 30), (5, 10), (30, 40), (30, 40)]
+
+
 def test_the_runs_before_the_last_ones_only_load_the_gpu() -> None:
     launched = [Launched(f"kernel {number}", 10.0 * number, 10.0 * number + 9, 9.0) for number in (5, 4, 0, 1, 2, 3)]
     last, runs = last_runs(launched, runs=1, recorded=3)
@@ -191,6 +258,13 @@ def test_ceilings_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) 
     assert ceilings_by("profile_helpers:ceilings")["copy_gbs"] == 3000.0
     monkeypatch.setattr(profile_helpers, "ceilings", beyond)
     assert ceilings_by("profile_helpers:ceilings") == {}
+
+    def broken() -> Any:
+        raise ValueError("no such device")
+
+    monkeypatch.setattr(profile_helpers, "ceilings", broken)
+    with pytest.raises(ValueError, match="no such device"):
+        ceilings_by("profile_helpers:ceilings")
 
 
 def test_a_worker_needs_no_pydantic_to_profile() -> None:

@@ -27,6 +27,29 @@ def test_not_finite_becomes_null_except_in_samples() -> None:
     assert values["environment"]["cpu"]["load_1m"] is None
 
 
+def test_a_line_is_read_as_it_was_written() -> None:
+    """A clock may count nothing; whole numbers stay whole."""
+    record = Record(case(), "ok", samples_ms=[0.0], throttled=[True], metrics={"registers": 168, "share": 0.5})
+    line = record.to_json().encode()
+    assert Record.from_json(line) == record
+    assert b'"registers":168,' in line
+
+
+def test_what_a_line_writes_as_an_escape_is_made_printable_too() -> None:
+    line = json.dumps(Record(case(), "failed", "REASON").to_dict()).replace("REASON", "\\u001b[2J gone")
+    assert "\x1b" not in Record.from_json(line.encode()).reason
+
+
+def test_only_true_is_a_passed_gate_and_lists_are_levels_too() -> None:
+    with pytest.raises(RecordError, match="gate that was not passed"):
+        Record(case(), "ok", gate={"passed": "no", "checks": []})
+    nested: Any = []
+    for _ in range(16):
+        nested = [nested]
+    with pytest.raises(RecordError, match="environment is nested more than 16 levels deep"):
+        Record(case(), "ok", environment={"other": nested})
+
+
 def test_numpy_numbers_are_numbers() -> None:
     record = Record(case(), "ok", metrics={"a": np.int64(3), "b": np.float32(0.5)})
     assert json.loads(record.to_json())["metrics"] == {"a": 3, "b": 0.5}

@@ -350,6 +350,34 @@ def test_repeats_are_fresh_processes_and_interleaved(folder: Path) -> None:
     assert (events[0].total, events[0].kept) == (0, 9)
 
 
+def test_every_repeat_of_a_case_that_is_skipped_has_its_record(folder: Path) -> None:
+    seen: list[list[int]] = []
+
+    def skip(planned: Planned, earlier: Any) -> str:
+        seen.append([record.repeat for record in earlier])
+        return "too large" if planned.case.batch == 2 else ""
+
+    records = measured(folder, [case(batch=1), case(batch=2)], repeats=2, skip=skip)
+    assert [(r.case.batch, r.repeat, r.status) for r in records] == [
+        (1, 0, "ok"),
+        (1, 1, "ok"),
+        (2, 0, "skipped"),
+        (2, 1, "skipped"),
+    ]
+    assert seen == [[], [0], [], [1]]  # each repeat finds out for itself
+    assert len(lines_of(folder)) == 4
+
+
+def test_a_hangup_that_is_ignored_ends_no_run(folder: Path) -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        records = measured(folder, [case()], on_event=lambda event: os.kill(os.getpid(), signal.SIGHUP))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert statuses(records) == ["ok"]
+
+
 def test_only_the_repeat_that_is_missing_is_run(folder: Path) -> None:
     measured(folder, [case(batch=1), case(batch=2)], repeats=2)
     path = file_of(folder).path

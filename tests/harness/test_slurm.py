@@ -65,6 +65,30 @@ def test_one_task_alone_gets_a_job_and_a_finished_one_is_not_taken_again(folder:
     assert Claims(folder, "78").take("a", replace(TASK, array="78"))
 
 
+def test_a_job_that_was_finished_while_it_was_asked_for_is_not_taken_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed, create = Claims(folder, "77"), claims._create
+
+    def slow(path: Path, text: str) -> bool:
+        monkeypatch.setattr(claims, "_create", create)
+        claimed.take("a", replace(TASK, index="1"))
+        claimed.finish("a")
+        return create(path, text)
+
+    monkeypatch.setattr(claims, "_create", slow)
+    assert not claimed.take("a", TASK)
+
+
+def test_a_task_may_ask_again_for_its_own_job_and_holds_none_that_it_finished(folder: Path) -> None:
+    claimed = Claims(folder, "77")
+    assert claimed.take("a", TASK)
+    assert claimed.take("a", TASK)
+    assert claims.holders(folder) == [TASK]
+    claimed.finish("a")
+    assert claims.holders(folder) == []
+
+
 def test_of_many_that_claim_at_once_one_gets_the_job(folder: Path) -> None:
     won: list[int] = []
     start = threading.Barrier(16)

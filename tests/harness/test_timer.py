@@ -1,10 +1,13 @@
 import itertools
+import random
 from collections.abc import Callable, Iterable, Iterator
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 from fake_systems import spin
 
+from harness import timer
 from harness.timer import (
     BATCHES,
     CpuClock,
@@ -95,6 +98,13 @@ def test_the_interval_of_the_policy_counts() -> None:
     assert stop_reason(samples, 0, Policy(interval=0.01)) == ""
 
 
+def test_the_confidence_of_the_policy_counts() -> None:
+    samples = [*[10.0] * 20, *[9.0, 11.0] * 10]
+    random.Random(1).shuffle(samples)
+    assert stop_reason(samples, 0, Policy(confidence=0.5)) == "interval"
+    assert stop_reason(samples, 0, Policy(confidence=0.9999999)) == ""
+
+
 def test_warm_up_waits_for_the_drift_to_end() -> None:
     drift = [100.0 * 0.9**i for i in range(30)]
     samples = warm_up(FakeClock([*drift, *itertools.repeat(drift[-1], 20)]), Policy(warmup_max_s=60))
@@ -147,6 +157,28 @@ def test_a_load_that_is_slowed_down_late_settles_all_the_same() -> None:
     assert len(warm_up(clock, Policy(), lambda: next(throttled))) == 400
 
 
+def test_a_load_that_was_slowed_down_once_settles_all_the_same() -> None:
+    clock = FakeClock(itertools.repeat(5.0), settles_s=2.0, wakes_s=0.5)
+    throttled = (at == 20 for at in itertools.count())
+    assert len(warm_up(clock, Policy(), lambda: next(throttled))) == 400
+
+
+def test_the_steadiness_of_the_policy_counts() -> None:
+    """Windows that differ by 3%."""
+    drift = [*[100.0] * 5, *[97.0] * 5, *[97.0] * 5]
+    assert len(warm_up(FakeClock(drift), Policy(steady=0.04))) == 10
+    assert len(warm_up(FakeClock(drift), Policy(steady=0.02))) == 13
+
+
+def test_an_engine_that_was_slowed_down_once_settles_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []  # batches of 0.3 s
+    monkeypatch.setattr(timer, "time", SimpleNamespace(monotonic=lambda: 0.3 * len(ended)))
+    batches = (ended.append(number) or [1.0] for number in itertools.count())
+    throttled = (at == 0 for at in itertools.count())
+    warm_up_engine(batches, Policy(), FakeClock([], settles_s=2.0, wakes_s=0.5), lambda: next(throttled))
+    assert len(ended) == 7
+
+
 def test_a_run_of_prepare_that_outlasts_the_warm_up_was_it() -> None:
     clock = FakeClock(itertools.repeat(2300.0), settles_s=2.0)
     clock.loaded_s = 2.3
@@ -177,6 +209,17 @@ def test_throttled_samples_are_kept_and_marked() -> None:
     timing = take_samples(FakeClock(itertools.repeat(1.0)), policy, lambda: next(marks))
     assert timing.throttled == [False, True, True, *[False] * 7]
     assert len(timing.samples_ms) == 10
+
+
+def test_whether_a_sample_was_throttled_is_asked_once_it_is_taken() -> None:
+    clock, policy = FakeClock(itertools.repeat(1.0)), Policy(min_samples=3, max_samples=3)
+    assert take_samples(clock, policy, lambda: clock.now() > 0.0015).throttled == [False, True, True]
+
+
+def test_a_throttled_batch_of_an_engine_is_marked_throughout() -> None:
+    marks = iter([True, False])
+    timing = take_engine_samples([[1.0, 2.0, 3.0], [4.0, 5.0]], Policy(), lambda: next(marks))
+    assert timing.throttled == [True, True, True, False, False]
 
 
 def test_engine_samples() -> None:
