@@ -2,8 +2,11 @@
 
 import json
 import math
+import random
+from statistics import stdev
 
 import pytest
+from scipy import stats
 from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
 
 from harness.record import Record, RecordError
@@ -69,6 +72,37 @@ def test_of_repeats_the_median_of_the_process_medians_counts(tmp_path):
     assert row.judged.high > 1.3  # three processes that disagree say little
 
 
+def test_the_interval_of_stored_repeats_is_students(tmp_path):
+    middles = [10, 10.3, 10.5]
+    judged = compare(*two(tmp_path, rounds(a_case(), middles), rounds(a_case(), [10.3] * 3), repeats=3)).rows[0].judged
+    half = stats.t.isf(0.025, 2) * stdev(map(math.log, middles)) / math.sqrt(3)
+    expected = math.hypot(half, 0.02)
+    assert (math.log(judged.low), math.log(judged.high)) == pytest.approx((-expected, expected))
+
+
+def test_the_interval_of_a_stored_process_is_the_longer_half_of_its_own(tmp_path):
+    skewed = timed(a_case(), 10)
+    skewed.samples_ms[:] = [9.9, 9.95, 10, 10, 10, 10.2, 10.5, 11, 12]  # low and high: the second and the eighth
+    random.Random(1).shuffle(skewed.samples_ms)
+    even = timed(a_case(), 10)
+    even.samples_ms[:] = [10.0] * 9
+    judged = compare(*two(tmp_path, [skewed], [even])).rows[0].judged
+    assert math.log(judged.high) == pytest.approx(math.hypot(math.log(1.1), 0.02))
+
+
+def test_the_sides_of_ab_are_held_against_a_higher_bar(tmp_path):
+    of_b = rounds(a_case(), [10.51, 10.5, 10.49])
+    runs = two(tmp_path, rounds(a_case(), [10.01, 10, 9.99]), of_b, repeats=3, arguments=AB)
+    found = compare(*runs, fail_on=0.1)
+    assert (found.interleaved, found.fail_on, found.rows[0].judged.verdict, found.regressions) == (
+        True,
+        0.1,
+        "slower",
+        0,
+    )
+    assert compare(*runs).regressions == 1
+
+
 def test_the_sides_of_ab_are_judged_by_their_rounds(tmp_path):
     quiet = [a_case(context) for context in (128, 256, 512, 1024)]
     steady = [10, 10.05, 9.95, 10.02, 10]
@@ -102,6 +136,15 @@ def test_rounds_of_ab_too(tmp_path):
     assert found.rows[0].notes == ()
 
 
+def test_the_interval_of_stored_repeats_is_of_the_time_of_a_token(tmp_path):
+    runs = [
+        a_run(tmp_path / name, *(timed(a_case(), 10 * each, repeat=at, tokens=each) for at, each in held), repeats=3)
+        for name, held in (("a", enumerate((20, 25, 30))), ("b", enumerate((30, 20, 25))))
+    ]
+    judged = compare(*runs).rows[0].judged
+    assert (math.log(judged.low), math.log(judged.high)) == pytest.approx((-0.02, 0.02))
+
+
 def test_only_the_sides_of_one_ab_are_judged_as_such(tmp_path):
     steady = [10, 10.05, 9.95]
     a = a_run(tmp_path / "a", *rounds(a_case(), steady), repeats=3, arguments=AB, at="2026-11-21T04:50:00+00:00")
@@ -132,6 +175,12 @@ def test_a_case_of_one_round_is_undecided_and_says_so(tmp_path):
 def test_another_device_is_not_comparable(tmp_path, a, b, said):
     with pytest.raises(NotComparable, match=f"not comparable: {said}"):
         compare(*two(tmp_path, [timed(a_case(), 10, a)], [timed(a_case(), 10, b or {"device": ""})]))
+
+
+def test_each_of_several_devices_must_be_the_same(tmp_path):
+    here, there = ([timed(a_case(), 10, on_gpu(name), n) for n, name in enumerate(names)] for names in ("AB", "AC"))
+    with pytest.raises(NotComparable, match="GPU B in A, C in B"):
+        compare(*two(tmp_path, here, there, repeats=2))
 
 
 def test_what_differs_is_named_with_the_systems_it_is_true_of(tmp_path):
@@ -181,10 +230,39 @@ def test_few_samples_and_a_loaded_machine_are_named_and_not_judged(tmp_path):
     assert {row.judged.verdict for row in found.rows} == {"not judged"}
 
 
+def test_of_several_processes_the_most_disturbed_one_says_how_loaded_the_machine_was(tmp_path):
+    shares = [on_gpu(cpu={"others_share": share, "idle_share": 0.01}) for share in (0.5, 0.2)]
+    of_b = [timed(a_case(), 10, environment, repeat) for repeat, environment in enumerate(shares)]
+    found = compare(*two(tmp_path, rounds(a_case(), [10, 10]), of_b, repeats=2))
+    assert found.rows[0].notes == ("loaded machine: others used 50% in B",)
+
+
 def test_throttling_of_one_side_is_named(tmp_path):
     hot = timed(a_case(), 10)
     hot.throttled[3] = True
     assert compare(*two(tmp_path, [hot], [timed(a_case(), 10)])).rows[0].notes == ("throttled in A only",)
+
+
+def test_throttling_of_one_process_of_a_side_is_named(tmp_path):
+    hot = rounds(a_case(), [10, 10])
+    hot[1].throttled[3] = True
+    found = compare(*two(tmp_path, hot, rounds(a_case(), [10, 10]), repeats=2))
+    assert found.rows[0].notes == ("throttled in A only",)
+
+
+def test_stored_runs_that_know_little_are_not_judged_however_far_apart(tmp_path):
+    found = compare(*two(tmp_path, rounds(a_case(), [10, 11, 14]), rounds(a_case(), [12.5, 12.4, 12.6]), repeats=3))
+    judged = found.rows[0].judged
+    assert judged.ratio > 1.1
+    assert judged.low < 1
+    assert (judged.verdict, found.regressions) == ("not judged", 0)
+
+
+def test_the_last_line_counts_what_regressed(tmp_path):
+    cases = [a_case(context) for context in (1, 2, 3)]
+    of_b = [timed(case, ms) for case, ms in zip(cases, (10, 12, 10), strict=True)]
+    found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
+    assert views.text(found).splitlines()[-1] == "1 case slower by more than 5%, or lost."
 
 
 def test_states_of_another_type_are_told_apart(tmp_path):

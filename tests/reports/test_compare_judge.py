@@ -41,6 +41,16 @@ def test_the_variance_of_a_case_is_drawn_to_that_of_all():
     assert judge([lucky, *noisy])[0].verdict == "undecided"
 
 
+@pytest.mark.parametrize(("times", "own"), [(6.5, False), (7.5, True)])
+def test_a_variance_keeps_its_own_beyond_what_the_others_allow(times, own):
+    """F(2, 4) exceeds 6.94 once in twenty."""
+    deviations = [0.01] * 4 + [0.01 * math.sqrt(times)]
+    found = judge([[-each, 0.0, each] for each in deviations])[-1]
+    variance, shared = 1e-4 * times, (4 * 1e-4 + 2 * 1e-4 * times) / 6
+    expected = stats.t.isf(0.025, 2 if own else 6) * math.sqrt((variance if own else shared) / 3)
+    assert math.log(found.high) == pytest.approx(expected)
+
+
 def test_a_slowdown_below_the_bar_is_no_verdict_however_sure():
     assert judge([shifted(0.008, 30)])[0].verdict == "same"
 

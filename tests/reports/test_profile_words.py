@@ -17,6 +17,7 @@ from reports.profiles.parts import (
     SCAN,
     TTT,
     kernel_floor_us,
+    kernel_parts,
     launch_parts,
     part_of,
     parts,
@@ -219,6 +220,63 @@ def test_profiles_of_one_kind_of_gpu_share_their_ceilings() -> None:
 
     found = with_common_ceilings([made("H100", 600.0), made("H100", 700.0), made("H200", 500.0, operations=5.5e10)])
     assert [each.ceilings["product_tflops"] for each in found] == [700.0, 700.0, pytest.approx(550.0)]
+
+
+def test_the_highest_ceiling_counts_in_whatever_order_profiles_come() -> None:
+    def made(product: float) -> Profile:
+        values = {field.name: getattr(one(), field.name) for field in fields(Region)} | {
+            "ceilings": {"product_tflops": product}
+        }
+        return Profile(**values, case=Case("a", "b", "c", "forward", 1, 8), environment={"device": "H100"})
+
+    found = with_common_ceilings([made(700.0), made(600.0)])
+    assert [each.ceilings["product_tflops"] for each in found] == [700.0, 700.0]
+
+
+@pytest.mark.parametrize(
+    ("time_us", "dram_bytes", "copy"),
+    [
+        (100.0, 3.3e8, 3300.0),  # GB/s
+        (1.0, 3.3e6, 3300.0),  # of a hundredth of the kernels' time
+        (0.4, 1.32e6, 3000.0),  # too short to tell
+        (100.0, 4e8, 3000.0),  # a third more than a copy: miscounted
+    ],
+)
+def test_a_kernel_that_is_faster_than_the_measured_copy_raises_the_ceiling(
+    time_us: float, dram_bytes: float, copy: float
+) -> None:
+    fast = Kernel("fast", 1, time_us, counters=counted(time_us=time_us, dram_bytes=dram_bytes))
+    assert reached(region(fast, Kernel("rest", 1, 100.0 - min(time_us, 99.0))))["copy_gbs"] == pytest.approx(copy)
+
+
+def test_a_part_counted_almost_whole_has_the_floor_of_all_of_it() -> None:
+    gemm = Kernel("gemm", 1, 190.0, counters=counted(time_us=190.0, dram_bytes=2.85e8))  # 95 us at a copy's rate
+    [products] = parts(region(gemm, Kernel("other_gemm", 1, 10.0)))
+    assert products.floor_us == pytest.approx(95.0 * 200 / 190)
+
+
+def test_the_floor_of_a_kernel_of_two_parts_is_shared_as_its_time_is() -> None:
+    ranges = (
+        Range(("prefill", "layer 0"), (RangeKernel(0, 3, 30.0),)),
+        Range(("prefill",), (RangeKernel(0, 1, 10.0),)),
+    )
+    gemm = Kernel("gemm", 4, 80.0, counters=counted(time_us=20.0, dram_bytes=3e7))  # 10 us of 20 us
+    found = {part.name: part.floor_us for part in parts(region(gemm, ranges=ranges))}
+    assert found == {PRODUCTS: pytest.approx(30.0), HEAD: pytest.approx(10.0)}
+    # A quarter of a kernel that was counted is not all of a part.
+    beside = region(
+        gemm, Kernel("another_gemm", 1, 40.0), ranges=(*ranges, Range(("prefill",), (RangeKernel(1, 1, 4.0),)))
+    )
+    assert {part.name: part.floor_us for part in parts(beside)} == {PRODUCTS: pytest.approx(30.0), HEAD: None}
+
+
+def test_a_kernel_of_two_parts_is_listed_with_the_one_in_which_it_takes_longest() -> None:
+    for inside, part in ((30.0, PRODUCTS), (3.0, HEAD)):
+        ranges = (
+            Range(("prefill", "layer 0"), (RangeKernel(0, 3, inside),)),
+            Range(("prefill",), (RangeKernel(0, 1, 10.0),)),
+        )
+        assert kernel_parts(region(Kernel("gemm", 4, 80.0), ranges=ranges)) == {"gemm": part}
 
 
 def test_a_kernel_of_two_ranges_is_shared_between_their_parts() -> None:

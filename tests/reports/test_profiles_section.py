@@ -18,7 +18,7 @@ from harness.timer import Policy
 from harness.work import Work
 from reports.page.html import render
 from reports.profiles.drawing import NAMED, roofline, timeline, unplaced
-from reports.profiles.section import compared, script, section, style
+from reports.profiles.section import COLUMNS, compared, script, section, style
 from reports.publish import write_report
 
 CATALOGUE = Catalogue(
@@ -98,6 +98,51 @@ def test_bars_of_a_group_have_one_scale(tmp_path: Path) -> None:
         sum(float(width) for width in re.findall(r'class="part-\w+" x="[\d.]+" width="([\d.]+)"', bar)) for bar in bars
     ]
     assert ends == [pytest.approx(1000, abs=0.1), pytest.approx(500, abs=0.1)]
+
+
+def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
+    """Of 60 us in two units, with 10 MB and a GFLOP in each of four launches; shares are of kernels, not of gaps."""
+    html = section(run_with(tmp_path, profile(case()))).html or ""
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr data-kernel.*?</tr>", html)]
+    headings = [heading for _, heading, _, _ in COLUMNS]
+    first, second = (dict(zip(headings, row, strict=True)) for row in rows)
+    assert [first[name] for name in ("Time (ms)", "Share (%)", "Launches", "Floor (ms)")] == [
+        "0.0300",
+        "66.7",
+        "2",
+        "0.0067",
+    ]
+    assert [first[name] for name in ("GB/s", "TFLOP/s", "FLOP/byte")] == ["667", "66.7", "100.0"]
+    assert [first[name] for name in ("Of bandwidth (%)", "Of product rate (%)", "Occupancy (%)")] == ["22", "11", "61"]
+    assert [first[name] for name in ("Registers", "Shared (kB)")] == ["168", "4.1"]
+    assert [second[name] for name in ("Time (ms)", "GB/s", "Of bandwidth (%)", "Floor (ms)")] == ["0.0150", "", "", ""]
+
+
+def widths_of(html: str, drawn: str) -> list[float]:
+    """The widths of the rectangles of the first bar that are of a class."""
+    bar = html[html.index('<svg class="profile-bar"') :].partition("</svg>")[0]
+    return [float(width) for width in re.findall(rf'class="{drawn}" [^>]*width="([\d.]+)"', bar)]
+
+
+def test_the_floor_of_a_case_is_of_one_unit_and_none_where_a_part_has_none(tmp_path: Path) -> None:
+    def shown(name: str, **work: Work) -> str:
+        return section(run_with(tmp_path / name, profile(case(), work=work))).html or ""
+
+    # Two units took 60 us and 30 us; the floors of one are 10 us and 5 us.
+    both = shown("both", products=Work(6e9, 3e6), ttt=Work(3e9, 0))
+    assert "; 0.015 ms if every part took its floor" in both
+    assert widths_of(both, "floor") == pytest.approx([200, 100])
+    partly = shown("partly", products=Work(6e9, 3e6), edges=Work(0, 0))
+    assert "if every part took its floor" not in partly
+    # What is faster than its floor, as ceilings are those of another process, has no floor beyond its end.
+    fast = shown("fast", products=Work(60e9, 0), ttt=Work(3e9, 0))
+    assert widths_of(fast, "floor")[0] == widths_of(fast, "part-products")[0]
+
+
+def test_kernels_without_a_row_are_told_of_one_unit(tmp_path: Path) -> None:
+    kernels = [Kernel(f"k{number}", 1, 50.0) for number in range(NAMED + 3)]
+    html = section(run_with(tmp_path, profile(case(), *kernels))).html or ""
+    assert "and 3 more kernels, 0.075 ms together" in html
 
 
 def test_failures_say_why_and_skipped_cases_are_silent(tmp_path: Path) -> None:

@@ -170,6 +170,54 @@ def test_rates_and_memory_follow_from_latency_tokens_and_bytes():
     assert row["peak_memory_gb"] == pytest.approx(3.5)
 
 
+def test_processes_of_a_case_have_the_largest_memory_and_the_first_start():
+    def process(repeat, memory, day):
+        started_at = f"2026-03-0{day}T10:00:05+00:00"
+        return synthetic.ok(FORWARD, 3.0, repeat=repeat, peak_memory_bytes=memory, started_at=started_at)
+
+    row = table_of(process(0, int(3e9), 2), process(1, int(5e9), 1), process(2, int(4e9), 3)).iloc[0]
+    assert row["peak_memory_gb"] == 5.0
+    assert row["started_at"] == "2026-03-01T10:00:05+00:00"
+
+
+def test_rates_of_processes_that_held_unlike_numbers_are_by_the_token():
+    held = ((10.0, 20), (12.0, 24), (18.0, 30))  # 2, 2 and 5/3 tokens a ms
+    records = [
+        Record(OTHER, "ok", samples_ms=[ms], throttled=[False], tokens=tokens, repeat=repeat)
+        for repeat, (ms, tokens) in enumerate(held)
+    ]
+    row = table_of(*records).iloc[0]
+    assert (row["us_per_token"], row["tokens_per_s"]) == pytest.approx((500.0, 2000.0))
+    assert math.isnan(table_of(*records[:2], replace(records[2], tokens=0)).iloc[0]["tokens_per_s"])
+
+
+def test_rates_are_those_of_the_median():
+    samples = [3.0, 3.9, 4.0, 4.0, 4.1, 8.0, 9.0]
+    record = replace(synthetic.ok(FORWARD, 4.0, count=7, metrics=synthetic.work(3e9, 6e10)), samples_ms=samples)
+    row = table_of(record).iloc[0]
+    assert (row["tflops"], row["gbs"], row["floor_share"]) == pytest.approx((15.0, 750.0, 0.25))
+
+
+@pytest.mark.parametrize(("half", "marks"), [(0.09, ""), (0.11, "unsteady")])
+def test_samples_are_unsteady_where_half_of_their_interval_is_a_tenth_of_the_median(half, marks):
+    samples = [3.0 * (1 + half * at) for at in (1, -1, 0, 1, -1, 0, 0, 1, -1)]  # whose second and eighth are the ends
+    record = replace(synthetic.ok(FORWARD, 3.0, count=9), samples_ms=samples)
+    assert frame([record], Catalogue()).iloc[0].get("marks", "") == marks
+
+
+def test_one_process_on_a_loaded_machine_marks_the_case():
+    loaded = synthetic.environment() | {"cpu": {"others_share": 0.43, "idle_share": 0.01}}
+    quiet = synthetic.environment() | {"cpu": {"others_share": 0.0, "idle_share": 0.9}}
+    records = [synthetic.ok(FORWARD, 3.0, repeat=n, environment=each) for n, each in enumerate((quiet, loaded, quiet))]
+    assert frame(records, Catalogue())["marks"].tolist() == ["loaded machine"]
+
+
+def test_metrics_of_a_process_that_failed_do_not_count():
+    lost = Record(FORWARD, "failed", "late", repeat=1, metrics={"wings": 9.0}, environment=synthetic.environment())
+    records = [synthetic.ok(FORWARD, 3.0, metrics={"wings": 1.0}, environment=synthetic.environment()), lost]
+    assert table_of(*records)["wings"].tolist() == [1.0]
+
+
 def test_metrics_of_repeats_are_their_median():
     values = (1.0, None, 3.0, 2.0)
     records = [synthetic.ok(FORWARD, 3.0, repeat=n, metrics={"wings": value}) for n, value in enumerate(values)]
