@@ -95,7 +95,8 @@ class Comparison:
 def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
     """Pair the cases of two runs and judge what may be judged.
 
-    Raises NotComparable for another device, RecordError for a run that was not timed, and for two that share no case.
+    Raises NotComparable for a case whose devices are not the same on both sides, RecordError for a run that was not
+    timed, and for two that share no case.
     """
     for run in (a, b):
         if run.mode != "measure":
@@ -208,11 +209,24 @@ def _stored_ratio(pair: Pair) -> tuple[float, float]:
 
 def _refuse_another_device(pairs: Iterable[Pair]) -> None:
     for pair in pairs:
-        for a, b in zip(pair.a.devices, pair.b.devices, strict=False):
-            for what in dict.fromkeys((*a, *b)):
-                if a.get(what) != b.get(what):
-                    said = f"{what} {a.get(what) or 'not recorded'} in A, {b.get(what) or 'not recorded'} in B"
-                    raise NotComparable(f"not comparable: {said} ({pair.a.label})")
+        of_a = [device for device in pair.a.devices if device not in pair.b.devices]
+        of_b = [device for device in pair.b.devices if device not in pair.a.devices]
+        if of_a or of_b:
+            raise NotComparable(f"not comparable: {_apart(of_a, of_b)} ({pair.a.label})")
+
+
+def _apart(of_a: Sequence[Mapping[str, str]], of_b: Sequence[Mapping[str, str]]) -> str:
+    """The devices that only one side has; where each side has one, what tells the two apart."""
+    if len(of_a) == len(of_b) == 1:
+        [a], [b] = of_a, of_b
+        what = next(what for what in dict.fromkeys((*a, *b)) if a.get(what) != b.get(what))
+        return f"{what} {a.get(what) or 'not recorded'} in A, {b.get(what) or 'not recorded'} in B"
+    sides = (("A", of_a), ("B", of_b))
+    return "; ".join(f"{_device_words(device)} only in {name}" for name, devices in sides for device in devices)
+
+
+def _device_words(device: Mapping[str, str]) -> str:
+    return ", ".join(f"{what} {value or 'not recorded'}" for what, value in device.items())
 
 
 def differences(pairs: Sequence[Pair]) -> Iterator[Difference]:

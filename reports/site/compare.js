@@ -41,15 +41,24 @@ function compareRuns(a, b) {
 }
 
 function refuseAnotherDevice(a, b) {
-  for (let at = 0; at < Math.min(a.devices.length, b.devices.length); at += 1) {
-    const [one, other] = [a.devices[at], b.devices[at]];
-    for (const what of namesOf(one, other)) {
-      const [inA, inB] = [own(one, what), own(other, what)];
-      if (inA !== inB) {
-        throw new NotComparable(`Not comparable: ${what} ${inA || "not recorded"} in A, ${inB || "not recorded"} in B (${a.label}).`);
-      }
-    }
+  const without = (devices, others) => devices.filter((one) => others.every((other) => whatDiffers(one, other) !== undefined));
+  const [ofA, ofB] = [without(a.devices, b.devices), without(b.devices, a.devices)];
+  if (ofA.length || ofB.length) throw new NotComparable(`Not comparable: ${apart(ofA, ofB)} (${a.label}).`);
+}
+
+/* The devices that only one side has; where each side has one, what tells the two apart. */
+function apart(ofA, ofB) {
+  if (ofA.length === 1 && ofB.length === 1) {
+    const what = whatDiffers(ofA[0], ofB[0]);
+    return `${what} ${own(ofA[0], what) || "not recorded"} in A, ${own(ofB[0], what) || "not recorded"} in B`;
   }
+  const words = (device) => Object.entries(device).map(([what, value]) => `${what} ${value || "not recorded"}`).join(", ");
+  return [...ofA.map((device) => `${words(device)} only in A`), ...ofB.map((device) => `${words(device)} only in B`)].join("; ");
+}
+
+/* The first thing in which two devices differ; undefined of the same one. */
+function whatDiffers(one, other) {
+  return namesOf(one, other).find((what) => own(one, what) !== own(other, what));
 }
 
 /* A stranger may call a package `__proto__`, which every object has. */

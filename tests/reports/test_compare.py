@@ -177,10 +177,26 @@ def test_another_device_is_not_comparable(tmp_path, a, b, said):
         compare(*two(tmp_path, [timed(a_case(), 10, a)], [timed(a_case(), 10, b or {"device": ""})]))
 
 
-def test_each_of_several_devices_must_be_the_same(tmp_path):
-    here, there = ([timed(a_case(), 10, on_gpu(name), n) for n, name in enumerate(names)] for names in ("AB", "AC"))
-    with pytest.raises(NotComparable, match="GPU B in A, C in B"):
-        compare(*two(tmp_path, here, there, repeats=2))
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "said"),
+    [
+        (["H100"], ["H100", "H200"], "GPU H200, driver 580 only in B"),
+        (["A100", "H100"], ["H100"], "GPU A100, driver 580 only in A"),
+        (["H100"], ["A100", "H100"], "GPU A100, driver 580 only in B"),
+        (["A100", "H100"], ["A100", "H200"], "GPU H100 in A, H200 in B"),
+        (["H100", "H200"], ["A100"], "GPU H100, driver 580 only in A; GPU H200, driver 580 only in A; GPU A100, "),
+    ],
+)
+def test_a_device_that_only_one_side_has_is_not_comparable(tmp_path, of_a, of_b, said):
+    sides = ([timed(a_case(), 10, on_gpu(name), at) for at, name in enumerate(names)] for names in (of_a, of_b))
+    with pytest.raises(NotComparable, match=f"not comparable: {said}"):
+        compare(*two(tmp_path, *sides, repeats=2))
+
+
+def test_how_often_and_in_which_order_devices_measured_a_case_does_not_matter(tmp_path):
+    orders = (["H100", "H200"], ["H200", "H100", "H200"])
+    sides = ([timed(a_case(), 10, on_gpu(name), at) for at, name in enumerate(names)] for names in orders)
+    assert len(compare(*two(tmp_path, *sides, repeats=3)).rows) == 1
 
 
 def test_what_differs_is_named_with_the_systems_it_is_true_of(tmp_path):

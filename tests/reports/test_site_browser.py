@@ -2,6 +2,7 @@
 
 import re
 from contextlib import contextmanager
+from itertools import permutations
 
 import browsing
 import pytest
@@ -10,7 +11,7 @@ from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
 from harness.record import RecordError
 from harness.run import Run
 from reports.compare import views
-from reports.compare.comparison import Comparison, compare
+from reports.compare.comparison import Comparison, NotComparable, compare
 from reports.site.build import write_site
 
 PHONE = {"width": 390, "height": 844}
@@ -186,6 +187,25 @@ def test_what_cannot_be_compared_is_a_sentence(browser, site, runs, a, b, why):
         said = page.evaluate(COMPARED)
     assert said["said"].startswith(why)
     assert not said["rows"]
+
+
+def test_of_runs_on_several_devices_the_site_says_what_compare_says(browser, tmp_path):
+    devices = {"one": ["H100"], "two": ["H100", "H200"], "older": ["A100"], "mixed": ["A100", "H100"]}
+    runs, site = {}, tmp_path / "site"
+    for run, names in (devices | {"again": ["H200", "H100"]}).items():
+        records = [timed(a_case(), 10, on_gpu(name), repeat) for repeat, name in enumerate(names)]
+        runs[run] = a_run(tmp_path / run, *records, repeats=len(names))
+    write_site([run.folder for run in runs.values()], site)
+
+    def said(a, b):
+        with opened(browser, site, f"compare.html?a={id_of(site, a)}&b={id_of(site, b)}") as page:
+            return page.evaluate(COMPARED)
+
+    for a, b in permutations(devices, 2):
+        with pytest.raises(NotComparable) as refused:
+            compare(runs[a], runs[b])
+        assert said(a, b)["said"] == f"N{str(refused.value)[1:]}."
+    assert len(said("two", "again")["rows"]) == len(compare(runs["two"], runs["again"]).rows) == 1
 
 
 def test_an_address_that_names_no_run_asks_for_two(browser, site):
