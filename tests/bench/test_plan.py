@@ -213,6 +213,24 @@ def test_after_a_batch_that_did_not_fit_larger_ones_are_skipped():
     assert beyond_memory(forward[4], [failed]) == ""
 
 
+def test_after_a_batch_of_which_only_some_fitted_larger_ones_are_skipped_and_longer_contexts_are_not():
+    """A larger batch would be the same sequences again; of a longer context, fewer are another measurement."""
+    throughput = planned("fig20-throughput", "transformer/vllm")
+    of_64, of_128 = (
+        next(each for each in throughput if (each.case.phase, each.case.batch) == ("generate", batch))
+        for batch in (64, 128)
+    )
+    some = Record(of_64.case, "ok", samples_ms=[1.0], throttled=[False], metrics={"sequences_at_once": 40})
+    every = replace(some, metrics={"sequences_at_once": 64})
+    assert beyond_memory(of_128, [some]) == "of batch 64 only 40 sequences fitted at once, and were measured"
+    assert beyond_memory(of_128, [every]) == ""
+    longer = replace(of_64, case=replace(of_64.case, context=2 * of_64.case.context))
+    assert beyond_memory(longer, [some]) == ""
+    assert beyond_memory(longer, [replace(some, status="oom", samples_ms=[], throttled=[], reason="no")]) == (
+        f"context {of_64.case.context} did not fit"
+    )
+
+
 def test_after_a_context_that_did_not_fit_or_took_too_long_longer_ones_are_skipped():
     found = planned("long-context", "transformer/flash-attn")
     assert [each.case.context for each in found] == [8192 << doubled for doubled in range(8)]
