@@ -1,7 +1,8 @@
-"""Why is a latency what it is? Work done in it, against what the same GPU did at best in the same process.
+"""Why is a latency what it is? Work done in it, against what a GPU of the same model did at best in the same run.
 
 The floor of a case, of a part of it or of a kernel is the longer of two times: its bytes at the measured bandwidth of a
-copy, and its FLOPs at the measured rate of a large bfloat16 product.
+copy, and its FLOPs at the measured rate of a large bfloat16 product. Neither is the most that the GPU can do: kernels
+that only read, or that follow a rest, may pass them by a few percent.
 """
 
 import math
@@ -12,7 +13,8 @@ from harness.case import Case
 
 RATE_COLUMNS = ("tflops", "gbs", "floor_ms", "bound", "floor_share", "copy_share")
 # Metrics from which the rates follow.
-WORK_METRICS = ("flops", "bytes", "product_tflops", "copy_gbs")
+CEILINGS = ("product_tflops", "copy_gbs")
+WORK_METRICS = ("flops", "bytes", *CEILINGS)
 
 
 def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: float) -> dict[str, Any]:

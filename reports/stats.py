@@ -17,7 +17,7 @@ from harness.reason import printable
 from harness.record import Record
 from reports.fairness import FAIRNESS_METRICS
 from reports.fidelity import FIDELITY_METRICS
-from reports.roofline import RATE_COLUMNS, WORK_METRICS, explanation
+from reports.roofline import CEILINGS, RATE_COLUMNS, WORK_METRICS, explanation
 
 CASE_COLUMNS = ("suites", "system", "backend", "size", "phase", "batch", "context")
 OUTCOME_COLUMNS = ("status", "reason")
@@ -58,10 +58,12 @@ def frame(records: Iterable[Record], catalogue: Catalogue) -> pd.DataFrame:
     (`interval.repeats_interval`). What a record does not say is NaN, or "" where it is text; an option at its default
     has the catalogue's.
     """
+    records = list(records)
     groups = [group for case in _by_case(records) for group in _by_place(case)]
+    ceilings = _common_ceilings(records)
     memberships = _memberships(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
-    rows = [_row(group, memberships.get(group[0].case.key, ()), metrics) for group in groups]
+    rows = [_row(group, memberships.get(group[0].case.key, ()), metrics, ceilings) for group in groups]
     table = pd.DataFrame(
         rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *metrics, NOTES, MARKS]
     )
@@ -161,7 +163,24 @@ def _any_in(suites: Iterable[str], name: str, axes: set[tuple[str, str]]) -> boo
     return any((suite, name) in axes for suite in suites)
 
 
-def _row(group: list[Record], suites: tuple[str, ...], metrics: Sequence[str]) -> dict[str, Any]:
+def _common_ceilings(records: Iterable[Record]) -> dict[str, dict[str, float]]:
+    """By the device's name, the highest rates that any process saw: so the shares of systems can be compared.
+
+    Each measures them once before its first case, and a GPU at its power cap computes the same product at rates that
+    are up to a fifth apart.
+    """
+    highest: dict[str, dict[str, float]] = {}
+    for record in records:
+        of_device = highest.setdefault(str(record.environment.get("device")), {})
+        for name in CEILINGS:
+            if value := record.metrics.get(name):
+                of_device[name] = max(value, of_device.get(name, 0.0))
+    return highest
+
+
+def _row(
+    group: list[Record], suites: tuple[str, ...], metrics: Sequence[str], ceilings: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
     first = group[0]
     measured = [record for record in group if record.status == "ok"]
     found = _merged_metrics(measured or group)
@@ -169,7 +188,9 @@ def _row(group: list[Record], suites: tuple[str, ...], metrics: Sequence[str]) -
     row |= {"suites": suites, "status": first.status, "reason": first.reason}
     row |= _statistics(measured, group)
     row |= {name: math.nan if found.get(name) is None else found[name] for name in metrics}
-    row |= explanation(first.case, found, row["latency_ms"])
+    common = ceilings.get(str(first.environment.get("device")), {})
+    own = {name: common.get(name, value) if name in CEILINGS and value else value for name, value in found.items()}
+    row |= explanation(first.case, own, row["latency_ms"])
     row |= dict(zip(MACHINE_COLUMNS, _place(first), strict=True))
     row |= {
         "samples": sum(len(record.samples_ms) for record in measured),

@@ -115,6 +115,18 @@ def test_latency_is_the_median_with_its_interval():
     assert math.isnan(row["process_spread"])
 
 
+def test_floors_are_those_of_the_highest_rates_that_any_process_of_the_run_saw():
+    def record(case, tflops, device):
+        metrics = {"flops": 1e12, "bytes": 1e6, "product_tflops": tflops, "copy_gbs": 2000.0}
+        return replace(synthetic.ok(case, 10.0, metrics=metrics), environment={"device": device})
+
+    cases = [replace(FORWARD, context=context) for context in (2048, 4096, 8192)]
+    rates, devices = (500.0, 800.0, 400.0), ("a", "a", "b")
+    table = frame([record(*each) for each in zip(cases, rates, devices, strict=True)], Catalogue())
+    assert table["floor_ms"].tolist() == pytest.approx([1.25, 1.25, 2.5])
+    assert table["floor_share"].tolist() == pytest.approx([0.125, 0.125, 0.25], rel=0.02)
+
+
 def test_processes_that_lie_far_apart_are_marked_by_the_interval_that_is_drawn():
     """Each of them is steady; the first two of three processes are 40% apart."""
     records = [synthetic.ok(FORWARD, latency, repeat=n) for n, latency in enumerate((3.0, 4.2, 3.1))]
