@@ -152,7 +152,7 @@ def run(
         raise UserError("--device cuda: no CUDA GPU was found on this machine; --dry-run plans without one")
     places = gpu_places(_gpus(gpus, work.device)) if gpus is not None else []
     current = open_run(work, out, resume=resume, arguments=arguments)
-    for said in filter(None, (work.added, warning())):
+    for said in filter(None, (work.added, warning("cases that they disturb will be marked"))):
         print(f"ttt-bench: {said}", file=sys.stderr)
     asked_for = {job.pair for job in work.jobs}
     jobs = [job for job in current.jobs if job.pair in asked_for]
