@@ -14,14 +14,15 @@ Durations = Mapping[str, float]  # seconds, by the key of a case
 
 
 def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
-    """Seconds that each case took in the runs beside `out` and in the published ones.
+    """Seconds that each case took in the runs beside and in `out` and in the published ones.
 
     machine: on its device, and for a case that never ran there, on others of its kind; None for those on any GPU.
     """
     device, kind = (machine.get("device"), machine.get("device_kind")) if machine else (None, "cuda")
     here: dict[str, list[float]] = {}
     elsewhere: dict[str, list[float]] = {}
-    folders = {path.parent for base in (out.parent, RESULTS) if base.is_dir() for path in base.glob("*/run.json")}
+    bases = [base for base in (out.parent, out, RESULTS) if base.is_dir()]
+    folders = {path.parent for base in bases for path in base.glob("*/run.json")}
     for folder in sorted({*folders, out}):
         try:
             records = Run.open(folder).records() if Run.exists(folder) else []

@@ -10,6 +10,7 @@ from bench.kept import ELEMENT_BYTES, kept_bytes, state_element_bytes, window_by
 from bench.models.case_model import config_of
 from bench.models.config import MODELS, TTTConfig, parameter_count
 from harness.case import Case
+from harness.reason import rounded
 
 
 def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> None:
@@ -39,7 +40,11 @@ def layer_beyond_memory(case: Case, total: int) -> str:
 
 
 def _shortage(needed: int, total: int) -> str:
-    return f"needs at least {needed / 1e9:.3g} GB and this machine has {total / 1e9:.3g} GB"
+    return f"needs at least {_said_bytes(needed)} and this machine has {_said_bytes(total)}"
+
+
+def _said_bytes(count: int) -> str:
+    return f"{rounded(count / 1e12)} TB" if count > 1e12 else f"{rounded(count / 1e9)} GB"
 
 
 def sequences_that_fit(config: TTTConfig, state_bytes: float, dtype: str, total: int) -> int:

@@ -88,11 +88,11 @@ def _own_seconds() -> float:
     return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime + alive
 
 
-def warning(seconds: float = 0.3) -> str:
-    """One sentence where others use the machine now; "" where it is quiet."""
+def warning(effect: str, seconds: float = 0.3) -> str:
+    """One sentence where others use the machine now, with what that means; "" where it is quiet."""
     meter = LoadMeter()
     time.sleep(seconds)
     share = meter.reading().get("others_share", 0.0)
     if share <= BUSY_SHARE:
         return ""
-    return f"other programs use {share:.0%} of this machine's processors; cases that they disturb will be marked"
+    return f"other programs use {share:.0%} of this machine's processors; {effect}"

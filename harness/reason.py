@@ -16,6 +16,11 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
+def rounded(number: float) -> str:
+    """`3,340`, `4.46`, `4`: to three significant digits, without an exponent."""
+    return f"{float(f'{number:.3g}'):,.15g}"
+
+
 def printable(text: str) -> str:
     """`text` with control characters as spaces and what UTF-8 cannot hold as question marks."""
     if text.isascii() and text.isprintable():

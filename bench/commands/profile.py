@@ -9,13 +9,14 @@ from bench.commands import measure
 from bench.errors import UserError
 from bench.estimate import in_words
 from bench.models.config import SIZES, cut
+from harness.machine_load import warning
 from harness.process import Limits
 from harness.profile_record import Profile
 from harness.profiler import WAYS, Profiler, choose
 from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
 from harness.timer import Policy
 from reports.profiles.ceilings import with_common_ceilings
-from reports.profiles.words import agreement, recorded_ms, sentences
+from reports.profiles.words import Recorded, agreement, recorded, sentences
 
 CEILINGS = "bench.systems.ceilings:measured_ceilings"
 LEAST_WIDTH = 1536  # of a model that is cut: two layers of it are 100 MB, twice an H100's L2
@@ -34,8 +35,9 @@ def profile(
     tools = choose(way, work.device)  # type: ignore[arg-type]
     run = _run_of(out, work, resume, arguments)
     jobs = _jobs_of(run, work.jobs)
-    print(f"ttt-bench: {tools.said}", file=sys.stderr)
-    shown = _Shown(sum(len(job.cases) for job in jobs), recorded_ms(run.records()))
+    for said in filter(None, (tools.said, warning("they may slow what is profiled"))):
+        print(f"ttt-bench: {said}", file=sys.stderr)
+    shown = _Shown(sum(len(job.cases) for job in jobs), recorded(run.records()))
     profiler = Profiler(
         run,
         work.launches,
@@ -96,8 +98,8 @@ def of_few_layers(planned: Planned) -> Planned:
 class _Shown:
     """Prints each profile as it is finished: its kernels and gaps against the record's latency, and what bounds it."""
 
-    def __init__(self, total: int, recorded: Mapping[str, float]) -> None:
-        self._total, self._done, self._recorded = total, 0, recorded
+    def __init__(self, total: int, latencies: Mapping[str, Recorded]) -> None:
+        self._total, self._done, self._latencies = total, 0, latencies
 
     def __call__(self, profile: Profile) -> None:
         self._done += 1
@@ -106,7 +108,7 @@ class _Shown:
             print(f"{counter} {profile.status} {profile.case.label}: {profile.reason}", flush=True)
             return
         (profile,) = with_common_ceilings([profile])
-        agrees = agreement(profile, self._recorded.get(profile.case.key))
+        agrees = agreement(profile, self._latencies.get(profile.case.key))
         print(f"{counter} {profile.case.label}: {agrees} ({in_words(sum(profile.stages_s.values()))})", flush=True)
         print(f"    {' '.join(sentences(profile))}", flush=True)
         for note in profile.notes:

@@ -7,21 +7,57 @@ from itertools import groupby
 import pandas as pd
 
 from harness.catalogue import Catalogue, PaperClaim
+from harness.interval import FEWEST
+from harness.reason import rounded
 from reports.page.figures import Figure
 from reports.page.lines import Line
-from reports.stats import CACHE_FULL, MACHINE_COLUMNS, MARKS
+from reports.stats import CACHE_FULL, FEW_SAMPLES, LOADED, MACHINE_COLUMNS, MARKS, REPEAT_COLUMNS, UNSTEADY
 
 LEVEL = 0.05  # two numbers of one run that differ by less are called level: a run on another day differs by 2 to 3%
+OFF = 0.5  # two numbers, one of them marked as doubtful, that differ by less are not told apart
 MOST = 5  # sentences
+# What a point may be marked for that makes its number doubtful, in words.
+DOUBTS = {FEW_SAMPLES: f"in fewer than {FEWEST} samples", LOADED: "beside other programs", UNSTEADY: "unsteady"}
+# Columns whose bars are drawn, as points.js draws them: that of the latency, which rates divide by.
+_LATENCIES, _RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "gbs")
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A point with a result, in its unit: its value, the ends of its bar, and whether a mark makes it doubtful."""
+
+    x: float
+    value: float
+    low: float
+    high: float
+    doubtful: bool
+
+    def overlaps(self, other: "_Point") -> bool:
+        """Whether the bars of the two overlap."""
+        return max(self.low, other.low) <= min(self.high, other.high)
+
+    def differs_little(self, other: "_Point", share: float = LEVEL) -> bool:
+        """Whether another run may well turn the two round."""
+        return max(self.value, other.value) <= (1 + share) * min(self.value, other.value)
+
+    def hides(self, other: "_Point") -> bool:
+        """Whether the run does not tell which of the two is better."""
+        if self.doubtful or other.doubtful:
+            return self.overlaps(other) or self.differs_little(other, OFF)
+        return self.overlaps(other) and not self.differs_little(other)
 
 
 @dataclass(frozen=True)
 class _Standing:
-    """The lines at one x, the best first, as (value, label); `level`: how many of them are level with the best."""
+    """The lines at one x, the best first, as (point, label).
+
+    `level`: those of them that are level with the best; `untold`: of these the run does not say which is better.
+    """
 
     x: float
-    places: list[tuple[float, str]]
+    places: list[tuple[_Point, str]]
     level: tuple[str, ...]
+    untold: bool
 
 
 def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> list[str]:
@@ -49,11 +85,12 @@ def described(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     if not points or figure.lines[0].base_rows:
         said = _counted(len(figure.lines), "line") if points else "no case has a result"
         return f"{figure.title}: {said}."
-    (first, *_, last), (least, *_, most) = (sorted(column * 2) for column in map(list, zip(*points, strict=True)))
+    (first, *_, last) = sorted([point.x for point in points] * 2)
+    (least, *_, most) = sorted([point.value for point in points] * 2)
     over = catalogue.axis(figure.x).phrase.replace("{}", _span(said_x(first), said_x(last)))
     unit = catalogue.metric(figure.y).unit
     lines = _counted(sum(bool(found) for _, found in drawn), "line")
-    values = _span(f"{least:.3g}", f"{most:.3g}")
+    values = _span(rounded(least), rounded(most))
     return f"{figure.title}: {lines} over {over}, {'from ' if least != most else ''}{values} {unit}".rstrip() + "."
 
 
@@ -79,20 +116,25 @@ def _winners(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     standings = _standings(table, catalogue, figure)
     if not standings:
         return ""
-    spans = [(level, [each.x for each in group]) for level, group in _spans(standings)]
+    spans = [(_who(group[0]), [each.x for each in group]) for group in _spans(standings)]
     last = standings[-1]
     axis = catalogue.axis(figure.x).phrase.replace("{}", "").strip() or figure.x
-    told = ", ".join(_span_words(level, xs, standings, axis) for level, xs in spans)
+    told = ", ".join(_span_words(who, xs, standings, axis) for who, xs in spans)
     return f"{figure.title}: {told}{_lead(last, catalogue, figure)}{_caveat(table, figure)}."
 
 
-def _spans(standings: list[_Standing]) -> Iterator[tuple[tuple[str, ...], list[_Standing]]]:
-    for level, group in groupby(standings, key=lambda each: each.level):
-        yield level, list(group)
+def _spans(standings: list[_Standing]) -> Iterator[list[_Standing]]:
+    for _, group in groupby(standings, key=_who):
+        yield list(group)
 
 
-def _span_words(level: tuple[str, ...], xs: list[float], standings: list[_Standing], axis: str) -> str:
-    who = f"{level[0]} is fastest" if len(level) == 1 else f"{_listed(level)} are level"
+def _who(standing: _Standing) -> str:
+    if len(standing.level) == 1:
+        return f"{standing.level[0]} is fastest"
+    return f"{_listed(standing.level)} are {'not told apart' if standing.untold else 'level'}"
+
+
+def _span_words(who: str, xs: list[float], standings: list[_Standing], axis: str) -> str:
     first, last = standings[0].x, standings[-1].x
     if (xs[0], xs[-1]) == (first, last):
         return f"{who} at every {axis} tried ({said_x(first)} to {said_x(last)})" if len(xs) > 1 else who
@@ -105,41 +147,72 @@ def _span_words(level: tuple[str, ...], xs: list[float], standings: list[_Standi
 
 def _lead(last: _Standing, catalogue: Catalogue, figure: Figure) -> str:
     """By how much, at the largest x."""
-    (value, _), (next_value, next_who) = last.places[:2]
+    (best, _), (after, next_who) = last.places[:2]
     unit = catalogue.metric(figure.y).unit
     if len(last.level) > 1:
         return ""
-    factor = next_value / value if _lower_is_better(catalogue, figure) else value / next_value
+    lower = _lower_is_better(catalogue, figure)
+    factor = after.value / best.value if lower else best.value / after.value
     at = said_x(last.x) if figure.x == "context" else catalogue.axis(figure.x).phrase.replace("{}", said_x(last.x))
-    return f"; at {at} it takes {value:.3g} {unit}, {factor:.3g} times as fast as {next_who}, the next"
+    return f"; at {at} it takes {rounded(best.value)} {unit}, {rounded(factor)} times as fast as {next_who}, the next"
 
 
 def _standings(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> list[_Standing]:
     """In order of x, where at least two of the primary lines have a result."""
     if not catalogue.metric(figure.y).better:
         return []
-    at: dict[float, list[tuple[float, str]]] = {}
+    at: dict[float, list[tuple[_Point, str]]] = {}
     labels = _labels(figure)
     for line in _primary(figure):
-        for x, value in _points(table, catalogue, figure, line):
-            at.setdefault(x, []).append((value, labels[line.name]))
+        for point in _points(table, catalogue, figure, line):
+            at.setdefault(point.x, []).append((point, labels[line.name]))
     return [_standing(x, places, catalogue, figure) for x, places in sorted(at.items()) if len(places) > 1]
 
 
-def _standing(x: float, places: list[tuple[float, str]], catalogue: Catalogue, figure: Figure) -> _Standing:
+def _standing(x: float, places: list[tuple[_Point, str]], catalogue: Catalogue, figure: Figure) -> _Standing:
+    """Level with the best is what differs little from it, and what the run does not tell from it."""
     lower = _lower_is_better(catalogue, figure)
-    ordered = sorted(places, key=lambda place: place[0] if lower else -place[0])
+    ordered = sorted(places, key=lambda place: place[0].value if lower else -place[0].value)
     best = ordered[0][0]
-    level = [who for value, who in places if max(value, best) <= (1 + LEVEL) * min(value, best)]
-    return _Standing(x, ordered, tuple(level))
+    level = tuple(who for point, who in places if best.differs_little(point) or best.hides(point))
+    untold = any(best.hides(point) for point, _ in ordered[1:])
+    return _Standing(x, ordered, level, untold)
 
 
-def _points(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, line: Line) -> Iterator[tuple[float, float]]:
-    """(x, value in its unit) of the points with a result."""
+def _points(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, line: Line) -> Iterator[_Point]:
+    """The points with a result."""
     scale = catalogue.metric(figure.y).scale
-    for x, value in zip(table[figure.x].take(line.rows), table[figure.y].take(line.rows), strict=True):
+    for row in line.rows:
+        cells = table.loc[row]
+        value = cells[figure.y]
         if pd.notna(value) and value > 0:
-            yield float(x), float(value) / scale
+            low, high = (float(value) / scale * end for end in _bar(cells, figure.y))
+            yield _Point(float(cells[figure.x]), float(value) / scale, low, high, bool(_marked(cells) & DOUBTS.keys()))
+
+
+def _bar(cells: pd.Series, y: str) -> tuple[float, float]:
+    """The ends of a point's bar over its value: over processes where there are several."""
+    for ends in (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high")):
+        low, high = (cells.get(name) for name in ends)
+        if pd.notna(low) and pd.notna(high) and low > 0:
+            if y in _LATENCIES:
+                return low / cells["latency_ms"], high / cells["latency_ms"]
+            if y in _RATES:
+                return cells["latency_ms"] / high, cells["latency_ms"] / low
+    return 1.0, 1.0
+
+
+def _marked(cells: pd.Series) -> set[str]:
+    """What a row is marked for."""
+    marks = cells.get(MARKS)
+    return set(marks.split(", ")) if isinstance(marks, str) else set()
+
+
+def doubts(rows: pd.DataFrame) -> list[str]:
+    """How many rows are marked for what makes a number doubtful, in words: `3 in fewer than 6 samples`."""
+    marks = [_marked(cells) for _, cells in rows[[MARKS]].iterrows()] if MARKS in rows else []
+    counts = {words: sum(mark in own for own in marks) for mark, words in DOUBTS.items()}
+    return [f"{count} {words}" for words, count in counts.items() if count]
 
 
 def _lower_is_better(catalogue: Catalogue, figure: Figure) -> bool:
@@ -172,7 +245,7 @@ def _judged(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, claim: Pa
         return ""
     names = [catalogue.system_label(system) for system in (claim.system, claim.other)]
     missed = [x for x, factor in faster.items() if factor < 1 - claim.margin]
-    range_said = " to ".join(dict.fromkeys(f"{each:.3g}" for each in (min(faster.values()), max(faster.values()))))
+    range_said = " to ".join(dict.fromkeys(rounded(each) for each in (min(faster.values()), max(faster.values()))))
     verdict = f"does not hold here at {_listed([said_x(x) for x in missed])}" if missed else "holds here"
     return f"The paper's “{claim.text}” {verdict}: {names[0]} is {range_said} times as fast as {names[1]}."
 
@@ -180,7 +253,7 @@ def _judged(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, claim: Pa
 def _of_system(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, system: str) -> dict[float, float]:
     """The values of a system's primary lines by x."""
     lines = [line for line in _primary(figure) if line.system == system]
-    return {x: value for line in lines for x, value in _points(table, catalogue, figure, line)}
+    return {point.x: point.value for line in lines for point in _points(table, catalogue, figure, line)}
 
 
 def _best(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
@@ -189,21 +262,22 @@ def _best(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     tops, tried = [], set()
     for line in _primary(figure):
         points = list(_points(table, catalogue, figure, line))
-        tried |= {x for x, _ in points}
+        tried |= {point.x for point in points}
         if points:
-            x, value = max(points, key=lambda point: point[1])
-            tops.append((value, x, labels[line.name]))
-    tops.sort(reverse=True)
+            tops.append((max(points, key=lambda point: point.value), labels[line.name]))
+    tops.sort(key=lambda top: -top[0].value)
     if len(tops) < 2:
         return ""
-    (value, x, who), (next_value, _, next_who) = tops[:2]
+    (best, who), (after, next_who) = tops[:2]
     unit = catalogue.metric(figure.y).unit
-    axis = catalogue.axis(figure.x).phrase.replace("{}", f"{x:,.0f}")
+    axis = catalogue.axis(figure.x).phrase.replace("{}", f"{best.x:,.0f}")
     alone = ", the only one tried" if len(tried) == 1 else ""
-    ahead = f"{value / next_value:.3g} times that of {next_who}, the next"
-    if value <= (1 + LEVEL) * next_value:
+    ahead = f"{rounded(best.value / after.value)} times that of {next_who}, the next"
+    if best.hides(after):
+        ahead = f"not told apart from {next_who}"
+    elif best.differs_little(after):
         ahead = f"level with {next_who}"
-    return f"{figure.title}: {who} reaches {value:,.0f} {unit} at {axis}{alone}, {ahead}{_caveat(table, figure)}."
+    return f"{figure.title}: {who} reaches {best.value:,.0f} {unit} at {axis}{alone}, {ahead}{_caveat(table, figure)}."
 
 
 def _unfit(table: pd.DataFrame, catalogue: Catalogue, figures: Iterable[Figure]) -> str:
@@ -251,9 +325,12 @@ def _caveat(table: pd.DataFrame, figure: Figure) -> str:
     rows = table.loc[[row for line in _primary(figure) for row in line.rows]]
     rows = rows[rows["status"] == "ok"]
     several = [name for name in MACHINE_COLUMNS if rows[name].nunique() > 1]
+    said = ["not all from one machine and commit"] if several else []
     if several == ["device_id"]:
-        return f" (from {rows['device_id'].nunique()} GPUs of one model)"
-    return " (not all from one machine and commit)" if several else ""
+        said = [f"from {rows['device_id'].nunique()} GPUs of one model"]
+    if doubtful := doubts(rows):
+        said.append(f"of {_counted(len(rows), 'point')} {', '.join(doubtful)}")
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def said_x(value: float) -> str:

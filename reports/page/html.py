@@ -15,14 +15,13 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from harness.catalogue import Catalogue
-from harness.interval import FEWEST
 from harness.record import Record
 from reports.fairness import fairness, unchecked
 from reports.fidelity import fidelity
 from reports.machines import machines
 from reports.page.citation import citation
 from reports.page.figures import Figure, axis_title, days, figures
-from reports.page.headline import described, headline, small_models
+from reports.page.headline import described, doubts, headline, small_models
 from reports.page.lines import system_looks
 from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
@@ -31,7 +30,6 @@ from reports.resources import environment, source
 from reports.roofline import RATE_COLUMNS
 from reports.stats import (
     CASE_COLUMNS,
-    LOADED,
     MARKS,
     NOTES,
     OUTCOME_COLUMNS,
@@ -348,11 +346,7 @@ def _meta(table: pd.DataFrame) -> str:
     devices = " and ".join(device for device in table["device"].unique() if device) or "device not recorded"
     commits = table["commit"].replace("", None).nunique()
     by = f"{commits} commits" if commits > 1 else f"commit {_commits(table)}"
-    few = int(((table["status"] == "ok") & (table["samples"] < FEWEST)).sum())
-    loaded = sum(LOADED in str(marks) for marks in table.get(MARKS, ()))
-    doubtful = [f"{few} of them in fewer than {FEWEST} samples"] if few else []
-    doubtful += [f"{loaded} beside other programs"] if loaded else []
-    return " · ".join([devices, _dates(table), by, f"{measured} of {len(table)} cases measured", *doubtful])
+    return " · ".join([devices, _dates(table), by, f"{measured} of {len(table)} cases measured", *doubts(table)])
 
 
 def _commits(table: pd.DataFrame) -> str:

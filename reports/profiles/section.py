@@ -15,7 +15,7 @@ from harness.run import Run
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
 from reports.profiles.parts import LABELS, Part, kernel_floor_us, kernel_parts, parts
-from reports.profiles.words import agreement, recorded_ms, roofs, sentences, short, waits
+from reports.profiles.words import Recorded, agreement, recorded, roofs, sentences, short, waits
 from reports.resources import environment, source
 
 PACKAGE = "reports.profiles"
@@ -90,8 +90,8 @@ def section(run: Run) -> Section:
     good = with_common_ceilings([profile for profile in profiles if profile.status == "ok" and profile.region_us])
     if not good:
         return Section(None)
-    recorded = recorded_ms(run.records())
-    groups = [(title, _shown(run, group, recorded)) for title, group in _groups(good).items()]
+    latencies = recorded(run.records())
+    groups = [(title, _shown(run, group, latencies)) for title, group in _groups(good).items()]
     jinja = environment(PACKAGE)
     jinja.globals["compared"] = compared
     jinja.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
@@ -157,20 +157,20 @@ def _groups(profiles: Iterable[Profile]) -> dict[str, list[Profile]]:
     return groups
 
 
-def _shown(run: Run, profiles: list[Profile], recorded: Mapping[str, float]) -> list[Shown]:
+def _shown(run: Run, profiles: list[Profile], latencies: Mapping[str, Recorded]) -> list[Shown]:
     """The cases of a group, their bars on one scale."""
     widest = max(profile.unit_ms for profile in profiles)
-    return [_shown_case(run, profile, widest, recorded.get(profile.case.key)) for profile in profiles]
+    return [_shown_case(run, profile, widest, latencies.get(profile.case.key)) for profile in profiles]
 
 
-def _shown_case(run: Run, profile: Profile, widest_ms: float, latency_ms: float | None) -> Shown:
+def _shown_case(run: Run, profile: Profile, widest_ms: float, latency: Recorded | None) -> Shown:
     rest = profile.kernels[NAMED:]
     rest_ms = sum(kernel.time_us for kernel in rest) / profile.units / 1e3
     return Shown(
         profile,
         _title(run, profile),
         tuple(_pieces(profile, widest_ms)),
-        agreement(profile, latency_ms),
+        agreement(profile, latency),
         sentences(profile),
         tuple(_rows(profile)),
         f"and {len(rest)} more kernels, {rest_ms:.4g} ms together" if rest else "",

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import median
 
+from harness.machine_load import is_loaded
 from harness.profile_record import Profile
 from harness.profile_region import Counters, Kernel, Region
 from harness.record import Record
@@ -11,6 +13,7 @@ from reports.profiles.parts import GAPS, LABELS, parts
 
 HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds
 AGREES = 0.03  # of a record's latency, within which the sum of kernels and gaps is to be
+SLOWED = 2.0  # of a record's latency, up to which a profiler's own time makes operators slower
 LEAST = 0.005  # a share that is not shown as 0%
 _GAPS = 0.1  # of the time, from which gaps are worth their words
 _SHORT = 80  # characters of a kernel's name
@@ -38,26 +41,36 @@ WAITS = {
 _WORKING = ("selected", "not_selected")  # a warp that issues, or could
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """The latency of a case as records say it, and whether others used the machine when one of them was made."""
+
+    ms: float
+    loaded: bool = False
+
+
 def sentences(region: Region) -> tuple[str, str]:
     """Where the time goes, and what bounds it: the gaps, or the kernel that takes most of it."""
     return _where(region), _why(region)
 
 
-def agreement(region: Region, recorded_ms: float | None) -> str:
+def agreement(region: Region, recorded: Recorded | None) -> str:
     """A unit's kernels and gaps together, against the latency that a record says."""
     said = f"{region.unit_ms:.4g} ms in kernels and gaps"
-    if not recorded_ms:
+    if not (recorded and recorded.ms):
         return f"{said}; the run has no latency of this case to hold it against"
-    off = region.unit_ms / recorded_ms - 1
-    beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}, {_apart(region)}"
-    return f"{said}, recorded {recorded_ms:.4g} ms ({off:+.1%}{beyond})"
+    off = region.unit_ms / recorded.ms - 1
+    beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}, {_apart(region, off, recorded.loaded)}"
+    return f"{said}, recorded {recorded.ms:.4g} ms ({off:+.1%}{beyond})"
 
 
-def _apart(region: Region) -> str:
-    """Why a profile may not agree with the record, where that is known."""
-    if _of_operators(region):
+def _apart(region: Region, off: float, loaded: bool) -> str:
+    """Why a profile may not agree with the record, where that is known. off: by which share it is slower."""
+    if loaded:
+        return "as other programs used the machine when it was recorded"
+    if _of_operators(region) and 0 < off < SLOWED:
         return "as the profiler's own time for each operator is in it, so its shares are rough"
-    return "so the shares are those of a run that was slower or faster than the recorded one"
+    return "so the machine was disturbed, or the two were not measured alike"
 
 
 def _of_operators(region: Region) -> bool:
@@ -65,13 +78,19 @@ def _of_operators(region: Region) -> bool:
     return bool(region.kernels) and region.kernels[0].name.startswith("aten::")
 
 
-def recorded_ms(records: Iterable[Record]) -> dict[str, float]:
+def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
     """The latency of each case by its key: the median of its processes' medians, as the page's figures have it."""
-    medians: dict[str, list[float]] = {}
+    timed: dict[str, list[Record]] = {}
     for record in records:
         if record.samples_ms:
-            medians.setdefault(record.case.key, []).append(median(record.samples_ms))
-    return {key: median(found) for key, found in medians.items()}
+            timed.setdefault(record.case.key, []).append(record)
+    return {
+        key: Recorded(
+            median(median(record.samples_ms) for record in found),
+            any(is_loaded(record.environment) for record in found),
+        )
+        for key, found in timed.items()
+    }
 
 
 def _where(region: Region) -> str:
@@ -106,8 +125,8 @@ def _gaps(region: Region) -> str:
     launches = sum(kernel.launches for kernel in region.kernels)
     each = region.gaps_us / max(1, launches)
     if _of_operators(region):
-        return f"{each:.2g} us a call, spent in Python"
-    return f"{each:.2g} us a launch, {_cause(region)}"
+        return f"{each:.2g} µs a call, spent in Python"
+    return f"{each:.2g} µs a launch, {_cause(region)}"
 
 
 def _cause(region: Region) -> str:

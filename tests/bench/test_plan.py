@@ -310,7 +310,7 @@ def test_what_no_system_can_hold_is_refused_with_its_size():
     asked = cases(find_suite("quick"), Selection(ADAPTERS, contexts=(10**13,)), "cpu")
     with pytest.raises(
         UserError,
-        match=r"forward with --batch 2 --context 10000000000000: needs at least .* GB and this machine has 80 GB",
+        match=r"forward with --batch 2 --context 10000000000000: needs at least [0-9,]+ TB and this machine has 80 GB",
     ):
         refuse_beyond_memory(asked, GPU_80GB)
 
@@ -407,6 +407,7 @@ def test_a_case_takes_what_it_took_on_this_gpu_or_else_on_another(tmp_path, monk
     out = tmp_path / "runs" / "next"
     here = {"device": "H200", "device_kind": "cuda"}
     assert estimate.past_durations(here, out) == {both.case.key: 2.0, elsewhere.case.key: 3.0}
+    assert estimate.past_durations(here, tmp_path / "runs") == estimate.past_durations(here, out)  # --out as it is
     assert estimate.past_durations(None, out) == {both.case.key: 2.5, elsewhere.case.key: 3.0}
 
 

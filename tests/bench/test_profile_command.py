@@ -10,6 +10,7 @@ from command_line import called, one_sentence, ttt_bench
 
 from bench.commands.profile import of_few_layers
 from harness.case import Case
+from harness.machine_load import LoadMeter
 from harness.run import Planned, Run
 
 SMALL = ["quick", "--systems", "transformer/torch", "--batch", "1", "--context", "32", "--device", "cpu"]
@@ -39,6 +40,13 @@ def test_it_says_what_tells_the_times_and_what_bounds_each_case(profiled: Any) -
     assert done.stderr.splitlines()[0] == "ttt-bench: torch.profiler tells the times of operators on the CPU"
     assert done.stdout.count("ms in kernels and gaps; the run has no latency of this case") == 2
     assert "of the time" in done.stdout
+
+
+def test_it_warns_of_other_programs_before_it_starts(profiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoadMeter, "reading", lambda self: {"others_share": 0.4, "idle_share": 0.0})
+    done = called("profile", *SMALL, "--out", "run", "--resume", cwd=profiled[0])
+    words = "other programs use 40% of this machine's processors; they may slow what is profiled"
+    assert f"ttt-bench: {words}" in done.stderr.splitlines()
 
 
 def test_resuming_keeps_what_is_there(profiled: Any) -> None:

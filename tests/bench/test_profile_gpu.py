@@ -14,7 +14,7 @@ from harness.profilers import ncu, nsys
 from harness.run import Run
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.parts import GAPS, HEAD, PRODUCTS, SCAN, TTT, parts
-from reports.profiles.words import AGREES, recorded_ms
+from reports.profiles.words import AGREES, recorded
 from reports.publish import write_report
 from tests.interpreter import DEVICE
 from tk_kernels.ttt_linear import ops
@@ -80,11 +80,11 @@ def test_kernels_and_gaps_are_the_latency_of_a_case_that_keeps_the_gpu_busy(
     kind, run, found = profiled
     if kind != "layer":
         pytest.skip("a tiny model waits for the host, which a profiler slows")
-    latencies = recorded_ms(run.records())
+    latencies = recorded(run.records())
     warm = [profile for profile in found if profile.case.l2 == "warm"]
     assert warm
     for profile in warm:
-        assert profile.unit_ms == pytest.approx(latencies[profile.case.key], rel=AGREES)
+        assert profile.unit_ms == pytest.approx(latencies[profile.case.key].ms, rel=AGREES)
 
 
 @pytest.mark.skipif(shutil.which(ncu.PROGRAM) is None, reason="no ncu on the path")

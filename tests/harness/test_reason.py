@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.reason import LIMIT, last_words, of_exception, sentence
+from harness.reason import LIMIT, last_words, of_exception, rounded, sentence
 
 
 def test_one_line_of_limited_length() -> None:
@@ -53,3 +53,11 @@ def test_last_words(stderr: str, expected: str) -> None:
     found = last_words(stderr)
     assert found.startswith(expected)
     assert bool(found) == bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(4.0, "4"), (4.456, "4.46"), (3343.0, "3,340"), (1.6e12, "1,600,000,000,000"), (0.0123, "0.0123")],
+)
+def test_three_digits_without_an_exponent(number: float, said: str) -> None:
+    assert rounded(number) == said

@@ -22,7 +22,7 @@ from reports.profiles.parts import (
     part_of,
     parts,
 )
-from reports.profiles.words import agreement, bound_of, recorded_ms, sentences, short, waits
+from reports.profiles.words import Recorded, agreement, bound_of, recorded, sentences, short, waits
 
 CEILINGS: dict[str, float | None] = {"copy_gbs": 3000.0, "product_tflops": 600.0}
 
@@ -82,7 +82,7 @@ def test_what_bounds_a_kernel(changes: dict, words: str) -> None:
 def test_without_counters_nothing_is_claimed() -> None:
     found = replace(region(Kernel("gemm", 10, 80.0), gaps=20.0), longest_gap_us=3.0)
     assert sentences(found) == (
-        "Matrix products 80% of the time; gaps take 20%: 2 us a launch, launches from the host.",
+        "Matrix products 80% of the time; gaps take 20%: 2 µs a launch, launches from the host.",
         "gemm (100% of the kernels' time): what bounds it was not counted.",
     )
 
@@ -144,17 +144,33 @@ def test_what_took_no_time_has_its_words() -> None:
 
 def test_kernels_and_gaps_are_held_against_the_record() -> None:
     found = region(Kernel("gemm", 1, 9000.0), gaps=1000.0)
-    assert agreement(found, 9.8) == "10 ms in kernels and gaps, recorded 9.8 ms (+2.0%)"
-    assert "(+4.2%: not within 3%, so" in agreement(found, 9.6)
-    assert "(-4.8%: not within 3%, so" in agreement(found, 10.5)
+    assert agreement(found, Recorded(9.8)) == "10 ms in kernels and gaps, recorded 9.8 ms (+2.0%)"
+    assert "(+4.2%: not within 3%, so the machine was disturbed, or" in agreement(found, Recorded(9.6))
+    assert "(-4.8%: not within 3%, so the machine was disturbed, or" in agreement(found, Recorded(10.5))
     assert agreement(found, None).endswith("no latency of this case to hold it against")
+
+
+@pytest.mark.parametrize(
+    ("latency", "words"),
+    [
+        (Recorded(9.0), "as the profiler's own time for each operator is in it"),
+        (Recorded(4.0), "as the profiler's own time for each operator is in it"),
+        (Recorded(3.0), "so the machine was disturbed, or the two were not measured alike"),
+        (Recorded(11.0), "so the machine was disturbed, or the two were not measured alike"),
+        (Recorded(9.0, loaded=True), "as other programs used the machine when it was recorded"),
+    ],
+)
+def test_a_profiler_is_blamed_only_for_what_it_can_do(latency: Recorded, words: str) -> None:
+    assert f"not within 3%, {words}" in agreement(region(Kernel("aten::mm", 1, 9000.0), gaps=1000.0), latency)
 
 
 def test_a_record_says_the_median_of_its_processes() -> None:
     case = Case("a", "b", "c", "forward", 1, 8)
     records = [Record(case, "ok", samples_ms=[each] * 3, throttled=[False] * 3) for each in (1.0, 2.0, 9.0)]
     lost = Record(replace(case, batch=2), "failed", "it broke")
-    assert recorded_ms([*records, lost]) == {case.key: 2.0}
+    assert recorded([*records, lost]) == {case.key: Recorded(2.0)}
+    loaded = replace(records[0], environment={"cpu": {"others_share": 0.5, "idle_share": 0.0}})
+    assert recorded([loaded, *records[1:]]) == {case.key: Recorded(2.0, loaded=True)}
 
 
 @pytest.mark.parametrize(

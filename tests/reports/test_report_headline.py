@@ -65,6 +65,58 @@ def test_what_differs_by_less_than_runs_do_is_level(theirs, level):
     assert ("fastest" in found) is not level
 
 
+def spread(latencies, wide, system="ttt-linear", backend="thunderkittens", count=30, **fields):
+    """As `forward`, of samples that lie so far about their middle."""
+    return [
+        replace(
+            record,
+            samples_ms=[record.samples_ms[0] * (1 + wide * (2 * n / (count - 1) - 1)) for n in range(count)],
+            throttled=[False] * count,
+        )
+        for record in forward(latencies, system, backend, **fields)
+    ]
+
+
+def test_bars_that_overlap_name_no_winner():
+    found = said(*spread({2048: 4.0, 4096: 4.0}, 0.4), *spread({2048: 4.4, 4096: 12.0}, 0.4, *SLOW))[0]
+    assert "TTT-Linear and Transformer are not told apart at 2k, TTT-Linear is fastest at 4k; at 4k it" in found
+    assert "of 4 points 4 unsteady" in found
+    found = said(*spread({2048: 4.0}, 0.04), *spread({2048: 4.4}, 0.04, *SLOW))[0]
+    assert "TTT-Linear is fastest" in found
+    assert "unsteady" not in found
+
+
+@pytest.mark.parametrize(("theirs", "told"), [(4.1, False), (5.0, False), (7.0, True)])
+def test_what_is_doubtful_wins_only_by_far(theirs, told):
+    loaded = synthetic.environment() | {"cpu": {"others_share": 0.5, "idle_share": 0.0}}
+    for doubtful in (spread({2048: theirs}, 0.0, *SLOW, count=3), forward({2048: theirs}, *SLOW, environment=loaded)):
+        found = said(*forward({2048: 4.0}), *doubtful)[0]
+        assert ("are not told apart" in found) is not told
+        assert ("is fastest" in found) is told
+        assert "of 2 points 1 " in found
+
+
+def test_a_best_throughput_that_is_not_told_apart():
+    few = [
+        replace(record, samples_ms=record.samples_ms[:3], throttled=[False] * 3)
+        for record in stepped("mamba", {64: 6.0})
+    ]
+    found = throughput(*stepped("ttt-linear", {64: 8.0}), *few)
+    assert "Mamba reaches 10,667 tokens/s at batch 64, the only one tried, not told apart from TTT-Linear" in found
+    assert "(of 2 points 1 in fewer than 6 samples)" in found
+
+
+def test_large_numbers_have_no_exponent():
+    found = winners({2048: 3340.0}, {2048: 33400.0})
+    assert "it takes 3,340 µs, 10 times as fast" in found
+
+
+def test_the_page_counts_what_is_doubtful():
+    wide = synthetic.of_suite("fig15-forward", *spread({2048: 4.0}, 0.4), *spread({2048: 4.0}, 0.0, *SLOW, count=3))
+    page = render(wide.records, wide.catalogue)
+    assert "2 of 2 cases measured · 1 in fewer than 6 samples · 1 unsteady" in page
+
+
 def test_numbers_of_two_machines_or_commits_say_so():
     elsewhere = synthetic.environment(commit="b" * 40)
     assert "not all from one machine and commit" in winners({2048: 4.0}, {2048: 5.0}, environment=elsewhere)
