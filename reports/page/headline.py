@@ -1,8 +1,9 @@
 """What did the run find? A few sentences, each computed from the records."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import pandas as pd
 
@@ -182,15 +183,14 @@ def _standing(x: float, places: list[tuple[_Point, str]], catalogue: Catalogue, 
 def _points(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, line: Line) -> Iterator[_Point]:
     """The points with a result."""
     scale = catalogue.metric(figure.y).scale
-    for row in line.rows:
-        cells = table.loc[row]
+    for cells in table.loc[list(line.rows)].to_dict("records"):
         value = cells[figure.y]
         if pd.notna(value) and value > 0:
             low, high = (float(value) / scale * end for end in _bar(cells, figure.y))
-            yield _Point(float(cells[figure.x]), float(value) / scale, low, high, bool(_marked(cells) & DOUBTS.keys()))
+            yield _Point(float(cells[figure.x]), float(value) / scale, low, high, bool(_marks(cells.get(MARKS)) & DOUBTS.keys()))
 
 
-def _bar(cells: pd.Series, y: str) -> tuple[float, float]:
+def _bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
     """The ends of a point's bar over its value: over processes where there are several."""
     for ends in (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high")):
         low, high = (cells.get(name) for name in ends)
@@ -202,15 +202,14 @@ def _bar(cells: pd.Series, y: str) -> tuple[float, float]:
     return 1.0, 1.0
 
 
-def _marked(cells: pd.Series) -> set[str]:
+def _marks(cell: Any) -> set[str]:
     """What a row is marked for."""
-    marks = cells.get(MARKS)
-    return set(marks.split(", ")) if isinstance(marks, str) else set()
+    return set(cell.split(", ")) if isinstance(cell, str) else set()
 
 
 def doubts(rows: pd.DataFrame) -> list[str]:
     """How many rows are marked for what makes a number doubtful, in words: `3 in fewer than 6 samples`."""
-    marks = [_marked(cells) for _, cells in rows[[MARKS]].iterrows()] if MARKS in rows else []
+    marks = [_marks(cell) for cell in rows[MARKS]] if MARKS in rows else []
     counts = {words: sum(mark in own for own in marks) for mark, words in DOUBTS.items()}
     return [f"{count} {words}" for words, count in counts.items() if count]
 
