@@ -346,6 +346,7 @@ def convert(
     convert_checkpoint(file, output, base_lr)
 
 
+INTERRUPTED = 130  # exit status
 SLOWER = "Exit with status 1 for a case that is shown to be slower by more than this,"
 Page = Annotated[Path | None, typer.Option(help="Write an HTML page of the comparison too.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Markdown, for a pull request.")]
@@ -476,6 +477,10 @@ def _command() -> Any:
     for option in ("--systems", "--sizes", "--batch", "--context", "--mini-batch", "--backbone", "--columns"):
         if given.count(option) > 1:  # the last would be taken, and the others silently not
             raise UserError(f"{option} is given twice: separate its values by commas")
+    for word, after in zip(sys.argv[1:], [*sys.argv[2:], None], strict=False):
+        option, equals, value = word.partition("=")
+        if option in ("--out", "--output", "-o") and (value if equals else after) == "":
+            raise UserError(f"{option} '': is empty; name a folder or file")  # a path of it would be the current folder
     return app(standalone_mode=False)
 
 
@@ -486,11 +491,12 @@ def _guarded(call: Callable[[], Any]) -> int:
     try:
         status = call() or 0
         sys.stdout.flush()
-        return status
+        # Typer hands back this status for Ctrl-C; a command that has said what it means ends by SystemExit.
+        return _print_error("interrupted", INTERRUPTED) if status == INTERRUPTED else status
     except (UserError, RecordError) as error:
         return _print_error(str(error), 2)
     except (typer.Abort, KeyboardInterrupt):
-        return _print_error("interrupted", 130)
+        return _print_error("interrupted", INTERRUPTED)
     except BrokenPipeError:
         return _end_of_stdout("")
     except OSError as error:
@@ -501,7 +507,8 @@ def _guarded(call: Callable[[], Any]) -> int:
         # Typer brings its own click in newer releases, so its usage errors have no one class to catch.
         if not hasattr(error, "format_message"):
             raise
-        return _print_error(error.format_message(), 2)
+        message = error.format_message()
+        return _print_error(message, 2) if message else 2  # without a command, the help is printed and is all
 
 
 def _end_of_stdout(message: str) -> int:

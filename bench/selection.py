@@ -31,14 +31,16 @@ def select(
     if checkpoint:
         _refuse_beside_checkpoint({"--sizes": sizes, "--mini-batch": mini_batch, "--backbone": backbone})
     asked: dict[str, tuple[Scalar, ...]] = {
-        "mini_batch": words(mini_batch, lambda word: _count("--mini-batch", word)),
-        "backbone": words(backbone, lambda word: _one_of("--backbone", word, BACKBONES)),
+        "mini_batch": words("--mini-batch", mini_batch, lambda word: _count("--mini-batch", word)),
+        "backbone": words("--backbone", backbone, lambda word: _one_of("--backbone", word, BACKBONES)),
     }
     return Selection(
         adapters=_adapters(systems, device) if checkpoint is None else _of_checkpoint(checkpoint, systems, device),
-        sizes=(checkpoint.size,) if checkpoint else words(sizes, lambda word: _one_of("--sizes", word, SIZES)),
-        batches=words(batch, lambda word: _count("--batch", word)),
-        contexts=words(context, lambda word: _count("--context", word)),
+        sizes=(checkpoint.size,)
+        if checkpoint
+        else words("--sizes", sizes, lambda word: _one_of("--sizes", word, SIZES)),
+        batches=words("--batch", batch, lambda word: _count("--batch", word)),
+        contexts=words("--context", context, lambda word: _count("--context", word)),
         options=checkpoint.options if checkpoint else {name: values for name, values in asked.items() if values},
     )
 
@@ -64,7 +66,7 @@ def _of_checkpoint(checkpoint: Checkpoint, systems: str | None, device: str) -> 
 def _adapters(text: str | None, device: str) -> tuple[Adapter, ...]:
     if text is None:
         return tuple(adapter for adapter in ADAPTERS if device in adapter.devices)
-    chosen = [adapter for word in _split(text) for adapter in _named(word, device)]
+    chosen = [adapter for word in _split("--systems", text) for adapter in _named(word, device)]
     return tuple(dict.fromkeys(chosen))
 
 
@@ -94,13 +96,13 @@ def _count(option: str, word: str) -> int:
     return value
 
 
-def words(text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:
-    """The words of a comma-separated list, each parsed, once; none for None. UserError for an empty list."""
-    return () if text is None else tuple(dict.fromkeys(parse(word) for word in _split(text)))
+def words(option: str, text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:
+    """The words of an option's comma-separated list, each parsed, once; none for None. UserError for an empty list."""
+    return () if text is None else tuple(dict.fromkeys(parse(word) for word in _split(option, text)))
 
 
-def _split(text: str) -> list[str]:
+def _split(option: str, text: str) -> list[str]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
-        raise UserError(f"{text!r}: an empty list")
+        raise UserError(f"{option} {text!r}: is an empty list")
     return words

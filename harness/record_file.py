@@ -157,7 +157,10 @@ def _parse(path: Path, number: int | None, line: bytes) -> Record:
     try:
         return Record.from_json(line)
     except (json.JSONDecodeError, UnicodeDecodeError):
-        raise RecordError(f"{where}: is not JSON, so this is not a record file or it is damaged") from None
+        raise RecordError(
+            f"{where}: is not JSON, so this is not a record file or it is damaged; "
+            "if it is, delete that line, and `run --resume` measures its case again"
+        ) from None
     except RecursionError:
         raise RecordError(f"{where}: is nested too deep for a record") from None
     except (CaseError, RecordError) as error:

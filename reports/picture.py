@@ -59,6 +59,8 @@ def write_picture(
 def _refuse_what_is_no_picture(out: Path) -> None:
     if out.is_dir():
         raise RecordError(f"{out}: is a folder; name a PNG file")
+    if out.suffix.lower() != ".png":
+        raise RecordError(f"{out}: a picture is a PNG; name a file that ends in .png")
     if out.exists() and not (out.is_file() and out.read_bytes()[: len(_PNG)] == _PNG):
         raise RecordError(f"{out}: is there and is no PNG picture; it is left as it is, name another file")
 

@@ -386,7 +386,8 @@ def find_suite(name: str) -> Suite:
     for suite in SUITES:
         if suite.name == name:
             return suite
-    raise UserError(f"suite {name!r}: unknown; there are {', '.join(s.name for s in SUITES)}")
+    known, groups = (", ".join(each.name for each in entries) for entries in (SUITES, GROUPS))
+    raise UserError(f"suite {name!r}: unknown; there are {known}, and the groups {groups}")
 
 
 @dataclass(frozen=True)

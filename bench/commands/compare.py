@@ -73,7 +73,11 @@ def ab(
             print("ttt-bench: harness/ differs between the two: each side is measured by its own", file=sys.stderr)
         request = measure.request_of(arguments, work)
         runs = [_Side.create(*each, work, request) for each in zip(folders, (old, new), strict=True)]
-        _measure_in_turns(runs, work, limits)
+        try:
+            _measure_in_turns(runs, work, limits)
+        except KeyboardInterrupt:
+            print(f"ttt-bench: interrupted; {out} cannot be continued: begin anew in another --out", file=sys.stderr)
+            sys.exit(130)
     found = _show(*folders, bar, shown)
     if found.regressions:
         sys.exit(REGRESSION)

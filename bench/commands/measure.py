@@ -152,11 +152,11 @@ def run(
         raise UserError("--device cuda: no CUDA GPU was found on this machine; --dry-run plans without one")
     places = gpu_places(_gpus(gpus, work.device)) if gpus is not None else []
     current = open_run(work, out, resume=resume, arguments=arguments)
-    for said in filter(None, (work.added, warning("cases that they disturb will be marked"))):
-        print(f"ttt-bench: {said}", file=sys.stderr)
     asked_for = {job.pair for job in work.jobs}
     jobs = [job for job in current.jobs if job.pair in asked_for]
     try:
+        for said in filter(None, (work.added, warning("cases that they disturb will be marked"))):
+            print(f"ttt-bench: {said}", file=sys.stderr)
         with Progress(str(out), work.total) as progress:
             options: dict[str, Any] = {"limits": limits, "retry": retry, "on_event": progress, "skip": work.skip}
             if places:
@@ -231,7 +231,7 @@ def verify(asked: Asked, *, limits: Limits) -> None:
     if any(record.status not in ("ok", "skipped") for record in records):
         sys.exit(1)
     if not any(record.status == "ok" for record in records):
-        sys.exit("ttt-bench: nothing was verified: every case was skipped, each for the reason in its row")
+        sys.exit("ttt-bench: nothing was verified: every case was skipped, each for the reason in its line")
 
 
 def summary(records: Sequence[Record]) -> str:
@@ -322,7 +322,10 @@ def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], selection: Selectio
 def _refuse_without_gpu(suite: Suite, device: str) -> None:
     if suite.device == "cuda" and device != "cuda":
         anywhere = ", ".join(s.name for s in SUITES if not s.device)
-        raise UserError(f"suite {suite.name}: needs a CUDA GPU and there is none to use; without one, run {anywhere}")
+        raise UserError(
+            f"suite {suite.name}: needs a CUDA GPU and there is none to use; "
+            f"--device cuda --dry-run plans it, and without one there are {anywhere} to run"
+        )
 
 
 def _refuse_another_kind(current: Run, repeats: int) -> None:
@@ -357,18 +360,30 @@ def _without_folder(arguments: Sequence[str]) -> list[str]:
 
 
 def _print_verdicts(records: Sequence[Record]) -> None:
-    rows = []
+    """A line for each case, and how many came out how."""
     for record in records:
-        case, gate = record.case, record.gate or {"checks": []}
-        checks = ", ".join(
-            f"{check['name']} {_distance(check['value'])} (limit {_distance(check['limit'])})"
-            for check in gate["checks"]
-        )
-        unchecked = gate.get("unchecked", "")
-        shape = (case.size, case.phase, str(case.batch), str(case.context))
-        words = "; ".join(filter(None, (checks or record.reason, unchecked)))
-        rows.append((case.system_backend, *shape, record.status, words))
-    print_rows(("system", "size", "phase", "batch", "context", "status", "checks"), rows)
+        unchecked = (record.gate or {}).get("unchecked", "")
+        words = "; ".join(filter(None, (_checked(record), unchecked)))
+        print(f"{record.status:<7} {record.case.label}{': ' + words if words else ''}")
+    print(f"{counted(len(records), 'case')}: {summary(records)}" if records else "no cases")
+
+
+def _checked(record: Record) -> str:
+    """How near a case that passed came to its limits; of another, which checks it missed, or why it has none."""
+    checks = (record.gate or {}).get("checks", [])
+    missed = [check for check in checks if not check["passed"]]
+    if missed:
+        words = [f"{each['name']} {_distance(each['value'])} (limit {_distance(each['limit'])})" for each in missed]
+        return f"{len(missed)} of {counted(len(checks), 'check')} missed: {', '.join(words)}"
+    if not checks or record.status != "ok":
+        return record.reason
+    said = f"{counted(len(checks), 'check')} passed"
+    distances = [each for each in checks if each["limit"] and each["limit"] < 1]  # others count, or are for information
+    if not distances:
+        return said
+    worst = max(distances, key=lambda each: each["value"] / each["limit"])
+    near = f"{worst['name']} {_distance(worst['value'])} of {_distance(worst['limit'])}"
+    return f"{said}, {'the worst ' if len(checks) > 1 else ''}{near}"
 
 
 def _distance(value: float | None) -> str:

@@ -11,7 +11,7 @@ def table(run: Path, fmt: str, systems: str | None, columns: str | None) -> None
     """Print a run's records as text, Markdown, CSV or JSON."""
     from reports import write_table
 
-    write_table(run, fmt, systems=words(systems, str), columns=words(columns, str))
+    write_table(run, fmt, systems=words("--systems", systems, str), columns=words("--columns", columns, str))
 
 
 def report(run: Path, output: Path | None, systems: str | None) -> None:
@@ -20,7 +20,7 @@ def report(run: Path, output: Path | None, systems: str | None) -> None:
 
     output = output or run / "report.html"
     try:
-        write_report(run, output, systems=words(systems, str))
+        write_report(run, output, systems=words("--systems", systems, str))
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error.strerror}") from None
     print(f"wrote {output}")
@@ -61,7 +61,7 @@ def picture(run: Path, output: Path, figures: str, theme: str, width: int, log_y
     if theme not in ("light", "dark"):
         raise UserError(f"--theme {theme}: must be light or dark")
     try:
-        write_picture(run, output, figures, theme, width, log_y, words(systems, str))
+        write_picture(run, output, figures, theme, width, log_y, words("--systems", systems, str))
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error.strerror or error}") from None
     print(f"wrote {output}")

@@ -26,7 +26,8 @@ def status(out: Path, cancel: bool) -> None:
         whole = len(job.cases) * run.file.repeats
         rows.append((job.name, f"{len(found)} of {whole}", _state(run, job, len(found) == whole, submitted, states)))
     print_rows(("job", "cases", "state"), rows)
-    print(f"{len(records)} of {sum(len(job.cases) for job in run.jobs) * run.file.repeats} cases: {summary(records)}")
+    of = f"{len(records)} of {sum(len(job.cases) for job in run.jobs) * run.file.repeats} cases"
+    print(f"{of}: {summary(records)}" if records else of)
     if submitted:
         counts = ", ".join(f"{count} {state.lower()}" for state, count in Counter((states or {}).values()).items())
         print(f"Slurm job {submitted.array}, submitted from {submitted.host}: {unknown or counts or 'ended'}")

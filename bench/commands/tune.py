@@ -21,12 +21,12 @@ def tune(learners: Sequence[str], forms: str | None, precisions: str | None, bat
     """Write a section for each learner and form to a new file, or print it; each candidate goes to stderr."""
     for word in learners:
         _known("LEARNER", word, LEARNERS)
-    forms_asked = words(forms, lambda word: _known("--form", word, FORMS)) or FORMS
+    forms_asked = words("--form", forms, lambda word: _known("--form", word, FORMS)) or FORMS
 
     from tk_kernels.generate.common import PRECISIONS, available
 
     known = tuple(PRECISIONS)
-    precisions_asked = words(precisions, lambda word: _known("--precision", word, known)) or known
+    precisions_asked = words("--precision", precisions, lambda word: _known("--precision", word, known)) or known
     if reason := available() or _no_gpu():
         raise UserError(f"nothing can be tuned here: {reason}")
 

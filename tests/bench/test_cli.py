@@ -165,15 +165,18 @@ def test_a_run_whose_cases_all_fail_exits_with_1_and_retry_tries_them_again(tmp_
     assert {record.status for record in records_of(tmp_path / "out")} == {"ok"}
 
 
-def test_an_interrupt_says_how_to_go_on(tmp_path):
-    asked = started("run", "quick", "--systems", "transformer", "--device", "cpu", "--out", "out", cwd=tmp_path)
+def interruptible(*arguments, cwd):
     # A shell that starts the tests in the background has them ignore the signal.
-    process = subprocess.Popen(
-        **asked,
+    return subprocess.Popen(
+        **started(*arguments, cwd=cwd),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path):
+    process = interruptible("run", "quick", "--systems", "transformer", "--device", "cpu", "--out", "out", cwd=tmp_path)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("out/records/*.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -184,11 +187,36 @@ def test_an_interrupt_says_how_to_go_on(tmp_path):
     assert all(record.status == "ok" for record in records_of(tmp_path / "out"))
 
 
+def test_an_interrupt_is_one_line_where_nothing_can_go_on(tmp_path):
+    process = interruptible("verify", "quick", "--systems", "transformer", "--device", "cpu", cwd=tmp_path)
+    assert process.stderr.readline() == "verify: 10 cases to run\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert [line for line in said.splitlines() if line.startswith("ttt-bench")] == ["ttt-bench: interrupted"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("plan", "ttt-bench: interrupted"),
+        ("warning", "ttt-bench: interrupted; start again with --resume --out out to continue"),
+    ],
+)
+def test_an_interrupt_before_the_first_case_says_whether_there_is_a_run(tmp_path, monkeypatch, where, said):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, where, interrupted)
+    done = called("run", "quick", "--device", "cpu", "--out", "out", cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()) == (130, [said])
+    assert Run.exists(tmp_path / "out") is ("--resume" in said)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_dry_run_lists_cases_and_jobs_and_needs_no_gpu(tmp_path, device):
-    done = called(
-        "run", "quick", "--systems", "mamba", "--device", device, "--dry-run", "--out", "out", cwd=tmp_path
-    )
+    done = called("run", "quick", "--systems", "mamba", "--device", device, "--dry-run", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert ("mamba-torch" if device == "cpu" else "mamba-mamba-ssm") in done.stdout
     cases = [line for line in done.stdout.splitlines() if " tiny " in line]
@@ -209,6 +237,9 @@ def test_version_and_short_help(tmp_path):
     assert ttt_bench("--version", cwd=tmp_path).stdout.split()[0] == "ttt-bench"
     assert called("-h", cwd=tmp_path).stdout == called("--help", cwd=tmp_path).stdout
     assert "--dry-run" in called("run", "-h", cwd=tmp_path).stdout
+    bare = ttt_bench(cwd=tmp_path)
+    assert (bare.returncode, bare.stderr.strip()) == (2, "")
+    assert "Usage:" in bare.stdout
 
 
 def test_old_records_are_imported(tmp_path):
@@ -225,7 +256,11 @@ def test_old_records_are_imported(tmp_path):
 def test_verify_prints_the_checks(tmp_path):
     done = ttt_bench("verify", "quick", *SMALL[:-2], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "timed_logits_relative_error" in done.stdout
+    *cases, last = done.stdout.splitlines()
+    assert last == "2 cases: 2 ok"
+    assert len(cases) == 2
+    for line in cases:
+        assert re.fullmatch(r"ok      transformer/torch tiny .*: \d+ checks passed, the worst \S+ \S+ of \S+", line)
     assert not list(tmp_path.iterdir())
 
 
@@ -245,7 +280,8 @@ def test_verify_prints_a_distance_that_is_not_finite(monkeypatch, capsys):
     verdict = Verdict([Check.at_most("error", float("nan"), 0.01), Check.at_most("other", 0.5, float("inf"))])
     missed = Record.from_dict(json.loads(Record(CASE, "gate", verdict.reason, gate=verdict.to_dict()).to_json()))
     said, status = verified(monkeypatch, capsys, missed)
-    assert "error not finite (limit 0.01), other 0.5 (limit not finite)" in " ".join(said.split())
+    assert "gate    ttt-linear/torch tiny" in said
+    assert said.endswith(": 1 of 2 checks missed: error not finite (limit 0.01)\n1 case: 1 gate\n")
     assert status == 1
 
 
@@ -255,8 +291,13 @@ def test_verify_prints_a_reason_as_it_is_and_what_was_not_checked(monkeypatch, c
     assert status == 1
     verdict = Verdict([Check.at_most("error", 0.0, 0.01)], "of 9 tokens the first 3 were compared")
     said, status = verified(monkeypatch, capsys, Record(CASE, "ok", gate=verdict.to_dict()))
-    assert "of 9 tokens the first 3 were compared" in " ".join(said.split())
+    assert ": 1 check passed, error 0 of 0.01; of 9 tokens the first 3 were compared\n" in said
     assert status is None
+    verdict = Verdict([Check.at_most("near", 2e-5, 1e-4), Check.at_most("far", 0.01, 0.1), Check.at_most("rows", 1, 1)])
+    assert (
+        "3 checks passed, the worst near 2e-05 of 0.0001\n"
+        in verified(monkeypatch, capsys, Record(CASE, "ok", gate=verdict.to_dict()))[0]
+    )
 
 
 def test_verify_of_some_is_a_success_and_of_none_a_failure(monkeypatch, capsys):
@@ -383,9 +424,14 @@ def assert_one_sentence(done, *words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "fig16"], ["fig16", "fig15-forward"]),
+        (["run", "fig16"], ["fig16", "fig15-forward", "and the groups paper, all"]),
         (["run", "quick", "--systems", "gpt"], ["gpt", "ttt-linear/torch"]),
-        (["run", "quick", "--systems", ","], ["empty"]),
+        (["run", "quick", "--systems", ","], ["--systems ',': is an empty list"]),
+        (["run", "quick", "--systems", ""], ["--systems '': is an empty list"]),
+        (["run", "quick", "--out", ""], ["--out '': is empty"]),
+        (["run", "quick", "--out="], ["--out '': is empty"]),
+        (["site", "none", "-o", ""], ["-o '': is empty"]),
+        (["picture", ".", "-o", "x.svg"], ["x.svg: a picture is a PNG; name a file that ends in .png"]),
         (["run", "quick", "--sizes", "7b"], ["7b", "1.3b"]),
         (["run", "quick", "--batch", "0"], ["--batch 0: must be at least 1"]),
         (["run", "quick", "--context", "-5"], ["--context -5: must be at least 1"]),
@@ -397,6 +443,7 @@ def assert_one_sentence(done, *words):
         (["run", "quick", "--budget", "-1"], ["--budget"]),
         (["run", "quick", "--device", "tpu"], ["tpu"]),
         (["run", "fig15-forward", "--device", "cpu"], ["fig15-forward", "needs a CUDA GPU"]),
+        (["run", "fig15-forward", "--device", "cpu", "--dry-run"], ["--device cuda --dry-run plans it"]),
         (["run", "quick", "--systems-file", "none.toml"], ["none.toml", "no such file"]),
         (["run", "quick", "--start-limit", "0"], ["--start-limit"]),
         (["run", "quick", "--min-samples", "0"], ["--min-samples"]),
@@ -480,9 +527,7 @@ def test_a_system_without_records(measured, tmp_path, command):
 
 def test_a_page_that_cannot_be_written(measured, tmp_path):
     (tmp_path / "file").write_text("")
-    assert_one_sentence(
-        called("report", measured[0] / "out", "-o", "file/page.html", cwd=tmp_path), "file/page.html"
-    )
+    assert_one_sentence(called("report", measured[0] / "out", "-o", "file/page.html", cwd=tmp_path), "file/page.html")
 
 
 def test_a_crash_in_mid_write_loses_only_the_torn_line(measured, tmp_path):

@@ -109,6 +109,19 @@ def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, c
     assert "out/ab: holds a comparison already; name another folder" in capsys.readouterr().err
 
 
+def test_an_interrupted_ab_says_that_it_begins_anew(checkout, tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    commit(checkout, "old")
+    commit(checkout, "new")
+    monkeypatch.setattr(commands, "_measure_in_turns", interrupted)
+    assert ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2, "--out", "ab") == 130
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["ttt-bench: interrupted; ab cannot be continued: begin anew in another --out"]
+    assert git(checkout, "worktree", "list").count("\n") == 0
+
+
 def test_a_case_that_the_new_commit_lost_is_a_regression_and_is_not_tried_again(
     checkout, tmp_path, monkeypatch, capsys
 ):

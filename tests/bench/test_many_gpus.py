@@ -115,7 +115,7 @@ def test_status_says_who_works_and_cancels(tmp_path: Path, commands: Path) -> No
     text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
     assert "held by Slurm task 4711_0, process 12 on n7" in text
     assert "left" in text
-    assert "0 of 4 cases" in text
+    assert "0 of 4 cases" in text.splitlines()
     assert "1 running, 1 pending" in text
     done = ttt_bench("status", "out", "--cancel", cwd=tmp_path, path=commands)
     assert "Slurm job 4711 is cancelled" in done.stdout
