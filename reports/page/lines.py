@@ -15,6 +15,7 @@ from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns, shor
 
 FLOOR = "floor_ms"
 _FLOOR_DASHES = ("dot", "dashdot")
+_BACKBONES = {"mamba": "(M)", "transformer": "(T)"}  # as the paper calls them; their names are too long for a legend
 _TIMINGS = {"graph": "timed in CUDA graphs", "eager": "timed eagerly", "engine": "timed by the engine itself"}
 
 
@@ -108,6 +109,8 @@ class Looks:
             return {"device": value, "device_id": f"GPU {value}", "commit": f"commit {short_commit(value, 8)}"}[column]
         if column == "timing":
             return _TIMINGS.get(value, f"timing {value}")
+        if column == "backbone" and value in _BACKBONES:
+            return f"backbone {_BACKBONES[value]}"
         return self.catalogue.axis(column).phrase.replace("{}", str(value))
 
 

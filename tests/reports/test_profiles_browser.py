@@ -84,6 +84,16 @@ def test_the_keyboard_goes_from_each_point_to_its_own_profile(page, made):
     is_opened(page, f"profile-{made[1][3]}")
 
 
+def test_the_heading_of_a_profile_that_is_opened_is_below_the_bar(page):
+    anchor = page.locator(".profile").first.get_attribute("id")
+    page.evaluate("anchor => { location.hash = anchor; }", anchor)
+    is_opened(page, anchor)
+    heading = page.locator("#profiles h3").first.bounding_box()["y"]
+    bar = page.locator(".top").bounding_box()
+    assert heading >= bar["y"] + bar["height"]
+    assert heading < page.locator(f"#{anchor}").bounding_box()["y"]
+
+
 def test_a_point_without_a_profile_leads_nowhere(page):
     assert "Profiled" not in walk_to(page, "Mamba", "4k")
     page.keyboard.press("Enter")

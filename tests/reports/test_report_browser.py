@@ -149,6 +149,13 @@ def test_checkbox_hides_a_system_everywhere_by_keyboard(page):
     browsing.eventually(page, counts, before)
 
 
+def test_a_legend_stands_in_columns(page):
+    entries = page.locator(f"#figure-{FIG15} .legend li")
+    places = entries.evaluate_all("all => all.map(each => Math.round(each.getBoundingClientRect().left))")
+    assert len(places) == 4
+    assert len(set(places)) == 2
+
+
 def test_legend_hides_one_line_of_one_figure(page):
     entry = page.locator(f"#figure-{FIG15}").get_by_role("button", name="Mamba · mamba-ssm", exact=True)
     entry.click()
@@ -453,8 +460,8 @@ def test_picture_of_a_suite(browser, tmp_path):
 
 
 def test_a_picture_is_never_written_over_something_else(tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    for out, message in (("thesis.tex", "is no PNG picture"), (".", "is a folder")):
+    (tmp_path / "thesis.png").write_text("years of work")
+    for out, message in (("thesis.png", "is no PNG picture"), (".", "is a folder"), ("x.svg", "ends in .png")):
         with pytest.raises(RecordError, match=message):
             write_picture(tmp_path / "run", tmp_path / out)
-    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    assert (tmp_path / "thesis.png").read_text() == "years of work"

@@ -102,6 +102,15 @@ def test_backends_that_share_a_dash_are_told_apart(system, backends):
     assert backends[0] in figure.lines[0].name.lower()
 
 
+def test_backbones_are_called_as_in_the_paper():
+    cases = [case(context=at, options=options) for at in (64, 128) for options in ((), (("backbone", "transformer"),))]
+    _, (figure,) = drawn(*(synthetic.ok(each, 1.0) for each in cases), suite="fig15-forward")
+    assert sorted(line.name for line in figure.lines) == [
+        "TTT-Linear · PyTorch · backbone (M)",
+        "TTT-Linear · PyTorch · backbone (T)",
+    ]
+
+
 def test_caption_is_one_sentence_of_what_was_held_fixed():
     assert FIGURES["fig15-generate"].caption == (
         "Batch 512, 1.3b, bfloat16, timed in CUDA graphs, on NVIDIA H100 80GB HBM3; medians of 30 samples with their "
