@@ -373,18 +373,17 @@ def _checked(record: Record) -> str:
     checks = (record.gate or {}).get("checks", [])
     missed = [check for check in checks if not check["passed"]]
     if missed:
-        said = [f"{each['name']} {_distance(each['value'])} (limit {_distance(each['limit'])})" for each in missed]
-        return f"{len(missed)} of {counted(len(checks), 'check')} missed: {', '.join(said)}"
+        words = [f"{each['name']} {_distance(each['value'])} (limit {_distance(each['limit'])})" for each in missed]
+        return f"{len(missed)} of {counted(len(checks), 'check')} missed: {', '.join(words)}"
     if not checks or record.status != "ok":
         return record.reason
-    worst = max(checks, key=_share_of_limit)
-    near = f"{_distance(worst['value'])} of {_distance(worst['limit'])}"
-    return f"{counted(len(checks), 'check')} passed, {'the worst ' if len(checks) > 1 else ''}{near}"
-
-
-def _share_of_limit(check: dict[str, Any]) -> float:
-    """Of a check that passed."""
-    return check["value"] / check["limit"] if check["value"] and check["limit"] else 0.0
+    said = f"{counted(len(checks), 'check')} passed"
+    distances = [each for each in checks if each["limit"] and each["limit"] < 1]  # others count, or are for information
+    if not distances:
+        return said
+    worst = max(distances, key=lambda each: each["value"] / each["limit"])
+    near = f"{worst['name']} {_distance(worst['value'])} of {_distance(worst['limit'])}"
+    return f"{said}, {'the worst ' if len(checks) > 1 else ''}{near}"
 
 
 def _distance(value: float | None) -> str:

@@ -1,5 +1,6 @@
 """What did the run find? A few sentences, each computed from the records."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -187,13 +188,14 @@ def _points(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, line: Lin
         value = cells[figure.y]
         if pd.notna(value) and value > 0:
             low, high = (float(value) / scale * end for end in _bar(cells, figure.y))
-            yield _Point(float(cells[figure.x]), float(value) / scale, low, high, bool(_marks(cells.get(MARKS)) & DOUBTS.keys()))
+            doubtful = bool(_marks(cells.get(MARKS)) & DOUBTS.keys())
+            yield _Point(float(cells[figure.x]), float(value) / scale, low, high, doubtful)
 
 
 def _bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
     """The ends of a point's bar over its value: over processes where there are several."""
     for ends in (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high")):
-        low, high = (cells.get(name) for name in ends)
+        low, high = (cells.get(name, math.nan) for name in ends)
         if pd.notna(low) and pd.notna(high) and low > 0:
             if y in _LATENCIES:
                 return low / cells["latency_ms"], high / cells["latency_ms"]

@@ -260,7 +260,7 @@ def test_verify_prints_the_checks(tmp_path):
     assert last == "2 cases: 2 ok"
     assert len(cases) == 2
     for line in cases:
-        assert re.fullmatch(r"ok      transformer/torch tiny .*: \d+ checks passed, the worst \S+ of \S+", line)
+        assert re.fullmatch(r"ok      transformer/torch tiny .*: \d+ checks passed, the worst \S+ \S+ of \S+", line)
     assert not list(tmp_path.iterdir())
 
 
@@ -291,11 +291,11 @@ def test_verify_prints_a_reason_as_it_is_and_what_was_not_checked(monkeypatch, c
     assert status == 1
     verdict = Verdict([Check.at_most("error", 0.0, 0.01)], "of 9 tokens the first 3 were compared")
     said, status = verified(monkeypatch, capsys, Record(CASE, "ok", gate=verdict.to_dict()))
-    assert ": 1 check passed, 0 of 0.01; of 9 tokens the first 3 were compared\n" in said
+    assert ": 1 check passed, error 0 of 0.01; of 9 tokens the first 3 were compared\n" in said
     assert status is None
-    verdict = Verdict([Check.at_most("near", 2e-5, 1e-4), Check.at_most("far", 0.01, 0.1)])
+    verdict = Verdict([Check.at_most("near", 2e-5, 1e-4), Check.at_most("far", 0.01, 0.1), Check.at_most("rows", 1, 1)])
     assert (
-        "2 checks passed, the worst 2e-05 of 0.0001\n"
+        "3 checks passed, the worst near 2e-05 of 0.0001\n"
         in verified(monkeypatch, capsys, Record(CASE, "ok", gate=verdict.to_dict()))[0]
     )
 
