@@ -330,7 +330,7 @@ def _caveat(table: pd.DataFrame, figure: Figure) -> str:
     if several == ["device_id"]:
         said = [f"from {rows['device_id'].nunique()} GPUs of one model"]
     if doubtful := doubts(rows):
-        said.append(f"of {_counted(len(rows), 'point')} {', '.join(doubtful)}")
+        said.append(f"of {_counted(len(rows), 'point')}, {', '.join(doubtful)}")
     return f" ({'; '.join(said)})" if said else ""
 
 

@@ -290,7 +290,7 @@ class InventedSamples(Honest):
         workload.metrics = {"flops": 1e12, "bytes": 1e9, "product_tflops": 1.0, "copy_gbs": 10.0}  # 1 s at least
 
     def samples(self, policy: Policy) -> Iterator[list[float]]:
-        for _ in range(policy.min_samples):
+        while True:
             yield [1.0]
 
 

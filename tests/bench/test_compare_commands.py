@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # It hands back samples of its own, so that no load of the machine changes them.
 ADAPTER = """
 import os
+from itertools import repeat
+
 from harness.system import Workload
 
 FORWARD, GENERATE = {forward}, {generate}
@@ -37,7 +39,7 @@ class TorchTransformer:
         ms = (FORWARD if case.phase == "forward" else GENERATE) / 100
         jitter = 1 + os.getpid() % 5 / 1000
         samples = [ms * jitter * (1 + at / 1000) for at in range(9)]
-        return Workload(run=lambda: None, tokens=1, engine_samples=lambda policy: [samples])
+        return Workload(run=lambda: None, tokens=1, engine_samples=lambda policy: repeat(samples))
 """
 ONE = ("quick", "--systems", "transformer/torch", "--context", "64", "--batch", "1", "--device", "cpu")
 

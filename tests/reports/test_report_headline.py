@@ -80,7 +80,7 @@ def spread(latencies, wide, system="ttt-linear", backend="thunderkittens", count
 def test_bars_that_overlap_name_no_winner():
     found = said(*spread({2048: 4.0, 4096: 4.0}, 0.4), *spread({2048: 4.4, 4096: 12.0}, 0.4, *SLOW))[0]
     assert "TTT-Linear and Transformer are not told apart at 2k, TTT-Linear is fastest at 4k; at 4k it" in found
-    assert "of 4 points 4 unsteady" in found
+    assert "of 4 points, 4 unsteady" in found
     found = said(*spread({2048: 4.0}, 0.04), *spread({2048: 4.4}, 0.04, *SLOW))[0]
     assert "TTT-Linear is fastest" in found
     assert "unsteady" not in found
@@ -93,7 +93,7 @@ def test_what_is_doubtful_wins_only_by_far(theirs, told):
         found = said(*forward({2048: 4.0}), *doubtful)[0]
         assert ("are not told apart" in found) is not told
         assert ("is fastest" in found) is told
-        assert "of 2 points 1 " in found
+        assert "of 2 points, 1 " in found
 
 
 def test_a_best_throughput_that_is_not_told_apart():
@@ -103,7 +103,7 @@ def test_a_best_throughput_that_is_not_told_apart():
     ]
     found = throughput(*stepped("ttt-linear", {64: 8.0}), *few)
     assert "Mamba reaches 10,667 tokens/s at batch 64, the only one tried, not told apart from TTT-Linear" in found
-    assert "(of 2 points 1 in fewer than 6 samples)" in found
+    assert "(of 2 points, 1 in fewer than 6 samples)" in found
 
 
 def test_large_numbers_have_no_exponent():
