@@ -193,8 +193,8 @@ class CaseRun:
         self.found["settings"] = workload.settings | sampling_settings(clock, self.policy)
         peak: PeakMemory = CudaPeak() if workload.device == "cuda" else ResidentPeak()
         peak.start()
-        of_the_work = self.case.l2 == "warm" and workload.engine_samples is None
-        energy = EnergyMeter(gpu if of_the_work else None)
+        metered = self.case.l2 == "warm" and workload.engine_samples is None
+        energy = EnergyMeter(gpu if metered else None)
         timing = self._timed(workload, clock, gpu, energy, inspector)
         bytes_held = peak.peak_bytes()
         self.found["peak_memory_bytes"] = None if bytes_held is None else bytes_held - clock.own_bytes
