@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import pandas as pd
@@ -21,6 +21,7 @@ MOST = 5  # sentences
 # What a point may be marked for that makes its number doubtful, in words.
 DOUBTS = {FEW_SAMPLES: f"in fewer than {FEWEST} samples", LOADED: "beside other programs", UNSTEADY: "unsteady"}
 # Columns whose bars are drawn, as points.js draws them: that of the latency, which rates divide by.
+_BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
 _LATENCIES, _RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "gbs")
 
 
@@ -184,7 +185,8 @@ def _standing(x: float, places: list[tuple[_Point, str]], catalogue: Catalogue, 
 def _points(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, line: Line) -> Iterator[_Point]:
     """The points with a result."""
     scale = catalogue.metric(figure.y).scale
-    for cells in table.loc[list(line.rows)].to_dict("records"):
+    read = [name for name in dict.fromkeys((figure.x, figure.y, "latency_ms", *chain(*_BARS), MARKS)) if name in table]
+    for cells in table.loc[list(line.rows), read].to_dict("records"):
         value = cells[figure.y]
         if pd.notna(value) and value > 0:
             low, high = (float(value) / scale * end for end in _bar(cells, figure.y))
@@ -194,7 +196,7 @@ def _points(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, line: Lin
 
 def _bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
     """The ends of a point's bar over its value: over processes where there are several."""
-    for ends in (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high")):
+    for ends in _BARS:
         low, high = (cells.get(name, math.nan) for name in ends)
         if pd.notna(low) and pd.notna(high) and low > 0:
             if y in _LATENCIES:
