@@ -1,4 +1,4 @@
-"""Bytes that one generated token moves, for any learner: averages over the tokens of a mini-batch."""
+"""Bytes that generate keeps, and that one token moves in the mean of a mini-batch, for any learner."""
 
 from typing import NamedTuple
 
@@ -22,6 +22,14 @@ STATE_PRECISIONS = {
 }
 
 
+class Learner(NamedTuple):
+    """Numbers of a head: weights, biases, and the rows that a token leaves to the rest of its mini-batch (dual)."""
+
+    weights: int
+    biases: int
+    rows: int
+
+
 def check_form_name(form: str) -> None:
     """Raise ValueError for an unknown form of generate."""
     if form not in FORMS:
@@ -33,6 +41,45 @@ def precision_of(state: str) -> StatePrecision:
     if state not in STATE_PRECISIONS:
         raise ValueError(f"state is {state!r}: supported are {', '.join(map(repr, STATE_PRECISIONS))}")
     return STATE_PRECISIONS[state]
+
+
+def kept_bytes(
+    learner: Learner,
+    mini_batch: int = 16,
+    form: str = "dual",
+    state: str = "planes",
+    row_element_bytes: int = 2,
+    sum_element_bytes: int = 4,
+) -> int:
+    """What a head keeps: weights in the precision `state`, biases in float32.
+
+    dual: besides, m rows. primal: the gradient sums, those of the biases in float32.
+    """
+    check_form_name(form)
+    weights, biases = learner.weights * precision_of(state).kept, 4 * learner.biases
+    if form == "dual":
+        return weights + biases + mini_batch * learner.rows * row_element_bytes
+    return weights + biases + learner.weights * sum_element_bytes + biases
+
+
+def moved_bytes(
+    learner: Learner,
+    mini_batch: int = 16,
+    form: str = "dual",
+    state: str = "planes",
+    row_element_bytes: int = 2,
+    sum_element_bytes: int = 4,
+) -> float:
+    """What of it a token moves at the least: weights as in `weight_bytes`, biases read in float32.
+
+    dual: besides, the rows. primal: the gradient sums.
+    """
+    weights = weight_bytes(learner.weights, mini_batch, form, state, sum_element_bytes)
+    if form == "dual":
+        inner = row_bytes(learner.rows, mini_batch, row_element_bytes)
+    else:
+        inner = sum_bytes(learner.biases, mini_batch, 4)
+    return weights + inner + 4 * learner.biases
 
 
 def weight_bytes(weights: int, mini_batch: int, form: str, state: str, sum_element_bytes: int) -> float:

@@ -5,7 +5,7 @@ D head dimension, m mini-batch size. LayerNorm and the inner gradient are O(D) a
 
 from typing import Any
 
-from tk_kernels.generate.traffic import check_form_name, precision_of, row_bytes, sum_bytes, weight_bytes
+from tk_kernels.generate.traffic import Learner, check_form_name, kept_bytes, moved_bytes
 
 
 def state_bytes(batch: int, heads: int, head_dim: int, element_bytes: int = 4) -> int:
@@ -43,49 +43,21 @@ def generate_flops(batch: int, heads: int, head_dim: int, mini_batch: int = 16, 
     return batch * heads * (dual if form == "dual" else 8 * head_dim**2)
 
 
-def generate_state_bytes(
-    batch: int,
-    heads: int,
-    head_dim: int,
-    mini_batch: int = 16,
-    form: str = "dual",
-    state: str = "planes",
-    row_element_bytes: int = 2,
-    sum_element_bytes: int = 4,
-) -> int:
-    """What generate keeps: W in the precision `state` and b in float32; dual: m rows of K and of G. primal: dW, db."""
-    check_form_name(form)
-    weights = head_dim**2 * precision_of(state).kept + 4 * head_dim
-    if form == "dual":
-        inner = mini_batch * 2 * head_dim * row_element_bytes
-    else:
-        inner = head_dim**2 * sum_element_bytes + 4 * head_dim
-    return batch * heads * (weights + inner)
+def learner(head_dim: int) -> Learner:
+    """W, b, and rows of K and G."""
+    return Learner(head_dim**2, head_dim, 2 * head_dim)
 
 
-def generate_state_traffic(
-    batch: int,
-    heads: int,
-    head_dim: int,
-    mini_batch: int = 16,
-    form: str = "dual",
-    state: str = "planes",
-    row_element_bytes: int = 2,
-    sum_element_bytes: int = 4,
-) -> float:
-    """Bytes of the state that one token a sequence moves at the least, averaged over a mini-batch.
-
-    W as in traffic.weight_bytes; b read in float32; dual: rows of K and G, 2D a token. primal: dW, and db in float32.
-    state: the precision of W, see traffic.STATE_PRECISIONS.
-    """
-    weights = weight_bytes(head_dim**2, mini_batch, form, state, sum_element_bytes)
-    if form == "dual":
-        inner = row_bytes(2 * head_dim, mini_batch, row_element_bytes)
-    else:
-        inner = sum_bytes(head_dim, mini_batch, 4)
-    return batch * heads * (weights + inner + 4 * head_dim)
+def generate_state_bytes(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> int:
+    """What generate keeps of all sequences; how: see traffic.kept_bytes."""
+    return batch * heads * kept_bytes(learner(head_dim), *how, **more)
 
 
-def generate_bytes(batch: int, heads: int, head_dim: int, *rest: Any, **more: Any) -> float:
+def generate_state_traffic(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> float:
+    """What of it one token a sequence moves at the least; how: see traffic.moved_bytes."""
+    return batch * heads * moved_bytes(learner(head_dim), *how, **more)
+
+
+def generate_bytes(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> float:
     """Least traffic of one token a sequence: `generate_state_traffic`, and q, k, v and z in 16 bits."""
-    return generate_state_traffic(batch, heads, head_dim, *rest, **more) + batch * heads * 8 * head_dim
+    return generate_state_traffic(batch, heads, head_dim, *how, **more) + batch * heads * 8 * head_dim

@@ -6,7 +6,7 @@ token and not counted.
 
 from typing import Any
 
-from tk_kernels.generate.traffic import check_form_name, precision_of, row_bytes, sum_bytes, weight_bytes
+from tk_kernels.generate.traffic import Learner, check_form_name, kept_bytes, moved_bytes
 
 HIDDEN = 4  # F / D
 
@@ -52,55 +52,22 @@ def generate_flops(batch: int, heads: int, head_dim: int, mini_batch: int = 16, 
     return batch * heads * (dual if form == "dual" else 18 * head_dim * hidden)
 
 
-def generate_state_bytes(
-    batch: int,
-    heads: int,
-    head_dim: int,
-    mini_batch: int = 16,
-    form: str = "dual",
-    state: str = "planes",
-    row_element_bytes: int = 2,
-    sum_element_bytes: int = 4,
-) -> int:
-    """What generate keeps: W1 and W2 in the precision `state`, b1 and b2 in float32.
-
-    dual: besides, m rows of K, X2, G1 and G2. primal: the gradient sums, those of the biases in float32.
-    """
-    check_form_name(form)
+def learner(head_dim: int) -> Learner:
+    """W1 and W2, b1 and b2, and rows of K, X2, G1 and G2."""
     hidden = HIDDEN * head_dim
-    weights = 2 * head_dim * hidden * precision_of(state).kept + 4 * (hidden + head_dim)
-    if form == "dual":
-        inner = mini_batch * 2 * (head_dim + hidden) * row_element_bytes
-    else:
-        inner = 2 * head_dim * hidden * sum_element_bytes + 4 * (hidden + head_dim)
-    return batch * heads * (weights + inner)
+    return Learner(2 * head_dim * hidden, hidden + head_dim, 2 * (head_dim + hidden))
 
 
-def generate_state_traffic(
-    batch: int,
-    heads: int,
-    head_dim: int,
-    mini_batch: int = 16,
-    form: str = "dual",
-    state: str = "planes",
-    row_element_bytes: int = 2,
-    sum_element_bytes: int = 4,
-) -> float:
-    """Bytes of the state that one token a sequence moves at the least, averaged over a mini-batch.
-
-    W1 and W2 as in traffic.weight_bytes; b1 and b2 read in float32; dual: rows of K, X2, G1 and G2, 2(D + F) a token.
-    primal: their gradient sums, those of the biases in float32. state: the precision of W1 and W2, see
-    traffic.STATE_PRECISIONS.
-    """
-    hidden = HIDDEN * head_dim
-    weights = weight_bytes(2 * head_dim * hidden, mini_batch, form, state, sum_element_bytes)
-    if form == "dual":
-        inner = row_bytes(2 * (head_dim + hidden), mini_batch, row_element_bytes)
-    else:
-        inner = sum_bytes(hidden + head_dim, mini_batch, 4)
-    return batch * heads * (weights + inner + 4 * (hidden + head_dim))
+def generate_state_bytes(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> int:
+    """What generate keeps of all sequences; how: see traffic.kept_bytes."""
+    return batch * heads * kept_bytes(learner(head_dim), *how, **more)
 
 
-def generate_bytes(batch: int, heads: int, head_dim: int, *rest: Any, **more: Any) -> float:
+def generate_state_traffic(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> float:
+    """What of it one token a sequence moves at the least; how: see traffic.moved_bytes."""
+    return batch * heads * moved_bytes(learner(head_dim), *how, **more)
+
+
+def generate_bytes(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> float:
     """Least traffic of one token a sequence: `generate_state_traffic`, and q, k, v and z in 16 bits."""
-    return generate_state_traffic(batch, heads, head_dim, *rest, **more) + batch * heads * 8 * head_dim
+    return generate_state_traffic(batch, heads, head_dim, *how, **more) + batch * heads * 8 * head_dim
