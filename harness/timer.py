@@ -213,7 +213,7 @@ def take_engine_samples(
         timing.samples_ms += map(float, batch)
         timing.throttled += [throttled()] * len(batch)
         elapsed_s = time.monotonic() - start
-        timing.stop = stop_reason(timing.samples_ms, elapsed_s, policy, at_each=True, known=number >= BATCHES)
+        timing.stop = stop_reason(timing.samples_ms, elapsed_s, policy, due=number >= BATCHES)
         if timing.stop:
             break
     if not timing.samples_ms:
@@ -222,17 +222,15 @@ def take_engine_samples(
     return timing
 
 
-def stop_reason(
-    samples: list[float], elapsed_s: float, policy: Policy, at_each: bool = False, known: bool = True
-) -> str:
+def stop_reason(samples: list[float], elapsed_s: float, policy: Policy, due: bool | None = None) -> str:
     """Why sampling is over: "interval", "count" or "budget"; "" while it is not.
 
-    at_each: look at the interval each time. Else when a tenth more are taken, as sorting costs more than short samples.
-    known: whether an interval of these samples says something of later ones.
+    due: whether to look at the interval; None is when a tenth more are taken, as sorting costs more than short samples.
     """
     if len(samples) < policy.min_samples:
         return ""
-    due = known and (at_each or not len(samples) % max(1, len(samples) // 10))
+    if due is None:
+        due = not len(samples) % max(1, len(samples) // 10)
     if due and len(samples) >= policy.interval_samples and _is_known(samples, policy):
         return "interval"
     if len(samples) >= policy.max_samples:

@@ -232,7 +232,7 @@ def test_engine_samples() -> None:
 def test_the_rules_of_stopping_hold_for_engines_too() -> None:
     """What ended sampling is in the record, so an engine that has no end is ended here."""
     endless = take_engine_samples(itertools.repeat([1.0]), Policy())
-    assert stop_reason([1.0] * 30, 0.0, Policy(), at_each=True, known=False) == ""
+    assert stop_reason([1.0] * 30, 0.0, Policy(), due=False) == ""
     assert (endless.stop, len(endless.samples_ms)) == ("interval", 20)
     spent = take_engine_samples(([each] for each in itertools.count(1.0)), Policy(budget_s=0, min_samples=3))
     assert (spent.stop, len(spent.samples_ms)) == ("budget", 3)
