@@ -188,9 +188,9 @@ def _row(
     row |= {"suites": suites, "status": first.status, "reason": first.reason}
     row |= _statistics(measured, group)
     row |= {name: math.nan if found.get(name) is None else found[name] for name in metrics}
-    common = ceilings.get(str(first.environment.get("device")), {})
-    own = {name: common.get(name, value) if name in CEILINGS and value else value for name, value in found.items()}
-    row |= explanation(first.case, own, row["latency_ms"])
+    common = ceilings[str(first.environment.get("device"))]
+    reached = {name: highest for name, highest in common.items() if found.get(name)}
+    row |= explanation(first.case, found | reached, row["latency_ms"])
     row |= dict(zip(MACHINE_COLUMNS, _place(first), strict=True))
     row |= {
         "samples": sum(len(record.samples_ms) for record in measured),

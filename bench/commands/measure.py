@@ -91,7 +91,8 @@ def plan(asked: Asked) -> Plan:
     """The jobs of the request, or UserError with the mistake in one sentence."""
     machine = snapshot()
     device, here = _device(asked.device, machine["device_kind"])
-    machine = snapshot(device) if here else machine  # a run on the CPU of a machine with a GPU is one of its CPU
+    if here and device != machine["device_kind"]:
+        machine = snapshot(device)  # a run on the CPU of a machine with a GPU is one of its CPU
     checkpoint = open_checkpoint(asked.checkpoint)
     names, systems, budget_s = _suites(asked, device, checkpoint)
     selection = select(
