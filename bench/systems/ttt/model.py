@@ -20,6 +20,7 @@ from bench.systems.language_model import (
     random_ids,
 )
 from bench.systems.ttt.drift import compared
+from bench.systems.ttt.replayed import ReplayedOperator
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.system import Workload
@@ -42,8 +43,10 @@ class TTTLanguageModel(LanguageModel):
         return reference
 
     def witness_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """The dual form in a wider type: the primal form materialises a W for every token."""
-        return super().reference(model, dtype)
+        """The dual form in a wider type, in replays: the primal form materialises a W for every token."""
+        reference = super().reference(model, dtype)
+        reference.operator = ReplayedOperator(reference.config.learner)
+        return reference
 
     def _compare(self, model: Any, case: Case) -> Verdict:
         """See LanguageModel._compare; of a checkpoint the tokens that it generates too."""

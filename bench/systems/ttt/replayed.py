@@ -1,0 +1,93 @@
+"""The reference of long prompts: a piece of the operator in PyTorch as one CUDA graph, replayed along the prompt."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.models.operator import (
+    Learner,
+    Projections,
+    TorchOperator,
+    outer_parameters,
+    ready_for_prefill,
+)
+from bench.systems.language_model import repeatable
+from tk_kernels.checks import common_position
+from tk_kernels.reference.token_rows import clone, overwrite
+
+PIECE_TOKENS = 512  # of a replay: few enough to keep little, enough that copies in and out do not count
+
+
+class ReplayedOperator(TorchOperator):
+    """`TorchOperator` in the dual form, its whole pieces as replays.
+
+    It is some ten launches a mini-batch and layer, 800,000 of TTT-MLP's 24 layers and 32,768 tokens: from Python they
+    take ten times as long as their work. What a prompt has beyond whole pieces runs as `TorchOperator` does.
+    """
+
+    def __init__(self, learner: str) -> None:
+        super().__init__(learner)
+        self._pieces: dict[torch.Size, _Piece] = {}
+
+    def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
+        """See Operator.forward."""
+        mini_batch = len(learner.token_scale)
+        start = common_position(state.position, start, mini_batch)
+        ready = ready_for_prefill(projections, learner, state.position)
+        size, tokens = PIECE_TOKENS // mini_batch * mini_batch, ready.q.shape[1]
+        whole = 0 if start else tokens // size * size
+        out = torch.empty_like(ready.q)
+        if whole:
+            outer = outer_parameters(learner)
+            piece = self._piece(_cut(ready, 0, size), outer, state)
+            piece.begin(outer, state)
+            for low in range(0, whole, size):
+                out[:, low : low + size] = piece.through(_cut(ready, low, low + size))
+            overwrite(state, piece.state)
+        if whole < tokens:
+            out[:, whole:] = super().forward(_cut(ready, whole, tokens), learner, state, start)
+        return out
+
+    def _piece(self, ready: Projections, outer: Sequence[Tensor], state: Any) -> "_Piece":
+        """The graph of pieces of this shape, which all layers share."""
+        shape = ready.q.shape
+        if shape not in self._pieces:
+            self._pieces[shape] = _Piece(self._reference, ready, outer, state)
+        return self._pieces[shape]
+
+
+class _Piece:
+    """The operator over PIECE_TOKENS tokens from a mini-batch's start, on tensors of its own."""
+
+    def __init__(self, reference: Any, ready: Projections, outer: Sequence[Tensor], state: Any) -> None:
+        self._tokens = [x.clone() for x in ready[:4]]
+        self._outer = [x.clone() for x in outer]
+        self.state = clone(state)
+        self._out = torch.empty_like(self._tokens[0])
+
+        def advance() -> None:
+            out, after = reference.forward(*self._tokens, *self._outer, self.state, start=0)
+            self._out.copy_(out)
+            overwrite(self.state, after)
+
+        self._advance = repeatable(advance)
+
+    def begin(self, outer: Sequence[Tensor], state: Any) -> None:
+        """Take a layer's parameters and its state."""
+        for mine, given in zip(self._outer, outer, strict=True):
+            mine.copy_(given)
+        overwrite(self.state, state)
+
+    def through(self, ready: Projections) -> Tensor:
+        """Outputs of the next piece; the next call overwrites them."""
+        for mine, given in zip(self._tokens, ready[:4], strict=True):
+            mine.copy_(given)
+        self._advance()
+        return self._out
+
+
+def _cut(ready: Projections, low: int, high: int) -> Projections:
+    q, k, v, lr = (x[:, low:high] for x in ready[:4])
+    return Projections(q, k, v, lr, ready=True)
