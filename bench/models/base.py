@@ -65,6 +65,12 @@ class CausalLM(nn.Module):
         """Every weight once, by its name in a checkpoint."""
         return {name: weight.detach() for name, weight in self.named_parameters()}
 
+    def copy_weights(self, other: "CausalLM") -> None:
+        """Overwrite all weights with those of the same names in `other`, in this model's dtype."""
+        given = other.weights()
+        for name, weight in self.weights().items():
+            weight.copy_(given[name])
+
     @property
     def head(self) -> Tensor:
         """The LM head's weight [V, C], where logits are computed with it: the embedding's own memory where tied."""

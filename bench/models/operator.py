@@ -109,9 +109,8 @@ class TorchOperator:
 
     def init_states(self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
         """See Operator.init_states."""
-        shapes = self.init_state([weight.to("meta") for weight in layers[0]], batch, mini_batch, dtype)
-        device = layers[0][0].device
-        states = type(shapes)(*(torch.empty(len(layers), *x.shape, dtype=x.dtype, device=device) for x in shapes))
+        one = self.init_state(layers[0], 1, mini_batch, dtype)
+        states = type(one)(*(x.new_empty(len(layers), batch, *x.shape[1:]) for x in one))
         self.restart_states(states, layers)
         return states
 

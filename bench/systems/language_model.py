@@ -77,8 +77,7 @@ class LanguageModel:
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
         """The same function with the same weights in `dtype`; by default the same code."""
         reference = type(model)(model.config, device(), dtype)
-        for name, weight in reference.weights().items():
-            weight.copy_(model.weights()[name])
+        reference.copy_weights(model)
         return reference
 
     def build(self, case: Case) -> Workload:

@@ -215,8 +215,7 @@ class AttentionBackend(TorchTransformer):
     def reference(self, model: FlashTransformer, dtype: torch.dtype) -> Transformer:
         """The same weights on the attention that SDPA chooses for `dtype`."""
         reference = Transformer(model.config, device(), dtype)
-        for name, weight in reference.weights().items():
-            weight.copy_(model.weights()[name])
+        reference.copy_weights(model)
         return reference
 
 
