@@ -1,7 +1,8 @@
 """Check that what is timed is the work that was asked for: inputs that nobody can foresee, outputs that follow them.
 
-Between samples the inputs are renewed and the outputs must change with them. After the last sample the outputs are
-poisoned, the timed callable runs once more, and what it left is compared with the reference (`Workload.witness`).
+Between samples the inputs are renewed; the outputs must be finite and change with them. After the last sample the
+outputs are poisoned, the timed callable runs once more, and what it left is compared with the reference
+(`Workload.witness`).
 
 What this cannot catch: an adapter that patches the harness or torch (the clock, `Tensor.fill_`, this module); that
 brings its own reference; that leaves out work whose result does not reach its outputs; or that finds out which calls
@@ -142,9 +143,14 @@ class Inspector:
             self._kept_inputs[name] = _glimpse(each.tensor).clone()
 
     def _look(self) -> None:
-        """Outputs must have changed since the last look, and inputs must not."""
+        """Outputs must be finite and have changed since the last look, and inputs must not.
+
+        Other numbers would not do: a state that is not finite costs a GPU less power, and so less time.
+        """
         self.missed += self._late()
         self._follow_inputs()
+        if not all(bool(each.isfinite().all()) for each in self._seen):
+            self._miss("outputs_not_finite_while_timed")
         for name, kept in self._kept_inputs.items():
             if not _equal(kept, _glimpse(self._inputs[name].tensor)):
                 self._miss("inputs_changed_by_the_work")

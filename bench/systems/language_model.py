@@ -86,6 +86,7 @@ class LanguageModel:
         model = self._model(case)
         mark_layers(device() == "cuda")  # a microsecond a layer beside hundreds of launches
         work = self.work(model, case)
+        self.make_ready(work)
         read = self.prompt_tokens if case.phase == "generate" else None
         prompt = {} if read is None else {"prompt_tokens": str(read)}
         cost = self.cost(model, case)
@@ -106,6 +107,9 @@ class LanguageModel:
     def work(self, model: Any, case: Case) -> "PhaseWork":
         """What is timed of a case."""
         return {"forward": Forward, "generate": Generate, "request": Request}[case.phase](self, model, case)
+
+    def make_ready(self, work: "PhaseWork") -> None:
+        """Compile or tune what the work will launch; afterwards it stands where the case begins."""
 
     def cost(self, model: Any, case: Case) -> dict[str, Work]:
         """FLOPs and bytes of one unit of a case, by part."""
@@ -255,6 +259,9 @@ class PhaseWork:
         """The timed call; its outputs."""
         raise NotImplementedError
 
+    def restart(self) -> None:
+        """Put what calls carry on back to where the case begins, in place."""
+
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
         """See Workload.witness."""
         raise NotImplementedError
@@ -341,11 +348,16 @@ class Generate(PhaseWork):
         self.adapter.place(self.state, self.case.context)
         return greedy_steps(self.model, self.ids, self.state, self.units)
 
+    @torch.inference_mode()
+    def restart(self) -> None:
+        """See PhaseWork.restart."""
+        self.adapter.restart(self.model, self.state)
+
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
         """Two calls from where the case begins: the second, timed, reads what the first left in the state."""
         rows = self.rows(chance, self.case.context)
+        self.restart()
         with torch.inference_mode():
-            self.adapter.restart(self.model, self.state)
             begun = self.adapter.rows_of_state(self.state, rows)
             before = self.run()[1][:, rows].clone()
 

@@ -4,11 +4,10 @@ from typing import Any
 
 import torch
 
-from bench.systems.language_model import LanguageModel
+from bench.systems.language_model import LanguageModel, PhaseWork
 from bench.systems.triton_tuning import compile_ahead, keep_choices, prepare, untuned
 from harness.case import Case
 from harness.gate import Verdict
-from harness.system import Workload
 
 
 class TunedLanguageModel(LanguageModel):
@@ -18,14 +17,13 @@ class TunedLanguageModel(LanguageModel):
         super().__init__()
         keep_choices()
 
-    def build(self, case: Case) -> Workload:
-        """See LanguageModel.build."""
-        workload = super().build(case)
+    def make_ready(self, work: PhaseWork) -> None:
+        """See LanguageModel.make_ready. What ran without its kernels left a state of what memory held."""
         if self._verdict is None:
-            prepare(workload.run)
+            prepare(work.run)
         else:
-            compile_ahead(workload.run)
-        return workload
+            compile_ahead(work.run)
+        work.restart()
 
     def _gate(self, model: Any, case: Case) -> Verdict:
         if self._verdict is not None:

@@ -5,6 +5,7 @@ nothing, and logits = h E^T.
 """
 
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -358,6 +359,20 @@ class MostCallsSkipped(Honest):
         return self.kept.clone()
 
 
+class NotANumber(Honest):
+    """Works on a state that is no number until it is put back for the check; a GPU does that on less power."""
+
+    lost = True
+
+    def run(self) -> Any:
+        logits, read = super().run()
+        return logits * math.nan if self.lost else logits, read
+
+    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+        self.lost = False
+        return super().witness(chance)
+
+
 @dataclass(frozen=True)
 class Cheat:
     """A cheat, the case that it is tried on, and the checks of which at least one must be in the reason."""
@@ -394,6 +409,7 @@ CHEATS = (
     Cheat(LazyOutput, PROMPT, ("outputs_that_are_no_plain_tensors",)),
     Cheat(LazyList, PROMPT, ("outputs_that_are_no_plain_tensors",)),
     Cheat(Nothing, PROMPT, ("outputs_that_are_no_plain_tensors",)),
+    Cheat(NotANumber, GENERATE, ("outputs_not_finite_while_timed",)),
     Cheat(MostCallsSkipped, PROMPT, (UNCHANGED, WRONG, "time_on_new_inputs_over_samples")),
 )
 HONEST_CASES = (PROMPT, SMALL_PROMPT, GENERATE)

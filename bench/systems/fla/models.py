@@ -195,13 +195,14 @@ class FlaGenerate(Generate):
         """See PhaseWork.prepare."""
         self.ids = random_ids(self.model, self.case.batch)
         self._before = random_ids(self.model, self.case.batch)
+        compile_ahead(self.restart)
+        self.restart()
 
-        @torch.inference_mode()
-        def begin() -> Any:
-            return self.model.generate_step(self._before, self.model.init_state(self.case.batch))[1]
-
-        compile_ahead(begin)
-        self.state = begin()
+    @torch.inference_mode()
+    def restart(self) -> None:
+        """See PhaseWork.restart; the tensors are new ones, and the old ones freed first."""
+        self.state, self._first = None, []
+        self.state = self.model.generate_step(self._before, self.model.init_state(self.case.batch))[1]
         self._first = [dict(layer.state) for layer in self.state.layers]
 
     @torch.inference_mode()

@@ -13,6 +13,7 @@ from bench.models.mamba import Mamba
 from bench.systems.mamba import ssm
 from bench.systems.mamba.ssm import MambaSSM, MambaSSMModel, copy_weights
 from harness.case import Case
+from harness.gate import Verdict
 from harness.measured_case import CaseRun
 from harness.timer import Policy
 
@@ -165,6 +166,25 @@ class Small(MambaSSM):
 
     def reference(self, model, dtype):
         return Sequential(model, dtype)
+
+
+def test_what_runs_without_its_kernels_leaves_no_state(package, monkeypatch):
+    """Compiling ahead runs the steps on what memory held; the state is where the case begins when it is timed."""
+    ran = []
+
+    def garble(run):
+        ran.append(run)
+        with torch.inference_mode():
+            for _, state in run.__self__.state.key_value_memory_dict.values():
+                state.fill_(torch.nan)
+
+    for name in ("prepare", "compile_ahead"):
+        monkeypatch.setattr(f"bench.systems.tuned_model.{name}", garble)
+    case, adapter = Case("mamba", "mamba-ssm", "tiny", "generate", 3, 24, dtype="float32"), Small()
+    for verdict in (None, Verdict([])):
+        adapter._verdict = verdict
+        assert adapter.build(case).run()[0].isfinite().all()
+    assert len(ran) == 2
 
 
 @pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])
