@@ -265,6 +265,12 @@ class Run:
         self._refuse_stray_files()
         return [record for job in self.jobs for record in latest(job, self.job_records(job))]
 
+    def missing(self, records: Iterable[Record]) -> list[Case]:
+        """The planned cases that none of its `records` is of: the run ended before them, or still goes on."""
+        recorded = {record.case.key for record in records}
+        planned = (planned.case for job in self.jobs for planned in job.cases)
+        return [case for case in planned if case.key not in recorded]
+
     def profiles(self) -> dict[str, Profile]:
         """The profiles by the key of their case, in the order of the plan; ProfileError for one that cannot be used."""
         folder = self.folder / "profiles"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from harness.case import Case
 from harness.files import write_atomically
 from harness.record import Record, RecordError
 from harness.run import FILE, Run
@@ -24,7 +25,9 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
     run = Run.open(run_folder)
     refuse_what_is_no_page(out, run_folder)
     profiled = section(run)
-    page = render(_records(run, systems), run.catalogue, title, profiled if profiled.html else None)
+    records = _records(run)
+    kept, missing = of_systems(records, systems), [case for case in run.missing(records) if _is_of(case, systems)]
+    page = render(kept, run.catalogue, title, profiled if profiled.html else None, missing=missing)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
 
@@ -41,26 +44,28 @@ def write_table(
     from reports.tables import write_frame
 
     run = Run.open(run_folder)
-    write_frame(frame(_records(run, systems), run.catalogue), fmt, out or sys.stdout, run.catalogue, columns)
+    records = of_systems(_records(run), systems)
+    write_frame(frame(records, run.catalogue), fmt, out or sys.stdout, run.catalogue, columns)
 
 
-def _records(run: Run, systems: Sequence[str]) -> list[Record]:
+def _records(run: Run) -> list[Record]:
     records = run.records()
     if not records:
         raise RecordError(f"{run.folder}: the run has no records yet")
-    return of_systems(records, systems)
+    return records
 
 
 def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record]:
     """The records of these systems, each NAME or NAME/BACKEND; all for none. RecordError where one has no records."""
-    names = [(record.case.system, record.case.system_backend) for record in records]
     for system in systems:
-        if not any(system in name for name in names):
-            there = ", ".join(dict.fromkeys(label for _, label in names))
+        if not any(_is_of(record.case, [system]) for record in records):
+            there = ", ".join(dict.fromkeys(record.case.system_backend for record in records))
             raise RecordError(f"--systems {system}: no records; there are those of {there}")
-    return [
-        record for record, name in zip(records, names, strict=True) if not systems or not set(name).isdisjoint(systems)
-    ]
+    return [record for record in records if _is_of(record.case, systems)]
+
+
+def _is_of(case: Case, systems: Sequence[str]) -> bool:
+    return not systems or case.system in systems or case.system_backend in systems
 
 
 def refuse_what_is_no_page(out: Path, run_folder: Path) -> None:

@@ -61,7 +61,7 @@ def frame(records: Iterable[Record], catalogue: Catalogue) -> pd.DataFrame:
     records = list(records)
     groups = [group for case in _by_case(records) for group in _by_place(case)]
     ceilings = _common_ceilings(records)
-    memberships = _memberships(catalogue)
+    memberships = suites_of_cases(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
     rows = [_row(group, memberships.get(group[0].case.key, ()), metrics, ceilings) for group in groups]
     table = pd.DataFrame(
@@ -127,7 +127,7 @@ def short_commit(commit: str, digits: int = 10) -> str:
     return (name[:digits] if re.fullmatch(r"[0-9a-f]{11,}", name) else name) + mark
 
 
-def _memberships(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
+def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
     """The suites of each case, by its key."""
     found: dict[str, tuple[str, ...]] = {}
     for suite in catalogue.suites:

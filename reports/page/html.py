@@ -4,7 +4,7 @@ import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -14,6 +14,7 @@ from jinja2 import Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.record import Record
 from reports.fairness import fairness, unchecked
@@ -39,6 +40,7 @@ from reports.stats import (
     option_columns,
     row_keys,
     short_commit,
+    suites_of_cases,
 )
 from reports.tables import plain, said
 
@@ -68,6 +70,7 @@ LABELS = {
     NOTES: "Notes",
     MARKS: "Marks",
 }
+MISSING = "missing"
 STATUS_MEANINGS = {
     "ok": "measured",
     "gate": "outputs missed the reference's tolerance, so it was not timed",
@@ -77,6 +80,7 @@ STATUS_MEANINGS = {
     "timeout": "ran past the time limit",
     "oom": "did not fit in memory",
     "skipped": "cannot run on this machine",
+    MISSING: "planned, and has no record: the run ended before it, or still goes on",
 }
 _ALWAYS_SHOWN = ("suites", "system", "backend", "phase", "batch", "context", "status", "latency_ms")
 # What fits a screen; the page offers the others.
@@ -110,14 +114,16 @@ def render(
     profiled: Section | None = None,
     around: Around | None = None,
     table: pd.DataFrame | None = None,
+    missing: Sequence[Case] = (),
 ) -> str:
     """The page of `records` as HTML; everything it needs is in it, and its policy forbids all else.
 
     profiled: the section on the run's profiles, where it has any. around: of a page that is part of a site, which
     takes Plotly from there and offers the site's downloads instead of its own. table: `stats.frame` of the records,
-    where it is at hand.
+    where it is at hand. missing: the planned cases without a record.
     """
     table = frame(records, catalogue) if table is None else table
+    lost = failures(table, missing, catalogue)
     drawn = figures(table, catalogue)
     labels = {name: _label(name, catalogue) for name in (*table.columns, "cases", "which")}
     shown, same = _shown_columns(table, labels, catalogue)
@@ -133,7 +139,7 @@ def render(
         "scales": {name: scale for name in table.columns if (scale := catalogue.metric(name).scale) != 1},
         "figures": [figure.to_dict() for figure in drawn],
         "looks": [(system, asdict(look)) for system, look in system_looks(table, catalogue).items()],
-        "failures": failures(table),
+        "failures": lost,
         "profiles": _profiled_rows(records, profiled),
     }
     sources = [source(PACKAGE, name) for name in PROGRAM]
@@ -145,18 +151,17 @@ def render(
         system_label=catalogue.system_label,
         backend_label=catalogue.backend_label,
         title=title or TITLE,
-        meta=_meta(table),
+        meta=_meta(table, len(missing)),
         notice=small_models(table, (str(record.environment.get("device_kind")) for record in records)),
         findings=[*found[:1], *unchecked(models, catalogue), *found[1:]],
         descriptions=[described(table, catalogue, figure) for figure in drawn],
         citation=citation(title or TITLE, table),
-        facts=_facts(table),
+        facts=_facts(table, len(missing)),
         suites=_by_suite(drawn),
         systems=[system for system in system_looks(table, catalogue) if any(_has(system, figure) for figure in drawn)],
         filters=_filters(table),
         same=same,
-        failures=data["failures"],
-        statuses=STATUS_MEANINGS,
+        statuses={status: meaning for status, meaning in STATUS_MEANINGS.items() if status in _statuses(lost)},
         fairness=models,
         fidelity=fidelity(records),
         machines=machines(records),
@@ -202,15 +207,24 @@ def embedded_json(value: Any) -> Markup:
     return Markup(text)
 
 
-def failures(table: pd.DataFrame) -> list[dict[str, Any]]:
+def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:
     """Cases without a result, those of one suite, system and reason together; `which` says which they are."""
-    lost = table[table["status"] != "ok"]
-    keys = ["status", "system", "backend", "suites", "reason"]
-    groups = lost.groupby(keys, sort=False, dropna=False)
+    keys, axes = ["status", "system", "backend", "suites", "reason"], ["phase", "batch", "context"]
+    suites = suites_of_cases(catalogue)
+    unrun = [
+        (MISSING, case.system, case.backend, suites.get(case.key, ()), "", case.phase, case.batch, case.context)
+        for case in missing
+    ]
+    lost = [*table.loc[table["status"] != "ok", keys + axes].itertuples(index=False, name=None), *unrun]
+    groups = pd.DataFrame(lost, columns=keys + axes).groupby(keys, sort=False, dropna=False)
     return [
         dict(zip(keys, key, strict=True)) | {"cases": len(rows), "which": _which(rows)}
         for key, rows in sorted(groups, key=lambda group: group[0])
     ]
+
+
+def _statuses(failures: Sequence[dict[str, Any]]) -> set[str]:
+    return {row["status"] for row in failures}
 
 
 def _which(rows: pd.DataFrame) -> str:
@@ -325,28 +339,30 @@ def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]
     return list(suites.items())
 
 
-def _facts(table: pd.DataFrame) -> list[Fact]:
-    counts = table["status"].value_counts().to_dict()
-    ok = counts.pop("ok", 0)
+def _facts(table: pd.DataFrame, missing: int) -> list[Fact]:
+    counts = table["status"].value_counts().to_dict() | ({MISSING: missing} if missing else {})
+    ok, cases = counts.pop("ok", 0), len(table) + missing
     lost = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())
     return [
         Fact("Device", " · ".join(device for device in table["device"].unique() if device) or "not recorded"),
         Fact("Commit", _commits(table)),
         Fact("Measured", _dates(table)),
-        Fact("Cases", f"{ok} measured", f"of {len(table)}"),
-        Fact("Without a result", str(len(table) - ok), lost),
+        Fact("Cases", f"{ok} measured", f"of {cases}"),
+        Fact("Without a result", str(cases - ok), lost),
         Fact("Samples", f"{samples:,}", f"of which {throttled:,} while the device was throttled" if throttled else ""),
     ]
 
 
-def _meta(table: pd.DataFrame) -> str:
+def _meta(table: pd.DataFrame, missing: int) -> str:
     """The run in a line: where, when, by which commit, how much."""
     measured = int((table["status"] == "ok").sum())
     devices = " and ".join(device for device in table["device"].unique() if device) or "device not recorded"
     commits = table["commit"].replace("", None).nunique()
     by = f"{commits} commits" if commits > 1 else f"commit {_commits(table)}"
-    return " · ".join([devices, _dates(table), by, f"{measured} of {len(table)} cases measured", *doubts(table)])
+    count = f"{measured} of {len(table) + missing} cases measured"
+    unrun = [f"{missing} without a record"] if missing else []
+    return " · ".join([devices, _dates(table), by, count, *unrun, *doubts(table)])
 
 
 def _commits(table: pd.DataFrame) -> str:

@@ -38,7 +38,7 @@ _FORMATS = {"csv": "Table (CSV)", "jsonl": "Records (JSON lines)", "parquet": "T
 class Entry:
     """A run in the index. day: of its first record, UTC; updated: when its last case was started, ISO; "" for none.
 
-    systems: (name, label) of each that has a record. measured: cases with a result, of `cases` with a record.
+    systems: (name, label) of each that has a record. measured: cases with a result, of `cases` planned.
     files: what there is of it, relative to the site.
     """
 
@@ -167,7 +167,7 @@ def _entry(run: Run, found: str, records: list[Record], files: tuple[str, ...]) 
         systems=tuple((name, run.catalogue.system_label(name)) for name in systems),
         mode=run.mode,
         measured=len({record.case.key for record in records if record.status == "ok"}),
-        cases=len({record.case.key for record in records}),
+        cases=sum(len(job.cases) for job in run.jobs),
         files=files,
     )
 
@@ -185,7 +185,8 @@ def _page(run: Run, found: str, records: list[Record], table: pd.DataFrame, file
     )
     profiled = section(run)
     title = printable(run.folder.resolve().name)
-    return render(records, run.catalogue, title, profiled if profiled.html else None, around, table)
+    missing = run.missing(records)
+    return render(records, run.catalogue, title, profiled if profiled.html else None, around, table, missing)
 
 
 def _downloads(table: pd.DataFrame, records: Iterable[Record], run: Run) -> dict[str, str | bytes]:

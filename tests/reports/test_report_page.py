@@ -13,8 +13,10 @@ import synthetic_records as synthetic
 
 from harness.case import Case
 from harness.record import RecordError
+from harness.run import Run
 from reports import write_report
 from reports.page.html import embedded_json, failures, render
+from reports.stats import frame
 
 H100 = Path(__file__).parents[2] / "reports" / "results" / "h100-2026-11-21"
 PAPER, HOSTILE = synthetic.paper(), synthetic.hostile()
@@ -99,7 +101,7 @@ def test_page_is_the_same_for_the_same_records():
 
 
 def test_failures_of_one_reason_are_one_entry():
-    found = failures(PAPER.table)
+    found = failures(PAPER.table, (), PAPER.catalogue)
     assert {
         "status": "skipped",
         "system": "mamba",
@@ -110,6 +112,24 @@ def test_failures_of_one_reason_are_one_entry():
         "which": "request, batch 16, context 512–32768",
     } in found
     assert sum(group["cases"] for group in found) == 18
+
+
+def test_a_run_that_ended_early_says_which_cases_are_missing(tmp_path):
+    run = PAPER.run(tmp_path / "run")
+    file = sorted((run / "records").glob("*.jsonl"))[0]
+    first, *others = file.read_text("utf-8").splitlines(keepends=True)
+    file.write_text(first, "utf-8")
+    write_report(run, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    measured = sum(record.status == "ok" for record in Run.open(run).records())
+    assert f"{measured} of {len(PAPER.table)} cases measured · {len(others)} without a record" in page
+    assert "<b data-status=\"missing\">missing</b>: planned, and has no record" in page
+    opened = Run.open(run)
+    gone = failures(frame(opened.records(), opened.catalogue), opened.missing(opened.records()), opened.catalogue)
+    assert sum(group["cases"] for group in gone if group["status"] == "missing") == len(others)
+    of_others = next(job.system for job in opened.jobs if not file.name.startswith(job.name))
+    write_report(run, tmp_path / "page.html", systems=[of_others])
+    assert "without a record" not in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_write_report_replaces_the_page_and_makes_its_folder(tmp_path):

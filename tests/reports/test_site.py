@@ -241,12 +241,14 @@ def test_what_is_no_run_is_a_sentence(two_runs, tmp_path):
 def test_a_run_without_records_is_a_line_and_one_without_a_result_a_page(tmp_path):
     planned = a_run(tmp_path / "planned", timed(a_case(), 1)).folder
     only(planned, "records/*.jsonl").unlink()
-    failed = a_run(tmp_path / "failed", without(a_case(), "oom", "does not fit")).folder
+    failed = a_run(tmp_path / "failed", without(a_case(), "oom", "does not fit"), timed(a_case(128), 1)).folder
+    file = only(failed, "records/*.jsonl")
+    file.write_text(file.read_text().partition("\n")[0] + "\n")
     out = tmp_path / "site"
     write_site([planned, failed], out, URL)
     index = (out / "index.html").read_text()
     assert "no records yet" in index
-    assert "0 of 1 cases measured" in index
+    assert "0 of 2 cases measured" in index
     assert [path.name[:6] for path in (out / "runs").iterdir()] == ["failed"]
     assert "does not fit" in only(out, "runs/*.html").read_text()
     assert not list((out / "over-time").iterdir())
