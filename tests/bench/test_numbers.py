@@ -13,11 +13,11 @@ from reports.stats import frame
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "reports/results"
-PAPER = "h100-2026-11-22"
+PAPER = "h100-2026-11-23"
 KERNELS = "h100-2026-11-21"  # has the suites of kernels
 FILES = {
     "README.md": PAPER,
-    "tk_kernels/README.md": KERNELS,
+    "tk_kernels/README.md": PAPER,
     "tk_kernels/edges/README.md": PAPER,
     "tk_kernels/ttt_linear/README.md": KERNELS,
     "tk_kernels/ttt_mlp/README.md": KERNELS,
