@@ -11,6 +11,7 @@ from harness.interval import median_interval
 
 _WINDOW = 5  # samples whose median is compared with that of the five before them
 BATCHES = 3  # of an engine, from which on its samples tell how well their median is known
+READS = 10  # times the budget may an engine take in all, what it does not time included
 _WINDOW_S = 0.5  # that a window needs to last: of longer work it has fewer samples, down to one
 
 
@@ -205,15 +206,16 @@ def take_engine_samples(
     """Samples of a system that times itself, until it or a stopping rule ends them; ValueError if there is none.
 
     All of a batch are kept, as all were measured: its first steps alone are those of a GPU that has just read prompts.
-    How well the median is known is asked of `BATCHES` batches and more, as the steps of one have much in common.
+    How well the median is known is asked of `BATCHES` batches and more, as the steps of one have much in common. The
+    budget is of what was sampled, and in all `READS` times as much: an engine reads prompts before it makes steps.
     """
     timing = Timing([], [], "")
     start = time.monotonic()
     for number, batch in enumerate(batches_ms, start=1):
         timing.samples_ms += map(float, batch)
         timing.throttled += [throttled()] * len(batch)
-        elapsed_s = time.monotonic() - start
-        timing.stop = stop_reason(timing.samples_ms, elapsed_s, policy, due=number >= BATCHES)
+        spent_s = max(sum(timing.samples_ms) / 1e3, (time.monotonic() - start) / READS)
+        timing.stop = stop_reason(timing.samples_ms, spent_s, policy, due=number >= BATCHES)
         if timing.stop:
             break
     if not timing.samples_ms:

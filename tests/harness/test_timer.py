@@ -256,6 +256,18 @@ def test_the_steps_of_one_batch_do_not_tell_how_well_their_median_is_known() -> 
     assert (timing.stop, len(timing.samples_ms)) == ("interval", BATCHES * 32)
 
 
+@pytest.mark.parametrize(("batch_s", "batches"), [(0.4, 3), (3.0, 3), (4.0, 3), (6.0, 2), (30.0, 1)])
+def test_the_budget_of_an_engine_is_of_what_it_timed(
+    batch_s: float, batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch is 0.4 s of steps; prompts are read before, for up to ten times the budget in all."""
+    moment = itertools.count(0.0, batch_s)
+    monkeypatch.setattr("harness.timer.time.monotonic", lambda: next(moment))
+    steps = [100.0, 101.0, 99.0, 100.0]
+    timing = take_engine_samples(itertools.repeat(steps), Policy(budget_s=1.0))
+    assert (timing.stop, len(timing.samples_ms)) == ("budget", batches * len(steps))
+
+
 def test_an_engine_warms_up_by_whole_batches_for_as_long_as_its_device_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     moment = itertools.count(0.0, 0.5)  # each batch takes 0.5 s
     monkeypatch.setattr("harness.timer.time.monotonic", lambda: next(moment))
