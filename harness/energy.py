@@ -22,29 +22,26 @@ class EnergyMeter:
         self._over = Event()
         self._seen: float | None = None
         self._refreshes: list[tuple[float, float]] = []
-        self._seconds = 0.0
 
     def __enter__(self) -> "EnergyMeter":
-        self._started = time.monotonic()
         if self._gpu:
             self._thread = Thread(target=self._watch, args=(self._gpu,), daemon=True)
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._seconds = time.monotonic() - self._started
         self._over.set()
         if self._gpu:
             self._thread.join()
 
-    def per_token(self, tokens: int) -> dict[str, float | None]:
-        """The metric `energy_j_per_token` of a block of so many; nothing where it is not known well enough."""
+    def per_token(self, tokens: int, seconds: float) -> dict[str, float | None]:
+        """The metric `energy_j_per_token` of so many in so many seconds; nothing where it is not known well enough."""
         if len(self._refreshes) < 2 or not tokens:
             return {}
         (first_s, first_j), (last_s, last_j) = self._refreshes[0], self._refreshes[-1]
         if last_s - first_s < NEEDS_S:
             return {}
-        return {"energy_j_per_token": (last_j - first_j) / (last_s - first_s) * self._seconds / tokens}
+        return {"energy_j_per_token": (last_j - first_j) / (last_s - first_s) * seconds / tokens}
 
     def look(self, now: float, joules: float | None) -> None:
         """What the counter says: a refresh where it says something else than before."""

@@ -203,7 +203,8 @@ class CaseRun:
         self.found["calls"] = calls
         if workload.measured is not None:
             self.found["metrics"] |= workload.measured(len(timing.samples_ms) * clock.launches)
-        self.found["metrics"] |= energy.per_token(len(timing.samples_ms) * calls * workload.tokens)
+        sampled_s = sum(timing.samples_ms) * calls / 1e3
+        self.found["metrics"] |= energy.per_token(len(timing.samples_ms) * calls * workload.tokens, sampled_s)
         with self._stage("check"):
             self._accepts(self._checked(workload, clock, inspector, timing))
 
@@ -221,6 +222,7 @@ class CaseRun:
                     return take_engine_samples(batches, self.policy, throttled)
             with self._stage("warm_up"):
                 clock.prepare(inspector.run)
+                inspector.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests
                 warm_up(clock, self.policy, throttled)
             with self._stage("sample"), energy:
                 timing = take_samples(clock, self.policy, throttled, inspector.before_sample)

@@ -281,8 +281,8 @@ class FakeMeter:
     def __exit__(self, *_: object) -> None:
         self.joules = self.device.energy_j() - self.before if self.device else 0.0
 
-    def per_token(self, tokens: int) -> dict[str, float | None]:
-        return {"energy_j_per_token": self.joules / tokens} if self.device else {}
+    def per_token(self, tokens: int, seconds: float) -> dict[str, float | None]:
+        return {"energy_j_per_token": self.joules / tokens, "seconds": seconds} if self.device else {}
 
 
 def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any, **changes: Any) -> Any:
@@ -327,6 +327,7 @@ def test_a_sample_on_a_gpu_spans_its_launches_and_units(monkeypatch: pytest.Monk
 def test_energy_is_of_the_samples_alone_and_of_all_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     record = on_fake_device(monkeypatch, FakeDevice(), case())
     assert record.metrics["energy_j_per_token"] == 5 * 40.0 / (5 * 4 * 8 * 16)
+    assert record.metrics["seconds"] == pytest.approx(5 * 4 * 0.1)
     # Flushing the cache draws energy that is not the work's.
     assert "energy_j_per_token" not in on_fake_device(monkeypatch, FakeDevice(), case(l2="cold")).metrics
     # An engine reads prompts beside the steps that it times.
