@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from harness.reason import of_exception
@@ -122,11 +123,19 @@ def _each(batch: Sequence[Call]) -> None:
         run()
 
 
+@cache
+def side_stream() -> Any:
+    """The stream of first runs, one a process: cuBLAS keeps 32 MB for every stream that it has seen."""
+    import torch
+
+    return torch.cuda.Stream()
+
+
 def _run_aside(run: Call) -> float:
     """First runs on a side stream, as capture asks for: they compile, tune and allocate. Seconds of the last one."""
     import torch
 
-    side = torch.cuda.Stream()
+    side = side_stream()
     side.wait_stream(torch.cuda.current_stream())
     for number in range(_WARM_RUNS):
         start = time.monotonic()

@@ -18,6 +18,7 @@ from bench.models.layers import mark_layers
 from bench.plan import LAUNCH_BOUND_TOKENS
 from bench.systems.ceilings import ceilings_of
 from harness.case import Case
+from harness.cuda_clock import side_stream
 from harness.gate import Check, Verdict, argmax_disagreement, relative_error, total_variation
 from harness.ranges import nvtx_range
 from harness.system import Input, Workload
@@ -474,7 +475,7 @@ def repeatable(step: Callable[[], object]) -> Callable[[], object]:
     """The step as one CUDA graph, after the first calls that compile it; on a CPU the step itself."""
     if device() == "cpu":
         return step
-    graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    graph, aside = torch.cuda.CUDAGraph(), side_stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.inference_mode():
         with torch.cuda.stream(aside):

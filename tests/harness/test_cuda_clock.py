@@ -78,7 +78,6 @@ class FakeGpu:
             "CUDAGraph": Graph,
             "graph": graph,
             "stream": on,
-            "Stream": lambda: stream,
             "current_stream": lambda: stream,
             "current_device": lambda: 0,
             "synchronize": lambda: None,
@@ -86,6 +85,7 @@ class FakeGpu:
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(cuda_clock, "side_stream", lambda: stream)
         monkeypatch.setattr(cuda_clock, "time", SimpleNamespace(monotonic=lambda: self.now_ms / 1e3))
         monkeypatch.setattr(torch, "empty", allocate)
 
@@ -135,7 +135,7 @@ def test_the_shortest_of_the_estimates_counts(gpu: FakeGpu) -> None:
 def test_the_first_runs_take_until_the_device_has_done_them(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch returns at once: what it takes shows where it is waited for."""
     slow = SimpleNamespace(wait_stream=lambda other: None, synchronize=gpu.kernel("waited", 3000.0))
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: slow)
+    monkeypatch.setattr(cuda_clock, "side_stream", lambda: slow)
     clock = CudaEventClock()
     clock.prepare(lambda: None)
     assert (clock.loaded_s, clock.launches, gpu.log) == (3.0, 1, ["waited"] * 2)
