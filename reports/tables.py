@@ -10,7 +10,7 @@ import pandas as pd
 from harness.catalogue import Catalogue
 from harness.reason import printable
 from harness.record import RecordError
-from reports.stats import CASE_COLUMNS, option_columns, short_commit
+from reports.stats import CASE_COLUMNS, MARKS, option_columns, short_commit
 
 FORMATS = ("csv", "json", "markdown", "text")
 WIDTH = 80  # of a terminal that does not say its own
@@ -92,6 +92,8 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
     width = _width(out)
     names = chosen or _telling(table, catalogue, width)
     same = {} if chosen else _same(table, names)
+    if unsaid := [] if chosen else _unsaid(table, names):
+        out.write(f"rows differ in what has no room here: {', '.join(unsaid)}; --columns shows it\n")
     if said_once := ", ".join(f"{name} {text}" for name, text in same.items()):
         out.write(f"in every row: {said_once}\n\n")
     head = [_heading(name, catalogue) for name in names]
@@ -113,22 +115,41 @@ def _width(out: TextIO) -> int:
 
 
 def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int) -> list[str]:
-    """What sets the cases apart, their status where one has no result, and of the numbers as many as fit."""
+    """What sets the cases apart, their status where one has no result, and of the others as many as fit."""
     varied = {name for name in table.columns if table[name].nunique(dropna=False) > 1}
     names = [name for name in _CASE if name in varied or name in ("system", "backend")]
+    settings = [name for name in _settings(table) if name in varied]
     names += ["status"] if set(table["status"]) - {"ok"} else []
     numbers = [metric.name for metric in catalogue.metrics if metric.text and metric.name in table]
-    settings = [name for name in ("size", "state_dtype", "dtype", *option_columns(table), "l2") if name in varied]
     left = width + 2 - sum(_widest(table, name, catalogue) + 2 for name in names)
-    for name in dict.fromkeys(["latency_ms", *settings, *numbers, *CASE_COLUMNS[1:], "status", "samples"]):
-        if name in names or table[name].isna().all():
+    for name in dict.fromkeys(["latency_ms", *settings, MARKS, *numbers, *CASE_COLUMNS[1:], "status", "samples"]):
+        if name in names or name not in table or table[name].isna().all():
             continue
         needed = _widest(table, name, catalogue) + 2
         if name == "latency_ms" or (len(names) < MOST_COLUMNS and needed <= left):
             names.append(name)
             left -= needed
     order = [*CASE_COLUMNS, *settings, "status"]
-    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name == MARKS))
+
+
+def _unsaid(table: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    """The settings without which some rows look alike where these columns are shown, and marks."""
+    found: list[str] = []
+    said = [name for name in names if name in (*CASE_COLUMNS, *_settings(table))]
+    for name in _settings(table):
+        if _alike(table, [*said, *found, name]) < _alike(table, [*said, *found]):
+            found.append(name)
+    return [*found, *([MARKS] if MARKS in table and MARKS not in names else [])]
+
+
+def _settings(table: pd.DataFrame) -> list[str]:
+    return [*option_columns(table), "size", "state_dtype", "dtype", "l2"]
+
+
+def _alike(table: pd.DataFrame, names: list[str]) -> int:
+    """How many rows repeat these cells of an earlier one."""
+    return int(table[names].astype(str).duplicated().sum())
 
 
 def _widest(table: pd.DataFrame, name: str, catalogue: Catalogue) -> int:
@@ -151,11 +172,13 @@ def _heading(name: str, catalogue: Catalogue) -> str:
 
 
 def _shown(value: Any, scale: float) -> str:
-    """Four significant digits; control characters (a record may hold escape sequences) become spaces."""
+    """Four significant digits, or all before the point; control characters, which a record may hold, become spaces."""
     number = plain(value)
     if isinstance(number, int | float) and not isinstance(number, bool) and scale != 1:
         number = number / scale
-    return f"{number:.4g}" if isinstance(number, float) else printable(said(value))
+    if isinstance(number, float):
+        return f"{number:.0f}" if 1e4 <= abs(number) < 1e9 else f"{number:.4g}"
+    return printable(said(value))
 
 
 def _write_markdown(head: list[str], columns: list[list[str]], numeric: list[bool], out: TextIO) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -92,6 +93,20 @@ def test_text_has_at_most_eight_columns_in_eighty_characters(made):
     assert 6 <= len(head.split()) <= 8
     assert max(map(len, [head, *rows])) <= 80
     assert "…" not in "".join(rows)
+
+
+def test_text_says_what_sets_rows_apart_that_look_alike():
+    cases = [
+        Case("ttt-linear", "thunderkittens", "1.3b", "forward", 16, 2048, options=options, l2=l2)
+        for options in ((), (("scope", "layer"),))
+        for l2 in (("warm", "cold") if options else ("warm",))
+    ]
+    text = written(synthetic.of_suite("quick", *(synthetic.ok(case, 1.0) for case in cases)), "text")
+    shown = text.split("\n\n")[-1].splitlines()[0].split()
+    unsaid = re.search(r"rows differ in what has no room here: (.*); --columns shows it\n", text)
+    assert {"scope", "l2"} <= {*shown, *(unsaid[1].split(", ") if unsaid else [])}
+    alone = written(synthetic.of_suite("quick", synthetic.ok(cases[0], 1.0)), "text")
+    assert "rows differ" not in alone
 
 
 def test_a_narrow_terminal_folds_words_and_never_a_number(monkeypatch):
