@@ -155,7 +155,7 @@ def run(
     if gpus is not None and slurm is not None:
         raise UserError("--gpus --slurm: one of them; --slurm says gpus=N itself")
     if dry_run:
-        measure.dry_run(asked, out)
+        measure.dry_run(asked, out, gpus)
         return
     options: dict[str, Any] = {
         "resume": resume,

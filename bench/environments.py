@@ -35,7 +35,8 @@ def _launch(adapter: Adapter, entry: Launch | None) -> Launch:
 
 def _read(file: Path) -> dict[str, Launch]:
     if not file.is_file():
-        raise UserError(f"{file}: {'is no regular file' if file.exists() else 'no such file'}")
+        why = "is no regular file" if file.exists() else "no such file; `make baselines` makes one"
+        raise UserError(f"{file}: {why}")
     if file.stat().st_size > SIZE_LIMIT:
         raise UserError(f"{file}: is larger than {SIZE_LIMIT >> 10} kB, so it is no systems.toml")
     try:

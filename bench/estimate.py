@@ -1,6 +1,7 @@
 """How long a run will take, from what earlier runs of the same cases took on the same device or kind of device."""
 
 from collections.abc import Mapping, Sequence
+from heapq import heapreplace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -55,6 +56,14 @@ def longest_first(jobs: Sequence[Job], repeats: int, past: Durations) -> list[Jo
         return known if known is not None else repeats * typical * len(job.cases)
 
     return sorted(jobs, key=seconds, reverse=True)
+
+
+def side_by_side(jobs: Sequence[float], places: int) -> float:
+    """Seconds until the last of jobs has ended, the longest first, each on the first of `places` that is free."""
+    busy = [0.0] * places
+    for seconds in sorted(jobs, reverse=True):
+        heapreplace(busy, busy[0] + seconds)
+    return max(busy)
 
 
 def in_words(seconds: float | None) -> str:

@@ -193,8 +193,8 @@ def open_run(work: Plan, out: Path, *, resume: bool, arguments: Sequence[str]) -
     return current
 
 
-def dry_run(asked: Asked, out: Path) -> None:
-    """Print the cases and jobs of a run, what cannot run, and how long it will take."""
+def dry_run(asked: Asked, out: Path, gpus: str | None = None) -> None:
+    """Print the cases and jobs of a run, what is too large, and how long it will take; gpus: as of `--gpus`."""
     work = plan(asked)
     if work.added:
         print(f"ttt-bench: {work.added}", file=sys.stderr)
@@ -206,16 +206,26 @@ def dry_run(asked: Asked, out: Path) -> None:
         too_large = sum(bool(work.skip(planned, [])) for planned in job.cases)
         note = f"{too_large} larger than this machine's memory" if too_large else ""
         rows.append((job.name, str(len(job.cases)), phases, estimate.in_words(seconds), note))
-    print_rows(("job", "cases", "phases", "time", "cannot run"), rows)
+    print_rows(("job", "cases", "phases", "time", "too large"), rows)
     for job in work.jobs:
         for planned in job.cases:
             print(f"{planned.case.key}  {planned.case.label}")
     every = [estimate.job_seconds(job, work.repeats, past) for job in work.jobs]
     known = [seconds for seconds in every if seconds is not None]
     untimed = len(every) - len(known)
-    words = [estimate.in_words(sum(known))] if known else []
+    places = _planned_gpus(gpus)
+    words = [estimate.in_words(estimate.side_by_side(known, places))] if known else []
     words += [f"{counted(untimed, 'job')} that no earlier run has timed"] if untimed else []
-    print(f"{counted(work.total, 'case')} in {counted(len(work.jobs), 'job')}: {', and '.join(words)}")
+    on = f" on {places} GPUs" if places > 1 else ""
+    print(f"{counted(work.total, 'case')} in {counted(len(work.jobs), 'job')}{on}: {', and '.join(words)}")
+    print("ttt-bench: `ttt-bench systems` says, where the run will be, which systems can run", file=sys.stderr)
+
+
+def _planned_gpus(asked: str | None) -> int:
+    """How many GPUs `--gpus` names, which need not be here; those of `all` are this machine's."""
+    if asked is None:
+        return 1
+    return max(1, len(visible_gpus() if asked == "all" else asked.split(",")))
 
 
 def verify(asked: Asked, *, limits: Limits) -> None:
@@ -317,7 +327,7 @@ def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], selection: Selectio
         words += [f"{count} of {len(planned)} cases of {suite.name}"] if count else []
     if not words:
         return ""
-    return f"{', '.join(words)} are not the suite's own: options of the command line replace what it has"
+    return f"{', '.join(words)} are not the suite's own: --sizes, --batch and --context replace the axes of each panel"
 
 
 def _refuse_without_gpu(suite: Suite, device: str) -> None:

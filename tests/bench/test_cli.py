@@ -17,7 +17,7 @@ import pytest
 from command_line import ROOT, called, one_sentence, started, ttt_bench
 
 import bench.catalogue as entries
-from bench import cli
+from bench import cli, estimate
 from bench.catalogue.suites import Suite, find_group, find_suite
 from bench.catalogue.systems import ADAPTERS, SYSTEMS
 from bench.commands import build as build_command
@@ -74,8 +74,8 @@ def test_the_run_says_what_was_asked_for_and_how_often_each_case_is_sampled(meas
 
 def test_cases_that_the_suite_does_not_have_are_said_in_a_sentence(measured):
     _, done = measured
-    words = "2 of 2 cases of quick are not the suite's own: options of the command line replace what it has"
-    assert f"ttt-bench: {words}" in done.stderr.splitlines()
+    words = "2 of 2 cases of quick are not the suite's own: --sizes, --batch and --context replace the axes of each"
+    assert f"ttt-bench: {words} panel" in done.stderr.splitlines()
 
 
 def test_the_table_is_json_and_markdown_too(measured):
@@ -223,6 +223,18 @@ def test_a_dry_run_lists_cases_and_jobs_and_needs_no_gpu(tmp_path, device):
     assert len(cases) == {"cpu": 10, "cuda": 20}[device]
     assert done.stdout.splitlines()[-1].startswith(f"{len(cases)} cases in ")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_knows_how_long_jobs_take_side_by_side(tmp_path):
+    assert estimate.side_by_side([5.0, 3.0, 4.0, 1.0], 2) == 7.0
+    assert estimate.side_by_side([5.0, 3.0], 1) == 8.0
+    one, two = (
+        ttt_bench("run", "--device", "cuda", "--dry-run", *gpus, cwd=tmp_path).stdout.splitlines()[-1]
+        for gpus in ([], ["--gpus", "0,1"])
+    )
+    assert "128 cases in 6 jobs: " in one
+    assert "128 cases in 6 jobs on 2 GPUs: " in two
+    assert float(two.split()[-2]) < 0.7 * float(one.split()[-2])
 
 
 def test_a_dry_run_of_the_paper_has_the_headlines(tmp_path):
