@@ -12,8 +12,11 @@ _SPECIAL = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{
 _SPECIAL["^"] = r"\textasciicircum{}"
 
 
-def citation(title: str, table: pd.DataFrame) -> str:
-    """A BibTeX entry of the run in `table` (of `stats.frame`): project, version, commit, device and date."""
+def citation(title: str, table: pd.DataFrame, missing: int = 0) -> str:
+    """A BibTeX entry of the run in `table` (of `stats.frame`): project, version, commit, device and date.
+
+    missing: how many planned cases have no record.
+    """
     when = days(table["started_at"])
     devices = [device for device in table["device"].unique() if device]
     commits = [short_commit(commit) for commit in table["commit"].unique() if commit]
@@ -22,7 +25,7 @@ def citation(title: str, table: pd.DataFrame) -> str:
         f"Measured on {' and '.join(devices) or 'a device that was not recorded'}",
         when,
         f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}" if commits else "",
-        f"{measured} of {len(table)} cases",
+        f"{measured} of {len(table) + missing} cases",
     ]
     fields = {
         "title": f"{{{_escaped(title)}}}: a run of ttt-bench",

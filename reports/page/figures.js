@@ -84,6 +84,7 @@ class Figure {
     const points = this.points.of(line);
     const { x, y } = this.points.best(points);
     const words = `${compact.format(y.value)} at batch ${x}`;
+    if (points.filter((point) => point.y).length === 1) return `${words}, the only one with a result`;
     return this.points.turns(points) ? `best ${words}` : `${words}, the largest tried`;
   }
 

@@ -1,6 +1,7 @@
 """What did the run find? A few sentences, each computed from the records."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -8,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.case import Case
 from harness.catalogue import Catalogue, PaperClaim
 from harness.interval import FEWEST
 from harness.reason import rounded
@@ -63,8 +65,13 @@ class _Standing:
     untold: bool
 
 
-def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> list[str]:
-    """At most `MOST` sentences on the figures that answer the run's question; on the first two where none does."""
+def headline(
+    table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure], missing: Sequence[Case] = ()
+) -> list[str]:
+    """At most `MOST` sentences on the figures that answer the run's question; on the first two where none does.
+
+    missing: the planned cases without a record.
+    """
     answering = [figure for figure in figures if figure.headline] or list(figures[:2])
     curves = [figure for figure in answering if not figure.best]
     sentences = [
@@ -72,7 +79,7 @@ def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure
         " ".join(filter(None, _claims(table, catalogue, curves))),
         " ".join(filter(None, (_best(table, catalogue, figure) for figure in answering if figure.best))),
         _unfit(table, catalogue, answering),
-        _lost(table),
+        _lost(table, len(missing)),
     ]
     return [sentence for sentence in sentences if sentence][:MOST]
 
@@ -112,6 +119,20 @@ def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
     sizes = ", ".join(sorted(table["size"].unique()))
     devices = " and ".join(device for device in table["device"].unique() if device) or "a CPU"
     return f"Small models ({sizes}) on a CPU, {devices}: these are not the paper's figures, which need a GPU."
+
+
+def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> str:
+    """What the reader of a run that ended early, or still goes on, must know first; "" for a whole one."""
+    if not missing:
+        return ""
+    counts = Counter(case.system for case in missing)
+    measured = set(table["system"])
+    who = [
+        f"{'all ' if system not in measured else ''}{count} of {catalogue.system_label(system)}"
+        for system, count in counts.items()
+    ]
+    total = len(table) + len(missing)
+    return f"Unfinished: {len(missing)} of the {total} planned cases have no record, {_listed(who)}."
 
 
 def _winners(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
@@ -249,7 +270,8 @@ def _judged(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, claim: Pa
     names = [catalogue.system_label(system) for system in (claim.system, claim.other)]
     missed = [x for x, factor in faster.items() if factor < 1 - claim.margin]
     range_said = " to ".join(dict.fromkeys(rounded(each) for each in (min(faster.values()), max(faster.values()))))
-    verdict = f"does not hold here at {_listed([said_x(x) for x in missed])}" if missed else "holds here"
+    met = "is exceeded here" if claim.margin and min(faster.values()) > 1 + claim.margin else "holds here"
+    verdict = f"does not hold here at {_listed([said_x(x) for x in missed])}" if missed else met
     return f"The paper's “{claim.text}” {verdict}: {names[0]} is {range_said} times as fast as {names[1]}."
 
 
@@ -315,12 +337,14 @@ def _at(catalogue: Catalogue, figure: Figure, rows: pd.DataFrame) -> str:
     return "at " + catalogue.axis(figure.x).phrase.replace("{}", ends)
 
 
-def _lost(table: pd.DataFrame) -> str:
-    counts = table["status"].value_counts().drop("ok", errors="ignore")
-    if not len(counts):
-        return f"Every one of the {len(table)} cases has a result."
+def _lost(table: pd.DataFrame, missing: int) -> str:
+    counts = table["status"].value_counts().drop("ok", errors="ignore").to_dict()
+    counts |= {"without a record": missing} if missing else {}
+    cases = len(table) + missing
+    if not counts:
+        return f"Every one of the {cases} cases has a result."
     said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    return f"{counts.sum()} of {len(table)} cases have no result ({said})."
+    return f"{sum(counts.values())} of {cases} cases have no result ({said})."
 
 
 def _caveat(table: pd.DataFrame, figure: Figure) -> str:

@@ -22,7 +22,7 @@ from reports.fidelity import fidelity
 from reports.machines import machines
 from reports.page.citation import citation
 from reports.page.figures import Figure, axis_title, days, figures
-from reports.page.headline import described, doubts, headline, small_models
+from reports.page.headline import described, doubts, headline, small_models, unfinished
 from reports.page.lines import system_looks
 from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
@@ -79,12 +79,13 @@ STATUS_MEANINGS = {
     "unstarted": "its worker could not be started",
     "timeout": "ran past the time limit",
     "oom": "did not fit in memory",
-    "skipped": "cannot run on this machine",
+    "skipped": "not run, for the reason given",
     MISSING: "planned, and has no record: the run ended before it, or still goes on",
 }
 _ALWAYS_SHOWN = ("suites", "system", "backend", "phase", "batch", "context", "status", "latency_ms")
 # What fits a screen; the page offers the others.
-_SHORT = ("system", "backend", "phase", "batch", "context", "status", "latency_ms", "us_per_token", "samples")
+_CASE = ("system", "backend", "phase", "batch", "context", "scope", "state_dtype")
+_SHORT = (*_CASE, "status", "latency_ms", "us_per_token", "samples")
 
 
 @dataclass(frozen=True)
@@ -145,17 +146,20 @@ def render(
     sources = [source(PACKAGE, name) for name in PROGRAM]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
     loader, plotly = source(PACKAGE, "load.js"), None if around else plotly_source()
-    found, models = headline(table, catalogue, drawn), fairness(records, catalogue)
+    found, models = headline(table, catalogue, drawn, missing), fairness(records, catalogue)
     return _template().render(
         label=LABELS.get,
         system_label=catalogue.system_label,
         backend_label=catalogue.backend_label,
         title=title or TITLE,
         meta=_meta(table, len(missing)),
-        notice=small_models(table, (str(record.environment.get("device_kind")) for record in records)),
+        notices=[
+            unfinished(table, missing, catalogue),
+            small_models(table, (str(record.environment.get("device_kind")) for record in records)),
+        ],
         findings=[*found[:1], *unchecked(models, catalogue), *found[1:]],
         descriptions=[described(table, catalogue, figure) for figure in drawn],
-        citation=citation(title or TITLE, table),
+        citation=citation(title or TITLE, table, len(missing)),
         facts=_facts(table, len(missing)),
         suites=_by_suite(drawn),
         systems=[system for system in system_looks(table, catalogue) if any(_has(system, figure) for figure in drawn)],

@@ -112,7 +112,8 @@ def test_the_long_table_opens_short_and_shows_what_is_chosen(page):
     heads = page.locator("#results-table th")
     short = heads.evaluate_all("all => all.map(e => e.dataset.column)")
     assert short == [
-        "system", "backend", "phase", "batch", "context", "status", "latency_ms", "us_per_token", "samples",
+        "system", "backend", "phase", "batch", "context", "status", "latency_ms", "us_per_token",
+        "state_dtype", "scope", "samples",
     ]  # fmt: skip
     assert page.evaluate(
         "(s => s.scrollWidth <= s.clientWidth)(document.querySelector('#results-table .scroller'))"
