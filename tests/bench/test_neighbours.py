@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_readme_has_the_ratios_of_the_study():
     lines = summary(ROOT / "reports" / "studies" / "neighbours-h200")
     assert len(lines) == 1 + len(CASES) * (len(SETTINGS) - 1)
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "reports" / "studies" / "README.md").read_text()
     for line in lines[1:]:
         name = re.split(r"  +", line)[0]
         row = next(row for row in readme.splitlines() if row.startswith(f"| {name} "))
