@@ -63,18 +63,20 @@ class Suite:
     trial: bool = False
 
 
-def _setting(phase: str, block: int, step_tokens: int, graphs: str = "engine") -> Panel:
-    """Figure 15's case, at few contexts, of vLLM's Transformer under some settings.
+def _setting(phase: str, block: int, step_tokens: int, graphs: str = "engine", few: bool = False) -> Panel:
+    """Figure 15's case, at few contexts, of vLLM's Transformer under some settings; few: prompts of Figure 20's.
 
     Of 1,024 tokens 335 sequences fit at once, between two powers of two: there the sizes of the graphs can matter.
     """
-    batch, contexts = {"forward": (16, (2048, 8192)), "generate": (512, (1024,))}[phase]
+    batches, contexts = {"forward": ((16,), (2048, 8192)), "generate": ((512,), (1024,))}[phase]
+    if few:
+        batches, contexts = (1, 2, 4, 16), (2048,)
     options: dict[str, tuple[str | int, ...]] = {
         "block_size": (block,),
         "max_num_batched_tokens": (step_tokens,),
         "graphs": (graphs,),
     }
-    return Panel(phase, ("transformer",), ("1.3b",), (batch,), contexts, options, backends=("vllm",))
+    return Panel(phase, ("transformer",), ("1.3b",), batches, contexts, options, backends=("vllm",))
 
 
 def _request(systems: tuple[str, ...], *backends: str, state_dtypes: tuple[str, ...] = ()) -> Panel:
@@ -369,6 +371,8 @@ SUITES: tuple[Suite, ...] = (
             _setting("forward", 16, 8192),
             _setting("forward", 16, 32768),
             _setting("forward", 128, 32768),
+            _setting("forward", 128, 32768, few=True),
+            _setting("forward", 128, 32768, graphs="prompts", few=True),
             _setting("forward", 16, 16384),
             _setting("generate", 16, 16384),
             _setting("generate", 128, 16384),

@@ -24,7 +24,10 @@ from harness.gate import Verdict
 
 SEQUENCES = 512  # vLLM captures graphs up to here unless told otherwise
 GRAPH_STEP = 256  # between the sizes of the graphs beyond them
-GRAPHS = ("engine", "doubling")  # at which numbers of sequences: vLLM's own (in steps of 8, then 16), or powers of two
+# At which numbers of tokens a step is replayed: vLLM's own (in steps of 8, then 16), powers of two, or its own and
+# powers of two up to LONGEST_GRAPH, the prompts of few sequences that our models replay too.
+GRAPHS = ("engine", "doubling", "prompts")
+LONGEST_GRAPH = 8192
 MEMORY_SHARE = 0.9  # the rest is for the gate's reference in float32
 # What vLLM says where the GPU is too small for the weights and a cache, or another program has taken its share.
 NO_ROOM = ("memory for the cache blocks", "available KV cache memory", "not enough GPU memory", "Free memory on device")
@@ -76,13 +79,17 @@ class Settings:
         }
 
     def graph_sizes(self) -> list[int]:
-        """The numbers of sequences that have a graph, up to `max_num_seqs`; empty where the engine's own list is it."""
+        """The numbers of tokens that have a graph; empty where the engine's own list is it."""
         if self.graphs == "doubling":
             return [2**power for power in range(self.max_num_seqs.bit_length())]
-        if self.max_num_seqs <= SEQUENCES:
+        if self.max_num_seqs <= SEQUENCES and self.graphs == "engine":
             return []
         own = [1, 2, 4, *range(8, 256, 8), *range(256, SEQUENCES + 1, 16)]
-        return own + list(range(SEQUENCES + GRAPH_STEP, self.max_num_seqs + 1, GRAPH_STEP))
+        own += range(SEQUENCES + GRAPH_STEP, self.max_num_seqs + 1, GRAPH_STEP)
+        if self.graphs == "engine":
+            return own
+        longer = [size for power in range(LONGEST_GRAPH.bit_length()) if (size := 2**power) > max(own)]
+        return own + [size for size in longer if size <= self.max_num_batched_tokens]
 
 
 @dataclass
