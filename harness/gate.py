@@ -90,18 +90,6 @@ def total_variation(logits: Any, ref: Any) -> float:
     return float(distance.amax()) if distance.numel() else 0.0
 
 
-def argmax_disagreement(logits: Any, ref: Any) -> float:
-    """The share of rows whose most probable token differs; NaN where `logits` holds one.
-
-    logits, ref: [..., V]. Raises ValueError where the shapes differ.
-    """
-    _same_shape(logits, ref)
-    if bool(logits.isnan().any()) or bool(ref.isnan().any()):
-        return math.nan
-    differs = logits.argmax(-1) != ref.argmax(-1).to(logits.device)
-    return float(differs.double().mean()) if differs.numel() else 0.0
-
-
 def _same_shape(out: Any, ref: Any) -> None:
     if out.shape != ref.shape:
         raise ValueError(f"outputs of shape {tuple(out.shape)}: the reference has {tuple(ref.shape)}")

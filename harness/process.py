@@ -122,12 +122,12 @@ class WorkerProcess:
         Stopped where the run is to end.
         """
         number = next(self._ids)
-        self._empty_log()
         deadline = time.monotonic() + limit_s
         self._send({"id": number, **request}, deadline)
         while True:
             answer = self._answer_to(number)
             if answer is not None:
+                self._empty_log()  # now, as a command that cannot be started has said so before it is asked
                 return answer
             if self._stopped():
                 raise Stopped

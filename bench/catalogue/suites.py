@@ -68,9 +68,11 @@ def _setting(phase: str, block: int, step_tokens: int, graphs: str = "engine", f
 
     Of 1,024 tokens 335 sequences fit at once, between two powers of two: there the sizes of the graphs can matter.
     """
-    batches, contexts = {"forward": ((16,), (2048, 8192)), "generate": ((512,), (1024,))}[phase]
-    if few:
-        batches, contexts = (1, 2, 4, 16), (2048,)
+    usual: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+        "forward": ((16,), (2048, 8192)),
+        "generate": ((512,), (1024,)),
+    }
+    batches, contexts = ((1, 2, 4, 16), (2048,)) if few else usual[phase]
     options: dict[str, tuple[str | int, ...]] = {
         "block_size": (block,),
         "max_num_batched_tokens": (step_tokens,),

@@ -19,7 +19,7 @@ from bench.plan import LAUNCH_BOUND_TOKENS
 from bench.systems.ceilings import ceilings_of
 from harness.case import Case
 from harness.cuda_clock import side_stream
-from harness.gate import Check, Verdict, argmax_disagreement, relative_error, total_variation
+from harness.gate import Check, Verdict, relative_error, total_variation
 from harness.ranges import nvtx_range
 from harness.system import Input, Workload
 from harness.work import Work
@@ -192,7 +192,7 @@ def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str) ->
         [
             Check.at_most("logits_relative_error", relative_error(logits, reference), error_limit),
             Check.at_most("total_variation", total_variation(logits, reference), distance_limit),
-            Check.at_most("argmax_disagreement", argmax_disagreement(logits, reference), 1.0),
+            choice_check("choice_below_best", reference, logits.argmax(-1), dtype),
         ]
     )
 

@@ -14,7 +14,7 @@ import pytest
 from harness_helpers import HERE, QUICK, ROOT, alive, case, launch, measured, statuses, systems, wait_for
 
 from harness import process
-from harness.process import Limits, WorkerLost, WorkerProcess, end_marked
+from harness.process import Launch, Limits, WorkerLost, WorkerProcess, end_marked
 from harness.runner import Event
 
 CASE = {"do": "case", "case": case().to_dict(), "policy": QUICK.to_dict(), "mode": "measure"}
@@ -187,3 +187,11 @@ def test_a_log_that_grows_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     size = os.fstat(worker._stderr.fileno()).st_size
     worker.kill()
     assert size <= 1 << 16
+
+
+def test_a_command_that_is_not_there_is_named_however_late_it_is_asked() -> None:
+    worker = WorkerProcess(Launch(["/no/such/python"], ""))
+    worker._process.wait(10)  # it has said why, and ended
+    with pytest.raises(WorkerLost, match="python could not be started: No such file or directory"):
+        worker.ask({"do": "probe"}, 10)
+    worker.kill()
