@@ -207,6 +207,8 @@ class _Drawn:
                 "the floor is the longer of the least bytes at a copy's bandwidth and the FLOPs at the rate of a large "
                 "product, both measured in the process of the case"
             )
+            if rows["state_dtype"].nunique() > 1:
+                yield "the floor is of one state precision: a smaller state has a lower one"
         if any(measured[name].nunique() > 1 for name in MACHINE_COLUMNS):
             yield _ALIKE_MACHINES
         if NOTES in rows and (noted := (rows["status"].eq("ok") & rows[NOTES].fillna("").ne("")).sum()):

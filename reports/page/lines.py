@@ -164,12 +164,10 @@ class Panel:
         """The column that colour and marker say.
 
         It is the system; where each system has figures of its own, the state's precision or, if that is the same, the
-        backend.
+        backend, where there are several.
         """
-        rows = self.rows
-        if "system" not in self.entry.split or rows["backend"].nunique() == 1:
-            return "system"
-        return "state_dtype" if rows["state_dtype"].nunique() > 1 else "backend"
+        differing = (name for name in ("state_dtype", "backend") if self.rows[name].nunique() > 1)
+        return next(differing, "system") if "system" in self.entry.split else "system"
 
     def _own_looks(self) -> dict[str, Look]:
         """The look of each value of what the look says, where that is not the system."""
@@ -249,7 +247,8 @@ class Panel:
     def _floor(self, values: dict[str, Any], rows: list[int], telling: list[str], dash: str) -> Line:
         parts = [said for name in telling if (said := self.looks.said(name, values[name]))]
         name = " · ".join(["Floor", *parts])
-        return Line(name, "floor", values["system"], "", 0, MARKERS[0], dash, False, rows, y=FLOOR)
+        short = f"floor of {values['state_dtype']}" if "state_dtype" in telling else "floor"
+        return Line(name, short, values["system"], "", 0, MARKERS[0], dash, False, rows, y=FLOOR)
 
     def form_pairs(self) -> list[Line]:
         """Lines of primal over dual, for rows that are alike in all but the form."""
