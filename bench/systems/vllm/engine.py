@@ -264,21 +264,23 @@ class Engine:
 
     def reference(self) -> CausalLM:
         """The repository's model with these weights in float32, on the host: beside the engine's cache is no room."""
-        if self._reference is None:
-            loaded = checkpoint.load_weights(self.model_config, self._folder.name, device(), torch.float32)
-            self._reference = to_host(loaded)
-            torch.cuda.empty_cache()
+        return self._moved_to_host(self._loaded()) if self._reference is None else self._reference
+
+    def _loaded(self) -> CausalLM:
+        return checkpoint.load_weights(self.model_config, self._folder.name, device(), torch.float32)
+
+    def _moved_to_host(self, loaded: CausalLM) -> CausalLM:
+        self._reference = to_host(loaded)
+        torch.cuda.empty_cache()
         return self._reference
 
     @torch.inference_mode()
     def _expected(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits [steps + 1, B, V] after the prompt and each token but the last, by the same weights in float32."""
-        reference = checkpoint.load_weights(self.model_config, self._folder.name, device(), torch.float32)
-        ids = ids.to(device())
+        reference, ids = self._loaded(), ids.to(device())
         lengths = range(GATE_PROMPT, ids.shape[1])
         rows = [reference.prefill(ids[:, :n], reference.init_state(ids.shape[0], n))[0].cpu() for n in lengths]
-        del reference
-        torch.cuda.empty_cache()
+        self._moved_to_host(reference)  # where the check of the timed batch finds it
         return torch.stack(rows)
 
     def _block_sizes(self) -> list[int]:
