@@ -132,6 +132,18 @@ def test_the_shortest_of_the_estimates_counts(gpu: FakeGpu) -> None:
     assert clock.launches == 8
 
 
+def test_first_runs_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS keeps memory for every stream that it has seen: with one a case, peak memory grew from case to case."""
+    made: list[object] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: made.append(object()) or made[-1])
+    cuda_clock.side_stream.cache_clear()
+    try:
+        assert cuda_clock.side_stream() is cuda_clock.side_stream()
+        assert len(made) == 1
+    finally:
+        cuda_clock.side_stream.cache_clear()
+
+
 def test_the_first_runs_take_until_the_device_has_done_them(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch returns at once: what it takes shows where it is waited for."""
     slow = SimpleNamespace(wait_stream=lambda other: None, synchronize=gpu.kernel("waited", 3000.0))

@@ -108,6 +108,16 @@ def test_a_line_that_rises_to_its_end_has_no_ring_and_its_notes_are_in_the_hover
         browsing.check(page, wrongs)
 
 
+def test_a_line_with_one_result_says_that_it_is_the_only_one(browser, one_place):
+    cases = [Case("transformer", "vllm", "1.3b", "generate", batch, 2048) for batch in (1, 2)]
+    records = [synthetic.ok(cases[0], 1.0), synthetic.lost(cases[1], "oom", "CUDA out of memory")]
+    with browsing.opened(
+        browser, browsing.save(synthetic.of_suite("fig20-throughput", *records), one_place, "page")
+    ) as (page, wrongs):
+        assert page.locator("#figure-0 .legend li").inner_text().endswith("at batch 1, the only one with a result")
+        browsing.check(page, wrongs)
+
+
 def test_ratio_divides_by_the_chosen_line(page):
     before = browsing.plotted(page, FIG15)
     page.locator(f"#figure-{FIG15}").get_by_label("relative to").select_option(label="Transformer · vLLM")
