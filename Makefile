@@ -75,6 +75,7 @@ sanitize: $(INSTALLED)
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check --quiet bench harness reports tests tk_kernels
 	$(PY) -m mypy bench harness reports tk_kernels
 
 # The report's tests open pages in a real browser.

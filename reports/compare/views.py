@@ -68,15 +68,19 @@ def page(comparison: Comparison) -> str:
     from reports.resources import environment, source
 
     reach = _reach(comparison.rows)
-    return environment("reports.compare").get_template("compare.html.j2").render(
-        style=source("reports.page", "style.css"),
-        comparison=comparison,
-        columns=COLUMNS,
-        rows=[(row, _cells(row), _plot(row, reach)) for row in comparison.rows],
-        closing=_closing(comparison),
-        without=_without(comparison),
-        width=WIDTH,
-        ends=f"{1 - reach:.2g} to {1 + reach:.2g}",
+    return (
+        environment("reports.compare")
+        .get_template("compare.html.j2")
+        .render(
+            style=source("reports.page", "style.css"),
+            comparison=comparison,
+            columns=COLUMNS,
+            rows=[(row, _cells(row), _plot(row, reach)) for row in comparison.rows],
+            closing=_closing(comparison),
+            without=_without(comparison),
+            width=WIDTH,
+            ends=f"{1 - reach:.2g} to {1 + reach:.2g}",
+        )
     )
 
 

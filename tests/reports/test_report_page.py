@@ -123,7 +123,7 @@ def test_a_run_that_ended_early_says_which_cases_are_missing(tmp_path):
     page = (tmp_path / "page.html").read_text("utf-8")
     measured = sum(record.status == "ok" for record in Run.open(run).records())
     assert f"{measured} of {len(PAPER.table)} cases measured · {len(others)} without a record" in page
-    assert "<b data-status=\"missing\">missing</b>: planned, and has no record" in page
+    assert '<b data-status="missing">missing</b>: planned, and has no record' in page
     opened = Run.open(run)
     gone = failures(frame(opened.records(), opened.catalogue), opened.missing(opened.records()), opened.catalogue)
     assert sum(group["cases"] for group in gone if group["status"] == "missing") == len(others)

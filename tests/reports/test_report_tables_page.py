@@ -115,9 +115,7 @@ def test_the_long_table_opens_short_and_shows_what_is_chosen(page):
         "system", "backend", "phase", "batch", "context", "status", "latency_ms", "us_per_token",
         "state_dtype", "scope", "samples",
     ]  # fmt: skip
-    assert page.evaluate(
-        "(s => s.scrollWidth <= s.clientWidth)(document.querySelector('#results-table .scroller'))"
-    )
+    assert page.evaluate("(s => s.scrollWidth <= s.clientWidth)(document.querySelector('#results-table .scroller'))")
     page.locator("#results-table th[data-column=latency_ms] button").click()
     page.locator(".chooser > summary").click()
     chooser = page.locator("#columns")
