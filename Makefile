@@ -11,8 +11,8 @@ OUT := out/$(shell date +%Y%m%d-%H%M%S)
 endif
 SUITES ?=
 RUN_OPTIONS ?=
-# Expanded when it is used: the baselines' environments write the file.
-SYSTEMS_FILE = $(if $(wildcard systems.toml),--systems-file systems.toml)
+# Asked by the shell: make expands all lines of a recipe before the first, which writes the file, runs.
+SYSTEMS_FILE = $$(test ! -f systems.toml || echo --systems-file systems.toml)
 TARGET := $(if $(shell nvidia-smi -L 2>/dev/null),cuda,cpu)
 BIN := $(if $(VENV),$(abspath $(VENV))/bin/,)
 PY := $(if $(VENV),$(BIN)python,$(PYTHON))
