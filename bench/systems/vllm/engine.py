@@ -274,12 +274,12 @@ class Engine:
         torch.cuda.empty_cache()
         return self._reference
 
-    @torch.inference_mode()
     def _expected(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits [steps + 1, B, V] after the prompt and each token but the last, by the same weights in float32."""
-        reference, ids = self._loaded(), ids.to(device())
+        reference, ids = self._loaded(), ids.to(device())  # weights made in inference mode cannot move later
         lengths = range(GATE_PROMPT, ids.shape[1])
-        rows = [reference.prefill(ids[:, :n], reference.init_state(ids.shape[0], n))[0].cpu() for n in lengths]
+        with torch.inference_mode():
+            rows = [reference.prefill(ids[:, :n], reference.init_state(ids.shape[0], n))[0].cpu() for n in lengths]
         self._moved_to_host(reference)  # where the check of the timed batch finds it
         return torch.stack(rows)
 

@@ -395,3 +395,28 @@ def test_a_prompt_beyond_the_references_room_is_said_to_be_compared_with_nothing
     monkeypatch.setattr(vllm_system, "MODEL_LENGTH", 40)
     workload = VllmTransformer().build(replace(CASE, phase="forward"))
     assert "compared with nothing" in workload.witness(Random(1))(None, 1).unchecked
+
+
+def test_the_reference_of_the_gate_serves_what_was_timed_block_by_block(llm, monkeypatch):
+    """As beside a GPU: weights are replaced on their way to the host and for each block's turn."""
+
+    def replaced(model):
+        for weight in model.parameters():
+            weight.data = weight.data.clone()
+        return model
+
+    @contextmanager
+    def visiting(block, device):
+        away = [(weight, weight.data) for weight in block.parameters()]
+        for weight, home in away:
+            weight.data = home.clone()
+        yield
+        for weight, home in away:
+            weight.data = home
+
+    monkeypatch.setattr(vllm_engine, "to_host", replaced)
+    monkeypatch.setattr("bench.systems.blockwise.visiting", visiting)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    llm.compute = True
+    record = CaseRun(CASE, FEW).record(OnCpu())
+    assert record.status == "ok", record.reason
