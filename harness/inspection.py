@@ -55,6 +55,7 @@ class Inspector:
         self._outputs: Any = None
         self._seen: list[Any] = []
         self._kept_inputs: dict[str, Any] = {}
+        self._seen_inputs: dict[str, Any] = {}
         self._next_at = 0.0
         self._ran = False
         self.missed: list[Check] = []
@@ -156,11 +157,16 @@ class Inspector:
                 self._miss("inputs_changed_by_the_work")
 
     def _follow_inputs(self) -> None:
-        """Outputs that are equal to those of other inputs were not computed from them."""
+        """Outputs that are equal to those of other inputs were not computed from them.
+
+        A renewed input may be the same by chance: the one token of a sequence is one of some hundreds.
+        """
         now = [_glimpse(each).clone() for each in tensors_of(self._outputs)]
-        if self._inputs and self._seen and len(now) == len(self._seen) and all(map(_equal, self._seen, now)):
+        before = self._seen_inputs
+        others = any(name in before and not _equal(before[name], kept) for name, kept in self._kept_inputs.items())
+        if others and self._seen and len(now) == len(self._seen) and all(map(_equal, self._seen, now)):
             self._miss("outputs_unchanged_by_new_inputs")
-        self._seen = now
+        self._seen, self._seen_inputs = now, self._kept_inputs
 
     def _miss(self, name: str) -> None:
         if not any(check.name == name for check in self.missed):

@@ -11,7 +11,7 @@ from harness_helpers import QUICK, case
 from harness import measured_case
 from harness.gate import Check, Verdict
 from harness.measured_case import MEASURE, PROFILE, VERIFY, CaseRun, is_out_of_memory
-from harness.system import Workload
+from harness.system import Input, Workload
 from harness.timer import Policy
 
 
@@ -369,3 +369,19 @@ def test_what_the_gate_and_the_check_of_the_timed_calls_said_is_one_verdict() ->
     missed = CaseRun(case(), QUICK).record(Checked())
     assert (missed.status, missed.samples_ms) == ("gate", [])
     assert missed.reason == "timed_error is 2, limit 1"
+
+
+@pytest.mark.parametrize(("tokens", "status"), [(1, "ok"), (1 << 20, "gate")])
+def test_outputs_need_not_change_where_the_inputs_were_drawn_alike(tokens: int, status: str) -> None:
+    """The one token of a sequence may be the same as before; many are not."""
+    import torch
+
+    class Constant(Fake):
+        def build(self, asked: Any) -> Workload:
+            ids, out = torch.zeros(asked.batch, dtype=torch.long), torch.ones(asked.batch, asked.context)
+            inputs = {"ids": Input(ids, "tokens", tokens, batch_axis=0)}
+            return Workload(run=out.clone, tokens=asked.batch * asked.context, inputs=inputs)
+
+    record = CaseRun(case(), QUICK).record(Constant())
+    assert record.status == status, record.reason
+    assert ("outputs_unchanged_by_new_inputs" in record.reason) == (status == "gate")
