@@ -26,6 +26,7 @@ PACKAGES = (
     "flash-attn-4",
     "flash-linear-attention",
 )
+SOURCES = (".py", ".cu", ".cuh", ".h")
 COMMIT_VARIABLE = "TTT_BENCH_COMMIT"
 DIRTY = "-dirty"  # after a commit: with uncommitted changes, as git describe says it
 
@@ -115,18 +116,24 @@ def _load() -> float | None:
 
 @lru_cache(maxsize=8)
 def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
-    """(commit, whether the tree differs) of a checkout, by default of the one that holds this package.
+    """(commit, whether its files differ) of a checkout, by default of the one that holds this package.
 
+    Files that git does not know count where they are source code: a page or a table that was written there is none.
     Without one, what TTT_BENCH_COMMIT says: COMMIT or COMMIT with DIRTY. ("", None) where neither is known.
     """
     root = root or Path(__file__).resolve().parent.parent
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     if commit:
-        changes = _git(root, "status", "--porcelain")
-        return commit, None if changes is None else bool(changes)
+        changes = _git(root, "status", "--porcelain", "--untracked-files=all")
+        return commit, None if changes is None else any(map(_differs, changes.splitlines()))
     said = os.environ.get(COMMIT_VARIABLE, "")
     named = said.partition("-")[0]
     return named, said == named + DIRTY if named else None
+
+
+def _differs(line: str) -> bool:
+    """Whether a line of `git status --porcelain` is a change of the program."""
+    return not line.startswith("??") or line.rstrip('"').endswith(SOURCES)
 
 
 def _git(root: Path, *arguments: str) -> str | None:

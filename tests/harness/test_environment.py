@@ -228,7 +228,20 @@ def test_commit_of_a_checkout(package_in: Path) -> None:
     git(package_in, "commit", "-q", "--allow-empty", "-m", "x")
     assert environment.commit_and_dirty() == (git(package_in, "rev-parse", "HEAD"), False)
     environment.commit_and_dirty.cache_clear()
-    (package_in / "new").write_text("")
+    for name, differs in (("page.html", False), ("site", False), ("bench/new kernel.cu", True)):
+        path = package_in / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+        environment.commit_and_dirty.cache_clear()
+        assert environment.commit_and_dirty()[1] is differs, name
+
+
+def test_an_edited_file_is_a_change_whatever_it_holds(package_in: Path) -> None:
+    git(package_in, "init", "-q")
+    (package_in / "notes").write_text("")
+    git(package_in, "add", "notes")
+    git(package_in, "commit", "-q", "-m", "x")
+    (package_in / "notes").write_text("x")
     assert environment.commit_and_dirty()[1] is True
 
 
