@@ -33,9 +33,10 @@ def profile(
     if not work.here:
         raise UserError("--device cuda: no CUDA GPU was found on this machine")
     tools = choose(way, work.device)  # type: ignore[arg-type]
+    new = "" if Run.exists(out) else f"{out}: a new run, without latencies to hold its profiles against"
     run = _run_of(out, work, resume, arguments)
     jobs = _jobs_of(run, work.jobs)
-    for said in filter(None, (tools.said, warning("they may slow what is profiled"))):
+    for said in filter(None, (tools.said, new, warning("they may slow what is profiled"))):
         print(f"ttt-bench: {said}", file=sys.stderr)
     shown = _Shown(sum(len(job.cases) for job in jobs), recorded(run.records()))
     profiler = Profiler(

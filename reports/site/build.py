@@ -62,6 +62,7 @@ def write_site(runs: Sequence[Path], out: Path, url: str = "") -> Built:
     url = checked_url(url) if url else ""
     refuse_what_belongs_to_others(out, runs)
     digests = _digests(runs)
+    before = {entry.id for entry in _known(out).values()}
     drawn = _unchanged(out, digests)
     changed = {digest: folder for digest, folder in digests.items() if digest not in drawn}
     for name in FOLDERS:
@@ -74,6 +75,8 @@ def write_site(runs: Sequence[Path], out: Path, url: str = "") -> Built:
     removed = _remove_others(out, _write_shared(out, ordered, url))
     _write_marker(out, ordered)
     notes = ([] if has_parquet() else [NO_PARQUET]) + ([] if url else [NO_FEED])
+    if gone := before - {each.entry.id for each in ordered}:
+        notes.append(f"no longer on the site, as they were not named: {', '.join(sorted(gone))}")
     return Built(len(digests), len(changed), removed, tuple(notes))
 
 

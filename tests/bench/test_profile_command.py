@@ -38,6 +38,7 @@ def test_a_run_of_its_own_holds_a_profile_of_each_case(profiled: Any) -> None:
 def test_it_says_what_tells_the_times_and_what_bounds_each_case(profiled: Any) -> None:
     _, done = profiled
     assert done.stderr.splitlines()[0] == "ttt-bench: torch.profiler tells the times of operators on the CPU"
+    assert "a new run, without latencies to hold its profiles against" in done.stderr.splitlines()[1]
     assert done.stdout.count("ms in kernels and gaps; the run has no latency of this case") == 2
     assert "of the time" in done.stdout
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 import uuid
 from datetime import datetime
@@ -119,6 +120,7 @@ def test_a_run_that_is_left_out_disappears_with_its_files(two_runs, tmp_path):
     assert len(gone) >= 4
     built = write_site(two_runs[:1], out)
     assert built.removed == len(gone) + 1  # and the feed
+    assert any(re.fullmatch(r"no longer on the site, as they were not named: day-02-\w+", note) for note in built.notes)
     assert not gone & files_in(out)
     assert {"downloads/mine.txt"} <= files_in(out)
     assert "day-02" not in (out / "index.html").read_text()
