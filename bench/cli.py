@@ -113,8 +113,9 @@ def run(
         bool, typer.Option("--resume", help="Keep what is finished; measure the rest, skipped cases too.")
     ] = False,
     retry: Annotated[
-        str, typer.Option(help="With --resume: rerun cases whose worker was `lost`, or all that `failed`.")
-    ] = "lost",
+        str | None,
+        typer.Option(help="With --resume: rerun cases whose worker was `lost` (the default), or all that `failed`."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the cases, the jobs and how long they will take; needs no GPU.")
     ] = False,
@@ -146,8 +147,10 @@ def run(
     from bench.errors import UserError
     from harness.process import Limits
 
-    if retry not in ("lost", "failed"):
+    if retry is not None and retry not in ("lost", "failed"):
         raise UserError(f"--retry {retry}: must be lost or failed")
+    if retry is not None and not resume:
+        raise UserError(f"--retry {retry}: says what --resume does; add --resume")
     axes = (mini_batch, backbone, checkpoint)
     asked = measure.Asked(
         tuple(suite or ()), systems, sizes, batch, context, device, systems_file, budget, min_samples, repeats, *axes
@@ -155,11 +158,11 @@ def run(
     if gpus is not None and slurm is not None:
         raise UserError("--gpus --slurm: one of them; --slurm says gpus=N itself")
     if dry_run:
-        measure.dry_run(asked, out, gpus)
+        measure.dry_run(asked, out, gpus, resume=resume)
         return
     options: dict[str, Any] = {
         "resume": resume,
-        "retry": retry,
+        "retry": retry or "lost",
         "limits": Limits(time_limit, start_limit),
         "arguments": sys.argv[1:],
     }

@@ -1,11 +1,13 @@
 """How long a run will take, from what earlier runs of the same cases took on the same device or kind of device."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heapreplace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from harness.case import Case
 from harness.record import RecordError
 from harness.run import Job, Run
 
@@ -39,21 +41,38 @@ def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     return {key: median(seconds) for key, seconds in (elsewhere | here).items()}
 
 
-def job_seconds(job: Job, repeats: int, past: Durations) -> float | None:
-    """Seconds of all cases of a job; None where no case of it was ever run. Unknown ones take as long as the known."""
-    known = [past[planned.case.key] for planned in job.cases if planned.case.key in past]
-    if not known:
-        return None
-    return repeats * (sum(known) + (len(job.cases) - len(known)) * median(known))
+@dataclass(frozen=True)
+class JobTime:
+    """How long a job will take."""
+
+    seconds: float  # of its cases, but of those that nothing is known of
+    guessed: int = 0  # cases that were never run, and count as long as those of the same size, phase and scope
+    untimed: int = 0  # cases that nothing is known of
+
+
+def job_time(job: Job, repeats: int, past: Durations) -> JobTime:
+    """How long all cases of a job will take, `repeats` times."""
+    known: dict[tuple[Any, ...], list[float]] = {}
+    for case in (planned.case for planned in job.cases):
+        if case.key in past:
+            known.setdefault(_kind(case), []).append(past[case.key])
+    unknown = [planned.case for planned in job.cases if planned.case.key not in past]
+    guesses = [median(known[_kind(case)]) for case in unknown if _kind(case) in known]
+    seconds = sum(map(sum, known.values())) + sum(guesses)
+    return JobTime(repeats * seconds, len(guesses), len(unknown) - len(guesses))
+
+
+def _kind(case: Case) -> tuple[Any, ...]:
+    return case.size, case.phase, case.option("scope", "model")
 
 
 def longest_first(jobs: Sequence[Job], repeats: int, past: Durations) -> list[Job]:
-    """The jobs by how long they will take; where none of a job's cases was ever run, by the number of its cases."""
+    """The jobs by how long they will take; a case that nothing is known of counts as the median of all."""
     typical = median(past.values()) if past else 1.0
 
     def seconds(job: Job) -> float:
-        known = job_seconds(job, repeats, past)
-        return known if known is not None else repeats * typical * len(job.cases)
+        time = job_time(job, repeats, past)
+        return time.seconds + repeats * typical * time.untimed
 
     return sorted(jobs, key=seconds, reverse=True)
 

@@ -168,15 +168,22 @@ class Run:
     @classmethod
     def create(cls, folder: Path, file: RunFile) -> "Run":
         """A new run in `folder`, which may exist but must hold no run."""
+        cls.refuse_held(folder)
+        run = cls(folder, file)
+        run.save()
+        return run
+
+    @staticmethod
+    def refuse_held(folder: Path) -> None:
+        """RunError where `folder` cannot hold a new run, as one is in it or it is a file."""
         try:
             held = os.path.lexists(folder / FILE) or _has_entries(folder / "records")
         except OSError as error:
             raise RunError(f"{folder}: cannot be read: {error.strerror or error}") from None
         if held:
             raise RunError(f"{folder}: holds a run already; resume it (--resume) or name another folder")
-        run = cls(folder, file)
-        run.save()
-        return run
+        if folder.exists() and not folder.is_dir():
+            raise RunError(f"{folder}: is not a folder; name another for the run")
 
     @classmethod
     def open(cls, folder: Path) -> "Run":

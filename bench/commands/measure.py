@@ -1,5 +1,6 @@
 """`ttt-bench run` and `ttt-bench verify`: plan, say what will happen, run the jobs, sum up."""
 
+import math
 import sys
 import tempfile
 from collections import Counter
@@ -89,6 +90,8 @@ class Plan:
 
 def plan(asked: Asked) -> Plan:
     """The jobs of the request, or UserError with the mistake in one sentence."""
+    if asked.budget_s is not None and not math.isfinite(asked.budget_s):
+        raise UserError(f"--budget {asked.budget_s}: must be a number of seconds")
     machine = snapshot()
     device, here = _device(asked.device, machine["device_kind"])
     if here and device != machine["device_kind"]:
@@ -179,43 +182,55 @@ def run(
 def open_run(work: Plan, out: Path, *, resume: bool, arguments: Sequence[str]) -> Run:
     """The new run in `out`, or the one there with what is asked for added; RunError where another has it."""
     request = request_of(arguments, work)
-    refuse_submitted(out)
-    if not (Run.exists(out) and resume):
+    if not _goes_on(work, out, resume):
         file = RunFile(
             TOOL, SCHEMA_VERSION, "measure", work.jobs, work.catalogue, work.policy.to_dict(), work.repeats, (request,)
         )
         return Run.create(out, file)
     with Run.open(out).held():
         current = Run.open(out)  # as it is now that nobody else adds to it
-        _refuse_another_kind(current, work.repeats)
         clear(out)
         current.extend(work.jobs, work.catalogue, work.policy.to_dict(), request)
     return current
 
 
-def dry_run(asked: Asked, out: Path, gpus: str | None = None) -> None:
+def _goes_on(work: Plan, out: Path, resume: bool) -> bool:
+    """Whether the work is added to the run in `out`; RunError or UserError where the folder does not do for it."""
+    refuse_submitted(out)
+    if not (Run.exists(out) and resume):
+        Run.refuse_held(out)
+        return False
+    _refuse_another_kind(Run.open(out), work.repeats)
+    return True
+
+
+def dry_run(asked: Asked, out: Path, gpus: str | None = None, *, resume: bool = False) -> None:
     """Print the cases and jobs of a run, what is too large, and how long it will take; gpus: as of `--gpus`."""
     work = plan(asked)
+    _goes_on(work, out, resume)
     if work.added:
         print(f"ttt-bench: {work.added}", file=sys.stderr)
     past = estimate.past_durations(work.machine if work.here else None, out)
     rows = []
-    for job in work.jobs:
-        seconds = estimate.job_seconds(job, work.repeats, past)
+    times = [estimate.job_time(job, work.repeats, past) for job in work.jobs]
+    for job, time in zip(work.jobs, times, strict=True):
         phases = ", ".join(dict.fromkeys(planned.case.phase for planned in job.cases))
         too_large = sum(bool(work.skip(planned, [])) for planned in job.cases)
         note = f"{too_large} larger than this machine's memory" if too_large else ""
-        rows.append((job.name, str(len(job.cases)), phases, estimate.in_words(seconds), note))
+        rows.append((job.name, str(len(job.cases)), phases, estimate.in_words(time.seconds or None), note))
     print_rows(("job", "cases", "phases", "time", "too large"), rows)
     for job in work.jobs:
         for planned in job.cases:
             print(f"{planned.case.key}  {planned.case.label}")
-    every = [estimate.job_seconds(job, work.repeats, past) for job in work.jobs]
-    known = [seconds for seconds in every if seconds is not None]
-    untimed = len(every) - len(known)
+    guessed, untimed = (
+        work.repeats * sum(counts) for counts in zip(*((x.guessed, x.untimed) for x in times), strict=True)
+    )
     places = _planned_gpus(gpus)
-    words = [estimate.in_words(estimate.side_by_side(known, places))] if known else []
-    words += [f"{counted(untimed, 'job')} that no earlier run has timed"] if untimed else []
+    words = []
+    if guessed + untimed < work.total:
+        words.append(estimate.in_words(estimate.side_by_side([time.seconds for time in times], places)))
+        words[0] += f" ({guessed} of the cases guessed from others of their job)" if guessed else ""
+    words += [f"{counted(untimed, 'case')} that no earlier run has timed"] if untimed else []
     on = f" on {places} GPUs" if places > 1 else ""
     print(f"{counted(work.total, 'case')} in {counted(len(work.jobs), 'job')}{on}: {', and '.join(words)}")
     print("ttt-bench: `ttt-bench systems` says, where the run will be, which systems can run", file=sys.stderr)
@@ -327,7 +342,10 @@ def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], selection: Selectio
         words += [f"{count} of {len(planned)} cases of {suite.name}"] if count else []
     if not words:
         return ""
-    return f"{', '.join(words)} are not the suite's own: --sizes, --batch and --context replace the axes of each panel"
+    given = {"--sizes": selection.sizes, "--batch": selection.batches, "--context": selection.contexts}
+    given |= {f"--{name.replace('_', '-')}": values for name, values in selection.options.items()}
+    replacing = " and ".join(option for option, values in given.items() if values)
+    return f"{', '.join(words)} are not the suite's own: {replacing} in place of the axes of its panels"
 
 
 def _refuse_without_gpu(suite: Suite, device: str) -> None:

@@ -385,10 +385,15 @@ def test_a_model_is_tried_whatever_it_needs():
 
 
 def test_the_time_of_a_job_follows_from_the_cases_that_earlier_runs_timed():
-    first, second = (Planned(Case("a", "b", "tiny", "forward", batch, 8)) for batch in (1, 2))
-    job = Job("a", "b", (first, second))
-    assert estimate.job_seconds(job, 1, {}) is None
-    assert estimate.job_seconds(job, 2, {first.case.key: 10.0}) == 40.0
+    first, second, other = (
+        Planned(Case("a", "b", "tiny", phase, batch, 8))
+        for phase, batch in (("forward", 1), ("forward", 2), ("generate", 1))
+    )
+    job = Job("a", "b", (first, second, other))
+    assert estimate.job_time(job, 1, {}) == estimate.JobTime(0, guessed=0, untimed=3)
+    assert estimate.job_time(job, 2, {first.case.key: 10.0}) == estimate.JobTime(40.0, guessed=1, untimed=1)
+    whole = estimate.job_time(job, 1, {first.case.key: 10.0, other.case.key: 1.0})
+    assert whole == estimate.JobTime(21.0, guessed=1)  # another phase's case says nothing of this one
     assert estimate.in_words(None) == "not known"
     assert [estimate.in_words(seconds) for seconds in (40, 600, 7200)] == ["40 s", "10 min", "2.0 h"]
 
