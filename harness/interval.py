@@ -5,7 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 FEWEST = 6  # samples whose extremes hold the median with 95%
 # Standard errors of a correlation of independent samples: of whether samples lie above the median, and of their ranks.
@@ -34,7 +34,7 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple
     if worth < count:
         # The r-th of `worth` samples lies on average at the quantile r / (worth + 1).
         rank = 1 if worth < FEWEST else max(1, rank * (count + 1) // (worth + 1))
-    return _median(ordered), ordered[rank - 1], ordered[-rank]
+    return median(ordered), ordered[rank - 1], ordered[-rank]
 
 
 def independent_samples(samples: Sequence[float]) -> int:
@@ -70,7 +70,7 @@ def _worth_by_signs(samples: Sequence[float]) -> int:
     positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3). All samples where the first correlation may
     be chance.
     """
-    count, middle = len(samples), _median(sorted(samples))
+    count, middle = len(samples), median(samples)
     above = int("0" + "".join("1" if sample > middle else "0" for sample in samples), 2)
     share = above.bit_count() / count
     variance = share * (1 - share)
@@ -94,54 +94,24 @@ def _worth_by_signs(samples: Sequence[float]) -> int:
     return max(1, min(count, int(count / length)))
 
 
-def repeats_interval(processes: Sequence[Sequence[float]], confidence: float = 0.95) -> tuple[float, float, float]:
+def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """(median, low, high) of the samples of fresh processes, each in its order: of what any further one would show.
 
-    The middle is the median of their medians. The interval is Student's for the mean of the medians, as a few
+    The middle is the median of their medians. The interval is Student's at 95% for the mean of the medians, as a few
     processes have no other, and holds that of each process (`median_interval`). It is that of the process where there
     is one, which says nothing of others. Raises ValueError without samples.
     """
     if not processes:
         raise ValueError("median of no processes")
-    within = [median_interval(samples, confidence) for samples in processes]
+    within = [median_interval(samples) for samples in processes]
     medians = [middle for middle, _, _ in within]
     low, high = min(low for _, low, _ in within), max(high for _, _, high in within)
     if len(medians) > 1:
-        half = _student(len(medians) - 1, confidence) * stdev(medians) / math.sqrt(len(medians))
+        from scipy.special import stdtrit  # here, as only reports need it: workers' environments may lack it
+
+        half = float(stdtrit(len(medians) - 1, 0.975)) * stdev(medians) / math.sqrt(len(medians))
         low, high = min(low, mean(medians) - half), max(high, mean(medians) + half)
-    return _median(sorted(medians)), low, high
-
-
-@lru_cache(maxsize=256)
-def _student(degrees: int, confidence: float) -> float:
-    """The t that Student's distribution stays within with probability `confidence`, by bisection."""
-    low, high = 0.0, 1e6
-    for _ in range(100):
-        at = (low + high) / 2
-        low, high = (at, high) if _student_within(at, degrees) < confidence else (low, at)
-    return high
-
-
-def _student_within(t: float, degrees: int) -> float:
-    """P(|T| <= t) for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
-    angle = math.atan(t / math.sqrt(degrees))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    if degrees % 2:
-        term, total = cosine, cosine if degrees > 1 else 0.0
-        for k in range(3, degrees - 1, 2):
-            term *= (k - 1) / k * cosine * cosine
-            total += term
-        return 2 / math.pi * (angle + sine * total)
-    term = total = 1.0
-    for k in range(2, degrees - 1, 2):
-        term *= (k - 1) / k * cosine * cosine
-        total += term
-    return sine * total
-
-
-def _median(ordered: Sequence[float]) -> float:
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    return median(medians), low, high
 
 
 @lru_cache(maxsize=4096)
