@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bench.models.config import ROPE_THETA
@@ -16,6 +15,7 @@ from bench.models.operator import (
     outer_parameters,
     ready_for_prefill,
 )
+from tk_kernels.generate.common import rope_table
 
 
 class KernelOperator(TorchOperator):
@@ -61,13 +61,7 @@ class KernelOperator(TorchOperator):
         return self._generate.generate_step(*inputs, rope=self._rope_table(learner.rope), base_lr=learner.base_lr)
 
     def _rope_table(self, rope: Rotation) -> Tensor:
-        """The rotation as `tk_kernels.generate.common.rope_table` lays it out, made once for all layers and steps."""
+        """The rotation as the kernel reads it, made once for all layers and steps."""
         if self._table_of is not rope[0]:
-            self._table, self._table_of = _rope_table(rope), rope[0]
+            self._table, self._table_of = rope_table(*rope), rope[0]
         return self._table
-
-
-def _rope_table(rope: Rotation) -> Tensor:
-    """cos and sin [m, D/2] -> [m, 2, D] float32, each pair's angle twice, sin negative at 2i."""
-    cos, sin = rope
-    return torch.stack((cos.repeat_interleave(2, 1), torch.stack((-sin, sin), 2).flatten(1)), 1).float()

@@ -138,7 +138,8 @@ def generate(operator: str) -> Iterator[str]:
         *tensors, state = arguments(operator, STEPS, 16)
         kept = move(GENERATE[operator].GenerateState.from_state(state, "dual", precision))
         *per_token, scale, weight, bias = tensors
-        outer, rope = on_gpu(scale, weight, bias), rope_table(16, 64, "cuda")
+        angles = torch.outer(torch.arange(16), 1e4 ** (-torch.arange(0, 64, 2) / 64)).cuda()
+        outer, rope = on_gpu(scale, weight, bias), rope_table(angles.cos(), angles.sin())
         for t in range(STEPS):
             token = on_gpu(*(x[:, t].contiguous() for x in per_token))
             GENERATE[operator].generate_step(*token, *outer, kept, rope=rope)

@@ -103,7 +103,8 @@ def test_rope_and_lr_logits_in_the_launch(operator: str) -> None:
     generate, _ = MODULES[operator]
     positions, H, D, m = [0, 3], 2, 16, 4
     outer, (q, k, v, logits) = outer_parameters(H, D, m), random_token(2, H, D, torch.float32, 5)
-    table = common.rope_table(m, D, DEVICE)
+    angles = torch.outer(torch.arange(m), 1e4 ** (-torch.arange(0, D, 2) / D)).to(DEVICE)
+    table = common.rope_table(angles.cos(), angles.sin())
     angle = torch.tensor(positions)[:, None, None] * 1e4 ** (-torch.arange(0, D, 2) / D)
 
     def turned(x: torch.Tensor) -> torch.Tensor:

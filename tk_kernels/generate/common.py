@@ -112,13 +112,9 @@ def restore(weights: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
     return weights.to(torch.float32, copy=True) if low is None else join_planes(weights, low)
 
 
-def rope_table(mini_batch: int, head_dim: int, device: torch.device | str, theta: float = 1e4) -> torch.Tensor:
-    """cos and sin of `position * theta^(-2i/D)`: [m, 2, D] float32, each pair's angle twice, sin negative at 2i."""
-    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angle = torch.arange(mini_batch, dtype=torch.float64)[:, None] * frequency  # [m, D/2]
-    cos = angle.cos().repeat_interleave(2, dim=1)
-    sin = torch.stack([-angle.sin(), angle.sin()], dim=2).flatten(1)
-    return torch.stack([cos, sin], dim=1).to(device, torch.float32)
+def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """cos and sin [m, D/2] of a position's angles -> [m, 2, D] float32, each angle twice, sin negative at 2i."""
+    return torch.stack((cos.repeat_interleave(2, 1), torch.stack((-sin, sin), 2).flatten(1)), 1).float()
 
 
 def check_form(form: str, precision: str) -> None:
