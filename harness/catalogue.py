@@ -196,10 +196,6 @@ class Catalogue:
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))
 
-    def suites_of(self, key: str) -> list[str]:
-        """The names of the suites that a case belongs to."""
-        return [suite.name for suite in self.suites if key in suite.cases]
-
 
 def _refuse_unknown(where: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:

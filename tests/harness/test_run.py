@@ -363,7 +363,6 @@ def test_the_newer_of_two_entries_of_one_name_counts() -> None:
     both = old.merged(new)
     assert both.metric("us_per_token").label == "newer"
     assert both.suites == (SuiteEntry("fake", "new?", (figure,), ("a", "b", "c")),)
-    assert both.suites_of("c") == ["fake"]
     assert both.system_label("stranger") == "stranger"
     assert both.axis("mini_batch").label == "mini-batch"
 

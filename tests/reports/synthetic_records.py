@@ -108,7 +108,8 @@ class Made:
 
     def of(self, suite: str) -> list[Record]:
         """The records of the cases of a suite."""
-        return [record for record in self.records if suite in self.catalogue.suites_of(record.case.key)]
+        keys = {key for each in self.catalogue.suites if each.name == suite for key in each.cases}
+        return [record for record in self.records if record.case.key in keys]
 
     def run(self, folder: Path) -> Path:
         """The folder of a run of these records."""
