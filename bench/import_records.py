@@ -16,7 +16,7 @@ from bench.plan import jobs_of
 from harness.case import Case, CaseError
 from harness.catalogue import SuiteEntry
 from harness.record import Record, RecordError
-from harness.run import SCHEMA_VERSION, TOOL, Planned, Run, RunFile
+from harness.run import Planned, Run, RunFile
 
 _REPLAYED = "the prefill is replayed from a CUDA graph"
 _DROPPED_SETTINGS = ("mode", "launch")
@@ -39,7 +39,7 @@ def imported(old: Sequence[Path], out: Path) -> Run:
         raise RecordError(f"no records in {', '.join(map(str, old))}")
     jobs = jobs_of(Planned(record.case) for record in latest.values())
     entries = tuple(_entry(name, keys) for name, keys in suites.items())
-    run = Run.create(out, RunFile(TOOL, SCHEMA_VERSION, "measure", jobs, catalogue(entries)))
+    run = Run.create(out, RunFile("measure", jobs, catalogue(entries)))
     for job in jobs:
         with run.record_file(job) as file:
             for planned in job.cases:

@@ -125,12 +125,15 @@ class Request:
 
 @dataclass(frozen=True)
 class RunFile:
-    """What run.json holds. policy: `timer.Policy.to_dict()`; repeats: fresh processes for each case."""
+    """What run.json holds, its tool and schema first.
+
+    policy: `timer.Policy.to_dict()`; repeats: fresh processes for each case.
+    """
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
 
-    tool: str
-    schema: int
+    tool: str = field(default=TOOL, kw_only=True)
+    schema: int = field(default=SCHEMA_VERSION, kw_only=True)
     mode: Mode
     jobs: tuple[Job, ...]
     catalogue: Catalogue

@@ -16,7 +16,7 @@ from harness.files import write_atomically
 from harness.process import Launch, Limits
 from harness.progress import Progress
 from harness.record import Record
-from harness.run import SCHEMA_VERSION, TOOL, Job, Run, RunFile
+from harness.run import Job, Run, RunFile
 from harness.runner import Event, run_jobs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,7 +185,7 @@ class _Side:
         commit, dirty = commit_and_dirty(root)
         request = replace(request, commit=commit, dirty=dirty)
         policy = work.policy.to_dict()
-        file = RunFile(TOOL, SCHEMA_VERSION, "measure", work.jobs, work.catalogue, policy, work.repeats, (request,))
+        file = RunFile("measure", work.jobs, work.catalogue, policy, work.repeats, (request,))
         launches = {pair: replace(launch, root=root) for pair, launch in work.launches.items()}
         return cls(Run.create(folder, file), launches, commit)
 

@@ -32,7 +32,7 @@ from harness.process import Launch, Limits
 from harness.progress import Progress
 from harness.reason import counted
 from harness.record import Record
-from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Request, Run, RunFile
+from harness.run import Job, Planned, Request, Run, RunFile
 from harness.runner import Retry, run_jobs, session
 from harness.task import refuse_submitted
 from harness.timer import Policy
@@ -183,9 +183,7 @@ def open_run(work: Plan, out: Path, *, resume: bool, arguments: Sequence[str]) -
     """The new run in `out`, or the one there with what is asked for added; RunError where another has it."""
     request = request_of(arguments, work)
     if not _goes_on(work, out, resume):
-        file = RunFile(
-            TOOL, SCHEMA_VERSION, "measure", work.jobs, work.catalogue, work.policy.to_dict(), work.repeats, (request,)
-        )
+        file = RunFile("measure", work.jobs, work.catalogue, work.policy.to_dict(), work.repeats, (request,))
         return Run.create(out, file)
     with Run.open(out).held():
         current = Run.open(out)  # as it is now that nobody else adds to it
@@ -249,7 +247,7 @@ def verify(asked: Asked, *, limits: Limits) -> None:
     if not work.here:
         raise UserError("--device cuda: no CUDA GPU was found on this machine")
     with tempfile.TemporaryDirectory() as folder:
-        file = RunFile(TOOL, SCHEMA_VERSION, "verify", work.jobs, work.catalogue, work.policy.to_dict(), 1, ())
+        file = RunFile("verify", work.jobs, work.catalogue, work.policy.to_dict())
         current = Run.create(Path(folder) / "run", file)
         with Progress("verify", work.total) as progress:
             records = run_jobs(current, work.launches, limits=limits, on_event=progress, skip=work.skip)

@@ -13,7 +13,7 @@ from harness.machine_load import warning
 from harness.process import Limits
 from harness.profile_record import Profile
 from harness.profiler import WAYS, Profiler, choose
-from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
+from harness.run import Job, Planned, Run, RunFile
 from harness.timer import Policy
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import Recorded, agreement, recorded, sentences
@@ -69,7 +69,7 @@ def _run_of(out: Path, work: measure.Plan, resume: bool, arguments: Sequence[str
             run.extend(work.jobs, work.catalogue, Policy().to_dict(), measure.request_of(arguments, work))
         return run
     request = measure.request_of(arguments, work)
-    file = RunFile(TOOL, SCHEMA_VERSION, "profile", work.jobs, work.catalogue, Policy().to_dict(), 1, (request,))
+    file = RunFile("profile", work.jobs, work.catalogue, Policy().to_dict(), requests=(request,))
     return Run.create(out, file)
 
 

@@ -17,7 +17,7 @@ from harness.machine_load import is_loaded, load_note
 from harness.progress import outcome
 from harness.record import Record, RecordError
 from harness.record_file import RecordFile
-from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Request, Run, RunError, RunFile
+from harness.run import Job, Planned, Request, Run, RunError, RunFile
 from harness.timer import Policy
 
 CASE = Case("sys", "cpu", "1.3b", "generate", 16, 2048, timing="graph", options=(("form", "dual"), ("steps", 128)))
@@ -43,8 +43,6 @@ RECORD = Record(
     wall_s=2.5,
 )
 RUN_FILE = RunFile(
-    TOOL,
-    SCHEMA_VERSION,
     "measure",
     (Job("sys", "cpu", (Planned(CASE, 6, grows=True),)),),
     Catalogue(

@@ -15,7 +15,7 @@ from harness.attempt import LOST, TRIES
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.process import Launch
-from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
+from harness.run import Job, Planned, Run, RunFile
 from harness.runner import run_jobs
 from harness.timer import Policy
 from tests.attacks.victims import MARK
@@ -95,9 +95,7 @@ def _launches(mark: str) -> dict[tuple[str, str], Launch]:
 
 def _new_run(folder: Path) -> Run:
     jobs = tuple(Job("victim", backend, tuple(map(Planned, _cases(backend)))) for backend in ("a", "b"))
-    return Run.create(
-        folder, RunFile(TOOL, SCHEMA_VERSION, "measure", jobs, Catalogue(), POLICY.to_dict(), repeats=REPEATS)
-    )
+    return Run.create(folder, RunFile("measure", jobs, Catalogue(), POLICY.to_dict(), repeats=REPEATS))
 
 
 def _cases(backend: str) -> list[Case]:

@@ -11,7 +11,7 @@ from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.interval import median_interval, repeats_interval
 from harness.process import Launch
-from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
+from harness.run import Job, Planned, Run, RunFile
 from harness.runner import run_jobs
 from harness.system import Workload
 from harness.timer import Policy
@@ -49,8 +49,6 @@ def attack(measurements: int) -> Agreement:
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     launches = {("same", "cpu"): Launch([sys.executable], "tests.attacks.same:Same", {"PYTHONPATH": paths})}
     file = RunFile(
-        TOOL,
-        SCHEMA_VERSION,
         "measure",
         (Job("same", "cpu", (Planned(CASE),)),),
         Catalogue(),

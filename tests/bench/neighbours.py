@@ -27,7 +27,7 @@ from harness.case import Case
 from harness.interval import repeats_interval
 from harness.pool import cores_by_share, gpu_places, run_pool
 from harness.record import Record
-from harness.run import SCHEMA_VERSION, TOOL, Planned, Run, RunFile
+from harness.run import Planned, Run, RunFile
 from harness.runner import session
 from harness.timer import Policy
 
@@ -46,7 +46,7 @@ def measured(folder: Path, gpu: str, cores: Sequence[int], policy: Policy = POLI
     """Every case once, in one process on one GPU and some cores."""
     os.sched_setaffinity(0, cores)
     jobs = jobs_of(Planned(case, 6) for case in CASES.values())
-    run = Run.create(folder, RunFile(TOOL, SCHEMA_VERSION, "measure", jobs, catalogue(()), policy.to_dict()))
+    run = Run.create(folder, RunFile("measure", jobs, catalogue(()), policy.to_dict()))
     with session(run, launches()) as work:
         return run_pool(work, gpu_places([gpu]))
 

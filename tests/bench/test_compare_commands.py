@@ -14,7 +14,7 @@ from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.environment import commit_and_dirty
 from harness.record import Record
-from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
+from harness.run import Job, Planned, Run, RunFile
 
 ROOT = Path(__file__).resolve().parents[2]
 # It hands back samples of its own, so that no load of the machine changes them.
@@ -200,7 +200,7 @@ def a_run(folder, ms, context=64, driver="580"):
     case = Case("ttt-linear", "torch", "tiny", "forward", 2, context)
     environment = {"device_kind": "cuda", "device": "H100", "gpu": {"name": "H100", "driver": driver}}
     jobs = (Job("ttt-linear", "torch", (Planned(case),)),)
-    run = Run.create(folder, RunFile(TOOL, SCHEMA_VERSION, "measure", jobs, Catalogue()))
+    run = Run.create(folder, RunFile("measure", jobs, Catalogue()))
     run.record_file(jobs[0]).append(
         Record(case, "ok", samples_ms=[ms] * 7, throttled=[False] * 7, environment=environment)
     )

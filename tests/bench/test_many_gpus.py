@@ -13,7 +13,7 @@ from harness import claims
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.claims import Claims, Holder
-from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
+from harness.run import Job, Planned, Run, RunFile
 
 SMALL = ["quick", "--systems", "transformer,ttt-linear/torch", "--batch", "1", "--context", "32", "--budget", "0.05"]
 
@@ -174,7 +174,7 @@ def test_work_is_for_slurm(tmp_path: Path) -> None:
 def test_a_run_that_was_not_submitted_cannot_be_cancelled(tmp_path: Path) -> None:
     planned = Planned(Case("transformer", "torch", "tiny", "forward", 1, 32))
     jobs = (Job("transformer", "torch", (planned,)),)
-    Run.create(tmp_path / "run", RunFile(TOOL, SCHEMA_VERSION, "measure", jobs, Catalogue()))
+    Run.create(tmp_path / "run", RunFile("measure", jobs, Catalogue()))
     assert "--cancel: was not submitted" in one_sentence(ttt_bench("status", "run", "--cancel", cwd=tmp_path))
 
 

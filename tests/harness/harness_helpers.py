@@ -12,7 +12,7 @@ from harness.case import Case
 from harness.catalogue import AxisEntry, Catalogue, FigureEntry, MetricEntry, SuiteEntry
 from harness.process import Launch
 from harness.record import Record
-from harness.run import SCHEMA_VERSION, TOOL, Job, Mode, Planned, Run, RunFile
+from harness.run import Job, Mode, Planned, Run, RunFile
 from harness.runner import run_jobs
 from harness.timer import Policy
 
@@ -74,7 +74,7 @@ def run_file(
     cases: Sequence[Case | Planned], mode: Mode = "measure", policy: Policy = QUICK, repeats: int = 1, **changes: Any
 ) -> RunFile:
     values: dict[str, Any] = {"policy": policy.to_dict(), "repeats": repeats, "catalogue": catalogue(cases)}
-    return RunFile(TOOL, SCHEMA_VERSION, mode, planned_jobs(cases), **(values | changes))
+    return RunFile(mode, planned_jobs(cases), **(values | changes))
 
 
 def new_run(folder: Path, cases: Sequence[Case | Planned], **changes: Any) -> Run:

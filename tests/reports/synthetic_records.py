@@ -14,7 +14,7 @@ from bench.catalogue.suites import SUITES
 from harness.case import Case
 from harness.catalogue import Catalogue, SuiteEntry
 from harness.record import Record
-from harness.run import SCHEMA_VERSION, TOOL, Job, Planned, Run, RunFile
+from harness.run import Job, Planned, Run, RunFile
 from reports.stats import frame
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -118,7 +118,7 @@ class Made:
             cases.setdefault((record.case.system, record.case.backend), {})[record.case] = None
         jobs = tuple(Job(*pair, tuple(map(Planned, found))) for pair, found in cases.items())
         repeats = 1 + max((record.repeat for record in self.records), default=0)
-        Run.create(folder, RunFile(TOOL, SCHEMA_VERSION, "measure", jobs, self.catalogue, repeats=repeats))
+        Run.create(folder, RunFile("measure", jobs, self.catalogue, repeats=repeats))
         for job in jobs:
             own = [record for record in self.records if record.case.system_backend == f"{job.system}/{job.backend}"]
             text = "".join(f"{record.to_json()}\n" for record in own)

@@ -43,7 +43,7 @@ def run_with(folder: Path, *profiles: Profile) -> Run:
     job = Job("ttt", "fast", tuple(Planned(each) for each in cases))
     other = Job("mamba", "fast", (Planned(case("mamba")),))
     folder.mkdir(exist_ok=True)
-    run = Run.create(folder / "run", RunFile("ttt-bench", 1, "measure", (job, other), CATALOGUE, Policy().to_dict()))
+    run = Run.create(folder / "run", RunFile("measure", (job, other), CATALOGUE, Policy().to_dict()))
     with run.record_file(job) as file:
         file.append(Record(case(), "ok", samples_ms=[0.049, 0.05, 0.051], throttled=[False] * 3, stop="count"))
     for each in profiles:
