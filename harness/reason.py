@@ -16,6 +16,11 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
+def span(first: object, last: object, to: str = " to ") -> str:
+    """`2k to 32k`, or `2k` where both ends are it."""
+    return to.join(dict.fromkeys((str(first), str(last))))
+
+
 def rounded(number: float) -> str:
     """`3,340`, `4.46`, `4`: to three significant digits, without an exponent."""
     return f"{float(f'{number:.3g}'):,.15g}"

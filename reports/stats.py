@@ -13,7 +13,7 @@ from harness.catalogue import Catalogue
 from harness.environment import DIRTY
 from harness.interval import FEWEST, median_interval, repeats_interval
 from harness.machine_load import is_loaded, load_note
-from harness.reason import printable
+from harness.reason import counted, printable
 from harness.record import Record
 from reports.fairness import FAIRNESS_METRICS
 from reports.fidelity import FIDELITY_METRICS
@@ -270,8 +270,7 @@ def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
     """Why a number may be less than it seems."""
     if 0 < row["samples"] < FEWEST:
-        count = f"{row['samples']} sample{'s' if row['samples'] > 1 else ''}"
-        yield f"only {count}: the bar is their range, no interval"
+        yield f"only {counted(row['samples'], 'sample')}: the bar is their range, no interval"
     if _is_unsteady(row):
         yield f"samples from {min(_samples(group)):.4g} to {max(_samples(group)):.4g} ms: something disturbed them"
     if row["throttled"]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.interval import FEWEST
+from harness.reason import counted
 from harness.record import RecordError
 from harness.run import Run
 from reports.compare.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
@@ -148,7 +149,7 @@ class Pair:
         sides = {"A": self.a, "B": self.b}
         for name, side in sides.items():
             if side.samples < FEWEST:
-                yield f"{name} has {side.samples} sample{'' if side.samples == 1 else 's'}"
+                yield f"{name} has {counted(side.samples, 'sample')}"
             if side.timed < side.rounds:
                 yield f"{name} has {side.timed} of {side.rounds} rounds"
         if self.a.others or self.b.others:

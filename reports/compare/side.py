@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.interval import median_interval
 from harness.machine_load import is_loaded
-from harness.reason import printable
+from harness.reason import printable, span
 from harness.record import Record
 from harness.run import Run
 
@@ -88,7 +88,7 @@ def run_side(run: Run, records: Iterable[Record]) -> Side:
         name=printable(run.folder.resolve().name),
         commit=_joined(commits),
         device=_joined(devices or [_said(asked.machine.get("device")) if asked else ""]),
-        measured=" to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
+        measured=span(days[0], days[-1]) if days else "",
     )
 
 

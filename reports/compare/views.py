@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from harness.reason import printable
+from harness.reason import counted, printable
 from reports.compare.comparison import STORED_BAR, Comparison, Row
 from reports.compare.judge import BAR, SAME
 
@@ -121,7 +121,7 @@ def _closing(comparison: Comparison) -> list[str]:
     else:
         lines.append(STORED_MEANING)
     if comparison.regressions:
-        cases = f"{comparison.regressions} case{'' if comparison.regressions == 1 else 's'}"
+        cases = counted(comparison.regressions, "case")
         lines.append(f"{cases} slower by more than {comparison.fail_on * 100:.3g}%, or lost.")
     return lines
 

@@ -13,6 +13,7 @@ import pandas as pd
 
 from harness.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
 from harness.interval import FEWEST
+from harness.reason import span
 from reports.page.lines import Line, Looks, Panel, forms_of, sortable
 from reports.stats import MACHINE_COLUMNS, NOTES, option_columns, short_commit
 
@@ -248,7 +249,7 @@ def _provenance(rows: pd.DataFrame) -> str:
 def days(started: Iterable[str]) -> str:
     """The first and last day (UTC) of these times; "" where none says one."""
     found = sorted({day for text in started if (day := _day(text))})
-    return " to ".join(dict.fromkeys((found[0], found[-1]))) if found else ""
+    return span(found[0], found[-1]) if found else ""
 
 
 def _day(text: str) -> str:
@@ -274,16 +275,17 @@ def _points_words(measured: pd.DataFrame) -> str:
     """What points and bars are."""
     samples, processes = measured["samples"], measured["processes"]
     repeated = processes.max() > 1
-    said = f"medians of {_ends(samples)} samples with their 95% intervals"
+    said = f"medians of {ends(samples)} samples with their 95% intervals"
     said += " over processes" if repeated else " within one process"
     said += f" (below {FEWEST} samples their range)" if samples.min() < FEWEST else ""
     if repeated:
-        said += f", of {_ends(processes)} processes a point"
+        said += f", of {ends(processes)} processes a point"
     spread = measured["process_spread"].dropna()
     if len(spread):
         said += f", which differ by {spread.median():.1%} in the median, {spread.max():.1%} at most"
     return said
 
 
-def _ends(values: pd.Series) -> str:
-    return "–".join(map(str, dict.fromkeys((values.min(), values.max()))))
+def ends(values: pd.Series) -> str:
+    """The least and the largest value, `2–16`."""
+    return span(values.min(), values.max(), "–")

@@ -12,7 +12,7 @@ import pandas as pd
 from harness.case import Case
 from harness.catalogue import Catalogue, PaperClaim
 from harness.interval import FEWEST
-from harness.reason import rounded
+from harness.reason import counted, rounded, span
 from reports.page.figures import Figure
 from reports.page.lines import Line
 from reports.stats import CACHE_FULL, FEW_SAMPLES, LOADED, MACHINE_COLUMNS, MARKS, REPEAT_COLUMNS, UNSTEADY
@@ -93,23 +93,15 @@ def described(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     drawn = [(line, list(_points(table, catalogue, figure, line))) for line in figure.lines if not line.y]
     points = [point for _, found in drawn for point in found]
     if not points or figure.lines[0].base_rows:
-        said = _counted(len(figure.lines), "line") if points else "no case has a result"
+        said = counted(len(figure.lines), "line") if points else "no case has a result"
         return f"{figure.title}: {said}."
     (first, *_, last) = sorted([point.x for point in points] * 2)
     (least, *_, most) = sorted([point.value for point in points] * 2)
-    over = catalogue.axis(figure.x).phrase.replace("{}", _span(said_x(first), said_x(last)))
+    over = catalogue.axis(figure.x).phrase.replace("{}", span(said_x(first), said_x(last)))
     unit = catalogue.metric(figure.y).unit
-    lines = _counted(sum(bool(found) for _, found in drawn), "line")
-    values = _span(rounded(least), rounded(most))
+    lines = counted(sum(bool(found) for _, found in drawn), "line")
+    values = span(rounded(least), rounded(most))
     return f"{figure.title}: {lines} over {over}, {'from ' if least != most else ''}{values} {unit}".rstrip() + "."
-
-
-def _span(first: str, last: str) -> str:
-    return first if first == last else f"{first} to {last}"
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'s' if count != 1 else ''}"
 
 
 def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
@@ -269,7 +261,7 @@ def _judged(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, claim: Pa
         return ""
     names = [catalogue.system_label(system) for system in (claim.system, claim.other)]
     missed = [x for x, factor in faster.items() if factor < 1 - claim.margin]
-    range_said = " to ".join(dict.fromkeys(rounded(each) for each in (min(faster.values()), max(faster.values()))))
+    range_said = span(rounded(min(faster.values())), rounded(max(faster.values())))
     met = "is exceeded here" if claim.margin and min(faster.values()) > 1 + claim.margin else "holds here"
     verdict = f"does not hold here at {_listed([said_x(x) for x in missed])}" if missed else met
     return f"The paper's “{claim.text}” {verdict}: {names[0]} is {range_said} times as fast as {names[1]}."
@@ -333,8 +325,7 @@ def _by_where(found: dict[str, list[str]]) -> str:
 
 def _at(catalogue: Catalogue, figure: Figure, rows: pd.DataFrame) -> str:
     values = sorted(rows[figure.x].unique())
-    ends = " to ".join(dict.fromkeys(said_x(value) for value in (values[0], values[-1])))
-    return "at " + catalogue.axis(figure.x).phrase.replace("{}", ends)
+    return "at " + catalogue.axis(figure.x).phrase.replace("{}", span(said_x(values[0]), said_x(values[-1])))
 
 
 def _lost(table: pd.DataFrame, missing: int) -> str:
@@ -356,7 +347,7 @@ def _caveat(table: pd.DataFrame, figure: Figure) -> str:
     if several == ["device_id"]:
         said = [f"from {rows['device_id'].nunique()} GPUs of one model"]
     if doubtful := doubts(rows):
-        said.append(f"of {_counted(len(rows), 'point')}, {', '.join(doubtful)}")
+        said.append(f"of {counted(len(rows), 'point')}, {', '.join(doubtful)}")
     return f" ({'; '.join(said)})" if said else ""
 
 

@@ -21,7 +21,7 @@ from reports.fairness import fairness, unchecked
 from reports.fidelity import fidelity
 from reports.machines import machines
 from reports.page.citation import citation
-from reports.page.figures import Figure, axis_title, days, figures
+from reports.page.figures import Figure, axis_title, days, ends, figures
 from reports.page.headline import described, doubts, headline, small_models, unfinished
 from reports.page.lines import system_looks
 from reports.profiles.section import Section
@@ -233,11 +233,7 @@ def _statuses(failures: Sequence[dict[str, Any]]) -> set[str]:
 
 def _which(rows: pd.DataFrame) -> str:
     phases = ", ".join(rows["phase"].unique())
-    return ", ".join([phases, *(f"{axis} {_span(rows[axis])}" for axis in ("batch", "context"))])
-
-
-def _span(values: pd.Series) -> str:
-    return "–".join(str(value) for value in dict.fromkeys((values.min(), values.max())))
+    return ", ".join([phases, *(f"{axis} {ends(rows[axis])}" for axis in ("batch", "context"))])
 
 
 def _filters(table: pd.DataFrame) -> dict[str, list[str]]:

@@ -7,6 +7,7 @@ from typing import Any
 from jinja2 import Environment
 
 from harness.interval import FEWEST
+from harness.reason import span
 from reports.compare.comparison import BETWEEN_RUNS, LOG_LIMIT, NAMED, STORED_BAR, VERDICTS
 from reports.compare.views import COLUMNS, SCALE, STORED_MEANING, WIDTH
 from reports.page.html import PACKAGE as PAGE
@@ -49,7 +50,7 @@ def _index(entries: Sequence[Entry], histories: Sequence[History], has_feed: boo
         entries=entries,
         histories=histories,
         has_feed=has_feed,
-        span=" to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
+        span=span(days[0], days[-1]) if days else "",
         devices=sorted({device for entry in entries for device in entry.devices}),
         systems=sorted(dict(system for entry in entries for system in entry.systems).items()),
         short=short,
