@@ -24,10 +24,9 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
 
     run = Run.open(run_folder)
     refuse_what_is_no_page(out, run_folder)
-    profiled = section(run)
     records = _records(run)
     kept, missing = of_systems(records, systems), [case for case in run.missing(records) if _is_of(case, systems)]
-    page = render(kept, run.catalogue, title, profiled if profiled.html else None, missing=missing)
+    page = render(kept, run.catalogue, title, section(run), missing=missing)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
 

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
@@ -26,10 +26,10 @@ _BAR = 1000.0  # units of a bar's width
 
 @dataclass(frozen=True)
 class Section:
-    """html: the section, None where the run has no profiles. anchors: of each profiled case by its key, for links."""
+    """html: the section. anchors: of each profiled case by its key, for links."""
 
-    html: Markup | None
-    anchors: dict[str, str] = field(default_factory=dict)
+    html: Markup
+    anchors: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ class Shown:
         return sum(known) / self.profile.units / 1e3 if len(known) == len(floors) else None
 
 
-def section(run: Run) -> Section:
-    """The section of a run's profiles."""
+def section(run: Run) -> Section | None:
+    """The section of a run's profiles; None where it has none that are good."""
     profiles = run.profiles().values()
     good = with_common_ceilings([profile for profile in profiles if profile.status == "ok" and profile.region_us])
     if not good:
-        return Section(None)
+        return None
     latencies = recorded(run.records())
     groups = [(title, _shown(run, group, latencies)) for title, group in _groups(good).items()]
     jinja = environment(PACKAGE)

@@ -183,10 +183,9 @@ def _page(run: Run, found: str, records: list[Record], table: pd.DataFrame, file
         links=(("All runs", "../index.html"), ("Compare", f"../compare.html?a={found}")),
         downloads=tuple(downloads),
     )
-    profiled = section(run)
     title = printable(run.folder.resolve().name)
     missing = run.missing(records)
-    return render(records, run.catalogue, title, profiled if profiled.html else None, around, table, missing)
+    return render(records, run.catalogue, title, section(run), around, table, missing)
 
 
 def _downloads(table: pd.DataFrame, records: Iterable[Record], run: Run) -> dict[str, str | bytes]:

@@ -52,12 +52,11 @@ def run_with(folder: Path, *profiles: Profile) -> Run:
 
 
 def test_a_run_without_profiles_has_no_section(tmp_path: Path) -> None:
-    assert section(run_with(tmp_path)).html is None
+    assert section(run_with(tmp_path)) is None
 
 
 def test_the_section_compares_systems_of_one_work(tmp_path: Path) -> None:
     found = section(run_with(tmp_path, profile(case()), profile(case("mamba")), profile(case(batch=16))))
-    assert found.html is not None
     assert found.html.count("<h3>") == 2
     assert found.html.count('class="profile-bar"') == 3 + 2  # each of the two of one work is shown beside the other
     assert found.anchors == {each.key: f"profile-{each.key}" for each in (case(), case(batch=16), case("mamba"))}
@@ -92,7 +91,7 @@ def test_texts_cannot_become_markup(tmp_path: Path) -> None:
 
 def test_bars_of_a_group_have_one_scale(tmp_path: Path) -> None:
     half = profile(case("mamba"), Kernel("gemm", 1, 40.0))
-    html = section(run_with(tmp_path, profile(case()), half)).html or ""
+    html = section(run_with(tmp_path, profile(case()), half)).html
     bars = re.findall(r'</p>\n<svg class="profile-bar".*?</svg>', html, re.DOTALL)
     ends = [
         sum(float(width) for width in re.findall(r'class="part-\w+" x="[\d.]+" width="([\d.]+)"', bar)) for bar in bars
@@ -102,7 +101,7 @@ def test_bars_of_a_group_have_one_scale(tmp_path: Path) -> None:
 
 def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
     """Of 60 us in two units, with 10 MB and a GFLOP in each of four launches; shares are of kernels, not of gaps."""
-    html = section(run_with(tmp_path, profile(case()))).html or ""
+    html = section(run_with(tmp_path, profile(case()))).html
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr data-kernel.*?</tr>", html)]
     headings = [heading for _, heading, _, _ in COLUMNS]
     first, second = (dict(zip(headings, row, strict=True)) for row in rows)
@@ -126,7 +125,7 @@ def widths_of(html: str, drawn: str) -> list[float]:
 
 def test_the_floor_of_a_case_is_of_one_unit_and_none_where_a_part_has_none(tmp_path: Path) -> None:
     def shown(name: str, **work: Work) -> str:
-        return section(run_with(tmp_path / name, profile(case(), work=work))).html or ""
+        return section(run_with(tmp_path / name, profile(case(), work=work))).html
 
     # Two units took 60 us and 30 us; the floors of one are 10 us and 5 us.
     both = shown("both", products=Work(6e9, 3e6), ttt=Work(3e9, 0))
@@ -141,14 +140,14 @@ def test_the_floor_of_a_case_is_of_one_unit_and_none_where_a_part_has_none(tmp_p
 
 def test_kernels_without_a_row_are_told_of_one_unit(tmp_path: Path) -> None:
     kernels = [Kernel(f"k{number}", 1, 50.0) for number in range(NAMED + 3)]
-    html = section(run_with(tmp_path, profile(case(), *kernels))).html or ""
+    html = section(run_with(tmp_path, profile(case(), *kernels))).html
     assert "and 3 more kernels, 0.075 ms together" in html
 
 
 def test_failures_say_why_and_skipped_cases_are_silent(tmp_path: Path) -> None:
     failed = Profile(case=case(batch=16), status="oom", reason="it did not fit")
     skipped = Profile(case=case("mamba"), status="skipped", reason="not here")
-    html = section(run_with(tmp_path, profile(case()), failed, skipped)).html or ""
+    html = section(run_with(tmp_path, profile(case()), failed, skipped)).html
     assert "it did not fit" in html
     assert "not here" not in html
 
@@ -162,7 +161,7 @@ def test_a_case_of_names_without_end_adds_at_most_150_kb(tmp_path: Path) -> None
         (9999,) * len(launches),
         (123456,) * len(launches),
     )
-    html = section(run_with(tmp_path, profile(case(), *kernels, timeline=longest))).html or ""
+    html = section(run_with(tmp_path, profile(case(), *kernels, timeline=longest))).html
     assert len(html.encode()) + len(script()) + len(style()) < 150_000
     assert html.count('<th scope="row" title=') == NAMED
     assert "and 900 more kernels" in html
@@ -200,10 +199,10 @@ def test_without_counters_whole_parts_have_points(tmp_path: Path) -> None:
     both = replace(found, work={"products": Work(6e9, 3e7), "ttt": Work(0, 5)})
     # of two units in 60 us
     assert roofline(both)["parts"] == [(0, 200.0, 200.0, 0.03)]
-    html = section(run_with(tmp_path, both)).html or ""
+    html = section(run_with(tmp_path, both)).html
     assert "Without a point, as they were not counted: gemm, _dual (100% of" in html
     assert "work of the model: weights, state, products" in html
-    bare = section(run_with(tmp_path / "bare", replace(found, work={}, ceilings={}))).html or ""
+    bare = section(run_with(tmp_path / "bare", replace(found, work={}, ceilings={}))).html
     assert "No ceilings were measured in this process, so there is no roofline." in bare
 
 
@@ -213,11 +212,11 @@ def test_a_timeline_has_the_paths_and_parts_of_its_launches(tmp_path: Path) -> N
     drawn = timeline(found)
     assert drawn["paths"] == [("prefill", "layer 0", "operator")]
     assert (drawn["kernel"], drawn["part"]) == ([1, 0], [1, 0])
-    html = section(run_with(tmp_path, found)).html or ""
+    html = section(run_with(tmp_path, found)).html
     assert "2 launches in 0.01707 ms; 5 later ones of the run are not drawn." in html
     assert "Timeline: the first step by phase" in html
     assert "no times of single launches" not in html
-    without = section(run_with(tmp_path / "without", profile(case()))).html or ""
+    without = section(run_with(tmp_path / "without", profile(case()))).html
     assert "This profile has no times of single launches, so there is no timeline." in without
 
 
