@@ -10,13 +10,13 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.files import write_atomically
+from harness.files import refusing, write_atomically
 from harness.reason import printable
 from harness.record import RecordError
 
@@ -63,7 +63,7 @@ class Claims:
         """Whether the holder has the job now: it was free, or an earlier start of the same task had claimed it."""
         if self.is_finished(job):
             return False
-        with _as_record_error(self.folder):
+        with refusing(self.folder, "written", RecordError):
             self.folder.mkdir(parents=True, exist_ok=True)
             if _create(self._path(job), _text(holder)):
                 return not self.is_finished(job)
@@ -75,7 +75,7 @@ class Claims:
 
     def finish(self, job: str) -> None:
         """Leave a finished job; no task of the array takes it again."""
-        with _as_record_error(self.folder):
+        with refusing(self.folder, "written", RecordError):
             os.replace(self._path(job), self._done(job))
 
     def holder(self, job: str) -> Holder | None:
@@ -95,7 +95,7 @@ class Claims:
 
 def note_holder(run_folder: Path, holder: Holder) -> None:
     """Say who holds the run alone."""
-    with _as_record_error(run_folder):
+    with refusing(run_folder, "written", RecordError):
         path = _folder(run_folder) / "run.json"
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, _text(holder))
@@ -123,7 +123,7 @@ def holder_alone(run_folder: Path) -> Holder | None:
 
 def note_submission(run_folder: Path, array: str) -> None:
     """Say which Slurm job the run's tasks belong to, and from where it was submitted."""
-    with _as_record_error(run_folder):
+    with refusing(run_folder, "written", RecordError):
         folder = _folder(run_folder)
         folder.mkdir(exist_ok=True)
         write_atomically(folder / "submission.json", _text(Holder(socket.gethostname(), os.getpid(), array)))
@@ -136,14 +136,14 @@ def submission(run_folder: Path) -> Holder | None:
 
 def forget_submission(run_folder: Path) -> None:
     """The Slurm job has done what it was submitted for."""
-    with _as_record_error(run_folder):
+    with refusing(run_folder, "written", RecordError):
         (_folder(run_folder) / "submission.json").unlink(missing_ok=True)
 
 
 def clear(run_folder: Path) -> None:
     """Free every job; for whoever holds the run alone, when no task of it lives."""
     folder = _folder(run_folder)
-    with _as_record_error(run_folder):
+    with refusing(run_folder, "written", RecordError):
         for path in folder.glob("*/"):
             shutil.rmtree(path)
     forget_submission(run_folder)
@@ -182,11 +182,3 @@ def _read(path: Path) -> Holder | None:
 
 def _text(holder: Holder) -> str:
     return json.dumps(asdict(holder)) + "\n"
-
-
-@contextmanager
-def _as_record_error(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RecordError(f"{folder}: cannot be written: {error.strerror or error}") from None

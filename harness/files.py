@@ -1,9 +1,10 @@
-"""Write files whole or not at all; give up locks."""
+"""Write files whole or not at all; give up locks; say in a sentence why a file could not be had."""
 
 import fcntl
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -24,6 +25,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except BaseException:
         Path(aside).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def refusing(path: Path, verb: str, refusal: type[Exception]) -> Iterator[None]:
+    """Inside, an OSError is a `refusal` that says `PATH: cannot be VERB` and why. verb: "read" or "written"."""
+    try:
+        yield
+    except OSError as error:
+        raise refusal(f"{path}: cannot be {verb}: {error.strerror or error}") from None
 
 
 def unlock_and_close(descriptor: int) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from harness.case import Case, CaseError
-from harness.files import write_atomically
+from harness.files import refusing, write_atomically
 from harness.profile_region import ProfileError, Region
 from harness.record import STATUSES
 
@@ -82,22 +82,20 @@ def profile_path(folder: Path, key: str) -> Path:
 def write_profile(folder: Path, profile: Profile) -> None:
     """Put a profile into the folder of a run, in the place of an earlier one of its case. Raises ProfileError."""
     path = profile_path(folder, profile.case.key)
-    try:
+    with refusing(path, "written", ProfileError):
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, profile.to_json() + "\n")
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def read_profile(path: Path) -> Profile:
     """The profile in a file; ProfileError where it is none."""
-    try:
+    with refusing(path, "read", ProfileError):
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > _SIZE_LIMIT:
             raise ProfileError(f"{path}: is no profile: it is too large or no regular file")
-        values = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be read: {error.strerror or error}") from None
+        data = path.read_bytes()
+    try:
+        values = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError):
         raise ProfileError(f"{path}: is not JSON, so it is no profile or it is damaged") from None
     if not isinstance(values, Mapping) or values.get("tool") != TOOL:

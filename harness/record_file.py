@@ -6,12 +6,11 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 from harness.case import CaseError
-from harness.files import unlock_and_close
+from harness.files import refusing, unlock_and_close
 from harness.record import LINE_START, Record, RecordError
 
 LINE_LIMIT = 256 << 20  # bytes, beyond what a worker may answer however it is escaped
@@ -31,7 +30,7 @@ class RecordFile:
         self._end = 0
 
     def __enter__(self) -> "RecordFile":
-        with _as_record_error(self.path, "written"):
+        with refusing(self.path, "written", RecordError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Not O_TRUNC: nothing that is there may be lost. Not O_APPEND: a failed write is cut off again.
             self._fd = _open_regular(self.path, os.O_RDWR | os.O_CREAT)
@@ -71,7 +70,7 @@ class RecordFile:
 
     def __iter__(self) -> Iterator[Record]:
         held: tuple[int, bytes] | None = None
-        with _as_record_error(self.path, "read"):
+        with refusing(self.path, "read", RecordError):
             try:
                 descriptor = _open_regular(self.path, os.O_RDONLY)
             except FileNotFoundError:
@@ -87,7 +86,7 @@ class RecordFile:
             yield _parse(self.path, *held)
 
     def _write(self, fd: int, line: bytes) -> None:
-        with _as_record_error(self.path, "written"):
+        with refusing(self.path, "written", RecordError):
             self._refuse_tampering(fd)
             os.lseek(fd, self._end, os.SEEK_SET)
             try:
@@ -196,11 +195,3 @@ def _last_line(fd: int) -> tuple[int, bytes]:
 def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
-
-
-@contextmanager
-def _as_record_error(path: Path, verb: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be {verb}: {error.strerror or error}") from None

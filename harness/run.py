@@ -27,7 +27,7 @@ from harness import claims
 from harness.case import Case, CaseError
 from harness.catalogue import FORBID_EXTRA, Catalogue
 from harness.claims import Holder
-from harness.files import unlock_and_close, write_atomically
+from harness.files import refusing, unlock_and_close, write_atomically
 from harness.profile_record import Profile, profile_path, read_profile
 from harness.reason import clipped
 from harness.record import NESTING_LIMIT, Record, RecordError, is_deeper
@@ -179,10 +179,8 @@ class Run:
     @staticmethod
     def refuse_held(folder: Path) -> None:
         """RunError where `folder` cannot hold a new run, as one is in it or it is a file."""
-        try:
+        with refusing(folder, "read", RunError):
             held = os.path.lexists(folder / FILE) or _has_entries(folder / "records")
-        except OSError as error:
-            raise RunError(f"{folder}: cannot be read: {error.strerror or error}") from None
         if held:
             raise RunError(f"{folder}: holds a run already; resume it (--resume) or name another folder")
         if folder.exists() and not folder.is_dir():
@@ -219,10 +217,8 @@ class Run:
             (self.folder / "records").mkdir(parents=True, exist_ok=True)
             text = json.dumps(_ADAPTER.dump_python(self.file, mode="json"), separators=(",", ":"), allow_nan=False)
             write_atomically(self.folder / FILE, text + "\n")
-        except OSError as error:
-            raise RunError(f"{self.folder}: cannot be written: {error.strerror or error}") from None
-        except ValueError as error:  # a number that JSON has not, or a name that no file can have
-            raise RunError(f"{self.folder}: cannot be written: {error}") from None
+        except (OSError, ValueError) as error:  # also a number that JSON has not, or a name that no file can have
+            raise RunError(f"{self.folder}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
     def extend(self, jobs: Iterable[Job], catalogue: Catalogue, policy: Mapping[str, Any], request: Request) -> None:
         """Add what a later request asks for: cases that are not planned yet go to the end of their job."""
@@ -304,10 +300,8 @@ class Run:
     @contextmanager
     def held(self, task: Holder | None = None) -> Iterator[None]:
         """The folder for one planner or runner, or for a task beside other tasks; RunError where another holds it."""
-        try:
+        with refusing(self.folder, "read", RunError):
             descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as error:
-            raise RunError(f"{self.folder}: cannot be read: {error.strerror or error}") from None
         try:
             if task:
                 self._lock(descriptor, fcntl.LOCK_SH, _SUBMIT_S)
@@ -356,7 +350,7 @@ def _has_entries(folder: Path) -> bool:
 
 def _json_of(folder: Path) -> Any:
     path = folder / FILE
-    try:
+    with refusing(path, "read", RunError):
         if not folder.is_dir():
             raise RunError(
                 f"{folder}: {'is not a folder' if folder.exists() else 'no such folder'}; name that of a run"
@@ -369,8 +363,6 @@ def _json_of(folder: Path) -> Any:
         if status.st_size > _SIZE_LIMIT:
             raise RunError(f"{path}: is not a run file: it is larger than {_SIZE_LIMIT >> 20} MB")
         data = path.read_bytes()
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
         return json.loads(data.decode("utf-8"), parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TextIO
 
 from harness.case import Case
-from harness.files import write_atomically
+from harness.files import refusing, write_atomically
 from harness.record import Record, RecordError
 from harness.run import FILE, Run
 
@@ -79,9 +79,6 @@ def refuse_what_is_no_page(out: Path, run_folder: Path) -> None:
 
 
 def _is_page(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            start = file.read(512)
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
+    with refusing(path, "read", RecordError), path.open("rb") as file:
+        start = file.read(512)
     return start.removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith(_PAGE_STARTS)

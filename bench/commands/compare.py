@@ -12,7 +12,7 @@ from typing import Any
 from bench.commands import measure
 from bench.errors import UserError
 from harness.environment import commit_and_dirty
-from harness.files import write_atomically
+from harness.files import refusing, write_atomically
 from harness.process import Launch, Limits
 from harness.progress import Progress
 from harness.record import Record
@@ -120,11 +120,9 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> Any:
         )
     print(view(found), end="", flush=True)
     if shown.html:
-        try:
+        with refusing(shown.html, "written", UserError):
             shown.html.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(shown.html, views.page(found))
-        except OSError as error:
-            raise UserError(f"{shown.html}: cannot be written: {error.strerror}") from None
         print(f"wrote {shown.html}", file=sys.stderr)
     return found
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from bench.errors import UserError
 from bench.selection import words
+from harness.files import refusing, write_atomically
 
 
 def table(run: Path, fmt: str, systems: str | None, columns: str | None) -> None:
@@ -19,17 +20,14 @@ def report(run: Path, output: Path | None, systems: str | None) -> None:
     from reports import write_report
 
     output = output or run / "report.html"
-    try:
+    with refusing(output, "written", UserError):
         write_report(run, output, systems=words("--systems", systems, str))
-    except OSError as error:
-        raise UserError(f"{output}: cannot be written: {error.strerror}") from None
     print(f"wrote {output}")
 
 
 def numbers(run: Path, files: Sequence[Path]) -> None:
     """Write the tables of Markdown files anew from a run; none is touched where one of them cannot be."""
     from bench.numbers import with_numbers
-    from harness.files import write_atomically
     from harness.run import Run
     from reports.stats import frame
 
@@ -47,10 +45,8 @@ def numbers(run: Path, files: Sequence[Path]) -> None:
         if text == before[file]:
             print(f"unchanged {file}")
             continue
-        try:
+        with refusing(file, "written", UserError):
             write_atomically(file, text)
-        except OSError as error:
-            raise UserError(f"{file}: cannot be written: {error.strerror}") from None
         print(f"wrote {file}")
 
 
@@ -60,10 +56,8 @@ def picture(run: Path, output: Path, figures: str, theme: str, width: int, log_y
 
     if theme not in ("light", "dark"):
         raise UserError(f"--theme {theme}: must be light or dark")
-    try:
+    with refusing(output, "written", UserError):
         write_picture(run, output, figures, theme, width, log_y, words("--systems", systems, str))
-    except OSError as error:
-        raise UserError(f"{output}: cannot be written: {error.strerror or error}") from None
     print(f"wrote {output}")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
+from harness.files import refusing
 from harness.reason import counted
 
 _LOOPBACK = "127.0.0.1"
@@ -18,10 +19,8 @@ def site(runs: Sequence[Path], output: Path, url: str) -> None:
     """Write the site of `runs`, or bring it up to date."""
     from reports.site.build import write_site
 
-    try:
+    with refusing(output, "written", UserError):
         built = write_site(runs, output, url)
-    except OSError as error:
-        raise UserError(f"{output}: cannot be written: {error.strerror or error}") from None
     for note in built.notes:
         print(f"ttt-bench: {note}", file=sys.stderr)
     drawn = f"{built.drawn} drawn, {built.runs - built.drawn} as they were"

@@ -13,7 +13,7 @@ from bench.plan import skip_reason
 from harness import claims, slurm
 from harness.claims import Holder
 from harness.environment import snapshot
-from harness.files import write_atomically
+from harness.files import refusing, write_atomically
 from harness.nvml import visible_gpus
 from harness.pool import gpu_places
 from harness.process import HERE, Limits
@@ -46,12 +46,10 @@ def submit(
     with current.held():
         claims.clear(out)
         command = _command(work, current, asked, out, retry, limits)
-        try:
+        with refusing(out, "written", RunError):
             (out / "log").mkdir(exist_ok=True)
             log = f"{out.resolve()}/log/task-".replace("%", "%%") + "%a.log"
             write_atomically(out / SCRIPT, slurm.script(request, tasks, command, str(Path.cwd()), log))
-        except OSError as error:
-            raise RunError(f"{out}: cannot be written: {error.strerror or error}") from None
         try:
             array = slurm.submit(str(out / SCRIPT))
         except slurm.SlurmError as error:

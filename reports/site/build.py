@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from harness.files import write_atomically
+from harness.files import refusing, write_atomically
 from harness.record import RecordError
 from harness.run import Run, RunError
 from reports.page.html import plotly_source
@@ -125,10 +125,8 @@ def _digests(runs: Sequence[Path]) -> dict[str, Path]:
     for folder in runs:
         if not Run.exists(folder):
             Run.open(folder)  # says why not
-        try:
+        with refusing(folder, "read", RunError):
             digest = run_digest(folder, program)
-        except OSError as error:
-            raise RunError(f"{folder}: cannot be read: {error.strerror or error}") from None
         if digest in found:
             raise RecordError(f"{found[digest]} and {folder}: are the same run; name one of them")
         found[digest] = folder
