@@ -145,16 +145,15 @@ def run(
     """Measure suites into a run: OUT/run.json says what, OUT/records/ holds a record of every case."""
     from bench.commands import measure
     from bench.errors import UserError
+    from bench.selection import Asked
     from harness.process import Limits
 
     if retry is not None and retry not in ("lost", "failed"):
         raise UserError(f"--retry {retry}: must be lost or failed")
     if retry is not None and not resume:
         raise UserError(f"--retry {retry}: says what --resume does; add --resume")
-    axes = (mini_batch, backbone, checkpoint)
-    asked = measure.Asked(
-        tuple(suite or ()), systems, sizes, batch, context, device, systems_file, budget, min_samples, repeats, *axes
-    )
+    axes = (systems, sizes, batch, context, mini_batch, backbone, checkpoint)
+    asked = Asked(tuple(suite or ()), *axes, device, systems_file, budget, min_samples, repeats)
     if gpus is not None and slurm is not None:
         raise UserError("--gpus --slurm: one of them; --slurm says gpus=N itself")
     if dry_run:
@@ -223,19 +222,11 @@ def verify(
 ) -> None:
     """Check outputs and fidelity without timing; exit status 1 when a case differs or fails, or all are skipped."""
     from bench.commands import measure
+    from bench.selection import Asked
     from harness.process import Limits
 
-    asked = measure.Asked(
-        tuple(suite or ()),
-        systems,
-        sizes,
-        batch,
-        context,
-        device,
-        systems_file,
-        mini_batch=mini_batch,
-        backbone=backbone,
-        checkpoint=checkpoint,
+    asked = Asked(
+        tuple(suite or ()), systems, sizes, batch, context, mini_batch, backbone, checkpoint, device, systems_file
     )
     measure.verify(asked, limits=Limits(time_limit, start_limit))
 
@@ -397,10 +388,13 @@ def ab(
 ) -> None:
     """Measure two commits in turns on this machine: faster, slower, same or undecided; exit status 1 if slower."""
     from bench.commands import compare as commands
-    from bench.commands.measure import Asked
+    from bench.selection import Asked
     from harness.process import Limits
 
-    asked = Asked(tuple(suite or ()), systems, sizes, batch, context, device, systems_file, budget, min_samples, rounds)
+    asked = Asked(
+        tuple(suite or ()), systems, sizes, batch, context, device=device, systems_file=systems_file,
+        budget_s=budget, min_samples=min_samples, repeats=rounds,
+    )  # fmt: skip
     commands.ab(
         asked,
         (old, new),
@@ -448,21 +442,12 @@ def profile(
     systems_file: SystemsFile = None,
 ) -> None:
     """Run cases again under a profiler, never timed: OUT/profiles/ holds where the time of each went, and why."""
-    from bench.commands import measure
     from bench.commands.profile import profile
+    from bench.selection import Asked
     from harness.process import Limits
 
-    asked = measure.Asked(
-        tuple(suite or ()),
-        systems,
-        sizes,
-        batch,
-        context,
-        device,
-        systems_file,
-        mini_batch=mini_batch,
-        backbone=backbone,
-        checkpoint=checkpoint,
+    asked = Asked(
+        tuple(suite or ()), systems, sizes, batch, context, mini_batch, backbone, checkpoint, device, systems_file
     )
     limits = Limits(time_limit, start_limit)
     profile(asked, out, way=way, resume=resume, limits=limits, arguments=sys.argv[1:])

@@ -1,6 +1,8 @@
 """Read what the command line asks for: words to suites, systems, sizes and axes; each mistake is one sentence."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from bench.catalogue.systems import ADAPTERS, Adapter
@@ -13,36 +15,47 @@ from harness.case import Scalar
 T = TypeVar("T")
 
 
-def select(
-    systems: str | None,
-    sizes: str | None,
-    batch: str | None,
-    context: str | None,
-    device: str,
-    *,
-    mini_batch: str | None = None,
-    backbone: str | None = None,
-    checkpoint: Checkpoint | None = None,
-) -> Selection:
-    """The selection of `run` and `verify`; each text is a comma-separated list or None for the suite's own.
+@dataclass(frozen=True)
+class Asked:
+    """What a command that plans is asked for, in the words of the command line; each list is separated by commas.
 
-    Without `systems` it has those made for `device` ("cpu", "cuda"); one that is named is tried anywhere.
+    systems, sizes, batch, context, mini_batch, backbone: None for the suites' own.
     """
+
+    suites: tuple[str, ...] = ()
+    systems: str | None = None
+    sizes: str | None = None
+    batch: str | None = None
+    context: str | None = None
+    mini_batch: str | None = None
+    backbone: str | None = None
+    checkpoint: Path | None = None
+    device: str = "auto"
+    systems_file: Path | None = None
+    budget_s: float | None = None
+    min_samples: int | None = None
+    repeats: int = 1
+
+
+def select(asked: Asked, device: str, checkpoint: Checkpoint | None = None) -> Selection:
+    """The cases that are asked for on `device` ("cpu", "cuda"); of a checkpoint its own size and options.
+
+    Without `systems` it has those made for the device; one that is named is tried anywhere.
+    """
+    batches = words("--batch", asked.batch, lambda word: _count("--batch", word))
+    contexts = words("--context", asked.context, lambda word: _count("--context", word))
     if checkpoint:
-        _refuse_beside_checkpoint({"--sizes": sizes, "--mini-batch": mini_batch, "--backbone": backbone})
-    asked: dict[str, tuple[Scalar, ...]] = {
-        "mini_batch": words("--mini-batch", mini_batch, lambda word: _count("--mini-batch", word)),
-        "backbone": words("--backbone", backbone, lambda word: _one_of("--backbone", word, BACKBONES)),
+        own = {"--sizes": asked.sizes, "--mini-batch": asked.mini_batch, "--backbone": asked.backbone}
+        _refuse_beside_checkpoint(own)
+        adapters = _of_checkpoint(checkpoint, asked.systems, device)
+        return Selection(adapters, (checkpoint.size,), batches, contexts, checkpoint.options)
+    sizes = words("--sizes", asked.sizes, lambda word: _one_of("--sizes", word, SIZES))
+    options: dict[str, tuple[Scalar, ...]] = {
+        "mini_batch": words("--mini-batch", asked.mini_batch, lambda word: _count("--mini-batch", word)),
+        "backbone": words("--backbone", asked.backbone, lambda word: _one_of("--backbone", word, BACKBONES)),
     }
-    return Selection(
-        adapters=_adapters(systems, device) if checkpoint is None else _of_checkpoint(checkpoint, systems, device),
-        sizes=(checkpoint.size,)
-        if checkpoint
-        else words("--sizes", sizes, lambda word: _one_of("--sizes", word, SIZES)),
-        batches=words("--batch", batch, lambda word: _count("--batch", word)),
-        contexts=words("--context", context, lambda word: _count("--context", word)),
-        options=checkpoint.options if checkpoint else {name: values for name, values in asked.items() if values},
-    )
+    given = {name: values for name, values in options.items() if values}
+    return Selection(_adapters(asked.systems, device), sizes, batches, contexts, given)
 
 
 def _refuse_beside_checkpoint(options: dict[str, str | None]) -> None:

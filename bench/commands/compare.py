@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.commands import measure
 from bench.errors import UserError
+from bench.selection import Asked
 from harness.environment import commit_and_dirty
 from harness.files import refusing, write_atomically
 from harness.process import Launch, Limits
@@ -43,7 +44,7 @@ def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
 
 
 def ab(
-    asked: measure.Asked,
+    asked: Asked,
     sides: tuple[str, str],
     out: Path,
     *,

@@ -20,7 +20,7 @@ from bench.memory import refuse_beyond_memory, total_memory_bytes
 from bench.models.case_model import Checkpoint, offer, read_checkpoint
 from bench.models.config import CheckpointError
 from bench.plan import Selection, jobs_of, skip_reason, suite_cases, suite_entry
-from bench.selection import select
+from bench.selection import Asked, select
 from bench.terminal import print_rows
 from harness.catalogue import Catalogue
 from harness.claims import clear
@@ -38,29 +38,6 @@ from harness.task import refuse_submitted
 from harness.timer import Policy
 
 SYSTEMS_FILE = "systems.toml"  # as `make baselines` writes it
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What `run` and `verify` are asked to do, in the words of the command line."""
-
-    suites: tuple[str, ...]
-    systems: str | None
-    sizes: str | None
-    batch: str | None
-    context: str | None
-    device: str
-    systems_file: Path | None
-    budget_s: float | None = None
-    min_samples: int | None = None
-    repeats: int = 1
-    mini_batch: str | None = None
-    backbone: str | None = None
-    checkpoint: Path | None = None
-
-    def on(self, device: str) -> "Asked":
-        """The same on another device."""
-        return replace(self, device=device)
 
 
 @dataclass(frozen=True)
@@ -98,16 +75,7 @@ def plan(asked: Asked) -> Plan:
         machine = snapshot(device)  # a run on the CPU of a machine with a GPU is one of its CPU
     checkpoint = open_checkpoint(asked.checkpoint)
     names, systems, budget_s = _suites(asked, device, checkpoint)
-    selection = select(
-        systems,
-        asked.sizes,
-        asked.batch,
-        asked.context,
-        device,
-        mini_batch=asked.mini_batch,
-        backbone=asked.backbone,
-        checkpoint=checkpoint,
-    )
+    selection = select(replace(asked, systems=systems), device, checkpoint)
     suites = [find_suite(name) for name in names]
     for suite in suites:
         _refuse_without_gpu(suite, device)

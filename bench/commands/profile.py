@@ -9,6 +9,7 @@ from bench.commands import measure
 from bench.errors import UserError
 from bench.estimate import in_words
 from bench.models.config import SIZES, cut
+from bench.selection import Asked
 from harness.machine_load import warning
 from harness.process import Limits
 from harness.profile_record import Profile
@@ -23,9 +24,7 @@ LEAST_WIDTH = 1536  # of a model that is cut: two layers of it are 100 MB, twice
 COUNTED_LAYERS = 2  # up to harness.ranges.COUNTED_LAYER, "layer 1"
 
 
-def profile(
-    asked: measure.Asked, out: Path, *, way: str, resume: bool, limits: Limits, arguments: Sequence[str]
-) -> None:
+def profile(asked: Asked, out: Path, *, way: str, resume: bool, limits: Limits, arguments: Sequence[str]) -> None:
     """Profile into the run folder `out`, one that was measured or a new one; exit status 1 where nothing came of it."""
     if way not in WAYS:
         raise UserError(f"--with {way}: must be one of {', '.join(WAYS)}")

@@ -2,14 +2,16 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench import estimate
-from bench.commands.measure import Asked, Plan, open_checkpoint, open_run, plan
+from bench.commands.measure import Plan, open_checkpoint, open_run, plan
 from bench.environments import launches
 from bench.errors import UserError
 from bench.memory import total_memory_bytes
 from bench.plan import skip_reason
+from bench.selection import Asked
 from harness import claims, slurm
 from harness.claims import Holder
 from harness.environment import snapshot
@@ -39,7 +41,7 @@ def submit(
     """Plan the run `out` here, without its GPUs, and submit tasks that run it."""
     request = slurm.parsed(wanted)
     if request.gpu and asked.device == "auto":
-        asked = asked.on("cuda")
+        asked = replace(asked, device="cuda")
     work = plan(asked)
     current = open_run(work, out, resume=resume, arguments=arguments)
     tasks = min(request.tasks, len(work.jobs))

@@ -19,7 +19,7 @@ from bench.models.checkpoint import save
 from bench.models.config import CheckpointError
 from bench.models.factory import from_seed
 from bench.plan import skip_reason, suite_cases
-from bench.selection import select
+from bench.selection import Asked, select
 from bench.systems.ttt.pytorch import TTTTorch
 from harness.case import Case
 from harness.measured_case import VERIFY, CaseRun
@@ -85,14 +85,14 @@ def test_the_size_is_the_tables_where_it_is_one(folder: Path) -> None:
 def test_its_cases_have_its_own_options_on_its_own_system_alone(folder: Path) -> None:
     checkpoint = read_checkpoint(folder)
     offer(checkpoint)
-    planned = suite_cases(find_suite("quick"), select(None, None, "2", None, "cpu", checkpoint=checkpoint), "cpu")
+    planned = suite_cases(find_suite("quick"), select(Asked(batch="2"), "cpu", checkpoint), "cpu")
     assert {each.case.system_backend for each in planned} == {"ttt-mlp/torch"}
     assert {each.case.size for each in planned} == {"2x64"}
     own = (("backbone", "transformer"), ("checkpoint", checkpoint.name), ("mini_batch", 8))
     assert {each.case.options for each in planned} == {own}
     assert config_of(planned[0].case) == checkpoint.config
     layers = suite_cases(
-        find_suite("kernel-forward"), select(None, None, None, None, "cuda", checkpoint=checkpoint), "cuda"
+        find_suite("kernel-forward"), select(Asked(), "cuda", checkpoint), "cuda"
     )
     assert layers == []
 
@@ -107,9 +107,8 @@ def test_its_cases_have_its_own_options_on_its_own_system_alone(folder: Path) ->
     ],
 )
 def test_what_contradicts_it_is_refused(folder: Path, asked: dict[str, str], words: str) -> None:
-    axes = {"systems": None, "sizes": None, "batch": None, "context": None, "device": "cpu", **asked}
     with pytest.raises(UserError, match=words):
-        select(**axes, checkpoint=read_checkpoint(folder))  # type: ignore[arg-type]
+        select(Asked(**asked), "cpu", read_checkpoint(folder))
 
 
 def test_a_folder_that_is_none_is_a_users_mistake(tmp_path: Path) -> None:
@@ -164,7 +163,7 @@ def test_a_model_that_errs_late_in_what_it_generates_is_seen(folder: Path) -> No
 def test_a_run_says_its_name_and_never_its_path(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ["run", "quick", "--checkpoint", str(folder), f"--checkpoint={folder}"]
-    asked = measure.Asked(("quick",), None, None, "1", "16", "cpu", None, 0.05, checkpoint=folder)
+    asked = Asked(("quick",), batch="1", context="16", device="cpu", budget_s=0.05, checkpoint=folder)
     measure.run(asked, out, resume=False, retry="lost", limits=Limits(), arguments=arguments)
     run = Run.open(out)
     assert {record.status for record in run.records()} == {"ok"}

@@ -22,6 +22,7 @@ from bench.catalogue.suites import Suite, find_group, find_suite
 from bench.catalogue.systems import ADAPTERS, SYSTEMS
 from bench.commands import build as build_command
 from bench.commands import listing, measure
+from bench.selection import Asked
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.probe import Probe
@@ -281,7 +282,7 @@ def verified(monkeypatch, capsys, *records):
     """What `verify` prints of these records, and how it exits."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(measure, "run_jobs", lambda *_, **__: list(records))
-    asked = measure.Asked(("quick",), "ttt-linear", None, "2", "64", "cpu", None)
+    asked = Asked(("quick",), "ttt-linear", batch="2", context="64", device="cpu")
     try:
         measure.verify(asked, limits=measure.Limits())
     except SystemExit as end:
@@ -410,7 +411,7 @@ def test_a_run_says_how_to_install_what_it_skipped_for_a_missing_package():
 
 def test_a_systems_file_that_lies_here_unused_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    asked = measure.Asked((), None, None, None, None, "cpu", None)
+    asked = Asked(device="cpu")
     assert measure.unused_systems_file(asked) == ""
     (tmp_path / "systems.toml").touch()
     assert measure.unused_systems_file(asked) == "systems.toml"

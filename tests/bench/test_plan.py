@@ -12,7 +12,7 @@ from bench.catalogue.systems import ADAPTERS, HEADLINES
 from bench.errors import UserError
 from bench.memory import layer_beyond_memory, least_bytes, refuse_beyond_memory
 from bench.plan import Selection, beyond_memory, jobs_of, suite_cases, timing_of
-from bench.selection import select
+from bench.selection import Asked, select
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.record import Record
@@ -27,7 +27,7 @@ def cases(suite, selection, device):
 
 
 def planned(suite, systems=None):
-    selection = select(systems, None, None, None, "cuda") if systems else EVERYTHING
+    selection = select(Asked(systems=systems), "cuda") if systems else EVERYTHING
     return suite_cases(find_suite(suite), selection, "cuda")
 
 
@@ -36,7 +36,7 @@ def adapter(label):
 
 
 def test_quick_has_five_contexts_and_several_batches_of_each_language_model():
-    every = cases(find_suite("quick"), select(None, None, None, None, "cpu"), "cpu")
+    every = cases(find_suite("quick"), select(Asked(), "cpu"), "cpu")
     found = [case for case in every if case.system in LANGUAGE_MODELS]
     assert len(found) == 40
     for system in LANGUAGE_MODELS:
@@ -93,14 +93,14 @@ def test_a_kernel_is_measured_in_its_own_phase():
 
 
 def test_on_a_cpu_systems_of_a_gpu_are_left_out_unless_named():
-    assert {each.backend for each in select(None, None, None, None, "cpu").adapters} == {"torch"}
-    assert [each.label for each in select("mamba/vllm", None, None, None, "cpu").adapters] == ["mamba/vllm"]
-    assert "mamba/torch" not in {each.label for each in select(None, None, None, None, "cuda").adapters}
+    assert {each.backend for each in select(Asked(), "cpu").adapters} == {"torch"}
+    assert [each.label for each in select(Asked(systems="mamba/vllm"), "cpu").adapters] == ["mamba/vllm"]
+    assert "mamba/torch" not in {each.label for each in select(Asked(), "cuda").adapters}
 
 
 def test_a_gpu_generates_in_a_graph_in_bfloat16_and_a_cpu_in_float32():
     on_gpu = cases(find_suite("quick"), EVERYTHING, "cuda")
-    on_cpu = cases(find_suite("quick"), select(None, None, None, None, "cpu"), "cpu")
+    on_cpu = cases(find_suite("quick"), select(Asked(), "cpu"), "cpu")
     generate = {(c.timing, c.dtype) for c in on_gpu if c.phase == "generate" and c.backend != "vllm"}
     assert generate == {("graph", "bfloat16")}
     assert {(c.timing, c.dtype) for c in on_cpu} == {("eager", "float32")}
@@ -142,7 +142,7 @@ def test_the_headlines_are_the_papers_four_on_their_best_backends():
 
 
 def test_jobs_run_headlines_first_and_slow_references_last():
-    selection = select(None, None, None, None, "cuda")
+    selection = select(Asked(), "cuda")
     names = [job.name for job in jobs_of(suite_cases(find_suite("fig15-forward"), selection, "cuda"))]
     assert names[:2] == ["ttt-linear-thunderkittens", "ttt-mlp-thunderkittens"]
     assert set(names[-3:]) == {"ttt-linear-torch", "ttt-mlp-torch", "transformer-torch"}
@@ -257,7 +257,7 @@ def test_an_option_of_the_layer_has_a_suite_and_may_be_asked_for_anywhere(suite,
     default = {axis.name: axis.default for axis in AXES}[option]
     own = cases(find_suite(suite), EVERYTHING, "cuda")
     assert {(case.phase, case.option(option, default)) for case in own} == set(product(("forward", "generate"), values))
-    asked = select(None, None, None, None, "cuda", **{option: ",".join(map(str, values))})
+    asked = select(Asked(**{option: ",".join(map(str, values))}), "cuda")
     found = cases(find_suite("fig15-forward"), asked, "cuda")
     of = {name: {c.option(option, default) for c in found if c.system == name} for name in ("ttt-mlp", "transformer")}
     assert of == {"ttt-mlp": values, "transformer": {default}}
@@ -331,13 +331,13 @@ def test_a_step_reads_one_token_id_of_each_sequence():
 
 
 def test_an_option_that_is_asked_for_stands_for_those_of_the_suite():
-    selection = select("ttt-linear", None, None, None, "cuda", mini_batch="32")
+    selection = select(Asked(systems="ttt-linear", mini_batch="32"), "cuda")
     assert {case.option("mini_batch", 16) for case in cases(find_suite("mini-batch"), selection, "cuda")} == {32}
 
 
 def test_what_some_chosen_systems_cannot_hold_is_tried_for_the_others():
     """A cache of 131,072 tokens is 26 GB, and a state of TTT is as large as ever."""
-    selection = select("transformer/torch,ttt-linear/torch", None, "1", "131072", "cuda")
+    selection = select(Asked(systems="transformer/torch,ttt-linear/torch", batch="1", context="131072"), "cuda")
     asked = [case for case in cases(find_suite("fig15-forward"), selection, "cuda") if case.context == 131072]
     assert {case.system for case in asked} == {"transformer", "ttt-linear"}
     assert {case.system for case in asked if least_bytes(case) > 20e9} == {"transformer"}

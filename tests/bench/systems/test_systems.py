@@ -14,7 +14,7 @@ import torch
 from bench.catalogue.suites import find_suite
 from bench.catalogue.systems import ADAPTERS
 from bench.plan import suite_cases
-from bench.selection import select
+from bench.selection import Asked, select
 from bench.systems import language_model
 from bench.systems.fla.models import GatedDeltaNet
 from bench.systems.language_model import LanguageModel
@@ -246,7 +246,7 @@ def test_the_readme_names_every_command_that_it_shows():
 
 def test_every_case_of_quick_names_an_adapter():
     known = {(each.system, each.backend) for each in ADAPTERS}
-    found = suite_cases(find_suite("quick"), select(None, None, None, None, "cpu"), "cpu")
+    found = suite_cases(find_suite("quick"), select(Asked(), "cpu"), "cpu")
     assert {(each.case.system, each.case.backend) for each in found} <= known
 
 
