@@ -1,4 +1,4 @@
-"""Profile cases of a run in workers: choose the profilers, wrap the workers, read the reports, keep the profiles.
+"""Profile cases of a run in workers: wrap the workers in the chosen profilers, read the reports, keep the profiles.
 
 Nsight Systems tells times and Nsight Compute tells ratios; where the first is not available, Kineto of PyTorch tells
 times from inside of the worker. `profiled` does the last for a block of anybody's script.
@@ -7,7 +7,6 @@ times from inside of the worker. `profiled` does the last for a block of anybody
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import time
@@ -24,6 +23,7 @@ from harness.process import RUN_VARIABLE, Launch, Limits, WorkerLost, WorkerProc
 from harness.profile_record import Profile, profile_path, read_profile, write_profile
 from harness.profile_region import Counters, ProfileError, Region
 from harness.profilers import kineto, ncu, nsys
+from harness.profilers.choice import Tools
 from harness.profilers.trace import found_in, without_pauses
 from harness.ranges import range_names
 from harness.reason import of_exception, sentence
@@ -31,18 +31,10 @@ from harness.record import Record, RecordError
 from harness.run import Job, Pair, Planned, Run
 from harness.timer import Policy
 
-WAYS = ("auto", "ncu", "nsys", "torch")
 RATIOS = "ratios"  # the stage of a profile in which Nsight Compute counts
 STOP_S = 180.0  # a profiler writes its report when the worker has ended
 _READ_S = 300.0  # for a program that reads a report
-_VERSION = re.compile(r"\b(\d{4})\.(\d+)(?:\.\d+)*\b")
 _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
-_ADVICE = {
-    "nsys": "install Nsight Systems, or say --with torch",
-    "ncu": "install Nsight Compute, or say --with torch",
-}
-
-Way = Literal["auto", "ncu", "nsys", "torch"]
 
 
 class ToolLost(Exception):
@@ -54,61 +46,6 @@ class ToolLost(Exception):
     def __init__(self, reason: str, lasting: bool = False, status: str = "failed", *, everywhere: bool = False) -> None:
         super().__init__(reason)
         self.lasting, self.status, self.everywhere = lasting, status, everywhere
-
-
-@dataclass(frozen=True)
-class Tools:
-    """Which profiler tells times, and which ratios ("" for none); said: the choice in one sentence.
-
-    fallback: whether Kineto takes the place of a profiler of times that fails.
-    """
-
-    times: Literal["kineto", "nsys"]
-    ratios: Literal["", "ncu"] = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    said: str = ""
-    fallback: bool = True
-
-
-def choose(way: Way, device: str) -> Tools:
-    """The profilers of a way on a device; ProfileError where one that was asked for by name cannot be used."""
-    if device == "cpu":
-        if way in ("nsys", "ncu"):
-            raise ProfileError(f"--with {way}: it profiles GPUs, and there is none to use; say --with torch")
-        return Tools("kineto", said="torch.profiler tells the times of operators on the CPU")
-    versions, missing = {}, {}
-    for program, oldest in ((nsys.PROGRAM, nsys.OLDEST), (ncu.PROGRAM, ncu.OLDEST)):
-        versions[program], missing[program] = usable(program, oldest)
-    if missing.get(way):
-        raise ProfileError(f"--with {way}: {missing[way]}; {_ADVICE[way]}")
-    by_nsys = way == "nsys" or (way == "auto" and not missing["nsys"])
-    by_ncu = way == "ncu" or (way == "auto" and not missing["ncu"])
-    times = f"Nsight Systems {versions['nsys']}" if by_nsys else "torch.profiler"
-    ratios = f"Nsight Compute {versions['ncu']} counts the rest" if by_ncu else "nothing counts bytes and stalls"
-    absent = "; ".join(why for why in missing.values() if why) if way == "auto" else ""
-    return Tools(
-        "nsys" if by_nsys else "kineto",
-        "ncu" if by_ncu else "",
-        versions,
-        f"{times} tells times and {ratios}" + (f" ({absent})" if absent else ""),
-        fallback=way == "auto",
-    )
-
-
-def usable(program: str, oldest: tuple[int, int]) -> tuple[str, str]:
-    """(version, "") of a profiler on the path, or ("", why it cannot be used)."""
-    if shutil.which(program) is None:
-        return "", f"{program} is not on the path"
-    try:
-        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, errors="replace")
-    except (OSError, subprocess.TimeoutExpired):
-        return "", f"{program} does not say its version"
-    found = _VERSION.search(done.stdout)
-    if found is None:
-        return "", f"{program} does not say its version"
-    if (int(found.group(1)), int(found.group(2))) < oldest:
-        return "", f"{program} {found.group(0)} is too old, it must be {'.'.join(map(str, oldest))} or later"
-    return found.group(0), ""
 
 
 @dataclass

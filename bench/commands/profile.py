@@ -13,7 +13,8 @@ from bench.selection import Asked
 from harness.machine_load import warning
 from harness.process import Limits
 from harness.profile_record import Profile
-from harness.profiler import WAYS, Profiler, choose
+from harness.profiler import Profiler
+from harness.profilers.choice import choose
 from harness.run import Job, Planned, Run, RunFile
 from harness.timer import Policy
 from reports.profiles.ceilings import with_common_ceilings
@@ -26,12 +27,10 @@ COUNTED_LAYERS = 2  # up to harness.ranges.COUNTED_LAYER, "layer 1"
 
 def profile(asked: Asked, out: Path, *, way: str, resume: bool, limits: Limits, arguments: Sequence[str]) -> None:
     """Profile into the run folder `out`, one that was measured or a new one; exit status 1 where nothing came of it."""
-    if way not in WAYS:
-        raise UserError(f"--with {way}: must be one of {', '.join(WAYS)}")
     work = measure.plan(asked)
     if not work.here:
         raise UserError("--device cuda: no CUDA GPU was found on this machine")
-    tools = choose(way, work.device)  # type: ignore[arg-type]
+    tools = choose(way, work.device)
     new = "" if Run.exists(out) else f"{out}: a new run, without latencies to hold its profiles against"
     run = _run_of(out, work, resume, arguments)
     jobs = _jobs_of(run, work.jobs)

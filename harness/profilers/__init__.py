@@ -1,1 +1,1 @@
-"""Readers of what profilers write: PyTorch's Kineto, Nsight Systems and Nsight Compute."""
+"""PyTorch's Kineto, Nsight Systems and Nsight Compute: which to use, and readers of what they write."""

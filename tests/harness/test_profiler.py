@@ -13,7 +13,8 @@ from harness import profiler
 from harness.process import Limits, end_marked
 from harness.profile_record import Profile, profile_path, write_profile
 from harness.profile_region import ProfileError
-from harness.profiler import Profiler, Tools, choose, profiled
+from harness.profiler import Profiler, profiled
+from harness.profilers.choice import Tools, choose
 from harness.run import Run
 
 KINETO = Tools("kineto")
