@@ -20,7 +20,7 @@ from typing import Any
 from harness.files import refusing, write_atomically
 from harness.record import RecordError
 from harness.run import Run, RunError
-from reports.page.html import plotly_source
+from reports.page.embedding import plotly_source
 from reports.site.entry import ID, PLOTLY, Entry, Held, files_of, has_parquet, read_held, run_digest
 from reports.site.feed import checked_url
 from reports.site.folder import FOLDERS, MARKER, marker_text, read_marker, refuse_what_belongs_to_others

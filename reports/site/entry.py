@@ -22,7 +22,8 @@ from harness.reason import printable
 from harness.record import Record
 from harness.run import FILE, Run
 from reports.compare.side import CaseSide, Side, case_sides, run_side
-from reports.page.html import Around, embedded_json, render
+from reports.page.embedding import embedded_json
+from reports.page.html import Around, render
 from reports.profiles.section import section
 from reports.stats import frame
 from reports.tables import said, write_frame

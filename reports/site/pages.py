@@ -10,8 +10,8 @@ from harness.interval import FEWEST
 from harness.reason import span
 from reports.compare.comparison import BETWEEN_RUNS, LOG_LIMIT, NAMED, STORED_BAR, VERDICTS
 from reports.compare.views import COLUMNS, SCALE, STORED_MEANING, WIDTH
+from reports.page.embedding import embedded_json
 from reports.page.html import PACKAGE as PAGE
-from reports.page.html import embedded_json
 from reports.resources import environment, source
 from reports.site.entry import PLOTLY, Entry
 from reports.site.feed import feed

@@ -15,7 +15,8 @@ from harness.case import Case
 from harness.record import RecordError
 from harness.run import Run
 from reports import write_report
-from reports.page.html import embedded_json, failures, render
+from reports.page.embedding import embedded_json
+from reports.page.html import failures, render
 from reports.stats import frame
 
 H100 = Path(__file__).parents[2] / "reports" / "results" / "h100-2026-11-21"

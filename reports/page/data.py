@@ -1,0 +1,160 @@
+"""What does a page's program read? The rows of the run as columns, the figures, and what everything is called."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pandas as pd
+
+from harness.catalogue import Catalogue
+from harness.record import Record
+from reports.page.figures import Figure, axis_title
+from reports.page.lines import system_looks
+from reports.profiles.section import Section
+from reports.roofline import RATE_COLUMNS
+from reports.stats import (
+    CASE_COLUMNS,
+    MARKS,
+    NOTES,
+    OUTCOME_COLUMNS,
+    SETTING_COLUMNS,
+    STATISTIC_COLUMNS,
+    option_columns,
+    row_keys,
+)
+from reports.tables import plain, said
+
+DIGITS = 6
+# Of the page's own columns; metrics and axes are called as the catalogue says.
+LABELS = {
+    "suites": "Suites",
+    "system": "System",
+    "backend": "Backend",
+    "phase": "Phase",
+    "status": "Status",
+    "reason": "Reason",
+    "device": "Device",
+    "device_id": "Device id",
+    "commit": "Commit",
+    "samples": "Samples",
+    "processes": "Processes",
+    "throttled": "Throttled",
+    "stop": "Stopped by",
+    "started_at": "Started",
+    "bound": "Floor set by",
+    "cases": "Cases",
+    "which": "Which",
+    NOTES: "Notes",
+    MARKS: "Marks",
+}
+_ALWAYS_SHOWN = ("suites", "system", "backend", "phase", "batch", "context", "status", "latency_ms")
+# What fits a screen; the page offers the others.
+_CASE = ("system", "backend", "phase", "batch", "context", "scope", "state_dtype")
+_SHORT = (*_CASE, "status", "latency_ms", "us_per_token", "samples")
+
+
+def page_data(
+    table: pd.DataFrame,
+    catalogue: Catalogue,
+    drawn: Sequence[Figure],
+    failures: Sequence[Mapping[str, Any]],
+    profiles: Mapping[int, str],
+) -> dict[str, Any]:
+    """JSON values. failures: of the cases without a result; profiles: where in the page that of a row's case is."""
+    labels = {name: _label(name, catalogue) for name in (*table.columns, "cases", "which")}
+    shown = _shown_columns(table, catalogue)
+    return {
+        "count": len(table),
+        "columns": [_column(name, table[name]) for name in table.columns],
+        "numeric": [*(name for name in table.columns if _holds_numbers(table[name])), "cases"],
+        "shown": shown,
+        "short": [name for name in shown if name in _SHORT],
+        "names": _names(table, catalogue),
+        "settings": [*SETTING_COLUMNS, *option_columns(table)],
+        "labels": labels,
+        "scales": {name: scale for name in table.columns if (scale := catalogue.metric(name).scale) != 1},
+        "figures": [figure.to_dict() for figure in drawn],
+        "looks": [(system, asdict(look)) for system, look in system_looks(table, catalogue).items()],
+        "failures": failures,
+        "profiles": profiles,
+    }
+
+
+def profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, str]:
+    """Where in the page the profile of each row's case is, for the rows that have one."""
+    anchors = profiled.anchors if profiled else {}
+    return {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
+
+
+def _label(name: str, catalogue: Catalogue) -> str:
+    """What a column is called: in our words or, with its unit, in the catalogue's."""
+    if name in LABELS:
+        return LABELS[name]
+    if any(metric.name == name for metric in catalogue.metrics):
+        return axis_title(catalogue.metric(name))
+    return catalogue.axis(name).label.partition(" (")[0]
+
+
+def _varied(table: pd.DataFrame) -> list[str]:
+    """The columns that are shown in any case, and those that differ from row to row."""
+    return [name for name in table.columns if name in _ALWAYS_SHOWN or table[name].nunique(dropna=False) > 1]
+
+
+def _shown_columns(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
+    """The columns worth a column."""
+    return sorted((name for name in _varied(table) if name != MARKS), key=lambda name: _place(name, catalogue))
+
+
+def said_once(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, str]:
+    """What is the same in every row, by the column's label."""
+    varied = _varied(table)
+    same = {name: said(table[name].iloc[0]) for name in table.columns if name not in varied and len(table)}
+    return {_label(name, catalogue): value for name, value in same.items() if value}
+
+
+def _place(name: str, catalogue: Catalogue) -> int:
+    """Where a column stands in the results: what explains a latency after it, what is seldom read at the end."""
+    if name in CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS and name != "reason":
+        return 0
+    if name in RATE_COLUMNS or any(metric.name == name for metric in catalogue.metrics):
+        return 1
+    return 3 if name in ("started_at", "device_id", "commit", "reason", NOTES) else 2
+
+
+def _names(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, dict[str, str]]:
+    """What legends call the values of a column, where that is not the value."""
+    labels: dict[str, Callable[[str], str | None]] = {
+        "system": catalogue.system_label,
+        "backend": catalogue.backend_label,
+        "phase": dict(catalogue.phases).get,
+    }
+    found = {column: {name: label(name) for name in table[column].unique()} for column, label in labels.items()}
+    return {column: {name: said for name, said in of.items() if said} for column, of in found.items()}
+
+
+def _holds_numbers(column: pd.Series) -> bool:
+    return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+
+
+def _column(name: str, column: pd.Series) -> dict[str, Any]:
+    """A column of the page's data: numbers to `DIGITS` significant digits, words as codes of distinct values."""
+    if _holds_numbers(column):
+        return {"name": name, "numbers": [_rounded(value) for value in column.tolist()]}
+    codes, found = pd.factorize(column, use_na_sentinel=False)
+    values: dict[Any, int] = {}
+    distinct = [values.setdefault(_word(value), len(values)) for value in found.tolist()]
+    return {"name": name, "values": list(values), "codes": [distinct[code] for code in codes.tolist()]}
+
+
+def _rounded(value: Any) -> Any:
+    if value is pd.NA or value - value != 0:  # not a number, or infinite
+        return None
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def _word(value: Any) -> tuple[str, ...] | str | None:
+    """A cell of words: suites stay apart, as the page filters by each."""
+    if isinstance(value, tuple):
+        return value
+    value = plain(value)
+    return value if value is None else str(value)
