@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import Any, ClassVar
 
+from bench.kept import generate_precision
 from bench.models.case_model import ttt_config_of
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
@@ -12,9 +13,6 @@ from harness.case import Case
 from harness.system import Skip, Workload
 from tk_kernels.edges import swiglu_product
 from tk_kernels.forward.operator import HEAD_DIM
-
-# How a state_dtype of the suites is kept; "float32-planes" is the float32 master in two 16-bit planes.
-PRECISION_OF = {"float32": "float32", "float32-planes": "planes", "bfloat16": "bfloat16", "float16": "float16"}
 
 
 class TTTKernels(TTTLanguageModel):
@@ -33,13 +31,12 @@ class TTTKernels(TTTLanguageModel):
         """The whole model, or with the option scope=layer the kernel alone. Skip for what the kernels do not do."""
         self._refuse_other_functions(case)
         if case.option("scope", "model") == "layer":
-            return kernel_layer.build(case, self.form, PRECISION_OF[case.state_dtype])
+            return kernel_layer.build(case, self.form, generate_precision(case)[0])
         return super().build(case)
 
     def load(self, case: Case) -> Any:
         """In fused blocks."""
-        precision = PRECISION_OF[case.state_dtype]
-        operator = KernelOperator(self.learner, self.form, precision, self.prefill_on_reference)
+        operator = KernelOperator(self.learner, self.form, generate_precision(case)[0], self.prefill_on_reference)
         return model_of(case, operator=operator, block=FusedBlock)
 
     def settings(self, case: Case) -> dict[str, str]:

@@ -12,12 +12,13 @@ import torch
 
 from bench.catalogue.suites import find_suite
 from bench.catalogue.systems import ADAPTERS
+from bench.kept import generate_precision
 from bench.plan import Selection, suite_cases
 from bench.systems.ttt import drift as drift_module
 from bench.systems.ttt.drift import drift, exact_run
-from bench.systems.ttt.kernels import PRECISION_OF
 from bench.systems.ttt.pytorch import TTTTorch
 from harness.case import Case
+from tk_kernels.generate.common import PRECISIONS
 
 INTERPRETED = """
 import json
@@ -116,8 +117,8 @@ def test_the_suite_has_each_state_precision_of_both_forms():
     for form in ("triton-dual", "triton-primal"):
         for system in ("ttt-linear", "ttt-mlp"):
             for dtype in ("bfloat16", "float32"):
-                states = [c.state_dtype for c in found if (c.system, c.backend, c.dtype) == (system, form, dtype)]
-                assert sorted(states) == sorted(PRECISION_OF)
+                own = [c for c in found if (c.system, c.backend, c.dtype) == (system, form, dtype)]
+                assert sorted(generate_precision(c)[0] for c in own) == sorted(PRECISIONS)
     assert {c.context for c in found} == {2048}
 
 
