@@ -65,6 +65,53 @@ class _Standing:
     untold: bool
 
 
+@dataclass(frozen=True)
+class _View:
+    """A figure, with the rows that it draws and the names of what is in them."""
+
+    table: pd.DataFrame
+    catalogue: Catalogue
+    figure: Figure
+
+    @property
+    def unit(self) -> str:
+        return self.catalogue.metric(self.figure.y).unit
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.catalogue.metric(self.figure.y).better == "lower"
+
+    @property
+    def primary(self) -> list[Line]:
+        return [line for line in self.figure.lines if line.primary and not line.y and not line.base_rows]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What a sentence calls each primary line: its system where no other line is of it."""
+        shorts = [line.short for line in self.primary]
+        return {line.name: line.short if shorts.count(line.short) == 1 else line.name for line in self.primary}
+
+    def at(self, x: str) -> str:
+        """A value of x in words: `batch 16`."""
+        return self.catalogue.axis(self.figure.x).phrase.replace("{}", x)
+
+    def points(self, line: Line) -> Iterator[_Point]:
+        """The points with a result."""
+        x, y, scale = self.figure.x, self.figure.y, self.catalogue.metric(self.figure.y).scale
+        read = [name for name in dict.fromkeys((x, y, "latency_ms", *chain(*_BARS), MARKS)) if name in self.table]
+        for cells in self.table.loc[list(line.rows), read].to_dict("records"):
+            value = cells[y]
+            if pd.notna(value) and value > 0:
+                low, high = (float(value) / scale * end for end in _bar(cells, y))
+                doubtful = bool(_marks(cells.get(MARKS)) & DOUBTS.keys())
+                yield _Point(float(cells[x]), float(value) / scale, low, high, doubtful)
+
+    def of_system(self, system: str) -> dict[float, float]:
+        """The values of a system's primary lines by x."""
+        lines = [line for line in self.primary if line.system == system]
+        return {point.x: point.value for line in lines for point in self.points(line)}
+
+
 def headline(
     table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure], missing: Sequence[Case] = ()
 ) -> list[str]:
@@ -72,13 +119,14 @@ def headline(
 
     missing: the planned cases without a record.
     """
-    answering = [figure for figure in figures if figure.headline] or list(figures[:2])
-    curves = [figure for figure in answering if not figure.best]
+    answering = [figure for figure in figures if figure.headline] or figures[:2]
+    views = [_View(table, catalogue, figure) for figure in answering]
+    curves = [each for each in views if not each.figure.best]
     sentences = [
-        *(_winners(table, catalogue, figure) for figure in curves[:2]),
-        " ".join(filter(None, _claims(table, catalogue, curves))),
-        " ".join(filter(None, (_best(table, catalogue, figure) for figure in answering if figure.best))),
-        _unfit(table, catalogue, answering),
+        *map(_winners, curves[:2]),
+        " ".join(filter(None, (_judged(each, claim) for each in curves for claim in each.figure.claims))),
+        " ".join(filter(None, (_best(each) for each in views if each.figure.best))),
+        _unfit(views),
         _lost(table, len(missing)),
     ]
     return [sentence for sentence in sentences if sentence][:MOST]
@@ -86,22 +134,23 @@ def headline(
 
 def described(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     """A figure in a sentence, for who does not see it: who is best, or else what is drawn."""
+    view = _View(table, catalogue, figure)
     if not (figure.lines and figure.lines[0].base_rows):
-        found = _best(table, catalogue, figure) if figure.best else _winners(table, catalogue, figure)
+        found = _best(view) if figure.best else _winners(view)
         if found:
             return found
-    drawn = [(line, list(_points(table, catalogue, figure, line))) for line in figure.lines if not line.y]
+    drawn = [(line, list(view.points(line))) for line in figure.lines if not line.y]
     points = [point for _, found in drawn for point in found]
     if not points or figure.lines[0].base_rows:
         said = counted(len(figure.lines), "line") if points else "no case has a result"
         return f"{figure.title}: {said}."
     (first, *_, last) = sorted([point.x for point in points] * 2)
     (least, *_, most) = sorted([point.value for point in points] * 2)
-    over = catalogue.axis(figure.x).phrase.replace("{}", span(said_x(first), said_x(last)))
-    unit = catalogue.metric(figure.y).unit
+    over = view.at(span(said_x(first), said_x(last)))
     lines = counted(sum(bool(found) for _, found in drawn), "line")
     values = span(rounded(least), rounded(most))
-    return f"{figure.title}: {lines} over {over}, {'from ' if least != most else ''}{values} {unit}".rstrip() + "."
+    words = f"{figure.title}: {lines} over {over}, {'from ' if least != most else ''}{values} {view.unit}"
+    return words.rstrip() + "."
 
 
 def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
@@ -127,16 +176,15 @@ def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogu
     return f"Unfinished: {len(missing)} of the {total} planned cases have no record, {_listed(who)}."
 
 
-def _winners(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
+def _winners(view: _View) -> str:
     """Who is fastest where, by how much, and where lines cross."""
-    standings = _standings(table, catalogue, figure)
+    standings = _standings(view)
     if not standings:
         return ""
     spans = [(_who(group[0]), [each.x for each in group]) for group in _spans(standings)]
-    last = standings[-1]
-    axis = catalogue.axis(figure.x).phrase.replace("{}", "").strip() or figure.x
-    told = ", ".join(_span_words(who, xs, standings, axis) for who, xs in spans)
-    return f"{figure.title}: {told}{_lead(last, catalogue, figure)}{_caveat(table, figure)}."
+    axis = view.at("").strip() or view.figure.x
+    words = ", ".join(_span_words(who, xs, standings, axis) for who, xs in spans)
+    return f"{view.figure.title}: {words}{_lead(standings[-1], view)}{_caveat(view)}."
 
 
 def _spans(standings: list[_Standing]) -> Iterator[list[_Standing]]:
@@ -161,50 +209,36 @@ def _span_words(who: str, xs: list[float], standings: list[_Standing], axis: str
     return f"{who} at {said_x(xs[0])}" if len(xs) == 1 else f"{who} from {said_x(xs[0])} to {said_x(xs[-1])}"
 
 
-def _lead(last: _Standing, catalogue: Catalogue, figure: Figure) -> str:
+def _lead(last: _Standing, view: _View) -> str:
     """By how much, at the largest x."""
     (best, _), (after, next_who) = last.places[:2]
-    unit = catalogue.metric(figure.y).unit
     if len(last.level) > 1:
         return ""
-    lower = _lower_is_better(catalogue, figure)
-    factor = after.value / best.value if lower else best.value / after.value
-    at = said_x(last.x) if figure.x == "context" else catalogue.axis(figure.x).phrase.replace("{}", said_x(last.x))
-    return f"; at {at} it takes {rounded(best.value)} {unit}, {rounded(factor)} times as fast as {next_who}, the next"
+    factor = after.value / best.value if view.lower_is_better else best.value / after.value
+    at = said_x(last.x) if view.figure.x == "context" else view.at(said_x(last.x))
+    takes = f"{rounded(best.value)} {view.unit}"
+    return f"; at {at} it takes {takes}, {rounded(factor)} times as fast as {next_who}, the next"
 
 
-def _standings(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> list[_Standing]:
+def _standings(view: _View) -> list[_Standing]:
     """In order of x, where at least two of the primary lines have a result."""
-    if not catalogue.metric(figure.y).better:
+    if not view.catalogue.metric(view.figure.y).better:
         return []
     at: dict[float, list[tuple[_Point, str]]] = {}
-    labels = _labels(figure)
-    for line in _primary(figure):
-        for point in _points(table, catalogue, figure, line):
+    labels = view.labels
+    for line in view.primary:
+        for point in view.points(line):
             at.setdefault(point.x, []).append((point, labels[line.name]))
-    return [_standing(x, places, catalogue, figure) for x, places in sorted(at.items()) if len(places) > 1]
+    return [_standing(x, places, view.lower_is_better) for x, places in sorted(at.items()) if len(places) > 1]
 
 
-def _standing(x: float, places: list[tuple[_Point, str]], catalogue: Catalogue, figure: Figure) -> _Standing:
+def _standing(x: float, places: list[tuple[_Point, str]], lower_is_better: bool) -> _Standing:
     """Level with the best is what differs little from it, and what the run does not tell from it."""
-    lower = _lower_is_better(catalogue, figure)
-    ordered = sorted(places, key=lambda place: place[0].value if lower else -place[0].value)
+    ordered = sorted(places, key=lambda place: place[0].value if lower_is_better else -place[0].value)
     best = ordered[0][0]
     level = tuple(who for point, who in places if best.differs_little(point) or best.hides(point))
     untold = any(best.hides(point) for point, _ in ordered[1:])
     return _Standing(x, ordered, level, untold)
-
-
-def _points(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, line: Line) -> Iterator[_Point]:
-    """The points with a result."""
-    scale = catalogue.metric(figure.y).scale
-    read = [name for name in dict.fromkeys((figure.x, figure.y, "latency_ms", *chain(*_BARS), MARKS)) if name in table]
-    for cells in table.loc[list(line.rows), read].to_dict("records"):
-        value = cells[figure.y]
-        if pd.notna(value) and value > 0:
-            low, high = (float(value) / scale * end for end in _bar(cells, figure.y))
-            doubtful = bool(_marks(cells.get(MARKS)) & DOUBTS.keys())
-            yield _Point(float(cells[figure.x]), float(value) / scale, low, high, doubtful)
 
 
 def _bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
@@ -231,35 +265,14 @@ def doubts(rows: pd.DataFrame) -> list[str]:
     return [f"{count} {words}" for words, count in counts.items() if count]
 
 
-def _lower_is_better(catalogue: Catalogue, figure: Figure) -> bool:
-    return catalogue.metric(figure.y).better == "lower"
-
-
-def _primary(figure: Figure) -> list[Line]:
-    return [line for line in figure.lines if line.primary and not line.y and not line.base_rows]
-
-
-def _labels(figure: Figure) -> dict[str, str]:
-    """What a sentence calls each primary line: its system where no other line is of it."""
-    shorts = [line.short for line in _primary(figure)]
-    return {line.name: line.short if shorts.count(line.short) == 1 else line.name for line in _primary(figure)}
-
-
-def _claims(table: pd.DataFrame, catalogue: Catalogue, figures: Iterable[Figure]) -> Iterator[str]:
-    for figure in figures:
-        for claim in figure.claims:
-            yield _judged(table, catalogue, figure, claim)
-
-
-def _judged(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, claim: PaperClaim) -> str:
+def _judged(view: _View, claim: PaperClaim) -> str:
     """Whether a claim of the source holds at every x that it is about; "" where the run cannot say."""
-    own, other = (_of_system(table, catalogue, figure, system) for system in (claim.system, claim.other))
-    lower = _lower_is_better(catalogue, figure)
-    faster = {x: (other[x] / own[x] if lower else own[x] / other[x]) for x in sorted(own.keys() & other.keys())}
-    faster = {x: factor for x, factor in faster.items() if x >= claim.at_least}
+    own, other = view.of_system(claim.system), view.of_system(claim.other)
+    common = (x for x in sorted(own.keys() & other.keys()) if x >= claim.at_least)
+    faster = {x: other[x] / own[x] if view.lower_is_better else own[x] / other[x] for x in common}
     if not faster:
         return ""
-    names = [catalogue.system_label(system) for system in (claim.system, claim.other)]
+    names = [view.catalogue.system_label(system) for system in (claim.system, claim.other)]
     missed = [x for x, factor in faster.items() if factor < 1 - claim.margin]
     range_said = span(rounded(min(faster.values())), rounded(max(faster.values())))
     met = "is exceeded here" if claim.margin and min(faster.values()) > 1 + claim.margin else "holds here"
@@ -267,18 +280,12 @@ def _judged(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, claim: Pa
     return f"The paper's “{claim.text}” {verdict}: {names[0]} is {range_said} times as fast as {names[1]}."
 
 
-def _of_system(table: pd.DataFrame, catalogue: Catalogue, figure: Figure, system: str) -> dict[float, float]:
-    """The values of a system's primary lines by x."""
-    lines = [line for line in _primary(figure) if line.system == system]
-    return {point.x: point.value for line in lines for point in _points(table, catalogue, figure, line)}
-
-
-def _best(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
+def _best(view: _View) -> str:
     """The line with the highest best, where, and the next."""
-    labels = _labels(figure)
+    labels = view.labels
     tops, tried = [], set()
-    for line in _primary(figure):
-        points = list(_points(table, catalogue, figure, line))
+    for line in view.primary:
+        points = list(view.points(line))
         tried |= {point.x for point in points}
         if points:
             tops.append((max(points, key=lambda point: point.value), labels[line.name]))
@@ -286,29 +293,28 @@ def _best(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     if len(tops) < 2:
         return ""
     (best, who), (after, next_who) = tops[:2]
-    unit = catalogue.metric(figure.y).unit
-    axis = catalogue.axis(figure.x).phrase.replace("{}", f"{best.x:,.0f}")
-    alone = ", the only one tried" if len(tried) == 1 else ""
+    at = view.at(f"{best.x:,.0f}") + (", the only one tried" if len(tried) == 1 else "")
     ahead = f"{rounded(best.value / after.value)} times that of {next_who}, the next"
     if best.hides(after):
         ahead = f"not told apart from {next_who}"
     elif best.differs_little(after):
         ahead = f"level with {next_who}"
-    return f"{figure.title}: {who} reaches {best.value:,.0f} {unit} at {axis}{alone}, {ahead}{_caveat(table, figure)}."
+    return f"{view.figure.title}: {who} reaches {best.value:,.0f} {view.unit} at {at}, {ahead}{_caveat(view)}."
 
 
-def _unfit(table: pd.DataFrame, catalogue: Catalogue, figures: Iterable[Figure]) -> str:
+def _unfit(answering: Iterable[_View]) -> str:
     """What memory did not hold, of the lines that answer the run's question."""
     beyond: dict[str, list[str]] = {}
     full: dict[str, list[str]] = {}
-    for figure in figures:
-        labels = _labels(figure)
-        for line in _primary(figure):
-            rows = table.loc[line.rows]
+    for view in answering:
+        labels, title = view.labels, view.figure.title
+        for line in view.primary:
+            rows = view.table.loc[line.rows]
             marks = rows[MARKS].fillna("") if MARKS in rows else pd.Series("", rows.index)
             for found, kept in ((beyond, rows["status"] == "oom"), (full, marks.str.contains(CACHE_FULL))):
                 if kept.any():
-                    where = f"{_at(catalogue, figure, rows[kept])} ({figure.title[:1].lower()}{figure.title[1:]})"
+                    xs = sorted(rows[kept][view.figure.x].unique())
+                    where = f"at {view.at(span(said_x(xs[0]), said_x(xs[-1])))} ({title[:1].lower()}{title[1:]})"
                     found.setdefault(where, []).append(labels[line.name])
     parts = (("Did not fit in memory", beyond), ("Only a part of the batch ran at once", full))
     return " ".join(f"{what}: {_by_where(found)}." for what, found in parts if found)
@@ -323,11 +329,6 @@ def _by_where(found: dict[str, list[str]]) -> str:
     return "; ".join([*said[:2], *more])
 
 
-def _at(catalogue: Catalogue, figure: Figure, rows: pd.DataFrame) -> str:
-    values = sorted(rows[figure.x].unique())
-    return "at " + catalogue.axis(figure.x).phrase.replace("{}", span(said_x(values[0]), said_x(values[-1])))
-
-
 def _lost(table: pd.DataFrame, missing: int) -> str:
     counts = table["status"].value_counts().drop("ok", errors="ignore").to_dict()
     counts |= {"without a record": missing} if missing else {}
@@ -338,9 +339,9 @@ def _lost(table: pd.DataFrame, missing: int) -> str:
     return f"{sum(counts.values())} of {cases} cases have no result ({said})."
 
 
-def _caveat(table: pd.DataFrame, figure: Figure) -> str:
+def _caveat(view: _View) -> str:
     """What makes the comparison of a sentence less than it seems."""
-    rows = table.loc[[row for line in _primary(figure) for row in line.rows]]
+    rows = view.table.loc[[row for line in view.primary for row in line.rows]]
     rows = rows[rows["status"] == "ok"]
     several = [name for name in MACHINE_COLUMNS if rows[name].nunique() > 1]
     said = ["not all from one machine and commit"] if several else []
