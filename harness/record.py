@@ -106,7 +106,7 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON values, the schema version first; a number that is not finite becomes None."""
-        return _finite(self._values())
+        return finite(self._values())
 
     def to_json(self) -> str:
         """One line of JSON without its newline."""
@@ -259,12 +259,12 @@ def _number(name: str, value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become None."""
+def finite(value: Any) -> Any:
+    """JSON values without NaN and infinity, which JSON has not: they become None."""
     if isinstance(value, Mapping):
-        return {name: _finite(inner) for name, inner in value.items()}
+        return {name: finite(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
+        return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

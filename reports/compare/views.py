@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from harness.reason import counted, printable
+from harness.record import finite
 from reports.compare.comparison import STORED_BAR, Comparison, Row
 from reports.compare.judge import BAR, SAME
 
@@ -46,7 +47,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def to_json(comparison: Comparison) -> str:
-    """A JSON object of everything, unrounded; ratios are B/A."""
+    """A JSON object of everything, unrounded; ratios are B/A, and an interval without an end ends in null."""
     rows = [_flat(row) for row in comparison.rows]
     values = {
         "tool": "ttt-bench",
@@ -60,7 +61,7 @@ def to_json(comparison: Comparison) -> str:
         "cases": rows,
         "without_comparison": [asdict(each) for each in comparison.missing],
     }
-    return json.dumps(_finite(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(finite(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def page(comparison: Comparison) -> str:
@@ -143,15 +144,6 @@ def _flat(row: Row) -> dict[str, Any]:
     """A row with its verdict on one level."""
     values = asdict(row)
     return values | values.pop("judged")
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: an interval without an end ends in null."""
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and value in (float("inf"), float("-inf")) else value
 
 
 def _markdown_row(cells: Iterable[str]) -> str:
