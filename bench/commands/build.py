@@ -18,6 +18,5 @@ def build_kernels() -> None:
     for module in modules:
         source = "nvcc" if module.compiled else "cache"
         for kernel in module.resources:
-            spilled = kernel.spill_store_bytes + kernel.spill_load_bytes
-            rows.append((module.name, kernel.name, str(kernel.registers), str(spilled), source))
+            rows.append((module.name, kernel.name, str(kernel.registers), str(kernel.spilled_bytes), source))
     print_rows(("module", "kernel", "registers", "spilled bytes", "from"), rows)

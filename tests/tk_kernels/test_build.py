@@ -78,9 +78,9 @@ def machine(tmp_path, monkeypatch):
 
 def test_resources_are_read_from_the_compiler_log():
     fast, slow = build.parse_resources(LOG)
-    assert (fast.registers, fast.shared, fast.stack_bytes, fast.spills) == (40, 384, 0, False)
+    assert (fast.registers, fast.shared, fast.stack_bytes, fast.spilled_bytes) == (40, 384, 0, 0)
     assert (slow.registers, slow.spill_store_bytes, slow.spill_load_bytes, slow.stack_bytes) == (255, 184, 212, 160)
-    assert slow.spills
+    assert slow.spilled_bytes == 184 + 212
     assert "fast" in fast.name
 
 
@@ -305,4 +305,4 @@ def test_failed_fetch_is_one_sentence(tmp_path, monkeypatch):
 def test_no_kernel_spills(name):
     kernels = build.build(name).resources
     assert kernels
-    assert [kernel for kernel in kernels if kernel.spills] == []
+    assert [kernel for kernel in kernels if kernel.spilled_bytes] == []

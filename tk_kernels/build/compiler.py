@@ -44,8 +44,9 @@ class KernelResources:
     shared: int
 
     @property
-    def spills(self) -> bool:
-        return self.spill_store_bytes + self.spill_load_bytes > 0
+    def spilled_bytes(self) -> int:
+        """Bytes of a thread's registers that are stored to local memory and loaded again, both counted."""
+        return self.spill_store_bytes + self.spill_load_bytes
 
 
 def find_nvcc() -> Path | None:

@@ -88,8 +88,7 @@ def _compiled_metrics(found: list[KernelLaunch], built: Built) -> dict[str, floa
     """`metrics_of` the launches of a compiled module's own kernels, with the spills that its compiler reported."""
     compiled = {kernel.name: kernel for kernel in built.resources}
     own = [launch for launch in found if launch.name in compiled]
-    spilled = [compiled[launch.name].spill_store_bytes + compiled[launch.name].spill_load_bytes for launch in own]
-    return metrics_of(own) | {"spilled_bytes": max(spilled)}
+    return metrics_of(own) | {"spilled_bytes": max(compiled[launch.name].spilled_bytes for launch in own)}
 
 
 def _made_of(built: Built) -> dict[str, str]:
