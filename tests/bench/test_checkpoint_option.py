@@ -91,9 +91,7 @@ def test_its_cases_have_its_own_options_on_its_own_system_alone(folder: Path) ->
     own = (("backbone", "transformer"), ("checkpoint", checkpoint.name), ("mini_batch", 8))
     assert {each.case.options for each in planned} == {own}
     assert config_of(planned[0].case) == checkpoint.config
-    layers = suite_cases(
-        find_suite("kernel-forward"), select(Asked(), "cuda", checkpoint), "cuda"
-    )
+    layers = suite_cases(find_suite("kernel-forward"), select(Asked(), "cuda", checkpoint), "cuda")
     assert layers == []
 
 
