@@ -330,10 +330,18 @@ class Drawing {
     const pixels = (1 - strip) * (PLOT_HEIGHT - MARGIN.top - MARGIN.bottom);
     const labels = this.endLabels(range, xaxis.type === "log", pixels);
     const longest = Math.max(0, ...labels.map((label) => label.text.length));
-    const note = { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", yshift: -46, showarrow: false, align: "left", font: { size: 11.5 } };
+    const right = Math.min(MARGIN.right + 6.4 * longest, 0.42 * width);
+    // Ticks that do not fit side by side stand upright; the axis's title and the notes are then lower.
+    const [place, at] = [xaxis.type === "log" ? Math.log10 : Number, xaxis.ticktext];
+    const scale = (width - MARGIN.left - right) / (xaxis.range[1] - xaxis.range[0]);
+    const room = (i) => scale * (place(xaxis.tickvals[i]) - place(xaxis.tickvals[i - 1]));
+    const upright = at.some((text, i) => i && room(i) < 3.75 * (text.length + at[i - 1].length) + 4);
+    const lower = upright ? 6.5 * Math.max(...at.map((text) => text.length)) - 4 : 0;
+    xaxis.tickangle = upright ? 90 : 0;
+    const note = { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", yshift: -46 - lower, showarrow: false, align: "left", font: { size: 11.5 } };
     return {
-      height: PLOT_HEIGHT + NOTE_HEIGHT * rows.length,
-      margin: { l: MARGIN.left, r: Math.min(MARGIN.right + 6.4 * longest, 0.36 * width), t: MARGIN.top, b: MARGIN.bottom + NOTE_HEIGHT * rows.length },
+      height: PLOT_HEIGHT + NOTE_HEIGHT * rows.length + lower,
+      margin: { l: MARGIN.left, r: right, t: MARGIN.top, b: MARGIN.bottom + NOTE_HEIGHT * rows.length + lower },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: themed("--muted") },

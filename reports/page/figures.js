@@ -136,7 +136,7 @@ class Figure {
     const layout = drawing.layout(width ?? this.plot.clientWidth);
     this.place = null;
     this.plot.style.height = `${layout.height}px`; // when the window's size changes, Plotly takes the element's height
-    return Plotly.react(this.plot, drawing.traces(), layout, { responsive: true, displayModeBar: false });
+    return Plotly.react(this.plot, drawing.traces(), layout, { responsive: true, displayModeBar: false, doubleClick: "reset" });
   }
 
   /* For paper: light, as wide as a page, and each figure with its legend. */

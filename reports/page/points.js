@@ -137,9 +137,8 @@ class Points {
   }
 
   sampleWords(row) {
-    const [samples, throttled, spread] = ["samples", "throttled", "process_spread"].map((name) => this.cell(row, name));
+    const [samples, spread] = ["samples", "process_spread"].map((name) => this.cell(row, name));
     const parts = [`${samples} sample${samples === 1 ? "" : "s"}`];
-    if (throttled) parts.push(`${throttled} while throttled`);
     if (spread !== null) parts.push(`processes differ by ${shown(100 * spread)}%`);
     return parts.join(", ");
   }
@@ -148,6 +147,6 @@ class Points {
   work(row) {
     const [share, tflops, gbs] = ["floor_share", "tflops", "gbs"].map((name) => this.cell(row, name));
     if (share === null) return [];
-    return [`${Math.round(100 * share)}% of the floor (${this.cell(row, "bound")}): ${Math.round(gbs)} GB/s, ${shown(tflops)} TFLOP/s`];
+    return [`the floor (${this.cell(row, "bound")}) is ${Math.round(100 * share)}% of it: ${Math.round(gbs)} GB/s, ${shown(tflops)} TFLOP/s`];
   }
 }

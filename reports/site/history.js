@@ -72,7 +72,7 @@ async function draw() {
     xaxis: { ...axis, type: "date", title: { text: "first sample, UTC", standoff: 12 }, automargin: true }, yaxis: { ...axis, title: { text: "latency, ms" }, range: range(lines) },
     showlegend: true, legend: { orientation: "h", y: 0, yref: "container", yanchor: "bottom" }, hoverlabel: { bgcolor: colour("--raised"), font: { color: ink }, align: "left" },
   };
-  await Plotly.react(plot, lines.flatMap(traces), layout, { displayModeBar: false, responsive: true });
+  await Plotly.react(plot, lines.flatMap(traces), layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
   const [runs, changes] = ["at", "changes"].map((part) => lines.reduce((sum, line) => sum + line[part].length, 0));
   plot.setAttribute("aria-label", `Line chart of the latency of ${label}: ${runs} runs on ${lines.length} kinds of machine, ${changes} changes. The numbers are in the table below it.`);
   numbers(lines);
