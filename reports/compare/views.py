@@ -13,7 +13,8 @@ from reports.compare.judge import BAR, SAME
 
 COLUMNS = ("verdict", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
 STORED_MEANING = (
-    f"Two stored runs differ by up to 3% by themselves: nothing is judged below {STORED_BAR:.0%}. "
+    f"Two stored runs differ by up to 3% by themselves, and by more where the host's launches bound a case: nothing is "
+    f"judged below {STORED_BAR:.0%}. "
     "`ttt-bench ab` measures two commits in turns and judges from 1%."
 )
 _NUMBERS = (1, 2, 3, 4)
@@ -80,7 +81,7 @@ def page(comparison: Comparison) -> str:
             closing=_closing(comparison),
             without=_without(comparison),
             width=WIDTH,
-            ends=f"{1 - reach:.2g} to {1 + reach:.2g}",
+            ends=f"{1 - reach:.2f} to {1 + reach:.2f}",
         )
     )
 
@@ -158,9 +159,10 @@ def _escaped(text: str) -> str:
 
 
 def _reach(rows: Sequence[Row]) -> float:
-    """How far from 1 the plots of the page go: so that nine of ten intervals lie within, at most twice as slow."""
+    """How far from 1 the plots go: every ratio and nine of ten intervals lie within, but none beyond twice as slow."""
     ends = sorted(max(row.judged.high - 1, 1 - row.judged.low) for row in rows)
-    return min(1.0, max(SCALE, ends[int(0.9 * (len(ends) - 1))])) if ends else SCALE
+    farthest = max((abs(row.judged.ratio - 1) for row in rows), default=0.0)
+    return min(1.0, max(SCALE, 1.05 * farthest, ends[int(0.9 * (len(ends) - 1))])) if ends else SCALE
 
 
 def _plot(row: Row, reach: float) -> dict[str, float]:

@@ -194,9 +194,10 @@ function sidesTable(a, b) {
 
 function casesTable(rows) {
   const ends = rows.map((row) => Math.max(row.high - 1, 1 - row.low)).sort((one, other) => one - other);
-  const reach = Math.min(1, Math.max(rules.scale, ends[Math.floor(0.9 * (ends.length - 1))]));
+  const farthest = 1.05 * Math.max(...rows.map((row) => Math.abs(row.ratio - 1)));
+  const reach = Math.min(1, Math.max(rules.scale, farthest, ends[Math.floor(0.9 * (ends.length - 1))]));
   const [verdict, ratio, interval, ...others] = rules.columns;
-  const axis = `From the largest slowdown to the largest speed-up. The line is the 95% interval of B/A, the dot the ratio; its axis goes from ${shortNumber(1 - reach)} to ${shortNumber(1 + reach)}, with 1 in the middle.`;
+  const axis = `From the largest slowdown to the largest speed-up. The line is the 95% interval of B/A, the dot the ratio; its axis goes from ${(1 - reach).toFixed(2)} to ${(1 + reach).toFixed(2)}, with 1 in the middle, and cuts what lies beyond.`;
   const lines = rows.map((row) => {
     const cells = [row.verdict, row.ratio.toFixed(3), `${row.low.toFixed(3)} to ${row.high.toFixed(3)}`, shown(row.a_ms), shown(row.b_ms), row.label, row.notes.join("; ")]
       .map((textContent, at) => element("td", { textContent, className: NUMBERS.includes(at) ? "number" : at > 4 ? "words" : "" }));
@@ -204,10 +205,6 @@ function casesTable(rows) {
     return element("tr", {}, ...cells.slice(0, 3), element("td", {}, intervalPlot(row, reach)), ...cells.slice(3));
   });
   return [element("p", { textContent: axis }), table("Cases", "compared", [verdict, ratio, interval, "faster, slower", ...others], lines)];
-}
-
-function shortNumber(value) {
-  return String(Number(value.toPrecision(2)));
 }
 
 /* A row's ratio and its interval, cut where they leave the axis. */
