@@ -111,6 +111,16 @@ class _View:
         lines = [line for line in self.primary if line.system == system]
         return {point.x: point.value for line in lines for point in self.points(line)}
 
+    def cut_short(self, systems: Iterable[str]) -> set[float]:
+        """Where one of the systems ran a part of its batch at a time."""
+        rows = self.rows(line for line in self.primary if line.system in systems)
+        full = rows[MARKS].fillna("").str.contains(CACHE_FULL) if MARKS in rows else []
+        return {float(x) for x in rows[full][self.figure.x]} if any(full) else set()
+
+    def rows(self, lines: Iterable[Line]) -> pd.DataFrame:
+        """What the lines draw."""
+        return self.table.loc[[row for line in lines for row in line.rows]]
+
 
 def headline(
     table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure], missing: Sequence[Case] = ()
@@ -179,7 +189,7 @@ def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogu
 def _winners(view: _View) -> str:
     """Who is fastest where, by how much, and where lines cross."""
     standings = _standings(view)
-    if not standings:
+    if not standings or view.rows(view.primary)["l2"].nunique() > 1:  # a cold cache is no faster than a warm one
         return ""
     spans = [(_who(group[0]), [each.x for each in group]) for group in _spans(standings)]
     axis = view.at("").strip() or view.figure.x
@@ -277,7 +287,9 @@ def _judged(view: _View, claim: PaperClaim) -> str:
     range_said = span(rounded(min(faster.values())), rounded(max(faster.values())))
     met = "is exceeded here" if claim.margin and min(faster.values()) > 1 + claim.margin else "holds here"
     verdict = f"does not hold here at {_listed([said_x(x) for x in missed])}" if missed else met
-    return f"The paper's “{claim.text}” {verdict}: {names[0]} is {range_said} times as fast as {names[1]}."
+    cut = sorted(view.cut_short((claim.system, claim.other)) & faster.keys())
+    note = f" (at {_listed([said_x(x) for x in cut])} of the sequences that fit at once)" if cut else ""
+    return f"The paper's “{claim.text}” {verdict}: {names[0]} is {range_said} times as fast as {names[1]}{note}."
 
 
 def _best(view: _View) -> str:
@@ -341,7 +353,7 @@ def _lost(table: pd.DataFrame, missing: int) -> str:
 
 def _caveat(view: _View) -> str:
     """What makes the comparison of a sentence less than it seems."""
-    rows = view.table.loc[[row for line in view.primary for row in line.rows]]
+    rows = view.rows(view.primary)
     rows = rows[rows["status"] == "ok"]
     several = [name for name in MACHINE_COLUMNS if rows[name].nunique() > 1]
     said = ["not all from one machine and commit"] if several else []

@@ -163,6 +163,26 @@ def test_a_match_may_be_a_little_slower_and_much_faster_is_more(theirs, verdict)
     assert f"“TTT-Linear matches Mamba” {verdict}" in found
 
 
+def test_a_claim_says_where_a_part_of_the_batch_was_compared():
+    theirs = [*forward({8192: 8.0}, *SLOW), *forward({16384: 12.0}, *SLOW, metrics={"sequences_at_once": 11})]
+    found = " ".join(said(*forward({8192: 4.0, 16384: 4.0}), *theirs))
+    assert "2 to 3 times as fast as Transformer (at 16k of the sequences that fit at once)." in found
+
+
+def test_a_cold_cache_is_not_told_to_be_faster_than_a_warm_one():
+    def layers(l2, latency_ms):
+        size, layer = {"size": "1.3b", "phase": "forward", "batch": 16}, {"options": (("scope", "layer"),)}
+        cases = [Case(*FAST, **size, context=context, timing="graph", l2=l2, **layer) for context in (2048, 8192)]
+        return [synthetic.ok(case, latency_ms * case.context / 2048, spread=0.0) for case in cases]
+
+    made = synthetic.of_suite("kernel-forward", *layers("cold", 1.0), *layers("warm", 1.2))
+    drawn = figures(made.table, made.catalogue)
+    assert not any("fastest" in sentence for sentence in headline(made.table, made.catalogue, drawn))
+    assert any(
+        {made.table.loc[line.rows, "l2"].iloc[0] for line in figure.lines} == {"cold", "warm"} for figure in drawn
+    )
+
+
 def stepped(system, latencies, lost=(), **fields):
     backend = STEPPING[system]
     cases = {
