@@ -191,7 +191,7 @@ def test_a_mistake_in_ab_is_one_sentence(checkout, tmp_path, monkeypatch, capsys
 
 def test_a_tree_with_changes_is_refused(checkout, monkeypatch, capsys):
     commit(checkout, "old")
-    (checkout / "new_file").write_text("")
+    (checkout / "new_file.py").write_text("")
     assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
     assert "has changes that are not committed; commit or stash them" in capsys.readouterr().err
 
