@@ -15,7 +15,7 @@ METRICS: tuple[MetricEntry, ...] = (
     MetricEntry("time_between_tokens_ms", "Time between tokens", "ms", "lower", text=True),
     MetricEntry("tokens_per_s", "Throughput", "tokens/s", "higher"),
     MetricEntry("peak_memory_gb", "Peak memory", "GB", "lower"),
-    # Work against the ceilings measured in the same process.
+    # Work against the highest ceilings that the processes of the run measured.
     MetricEntry("tflops", "Rate of arithmetic", "TFLOP/s", "higher"),
     MetricEntry("gbs", "Bandwidth", "GB/s", "higher"),
     MetricEntry("floor_ms", "Floor", "ms"),

@@ -206,7 +206,7 @@ class _Drawn:
         if any(line.y for line in lines):
             yield (
                 "the floor is the longer of the least bytes at a copy's bandwidth and the FLOPs at the rate of a large "
-                "product, both measured in the process of the case"
+                "product, each the highest that a process of the run measured on this GPU"
             )
             if rows["state_dtype"].nunique() > 1:
                 yield "the floor is of one state precision: a smaller state has a lower one"

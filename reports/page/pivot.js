@@ -24,7 +24,9 @@ function drawPivot(figure) {
 function pivotCaption(drawing) {
   const intervals = drawing.lines.some(([line, all]) => !line.y && all.some((point) => point.y && point.y.high > point.y.low));
   const over = drawing.lines.some(([, all]) => all.some((point) => point.y?.over));
-  const said = intervals ? [`in brackets the 95% interval of the median ${over ? "over processes" : "within one process"}`] : [];
+  const where = over ? "over processes" : "within one process";
+  const what = drawing.view.ratio ? `the widest ratio that the two 95% intervals ${where} allow` : `the 95% interval of the median ${where}`;
+  const said = intervals ? [`in brackets ${what}`] : [];
   return `${[drawing.yTitle, ...(drawing.shared.length ? [`all lines: ${drawing.shared.join(", ")}`] : []), ...said, ...drawing.notes].join("; ")}.`;
 }
 
