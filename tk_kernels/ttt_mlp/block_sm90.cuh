@@ -92,7 +92,7 @@ constexpr uint32_t HALF_ROW = 36 * 4, ROW = 68 * 4;  // bytes
 
 constexpr uint32_t W2 = BASE;                                // [current, as the last group ended][F][D] f16
 constexpr uint32_t X2 = W2 + 2 * W2_BYTES;                   // [4 blocks of F][i % 8][t][64] f16
-constexpr uint32_t ZBAR = X2 + 4 * X2_BLOCK;                 // [4][i % SLOTS][t][64] f16: Z1bar, then X2bar in its place
+constexpr uint32_t ZBAR = X2 + 4 * X2_BLOCK;                 // [4][i % SLOTS][t][64] f16: Z1bar
 constexpr uint32_t G2 = ZBAR + 4 * ZBAR_BLOCK;               // [i % 8][t][D] f16
 constexpr uint32_t KQ = G2 + 2 * GROUP * TILE;               // [i % 4]: Q_{i-2} over K_i, bf16
 constexpr uint32_t DIAGONAL = KQ + 4 * KQ_TILE;              // [lane]: C within a mini-batch, as a lane of a warp needs it
@@ -666,11 +666,13 @@ template <bool ROPE> struct answer_warps {
     uint32_t thread = thread_index() % WARPGROUP;
     const int warp = uniform(thread / 32);
 
-    // X2bar = gelu(Z1bar) in its place, and P2 = X2bar X2^T + 1, in its scale; zbar: of this lane's row
-    __device__ void multiply_tokens(float (&p)[32], uint32_t &zbar, int group) const {
-        uint32_t keys = operand(X2) + (group & 1) * (GROUP * TILE >> 4);
+    // With X2bar = gelu(Z1bar) in registers: P2 = X2bar X2^T + 1 in its scale, and z = X2bar W2, both summed in f16
+    __device__ void multiply_queries(uint32_t (&p)[16], uint32_t (&z)[16], uint32_t zbar, int group) const {
+        uint32_t keys = operand(X2) + (group & 1) * (GROUP * TILE >> 4), w2 = operand(W2 + W2_BYTES);
+        uint32_t one = twice(0x3400), zero = 0;  // X2_KEPT^2
+        launder(one), launder(zero);             // or the constants lie in local memory
 #pragma unroll
-        for (int e = 0; e < 32; ++e) p[e] = X2_KEPT * X2_KEPT;
+        for (int e = 0; e < 16; ++e) p[e] = one, z[e] = zero;
 #pragma unroll 1
         for (int step = 0; step < 8; ++step) {
             uint32_t x[2][4];
@@ -680,67 +682,50 @@ template <bool ROPE> struct answer_warps {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) x[k][e] = half_gelu(x[k][e], gelu_tanh(x[k][e]));
             }
-#pragma unroll
-            for (int k = 0; k < 2; ++k) store_matrices(zbar ^ (k * 32), x[k]);
             begin_products();
 #pragma unroll
-            for (int k = 0; k < 2; ++k) multiply<half, 0, 1>(p, x[k], tile(keys, k * 32));
+            for (int k = 0; k < 2; ++k) {
+                multiply<half, 0, 1>(p, x[k], tile(keys, k * 32));
+                multiply<half, 1, 1>(z, x[k], tile(w2, k * TILE));
+            }
             commit_products();
             zbar ^= 64;
             keys += step & 1 ? (X2_BLOCK - 64) >> 4 : 64 >> 4;
+            w2 += 2 * TILE >> 4;
             if (step & 1) zbar += ZBAR_BLOCK;
             await_products<0>();
         }
-        zbar -= 4 * ZBAR_BLOCK;
-        pin(p);
+        pin(p), pin(z);
     }
-    // C P2 to shared memory as f16. Rows: this warp's mini-batch; columns: mini-batch n
-    __device__ void share_p2(const float (&p)[32], uint32_t to) const {
+    // C P2 to shared memory. Rows: this warp's mini-batch; columns: mini-batch n
+    __device__ void share_p2(const uint32_t (&p)[16], uint32_t to) const {
         to += warp * TILE + swizzled(thread % 16, thread % 32 / 16);
 #pragma unroll
         for (int n = 0; n < GROUP; ++n) {
             uint32_t x[4];
-#pragma unroll
-            for (int e = 0; e < 4; ++e) x[e] = to_f16(p[8 * n + 2 * e], p[8 * n + 2 * e + 1]);
             if (n == warp) {
                 const uint4_ d = load_u4(DIAGONAL + thread % 32 * 16);
                 const uint32_t diagonal[4] = {d.x, d.y, d.z, d.w};
 #pragma unroll
-                for (int e = 0; e < 4; ++e) x[e] = multiply_f16(x[e], diagonal[e]);
+                for (int e = 0; e < 4; ++e) x[e] = multiply_f16(p[4 * n + e], diagonal[e]);
             } else {
                 const uint32_t factor = n > warp ? load_u(LATER) : 0u;
 #pragma unroll
-                for (int e = 0; e < 4; ++e) x[e] = multiply_f16(x[e], factor);
+                for (int e = 0; e < 4; ++e) x[e] = multiply_f16(p[4 * n + e], factor);
             }
             store_matrices(to ^ (n * 32), x);
         }
         publish();
         barrier_sync(ANSWER, WARPGROUP);
     }
-    // Z2bar, without b2
-    __device__ void multiply_weights(float (&z)[32], uint32_t zbar, uint32_t p2, int group) const {
+    // z += P2 G2: Z2bar, without b2
+    __device__ void multiply_gradients(float (&z)[32], uint32_t p2, int group) const {
         const uint32_t g2 = operand(G2) + (group & 1) * (GROUP * TILE >> 4);
         begin_products();
-        multiply<half, 0, 1, 0>(z, tile(operand(p2)), tile(g2));
 #pragma unroll
-        for (int n = 1; n < GROUP; ++n) multiply<half, 0, 1, 1>(z, tile(operand(p2), n * 32), tile(g2, n * TILE));
+        for (int n = 0; n < GROUP; ++n) multiply<half, 0, 1, 1>(z, tile(operand(p2), n * 32), tile(g2, n * TILE));
         commit_products();
-        uint32_t w2 = operand(W2 + W2_BYTES);
-#pragma unroll 1
-        for (int step = 0; step < 8; ++step) {
-            uint32_t x[2][4];
-#pragma unroll
-            for (int k = 0; k < 2; ++k) load_matrices(x[k], zbar ^ (k * 32));
-            begin_products();
-#pragma unroll
-            for (int k = 0; k < 2; ++k) multiply<half, 1, 1>(z, x[k], tile(w2, k * TILE));
-            commit_products();
-            zbar ^= 64;
-            w2 += 2 * TILE >> 4;
-            if (step & 1) zbar += ZBAR_BLOCK;
-            await_products<0>();
-        }
-        pin(z);
+        await_products<0>(z);
     }
     // out = Q + LN(Z2bar + b2), rows r and r + 8 of a mini-batch
     __device__ void write(float (&z)[32], int group) const {
@@ -800,15 +785,18 @@ template <bool ROPE> struct answer_warps {
             slot = slot >= SLOTS - GROUP ? slot - (SLOTS - GROUP) : slot + GROUP;
             const uint32_t p2 = X2 + (group & 1) * (GROUP * TILE);  // a block of X2 that is read by then
             mbarrier_wait(GROUP_READY, (group + 1) & 1);
+            uint32_t sum[16];
             {
-                float p[32];
-                multiply_tokens(p, zbar, group);
+                uint32_t p[16];
+                multiply_queries(p, sum, zbar, group);
                 barrier_sync(ANSWER, WARPGROUP);
                 launder(thread);
                 share_p2(p, p2);
             }
             float z[32];
-            multiply_weights(z, zbar, p2, group);
+#pragma unroll
+            for (int e = 0; e < 16; ++e) z[2 * e] = f16_first(sum[e]), z[2 * e + 1] = f16_second(sum[e]);
+            multiply_gradients(z, p2, group);
             mbarrier_arrive(GROUP_READ);
             write(z, group);
         }

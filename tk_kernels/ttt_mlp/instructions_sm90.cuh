@@ -154,12 +154,22 @@ __device__ inline void multiply(float (&d)[n], uint64_t a, uint64_t b) {
     auto &sum = reinterpret_cast<rt_fl<16, 2 * n> &>(d);
     kittens::detail::wgmma::base<float, T, 2 * n, TRANSPOSE_A, TRANSPOSE_B>::st_st(sum, a, b, ADD);
 }
+template <typename T, int TRANSPOSE_B, int ADD, int n>  // summed in f16, two in a word
+__device__ inline void multiply(uint32_t (&d)[n], uint32_t (&a)[4], uint64_t b) {
+    auto &sum = reinterpret_cast<rt_hf<16, 4 * n> &>(d);
+    auto &left = reinterpret_cast<rt_base<T, ducks::rt_layout::row> &>(a);
+    kittens::detail::wgmma::base<half, T, 4 * n, 0, TRANSPOSE_B>::rt_st(sum, left, b, ADD);
+}
 // Registers that products use are as the code has them
 __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int n> __device__ inline void pin(float (&x)[n]) {
 #pragma unroll
     for (int e = 0; e < n; ++e) asm volatile("" : "+f"(x[e])::"memory");
+}
+template <int n> __device__ inline void pin(uint32_t (&x)[n]) {
+#pragma unroll
+    for (int e = 0; e < n; ++e) asm volatile("" : "+r"(x[e])::"memory");
 }
 // Waits for all commits but the last PENDING, and for the accumulators d of the others
 template <int PENDING, int... n> __device__ inline void await_products(float (&...d)[n]) {

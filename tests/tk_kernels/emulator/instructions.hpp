@@ -135,9 +135,14 @@ template <typename T, int TRANSPOSE_A, int TRANSPOSE_B, int ADD, int n> void mul
     x.n = 2 * n, x.type = type_of<T>, x.transpose_a = TRANSPOSE_A, x.transpose_b = TRANSPOSE_B, x.add = ADD, x.a = a, x.b = b;
     issue(x, d, nullptr);
 }
+template <typename T, int TRANSPOSE_B, int ADD, int n> void multiply(uint32_t (&d)[n], uint32_t (&a)[4], uint64_t b) {
+    Product x{};
+    x.registers = x.f16_sum = true, x.n = 4 * n, x.type = type_of<T>, x.transpose_b = TRANSPOSE_B, x.add = ADD, x.b = b;
+    issue(x, d, a);
+}
 inline void begin_products() {}
 inline void commit_products() { ++M->fibres[M->thread].commits; }
-template <int n> void pin(float (&x)[n]) { asm volatile("" ::"r"(x) : "memory"); }
+template <typename T, int n> void pin(T (&x)[n]) { asm volatile("" ::"r"(x) : "memory"); }
 template <int PENDING, int... n> void await_products(float (&...d)[n]) {
     await(PENDING);
     (pin(d), ...);

@@ -58,8 +58,8 @@ struct TokenMap {  // tokens [batch, T, H, 64] by strides
 };
 struct Copy { uint32_t to; const TokenMap *from; int batch, t, head; uint32_t barrier; Known known; };
 struct Product {
-    bool registers; int n, type, transpose_a, transpose_b, add;
-    float *sum[128]; const uint32_t *left[128]; uint32_t left_was[128][4]; uint64_t a, b; long group;
+    bool registers; int n, type, transpose_a, transpose_b, add; bool f16_sum;
+    void *sum[128]; const uint32_t *left[128]; uint32_t left_was[128][4]; uint64_t a, b; long group;
     Known known[4];  // of its warps when it began
     bool done = false;
 };
@@ -233,17 +233,21 @@ inline void execute(const Product &x) {
         for (int k = 0; k < 16; ++k) b[n][k] = element(x.b, x.transpose_b, n, k, x.type);
     for (int m = 0; m < 64; ++m)
         for (int n = 0; n < x.n; ++n) {
-            float &sum = x.sum[m / 16 * 32 + m % 8 * 4 + n % 8 / 2][n / 8 * 4 + m % 16 / 8 * 2 + (n & 1)];
-            float s = x.add ? sum : 0.f;
+            void *sums = x.sum[m / 16 * 32 + m % 8 * 4 + n % 8 / 2];
+            const int which = n / 8 * 4 + m % 16 / 8 * 2 + (n & 1);
+            float *wide = static_cast<float *>(sums) + which;
+            uint16_t *narrow = static_cast<uint16_t *>(sums) + which;
+            float s = !x.add ? 0.f : x.f16_sum ? from_f16(*narrow) : *wide;
             for (int k = 0; k < 16; ++k) s += a[m][k] * b[n][k];
-            sum = s;
+            if (x.f16_sum) *narrow = round_f16(s);
+            else *wide = s;
         }
 }
 inline void execute_next(int group) {  // the first that is not done
     for (Product &x : M->products[group])
         if (!x.done) return execute(x), x.done = true, void();
 }
-__attribute__((noinline)) inline void issue(Product x, float *sum, const uint32_t *left) {
+__attribute__((noinline)) inline void issue(Product x, void *sum, const uint32_t *left) {
     const int thread = M->thread, group = thread / 128;
     Product &building = M->building[group];
     x.group = M->fibres[thread].commits;
