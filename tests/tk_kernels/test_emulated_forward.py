@@ -171,7 +171,7 @@ PLANTED = {
         "",
         "changed",
     ),
-    "lanes in no order": ("        sync_warp();  // four lanes share an element\n", "", "race: lane"),
+    "lanes in no order": ("        sync_warp();  // four lanes share them\n", "", "race: lane"),
     "tokens loaded over ones that are read": (
         "if (loads == VALUES) load_v(a, i + 1);",
         "if (loads == VALUES) load_v(a, i + 2);",

@@ -102,7 +102,7 @@ constexpr uint32_t P1Q = V + 2 * TILE;                       // [i % 2][32][16] 
 constexpr uint32_t P1K = P1Q + 2 * P1Q_TILE;                 // [i % 2][16][16]
 constexpr uint32_t Z2 = P1K + 2 * P1K_TILE;                  // [state warpgroup][t] rows
 constexpr uint32_t GAMMA = Z2 + 2 * B * ROW, BETA = GAMMA + ROW, GAMMA_GAMMA = BETA + ROW;  // of LayerNorm
-constexpr uint32_t B1 = GAMMA_GAMMA + ROW;                   // [F] float, times W1_KEPT
+constexpr uint32_t B1 = GAMMA_GAMMA + ROW;                   // [F] float, times W1_KEPT, in the order of b1_place
 constexpr uint32_t LR = B1 + F * 4;                          // [i % 4][t] float
 constexpr uint32_t RATIO = LR + 4 * B * 4;                   // [t] float: s_t / rho
 constexpr uint32_t RHO = RATIO + B * 4, UPDATE = RHO + 4, SUM_GG = UPDATE + 4;  // rho, u, sum of gamma^2
@@ -122,6 +122,8 @@ static_assert(BYTES <= 232448 && V % 1024 == 0 && KQ % 1024 == 0);
 // Named barriers: the loss warps, the answer warps, each state warpgroup among themselves
 enum { LOSS = 1, ANSWER, STATE };
 
+// Byte of an element of b1: what a lane needs is together, of f, f + 8, f + 64 and f + 72
+__device__ inline uint32_t b1_place(uint32_t f) { return (f / 128 * 128 + (f % 64 / 16 * 8 + f % 8) * 4 + f / 64 % 2 * 2 + f / 8 % 2) * 4; }
 __device__ inline uint32_t place(uint32_t d) { return d % 8 / 4 * HALF_ROW + d / 8 * 16 + d % 4 * 4; }
 // Byte of a 16-byte piece of a row of 128 bytes, swizzled as wgmma and TMA have it
 __device__ inline uint32_t swizzled(uint32_t row, uint32_t piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
@@ -187,7 +189,8 @@ template <bool SCALED> struct state_warps {
     __device__ static uint32_t warp() { return thread_index() / 32 % 4; }
     __device__ static uint32_t row() { return 16 * warp() + lane() / 4; }
     __device__ static uint32_t column() { return 2 * (lane() % 4); }
-    __device__ uint32_t b1_at() const { return B1 + (128 * part + row()) * 4; }
+    // This lane's four of b1, rows row() and row() + 8 of either block
+    __device__ uint32_t b1_at() const { return B1 + (128 * part) * 4 + (8 * warp() + lane() / 4) * 16; }
 
     __device__ void load() {
         const uint32_t row = this->row(), column = this->column();
@@ -235,7 +238,7 @@ template <bool SCALED> struct state_warps {
                 for (int e = 0; e < 4; ++e)
                     to[(8 * j + (e & 1)) * F + 64 * n + (e >> 1) * 8] = u / W1_KEPT * W1t[n][4 * j + e];
             if (column == 0)
-                for (int e = 0; e < 2; ++e) bias[64 * n + 8 * e] = load_f(B1 + (128 * part + row + n * 64 + e * 8) * 4) / W1_KEPT;
+                for (int e = 0; e < 2; ++e) bias[64 * n + 8 * e] = load_f(B1 + b1_place(128 * part + row + n * 64 + e * 8)) / W1_KEPT;
         }
         if (part == 0 && column == 0) {
             bias = a.b2_out + state_index(a) * D + row;
@@ -274,17 +277,13 @@ template <bool SCALED> struct state_warps {
 
     // b1_i, from G1_{i-1}: project has begun with b1_{i-1}, and has the rest from P1Q
     __device__ void add_to_b1(float u) {
-        float before[4], sums[2][4] = {};
-#pragma unroll
-        for (int k = 0; k < 4; ++k) before[k] = load_f(b1_at() + k / 2 * 256 + k % 2 * 32);
+        const float4_ b1 = load_f4(b1_at());
+        float sums[2][4] = {};
 #pragma unroll
         for (int n = 0; n < 2; ++n) multiply_warp<bf16>(sums[n], g1[n], twice(0x3f80), twice(0x3f80));  // 1
-        sync_warp();  // four lanes share an element
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            const float sum = sums[k / 2][k % 2 * 2];
-            store_f(b1_at() + k / 2 * 256 + k % 2 * 32, SCALED ? fused(u, sum, before[k]) : before[k] + sum);
-        }
+        sync_warp();  // four lanes share them
+        if (!SCALED) u = 1.f;
+        store_f4(b1_at(), {fused(u, sums[0][0], b1.x), fused(u, sums[0][2], b1.y), fused(u, sums[1][0], b1.z), fused(u, sums[1][2], b1.w)});
     }
     // Z1bar_{i-1} and Z1_{i+1} of block n with W1 as it is
     __device__ void project(int n, float u) {
@@ -305,7 +304,8 @@ template <bool SCALED> struct state_warps {
         multiply<bf16, 0, 1>(z, w[3], tile(kq, 96));
         multiply<bf16, 0, 1>(z, g1[n], matrices(p1));
         commit_products();
-        const float b1[2] = {load_f(b1_at() + n * 256), load_f(b1_at() + n * 256 + 32)};
+        float b1[2];
+        load_f2(b1[0], b1[1], b1_at() + n * 8);
         if (n == 1) publish();  // W2, stored a while ago
         await_products<0>(z);
         uint32_t queries[4];
@@ -826,7 +826,7 @@ __device__ inline void prepare(const arguments &a) {
     }
     // Rows of keys in P1Q: the sum over G1 that b1 lags behind
     if (thread < 2 * B * B / 2) store_u(P1Q + thread / 128 * P1Q_TILE + P1Q_TILE / 2 + thread % 128 * 4, to_bf16(u, u));
-    if (thread < int(F)) store_f(B1 + thread * 4, W1_KEPT * a.b1[state_index(a) * F + thread]);
+    if (thread < int(F)) store_f(B1 + b1_place(thread), W1_KEPT * a.b1[state_index(a) * F + thread]);
     if (thread < 32) {
         uint32_t d[4];
         for (int e = 0; e < 4; ++e) {

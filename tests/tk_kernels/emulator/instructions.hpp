@@ -87,6 +87,7 @@ inline float4_ load_f4(uint32_t at) { check_range(at, 16); return {load_f(at), l
 inline float4_ load_f4_again(uint32_t at) { return load_f4(at); }
 inline void store_u(uint32_t at, uint32_t x) { write(at, x); }
 inline void store_f(uint32_t at, float x) { write(at, as_bits(x)); }
+inline void store_f4(uint32_t at, float4_ v) { check_range(at, 16), store_f(at, v.x), store_f(at + 4, v.y), store_f(at + 8, v.z), store_f(at + 12, v.w); }
 inline void store_u4(uint32_t at, uint4_ v) { check_range(at, 16), write(at, v.x), write(at + 4, v.y), write(at + 8, v.z), write(at + 12, v.w); }
 
 // A lane gives the address of row lane % 8 of matrix lane / 8, and has elements (r, c) and (r, c + 1), or transposed
