@@ -18,7 +18,7 @@ STORED_MEANING = (
     "`ttt-bench ab` measures two commits in turns and judges from 1%."
 )
 _NUMBERS = (1, 2, 3, 4)
-_NAMED = 12  # cases without a comparison that are named one by one
+NAMED_CASES = 12  # cases without a comparison that are named one by one
 SCALE = 0.02  # the least that the axis of the page shows to either side
 WIDTH = 160  # of its plots, in pixels
 
@@ -106,7 +106,7 @@ def _without(comparison: Comparison) -> list[str]:
 
 def _named(labels: list[str]) -> str:
     """The cases, or where they are many how many of each system; --json has all."""
-    if len(labels) <= _NAMED:
+    if len(labels) <= NAMED_CASES:
         return ", ".join(labels)
     systems = Counter(label.partition(" ")[0] for label in labels)
     return f"{len(labels)} cases ({', '.join(f'{count} {system}' for system, count in systems.items())})"

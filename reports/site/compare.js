@@ -163,7 +163,15 @@ function paragraph(text) {
 function byReason(missing) {
   const reasons = new Map();
   for (const { reason, label } of missing) reasons.set(reason, [...(reasons.get(reason) ?? []), label]);
-  return [...reasons].map(([reason, labels]) => `${reason}: ${labels.join(", ")}`);
+  return [...reasons].map(([reason, labels]) => `${reason}: ${named(labels)}`);
+}
+
+/* The cases, or where they are many how many of each system; the pages of the runs have all. */
+function named(labels) {
+  if (labels.length <= rules.named_cases) return labels.join(", ");
+  const systems = new Map();
+  for (const [system] of labels.map((label) => label.split(" "))) systems.set(system, (systems.get(system) ?? 0) + 1);
+  return `${labels.length} cases (${[...systems].map(([system, count]) => `${count} ${system}`).join(", ")})`;
 }
 
 function section(title, ...children) {

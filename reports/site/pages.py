@@ -9,7 +9,7 @@ from jinja2 import Environment
 from harness.interval import FEWEST
 from harness.reason import span
 from reports.compare.comparison import BETWEEN_RUNS, LOG_LIMIT, NAMED, STORED_BAR, VERDICTS
-from reports.compare.views import COLUMNS, SCALE, STORED_MEANING, WIDTH
+from reports.compare.views import COLUMNS, NAMED_CASES, SCALE, STORED_MEANING, WIDTH
 from reports.page.embedding import embedded_json
 from reports.page.html import PACKAGE as PAGE
 from reports.resources import environment, source
@@ -66,6 +66,7 @@ def _compare(entries: Sequence[Entry]) -> str:
         "between": BETWEEN_RUNS,
         "fewest": FEWEST,
         "named": NAMED,
+        "named_cases": NAMED_CASES,
         "log_limit": LOG_LIMIT,
         "scale": SCALE,
         "width": WIDTH,

@@ -208,6 +208,21 @@ def test_of_runs_on_several_devices_the_site_says_what_compare_says(browser, tmp
     assert len(said("two", "again")["rows"]) == len(compare(runs["two"], runs["again"]).rows) == 1
 
 
+def test_many_cases_of_one_run_alone_are_counted_as_compare_counts_them(browser, tmp_path):
+    cases = [a_case(), *(a_case(64 << n, system=system) for system in ("mamba", "transformer") for n in range(8))]
+    runs = {"all": a_run(tmp_path / "all", *(timed(case, 10, on_gpu()) for case in cases))}
+    runs["one"] = a_run(tmp_path / "one", timed(cases[0], 10, on_gpu()))
+    write_site([run.folder for run in runs.values()], tmp_path / "site")
+    with opened(
+        browser,
+        tmp_path / "site",
+        f"compare.html?a={id_of(tmp_path / 'site', 'all')}&b={id_of(tmp_path / 'site', 'one')}",
+    ) as page:
+        said = page.evaluate(COMPARED)["missing"]
+    assert said == views._without(compare(runs["all"], runs["one"]))
+    assert said == ["only in A: 16 cases (8 mamba/torch, 8 transformer/torch)"]
+
+
 def test_an_address_that_names_no_run_asks_for_two(browser, site):
     for address in ("", "?a=../../x&b=<b>", f"?a={id_of(site, 'monday')}", "#a=constructor&b=__proto__"):
         with opened(browser, site, f"compare.html{address}") as page:
