@@ -47,6 +47,19 @@ class Holder:
         """ARRAY_INDEX of a task, as Slurm writes it; "" of another process."""
         return f"{self.array}_{self.index}" if self.array else ""
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether its process is known to have ended: it was of this machine, and is no more."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:  # another user's
+            return False
+        return False
+
     def __str__(self) -> str:
         restart = f", restart {self.restart}" if self.restart else ""
         task = f"Slurm task {self.name}{restart}, " if self.array else ""
@@ -117,8 +130,9 @@ def holders(run_folder: Path) -> list[Holder]:
 
 
 def holder_alone(run_folder: Path) -> Holder | None:
-    """The process that says that it holds the run alone."""
-    return _read(_folder(run_folder) / "run.json")
+    """The process that says that it holds the run alone; not one that was killed before it could take that back."""
+    found = _read(_folder(run_folder) / "run.json")
+    return None if found is None or found.is_dead else found
 
 
 def note_submission(run_folder: Path, array: str) -> None:

@@ -1,6 +1,7 @@
 """`--gpus`, `--slurm`, `status` and `work`: what they say, and every mistake as one sentence with exit status 2."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import command_line
 import pytest
 from command_line import Done, one_sentence
 
+from bench.commands.status import status
 from bench.estimate import longest_first
 from harness import claims
 from harness.case import Case
@@ -124,6 +126,24 @@ def test_status_says_who_works_and_cancels(tmp_path: Path, commands: Path) -> No
     text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
     assert "held by" not in text
     assert "nothing works on it; to continue: ttt-bench run ... --resume --out out" in text
+
+
+def test_status_leaves_out_a_process_that_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = Planned(Case("a", "b", "tiny", "forward", 1, 8))
+    run = Run.create(tmp_path / "out", RunFile("measure", (Job("a", "b", (case,)),), Catalogue()))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here = Holder.here({}).host
+    for holder, works in (
+        (Holder(here, os.getpid()), True),
+        (Holder("n7", ended.pid), True),
+        (Holder(here, ended.pid), False),
+    ):
+        claims.note_holder(run.folder, holder)
+        status(run.folder, cancel=False)
+        said = capsys.readouterr().out
+        assert (f"held by {holder}" in said) is works
+        assert ("nothing works on it" in said) is not works
 
 
 def test_status_of_a_copied_run_needs_no_slurm(tmp_path: Path, commands: Path) -> None:
