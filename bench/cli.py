@@ -221,14 +221,14 @@ def verify(
     systems_file: SystemsFile = None,
 ) -> None:
     """Check outputs and fidelity without timing; exit status 1 when a case differs or fails, or all are skipped."""
-    from bench.commands import measure
+    from bench.commands.verify import verify as check
     from bench.selection import Asked
     from harness.process import Limits
 
     asked = Asked(
         tuple(suite or ()), systems, sizes, batch, context, mini_batch, backbone, checkpoint, device, systems_file
     )
-    measure.verify(asked, limits=Limits(time_limit, start_limit))
+    check(asked, limits=Limits(time_limit, start_limit))
 
 
 @app.command()

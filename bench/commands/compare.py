@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.commands import measure
+from bench.commands.planning import Plan, plan, request_of
 from bench.errors import UserError
 from bench.selection import Asked
 from harness.environment import commit_and_dirty
@@ -66,13 +66,13 @@ def ab(
     for folder in folders:
         if Run.exists(folder):
             raise UserError(f"{out}: holds a comparison already; name another folder")
-    work = measure.plan(asked)
+    work = plan(asked)
     if not work.here:
         raise UserError("--device cuda: no CUDA GPU was found on this machine")
     with _checkout(sides[0]) as old, _checkout(sides[1]) as new:
         if _harness_files(old) != _harness_files(new):
             print("ttt-bench: harness/ differs between the two: each side is measured by its own", file=sys.stderr)
-        request = measure.request_of(arguments, work)
+        request = request_of(arguments, work)
         runs = [_Side.create(*each, work, request) for each in zip(folders, (old, new), strict=True)]
         try:
             _measure_in_turns(runs, work, limits)
@@ -180,7 +180,7 @@ class _Side:
     commit: str
 
     @classmethod
-    def create(cls, folder: Path, root: Path, work: measure.Plan, request: Any) -> "_Side":
+    def create(cls, folder: Path, root: Path, work: Plan, request: Any) -> "_Side":
         commit, dirty = commit_and_dirty(root)
         request = replace(request, commit=commit, dirty=dirty)
         policy = work.policy.to_dict()
@@ -188,7 +188,7 @@ class _Side:
         launches = {pair: replace(launch, root=root) for pair, launch in work.launches.items()}
         return cls(Run.create(folder, file), launches, commit)
 
-    def measure(self, job: Job, number: int, work: measure.Plan, limits: Limits, show: Any) -> set[str]:
+    def measure(self, job: Job, number: int, work: Plan, limits: Limits, show: Any) -> set[str]:
         """Run a job's round in a fresh process; the keys of its cases that have a result."""
         records = run_jobs(
             self.run, self.launches, jobs=[job], repeats=[number], limits=limits, on_event=show, skip=work.skip
@@ -209,7 +209,7 @@ class _Side:
             )
 
 
-def _measure_in_turns(sides: Sequence[_Side], work: measure.Plan, limits: Limits) -> None:
+def _measure_in_turns(sides: Sequence[_Side], work: Plan, limits: Limits) -> None:
     """A B, B A, A B, ...: each job on one side and at once on the other, so that what drifts meets both alike.
 
     A case without a result on either side is not tried again.

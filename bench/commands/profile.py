@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.commands import measure
+from bench.commands.planning import Plan, plan, request_of
 from bench.errors import UserError
 from bench.estimate import in_words
 from bench.models.config import SIZES, cut
@@ -27,7 +27,7 @@ COUNTED_LAYERS = 2  # up to harness.ranges.COUNTED_LAYER, "layer 1"
 
 def profile(asked: Asked, out: Path, *, way: str, resume: bool, limits: Limits, arguments: Sequence[str]) -> None:
     """Profile into the run folder `out`, one that was measured or a new one; exit status 1 where nothing came of it."""
-    work = measure.plan(asked)
+    work = plan(asked)
     if not work.here:
         raise UserError("--device cuda: no CUDA GPU was found on this machine")
     tools = choose(way, work.device)
@@ -57,16 +57,16 @@ def profile(asked: Asked, out: Path, *, way: str, resume: bool, limits: Limits, 
         sys.exit(1)
 
 
-def _run_of(out: Path, work: measure.Plan, resume: bool, arguments: Sequence[str]) -> Run:
+def _run_of(out: Path, work: Plan, resume: bool, arguments: Sequence[str]) -> Run:
     """The run to profile into: the one in the folder, or a new one of mode "profile"."""
     if Run.exists(out):
         run = Run.open(out)
         if run.mode == "profile":
             if not resume:
                 raise UserError(f"{out}: holds profiles already; resume it (--resume) or name another folder")
-            run.extend(work.jobs, work.catalogue, Policy().to_dict(), measure.request_of(arguments, work))
+            run.extend(work.jobs, work.catalogue, Policy().to_dict(), request_of(arguments, work))
         return run
-    request = measure.request_of(arguments, work)
+    request = request_of(arguments, work)
     file = RunFile("profile", work.jobs, work.catalogue, Policy().to_dict(), requests=(request,))
     return Run.create(out, file)
 

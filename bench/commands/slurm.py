@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import estimate
-from bench.commands.measure import Plan, open_checkpoint, open_run, plan
+from bench.commands.planning import Plan, open_checkpoint, open_run, plan
 from bench.environments import launches
 from bench.errors import UserError
 from bench.memory import total_memory_bytes

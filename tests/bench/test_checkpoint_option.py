@@ -12,6 +12,7 @@ import torch
 
 from bench.catalogue.suites import find_suite
 from bench.commands import measure
+from bench.commands.planning import open_checkpoint
 from bench.errors import UserError
 from bench.models import TTTConfig, model_config
 from bench.models.case_model import VARIABLE, checkpoint_folder, config_of, offer, read_checkpoint
@@ -111,7 +112,7 @@ def test_what_contradicts_it_is_refused(folder: Path, asked: dict[str, str], wor
 
 def test_a_folder_that_is_none_is_a_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--checkpoint .*holds no config.json"):
-        measure.open_checkpoint(tmp_path)
+        open_checkpoint(tmp_path)
 
 
 def test_a_case_whose_checkpoint_nobody_named_is_skipped(folder: Path) -> None:

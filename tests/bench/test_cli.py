@@ -21,11 +21,12 @@ from bench import cli, estimate
 from bench.catalogue.suites import Suite, find_group, find_suite
 from bench.catalogue.systems import ADAPTERS, SYSTEMS
 from bench.commands import build as build_command
-from bench.commands import listing, measure
+from bench.commands import listing, measure, planning, verify
 from bench.selection import Asked
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.probe import Probe
+from harness.process import Limits
 from harness.record import Record
 from harness.run import Run
 from tk_kernels import build
@@ -281,10 +282,10 @@ def test_verify_prints_the_checks(tmp_path):
 def verified(monkeypatch, capsys, *records):
     """What `verify` prints of these records, and how it exits."""
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(measure, "run_jobs", lambda *_, **__: list(records))
+    monkeypatch.setattr(verify, "run_jobs", lambda *_, **__: list(records))
     asked = Asked(("quick",), "ttt-linear", batch="2", context="64", device="cpu")
     try:
-        measure.verify(asked, limits=measure.Limits())
+        verify.verify(asked, limits=Limits())
     except SystemExit as end:
         return capsys.readouterr().out, end.code
     return capsys.readouterr().out, None
@@ -371,7 +372,7 @@ def test_a_look_that_no_page_can_draw_is_one_sentence(monkeypatch, capsys, wrong
 def test_a_figure_of_an_unknown_axis_or_metric_is_one_sentence(monkeypatch, capsys, wrong, said):
     quick = find_suite("quick")
     figure = replace(quick.figures[0], **wrong)
-    monkeypatch.setattr(measure, "find_suite", lambda _: replace(quick, figures=(figure,)))
+    monkeypatch.setattr(planning, "find_suite", lambda _: replace(quick, figures=(figure,)))
     assert_planning_says(monkeypatch, capsys, f"catalogue: suite 'quick', figure {figure.title!r}: {said}")
 
 

@@ -1,0 +1,204 @@
+"""What a command that measures or profiles will do: its jobs, on what machine, into which run."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.catalogue import catalogue
+from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite
+from bench.environments import launches
+from bench.errors import UserError
+from bench.memory import refuse_beyond_memory, total_memory_bytes
+from bench.models.case_model import Checkpoint, offer, read_checkpoint
+from bench.models.config import CheckpointError
+from bench.plan import Selection, jobs_of, skip_reason, suite_cases, suite_entry
+from bench.selection import Asked, select
+from harness.catalogue import Catalogue
+from harness.claims import clear
+from harness.environment import snapshot
+from harness.process import Launch
+from harness.record import Record
+from harness.run import Job, Planned, Request, Run, RunFile
+from harness.task import refuse_submitted
+from harness.timer import Policy
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command will do, and on what."""
+
+    device: str
+    here: bool  # whether this machine has the device
+    jobs: tuple[Job, ...]
+    catalogue: Catalogue
+    launches: dict[tuple[str, str], Launch]
+    memory_bytes: int | None  # None where the machine that will run it is another one
+    repeats: int
+    policy: Policy
+    machine: dict
+    added: str  # which cases the suites do not have, in a sentence; "" where there are none
+
+    def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
+        """Why a case need not be tried."""
+        return skip_reason(planned, earlier, self.memory_bytes)
+
+    @property
+    def total(self) -> int:
+        """How many cases, each repeat counted."""
+        return self.repeats * sum(len(job.cases) for job in self.jobs)
+
+
+def plan(asked: Asked) -> Plan:
+    """The jobs of the request, or UserError with the mistake in one sentence."""
+    if asked.budget_s is not None and not math.isfinite(asked.budget_s):
+        raise UserError(f"--budget {asked.budget_s}: must be a number of seconds")
+    machine = snapshot()
+    device, here = _device(asked.device, machine["device_kind"])
+    if here and device != machine["device_kind"]:
+        machine = snapshot(device)  # a run on the CPU of a machine with a GPU is one of its CPU
+    checkpoint = open_checkpoint(asked.checkpoint)
+    names, systems, budget_s = _suites(asked, device, checkpoint)
+    selection = select(replace(asked, systems=systems), device, checkpoint)
+    suites = [find_suite(name) for name in names]
+    for suite in suites:
+        _refuse_without_gpu(suite, device)
+    cases = [(suite, suite_cases(suite, selection, device)) for suite in suites]
+    for suite, planned in cases:
+        if not planned and len(suites) == 1:
+            raise UserError(f"suite {suite.name}: none of its cases is left by --systems {systems}")
+    if not any(planned for _, planned in cases):
+        raise UserError(f"none of the suites' cases is left by --systems {systems}")
+    everything = [each for _, planned in cases for each in planned]
+    if asked.min_samples is not None:
+        everything = [replace(each, min_samples=asked.min_samples) for each in everything]
+    if selection.narrows_axes and here:
+        refuse_beyond_memory((each.case for each in everything), machine)
+    return Plan(
+        device,
+        here,
+        jobs_of(everything),
+        catalogue(tuple(suite_entry(suite, planned) for suite, planned in cases if planned)),
+        launches(asked.systems_file),
+        total_memory_bytes(machine) if here else None,
+        asked.repeats,
+        # The samples of a case are spread over its repeats, and so is the time for them.
+        Policy(budget_s=budget_s / asked.repeats, settle_max_s=2 * budget_s),  # who asks for a glance waits no longer
+        machine,
+        _added(cases, selection, device),
+    )
+
+
+def open_run(work: Plan, out: Path, *, resume: bool, arguments: Sequence[str]) -> Run:
+    """The new run in `out`, or the one there with what is asked for added; RunError where another has it."""
+    request = request_of(arguments, work)
+    if not goes_on(work, out, resume):
+        file = RunFile("measure", work.jobs, work.catalogue, work.policy.to_dict(), work.repeats, (request,))
+        return Run.create(out, file)
+    with Run.open(out).held():
+        current = Run.open(out)  # as it is now that nobody else adds to it
+        clear(out)
+        current.extend(work.jobs, work.catalogue, work.policy.to_dict(), request)
+    return current
+
+
+def goes_on(work: Plan, out: Path, resume: bool) -> bool:
+    """Whether the work is added to the run in `out`; RunError or UserError where the folder does not do for it."""
+    refuse_submitted(out)
+    if not (Run.exists(out) and resume):
+        Run.refuse_held(out)
+        return False
+    _refuse_another_kind(Run.open(out), work.repeats)
+    return True
+
+
+def request_of(arguments: Sequence[str], work: Plan) -> Request:
+    """This call of the program, as a run keeps it."""
+    machine = work.machine
+    constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return Request(at, tuple(_without_folder(arguments)), machine["commit"], machine["dirty"], constant)
+
+
+def open_checkpoint(folder: Path | None) -> Checkpoint | None:
+    """The checkpoint of `--checkpoint`, where workers find it; UserError for what is none."""
+    if folder is None:
+        return None
+    try:
+        checkpoint = read_checkpoint(folder)
+    except (CheckpointError, OSError) as error:
+        raise UserError(f"--checkpoint {error}") from None
+    offer(checkpoint)
+    return checkpoint
+
+
+def _device(asked: str, found: str) -> tuple[str, bool]:
+    """The device to measure, and whether it is here."""
+    if asked not in ("auto", "cpu", "cuda"):
+        raise UserError(f"--device {asked}: must be auto, cpu or cuda")
+    device = found if asked == "auto" else asked
+    return device, device == "cpu" or found == "cuda"
+
+
+def _suites(asked: Asked, device: str, checkpoint: Checkpoint | None) -> tuple[tuple[str, ...], str | None, float]:
+    """The suites and the systems that the names stand for, and the seconds of sampling a case."""
+    words = asked.suites or (default_suite(device),)
+    found = [(word, find_group(word)) for word in words]
+    groups = [group for _, group in found if group]
+    names = [name for word, group in found for name in (group.suites if group else (word,))]
+    only = groups[0] if len(words) == len(groups) == 1 else None
+    systems = asked.systems
+    if only and only.systems and systems is None:
+        whole = [label for label in only.systems if not checkpoint or label.startswith(f"{checkpoint.system}/")]
+        systems = ",".join(whole)
+    budget_s = asked.budget_s or (only.budget_s if only else None) or BUDGETS_S[device]
+    return tuple(dict.fromkeys(names)), systems, budget_s
+
+
+def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], selection: Selection, device: str) -> str:
+    """One sentence where sizes, batches or contexts of the command line make cases that a suite does not have."""
+    whole = replace(selection, sizes=(), batches=(), contexts=(), options={})
+    words = []
+    for suite, planned in cases:
+        own = {each.case.key for each in suite_cases(suite, whole, device)}
+        count = sum(each.case.key not in own for each in planned)
+        words += [f"{count} of {len(planned)} cases of {suite.name}"] if count else []
+    if not words:
+        return ""
+    given = {"--sizes": selection.sizes, "--batch": selection.batches, "--context": selection.contexts}
+    given |= {f"--{name.replace('_', '-')}": values for name, values in selection.options.items()}
+    replacing = " and ".join(option for option, values in given.items() if values)
+    return f"{', '.join(words)} are not the suite's own: {replacing} in place of the axes of its panels"
+
+
+def _refuse_without_gpu(suite: Suite, device: str) -> None:
+    if suite.device == "cuda" and device != "cuda":
+        anywhere = ", ".join(s.name for s in SUITES if not s.device)
+        raise UserError(
+            f"suite {suite.name}: needs a CUDA GPU and there is none to use; "
+            f"--device cuda --dry-run plans it, and without one there are {anywhere} to run"
+        )
+
+
+def _refuse_another_kind(current: Run, repeats: int) -> None:
+    if current.mode != "measure":
+        raise UserError(f"{current.folder}: is a run of mode {current.mode!r}, not 'measure'; name another folder")
+    if current.file.repeats != repeats:
+        raise UserError(
+            f"{current.folder}: has {current.file.repeats} repeats a case, not {repeats}; "
+            f"name another folder or say --repeats {current.file.repeats}"
+        )
+
+
+def _without_folder(arguments: Sequence[str]) -> list[str]:
+    """The arguments with the name of a checkpoint's folder in place of its path: a run is published."""
+    kept = []
+    for before, word in zip(("", *arguments), arguments, strict=False):
+        option, equals, path = word.partition("=")
+        if before == "--checkpoint":
+            word = Path(word).resolve().name
+        elif option == "--checkpoint" and equals:
+            word = f"{option}={Path(path).resolve().name}"
+        kept.append(word)
+    return kept

@@ -1,0 +1,66 @@
+"""`ttt-bench verify`: check outputs, time nothing."""
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.commands.measure import summary
+from bench.commands.planning import plan
+from bench.errors import UserError
+from bench.selection import Asked
+from harness.process import Limits
+from harness.progress import Progress
+from harness.reason import counted
+from harness.record import Record
+from harness.run import Run, RunFile
+from harness.runner import run_jobs
+
+
+def verify(asked: Asked, *, limits: Limits) -> None:
+    """Check without timing; exit status 1 when a case differs from its reference or fails, or all are skipped."""
+    work = plan(asked)
+    if not work.here:
+        raise UserError("--device cuda: no CUDA GPU was found on this machine")
+    with tempfile.TemporaryDirectory() as folder:
+        file = RunFile("verify", work.jobs, work.catalogue, work.policy.to_dict())
+        current = Run.create(Path(folder) / "run", file)
+        with Progress("verify", work.total) as progress:
+            records = run_jobs(current, work.launches, limits=limits, on_event=progress, skip=work.skip)
+    _print_verdicts(records)
+    if any(record.status not in ("ok", "skipped") for record in records):
+        sys.exit(1)
+    if not any(record.status == "ok" for record in records):
+        sys.exit("ttt-bench: nothing was verified: every case was skipped, each for the reason in its line")
+
+
+def _print_verdicts(records: Sequence[Record]) -> None:
+    """A line for each case, and how many came out how."""
+    for record in records:
+        unchecked = (record.gate or {}).get("unchecked", "")
+        words = "; ".join(filter(None, (_checked(record), unchecked)))
+        print(f"{record.status:<7} {record.case.label}{': ' + words if words else ''}")
+    print(f"{counted(len(records), 'case')}: {summary(records)}" if records else "no cases")
+
+
+def _checked(record: Record) -> str:
+    """How near a case that passed came to its limits; of another, which checks it missed, or why it has none."""
+    checks = (record.gate or {}).get("checks", [])
+    missed = [check for check in checks if not check["passed"]]
+    if missed:
+        words = [f"{each['name']} {_distance(each['value'])} (limit {_distance(each['limit'])})" for each in missed]
+        return f"{len(missed)} of {counted(len(checks), 'check')} missed: {', '.join(words)}"
+    if not checks or record.status != "ok":
+        return record.reason
+    said = f"{counted(len(checks), 'check')} passed"
+    distances = [each for each in checks if each["limit"] and each["limit"] < 1]  # others count, or are for information
+    if not distances:
+        return said
+    worst = max(distances, key=lambda each: each["value"] / each["limit"])
+    near = f"{worst['name']} {_distance(worst['value'])} of {_distance(worst['limit'])}"
+    return f"{said}, {'the worst ' if len(checks) > 1 else ''}{near}"
+
+
+def _distance(value: float | None) -> str:
+    """Two digits of a check's number; a record writes one that is not finite as None."""
+    return "not finite" if value is None else f"{value:.2g}"
