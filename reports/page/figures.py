@@ -221,8 +221,17 @@ class _Drawn:
         """One value, or all of them where the lines differ (their names then say which is whose)."""
         found = [said for value in values.dropna().unique() if (said := self.panel.looks.said(column, value))]
         if len(found) <= 3:
-            return " or ".join(found)
+            return _either(found)
         return f"{len(found)} values of {column.replace('_', '-')}"
+
+
+def _either(found: list[str]) -> str:
+    """`timed eagerly, in graphs or by the engine`: a first word that all share is said once."""
+    first, *others = found or [""]
+    shared = {each.partition(" ")[0] for each in found}
+    if len(shared) == 1 and all(" " in each for each in found):
+        others = [each.partition(" ")[2] for each in others]
+    return " or ".join(filter(None, [", ".join([first, *others[:-1]]), *others[-1:]]))
 
 
 def _primary_values(rows: pd.DataFrame, lines: list[Line], y: str) -> pd.Series:

@@ -5,7 +5,7 @@ import synthetic_records as synthetic
 
 from harness.case import Case
 from harness.catalogue import Catalogue
-from reports.page.figures import figures
+from reports.page.figures import _either, figures
 from reports.stats import frame
 
 PAPER = synthetic.paper()
@@ -126,6 +126,19 @@ def test_caption_says_where_a_bar_is_a_range_and_no_interval(count, said):
     assert ("within one process (below 6 samples their range)" in figure.caption) is said
 
 
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([], ""),
+        (["batch 16"], "batch 16"),
+        (["timed eagerly", "timed in graphs", "timed by the engine"], "timed eagerly, in graphs or by the engine"),
+        (["warm L2", "L2 cold"], "warm L2 or L2 cold"),
+    ],
+)
+def test_a_word_that_all_begin_with_is_said_once(found, said):
+    assert _either(found) == said
+
+
 def test_caption_says_how_many_points_have_notes():
     _, [figure] = drawn(
         synthetic.ok(case(timing="graph"), 1.0),
@@ -144,7 +157,7 @@ def test_how_a_case_is_timed_breaks_no_line():
     cases = [case(context=2048, timing="graph"), case(context=8192), case(context=32768)]
     _, [figure] = drawn(*(synthetic.ok(each, 1.0) for each in cases), suite="fig15-forward")
     assert [(line.name, line.rows) for line in figure.lines] == [("TTT-Linear · PyTorch", [0, 1, 2])]
-    assert "timed in CUDA graphs or timed eagerly" in figure.caption
+    assert "timed in CUDA graphs or eagerly" in figure.caption
 
 
 @pytest.mark.parametrize(
