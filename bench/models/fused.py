@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bench.models.config import TTTConfig
 from bench.models.layers import Rotation, round_up
 from bench.models.operator import Learner, Projections
+from bench.models.overlap import beside_another_chunk
 from bench.models.ttt import LayerState, Learn, TTTBlock
 from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
@@ -46,7 +47,8 @@ class FusedBlock(TTTBlock):
         else:
             out = norm(out.flatten(-2))
         add_product_(h, out, layer.o_proj.weight)
-        hidden = swiglu_product(rms_norm(h, self.ffn_norm.weight, self.ffn_norm.eps), self._gate_up)
+        x = rms_norm(h, self.ffn_norm.weight, self.ffn_norm.eps)
+        hidden = swiglu_product(x, self._gate_up, beside_others=beside_another_chunk())
         return add_product_(h, hidden, self.mlp.down_proj.weight)
 
     def _enter(self, h: Tensor, state: LayerState) -> tuple[Tensor, Tensor]:

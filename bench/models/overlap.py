@@ -8,8 +8,16 @@ its state asks for.
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
+
+_within: ContextVar[bool] = ContextVar("within", default=False)
+
+
+def beside_another_chunk() -> bool:
+    """Whether what is launched now runs beside another chunk's kernels."""
+    return _within.get()
 
 
 class Overlap:
@@ -30,8 +38,12 @@ class Overlap:
     @contextmanager
     def chunk(self) -> Iterator[None]:
         """Around the launches of the next chunk."""
-        with torch.cuda.stream(self._streams[self._chunks % 2]):
-            yield
+        within = _within.set(True)
+        try:
+            with torch.cuda.stream(self._streams[self._chunks % 2]):
+                yield
+        finally:
+            _within.reset(within)
         self._chunks += 1
 
     @contextmanager

@@ -217,6 +217,7 @@ class TTTModel(ChunkedModel):
     least_group = 16
     # Of a chunk where two run at once: enough rows for a GPU's products, and two chunks of them early in a prompt.
     overlapped_tokens = 8192
+    many_chunks = 16  # so many and more become half as many of twice the length: fewer ends to wait for
 
     def __init__(
         self,
@@ -312,9 +313,10 @@ class TTTModel(ChunkedModel):
 
     def _through_prompt(self, ids: Tensor, state: TTTState) -> Tensor:
         """See ChunkedModel; two chunks at a time where the operator leaves SMs idle."""
-        chunks = ids.split(self._chunk_length(len(ids)), dim=1)
-        if len(chunks) == 1 or not self._leaves_idle(len(ids)):
+        length = self._chunk_length(len(ids))
+        if ids.shape[1] <= length or not self._leaves_idle(len(ids)):
             return super()._through_prompt(ids, state)
+        chunks = ids.split(length if ids.shape[1] < self.many_chunks * length else 2 * length, dim=1)
         overlap = Overlap(self.device)
         for chunk in chunks:
             with overlap.chunk():

@@ -128,3 +128,19 @@ def test_on_a_gpu_two_chunks_at_once_are_bitwise_one_after_the_other(learner: st
     expected = prefilled(model, ids)
     for found in attempts:
         assert all(map(torch.equal, found, expected))
+
+
+def test_a_product_knows_that_it_runs_beside_another_chunk(log) -> None:
+    overlap = overlap_module.Overlap(torch.device("cpu"))
+    assert not overlap_module.beside_another_chunk()
+    with overlap.chunk():
+        assert overlap_module.beside_another_chunk()
+    assert not overlap_module.beside_another_chunk()
+
+
+@pytest.mark.parametrize(("tokens", "chunks"), [(CHUNK, 0), (15 * CHUNK, 15), (16 * CHUNK, 8), (20 * CHUNK, 10)])
+def test_a_long_prompt_goes_in_chunks_of_twice_the_length(log, tokens: int, chunks: int) -> None:
+    model = from_seed(model_config("ttt-linear", "tiny"), 0, "cpu", torch.float32)
+    ids = torch.zeros(1, tokens, dtype=torch.long)
+    model.prefill(ids, model.init_state(1, tokens))
+    assert sum(what == "begins" for _, what, _ in log) == chunks

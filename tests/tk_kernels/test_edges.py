@@ -126,8 +126,13 @@ def test_the_product_of_swiglu_where_its_kernel_does_not_fit(dtype: torch.dtype,
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 64, 128), (130, 128, 384), (2048, 2048, 5504)])
-def test_the_product_of_swiglu_in_its_kernel(rows: int, inputs: int, outputs: int, monkeypatch) -> None:
+@pytest.mark.parametrize("beside_others", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(1, 64, 128), (40000, 64, 192), (130, 128, 384), (2048, 2048, 5504)]
+)
+def test_the_product_of_swiglu_in_its_kernel(
+    rows: int, inputs: int, outputs: int, beside_others: bool, monkeypatch
+) -> None:
     if swiglu_product.available():
         pytest.skip(swiglu_product.available())
     monkeypatch.setattr(swiglu_product, "LEAST_ROWS", 1)
@@ -135,7 +140,8 @@ def test_the_product_of_swiglu_in_its_kernel(rows: int, inputs: int, outputs: in
     weights *= 3 / inputs**0.5
     assert swiglu_product.fits(x, weights)
     gate, up = (x.double() @ weights.double().T).chunk(2, -1)
-    assert_close(swiglu_product.swiglu_product(x, weights), F.silu(gate) * up, 4e-3)
+    found = swiglu_product.swiglu_product(x, weights, beside_others=beside_others)
+    assert_close(found, F.silu(gate) * up, 4e-3)
 
 
 @dtypes

@@ -22,16 +22,18 @@ def available() -> str:
     return build.unavailable(KERNEL)
 
 
-def swiglu_product(x: Tensor, weights: Tensor) -> Tensor:
+def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -> Tensor:
     """silu(x Wg^T) * (x Wu^T): x [..., C], weights [2 F, C] with Wg's rows before Wu's -> [..., F] in x's dtype.
 
     Float32 inside. In one kernel, rounded once, where `fits` says so; else a product, rounded, and `swiglu`.
+    beside_others: other kernels hold some of the SMs meanwhile, so each block of the kernel takes what work is left.
     """
     rows = x.flatten(0, -2)
     if not fits(rows, weights):
         return swiglu(F.linear(x, weights))
     hidden = torch.empty(len(rows), len(weights) // 2, dtype=x.dtype, device=x.device)
-    _swiglu_product(rows, weights, hidden)
+    taken = torch.zeros(1 if beside_others else 0, dtype=torch.int32, device=x.device)
+    _swiglu_product(rows, weights, hidden, taken)
     return hidden.unflatten(0, x.shape[:-1])
 
 
@@ -50,7 +52,7 @@ def fits(rows: Tensor, weights: Tensor) -> bool:
     )
 
 
-@torch.library.custom_op("ttt_bench::swiglu_product", mutates_args=("hidden",))
-def _swiglu_product(rows: Tensor, weights: Tensor, hidden: Tensor) -> None:
+@torch.library.custom_op("ttt_bench::swiglu_product", mutates_args=("hidden", "taken"))
+def _swiglu_product(rows: Tensor, weights: Tensor, hidden: Tensor, taken: Tensor) -> None:
     with torch.cuda.device(rows.device):
-        build.load(KERNEL).forward(rows, weights, hidden)
+        build.load(KERNEL).forward(rows, weights, hidden, taken)

@@ -5,7 +5,8 @@
 //
 // A block computes 128 rows of OUTPUTS outputs at a time: two warpgroups of 64 rows each hold gate and up of them as one
 // accumulator [64, 2 OUTPUTS], whose columns j and OUTPUTS + j lie in the same thread. A third warpgroup loads by TMA,
-// STAGES steps of 64 columns of x ahead, also across tiles. OUTPUTS = 128 does most per byte loaded; 96 where that leaves
+// STAGES steps of 64 columns of x ahead, also across tiles. There are as many blocks as SMs; tiles are dealt to them in turn,
+// or where other kernels hold some of the SMs, so that blocks begin late, by a counter. OUTPUTS = 128 does most per byte loaded; 96 where that leaves
 // fewer SMs idle in the last round of tiles.
 #include "forward/common.cuh"
 
@@ -28,6 +29,7 @@ template <int OUTPUTS_> struct layout {
         gl<bf16, 1, 1, -1, -1, weights_tile> weights[2];
         gl<bf16, 1, 1, -1, -1, out_tile> hidden;
         int row_tiles, column_tiles, steps;
+        int *taken;  // how many tiles have been given out beside the first of each block; null: in turn
     };
     struct stage {
         rows_tile x[CONSUMERS];
@@ -37,6 +39,7 @@ template <int OUTPUTS_> struct layout {
         stage stages[STAGES];
         out_tile out[CONSUMERS];
         semaphore full[STAGES], empty[STAGES];
+        int number[STAGES];  // of the tile that begins in a stage; negative: there are no more
     };
     static constexpr int SHARED_BYTES = sizeof(shared) + 1024;
 };
@@ -59,12 +62,14 @@ template <typename L> struct ring_position {  // in the ring of stages
 template <typename L> __device__ inline void produce(const typename L::globals &g, typename L::shared &s) {
     const int tiles = g.row_tiles * g.column_tiles;
     ring_position<L> at;
-    for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
+    for (int number = blockIdx.x, next; number < tiles; number = next) {
         const int2 tile = tile_of<L>(g, number);
+        next = gridDim.x + (g.taken ? atomicAdd(g.taken, 1) : number);
         for (int k = 0; k < g.steps; ++k, at.next()) {
             auto &stage = s.stages[at.stage];
             auto &full = s.full[at.stage];
             wait(s.empty[at.stage], at.phase ^ 1);
+            if (k == 0) s.number[at.stage] = number;
             tma::expect_bytes(full, sizeof(stage));
             #pragma unroll
             for (int i = 0; i < L::CONSUMERS; ++i)
@@ -74,6 +79,9 @@ template <typename L> __device__ inline void produce(const typename L::globals &
                 tma::load_async(stage.weights[i], g.weights[i], {0, 0, tile.y, k}, full);
         }
     }
+    wait(s.empty[at.stage], at.phase ^ 1);
+    s.number[at.stage] = -1;
+    arrive(s.full[at.stage]);
 }
 
 // silu(gate) * up. A group of four shares one reciprocal: of the product of four numbers 1 + e^-gate of at most e^20.
@@ -94,12 +102,14 @@ __device__ inline void activate(float2 &first, float2 &second, float2 gate0, flo
 
 template <typename L>
 __device__ inline void consume(const typename L::globals &g, typename L::shared &s, int group) {
-    const int tiles = g.row_tiles * g.column_tiles;
     ring_position<L> at;
     const auto release = [&](int stage) {
         if (warpgroup::laneid() == 0) arrive(s.empty[stage]);
     };
-    for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
+    while (true) {
+        wait(s.full[at.stage], at.phase);
+        const int number = s.number[at.stage];
+        if (number < 0) break;
         rt_fl<16, 2 * L::OUTPUTS> sums;
         const auto product = [&](auto first) {
             auto &stage = s.stages[at.stage];
@@ -173,7 +183,7 @@ __global__ __launch_bounds__(L::THREADS, 1) void swiglu_product(const __grid_con
 constexpr int tiles_of(int64_t size, int each) { return int((size + each - 1) / each); }
 
 template <typename L>
-void launch(const TensorView &x, const TensorView &weights, const TensorView &hidden, int processors) {
+void launch(const TensorView &x, const TensorView &weights, const TensorView &hidden, int *taken, int processors) {
     const size_t M = x.size(0), K = x.size(1), F = hidden.size(1);
     const auto half = [&](int i) {
         return gl<bf16, 1, 1, -1, -1, typename L::weights_tile>{pointer<bf16>(weights) + i * F * K, nullptr, nullptr, F, K};
@@ -181,7 +191,7 @@ void launch(const TensorView &x, const TensorView &weights, const TensorView &hi
     const typename L::globals g{{pointer<bf16>(x), nullptr, nullptr, M, K},
                                 {half(0), half(1)},
                                 {pointer<bf16>(hidden), nullptr, nullptr, M, F},
-                                tiles_of(M, L::ROWS), tiles_of(F, L::OUTPUTS), int(K / L::DEPTH)};
+                                tiles_of(M, L::ROWS), tiles_of(F, L::OUTPUTS), int(K / L::DEPTH), taken};
     const auto kernel = swiglu_product<L>;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::SHARED_BYTES),
                "shared memory");
@@ -189,7 +199,8 @@ void launch(const TensorView &x, const TensorView &weights, const TensorView &hi
     check_cuda(cudaGetLastError(), "swiglu_product");
 }
 
-void swiglu_product_launch(TensorView x, TensorView weights, TensorView hidden) {
+// taken: one int32 of 0, the counter of tiles; or none, and tiles are dealt in turn
+void swiglu_product_launch(TensorView x, TensorView weights, TensorView hidden, TensorView taken) {
     const int64_t M = x.size(0), K = x.size(1), F = hidden.size(1);
     check_shape("x", x, {M, K});
     check_shape("weights", weights, {2 * F, K});
@@ -198,14 +209,16 @@ void swiglu_product_launch(TensorView x, TensorView weights, TensorView hidden) 
         TVM_FFI_ICHECK(is_bf16(t)) << "x, weights and hidden must be bfloat16";
         check_contiguous("x, weights and hidden", t);
     }
+    TVM_FFI_ICHECK(taken.dtype() == DLDataType({kDLInt, 32, 1}) && taken.numel() <= 1) << "taken must be at most one int32";
     TVM_FFI_ICHECK(M > 0 && F % 64 == 0 && K % 64 == 0) << "F and K must be multiples of 64";
     int processors = 0;
     check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, x.device().device_id), "attribute");
     const auto columns_in_turn = [&](int outputs) {  // that an SM computes, one tile after the other
         return outputs * tiles_of(int64_t(tiles_of(M, 128)) * tiles_of(F, outputs), processors);
     };
-    if (10 * columns_in_turn(96) < 9 * columns_in_turn(128)) launch<layout<96>>(x, weights, hidden, processors);
-    else launch<layout<128>>(x, weights, hidden, processors);
+    int *counter = taken.numel() ? pointer<int>(taken) : nullptr;
+    if (10 * columns_in_turn(96) < 9 * columns_in_turn(128)) launch<layout<96>>(x, weights, hidden, counter, processors);
+    else launch<layout<128>>(x, weights, hidden, counter, processors);
 }
 
 }  // namespace ttt
