@@ -178,7 +178,7 @@ template <bool SCALED> struct state_warps {
     const uint32_t zbar_blocks = ZBAR + 2 * part * ZBAR_BLOCK, x2_blocks = operand(X2 + 2 * part * X2_BLOCK, X2_BLOCK);
 
     float W1t[2][32], W2t[64];
-    float b2[2];                     // half of b2: rows row() and row() + 8, the same in the four lanes of a row
+    float b2[2];                     // b2 in the first warpgroup, 0 in the other: rows row() and row() + 8, alike in a row's lanes
     float keys[2][8];                // Z1 of the next keys
     uint32_t g1[2][4], slope[2][4];
     uint32_t slot = SLOTS - 2;       // of Z1bar_{i-1}
@@ -208,7 +208,7 @@ template <bool SCALED> struct state_warps {
             }
         }
 #pragma unroll
-        for (int e = 0; e < 2; ++e) b2[e] = B2_KEPT / 2 * over_u * a.b2[state_index(a) * D + row + e * 8];
+        for (int e = 0; e < 2; ++e) b2[e] = part == 0 ? B2_KEPT * over_u * a.b2[state_index(a) * D + row + e * 8] : 0.f;
         from = a.W2 + state_index(a) * (F * D) + (128 * part + column) * D + row;
 #pragma unroll
         for (int j = 0; j < 16; ++j) {
@@ -242,7 +242,7 @@ template <bool SCALED> struct state_warps {
         }
         if (part == 0 && column == 0) {
             bias = a.b2_out + state_index(a) * D + row;
-            bias[0] = u / (B2_KEPT / 2) * b2[0], bias[8] = u / (B2_KEPT / 2) * b2[1];
+            bias[0] = u / B2_KEPT * b2[0], bias[8] = u / B2_KEPT * b2[1];
         }
         to = a.W2_out + state_index(a) * (F * D) + (128 * part + column) * D + row;
 #pragma unroll
@@ -385,8 +385,6 @@ template <bool SCALED> struct state_warps {
 #pragma unroll
         for (int n = 0; n < 2; ++n) multiply<bf16, 1, 1>(W1t[n], g1[n], tile(k_before));
         commit_products();
-        uint32_t g2[4];
-        load_transposed(g2, G2 + ((i - 1) & 7) * TILE + stored_at());
         activate(1, x2_to, z, t);
         publish();
         // Until the fence is through: tokens, over K_{i-2}, Q_{i-4} and V_{i-1}, which whoever sent G2_{i-1} has read
@@ -395,9 +393,13 @@ template <bool SCALED> struct state_warps {
             if (loads == KEYS) load_k(a, i + 2);
             if (loads == VALUES) load_v(a, i + 1);
         }
-        float bias[4] = {b2[0], b2[0], b2[1], b2[1]};  // b2 += G2_{i-1} summed over tokens
-        multiply_warp<half>(bias, g2, twice(0x3000), twice(0x3000));  // B2_KEPT / 2 / G2_KEPT
-        b2[0] = bias[0], b2[1] = bias[2];
+        if (part == 0) {
+            uint32_t g2[4];
+            load_transposed(g2, G2 + ((i - 1) & 7) * TILE + stored_at());
+            float bias[4] = {b2[0], b2[0], b2[1], b2[1]};  // b2 += G2_{i-1} summed over tokens
+            multiply_warp<half>(bias, g2, twice(0x3400), twice(0x3400));  // B2_KEPT / G2_KEPT
+            b2[0] = bias[0], b2[1] = bias[2];
+        }
         constexpr int BUFFERS = SCALED ? 3 : 4, AHEAD = BUFFERS - 1;  // steps of k in registers; of them converted ahead
         uint32_t w[BUFFERS][4];
 #pragma unroll
@@ -424,7 +426,7 @@ template <bool SCALED> struct state_warps {
 
         if ((i & 3) == 0 && part == 0) {
             const uint32_t end = B2_END + ((i >> 2) - 1 & 1) * (D * 4) + row() * 4;
-            store_f(end, 2 * u * b2[0]), store_f(end + 32, 2 * u * b2[1]);
+            store_f(end, u * b2[0]), store_f(end + 32, u * b2[1]);
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n)
