@@ -11,7 +11,8 @@
 //
 // Other than in ttt_layer.md, B = 16 is the tokens of a mini-batch and i counts mini-batches. D = 64, F = 256. With F as an
 // axis everything is transposed, F (or D) down the rows, so that a rounded accumulator is the next left operand. Layer 1
-// has bf16 operands (K, Q, W1, G1, P1), layer 2 f16 (X2, W2, G2, P2); sums are float32. s_t: token_scale. Gradients are kept as -rho lr G, where rho = s_15 and
+// has bf16 operands (K, Q, W1, G1, P1), layer 2 f16 (X2, W2, G2, P2); sums are float32, but those of P2 and of X2bar W2, which
+// are f16. s_t: token_scale. Gradients are kept as -rho lr G, where rho = s_15 and
 // u = s_15 / rho = 1, unless s_15 is below a 64th of the largest scale: then rho is s_15 times a power of two, so that
 // s_t / rho stays in f16's range, and u is a power of two below 1, by which every update and correction is multiplied.
 //   keys      Z1_{i+1} = K_{i+1} W1_i + b1_i + u (K_{i+1} K_i^T + 1) G1_i
