@@ -362,7 +362,7 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
         )
     said = ncu.complaint(log)
     if ncu.NOTHING in log:
-        return ToolLost("ncu profiled no kernel: no range of the case was seen; is the package nvtx installed?", True)
+        return ToolLost("ncu profiled no kernel: it saw no range of the case; --with torch does without it", True)
     if status == "timeout":
         return ToolLost(
             f"{tool} gave nothing in time: {otherwise}; give it more --start-limit or --time-limit", True, status

@@ -1,5 +1,6 @@
 """NVTX ranges that mark the timed work for profilers, and the range of the CUDA profiler interface."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -51,7 +52,7 @@ def is_recorded() -> bool:
 
 @contextmanager
 def nvtx_range(name: str) -> Iterator[None]:
-    """A push/pop range called `name`; nothing where nvtx is not installed. See `recorded` for PyTorch's profiler."""
+    """A push/pop range called `name`; nothing before PyTorch uses CUDA. See `recorded` for PyTorch's profiler."""
     if _Recording.entered:
         _Recording.entered(name)
     if not _Recording.on:
@@ -66,16 +67,15 @@ def nvtx_range(name: str) -> Iterator[None]:
 
 @contextmanager
 def _nvtx(name: str) -> Iterator[None]:
-    try:
-        import nvtx
-    except ImportError:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
         yield
         return
-    nvtx.push_range(name)
+    torch.cuda.nvtx.range_push(name)
     try:
         yield
     finally:
-        nvtx.pop_range()
+        torch.cuda.nvtx.range_pop()
 
 
 @contextmanager

@@ -1,23 +1,29 @@
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from harness.ranges import nvtx_range, profiler_range, told
 
 
+class FakeNvtx:
+    """PyTorch's NVTX on a machine that has none, and whether CUDA is in use there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, in_use: bool = True) -> None:
+        self.calls: list[str] = []
+        nvtx = SimpleNamespace(range_push=self.calls.append, range_pop=lambda: self.calls.append("pop"))
+        cuda = SimpleNamespace(is_initialized=lambda: in_use, nvtx=nvtx)
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+
+
 def test_nvtx_range_is_popped_even_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-    fake = SimpleNamespace(push_range=calls.append, pop_range=lambda: calls.append("pop"))
-    monkeypatch.setitem(sys.modules, "nvtx", fake)
+    nvtx = FakeNvtx(monkeypatch)
     with pytest.raises(KeyError), nvtx_range("forward"):
         raise KeyError
-    assert calls == ["forward", "pop"]
+    assert nvtx.calls == ["forward", "pop"]
 
 
 def test_who_asks_is_told_each_range_as_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "nvtx", None)
     names: list[str] = []
     with told(names.append), nvtx_range("prefill"), nvtx_range("layer 0"):
         names.append("work")
@@ -25,11 +31,18 @@ def test_who_asks_is_told_each_range_as_it_begins(monkeypatch: pytest.MonkeyPatc
         assert names == ["prefill", "layer 0", "work"]
 
 
-def test_without_nvtx_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "nvtx", None)
+def test_before_cuda_is_in_use_a_range_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvtx = FakeNvtx(monkeypatch, in_use=False)
     with nvtx_range("forward"):
         ran = True
     assert ran
+    assert nvtx.calls == []
+
+
+def test_a_range_imports_no_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    with nvtx_range("forward"):
+        assert "torch" not in sys.modules
 
 
 def test_profiler_range_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
