@@ -1,7 +1,7 @@
 """Run one case in a worker; always returns a record, even if the worker dies."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import ceil
@@ -10,12 +10,13 @@ from typing import Any
 from harness.environment import around, snapshot
 from harness.machine_load import LoadMeter
 from harness.nvml import VARIABLE as GPU_VARIABLE
-from harness.probe import Probe, probe_of
-from harness.process import Launch, Place, WorkerLost, WorkerProcess
+from harness.probe import Probe
+from harness.process import Place, WorkerLost
 from harness.reason import of_exception
 from harness.record import Record
 from harness.run import Job, Planned, Run
 from harness.timer import Policy
+from harness.worker_slot import WorkerSlot
 
 TRIES = 2  # of a case whose worker was killed or could not be started, over all resumptions
 LOST = ("killed", "unstarted")
@@ -29,32 +30,27 @@ class Attempts:
     job: Job
     repeat: int
     place: Place
-    slot: "WorkerSlot"
+    slot: WorkerSlot
     case_s: float
 
-    def record(self, planned: Planned) -> tuple[Record, bool]:
-        """The record of a case, and whether the worker can take another."""
-        worker, found = self.slot.ready()
-        if worker is None:
-            return self.unmeasured(planned, found.status, found.reason, found), True
-        return self._measured(worker, planned, found)
-
-    def _measured(self, worker: WorkerProcess, planned: Planned, found: Probe) -> tuple[Record, bool]:
-        """What the worker makes of a case, or the record of how it was lost."""
+    def record(self, planned: Planned) -> Record:
+        """The record of a case, or of how its worker was lost."""
+        found = self.slot.ready()
+        if not found.available:
+            return self.unmeasured(planned, found.status, found.reason, found)
         started_at, start, load = _now(), time.monotonic(), LoadMeter()
         try:
-            answer = self._asked(worker, planned)
-            record = self._checked(planned, answer)
+            record = self._checked(planned, self.slot.ask(self._request(planned), self.case_s))
             environment = record.environment
             cpu = {**(environment.get("cpu") or {}), **load.reading()}
-            record = replace(record, repeat=self.repeat, environment={**environment, "cpu": cpu})
-            return record, bool(answer.get("healthy"))
+            return replace(record, repeat=self.repeat, environment={**environment, "cpu": cpu})
         except WorkerLost as lost:
             record = self.unmeasured(planned, lost.status, lost.reason, found)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            self.slot.discard()
             reason = f"the worker's answer is unusable: {of_exception(error)}"
             record = self.unmeasured(planned, "failed", reason, found)
-        return replace(record, started_at=started_at, wall_s=time.monotonic() - start), False
+        return replace(record, started_at=started_at, wall_s=time.monotonic() - start)
 
     def _checked(self, planned: Planned, answer: Mapping[str, Any]) -> Record:
         """The record in an answer; ValueError where it is not one of this case, or claims more time than has passed."""
@@ -77,20 +73,6 @@ class Attempts:
             raise ValueError(why)
         return record
 
-    def _asked(self, worker: WorkerProcess, planned: Planned) -> dict[str, Any]:
-        """The worker's answer, or that of a new one where it asks for one; WorkerLost as the worker's."""
-        for _ in range(2):
-            start = time.monotonic()
-            answer = worker.ask(self._request(planned), self.case_s)
-            if not answer.get("fresh"):
-                return {**answer, "waited_s": time.monotonic() - start}
-            self.slot.stop()
-            replacement, found = self.slot.ready()
-            if replacement is None:
-                raise WorkerLost(found.status, found.reason)
-            worker = replacement
-        raise WorkerLost("failed", "a new worker of the system asked for another one")
-
     def _request(self, planned: Planned) -> dict[str, Any]:
         run = self.run
         policy = Policy.from_dict(run.file.policy)
@@ -105,62 +87,6 @@ class Attempts:
         )
         paired = around(environment, environment)
         return Record(planned.case, status, reason, environment=paired, started_at=_now(), repeat=self.repeat)
-
-
-class WorkerSlot:
-    """The place of one system's worker: filled when needed, emptied when the worker is not to be trusted."""
-
-    def __init__(self, launch: Launch, limit_s: float, stopped: Callable[[], bool]) -> None:
-        self.found: Probe | None = None
-        self._launch, self._limit_s, self._stopped = launch, limit_s, stopped
-        self._worker: WorkerProcess | None = None
-
-    def ready(self) -> tuple[WorkerProcess | None, Probe]:
-        """A worker that can run the system, or None; and what was found. A system once refused is not tried again."""
-        if self._worker is not None and not self._worker.is_quiet():
-            self.discard()  # it died or spoke out of turn after its last case
-        if self._worker is None and (self.found is None or self.found.available):
-            for _ in range(TRIES):
-                self.found = self._start()
-                if self.found.status != "unstarted":
-                    break
-        assert self.found is not None
-        return self._worker, self.found
-
-    def discard(self) -> None:
-        """Kill the worker, which frees its memory."""
-        if self._worker is not None:
-            self._worker.kill()
-        self._worker = None
-
-    def stop(self) -> None:
-        """Let a healthy worker end, with time to clean up."""
-        if self._worker is not None:
-            self._worker.stop()
-        self._worker = None
-
-    def __enter__(self) -> "WorkerSlot":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.stop()
-        self.discard()
-
-    def _start(self) -> Probe:
-        try:
-            self._worker = WorkerProcess(self._launch, self._stopped)
-            found = probe_of(self._worker.ask({"do": "probe"}, self._limit_s))
-            around(found.environment, found.environment)  # it must have the shape of one
-        except WorkerLost as lost:
-            self.discard()
-            return Probe("unstarted", f"the system could not be started: {lost.reason}")
-        except (AttributeError, TypeError, ValueError) as error:
-            self.discard()
-            return Probe("unstarted", f"the worker's answer to a probe is unusable: {of_exception(error)}")
-        if not found.available:
-            self.discard()
-        return found
 
 
 def _now() -> str:

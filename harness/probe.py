@@ -68,7 +68,9 @@ def _probe_together(launches: Sequence[Launch], group: list[int], found: dict[in
 def probe_of(answer: Mapping[str, Any]) -> Probe:
     """The probe in a worker's answer; WorkerLost where it is none."""
     try:
-        status = "" if answer["available"] is True else "skipped"
-        return Probe(status, str(answer["reason"]), dict(answer["versions"]), dict(answer["environment"]))
+        available, reason = answer["available"] is True, str(answer["reason"])
+        if not (available or reason):
+            reason = "the system does not say why it cannot run"
+        return Probe("" if available else "skipped", reason, dict(answer["versions"]), dict(answer["environment"]))
     except (KeyError, TypeError, ValueError):
         raise WorkerLost("failed", "the worker's answer to a probe is unusable") from None

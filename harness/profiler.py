@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from harness.case import Case
 from harness.environment import around, snapshot
-from harness.process import RUN_VARIABLE, Launch, Limits, WorkerLost, WorkerProcess, end_marked
+from harness.process import RUN_VARIABLE, Launch, Limits, WorkerLost, end_marked
 from harness.profile_record import Profile, profile_path, read_profile, write_profile
 from harness.profile_region import Counters, ProfileError, Region
 from harness.profilers import kineto, ncu, nsys
@@ -30,6 +30,7 @@ from harness.reason import of_exception, sentence
 from harness.record import Record, RecordError
 from harness.run import Job, Pair, Planned, Run
 from harness.timer import Policy
+from harness.worker_slot import WorkerSlot
 
 RATIOS = "ratios"  # the stage of a profile in which Nsight Compute counts
 STOP_S = 180.0  # a profiler writes its report when the worker has ended
@@ -100,10 +101,10 @@ class Profiler:
     def _job(self, job: Job, launch: Launch, pending: Sequence[Planned]) -> list[Profile]:
         """Times of all cases in as few workers as may be; then, its memory free again, ratios in one worker a case."""
         found: list[Profile] = []
-        with _Worker(launch, self.limits) as worker:
+        with WorkerSlot(launch, self.limits.start_s) as slot:
             for planned in pending:
                 start = time.monotonic()
-                profile, record = self._times(worker, launch, planned)
+                profile, record = self._times(slot, launch, planned)
                 profile = _took(profile, "times", start)
                 self._keep(job, profile, record)
                 found.append(profile)
@@ -131,14 +132,14 @@ class Profiler:
             with self.run.record_file(job) as file:
                 file.append(record)
 
-    def _times(self, worker: "_Worker", launch: Launch, planned: Planned) -> tuple[Profile, Record | None]:
+    def _times(self, slot: WorkerSlot, launch: Launch, planned: Planned) -> tuple[Profile, Record | None]:
         """The profile of a case by whatever tells times, and the worker's record; a failed one has its reason."""
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         reason = self.skip(planned)
         if reason:
             return Profile(case=planned.case, status="skipped", reason=reason, started_at=started_at), None
         try:
-            found, record = self._found(worker, launch, planned)
+            found, record = self._found(slot, launch, planned)
             environment = {name: record.environment.get(name) for name in _ENVIRONMENT}
             profile = _profile(planned, found | {"environment": environment, "started_at": started_at})
         except (ToolLost, ProfileError) as error:
@@ -147,22 +148,22 @@ class Profiler:
             return Profile(case=planned.case, status=status, reason=why, started_at=started_at), None
         return profile, record
 
-    def _found(self, worker: "_Worker", launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
+    def _found(self, slot: WorkerSlot, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
         """Fields of the profile of a case, and the worker's record; ToolLost or ProfileError where there are none."""
         if self.tools.times == "kineto":
-            return self._by_kineto(worker, launch, planned)
+            return self._by_kineto(slot, launch, planned)
         try:
             return self._by_nsys(launch, planned)
         except (ToolLost, ProfileError) as error:
             if not self.tools.fallback:
                 raise
             why = self._give_up("times", error)
-            found, record = self._by_kineto(worker, launch, planned)
+            found, record = self._by_kineto(slot, launch, planned)
             return found | {"notes": [why, *found["notes"]]}, record
 
-    def _by_kineto(self, worker: "_Worker", launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
+    def _by_kineto(self, slot: WorkerSlot, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
         keep = self._raw(planned.case, ".trace.json.gz")
-        answer = worker.answer(self._request(planned, tool="kineto", keep=str(keep)))
+        answer = _answer(slot, self._request(planned, tool="kineto", keep=str(keep)), self.limits.case_s)
         record = _record_of(answer, planned)
         command = _without_folders([*launch.command, "-m", launch.module, launch.entry])
         version = str(record.environment.get("software", {}).get("torch", ""))
@@ -224,11 +225,11 @@ class Profiler:
         report.unlink(missing_ok=True)
         if log is not None:
             log.write_text("")
-        with _Worker(wrapped, self.limits) as worker:
+        with WorkerSlot(wrapped, self.limits.start_s) as slot:
             try:
-                answer = worker.answer(self._request(planned, tool=tool))
+                answer = _answer(slot, self._request(planned, tool=tool), self.limits.case_s)
                 record = _record_of(answer, planned)
-                status = worker.stop(self.stop_s)
+                status = slot.stop(self.stop_s)
             except ToolLost as lost:
                 raise _why(tool, _text(log), str(lost), lost.status) from None
         if status is None:
@@ -266,54 +267,12 @@ class Profiler:
 _ENVIRONMENT = ("device", "device_kind", "software", "commit", "dirty")
 
 
-class _Worker:
-    """A worker that is started when it is asked, and anew where it asks for that or is not to be trusted."""
-
-    def __init__(self, launch: Launch, limits: Limits) -> None:
-        self._launch, self._limits = launch, limits
-        self._process: WorkerProcess | None = None
-
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to the request; ToolLost with the status and the reason of its record where there is none."""
-        try:
-            answer = self._asked(request)
-            if answer.get("fresh"):
-                self.kill()
-                answer = self._asked(request)
-            if answer.get("fresh"):
-                raise WorkerLost("failed", "a new worker of the system asked for another one")
-        except WorkerLost as lost:
-            self.kill()
-            raise ToolLost(lost.reason, status=lost.status) from None
-        if not answer.get("healthy"):
-            self.kill()
-        return answer
-
-    def stop(self, limit_s: float) -> int | None:
-        """Let the worker end and what wraps it write; its status, None where it had to be killed."""
-        status = self._process.stop(limit_s) if self._process is not None else 0
-        self._process = None
-        return status
-
-    def kill(self) -> None:
-        """End the worker, which frees its memory."""
-        if self._process is not None:
-            self._process.kill()
-        self._process = None
-
-    def __enter__(self) -> "_Worker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    def _asked(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        if self._process is None:
-            self._process = WorkerProcess(self._launch)
-            found = self._process.ask({"do": "probe"}, self._limits.start_s)
-            if found.get("available") is not True:
-                raise WorkerLost("skipped", str(found.get("reason") or "the system does not say why it cannot run"))
-        return self._process.ask(request, self._limits.case_s)
+def _answer(slot: WorkerSlot, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    """The answer of the worker; ToolLost with the status and the reason of its record where there is none."""
+    try:
+        return slot.ask(request, limit_s)
+    except WorkerLost as lost:
+        raise ToolLost(lost.reason, status=lost.status) from None
 
 
 def _record_of(answer: Mapping[str, Any], planned: Planned) -> Record:
@@ -364,9 +323,10 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
     if ncu.NOTHING in log:
         return ToolLost("ncu profiled no kernel: it saw no range of the case; --with torch does without it", True)
     if status == "timeout":
-        return ToolLost(
-            f"{tool} gave nothing in time: {otherwise}; give it more --start-limit or --time-limit", True, status
-        )
+        return ToolLost(f"{tool} gave nothing in time: {otherwise}; give it more --time-limit", True, status)
+    if status == "unstarted":
+        advice = "" if said else "give it more --start-limit, or "
+        return ToolLost(f"{tool} failed: {said or otherwise}; {advice}--with torch does without it", True, status)
     if status == "oom":
         return ToolLost(f"the case did not fit beside {tool}: {otherwise}; try a smaller batch", status=status)
     return ToolLost(f"{tool} failed: {said or otherwise}; --with torch does without it", status=status)

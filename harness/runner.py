@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from harness.attempt import LOST, TRIES, Attempts, WorkerSlot
+from harness.attempt import LOST, TRIES, Attempts
 from harness.claims import Holder
 from harness.process import HERE, RUN_VARIABLE, Launch, Limits, Place, PlaceLost, Stopped, end_marked
 from harness.reason import counted
 from harness.record import Record, RecordError
 from harness.record_file import RecordFile
 from harness.run import Job, Pair, Planned, Run, latest
+from harness.worker_slot import WorkerSlot
 
 Retry = Literal["lost", "failed"]
 SkipReason = Callable[[Planned, Sequence[Record]], str]
@@ -220,15 +221,13 @@ class _JobRun:
                     raise Stopped
                 session.display.emit("start", planned, place=self.place.name)
                 if reason := session.skip(planned, self.records):
-                    record, healthy = attempts.unmeasured(planned, "skipped", reason, slot.found), True
+                    record = attempts.unmeasured(planned, "skipped", reason, slot.found)
                 else:
-                    record, healthy = attempts.record(planned)
+                    record = attempts.record(planned)
                 if record.status not in ("ok", "gate") and not self.place.is_there():
                     raise PlaceLost
                 self._finish(planned, record, before.get(planned.case.key))
                 pending.remove((planned, self.repeat))
-                if not healthy:
-                    slot.discard()
 
     def _finish(self, planned: Planned, record: Record, before: Record | None) -> None:
         """A case skipped again for the reason of before keeps its record, so that resuming leaves the file as it is."""
