@@ -78,13 +78,14 @@ def software() -> dict[str, str]:
     """The versions of Python, CUDA (where torch is loaded) and of the packages that are installed."""
     torch = sys.modules.get("torch")
     cuda = getattr(getattr(torch, "version", None), "cuda", None)
-    return {"python": platform.python_version(), **({"cuda": cuda} if cuda else {}), **_installed()}
+    return {"python": platform.python_version(), **({"cuda": cuda} if cuda else {}), **versions_of(PACKAGES)}
 
 
-@lru_cache(maxsize=1)
-def _installed() -> dict[str, str]:
+@lru_cache(maxsize=8)
+def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
+    """The versions of distributions, of those that are installed."""
     found = {}
-    for name in PACKAGES:
+    for name in packages:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -13,7 +13,7 @@ from typing import Any
 from harness.case import Case
 from harness.cuda_clock import CudaEventClock
 from harness.energy import EnergyMeter
-from harness.environment import around, snapshot
+from harness.environment import around, snapshot, versions_of
 from harness.gate import Verdict
 from harness.inspection import Inspector, floor_check, judged
 from harness.nvml import Gpu, open_gpu
@@ -105,7 +105,7 @@ class CaseRun:
 
     def _environment(self, before: dict[str, Any], system: SystemAdapter) -> dict[str, Any]:
         environment = around(before, self.found.pop("after", None) or snapshot())
-        return environment | {"software": environment["software"] | system.versions()}
+        return environment | {"software": environment["software"] | versions_of(system.packages)}
 
     def _guarded(self, system: SystemAdapter) -> None:
         try:

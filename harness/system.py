@@ -94,13 +94,15 @@ class Workload:
 
 
 class SystemAdapter(Protocol):
-    """An adapter. One instance serves every case of a worker; its module imports only what it needs to say so."""
+    """An adapter. One instance serves every case of a worker; its module imports only what it needs to say so.
+
+    packages: the distributions, beside torch, on whose versions its numbers depend.
+    """
+
+    packages: tuple[str, ...]
 
     def unavailable(self) -> str:
         """One sentence why the system cannot run here; empty where it can."""
-
-    def versions(self) -> dict[str, str]:
-        """Versions of what the environment does not name already."""
 
     def build(self, case: Case) -> Workload:
         """The workload of a case; Skip where it cannot be, NeedsFreshProcess where it cannot be here."""

@@ -24,7 +24,7 @@ import threading
 from typing import Any, TextIO
 
 from harness.case import Case
-from harness.environment import snapshot
+from harness.environment import snapshot, versions_of
 from harness.measured_case import PROFILE, CaseRun
 from harness.profiled_case import ProfilerChoice
 from harness.reason import sentence
@@ -54,8 +54,7 @@ def answer(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
 
 def _probe(system: SystemAdapter) -> dict[str, Any]:
     reason = sentence(system.unavailable())
-    versions = {} if reason else system.versions()
-    environment = snapshot()
+    environment, versions = snapshot(), versions_of(system.packages)
     environment["software"] = environment["software"] | versions
     return {"available": not reason, "reason": reason, "versions": versions, "environment": environment}
 
@@ -95,11 +94,10 @@ def main(arguments: list[str]) -> int:
 class _NoSystem:
     """Of a worker that is only asked whether others can run."""
 
+    packages: tuple[str, ...] = ()
+
     def unavailable(self) -> str:
         return "no system was named"
-
-    def versions(self) -> dict[str, str]:
-        return {}
 
     def build(self, case: Case) -> Workload:
         raise Skip("no system was named")

@@ -50,6 +50,7 @@ class LanguageModel:
     A subclass says how to load its model; weights are random by seed, the same for the model and its reference.
     """
 
+    packages: tuple[str, ...] = ()
     form: ClassVar[str] = "dual"  # of a TTT model's generate
     gate_prompt = GATE_PROMPT
     # Prompt tokens read before decoding; None where the state of a generate case stands at the context.
@@ -62,10 +63,6 @@ class LanguageModel:
     def unavailable(self) -> str:
         """These run wherever torch does."""
         return ""
-
-    def versions(self) -> dict[str, str]:
-        """What the numbers depend on beyond torch, which the environment names already."""
-        return {}
 
     def settings(self, case: Case) -> dict[str, str]:
         """What the record says of how this case is run."""

@@ -69,14 +69,13 @@ class Model:
 class Honest:
     """An adapter that does all of its work; the cheats change `run` or a claim, never the gate and the reference."""
 
+    packages = ()
+
     def __init__(self) -> None:
         self.model = Model()
 
     def unavailable(self) -> str:
         return ""
-
-    def versions(self) -> dict[str, str]:
-        return {}
 
     def build(self, case: Case) -> Workload:
         self.case = case

@@ -25,11 +25,10 @@ CASE = Case("same", "cpu", "tiny", "forward", 1, 1)
 class Same:
     """Some tenths of a millisecond of arithmetic."""
 
+    packages = ()
+
     def unavailable(self) -> str:
         return ""
-
-    def versions(self) -> dict[str, str]:
-        return {}
 
     def build(self, case: Case) -> Workload:
         return Workload(run=lambda: sum(range(20_000)), tokens=1)

@@ -17,14 +17,13 @@ FORKS = "import os, sys, subprocess; subprocess.Popen(sys.argv[1:], start_new_se
 class Victim:
     """Its work is to spin for some milliseconds."""
 
+    packages = ()
+
     def __init__(self) -> None:
         time.sleep(random.random() * 0.05)
 
     def unavailable(self) -> str:
         return ""
-
-    def versions(self) -> dict[str, str]:
-        return {}
 
     def build(self, case: Case) -> Workload:
         sleeper = ["sleep", f"120.{os.environ[MARK]}"]

@@ -27,13 +27,12 @@ from harness.system import Workload
 FORWARD, GENERATE = {forward}, {generate}
 
 class TorchTransformer:
+    packages = ()
+
     def unavailable(self):
         with open(os.environ["STARTED"], "a") as file:
             file.write("{name} ")
         return ""
-
-    def versions(self):
-        return {{}}
 
     def build(self, case):
         ms = (FORWARD if case.phase == "forward" else GENERATE) / 100

@@ -97,11 +97,10 @@ RUNS: dict[str, Callable[[], object]] = {
 class Fake:
     """Runs `RUNS[do]`; further values of `do` are about the gate, the engine and `close`."""
 
+    packages = ("pytest", "not-installed")
+
     def unavailable(self) -> str:
         return ""
-
-    def versions(self) -> dict[str, str]:
-        return {"fake": "1.0"}
 
     def build(self, case: Case) -> Workload:
         do = case.option("do", "work")

@@ -41,11 +41,10 @@ def launches(module: str = "profile_worker") -> dict[tuple[str, str], Launch]:
 class WithTorch:
     """Two layers of a product and a sum; `do` may be "oom" or "idle" (nothing that is an operator)."""
 
+    packages = ()
+
     def unavailable(self) -> str:
         return ""
-
-    def versions(self) -> dict[str, str]:
-        return {}
 
     def build(self, case: Case) -> Workload:
         import torch

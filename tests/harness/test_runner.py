@@ -57,7 +57,7 @@ def test_measures_with_one_worker_while_it_is_healthy(folder: Path) -> None:
     assert first.tokens == 8
     assert first.peak_memory_bytes is not None
     assert first.metrics == {"parameters": 7, "unknown": None}
-    assert first.environment["software"]["fake"] == "1.0"
+    assert first.environment["software"]["pytest"] == pytest.__version__
     assert first.environment["cpu"].keys() >= {"others_share", "idle_share"}
     assert first.started_at.endswith("+00:00")
     assert first.wall_s > 0
@@ -82,7 +82,7 @@ def test_each_failure_is_a_record_and_the_run_goes_on(folder: Path) -> None:
     assert records[-1].status == "ok"
     for record in records[:-1]:
         assert record.samples_ms == []
-        assert record.environment["software"]["fake"] == "1.0"
+        assert record.environment["software"]["pytest"] == pytest.__version__
         assert record.environment["cpu"]["before"].keys() == {"load_1m"}
         assert record.started_at
 
@@ -195,8 +195,8 @@ def test_probe() -> None:
     found = probe([launch(f"fake_systems:{entry}") for entry in entries])
     assert [each.status for each in found] == ["", "skipped", "unstarted", ""]
     assert found[0].available
-    assert found[0].versions == {"fake": "1.0"}
-    assert found[0].environment["software"]["fake"] == "1.0"
+    assert found[0].versions == {"pytest": pytest.__version__}
+    assert found[0].environment["software"]["pytest"] == pytest.__version__
     assert found[1].reason == "needs a GPU of the next century"
     assert "the system could not be started" in found[2].reason
 

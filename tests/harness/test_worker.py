@@ -28,7 +28,7 @@ def test_the_protocol_on_its_own() -> None:
     done = talk(asked({"do": "probe"}, request, {"do": "stop"}, {"do": "probe"}))
     probe, measured = (json.loads(line) for line in done.stdout.splitlines())
     assert (probe["id"], measured["id"]) == (1, 2)
-    assert (probe["available"], probe["versions"]) == (True, {"fake": "1.0"})
+    assert (probe["available"], probe["versions"]) == (True, {"pytest": pytest.__version__})
     assert Record.from_dict(measured["record"]).status == "ok"
     assert measured["healthy"] is True
     assert "nor this" in done.stderr

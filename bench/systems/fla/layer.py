@@ -41,14 +41,12 @@ MINI_BATCHES = (16, 32, 64)  # what its Triton products and its registers allow
 class FlaTTTLinear:
     """ttt-linear/fla, the layer's forward alone, compared with the package's own PyTorch version."""
 
+    packages: tuple[str, ...] = ("flash-linear-attention", "triton")
+
     def unavailable(self) -> str:
         """It has Triton kernels only."""
         keep_choices()
         return needs_gpu("fla.ops.ttt")
-
-    def versions(self) -> dict[str, str]:
-        """The environment names the package's already."""
-        return {}
 
     def build(self, case: Case) -> Workload:
         """The chunked forward of `batch` sequences of `context` tokens; Skip for what the package has not."""

@@ -91,6 +91,7 @@ class _Config:
 class Fla(TunedLanguageModel):
     """A model of the package; a subclass names its classes and its sizes."""
 
+    packages = ("flash-linear-attention", "triton")
     prompt_tokens = 1
     gate_prompt = 100  # longer than one chunk, and not a multiple of it
     classes: ClassVar[tuple[str, str]]

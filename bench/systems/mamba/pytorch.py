@@ -13,6 +13,8 @@ from harness.case import Case
 class TorchMamba(LanguageModel):
     """mamba/torch."""
 
+    packages = ("transformers",)
+
     def unavailable(self) -> str:
         """Unavailable on CUDA: use mamba/mamba-ssm there, as nobody would run this path on a GPU."""
         if device() == "cuda":

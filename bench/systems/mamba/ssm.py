@@ -91,6 +91,7 @@ class MambaSSMModel(CausalLM):
 class MambaSSM(TunedLanguageModel):
     """mamba/mamba-ssm."""
 
+    packages = ("mamba-ssm", "causal-conv1d")
     layer: ClassVar[str] = "Mamba1"
 
     def unavailable(self) -> str:

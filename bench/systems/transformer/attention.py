@@ -238,6 +238,8 @@ class SdpaFlash(AttentionBackend):
 class FlashAttn(AttentionBackend):
     """transformer/flash-attn: whichever FlashAttention is installed."""
 
+    packages = ("flash-attn-4", "flash-attn", "vllm")
+
     def unavailable(self) -> str:
         """It needs one of the packages."""
         if flash_package():

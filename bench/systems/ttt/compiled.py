@@ -33,15 +33,12 @@ class CompiledLayer:
     mini-batches of TTT-Linear at once were slower than uncompiled (H100, 16 x 2,048 tokens: 33.6 and 13.8 ms).
     """
 
+    packages: tuple[str, ...] = ("triton",)
     learner: ClassVar[str]
 
     def unavailable(self) -> str:
         """It runs wherever torch finds a compiler; where it does not, the case says so."""
         return ""
-
-    def versions(self) -> dict[str, str]:
-        """The environment names torch and triton already."""
-        return {}
 
     def build(self, case: Case) -> Workload:
         """The forward of `batch` sequences of `context` tokens; Skip for what is not the whole dual form."""

@@ -18,6 +18,7 @@ from tk_kernels.forward.operator import HEAD_DIM
 class TTTKernels(TTTLanguageModel):
     """One learner on one kernel for prefill and one form of generate."""
 
+    packages = ("triton", "apache-tvm-ffi")
     learner: ClassVar[str]
     prefill_on_reference: ClassVar[bool] = False
 

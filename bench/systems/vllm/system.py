@@ -49,6 +49,7 @@ MODEL_LENGTH = 33_024  # the figures' longest prompt, 32,768, and its steps; one
 class VllmSystem:
     """An adapter (`harness.system.SystemAdapter`) of one architecture in vLLM, with one engine a process."""
 
+    packages: tuple[str, ...] = ("vllm",)
     implementation: ClassVar[str]  # vLLM's own, MODULE:CLASS
     # Tokens of a step; and by phase of a block of the cache, the engine's choice where it is not named. The suite
     # vllm-settings tries them.
@@ -64,10 +65,6 @@ class VllmSystem:
     def unavailable(self) -> str:
         """vLLM imports its parts when they are used: an engine's are tried here."""
         return needs_gpu("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine")
-
-    def versions(self) -> dict[str, str]:
-        """The environment names vLLM's already."""
-        return {}
 
     def config(self, size: str) -> ModelConfig:
         """The repository's configuration of a size."""

@@ -90,13 +90,11 @@ def test_what_is_timed_is_compared_with_the_reference(adapter, system, phase, op
 class Later:
     """An adapter whose timed work goes wrong after some calls, when its gate has long been passed."""
 
+    packages = ()
     verdicts: ClassVar = {}  # of the gate, which judges the same model in each test of a case
 
     def __init__(self, adapter, spoil, calls=2):
         self.adapter, self.spoil, self.left = adapter, spoil, calls
-
-    def versions(self):
-        return {}
 
     def build(self, asked):
         workload = self.adapter.build(asked)
