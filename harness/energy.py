@@ -7,6 +7,7 @@ from harness.nvml import Gpu
 
 LOOK_EVERY_S = 0.02
 NEEDS_S = 0.7  # between two refreshes, each seen up to LOOK_EVERY_S late: within 3%
+FILLS = 0.9  # of the block by samples, or the mean power is that of something else too
 
 
 class EnergyMeter:
@@ -21,6 +22,7 @@ class EnergyMeter:
         self._gpu = gpu
         self._over = Event()
         self._seen: float | None = None
+        self._looks: list[float] = []  # when the first and the last were
         self._refreshes: list[tuple[float, float]] = []
 
     def __enter__(self) -> "EnergyMeter":
@@ -35,8 +37,11 @@ class EnergyMeter:
             self._thread.join()
 
     def per_token(self, tokens: int, seconds: float) -> dict[str, float | None]:
-        """The metric `energy_j_per_token` of so many in so many seconds; nothing where it is not known well enough."""
-        if len(self._refreshes) < 2 or not tokens:
+        """The metric `energy_j_per_token` of so many in so many seconds; nothing where it is not known well enough.
+
+        Nor where the seconds are fewer than nine tenths of the block's, as those of an engine's steps between prompts.
+        """
+        if len(self._refreshes) < 2 or not tokens or seconds < FILLS * (self._looks[1] - self._looks[0]):
             return {}
         (first_s, first_j), (last_s, last_j) = self._refreshes[0], self._refreshes[-1]
         if last_s - first_s < NEEDS_S:
@@ -45,6 +50,7 @@ class EnergyMeter:
 
     def look(self, now: float, joules: float | None) -> None:
         """What the counter says: a refresh where it says something else than before."""
+        self._looks = [*self._looks[:1], now] if self._looks else [now, now]
         if joules is None or joules == self._seen:
             return
         if self._seen is not None:

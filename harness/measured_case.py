@@ -193,8 +193,7 @@ class CaseRun:
         self.found["settings"] = workload.settings | sampling_settings(clock, self.policy)
         peak: PeakMemory = CudaPeak() if workload.device == "cuda" else ResidentPeak()
         peak.start()
-        metered = self.case.l2 == "warm" and workload.engine_samples is None
-        energy = EnergyMeter(gpu if metered else None)
+        energy = EnergyMeter(gpu if self.case.l2 == "warm" else None)
         timing = self._timed(workload, clock, gpu, energy, inspector)
         bytes_held = peak.peak_bytes()
         self.found["peak_memory_bytes"] = None if bytes_held is None else bytes_held - clock.own_bytes
@@ -218,7 +217,7 @@ class CaseRun:
                 batches = iter(workload.engine_samples(self.policy))
                 with self._stage("warm_up"):
                     warm_up_engine(batches, self.policy, clock, throttled)
-                with self._stage("sample"):
+                with self._stage("sample"), energy:
                     return take_engine_samples(batches, self.policy, throttled)
             with self._stage("warm_up"):
                 clock.prepare(inspector.run)

@@ -32,6 +32,11 @@ def test_a_block_of_few_refreshes_is_not_known_well_enough() -> None:
     assert metered(3.05, 0.05).per_token(100, 0.05) == {}
 
 
+def test_samples_that_do_not_fill_the_block_say_nothing_of_its_power() -> None:
+    assert metered(3.05, 2.0).per_token(100, 1.85) != {}
+    assert metered(3.05, 2.0).per_token(100, 1.7) == {}
+
+
 @pytest.mark.parametrize("gpu", [None, SimpleNamespace(energy_j=lambda: None)])
 def test_without_a_counter_nothing_is_said(gpu: Any) -> None:
     with EnergyMeter(gpu) as meter:
