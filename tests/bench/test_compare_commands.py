@@ -67,6 +67,7 @@ def checkout(tmp_path, monkeypatch):
     git(folder.parent, "init", "-q", str(folder))
     monkeypatch.setattr(commands, "ROOT", folder)
     monkeypatch.setenv("STARTED", str(tmp_path / "started"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # the whole of this program would hide its stand-in
     monkeypatch.chdir(tmp_path)
     return folder
 
