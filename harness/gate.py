@@ -1,7 +1,7 @@
 """Compare outputs with those of a reference: distances, the limits they must keep, and the verdict."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,12 +49,6 @@ class Verdict:
         """JSON values; a distance that is not finite becomes None."""
         values = {"passed": self.passed, "checks": [_check_dict(check) for check in self.checks]}
         return values | ({"unchecked": self.unchecked} if self.unchecked else {})
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Verdict":
-        """The verdict that `to_dict` wrote; a distance of None becomes NaN."""
-        checks = [Check(**(c | {"value": math.nan if c["value"] is None else c["value"]})) for c in values["checks"]]
-        return cls(checks, values.get("unchecked", ""))
 
 
 def _check_dict(check: Check) -> dict[str, Any]:

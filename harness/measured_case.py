@@ -42,6 +42,20 @@ MODES = (MEASURE, VERIFY, PROFILE)
 
 
 @dataclass
+class _Found:
+    """Fields of the record, as far as they are known: what was found before a failure is not lost with it."""
+
+    timing: Timing = field(default_factory=lambda: Timing([], [], ""))
+    calls: int = 1
+    tokens: int = 0
+    peak_memory_bytes: int | None = None
+    verdict: Verdict | None = None
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    after: dict[str, Any] | None = None  # the machine, when the work had just ended
+
+
+@dataclass
 class CaseRun:
     """One case on its way to a record. mode: MEASURE, VERIFY (checks without timing) or PROFILE (never times)."""
 
@@ -51,8 +65,7 @@ class CaseRun:
     profiler: ProfilerChoice = field(default_factory=ProfilerChoice)
     status: str = "ok"
     reason: str = ""
-    # Fields of the record, as far as they are known: what was found before a failure is not lost with it.
-    found: dict[str, Any] = field(default_factory=dict)
+    found: _Found = field(default_factory=_Found)
     stages_s: dict[str, float] = field(default_factory=dict)
     healthy: bool = True
     ceilings: dict[str, float | None] = field(default_factory=dict)
@@ -71,20 +84,24 @@ class CaseRun:
         self._guarded(system)
         if not self.owns_process:
             self.healthy = state.restore() and self.healthy
-        timing = self.found.pop("timing", Timing([], [], ""))
+        found = self.found
         return Record(
             self.case,
             self.status,
             self.reason,
-            samples_ms=timing.samples_ms,
-            throttled=timing.throttled,
-            stop=timing.stop,
-            settings=self.found.pop("settings", {}),
+            samples_ms=found.timing.samples_ms,
+            throttled=found.timing.throttled,
+            calls=found.calls,
+            tokens=found.tokens,
+            stop=found.timing.stop,
+            peak_memory_bytes=found.peak_memory_bytes,
+            gate=found.verdict.to_dict() if found.verdict else None,
+            metrics=found.metrics,
+            settings=found.settings,
             environment=self._environment(before, system),
             started_at=started_at.isoformat(timespec="seconds"),
             wall_s=time.monotonic() - start,
             stages_s=self.stages_s,
-            **self.found,
         )
 
     @contextmanager
@@ -104,7 +121,7 @@ class CaseRun:
         return self._stage("reference")
 
     def _environment(self, before: dict[str, Any], system: SystemAdapter) -> dict[str, Any]:
-        environment = around(before, self.found.pop("after", None) or snapshot())
+        environment = around(before, self.found.after or snapshot())
         return environment | {"software": environment["software"] | versions_of(system.packages)}
 
     def _guarded(self, system: SystemAdapter) -> None:
@@ -135,11 +152,12 @@ class CaseRun:
 
     def _run(self, system: SystemAdapter, workload: Workload) -> None:
         try:
-            self.found |= {"metrics": workload.metrics, "settings": workload.settings, "tokens": workload.tokens}
+            found = self.found
+            found.metrics, found.settings, found.tokens = workload.metrics, workload.settings, workload.tokens
             if self._passes_gate(workload):
                 self._work(workload)
             # Before `close`: clocks and throttle reasons are those of the work, not of a GPU at rest.
-            self.found["after"] = snapshot(workload.device)
+            found.after = snapshot(workload.device)
         finally:
             self._close(workload)
 
@@ -151,10 +169,10 @@ class CaseRun:
 
     def _accepts(self, verdict: Verdict) -> bool:
         """Whether the verdict is passed; it joins what was checked before."""
-        before = Verdict.from_dict(self.found["gate"]) if "gate" in self.found else Verdict([])
-        whole = Verdict([*before.checks, *verdict.checks], verdict.unchecked)
+        before = self.found.verdict.checks if self.found.verdict else []
+        whole = Verdict([*before, *verdict.checks], verdict.unchecked)
         if whole.checks:
-            self.found["gate"] = whole.to_dict()
+            self.found.verdict = whole
         if whole.checks and not whole.passed:
             self._end("gate", sentence(whole.reason))
         return self.status == "ok"
@@ -190,20 +208,20 @@ class CaseRun:
     def _measure(self, workload: Workload) -> None:
         gpu = open_gpu() if workload.device == "cuda" else None
         clock, inspector = clock_for(self.case, workload), Inspector(self.case, workload, self._reference)
-        self.found["settings"] = workload.settings | sampling_settings(clock, self.policy)
+        self.found.settings = workload.settings | sampling_settings(clock, self.policy)
         peak: PeakMemory = CudaPeak() if workload.device == "cuda" else ResidentPeak()
         peak.start()
         energy = EnergyMeter(gpu if self.case.l2 == "warm" else None)
         timing = self._timed(workload, clock, gpu, energy, inspector)
         bytes_held = peak.peak_bytes()
-        self.found["peak_memory_bytes"] = None if bytes_held is None else bytes_held - clock.own_bytes
-        self.found["timing"] = timing
+        self.found.peak_memory_bytes = None if bytes_held is None else bytes_held - clock.own_bytes
+        self.found.timing = timing
         calls = clock.launches * workload.units
-        self.found["calls"] = calls
+        self.found.calls = calls
         if workload.measured is not None:
-            self.found["metrics"] |= workload.measured(len(timing.samples_ms) * clock.launches)
+            self.found.metrics |= workload.measured(len(timing.samples_ms) * clock.launches)
         sampled_s = sum(timing.samples_ms) * calls / 1e3
-        self.found["metrics"] |= energy.per_token(len(timing.samples_ms) * calls * workload.tokens, sampled_s)
+        self.found.metrics |= energy.per_token(len(timing.samples_ms) * calls * workload.tokens, sampled_s)
         with self._stage("check"):
             self._accepts(self._checked(workload, clock, inspector, timing))
 
@@ -249,7 +267,7 @@ class CaseRun:
 
     def _end(self, status: str, reason: str) -> None:
         self.status, self.reason = status, reason
-        self.found.pop("timing", None)  # only what is "ok" may be timed
+        self.found.timing = Timing([], [], "")  # only what is "ok" may be timed
 
 
 def _engine_verdict(workload: Workload) -> Verdict:

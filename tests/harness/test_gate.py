@@ -27,9 +27,8 @@ def test_verdict_needs_every_check() -> None:
 def test_verdict_is_valid_json_even_of_nan() -> None:
     verdict = Verdict([Check.at_most("error", math.nan, 0.1)])
     text = json.dumps(verdict.to_dict(), allow_nan=False)
-    back = Verdict.from_dict(json.loads(text))
-    assert math.isnan(back.checks[0].value)
-    assert not back.passed
+    assert json.loads(text)["checks"][0]["value"] is None
+    assert not verdict.passed
 
 
 def test_relative_error() -> None:
