@@ -30,7 +30,7 @@ ifeq ($(TARGET),cuda)
 	-$(PY) -m bench build
 endif
 	$(PY) -m bench run $(SUITES) --out $(OUT) --resume $(SYSTEMS_FILE) $(RUN_OPTIONS)
-	$(PY) -m bench report $(OUT)
+	$(if $(findstring --dry-run,$(RUN_OPTIONS)),,$(PY) -m bench report $(OUT))
 
 # Environments of their own for systems whose pins conflict, and the systems.toml that names them.
 baselines: venv-vllm venv-mamba

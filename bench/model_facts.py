@@ -9,6 +9,7 @@ from harness.case import Case
 from harness.gate import Check
 
 # The published sizes lie within 6% of each other, and Mamba's 48 blocks within 8% of the Transformer.
+PARAMETERS_OFF = "parameters_off_transformer"  # a check's name
 PARAMETERS_OFF_LIMIT = 0.08
 
 
@@ -63,7 +64,7 @@ def _of_one_size(facts: Facts, case: Case) -> list[Check]:
     transformer = model_config("transformer", case.size)
     parameters_off = abs(facts.parameters / parameter_count(transformer) - 1)
     return [
-        Check.at_most("parameters_off_transformer", parameters_off, PARAMETERS_OFF_LIMIT),
+        Check.at_most(PARAMETERS_OFF, parameters_off, PARAMETERS_OFF_LIMIT),
         Check.at_most("vocabulary_off_transformer", abs(facts.vocabulary - transformer.vocabulary), 0),
     ]
 

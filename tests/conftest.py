@@ -23,6 +23,13 @@ def pytest_collectstart() -> None:
         os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if INTERPRETED:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="there is no CUDA GPU"))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     if INTERPRETED and any("triton_kernels" in getattr(item, "fixturenames", ()) for item in session.items):
         for name in KERNELS:  # or the first test that imports one defines it without the variable

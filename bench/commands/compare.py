@@ -162,7 +162,7 @@ def _harness_files(root: Path) -> dict[str, bytes]:
 def _refuse_changes(root: Path, name: str) -> None:
     """A commit says what was measured only where nothing differs from it."""
     if commit_and_dirty(root)[1]:
-        raise UserError(f"{name}: {root.name} has changes that are not committed; commit or stash them, then compare")
+        raise UserError(f"{name}: the working tree has uncommitted changes; commit or stash them, then compare")
 
 
 def _git(*arguments: str) -> str | None:

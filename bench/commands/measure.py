@@ -80,10 +80,10 @@ def dry_run(asked: Asked, out: Path, gpus: str | None = None, *, resume: bool = 
         too_large = sum(bool(work.skip(planned, [])) for planned in job.cases)
         note = f"{too_large} larger than this machine's memory" if too_large else ""
         rows.append((job.name, str(len(job.cases)), phases, estimate.in_words(time.seconds or None), note))
-    print_rows(("job", "cases", "phases", "time", "too large"), rows)
     for job in work.jobs:
         for planned in job.cases:
             print(f"{planned.case.key}  {planned.case.label}")
+    print_rows(("job", "cases", "phases", "time", "too large"), rows)
     guessed, untimed = (
         work.repeats * sum(counts) for counts in zip(*((x.guessed, x.untimed) for x in times), strict=True)
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from bench.commands.measure import summary
 from bench.commands.planning import plan
 from bench.errors import UserError
+from bench.model_facts import PARAMETERS_OFF
 from bench.selection import Asked
 from harness.process import Limits
 from harness.progress import Progress
@@ -53,7 +54,8 @@ def _checked(record: Record) -> str:
     if not checks or record.status != "ok":
         return record.reason
     said = f"{counted(len(checks), 'check')} passed"
-    distances = [each for each in checks if each["limit"] and each["limit"] < 1]  # others count, or are for information
+    # Others count, or are for information, or are of the model's size and not of its outputs.
+    distances = [each for each in checks if each["limit"] and each["limit"] < 1 and each["name"] != PARAMETERS_OFF]
     if not distances:
         return said
     worst = max(distances, key=lambda each: each["value"] / each["limit"])

@@ -50,7 +50,7 @@ LABELS = {
 _ALWAYS_SHOWN = ("suites", "system", "backend", "phase", "batch", "context", "status", "latency_ms")
 # What fits a screen; the page offers the others.
 _CASE = ("system", "backend", "phase", "batch", "context", "scope", "state_dtype")
-_SHORT = (*_CASE, "status", "latency_ms", "us_per_token", "samples")
+_SHORT = (*_CASE, "l2", "status", "latency_ms", "us_per_token")
 
 
 def page_data(

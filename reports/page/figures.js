@@ -82,10 +82,12 @@ class Figure {
 
   bestWords(line) {
     const points = this.points.of(line);
-    const { x, y } = this.points.best(points);
+    const { x, y, row } = this.points.best(points);
     const words = `${compact.format(y.value)} at batch ${x}`;
     if (points.filter((point) => point.y).length === 1) return `${words}, the only one with a result`;
-    return this.points.turns(points) ? `best ${words}` : `${words}, the largest tried`;
+    if (this.points.turns(points)) return `best ${words}`;
+    if (!points.some((point) => point.x > x)) return `${words}, the largest tried`;
+    return `${words}, ${this.points.marks(row).includes(CACHE_FULL) ? "as many as fit at once" : "larger ones not told apart"}`;
   }
 
   /* A line without any result stays in the legend, with the reason. */

@@ -202,7 +202,7 @@ class _Drawn:
         if len(measured):
             yield _points_words(measured)
         if self.panel.entry.best:
-            yield "rings mark the best batch of each line that turns within the batches tried"
+            yield "rings mark the best batch of each line that falls behind it within the batches tried"
         if any(line.y for line in lines):
             yield (
                 "the floor is the longer of the least bytes at a copy's bandwidth and the FLOPs at the rate of a large "

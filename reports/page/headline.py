@@ -82,6 +82,10 @@ class _View:
         return self.catalogue.metric(self.figure.y).better == "lower"
 
     @property
+    def is_speed(self) -> bool:
+        return self.figure.y in _LATENCIES + _RATES
+
+    @property
     def primary(self) -> list[Line]:
         return [line for line in self.figure.lines if line.primary and not line.y and not line.base_rows]
 
@@ -191,20 +195,21 @@ def _winners(view: _View) -> str:
     standings = _standings(view)
     if not standings or view.rows(view.primary)["l2"].nunique() > 1:  # a cold cache is no faster than a warm one
         return ""
-    spans = [(_who(group[0]), [each.x for each in group]) for group in _spans(standings)]
+    spans = [(_who(group[0], view), [each.x for each in group]) for group in _spans(standings, view)]
     axis = view.at("").strip() or view.figure.x
     words = ", ".join(_span_words(who, xs, standings, axis) for who, xs in spans)
     return f"{view.figure.title}: {words}{_lead(standings[-1], view)}{_caveat(view)}."
 
 
-def _spans(standings: list[_Standing]) -> Iterator[list[_Standing]]:
-    for _, group in groupby(standings, key=_who):
+def _spans(standings: list[_Standing], view: _View) -> Iterator[list[_Standing]]:
+    for _, group in groupby(standings, key=lambda standing: _who(standing, view)):
         yield list(group)
 
 
-def _who(standing: _Standing) -> str:
+def _who(standing: _Standing, view: _View) -> str:
     if len(standing.level) == 1:
-        return f"{standing.level[0]} is fastest"
+        least = "has the least" if view.lower_is_better else "has the most"
+        return f"{standing.level[0]} {'is fastest' if view.is_speed else least}"
     return f"{_listed(standing.level)} are {'not told apart' if standing.untold else 'level'}"
 
 
@@ -227,7 +232,10 @@ def _lead(last: _Standing, view: _View) -> str:
     factor = after.value / best.value if view.lower_is_better else best.value / after.value
     at = said_x(last.x) if view.figure.x == "context" else view.at(said_x(last.x))
     takes = f"{rounded(best.value)} {view.unit}"
-    return f"; at {at} it takes {takes}, {rounded(factor)} times as fast as {next_who}, the next"
+    if view.is_speed:
+        return f"; at {at} it takes {takes}, {rounded(factor)} times as fast as {next_who}, the next"
+    compared = f"{next_who}, the next, has {rounded(after.value)} {view.unit}"
+    return f"; at {at} it has {takes}, {compared}"
 
 
 def _standings(view: _View) -> list[_Standing]:
@@ -365,9 +373,11 @@ def _caveat(view: _View) -> str:
 
 
 def said_x(value: float) -> str:
-    """2048 as 2k, as on the axes."""
-    whole = int(value)
-    return f"{whole // 1024}k" if whole >= 1024 and whole % 1024 == 0 else f"{value:g}"
+    """2048 as 2k and 1048576 as 1M, as on the axes."""
+    for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
+        if value >= unit and value % unit == 0:
+            return f"{value / unit:g}{letter}"
+    return f"{value:g}"
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -15,7 +15,8 @@ const RATES = ["tokens_per_s", "tflops", "gbs"];
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 
 function axisLabel(value) {
-  return typeof value === "number" && value >= 1024 && value % 1024 === 0 ? `${value / 1024}k` : String(value);
+  if (typeof value !== "number" || value < 1024 || value % 1024) return String(value);
+  return value % 1048576 ? `${value / 1024}k` : `${value / 1048576}M`;
 }
 
 class Points {
@@ -73,10 +74,12 @@ class Points {
     return points.filter((point) => point.y).reduce((a, b) => (b.y.value > a.y.value ? b : a));
   }
 
-  /* Was a larger batch than the best tried, be it without a result? */
+  /* Was a larger batch than the best tried that is told apart from it, or has no result? Not where fewer sequences than
+     asked for ran at the best: larger batches would have run as many. */
   turns(points) {
-    const { x } = this.best(points);
-    return points.some((point) => point.x > x);
+    const { x, y, row } = this.best(points);
+    const apart = (other) => other.high < y.low || other.low > y.high;
+    return !this.marks(row).includes(CACHE_FULL) && points.some((point) => point.x > x && (!point.y || apart(point.y)));
   }
 
   marks(row) {

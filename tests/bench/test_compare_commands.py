@@ -151,7 +151,7 @@ def test_two_checkouts_by_their_paths(checkout, tmp_path, monkeypatch, capsys):
     assert "harness/ differs between the two" in said.err
     (other / "bench" / "systems" / "transformer" / "pytorch.py").write_text("changed")
     assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--out", "again") == 2
-    assert f"{other}: other has changes that are not committed" in capsys.readouterr().err
+    assert f"{other}: the working tree has uncommitted changes" in capsys.readouterr().err
 
 
 def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monkeypatch, capsys):
@@ -193,7 +193,7 @@ def test_a_tree_with_changes_is_refused(checkout, monkeypatch, capsys):
     commit(checkout, "old")
     (checkout / "new_file.py").write_text("")
     assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
-    assert "has changes that are not committed; commit or stash them" in capsys.readouterr().err
+    assert "has uncommitted changes; commit or stash them" in capsys.readouterr().err
 
 
 def a_run(folder, ms, context=64, driver="580"):

@@ -108,6 +108,27 @@ def test_a_line_that_rises_to_its_end_has_no_ring_and_its_notes_are_in_the_hover
         browsing.check(page, wrongs)
 
 
+@pytest.mark.parametrize(
+    ("ms", "at_once", "said"),
+    [
+        ((1.0, 1.5, 4.0), 4, "best 1.32K at batch 2"),
+        ((1.0, 1.5, 3.01), 4, "1.32K at batch 2, larger ones not told apart"),
+        ((1.0, 1.5, 4.0), 1, "1.32K at batch 2, as many as fit at once"),
+    ],
+)
+def test_a_ring_is_where_larger_batches_are_slower_beyond_their_intervals(browser, one_place, ms, at_once, said):
+    cases = [Case("transformer", "vllm", "1.3b", "generate", batch, 2048) for batch in (1, 2, 4)]
+    records = [
+        synthetic.ok(case, each, metrics={"sequences_at_once": min(case.batch, at_once)})
+        for case, each in zip(cases, ms, strict=True)
+    ]
+    with browsing.opened(
+        browser, browsing.save(synthetic.of_suite("fig20-throughput", *records), one_place, "page")
+    ) as (page, wrongs):
+        assert page.locator("#figure-0 .legend li").inner_text().endswith(said)
+        browsing.check(page, wrongs)
+
+
 def test_a_line_with_one_result_says_that_it_is_the_only_one(browser, one_place):
     cases = [Case("transformer", "vllm", "1.3b", "generate", batch, 2048) for batch in (1, 2)]
     records = [synthetic.ok(cases[0], 1.0), synthetic.lost(cases[1], "oom", "CUDA out of memory")]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tk_kernels import FORMS
+from tk_kernels.build import NO_GPU
 
 try:
     import triton
@@ -49,7 +50,7 @@ def available() -> str:
     if triton.knobs.runtime.interpret:
         return ""
     if not torch.cuda.is_available():
-        return "there is no CUDA GPU, and TRITON_INTERPRET is not set"
+        return NO_GPU
     return ""
 
 
