@@ -10,14 +10,14 @@ from typing import Any
 
 from harness.interval import median_interval
 from harness.machine_load import is_loaded
-from harness.reason import printable, span
+from harness.reason import counted, printable, span
 from harness.record import Record
 from harness.run import Run
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs. measured: the first and the last day, UTC."""
+    """One of the two runs. measured: the first and the last day, UTC, and how many cases it has not measured yet."""
 
     name: str
     commit: str
@@ -77,9 +77,11 @@ def case_sides(records: Iterable[Record]) -> dict[str, CaseSide]:
     return {key: _case_side(own) for key, own in found.items()}
 
 
-def run_side(run: Run, records: Iterable[Record]) -> Side:
+def run_side(run: Run, records: Sequence[Record]) -> Side:
     """What sets a run apart, from its timed records; of a run without one, from what asked for it."""
     timed = [record for record in records if record.samples_ms]
+    missing = len(run.missing(records))
+    unfinished = f"unfinished: {counted(missing, 'case')} without a record" if missing else ""
     days = sorted({record.started_at[:10] for record in timed if record.started_at})
     asked = run.file.requests[-1] if run.file.requests else None
     commits = map(_commit, timed) if timed else [asked.commit[:10] if asked else ""]
@@ -88,7 +90,7 @@ def run_side(run: Run, records: Iterable[Record]) -> Side:
         name=printable(run.folder.resolve().name),
         commit=_joined(commits),
         device=_joined(devices or [_said(asked.machine.get("device")) if asked else ""]),
-        measured=span(days[0], days[-1]) if days else "",
+        measured=", ".join(filter(None, [span(days[0], days[-1]) if days else "", unfinished])),
     )
 
 

@@ -106,7 +106,9 @@ def main() -> int:
     ]
     start = time.monotonic()
     for wanted, attack in attacks:
-        lines += list(attack()) if wanted else []
+        for line in attack() if wanted else ():
+            print(f"{time.monotonic() - start:.0f} s: {line.attack}, {line.failures} of {line.count}", file=sys.stderr)
+            lines.append(line)
     print(table(lines))
     failures = sum(line.failures for line in lines)
     print(f"{failures or 'nothing'} failed, in {time.monotonic() - start:.0f} s")
