@@ -40,6 +40,17 @@ def test_cases_are_paired_by_key_and_sorted_from_the_largest_slowdown(tmp_path):
     assert found.counts == {"slower": 1, "faster": 1, "not judged": 1}
 
 
+def test_a_run_that_is_not_finished_says_so(tmp_path):
+    a, b = two(tmp_path, [timed(a_case(64), 10)], [timed(a_case(64), 10), timed(a_case(128), 20)])
+    (written,) = (b.folder / "records").glob("*.jsonl")
+    written.write_text(written.read_text().splitlines(keepends=True)[0])
+    found = compare(a, b)
+    assert (found.a.measured, found.b.measured) == (
+        "2026-11-21",
+        "2026-11-21, unfinished: 1 case without a record",
+    )
+
+
 @pytest.mark.parametrize(
     ("by", "verdict"), [(1.04, "not judged"), (1.06, "slower"), (0.96, "not judged"), (0.9, "faster")]
 )
