@@ -13,6 +13,7 @@ import pandas as pd
 from harness.catalogue import DASHES, MARKERS, TONES, Catalogue, FigureEntry
 from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns, short_commit
 
+OWN_LOOKS = 4  # where a figure's own looks begin: behind those of the paper's four systems on the same page
 FLOOR = "floor_ms"
 _FLOOR_DASHES = ("dot", "dashdot")
 _BACKBONES = {"mamba": "(M)", "transformer": "(T)"}  # as the paper calls them; their names are too long for a legend
@@ -175,7 +176,8 @@ class Panel:
         if column == "system":
             return {}
         found = sorted(self.rows[column].unique(), key=lambda value: (self.looks.backends.get(value, 0), value))
-        return {value: Look(n % TONES, MARKERS[n % len(MARKERS)]) for n, value in enumerate(found)}
+        looks = enumerate(found, OWN_LOOKS)
+        return {value: Look(n % TONES, MARKERS[n % len(MARKERS)]) for n, value in looks}
 
     def _line(self, values: dict[str, Any], telling: list[str], rows: list[int], look: Look) -> Line:
         system, backend = values["system"], values["backend"]
