@@ -22,7 +22,7 @@ class EnergyMeter:
         self._gpu = gpu
         self._over = Event()
         self._seen: float | None = None
-        self._looks: list[float] = []  # when the first and the last were
+        self._looks: tuple[float, float] | None = None  # when the first and the last were
         self._refreshes: list[tuple[float, float]] = []
 
     def __enter__(self) -> "EnergyMeter":
@@ -41,7 +41,10 @@ class EnergyMeter:
 
         Nor where the seconds are fewer than nine tenths of the block's, as those of an engine's steps between prompts.
         """
-        if len(self._refreshes) < 2 or not tokens or seconds < FILLS * (self._looks[1] - self._looks[0]):
+        if len(self._refreshes) < 2 or not tokens or self._looks is None:
+            return {}
+        began, ended = self._looks
+        if seconds < FILLS * (ended - began):
             return {}
         (first_s, first_j), (last_s, last_j) = self._refreshes[0], self._refreshes[-1]
         if last_s - first_s < NEEDS_S:
@@ -50,7 +53,7 @@ class EnergyMeter:
 
     def look(self, now: float, joules: float | None) -> None:
         """What the counter says: a refresh where it says something else than before."""
-        self._looks = [*self._looks[:1], now] if self._looks else [now, now]
+        self._looks = (self._looks[0] if self._looks else now, now)
         if joules is None or joules == self._seen:
             return
         if self._seen is not None:

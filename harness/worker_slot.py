@@ -9,7 +9,7 @@ from harness.probe import Probe, probe_of
 from harness.process import Launch, WorkerLost, WorkerProcess
 from harness.reason import of_exception
 
-TRIES = 2  # to start a worker
+_STARTS = 2  # tries to start a worker
 
 
 class WorkerSlot:
@@ -29,7 +29,7 @@ class WorkerSlot:
         if self._worker is not None and not self._worker.is_quiet():
             self.discard()  # it died or spoke out of turn after its last case
         if self._worker is None and (self.found is None or self.found.available):
-            for _ in range(TRIES):
+            for _ in range(_STARTS):
                 self.found = self._start()
                 if self.found.status != "unstarted":
                     break

@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if INTERPRETED:
         for item in items:
             if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="there is no CUDA GPU"))
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -229,13 +229,12 @@ def _lead(last: _Standing, view: _View) -> str:
     (best, _), (after, next_who) = last.places[:2]
     if len(last.level) > 1:
         return ""
-    factor = after.value / best.value if view.lower_is_better else best.value / after.value
     at = said_x(last.x) if view.figure.x == "context" else view.at(said_x(last.x))
-    takes = f"{rounded(best.value)} {view.unit}"
-    if view.is_speed:
-        return f"; at {at} it takes {takes}, {rounded(factor)} times as fast as {next_who}, the next"
-    compared = f"{next_who}, the next, has {rounded(after.value)} {view.unit}"
-    return f"; at {at} it has {takes}, {compared}"
+    own, others = (f"{rounded(point.value)} {view.unit}" for point in (best, after))
+    if not view.is_speed:
+        return f"; at {at} it has {own}, {next_who}, the next, has {others}"
+    factor = after.value / best.value if view.lower_is_better else best.value / after.value
+    return f"; at {at} it takes {own}, {rounded(factor)} times as fast as {next_who}, the next"
 
 
 def _standings(view: _View) -> list[_Standing]:

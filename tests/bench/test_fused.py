@@ -139,7 +139,6 @@ def test_packed_weights_are_saved_and_loaded(backbone: str, tmp_path: Any) -> No
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU")
 @pytest.mark.parametrize("dtype", LIMIT)
 def test_a_model_on_a_gpu(dtype: torch.dtype) -> None:
     for system in ("ttt-linear", "ttt-mlp"):

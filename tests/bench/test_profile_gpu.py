@@ -16,13 +16,11 @@ from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.parts import GAPS, HEAD, PRODUCTS, SCAN, TTT, parts
 from reports.profiles.words import AGREES, recorded
 from reports.publish import write_report
-from tests.interpreter import DEVICE
 from tk_kernels.ttt_linear import ops
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU"),
     pytest.mark.timeout(900),
 ]
 KINDS = {

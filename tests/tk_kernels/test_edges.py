@@ -187,7 +187,6 @@ def test_wrong_layouts_are_named() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU")
 @dtypes
 def test_at_the_size_of_a_layer(dtype: torch.dtype) -> None:
     """1.3b on a GPU, tokens before the end of a chunk included, and 760m's heads of 96."""

@@ -20,13 +20,12 @@ from generate_cases import (
 )
 from torch import Tensor
 
-from tests.interpreter import DEVICE
 from tk_kernels import FORMS
 
 H, D, m, STEPS = 32, 64, 16, 256
 EVERY_POSITION = [(5 * i + 11) % m for i in range(m)]
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU")]
+pytestmark = pytest.mark.gpu
 operators = pytest.mark.parametrize("operator", MODULES)
 forms = pytest.mark.parametrize("form", FORMS)
 

@@ -5,9 +5,9 @@
 //
 // A block computes 128 rows of OUTPUTS outputs at a time: two warpgroups of 64 rows each hold gate and up of them as one
 // accumulator [64, 2 OUTPUTS], whose columns j and OUTPUTS + j lie in the same thread. A third warpgroup loads by TMA,
-// STAGES steps of 64 columns of x ahead, also across tiles. There are as many blocks as SMs; tiles are dealt to them in turn,
-// or where other kernels hold some of the SMs, so that blocks begin late, by a counter. OUTPUTS = 128 does most per byte loaded; 96 where that leaves
-// fewer SMs idle in the last round of tiles.
+// STAGES steps of 64 columns of x ahead, also across tiles. There are as many blocks as SMs; tiles are dealt to them in
+// turn, or where other kernels hold some of the SMs, so that blocks begin late, by a counter. OUTPUTS = 128 does most per
+// byte loaded; 96 where that leaves fewer SMs idle in the last round of tiles.
 #include "forward/common.cuh"
 
 using namespace kittens;

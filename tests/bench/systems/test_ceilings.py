@@ -6,7 +6,6 @@ import torch
 from bench.systems.ceilings import PRODUCT, ceilings_of
 from harness.cuda_clock import CudaEventClock
 from harness.timer import Policy, measure
-from tests.interpreter import DEVICE
 
 
 def test_a_cpu_has_none() -> None:
@@ -14,7 +13,6 @@ def test_a_cpu_has_none() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU")
 def test_products_one_after_another_are_below_the_ceiling() -> None:
     rows, inner, columns = PRODUCT
     a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((rows, inner), (inner, columns)))
