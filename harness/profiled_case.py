@@ -14,7 +14,7 @@ from harness.case import Case
 from harness.cuda_clock import launches_for
 from harness.nvml import open_gpu
 from harness.peak_memory import is_out_of_memory
-from harness.ranges import COUNTED_LAYER, TIMED, nvtx_range, profiler_range, range_name, recorded, told
+from harness.ranges import COUNTED_LAYER, LEAD, TIMED, nvtx_range, profiler_range, range_name, recorded, told
 from harness.system import Workload
 from harness.timer import Policy, never_throttled, take_engine_samples
 
@@ -222,7 +222,8 @@ def _captured(work: _Work) -> dict[str, Any]:
         work.ranged(nullcontext())
         _wait(work.device)
         lead, runs = work.window()
-        work.repeat(run, lead)
+        with nvtx_range(LEAD):
+            work.repeat(run, lead)
         with nvtx_range(TIMED):
             work.repeat(run, runs)
     return {"units": runs * work.units, "runs": runs, "together": work.together}

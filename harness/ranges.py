@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 COUNTED_LAYER = "layer 1"  # the layer whose kernels stand for those of all where each is counted
 TIMED = "timed"  # the range around what is timed, where a profiler sees a call under its phase's ranges beside it
+LEAD = "lead"  # around the runs just before that, which no profile shows; their layers have ranges too
 
 
 class _Recording:

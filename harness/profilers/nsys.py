@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.profile_region import ProfileError
 from harness.profilers.names import demangled
 from harness.profilers.trace import Launched, Nesting, Span, after_the_one_before
-from harness.ranges import TIMED
+from harness.ranges import LEAD, TIMED
 
 PROGRAM = "nsys"
 OLDEST = (2022, 4)  # the first that knows the options below
@@ -49,7 +49,7 @@ def read(database: Path) -> tuple[list[Launched], list[Launched]]:
     except sqlite3.Error as error:
         raise ProfileError(f"the export of Nsight Systems is truncated or is none: {error}") from None
     timed = [each for each in launched if TIMED in each.path]
-    return timed, [each for each in launched if each.path and TIMED not in each.path]
+    return timed, [each for each in launched if each.path and not {LEAD, TIMED}.intersection(each.path)]
 
 
 def _launched(connection: sqlite3.Connection) -> list[Launched]:

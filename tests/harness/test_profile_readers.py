@@ -166,6 +166,20 @@ def test_nsys_tells_what_is_timed_from_the_call_under_ranges(tmp_path: Path) -> 
     assert (region["region_us"], region["busy_us"], region["longest_gap_us"]) == (7.0, 6.0, 1.0)
 
 
+def test_nsys_leaves_out_what_leads_in_whose_layers_have_ranges_too(tmp_path: Path) -> None:
+    path = nsys_database(tmp_path / "a.sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        for start, end, text in ((14000, 18000, "lead"), (14500, 16000, "layer 0")):
+            row = {"eventType": 59, "text": text, "globalTid": PROCESS + 5}
+            nsys_row(database, "NVTX_EVENTS", start=start, end=end, **row)
+        runtime = {"start": 15000, "end": 15100, "correlationId": 9, "globalTid": PROCESS + 5}
+        nsys_row(database, "CUPTI_ACTIVITY_KIND_RUNTIME", **runtime)
+        row = {"correlationId": 9, "globalPid": PROCESS, "streamId": 7, **DUAL}
+        nsys_row(database, "CUPTI_ACTIVITY_KIND_KERNEL", start=55000, end=56000, **row)
+        database.commit()
+    assert nsys.read(path) == nsys.read(nsys_database(tmp_path / "without.sqlite"))
+
+
 def test_nsys_says_on_which_stream_a_kernel_waited(tmp_path: Path) -> None:
     path = nsys_database(tmp_path / "a.sqlite")
     with closing(sqlite3.connect(path)) as database:

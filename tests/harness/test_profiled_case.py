@@ -40,7 +40,7 @@ def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(events: list
     call = ["prefill", "run", "end"]
     found = profiled_case.profile(case(), workload, Policy(), ProfilerChoice("nsys"))
     assert found == {"units": 16 * RUNS, "runs": RUNS, "together": 1, "notes": [], "work": {}}
-    assert events == [*call * WARM_RUNS, "cpu", *call, "timed", *["run"] * RUNS, "end", "end"]
+    assert events == [*call * WARM_RUNS, "cpu", *call, "lead", "end", "timed", *["run"] * RUNS, "end", "end"]
     events.clear()
     assert profiled_case.profile(case(), workload, Policy(), ProfilerChoice("ncu"))["units"] == 16
     assert events == [*call * WARM_RUNS, "cpu", *call, "end"]
@@ -61,7 +61,7 @@ def test_what_leads_in_is_not_in_the_range_that_nsight_times(events: list[str], 
     found = profiled_case.profile(case(), workload, Policy(), ProfilerChoice("nsys"))
     assert (found["units"], found["runs"], found["together"]) == (6 * 16, 6, 2)
     assert events[events.index("cpu") :] == [
-        *("cpu", "prefill", "run", "end", *["run"] * 4),
+        *("cpu", "prefill", "run", "end", "lead", *["run"] * 4, "end"),
         *("timed", *["run"] * 6, "end", "end"),
     ]
 
