@@ -31,14 +31,14 @@ class Probe:
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
     """Ask systems whether they can run, interpreters side by side and those of one interpreter in one process.
 
-    Where there are cores for it, adapters of other modules have other processes: importing an engine takes most of it.
+    Where there are cores for it, adapters of other packages have other processes: importing an engine takes most of it.
     """
     found: dict[int, Probe] = {}
     groups: dict[tuple, list[int]] = {}
     many = len(os.sched_getaffinity(0)) >= PROBE_CORES if hasattr(os, "sched_getaffinity") else False
     for number, launch in enumerate(launches):
-        module = launch.entry.partition(":")[0] if many else ""
-        key = (tuple(launch.command), launch.root, tuple(sorted(launch.env.items())), module)
+        package = launch.entry.partition(":")[0].rpartition(".")[0] if many else ""
+        key = (tuple(launch.command), launch.root, tuple(sorted(launch.env.items())), package)
         groups.setdefault(key, []).append(number)
     threads = [
         threading.Thread(target=_probe_together, args=(launches, group, found, limit_s)) for group in groups.values()
