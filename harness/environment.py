@@ -11,21 +11,7 @@ from typing import Any
 
 from harness.nvml import open_gpu
 
-PACKAGES = (
-    "torch",
-    "triton",
-    "numpy",
-    "apache-tvm-ffi",
-    "nvidia-ml-py",
-    "safetensors",
-    "transformers",
-    "vllm",
-    "mamba-ssm",
-    "causal-conv1d",
-    "flash-attn",
-    "flash-attn-4",
-    "flash-linear-attention",
-)
+PACKAGES = ("torch", "triton", "numpy", "nvidia-ml-py")  # beside those that an adapter names
 SOURCES = (".py", ".cu", ".cuh", ".h")
 COMMIT_VARIABLE = "TTT_BENCH_COMMIT"
 DIRTY = "-dirty"  # after a commit: with uncommitted changes, as git describe says it
