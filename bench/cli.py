@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.catalogue.suites import BUDGETS_S, PUBLISHED, find_group
+from bench.catalogue.suites import BUDGETS_S, PUBLISHED
 
 app = typer.Typer(
     add_completion=False,
@@ -35,12 +35,6 @@ SystemsFile = Annotated[Path | None, typer.Option(help="A systems.toml: which in
 TimeLimit = Annotated[float, typer.Option(help="Seconds that one case may take, model and checks included.", min=0.001)]
 StartLimit = Annotated[float, typer.Option(help="Seconds that a worker may take to start.", min=0.001)]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.")]
-
-
-def _budgets() -> str:
-    paper = find_group("paper")
-    special = f", {paper.budget_s:g} of `paper`" if paper and paper.budget_s else ""
-    return f"{BUDGETS_S['cpu']:g} on a CPU, {BUDGETS_S['cuda']:g} on a GPU{special}"
 
 
 def _version(asked: bool) -> None:
@@ -123,7 +117,10 @@ def run(
     start_limit: StartLimit = 300,
     budget: Annotated[
         float | None,
-        typer.Option(help=f"Seconds of sampling a case; {_budgets()}.", min=0.001),
+        typer.Option(
+            help=f"Seconds of sampling a case; {BUDGETS_S['cuda']:g} on a GPU, {BUDGETS_S['cpu']:g} on a CPU.",
+            min=0.001,
+        ),
     ] = None,
     min_samples: Annotated[
         int | None,

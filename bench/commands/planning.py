@@ -59,7 +59,8 @@ def plan(asked: Asked) -> Plan:
     if here and device != machine["device_kind"]:
         machine = snapshot(device)  # a run on the CPU of a machine with a GPU is one of its CPU
     checkpoint = open_checkpoint(asked.checkpoint)
-    names, systems, budget_s = _suites(asked, device, checkpoint)
+    names, systems = _suites(asked, device, checkpoint)
+    budget_s = asked.budget_s or BUDGETS_S[device]
     selection = select(replace(asked, systems=systems), device, checkpoint)
     suites = [find_suite(name) for name in names]
     for suite in suites:
@@ -141,8 +142,8 @@ def _device(asked: str, found: str) -> tuple[str, bool]:
     return device, device == "cpu" or found == "cuda"
 
 
-def _suites(asked: Asked, device: str, checkpoint: Checkpoint | None) -> tuple[tuple[str, ...], str | None, float]:
-    """The suites and the systems that the names stand for, and the seconds of sampling a case."""
+def _suites(asked: Asked, device: str, checkpoint: Checkpoint | None) -> tuple[tuple[str, ...], str | None]:
+    """The suites and the systems that the names stand for."""
     words = asked.suites or (default_suite(device),)
     found = [(word, find_group(word)) for word in words]
     groups = [group for _, group in found if group]
@@ -152,8 +153,7 @@ def _suites(asked: Asked, device: str, checkpoint: Checkpoint | None) -> tuple[t
     if only and only.systems and systems is None:
         whole = [label for label in only.systems if not checkpoint or label.startswith(f"{checkpoint.system}/")]
         systems = ",".join(whole)
-    budget_s = asked.budget_s or (only.budget_s if only else None) or BUDGETS_S[device]
-    return tuple(dict.fromkeys(names)), systems, budget_s
+    return tuple(dict.fromkeys(names)), systems
 
 
 def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], selection: Selection, device: str) -> str:

@@ -18,7 +18,7 @@ from command_line import ROOT, called, one_sentence, started, ttt_bench
 
 import bench.catalogue as entries
 from bench import cli, estimate
-from bench.catalogue.suites import Suite, find_group, find_suite
+from bench.catalogue.suites import BUDGETS_S, Suite, find_group, find_suite
 from bench.catalogue.systems import ADAPTERS, SYSTEMS
 from bench.commands import build as build_command
 from bench.commands import listing, measure, planning, verify
@@ -421,7 +421,7 @@ def test_a_systems_file_that_lies_here_unused_is_named(tmp_path, monkeypatch):
 
 def test_the_budgets_that_the_help_names_are_those_of_the_catalogue(tmp_path):
     said = " ".join(called("run", "--help", cwd=tmp_path).stdout.replace("│", " ").split())
-    assert f"{find_group('paper').budget_s:g} of `paper`" in said
+    assert f"{BUDGETS_S['cuda']:g} on a GPU" in said
 
 
 def test_one_is_no_plural(tmp_path):
