@@ -43,7 +43,7 @@ def exporting(report: Path, database: Path) -> list[str]:
 def read(database: Path) -> tuple[list[Launched], list[Launched]]:
     """(what is timed, one call under its ranges); ProfileError where the database is truncated or something else."""
     try:
-        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+        with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             connection.text_factory = lambda raw: raw.decode(errors="replace")
             launched = _launched(connection)
     except sqlite3.Error as error:

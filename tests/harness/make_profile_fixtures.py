@@ -1,6 +1,6 @@
-"""Make the pruned reports of one layer that the readers' tests read: `python -m tests.harness.make_profile_fixtures`.
+"""Make the pruned reports that the readers' tests read: `python -m tests.harness.make_profile_fixtures`.
 
-It needs an H100 with ncu and nvcc, profiles one small layer by the command line, and leaves in
+It needs an H100 with ncu and nvcc, profiles one small layer (by nsys a model) by the command line, and leaves in
 `tests/harness/fixtures/` what the readers need of at most ten launches: no host, no folder, no other program's names.
 Where nsys is not on the path its database is not made.
 """
@@ -15,6 +15,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from harness.profilers import ncu
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 LAUNCHES = 10
 LAYER = ("kernel-forward", "--systems", "ttt-linear/thunderkittens", "--batch", "1", "--context", "2048")
+MODEL = ("fig15-forward", "--systems", "ttt-linear/thunderkittens", "--context", "2048")
 _TABLES = ("StringIds", "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_KERNEL")
 _CATEGORIES = ("kernel", "user_annotation", "cuda_runtime", "cuda_driver")
 _ARGUMENTS = ("correlation", "registers per thread", "shared memory")
@@ -33,7 +35,7 @@ def main() -> None:
     """Profile with each profiler that is there, and prune what it leaves."""
     FIXTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        report = _profiled(Path(folder) / "ncu", "ncu", ".ncu-rep")
+        report = _profiled(LAYER, Path(folder) / "ncu", "ncu", ".ncu-rep")
         done = subprocess.run(
             ncu.importing(report), capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C"}
         )
@@ -41,12 +43,12 @@ def main() -> None:
         trace = next(report.parent.glob("*.trace.json.gz"))
         (FIXTURES / "h100.trace.json").write_text(pruned_trace(gzip.decompress(trace.read_bytes())))
         if shutil.which("nsys"):
-            prune_database(_profiled(Path(folder) / "nsys", "nsys", ".sqlite"), FIXTURES / "h100.sqlite")
+            prune_database(_profiled(MODEL, Path(folder) / "nsys", "nsys", ".sqlite"), FIXTURES / "h100.sqlite")
     print(*sorted(path.name for path in FIXTURES.iterdir()), sep="\n")
 
 
-def _profiled(run: Path, way: str, suffix: str) -> Path:
-    command = [sys.executable, "-m", "bench", "profile", *LAYER, "--with", way, "--out", str(run)]
+def _profiled(what: Sequence[str], run: Path, way: str, suffix: str) -> Path:
+    command = [sys.executable, "-m", "bench", "profile", *what, "--with", way, "--out", str(run)]
     subprocess.run(command)
     found = sorted((run / "profiles").glob(f"*{suffix}"))
     if not found:
@@ -67,19 +69,34 @@ def pruned_table(text: str) -> str:
 
 
 def prune_database(source: Path, target: Path) -> None:
-    """An export of nsys with the tables that are read, of the first launches and the ranges; whole rows and columns."""
+    """An export of nsys: the tables that are read, of a layer's first launches and the last ones, and their ranges."""
     target.unlink(missing_ok=True)
     with closing(sqlite3.connect(target)) as database:
         database.execute("ATTACH ? AS source", (str(source),))
         for table in _TABLES:
             [(declared,)] = database.execute("SELECT sql FROM source.sqlite_master WHERE name = ?", (table,))
             database.execute(declared)
-        kernels = f"SELECT * FROM source.CUPTI_ACTIVITY_KIND_KERNEL ORDER BY start LIMIT {LAUNCHES}"
-        database.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL {kernels}")
-        database.execute("INSERT INTO NVTX_EVENTS SELECT * FROM source.NVTX_EVENTS WHERE eventType = 59")
+        launched = database.execute(
+            "SELECT kernel.rowid, launch.start FROM source.CUPTI_ACTIVITY_KIND_KERNEL AS kernel "
+            "JOIN source.CUPTI_ACTIVITY_KIND_RUNTIME AS launch ON launch.correlationId = kernel.correlationId "
+            "AND launch.globalTid >> 24 = kernel.globalPid >> 24 ORDER BY launch.start"
+        ).fetchall()
+        ranges = "FROM source.NVTX_EVENTS WHERE text LIKE 'layer %'"
+        [(layer,)] = database.execute(f"SELECT COALESCE(MIN(start), 0) {ranges}")
+        rows = [row for row, start in launched if start >= layer][: LAUNCHES // 2]
+        rows += [row for row, _ in launched[-LAUNCHES // 2 :] if row not in rows]
+        database.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL SELECT * FROM source.CUPTI_ACTIVITY_KIND_KERNEL "
+            f"WHERE rowid IN ({', '.join(map(str, rows))})"
+        )
         database.execute(
             "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME SELECT * FROM source.CUPTI_ACTIVITY_KIND_RUNTIME "
             "WHERE correlationId IN (SELECT correlationId FROM CUPTI_ACTIVITY_KIND_KERNEL)"
+        )
+        database.execute(
+            "INSERT INTO NVTX_EVENTS SELECT * FROM source.NVTX_EVENTS WHERE eventType = 59 "
+            "AND EXISTS (SELECT 1 FROM CUPTI_ACTIVITY_KIND_RUNTIME AS launch "
+            "WHERE launch.start BETWEEN source.NVTX_EVENTS.start AND source.NVTX_EVENTS.end)"
         )
         database.execute(
             "INSERT INTO StringIds SELECT * FROM source.StringIds WHERE id IN "

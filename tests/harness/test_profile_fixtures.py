@@ -63,8 +63,9 @@ def test_the_counters_of_an_h100_are_read() -> None:
 
 def test_the_export_of_an_h100_is_read() -> None:
     timed, ranged = nsys.read(fixture("h100.sqlite"))
-    assert 1 <= len(timed) + len(ranged) <= LAUNCHES
-    assert {each.path[0] for each in ranged} == {"prefill"}
+    assert len(timed) == len(ranged) == LAUNCHES // 2
+    assert {each.path for each in ranged} == {("prefill", "layer 0"), ("prefill", "layer 0", "operator")}
+    assert {each.path for each in timed} == {("timed", "layer 23"), ("timed",)}
     assert all(each.registers for each in ranged)
 
 
