@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from math import ceil
 from typing import Any
 
-from harness.environment import around, snapshot
+from harness.environment import around, commit_and_dirty, snapshot
 from harness.machine_load import LoadMeter
 from harness.nvml import VARIABLE as GPU_VARIABLE
 from harness.probe import Probe
@@ -82,11 +82,15 @@ class Attempts:
 
     def unmeasured(self, planned: Planned, status: str, reason: str, found: Probe | None) -> Record:
         """A record made here because no worker made it."""
-        environment = (
-            found.environment if found and found.environment else snapshot(visible=self.place.env.get(GPU_VARIABLE))
-        )
+        environment = found.environment if found and found.environment else self._seen_from_here()
         paired = around(environment, environment)
         return Record(planned.case, status, reason, environment=paired, started_at=_now(), repeat=self.repeat)
+
+    def _seen_from_here(self) -> dict[str, Any]:
+        """What is known of a worker that never answered: its machine and its code, and not its packages."""
+        machine = snapshot(visible=self.place.env.get(GPU_VARIABLE))
+        commit, dirty = commit_and_dirty(self.slot.launch.root)
+        return machine | {"software": {}, "commit": commit, "dirty": dirty}
 
 
 def _now() -> str:

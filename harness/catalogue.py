@@ -57,7 +57,8 @@ class BackendEntry:
 class MetricEntry:
     """A number of a record or one that follows from it. It is shown divided by `scale`, in `unit`.
 
-    better: "lower", "higher", or "" where neither is. text: whether `ttt-bench table` shows it without being asked.
+    better: "lower", "higher", or "" where neither is. text: whether `ttt-bench table` shows it without being asked, where
+    it has room. The page shows it in figures whose y it is, and in its table by the menu of columns.
     """
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
@@ -72,7 +73,11 @@ class MetricEntry:
 
 @dataclass(frozen=True)
 class AxisEntry:
-    """A field or an option of a case. phrase: how captions say a value, with {} for it; default: of an option."""
+    """A field or an option of a case. phrase: how captions say a value, with {} for it.
+
+    default: of an option that a case leaves out. A figure that has the option as an axis fills it in for every system
+    of its suite: None where some of them have no such option.
+    """
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
 

@@ -25,7 +25,7 @@ from harness.profile_region import Counters, ProfileError, Region
 from harness.profilers import kineto, ncu, nsys
 from harness.profilers.choice import Tools
 from harness.profilers.trace import found_in, without_pauses
-from harness.ranges import range_names
+from harness.ranges import is_recorded, range_names
 from harness.reason import of_exception, sentence
 from harness.record import Record, RecordError
 from harness.run import Job, Pair, Planned, Run
@@ -376,24 +376,37 @@ class Profiled:
 
 
 @contextmanager
-def profiled(device: str = "", units: int = 1, keep: Path | None = None) -> Iterator[Profiled]:
+def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -> Iterator[Profiled]:
     """Profile a block by torch.profiler, its `harness.ranges.nvtx_range` as ranges.
+
+        from harness.profiler import profiled
+        from reports.profiles.words import sentences
 
         with profiled(units=10) as found:
             for _ in range(10):
                 model(x)
-        print(reports.profiles.words.sentences(found.region))
+        for sentence in sentences(found.region):
+            print(sentence)
 
     device: "cuda" where there is a GPU, else "cpu". units: of work in the block. keep: where the trace is left, as
-    .json.gz. Raises ProfileError where nothing ran.
+    .json.gz. Raises ValueError for arguments that cannot be, before the block runs, and ProfileError where nothing ran
+    in it, or where it lies in another such block.
     """
     import torch
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise ValueError(f"device {device!r}: must be cpu, or cuda where there is a GPU")
+    if units < 1:
+        raise ValueError(f"units is {units}, must be at least 1")
+    if keep is not None and (not str(keep).endswith(".json.gz") or not Path(keep).parent.is_dir()):
+        raise ValueError(f"keep {str(keep)!r}: must end in .json.gz, in a folder that is there")
+    if is_recorded():
+        raise ProfileError("a profiled block lies in another one: torch.profiler cannot record both")
     if device == "cuda":
         torch.cuda.synchronize()
     found = Profiled()
-    with kineto.recording(device, with_ranges=True, keep=keep) as recorded:
+    with kineto.recording(device, with_ranges=True, keep=Path(keep) if keep else None) as recorded:
         yield found
     launched = kineto.launched(recorded.events, device)
     found.region = Region(units=units, **found_in(launched, launched))

@@ -52,7 +52,8 @@ class Workload:
 
     run: does the timed work once and returns its outputs: a tensor, or a tuple, list or dict of tensors that no later
         call reads. Called any number of times, on a GPU without waiting for the device, and for timing "graph"
-        capturable. One call stands for `units` units (such as 16 generate steps) and a sample is divided by it.
+        capturable. One call stands for `units` units (such as 16 generate steps) and a sample is divided by it; where
+        there is no witness, its outputs must have an axis of that length, or as many tensors.
     tokens: how many tokens one unit processes.
     inputs: what `run` reads and the harness renews between samples and before the checked call.
     witness: called with random numbers just before the last timed call, when inputs are renewed: draws the sequences

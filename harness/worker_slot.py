@@ -21,7 +21,8 @@ class WorkerSlot:
 
     def __init__(self, launch: Launch, start_s: float, stopped: Callable[[], bool] = lambda: False) -> None:
         self.found: Probe | None = None
-        self._launch, self._start_s, self._stopped = launch, start_s, stopped
+        self.launch = launch
+        self._start_s, self._stopped = start_s, stopped
         self._worker: WorkerProcess | None = None
 
     def ready(self) -> Probe:
@@ -82,7 +83,7 @@ class WorkerSlot:
 
     def _start(self) -> Probe:
         try:
-            self._worker = WorkerProcess(self._launch, self._stopped)
+            self._worker = WorkerProcess(self.launch, self._stopped)
             found = probe_of(self._worker.ask({"do": "probe"}, self._start_s))
             around(found.environment, found.environment)  # it must have the shape of one
         except WorkerLost as lost:

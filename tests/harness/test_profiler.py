@@ -309,3 +309,23 @@ def test_a_script_profiles_a_block(tmp_path: Path) -> None:
     assert (counts["aten::mm"], found.region.units) == (3, 3)
     with pytest.raises(ProfileError, match="no kernel ran"), profiled("cpu"):
         pass
+    with profiled("cpu", keep=str(tmp_path / "a.json.gz")):
+        torch.mm(x, x)
+        with pytest.raises(ProfileError, match="another one"), profiled("cpu"):
+            pytest.fail("two recordings at once end the process")
+    assert (tmp_path / "a.json.gz").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"device": "gpu"}, "must be cpu, or cuda"),
+        ({"units": 0}, "at least 1"),
+        ({"keep": "a.json"}, "must end in .json.gz"),
+        ({"keep": "absent/a.json.gz"}, "in a folder that is there"),
+    ],
+)
+def test_what_a_script_cannot_ask_for_is_refused_before_its_block_runs(arguments: dict[str, Any], why: str) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(ValueError, match=why), profiled(**arguments):
+        pytest.fail("the block ran")

@@ -178,6 +178,19 @@ def test_a_command_that_does_not_exist(folder: Path) -> None:
     assert record.reason == "the system could not be started: python could not be started: No such file or directory"
 
 
+def test_of_a_worker_that_never_answered_its_code_is_known_and_not_its_packages(folder: Path, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    git = ["git", "-C", str(code), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for arguments in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "the other side"]):
+        subprocess.run([*git, *arguments], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    launches = {("fake", "cpu"): Launch(["/no/such/python"], "fake_systems:Fake", root=code)}
+    [record] = measured(folder, [case()], launches=launches)
+    assert (record.status, record.environment["commit"], record.environment["software"]) == ("unstarted", head, {})
+    assert record.environment["cpu"]["model"]
+
+
 def test_a_command_may_print_before_the_worker_does(folder: Path) -> None:
     shell = ["/bin/sh", "-c", 'echo "container ready"; echo 3; exec "$@"', "sh", sys.executable]
     launches = {("fake", "cpu"): Launch(shell, "fake_systems:Fake", launch().env)}
