@@ -153,16 +153,15 @@ def run(
     asked = Asked(tuple(suite or ()), *axes, device, systems_file, budget, min_samples, repeats)
     if gpus is not None and slurm is not None:
         raise UserError("--gpus --slurm: one of them; --slurm says gpus=N itself")
-    if dry_run:
-        measure.dry_run(asked, out, gpus, resume=resume)
-        return
     options: dict[str, Any] = {
         "resume": resume,
         "retry": retry or "lost",
         "limits": Limits(time_limit, start_limit),
         "arguments": sys.argv[1:],
     }
-    if slurm is not None:
+    if dry_run:
+        measure.dry_run(asked, out, gpus, resume=resume, retry=options["retry"])
+    elif slurm is not None:
         from bench.commands.slurm import submit
 
         submit(asked, out, slurm, **options)

@@ -57,8 +57,8 @@ class BackendEntry:
 class MetricEntry:
     """A number of a record or one that follows from it. It is shown divided by `scale`, in `unit`.
 
-    better: "lower", "higher", or "" where neither is. text: whether `ttt-bench table` shows it without being asked, where
-    it has room. The page shows it in figures whose y it is, and in its table by the menu of columns.
+    better: "lower", "higher", or "" where neither is. text: whether `ttt-bench table` shows it without being asked,
+    where it has room. The page shows it in figures whose y it is, and in its table by the menu of columns.
     """
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA

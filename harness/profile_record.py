@@ -97,7 +97,7 @@ def read_profile(path: Path) -> Profile:
     try:
         values = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError):
-        raise ProfileError(f"{path}: is no profile or is damaged, as it is not JSON; delete it and profile again") from None
+        raise ProfileError(f"{path}: is not JSON, so it is damaged or no profile; delete it, profile again") from None
     if not isinstance(values, Mapping) or values.get("tool") != TOOL:
         raise ProfileError(f"{path}: is no profile: it does not say that {TOOL!r} made it")
     if values.get("schema") != SCHEMA_VERSION:

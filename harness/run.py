@@ -180,9 +180,11 @@ class Run:
     def refuse_held(folder: Path) -> None:
         """RunError where `folder` cannot hold a new run, as one is in it or it is a file."""
         with refusing(folder, "read", RunError):
-            held = os.path.lexists(folder / FILE) or _has_entries(folder / "records")
+            held, recorded = os.path.lexists(folder / FILE), _has_entries(folder / "records")
         if held:
             raise RunError(f"{folder}: holds a run already; resume it (--resume) or name another folder")
+        if recorded:
+            raise RunError(f"{folder}: has records but no {FILE}; put its {FILE} back or name another folder")
         if folder.exists() and not folder.is_dir():
             raise RunError(f"{folder}: is not a folder; name another for the run")
 

@@ -97,7 +97,7 @@ def session(
         if job.pair not in launches:
             raise ValueError(f"system {'/'.join(job.pair)}: unknown; there are {_names(launches)}")
     with _signals_raise(), run.held(task):
-        todo = {job.name: _Todo.of(run, job, repeats, retry) for job in jobs}
+        todo = {job.name: Todo.of(run, job, repeats, retry) for job in jobs}
         total = sum(len(each.pending) for each in todo.values())
         display = _Display(on_event, total, kept=sum(each.kept for each in todo.values()))
         mark = f"{run.folder.resolve()}" + (f" {task.name}" if task else "")
@@ -119,7 +119,7 @@ class Session:
     limits: Limits
     display: "_Display"
     skip: SkipReason
-    todo: Mapping[str, "_Todo"]
+    todo: Mapping[str, "Todo"]
     mark: str
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -148,14 +148,14 @@ class Session:
 
 
 @dataclass(frozen=True)
-class _Todo:
+class Todo:
     """What is left of a job: (case, repeat) pairs in order, each until it has its record; how many are kept."""
 
     pending: list[tuple[Planned, int]]
     kept: int
 
     @classmethod
-    def of(cls, run: Run, job: Job, repeats: Sequence[int], retry: Retry) -> "_Todo":
+    def of(cls, run: Run, job: Job, repeats: Sequence[int], retry: Retry) -> "Todo":
         records = run.job_records(job)
         last = {(record.case.key, record.repeat): record for record in records}
         tries = Counter((record.case.key, record.repeat) for record in records if record.status in LOST)

@@ -3,10 +3,12 @@
 To add a suite with its figure, add one entry to SUITES.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bench.catalogue.systems import HEADLINES
+from bench.catalogue.systems import ADAPTERS, HEADLINES, SYSTEMS
 from bench.errors import UserError
+from bench.models.config import SIZES
 from harness.catalogue import FigureEntry as Figure
 from harness.catalogue import PaperClaim as Claim
 
@@ -385,6 +387,36 @@ SUITES: tuple[Suite, ...] = (
         trial=True,
     ),
 )
+
+
+def refuse_mistakes(suites: Sequence[Suite]) -> None:
+    """UserError for the first suite that has the name of another, or names what does not exist.
+
+    Of such a system, backend or size no case would be planned, and the suite would only be smaller.
+    """
+    known = {
+        "system": [system.name for system in SYSTEMS],
+        "backend": list(dict.fromkeys(adapter.backend for adapter in ADAPTERS)),
+        "size": list(SIZES),
+        "primary": [adapter.label for adapter in ADAPTERS],
+    }
+    seen: set[str] = set()
+    for suite in suites:
+        if suite.name in seen:
+            raise UserError(f"suite {suite.name!r}: two suites have this name; rename one")
+        seen.add(suite.name)
+        for kind, name in _names_of(suite):
+            if name not in known[kind]:
+                raise UserError(f"suite {suite.name!r}: {kind} {name!r} is unknown; there are {', '.join(known[kind])}")
+
+
+def _names_of(suite: Suite) -> Iterator[tuple[str, str]]:
+    """What the suite names that must exist: of which kind, and its name."""
+    for panel in suite.panels:
+        for kind, names in (("system", panel.systems), ("backend", panel.backends), ("size", panel.sizes)):
+            yield from ((kind, name) for name in names)
+    for figure in suite.figures:
+        yield from (("primary", label) for label in figure.primary)
 
 
 def find_suite(name: str) -> Suite:

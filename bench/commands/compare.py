@@ -35,7 +35,7 @@ class Shown:
 def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
     """Compare two runs; judges only differences beyond 5%, unless they are the two sides of one `ab`.
 
-    Exit status 1 for a regression beyond `fail_on`, 3 where none can be told.
+    Exit status 1 for a regression beyond `fail_on`, 3 where nothing can be compared.
     """
     bar = None if fail_on is None else percentage(fail_on)
     found = _show(a, b, bar, shown)
@@ -53,7 +53,10 @@ def ab(
     shown: Shown,
     arguments: Sequence[str],
 ) -> None:
-    """Measure two commits in turns into the runs OUT/old and OUT/new, and judge; exit status 1 for a regression."""
+    """Measure two commits in turns into the runs OUT/old and OUT/new, and judge.
+
+    Exit status 1 for a regression, 3 where nothing can be compared.
+    """
     from reports.compare.judge import LEAST_ROUNDS, MOST_ROUNDS
 
     bar = None if fail_on is None else percentage(fail_on)
@@ -85,7 +88,8 @@ def ab(
 
 
 def percentage(text: str) -> float:
-    """The share that `3%` says."""
+    """The share that `5%` says."""
+    from reports.compare.comparison import STORED_BAR
     from reports.compare.judge import BAR
 
     try:
@@ -93,14 +97,14 @@ def percentage(text: str) -> float:
     except ValueError:
         value = None
     if value is None:
-        raise UserError(f"--fail-on {text}: must be a percentage, such as 3%")
+        raise UserError(f"--fail-on {text}: must be a percentage, such as {STORED_BAR:.0%}")
     if not BAR <= value <= 10:
         raise UserError(f"--fail-on {text}: must be from {BAR:.0%}, the least that is judged, to 1000%")
     return value
 
 
 def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> Any:
-    """The comparison of two runs, shown; exit status 3 where they cannot be compared."""
+    """The comparison of two runs, shown; exit status 3 where they or all their cases cannot be compared."""
     from reports.compare import comparison as comparing
     from reports.compare import views
     from reports.publish import refuse_what_is_no_page
@@ -125,6 +129,9 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> Any:
             shown.html.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(shown.html, views.page(found))
         print(f"wrote {shown.html}", file=sys.stderr)
+    if not found.counts:
+        print("ttt-bench: nothing could be compared: no case has a result on both sides", file=sys.stderr)
+        sys.exit(NOT_COMPARABLE)
     return found
 
 

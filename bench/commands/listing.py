@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from bench.catalogue.suites import GROUPS, SUITES
+from bench.catalogue.suites import GROUPS, SUITES, refuse_mistakes
 from bench.catalogue.systems import ADAPTERS
 from bench.environments import launches
 from bench.terminal import print_rows
@@ -29,6 +29,7 @@ def list_systems(systems_file: Path | None) -> None:
 
 def list_suites() -> None:
     """Every suite with its question and the device it needs, and the groups of suites."""
+    refuse_mistakes(SUITES)
     rows = [(suite.name, suite.device or "any", suite.question) for suite in SUITES]
     rows += [(group.name, "cuda", f"{group.question}: {', '.join(group.suites)}") for group in GROUPS]
     print_rows(("suite", "device", "question"), rows)

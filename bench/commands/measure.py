@@ -2,13 +2,14 @@
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench import estimate
 from bench.catalogue.systems import ADAPTERS
-from bench.commands.planning import goes_on, open_run, plan
+from bench.commands.planning import Plan, goes_on, open_run, plan, to_continue
 from bench.errors import CANNOT_IMPORT, UserError
 from bench.selection import Asked
 from bench.terminal import print_rows
@@ -19,7 +20,8 @@ from harness.process import Limits
 from harness.progress import Progress
 from harness.reason import counted
 from harness.record import Record
-from harness.runner import Retry, run_jobs, session
+from harness.run import Job, Planned, Run
+from harness.runner import Retry, Todo, run_jobs, session
 
 SYSTEMS_FILE = "systems.toml"  # as `make baselines` writes it
 
@@ -57,7 +59,7 @@ def run(
             else:
                 records = run_jobs(current, work.launches, jobs=jobs, **options)
     except KeyboardInterrupt:
-        print(f"ttt-bench: interrupted; start again with --resume --out {out} to continue", file=sys.stderr)
+        print(f"ttt-bench: interrupted; to continue: {to_continue(arguments, out)}", file=sys.stderr)
         sys.exit(130)
     print(summary(records))
     for said in missing_packages(records, unused_systems_file(asked)):
@@ -66,36 +68,77 @@ def run(
         sys.exit(1)
 
 
-def dry_run(asked: Asked, out: Path, gpus: str | None = None, *, resume: bool = False) -> None:
-    """Print the cases and jobs of a run, what is too large, and how long it will take; gpus: as of `--gpus`."""
+def dry_run(asked: Asked, out: Path, gpus: str | None = None, *, resume: bool = False, retry: Retry = "lost") -> None:
+    """Print the cases and jobs of a run, what is too large, and how long it will take; gpus: as of `--gpus`.
+
+    resume: without the cases that the run in `out` has finished, and how many they are.
+    """
     work = plan(asked)
-    goes_on(work, out, resume)
+    every = list(_left_of(work, Run.open(out) if goes_on(work, out, resume) else None, retry))
+    kept, left = sum(each.kept for each in every), [each for each in every if each.pending]
     if work.added:
         print(f"ttt-bench: {work.added}", file=sys.stderr)
     past = estimate.past_durations(work.machine if work.here else None, out)
     rows = []
-    times = [estimate.job_time(job, work.repeats, past) for job in work.jobs]
-    for job, time in zip(work.jobs, times, strict=True):
-        phases = ", ".join(dict.fromkeys(planned.case.phase for planned in job.cases))
-        too_large = sum(bool(work.skip(planned, [])) for planned in job.cases)
+    times = [each.time(past) for each in left]
+    for each, time in zip(left, times, strict=True):
+        phases = ", ".join(dict.fromkeys(planned.case.phase for planned in each.cases))
+        too_large = sum(bool(work.skip(planned, [])) for planned in each.cases)
         note = f"{too_large} larger than this machine's memory" if too_large else ""
-        rows.append((job.name, str(len(job.cases)), phases, estimate.in_words(time.seconds or None), note))
-    for job in work.jobs:
-        for planned in job.cases:
-            print(f"{planned.case.key}  {planned.case.label}")
+        rows.append((each.job.name, str(len(each.cases)), phases, estimate.in_words(time.seconds or None), note))
+    for planned in (planned for each in left for planned in each.cases):
+        print(f"{planned.case.key}  {planned.case.label}")
     print_rows(("job", "cases", "phases", "time", "too large"), rows)
-    guessed, untimed = (
-        work.repeats * sum(counts) for counts in zip(*((x.guessed, x.untimed) for x in times), strict=True)
-    )
+    total = sum(len(each.pending) for each in left)
+    guessed, untimed = sum(time.guessed for time in times), sum(time.untimed for time in times)
     places = _planned_gpus(gpus)
     words = []
-    if guessed + untimed < work.total:
+    if untimed < total:
         words.append(estimate.in_words(estimate.side_by_side([time.seconds for time in times], places)))
         words[0] += f" ({guessed} of the cases guessed from others of their job)" if guessed else ""
     words += [f"{counted(untimed, 'case')} that no earlier run has timed"] if untimed else []
     on = f" on {places} GPUs" if places > 1 else ""
-    print(f"{counted(work.total, 'case')} in {counted(len(work.jobs), 'job')}{on}: {', and '.join(words)}")
+    said = [f"{counted(total, 'case')} in {counted(len(left), 'job')}{on}{': ' if words else ''}{', and '.join(words)}"]
+    said += [f"{counted(kept, 'case')} kept from before"] if kept else []
+    print("; ".join(said))
     print("ttt-bench: `ttt-bench systems` says, where the run will be, which systems can run", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class _Left:
+    """A job, as it will be in the run, and what is left of it: (case, repeat) pairs; kept: how many are finished."""
+
+    job: Job
+    pending: Sequence[tuple[Planned, int]]
+    kept: int
+
+    @property
+    def cases(self) -> list[Planned]:
+        """Those that are left of any repeat."""
+        return list({planned.case.key: planned for planned, _ in self.pending}.values())
+
+    def time(self, past: estimate.Durations) -> estimate.JobTime:
+        """How long the rest will take; what is finished tells how long cases like it do."""
+        left = Counter(planned.case.key for planned, _ in self.pending)
+        known = [planned for planned in self.job.cases if planned.case.key in past]
+        rest = [planned for planned, _ in self.pending if planned.case.key not in past]
+        guess = estimate.job_time(replace(self.job, cases=(*known, *rest)), 1, past)
+        of_known = sum(past[planned.case.key] * (left[planned.case.key] - 1) for planned in known)
+        return replace(guess, seconds=guess.seconds + of_known)
+
+
+def _left_of(work: Plan, earlier: Run | None, retry: Retry) -> Iterator[_Left]:
+    """What is left of each job; of one that an earlier call planned too, its other cases with it, as `run` has it."""
+    before = {job.pair: job for job in earlier.jobs} if earlier else {}
+    for job in work.jobs:
+        repeats = range(work.repeats)
+        if earlier:
+            planned = (*(before[job.pair].cases if job.pair in before else ()), *job.cases)
+            job = replace(job, cases=tuple({each.case.key: each for each in planned}.values()))
+            todo = Todo.of(earlier, job, repeats, retry)
+            yield _Left(job, todo.pending, todo.kept)
+        else:
+            yield _Left(job, [(each, repeat) for repeat in repeats for each in job.cases], 0)
 
 
 def _planned_gpus(asked: str | None) -> int:

@@ -1,13 +1,14 @@
 """What a command that measures or profiles will do: its jobs, on what machine, into which run."""
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.catalogue import catalogue
-from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite
+from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite, refuse_mistakes
 from bench.environments import launches
 from bench.errors import UserError
 from bench.memory import refuse_beyond_memory, total_memory_bytes
@@ -52,6 +53,7 @@ class Plan:
 
 def plan(asked: Asked) -> Plan:
     """The jobs of the request, or UserError with the mistake in one sentence."""
+    refuse_mistakes(SUITES)
     if asked.budget_s is not None and not math.isfinite(asked.budget_s):
         raise UserError(f"--budget {asked.budget_s}: must be a number of seconds")
     machine = snapshot()
@@ -120,6 +122,19 @@ def request_of(arguments: Sequence[str], work: Plan) -> Request:
     constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
     at = datetime.now(UTC).isoformat(timespec="seconds")
     return Request(at, tuple(_without_folder(arguments)), machine["commit"], machine["dirty"], constant)
+
+
+def to_continue(arguments: Sequence[str], out: Path) -> str:
+    """The command that goes on with the run in `out` which these arguments of the program began.
+
+    Of a checkpoint it has what the arguments have: those of a run.json name its folder without the path.
+    """
+    kept = [
+        word
+        for before, word in zip(("", *arguments), arguments, strict=False)
+        if before != "--out" and word.partition("=")[0] not in ("--out", "--resume")
+    ]
+    return shlex.join(["ttt-bench", *kept, "--resume", "--out", str(out)])
 
 
 def open_checkpoint(folder: Path | None) -> Checkpoint | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.commands.planning import Plan, plan, request_of
+from bench.commands.planning import Plan, plan, request_of, to_continue
 from bench.errors import UserError
 from bench.estimate import in_words
 from bench.models.config import SIZES, cut
@@ -51,7 +51,7 @@ def profile(asked: Asked, out: Path, *, way: str, resume: bool, limits: Limits, 
     try:
         found = profiler.jobs(jobs, resume)
     except KeyboardInterrupt:
-        print(f"ttt-bench: interrupted; start again with --resume --out {out} to continue", file=sys.stderr)
+        print(f"ttt-bench: interrupted; to continue: {to_continue(arguments, out)}", file=sys.stderr)
         sys.exit(130)
     if found and not any(each.status == "ok" for each in found):
         sys.exit(1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import estimate
-from bench.commands.planning import Plan, open_checkpoint, open_run, plan
+from bench.commands.planning import Plan, open_checkpoint, open_run, plan, to_continue
 from bench.environments import launches
 from bench.errors import UserError
 from bench.memory import total_memory_bytes
@@ -55,7 +55,7 @@ def submit(
         try:
             array = slurm.submit(str(out / SCRIPT))
         except slurm.SlurmError as error:
-            raise UserError(f"{error}; the run is planned, submit it with --resume --out {out}") from None
+            raise UserError(f"{error}; the run is planned; to submit it: {to_continue(arguments, out)}") from None
         claims.note_submission(out, array)
     jobs = counted(len(work.jobs), "job")
     print(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.commands.measure import summary
+from bench.commands.planning import to_continue
 from bench.errors import UserError
 from bench.terminal import print_rows
 from harness import claims, slurm
@@ -32,7 +33,14 @@ def status(out: Path, cancel: bool) -> None:
         counts = ", ".join(f"{count} {state.lower()}" for state, count in Counter((states or {}).values()).items())
         print(f"Slurm job {submitted.array}, submitted from {submitted.host}: {unknown or counts or 'ended'}")
     if not states and not unknown and any(row[2] == "left" for row in rows):
-        print(f"nothing works on it; to continue: ttt-bench run ... --resume --out {out}")
+        commands = _commands_to_continue(run, out)
+        print("\n  ".join([f"nothing works on it{'; to continue:' if commands else ''}", *commands]))
+
+
+def _commands_to_continue(run: Run, out: Path) -> list[str]:
+    """One for each thing that the run was asked for; none of a run that cannot go on, as a side of `ab`."""
+    asked = [each.arguments for each in run.file.requests if each.arguments[:1] in (("run",), ("profile",))]
+    return list(dict.fromkeys(to_continue(arguments, out) for arguments in asked))
 
 
 def _state(run: Run, job: Job, whole: bool, submitted: Holder | None, states: Mapping[str, str] | None) -> str:

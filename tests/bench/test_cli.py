@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -185,8 +186,30 @@ def test_an_interrupt_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.splitlines()[-1] == "ttt-bench: interrupted; start again with --resume --out out to continue"
+    command = "ttt-bench run quick --systems transformer --device cpu --resume --out out"
+    assert said.splitlines()[-1] == f"ttt-bench: interrupted; to continue: {command}"
     assert all(record.status == "ok" for record in records_of(tmp_path / "out"))
+
+
+def test_the_command_to_continue_plans_what_the_first_one_did(tmp_path, monkeypatch):
+    """Without the suite and its filters it would add the cases of the default suite."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "run_jobs", interrupted)
+    folder = tmp_path / "a folder" / "out"
+    folder.parent.mkdir()
+    first = called("run", "--out=a folder/out", "quick", *SMALL, cwd=tmp_path)
+    planned = Run.open(folder).jobs
+    hint = first.stderr.splitlines()[-1].partition("to continue: ")[2]
+    again = called(*shlex.split(hint)[1:], cwd=tmp_path)
+    assert Run.open(folder).jobs == planned
+    assert again.stderr.splitlines()[-1].partition("to continue: ")[2] == hint
+    assert hint == f"ttt-bench run quick {' '.join(SMALL)} --resume --out 'a folder/out'"
+    monkeypatch.undo()
+    done = called("status", "a folder/out", cwd=tmp_path)
+    assert done.stdout.splitlines()[-2:] == ["nothing works on it; to continue:", f"  {hint}"]
 
 
 def test_an_interrupt_is_one_line_where_nothing_can_go_on(tmp_path):
@@ -203,7 +226,7 @@ def test_an_interrupt_is_one_line_where_nothing_can_go_on(tmp_path):
     ("where", "said"),
     [
         ("plan", "ttt-bench: interrupted"),
-        ("warning", "ttt-bench: interrupted; start again with --resume --out out to continue"),
+        ("warning", "ttt-bench: interrupted; to continue: ttt-bench run quick --device cpu --resume --out out"),
     ],
 )
 def test_an_interrupt_before_the_first_case_says_whether_there_is_a_run(tmp_path, monkeypatch, where, said):
@@ -225,6 +248,40 @@ def test_a_dry_run_lists_cases_and_jobs_and_needs_no_gpu(tmp_path, device):
     assert len(cases) == {"cpu": 10, "cuda": 20}[device]
     assert done.stdout.splitlines()[-1].startswith(f"{len(cases)} cases in ")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_of_a_resumption_leaves_out_what_is_finished(measured, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(measured[0] / "out", out)
+    (file,) = (out / "records").glob("*.jsonl")
+    asked = ["run", "quick", *SMALL, "--min-samples", "3", "--out", "out", "--resume"]
+    done = called(*asked, "--dry-run", cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "0 cases in 0 jobs; 2 cases kept from before"
+    assert not [line for line in done.stdout.splitlines() if " tiny " in line]
+
+    # As `run` does, it counts the job's other cases in too; the longer forward takes as long as the one that is known.
+    finished, *_ = file.read_text().splitlines(keepends=True)
+    file.write_text(finished)
+    asked[asked.index("32")] = "64"
+    done = called(*asked, "--dry-run", cwd=tmp_path)
+    left = [line.split()[0] for line in done.stdout.splitlines() if " tiny " in line]
+    summary = done.stdout.splitlines()[-1]
+    assert summary.startswith("3 cases in 1 job: ")
+    assert "(1 of the cases guessed from others of their job)" in summary
+    assert summary.endswith("; 1 case kept from before")
+    assert called(*asked, cwd=tmp_path).returncode == 0
+    assert left == [record.case.key for record in Run.open(out).records()][1:]
+
+
+def test_a_dry_run_of_repeats_counts_each_that_is_left(measured, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(measured[0] / "out", out)
+    values = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps(values | {"repeats": 3}))
+    asked = ["run", "quick", *SMALL, "--repeats", "3", "--out", "out", "--resume", "--dry-run"]
+    lines = called(*asked, cwd=tmp_path).stdout.splitlines()
+    assert len([line for line in lines if " tiny " in line]) == 2
+    assert re.fullmatch(r"4 cases in 1 job: \d+ s; 2 cases kept from before", lines[-1])
 
 
 def test_a_dry_run_knows_how_long_jobs_take_side_by_side(tmp_path):
@@ -376,6 +433,32 @@ def test_a_figure_of_an_unknown_axis_or_metric_is_one_sentence(monkeypatch, caps
     assert_planning_says(monkeypatch, capsys, f"catalogue: suite 'quick', figure {figure.title!r}: {said}")
 
 
+@pytest.mark.parametrize(
+    ("panel", "figure", "said"),
+    [
+        ({"systems": ("mamba3",)}, {}, "system 'mamba3' is unknown; there are ttt-linear, "),
+        ({"backends": ("torch", "tritn")}, {}, "backend 'tritn' is unknown; there are thunderkittens, "),
+        ({"sizes": ("1.4b",)}, {}, "size '1.4b' is unknown; there are tiny, "),
+        ({}, {"primary": ("mamba/fla",)}, "primary 'mamba/fla' is unknown; there are ttt-linear/thunderkittens, "),
+    ],
+)
+@pytest.mark.parametrize("command", [["suites"], ["run", "quick", "--device", "cpu", "--dry-run"]])
+def test_a_suite_that_names_what_does_not_exist_is_one_sentence(monkeypatch, tmp_path, command, panel, figure, said):
+    whole = find_suite("fig15-generate")
+    panels, figures = (replace(whole.panels[0], **panel),), (replace(whole.figures[0], **figure),)
+    wrong = replace(whole, panels=panels, figures=figures)
+    for module in (listing, planning):
+        monkeypatch.setattr(module, "SUITES", (find_suite("quick"), wrong))
+    assert_one_sentence(called(*command, cwd=tmp_path), f"suite 'fig15-generate': {said}")
+
+
+@pytest.mark.parametrize("command", [["suites"], ["run", "quick", "--device", "cpu", "--dry-run"]])
+def test_two_suites_of_one_name_are_one_sentence(monkeypatch, tmp_path, command):
+    for module in (listing, planning):
+        monkeypatch.setattr(module, "SUITES", (find_suite("quick"), find_suite("quick")))
+    assert_one_sentence(called(*command, cwd=tmp_path), "suite 'quick': two suites have this name")
+
+
 def assert_planning_says(monkeypatch, capsys, said):
     monkeypatch.setattr(sys, "argv", ["ttt-bench", "run", "quick", "--device", "cpu", "--dry-run"])
     with pytest.raises(SystemExit) as end:
@@ -511,6 +594,14 @@ def test_a_run_that_cannot_be_used(tmp_path, command, content, words):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_bytes(content.encode("latin-1"))
     assert_one_sentence(called(command, "run", cwd=tmp_path), "run.json", *words)
+
+
+@pytest.mark.parametrize("call", [["run", "--resume"], ["profile", "--resume"], ["run"]])
+def test_records_without_a_run_json_cannot_be_resumed(tmp_path, call):
+    (tmp_path / "out" / "records").mkdir(parents=True)
+    (tmp_path / "out" / "records" / "transformer-torch.jsonl").touch()
+    done = called(*call, "quick", "--systems", "transformer", "--device", "cpu", "--out", "out", cwd=tmp_path)
+    assert_one_sentence(done, "out: has records but no run.json; put its run.json back or name another folder")
 
 
 def test_a_run_of_another_schema_is_left_alone(tmp_path):

@@ -172,8 +172,8 @@ def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monk
         (("HEAD", "--output=x"), "No such option"),
         (("HEAD", "empty"), "empty: is a folder without harness/worker.py, so it is no checkout"),
         (("HEAD", "HEAD", "--rounds", "1"), "--rounds 1: must be from 2 to 99; a verdict needs the spread"),
-        (("HEAD", "HEAD", "--fail-on", "3"), "--fail-on 3: must be a percentage, such as 3%"),
-        (("HEAD", "HEAD", "--fail-on", "x%"), "--fail-on x%: must be a percentage, such as 3%"),
+        (("HEAD", "HEAD", "--fail-on", "3"), "--fail-on 3: must be a percentage, such as 5%"),
+        (("HEAD", "HEAD", "--fail-on", "x%"), "--fail-on x%: must be a percentage, such as 5%"),
         (("HEAD", "HEAD", "--fail-on", "nan%"), "--fail-on nan%: must be from 1%"),
         (("HEAD", "HEAD", "--fail-on", "0.5%"), "--fail-on 0.5%: must be from 1%, the least that is judged"),
         (("HEAD", "HEAD", "--json", "--markdown"), "--markdown --json: one format at a time"),
@@ -232,6 +232,47 @@ def test_another_driver_is_exit_status_3(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr()
     assert said.err.startswith("ttt-bench: not comparable: driver 580 in A, 570 in B")
     assert said.out == ""
+
+
+def a_failed_run(folder):
+    a_run(folder, 10)
+    (file,) = (folder / "records").iterdir()
+    run = Run.open(folder)
+    (record,) = run.records()
+    file.unlink()
+    run.record_file(run.jobs[0]).append(Record(record.case, "failed", "a bug"))
+
+
+@pytest.mark.parametrize("options", [[], ["--fail-on", "10%"], ["--json"]])
+def test_a_comparison_of_nothing_is_exit_status_3(tmp_path, monkeypatch, capsys, options):
+    a_failed_run(tmp_path / "a")
+    a_run(tmp_path / "b", 10)
+    for sides in (("a", "b"), ("a", "a")):
+        folders = [tmp_path / side for side in sides]
+        assert ttt_bench(monkeypatch, "compare", *folders, *options) == commands.NOT_COMPARABLE
+        said = capsys.readouterr()
+        assert said.err == "ttt-bench: nothing could be compared: no case has a result on both sides\n"
+        assert "no result in A: failed, a bug" in said.out
+    # A case that only B has lost is a verdict.
+    lost = ttt_bench(monkeypatch, "compare", tmp_path / "b", tmp_path / "a", *options)
+    assert lost == (commands.REGRESSION if "--fail-on" in options else 0)
+
+
+def test_an_ab_of_nothing_is_exit_status_3(checkout, monkeypatch, capsys):
+    commit(checkout, "old", forward="1 / 0")
+    commit(checkout, "new", forward="2 / 0")
+    assert ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2) == commands.NOT_COMPARABLE
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1].startswith("ttt-bench: nothing could be compared")
+    assert "no result in A: unstarted" in said.out
+
+
+def test_the_percentage_that_a_mistake_is_told_of_is_one_that_is_accepted(tmp_path, monkeypatch, capsys):
+    a_run(tmp_path / "a", 10)
+    compared = ("compare", tmp_path / "a", tmp_path / "a", "--fail-on")
+    assert ttt_bench(monkeypatch, *compared, "5") == 2
+    example = capsys.readouterr().err.strip().rpartition(" ")[2]
+    assert ttt_bench(monkeypatch, *compared, example) == 0
 
 
 def test_a_mistake_in_compare_is_one_sentence(tmp_path, monkeypatch, capsys):

@@ -125,7 +125,9 @@ def test_status_says_who_works_and_cancels(tmp_path: Path, commands: Path) -> No
     fake(commands, "squeue", 'echo "Invalid job id specified" >&2; exit 1')
     text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
     assert "held by" not in text
-    assert "nothing works on it; to continue: ttt-bench run ... --resume --out out" in text
+    *_, said, command = text.splitlines()
+    assert said == "nothing works on it; to continue:"
+    assert command == f"  ttt-bench run {' '.join(SMALL)} --device cpu --slurm tasks=2 --resume --out out"
 
 
 def test_status_leaves_out_a_process_that_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,6 +173,7 @@ def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands:
     fake(commands, "sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1')
     said = one_sentence(ttt_bench(*call, cwd=tmp_path, path=commands))
     assert "sbatch refused: sbatch: error: invalid partition specified: gpuu; the run is planned" in said
+    assert said.endswith(f"to submit it: ttt-bench {' '.join(call)} --resume --out out")
     assert "sbatch: is not on this machine" in one_sentence(ttt_bench(*call, "--resume", cwd=tmp_path))
 
 

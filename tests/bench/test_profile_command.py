@@ -11,6 +11,7 @@ from command_line import called, one_sentence, ttt_bench
 from bench.commands.profile import of_few_layers
 from harness.case import Case
 from harness.machine_load import LoadMeter
+from harness.profiler import Profiler
 from harness.run import Planned, Run
 
 SMALL = ["quick", "--systems", "transformer/torch", "--batch", "1", "--context", "32", "--device", "cpu"]
@@ -56,6 +57,16 @@ def test_resuming_keeps_what_is_there(profiled: Any) -> None:
     done = called("profile", *SMALL, "--out", "run", "--resume", cwd=folder)
     assert (done.returncode, done.stdout) == (0, "")
     assert {path.name: path.read_bytes() for path in (folder / "run" / "profiles").glob("*.json")} == before
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Profiler, "jobs", interrupted)
+    done = called("profile", "--resume", "--out", "run", *SMALL, cwd=tmp_path)
+    command = f"ttt-bench profile {' '.join(SMALL)} --resume --out run"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, f"ttt-bench: interrupted; to continue: {command}")
 
 
 def test_profiles_join_a_run_that_measured(profiled: Any, tmp_path: Path) -> None:
