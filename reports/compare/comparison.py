@@ -17,7 +17,7 @@ from reports.compare.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
 from reports.compare.side import CaseSide, Side, case_sides, run_side
 
 STORED_BAR = 0.05  # two stored runs are not judged below it: the same case has differed by up to 2.6%
-BETWEEN_RUNS = 0.02  # within which 95% of cases lie in two runs of the same commit
+BETWEEN_RUNS = {"gpu": 0.02, "cpu": 0.3}  # within which 95% of cases lie in two runs of the same commit
 VERDICTS = ("slower", "lost", "faster", "same", "undecided", "not judged")
 LOG_LIMIT = 700.0  # of what a float can hold
 NAMED = 3  # values of a setting that are named one by one
@@ -97,12 +97,15 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
     """Pair the cases of two runs and judge what may be judged.
 
     Raises NotComparable for a case whose devices are not the same on both sides, RecordError for a run that was not
-    timed, and for two that share no case.
+    timed or has no records, and for two that share no case.
     """
     for run in (a, b):
         if run.mode != "measure":
             raise RecordError(f"{run.folder}: is a run of mode {run.mode!r}, whose cases have no timing")
     records_a, records_b = a.records(), b.records()
+    for run, records in ((a, records_a), (b, records_b)):
+        if not records:
+            raise RecordError(f"{run.folder}: has no records to compare")
     of_a, of_b = case_sides(records_a), case_sides(records_b)
     if not of_a.keys() & of_b.keys():
         raise RecordError(f"{a.folder} and {b.folder} have no case in common")
@@ -205,7 +208,8 @@ def _judgement(verdict: str, middle: float, half: float, rounds: int, regressed:
 
 def _stored_ratio(pair: Pair) -> tuple[float, float]:
     """log(B/A), and the half width of its 95% interval: of each side's median, and between two runs."""
-    return pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS)
+    between = BETWEEN_RUNS["cpu" if pair.a.on_cpu or pair.b.on_cpu else "gpu"]
+    return pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, between)
 
 
 def _refuse_another_device(pairs: Iterable[Pair]) -> None:

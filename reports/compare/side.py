@@ -14,6 +14,8 @@ from harness.reason import counted, printable, span
 from harness.record import Record
 from harness.run import Run
 
+NO_GPU = "none"  # the GPU of what was measured on a CPU
+
 
 @dataclass(frozen=True)
 class Side:
@@ -57,6 +59,11 @@ class CaseSide:
     def ms(self) -> float:
         """The median of the medians of its processes; NaN without a result."""
         return median(self.medians.values()) if self.medians else math.nan
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether a machine without a GPU measured it."""
+        return any(device.get("GPU") == NO_GPU for device in self.devices)
 
     @cached_property
     def middle(self) -> float:
@@ -151,7 +158,7 @@ def _device(record: Record) -> dict[str, str]:
     """The GPU and its driver, or without one the CPU."""
     gpu, cpu = _object(record, "gpu"), _object(record, "cpu")
     if record.environment.get("device_kind") == "cpu":
-        return {"GPU": "none", "CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
+        return {"GPU": NO_GPU, "CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
     return {"GPU": _said(gpu.get("name")), "driver": _said(gpu.get("driver"))}
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from harness.reason import counted, printable
 from harness.record import finite
-from reports.compare.comparison import STORED_BAR, Comparison, Row
+from reports.compare.comparison import BETWEEN_RUNS, STORED_BAR, Comparison, Row
 from reports.compare.judge import BAR, SAME
 
 COLUMNS = ("verdict", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
 STORED_MEANING = (
-    f"Two stored runs differ by up to 3% by themselves, and by more where the host's launches bound a case: nothing is "
-    f"judged below {STORED_BAR:.0%}. "
+    f"Two stored runs differ by up to 3% by themselves, on a CPU by up to {BETWEEN_RUNS['cpu']:.0%}, and by more where "
+    f"the host's launches bound a case: nothing is judged below {STORED_BAR:.0%}. "
     "`ttt-bench ab` measures two commits in turns and judges from 1%."
 )
 _NUMBERS = (1, 2, 3, 4)

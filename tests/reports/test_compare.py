@@ -58,6 +58,12 @@ def test_two_stored_runs_are_not_judged_below_5_percent(tmp_path, by, verdict):
     found = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 10 * by)]), fail_on=0.01)
     assert found.rows[0].judged.verdict == verdict
     assert found.regressions == (verdict == "slower")
+
+
+@pytest.mark.parametrize(("by", "verdict"), [(1.3, "not judged"), (0.75, "not judged"), (1.4, "slower")])
+def test_two_stored_runs_on_a_cpu_are_further_apart_by_themselves(tmp_path, by, verdict):
+    found = compare(*two(tmp_path, [timed(a_case(), 10, on_cpu())], [timed(a_case(), 10 * by, on_cpu())]))
+    assert found.rows[0].judged.verdict == verdict
     assert found.fail_on == 0.05
 
 
@@ -313,6 +319,13 @@ def test_runs_without_a_case_in_common_or_without_timing(tmp_path):
     verified = a_run(tmp_path / "v", Record(a_case(1), "ok", environment=on_gpu()), mode="verify")
     with pytest.raises(RecordError, match="mode 'verify', whose cases have no timing"):
         compare(a, verified)
+
+
+def test_a_side_without_records_is_named(tmp_path):
+    full, empty = a_run(tmp_path / "full", timed(a_case(1), 1)), a_run(tmp_path / "empty")
+    for sides in ((full, empty), (empty, full)):
+        with pytest.raises(RecordError, match=r"empty: has no records to compare$"):
+            compare(*sides)
 
 
 def test_json_holds_everything_unrounded(tmp_path):
