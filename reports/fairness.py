@@ -9,13 +9,14 @@ from harness.record import Record
 # Largest over smallest number of parameters within one size.
 PARAMETERS_LIMIT = 1.08
 FAIRNESS_METRICS = ("parameters", "vocabulary")
+_UNRECORDED = "not checked: its parameters are not recorded"
 
 
 @dataclass(frozen=True)
 class Model:
     """One system, backend and size; texts are "" and numbers None where its records do not say.
 
-    unlike: what sets it apart from the other models of its size, in words; "" for a fair one.
+    unlike: what sets it apart from the other models of its size, each in words; none for a fair one.
     """
 
     system: str
@@ -27,7 +28,7 @@ class Model:
     head_rows_per_prompt: float | None
     token_ids: str
     kept_between_samples: str
-    unlike: str = ""
+    unlike: tuple[str, ...] = ()
 
 
 def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
@@ -46,10 +47,22 @@ def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
     ]
 
 
-def unchecked(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
-    """The sentence that names the systems that do not say what they are; none where all do."""
-    silent = dict.fromkeys(catalogue.system_label(model.system) for model in models if model.parameters is None)
-    return [f"Not checked for equal terms, as its parameters are not recorded: {', '.join(silent)}."] if silent else []
+def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
+    """A sentence for each model that is unlike the others, and one that names the systems that do not say their size.
+
+    None where all are alike.
+    """
+    models = list(models)
+    silent = dict.fromkeys(catalogue.system_label(model.system) for model in models if _UNRECORDED in model.unlike)
+    told = [f"Not checked for equal terms, as its parameters are not recorded: {', '.join(silent)}."] if silent else []
+    found = {model: [what for what in model.unlike if what != _UNRECORDED] for model in models}
+    apart = (
+        f"{catalogue.system_label(model.system)} ({catalogue.backend_label(model.backend)}, {model.size}) "
+        f"is not on equal terms with the others: {', '.join(unlike)}."
+        for model, unlike in found.items()
+        if unlike
+    )
+    return [*dict.fromkeys(apart), *told]
 
 
 def _model(record: Record) -> Model:
@@ -85,9 +98,11 @@ def _ratio(a: int | None, b: int | None) -> float:
     return max(a, b) / min(a, b) if a and b else 1.0
 
 
-def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> str:
-    """What is wrong with a model among those of its size."""
-    found = ["not checked: its parameters are not recorded"] if model.parameters is None else []
+def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> tuple[str, ...]:
+    """What is wrong with a model among those of its size; the other models of its system and backend are no others."""
+    own = (model.system, model.backend)
+    models = [model, *(other for other in models if (other.system, other.backend) != own)]
+    found = [_UNRECORDED] if model.parameters is None else []
     far = [other for other in models if _ratio(model.parameters, other.parameters) > PARAMETERS_LIMIT]
     if far:
         other = f"{catalogue.system_label(far[0].system)} ({catalogue.backend_label(far[0].backend)})"
@@ -100,4 +115,4 @@ def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> str:
         found.append("the head runs on more than the last token")
     if model.kept_between_samples not in ("", "nothing"):
         found.append(f"keeps {model.kept_between_samples} between samples")
-    return ", ".join(found)
+    return tuple(found)

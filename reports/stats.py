@@ -116,9 +116,13 @@ def _place(record: Record) -> Place:
     environment = record.environment
     gpu = environment.get("gpu")
     device_id = gpu.get("device_id") if isinstance(gpu, Mapping) else ""
+    return tuple(str(each or "") for each in (environment.get("device"), device_id, commit_said(environment)))
+
+
+def commit_said(environment: Mapping[str, Any]) -> str:
+    """The commit of a record's environment, with DIRTY where there were uncommitted changes; "" for none."""
     commit = environment.get("commit")
-    said = f"{commit}{DIRTY}" if commit and environment.get("dirty") else commit
-    return tuple(str(each or "") for each in (environment.get("device"), device_id, said))
+    return f"{commit}{DIRTY}" if commit and environment.get("dirty") else str(commit or "")
 
 
 def short_commit(commit: str, digits: int = 10) -> str:

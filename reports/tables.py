@@ -92,7 +92,7 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
     width = _width(out)
     names = chosen or _telling(table, catalogue, width)
     same = {} if chosen else _same(table, names)
-    if unsaid := [] if chosen else _unsaid(table, names):
+    if unsaid := [] if chosen else _unsaid(table, catalogue, names):
         out.write(f"rows differ in what has no room here: {', '.join(unsaid)}; --columns shows it\n")
     if said_once := ", ".join(f"{name} {text}" for name, text in same.items()):
         out.write(f"in every row: {said_once}\n\n")
@@ -116,14 +116,12 @@ def _width(out: TextIO) -> int:
 
 def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int) -> list[str]:
     """What sets the cases apart, their status where one has no result, and of the others as many as fit."""
-    varied = {name for name in table.columns if table[name].nunique(dropna=False) > 1}
-    names = [name for name in _CASE if name in varied or name in ("system", "backend")]
-    settings = [name for name in _settings(table) if name in varied]
+    names = [name for name in _CASE if name in ("system", "backend") or _varies(table, name)]
+    settings = _settings(table)
     names += ["status"] if set(table["status"]) - {"ok"} else []
-    numbers = [metric.name for metric in catalogue.metrics if metric.text and metric.name in table]
     left = width + 2 - sum(_widest(table, name, catalogue) + 2 for name in names)
-    for name in dict.fromkeys(["latency_ms", *settings, MARKS, *numbers, *CASE_COLUMNS[1:], "status", "samples"]):
-        if name in names or name not in table or table[name].isna().all():
+    for name in _wanted(table, catalogue):
+        if name in names:
             continue
         needed = _widest(table, name, catalogue) + 2
         if name == "latency_ms" or (len(names) < MOST_COLUMNS and needed <= left):
@@ -133,23 +131,25 @@ def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int) -> list[str]
     return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name == MARKS))
 
 
-def _unsaid(table: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    """The settings without which some rows look alike where these columns are shown, and marks."""
-    found: list[str] = []
-    said = [name for name in names if name in (*CASE_COLUMNS, *_settings(table))]
-    for name in _settings(table):
-        if _alike(table, [*said, *found, name]) < _alike(table, [*said, *found]):
-            found.append(name)
-    return [*found, *([MARKS] if MARKS in table and MARKS not in names else [])]
+def _wanted(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
+    """The columns that are shown where they fit, the most telling first."""
+    settings = [name for name in _settings(table) if _varies(table, name)]
+    numbers = [metric.name for metric in catalogue.metrics if metric.text]
+    names = dict.fromkeys(["latency_ms", *settings, MARKS, *numbers, *CASE_COLUMNS[1:], "status", "samples"])
+    return [name for name in names if name in table and not table[name].isna().all()]
+
+
+def _unsaid(table: pd.DataFrame, catalogue: Catalogue, names: Sequence[str]) -> list[str]:
+    """The wanted columns beside these in which rows differ, and marks."""
+    return [name for name in _wanted(table, catalogue) if name not in names and (name == MARKS or _varies(table, name))]
+
+
+def _varies(table: pd.DataFrame, name: str) -> bool:
+    return bool(table[name].nunique(dropna=False) > 1)
 
 
 def _settings(table: pd.DataFrame) -> list[str]:
     return [*option_columns(table), "size", "state_dtype", "dtype", "l2"]
-
-
-def _alike(table: pd.DataFrame, names: list[str]) -> int:
-    """How many rows repeat these cells of an earlier one."""
-    return int(table[names].astype(str).duplicated().sum())
 
 
 def _widest(table: pd.DataFrame, name: str, catalogue: Catalogue) -> int:

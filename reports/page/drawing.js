@@ -15,6 +15,7 @@ const MARGIN = { top: 18, bottom: 48, left: 60, right: 14 };
 const LANE_HEIGHT = 0.045;
 const LABEL_GAP = 14;
 const NOTE_HEIGHT = 15;
+const SIGN_ROOM = 13;
 const TICKS = [1, 2, 5];
 
 const probe = document.body.appendChild(element("span", { hidden: true }));
@@ -173,18 +174,19 @@ class Drawing {
     };
   }
 
-  /* The signs above marked points; none where there are none. */
+  /* The signs of marked points, beside their markers and bars; none where there are none. */
   signTraces(line, points) {
     const marked = points.filter((point) => point.y && !line.y && this.points.signs(point.row));
     if (!marked.length) return [];
     return [{
       type: "scatter",
-      mode: "text",
+      mode: "markers+text",
       x: marked.map((point) => point.x),
       y: marked.map((point) => point.y.value),
       text: marked.map((point) => this.points.signs(point.row)),
-      textposition: "top center",
+      textposition: "top left",
       textfont: { size: 14, color: themed(tone(line)) },
+      marker: { size: SIGN_ROOM, opacity: 0 }, // keeps the text off the point
       hoverinfo: "skip",
       cliponaxis: false,
       showlegend: false,

@@ -92,8 +92,10 @@ class Figure {
 
   /* A line without any result stays in the legend, with the reason. */
   missingEntry(line) {
-    const said = (name) => [...new Set(line.rows.map((row) => this.cell(row, name)))].filter(Boolean);
-    return element("li", { className: "missing", title: said("reason").join("\n"), textContent: `${line.name}: no result (${said("status").join(", ")})` });
+    const said = (words) => [...new Set(line.rows.map(words))].filter(Boolean);
+    const reasons = said((row) => this.cell(row, "reason")).join("\n");
+    const why = said((row) => this.points.whyNot(row)).join(", ");
+    return element("li", { className: "missing", title: reasons, textContent: `${line.name}: no result (${why})` });
   }
 
   toggle(line) {

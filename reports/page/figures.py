@@ -56,6 +56,15 @@ def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
     return _apart([figure for plan in plans for figure in drawing.drawn(*plan)])
 
 
+def undrawn(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
+    """A sentence for each figure that is left out although its cases have results: they lack its metric."""
+    return [
+        f"{entry.title} is not drawn: no record has {catalogue.metric(entry.y).label}."
+        for _, entry, rows in _Drawing(table, catalogue).plans()
+        if entry.y not in rows and rows["status"].eq("ok").any()
+    ]
+
+
 def _apart(drawn: list[Figure]) -> list[Figure]:
     """The figures, those of one id numbered."""
     seen: dict[str, int] = {}

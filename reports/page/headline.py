@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, groupby
 from typing import Any
 
@@ -15,7 +16,16 @@ from harness.interval import FEWEST
 from harness.reason import counted, rounded, span
 from reports.page.figures import Figure
 from reports.page.lines import Line
-from reports.stats import CACHE_FULL, FEW_SAMPLES, LOADED, MACHINE_COLUMNS, MARKS, REPEAT_COLUMNS, UNSTEADY
+from reports.stats import (
+    CACHE_FULL,
+    FEW_SAMPLES,
+    LOADED,
+    MACHINE_COLUMNS,
+    MARKS,
+    REPEAT_COLUMNS,
+    UNSTEADY,
+    option_columns,
+)
 
 LEVEL = 0.05  # two numbers of one run that differ by less are called level: a run on another day differs by 2 to 3%
 OFF = 0.5  # two numbers, one of them marked as doubtful, that differ by less are not told apart
@@ -24,6 +34,8 @@ MOST = 5  # sentences
 DOUBTS = {FEW_SAMPLES: f"in fewer than {FEWEST} samples", LOADED: "beside other programs", UNSTEADY: "unsteady"}
 # Columns whose bars are drawn, as points.js draws them: that of the latency, which rates divide by.
 _BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
+# What is asked of a system: lines that differ in it are not compared.
+_ASKED = ("size", "batch", "context", "dtype", "l2")
 _LATENCIES, _RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "gbs")
 
 
@@ -90,10 +102,46 @@ class _View:
         return [line for line in self.figure.lines if line.primary and not line.y and not line.base_rows]
 
     @property
-    def labels(self) -> dict[str, str]:
-        """What a sentence calls each primary line: its system where no other line is of it."""
-        shorts = [line.short for line in self.primary]
-        return {line.name: line.short if shorts.count(line.short) == 1 else line.name for line in self.primary}
+    def opening(self) -> str:
+        """What a sentence begins with: the figure's title, and what the compared lines have and others have not."""
+        shared = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
+        phrases = (self.catalogue.axis(name).phrase.replace("{}", str(value)) for name, value in shared.items())
+        said = _listed(list(phrases)) if shared else ""
+        return f"{self.figure.title}: for {said}," if said else f"{self.figure.title}:"
+
+    @cached_property
+    def compared(self) -> list[Line]:
+        """The primary lines with a result that are alike in all but system and backend.
+
+        Of several such sets that with the most lines, of these the last. A line without a setting that sets others
+        apart is alike with each of them.
+        """
+        measured = [(line, self._settings(line)) for line in self.primary if any(self.points(line))]
+        sets = [[line for line, own in measured if own.items() <= wanted.items()] for _, wanted in measured]
+        return max(reversed(sets), key=len, default=[])
+
+    @cached_property
+    def _apart(self) -> list[str]:
+        """The columns that set lines apart: what is asked for and, beside others, what a system differs from itself in.
+
+        A figure of one system compares its settings.
+        """
+        rows = self.rows(self.primary)
+        found = [name for name in _ASKED if rows[name].nunique() > 1]
+        if rows["system"].nunique() > 1:
+            own = rows.groupby(["system", "backend"], sort=False)[["state_dtype", *option_columns(rows)]]
+            found += [name for name, most in own.nunique().max().items() if most > 1]
+        return [name for name in found if name != self.figure.x]
+
+    def _settings(self, line: Line) -> dict[str, Any]:
+        """The values of a line in the columns that set lines apart, where it has them."""
+        values = self.table.loc[line.rows[0], self._apart]
+        return {name: value for name, value in values.items() if pd.notna(value) and value != ""}
+
+    def labels(self, lines: Sequence[Line]) -> dict[str, str]:
+        """What a sentence calls each of these lines: its system where no other of them is of it."""
+        shorts = [line.short for line in lines]
+        return {line.name: line.short if shorts.count(line.short) == 1 else line.name for line in lines}
 
     def at(self, x: str) -> str:
         """A value of x in words: `batch 16`."""
@@ -111,13 +159,13 @@ class _View:
                 yield _Point(float(cells[x]), float(value) / scale, low, high, doubtful)
 
     def of_system(self, system: str) -> dict[float, float]:
-        """The values of a system's primary lines by x."""
-        lines = [line for line in self.primary if line.system == system]
+        """The values of a system's compared lines by x."""
+        lines = [line for line in self.compared if line.system == system]
         return {point.x: point.value for line in lines for point in self.points(line)}
 
     def cut_short(self, systems: Iterable[str]) -> set[float]:
         """Where one of the systems ran a part of its batch at a time."""
-        rows = self.rows(line for line in self.primary if line.system in systems)
+        rows = self.rows(line for line in self.compared if line.system in systems)
         full = rows[MARKS].fillna("").str.contains(CACHE_FULL) if MARKS in rows else []
         return {float(x) for x in rows[full][self.figure.x]} if any(full) else set()
 
@@ -193,12 +241,12 @@ def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogu
 def _winners(view: _View) -> str:
     """Who is fastest where, by how much, and where lines cross."""
     standings = _standings(view)
-    if not standings or view.rows(view.primary)["l2"].nunique() > 1:  # a cold cache is no faster than a warm one
+    if not standings:
         return ""
     spans = [(_who(group[0], view), [each.x for each in group]) for group in _spans(standings, view)]
     axis = view.at("").strip() or view.figure.x
     words = ", ".join(_span_words(who, xs, standings, axis) for who, xs in spans)
-    return f"{view.figure.title}: {words}{_lead(standings[-1], view)}{_caveat(view)}."
+    return f"{view.opening} {words}{_lead(standings[-1], view)}{_caveat(view)}."
 
 
 def _spans(standings: list[_Standing], view: _View) -> Iterator[list[_Standing]]:
@@ -238,12 +286,12 @@ def _lead(last: _Standing, view: _View) -> str:
 
 
 def _standings(view: _View) -> list[_Standing]:
-    """In order of x, where at least two of the primary lines have a result."""
+    """In order of x, where at least two of the compared lines have a result."""
     if not view.catalogue.metric(view.figure.y).better:
         return []
     at: dict[float, list[tuple[_Point, str]]] = {}
-    labels = view.labels
-    for line in view.primary:
+    labels = view.labels(view.compared)
+    for line in view.compared:
         for point in view.points(line):
             at.setdefault(point.x, []).append((point, labels[line.name]))
     return [_standing(x, places, view.lower_is_better) for x, places in sorted(at.items()) if len(places) > 1]
@@ -301,9 +349,9 @@ def _judged(view: _View, claim: PaperClaim) -> str:
 
 def _best(view: _View) -> str:
     """The line with the highest best, where, and the next."""
-    labels = view.labels
+    labels = view.labels(view.compared)
     tops, tried = [], set()
-    for line in view.primary:
+    for line in view.compared:
         points = list(view.points(line))
         tried |= {point.x for point in points}
         if points:
@@ -318,7 +366,7 @@ def _best(view: _View) -> str:
         ahead = f"not told apart from {next_who}"
     elif best.differs_little(after):
         ahead = f"level with {next_who}"
-    return f"{view.figure.title}: {who} reaches {best.value:,.0f} {view.unit} at {at}, {ahead}{_caveat(view)}."
+    return f"{view.opening} {who} reaches {best.value:,.0f} {view.unit} at {at}, {ahead}{_caveat(view)}."
 
 
 def _unfit(answering: Iterable[_View]) -> str:
@@ -326,7 +374,7 @@ def _unfit(answering: Iterable[_View]) -> str:
     beyond: dict[str, list[str]] = {}
     full: dict[str, list[str]] = {}
     for view in answering:
-        labels, title = view.labels, view.figure.title
+        labels, title = view.labels(view.primary), view.figure.title
         for line in view.primary:
             rows = view.table.loc[line.rows]
             marks = rows[MARKS].fillna("") if MARKS in rows else pd.Series("", rows.index)
@@ -360,7 +408,7 @@ def _lost(table: pd.DataFrame, missing: int) -> str:
 
 def _caveat(view: _View) -> str:
     """What makes the comparison of a sentence less than it seems."""
-    rows = view.rows(view.primary)
+    rows = view.rows(view.compared)
     rows = rows[rows["status"] == "ok"]
     several = [name for name in MACHINE_COLUMNS if rows[name].nunique() > 1]
     said = ["not all from one machine and commit"] if several else []

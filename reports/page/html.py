@@ -12,13 +12,13 @@ from markupsafe import Markup
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.record import Record
-from reports.fairness import fairness, unchecked
+from reports.fairness import fairness, unequal
 from reports.fidelity import fidelity
 from reports.machines import machines
 from reports.page.citation import citation
 from reports.page.data import LABELS, page_data, profiled_rows, said_once
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
-from reports.page.figures import Figure, days, ends, figures
+from reports.page.figures import Figure, days, ends, figures, undrawn
 from reports.page.headline import described, doubts, headline, small_models, unfinished
 from reports.page.lines import system_looks
 from reports.profiles.section import Section
@@ -97,7 +97,7 @@ def render(
             unfinished(table, missing, catalogue),
             small_models(table, (str(record.environment.get("device_kind")) for record in records)),
         ],
-        findings=[*found[:1], *unchecked(models, catalogue), *found[1:]],
+        findings=[*found[:1], *unequal(models, catalogue), *found[1:], *undrawn(table, catalogue)],
         descriptions=[described(table, catalogue, figure) for figure in drawn],
         citation=citation(title or TITLE, table, len(missing)),
         facts=_facts(table, len(missing)),

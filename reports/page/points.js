@@ -91,6 +91,12 @@ class Points {
     return SIGNS.filter(([mark]) => marks.includes(mark)).map(([, sign]) => sign).join("");
   }
 
+  /* Why a row has no point: what became of its case, or that what was measured is something else. */
+  whyNot(row) {
+    const status = this.cell(row, "status");
+    return status === "ok" ? `measured without ${this.data.y_label}` : status;
+  }
+
   isTried(point) {
     return !UNTRIED.includes(this.cell(point.row, "status"));
   }
@@ -125,7 +131,7 @@ class Points {
   words(line, point, yTitle) {
     const parts = [line.name, `${this.data.x_title}: ${axisLabel(point.x)}`];
     const { row } = point;
-    if (point.failed) return [...parts, `${this.cell(row, "status")}: ${this.cell(row, "reason")}`.slice(0, 300)];
+    if (point.failed) return [...parts, [this.whyNot(row), this.cell(row, "reason")].filter(Boolean).join(": ").slice(0, 300)];
     if (line.y) return [...parts, `${shown(point.y.value)}, bound by ${this.cell(row, "bound")}`];
     const note = this.cell(row, "notes");
     return [...parts, `${yTitle}: ${shown(point.y.value)}${this.intervalWords(point)}`, this.sampleWords(row), ...this.work(row), ...(note ? [note] : []), ...(profileOf(row) ? ["Profiled: click or Enter shows where its time goes"] : [])];

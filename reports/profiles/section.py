@@ -105,6 +105,7 @@ def section(run: Run) -> Section | None:
             if each.status != "skipped" and not (each.status == "ok" and each.region_us)
         ],
         bar=_BAR,
+        has_ceilings=any(value for profile in good for value in profile.ceilings.values()),
     )
     return Section(Markup(html), {each.profile.case.key: each.anchor for _, group in groups for each in group})
 

@@ -72,7 +72,8 @@ function namesOf(a, b) {
 
 function rowOf([a, b]) {
   const middle = b.log_ms - a.log_ms;
-  const half = Math.hypot(a.half, b.half, rules.between);
+  const onCpu = [a, b].some((side) => side.devices.some((device) => device.GPU === rules.no_gpu));
+  const half = Math.hypot(a.half, b.half, rules.between[onCpu ? "cpu" : "gpu"]);
   const sound = [a, b].every((side) => side.samples >= rules.fewest && !side.others);
   const far = sound && Math.abs(middle) > Math.max(half, Math.log1p(rules.bar));
   const [ratio, low, high] = [middle, middle - half, middle + half].map((each) => Math.exp(Math.min(each, rules.log_limit)));
@@ -235,22 +236,25 @@ function intervalPlot(row, reach) {
 
 const selects = ["a", "b"].map((id) => document.getElementById(id));
 
-/* What the address asks for: ?a=ID&b=ID, or behind the #, which a page from a disk may change. */
+/* What the address asks for, as [chosen ids, the missing in words]: ?a=ID&b=ID, or behind the #, which a page from a
+   disk may change. */
 function asked() {
   const ids = new Set(runs.map(({ id }) => id));
   const words = new URLSearchParams(location.hash.length > 1 ? location.hash.slice(1) : location.search);
-  return ["a", "b"].map((name) => (ids.has(words.get(name)) ? words.get(name) : ""));
+  const named = ["a", "b"].map((name) => [name.toUpperCase(), words.get(name) ?? ""]);
+  const missing = named.filter(([, id]) => id && !ids.has(id)).map(([side, id]) => `Run ${side} (${id}) is not on this site.`);
+  return [named.map(([, id]) => (ids.has(id) ? id : "")), missing];
 }
 
 async function follow() {
-  const chosen = asked();
+  const [chosen, missing] = asked();
   selects.forEach((select, at) => { select.value = chosen[at]; });
   const words = (text) => {
     document.getElementById("said").replaceChildren(element("p", { textContent: text }));
     document.getElementById("found").replaceChildren();
   };
   document.documentElement.dataset.ready = "no";
-  if (!chosen.every(Boolean)) words("Choose two runs.");
+  if (!chosen.every(Boolean)) words([...missing, "Choose two runs."].join(" "));
   else {
     try {
       await Promise.all(chosen.map(load));

@@ -25,7 +25,7 @@ from reports.compare.side import CaseSide, Side, case_sides, run_side
 from reports.page.embedding import embedded_json
 from reports.page.html import Around, render
 from reports.profiles.section import section
-from reports.stats import frame
+from reports.stats import commit_said, frame
 from reports.tables import said, write_frame
 
 PLOTLY = "assets/plotly.js"
@@ -39,7 +39,8 @@ _FORMATS = {"csv": "Table (CSV)", "jsonl": "Records (JSON lines)", "parquet": "T
 class Entry:
     """A run in the index. day: of its first record, UTC; updated: when its last case was started, ISO; "" for none.
 
-    systems: (name, label) of each that has a record. measured: cases with a result, of `cases` planned.
+    commits: with DIRTY where there were uncommitted changes. systems: (name, label) of each that has a record.
+    measured: cases with a result, of `cases` planned.
     files: what there is of it, relative to the site.
     """
 
@@ -156,7 +157,9 @@ def _digest(parts: list[str]) -> str:
 def _entry(run: Run, found: str, records: list[Record], files: tuple[str, ...]) -> Entry:
     asked = run.file.requests[-1] if run.file.requests else None
     moments = sorted(when for record in records if (when := moment(record.started_at)))
-    places = [record.environment for record in records] or ([dict(asked.machine, commit=asked.commit)] if asked else [])
+    places = [record.environment for record in records] or (
+        [dict(asked.machine, commit=asked.commit, dirty=asked.dirty)] if asked else []
+    )
     systems = dict.fromkeys(record.case.system for record in records)
     return Entry(
         id=found,
@@ -164,7 +167,7 @@ def _entry(run: Run, found: str, records: list[Record], files: tuple[str, ...]) 
         day=moments[0].date().isoformat() if moments else "",
         updated=moments[-1].isoformat(timespec="seconds") if moments else "",
         devices=_distinct(each.get("device") for each in places),
-        commits=_distinct(each.get("commit") for each in places),
+        commits=_distinct(commit_said(each) for each in places),
         systems=tuple((name, run.catalogue.system_label(name)) for name in systems),
         mode=run.mode,
         measured=len({record.case.key for record in records if record.status == "ok"}),

@@ -6,9 +6,11 @@ from typing import Any
 
 from jinja2 import Environment
 
+from harness.environment import DIRTY
 from harness.interval import FEWEST
 from harness.reason import span
 from reports.compare.comparison import BETWEEN_RUNS, LOG_LIMIT, NAMED, STORED_BAR, VERDICTS
+from reports.compare.side import NO_GPU
 from reports.compare.views import COLUMNS, NAMED_CASES, SCALE, STORED_MEANING, WIDTH
 from reports.page.embedding import embedded_json
 from reports.page.html import PACKAGE as PAGE
@@ -16,6 +18,7 @@ from reports.resources import environment, source
 from reports.site.entry import PLOTLY, Entry
 from reports.site.feed import feed
 from reports.site.history import History
+from reports.stats import short_commit
 
 PACKAGE = "reports.site"
 _SCRIPTS = {"site.js": "index.js", "compare.js": "compare.js", "over-time.js": "history.js"}
@@ -64,6 +67,7 @@ def _compare(entries: Sequence[Entry]) -> str:
         "meaning": STORED_MEANING,
         "bar": STORED_BAR,
         "between": BETWEEN_RUNS,
+        "no_gpu": NO_GPU,
         "fewest": FEWEST,
         "named": NAMED,
         "named_cases": NAMED_CASES,
@@ -95,5 +99,6 @@ def _over_time(history: History, entries: Sequence[Entry]) -> str:
 
 def short(entry: Entry) -> str:
     """The commits of a run in a few words."""
-    first = entry.commits[0][:10] if entry.commits else "not recorded"
+    first = short_commit(entry.commits[0]) if entry.commits else "not recorded"
+    first = f"{first.removesuffix(DIRTY)} with uncommitted changes" if first.endswith(DIRTY) else first
     return f"commit {first} and {len(entry.commits) - 1} more" if len(entry.commits) > 1 else f"commit {first}"

@@ -1,6 +1,7 @@
 """Runs as they might be left behind, from formulas and noise; for tests only, measured nowhere."""
 
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,6 +27,7 @@ PAPER_SYSTEMS = (
 )
 _FORWARD_US = {"ttt-linear": 4.4, "ttt-mlp": 6.1, "transformer": 4.6, "mamba": 7.8}
 _STEP_MS = {"ttt-linear": 5.1, "ttt-mlp": 15.2, "transformer": 9.0, "mamba": 10.7}
+_PARAMETERS = defaultdict(lambda: 1_310_000_000, {"125m": 130_000_000})
 
 
 @lru_cache
@@ -88,7 +90,7 @@ def ok(case: Case, latency_ms: float, count: int = 30, spread: float = 0.012, **
         "stop": "interval",
         "peak_memory_bytes": int(3e9 + 1e5 * case.batch * max(case.context, 64)),
         "environment": environment(seed=chance.randrange(100)),
-        "metrics": {"parameters": 1_310_000_000, "flops": 2.6e9 * case.batch, "bytes": 2.62e9},
+        "metrics": {"parameters": _PARAMETERS[case.size], "flops": 2.6e9 * case.batch, "bytes": 2.62e9},
         "started_at": f"2026-03-0{chance.randint(1, 4)}T10:{chance.randint(10, 59)}:05+00:00",
         "wall_s": 12.5,
     }
@@ -295,7 +297,7 @@ def fidelity() -> Told:
                 case,
                 1.5,
                 metrics={
-                    "parameters": 130_000_000,
+                    "parameters": _PARAMETERS["125m"],
                     "compared_tokens": 2048,
                     "total_variation_mean": distance,
                     "total_variation_max": 3 * distance,

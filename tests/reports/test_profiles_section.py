@@ -68,6 +68,15 @@ def test_the_section_compares_systems_of_one_work(tmp_path: Path) -> None:
     assert "168" in found.html
 
 
+@pytest.mark.parametrize(("ceilings", "told"), [({"copy_gbs": 3e3}, True), ({"copy_gbs": None}, False), ({}, False)])
+def test_floors_are_explained_where_there_are_ceilings(
+    tmp_path: Path, ceilings: dict[str, float | None], told: bool
+) -> None:
+    found = section(run_with(tmp_path, profile(case(), ceilings=ceilings)))
+    assert "on one scale for cases of the same work." in found.html
+    assert ("on this GPU" in found.html) is told
+
+
 def test_a_case_is_shown_beside_the_fastest_other_system() -> None:
     def shown(system: str, time_us: float) -> Any:
         return SimpleNamespace(profile=profile(case(system), Kernel("gemm", 1, time_us)))

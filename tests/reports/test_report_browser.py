@@ -442,6 +442,31 @@ def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_mean
         assert words in said
 
 
+def test_signs_stand_beside_markers_and_bars(doubtful):
+    boxes = """selector => [...document.querySelectorAll(`#figure-0 .plot .scatterlayer ${selector}`)].map((each) => {
+      const { left, right, top, bottom } = each.getBoundingClientRect();
+      return [left, right, top, bottom];
+    })"""
+    signs = doubtful.evaluate(boxes, ".textpoint text")
+    drawn = doubtful.evaluate(boxes, ".errorbar path")
+    drawn += doubtful.evaluate(boxes, ".trace:has(.js-line) .points path.point")
+    assert len(signs) == 3
+    assert len(drawn) >= 6
+    for left, right, top, bottom in signs:
+        for box in drawn:
+            assert right <= box[0] or left >= box[1] or bottom <= box[2] or top >= box[3]
+
+
+def test_a_line_without_the_metric_says_so(browser, one_place):
+    cases = [Case(system, "torch", "1.3b", "request", 16, 512) for system in ("ttt-linear", "mamba")]
+    times = {"time_to_first_token_ms": 1.0, "time_between_tokens_ms": 1.0}
+    records = [synthetic.ok(cases[0], 2.0, metrics=times), synthetic.ok(cases[1], 2.0, metrics={})]
+    path = browsing.save(synthetic.of_suite("prompt-then-128", *records), one_place, "lacking")
+    with browsing.opened(browser, path) as (page, _):
+        said = page.locator("#figure-0 .legend .missing").inner_text()
+    assert said == "Mamba · PyTorch: no result (measured without Time to first token)"
+
+
 def test_other_backends_wait_behind_a_button(doubtful):
     assert browsing.lines_drawn(doubtful, 0) == 2
     entries = doubtful.locator("#figure-0 .legend li:visible button:not(.only)")

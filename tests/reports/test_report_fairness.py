@@ -5,7 +5,7 @@ import pytest
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.record import Record
-from reports.fairness import fairness, unchecked
+from reports.fairness import fairness, unequal
 from reports.page.html import render
 
 
@@ -19,14 +19,14 @@ def record(system, parameters=1_000_000, status="ok", size="1.3b", metrics=None,
 
 
 def unlike(*records):
-    return {model.system: model.unlike for model in fairness(records, Catalogue())}
+    return {model.system: ", ".join(model.unlike) for model in fairness(records, Catalogue())}
 
 
 def test_models_alike_are_one_row_each():
     models = fairness([record("a"), record("a"), record("b", 1_070_000)], Catalogue())
     assert [(model.system, model.parameters, model.unlike) for model in models] == [
-        ("a", 1_000_000, ""),
-        ("b", 1_070_000, ""),
+        ("a", 1_000_000, ()),
+        ("b", 1_070_000, ()),
     ]
     assert models[0].head_rows_per_prompt == 1
 
@@ -51,9 +51,38 @@ def test_a_model_that_does_not_say_its_size_is_named():
     assert unlike(record("a"), silent)["b"] == "not checked: its parameters are not recorded"
     assert unlike(record("a"), silent)["a"] == ""
     models = fairness([record("a"), silent], Catalogue())
-    assert unchecked(models, Catalogue()) == ["Not checked for equal terms, as its parameters are not recorded: b."]
+    assert unequal(models, Catalogue()) == ["Not checked for equal terms, as its parameters are not recorded: b."]
     assert "Not checked for equal terms" in render([record("a"), silent], Catalogue())
     assert "Not checked for equal terms" not in render([record("a"), record("b")], Catalogue())
+
+
+def test_each_model_that_is_unlike_is_found_and_by_what():
+    odd = [record("b", 1_090_000, head=8.0), record("b", 1_090_000, head=8.0, token_ids="others")]
+    page = render([record("a"), *odd, record("c", head=8.0, metrics={"parameters": None})], Catalogue())
+    opening = page[page.index('class="findings"') : page.index('class="reading"')]
+    words = "(torch, 1.3b) is not on equal terms with the others:"
+    head = "the head runs on more than the last token"
+    assert opening.count("<li>") == 4
+    assert f"<li>a {words} parameters more than 8% off those of b (torch).</li>" in opening
+    assert opening.count(f"<li>b {words} parameters more than 8% off those of a (torch), {head}.</li>") == 1
+    assert f"<li>c {words} {head}.</li>" in opening
+    assert "as its parameters are not recorded: c." in opening
+    assert "equal terms" not in render([record("a"), record("c")], Catalogue()).partition('class="reading"')[0]
+
+
+def test_a_system_is_not_held_against_itself():
+    deeper = record("a", 2_000_000)
+    assert unlike(record("a"), deeper) == {"a": ""}
+    assert unlike(record("a"), deeper, record("b", 2_000_000)) == {"a": "", "b": ""} | {
+        "b": "parameters more than 8% off those of a (torch)"
+    }
+
+
+def test_the_verdict_stands_beside_the_size():
+    page = render([record("a"), record("b", 1_090_000)], Catalogue())
+    section = page[page.index('id="fairness"') : page.index('id="machines"')]
+    assert '>Size</th><th scope="col">Unlike the others<' in section
+    assert '<td>1.3b</td><td class="reason">parameters more than 8% off those of a (torch)</td>' in section
 
 
 def test_sizes_are_compared_among_themselves():

@@ -5,7 +5,8 @@ import synthetic_records as synthetic
 
 from harness.case import Case
 from harness.catalogue import Catalogue
-from reports.page.figures import _either, figures
+from reports.page.figures import _either, figures, undrawn
+from reports.page.html import render
 from reports.stats import frame
 
 PAPER = synthetic.paper()
@@ -59,6 +60,20 @@ def test_each_suite_has_its_figure(name, x, y, lines):
 def test_only_suites_that_are_there_are_drawn():
     _, found = drawn(synthetic.ok(case(), 1.0), suite="quick")
     assert [figure.id for figure in found] == ["quick-forward"]
+
+
+def test_a_figure_without_its_metric_is_named_where_its_suite_has_results():
+    asked = case(phase="request")
+    made = synthetic.of_suite("prompt-then-128", synthetic.ok(asked, 1.0, metrics={}))
+    words = [each for each in undrawn(made.table, made.catalogue) if "first token" in each]
+    assert len(words) == 1
+    assert words[0].endswith(" is not drawn: no record has Time to first token.")
+    assert words[0] in render(made.records, made.catalogue)
+    told = {"time_to_first_token_ms": 1.0, "time_between_tokens_ms": 1.0}
+    whole = synthetic.of_suite("prompt-then-128", synthetic.ok(asked, 1.0, metrics=told))
+    assert undrawn(whole.table, whole.catalogue) == []
+    broken = synthetic.of_suite("prompt-then-128", synthetic.lost(asked, "failed", "why"))
+    assert undrawn(broken.table, broken.catalogue) == []
 
 
 def test_every_row_is_in_a_line_of_its_figure_in_order_of_x():

@@ -132,6 +132,42 @@ def test_other_backends_take_no_part():
     assert "TTT-Linear is fastest" in found[0]
 
 
+def layered(context, ms, system="ttt-linear", backend="torch", batch=8, **case):
+    return synthetic.ok(Case(system, backend, "125m", "generate", batch, context, **case), ms, spread=0.0)
+
+
+def test_only_cases_that_are_alike_are_compared():
+    ours = [layered(context, 4.0) for context in (64, 128)]
+    theirs = [layered(context, 8.0, "mamba") for context in (64, 128)]
+    found = said(*ours, *theirs, suite="quick")[0]
+    assert found.startswith(
+        "Generate latency per token: for context 128, TTT-Linear is fastest; at batch 8 it takes 500 µs, 2"
+    )
+    found = said(*ours, theirs[0], layered(64, 4.1, "ttt-mlp"), suite="quick")[0]
+    assert found.startswith("Generate latency per token: for context 64, TTT-Linear and TTT-MLP are level")
+    assert said(*ours, layered(256, 4.0, "mamba"), suite="quick") == ["Every one of the 3 cases has a result."]
+
+
+def test_a_setting_that_a_system_chooses_itself_sets_it_apart_from_itself_alone():
+    ours = [layered(64, ms, options=(("mini_batch", size),)) for size, ms in ((8, 4.0), (32, 6.0))]
+    found = said(*ours, layered(64, 9.0, "mamba"), suite="quick")[0]
+    assert found.startswith(
+        "Generate latency per token: for mini-batch 32, TTT-Linear is fastest; at batch 8 it takes 750 µs, 1.5 times"
+    )
+    ours = layered(64, 4.0, state_dtype="float32")
+    assert "TTT-Linear is fastest" in said(ours, layered(64, 9.0, "mamba", state_dtype="bfloat16"), suite="quick")[0]
+
+
+def test_the_best_throughput_is_of_cases_that_are_alike():
+    def reaches(system, backend, ms, context):
+        case = Case(system, backend, "1.3b", "generate", 64, context, timing="graph")
+        return synthetic.ok(case, ms, spread=0.0)
+
+    ours = [reaches("ttt-linear", "triton-dual", ms, context) for ms, context in ((4.0, 1024), (8.0, 2048))]
+    found = throughput(*ours, reaches("mamba", "mamba-ssm", 16.0, 2048))
+    assert "Generate throughput: for context 2048, TTT-Linear reaches 8,000 tokens/s at batch 64" in found
+
+
 def test_one_line_alone_is_compared_with_nothing():
     assert not any("fastest" in sentence for sentence in said(*forward({2048: 4.0, 4096: 4.0})))
 

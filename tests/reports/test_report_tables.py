@@ -79,11 +79,11 @@ def test_json_says_null_for_what_is_not_known():
 
 def test_text_says_once_what_all_rows_share():
     text = written(KERNELS, "text")
-    assert text.startswith(
+    assert text.splitlines()[1].startswith(
         "in every row: size 1.3b, dtype bfloat16, timing graph, device NVIDIA H100 80GB HBM3, commit"
     )
     assert text.count("NVIDIA") == 1
-    assert text.count("\n") == len(KERNELS.records) + 3
+    assert text.count("\n") == len(KERNELS.records) + 4
 
 
 @pytest.mark.parametrize("made", [PAPER, KERNELS, synthetic.made(synthetic.fidelity())])
@@ -107,6 +107,17 @@ def test_text_says_what_sets_rows_apart_that_look_alike():
     assert {"scope", "l2"} <= {*shown, *(unsaid[1].split(", ") if unsaid else [])}
     alone = written(synthetic.of_suite("quick", synthetic.ok(cases[0], 1.0)), "text")
     assert "rows differ" not in alone
+
+
+def test_text_names_every_column_that_has_no_room_and_differs():
+    text = written(KERNELS, "text")
+    shown = text.split("\n\n")[-1].splitlines()[0].split()
+    wanted = [metric.name for metric in KERNELS.catalogue.metrics if metric.text] + ["samples"]
+    differ = [name for name in wanted if name in KERNELS.table and KERNELS.table[name].nunique() > 1]
+    unsaid = re.search(r"rows differ in what has no room here: (.*); --columns shows it\n", text)[1].split(", ")
+    assert "floor_share" in unsaid
+    assert set(differ) == {*unsaid, *shown} & set(wanted)
+    assert "samples" not in unsaid
 
 
 def test_a_narrow_terminal_folds_words_and_never_a_number(monkeypatch):

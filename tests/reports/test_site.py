@@ -270,6 +270,17 @@ class Markup(HTMLParser):
         self.addresses += [value for name, value in attributes if name in ("href", "src")]
 
 
+def test_uncommitted_changes_are_said(tmp_path):
+    for name, dirty in (("clean", False), ("dirty", True)):
+        a_run(tmp_path / name, timed(a_case(), 10.0, on_gpu(commit=name[0] * 40, dirty=dirty)))
+    write_site([tmp_path / "clean", tmp_path / "dirty"], tmp_path / "site")
+    for page in ("index.html", "compare.html"):
+        text = (tmp_path / "site" / page).read_text()
+        assert "commit dddddddddd with uncommitted changes" in text
+        assert text.count("with uncommitted changes") == 1
+        assert "commit cccccccccc" in text
+
+
 def test_a_strangers_words_are_never_markup(tmp_path):
     evil = '</script><script>injected=1</script><img src=x onerror="injected=2"><a href="javascript:1">'
     environment = on_gpu(name=evil, commit=evil, software={evil: evil, "__proto__": evil})

@@ -224,9 +224,18 @@ def test_many_cases_of_one_run_alone_are_counted_as_compare_counts_them(browser,
 
 
 def test_an_address_that_names_no_run_asks_for_two(browser, site):
-    for address in ("", "?a=../../x&b=<b>", f"?a={id_of(site, 'monday')}", "#a=constructor&b=__proto__"):
+    for address, missing in (
+        ("", ""),
+        (f"?a={id_of(site, 'monday')}", ""),
+        (f"?a={id_of(site, 'monday')}&b=gone", "Run B (gone) is not on this site. "),
+        ("?a=../../x&b=<b>", "Run A (../../x) is not on this site. Run B (<b>) is not on this site. "),
+        (
+            "#a=constructor&b=__proto__",
+            "Run A (constructor) is not on this site. Run B (__proto__) is not on this site. ",
+        ),
+    ):
         with opened(browser, site, f"compare.html{address}") as page:
-            assert page.inner_text("#said") == "Choose two runs."
+            assert page.inner_text("#said") == f"{missing}Choose two runs."
 
 
 def kept(page):
