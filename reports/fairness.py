@@ -1,6 +1,6 @@
 """Were the models of a comparison alike in what makes it fair? One row for each, as their records say."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from harness.catalogue import Catalogue
@@ -16,7 +16,7 @@ _UNRECORDED = "not checked: its parameters are not recorded"
 class Model:
     """One system, backend and size; texts are "" and numbers None where its records do not say.
 
-    unlike: what sets it apart from the other models of its size, each in words; none for a fair one.
+    unlike: what sets it apart from most other models of its size, each in words; none for a fair one.
     """
 
     system: str
@@ -94,23 +94,36 @@ def _judged(models: list[Model], catalogue: Catalogue) -> list[Model]:
     return [replace(model, unlike=_unlike(model, models, catalogue)) for model in models]
 
 
-def _ratio(a: int | None, b: int | None) -> float:
-    return max(a, b) / min(a, b) if a and b else 1.0
+def _most(others: Iterable[Model], differs: Callable[[Model], bool | None]) -> list[Model]:
+    """The others that differ, where they are more than half of those that can be told; none where they are fewer."""
+    told = [(other, differing) for other in others if (differing := differs(other)) is not None]
+    found = [other for other, differing in told if differing]
+    return found if 2 * len(found) > len(told) else []
+
+
+def _differ(a: str | int | None, b: str | int | None) -> bool | None:
+    """None where one of them is not recorded."""
+    return a != b if a and b else None
+
+
+def _off(a: int | None, b: int | None) -> bool | None:
+    """Whether two numbers of parameters are too far apart; None where one of them is not recorded."""
+    return max(a, b) / min(a, b) > PARAMETERS_LIMIT if a and b else None
 
 
 def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> tuple[str, ...]:
-    """What is wrong with a model among those of its size; the other models of its system and backend are no others."""
+    """In what a model differs from most others of its size; those of its own system and backend are no others."""
     own = (model.system, model.backend)
-    models = [model, *(other for other in models if (other.system, other.backend) != own)]
+    others = [other for other in models if (other.system, other.backend) != own]
     found = [_UNRECORDED] if model.parameters is None else []
-    far = [other for other in models if _ratio(model.parameters, other.parameters) > PARAMETERS_LIMIT]
+    far = _most(others, lambda other: _off(model.parameters, other.parameters))
     if far:
         other = f"{catalogue.system_label(far[0].system)} ({catalogue.backend_label(far[0].backend)})"
         found.append(f"parameters more than {PARAMETERS_LIMIT - 1:.0%} off those of {other}")
-    if len({other.weights_dtype for other in models if other.weights_dtype}) > 1:
-        found.append("weights of different types")
-    if len({other.vocabulary for other in models if other.vocabulary}) > 1:
-        found.append("different vocabularies")
+    if _most(others, lambda other: _differ(model.weights_dtype, other.weights_dtype)):
+        found.append("weights of another type")
+    if _most(others, lambda other: _differ(model.vocabulary, other.vocabulary)):
+        found.append("another vocabulary")
     if model.head_rows_per_prompt is not None and model.head_rows_per_prompt > 1:
         found.append("the head runs on more than the last token")
     if model.kept_between_samples not in ("", "nothing"):

@@ -35,8 +35,8 @@ def test_models_alike_are_one_row_each():
     ("other", "said"),
     [
         (record("b", 1_090_000), "parameters more than 8% off those of a (torch)"),
-        (record("b", weights_dtype="float32"), "weights of different types"),
-        (record("b", metrics={"vocabulary": 50277}), "different vocabularies"),
+        (record("b", weights_dtype="float32"), "weights of another type"),
+        (record("b", metrics={"vocabulary": 50277}), "another vocabulary"),
         (record("b", head=8.0), "the head runs on more than the last token"),
         (record("b", kept_between_samples="a prefix cache"), "keeps a prefix cache between samples"),
     ],
@@ -70,12 +70,21 @@ def test_each_model_that_is_unlike_is_found_and_by_what():
     assert "equal terms" not in render([record("a"), record("c")], Catalogue()).partition('class="reading"')[0]
 
 
+def test_the_odd_one_of_several_is_named_and_not_the_others():
+    odd = record("d", 400_000, metrics={"vocabulary": 100})
+    said = unlike(record("a"), record("b"), record("c"), odd, record("e", metrics={"parameters": None}))
+    silent = "not checked: its parameters are not recorded"
+    assert said == {"a": "", "b": "", "c": "", "e": silent} | {
+        "d": "parameters more than 8% off those of a (torch), another vocabulary"
+    }
+
+
 def test_a_system_is_not_held_against_itself():
     deeper = record("a", 2_000_000)
     assert unlike(record("a"), deeper) == {"a": ""}
-    assert unlike(record("a"), deeper, record("b", 2_000_000)) == {"a": "", "b": ""} | {
-        "b": "parameters more than 8% off those of a (torch)"
-    }
+    off = "parameters more than 8% off those of"
+    assert unlike(record("a"), deeper, record("b", 3_000_000)) == {"a": f"{off} b (torch)", "b": f"{off} a (torch)"}
+    assert unlike(record("a"), deeper, record("b", 2_000_000))["b"] == ""  # as one of the two
 
 
 def test_the_verdict_stands_beside_the_size():
