@@ -8,8 +8,8 @@ from bench.models.config import model_config, parameter_count
 from harness.case import Case
 from harness.gate import Check
 
-# The published sizes lie within 6% of each other, and Mamba's 48 blocks within 8% of the Transformer.
 PARAMETERS_OFF = "parameters_off_transformer"  # a check's name
+# The published sizes lie within 6% of each other, and Mamba's 48 blocks within 8% of the Transformer.
 PARAMETERS_OFF_LIMIT = 0.08
 
 

@@ -222,17 +222,21 @@ class Run:
         except (OSError, ValueError) as error:  # also a number that JSON has not, or a name that no file can have
             raise RunError(f"{self.folder}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
-    def extend(self, jobs: Iterable[Job], catalogue: Catalogue, policy: Mapping[str, Any], request: Request) -> None:
-        """Add what a later request asks for: cases that are not planned yet go to the end of their job."""
+    def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
+        """The run's jobs with those of a later request: cases that are not planned yet go to the end of their job."""
         by_pair = {job.pair: job for job in self.jobs}
         known = {planned.case.key for job in self.jobs for planned in job.cases}
         for job in jobs:
             new = tuple(planned for planned in job.cases if planned.case.key not in known)
             before = by_pair.get(job.pair)
             by_pair[job.pair] = replace(before, cases=(*before.cases, *new)) if before else job
+        return tuple(by_pair.values())
+
+    def extend(self, jobs: Iterable[Job], catalogue: Catalogue, policy: Mapping[str, Any], request: Request) -> None:
+        """Add what a later request asks for."""
         self.file = replace(
             self.file,
-            jobs=tuple(by_pair.values()),
+            jobs=self.joined(jobs),
             catalogue=self.catalogue.merged(catalogue),
             policy=dict(policy),
             requests=(*self.file.requests, request),

@@ -129,16 +129,14 @@ class _Left:
 
 def _left_of(work: Plan, earlier: Run | None, retry: Retry) -> Iterator[_Left]:
     """What is left of each job; of one that an earlier call planned too, its other cases with it, as `run` has it."""
-    before = {job.pair: job for job in earlier.jobs} if earlier else {}
-    for job in work.jobs:
-        repeats = range(work.repeats)
-        if earlier:
-            planned = (*(before[job.pair].cases if job.pair in before else ()), *job.cases)
-            job = replace(job, cases=tuple({each.case.key: each for each in planned}.values()))
-            todo = Todo.of(earlier, job, repeats, retry)
-            yield _Left(job, todo.pending, todo.kept)
-        else:
-            yield _Left(job, [(each, repeat) for repeat in repeats for each in job.cases], 0)
+    repeats = range(work.repeats)
+    if earlier is None:
+        yield from (_Left(job, [(each, repeat) for repeat in repeats for each in job.cases], 0) for job in work.jobs)
+        return
+    joined = {job.pair: job for job in earlier.joined(work.jobs)}
+    for pair in (job.pair for job in work.jobs):
+        todo = Todo.of(earlier, joined[pair], repeats, retry)
+        yield _Left(joined[pair], todo.pending, todo.kept)
 
 
 def _planned_gpus(asked: str | None) -> int:
