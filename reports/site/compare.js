@@ -32,6 +32,9 @@ function compareRuns(a, b) {
   for (const run of [a, b]) {
     if (run.mode !== "measure") throw new NotComparable(`${run.side.name} is a run of mode '${run.mode}', whose cases have no timing.`);
   }
+  for (const run of [a, b]) {
+    if (!Object.keys(run.cases).length) throw new NotComparable(`${run.side.name} has no records to compare.`);
+  }
   const shared = Object.keys(a.cases).filter((key) => own(b.cases, key));
   if (!shared.length) throw new NotComparable(`${a.side.name} and ${b.side.name} have no case in common.`);
   const pairs = shared.map((key) => [a.cases[key], b.cases[key]]).filter((pair) => pair.every((side) => side.ms !== null));

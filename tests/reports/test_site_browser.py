@@ -208,6 +208,28 @@ def test_of_runs_on_several_devices_the_site_says_what_compare_says(browser, tmp
     assert len(said("two", "again")["rows"]) == len(compare(runs["two"], runs["again"]).rows) == 1
 
 
+def test_of_runs_on_a_cpu_and_of_one_without_records_the_site_says_what_compare_says(browser, tmp_path):
+    runs, site = {"empty": a_run(tmp_path / "empty")}, tmp_path / "site"
+    for name, ms in (("first", 10), ("near", 13), ("far", 14)):
+        runs[name] = a_run(tmp_path / name, timed(a_case(), ms, on_cpu()))
+    write_site([run.folder for run in runs.values()], site)
+
+    def said(a, b):
+        with opened(browser, site, f"compare.html?a={id_of(site, a)}&b={id_of(site, b)}") as page:
+            return page.evaluate(COMPARED)
+
+    for other, verdict in (("near", "not judged"), ("far", "slower")):
+        found = compare(runs["first"], runs[other])
+        assert [row.judged.verdict for row in found.rows] == [verdict]
+        assert [list(map(as_number, row)) for row in said("first", other)["rows"]] == [
+            list(map(as_number, row)) for row in cells_of(found)
+        ]
+    for a, b in (("first", "empty"), ("empty", "first")):
+        with pytest.raises(RecordError, match="empty: has no records to compare"):
+            compare(runs[a], runs[b])
+        assert said(a, b)["said"] == "empty has no records to compare."
+
+
 def test_many_cases_of_one_run_alone_are_counted_as_compare_counts_them(browser, tmp_path):
     cases = [a_case(), *(a_case(64 << n, system=system) for system in ("mamba", "transformer") for n in range(8))]
     runs = {"all": a_run(tmp_path / "all", *(timed(case, 10, on_gpu()) for case in cases))}
