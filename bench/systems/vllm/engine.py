@@ -3,7 +3,6 @@
 import gc
 import importlib
 import json
-import tempfile
 import time
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from bench.models.base import CausalLM
 from bench.models.factory import from_seed
 from bench.systems.blockwise import to_host
 from bench.systems.language_model import GATE_BATCH, GATE_PROMPT, GATE_STEPS, device, logits_verdict
+from bench.systems.vllm.model_folder import ModelFolder
 from harness.case import Case
 from harness.gate import Verdict
 
@@ -144,13 +144,12 @@ class Engine:
         self, config: ModelConfig, hugging_face: dict[str, Any], settings: Settings, implementation: str
     ) -> None:
         self.settings, self.model_config = settings, config
-        self._folder = tempfile.TemporaryDirectory(prefix="ttt-bench-")
+        self._folder = ModelFolder()
         self._made: set[int] = set()
         self._reference: CausalLM | None = None
-        folder = Path(self._folder.name)
-        write_model(folder, config, hugging_face, getattr(torch, settings.dtype))
+        write_model(self._folder.path, config, hugging_face, getattr(torch, settings.dtype))
         _register(implementation)
-        self.llm = _start(str(folder), settings)
+        self.llm = _start(str(self._folder.path), settings)
         self.core = self.llm.llm_engine.engine_core.engine_core
         self._tokens_of_step, self._tokens_at = _watch(self.llm.llm_engine.engine_core)
 
@@ -267,7 +266,7 @@ class Engine:
         return self._moved_to_host(self._loaded()) if self._reference is None else self._reference
 
     def _loaded(self) -> CausalLM:
-        return checkpoint.load_weights(self.model_config, self._folder.name, device(), torch.float32)
+        return checkpoint.load_weights(self.model_config, self._folder.path, device(), torch.float32)
 
     def _moved_to_host(self, loaded: CausalLM) -> CausalLM:
         self._reference = to_host(loaded)

@@ -1,0 +1,57 @@
+"""A folder for an engine's model under a name that the next engine's has too."""
+
+import fcntl
+import itertools
+import os
+import shutil
+import tempfile
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+
+class ModelFolder:
+    """An empty folder that this process has alone, and that is emptied when it is let go: `path`.
+
+    vLLM finds what it compiled for a model by the model's path too, so an engine whose folder has a new name compiles
+    everything again. The names are therefore numbered, and each process takes the first one that is free. What a killed
+    process left in its folder goes when the next one takes it. Raises OSError where no folder can be made.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        parent = parent or Path(tempfile.gettempdir())
+        paths = (parent / f"ttt-bench-{os.getuid()}-vllm-{number}" for number in itertools.count())
+        self.path, descriptor = next((path, taken) for path in paths if (taken := _taken(path)) is not None)
+        _empty(self.path)
+        weakref.finalize(self, _let_go, self.path, descriptor)
+
+
+def _taken(path: Path) -> int | None:
+    """The locked folder's descriptor; None where another process has it, or another user made it."""
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # something else has that name
+        return None
+    try:
+        if os.fstat(descriptor).st_uid == os.getuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _let_go(path: Path, descriptor: int) -> None:
+    _empty(path)
+    os.close(descriptor)
+
+
+def _empty(path: Path) -> None:
+    for each in path.iterdir():
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each, ignore_errors=True)
+        else:
+            each.unlink(missing_ok=True)

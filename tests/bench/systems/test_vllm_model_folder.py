@@ -1,0 +1,63 @@
+"""The folder of an engine's model: the same name again, one process at a time, and nothing of a killed one left."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from bench.systems.vllm.model_folder import ModelFolder
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from bench.systems.vllm.model_folder import ModelFolder
+folder = ModelFolder(Path(sys.argv[1]))
+(folder.path / "model.safetensors").write_text("weights")
+print(folder.path.name, flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_next_folder_has_the_name_of_the_one_before_and_is_empty(tmp_path):
+    folder = ModelFolder(tmp_path)
+    path = folder.path
+    (path / "inner").mkdir()
+    (path / "inner" / "config.json").write_text("{}")
+    (path / "link").symlink_to(tmp_path)
+    assert path.stat().st_mode & 0o077 == 0
+    del folder
+    assert list(path.iterdir()) == []
+    assert ModelFolder(tmp_path).path == path
+
+
+def test_two_engines_have_two_folders_and_a_killed_ones_is_taken_over(tmp_path):
+    other = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        held = tmp_path / other.stdout.readline().strip()
+        beside = ModelFolder(tmp_path)
+        assert (beside.path.parent, beside.path != held) == (tmp_path, True)
+        assert (held / "model.safetensors").read_text() == "weights"
+    finally:
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        other.stdout.close()
+    again = ModelFolder(tmp_path)
+    assert (again.path, list(held.iterdir())) == (held, [])
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_has_its_name_and_is_no_folder_of_ours_stays(tmp_path, kind):
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "kept").write_text("kept")
+    first = tmp_path / f"ttt-bench-{os.getuid()}-vllm-0"
+    first.symlink_to(target) if kind == "link" else first.write_text("kept")
+    assert ModelFolder(tmp_path).path.name.endswith("-1")
+    assert (target / "kept").exists()
+
+
+def test_without_a_place_for_it_there_is_an_error(tmp_path):
+    with pytest.raises(OSError, match="No such file"):
+        ModelFolder(tmp_path / "none")
