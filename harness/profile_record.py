@@ -29,7 +29,7 @@ class Profile(Region):
 
     status, reason: as in a record; all but "ok" have a reason and no kernels. tools: name -> version. commands: without
     folders. notes: sentences on what is missing. environment: device, device_kind, software, commit, dirty. stages_s:
-    how long the profiling took, by "times" and "ratios", a started worker and its model included.
+    how long it took, by "build" (the model, for each profiler), "times" and "ratios", the start of workers included.
     """
 
     case: Annotated[

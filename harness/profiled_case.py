@@ -19,8 +19,9 @@ from harness.system import Workload
 from harness.timer import Policy, never_throttled, take_engine_samples
 
 WARM_RUNS = 3
-RUNS = 5  # of what is timed, one after another, at the least
+RUNS = 5  # of what is timed, one after another, at the least, so that one that is held up does not count
 RUNS_S = 0.25  # and for so long: over a few ms the clock of a GPU at its power cap is any of its clocks
+LONGEST_S = 6.0  # but fewer where they would take longer than this
 LAUNCHES = 20_000  # of kernels that Kineto records, those that lead in too: a trace of more takes longer than it shows
 COUNTED_STEPS = 2  # of a call of generate, its last ones: what is done once a mini-batch is in the last
 LOAD_S = 2.0  # of load before a profiler is turned on: a GPU at its power cap is as slow as in a measurement
@@ -80,6 +81,8 @@ class _Work:
         self.case, self.workload = case, workload
         self.name, self.device = range_name(case.phase), workload.device
         self.is_engine = workload.engine_samples is not None
+        # Steps of an engine's batch: what leads in is the batch before them, and one region sees them.
+        self.is_part = workload.engine_batch is not None and case.phase == "generate"
         self.units = workload.units
         self.notes: list[str] = []
         self.passes = 0  # of a call through the layer that is counted
@@ -88,14 +91,18 @@ class _Work:
         self.together = 1  # runs without a pause between them: about a sample of a measurement
         self.lead = 0  # runs just before those that are looked at
         self.runs = RUNS
+        self.host_us: list[float] = []  # of an engine, which times itself: each run's time
         self._policy = replace(policy, min_samples=1, max_samples=1, budget_s=0.0)
         if case.l2 == "cold":
             self.notes.append("profiled with the L2 cache as the work leaves it, not cold")
-        if self.is_engine and case.phase == "generate" and workload.steady is None:
+        if self.is_engine and case.phase == "generate" and not self.is_part:
             self.notes.append("profiled from the prompts to the last token: the engine does not tell its steps apart")
 
     def warm(self) -> None:
-        """Run until what compiles has compiled; an engine does by itself, and says how many units a batch is."""
+        """Run until what compiles has compiled; learn how many units a run of an engine is."""
+        if self.workload.engine_batch is not None:
+            self.units = self.workload.engine_batch(nullcontext())
+            return
         if self.workload.engine_samples is not None:
             samples = self.workload.engine_samples(self._policy)
             self.units = len(take_engine_samples(samples, self._policy).samples_ms)
@@ -121,9 +128,10 @@ class _Work:
             self.repeat(run, self.together)
             runs += self.together
             each_s = (time.monotonic() - start) / runs
-            self.together = launches_for(each_s * 1e3)
+            self.together = 1 if self.is_engine else launches_for(each_s * 1e3)
         if runs:
-            self.lead, self.runs = math.ceil(LEAD_S / each_s), max(RUNS, math.ceil(RUNS_S / each_s))
+            self.lead = math.ceil(LEAD_S / each_s)
+            self.runs = max(math.ceil(RUNS_S / each_s), min(RUNS, int(LONGEST_S / each_s)))
 
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
         """How many runs to lead in and to see, of at most `most` in all: whole samples, where they are that many."""
@@ -142,24 +150,37 @@ class _Work:
                 self.throttled()
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
-        """One call in the range of its phase, inside of `region`; of an engine's generate, its steady steps alone."""
+        """One call in the range of its phase, inside of `region`; of an engine's batch what it takes samples of."""
         entered: list[Found] = []
 
         @contextmanager
         def inside() -> Iterator[None]:
             with region as found, nvtx_range(self.name):
                 entered.append(found)
-                yield
+                with self._on_the_hosts_clock():
+                    yield
 
-        if self.workload.steady is None:
-            with inside():
-                self.workload.run()
-        else:
-            self.units = self.workload.steady(inside())
+        self._once(inside())
         return entered[0]
 
+    def _once(self, around: AbstractContextManager[object]) -> None:
+        if self.workload.engine_batch is None:
+            with around:
+                self.workload.run()
+        else:
+            self.units = self.workload.engine_batch(around)
+
+    @contextmanager
+    def _on_the_hosts_clock(self) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        if self.is_engine:
+            self.host_us.append((time.monotonic() - start) * 1e6)
+
     def timed(self) -> Callable[[], object]:
-        """What is timed: the call, or the replay of a graph of it."""
+        """What is timed: the call, the replay of a graph of it, or an engine's batch."""
+        if self.is_engine:
+            return lambda: self._once(self._on_the_hosts_clock())
         if self.case.timing != "graph" or self.device != "cuda":
             return self.workload.run
         import torch
@@ -173,13 +194,17 @@ class _Work:
 def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     # Here, as a worker that profiles nothing needs no more than what it measures with.
     from harness.profilers import kineto
-    from harness.profilers.trace import found_in, last_runs, without_pauses
+    from harness.profilers.trace import found_in, last_runs, typical_runs
 
-    single = work.is_engine or work.device == "cpu"
-    found = work.ranged(kineto.recording(work.device, with_ranges=True, keep=keep if single else None))
+    on_cpu = work.device == "cpu"
+    found = work.ranged(kineto.recording(work.device, with_ranges=True, keep=keep if on_cpu else None))
     ranged = kineto.launched(found.events, work.device)
     runs, timed = 1, ranged
-    if not single:
+    if work.is_part:
+        # Ranges and the host's calls cost an engine that waits for its host up to half of its time.
+        found = work.ranged(kineto.recording(work.device, with_ranges=False, keep=keep))
+        timed = kineto.launched(found.events, work.device)
+    elif not on_cpu:
         run, most = work.timed(), max(1, LAUNCHES // max(1, len(ranged)))
         with kineto.recording(work.device, with_ranges=False, keep=keep, before=lambda: work.load(run)) as found:
             lead, runs = work.window(most)
@@ -189,8 +214,11 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
         if len(launched) % (lead + runs):
             work.notes.append("its runs launch unlike numbers of kernels, so pauses between them count as gaps")
         timed, runs = last_runs(launched, runs, lead + runs)
-        timed = without_pauses(timed, runs, work.together)
-    return _values(found_in(timed, ranged, runs)) | {"units": runs * work.units}
+    if on_cpu:
+        return _values(found_in(timed, ranged)) | {"units": work.units}
+    typical = typical_runs(timed, runs, work.together, work.host_us[-runs:])
+    values = _values(found_in(typical.launched, ranged, typical.runs))
+    return values | {"region_us": typical.region_us, "units": typical.runs * work.units}
 
 
 def _counted(work: _Work) -> int:
@@ -212,10 +240,14 @@ def _counted(work: _Work) -> int:
 
 
 def _captured(work: _Work) -> dict[str, Any]:
-    """Run a call under its ranges, then what is timed, in Nsight's region; units, runs, and runs between pauses."""
-    if work.is_engine:
+    """Run a call under its ranges, then what is timed, in Nsight's region.
+
+    The answer: units of a run; runs, 0 where the call under its ranges is what is timed; how many of them ran together;
+    host_us, of each run where the host times it.
+    """
+    if work.is_part:
         work.ranged(profiler_range(work.device))
-        return {"units": work.units, "runs": 1, "together": 1}
+        return {"units": work.units, "runs": 0, "together": 1, "host_us": work.host_us[-1:]}
     run = work.timed()
     work.load(run)
     with profiler_range(work.device):
@@ -226,7 +258,7 @@ def _captured(work: _Work) -> dict[str, Any]:
             work.repeat(run, lead)
         with nvtx_range(TIMED):
             work.repeat(run, runs)
-    return {"units": runs * work.units, "runs": runs, "together": work.together}
+    return {"units": work.units, "runs": runs, "together": work.together, "host_us": work.host_us[-runs:]}
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:

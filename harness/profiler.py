@@ -24,7 +24,7 @@ from harness.profile_record import Profile, profile_path, read_profile, write_pr
 from harness.profile_region import Counters, ProfileError, Region
 from harness.profilers import kineto, ncu, nsys
 from harness.profilers.choice import Tools
-from harness.profilers.trace import found_in, without_pauses
+from harness.profilers.trace import found_in, typical_runs
 from harness.ranges import is_recorded, range_names
 from harness.reason import of_exception, sentence
 from harness.record import Record, RecordError
@@ -32,7 +32,8 @@ from harness.run import Job, Pair, Planned, Run
 from harness.timer import Policy
 from harness.worker_slot import WorkerSlot
 
-RATIOS = "ratios"  # the stage of a profile in which Nsight Compute counts
+# The stages of a profile: the model is built, by every profiler anew; times are told; Nsight Compute counts.
+BUILD, TIMES, RATIOS = "build", "times", "ratios"
 STOP_S = 180.0  # a profiler writes its report when the worker has ended
 _READ_S = 300.0  # for a program that reads a report
 _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
@@ -105,7 +106,7 @@ class Profiler:
             for planned in pending:
                 start = time.monotonic()
                 profile, record = self._times(slot, launch, planned)
-                profile = _took(profile, "times", start)
+                profile = _took(profile, TIMES, start, record)
                 self._keep(job, profile, record)
                 found.append(profile)
                 if profile.status != "ok" or not self._wants_ratios:
@@ -113,7 +114,8 @@ class Profiler:
         for place, profile in enumerate(found):
             if profile.status == "ok" and self._wants_ratios:
                 start = time.monotonic()
-                found[place] = _took(self._with_ratios(launch, profile), RATIOS, start)
+                profile, record = self._with_ratios(launch, profile)
+                found[place] = _took(profile, RATIOS, start, record)
                 write_profile(self.run.folder, found[place])
                 self.on_profile(found[place])
         return found
@@ -177,46 +179,43 @@ class Profiler:
         timed, ranged = nsys.read(database)
         command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
         values = dict(answer["profile"])
-        runs, together = values.pop("runs"), values.pop("together")
-        if not timed and runs > 1:
+        runs, together, host_us = (values.pop(name) for name in ("runs", "together", "host_us"))
+        if not timed and runs:
             raise ProfileError("the report of Nsight Systems has no kernel in the range of the timed runs")
-        if not timed:  # an engine times itself
-            timed, together = ranged, 1
-        found = found_in(without_pauses(timed, runs, together), ranged, runs) | values
+        typical = typical_runs(timed, runs, together, host_us) if runs else typical_runs(ranged, 1, 1, host_us)
+        found = found_in(typical.launched, ranged, typical.runs) | values
+        found |= {"region_us": typical.region_us, "units": typical.runs * values["units"]}
         return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}, "commands": [command]}, record
 
-    def _with_ratios(self, launch: Launch, profile: Profile) -> Profile:
-        """The profile with what Nsight Compute counts; where it gives nothing, with a note that says why."""
+    def _with_ratios(self, launch: Launch, profile: Profile) -> tuple[Profile, Record | None]:
+        """The profile with what Nsight Compute counts, and the worker's record; else with a note that says why."""
         if not self.tools.ratios:  # it was given up after an earlier case
-            return replace(profile, notes=(*profile.notes, "Nsight Compute was given up after an earlier case"))
+            return replace(profile, notes=(*profile.notes, "Nsight Compute was given up after an earlier case")), None
         planned = Planned(profile.case)
         stand_in = self.stand_in(planned)
         try:
             try:
-                counters, command = self._counters(launch, profile.case, stand_in)
+                counters, command, record = self._counters(launch, profile.case, stand_in)
             except (ToolLost, ProfileError) as lost:
                 if getattr(lost, "lasting", False) or stand_in == planned:
                     raise
                 stand_in = planned
-                counters, command = self._counters(launch, profile.case, planned)
+                counters, command, record = self._counters(launch, profile.case, planned)
         except (ToolLost, ProfileError) as error:
-            return replace(profile, notes=(*profile.notes, self._give_up("ratios", error)))
+            return replace(profile, notes=(*profile.notes, self._give_up("ratios", error))), None
         if stand_in != planned:
             counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a smaller model"
             profile = replace(profile, notes=(*profile.notes, counted))
-        return replace(
-            _counted(profile, counters),
-            tools={**profile.tools, "ncu": self.tools.versions.get("ncu", "")},
-            commands=(*profile.commands, command),
-        )
+        tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
+        return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command)), record
 
-    def _counters(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str]:
-        """Counters by kernel of what is planned, and the command; the raw report is that of `case`."""
+    def _counters(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str, Record]:
+        """Counters by kernel of what is planned, the command, and the record; the raw report is that of `case`."""
         report, log = self._raw(case, ".ncu-rep"), self._raw(case, ".log")
         wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_names(case.phase)), *launch.command])
-        self._under(wrapped, planned, "ncu", report, log)
+        _, record = self._under(wrapped, planned, "ncu", report, log)
         counters = ncu.read(_read_by(ncu.importing(report)), ncu.profiled_launches(_text(log)))
-        return counters, _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
+        return counters, _without_folders([*wrapped.command, "-m", launch.module, launch.entry]), record
 
     def _under(
         self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
@@ -295,9 +294,15 @@ def _profile(planned: Planned, values: Mapping[str, Any]) -> Profile:
         raise ProfileError(str(error)) from None
 
 
-def _took(profile: Profile, stage: str, start: float) -> Profile:
-    """The profile with the seconds since `start` as those of a stage."""
-    return replace(profile, stages_s={**profile.stages_s, stage: time.monotonic() - start})
+def _took(profile: Profile, stage: str, start: float, record: Record | None) -> Profile:
+    """The profile with the seconds since `start` as those of a stage, but for those that the record's model took."""
+    built = record.stages_s.get(BUILD, 0.0) if record else 0.0
+    so_far = profile.stages_s.get(BUILD, 0.0)
+    return replace(profile, stages_s={**profile.stages_s, BUILD: so_far + built, stage: _since(start) - built})
+
+
+def _since(start: float) -> float:
+    return time.monotonic() - start
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:

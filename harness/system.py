@@ -62,8 +62,9 @@ class Workload:
     gate: compares outputs with the reference before anything is timed; None where there is nothing to compare with.
     engine_samples: for systems that time themselves: ms of one unit, all that one batch gave at a time, as it ends. The
         first batches, for as long as a warm-up lasts and at least one, are not counted.
-    steady: for such a system's generate: runs a batch, inside of the context only steps in which every sequence takes
-        part, and returns how many units those are; a profiler sees them alone.
+    engine_batch: for such a system: runs a batch, inside of the context only what it takes samples of (of generate,
+        some of the steps in which every sequence takes part), and returns how many units those are; a profiler sees
+        them alone.
     measured: asked after sampling for metrics that the work found itself in so many last calls of `run`, or samples of
         its engine.
     metrics, settings: numbers and texts for the record; `flops` and `bytes` are those of one unit.
@@ -80,7 +81,7 @@ class Workload:
     witness: Callable[[Random], Callable[[Any, int], Verdict]] | None = None
     gate: Callable[[], Verdict] | None = None
     engine_samples: Callable[[Policy], Iterable[Sequence[float]]] | None = None
-    steady: Callable[[AbstractContextManager[object]], int] | None = None
+    engine_batch: Callable[[AbstractContextManager[object]], int] | None = None
     measured: Callable[[int], Mapping[str, float | None]] | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from bench.selection import Asked
 from harness.machine_load import warning
 from harness.process import Limits
 from harness.profile_record import Profile
-from harness.profiler import Profiler
+from harness.profiler import BUILD, Profiler
 from harness.profilers.choice import choose
 from harness.run import Job, Planned, Run, RunFile
 from harness.timer import Policy
@@ -108,7 +108,9 @@ class _Shown:
             return
         (profile,) = with_common_ceilings([profile])
         agrees = agreement(profile, self._latencies.get(profile.case.key))
-        print(f"{counter} {profile.case.label}: {agrees} ({in_words(sum(profile.stages_s.values()))})", flush=True)
+        stages_s = dict(profile.stages_s)
+        built, took = in_words(stages_s.pop(BUILD, 0.0)), in_words(sum(stages_s.values()))
+        print(f"{counter} {profile.case.label}: {agrees} ({took}, and {built} to build the model)", flush=True)
         print(f"    {' '.join(sentences(profile))}", flush=True)
         for note in profile.notes:
             print(f"    ({note})", flush=True)

@@ -64,7 +64,7 @@ def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 
     busy_us, longest_gap_us = busy(timed)
     ranges = ranges_of(ranged, kernels)
     return {
-        "region_us": max(each.end_us for each in timed) - min(each.start_us for each in timed),
+        "region_us": _extent(timed),
         "busy_us": busy_us,
         "longest_gap_us": longest_gap_us,
         "kernels": tuple(kernels),
@@ -81,21 +81,48 @@ def last_runs(launched: list[Launched], runs: int, recorded: int) -> tuple[list[
     return in_order[-(len(launched) // recorded * runs) :], runs
 
 
-def without_pauses(launched: Sequence[Launched], runs: int, together: int) -> list[Launched]:
-    """The launches of `runs` runs with no time between those that ran `together` and the next ones.
+@dataclass(frozen=True)
+class Typical:
+    """Launches of `runs` runs one after another, and how long those took in all."""
 
-    As they are where runs launch unlike numbers.
+    launched: list[Launched]
+    runs: int
+    region_us: float
+
+
+def typical_runs(launched: Sequence[Launched], runs: int, together: int, host_us: Sequence[float] = ()) -> Typical:
+    """Of `runs` runs the middle half by their time, with no pause between those that ran `together` and the next ones.
+
+    A record has the median of its samples, so a run that the profiler itself holds up must not count. host_us: how long
+    each run took for the host, where that is its latency. All runs, as they are, where they launch unlike numbers.
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not in_order or len(in_order) % runs:
-        return in_order
-    each, closed, end = len(in_order) // runs * together, list[Launched](), None
-    for start in range(0, len(in_order), each):
-        group = in_order[start : start + each]
-        shift = 0.0 if end is None else end - group[0].start_us
-        closed += [replace(one, start_us=one.start_us + shift, end_us=one.end_us + shift) for one in group]
-        end = max(one.end_us for one in closed[start:])
-    return closed
+        return Typical(in_order, runs, sum(host_us) or _extent(in_order))
+    each = len(in_order) // runs * together
+    samples = [in_order[start : start + each] for start in range(0, len(in_order), each)]
+    times = [sum(host_us[place * together : (place + 1) * together]) for place in range(len(samples))]
+    times = [max(time, _extent(sample)) for time, sample in zip(times, samples, strict=True)]
+    kept = sorted(_middle_half(times))
+    closed, end = list[Launched](), None
+    for sample in (samples[place] for place in kept):
+        shift = 0.0 if end is None else end - sample[0].start_us
+        moved = [replace(one, start_us=one.start_us + shift, end_us=one.end_us + shift) for one in sample]
+        end = max(one.end_us for one in moved)
+        closed += moved
+    return Typical(closed, len(closed) * runs // len(in_order), sum(times[place] for place in kept))
+
+
+def _middle_half(times: Sequence[float]) -> list[int]:
+    """The places of the times that are left without a quarter at either end."""
+    in_order = sorted(range(len(times)), key=lambda place: times[place])
+    return in_order[len(times) // 4 : len(times) - len(times) // 4]
+
+
+def _extent(launched: Sequence[Launched]) -> float:
+    if not launched:
+        return 0.0
+    return max(each.end_us for each in launched) - min(each.start_us for each in launched)
 
 
 def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:

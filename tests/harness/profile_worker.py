@@ -11,6 +11,7 @@ from harness.case import Case
 from harness.record import Record
 
 KERNELS = [{"name": name, "launches": 4, "time_us": 10.0} for name in ("aten::mm", "aten::add")]
+UNDER_NSIGHT = {"units": 5, "runs": 3, "together": 1, "host_us": []}
 FOUND = {"units": 5, "region_us": 25.0, "busy_us": 20.0, "longest_gap_us": 5.0, "kernels": KERNELS, "ranges": []}
 
 
@@ -25,12 +26,12 @@ def main() -> None:
             case, does = Case.from_dict(request["case"]), "" if by_kineto else os.environ.get("FAKE_WORKER")
             if does == "killed":
                 os.kill(os.getpid(), 9)
-            record = Record(case, "ok", environment={"software": {"torch": "2.11"}})
+            record = Record(case, "ok", environment={"software": {"torch": "2.11"}}, stages_s={"build": 0.001})
             if case.size == os.environ.get("FAKE_UNKNOWN_SIZE"):
                 record = Record(case, "failed", "ConfigError: size unknown")
             if does == "oom":
                 record = Record(case, "oom", "MemoryError: 80 GiB")
-            profile = (FOUND if by_kineto else {"units": 5, "runs": 3, "together": 1}) | {"notes": [], "ceilings": {}}
+            profile = (FOUND if by_kineto else UNDER_NSIGHT) | {"notes": [], "ceilings": {}}
             answer = {"record": record.to_dict(), "healthy": True, "profile": profile}
         print(json.dumps({"id": request["id"], **answer}), flush=True)
 

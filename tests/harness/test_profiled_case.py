@@ -13,7 +13,7 @@ from harness import profiled_case
 from harness.measured_case import PROFILE, CaseRun
 from harness.profiled_case import RUNS, WARM_RUNS, ProfilerChoice, ceilings_by
 from harness.profilers import kineto
-from harness.profilers.trace import Launched, last_runs, without_pauses
+from harness.profilers.trace import Launched, last_runs, typical_runs
 from harness.ranges import nvtx_range
 from harness.system import Workload
 from harness.timer import Policy
@@ -39,7 +39,7 @@ def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(events: list
     workload = Workload(run=lambda: events.append("run"), units=16)
     call = ["prefill", "run", "end"]
     found = profiled_case.profile(case(), workload, Policy(), ProfilerChoice("nsys"))
-    assert found == {"units": 16 * RUNS, "runs": RUNS, "together": 1, "notes": [], "work": {}}
+    assert found == {"units": 16, "runs": RUNS, "together": 1, "host_us": [], "notes": [], "work": {}}
     assert events == [*call * WARM_RUNS, "cpu", *call, "lead", "end", "timed", *["run"] * RUNS, "end", "end"]
     events.clear()
     assert profiled_case.profile(case(), workload, Policy(), ProfilerChoice("ncu"))["units"] == 16
@@ -59,7 +59,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_leads_in_is_not_in_the_range_that_nsight_times(events: list[str], loaded: None) -> None:
     workload = Workload(run=lambda: events.append("run"), units=16)
     found = profiled_case.profile(case(), workload, Policy(), ProfilerChoice("nsys"))
-    assert (found["units"], found["runs"], found["together"]) == (6 * 16, 6, 2)
+    assert (found["units"], found["runs"], found["together"]) == (16, 6, 2)
     assert events[events.index("cpu") :] == [
         *("cpu", "prefill", "run", "end", "lead", *["run"] * 4, "end"),
         *("timed", *["run"] * 6, "end", "end"),
@@ -142,8 +142,17 @@ def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.Mo
     )
     on_gpu.load(lambda: calls.append("run"))
     assert (len(calls), on_gpu.lead, on_gpu.runs, on_gpu.together) == (20, 10, 7, 1)
+    monkeypatch.setattr(profiled_case, "RUNS_S", 0.25)
+    calls.clear()
+    on_gpu.load(lambda: calls.append("run"))
+    assert on_gpu.runs == 5  # which takes 5 of 6 seconds
+    monkeypatch.setattr(profiled_case, "LONGEST_S", 2.5)
+    calls.clear()
+    on_gpu.load(lambda: calls.append("run"))
+    assert on_gpu.runs == 2
+    calls.clear()
     on_cpu.load(lambda: calls.append("run"))
-    assert (len(calls), on_cpu.lead, on_cpu.runs) == (20, 0, RUNS)
+    assert (len(calls), on_cpu.lead, on_cpu.runs) == (0, 0, RUNS)
 
 
 def test_short_runs_pause_where_a_measurement_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,11 +192,33 @@ def test_what_is_seen_has_as_many_runs_as_what_leads_in(
 def test_pauses_are_taken_out_and_gaps_stay() -> None:
     starts = [0, 11, 100, 112, 300, 315]  # kernels of 10 us; two runs of one kernel make a sample
     launched = [Launched("kernel", float(start), start + 10.0, 10.0) for start in starts]
-    closed = without_pauses(launched, runs=6, together=2)
-    assert [each.start_us for each in closed] == [0, 11, 21, 33, 43, 58]
-    assert [each.end_us - each.start_us for each in closed] == [10.0] * 6
-    assert without_pauses(launched, runs=4, together=2) == launched  # they launched unlike numbers
-    assert without_pauses(launched, runs=1, together=1) == launched
+    found = typical_runs(launched, runs=6, together=2)
+    assert [each.start_us for each in found.launched] == [0, 11, 21, 33, 43, 58]
+    assert [each.end_us - each.start_us for each in found.launched] == [10.0] * 6
+    assert (found.runs, found.region_us) == (6, 68.0)
+    unlike = typical_runs(launched, runs=4, together=2)
+    assert (unlike.launched, unlike.runs, unlike.region_us) == (launched, 4, 325.0)
+    assert typical_runs(launched, runs=1, together=1).launched == launched
+
+
+def test_runs_that_a_profiler_held_up_do_not_count() -> None:
+    times = [10.0, 30.0, 11.0, 12.0, 10.5, 9.0, 10.6, 11.5]
+    launched = [Launched("kernel", 100.0 * place, 100.0 * place + time, time) for place, time in enumerate(times)]
+    found = typical_runs(launched, runs=8, together=1)
+    assert [each.own_us for each in found.launched] == [11.0, 10.5, 10.6, 11.5]
+    assert (found.runs, found.region_us) == (4, pytest.approx(43.6))
+    of_two = typical_runs(launched, runs=8, together=2)  # samples of 130, 112, 109, 111.5
+    assert [each.own_us for each in of_two.launched] == [11.0, 12.0, 10.6, 11.5]
+    assert (of_two.runs, of_two.region_us) == (4, pytest.approx(112 + 111.5))
+
+
+def test_a_run_that_the_host_times_lasts_as_long_as_the_host_says() -> None:
+    launched = [Launched("kernel", 100.0 * place, 100.0 * place + 20, 20.0) for place in range(5)]
+    found = typical_runs(launched, runs=5, together=1, host_us=[40.0, 90.0, 41.0, 15.0, 42.0])
+    assert [each.start_us for each in found.launched] == [0.0, 20.0, 40.0]
+    assert (found.runs, found.region_us) == (3, 123.0)  # and no shorter than its kernels
+    assert typical_runs(launched[:1], 1, 1, [35.0]).region_us == 35.0
+    assert typical_runs(launched, 2, 1, [300.0, 310.0]).region_us == 610.0  # they launched unlike numbers
 
 
 def test_a_sample_ends_with_the_last_kernel_of_any_stream() -> None:
@@ -196,7 +227,7 @@ def test_a_sample_ends_with_the_last_kernel_of_any_stream() -> None:
         Launched("b", 5.0, 10.0, 5.0),
         *(2 * [Launched("c", 100.0, 110.0, 10.0)]),
     ]
-    closed = without_pauses(launched, runs=2, together=1)
+    closed = typical_runs(launched, runs=2, together=1).launched
     assert [(each.start_us, each.end_us) for each in closed] == [(0, 30), (5, 10), (30, 40), (30, 40)]
 
 
@@ -221,18 +252,70 @@ def test_an_engine_runs_one_batch_after_it_has_warmed_up() -> None:
     assert "does not tell its steps apart" in found["notes"][0]
 
 
-@pytest.mark.parametrize("tool", ["nsys", "ncu"])
-def test_of_an_engines_steps_only_the_steady_ones_are_seen(events: list[str], tool: Any) -> None:
-    def steady(around: AbstractContextManager[object]) -> int:
+@pytest.fixture
+def engine(events: list[str]) -> Workload:
+    """Runs batches of 7 units; nothing but its batch may be run."""
+
+    def batch(around: AbstractContextManager[object]) -> int:
         events.append("prompts")
         with around:
             events.append("steps")
         return 7
 
-    workload = Workload(run=print, engine_samples=lambda policy: itertools.repeat([1.0]), steady=steady)
-    found = profiled_case.profile(case(phase="generate", timing="engine"), workload, Policy(), ProfilerChoice(tool))
-    assert events == ["prompts", "cpu", "generate", "steps", "end", "end"]
-    assert (found["units"], found.get("runs", 1), found["notes"]) == (7, 1, [])
+    def samples(policy: Policy) -> Iterator[list[float]]:
+        raise AssertionError("a batch is enough")
+
+    return Workload(run=pytest.fail, engine_samples=samples, engine_batch=batch)
+
+
+@pytest.mark.parametrize("tool", ["nsys", "ncu"])
+def test_of_an_engines_steps_only_the_steady_ones_are_seen(events: list[str], engine: Workload, tool: Any) -> None:
+    found = profiled_case.profile(case(phase="generate", timing="engine"), engine, Policy(), ProfilerChoice(tool))
+    assert events == ["prompts", "steps", "prompts", "cpu", "generate", "steps", "end", "end"]
+    assert (found["units"], found.get("runs", 0), found["notes"]) == (7, 0, [])
+    assert len(found.get("host_us", [0.0])) == 1
+
+
+def test_an_engines_prompts_are_led_in_and_timed_by_the_host(
+    events: list[str], engine: Workload, loaded: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(0.0, 2.0)  # a batch reads it twice
+    monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(profiled_case, "_wait", lambda device: None)
+    found = profiled_case.profile(case(timing="engine"), engine, Policy(), ProfilerChoice("nsys"))
+    batch = ["prompts", "steps"]
+    assert events == [
+        *(*batch, "cpu", "prompts", "prefill", "steps", "end"),
+        *("lead", *batch * 4, "end", "timed", *batch * 6, "end", "end"),
+    ]
+    assert (found["units"], found["runs"], found["host_us"]) == (7, 6, [2e6] * 6)
+
+
+@pytest.mark.parametrize("phase", ["forward", "generate"])
+def test_kineto_times_an_engine_without_its_ranges(
+    phase: str, engine: Workload, loaded: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recordings: list[bool] = []
+    launched = [Launched("kernel", float(start), start + 3.0, 3.0) for start in range(0, 100, 10)]
+
+    @contextmanager
+    def recording(device: str, with_ranges: bool, keep: Any = None, before: Any = None) -> Iterator[Any]:
+        recordings.append(with_ranges)
+        if before:
+            before()
+        yield SimpleNamespace(events=launched if phase == "forward" and not with_ranges else launched[:1])
+
+    monkeypatch.setattr(profiled_case, "_wait", lambda device: None)
+    monkeypatch.setattr(profiled_case, "open_gpu", lambda: None)
+    monkeypatch.setattr(kineto, "recording", recording)
+    monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
+    monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=itertools.count(0.0, 1e-5).__next__))
+    engine.device = "cuda"
+    found = profiled_case.profile(case(phase=phase, timing="engine"), engine, Policy(), ProfilerChoice())
+    assert recordings == [True, False]
+    runs = 6 if phase == "forward" else 1
+    assert (found["units"], found["region_us"]) == (runs * 7, pytest.approx(runs * 10.0))
+    assert (found["busy_us"], found["kernels"][0]["launches"]) == (3.0 * runs, runs)
 
 
 def test_a_profiled_case_is_not_timed_and_has_its_ceilings() -> None:

@@ -121,6 +121,8 @@ def test_ncu_counts_beside_the_times_of_kineto(tmp_path: Path, fake: Any) -> Non
     assert counters["aten::mm"].launches == 2
     assert found.tools["ncu"] == "2025.3.0"
     assert [command.split()[0] for command in found.commands][1:] == ["ncu"]
+    assert list(found.stages_s) == ["build", "times", "ratios"]
+    assert found.stages_s["build"] == pytest.approx(2 * 0.001)  # each profiler has a worker of its own
     assert str(tmp_path) not in " ".join(found.commands)
     assert said == []
 
@@ -174,7 +176,7 @@ def test_without_ratios_the_times_stay_and_a_note_says_why(
 def test_nsys_tells_times(tmp_path: Path, fake: Any) -> None:
     fake()
     (found,), _ = profile_all(run_of(tmp_path), Tools("nsys", versions={"nsys": "2025.1"}))
-    assert (found.region_us, found.busy_us, found.units) == (7.0, 7.0, 5)  # three runs, one after the other
+    assert (found.region_us, found.busy_us, found.units) == (7.0, 7.0, 15)  # three runs of five, one after the other
     assert [kernel.name for kernel in found.kernels] == ["gemm(float*)", "_dual", "memory copy"]
     assert found.tools == {"nsys": "2025.1"}
 

@@ -31,7 +31,6 @@ LONGEST_GRAPH = 8192
 MEMORY_SHARE = 0.9  # the rest is for the gate's reference in float32
 # What vLLM says where the GPU is too small for the weights and a cache, or another program has taken its share.
 NO_ROOM = ("memory for the cache blocks", "available KV cache memory", "not enough GPU memory", "Free memory on device")
-STEPS_SEEN = 16  # by a profiler, of a batch's steady ones
 SPARE_BLOCKS = 0.01  # of the cache; filled to the last block, the engine would preempt
 
 
@@ -97,7 +96,7 @@ class Batch:
     """One batch run to its end: when it began, and for each step when it ended and how many tokens it made.
 
     tokens_at: of each request when the engine's core had each of its tokens, by the core's own timestamps, of which
-    vLLM makes a request's `first_token_ts` and `last_token_ts`. seen: how many steps a profiler saw.
+    vLLM makes a request's `first_token_ts` and `last_token_ts`.
     Seconds of the host's monotonic clock; a step that made tokens ends with them on the host, so the GPU has done its
     work, and an idle engine has none left over when the next batch begins.
     """
@@ -106,7 +105,6 @@ class Batch:
     steps: list[tuple[float, int]] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     tokens_at: dict[str, list[float]] = field(default_factory=dict)
-    seen: int = 0
 
     def total_ms(self) -> float:
         """From the first step's begin to the last token."""
@@ -168,10 +166,11 @@ class Engine:
         new_tokens: int,
         logits: bool = False,
         around: AbstractContextManager[object] | None = None,
+        steady_steps: int = 0,
     ) -> Batch:
         """Run prompts to their end, greedily, `new_tokens` each; the prompts are handed over before the time begins.
 
-        around: entered for STEPS_SEEN steps once every sequence generates.
+        around: entered for all steps, or for `steady_steps` of them once every sequence generates.
         """
         from vllm import SamplingParams
 
@@ -181,17 +180,15 @@ class Engine:
         self.llm.enqueue([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
         engine = self.llm.llm_engine
         self._tokens_at.clear()
-        batch = Batch(time.monotonic())
+        batch, first = Batch(time.monotonic()), -1
         with ExitStack() as region:
             while engine.has_unfinished_requests():
-                every = bool(batch.steps) and batch.steps[-1][1] == len(prompts)
-                if around is not None and every and batch.seen < STEPS_SEEN:
-                    if batch.seen == 0:
-                        region.enter_context(around)
-                    batch.seen += 1
-                elif batch.seen:
+                begins = not steady_steps or (bool(batch.steps) and batch.steps[-1][1] == len(prompts))
+                if around is not None and first < 0 and begins:
+                    region.enter_context(around)
+                    first = len(batch.steps)
+                elif steady_steps and first >= 0 and len(batch.steps) == first + steady_steps:
                     region.close()
-                    around = None
                 self._tokens_of_step.clear()
                 batch.outputs += engine.step()
                 batch.steps.append((time.monotonic(), sum(self._tokens_of_step)))

@@ -41,6 +41,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 STEADY_STEPS = 32  # of a generate batch, at the least, in which every sequence takes part
+STEPS_SEEN = 16  # of those by a profiler
 MANY_SEQUENCES = 4096  # the figures' largest batch: an engine of more than SEQUENCES is made for all of them
 BESIDE_CACHE = 2_500_000_000  # bytes that an engine of 1.3b took beside weights and cache, on an H100 and an H200
 MODEL_LENGTH = 33_024  # the figures' longest prompt, 32,768, and its steps; one engine then serves them all
@@ -113,7 +114,7 @@ class VllmSystem:
             device="cuda",
             gate=lambda: self._gate(engine, case),
             engine_samples=work.samples,
-            steady=work.steady if isinstance(work, Generate) else None,
+            engine_batch=work.inside,
             witness=lambda chance: work.witness(chance, self.last_logits),
             measured=work.measured,
             metrics=facts.metrics() | work.metrics() | total(cost).metrics() | kept | ceilings,
@@ -216,6 +217,11 @@ class _Work:
         self._ran = self.engine.run(self._prompts, self.new_tokens)
         return self._ran
 
+    def inside(self, around: AbstractContextManager[object]) -> int:
+        """See Workload.engine_batch."""
+        self.engine.run(self.engine.prompts(self.batch, self.context), self.new_tokens, around=around)
+        return 1
+
     def samples(self, policy: Policy) -> Iterator[list[float]]:
         """Those of batch after batch, without an end."""
         while True:
@@ -275,11 +281,12 @@ class Generate(_Work):
         """One a sequence in flight."""
         return self.batch
 
-    def steady(self, around: AbstractContextManager[object]) -> int:
-        """See Workload.steady."""
-        batch = self.engine.run(self.engine.prompts(self.batch, self.context), self.new_tokens, around=around)
+    def inside(self, around: AbstractContextManager[object]) -> int:
+        """See Workload.engine_batch."""
+        prompts = self.engine.prompts(self.batch, self.context)
+        batch = self.engine.run(prompts, self.new_tokens, around=around, steady_steps=STEPS_SEEN)
         batch.steady_ms(self.batch)  # raises where no step was steady
-        return batch.seen
+        return STEPS_SEEN
 
     def samples_of(self, batch: Batch) -> list[float]:
         """Every steady step."""

@@ -117,11 +117,27 @@ def test_a_profiler_sees_steady_steps_alone(llm):
         yield
         engine.step = step
 
-    assert workload.steady(around()) == len(seen) == vllm_engine.STEPS_SEEN < vllm_system.STEADY_STEPS
+    assert workload.engine_batch(around()) == len(seen) == vllm_system.STEPS_SEEN < vllm_system.STEADY_STEPS
     assert set(seen) == {4}
 
 
-@pytest.mark.parametrize(("phase", "units"), [("forward", 1), ("generate", vllm_engine.STEPS_SEEN)])
+def test_a_profiler_sees_prompts_from_their_first_step_on(llm):
+    workload = OnCpu().build(replace(CASE, phase="forward"))
+    engine, seen = llm.started[0].llm_engine, []
+
+    @contextmanager
+    def around():
+        assert engine.has_unfinished_requests()  # they are handed over
+        step, engine.step = engine.step, lambda: seen.append(1) or step()
+        yield
+        assert not engine.has_unfinished_requests()
+        engine.step = step
+
+    assert workload.engine_batch(around()) == 1
+    assert seen
+
+
+@pytest.mark.parametrize(("phase", "units"), [("forward", 1), ("generate", vllm_system.STEPS_SEEN)])
 def test_an_engines_case_is_profiled(llm, phase, units):
     workload = OnCpu().build(replace(CASE, phase=phase))
     found = profiled_case.profile(replace(CASE, phase=phase), workload, Policy(), ProfilerChoice("ncu"))
