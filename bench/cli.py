@@ -248,13 +248,12 @@ def table(
 
 @app.command()
 def numbers(
-    run: RunFolder,
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Markdown files.")],
 ) -> None:
-    """Write the tables of Markdown files from a run, each below a comment that defines it (see bench/numbers.py)."""
+    """Write the tables of Markdown files from runs, each below a comment that defines it (see bench/numbers.py)."""
     from bench.commands import results
 
-    results.numbers(run, files)
+    results.numbers(files)
 
 
 @app.command()

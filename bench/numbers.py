@@ -1,6 +1,7 @@
-"""Write the tables of a Markdown file from a run: each stands below a comment that says what is in it.
+"""Write the tables of a Markdown file from runs: each stands below a comment that says what is in it.
 
     <!-- numbers
+    run = "reports/results/h100"
     value = "latency_ms"
     where = { suites = "kernel-forward", system = "ttt-linear", backend = "thunderkittens", l2 = "cold" }
     head = "ms"
@@ -10,10 +11,14 @@
     (what was here is replaced)
     <!-- /numbers -->
 
-A cell is `value` of the case that `where`, its row and its column name by columns of `ttt-bench table`; a row or a
-column may name another `value`. "a|b" is either, and a list gives as many numbers, separated by slashes. `best = "max"`
-(or "min") takes the best of several cases, `scale` multiplies, `digits` (3) are the significant ones, and
-`marks = { "cache full" = "†" }` puts a sign to the cells of cases that bear a mark.
+`run` is a run's folder, seen from the file's. A cell is `value` of the case that `where`, its row and its column name
+by columns of `ttt-bench table`; a row or a column may name another `value`. "a|b" is either, and a list gives as many
+numbers, separated by slashes. `best = "max"` (or "min") takes the best of several cases, `scale` multiplies, `digits`
+(3) are the significant ones, and `marks = { "cache full" = "†" }` puts a sign to the cells of cases that bear a mark.
+
+In place of a `value`, `profile` asks the case's profile: "ms" in kernels and gaps, the share of a list of parts
+(`reports.profiles.parts`) such as ["ttt", "scan"], or "longest", the kernel that takes most of the time and what bounds
+it.
 
 Two kinds of rows stand beside those of cases: `given = [29.6, 116]`, one number a column, was measured elsewhere, and
 `ratio = ["TTT-MLP", "ours"]` is a row above, of that label, over another one.
@@ -22,8 +27,8 @@ Two kinds of rows stand beside those of cases: `given = [29.6, 116]`, one number
 import math
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from typing import Any
@@ -31,15 +36,37 @@ from typing import Any
 import pandas as pd
 
 from bench.errors import UserError
+from harness.profile_record import Profile
+from harness.run import Run
+from reports.profiles.ceilings import with_common_ceilings
+from reports.profiles.parts import LABELS, parts
+from reports.profiles.words import longest
+from reports.stats import frame, row_keys
 
 BLOCK = re.compile(r"(?P<head><!-- numbers\n(?P<text>.*?)-->\n)(?P<table>.*?)(?P<end><!-- /numbers -->)", re.DOTALL)
 BEGINNING = "<!-- numbers\n"
 DIGITS = 3
-KEYS = {"value", "best", "scale", "digits"}  # of a row, a column or the whole, and no column of the frame
+KEYS = {"value", "profile", "best", "scale", "digits"}  # of a row, a column or the whole; no columns of the frame
+KEY = "key of the case"  # a column of `Source.rows` beside those of the table
 
 
-def with_numbers(text: str, frame: pd.DataFrame) -> str:
-    """The text of a file with its tables written anew from the rows of `reports.stats.frame`.
+@dataclass(frozen=True)
+class Source:
+    """What a run has for tables: the rows of `reports.stats.frame`, and profiles by the keys of their cases."""
+
+    rows: pd.DataFrame
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: Run) -> "Source":
+        """Those of a run; its profiles by common ceilings, as its page has them."""
+        records, profiles = run.records(), run.profiles()
+        rows = frame(records, run.catalogue).assign(**{KEY: row_keys(records)})
+        return cls(rows, dict(zip(profiles, with_common_ceilings([*profiles.values()]), strict=True)))
+
+
+def with_numbers(text: str, source_of: Callable[[str], Source]) -> str:
+    """The text of a file with its tables written anew. source_of: what the run has that a table names.
 
     Raises UserError where there is no table, or where one cannot be read or finds no case.
     """
@@ -47,20 +74,21 @@ def with_numbers(text: str, frame: pd.DataFrame) -> str:
     if not found or len(found) != text.count(BEGINNING):
         begun = text.count(BEGINNING)
         raise UserError(f"{begun} tables begin with <!-- numbers and {len(found)} end with <!-- /numbers -->")
-    return BLOCK.sub(lambda block: block["head"] + _table(block["text"], frame) + block["end"], text)
+    return BLOCK.sub(lambda block: block["head"] + _table(block["text"], source_of) + block["end"], text)
 
 
-def _table(definition: str, frame: pd.DataFrame) -> str:
+def _table(definition: str, source_of: Callable[[str], Source]) -> str:
     """The lines of a table."""
     try:
         asked = tomllib.loads(definition)
+        source = source_of(asked["run"])
         columns, rows = asked["columns"], asked["rows"]
         heads = [asked.get("head", ""), *(column["label"] for column in columns)]
         lines = [heads, ["---"] * len(heads)]
         above: dict[str, list[list[Number]]] = {}
         for row in rows:
-            found = above[row["label"]] = _row(asked, row, columns, frame, above)
-            if not any(number.value is not None for cell in found for number in cell):
+            found = above[row["label"]] = _row(asked, row, columns, source, above)
+            if not any(number.text for cell in found for number in cell):
                 raise UserError(f"row {row['label']!r}: no case of the run")
             lines.append([row["label"], *map(_text, found)])
     except UserError:
@@ -72,7 +100,7 @@ def _table(definition: str, frame: pd.DataFrame) -> str:
 
 @dataclass(frozen=True)
 class Number:
-    """One number of a cell, as it is and as it is written; None and "" where the run has no such case."""
+    """One number of a cell, as it is and as it is written; None where it is words, None and "" without such a case."""
 
     value: float | None = None
     text: str = ""
@@ -82,7 +110,7 @@ def _row(
     asked: Mapping[str, Any],
     row: Mapping[str, Any],
     columns: list[Mapping[str, Any]],
-    frame: pd.DataFrame,
+    source: Source,
     above: Mapping[str, list[list[Number]]],
 ) -> list[list[Number]]:
     """A row's numbers by column: of cases, given, or the ratio of two rows above."""
@@ -98,7 +126,7 @@ def _row(
             [_over(first, second, digits) for first, second in zip(*cells, strict=True)]
             for cells in zip(upper, lower, strict=True)
         ]
-    return [Cell.of(asked, row, column).numbers(frame) for column in columns]
+    return [Cell.of(asked, row, column).numbers(source) for column in columns]
 
 
 def _over(first: Number, second: Number, digits: int) -> Number:
@@ -116,8 +144,9 @@ def _text(cell: list[Number]) -> str:
 class Cell:
     """What one cell asks of the run; see the module."""
 
-    value: str
     where: Mapping[str, Any]
+    value: str = ""
+    profile: str | tuple[str, ...] = ""
     best: str = ""
     scale: float = 1
     digits: int = DIGITS
@@ -129,30 +158,47 @@ class Cell:
         said = {name: each for name, each in table.items() if name in KEYS} | dict(row) | dict(column)
         how = {name: said.pop(name) for name in KEYS & set(said)}
         said.pop("label")
+        if isinstance(how.get("profile"), list):
+            how["profile"] = tuple(how["profile"])
         return cls(where=dict(table.get("where", {})) | said, marks=table.get("marks"), **how)
 
-    def numbers(self, frame: pd.DataFrame) -> list[Number]:
+    def numbers(self, source: Source) -> list[Number]:
         """One for each case that it names."""
-        for name in (self.value, *self.where):
-            if name not in frame:
+        for name in (*((self.value,) if not self.profile else ()), *self.where):
+            if name not in source.rows:
                 raise UserError(f"no column {name!r}; `ttt-bench table RUN --columns all` shows them")
         lists = {name: each if isinstance(each, list) else [each] for name, each in self.where.items()}
-        return [self._number(frame, dict(zip(lists, one, strict=True))) for one in product(*lists.values())]
+        return [self._number(source, dict(zip(lists, one, strict=True))) for one in product(*lists.values())]
 
-    def _number(self, frame: pd.DataFrame, where: Mapping[str, Any]) -> Number:
-        found = frame
+    def _number(self, source: Source, where: Mapping[str, Any]) -> Number:
+        found = source.rows
         for name, wanted in where.items():
             found = found[found[name].map(partial(_is, wanted=wanted)).astype(bool)]
-        found = found[found[self.value].notna()]
-        if len(found) > 1 and not self.best:
+        found = found[found[KEY].isin(source.profiles) if self.profile else found[self.value].notna()]
+        if len(found) > 1 and (self.profile or not self.best):
             raise UserError(f"{len(found)} cases are {', '.join(f'{name} {each}' for name, each in where.items())}")
         if found.empty:
             return Number()
+        if self.profile:
+            return self._told(source.profiles[found.iloc[0][KEY]])
         one = found.sort_values(self.value, ascending=self.best != "max").iloc[0]
         borne = str(one.get("marks", "")).split(", ")
         signs = [sign for mark, sign in (self.marks or {}).items() if mark in borne]
         value = self.scale * float(one[self.value])
         return Number(value, " ".join([significant(value, self.digits), *signs]))
+
+    def _told(self, profile: Profile) -> Number:
+        """What is asked of a profile."""
+        if profile.status != "ok":
+            return Number()
+        if self.profile == "longest":
+            return Number(text=longest(profile))
+        if self.profile == "ms":
+            return Number(profile.unit_ms, significant(profile.unit_ms, self.digits))
+        if isinstance(self.profile, str) or not set(self.profile) <= set(LABELS):
+            raise UserError(f"profile = {self.profile!r}: must be ms, longest, or a list of {', '.join(LABELS)}")
+        share = sum(part.time_us for part in parts(profile) if part.name in self.profile) / profile.region_us
+        return Number(share, f"{share:.0%}")
 
 
 def _is(value: Any, wanted: Any) -> bool:

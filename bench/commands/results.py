@@ -1,11 +1,13 @@
 """`ttt-bench table`, `numbers`, `report` and `picture`: show a run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from bench.errors import UserError
 from bench.selection import words
 from harness.files import refusing, write_atomically
+from harness.record import RecordError
 
 
 def table(run: Path, fmt: str, systems: str | None, columns: str | None) -> None:
@@ -25,19 +27,22 @@ def report(run: Path, output: Path | None, systems: str | None) -> None:
     print(f"wrote {output}")
 
 
-def numbers(run: Path, files: Sequence[Path]) -> None:
-    """Write the tables of Markdown files anew from a run; none is touched where one of them cannot be."""
-    from bench.numbers import with_numbers
+def numbers(files: Sequence[Path]) -> None:
+    """Write the tables of Markdown files anew from the runs that they name; none is touched where one cannot be."""
+    from bench.numbers import Source, with_numbers
     from harness.run import Run
-    from reports.stats import frame
 
-    opened = Run.open(run)
-    table, texts, before = frame(opened.records(), opened.catalogue), {}, {}
+    source_of = cache(lambda folder: Source.of(Run.open(folder)))
+
+    def named_in(file: Path) -> Callable[[str], Source]:
+        return lambda run: source_of((file.parent / run).resolve())
+
+    texts, before = {}, {}
     for file in files:
         try:
             before[file] = file.read_text(encoding="utf-8")
-            texts[file] = with_numbers(before[file], table)
-        except UserError as error:
+            texts[file] = with_numbers(before[file], named_in(file))
+        except (UserError, RecordError) as error:
             raise UserError(f"{file}: {error}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', error)}") from None

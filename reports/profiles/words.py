@@ -118,6 +118,12 @@ def _why(region: Region) -> str:
     return f"{short(kernel.name)} ({share:.0%} of the kernels' time): {bound_of(kernel, region)}."
 
 
+def longest(region: Region) -> str:
+    """The kernel that takes most of the time, its share of the whole, and what bounds it; for a table."""
+    kernel = max(region.kernels, key=lambda each: each.time_us)
+    return f"`{short(kernel.name)}`, {kernel.time_us / region.region_us:.0%}: {bound_of(kernel, region)}"
+
+
 def _gaps(region: Region) -> str:
     """What the gaps are: one that outlasts all others together, or many."""
     if region.longest_gap_us > region.gaps_us / 2:

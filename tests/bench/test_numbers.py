@@ -1,5 +1,7 @@
 """The tables of the Markdown files are those of the committed run, and a definition finds the cases that it names."""
 
+import os
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -7,25 +9,23 @@ import pytest
 from test_cli import assert_one_sentence, ttt_bench
 
 from bench.errors import UserError
-from bench.numbers import BEGINNING, significant, with_numbers
+from bench.numbers import BEGINNING, KEY, Source, significant, with_numbers
+from harness.case import Case
+from harness.profile_record import Profile
+from harness.profile_region import Counters, Kernel
 from harness.run import Run
-from reports.stats import frame
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "reports/results"
-PAPER = "h100-2026-11-23"
-KERNELS = "h100-2026-11-21"  # has the suites of kernels
-FILES = {
-    "README.md": PAPER,
-    "tk_kernels/README.md": PAPER,
-    "tk_kernels/edges/README.md": PAPER,
-    "tk_kernels/ttt_linear/README.md": KERNELS,
-    "tk_kernels/ttt_mlp/README.md": KERNELS,
-    "tk_kernels/generate/README.md": KERNELS,
-}
+FILES = [
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "README.md", *sorted(ROOT.glob("tk_kernels/**/*.md")))
+    if BEGINNING in path.read_text(encoding="utf-8")
+]
 
 DEFINED = """before
 <!-- numbers
+run = "%s"
 head = "ms"
 value = "latency_ms"
 columns = [{ label = "2k", context = 2048 }, { label = "8k", context = 8192 }]
@@ -39,21 +39,29 @@ after
 
 
 def cases():
-    names = ("suites", "system", "backend", "batch", "context", "latency_ms", "marks")
+    names = ("suites", "system", "backend", "batch", "context", "latency_ms", "marks", KEY)
     return pd.DataFrame(
         [
-            (("a",), "s", "x", 1, 2048, 0.12345, ""),
-            (("a", "b"), "s", "x", 16, 2048, 12.6, "few samples"),
-            (("a",), "s", "x", 16, 8192, 2345.6, "cache full, few samples"),
-            (("b",), "s", "y", 1, 8192, 0.5, ""),
-            (("a",), "s", "x", 64, 8192, None, ""),
+            (("a",), "s", "x", 1, 2048, 0.12345, "", "k0"),
+            (("a", "b"), "s", "x", 16, 2048, 12.6, "few samples", "k1"),
+            (("a",), "s", "x", 16, 8192, 2345.6, "cache full, few samples", "k2"),
+            (("b",), "s", "y", 1, 8192, 0.5, "", "k3"),
+            (("a",), "s", "x", 64, 8192, None, "", "k4"),
         ],
         columns=names,
     )
 
 
-def written(rows, more=""):
-    return with_numbers(DEFINED % (rows, more), cases())
+def defined(rows, more="", run="out/run"):
+    return DEFINED % (run, rows, more)
+
+
+def written(rows, more="", profiles=None):
+    asked = []
+    source = Source(cases(), profiles or {})
+    text = with_numbers(defined(rows, more), lambda run: asked.append(run) or source)
+    assert asked == ["out/run"]
+    return text
 
 
 def rows_of(text):
@@ -62,21 +70,18 @@ def rows_of(text):
 
 @pytest.fixture(scope="module")
 def committed():
-    runs = {name: Run.open(RESULTS / name) for name in (PAPER, KERNELS)}
-    return {name: frame(run.records(), run.catalogue) for name, run in runs.items()}
+    return cache(lambda folder: Source.of(Run.open(folder)))
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_committed_tables_are_those_of_the_committed_run(committed, file):
-    text = (ROOT / file).read_text(encoding="utf-8")
-    assert with_numbers(text, committed[FILES[file]]) == text
+def test_committed_tables_are_those_of_the_committed_runs(committed, file):
+    path = ROOT / file
+    text = path.read_text(encoding="utf-8")
+    assert with_numbers(text, lambda run: committed((path.parent / run).resolve())) == text
 
 
-def test_every_file_with_such_tables_is_checked():
-    found = {
-        path.relative_to(ROOT).as_posix() for path in ROOT.glob("tk_kernels/**/*.md") if BEGINNING in path.read_text()
-    }
-    assert found | {"README.md"} == set(FILES)
+def test_the_readmes_have_such_tables():
+    assert {"README.md", "tk_kernels/README.md"} < set(FILES)
 
 
 def test_a_cell_is_the_case_of_its_row_and_column():
@@ -90,12 +95,13 @@ def test_a_cell_is_the_case_of_its_row_and_column():
     assert "an older table" not in text
     assert text.startswith("before\n")
     assert text.endswith("<!-- /numbers -->\nafter\n")
-    assert with_numbers(text, cases()) == text
+    assert with_numbers(text, lambda run: Source(cases())) == text
 
 
 def test_a_row_says_more_than_the_table_and_a_column_more_than_a_row():
     definition = DEFINED.replace('label = "2k"', 'label = "2k", digits = 1')
-    text = with_numbers(definition % ('{ label = "B=1", batch = 1, digits = 2 }', "digits = 4"), cases())
+    rows = '{ label = "B=1", batch = 1, digits = 2 }'
+    text = with_numbers(definition % ("out", rows, "digits = 4"), lambda run: Source(cases()))
     assert rows_of(text)[2] == "| B=1 | 0.1 | 0.50 |"
 
 
@@ -123,6 +129,47 @@ def test_numbers_from_elsewhere_and_ratios_of_two_rows_above():
     assert rows_of(written(both))[3] == "| one | 1.00 / 1.00 | – / 1.00 |"
 
 
+def profiled(status="ok", reason="", batch=1):
+    """Three kernels of 8, 1 and 1 us and a gap of 2 us; the first of them computes at 90% of the ceiling."""
+    counters = Counters(launches=1, time_us=8.0, operations=720e6 * 8, use={"tensor": 91.0})
+    kernels = (Kernel("nvjet_a", 1, 8.0, counters=counters), Kernel("_dual", 1, 1.0), Kernel("_rms_norm", 1, 1.0))
+    case = Case("s", "x", "1.3b", "forward", batch, 2048)
+    found = {"region_us": 12.0, "busy_us": 10.0, "kernels": kernels} if status == "ok" else {}
+    return Profile(case=case, status=status, reason=reason, ceilings={"product_tflops": 800.0}, **found)
+
+
+def test_a_cell_may_say_what_a_profile_found():
+    asked = [
+        '{ label = "ms", profile = "ms" }',
+        '{ label = "TTT", profile = ["ttt", "edges"] }',
+        '{ label = "gaps", profile = ["gaps"] }',
+        '{ label = "longest", profile = "longest" }',
+    ]
+    rows = ", ".join(each.replace(" }", ", batch = 1 }") for each in asked)
+    profiles = {"k0": profiled(), "k3": profiled("failed", "no kernel ran")}
+    text = rows_of(written(rows, profiles=profiles))
+    assert text[2] == "| ms | 0.0120 |  |"
+    assert text[3:5] == ["| TTT | 17% |  |", "| gaps | 17% |  |"]
+    busy = "90% of the highest product rate seen: bound by the matrix units, busy 91% of the time"
+    assert text[5] == f"| longest | `nvjet_a`, 67%: {busy} |  |"
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ('profile = "time"', "must be ms, longest, or a list of products, ttt"),
+        ('profile = ["ttt", "sacn"]', "must be ms, longest, or a list of products, ttt"),
+        ('profile = "ms", batch = 64', "row 'r': no case"),  # it was not profiled
+        ('profile = "ms", system = "s"', "2 cases are system s, context 2048"),
+    ],
+)
+def test_a_profile_that_is_not_there_is_named(asked, words):
+    profiles = {"k0": profiled(), "k1": profiled(batch=16)}
+    batch = "" if "batch" in asked or "system" in asked else ", batch = 1"
+    with pytest.raises(UserError, match=words):
+        written(f'{{ label = "r", {asked}{batch} }}', profiles=profiles)
+
+
 @pytest.mark.parametrize(
     ("rows", "more", "words"),
     [
@@ -146,9 +193,9 @@ def test_a_definition_that_finds_nothing_is_named(rows, more, words):
 
 def test_a_table_without_an_end_is_named():
     with pytest.raises(UserError, match="0 tables begin"):
-        with_numbers("no table", cases())
+        with_numbers("no table", lambda run: Source(cases()))
     with pytest.raises(UserError, match=r"1 tables begin with .* and 0 end"):
-        with_numbers((DEFINED % ("", "")).replace("<!-- /numbers -->", ""), cases())
+        with_numbers(defined("").replace("<!-- /numbers -->", ""), lambda run: Source(cases()))
 
 
 @pytest.mark.parametrize(
@@ -161,20 +208,19 @@ def test_three_significant_digits(number, shown):
 def test_the_command_rewrites_files_and_names_those_that_it_cannot(tmp_path):
     right, wrong = tmp_path / "right.md", tmp_path / "wrong.md"
     asked = 'where = { suites = "kernel-forward", system = "ttt-mlp", backend = "thunderkittens", l2 = "cold" }'
-    right.write_text(DEFINED % ('{ label = "B=16", batch = 16 }', asked))
+    run = os.path.relpath(RESULTS / "h100-2026-11-21", tmp_path)
+    right.write_text(defined('{ label = "B=16", batch = 16 }', asked, run=run))
     wrong.write_text("no table")
+    (tmp_path / "lost.md").write_text(defined('{ label = "B=16", batch = 16 }', run="none"))
     before = right.read_text()
-    assert_one_sentence(
-        ttt_bench("numbers", str(RESULTS / KERNELS), "right.md", "wrong.md", cwd=tmp_path), "wrong.md: 0 tables"
-    )
-    assert_one_sentence(
-        ttt_bench("numbers", str(RESULTS / KERNELS), "none.md", cwd=tmp_path), "none.md: cannot be read: No such"
-    )
+    assert_one_sentence(ttt_bench("numbers", "right.md", "wrong.md", cwd=tmp_path), "wrong.md: 0 tables")
+    assert_one_sentence(ttt_bench("numbers", "none.md", cwd=tmp_path), "none.md: cannot be read: No such")
+    assert_one_sentence(ttt_bench("numbers", "right.md", "lost.md", cwd=tmp_path), "lost.md: ")
     assert right.read_text() == before
-    done = ttt_bench("numbers", str(RESULTS / KERNELS), "right.md", cwd=tmp_path)
+    done = ttt_bench("numbers", "right.md", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "wrote right.md\n")
     assert "| B=16 | 1.17 | 4.37 |" in right.read_text()
     written = right.stat().st_mtime_ns
-    done = ttt_bench("numbers", str(RESULTS / KERNELS), "right.md", cwd=tmp_path)
+    done = ttt_bench("numbers", "right.md", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "unchanged right.md\n")
     assert right.stat().st_mtime_ns == written
