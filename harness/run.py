@@ -232,13 +232,12 @@ class Run:
             by_pair[job.pair] = replace(before, cases=(*before.cases, *new)) if before else job
         return tuple(by_pair.values())
 
-    def extend(self, jobs: Iterable[Job], catalogue: Catalogue, policy: Mapping[str, Any], request: Request) -> None:
-        """Add what a later request asks for."""
+    def extend(self, jobs: Iterable[Job], catalogue: Catalogue, request: Request) -> None:
+        """Add what a later request asks for; it is measured by the run's policy."""
         self.file = replace(
             self.file,
             jobs=self.joined(jobs),
             catalogue=self.catalogue.merged(catalogue),
-            policy=dict(policy),
             requests=(*self.file.requests, request),
         )
         self.__dict__.pop("_planned", None)

@@ -102,7 +102,7 @@ def open_run(work: Plan, out: Path, *, resume: bool, arguments: Sequence[str]) -
     with Run.open(out).held():
         current = Run.open(out)  # as it is now that nobody else adds to it
         clear(out)
-        current.extend(work.jobs, work.catalogue, work.policy.to_dict(), request)
+        current.extend(work.jobs, work.catalogue, request)
     return current
 
 
@@ -112,7 +112,7 @@ def goes_on(work: Plan, out: Path, resume: bool) -> bool:
     if not (Run.exists(out) and resume):
         Run.refuse_held(out)
         return False
-    _refuse_another_kind(Run.open(out), work.repeats)
+    _refuse_another_kind(Run.open(out), work)
     return True
 
 
@@ -196,13 +196,20 @@ def _refuse_without_gpu(suite: Suite, device: str) -> None:
         )
 
 
-def _refuse_another_kind(current: Run, repeats: int) -> None:
+def _refuse_another_kind(current: Run, work: Plan) -> None:
     if current.mode != "measure":
         raise UserError(f"{current.folder}: is a run of mode {current.mode!r}, not 'measure'; name another folder")
-    if current.file.repeats != repeats:
+    if current.file.repeats != work.repeats:
         raise UserError(
-            f"{current.folder}: has {current.file.repeats} repeats a case, not {repeats}; "
+            f"{current.folder}: has {current.file.repeats} repeats a case, not {work.repeats}; "
             f"name another folder or say --repeats {current.file.repeats}"
+        )
+    policy = Policy.from_dict(current.file.policy)
+    if not math.isclose(policy.budget_s, work.policy.budget_s):
+        each_s, asked_s = (each.budget_s * work.repeats for each in (policy, work.policy))
+        raise UserError(
+            f"{current.folder}: samples each case for {each_s:g} s, not {asked_s:g}; "
+            f"name another folder or say --budget {each_s:g}"
         )
 
 

@@ -64,7 +64,7 @@ def _run_of(out: Path, work: Plan, resume: bool, arguments: Sequence[str]) -> Ru
         if run.mode == "profile":
             if not resume:
                 raise UserError(f"{out}: holds profiles already; resume it (--resume) or name another folder")
-            run.extend(work.jobs, work.catalogue, Policy().to_dict(), request_of(arguments, work))
+            run.extend(work.jobs, work.catalogue, request_of(arguments, work))
         return run
     request = request_of(arguments, work)
     file = RunFile("profile", work.jobs, work.catalogue, Policy().to_dict(), requests=(request,))

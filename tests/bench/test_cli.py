@@ -131,7 +131,7 @@ def test_what_another_call_plans_in_the_same_moment_is_kept(measured, tmp_path, 
         planned = file.jobs[0].cases[0]
         case = replace(planned.case, context=64)
         job = replace(file.jobs[0], cases=(replace(planned, case=case),))
-        file.extend([job], file.catalogue, file.file.policy, file.file.requests[0])
+        file.extend([job], file.catalogue, file.file.requests[0])
         return held(run, *arguments)
 
     monkeypatch.setattr(Run, "held", another_call_first)
@@ -146,6 +146,14 @@ def test_a_run_of_other_repeats_is_not_continued(measured):
     folder, _ = measured
     done = called("run", "quick", *SMALL, "--repeats", "2", "--out", folder / "out", "--resume", cwd=folder)
     assert_one_sentence(done, "has 1 repeats a case, not 2")
+
+
+def test_a_run_of_another_budget_is_not_continued(measured):
+    folder, _ = measured
+    asked = ["run", "quick", *SMALL[:-1], "0.1", "--out", folder / "out", "--resume"]
+    for more in ([], ["--dry-run"]):
+        done = called(*asked, *more, cwd=folder)
+        assert_one_sentence(done, "samples each case for 0.05 s, not 0.1", "say --budget 0.05")
 
 
 def test_repeats_are_further_processes(tmp_path):
@@ -277,7 +285,8 @@ def test_a_dry_run_of_repeats_counts_each_that_is_left(measured, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(measured[0] / "out", out)
     values = json.loads((out / "run.json").read_text())
-    (out / "run.json").write_text(json.dumps(values | {"repeats": 3}))
+    policy = values["policy"] | {"budget_s": values["policy"]["budget_s"] / 3}  # of each repeat
+    (out / "run.json").write_text(json.dumps(values | {"repeats": 3, "policy": policy}))
     asked = ["run", "quick", *SMALL, "--repeats", "3", "--out", "out", "--resume", "--dry-run"]
     lines = called(*asked, cwd=tmp_path).stdout.splitlines()
     assert len([line for line in lines if " tiny " in line]) == 2

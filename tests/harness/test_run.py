@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from harness_helpers import (
-    QUICK,
     case,
     catalogue,
     lines_of,
@@ -27,7 +26,6 @@ from harness.catalogue import Catalogue, FigureEntry, MetricEntry, SuiteEntry
 from harness.record import Record, RecordError
 from harness.run import Job, Planned, Request, Run, RunError, latest
 from harness.runner import run_jobs
-from harness.timer import Policy
 
 REQUEST = Request("2025-01-01T00:00:00+00:00", ("run", "quick"), "abc", False, {"cpu": {"model": "x"}})
 
@@ -52,7 +50,7 @@ def test_cases_that_are_added_later_go_to_the_end_of_their_job(folder: Path) -> 
     run = new_run(folder, [case(batch=1), case(batch=2)])
     measured(folder)
     more = [case(batch=2), case(batch=3), case(system="other")]
-    run.extend(planned_jobs(more), catalogue(more), QUICK.to_dict(), REQUEST)
+    run.extend(planned_jobs(more), catalogue(more), REQUEST)
     again = Run.open(folder)
     assert [[p.case.batch for p in job.cases] for job in again.jobs] == [[1, 2, 3], [2]]
     assert again.catalogue.suites[0].cases == tuple(c.key for c in (case(batch=1), *more))
@@ -262,7 +260,7 @@ def test_a_linked_run_file_is_replaced_not_written_through(folder: Path, tmp_pat
     (folder / "run.json").symlink_to(precious)
     with pytest.raises(RunError, match="holds a run already"):
         new_run(folder, [case(batch=9)])
-    run.extend((), Catalogue(), Policy().to_dict(), REQUEST)
+    run.extend((), Catalogue(), REQUEST)
     assert precious.read_bytes() == before
     assert not (folder / "run.json").is_symlink()
 
@@ -344,7 +342,7 @@ def test_a_failed_save_leaves_the_run_as_it_was(folder: Path, monkeypatch: pytes
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(RunError, match="cannot be written: No space left on device"):
-        run.extend((), Catalogue(), {}, REQUEST)
+        run.extend((), Catalogue(), REQUEST)
     assert everything_under(folder) == before
 
 

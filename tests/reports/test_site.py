@@ -206,7 +206,7 @@ def test_two_runs_of_one_name_are_two_pages(tmp_path):
 def test_a_run_keeps_its_name_when_it_goes_on(tmp_path):
     run = Run.open(nightly(tmp_path, 1))
     before = run_id(run, run.records())
-    run.extend((), run.catalogue, {}, run.file.requests[0])
+    run.extend((), run.catalogue, run.file.requests[0])
     with run.record_file(run.jobs[0]) as file:
         file.append(timed(a_case(64), 9.0, at="2027-01-01T00:00:00+00:00"))
     assert run_id(run, run.records()) == before
