@@ -37,6 +37,7 @@ import pandas as pd
 
 from bench.errors import UserError
 from harness.profile_record import Profile
+from harness.record import RecordError
 from harness.run import Run
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.parts import LABELS, parts
@@ -83,17 +84,17 @@ def _table(definition: str, source_of: Callable[[str], Source]) -> str:
         asked = tomllib.loads(definition)
         source = source_of(asked["run"])
         columns, rows = asked["columns"], asked["rows"]
-        heads = [asked.get("head", ""), *(column["label"] for column in columns)]
+        heads = [str(each) for each in (asked.get("head", ""), *(column["label"] for column in columns))]
         lines = [heads, ["---"] * len(heads)]
         above: dict[str, list[list[Number]]] = {}
         for row in rows:
             found = above[row["label"]] = _row(asked, row, columns, source, above)
             if not any(number.text for cell in found for number in cell):
                 raise UserError(f"row {row['label']!r}: no case of the run")
-            lines.append([row["label"], *map(_text, found)])
-    except UserError:
+            lines.append([str(row["label"]), *map(_text, found)])
+    except (UserError, RecordError):
         raise
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (tomllib.TOMLDecodeError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"a table's definition cannot be read: {type(error).__name__} {error}") from None
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
@@ -118,7 +119,7 @@ def _row(
         given = [None if number == "" else float(number) for number in row["given"]]
         if len(given) != len(columns):
             raise UserError(f"row {row['label']!r}: {len(given)} given numbers for {len(columns)} columns")
-        return [[Number() if number is None else Number(number, f"{number:,g}")] for number in given]
+        return [[Number() if number is None else Number(number, f"{number:,.15g}")] for number in given]
     if "ratio" in row:
         upper, lower = (above[label] for label in row["ratio"])
         digits = row.get("digits", asked.get("digits", DIGITS))
@@ -155,7 +156,13 @@ class Cell:
     @classmethod
     def of(cls, table: Mapping[str, Any], row: Mapping[str, Any], column: Mapping[str, Any]) -> "Cell":
         """From the whole table, a row and a column of its definition; the later says more."""
-        said = {name: each for name, each in table.items() if name in KEYS} | dict(row) | dict(column)
+        said: dict[str, Any] = {}
+        for level in ({name: each for name, each in table.items() if name in KEYS}, row, column):
+            if {"value", "profile"} <= level.keys():
+                raise UserError(f"{level.get('label', 'the table')!r}: has both a value and a profile")
+            if {"value", "profile"} & level.keys():
+                said.pop("value", None), said.pop("profile", None)
+            said |= level
         how = {name: said.pop(name) for name in KEYS & set(said)}
         said.pop("label")
         if isinstance(how.get("profile"), list):

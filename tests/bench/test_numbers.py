@@ -154,6 +154,29 @@ def test_a_cell_may_say_what_a_profile_found():
     assert text[5] == f"| longest | `nvjet_a`, 67%: {busy} |  |"
 
 
+def test_a_row_or_column_asks_for_a_value_where_the_table_asks_for_profiles():
+    plain = DEFINED.replace('value = "latency_ms"\n', "")
+    rows = '{ label = "p", batch = 1 }, { label = "v", batch = 1, value = "latency_ms" }'
+    column = plain.replace('label = "2k"', 'label = "2k", value = "batch"')
+
+    def text(defined, rows):
+        source = Source(cases(), {"k0": profiled()})
+        return rows_of(with_numbers(defined % ("out", rows, 'profile = "ms"'), lambda run: source))
+
+    assert text(plain, rows)[2:] == ["| p | 0.0120 |  |", "| v | 0.123 | 0.500 |"]
+    assert text(column, '{ label = "r", batch = 1 }')[2] == "| r | 1.00 |  |"
+    with pytest.raises(UserError, match="'r': has both a value and a profile"):
+        written('{ label = "r", value = "batch", profile = "ms" }')
+
+
+def test_labels_are_texts_and_what_was_given_stays():
+    rows = '{ label = 16, batch = 16 }, { label = "g", given = [1234567, 0.5] }'
+    definition = DEFINED.replace('label = "2k"', "label = 2048") % ("out", rows, "")
+    text = rows_of(with_numbers(definition, lambda run: Source(cases())))
+    assert (text[0], text[3]) == ("| ms | 2048 | 8k |", "| g | 1,234,567 | 0.5 |")
+    assert text[2].startswith("| 16 | ")
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -184,6 +207,8 @@ def test_a_profile_that_is_not_there_is_named(asked, words):
         ('{ label = "r", value = "speed" }', "", "no column 'speed'"),
         ('{ batch = 1 }', "", "cannot be read: KeyError 'label'"),
         ('{ label = "r", batch = 1 }', "= 3", "cannot be read: TOMLDecodeError"),
+        ('{ label = "r", batch = 1 }', "marks = 3", "cannot be read: AttributeError"),
+        ('{ label = "r", batch = 1, scale = inf }', "", "cannot be read: OverflowError"),
     ],
 )  # fmt: skip
 def test_a_definition_that_finds_nothing_is_named(rows, more, words):
@@ -215,7 +240,7 @@ def test_the_command_rewrites_files_and_names_those_that_it_cannot(tmp_path):
     before = right.read_text()
     assert_one_sentence(ttt_bench("numbers", "right.md", "wrong.md", cwd=tmp_path), "wrong.md: 0 tables")
     assert_one_sentence(ttt_bench("numbers", "none.md", cwd=tmp_path), "none.md: cannot be read: No such")
-    assert_one_sentence(ttt_bench("numbers", "right.md", "lost.md", cwd=tmp_path), "lost.md: ")
+    assert_one_sentence(ttt_bench("numbers", "right.md", "lost.md", cwd=tmp_path), "lost.md: ", "none: no such folder")
     assert right.read_text() == before
     done = ttt_bench("numbers", "right.md", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "wrote right.md\n")
