@@ -1,5 +1,6 @@
 """A folder for an engine's model under a name that the next engine's has too."""
 
+import errno
 import fcntl
 import itertools
 import os
@@ -9,19 +10,30 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
+_NOT_OURS = (errno.ENOTDIR, errno.ELOOP, errno.EACCES)  # a file, a link, another user's folder
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+
 
 class ModelFolder:
     """An empty folder that this process has alone, and that is emptied when it is let go: `path`.
 
     vLLM finds what it compiled for a model by the model's path too, so an engine whose folder has a new name compiles
     everything again. The names are therefore numbered, and each process takes the first one that is free. What a killed
-    process left in its folder goes when the next one takes it. Raises OSError where no folder can be made.
+    process left in its folder goes when the next one takes it. On a file system without locks each name is new. Raises
+    OSError where no folder can be made.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
         parent = parent or Path(tempfile.gettempdir())
         paths = (parent / f"ttt-bench-{os.getuid()}-vllm-{number}" for number in itertools.count())
-        self.path, descriptor = next((path, taken) for path in paths if (taken := _taken(path)) is not None)
+        try:
+            self.path, descriptor = next((path, taken) for path in paths if (taken := _taken(path)) is not None)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            self.path = Path(tempfile.mkdtemp(prefix="ttt-bench-vllm-", dir=parent))
+            weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+            return
         _empty(self.path)
         weakref.finalize(self, _let_go, self.path, descriptor)
 
@@ -32,14 +44,19 @@ def _taken(path: Path) -> int | None:
         path.mkdir(mode=0o700)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:  # something else has that name
-        return None
+    except OSError as error:
+        if error.errno in _NOT_OURS:
+            return None
+        raise
     try:
         if os.fstat(descriptor).st_uid == os.getuid():
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return descriptor
-    except OSError:
+    except BlockingIOError:
         pass
+    except OSError:
+        os.close(descriptor)
+        raise
     os.close(descriptor)
     return None
 

@@ -1,5 +1,7 @@
 """The folder of an engine's model: the same name again, one process at a time, and nothing of a killed one left."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -61,3 +63,24 @@ def test_what_has_its_name_and_is_no_folder_of_ours_stays(tmp_path, kind):
 def test_without_a_place_for_it_there_is_an_error(tmp_path):
     with pytest.raises(OSError, match="No such file"):
         ModelFolder(tmp_path / "none")
+
+
+def test_without_locks_each_name_is_new_and_nothing_is_left(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    first, second = ModelFolder(tmp_path), ModelFolder(tmp_path)
+    paths = [first.path, second.path]
+    assert len({*paths}) == 2
+    del first, second
+    assert not any(path.exists() for path in paths)
+
+
+def test_too_many_open_files_are_an_error(tmp_path, monkeypatch):
+    def too_many(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "open", too_many)
+    with pytest.raises(OSError, match="Too many open files"):
+        ModelFolder(tmp_path)
