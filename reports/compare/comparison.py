@@ -106,7 +106,7 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
     for run, records in ((a, records_a), (b, records_b)):
         if not records:
             raise RecordError(f"{run.folder}: has no records to compare")
-    of_a, of_b = case_sides(records_a), case_sides(records_b)
+    of_a, of_b = case_sides(records_a, a.file.repeats), case_sides(records_b, b.file.repeats)
     if not of_a.keys() & of_b.keys():
         raise RecordError(f"{a.folder} and {b.folder} have no case in common")
     pairs = [Pair(of_a[key], of_b[key]) for key in of_a if key in of_b]

@@ -76,19 +76,18 @@ class CaseSide:
         return {repeat: math.log(ms / self.tokens[repeat]) for repeat, ms in self.medians.items()}
 
 
-def case_sides(records: Iterable[Record]) -> dict[str, CaseSide]:
-    """The cases that have a record, by key."""
+def case_sides(records: Iterable[Record], repeats: int) -> dict[str, CaseSide]:
+    """The cases that have a record, by key, of a run of so many repeats."""
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(record.case.key, []).append(record)
-    return {key: _case_side(own) for key, own in found.items()}
+    return {key: _case_side(own, repeats) for key, own in found.items()}
 
 
 def run_side(run: Run, records: Sequence[Record]) -> Side:
     """What sets a run apart, from its timed records; of a run without one, from what asked for it."""
     timed = [record for record in records if record.samples_ms]
-    missing = len(run.missing(records))
-    unfinished = f"unfinished: {counted(missing, 'case')} without a record" if missing else ""
+    unfinished = _unfinished(run, records)
     days = sorted({record.started_at[:10] for record in timed if record.started_at})
     asked = run.file.requests[-1] if run.file.requests else None
     commits = map(_commit, timed) if timed else [asked.commit[:10] if asked else ""]
@@ -101,7 +100,16 @@ def run_side(run: Run, records: Sequence[Record]) -> Side:
     )
 
 
-def _case_side(records: Sequence[Record]) -> CaseSide:
+def _unfinished(run: Run, records: Sequence[Record]) -> str:
+    """How much is not measured yet, in words; "" where all of it is."""
+    missing = len(run.missing(records))
+    if missing:
+        return f"unfinished: {counted(missing, 'case')} without a record"
+    short = run.file.repeats * len({record.case.key for record in records}) - len(records)
+    return f"unfinished: {counted(short, 'record')} missing of {run.file.repeats} repeats a case" if short else ""
+
+
+def _case_side(records: Sequence[Record], repeats: int) -> CaseSide:
     """What the records of a case, one a repeat, say together."""
     first, timed = records[0], [record for record in records if record.samples_ms]
     medians = _medians(timed)
@@ -115,7 +123,7 @@ def _case_side(records: Sequence[Record]) -> CaseSide:
         half=_half_interval(timed, {repeat: ms / tokens[repeat] for repeat, ms in medians.items()}),
         samples=sum(len(record.samples_ms) for record in timed),
         timed=len(timed),
-        rounds=len(records),
+        rounds=repeats,
         others=_others_share(timed),
         throttled=any(any(record.throttled) for record in records),
         devices=_devices(timed),

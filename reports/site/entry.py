@@ -116,7 +116,7 @@ def files_of(run: Run) -> tuple[Entry, dict[str, str | bytes]]:
     """A run's line of the index, and its files by their path in the site. Raises RecordError for what is no run."""
     records = run.records()
     found = run_id(run, records)
-    sides = case_sides(records)
+    sides = case_sides(records, run.file.repeats)
     table = frame(records, run.catalogue) if records else None
     files: dict[str, str | bytes] = {f"data/{found}.js": _data(run, found, records, sides)}
     if table is not None:

@@ -171,6 +171,14 @@ def test_only_the_sides_of_one_ab_are_judged_as_such(tmp_path):
     assert not compare(c, c).interleaved
 
 
+def test_a_run_that_ended_within_its_repeats_is_unfinished(tmp_path):
+    whole, begun = rounds(a_case(), [10, 10, 10]), rounds(a_case(), [10])
+    found = compare(*two(tmp_path, whole, begun, repeats=3))
+    assert "unfinished" not in found.a.measured
+    assert found.b.measured.endswith("unfinished: 2 records missing of 3 repeats a case")
+    assert "B has 1 of 3 rounds" in found.rows[0].notes
+
+
 def test_a_case_of_one_round_is_undecided_and_says_so(tmp_path):
     lost = [timed(a_case(), 10), Record(a_case(), "killed", "by hand", repeat=1, environment=on_gpu())]
     found = compare(*two(tmp_path, rounds(a_case(), [10, 10]), lost, repeats=2, arguments=AB))
