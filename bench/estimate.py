@@ -28,7 +28,8 @@ def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     folders = {path.parent for base in bases for path in base.glob("*/run.json")}
     for folder in sorted({*folders, out}):
         try:
-            records = Run.open(folder).records() if Run.exists(folder) else []
+            run = Run.open(folder) if Run.exists(folder) else None
+            records = run.records() if run and run.mode == "measure" else []
         except RecordError:
             continue
         for record in records:

@@ -73,8 +73,12 @@ class Profiler:
     _wants_ratios: bool = False
     _lost_everywhere: bool = False
 
-    def jobs(self, jobs: Sequence[Job], resume: bool = False) -> list[Profile]:
-        """Profile the cases of `jobs`, in order; with resume, those that have no good profile yet."""
+    def pending(self, job: Job) -> tuple[Planned, ...]:
+        """The cases of a job that have no good profile yet."""
+        return tuple(each for each in job.cases if not self._has(each))
+
+    def jobs(self, jobs: Sequence[Job]) -> list[Profile]:
+        """Profile the cases of `jobs`, in order."""
         mark = f"{self.run.folder.resolve()}"
         with self.run.held():
             end_marked(RUN_VARIABLE, mark)
@@ -84,9 +88,8 @@ class Profiler:
             for job in jobs:
                 launch = self.launches[job.pair]
                 launch = replace(launch, env={**launch.env, RUN_VARIABLE: mark})
-                pending = [each for each in job.cases if not (resume and self._has(each))]
                 tools = self.tools
-                found += self._job(job, launch, pending)
+                found += self._job(job, launch, job.cases)
                 if not self._lost_everywhere:
                     self.tools = tools
             return found
@@ -96,7 +99,7 @@ class Profiler:
         path = profile_path(self.run.folder, planned.case.key)
         with suppress(ProfileError):
             found = read_profile(path) if path.exists() else None
-            return found is not None and found.status == "ok" and (RATIOS in found.stages_s or not self._wants_ratios)
+            return found is not None and found.status == "ok" and (RATIOS in found.stages_s or not self.tools.ratios)
         return False
 
     def _job(self, job: Job, launch: Launch, pending: Sequence[Planned]) -> list[Profile]:
@@ -185,6 +188,7 @@ class Profiler:
         typical = typical_runs(timed, runs, together, host_us) if runs else typical_runs(ranged, 1, 1, host_us)
         found = found_in(typical.launched, ranged, typical.runs) | values
         found |= {"region_us": typical.region_us, "units": typical.runs * values["units"]}
+        found["notes"] = [*values.get("notes", ()), *filter(None, [typical.note])]
         return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}, "commands": [command]}, record
 
     def _with_ratios(self, launch: Launch, profile: Profile) -> tuple[Profile, Record | None]:

@@ -38,7 +38,7 @@ SCHEMA_VERSION = 1
 TOOL = "ttt-bench"
 FILE = "run.json"
 _SIZE_LIMIT = 256 << 20  # bytes of a run.json
-_COUNT_LIMIT = 1_000_000  # of samples of a case; _REPEATS_LIMIT: of processes
+MOST_SAMPLES = 1_000_000  # of samples of a case; _REPEATS_LIMIT: of processes
 _REPEATS_LIMIT = 1000
 _SUBMIT_S = 60.0  # that a task waits for whoever submits it to let the folder go
 _SAID_LIMIT = 400  # characters of what is wrong with a run.json
@@ -73,8 +73,8 @@ class Planned:
     grows: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_samples <= _COUNT_LIMIT:
-            raise ValueError(f"min_samples is {_shortened(self.min_samples)}, must be from 1 to {_COUNT_LIMIT}")
+        if not 1 <= self.min_samples <= MOST_SAMPLES:
+            raise ValueError(f"min_samples is {_shortened(self.min_samples)}, must be from 1 to {MOST_SAMPLES}")
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,11 @@ from harness.claims import clear
 from harness.environment import snapshot
 from harness.process import Launch
 from harness.record import Record
-from harness.run import Job, Planned, Request, Run, RunFile
+from harness.run import MOST_SAMPLES, Job, Planned, Request, Run, RunFile
 from harness.task import refuse_submitted
 from harness.timer import Policy
+
+LONGEST_BUDGET_S = 86_400.0  # of a case
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Plan:
     policy: Policy
     machine: dict
     added: str  # which cases the suites do not have, in a sentence; "" where there are none
+    min_samples: int | None = None  # what was asked for in place of the suites' own
 
     def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
         """Why a case need not be tried."""
@@ -54,8 +57,10 @@ class Plan:
 def plan(asked: Asked) -> Plan:
     """The jobs of the request, or UserError with the mistake in one sentence."""
     refuse_mistakes(SUITES)
-    if asked.budget_s is not None and not math.isfinite(asked.budget_s):
-        raise UserError(f"--budget {asked.budget_s}: must be a number of seconds")
+    if asked.budget_s is not None and not asked.budget_s <= LONGEST_BUDGET_S:
+        raise UserError(f"--budget {asked.budget_s:g}: must be a number of seconds, at most {LONGEST_BUDGET_S:g}")
+    if asked.min_samples is not None and asked.min_samples > MOST_SAMPLES:
+        raise UserError(f"--min-samples {asked.min_samples}: must be at most {MOST_SAMPLES}")
     machine = snapshot()
     device, here = _device(asked.device, machine["device_kind"])
     if here and device != machine["device_kind"]:
@@ -90,6 +95,7 @@ def plan(asked: Asked) -> Plan:
         Policy(budget_s=budget_s / asked.repeats, settle_max_s=2 * budget_s),  # who asks for a glance waits no longer
         machine,
         _added(cases, selection, device),
+        asked.min_samples,
     )
 
 
@@ -205,12 +211,20 @@ def _refuse_another_kind(current: Run, work: Plan) -> None:
             f"name another folder or say --repeats {current.file.repeats}"
         )
     policy = Policy.from_dict(current.file.policy)
-    if not math.isclose(policy.budget_s, work.policy.budget_s):
+    if not math.isclose(policy.budget_s, work.policy.budget_s, rel_tol=1e-4):
         each_s, asked_s = (each.budget_s * work.repeats for each in (policy, work.policy))
         raise UserError(
             f"{current.folder}: samples each case for {each_s:g} s, not {asked_s:g}; "
             f"name another folder or say --budget {each_s:g}"
         )
+    known = {planned.case.key: planned.min_samples for job in current.jobs for planned in job.cases}
+    for planned in (planned for job in work.jobs for planned in job.cases):
+        least = known.get(planned.case.key, planned.min_samples)
+        if work.min_samples is not None and least != planned.min_samples:
+            raise UserError(
+                f"{current.folder}: takes {least} samples of {planned.case.label} at the least, "
+                f"not {planned.min_samples}; name another folder or leave out --min-samples"
+            )
 
 
 def _without_folder(arguments: Sequence[str]) -> list[str]:

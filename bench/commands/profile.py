@@ -15,6 +15,7 @@ from harness.process import Limits
 from harness.profile_record import Profile
 from harness.profiler import BUILD, Profiler
 from harness.profilers.choice import choose
+from harness.reason import counted
 from harness.run import Job, Planned, Run, RunFile
 from harness.timer import Policy
 from reports.profiles.ceilings import with_common_ceilings
@@ -36,7 +37,7 @@ def profile(asked: Asked, out: Path, *, way: str, resume: bool, limits: Limits, 
     jobs = _jobs_of(run, work.jobs)
     for said in filter(None, (tools.said, new, warning("they may slow what is profiled"))):
         print(f"ttt-bench: {said}", file=sys.stderr)
-    shown = _Shown(sum(len(job.cases) for job in jobs), recorded(run.records()))
+    shown = _Shown(recorded(run.records()))
     profiler = Profiler(
         run,
         work.launches,
@@ -48,8 +49,14 @@ def profile(asked: Asked, out: Path, *, way: str, resume: bool, limits: Limits, 
         say=lambda text: print(f"ttt-bench: {text}", file=sys.stderr, flush=True),
         on_profile=shown,
     )
+    if resume:
+        left = [replace(job, cases=profiler.pending(job)) for job in jobs]
+        kept = sum(len(job.cases) for job in jobs) - sum(len(job.cases) for job in left)
+        print(f"{out}: {counted(kept, 'profile')} kept from before", flush=True)
+        jobs = [job for job in left if job.cases]
+    shown.total = sum(len(job.cases) for job in jobs)
     try:
-        found = profiler.jobs(jobs, resume)
+        found = profiler.jobs(jobs)
     except KeyboardInterrupt:
         print(f"ttt-bench: interrupted; to continue: {to_continue(arguments, out)}", file=sys.stderr)
         sys.exit(130)
@@ -61,9 +68,12 @@ def _run_of(out: Path, work: Plan, resume: bool, arguments: Sequence[str]) -> Ru
     """The run to profile into: the one in the folder, or a new one of mode "profile"."""
     if Run.exists(out):
         run = Run.open(out)
-        if run.mode == "profile":
-            if not resume:
-                raise UserError(f"{out}: holds profiles already; resume it (--resume) or name another folder")
+        if run.mode != "profile":
+            return run
+        if not resume:
+            raise UserError(f"{out}: holds profiles already; resume it (--resume) or name another folder")
+        with run.held():
+            run = Run.open(out)  # as it is now that nobody else adds to it
             run.extend(work.jobs, work.catalogue, request_of(arguments, work))
         return run
     request = request_of(arguments, work)
@@ -97,12 +107,14 @@ def of_few_layers(planned: Planned) -> Planned:
 class _Shown:
     """Prints each profile as it is finished: its kernels and gaps against the record's latency, and what bounds it."""
 
-    def __init__(self, total: int, latencies: Mapping[str, Recorded]) -> None:
-        self._total, self._done, self._latencies = total, 0, latencies
+    total = 0  # of profiles that it will be told of
+
+    def __init__(self, latencies: Mapping[str, Recorded]) -> None:
+        self._done, self._latencies = 0, latencies
 
     def __call__(self, profile: Profile) -> None:
         self._done += 1
-        counter = f"[{self._done}/{self._total}]"
+        counter = f"[{self._done}/{self.total}]"
         if profile.status != "ok":
             print(f"{counter} {profile.status} {profile.case.label}: {profile.reason}", flush=True)
             return

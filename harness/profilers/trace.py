@@ -83,11 +83,12 @@ def last_runs(launched: list[Launched], runs: int, recorded: int) -> tuple[list[
 
 @dataclass(frozen=True)
 class Typical:
-    """Launches of `runs` runs one after another, and how long those took in all."""
+    """Launches of `runs` runs one after another, and how long those took in all. note: what is not as it should be."""
 
     launched: list[Launched]
     runs: int
     region_us: float
+    note: str = ""
 
 
 def typical_runs(launched: Sequence[Launched], runs: int, together: int, host_us: Sequence[float] = ()) -> Typical:
@@ -98,7 +99,8 @@ def typical_runs(launched: Sequence[Launched], runs: int, together: int, host_us
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not in_order or len(in_order) % runs:
-        return Typical(in_order, runs, sum(host_us) or _extent(in_order))
+        note = "its runs launch unlike numbers of kernels, so pauses between them count as gaps"
+        return Typical(in_order, runs, _extent(in_order), note)
     each = len(in_order) // runs * together
     samples = [in_order[start : start + each] for start in range(0, len(in_order), each)]
     times = [sum(host_us[place * together : (place + 1) * together]) for place in range(len(samples))]

@@ -154,6 +154,8 @@ def test_a_run_of_another_budget_is_not_continued(measured):
     for more in ([], ["--dry-run"]):
         done = called(*asked, *more, cwd=folder)
         assert_one_sentence(done, "samples each case for 0.05 s, not 0.1", "say --budget 0.05")
+    done = called(*asked[:-4], "0.05", "--min-samples", "9", *asked[-3:], cwd=folder)
+    assert_one_sentence(done, "takes 3 samples of", "not 9", "leave out --min-samples")
 
 
 def test_repeats_are_further_processes(tmp_path):
@@ -542,6 +544,8 @@ def assert_one_sentence(done, *words):
         (["run", "quick", "--sizes", "7b"], ["7b", "1.3b"]),
         (["run", "quick", "--batch", "0"], ["--batch 0: must be at least 1"]),
         (["run", "quick", "--budget", "inf"], ["--budget inf: must be a number of seconds"]),
+        (["run", "quick", "--budget", "1e308"], ["--budget 1e+308: must be a number of seconds, at most 86400"]),
+        (["run", "quick", "--min-samples", "2000000"], ["--min-samples 2000000: must be at most 1000000"]),
         (["run", "quick", "--retry", "failed"], ["add --resume"]),
         (["run", "quick", "--dry-run", "--out", "/dev/null"], ["/dev/null: is not a folder"]),
         (["run", "quick", "--context", "-5"], ["--context -5: must be at least 1"]),

@@ -409,6 +409,10 @@ def test_a_case_takes_what_it_took_on_this_gpu_or_else_on_another(tmp_path, monk
         with run.held(), run.record_file(run.jobs[0]) as records:
             for each in cases:
                 records.append(Record(each.case, "timeout", "no answer", environment=environment, wall_s=seconds))
+    profiled = Run.create(tmp_path / "runs/p", RunFile("profile", (Job("a", "b", (both,)),), Catalogue()))
+    with profiled.held(), profiled.record_file(profiled.jobs[0]) as records:
+        environment = {"device": "H200", "device_kind": "cuda"}
+        records.append(Record(both.case, "timeout", "no answer", environment=environment, wall_s=500.0))
     out = tmp_path / "runs" / "next"
     here = {"device": "H200", "device_kind": "cuda"}
     assert estimate.past_durations(here, out) == {both.case.key: 2.0, elsewhere.case.key: 3.0}

@@ -77,7 +77,8 @@ def test_resuming_makes_what_is_missing_or_failed(tmp_path: Path) -> None:
     profile_all(run, KINETO)
     write_profile(run.folder, Profile(case=case(batch=3), status="failed", reason="it was killed"))
     profile_path(run.folder, case(batch=4).key).unlink()
-    again = Profiler(run, launches(), KINETO).jobs(run.jobs, resume=True)
+    profiler = Profiler(run, launches(), KINETO)
+    again = profiler.jobs([replace(job, cases=profiler.pending(job)) for job in run.jobs])
     assert [each.case.batch for each in again] == [3, 4]
 
 
@@ -85,10 +86,13 @@ def test_resuming_makes_the_ratios_that_an_interruption_left_out(tmp_path: Path,
     fake()
     run = run_of(tmp_path)
     profile_all(run, KINETO)
-    again = Profiler(run, launches(), WITH_NCU).jobs(run.jobs, resume=True)
-    assert [kernel.counters is not None for kernel in again[0].kernels if kernel.name == "aten::mm"] == [True]
-    assert Profiler(run, launches(), WITH_NCU).jobs(run.jobs, resume=True) == []
-    assert Profiler(run, launches(), KINETO).jobs(run.jobs, resume=True) == []
+    (job,) = run.jobs
+    assert Profiler(run, launches(), KINETO).pending(job) == ()
+    profiler = Profiler(run, launches(), WITH_NCU)
+    assert profiler.pending(job) == job.cases
+    (again,) = profiler.jobs(run.jobs)
+    assert [kernel.counters is not None for kernel in again.kernels if kernel.name == "aten::mm"] == [True]
+    assert Profiler(run, launches(), WITH_NCU).pending(job) == ()
 
 
 def test_what_one_job_lost_the_next_one_tries(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
