@@ -302,11 +302,8 @@ def _took(profile: Profile, stage: str, start: float, record: Record | None) -> 
     """The profile with the seconds since `start` as those of a stage, but for those that the record's model took."""
     built = record.stages_s.get(BUILD, 0.0) if record else 0.0
     so_far = profile.stages_s.get(BUILD, 0.0)
-    return replace(profile, stages_s={**profile.stages_s, BUILD: so_far + built, stage: _since(start) - built})
-
-
-def _since(start: float) -> float:
-    return time.monotonic() - start
+    took = time.monotonic() - start - built
+    return replace(profile, stages_s={**profile.stages_s, BUILD: so_far + built, stage: took})
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:

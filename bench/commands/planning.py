@@ -105,6 +105,11 @@ def open_run(work: Plan, out: Path, *, resume: bool, arguments: Sequence[str]) -
     if not goes_on(work, out, resume):
         file = RunFile("measure", work.jobs, work.catalogue, work.policy.to_dict(), work.repeats, (request,))
         return Run.create(out, file)
+    return extended(work, out, request)
+
+
+def extended(work: Plan, out: Path, request: Request) -> Run:
+    """The run in `out` with what is asked for added; RunError where another has it."""
     with Run.open(out).held():
         current = Run.open(out)  # as it is now that nobody else adds to it
         clear(out)

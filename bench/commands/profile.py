@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.commands.planning import Plan, plan, request_of, to_continue
+from bench.commands.planning import Plan, extended, plan, request_of, to_continue
 from bench.errors import UserError
 from bench.estimate import in_words
 from bench.models.config import SIZES, cut
@@ -37,7 +37,6 @@ def profile(asked: Asked, out: Path, *, way: str, resume: bool, limits: Limits, 
     jobs = _jobs_of(run, work.jobs)
     for said in filter(None, (tools.said, new, warning("they may slow what is profiled"))):
         print(f"ttt-bench: {said}", file=sys.stderr)
-    shown = _Shown(recorded(run.records()))
     profiler = Profiler(
         run,
         work.launches,
@@ -47,14 +46,13 @@ def profile(asked: Asked, out: Path, *, way: str, resume: bool, limits: Limits, 
         skip=lambda planned: work.skip(planned, []),
         stand_in=of_few_layers,
         say=lambda text: print(f"ttt-bench: {text}", file=sys.stderr, flush=True),
-        on_profile=shown,
     )
     if resume:
         left = [replace(job, cases=profiler.pending(job)) for job in jobs]
         kept = sum(len(job.cases) for job in jobs) - sum(len(job.cases) for job in left)
         print(f"{out}: {counted(kept, 'profile')} kept from before", flush=True)
         jobs = [job for job in left if job.cases]
-    shown.total = sum(len(job.cases) for job in jobs)
+    profiler.on_profile = _Shown(sum(len(job.cases) for job in jobs), recorded(run.records()))
     try:
         found = profiler.jobs(jobs)
     except KeyboardInterrupt:
@@ -72,10 +70,7 @@ def _run_of(out: Path, work: Plan, resume: bool, arguments: Sequence[str]) -> Ru
             return run
         if not resume:
             raise UserError(f"{out}: holds profiles already; resume it (--resume) or name another folder")
-        with run.held():
-            run = Run.open(out)  # as it is now that nobody else adds to it
-            run.extend(work.jobs, work.catalogue, request_of(arguments, work))
-        return run
+        return extended(work, out, request_of(arguments, work))
     request = request_of(arguments, work)
     file = RunFile("profile", work.jobs, work.catalogue, Policy().to_dict(), requests=(request,))
     return Run.create(out, file)
@@ -107,14 +102,12 @@ def of_few_layers(planned: Planned) -> Planned:
 class _Shown:
     """Prints each profile as it is finished: its kernels and gaps against the record's latency, and what bounds it."""
 
-    total = 0  # of profiles that it will be told of
-
-    def __init__(self, latencies: Mapping[str, Recorded]) -> None:
-        self._done, self._latencies = 0, latencies
+    def __init__(self, total: int, latencies: Mapping[str, Recorded]) -> None:
+        self._total, self._done, self._latencies = total, 0, latencies
 
     def __call__(self, profile: Profile) -> None:
         self._done += 1
-        counter = f"[{self._done}/{self.total}]"
+        counter = f"[{self._done}/{self._total}]"
         if profile.status != "ok":
             print(f"{counter} {profile.status} {profile.case.label}: {profile.reason}", flush=True)
             return
