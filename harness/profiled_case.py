@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, TypeVar
 
 from harness.case import Case
@@ -69,6 +70,8 @@ def profile(case: Case, workload: Workload, policy: Policy, asked: ProfilerChoic
     """
     work = _Work(case, workload, policy)
     work.warm()
+    if asked.tool != "ncu":
+        work.alone()
     if asked.tool == "kineto":
         found = _by_kineto(work, Path(asked.keep) if asked.keep else None)
     else:
@@ -94,6 +97,7 @@ class _Work:
         self.lead = 0  # runs just before those that are looked at
         self.runs = RUNS
         self.host_us: list[float] = []  # of an engine, which times itself: each run's time
+        self.alone_us = 0.0  # and that of a run while nothing is profiled
         self._policy = replace(policy, min_samples=1, max_samples=1, budget_s=0.0)
         if case.l2 == "cold":
             self.notes.append("profiled with the L2 cache as the work leaves it, not cold")
@@ -119,6 +123,14 @@ class _Work:
             _wait(self.device)
             if time.monotonic() - start > _LONG_S:
                 break
+
+    def alone(self) -> None:
+        """Learn how long an engine's host takes for a run while nothing is profiled: a profiler holds it up."""
+        start = time.monotonic()
+        while self.is_engine and (not self.host_us or (len(self.host_us) < RUNS and time.monotonic() - start < LOAD_S)):
+            self._once(self._on_the_hosts_clock())
+        if self.host_us:
+            self.alone_us = median(self.host_us)
 
     def load(self, run: Callable[[], object]) -> None:
         """Run what is timed until the GPU's power controller has settled; learn how many runs to lead in and to see.
@@ -196,7 +208,7 @@ class _Work:
 def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     # Here, as a worker that profiles nothing needs no more than what it measures with.
     from harness.profilers import kineto
-    from harness.profilers.trace import found_in, last_runs, typical_runs
+    from harness.profilers.trace import found_of, last_runs, typical_runs
 
     if work.device == "cpu":
         return _operators_by_kineto(work, keep)
@@ -215,10 +227,9 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
             work.repeat(run, runs)
         launched = kineto.launched(found.events, work.device)
         timed, runs = last_runs(launched, runs, lead + runs)
-    typical = typical_runs(timed, runs, work.together, work.host_us[-runs:])
+    typical = typical_runs(timed, runs, work.together, work.host_us[-runs:], work.alone_us)
     work.notes += [typical.note] if typical.note else []
-    values = _values(found_in(typical.launched, ranged, typical.runs))
-    return values | {"region_us": typical.region_us, "units": typical.runs * work.units}
+    return _values(found_of(typical, ranged, work.units))
 
 
 def _operators_by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
@@ -263,11 +274,11 @@ def _captured(work: _Work) -> dict[str, Any]:
     """Run a call under its ranges, then what is timed, in Nsight's region.
 
     The answer: units of a run; runs, 0 where the call under its ranges is what is timed; how many of them ran together;
-    host_us, of each run where the host times it.
+    host_us, of each run where the host times it; alone_us, of a run while nothing is profiled.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))
-        return {"units": work.units, "runs": 0, "together": 1, "host_us": work.host_us[-1:]}
+        return {"units": work.units, "runs": 0, "together": 1, "host_us": work.host_us[-1:], "alone_us": work.alone_us}
     run = work.timed()
     work.load(run)
     with profiler_range(work.device):
@@ -278,7 +289,8 @@ def _captured(work: _Work) -> dict[str, Any]:
             work.repeat(run, lead)
         with nvtx_range(TIMED):
             work.repeat(run, runs)
-    return {"units": work.units, "runs": runs, "together": work.together, "host_us": work.host_us[-runs:]}
+    host = {"host_us": work.host_us[-runs:], "alone_us": work.alone_us}
+    return {"units": work.units, "runs": runs, "together": work.together} | host
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from harness.profile_record import Profile, profile_path, read_profile, write_pr
 from harness.profile_region import Counters, ProfileError, Region
 from harness.profilers import kineto, ncu, nsys
 from harness.profilers.choice import Tools
-from harness.profilers.trace import found_in, typical_runs
+from harness.profilers.trace import found_in, found_of, typical_runs
 from harness.ranges import is_recorded, range_names
 from harness.reason import of_exception, sentence
 from harness.record import Record, RecordError
@@ -182,12 +182,11 @@ class Profiler:
         timed, ranged = nsys.read(database)
         command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
         values = dict(answer["profile"])
-        runs, together, host_us = (values.pop(name) for name in ("runs", "together", "host_us"))
+        runs, *how = (values.pop(name) for name in ("runs", "together", "host_us", "alone_us"))
         if not timed and runs:
             raise ProfileError("the report of Nsight Systems has no kernel in the range of the timed runs")
-        typical = typical_runs(timed, runs, together, host_us) if runs else typical_runs(ranged, 1, 1, host_us)
-        found = found_in(typical.launched, ranged, typical.runs) | values
-        found |= {"region_us": typical.region_us, "units": typical.runs * values["units"]}
+        typical = typical_runs(timed, runs, *how) if runs else typical_runs(ranged, 1, *how)
+        found = values | found_of(typical, ranged, values["units"])
         found["notes"] = [*values.get("notes", ()), *filter(None, [typical.note])]
         return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}, "commands": [command]}, record
 

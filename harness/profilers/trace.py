@@ -16,6 +16,8 @@ from harness.profile_region import (
     short_name,
 )
 
+HOST_HELD_UP = 0.03  # by a profiler, which is told from here on
+
 
 @dataclass(frozen=True)
 class Launched:
@@ -91,12 +93,38 @@ class Typical:
     note: str = ""
 
 
-def typical_runs(launched: Sequence[Launched], runs: int, together: int, host_us: Sequence[float] = ()) -> Typical:
+def typical_runs(
+    launched: Sequence[Launched], runs: int, together: int, host_us: Sequence[float] = (), alone_us: float = 0.0
+) -> Typical:
     """Of `runs` runs the middle half by their time, with no pause between those that ran `together` and the next ones.
 
     A record has the median of its samples, so a run that the profiler itself holds up must not count. host_us: how long
-    each run took for the host, where that is its latency. All runs, as they are, where they launch unlike numbers.
+    each run took for the host, where that is its latency; alone_us: how long one took while nothing was profiled, 0
+    where it is not known. All runs, as they are, where they launch unlike numbers.
     """
+    return _held_up_by_nothing(_middle_runs(launched, runs, together, host_us), alone_us)
+
+
+def found_of(typical: Typical, ranged: Sequence[Launched], units: int) -> dict[str, Any]:
+    """The same of typical runs of `units` each, with the time and the units of all of them."""
+    found = found_in(typical.launched, ranged, typical.runs)
+    gaps_us = max(0.0, typical.region_us - found["busy_us"])
+    whole = {"region_us": typical.region_us, "units": typical.runs * units}
+    return found | whole | {"longest_gap_us": min(found["longest_gap_us"], gaps_us)}
+
+
+def _held_up_by_nothing(typical: Typical, alone_us: float) -> Typical:
+    """A profiler holds a host up: what runs take longer under it than without it is no part of their gaps."""
+    region_us = max(typical.runs * alone_us, busy(typical.launched)[0])
+    if not alone_us or region_us >= typical.region_us:
+        return typical
+    slower = typical.region_us / region_us - 1
+    note = f"under the profiler its host took {slower:.0%} longer: gaps are those without it, but for the timeline's"
+    notes = [typical.note] * bool(typical.note) + [note] * (slower > HOST_HELD_UP)
+    return replace(typical, region_us=region_us, note="; ".join(notes))
+
+
+def _middle_runs(launched: Sequence[Launched], runs: int, together: int, host_us: Sequence[float]) -> Typical:
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not in_order or len(in_order) % runs:
         note = "its runs launch unlike numbers of kernels, so pauses between them count as gaps"

@@ -11,7 +11,7 @@ from harness.case import Case
 from harness.record import Record
 
 KERNELS = [{"name": name, "launches": 4, "time_us": 10.0} for name in ("aten::mm", "aten::add")]
-UNDER_NSIGHT = {"units": 5, "runs": 3, "together": 1, "host_us": []}
+UNDER_NSIGHT = {"units": 5, "runs": 3, "together": 1, "host_us": [], "alone_us": 0.0}
 FOUND = {"units": 5, "region_us": 25.0, "busy_us": 20.0, "longest_gap_us": 5.0, "kernels": KERNELS, "ranges": []}
 
 

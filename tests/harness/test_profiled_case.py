@@ -14,7 +14,7 @@ from harness import profiled_case
 from harness.measured_case import PROFILE, CaseRun
 from harness.profiled_case import RUNS, WARM_RUNS, ProfilerChoice, ceilings_by
 from harness.profilers import kineto
-from harness.profilers.trace import Launched, last_runs, typical_runs
+from harness.profilers.trace import Launched, found_of, last_runs, typical_runs
 from harness.ranges import nvtx_range
 from harness.system import Workload
 from harness.timer import Policy
@@ -40,7 +40,7 @@ def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(events: list
     workload = Workload(run=lambda: events.append("run"), units=16)
     call = ["prefill", "run", "end"]
     found = profiled_case.profile(case(), workload, Policy(), ProfilerChoice("nsys"))
-    assert found == {"units": 16, "runs": RUNS, "together": 1, "host_us": [], "notes": [], "work": {}}
+    assert found == {"units": 16, "runs": RUNS, "together": 1, "host_us": [], "alone_us": 0.0, "notes": [], "work": {}}
     assert events == [*call * WARM_RUNS, "cpu", *call, "lead", "end", "timed", *["run"] * RUNS, "end", "end"]
     events.clear()
     assert profiled_case.profile(case(), workload, Policy(), ProfilerChoice("ncu"))["units"] == 16
@@ -248,6 +248,25 @@ def test_a_run_that_the_host_times_lasts_as_long_as_the_host_says() -> None:
     assert "unlike numbers of kernels" in unlike.note
 
 
+@pytest.mark.parametrize(
+    ("alone_us", "region_us", "said"),
+    [(0.0, 120.0, ""), (50.0, 120.0, ""), (39.0, 117.0, ""), (30.0, 90.0, "33% longer"), (15.0, 60.0, "100% longer")],
+)
+def test_what_a_profiler_holds_its_host_up_is_no_part_of_the_gaps(alone_us: float, region_us: float, said: str) -> None:
+    launched = [Launched("kernel", 100.0 * place, 100.0 * place + 20, 20.0) for place in range(5)]
+    found = typical_runs(launched, 5, 1, [40.0] * 5, alone_us)
+    assert (found.runs, found.region_us) == (3, region_us)  # at the least their kernels'
+    assert said in found.note
+    whole = found_of(found, launched[:1], 7)
+    assert (whole["units"], whole["region_us"], whole["busy_us"], whole["longest_gap_us"]) == (21, region_us, 60.0, 0.0)
+
+
+def test_the_longest_gap_is_no_longer_than_all_gaps() -> None:
+    launched = [Launched("kernel", start, start + 20.0, 20.0) for start in (0.0, 120.0)]
+    assert found_of(typical_runs(launched, 1, 1, [140.0], 45.0), launched, 1)["longest_gap_us"] == 5.0
+    assert found_of(typical_runs(launched, 1, 1, [140.0]), launched, 1)["longest_gap_us"] == 100.0
+
+
 def test_a_sample_ends_with_the_last_kernel_of_any_stream() -> None:
     launched = [
         Launched("a", 0.0, 30.0, 30.0),
@@ -298,7 +317,8 @@ def engine(events: list[str]) -> Workload:
 @pytest.mark.parametrize("tool", ["nsys", "ncu"])
 def test_of_an_engines_steps_only_the_steady_ones_are_seen(events: list[str], engine: Workload, tool: Any) -> None:
     found = profiled_case.profile(case(phase="generate", timing="engine"), engine, Policy(), ProfilerChoice(tool))
-    assert events == ["prompts", "steps", "prompts", "cpu", "generate", "steps", "end", "end"]
+    led_in = 1 if tool == "ncu" else 1 + RUNS
+    assert events == [*["prompts", "steps"] * led_in, "prompts", "cpu", "generate", "steps", "end", "end"]
     assert (found["units"], found.get("runs", 0), found["notes"]) == (7, 0, [])
     assert len(found.get("host_us", [0.0])) == 1
 
@@ -306,16 +326,16 @@ def test_of_an_engines_steps_only_the_steady_ones_are_seen(events: list[str], en
 def test_an_engines_prompts_are_led_in_and_timed_by_the_host(
     events: list[str], engine: Workload, loaded: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = itertools.count(0.0, 2.0)  # a batch reads it twice
+    clock = itertools.count(0.0, 2.0)  # a batch reads it twice; one alone takes as long as is looked at
     monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(profiled_case, "_wait", lambda device: None)
     found = profiled_case.profile(case(timing="engine"), engine, Policy(), ProfilerChoice("nsys"))
     batch = ["prompts", "steps"]
     assert events == [
-        *(*batch, "cpu", "prompts", "prefill", "steps", "end"),
+        *(*batch, *batch, "cpu", "prompts", "prefill", "steps", "end"),
         *("lead", *batch * 4, "end", "timed", *batch * 6, "end", "end"),
     ]
-    assert (found["units"], found["runs"], found["host_us"]) == (7, 6, [2e6] * 6)
+    assert (found["units"], found["runs"], found["host_us"], found["alone_us"]) == (7, 6, [2e6] * 6, 2e6)
 
 
 @pytest.mark.parametrize("phase", ["forward", "generate"])
