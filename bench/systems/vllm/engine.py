@@ -3,6 +3,7 @@
 import gc
 import importlib
 import json
+import os
 import time
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ from harness.gate import Verdict
 SEQUENCES = 512  # vLLM captures graphs up to here unless told otherwise
 GRAPH_STEP = 256  # between the sizes of the graphs beyond them
 # At which numbers of tokens a step is replayed: vLLM's own (in steps of 8, then 16), powers of two, or its own and
-# powers of two up to LONGEST_GRAPH, the prompts of few sequences that our models replay too.
+# powers of two up to LONGEST_GRAPH, the prompts of few sequences that our models replay too; for a phase that reads
+# prompts and does nothing else, as attention then divides no sequence's keys.
 GRAPHS = ("engine", "doubling", "prompts")
 LONGEST_GRAPH = 8192
 MEMORY_SHARE = 0.9  # the rest is for the gate's reference in float32
@@ -59,6 +61,8 @@ class Settings:
         if self.attention:
             backend, _, version = self.attention.partition("-")
             attention = {"backend": backend} | ({"flash_attn_version": int(version)} if version else {})
+        if self.graphs == "prompts":  # else 32 for what is replayed, each with outputs in float32 to be added
+            attention["flash_attn_max_num_splits_for_cuda_graph"] = 1
         return {
             "skip_tokenizer_init": True,
             "load_format": "safetensors",
@@ -308,6 +312,8 @@ def _register(implementation: str) -> None:
 def _start(folder: str, settings: Settings) -> Any:
     from vllm import LLM
 
+    # For its estimate vLLM makes a cache of as many blocks as the largest graph has tokens: 192 GiB of 8,192.
+    os.environ["VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"] = str(int(settings.graphs != "prompts"))
     try:
         return LLM(folder, **settings.arguments())
     except ValueError as error:

@@ -1,6 +1,7 @@
 """The vLLM adapter times the right steps, checks what it timed, and refuses what is unfair; with a small engine."""
 
 import json
+import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -343,6 +344,17 @@ def test_graphs_reach_every_batch_in_flight():
     assert graph_sizes(512, "prompts")[-5:] == [512, 1024, 2048, 4096, 8192]
     assert graph_sizes(4096, "prompts")[-2:] == [4096, 8192]
     assert graph_sizes(512, "doubling") == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+
+
+@pytest.mark.parametrize(("graphs", "splits", "estimated"), [("engine", None, "1"), ("prompts", 1, "0")])
+def test_prompts_are_replayed_without_divided_keys_and_an_estimate_that_takes_all_memory(
+    llm, monkeypatch, graphs, splits, estimated
+):
+    monkeypatch.setenv("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "")
+    VllmTransformer().build(replace(CASE, phase="forward", options={"graphs": graphs}))
+    attention = llm.started[0].arguments.get("attention_config", {})
+    assert attention.get("flash_attn_max_num_splits_for_cuda_graph") == splits
+    assert os.environ["VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"] == estimated
 
 
 def test_unknown_graph_sizes_are_an_error():
