@@ -1,4 +1,4 @@
-"""The function of `ttt.TTTBlock` around the inner loop, in ten launches on a GPU.
+"""The function of `ttt.TTTBlock` around the inner loop, in ten launches on a GPU, of one row in seven.
 
 Projections that share an input are one matrix product, whose columns the kernels read in place; residuals are added by
 the products that make them. Below, a pass is a tensor [B, T, C] read or written once.
@@ -15,7 +15,7 @@ from bench.models.layers import Rotation, round_up
 from bench.models.operator import Learner, Projections
 from bench.models.overlap import beside_another_chunk
 from bench.models.ttt import LayerState, Learn, TTTBlock
-from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm
+from tk_kernels.edges.few_rows import Norm, NormGate, few_rows_product, fits
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.edges.swiglu_product import swiglu_product
 
@@ -39,17 +39,23 @@ class FusedBlock(TTTBlock):
         self._follow_parameters(rope)
         layer = self.seq_modeling_block
         h, x = self._enter(h, state)
-        projected = F.linear(x, self._projections)
+        projected = product(x, self._projections)
         out = learn(self._split(projected, rope, state), self._learner)
-        norm = layer.post_norm
+        norm, out = layer.post_norm, out.flatten(-2)
         if layer.config.backbone == "mamba":
-            out = norm_gate(out.flatten(-2), self._columns(projected, 2), norm.weight, norm.bias, norm.eps)
+            before = NormGate(self._columns(projected, 2), norm.weight, norm.bias, norm.eps)
+            add_product_(h, out, layer.o_proj.weight, before)
         else:
-            out = norm(out.flatten(-2))
-        add_product_(h, out, layer.o_proj.weight)
-        x = rms_norm(h, self.ffn_norm.weight, self.ffn_norm.eps)
-        hidden = swiglu_product(x, self._gate_up, beside_others=beside_another_chunk())
+            add_product_(h, norm(out), layer.o_proj.weight)
+        hidden = self._opened(h)
         return add_product_(h, hidden, self.mlp.down_proj.weight)
+
+    def _opened(self, h: Tensor) -> Tensor:
+        """The feed-forward layer's hidden values: SwiGLU of two products of the normed residual stream."""
+        norm = Norm(self.ffn_norm.weight, self.ffn_norm.eps)
+        if fits(h, self._gate_up):
+            return few_rows_product(h, self._gate_up, norm, swiglu=True)
+        return swiglu_product(norm(h), self._gate_up, beside_others=beside_another_chunk())
 
     def _enter(self, h: Tensor, state: LayerState) -> tuple[Tensor, Tensor]:
         """The residual stream after the block's convolution, and its norm: three passes."""
@@ -132,7 +138,15 @@ def taps_apart(weight: Tensor) -> Tensor:
     return weight.permute(2, 1, 0).contiguous().permute(2, 1, 0)
 
 
-def add_product_(total: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """total += x @ weight^T in place, rounded once: total [B, T, C], x [B, T, F], weight [C, F]."""
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight^T: x [B, T, F], weight [N, F] -> [B, T, N]."""
+    return few_rows_product(x, weight) if fits(x, weight) else F.linear(x, weight)
+
+
+def add_product_(total: Tensor, x: Tensor, weight: Tensor, before: NormGate | None = None) -> Tensor:
+    """total += before(x) @ weight^T in place, rounded once: total [B, T, C], x [B, T, F], weight [C, F]."""
+    if fits(x, weight):
+        return few_rows_product(x, weight, before, out=total)
+    x = before(x) if before is not None else x
     total.view(-1, total.shape[-1]).addmm_(x.view(-1, x.shape[-1]), weight.t())
     return total

@@ -41,7 +41,8 @@ _NAMES = (
     (
         PRODUCTS,
         re.compile(
-            r"swiglu_product|gemm|gemv|cutlass|xmma|nvjet|cublas|splitk|aten::(add|b|badd)?mm\b|aten::_?addmm", re.I
+            r"swiglu_product|few_rows|gemm|gemv|cutlass|xmma|nvjet|cublas|splitk|aten::(add|b|badd)?mm\b|aten::_?addmm",
+            re.I,
         ),
     ),
     (

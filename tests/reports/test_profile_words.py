@@ -185,6 +185,8 @@ def test_a_record_says_the_median_of_its_processes() -> None:
         ("void forward_kernel<bf16>(globals)", TTT),
         ("_residual_convolution", EDGES),
         ("_norm_gate", EDGES),
+        ("_few_rows_product", PRODUCTS),
+        ("_few_rows_summed", PRODUCTS),
         ("_swiglu", EDGES),
         ("ttt::swiglu_product(ttt::layout::globals)", PRODUCTS),
         ("_query_key", EDGES),

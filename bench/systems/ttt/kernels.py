@@ -11,7 +11,7 @@ from bench.systems.ttt import kernel_layer
 from bench.systems.ttt.model import TTTLanguageModel, model_of
 from harness.case import Case
 from harness.system import Skip, Workload
-from tk_kernels.edges import swiglu_product
+from tk_kernels.edges import few_rows, swiglu_product
 from tk_kernels.forward.operator import HEAD_DIM
 
 
@@ -41,9 +41,12 @@ class TTTKernels(TTTLanguageModel):
         return model_of(case, operator=operator, block=FusedBlock)
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Whether SwiGLU has its kernel here."""
+        """Which products are kernels of this repository here, and not the library's."""
         fused = f"in its product from {swiglu_product.LEAST_ROWS} rows on"
-        return super().settings(case) | {"swiglu": "after its product" if swiglu_product.available() else fused}
+        return super().settings(case) | {
+            "products": f"of up to {few_rows.MOST_ROWS} rows of 16-bit values in Triton, with what is around them",
+            "swiglu": "after its product" if swiglu_product.available() else fused,
+        }
 
     def _refuse_other_functions(self, case: Case) -> None:
         """A kernel that ignored an option would be measured under the name of a function that it does not compute."""

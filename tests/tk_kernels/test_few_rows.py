@@ -1,0 +1,89 @@
+"""Products of few rows are those of PyTorch, with what is before and behind them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.interpreter import DEVICE, INTERPRETED
+from tests.tk_kernels.test_edges import assert_close, normal
+from tk_kernels.edges.few_rows import MANY_OUTPUTS, MOST_ROWS, Norm, NormGate, few_rows_product, fits
+
+EPS = 1e-6
+LIMIT = {torch.float32: 2e-6, torch.bfloat16: 8e-3 if INTERPRETED else 4e-3}
+BF16 = torch.bfloat16
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("triton_kernels")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows"), [(torch.float32, 1), (torch.float32, 2), (BF16, 1), (BF16, 2), (BF16, 3), (BF16, MOST_ROWS)]
+)
+@pytest.mark.parametrize("before", ["nothing", "norm", "norm and gate"])
+@pytest.mark.parametrize("behind", ["nothing", "residual", "swiglu"])
+def test_what_is_around_a_product(dtype: torch.dtype, rows: int, before: str, behind: str) -> None:
+    if before == "norm and gate" and (behind == "swiglu" or (dtype, rows) == (torch.float32, 2)):
+        pytest.skip("not computed")
+    K, N = 160, 37
+    x, gate = normal(rows, 1, K, dtype=dtype), normal(rows, 1, 3 * K, dtype=dtype)[..., K : 2 * K]
+    weights = normal(2 * N, K, dtype=dtype) / K**0.5
+    weight, bias = 1 + 0.2 * normal(K, dtype=dtype), normal(K, dtype=dtype)
+    entering, how = x.double(), None
+    if before == "norm":
+        entering, how = F.rms_norm(entering, (K,), weight.double(), EPS), Norm(weight, EPS)
+    if before == "norm and gate":
+        x = x + 0.5
+        normed = F.layer_norm(x.double(), (K,), weight.double(), bias.double(), EPS)
+        entering, how = normed * F.gelu(gate.double(), approximate="tanh"), NormGate(gate, weight, bias, EPS)
+    if behind == "swiglu":
+        a, b = (entering @ weights.double().T).chunk(2, -1)
+        assert_close(few_rows_product(x, weights, how, swiglu=True), F.silu(a) * b, 2 * LIMIT[dtype])
+        return
+    out = normal(rows, 1, 2 * N, dtype=dtype, seed=5)
+    expected = entering @ weights.double().T + (out.double() if behind == "residual" else 0)
+    got = few_rows_product(x, weights, how, out=out if behind == "residual" else None)
+    assert (got is out) is (behind == "residual")
+    assert_close(got, expected, 1.5 * LIMIT[dtype])
+
+
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_many_outputs_are_computed_in_larger_tiles(swiglu: bool) -> None:
+    N = MANY_OUTPUTS + 3
+    x, weights = normal(5, 136, dtype=BF16), normal(N * (1 + swiglu), 136, dtype=BF16) / 136**0.5
+    products = x.double() @ weights.double().T
+    expected = F.silu(products[:, :N]) * products[:, N:] if swiglu else products
+    assert_close(few_rows_product(x, weights, swiglu=swiglu), expected, 2 * LIMIT[BF16])
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(2, torch.float32), (3, BF16)])
+def test_more_inputs_than_a_program_reads_at_once(rows: int, dtype: torch.dtype) -> None:
+    x, weights = normal(rows, 5000, dtype=dtype), normal(3, 5000, dtype=dtype) / 5000**0.5
+    assert_close(few_rows_product(x, weights), x.double() @ weights.double().T, LIMIT[dtype])
+
+
+def test_what_it_cannot_take_is_named() -> None:
+    weights = normal(8, 64)
+    many = normal(MOST_ROWS + 1, 64)
+    for x, wrong in ((many, weights), (normal(1, 64), weights[:, :32].T), (normal(1, 32), weights)):
+        with pytest.raises(ValueError, match=r"weights|rows"):
+            few_rows_product(x, wrong)
+    with pytest.raises(ValueError, match="out"):
+        few_rows_product(normal(1, 64), weights, out=torch.zeros(1, 9, device=DEVICE))
+    gate = normal(2, 64)
+    before = NormGate(gate, gate[0], gate[0], EPS)
+    with pytest.raises(ValueError, match="gate"):
+        few_rows_product(normal(1, 64), weights, before)
+    with pytest.raises(ValueError, match="swiglu: neither"):
+        few_rows_product(gate, weights, before, swiglu=True)
+    with pytest.raises(ValueError, match="swiglu: neither"):
+        few_rows_product(gate, weights, swiglu=True, out=gate)
+
+
+def test_only_few_rows_of_16_bits_on_a_gpu_fit() -> None:
+    weights = normal(8, 64, dtype=BF16)
+    on_gpu = DEVICE == "cuda"
+    assert fits(normal(MOST_ROWS, 1, 64, dtype=BF16), weights) is on_gpu
+    for x in (normal(MOST_ROWS, 2, 64, dtype=BF16), normal(1, 64), normal(1, 64, dtype=torch.float16)):
+        assert not fits(x, weights)

@@ -1,0 +1,207 @@
+"""Products of few rows, as a step of few sequences has them, with what is around them: y = x W^T.
+
+Such a product takes as long as its weights take to be read, so SwiGLU or the residual behind it cost nothing in the
+same kernel, and each saves a launch. Of one row or two each program reads whole rows of the weights, all at once, and
+sums without matrix units; then the norm before the product is in the kernel too: its scale and mean commute with the
+product, so no weight waits for them. Of more rows matrix units multiply tiles of weights.
+"""
+# mypy: allow-untyped-defs
+# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tk_kernels.checks import check_shape
+from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm
+from tk_kernels.generate.common import dot_type, gelu, jit, tl, triton
+
+MOST_ROWS = 16  # of x, the columns of a matrix unit's smallest tile of 16-bit values
+MOST_SUMMED = 2  # rows of x that are summed without matrix units
+INPUTS = 2048  # that such a program reads of each of its rows at once
+MANY_OUTPUTS = 4096  # from here on tiles of 64 outputs fill the GPU
+NOTHING, NORM, NORM_GATE = range(3)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMSNorm of the rows before the product; weight [K]."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The rows x [..., K] normed, in a kernel of its own."""
+        return rms_norm(x, self.weight, self.eps)
+
+
+@dataclass(frozen=True)
+class NormGate:
+    """LayerNorm of the rows, times gelu_tanh(gate), before the product; gate [..., K], weight and bias [K]."""
+
+    gate: Tensor
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The rows x [..., K] normed and gated, in a kernel of its own."""
+        return norm_gate(x, self.gate, self.weight, self.bias, self.eps)
+
+
+def fits(x: Tensor, weights: Tensor) -> bool:
+    """Whether the kernels take rows x [..., K] and weights [N, K] on this GPU."""
+    few = x.numel() <= MOST_ROWS * x.shape[-1]
+    return x.is_cuda and few and x.dtype == weights.dtype and x.element_size() == 2 and weights.is_contiguous()
+
+
+def few_rows_product(
+    x: Tensor,
+    weights: Tensor,
+    before: Norm | NormGate | None = None,
+    *,
+    swiglu: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """before(x) W^T for x [..., K] and W [N, K] -> [..., N] in x's dtype; with out [..., N], added to it in place.
+
+    swiglu: of W [2 F, K], Wg's rows before Wu's, silu(x Wg^T) * (x Wu^T) [..., F]; then without `out` and a NormGate.
+    Float32 inside, rounded once, and where there are more rows than MOST_SUMMED once behind `before`. Raises ValueError
+    on a wrong shape or stride.
+    """
+    rows, K = x.flatten(0, -2), x.shape[-1]
+    R, N = len(rows), len(weights) // (2 if swiglu else 1)
+    check_shape("weights", weights, (len(weights), K))
+    if R > MOST_ROWS or not weights.is_contiguous() or rows.stride(-1) != 1:
+        strides = f"strides {rows.stride()} and {weights.stride()}"
+        raise ValueError(f"x {tuple(x.shape)}, {strides}: at most {MOST_ROWS} rows, and contiguous")
+    if swiglu and (out is not None or isinstance(before, NormGate)):
+        raise ValueError("swiglu: neither added to `out` nor behind a NormGate")
+    if isinstance(before, NormGate):
+        check_shape("gate", before.gate, tuple(x.shape))
+        if before.gate.stride(-1) != 1:
+            raise ValueError(f"gate: strides {before.gate.stride()}, must be contiguous in its last dimension")
+    made = out if out is not None else torch.empty(*x.shape[:-1], N, device=x.device, dtype=x.dtype)
+    check_shape("out", made, (*x.shape[:-1], N))
+    shape = {"K": K, "SWIGLU": swiglu, "ADD": out is not None}
+    # Two rows behind a NormGate are six sums a weight: there the matrix units are faster.
+    if R <= MOST_SUMMED and (R == 1 or not isinstance(before, NormGate)):
+        _summed(rows, weights, before, made.view(R, N), **shape)
+    else:
+        rows = before(x).flatten(0, -2) if before is not None else rows
+        outputs, inputs, warps = (64, 128, 4) if N >= MANY_OUTPUTS else (16, 256, 2)
+        _few_rows_product[(triton.cdiv(N, outputs),)](
+            rows, weights, made, R, N, rows.stride(0),
+            ROWS=MOST_ROWS, OUTPUTS=outputs, INPUTS=inputs, DOT=dot_type(rows), STAGES=4, num_warps=warps, **shape,
+        )  # fmt: skip
+    return made
+
+
+def _summed(rows: Tensor, weights: Tensor, before: Norm | NormGate | None, out: Tensor, **shape) -> None:
+    weight = bias = gate = rows  # not read
+    kind, eps = NOTHING, 0.0
+    if before is not None:
+        kind, weight, eps = NORM, before.weight, before.eps
+    if isinstance(before, NormGate):
+        kind, bias, gate = NORM_GATE, before.bias, before.gate.flatten(0, -2)
+    (R, N), outputs = out.shape, 2
+    _few_rows_summed[(triton.cdiv(N, outputs),)](
+        rows, gate, weight, bias, weights, out, N, rows.stride(0), gate.stride(0), eps,
+        R=R, INPUTS=min(INPUTS, triton.next_power_of_2(shape["K"])), OUTPUTS=outputs, BEFORE=kind, num_warps=4, **shape,
+    )  # fmt: skip
+
+
+@jit
+def _few_rows_product(
+    x, weights, out, R, N, x_stride,
+    K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One program computes OUTPUTS outputs of every row, R of ROWS, from INPUTS inputs at a time."""
+    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.arange(0, ROWS)
+    total = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    up = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    for first in tl.range(0, K, INPUTS, num_stages=STAGES):
+        k = first + tl.arange(0, INPUTS)
+        here = (row < R)[:, None] & (k < K)[None, :]
+        entering = tl.trans(tl.load(x + row[:, None] * x_stride + k[None, :], mask=here, other=0)).to(DOT)
+        inside = (n < N)[:, None] & (k < K)[None, :]
+        at = n.to(tl.int64)[:, None] * K + k[None, :]
+        total = tl.dot(tl.load(weights + at, mask=inside, other=0).to(DOT), entering, total)
+        if SWIGLU:
+            w = tl.load(weights + N.to(tl.int64) * K + at, mask=inside, other=0)
+            up = tl.dot(w.to(DOT), entering, up)
+    if SWIGLU:
+        total = total * tl.sigmoid(total) * up
+    to = out + row[None, :] * N + n[:, None]
+    kept = (row < R)[None, :] & (n < N)[:, None]
+    if ADD:
+        total += tl.load(to, mask=kept, other=0).to(tl.float32)
+    tl.store(to, total, mask=kept)
+
+
+@jit
+def _few_rows_summed(
+    x, gate, norm_weight, norm_bias, weights, out, N, x_stride, gate_stride, eps,
+    R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BEFORE: tl.constexpr,
+):  # fmt: skip
+    """One program computes OUTPUTS outputs of every row, R of them, a power of two, from INPUTS inputs at a time."""
+    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.arange(0, R)
+    total = tl.zeros([R, OUTPUTS], tl.float32)
+    up = tl.zeros([R, OUTPUTS], tl.float32)
+    of_mean = tl.zeros([R, OUTPUTS], tl.float32)
+    of_bias = tl.zeros([R, OUTPUTS], tl.float32)
+    mean = tl.zeros([R], tl.float32)
+    square = tl.zeros([R], tl.float32)
+    for first in tl.static_range(0, K, INPUTS):
+        k = first + tl.arange(0, INPUTS)
+        valid = k < K
+        inside = (n < N)[:, None] & valid[None, :]
+        at = n.to(tl.int64)[:, None] * K + k[None, :]
+        w = tl.load(weights + at, mask=inside, other=0, eviction_policy="evict_first")
+        if SWIGLU:
+            v = tl.load(weights + N.to(tl.int64) * K + at, mask=inside, other=0, eviction_policy="evict_first")
+        for r in tl.static_range(R):
+            here = row == r
+            read = tl.load(x + r * x_stride + k, mask=valid, other=0).to(tl.float32)
+            entering = read
+            if BEFORE > 0:
+                factor = tl.load(norm_weight + k, mask=valid, other=0).to(tl.float32)
+                if BEFORE == 2:
+                    opened = gelu(tl.load(gate + r * gate_stride + k, mask=valid, other=0).to(tl.float32))
+                    factor = factor * opened
+                    shift = tl.load(norm_bias + k, mask=valid, other=0).to(tl.float32) * opened
+                entering = read * factor
+            total += tl.where(here[:, None], _products(w, entering)[None, :], 0.0)
+            if SWIGLU:
+                up += tl.where(here[:, None], _products(v, entering)[None, :], 0.0)
+            # The sums of the norm behind those of the weights: before them, each load of a weight would wait for them.
+            if BEFORE == 2:
+                of_mean += tl.where(here[:, None], _products(w, factor)[None, :], 0.0)
+                of_bias += tl.where(here[:, None], _products(w, shift)[None, :], 0.0)
+                mean += tl.where(here, tl.sum(read, 0) / K, 0.0)
+            if BEFORE > 0:
+                square += tl.where(here, tl.sum(read * read, 0) / K, 0.0)
+    if BEFORE > 0:
+        scale = 1.0 / tl.sqrt(square - mean * mean + eps)
+        total = (total - of_mean * mean[:, None]) * scale[:, None] + of_bias
+        up = up * scale[:, None]
+    if SWIGLU:
+        total = total * tl.sigmoid(total) * up
+    to = out + row[:, None] * N + n[None, :]
+    kept = (n < N)[None, :] & (row < R)[:, None]
+    if ADD:
+        total += tl.load(to, mask=kept, other=0).to(tl.float32)
+    tl.store(to, total, mask=kept)
+
+
+@jit
+def _products(w, x):
+    """The sums over inputs of rows w [OUTPUTS, INPUTS] times x [INPUTS], float32."""
+    return tl.sum(w.to(tl.float32) * x[None, :], 1)
