@@ -8,7 +8,15 @@ import torch.nn.functional as F
 
 from tests.interpreter import DEVICE, INTERPRETED
 from tests.tk_kernels.test_edges import assert_close, normal
-from tk_kernels.edges.few_rows import MANY_OUTPUTS, MOST_ROWS, Norm, NormGate, few_rows_product, fits
+from tk_kernels.edges.few_rows import (
+    MANY_OUTPUTS,
+    MOST_OF_FEW_OUTPUTS,
+    MOST_ROWS,
+    Norm,
+    NormGate,
+    few_rows_product,
+    fits,
+)
 
 EPS = 1e-6
 LIMIT = {torch.float32: 2e-6, torch.bfloat16: 8e-3 if INTERPRETED else 4e-3}
@@ -19,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("triton_kernels")
 
 
 @pytest.mark.parametrize(
-    ("dtype", "rows"), [(torch.float32, 1), (torch.float32, 2), (BF16, 1), (BF16, 2), (BF16, 3), (BF16, MOST_ROWS)]
+    ("dtype", "rows"), [(torch.float32, 1), (torch.float32, 2), (BF16, 1), (BF16, 2), (BF16, 3), (BF16, 21)]
 )
 @pytest.mark.parametrize("before", ["nothing", "norm", "norm and gate"])
 @pytest.mark.parametrize("behind", ["nothing", "residual", "swiglu"])
@@ -48,10 +56,10 @@ def test_what_is_around_a_product(dtype: torch.dtype, rows: int, before: str, be
     assert_close(got, expected, 1.5 * LIMIT[dtype])
 
 
-@pytest.mark.parametrize("swiglu", [False, True])
-def test_many_outputs_are_computed_in_larger_tiles(swiglu: bool) -> None:
+@pytest.mark.parametrize(("rows", "swiglu"), [(5, False), (5, True), (MOST_ROWS, True)])
+def test_many_outputs_are_computed_in_larger_tiles(rows: int, swiglu: bool) -> None:
     N = MANY_OUTPUTS + 3
-    x, weights = normal(5, 136, dtype=BF16), normal(N * (1 + swiglu), 136, dtype=BF16) / 136**0.5
+    x, weights = normal(rows, 136, dtype=BF16), normal(N * (1 + swiglu), 136, dtype=BF16) / 136**0.5
     products = x.double() @ weights.double().T
     expected = F.silu(products[:, :N]) * products[:, N:] if swiglu else products
     assert_close(few_rows_product(x, weights, swiglu=swiglu), expected, 2 * LIMIT[BF16])
@@ -82,8 +90,9 @@ def test_what_it_cannot_take_is_named() -> None:
 
 
 def test_only_few_rows_of_16_bits_on_a_gpu_fit() -> None:
-    weights = normal(8, 64, dtype=BF16)
+    few, many = (normal(outputs, 64, dtype=BF16) for outputs in (8, MANY_OUTPUTS))
     on_gpu = DEVICE == "cuda"
-    assert fits(normal(MOST_ROWS, 1, 64, dtype=BF16), weights) is on_gpu
-    for x in (normal(MOST_ROWS, 2, 64, dtype=BF16), normal(1, 64), normal(1, 64, dtype=torch.float16)):
-        assert not fits(x, weights)
+    for weights, most in ((few, MOST_OF_FEW_OUTPUTS), (many, MOST_ROWS)):
+        assert fits(normal(most, 1, 64, dtype=BF16), weights) is on_gpu
+        for x in (normal(most, 2, 64, dtype=BF16), normal(1, 64), normal(1, 64, dtype=torch.float16)):
+            assert not fits(x, weights)

@@ -19,10 +19,12 @@ from tk_kernels.checks import check_shape
 from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm
 from tk_kernels.generate.common import dot_type, gelu, jit, tl, triton
 
-MOST_ROWS = 16  # of x, the columns of a matrix unit's smallest tile of 16-bit values
+MOST_ROWS = 64  # of x, for which these kernels are faster than cuBLAS's where there are many outputs
+MOST_OF_FEW_OUTPUTS = 32  # rows, where there are not
+MANY_OUTPUTS = 4096  # from here on tiles of 64 outputs fill the GPU
+LEAST_TILE = 16  # rows that matrix units multiply at once, some of them spare
 MOST_SUMMED = 2  # rows of x that are summed without matrix units
 INPUTS = 2048  # that such a program reads of each of its rows at once
-MANY_OUTPUTS = 4096  # from here on tiles of 64 outputs fill the GPU
 NOTHING, NORM, NORM_GATE = range(3)
 
 
@@ -53,8 +55,9 @@ class NormGate:
 
 
 def fits(x: Tensor, weights: Tensor) -> bool:
-    """Whether the kernels take rows x [..., K] and weights [N, K] on this GPU."""
-    few = x.numel() <= MOST_ROWS * x.shape[-1]
+    """Whether rows x [..., K] and weights [N, K] on this GPU are for these kernels."""
+    most = MOST_ROWS if len(weights) >= MANY_OUTPUTS else MOST_OF_FEW_OUTPUTS
+    few = x.numel() <= most * x.shape[-1]
     return x.is_cuda and few and x.dtype == weights.dtype and x.element_size() == 2 and weights.is_contiguous()
 
 
@@ -92,10 +95,11 @@ def few_rows_product(
         _summed(rows, weights, before, made.view(R, N), **shape)
     else:
         rows = before(x).flatten(0, -2) if before is not None else rows
-        outputs, inputs, warps = (64, 128, 4) if N >= MANY_OUTPUTS else (16, 256, 2)
+        tile = max(LEAST_TILE, triton.next_power_of_2(R))
+        outputs, inputs, warps = (64, 128, 4) if N >= MANY_OUTPUTS else (16, 256, 2 if tile == LEAST_TILE else 4)
         _few_rows_product[(triton.cdiv(N, outputs),)](
             rows, weights, made, R, N, rows.stride(0),
-            ROWS=MOST_ROWS, OUTPUTS=outputs, INPUTS=inputs, DOT=dot_type(rows), STAGES=4, num_warps=warps, **shape,
+            ROWS=tile, OUTPUTS=outputs, INPUTS=inputs, DOT=dot_type(rows), STAGES=4, num_warps=warps, **shape,
         )  # fmt: skip
     return made
 

@@ -44,7 +44,7 @@ class TTTKernels(TTTLanguageModel):
         """Which products are kernels of this repository here, and not the library's."""
         fused = f"in its product from {swiglu_product.LEAST_ROWS} rows on"
         return super().settings(case) | {
-            "products": f"of up to {few_rows.MOST_ROWS} rows of 16-bit values in Triton, with what is around them",
+            "products": f"in Triton up to {few_rows.MOST_OF_FEW_OUTPUTS} rows of 16 bits, with what is around them",
             "swiglu": "after its product" if swiglu_product.available() else fused,
         }
 

@@ -3,7 +3,6 @@
 import gc
 import importlib
 import json
-import os
 import time
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -312,8 +311,6 @@ def _register(implementation: str) -> None:
 def _start(folder: str, settings: Settings) -> Any:
     from vllm import LLM
 
-    # For its estimate vLLM makes a cache of as many blocks as the largest graph has tokens: 192 GiB of 8,192.
-    os.environ["VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"] = str(int(settings.graphs != "prompts"))
     try:
         return LLM(folder, **settings.arguments())
     except ValueError as error:

@@ -1,7 +1,6 @@
 """The vLLM adapter times the right steps, checks what it timed, and refuses what is unfair; with a small engine."""
 
 import json
-import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -346,15 +345,12 @@ def test_graphs_reach_every_batch_in_flight():
     assert graph_sizes(512, "doubling") == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
 
-@pytest.mark.parametrize(("graphs", "splits", "estimated"), [("engine", None, "1"), ("prompts", 1, "0")])
-def test_prompts_are_replayed_without_divided_keys_and_an_estimate_that_takes_all_memory(
-    llm, monkeypatch, graphs, splits, estimated
-):
-    monkeypatch.setenv("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "")
+@pytest.mark.parametrize(("graphs", "splits"), [("engine", None), ("prompts", 1)])
+def test_prompts_are_replayed_without_divided_keys_and_an_estimate_of_the_cache(llm, graphs, splits):
     VllmTransformer().build(replace(CASE, phase="forward", options={"graphs": graphs}))
-    attention = llm.started[0].arguments.get("attention_config", {})
-    assert attention.get("flash_attn_max_num_splits_for_cuda_graph") == splits
-    assert os.environ["VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"] == estimated
+    arguments = llm.started[0].arguments
+    assert arguments.get("attention_config", {}).get("flash_attn_max_num_splits_for_cuda_graph") == splits
+    assert ("kv_cache_memory_bytes" in arguments) is (graphs == "prompts")
 
 
 def test_unknown_graph_sizes_are_an_error():
