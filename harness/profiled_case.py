@@ -127,10 +127,10 @@ class _Work:
     def alone(self) -> None:
         """Learn how long an engine's host takes for a run while nothing is profiled: a profiler holds it up."""
         start = time.monotonic()
-        while self.is_engine and (not self.host_us or (len(self.host_us) < RUNS and time.monotonic() - start < LOAD_S)):
+        while self.is_engine and (not self.host_us or time.monotonic() - start < LOAD_S):
             self._once(self._on_the_hosts_clock())
         if self.host_us:
-            self.alone_us = median(self.host_us)
+            self.alone_us = median(self.host_us[-RUNS:])  # those before them have warmed it up
 
     def load(self, run: Callable[[], object]) -> None:
         """Run what is timed until the GPU's power controller has settled; learn how many runs to lead in and to see.
