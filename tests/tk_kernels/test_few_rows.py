@@ -71,6 +71,12 @@ def test_more_inputs_than_a_program_reads_at_once(rows: int, dtype: torch.dtype)
     assert_close(few_rows_product(x, weights), x.double() @ weights.double().T, LIMIT[dtype])
 
 
+def test_a_row_of_one_value_has_no_negative_variance() -> None:
+    x, weights, ones = torch.full((1, 100), 300.1, device=DEVICE), normal(4, 100), torch.ones(100, device=DEVICE)
+    got = few_rows_product(x, weights, NormGate(30 * ones[None], ones, ones, EPS))
+    assert_close(got, 30 * weights.double().sum(1)[None], 0.1)  # the norm's bias alone, nearly
+
+
 def test_what_it_cannot_take_is_named() -> None:
     weights = normal(8, 64)
     many = normal(MOST_ROWS + 1, 64)

@@ -193,7 +193,7 @@ def _few_rows_summed(
             if BEFORE > 0:
                 square += tl.where(here, tl.sum(read * read, 0) / K, 0.0)
     if BEFORE > 0:
-        scale = 1.0 / tl.sqrt(square - mean * mean + eps)
+        scale = 1.0 / tl.sqrt(tl.maximum(square - mean * mean, 0.0) + eps)
         total = (total - of_mean * mean[:, None]) * scale[:, None] + of_bias
         up = up * scale[:, None]
     if SWIGLU:
