@@ -75,7 +75,6 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @backbones
 @pytest.mark.parametrize("system", ["ttt-linear", "ttt-mlp"])
-@pytest.mark.usefixtures("products")
 def test_a_model_of_fused_blocks(system: str, backbone: str) -> None:
     check_model(model_config(system, "tiny", backbone=backbone), (1, 2, 14, -2), torch.float32)
 
