@@ -1,4 +1,4 @@
-"""The function of `ttt.TTTBlock` around the inner loop, in ten launches on a GPU, of one row in seven.
+"""The function of `ttt.TTTBlock` around the inner loop, in ten launches on a GPU, of few rows in seven to nine.
 
 Projections that share an input are one matrix product, whose columns the kernels read in place; residuals are added by
 the products that make them. Below, a pass is a tensor [B, T, C] read or written once.
@@ -53,7 +53,7 @@ class FusedBlock(TTTBlock):
     def _opened(self, h: Tensor) -> Tensor:
         """The feed-forward layer's hidden values: SwiGLU of two products of the normed residual stream."""
         norm = Norm(self.ffn_norm.weight, self.ffn_norm.eps)
-        if fits(h, self._gate_up):
+        if fits(h, self._gate_up, swiglu=True):
             return few_rows_product(h, self._gate_up, norm, swiglu=True)
         return swiglu_product(norm(h), self._gate_up, beside_others=beside_another_chunk())
 

@@ -19,7 +19,7 @@ from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.layers import RMSNorm
 from tests.interpreter import DEVICE, INTERPRETED
-from tk_kernels.edges.few_rows import MOST_OF_FEW_OUTPUTS
+from tk_kernels.edges.few_rows import MOST_ROWS_FEW_OUTPUTS
 
 # Relative error of logits against float64, as in test_models.py.
 LIMIT = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
@@ -70,7 +70,9 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "few rows":
         if not INTERPRETED:
             pytest.skip("on a GPU they take 16-bit values alone")
-        monkeypatch.setattr(fused, "fits", lambda x, weights: x.numel() <= MOST_OF_FEW_OUTPUTS * x.shape[-1])
+        monkeypatch.setattr(
+            fused, "fits", lambda x, weights, swiglu=False: x.numel() <= MOST_ROWS_FEW_OUTPUTS * x.shape[-1]
+        )
 
 
 @backbones

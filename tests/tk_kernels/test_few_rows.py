@@ -10,12 +10,15 @@ from tests.interpreter import DEVICE, INTERPRETED
 from tests.tk_kernels.test_edges import assert_close, normal
 from tk_kernels.edges.few_rows import (
     MANY_OUTPUTS,
-    MOST_OF_FEW_OUTPUTS,
     MOST_ROWS,
+    MOST_ROWS_FEW_OUTPUTS,
+    SHARED_BYTES,
     Norm,
     NormGate,
     few_rows_product,
     fits,
+    shared_bytes,
+    suits,
 )
 
 EPS = 1e-6
@@ -77,28 +80,49 @@ def test_a_row_of_one_value_has_no_negative_variance() -> None:
     assert_close(got, 30 * weights.double().sum(1)[None], 0.1)  # the norm's bias alone, nearly
 
 
+def test_rows_may_be_columns_of_a_wider_tensor() -> None:
+    wide, weights = normal(4, 1, 300, dtype=BF16), normal(5, 100, dtype=BF16) / 10
+    for x in (wide[:2, :, 100:200], wide[..., 200:]):
+        assert_close(few_rows_product(x, weights), x.double() @ weights.double().T, LIMIT[BF16])
+
+
 def test_what_it_cannot_take_is_named() -> None:
-    weights = normal(8, 64)
-    many = normal(MOST_ROWS + 1, 64)
-    for x, wrong in ((many, weights), (normal(1, 64), weights[:, :32].T), (normal(1, 32), weights)):
-        with pytest.raises(ValueError, match=r"weights|rows"):
-            few_rows_product(x, wrong)
-    with pytest.raises(ValueError, match="out"):
-        few_rows_product(normal(1, 64), weights, out=torch.zeros(1, 9, device=DEVICE))
-    gate = normal(2, 64)
-    before = NormGate(gate, gate[0], gate[0], EPS)
-    with pytest.raises(ValueError, match="gate"):
-        few_rows_product(normal(1, 64), weights, before)
-    with pytest.raises(ValueError, match="swiglu: neither"):
-        few_rows_product(gate, weights, before, swiglu=True)
-    with pytest.raises(ValueError, match="swiglu: neither"):
-        few_rows_product(gate, weights, swiglu=True, out=gate)
+    weights, ones, gate = normal(8, 64), torch.ones(64, device=DEVICE), normal(2, 64)
+    norm_gate = NormGate(gate, ones, ones, EPS)
+    for x, wrong, options, why in (
+        (normal(MOST_ROWS + 1, 64), weights, {}, "rows"),
+        (normal(0, 64), weights, {}, "rows"),
+        (ones, weights, {}, "rows"),
+        (gate, weights.to(BF16), {}, "dtype"),
+        (gate, weights[:3], {"swiglu": True}, "two outputs"),
+        (gate, weights[:, :32], {}, "weights"),
+        (normal(2, 32), weights[:, :32], {}, "contiguous"),
+        (normal(64, 2).T, weights, {}, "contiguous"),
+        (gate, weights, {"out": torch.zeros(2, 9, device=DEVICE)}, "out"),
+        (gate, weights, {"out": torch.zeros(2, 16, device=DEVICE)[:, :8]}, "contiguous"),
+        (gate, weights, {"before": Norm(ones[:8], EPS)}, "norm weight"),
+        (gate, weights, {"before": Norm(normal(128)[::2], EPS)}, "contiguous"),
+        (gate, weights, {"before": NormGate(gate, ones, ones[:8], EPS)}, "norm bias"),
+        (gate[:1], weights, {"before": norm_gate}, "gate"),
+        (gate, weights, {"before": NormGate(normal(64, 2).T, ones, ones, EPS)}, "contiguous"),
+        (gate, weights, {"before": norm_gate, "swiglu": True}, "swiglu: neither"),
+        (gate, weights, {"out": gate, "swiglu": True}, "swiglu: neither"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            few_rows_product(x, wrong, **options)
 
 
-def test_only_few_rows_of_16_bits_on_a_gpu_fit() -> None:
-    few, many = (normal(outputs, 64, dtype=BF16) for outputs in (8, MANY_OUTPUTS))
-    on_gpu = DEVICE == "cuda"
-    for weights, most in ((few, MOST_OF_FEW_OUTPUTS), (many, MOST_ROWS)):
-        assert fits(normal(most, 1, 64, dtype=BF16), weights) is on_gpu
-        for x in (normal(most, 2, 64, dtype=BF16), normal(1, 64), normal(1, 64, dtype=torch.float16)):
-            assert not fits(x, weights)
+def test_few_rows_of_16_bits_suit() -> None:
+    few, many = (normal(outputs, 8, dtype=BF16) for outputs in (8, MANY_OUTPUTS))
+    for weights, swiglu, most in (
+        (few, False, MOST_ROWS_FEW_OUTPUTS),
+        (many, True, MOST_ROWS_FEW_OUTPUTS),  # two rows of weights an output
+        (many, False, MOST_ROWS),
+    ):
+        assert suits(normal(most, 1, 8, dtype=BF16), weights, swiglu=swiglu)
+        assert not suits(normal(most + 1, 1, 8, dtype=BF16), weights, swiglu=swiglu)
+    for x in (normal(0, 8, dtype=BF16), normal(1, 8), normal(1, 8, dtype=torch.float16)):
+        assert not suits(x, few)
+    assert not suits(normal(1, 8), normal(8, 8))
+    assert not suits(normal(1, 4, dtype=BF16), few[:, :4])
+    assert fits(normal(1, 8, dtype=BF16), few) is (DEVICE == "cuda" and shared_bytes(few.device) >= SHARED_BYTES)

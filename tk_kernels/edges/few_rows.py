@@ -11,6 +11,7 @@ product, so no weight waits for them. Of more rows matrix units multiply tiles o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -19,12 +20,13 @@ from tk_kernels.checks import check_shape
 from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm
 from tk_kernels.generate.common import dot_type, gelu, jit, tl, triton
 
-MOST_ROWS = 64  # of x, for which these kernels are faster than cuBLAS's where there are many outputs
-MOST_OF_FEW_OUTPUTS = 32  # rows, where there are not
 MANY_OUTPUTS = 4096  # from here on tiles of 64 outputs fill the GPU
-LEAST_TILE = 16  # rows that matrix units multiply at once, some of them spare
+# Rows of x for which these kernels are as fast as cuBLAS's and those around it, or faster, on an H100.
+MOST_ROWS, MOST_ROWS_FEW_OUTPUTS = 64, 32
 MOST_SUMMED = 2  # rows of x that are summed without matrix units
 INPUTS = 2048  # that such a program reads of each of its rows at once
+LEAST_TILE = 16  # rows that matrix units multiply at once, some of them spare
+SHARED_BYTES = 196_608  # of a block's shared memory, which the largest tiles take
 NOTHING, NORM, NORM_GATE = range(3)
 
 
@@ -42,7 +44,10 @@ class Norm:
 
 @dataclass(frozen=True)
 class NormGate:
-    """LayerNorm of the rows, times gelu_tanh(gate), before the product; gate [..., K], weight and bias [K]."""
+    """LayerNorm of the rows, times gelu_tanh(gate), before the product; gate [..., K], weight and bias [K].
+
+    Of one row in the product's kernel: exact to float32 times the row's mean over its deviation.
+    """
 
     gate: Tensor
     weight: Tensor
@@ -54,11 +59,23 @@ class NormGate:
         return norm_gate(x, self.gate, self.weight, self.bias, self.eps)
 
 
-def fits(x: Tensor, weights: Tensor) -> bool:
-    """Whether rows x [..., K] and weights [N, K] on this GPU are for these kernels."""
-    most = MOST_ROWS if len(weights) >= MANY_OUTPUTS else MOST_OF_FEW_OUTPUTS
-    few = x.numel() <= most * x.shape[-1]
-    return x.is_cuda and few and x.dtype == weights.dtype and x.element_size() == 2 and weights.is_contiguous()
+def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
+    """Whether rows x [..., K] and weights [N, K], with SwiGLU [2 N, K], on this GPU are for these kernels."""
+    return x.is_cuda and suits(x, weights, swiglu=swiglu) and shared_bytes(x.device) >= SHARED_BYTES
+
+
+def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
+    """The same but for the GPU."""
+    most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
+    few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
+    return few and x.dtype == weights.dtype and x.element_size() == 2 and weights.is_contiguous()
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """Of shared memory that a block may have."""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    return triton.runtime.driver.active.utils.get_device_properties(number)["max_shared_mem"]
 
 
 def few_rows_product(
@@ -71,24 +88,14 @@ def few_rows_product(
 ) -> Tensor:
     """before(x) W^T for x [..., K] and W [N, K] -> [..., N] in x's dtype; with out [..., N], added to it in place.
 
-    swiglu: of W [2 F, K], Wg's rows before Wu's, silu(x Wg^T) * (x Wu^T) [..., F]; then without `out` and a NormGate.
-    Float32 inside, rounded once, and where there are more rows than MOST_SUMMED once behind `before`. Raises ValueError
-    on a wrong shape or stride.
+    swiglu: of W [2 N, K], Wg's rows before Wu's, silu(x Wg^T) * (x Wu^T); then neither `out` nor a NormGate is allowed.
+    `out` shares no memory with what is read. Float32 inside, rounded once; with `before`, of more than MOST_SUMMED rows
+    and of two behind a NormGate, rounded once more before the product. Raises ValueError on a wrong shape, dtype or
+    stride.
     """
-    rows, K = x.flatten(0, -2), x.shape[-1]
-    R, N = len(rows), len(weights) // (2 if swiglu else 1)
-    check_shape("weights", weights, (len(weights), K))
-    if R > MOST_ROWS or not weights.is_contiguous() or rows.stride(-1) != 1:
-        strides = f"strides {rows.stride()} and {weights.stride()}"
-        raise ValueError(f"x {tuple(x.shape)}, {strides}: at most {MOST_ROWS} rows, and contiguous")
-    if swiglu and (out is not None or isinstance(before, NormGate)):
-        raise ValueError("swiglu: neither added to `out` nor behind a NormGate")
-    if isinstance(before, NormGate):
-        check_shape("gate", before.gate, tuple(x.shape))
-        if before.gate.stride(-1) != 1:
-            raise ValueError(f"gate: strides {before.gate.stride()}, must be contiguous in its last dimension")
-    made = out if out is not None else torch.empty(*x.shape[:-1], N, device=x.device, dtype=x.dtype)
-    check_shape("out", made, (*x.shape[:-1], N))
+    rows, N = _checked(x, weights, before, swiglu, out)
+    R, K = rows.shape
+    made = torch.empty(*x.shape[:-1], N, device=x.device, dtype=x.dtype) if out is None else out
     shape = {"K": K, "SWIGLU": swiglu, "ADD": out is not None}
     # Two rows behind a NormGate are six sums a weight: there the matrix units are faster.
     if R <= MOST_SUMMED and (R == 1 or not isinstance(before, NormGate)):
@@ -98,10 +105,40 @@ def few_rows_product(
         tile = max(LEAST_TILE, triton.next_power_of_2(R))
         outputs, inputs, warps = (64, 128, 4) if N >= MANY_OUTPUTS else (16, 256, 2 if tile == LEAST_TILE else 4)
         _few_rows_product[(triton.cdiv(N, outputs),)](
-            rows, weights, made, R, N, rows.stride(0),
+            rows, weights, weights[N:], made, R, N, rows.stride(0),
             ROWS=tile, OUTPUTS=outputs, INPUTS=inputs, DOT=dot_type(rows), STAGES=4, num_warps=warps, **shape,
         )  # fmt: skip
     return made
+
+
+def _checked(
+    x: Tensor, weights: Tensor, before: Norm | NormGate | None, swiglu: bool, out: Tensor | None
+) -> tuple[Tensor, int]:
+    """The rows of x, and how many outputs each has; ValueError for what the kernels cannot take."""
+    rows = x.flatten(0, -2) if x.dim() > 1 else x[None]
+    N, odd = divmod(len(weights), 2) if swiglu else (len(weights), 0)
+    K = x.shape[-1]
+    check_shape("weights", weights, (len(weights), K))
+    if not 1 <= len(rows) <= MOST_ROWS or x.dim() < 2 or odd or weights.dtype != x.dtype:
+        shapes = f"x {tuple(x.shape)} {x.dtype}, weights {tuple(weights.shape)} {weights.dtype}"
+        raise ValueError(f"{shapes}: must be 1 to {MOST_ROWS} rows of one dtype, and of SwiGLU two outputs each")
+    if swiglu and (out is not None or isinstance(before, NormGate)):
+        raise ValueError("swiglu: neither added to `out` nor behind a NormGate")
+    whole, by_rows = [weights], [rows]
+    if out is not None:
+        check_shape("out", out, (*x.shape[:-1], N))
+        whole.append(out)
+    if before is not None:
+        check_shape("norm weight", before.weight, (K,))
+        whole.append(before.weight)
+    if isinstance(before, NormGate):
+        check_shape("norm bias", before.bias, (K,))
+        check_shape("gate", before.gate.flatten(0, -2), tuple(rows.shape))
+        whole.append(before.bias)
+        by_rows.append(before.gate)
+    if not all(each.is_contiguous() for each in whole) or any(each.stride(-1) != 1 for each in by_rows):
+        raise ValueError("x and the gate must be contiguous in their last dimension, weights, norm and out in all")
+    return rows, N
 
 
 def _summed(rows: Tensor, weights: Tensor, before: Norm | NormGate | None, out: Tensor, **shape) -> None:
@@ -110,17 +147,17 @@ def _summed(rows: Tensor, weights: Tensor, before: Norm | NormGate | None, out: 
     if before is not None:
         kind, weight, eps = NORM, before.weight, before.eps
     if isinstance(before, NormGate):
-        kind, bias, gate = NORM_GATE, before.bias, before.gate.flatten(0, -2)
+        kind, bias, gate = NORM_GATE, before.bias, before.gate
     (R, N), outputs = out.shape, 2
     _few_rows_summed[(triton.cdiv(N, outputs),)](
-        rows, gate, weight, bias, weights, out, N, rows.stride(0), gate.stride(0), eps,
+        rows, gate, weight, bias, weights, weights[N:], out, N, rows.stride(0), eps,
         R=R, INPUTS=min(INPUTS, triton.next_power_of_2(shape["K"])), OUTPUTS=outputs, BEFORE=kind, num_warps=4, **shape,
     )  # fmt: skip
 
 
 @jit
 def _few_rows_product(
-    x, weights, out, R, N, x_stride,
+    x, weights, up_weights, out, R, N, x_stride,
     K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -129,16 +166,17 @@ def _few_rows_product(
     row = tl.arange(0, ROWS)
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     up = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    there = tl.minimum(row, R - 1)[:, None] * x_stride  # no mask of rows: each of its predicates is waited for
     for first in tl.range(0, K, INPUTS, num_stages=STAGES):
         k = first + tl.arange(0, INPUTS)
-        here = (row < R)[:, None] & (k < K)[None, :]
-        entering = tl.trans(tl.load(x + row[:, None] * x_stride + k[None, :], mask=here, other=0)).to(DOT)
+        entering = tl.trans(tl.load(x + there + k[None, :], mask=(k < K)[None, :], other=0)).to(DOT)
         inside = (n < N)[:, None] & (k < K)[None, :]
         at = n.to(tl.int64)[:, None] * K + k[None, :]
-        total = tl.dot(tl.load(weights + at, mask=inside, other=0).to(DOT), entering, total)
+        w = tl.load(weights + at, mask=inside, other=0).to(DOT)
+        total = tl.dot(w, entering, total, input_precision="ieee")
         if SWIGLU:
-            w = tl.load(weights + N.to(tl.int64) * K + at, mask=inside, other=0)
-            up = tl.dot(w.to(DOT), entering, up)
+            v = tl.load(up_weights + at, mask=inside, other=0).to(DOT)
+            up = tl.dot(v, entering, up, input_precision="ieee")
     if SWIGLU:
         total = total * tl.sigmoid(total) * up
     to = out + row[None, :] * N + n[:, None]
@@ -150,7 +188,7 @@ def _few_rows_product(
 
 @jit
 def _few_rows_summed(
-    x, gate, norm_weight, norm_bias, weights, out, N, x_stride, gate_stride, eps,
+    x, gate, norm_weight, norm_bias, weights, up_weights, out, N, x_stride, eps,
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BEFORE: tl.constexpr,
 ):  # fmt: skip
@@ -170,15 +208,15 @@ def _few_rows_summed(
         at = n.to(tl.int64)[:, None] * K + k[None, :]
         w = tl.load(weights + at, mask=inside, other=0, eviction_policy="evict_first")
         if SWIGLU:
-            v = tl.load(weights + N.to(tl.int64) * K + at, mask=inside, other=0, eviction_policy="evict_first")
+            v = tl.load(up_weights + at, mask=inside, other=0, eviction_policy="evict_first")
         for r in tl.static_range(R):
             here = row == r
             read = tl.load(x + r * x_stride + k, mask=valid, other=0).to(tl.float32)
             entering = read
             if BEFORE > 0:
                 factor = tl.load(norm_weight + k, mask=valid, other=0).to(tl.float32)
-                if BEFORE == 2:
-                    opened = gelu(tl.load(gate + r * gate_stride + k, mask=valid, other=0).to(tl.float32))
+                if BEFORE == 2:  # of one row
+                    opened = gelu(tl.load(gate + k, mask=valid, other=0).to(tl.float32))
                     factor = factor * opened
                     shift = tl.load(norm_bias + k, mask=valid, other=0).to(tl.float32) * opened
                 entering = read * factor

@@ -42,10 +42,11 @@ class TTTKernels(TTTLanguageModel):
 
     def settings(self, case: Case) -> dict[str, str]:
         """Which products are kernels of this repository here, and not the library's."""
-        fused = f"in its product from {swiglu_product.LEAST_ROWS} rows on"
+        few, many = few_rows.MOST_ROWS_FEW_OUTPUTS, few_rows.MOST_ROWS
+        fused = f" and from {swiglu_product.LEAST_ROWS} rows on"
         return super().settings(case) | {
-            "products": f"in Triton up to {few_rows.MOST_OF_FEW_OUTPUTS} rows of 16 bits, with what is around them",
-            "swiglu": "after its product" if swiglu_product.available() else fused,
+            "products": f"of 16 bits in Triton up to {few} rows, where outputs are many {many}",
+            "swiglu": f"in those products{'' if swiglu_product.available() else fused}",
         }
 
     def _refuse_other_functions(self, case: Case) -> None:
