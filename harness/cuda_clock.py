@@ -81,6 +81,10 @@ class CudaEventClock:
         batch = [run] * (1 if self._cold else self.launches)
         self._launch = _captured(batch) if self.replays else lambda: _each(batch)
 
+    def launch(self) -> None:
+        """Launch what a sample times: `launches` calls, or a replay of all of them; the cache as it is."""
+        self._launch()
+
     def sample(self) -> float:
         """Milliseconds of one launch, the mean over `launches`."""
         return self._elapsed_ms() / self.launches

@@ -179,7 +179,7 @@ class CaseRun:
 
     def _work(self, workload: Workload) -> None:
         if self.mode == PROFILE:
-            found = profile(self.case, workload, self.policy, self.profiler)
+            found = profile(self.case, workload, self.profiler)
             self.profile = found | {"ceilings": self.ceilings}
         elif self.mode == VERIFY:
             self._verify(workload)

@@ -8,18 +8,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, TypeVar
 
 from harness.case import Case
-from harness.cuda_clock import launches_for
+from harness.cuda_clock import CudaEventClock
 from harness.nvml import open_gpu
 from harness.peak_memory import is_out_of_memory
+from harness.profile_region import ProfileError
+from harness.profilers.trace import Runs
 from harness.ranges import COUNTED_LAYER, LEAD, TIMED, nvtx_range, profiler_range, range_name, recorded, told
 from harness.system import Workload
-from harness.timer import Policy, never_throttled, take_engine_samples
+from harness.timer import never_throttled
 
 WARM_RUNS = 3
 RUNS = 5  # of what is timed, one after another, at the least, so that one that is held up does not count
@@ -63,55 +65,51 @@ def ceilings_by(entry: str) -> dict[str, float | None]:
     return found
 
 
-def profile(case: Case, workload: Workload, policy: Policy, asked: ProfilerChoice) -> dict[str, Any]:
+def profile(case: Case, workload: Workload, asked: ProfilerChoice) -> dict[str, Any]:
     """Run the case for the profiler: fields of a `Profile` as JSON values, those that a report lacks; of Kineto, all.
 
-    Raises ProfileError where Kineto found nothing.
+    Raises ProfileError where Kineto found nothing, and for an engine without `Workload.engine_batch`.
     """
-    work = _Work(case, workload, policy)
+    work = _Work(case, workload)
     work.warm()
     if asked.tool != "ncu":
         work.alone()
     if asked.tool == "kineto":
         found = _by_kineto(work, Path(asked.keep) if asked.keep else None)
     else:
-        found = _captured(work) if asked.tool == "nsys" else {"units": _counted(work)}
-    return found | {"notes": work.notes, "work": {part: asdict(each) for part, each in workload.work.items()}}
+        found = _captured(work) if asked.tool == "nsys" else _counted(work)
+    parts = {part: asdict(each) for part, each in workload.work.items()}
+    return found | {"notes": [*work.notes, *found.get("notes", ())], "work": parts}
 
 
 class _Work:
     """What of a case runs under a profiler."""
 
-    def __init__(self, case: Case, workload: Workload, policy: Policy) -> None:
+    def __init__(self, case: Case, workload: Workload) -> None:
         self.case, self.workload = case, workload
         self.name, self.device = range_name(case.phase), workload.device
         self.is_engine = workload.engine_samples is not None
+        if self.is_engine and workload.engine_batch is None:
+            raise ProfileError("the system times itself and has no batch for a profiler (Workload.engine_batch)")
         # Steps of an engine's batch: what leads in is the batch before them, and one region sees them.
-        self.is_part = workload.engine_batch is not None and case.phase == "generate"
+        self.is_part = self.is_engine and case.phase == "generate"
         self.units = workload.units
         self.notes: list[str] = []
         self.passes = 0  # of a call through the layer that is counted
         gpu = open_gpu() if workload.device == "cuda" else None
         self.throttled = gpu.throttled if gpu else never_throttled
-        self.together = 1  # runs without a pause between them: about a sample of a measurement
+        self.calls = 1  # of a run: as many as a sample of a measurement launches together
         self.lead = 0  # runs just before those that are looked at
         self.runs = RUNS
         self.host_us: list[float] = []  # of an engine, which times itself: each run's time
         self.alone_us = 0.0  # and that of a run while nothing is profiled
-        self._policy = replace(policy, min_samples=1, max_samples=1, budget_s=0.0)
         if case.l2 == "cold":
             self.notes.append("profiled with the L2 cache as the work leaves it, not cold")
-        if self.is_engine and case.phase == "generate" and not self.is_part:
-            self.notes.append("profiled from the prompts to the last token: the engine does not tell its steps apart")
 
     def warm(self) -> None:
         """Run until what compiles has compiled; learn how many units a run of an engine is."""
-        if self.workload.engine_batch is not None:
-            self.units = self.workload.engine_batch(nullcontext())
-            return
-        if self.workload.engine_samples is not None:
-            samples = self.workload.engine_samples(self._policy)
-            self.units = len(take_engine_samples(samples, self._policy).samples_ms)
+        if self.is_engine:
+            self._once(nullcontext())
             return
         for _ in range(WARM_RUNS):
             start = time.monotonic()
@@ -127,41 +125,50 @@ class _Work:
     def alone(self) -> None:
         """Learn how long an engine's host takes for a run while nothing is profiled: a profiler holds it up."""
         start = time.monotonic()
-        while self.is_engine and (not self.host_us or time.monotonic() - start < LOAD_S):
+        while self.is_engine and (self.alone_us == 0.0 or time.monotonic() - start < LOAD_S):
             self._once(self._on_the_hosts_clock())
-        if self.host_us:
-            self.alone_us = median(self.host_us[-RUNS:])  # those before them have warmed it up
+            self.alone_us = median(self.host_us[len(self.host_us) // 2 :])  # those before them warmed it up
+
+    def timed(self) -> Callable[[], object]:
+        """A run: a sample's calls as a measurement launches them, or an engine's batch."""
+        if self.is_engine:
+            return lambda: self._once(self._on_the_hosts_clock())
+        if self.device != "cuda":
+            return self.workload.run
+        clock = CudaEventClock(self.case.timing)
+        clock.prepare(self.workload.run)
+        self.calls = clock.launches
+        return clock.launch
 
     def load(self, run: Callable[[], object]) -> None:
         """Run what is timed until the GPU's power controller has settled; learn how many runs to lead in and to see.
 
         It rests where a measurement does: at its power cap a GPU runs faster after each rest.
         """
-        start, runs, each_s = time.monotonic(), 0, 0.0
-        while self.device == "cuda" and runs * each_s < LOAD_S:
-            self.repeat(run, self.together)
-            runs += self.together
-            each_s = (time.monotonic() - start) / runs
-            self.together = 1 if self.is_engine else launches_for(each_s * 1e3)
+        start, runs, took_s = time.monotonic(), 0, 0.0
+        while self.device == "cuda" and took_s < LOAD_S:
+            self.repeat(run, 1)
+            runs, took_s = runs + 1, time.monotonic() - start
         if runs:
+            each_s = took_s / runs
             self.lead = math.ceil(LEAD_S / each_s)
             self.runs = max(math.ceil(RUNS_S / each_s), min(RUNS, int(LONGEST_S / each_s)))
 
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
-        """How many runs to lead in and to see, of at most `most` in all: whole samples, where they are that many."""
-        runs = self._whole_samples(min(self.runs, max(1, most // 2)))
-        return self._whole_samples(min(self.lead, most - runs)), runs
-
-    def _whole_samples(self, runs: int) -> int:
-        return runs - runs % self.together or runs
+        """How many runs to lead in and to see, of at most `most` in all, three of four of them to see."""
+        runs = min(self.runs, max(1, most - most // 4))
+        return min(self.lead, most - runs), runs
 
     def repeat(self, run: Callable[[], object], runs: int) -> None:
-        """So many runs, and after each sample of them what a measurement does: wait, and ask about throttling."""
-        for number in range(1, runs + 1):
+        """So many runs, and after each what a measurement does after a sample: wait, and ask about throttling."""
+        for _ in range(runs):
             run()
-            if number % self.together == 0:
-                _wait(self.device)
-                self.throttled()
+            _wait(self.device)
+            self.throttled()
+
+    def seen(self, runs: int) -> Runs:
+        """What a profiler saw in the last runs."""
+        return Runs(runs, self.units, self.calls, self.host_us[-runs:], self.alone_us)
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
         """One call in the range of its phase, inside of `region`; of an engine's batch what it takes samples of."""
@@ -191,45 +198,27 @@ class _Work:
         if self.is_engine:
             self.host_us.append((time.monotonic() - start) * 1e6)
 
-    def timed(self) -> Callable[[], object]:
-        """What is timed: the call, the replay of a graph of it, or an engine's batch."""
-        if self.is_engine:
-            return lambda: self._once(self._on_the_hosts_clock())
-        if self.case.timing != "graph" or self.device != "cuda":
-            return self.workload.run
-        import torch
-
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.workload.run()
-        return graph.replay
-
 
 def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     # Here, as a worker that profiles nothing needs no more than what it measures with.
     from harness.profilers import kineto
-    from harness.profilers.trace import found_of, last_runs, typical_runs
+    from harness.profilers.trace import found_of, last_runs
 
     if work.device == "cpu":
         return _operators_by_kineto(work, keep)
     found = work.ranged(kineto.recording(work.device, with_ranges=True))
     ranged = kineto.launched(found.events, work.device)
-    runs, timed = 1, ranged
     if work.is_part:
         # Ranges and the host's calls cost an engine that waits for its host up to half of its time.
         found = work.ranged(kineto.recording(work.device, with_ranges=False, keep=keep))
-        timed = kineto.launched(found.events, work.device)
-    else:
-        run, most = work.timed(), max(1, LAUNCHES // max(1, len(ranged)))
-        with kineto.recording(work.device, with_ranges=False, keep=keep, before=lambda: work.load(run)) as found:
-            lead, runs = work.window(most)
-            work.repeat(run, lead)
-            work.repeat(run, runs)
-        launched = kineto.launched(found.events, work.device)
-        timed, runs = last_runs(launched, runs, lead + runs)
-    typical = typical_runs(timed, runs, work.together, work.host_us[-runs:], work.alone_us)
-    work.notes += [typical.note] if typical.note else []
-    return _values(found_of(typical, ranged, work.units))
+        return _values(found_of(kineto.launched(found.events, work.device), ranged, work.seen(1)))
+    run = work.timed()
+    most = max(1, LAUNCHES // max(1, len(ranged) * work.calls))
+    with kineto.recording(work.device, with_ranges=False, keep=keep, before=lambda: work.load(run)) as found:
+        lead, runs = work.window(most)
+        work.repeat(run, lead + runs)
+    launched, runs = last_runs(kineto.launched(found.events, work.device), runs, lead + runs)
+    return _values(found_of(launched, ranged, work.seen(runs)))
 
 
 def _operators_by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
@@ -252,8 +241,8 @@ def _operators_by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     return _values(values) | {"units": work.units}
 
 
-def _counted(work: _Work) -> int:
-    """A call in whose last passes through the counted layer Nsight counts; how many units the call has."""
+def _counted(work: _Work) -> dict[str, Any]:
+    """A call in whose last passes through the counted layer Nsight counts."""
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:
 
@@ -267,18 +256,17 @@ def _counted(work: _Work) -> int:
 
         with told(entered):
             work.ranged(nullcontext() if work.passes else profiler_range(work.device))
-    return work.units
+    return {}
 
 
 def _captured(work: _Work) -> dict[str, Any]:
     """Run a call under its ranges, then what is timed, in Nsight's region.
 
-    The answer: units of a run; runs, 0 where the call under its ranges is what is timed; how many of them ran together;
-    host_us, of each run where the host times it; alone_us, of a run while nothing is profiled.
+    The answer: what it saw, and whether that was apart from the call under its ranges.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))
-        return {"units": work.units, "runs": 0, "together": 1, "host_us": work.host_us[-1:], "alone_us": work.alone_us}
+        return {"seen": asdict(work.seen(1)), "apart": False}
     run = work.timed()
     work.load(run)
     with profiler_range(work.device):
@@ -289,8 +277,7 @@ def _captured(work: _Work) -> dict[str, Any]:
             work.repeat(run, lead)
         with nvtx_range(TIMED):
             work.repeat(run, runs)
-    host = {"host_us": work.host_us[-runs:], "alone_us": work.alone_us}
-    return {"units": work.units, "runs": runs, "together": work.together} | host
+    return {"seen": asdict(work.seen(runs)), "apart": True}
 
 
 def _values(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from harness.profile_record import Profile, profile_path, read_profile, write_pr
 from harness.profile_region import Counters, ProfileError, Region
 from harness.profilers import kineto, ncu, nsys
 from harness.profilers.choice import Tools
-from harness.profilers.trace import found_in, found_of, typical_runs
+from harness.profilers.trace import Runs, found_in, found_of
 from harness.ranges import is_recorded, range_names
 from harness.reason import of_exception, sentence
 from harness.record import Record, RecordError
@@ -182,12 +182,11 @@ class Profiler:
         timed, ranged = nsys.read(database)
         command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
         values = dict(answer["profile"])
-        runs, *how = (values.pop(name) for name in ("runs", "together", "host_us", "alone_us"))
-        if not timed and runs:
+        seen, apart = Runs(**values.pop("seen")), values.pop("apart")
+        if apart and not timed:
             raise ProfileError("the report of Nsight Systems has no kernel in the range of the timed runs")
-        typical = typical_runs(timed, runs, *how) if runs else typical_runs(ranged, 1, *how)
-        found = values | found_of(typical, ranged, values["units"])
-        found["notes"] = [*values.get("notes", ()), *filter(None, [typical.note])]
+        found = values | found_of(timed if apart else ranged, ranged, seen)
+        found["notes"] = [*values["notes"], *found["notes"]]
         return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}, "commands": [command]}, record
 
     def _with_ratios(self, launch: Launch, profile: Profile) -> tuple[Profile, Record | None]:

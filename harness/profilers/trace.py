@@ -1,6 +1,6 @@
 """From launches on a clock to kernels, ranges, gaps and a timeline: what every profiler of times has in common."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +16,7 @@ from harness.profile_region import (
     short_name,
 )
 
-HOST_HELD_UP = 0.03  # by a profiler, which is told from here on
+HOST_HELD_UP = 0.03  # by a profiler; less is what the clocks of a GPU at its power cap differ by
 
 
 @dataclass(frozen=True)
@@ -75,78 +75,80 @@ def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 
     }
 
 
-def last_runs(launched: list[Launched], runs: int, recorded: int) -> tuple[list[Launched], int]:
-    """The launches of the last `runs` of the recorded runs, and their number; all where runs launch unlike numbers."""
-    if len(launched) % recorded:
-        return launched, recorded
-    in_order = sorted(launched, key=lambda each: each.start_us)
-    return in_order[-(len(launched) // recorded * runs) :], runs
-
-
 @dataclass(frozen=True)
-class Typical:
-    """Launches of `runs` runs one after another, and how long those took in all. note: what is not as it should be."""
+class Runs:
+    """What a profiler saw: so many runs, each of `calls` calls without a pause between them, of `units` units each.
 
-    launched: list[Launched]
-    runs: int
-    region_us: float
-    note: str = ""
-
-
-def typical_runs(
-    launched: Sequence[Launched], runs: int, together: int, host_us: Sequence[float] = (), alone_us: float = 0.0
-) -> Typical:
-    """Of `runs` runs the middle half by their time, with no pause between those that ran `together` and the next ones.
-
-    A record has the median of its samples, so a run that the profiler itself holds up must not count. host_us: how long
-    each run took for the host, where that is its latency; alone_us: how long one took while nothing was profiled, 0
-    where it is not known. All runs, as they are, where they launch unlike numbers.
+    host_us: how long each run took for an engine's host, where that is its latency. alone_us: how long one took for it
+    while nothing was profiled; 0 where that is not known.
     """
-    return _held_up_by_nothing(_middle_runs(launched, runs, together, host_us), alone_us)
+
+    runs: int
+    units: int = 1
+    calls: int = 1
+    host_us: Sequence[float] = ()
+    alone_us: float = 0.0
 
 
-def found_of(typical: Typical, ranged: Sequence[Launched], units: int) -> dict[str, Any]:
-    """The same of typical runs of `units` each, with the time and the units of all of them."""
-    found = found_in(typical.launched, ranged, typical.runs)
-    gaps_us = max(0.0, typical.region_us - found["busy_us"])
-    whole = {"region_us": typical.region_us, "units": typical.runs * units}
-    return found | whole | {"longest_gap_us": min(found["longest_gap_us"], gaps_us)}
+def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
+    """The fields of a profile, as `found_in`, of the typical ones of the runs that were launched, and its notes."""
+    kept, runs, region_us, notes = _typical(launched, seen)
+    found = found_in(kept, ranged, runs * seen.calls)
+    busy_us, alone_us = found["busy_us"], runs * seen.alone_us
+    # A profiler holds a host up: what runs take longer under it than without it is no part of their gaps.
+    if alone_us and region_us > (1 + HOST_HELD_UP) * max(alone_us, busy_us):
+        without_us = max(alone_us, busy_us)
+        said = f"under the profiler a run took {region_us / alone_us - 1:.0%} longer than without it: "
+        whose = "its kernels did" if busy_us > alone_us else "gaps are those without it, but for the timeline's"
+        notes.append(said + whose)
+        found["longest_gap_us"] *= (without_us - busy_us) / (region_us - busy_us)
+        region_us = without_us
+    return found | {"region_us": region_us, "units": runs * seen.calls * seen.units, "notes": notes}
 
 
-def _held_up_by_nothing(typical: Typical, alone_us: float) -> Typical:
-    """A profiler holds a host up: what runs take longer under it than without it is no part of their gaps."""
-    region_us = max(typical.runs * alone_us, busy(typical.launched)[0])
-    if not alone_us or region_us >= typical.region_us:
-        return typical
-    slower = typical.region_us / region_us - 1
-    note = f"under the profiler its host took {slower:.0%} longer: gaps are those without it, but for the timeline's"
-    notes = [typical.note] * bool(typical.note) + [note] * (slower > HOST_HELD_UP)
-    return replace(typical, region_us=region_us, note="; ".join(notes))
+def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], int, float, list[str]]:
+    """The middle half of the runs by their time, without the pauses between them: launches, runs, their time, notes.
 
-
-def _middle_runs(launched: Sequence[Launched], runs: int, together: int, host_us: Sequence[float]) -> Typical:
+    A record has the median of its samples, so a run that the profiler itself holds up must not count. All runs, as they
+    are, where they launch unlike kernels.
+    """
     in_order = sorted(launched, key=lambda each: each.start_us)
-    if not in_order or len(in_order) % runs:
-        note = "its runs launch unlike numbers of kernels, so pauses between them count as gaps"
-        return Typical(in_order, runs, _extent(in_order), note)
-    each = len(in_order) // runs * together
-    samples = [in_order[start : start + each] for start in range(0, len(in_order), each)]
-    times = [sum(host_us[place * together : (place + 1) * together]) for place in range(len(samples))]
-    times = [max(time, _extent(sample)) for time, sample in zip(times, samples, strict=True)]
+    if not _alike(in_order, seen.runs):
+        pauses = "" if seen.host_us else ", and pauses between them count as gaps"
+        note = f"its runs launch unlike kernels, so all of them count{pauses}"
+        return in_order, seen.runs, sum(seen.host_us) or _extent(in_order), [note]
+    each = len(in_order) // seen.runs
+    runs = [in_order[run * each :][:each] for run in range(seen.runs)]
+    times = [max(time, _extent(run)) for time, run in zip(seen.host_us or [0.0] * seen.runs, runs, strict=True)]
     kept = sorted(_middle_half(times))
-    closed, end = list[Launched](), None
-    for sample in (samples[place] for place in kept):
-        shift = 0.0 if end is None else end - sample[0].start_us
-        moved = [replace(one, start_us=one.start_us + shift, end_us=one.end_us + shift) for one in sample]
-        end = max(one.end_us for one in moved)
+    closed, end = list[Launched](), 0.0
+    for run in (runs[place] for place in kept):
+        shift = end - run[0].start_us if closed else 0.0
+        moved = [replace(one, start_us=one.start_us + shift, end_us=one.end_us + shift) for one in run]
+        end = max((one.end_us for one in moved), default=end)
         closed += moved
-    return Typical(closed, len(closed) * runs // len(in_order), sum(times[place] for place in kept))
+    return closed, len(kept), sum(times[place] for place in kept), []
+
+
+def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
+    """The launches of the last `runs` of the recorded runs, and their number; all where they launch unlike kernels."""
+    in_order = sorted(launched, key=lambda each: each.start_us)
+    if not _alike(in_order, recorded):
+        return launched, recorded
+    return in_order[len(in_order) // recorded * (recorded - runs) :], runs
+
+
+def _alike(in_order: Sequence[Launched], runs: int) -> bool:
+    each, rest = divmod(len(in_order), runs)
+    names = [each.name for each in in_order]
+    return not rest and len({frozenset(Counter(names[run * each :][:each]).items()) for run in range(runs)}) == 1
 
 
 def _middle_half(times: Sequence[float]) -> list[int]:
-    """The places of the times that are left without a quarter at either end."""
+    """The places of the times that are left without a quarter at either end, of three without one."""
     in_order = sorted(range(len(times)), key=lambda place: times[place])
-    return in_order[len(times) // 4 : len(times) - len(times) // 4]
+    apart = (len(times) + 1) // 4
+    return in_order[apart : len(times) - apart]
 
 
 def _extent(launched: Sequence[Launched]) -> float:

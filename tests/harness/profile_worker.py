@@ -11,7 +11,7 @@ from harness.case import Case
 from harness.record import Record
 
 KERNELS = [{"name": name, "launches": 4, "time_us": 10.0} for name in ("aten::mm", "aten::add")]
-UNDER_NSIGHT = {"units": 5, "runs": 3, "together": 1, "host_us": [], "alone_us": 0.0}
+SEEN = {"runs": 1, "units": 5, "calls": 1, "host_us": [], "alone_us": 0.0}
 FOUND = {"units": 5, "region_us": 25.0, "busy_us": 20.0, "longest_gap_us": 5.0, "kernels": KERNELS, "ranges": []}
 
 
@@ -31,7 +31,9 @@ def main() -> None:
                 record = Record(case, "failed", "ConfigError: size unknown")
             if does == "oom":
                 record = Record(case, "oom", "MemoryError: 80 GiB")
-            profile = (FOUND if by_kineto else UNDER_NSIGHT) | {"notes": [], "ceilings": {}}
+            seen = json.loads(os.environ.get("FAKE_SEEN", "{}"))
+            under_nsight = {"seen": SEEN | seen, "apart": "FAKE_SEEN" not in os.environ}
+            profile = (FOUND if by_kineto else under_nsight) | {"notes": [], "ceilings": {}}
             answer = {"record": record.to_dict(), "healthy": True, "profile": profile}
         print(json.dumps({"id": request["id"], **answer}), flush=True)
 

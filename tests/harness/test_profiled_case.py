@@ -12,9 +12,10 @@ from profile_helpers import WithTorch, case
 
 from harness import profiled_case
 from harness.measured_case import PROFILE, CaseRun
+from harness.profile_region import ProfileError
 from harness.profiled_case import RUNS, WARM_RUNS, ProfilerChoice, ceilings_by
 from harness.profilers import kineto
-from harness.profilers.trace import Launched, found_of, last_runs, typical_runs
+from harness.profilers.trace import Launched, Runs, found_of, last_runs
 from harness.ranges import nvtx_range
 from harness.system import Workload
 from harness.timer import Policy
@@ -39,28 +40,29 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(events: list[str]) -> None:
     workload = Workload(run=lambda: events.append("run"), units=16)
     call = ["prefill", "run", "end"]
-    found = profiled_case.profile(case(), workload, Policy(), ProfilerChoice("nsys"))
-    assert found == {"units": 16, "runs": RUNS, "together": 1, "host_us": [], "alone_us": 0.0, "notes": [], "work": {}}
+    found = profiled_case.profile(case(), workload, ProfilerChoice("nsys"))
+    seen = {"runs": RUNS, "units": 16, "calls": 1, "host_us": [], "alone_us": 0.0}
+    assert found == {"seen": seen, "apart": True, "notes": [], "work": {}}
     assert events == [*call * WARM_RUNS, "cpu", *call, "lead", "end", "timed", *["run"] * RUNS, "end", "end"]
     events.clear()
-    assert profiled_case.profile(case(), workload, Policy(), ProfilerChoice("ncu"))["units"] == 16
+    assert profiled_case.profile(case(), workload, ProfilerChoice("ncu")) == {"notes": [], "work": {}}
     assert events == [*call * WARM_RUNS, "cpu", *call, "end"]
 
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU that runs two of what is timed in a sample, leads in with four and shows six."""
+    """As on a GPU that leads in with four runs and shows six."""
 
     def load(work: Any, run: Any) -> None:
-        work.together, work.lead, work.runs = 2, 4, 6
+        work.lead, work.runs = 4, 6
 
     monkeypatch.setattr(profiled_case._Work, "load", load)
 
 
 def test_what_leads_in_is_not_in_the_range_that_nsight_times(events: list[str], loaded: None) -> None:
     workload = Workload(run=lambda: events.append("run"), units=16)
-    found = profiled_case.profile(case(), workload, Policy(), ProfilerChoice("nsys"))
-    assert (found["units"], found["runs"], found["together"]) == (16, 6, 2)
+    found = profiled_case.profile(case(), workload, ProfilerChoice("nsys"))
+    assert found["seen"]["runs"] == 6
     assert events[events.index("cpu") :] == [
         *("cpu", "prefill", "run", "end", "lead", *["run"] * 4, "end"),
         *("timed", *["run"] * 6, "end", "end"),
@@ -76,7 +78,7 @@ def test_kineto_sees_the_last_runs_on_a_gpu_without_the_pauses_between_samples(
     def run() -> None:
         """A kernel of 20 us while the GPU wakes up, then of 10 us; 2 us until the next one."""
         nonlocal now
-        took = 20.0 if len(launched) < WARM_RUNS + 1 + 4 else 10.0
+        took = 20.0 if len(launched) < WARM_RUNS + 1 + 8 else 10.0
         launched.append(Launched("kernel", now, now + took, took))
         now += took + 2
 
@@ -92,14 +94,28 @@ def test_kineto_sees_the_last_runs_on_a_gpu_without_the_pauses_between_samples(
         yield found
         found.events = launched[start:]
 
+    class TwoCalls:
+        """A clock whose samples are two calls."""
+
+        launches = 2
+
+        def __init__(self, timing: str) -> None:
+            assert timing == "graph"
+
+        def prepare(self, call: Any) -> None:
+            self.launch = lambda: [call(), call()]
+
+    monkeypatch.setattr(profiled_case, "CudaEventClock", TwoCalls)
     monkeypatch.setattr(profiled_case, "_wait", pause)
     monkeypatch.setattr(kineto, "recording", recording)
     monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
-    found = profiled_case.profile(case(), Workload(run=run, units=16, device="cuda"), Policy(), ProfilerChoice())
-    assert len(launched) == WARM_RUNS + 1 + 4 + 6
-    assert found["units"] == 6 * 16
-    assert [(kernel["launches"], kernel["time_us"]) for kernel in found["kernels"]] == [(6, 60.0)]
-    assert (found["region_us"], found["busy_us"], found["longest_gap_us"]) == (66.0, 60.0, 2.0)
+    workload = Workload(run=run, units=16, device="cuda")
+    found = profiled_case.profile(case(timing="graph"), workload, ProfilerChoice())
+    assert len(launched) == WARM_RUNS + 1 + 2 * (4 + 6)
+    assert found["units"] == 4 * 2 * 16  # four of six runs, of two calls
+    assert [(kernel["launches"], kernel["time_us"]) for kernel in found["kernels"]] == [(8, 80.0)]
+    assert (found["region_us"], found["busy_us"], found["longest_gap_us"]) == (88.0, 80.0, 2.0)
+    assert len(found["timeline"]["kernel"]) == 1  # of one call
     assert found["notes"] == []
 
 
@@ -127,8 +143,8 @@ def test_nsight_counts_in_the_last_steps_of_a_call(
 
     monkeypatch.setattr(profiled_case, "profiler_range", region)
     workload = Workload(run=run, units=steps)
-    found = profiled_case.profile(case(phase="generate"), workload, Policy(), ProfilerChoice("ncu"))
-    assert (found["units"], seen, inside) == (steps, counted, False)
+    found = profiled_case.profile(case(phase="generate"), workload, ProfilerChoice("ncu"))
+    assert (found["notes"], seen, inside) == ([], counted, False)
 
 
 def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,11 +154,9 @@ def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.Mo
     monkeypatch.setattr(profiled_case, "_wait", lambda device: None)
     calls: list[str] = []  # each takes a second
     monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=lambda: len(calls)))
-    on_gpu, on_cpu = (
-        profiled_case._Work(case(), Workload(run=print, device=device), Policy()) for device in ("cuda", "cpu")
-    )
+    on_gpu, on_cpu = (profiled_case._Work(case(), Workload(run=print, device=device)) for device in ("cuda", "cpu"))
     on_gpu.load(lambda: calls.append("run"))
-    assert (len(calls), on_gpu.lead, on_gpu.runs, on_gpu.together) == (20, 10, 7, 1)
+    assert (len(calls), on_gpu.lead, on_gpu.runs) == (20, 10, 7)
     monkeypatch.setattr(profiled_case, "RUNS_S", 0.25)
     calls.clear()
     on_gpu.load(lambda: calls.append("run"))
@@ -156,50 +170,58 @@ def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.Mo
     assert (len(calls), on_cpu.lead, on_cpu.runs) == (0, 0, RUNS)
 
 
-def test_short_runs_pause_where_a_measurement_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_rests_where_a_measurement_does(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     runs: list[str] = []
     monkeypatch.setattr(profiled_case, "_wait", lambda device: waits.append(len(runs)))
-    monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=lambda: len(runs) * 0.4e-3))
-    work = profiled_case._Work(case(), Workload(run=print, device="cuda"), Policy())
-    work.load(lambda: runs.append("run"))
-    assert (work.together, work.lead, work.runs) == (3, 1250, 625)  # a sample is 1 ms at least
-    assert work.window(10_000) == (1248, 624)
-    waits.clear()
-    runs.clear()
-    work.repeat(lambda: runs.append("run"), 6)
-    assert (len(runs), waits) == (6, [3, 6])
+    work = profiled_case._Work(case(), Workload(run=print, device="cuda"))
+    work.repeat(lambda: runs.append("run"), 3)
+    assert (len(runs), waits) == (3, [1, 2, 3])
 
 
 @pytest.mark.parametrize(
-    ("lead", "runs", "together", "most", "window"),
+    ("lead", "runs", "most", "window"),
     [
-        (500, 250, 1, 20_000, (500, 250)),
-        (500, 250, 8, 20_000, (496, 248)),
-        (500, 250, 1, 100, (50, 50)),  # so many launches a run that half of them lead in
-        (7, 5, 1, 5, (3, 2)),
-        (7, 5, 1, 1, (0, 1)),
-        (7, 5, 16, 20_000, (7, 5)),  # less than a sample
+        (500, 250, 20_000, (500, 250)),
+        (500, 250, 100, (25, 75)),  # so many launches a run that not all may be recorded
+        (7, 5, 5, (1, 4)),
+        (7, 5, 1, (0, 1)),
     ],
 )
-def test_what_is_seen_has_as_many_runs_as_what_leads_in(
-    lead: int, runs: int, together: int, most: int, window: tuple[int, int]
-) -> None:
-    work = profiled_case._Work(case(), Workload(run=print), Policy())
-    work.lead, work.runs, work.together = lead, runs, together
+def test_most_of_what_is_recorded_is_seen(lead: int, runs: int, most: int, window: tuple[int, int]) -> None:
+    work = profiled_case._Work(case(), Workload(run=print))
+    work.lead, work.runs = lead, runs
     assert work.window(most) == window
 
 
-def test_pauses_are_taken_out_and_gaps_stay() -> None:
-    starts = [0, 11, 100, 112, 300, 315]  # kernels of 10 us; two runs of one kernel make a sample
+def kernels(*times: float, apart: float = 100.0) -> list[Launched]:
+    """One kernel of each of these times, begun one after the other so far apart."""
+    return [Launched("kernel", apart * place, apart * place + time, time) for place, time in enumerate(times)]
+
+
+def test_pauses_between_runs_are_taken_out_and_gaps_stay() -> None:
+    starts = [0, 11, 100, 112, 300, 315, 400, 413]  # kernels of 10 us; two calls of one kernel make a run
     launched = [Launched("kernel", float(start), start + 10.0, 10.0) for start in starts]
-    found = typical_runs(launched, runs=6, together=2)
-    assert [each.start_us for each in found.launched] == [0, 11, 21, 33, 43, 58]
-    assert [each.end_us - each.start_us for each in found.launched] == [10.0] * 6
-    assert (found.runs, found.region_us) == (6, 68.0)
-    unlike = typical_runs(launched, runs=4, together=2)
-    assert (unlike.launched, unlike.runs, unlike.region_us) == (launched, 4, 325.0)
-    assert typical_runs(launched, runs=1, together=1).launched == launched
+    found = found_of(launched, launched[:1], Runs(4, units=3, calls=2))
+    assert (found["units"], found["region_us"], found["busy_us"], found["longest_gap_us"]) == (12, 45.0, 40.0, 3.0)
+    assert (found["notes"], found["timeline"].wait_ns) == ([], (0,))  # a call's
+    three = found_of(launched[:6], launched[:1], Runs(3, calls=2))
+    assert (three["units"], three["region_us"], three["longest_gap_us"]) == (2, 22.0, 2.0)
+
+
+@pytest.mark.parametrize("times", [[10.0] * 5, [10.0, 10.0, 10.0, 10.0, 10.0, 10.0]])
+def test_runs_that_launch_unlike_kernels_all_count(times: list[float]) -> None:
+    launched = kernels(*times)
+    if len(times) == 6:  # which two runs could have halved, had the last been like the others
+        launched[-1] = Launched("another", 500.0, 510.0, 10.0)
+    for host_us, region_us, said in (
+        ((), 100.0 * len(times) - 90.0, "pauses between them count"),
+        ([40.0, 50.0], 90.0, ""),
+    ):
+        found = found_of(launched, launched[:1], Runs(2, host_us=host_us))
+        assert (found["units"], found["region_us"], found["busy_us"]) == (2, region_us, 10.0 * len(times))
+        assert "its runs launch unlike kernels" in found["notes"][0]
+        assert ("pauses" in found["notes"][0]) is bool(said)
 
 
 def test_of_several_calls_on_a_cpu_the_one_of_median_length_is_told(
@@ -217,85 +239,77 @@ def test_of_several_calls_on_a_cpu_the_one_of_median_length_is_told(
     monkeypatch.setattr(kineto, "recording", recording)
     monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
     keep = tmp_path / "key.trace.json.gz"
-    found = profiled_case.profile(case(), Workload(run=print), Policy(), ProfilerChoice(keep=str(keep)))
+    found = profiled_case.profile(case(), Workload(run=print), ProfilerChoice(keep=str(keep)))
     assert (calls, found["region_us"], keep.read_text()) == (lengths, 10.0, "trace 4")
     calls.clear()
     clock = itertools.count(0.0, 1.5)
     monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    found = profiled_case.profile(case(), Workload(run=print), Policy(), ProfilerChoice(keep=str(keep)))
+    found = profiled_case.profile(case(), Workload(run=print), ProfilerChoice(keep=str(keep)))
     assert (calls, found["region_us"]) == ([9.0, 200.0], 9.0)  # calls that take long are fewer
 
 
 def test_runs_that_a_profiler_held_up_do_not_count() -> None:
-    times = [10.0, 30.0, 11.0, 12.0, 10.5, 9.0, 10.6, 11.5]
-    launched = [Launched("kernel", 100.0 * place, 100.0 * place + time, time) for place, time in enumerate(times)]
-    found = typical_runs(launched, runs=8, together=1)
-    assert [each.own_us for each in found.launched] == [11.0, 10.5, 10.6, 11.5]
-    assert (found.runs, found.region_us) == (4, pytest.approx(43.6))
-    of_two = typical_runs(launched, runs=8, together=2)  # samples of 130, 112, 109, 111.5
-    assert [each.own_us for each in of_two.launched] == [11.0, 12.0, 10.6, 11.5]
-    assert (of_two.runs, of_two.region_us) == (4, pytest.approx(112 + 111.5))
+    launched = kernels(10.0, 30.0, 11.0, 12.0, 10.5, 9.0, 10.6, 11.5)
+    found = found_of(launched, [], Runs(8))
+    assert (found["units"], found["region_us"]) == (4, pytest.approx(43.6))  # 11, 10.5, 10.6, 11.5
+    assert [kernel.launches for kernel in found["kernels"]] == [4]
+    assert found_of(launched[:3], [], Runs(3))["region_us"] == 11.0
+    assert found_of(launched[:2], [], Runs(2))["region_us"] == 40.0
 
 
 def test_a_run_that_the_host_times_lasts_as_long_as_the_host_says() -> None:
-    launched = [Launched("kernel", 100.0 * place, 100.0 * place + 20, 20.0) for place in range(5)]
-    found = typical_runs(launched, runs=5, together=1, host_us=[40.0, 90.0, 41.0, 15.0, 42.0])
-    assert [each.start_us for each in found.launched] == [0.0, 20.0, 40.0]
-    assert (found.runs, found.region_us) == (3, 123.0)  # and no shorter than its kernels
-    assert typical_runs(launched[:1], 1, 1, [35.0]).region_us == 35.0
-    unlike = typical_runs(launched, 2, 1, [50.0, 50.0])
-    assert unlike.region_us == 420.0
-    assert "unlike numbers of kernels" in unlike.note
+    found = found_of(kernels(*[20.0] * 5), [], Runs(5, host_us=[40.0, 90.0, 41.0, 15.0, 42.0]))
+    assert (found["units"], found["region_us"], found["busy_us"]) == (3, 123.0, 60.0)
+    assert found_of(kernels(20.0), [], Runs(1, host_us=[35.0]))["region_us"] == 35.0
+    assert found_of(kernels(20.0), [], Runs(1, host_us=[15.0]))["region_us"] == 20.0  # no shorter than its kernels
 
 
 @pytest.mark.parametrize(
-    ("alone_us", "region_us", "said"),
-    [(0.0, 120.0, ""), (50.0, 120.0, ""), (39.0, 117.0, ""), (30.0, 90.0, "33% longer"), (15.0, 60.0, "100% longer")],
+    ("alone_us", "region_us", "note"),
+    [
+        (0.0, 120.0, ""),
+        (50.0, 120.0, ""),
+        (39.0, 120.0, ""),  # as far as clocks differ anyway
+        (30.0, 90.0, "under the profiler a run took 33% longer than without it: gaps are those without it"),
+        (15.0, 60.0, "under the profiler a run took 167% longer than without it: its kernels did"),
+    ],
 )
-def test_what_a_profiler_holds_its_host_up_is_no_part_of_the_gaps(alone_us: float, region_us: float, said: str) -> None:
-    launched = [Launched("kernel", 100.0 * place, 100.0 * place + 20, 20.0) for place in range(5)]
-    found = typical_runs(launched, 5, 1, [40.0] * 5, alone_us)
-    assert (found.runs, found.region_us) == (3, region_us)  # at the least their kernels'
-    assert said in found.note
-    whole = found_of(found, launched[:1], 7)
-    assert (whole["units"], whole["region_us"], whole["busy_us"], whole["longest_gap_us"]) == (21, region_us, 60.0, 0.0)
+def test_what_a_profiler_holds_a_host_up_is_no_part_of_the_gaps(alone_us: float, region_us: float, note: str) -> None:
+    found = found_of(kernels(*[20.0] * 5), [], Runs(5, 7, host_us=[40.0] * 5, alone_us=alone_us))
+    assert (found["units"], found["region_us"], found["busy_us"]) == (21, region_us, 60.0)
+    assert [each.startswith(note) for each in found["notes"]] == ([True] if note else [])
 
 
-def test_the_longest_gap_is_no_longer_than_all_gaps() -> None:
-    launched = [Launched("kernel", start, start + 20.0, 20.0) for start in (0.0, 120.0)]
-    assert found_of(typical_runs(launched, 1, 1, [140.0], 45.0), launched, 1)["longest_gap_us"] == 5.0
-    assert found_of(typical_runs(launched, 1, 1, [140.0]), launched, 1)["longest_gap_us"] == 100.0
+def test_of_shorter_gaps_the_longest_is_as_much_shorter() -> None:
+    launched = kernels(20.0, 20.0, 20.0, apart=60.0)  # two gaps of 40
+    for alone_us, longest in ((0.0, 40.0), (100.0, 20.0)):
+        found = found_of(launched, [], Runs(1, host_us=[140.0], alone_us=alone_us))
+        assert found["longest_gap_us"] == pytest.approx(longest)
 
 
-def test_a_sample_ends_with_the_last_kernel_of_any_stream() -> None:
+def test_a_run_ends_with_the_last_kernel_of_any_stream() -> None:
     launched = [
-        Launched("a", 0.0, 30.0, 30.0),
-        Launched("b", 5.0, 10.0, 5.0),
-        *(2 * [Launched("c", 100.0, 110.0, 10.0)]),
+        *(Launched(name, start, end, end - start) for name, start, end in (("a", 0.0, 30.0), ("b", 5.0, 10.0))),
+        *(Launched(name, start, end, end - start) for name, start, end in (("a", 100.0, 110.0), ("b", 102.0, 125.0))),
     ]
-    closed = typical_runs(launched, runs=2, together=1).launched
-    assert [(each.start_us, each.end_us) for each in closed] == [(0, 30), (5, 10), (30, 40), (30, 40)]
+    found = found_of(launched, [], Runs(2))
+    assert (found["region_us"], found["busy_us"], found["longest_gap_us"]) == (55.0, 55.0, 0.0)
 
 
 def test_the_runs_before_the_last_ones_only_load_the_gpu() -> None:
-    launched = [Launched(f"kernel {number}", 10.0 * number, 10.0 * number + 9, 9.0) for number in (5, 4, 0, 1, 2, 3)]
+    launched = [
+        Launched(f"kernel {number % 2}", 10.0 * number, 10.0 * number + 9, 9.0) for number in (5, 4, 0, 1, 2, 3)
+    ]
     last, runs = last_runs(launched, runs=1, recorded=3)
-    assert ([each.name for each in last], runs) == (["kernel 4", "kernel 5"], 1)
+    assert ([each.start_us for each in last], runs) == ([40.0, 50.0], 1)
     assert last_runs(launched, runs=1, recorded=4) == (launched, 4)  # they launched unlike numbers
+    assert last_runs(launched, runs=1, recorded=6) == (launched, 6)  # or other kernels
 
 
-def test_an_engine_runs_one_batch_after_it_has_warmed_up() -> None:
-    calls: list[str] = []
-
-    def samples(policy: Policy) -> Iterator[list[float]]:
-        calls.append(f"at most {policy.max_samples}")
-        yield from itertools.repeat([1.0] * 5)
-
-    workload = Workload(run=lambda: calls.append("batch"), engine_samples=samples)
-    found = profiled_case.profile(case(phase="generate", timing="engine"), workload, Policy(), ProfilerChoice("ncu"))
-    assert calls == ["at most 1", "batch"]
-    assert found["units"] == 5
-    assert "does not tell its steps apart" in found["notes"][0]
+def test_an_engine_without_a_batch_for_a_profiler_is_refused() -> None:
+    workload = Workload(run=print, engine_samples=lambda policy: [[1.0]])
+    with pytest.raises(ProfileError, match="no batch for a profiler"):
+        profiled_case.profile(case(timing="engine"), workload, ProfilerChoice())
 
 
 @pytest.fixture
@@ -319,11 +333,14 @@ def test_of_an_engines_steps_only_the_steady_ones_are_seen(
     events: list[str], engine: Workload, tool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profiled_case, "LOAD_S", 0.0)
-    found = profiled_case.profile(case(phase="generate", timing="engine"), engine, Policy(), ProfilerChoice(tool))
+    found = profiled_case.profile(case(phase="generate", timing="engine"), engine, ProfilerChoice(tool))
     led_in = 1 if tool == "ncu" else 2
     assert events == [*["prompts", "steps"] * led_in, "prompts", "cpu", "generate", "steps", "end", "end"]
-    assert (found["units"], found.get("runs", 0), found["notes"]) == (7, 0, [])
-    assert len(found.get("host_us", [0.0])) == 1
+    assert found["notes"] == []
+    if tool == "nsys":
+        (host_us,), alone_us = found["seen"].pop("host_us"), found["seen"].pop("alone_us")
+        assert min(host_us, alone_us) > 0
+        assert (found["seen"], found["apart"]) == ({"runs": 1, "units": 7, "calls": 1}, False)
 
 
 def test_an_engines_prompts_are_led_in_and_timed_by_the_host(
@@ -332,13 +349,13 @@ def test_an_engines_prompts_are_led_in_and_timed_by_the_host(
     clock = itertools.count(0.0, 2.0)  # a batch reads it twice; one alone takes as long as is looked at
     monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(profiled_case, "_wait", lambda device: None)
-    found = profiled_case.profile(case(timing="engine"), engine, Policy(), ProfilerChoice("nsys"))
+    found = profiled_case.profile(case(timing="engine"), engine, ProfilerChoice("nsys"))
     batch = ["prompts", "steps"]
     assert events == [
         *(*batch, *batch, "cpu", "prompts", "prefill", "steps", "end"),
         *("lead", *batch * 4, "end", "timed", *batch * 6, "end", "end"),
     ]
-    assert (found["units"], found["runs"], found["host_us"], found["alone_us"]) == (7, 6, [2e6] * 6, 2e6)
+    assert found["seen"] == {"runs": 6, "units": 7, "calls": 1, "host_us": [2e6] * 6, "alone_us": 2e6}
 
 
 @pytest.mark.parametrize("phase", ["forward", "generate"])
@@ -361,9 +378,9 @@ def test_kineto_times_an_engine_without_its_ranges(
     monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
     monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=itertools.count(0.0, 1e-5).__next__))
     engine.device = "cuda"
-    found = profiled_case.profile(case(phase=phase, timing="engine"), engine, Policy(), ProfilerChoice())
+    found = profiled_case.profile(case(phase=phase, timing="engine"), engine, ProfilerChoice())
     assert recordings == [True, False]
-    runs = 6 if phase == "forward" else 1
+    runs = 4 if phase == "forward" else 1  # of six the middle ones
     assert (found["units"], found["region_us"]) == (runs * 7, pytest.approx(runs * 10.0))
     assert (found["busy_us"], found["kernels"][0]["launches"]) == (3.0 * runs, runs)
 

@@ -180,9 +180,19 @@ def test_without_ratios_the_times_stay_and_a_note_says_why(
 def test_nsys_tells_times(tmp_path: Path, fake: Any) -> None:
     fake()
     (found,), _ = profile_all(run_of(tmp_path), Tools("nsys", versions={"nsys": "2025.1"}))
-    assert (found.region_us, found.busy_us, found.units) == (7.0, 7.0, 15)  # three runs of five, one after the other
+    assert (found.region_us, found.busy_us, found.units) == (7.0, 6.0, 5)
     assert [kernel.name for kernel in found.kernels] == ["gemm(float*)", "_dual", "memory copy"]
     assert found.tools == {"nsys": "2025.1"}
+
+
+def test_of_an_engine_nsys_sees_the_call_under_its_ranges_and_the_host_says_how_long_it_took(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake()
+    monkeypatch.setenv("FAKE_SEEN", '{"host_us": [40.0], "alone_us": 30.0}')
+    (found,), _ = profile_all(run_of(tmp_path), Tools("nsys"))
+    assert (found.region_us, found.units, [kernel.launches for kernel in found.kernels]) == (30.0, 5, [1, 1])
+    assert "under the profiler a run took 33% longer" in found.notes[0]
 
 
 def test_runs_whose_kernels_nsys_did_not_see_are_not_the_call_under_ranges(tmp_path: Path, fake: Any) -> None:

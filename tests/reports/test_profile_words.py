@@ -147,6 +147,9 @@ def test_kernels_and_gaps_are_held_against_the_record() -> None:
     assert agreement(found, Recorded(9.8)) == "10 ms in kernels and gaps, recorded 9.8 ms (+2.0%)"
     assert "(+4.2%: not within 3%, so the machine was disturbed, or" in agreement(found, Recorded(9.6))
     assert "(-4.8%: not within 3%, so the machine was disturbed, or" in agreement(found, Recorded(10.5))
+    waiting = replace(found, region_us=10100.0)
+    assert "as a profiler holds up a host that its GPU waits for" in agreement(waiting, Recorded(9.6))
+    assert "so the machine was disturbed, or" in agreement(waiting, Recorded(10.5))
     assert agreement(found, None).endswith("no latency of this case to hold it against")
 
 

@@ -291,7 +291,9 @@ class Generate(_Work):
         """See Workload.engine_batch."""
         prompts = self.engine.prompts(self.batch, self.context)
         batch = self.engine.run(prompts, self.new_tokens, around=around, steady_steps=STEPS_SEEN)
-        batch.steady_ms(self.batch)  # raises where no step was steady
+        steady = len(batch.steady_ms(self.batch))
+        if steady < STEPS_SEEN:
+            raise RuntimeError(f"all sequences generated in {steady} steps, a profiler sees {STEPS_SEEN}")
         return STEPS_SEEN
 
     def samples_of(self, batch: Batch) -> list[float]:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -140,8 +140,15 @@ def test_a_profiler_sees_prompts_from_their_first_step_on(llm):
 @pytest.mark.parametrize(("phase", "units"), [("forward", 1), ("generate", vllm_system.STEPS_SEEN)])
 def test_an_engines_case_is_profiled(llm, phase, units):
     workload = OnCpu().build(replace(CASE, phase=phase))
-    found = profiled_case.profile(replace(CASE, phase=phase), workload, Policy(), ProfilerChoice("ncu"))
-    assert (found["units"], found["notes"]) == (units, [])
+    found = profiled_case.profile(replace(CASE, phase=phase), workload, ProfilerChoice("ncu"))
+    assert (workload.engine_batch(nullcontext()), found["notes"]) == (units, [])
+
+
+def test_too_few_steps_in_which_all_generate_are_no_profile(llm, monkeypatch):
+    workload = OnCpu().build(CASE)
+    monkeypatch.setattr(Batch, "steady_ms", lambda batch, sequences: [1.0] * 15)
+    with pytest.raises(RuntimeError, match="all sequences generated in 15 steps, a profiler sees 16"):
+        workload.engine_batch(nullcontext())
 
 
 def test_an_engine_of_fewer_layers_holds_as_many_sequences(llm):
