@@ -18,7 +18,8 @@ from harness.cuda_clock import CudaEventClock
 from harness.nvml import open_gpu
 from harness.peak_memory import is_out_of_memory
 from harness.profile_region import ProfileError
-from harness.profilers.trace import Runs
+from harness.profilers import kineto
+from harness.profilers.trace import Runs, found_in, found_of, last_runs
 from harness.ranges import COUNTED_LAYER, LEAD, TIMED, nvtx_range, profiler_range, range_name, recorded, told
 from harness.system import Workload
 from harness.timer import never_throttled
@@ -200,10 +201,6 @@ class _Work:
 
 
 def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
-    # Here, as a worker that profiles nothing needs no more than what it measures with.
-    from harness.profilers import kineto
-    from harness.profilers.trace import found_of, last_runs
-
     if work.device == "cpu":
         return _operators_by_kineto(work, keep)
     found = work.ranged(kineto.recording(work.device, with_ranges=True))
@@ -223,9 +220,6 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 def _operators_by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     """Of several calls under their ranges the one of median length: what holds one up is not what bounds the case."""
-    from harness.profilers import kineto
-    from harness.profilers.trace import found_in
-
     calls: list[tuple[dict[str, Any], Path]] = []
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

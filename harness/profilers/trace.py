@@ -116,7 +116,8 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
     if not _alike(in_order, seen.runs):
         pauses = "" if seen.host_us else ", and pauses between them count as gaps"
         note = f"its runs launch unlike kernels, so all of them count{pauses}"
-        return in_order, seen.runs, sum(seen.host_us) or _extent(in_order), [note]
+        time_us = max(sum(seen.host_us), busy(in_order)[0]) if seen.host_us else _extent(in_order)
+        return in_order, seen.runs, time_us, [note]
     each = len(in_order) // seen.runs
     runs = [in_order[run * each :][:each] for run in range(seen.runs)]
     times = [max(time, _extent(run)) for time, run in zip(seen.host_us or [0.0] * seen.runs, runs, strict=True)]

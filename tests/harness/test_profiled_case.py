@@ -222,6 +222,7 @@ def test_runs_that_launch_unlike_kernels_all_count(times: list[float]) -> None:
         assert (found["units"], found["region_us"], found["busy_us"]) == (2, region_us, 10.0 * len(times))
         assert "its runs launch unlike kernels" in found["notes"][0]
         assert ("pauses" in found["notes"][0]) is bool(said)
+    assert found_of(launched, [], Runs(2, host_us=[1.0, 2.0]))["region_us"] == 10.0 * len(times)
 
 
 def test_of_several_calls_on_a_cpu_the_one_of_median_length_is_told(
