@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from harness.case import Case
-from harness.cuda_clock import CudaEventClock
+from harness.cuda_clock import SPAN_MS, CudaEventClock
 from harness.nvml import open_gpu
 from harness.peak_memory import is_out_of_memory
 from harness.profile_region import ProfileError
@@ -99,6 +99,7 @@ class _Work:
         self.passes = 0  # of a call through the layer that is counted
         gpu = open_gpu() if workload.device == "cuda" else None
         self.throttled = gpu.throttled if gpu else never_throttled
+        self.call_s = 0.0  # of one call, its ranges and the host's wait included
         self.calls = 1  # of a run: as many as a sample of a measurement launches together
         self.lead = 0  # runs just before those that are looked at
         self.runs = RUNS
@@ -120,22 +121,24 @@ class _Work:
                 self.ranged(nullcontext())
             self.passes = entered.count(COUNTED_LAYER)
             _wait(self.device)
-            if time.monotonic() - start > _LONG_S:
+            self.call_s = time.monotonic() - start
+            if self.call_s > _LONG_S:
                 break
 
     def alone(self) -> None:
         """Learn how long an engine's host takes for a run while nothing is profiled: a profiler holds it up."""
         start = time.monotonic()
-        while self.is_engine and (self.alone_us == 0.0 or time.monotonic() - start < LOAD_S):
+        while self.is_engine and (not self.host_us or time.monotonic() - start < LOAD_S):
             self._once(self._on_the_hosts_clock())
+        if self.host_us:
             self.alone_us = median(self.host_us[len(self.host_us) // 2 :])  # those before them warmed it up
 
     def timed(self) -> Callable[[], object]:
         """A run: a sample's calls as a measurement launches them, or an engine's batch."""
         if self.is_engine:
             return lambda: self._once(self._on_the_hosts_clock())
-        if self.device != "cuda":
-            return self.workload.run
+        if self.device != "cuda" or (self.case.timing == "eager" and self.call_s * 1e3 >= SPAN_MS):
+            return self.workload.run  # which is a sample
         clock = CudaEventClock(self.case.timing)
         clock.prepare(self.workload.run)
         self.calls = clock.launches

@@ -119,6 +119,23 @@ def test_kineto_sees_the_last_runs_on_a_gpu_without_the_pauses_between_samples(
     assert found["notes"] == []
 
 
+@pytest.mark.parametrize(
+    ("timing", "call_s", "clocked"),
+    [("eager", 2e-3, False), ("eager", 2e-4, True), ("graph", 2e-3, True), ("graph", 2e-4, True)],
+)
+def test_a_run_is_what_a_measurement_takes_a_sample_of(
+    monkeypatch: pytest.MonkeyPatch, timing: Any, call_s: float, clocked: bool
+) -> None:
+    def clock(asked: str) -> Any:
+        assert asked == timing
+        return SimpleNamespace(prepare=lambda run: None, launches=3, launch="sample")
+
+    monkeypatch.setattr(profiled_case, "CudaEventClock", clock)
+    work = profiled_case._Work(case(timing=timing), Workload(run=print, device="cuda"))
+    work.call_s = call_s
+    assert (work.timed(), work.calls) == (("sample", 3) if clocked else (print, 1))
+
+
 @pytest.mark.parametrize(("steps", "counted"), [(1, [0]), (2, [0, 1]), (16, [14, 15])])
 def test_nsight_counts_in_the_last_steps_of_a_call(
     monkeypatch: pytest.MonkeyPatch, steps: int, counted: list[int]
@@ -378,6 +395,7 @@ def test_kineto_times_an_engine_without_its_ranges(
     monkeypatch.setattr(kineto, "recording", recording)
     monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
     monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=itertools.count(0.0, 1e-5).__next__))
+    monkeypatch.setattr(profiled_case, "LOAD_S", 1e-3)
     engine.device = "cuda"
     found = profiled_case.profile(case(phase=phase, timing="engine"), engine, ProfilerChoice())
     assert recordings == [True, False]
