@@ -45,9 +45,9 @@ def copy_weights(source: Any, to: Any) -> None:
         to.weights()[name].copy_(weight)
 
 
-def error_of(fused: Any, plain: Any, plan: tuple[int, ...]) -> float:
+def error_of(fused: Any, plain: Any, plan: tuple[int, ...], sequences: int = 2) -> float:
     """Relative error of the logits after random tokens fed as `plan` says."""
-    shape = (2, sum(map(abs, plan)))
+    shape = (sequences, sum(map(abs, plan)))
     ids = torch.randint(plain.config.vocabulary, shape, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     expected = run(plain, ids, plan)
     return float((run(fused, ids, plan) - expected).norm() / expected.norm())
@@ -79,6 +79,12 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("system", ["ttt-linear", "ttt-mlp"])
 def test_a_model_of_fused_blocks(system: str, backbone: str) -> None:
     check_model(model_config(system, "tiny", backbone=backbone), (1, 2, 14, -2), torch.float32)
+
+
+@backbones
+@pytest.mark.usefixtures("products")
+def test_one_sequence(backbone: str) -> None:
+    assert error_of(*models(small(backbone)), (1, 2, 3, -2), sequences=1) <= LIMIT[torch.float32]
 
 
 @backbones
