@@ -25,11 +25,11 @@ from bench.systems.language_model import (
     not_compared,
     token_times,
 )
-from bench.systems.needs import needs_gpu
+from bench.systems.needs import cannot_import, needs_gpu
 from bench.systems.vllm.engine import MEMORY_SHARE, SEQUENCES, Batch, Engine, Settings
 from harness.case import Case
 from harness.gate import Check, Verdict
-from harness.system import NeedsFreshProcess, Workload
+from harness.system import NeedsFreshProcess, Skip, Workload
 from harness.timer import Policy
 
 # In this process, or requests are admitted piecemeal and a batch splits; offline; without flashinfer's sampler, which
@@ -64,8 +64,8 @@ class VllmSystem:
         self._verdict: Verdict | None = None
 
     def unavailable(self) -> str:
-        """vLLM imports its parts when they are used: an engine's are tried here."""
-        return needs_gpu("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine")
+        """vLLM's package and its kernels are tried here; the rest, 4 s more, where an engine is started."""
+        return needs_gpu("vllm") or cannot_import("vllm._C")
 
     def config(self, size: str) -> ModelConfig:
         """The repository's configuration of a size."""
@@ -123,9 +123,14 @@ class VllmSystem:
         )
 
     def engine(self, case: Case) -> Engine:
-        """The engine of this process, started for its first case; NeedsFreshProcess where it does not serve this."""
+        """The engine of this process, started for its first case.
+
+        NeedsFreshProcess where it does not serve this one, Skip where a part of vLLM cannot be imported.
+        """
         settings = self._settings(case)
         if self._engine is None:
+            if why := cannot_import("vllm.entrypoints.llm", "vllm.v1.engine.llm_engine"):
+                raise Skip(why)
             config = self.config(case.size)
             described = self.hugging_face(config, settings.max_model_len)
             self._engine = Engine(config, described, settings, self.implementation)

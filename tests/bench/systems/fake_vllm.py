@@ -19,8 +19,9 @@ def install(engine, modules):
     llama.LlamaForCausalLM = Model
     vllm.LLM, vllm.SamplingParams = engine, SamplingParams
     vllm.ModelRegistry = SimpleNamespace(register_model=registered.__setitem__)
-    packages = {name: ModuleType(name) for name in ("vllm.model_executor", "vllm.model_executor.models")}
-    modules.update({"vllm": vllm, **packages, llama.__name__: llama})
+    parts = ("_C", "model_executor", "model_executor.models", "entrypoints.llm", "v1.engine.llm_engine")
+    modules.update({f"vllm.{name}": ModuleType(f"vllm.{name}") for name in parts})
+    modules.update({"vllm": vllm, llama.__name__: llama})
     return registered
 
 

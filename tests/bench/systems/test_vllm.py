@@ -26,7 +26,7 @@ from harness import profiled_case
 from harness.case import Case
 from harness.measured_case import CaseRun
 from harness.profiled_case import ProfilerChoice
-from harness.system import NeedsFreshProcess, Workload
+from harness.system import NeedsFreshProcess, Skip, Workload
 from harness.timer import Policy, take_engine_samples
 
 CASE = Case("transformer", "vllm", "tiny", "generate", 4, 48, dtype="float32", timing="engine")
@@ -403,6 +403,17 @@ def test_a_broken_environment_names_the_import_that_failed(tmp_path, monkeypatch
 
 def test_without_vllm_the_system_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
+    assert VllmTransformer().unavailable().startswith("vllm cannot be imported: ")
+
+
+def test_kernels_for_another_torch_are_no_vllm_and_a_missing_part_skips_a_case(llm, monkeypatch):
+    monkeypatch.setattr(vllm_system, "needs_gpu", cannot_import)
+    assert VllmTransformer().unavailable() == ""
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.llm_engine", None)
+    assert VllmTransformer().unavailable() == ""  # it takes seconds to import
+    with pytest.raises(Skip, match=r"vllm cannot be imported: .*llm_engine"):
+        VllmTransformer().build(CASE)
+    monkeypatch.setitem(sys.modules, "vllm._C", None)
     assert VllmTransformer().unavailable().startswith("vllm cannot be imported: ")
 
 
