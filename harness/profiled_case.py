@@ -75,10 +75,13 @@ def profile(case: Case, workload: Workload, asked: ProfilerChoice) -> dict[str, 
     work.warm()
     if asked.tool != "ncu":
         work.alone()
+    found: dict[str, Any] = {}
     if asked.tool == "kineto":
         found = _by_kineto(work, Path(asked.keep) if asked.keep else None)
+    elif asked.tool == "nsys":
+        found = _captured(work)
     else:
-        found = _captured(work) if asked.tool == "nsys" else _counted(work)
+        _counted(work)
     parts = {part: asdict(each) for part, each in workload.work.items()}
     return found | {"notes": [*work.notes, *found.get("notes", ())], "work": parts}
 
@@ -238,7 +241,7 @@ def _operators_by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     return _values(values) | {"units": work.units}
 
 
-def _counted(work: _Work) -> dict[str, Any]:
+def _counted(work: _Work) -> None:
     """A call in whose last passes through the counted layer Nsight counts."""
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:
@@ -253,7 +256,6 @@ def _counted(work: _Work) -> dict[str, Any]:
 
         with told(entered):
             work.ranged(nullcontext() if work.passes else profiler_range(work.device))
-    return {}
 
 
 def _captured(work: _Work) -> dict[str, Any]:

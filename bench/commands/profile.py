@@ -64,14 +64,14 @@ def profile(asked: Asked, out: Path, *, way: str, resume: bool, limits: Limits, 
 
 def _run_of(out: Path, work: Plan, resume: bool, arguments: Sequence[str]) -> Run:
     """The run to profile into: the one in the folder, or a new one of mode "profile"."""
+    request = request_of(arguments, work)
     if Run.exists(out):
         run = Run.open(out)
         if run.mode != "profile":
             return run
         if not resume:
             raise UserError(f"{out}: holds profiles already; resume it (--resume) or name another folder")
-        return extended(work, out, request_of(arguments, work))
-    request = request_of(arguments, work)
+        return extended(work, out, request)
     file = RunFile("profile", work.jobs, work.catalogue, Policy().to_dict(), requests=(request,))
     return Run.create(out, file)
 

@@ -10,6 +10,7 @@ product, so no weight waits for them. Of more rows matrix units multiply tiles o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -27,7 +28,6 @@ MOST_SUMMED = 2  # rows of x that are summed without matrix units
 INPUTS = 2048  # that such a program reads of each of its rows at once
 LEAST_TILE = 16  # rows that matrix units multiply at once, some of them spare
 SHARED_BYTES = 196_608  # of a block's shared memory, which the largest tiles take
-NOTHING, NORM, NORM_GATE = range(3)
 
 
 @dataclass(frozen=True)
@@ -115,18 +115,18 @@ def _checked(
     x: Tensor, weights: Tensor, before: Norm | NormGate | None, swiglu: bool, out: Tensor | None
 ) -> tuple[Tensor, int]:
     """The rows of x, and how many outputs each has; ValueError for what the kernels cannot take."""
-    rows = x.flatten(0, -2) if x.dim() > 1 else x[None]
+    *many, K = x.shape
     N, odd = divmod(len(weights), 2) if swiglu else (len(weights), 0)
-    K = x.shape[-1]
     check_shape("weights", weights, (len(weights), K))
-    if not 1 <= len(rows) <= MOST_ROWS or x.dim() < 2 or odd or weights.dtype != x.dtype:
+    if not (many and 1 <= math.prod(many) <= MOST_ROWS) or odd or weights.dtype != x.dtype:
         shapes = f"x {tuple(x.shape)} {x.dtype}, weights {tuple(weights.shape)} {weights.dtype}"
         raise ValueError(f"{shapes}: must be 1 to {MOST_ROWS} rows of one dtype, and of SwiGLU two outputs each")
     if swiglu and (out is not None or isinstance(before, NormGate)):
         raise ValueError("swiglu: neither added to `out` nor behind a NormGate")
+    rows = x.flatten(0, -2)
     whole, by_rows = [weights], [rows]
     if out is not None:
-        check_shape("out", out, (*x.shape[:-1], N))
+        check_shape("out", out, (*many, N))
         whole.append(out)
     if before is not None:
         check_shape("norm weight", before.weight, (K,))
@@ -143,15 +143,16 @@ def _checked(
 
 def _summed(rows: Tensor, weights: Tensor, before: Norm | NormGate | None, out: Tensor, **shape) -> None:
     weight = bias = gate = rows  # not read
-    kind, eps = NOTHING, 0.0
+    eps, normed, gated = 0.0, before is not None, isinstance(before, NormGate)
     if before is not None:
-        kind, weight, eps = NORM, before.weight, before.eps
+        weight, eps = before.weight, before.eps
     if isinstance(before, NormGate):
-        kind, bias, gate = NORM_GATE, before.bias, before.gate
+        bias, gate = before.bias, before.gate
     (R, N), outputs = out.shape, 2
     _few_rows_summed[(triton.cdiv(N, outputs),)](
         rows, gate, weight, bias, weights, weights[N:], out, N, rows.stride(0), eps,
-        R=R, INPUTS=min(INPUTS, triton.next_power_of_2(shape["K"])), OUTPUTS=outputs, BEFORE=kind, num_warps=4, **shape,
+        R=R, INPUTS=min(INPUTS, triton.next_power_of_2(shape["K"])), OUTPUTS=outputs, NORMED=normed, GATED=gated,
+        num_warps=4, **shape,
     )  # fmt: skip
 
 
@@ -190,7 +191,7 @@ def _few_rows_product(
 def _few_rows_summed(
     x, gate, norm_weight, norm_bias, weights, up_weights, out, N, x_stride, eps,
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
-    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BEFORE: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """One program computes OUTPUTS outputs of every row, R of them, a power of two, from INPUTS inputs at a time."""
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -213,9 +214,9 @@ def _few_rows_summed(
             here = row == r
             read = tl.load(x + r * x_stride + k, mask=valid, other=0).to(tl.float32)
             entering = read
-            if BEFORE > 0:
+            if NORMED:
                 factor = tl.load(norm_weight + k, mask=valid, other=0).to(tl.float32)
-                if BEFORE == 2:  # of one row
+                if GATED:  # of one row
                     opened = gelu(tl.load(gate + k, mask=valid, other=0).to(tl.float32))
                     factor = factor * opened
                     shift = tl.load(norm_bias + k, mask=valid, other=0).to(tl.float32) * opened
@@ -224,20 +225,20 @@ def _few_rows_summed(
             if SWIGLU:
                 up += tl.where(here[:, None], _products(v, entering)[None, :], 0.0)
             # The sums of the norm behind those of the weights: before them, each load of a weight would wait for them.
-            if BEFORE == 2:
+            if GATED:
                 of_mean += tl.where(here[:, None], _products(w, factor)[None, :], 0.0)
                 of_bias += tl.where(here[:, None], _products(w, shift)[None, :], 0.0)
                 mean += tl.where(here, tl.sum(read, 0) / K, 0.0)
-            if BEFORE > 0:
+            if NORMED:
                 square += tl.where(here, tl.sum(read * read, 0) / K, 0.0)
-    if BEFORE > 0:
+    if NORMED:
         scale = 1.0 / tl.sqrt(tl.maximum(square - mean * mean, 0.0) + eps)
         total = (total - of_mean * mean[:, None]) * scale[:, None] + of_bias
         up = up * scale[:, None]
     if SWIGLU:
         total = total * tl.sigmoid(total) * up
     to = out + row[:, None] * N + n[None, :]
-    kept = (n < N)[None, :] & (row < R)[:, None]
+    kept = (n < N)[None, :]
     if ADD:
         total += tl.load(to, mask=kept, other=0).to(tl.float32)
     tl.store(to, total, mask=kept)
