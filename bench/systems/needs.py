@@ -1,6 +1,7 @@
 """Whether a system's packages can be imported here and, if not, which one fails and how."""
 
 import importlib
+import importlib.util
 
 from bench.errors import CANNOT_IMPORT
 from harness.reason import of_exception
@@ -20,11 +21,24 @@ def cannot_import(*modules: str) -> str:
     return ""
 
 
+def cannot_find(package: str) -> str:
+    """One sentence where there is no such package; "" where there is, though it may fail when it is imported.
+
+    For a package that takes long to import and has no extension of its own: a case imports it.
+    """
+    return "" if importlib.util.find_spec(package) else f"{package} {CANNOT_IMPORT}: No module named {package!r}"
+
+
 def needs_gpu(*modules: str) -> str:
-    """`cannot_import`, then whether there is a CUDA GPU: these systems have no other kernels."""
+    """`cannot_import`, then `no_gpu`: these systems have no other kernels."""
+    return cannot_import(*modules) or no_gpu()
+
+
+def no_gpu() -> str:
+    """One sentence where there is no CUDA GPU."""
     import torch
 
-    return cannot_import(*modules) or ("" if torch.cuda.is_available() else NO_GPU)
+    return "" if torch.cuda.is_available() else NO_GPU
 
 
 def _message(error: Exception) -> str:

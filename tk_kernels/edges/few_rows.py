@@ -105,8 +105,8 @@ def few_rows_product(
         tile = max(LEAST_TILE, triton.next_power_of_2(R))
         outputs, inputs, warps = (64, 128, 4) if N >= MANY_OUTPUTS else (16, 256, 2 if tile == LEAST_TILE else 4)
         _few_rows_product[(triton.cdiv(N, outputs),)](
-            rows, weights, weights[N:], made, R, N, rows.stride(0),
-            ROWS=tile, OUTPUTS=outputs, INPUTS=inputs, DOT=dot_type(rows), STAGES=4, num_warps=warps, **shape,
+            rows, weights, weights[N:], made, N, rows.stride(0), R=R, ROWS=tile,
+            OUTPUTS=outputs, INPUTS=inputs, DOT=dot_type(rows), STAGES=4, num_warps=warps, **shape,
         )  # fmt: skip
     return made
 
@@ -158,8 +158,8 @@ def _summed(rows: Tensor, weights: Tensor, before: Norm | NormGate | None, out: 
 
 @jit
 def _few_rows_product(
-    x, weights, up_weights, out, R, N, x_stride,
-    K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
+    x, weights, up_weights, out, N, x_stride,
+    R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program computes OUTPUTS outputs of every row, R of ROWS, from INPUTS inputs at a time."""
@@ -167,10 +167,10 @@ def _few_rows_product(
     row = tl.arange(0, ROWS)
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     up = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    there = tl.minimum(row, R - 1)[:, None] * x_stride  # no mask of rows: each of its predicates is waited for
     for first in tl.range(0, K, INPUTS, num_stages=STAGES):
         k = first + tl.arange(0, INPUTS)
-        entering = tl.trans(tl.load(x + there + k[None, :], mask=(k < K)[None, :], other=0)).to(DOT)
+        known = (row < R)[:, None] & (k < K)[None, :]
+        entering = tl.trans(tl.load(x + row[:, None] * x_stride + k[None, :], mask=known, other=0)).to(DOT)
         inside = (n < N)[:, None] & (k < K)[None, :]
         at = n.to(tl.int64)[:, None] * K + k[None, :]
         w = tl.load(weights + at, mask=inside, other=0).to(DOT)

@@ -12,7 +12,7 @@ import torch
 
 from bench.models.case_model import ttt_config_of
 from bench.systems.language_model import device
-from bench.systems.needs import needs_gpu
+from bench.systems.needs import cannot_find, cannot_import, no_gpu
 from bench.systems.triton_tuning import chosen_anew, keep_choices, prepare
 from bench.systems.ttt.layer import (
     LAYER_GATE_TOKENS,
@@ -44,14 +44,16 @@ class FlaTTTLinear:
     packages: tuple[str, ...] = ("flash-linear-attention", "triton")
 
     def unavailable(self) -> str:
-        """It has Triton kernels only."""
+        """It has Triton kernels only; importing the package takes ten seconds, so a case does."""
         keep_choices()
-        return needs_gpu("fla.ops.ttt")
+        return cannot_find("fla") or no_gpu()
 
     def build(self, case: Case) -> Workload:
         """The chunked forward of `batch` sequences of `context` tokens; Skip for what the package has not."""
         mini_batch = int(case.option("mini_batch", 16))
         self._refuse(case, mini_batch)
+        if why := cannot_import("fla.ops.ttt"):
+            raise Skip(why)
         config = ttt_config_of(case)
         inputs = package_inputs(layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype)))
         form, trials = _fastest(inputs, mini_batch)

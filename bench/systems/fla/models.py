@@ -22,7 +22,7 @@ from bench.systems.language_model import (
     prefill_then_generate,
     random_ids,
 )
-from bench.systems.needs import needs_gpu
+from bench.systems.needs import cannot_find, cannot_import, no_gpu
 from bench.systems.triton_tuning import compile_ahead, untuned
 from bench.systems.tuned_model import TunedLanguageModel
 from harness.case import Case
@@ -98,8 +98,8 @@ class Fla(TunedLanguageModel):
     sizes: ClassVar[dict[str, dict[str, Any]]]
 
     def unavailable(self) -> str:
-        """It has Triton kernels only."""
-        return needs_gpu("fla.models")
+        """It has Triton kernels only; importing the package takes ten seconds, so a case does."""
+        return cannot_find("fla") or no_gpu()
 
     def settings(self, case: Case) -> dict[str, str]:
         """Which kernels the package chooses, and by how much its gate may pass the limits of our models."""
@@ -114,6 +114,8 @@ class Fla(TunedLanguageModel):
 
     def load(self, case: Case) -> FlaModel:
         """Random weights by seed, as the package draws them; what it begins at zero (RWKV-7's outputs) is drawn too."""
+        if why := cannot_import("fla.models"):
+            raise Skip(why)
         import fla.models
 
         size, layers = uncut(case.size)

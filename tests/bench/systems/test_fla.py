@@ -19,6 +19,9 @@ from harness.system import Skip
 from harness.timer import Policy
 
 CASE = Case("gated-deltanet", "fla", "1.3b", "generate", 3, 16, dtype="float32", timing="graph")
+LAYER = Case(
+    "ttt-linear", "fla", "tiny", "forward", 2, 80, dtype="float32", options=(("form", "dual"), ("scope", "layer"))
+)
 
 
 class Cache:
@@ -86,6 +89,24 @@ def package(monkeypatch):
     monkeypatch.setattr(sys.modules["fla"], "models", sys.modules["fla.models"], raising=False)
     monkeypatch.setattr(GatedDeltaNet, "sizes", {"1.3b": {"hidden_size": 6}})
     monkeypatch.setattr(fla_models, "VOCABULARY", 40)
+
+
+@pytest.mark.parametrize(("adapter", "case"), [(GatedDeltaNet, CASE), (fla_layer.FlaTTTLinear, LAYER)])
+def test_whether_the_package_is_there_is_known_unimported_and_a_broken_one_skips_a_case(
+    tmp_path, monkeypatch, adapter, case
+):
+    for name in [name for name in sys.modules if name.startswith("fla.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "fla", None)
+    for user in (fla_models, fla_layer):
+        monkeypatch.setattr(user, "no_gpu", lambda: "")
+    assert adapter().unavailable() == "fla cannot be imported: No module named 'fla'"
+    monkeypatch.delitem(sys.modules, "fla")
+    (tmp_path / "fla.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert adapter().unavailable() == ""
+    with pytest.raises(Skip, match=r"fla cannot be imported: OSError: libcudart\.so\.12"):
+        adapter().build(case)
 
 
 @torch.inference_mode()
@@ -220,11 +241,6 @@ def test_requests_and_other_sizes_are_skipped(package):
         GatedDeltaNet().build(Case("gated-deltanet", "fla", "1.3b", "request", 1, 16))
     with pytest.raises(Skip, match=r"set up for the size 1\.3b only"):
         GatedDeltaNet().build(Case("gated-deltanet", "fla", "125m", "forward", 1, 16))
-
-
-LAYER = Case(
-    "ttt-linear", "fla", "tiny", "forward", 2, 80, dtype="float32", options=(("form", "dual"), ("scope", "layer"))
-)
 
 
 def chunk(q, k, v, w, b, eta, initial_state, initial_state_bias, output_final_state, **mini_batch):
