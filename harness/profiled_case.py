@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from harness.case import Case
-from harness.cuda_clock import SPAN_MS, CudaEventClock
+from harness.cuda_clock import SETTLES_S, SPAN_MS, WAKES_S, CudaEventClock
 from harness.nvml import open_gpu
 from harness.peak_memory import is_out_of_memory
 from harness.profile_region import ProfileError
@@ -26,12 +26,11 @@ from harness.timer import never_throttled
 
 WARM_RUNS = 3
 RUNS = 5  # of what is timed, one after another, at the least, so that one that is held up does not count
-RUNS_S = 0.25  # and for so long: over a few ms the clock of a GPU at its power cap is any of its clocks
+RUNS_S = 0.25  # and for so long
+CAPPED_S = 1.0  # or so long at the power cap, where the clocks swing: an H200's from 1.5 to 1.98 GHz in half a second
 LONGEST_S = 6.0  # but fewer where they would take longer than this
 LAUNCHES = 20_000  # of kernels that Kineto records, those that lead in too: a trace of more takes longer than it shows
 COUNTED_STEPS = 2  # of a call of generate, its last ones: what is done once a mini-batch is in the last
-LOAD_S = 2.0  # of load before a profiler is turned on: a GPU at its power cap is as slow as in a measurement
-LEAD_S = 0.5  # of load after that, as turning it on takes so long that the GPU rests
 _LONG_S = 1.0  # a run this long needs no second one to be warm
 
 Tool = Literal["kineto", "nsys", "ncu"]
@@ -131,7 +130,7 @@ class _Work:
     def alone(self) -> None:
         """Learn how long an engine's host takes for a run while nothing is profiled: a profiler holds it up."""
         start = time.monotonic()
-        while self.is_engine and (not self.host_us or time.monotonic() - start < LOAD_S):
+        while self.is_engine and (not self.host_us or time.monotonic() - start < SETTLES_S):
             self._once(self._on_the_hosts_clock())
         if self.host_us:
             self.alone_us = median(self.host_us[len(self.host_us) // 2 :])  # those before them warmed it up
@@ -150,28 +149,32 @@ class _Work:
     def load(self, run: Callable[[], object]) -> None:
         """Run what is timed until the GPU's power controller has settled; learn how many runs to lead in and to see.
 
-        It rests where a measurement does: at its power cap a GPU runs faster after each rest.
+        It rests where a measurement does: at its power cap a GPU runs faster after each rest. Turning a profiler on is
+        such a rest, so what leads in settles it again.
         """
-        start, runs, took_s = time.monotonic(), 0, 0.0
-        while self.device == "cuda" and took_s < LOAD_S:
-            self.repeat(run, 1)
+        start, runs, took_s, capped = time.monotonic(), 0, 0.0, False
+        while self.device == "cuda" and took_s < SETTLES_S:
+            capped = self.repeat(run, 1) or capped
             runs, took_s = runs + 1, time.monotonic() - start
         if runs:
             each_s = took_s / runs
-            self.lead = math.ceil(LEAD_S / each_s)
-            self.runs = max(math.ceil(RUNS_S / each_s), min(RUNS, int(LONGEST_S / each_s)))
+            self.lead = math.ceil((SETTLES_S if capped else WAKES_S) / each_s)
+            least = math.ceil((CAPPED_S if capped else RUNS_S) / each_s)
+            self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
         """How many runs to lead in and to see, of at most `most` in all, three of four of them to see."""
         runs = min(self.runs, max(1, most - most // 4))
         return min(self.lead, most - runs), runs
 
-    def repeat(self, run: Callable[[], object], runs: int) -> None:
+    def repeat(self, run: Callable[[], object], runs: int) -> bool:
         """So many runs, and after each what a measurement does after a sample: wait, and ask about throttling."""
+        throttled = False
         for _ in range(runs):
             run()
             _wait(self.device)
-            self.throttled()
+            throttled = self.throttled() or throttled
+        return throttled
 
     def seen(self, runs: int) -> Runs:
         """What a profiler saw in the last runs."""

@@ -165,8 +165,8 @@ def test_nsight_counts_in_the_last_steps_of_a_call(
 
 
 def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiled_case, "LOAD_S", 20)
-    monkeypatch.setattr(profiled_case, "LEAD_S", 10)
+    monkeypatch.setattr(profiled_case, "SETTLES_S", 20)
+    monkeypatch.setattr(profiled_case, "WAKES_S", 10)
     monkeypatch.setattr(profiled_case, "RUNS_S", 7)
     monkeypatch.setattr(profiled_case, "_wait", lambda device: None)
     calls: list[str] = []  # each takes a second
@@ -182,6 +182,11 @@ def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.Mo
     calls.clear()
     on_gpu.load(lambda: calls.append("run"))
     assert on_gpu.runs == 2
+    calls.clear()
+    monkeypatch.setattr(profiled_case, "CAPPED_S", 4.0)
+    on_gpu.throttled = lambda: len(calls) == 7  # once in a while is at the cap
+    on_gpu.load(lambda: calls.append("run"))
+    assert (on_gpu.lead, on_gpu.runs) == (20, 4)
     calls.clear()
     on_cpu.load(lambda: calls.append("run"))
     assert (len(calls), on_cpu.lead, on_cpu.runs) == (0, 0, RUNS)
@@ -350,7 +355,7 @@ def engine(events: list[str]) -> Workload:
 def test_of_an_engines_steps_only_the_steady_ones_are_seen(
     events: list[str], engine: Workload, tool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiled_case, "LOAD_S", 0.0)
+    monkeypatch.setattr(profiled_case, "SETTLES_S", 0.0)
     found = profiled_case.profile(case(phase="generate", timing="engine"), engine, ProfilerChoice(tool))
     led_in = 1 if tool == "ncu" else 2
     assert events == [*["prompts", "steps"] * led_in, "prompts", "cpu", "generate", "steps", "end", "end"]
@@ -395,7 +400,7 @@ def test_kineto_times_an_engine_without_its_ranges(
     monkeypatch.setattr(kineto, "recording", recording)
     monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
     monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=itertools.count(0.0, 1e-5).__next__))
-    monkeypatch.setattr(profiled_case, "LOAD_S", 1e-3)
+    monkeypatch.setattr(profiled_case, "SETTLES_S", 1e-3)
     engine.device = "cuda"
     found = profiled_case.profile(case(phase=phase, timing="engine"), engine, ProfilerChoice())
     assert recordings == [True, False]
