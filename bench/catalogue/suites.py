@@ -65,8 +65,8 @@ class Suite:
     trial: bool = False
 
 
-def _setting(phase: str, block: int, step_tokens: int, graphs: str = "engine", few: bool = False) -> Panel:
-    """Figure 15's case, at few contexts, of vLLM's Transformer under some settings; few: prompts of Figure 20's.
+def _setting(phase: str, block: int, step_tokens: int, graphs: str = "engine") -> Panel:
+    """Figure 15's case, at few contexts, of vLLM's Transformer under some settings.
 
     Of 1,024 tokens 335 sequences fit at once, between two powers of two: there the sizes of the graphs can matter.
     """
@@ -74,7 +74,7 @@ def _setting(phase: str, block: int, step_tokens: int, graphs: str = "engine", f
         "forward": ((16,), (2048, 8192)),
         "generate": ((512,), (1024,)),
     }
-    batches, contexts = ((1, 2, 4, 16), (2048,)) if few else usual[phase]
+    batches, contexts = usual[phase]
     options: dict[str, tuple[str | int, ...]] = {
         "block_size": (block,),
         "max_num_batched_tokens": (step_tokens,),
@@ -375,8 +375,6 @@ SUITES: tuple[Suite, ...] = (
             _setting("forward", 16, 8192),
             _setting("forward", 16, 32768),
             _setting("forward", 128, 32768),
-            _setting("forward", 128, 32768, few=True),
-            _setting("forward", 128, 32768, graphs="prompts", few=True),
             _setting("forward", 16, 16384),
             _setting("generate", 16, 16384),
             _setting("generate", 128, 16384),

@@ -24,11 +24,7 @@ from harness.gate import Verdict
 
 SEQUENCES = 512  # vLLM captures graphs up to here unless told otherwise
 GRAPH_STEP = 256  # between the sizes of the graphs beyond them
-# At which numbers of tokens a step is replayed: vLLM's own (in steps of 8, then 16), powers of two, or its own and
-# powers of two up to LONGEST_GRAPH, the prompts of few sequences that our models replay too; for a phase that reads
-# prompts and does nothing else, as attention then divides no sequence's keys.
-GRAPHS = ("engine", "doubling", "prompts")
-LONGEST_GRAPH = 8192
+GRAPHS = ("engine", "doubling")  # at which numbers of tokens a step is replayed: vLLM's own, or powers of two
 MEMORY_SHARE = 0.9  # the rest is for the gate's reference in float32
 # What vLLM says where the GPU is too small for the weights and a cache, or another program has taken its share.
 NO_ROOM = ("memory for the cache blocks", "available KV cache memory", "not enough GPU memory", "Free memory on device")
@@ -60,8 +56,6 @@ class Settings:
         if self.attention:
             backend, _, version = self.attention.partition("-")
             attention = {"backend": backend} | ({"flash_attn_version": int(version)} if version else {})
-        if self.graphs == "prompts":  # else 32 for what is replayed, each with outputs in float32 to be added
-            attention["flash_attn_max_num_splits_for_cuda_graph"] = 1
         return {
             "skip_tokenizer_init": True,
             "load_format": "safetensors",
@@ -84,14 +78,10 @@ class Settings:
         """The numbers of tokens that have a graph; empty where the engine's own list is it."""
         if self.graphs == "doubling":
             return [2**power for power in range(self.max_num_seqs.bit_length())]
-        if self.max_num_seqs <= SEQUENCES and self.graphs == "engine":
+        if self.max_num_seqs <= SEQUENCES:
             return []
         own = [1, 2, 4, *range(8, 256, 8), *range(256, SEQUENCES + 1, 16)]
-        own += range(SEQUENCES + GRAPH_STEP, self.max_num_seqs + 1, GRAPH_STEP)
-        if self.graphs == "engine":
-            return own
-        longer = [size for power in range(LONGEST_GRAPH.bit_length()) if (size := 2**power) > max(own)]
-        return own + [size for size in longer if size <= self.max_num_batched_tokens]
+        return [*own, *range(SEQUENCES + GRAPH_STEP, self.max_num_seqs + 1, GRAPH_STEP)]
 
 
 @dataclass

@@ -141,7 +141,6 @@ class VllmSystem:
 
     def _settings(self, case: Case) -> Settings:
         block = case.option("block_size", self.block_sizes.get(case.phase))
-        graphs = str(case.option("graphs", "engine"))
         return Settings(
             size=case.size,
             dtype=case.dtype,
@@ -150,19 +149,17 @@ class VllmSystem:
             block_size=None if block is None else int(block),
             max_num_batched_tokens=int(case.option("max_num_batched_tokens", self.max_num_batched_tokens)),
             attention=str(case.option("attention", "")),
-            graphs=graphs,
-            cache_bytes=self._cache_bytes(case.size, graphs),
+            graphs=str(case.option("graphs", "engine")),
+            cache_bytes=self._cache_bytes(case.size),
         )
 
-    def _cache_bytes(self, size: str, graphs: str) -> int | None:
+    def _cache_bytes(self, size: str) -> int | None:
         """What the cache takes; None for what the engine finds to be left.
 
-        Of a size that was cut its layers' share of the whole model's cache, so that as many sequences fit. Where
-        prompts have graphs it is given, too: to find out what is left, vLLM makes a cache of as many blocks as the
-        largest graph has tokens, which for 8,192 are 192 GiB.
+        Of a size that was cut its layers' share of the whole model's cache, so that as many sequences fit.
         """
         name, layers = uncut(size)
-        if not layers and graphs != "prompts":
+        if not layers:
             return None
         config, part = self.config(name), self.config(size)
         cache = int(MEMORY_SHARE * gpu_memory()) - 2 * parameter_count(config) - BESIDE_CACHE

@@ -347,21 +347,11 @@ def test_graphs_reach_every_batch_in_flight():
     assert graph_sizes(512) is None  # vLLM's own list ends there
     assert {1, 8, 248, 256, 496, 512, 768, 1024, 4096} <= set(graph_sizes(4096))
     assert max(graph_sizes(4096)) == 4096
-    assert graph_sizes(512, "prompts")[-5:] == [512, 1024, 2048, 4096, 8192]
-    assert graph_sizes(4096, "prompts")[-2:] == [4096, 8192]
     assert graph_sizes(512, "doubling") == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
 
-@pytest.mark.parametrize(("graphs", "splits"), [("engine", None), ("prompts", 1)])
-def test_prompts_are_replayed_without_divided_keys_and_an_estimate_of_the_cache(llm, graphs, splits):
-    VllmTransformer().build(replace(CASE, phase="forward", options={"graphs": graphs}))
-    arguments = llm.started[0].arguments
-    assert arguments.get("attention_config", {}).get("flash_attn_max_num_splits_for_cuda_graph") == splits
-    assert ("kv_cache_memory_bytes" in arguments) is (graphs == "prompts")
-
-
 def test_unknown_graph_sizes_are_an_error():
-    with pytest.raises(ValueError, match="graphs 'none': must be one of engine, doubling, prompts"):
+    with pytest.raises(ValueError, match="graphs 'none': must be one of engine, doubling"):
         graph_sizes(512, "none")
 
 
