@@ -58,10 +58,11 @@ venv-mamba: .venv-mamba/.installed systems.toml
 systems.toml:
 	cp bench/requirements/systems.toml $@
 
-# Files in their order: by the number of their tests, as xdist has them, long ones of few tests would come last.
+# Files in their order: by the number of their tests, as xdist has them, long ones of few tests would come last. Many
+# tests wait for processes, so there is one more of pytest's than there are cores, up to four.
 test: $(INSTALLED) lint chromium axe slurm
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu" --numprocesses auto --maxprocesses 4 --dist loadfile \
-	  --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$($(PY) -c "import os; print(os.cpu_count() + 1)") \
+	  $(PY) -m pytest -m "not gpu" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Tests of kernels mostly compile, so they share the GPU; what is timed has it alone.
 test-gpu: $(INSTALLED)
