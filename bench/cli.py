@@ -27,6 +27,12 @@ Batch = Annotated[str | None, typer.Option(help="Batch sizes instead of the suit
 Context = Annotated[str | None, typer.Option(help="Context lengths instead of the suite's, comma-separated.")]
 MiniBatch = Annotated[str | None, typer.Option(help="TTT's mini-batch sizes, such as 16,32, comma-separated.")]
 Backbone = Annotated[str | None, typer.Option(help="TTT's backbones: mamba, the paper's (M), transformer, its (T).")]
+RetryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--retry", help="With --resume: rerun cases whose worker was `lost` (the default), or all that `failed`."
+    ),
+]
 Checkpoint = Annotated[
     Path | None, typer.Option(help="A folder with config.json and safetensors: its model in place of random weights.")
 ]
@@ -106,10 +112,7 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep what is finished; measure the rest, skipped cases too.")
     ] = False,
-    retry: Annotated[
-        str | None,
-        typer.Option(help="With --resume: rerun cases whose worker was `lost` (the default), or all that `failed`."),
-    ] = None,
+    retry: RetryOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the cases, the jobs and how long they will take; needs no GPU.")
     ] = False,
@@ -145,17 +148,13 @@ def run(
     from bench.selection import Asked
     from harness.process import Limits
 
-    if retry is not None and retry not in ("lost", "failed"):
-        raise UserError(f"--retry {retry}: must be lost or failed")
-    if retry is not None and not resume:
-        raise UserError(f"--retry {retry}: says what --resume does; add --resume")
     axes = (systems, sizes, batch, context, mini_batch, backbone, checkpoint)
     asked = Asked(tuple(suite or ()), *axes, device, systems_file, budget, min_samples, repeats)
     if gpus is not None and slurm is not None:
         raise UserError("--gpus --slurm: one of them; --slurm says gpus=N itself")
     options: dict[str, Any] = {
         "resume": resume,
-        "retry": retry or "lost",
+        "retry": _retry(retry, resume),
         "limits": Limits(time_limit, start_limit),
         "arguments": sys.argv[1:],
     }
@@ -167,6 +166,17 @@ def run(
         submit(asked, out, slurm, **options)
     else:
         measure.run(asked, out, gpus=gpus, **options)
+
+
+def _retry(asked: str | None, resume: bool) -> Any:
+    """The `Retry` that was asked for."""
+    from bench.errors import UserError
+
+    if asked not in (None, "lost", "failed"):
+        raise UserError(f"--retry {asked}: must be lost or failed")
+    if asked is not None and not resume:
+        raise UserError(f"--retry {asked}: says what --resume does; add --resume")
+    return asked or "lost"
 
 
 @app.command()
@@ -184,7 +194,7 @@ def status(
 def work(
     run: RunFolder,
     systems: Systems = None,
-    retry: Annotated[str, typer.Option()] = "lost",
+    retry: RetryOption = None,
     time_limit: TimeLimit = 600,
     start_limit: StartLimit = 300,
     systems_file: SystemsFile = None,
@@ -192,13 +202,10 @@ def work(
 ) -> None:
     """Be one task of a run that Slurm's tasks share."""
     from bench.commands.slurm import work
-    from bench.errors import UserError
     from harness.process import Limits
 
-    if retry not in ("lost", "failed"):
-        raise UserError(f"--retry {retry}: must be lost or failed")
     limits = Limits(time_limit, start_limit)
-    work(run, systems, systems_file, retry=retry, limits=limits, checkpoint=checkpoint)  # type: ignore[arg-type]
+    work(run, systems, systems_file, retry=_retry(retry, resume=True), limits=limits, checkpoint=checkpoint)
 
 
 @app.command()
@@ -431,6 +438,7 @@ def profile(
         "out"
     ),
     resume: Annotated[bool, typer.Option("--resume", help="Keep the profiles that are there; make the rest.")] = False,
+    retry: RetryOption = None,
     time_limit: TimeLimit = 600,
     start_limit: StartLimit = 300,
     device: Device = "auto",
@@ -445,7 +453,7 @@ def profile(
         tuple(suite or ()), systems, sizes, batch, context, mini_batch, backbone, checkpoint, device, systems_file
     )
     limits = Limits(time_limit, start_limit)
-    profile(asked, out, way=way, resume=resume, limits=limits, arguments=sys.argv[1:])
+    profile(asked, out, way=way, resume=resume, retry=_retry(retry, resume), limits=limits, arguments=sys.argv[1:])
 
 
 def main() -> None:

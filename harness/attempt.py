@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 from harness.environment import around, commit_and_dirty, snapshot
 from harness.machine_load import LoadMeter
@@ -20,6 +20,7 @@ from harness.worker_slot import WorkerSlot
 
 TRIES = 2  # of a case whose worker was killed or could not be started, over all resumptions
 LOST = ("killed", "unstarted")
+Retry = Literal["lost", "failed"]  # what a resumption tries again
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,9 @@ class Profile(Region):
     """What a profiler found of a case.
 
     status, reason: as in a record; all but "ok" have a reason and no kernels. tools: name -> version. commands: without
-    folders. notes: sentences on what is missing. environment: device, device_kind, software, commit, dirty. stages_s:
-    how long it took, by "build" (the model, for each profiler), "times" and "ratios", the start of workers included.
+    folders. notes: sentences on what is missing. environment: device, device_kind, gpu, software, commit, dirty, as
+    in a record. stages_s: how long it took, by "build" (the model, for each profiler), "times" and "ratios", the start
+    of workers included.
     """
 
     case: Annotated[

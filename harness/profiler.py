@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.attempt import LOST, Retry
 from harness.case import Case
 from harness.environment import around, snapshot
 from harness.process import RUN_VARIABLE, Launch, Limits, WorkerLost, end_marked
@@ -57,7 +58,8 @@ class Profiler:
     ceilings: MODULE:FUNCTION that measures what the GPU does at best. skip: why a case need not be tried, "" to try.
     stand_in: the case that Nsight Compute runs in a case's place, of the same kernels in less memory: it saves all that
     a kernel may write, half a minute a kernel where the GPU has no room for it. Where that fails, the case itself.
-    say: gets sentences for whoever waits. on_profile: gets each profile as it is finished.
+    say: gets sentences for whoever waits. on_profile: gets each profile as it is finished. resume: keep what is
+    finished, of a good profile whose ratios an interruption left out its times, and of failed ones what `retry` says.
     """
 
     run: Run
@@ -70,12 +72,16 @@ class Profiler:
     say: Callable[[str], object] = lambda text: None
     on_profile: Callable[[Profile], object] = lambda profile: None
     stop_s: float = STOP_S
+    resume: bool = False
+    retry: Retry = "lost"
     _wants_ratios: bool = False
     _lost_everywhere: bool = False
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
-        """The cases of a job that have no good profile yet."""
-        return tuple(each for each in job.cases if not self._has(each))
+        """The cases of a job to profile."""
+        if not self.resume:
+            return job.cases
+        return tuple(each for each in job.cases if not self._is_finished(self._earlier(each)))
 
     def jobs(self, jobs: Sequence[Job]) -> list[Profile]:
         """Profile the cases of `jobs`, in order."""
@@ -89,18 +95,24 @@ class Profiler:
                 launch = self.launches[job.pair]
                 launch = replace(launch, env={**launch.env, RUN_VARIABLE: mark})
                 tools = self.tools
-                found += self._job(job, launch, job.cases)
+                found += self._job(job, launch, self.pending(job))
                 if not self._lost_everywhere:
                     self.tools = tools
             return found
 
-    def _has(self, planned: Planned) -> bool:
-        """Whether there is a good profile, its ratios tried where they are wanted: an interruption may lie between."""
+    def _earlier(self, planned: Planned) -> Profile | None:
+        """The profile that an earlier profiling left, unless it cannot be read."""
         path = profile_path(self.run.folder, planned.case.key)
         with suppress(ProfileError):
-            found = read_profile(path) if path.exists() else None
-            return found is not None and found.status == "ok" and (RATIOS in found.stages_s or not self.tools.ratios)
-        return False
+            return read_profile(path) if path.exists() else None
+        return None
+
+    def _is_finished(self, found: Profile | None) -> bool:
+        if found is None or found.status in (*LOST, "skipped"):
+            return False
+        if found.status == "ok":  # its ratios tried where they are wanted: an interruption may lie between
+            return RATIOS in found.stages_s or not self.tools.ratios
+        return self.retry != "failed"
 
     def _job(self, job: Job, launch: Launch, pending: Sequence[Planned]) -> list[Profile]:
         """Times of all cases in as few workers as may be; then, its memory free again, ratios in one worker a case."""
@@ -108,6 +120,10 @@ class Profiler:
         with WorkerSlot(launch, self.limits.start_s) as slot:
             for planned in pending:
                 start = time.monotonic()
+                earlier = self._earlier(planned) if self.resume else None
+                if earlier is not None and earlier.status == "ok":  # so that each resumption gets further
+                    found.append(earlier)
+                    continue
                 profile, record = self._times(slot, launch, planned)
                 profile = _took(profile, TIMES, start, record)
                 self._keep(job, profile, record)
@@ -265,7 +281,7 @@ class Profiler:
         return (self.run.folder / "profiles" / f"{case.key}{suffix}").resolve()
 
 
-_ENVIRONMENT = ("device", "device_kind", "software", "commit", "dirty")
+_ENVIRONMENT = ("device", "device_kind", "gpu", "software", "commit", "dirty")
 
 
 def _answer(slot: WorkerSlot, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:

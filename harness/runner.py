@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
-from harness.attempt import LOST, TRIES, Attempts
+from harness.attempt import LOST, TRIES, Attempts, Retry
 from harness.claims import Holder
 from harness.process import HERE, RUN_VARIABLE, Launch, Limits, Place, PlaceLost, Stopped, end_marked
 from harness.reason import counted
@@ -17,7 +17,6 @@ from harness.record_file import RecordFile
 from harness.run import Job, Pair, Planned, Run, latest
 from harness.worker_slot import WorkerSlot
 
-Retry = Literal["lost", "failed"]
 SkipReason = Callable[[Planned, Sequence[Record]], str]
 
 

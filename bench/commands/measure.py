@@ -13,6 +13,7 @@ from bench.commands.planning import Plan, goes_on, open_run, plan, to_continue
 from bench.errors import CANNOT_IMPORT, UserError
 from bench.selection import Asked
 from bench.terminal import print_rows
+from harness.attempt import Retry
 from harness.machine_load import warning
 from harness.nvml import visible_gpus
 from harness.pool import gpu_places, run_pool
@@ -21,7 +22,7 @@ from harness.progress import Progress
 from harness.reason import counted
 from harness.record import Record
 from harness.run import Job, Planned, Run
-from harness.runner import Retry, Todo, run_jobs, session
+from harness.runner import Todo, run_jobs, session
 
 SYSTEMS_FILE = "systems.toml"  # as `make baselines` writes it
 

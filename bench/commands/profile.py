@@ -10,6 +10,7 @@ from bench.errors import UserError
 from bench.estimate import in_words
 from bench.models.config import SIZES, cut
 from bench.selection import Asked
+from harness.attempt import Retry
 from harness.machine_load import warning
 from harness.process import Limits
 from harness.profile_record import Profile
@@ -26,7 +27,9 @@ LEAST_WIDTH = 1536  # of a model that is cut: two layers of it are 100 MB, twice
 COUNTED_LAYERS = 2  # up to harness.ranges.COUNTED_LAYER, "layer 1"
 
 
-def profile(asked: Asked, out: Path, *, way: str, resume: bool, limits: Limits, arguments: Sequence[str]) -> None:
+def profile(
+    asked: Asked, out: Path, *, way: str, resume: bool, retry: Retry, limits: Limits, arguments: Sequence[str]
+) -> None:
     """Profile into the run folder `out`, one that was measured or a new one; exit status 1 where nothing came of it."""
     work = plan(asked)
     if not work.here:
@@ -46,13 +49,13 @@ def profile(asked: Asked, out: Path, *, way: str, resume: bool, limits: Limits, 
         skip=lambda planned: work.skip(planned, []),
         stand_in=of_few_layers,
         say=lambda text: print(f"ttt-bench: {text}", file=sys.stderr, flush=True),
+        resume=resume,
+        retry=retry,
     )
+    every, left = (sum(map(len, cases)) for cases in ([job.cases for job in jobs], map(profiler.pending, jobs)))
     if resume:
-        left = [replace(job, cases=profiler.pending(job)) for job in jobs]
-        kept = sum(len(job.cases) for job in jobs) - sum(len(job.cases) for job in left)
-        print(f"{out}: {counted(kept, 'profile')} kept from before", flush=True)
-        jobs = [job for job in left if job.cases]
-    profiler.on_profile = _Shown(sum(len(job.cases) for job in jobs), recorded(run.records()))
+        print(f"{out}: {counted(every - left, 'profile')} kept from before", flush=True)
+    profiler.on_profile = _Shown(left, recorded(run.records()))
     try:
         found = profiler.jobs(jobs)
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from bench.memory import total_memory_bytes
 from bench.plan import skip_reason
 from bench.selection import Asked
 from harness import claims, slurm
+from harness.attempt import Retry
 from harness.claims import Holder
 from harness.environment import snapshot
 from harness.files import refusing, write_atomically
@@ -22,7 +23,6 @@ from harness.process import HERE, Limits
 from harness.progress import Progress
 from harness.reason import counted
 from harness.run import Job, Run, RunError
-from harness.runner import Retry
 from harness.task import run_task
 
 SCRIPT = "slurm.sbatch"

@@ -18,7 +18,6 @@ from reports.page.lines import Line, Looks, Panel, forms_of, sortable
 from reports.stats import MACHINE_COLUMNS, NOTES, option_columns, short_commit
 
 WIDE_RANGE = 30  # largest over smallest value of a figure, from which its first choice of axis is logarithmic
-_ALIKE_MACHINES = "lines join no points of different machines or commits"
 
 
 @dataclass(frozen=True)
@@ -215,12 +214,15 @@ class _Drawn:
         if any(line.y for line in lines):
             yield (
                 "the floor is the longer of the least bytes at a copy's bandwidth and the FLOPs at the rate of a large "
-                "product, each the highest that a process of the run measured on this GPU"
+                "product, each the highest that a process of the run measured on a GPU of this model"
             )
             if rows["state_dtype"].nunique() > 1:
                 yield "the floor is of one state precision: a smaller state has a lower one"
-        if any(measured[name].nunique() > 1 for name in MACHINE_COLUMNS):
-            yield _ALIKE_MACHINES
+        several = {name for name in MACHINE_COLUMNS if measured[name].nunique() > 1}
+        if several & {*self.panel.identity()}:
+            yield "lines join no points of different machines or commits"
+        elif several:
+            yield f"their points are from {measured['device_id'].nunique()} GPUs of one model"
         if NOTES in rows and (noted := (rows["status"].eq("ok") & rows[NOTES].fillna("").ne("")).sum()):
             yield f"the table has notes on {noted} of the points"
         if any(rows.loc[line.rows, "status"].eq("ok").nunique() > 1 for line in lines):

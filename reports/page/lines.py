@@ -123,11 +123,17 @@ class Panel:
     entry: FigureEntry
     rows: pd.DataFrame
 
-    def _identity(self) -> list[str]:
-        """The columns that set two lines apart; how a case is timed only where one x has several."""
-        settings = [name for name in SETTING_COLUMNS if name != "timing"]
-        columns = ["system", "backend", "size", "batch", "context", *settings, *option_columns(self.rows)]
-        columns = [name for name in (*columns, *MACHINE_COLUMNS) if name != self.entry.x]
+    def identity(self) -> list[str]:
+        """The columns that set two lines apart.
+
+        How a case is timed, and which GPU of one model did it, only where one x has several: a run that is resumed may
+        be of many GPUs.
+        """
+        every = ("system", "backend", "size", "batch", "context", *SETTING_COLUMNS, *option_columns(self.rows))
+        every = tuple(name for name in (*every, *MACHINE_COLUMNS) if name != self.entry.x)
+        columns = [name for name in every if name not in ("timing", "device_id")]
+        if self.rows.duplicated([*columns, "timing", self.entry.x]).any():
+            columns.append("device_id")
         if self.rows.duplicated([*columns, self.entry.x]).any():
             columns.append("timing")
         return columns
@@ -141,7 +147,7 @@ class Panel:
         return groups
 
     def lines(self) -> list[Line]:
-        columns = self._identity()
+        columns = self.identity()
         groups = self._grouped(self.rows, columns)
         telling = self._telling(columns)
         own_looks = self._own_looks()
@@ -222,7 +228,7 @@ class Panel:
         known = self._with_defaults()[rows[FLOOR].notna()]
         # Backends that do the same work share its floor, and so do the runs of it.
         shared = ("backend", "timing", "l2", "form", *MACHINE_COLUMNS)
-        columns = [*(name for name in self._identity() if name not in shared), "form"]
+        columns = [*(name for name in self.identity() if name not in shared), "form"]
         found: dict[tuple, tuple[dict[str, Any], list[int]]] = {}
         for key, numbers in self._grouped(known, columns).items():
             values = dict(zip(columns, key, strict=True))
@@ -260,7 +266,7 @@ class Panel:
             return []
         alike = self._with_defaults()
         alike["backend"] = alike["backend"].str.removesuffix("-dual").str.removesuffix("-primal")
-        columns = [column for column in self._identity() if column not in ("form", "timing")]
+        columns = [column for column in self.identity() if column not in ("form", "timing")]
         primal, dual = (self._grouped(alike[forms == form], columns) for form in ("primal", "dual"))
         telling = self._telling(columns)
         own_looks = self._own_looks() if self._told_by_look() == "state_dtype" else {}

@@ -1,9 +1,10 @@
 """What bounds a profiled case, in two sentences made from its numbers."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from harness.machine_load import is_loaded
 from harness.profile_record import Profile
@@ -43,10 +44,14 @@ _WORKING = ("selected", "not_selected")  # a warp that issues, or could
 
 @dataclass(frozen=True)
 class Recorded:
-    """The latency of a case as records say it, and whether others used the machine when one of them was made."""
+    """The latency of a case as records say it, and how they were made.
+
+    loaded: whether others used the machine when one of them was. device_ids: of the GPUs, where they are known.
+    """
 
     ms: float
     loaded: bool = False
+    device_ids: frozenset[str] = frozenset()
 
 
 def sentences(region: Region) -> tuple[str, str]:
@@ -60,13 +65,16 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
     if not (recorded and recorded.ms):
         return f"{said}; the run has no latency of this case to hold it against"
     off = region.unit_ms / recorded.ms - 1
-    beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}, {_apart(region, off, recorded.loaded)}"
+    beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}, {_apart(region, off, recorded)}"
     return f"{said}, recorded {recorded.ms:.4g} ms ({off:+.1%}{beyond})"
 
 
-def _apart(region: Region, off: float, loaded: bool) -> str:
+def _apart(region: Region, off: float, recorded: Recorded) -> str:
     """Why a profile may not agree with the record, where that is known. off: by which share it is slower."""
-    if loaded:
+    profiled = _device_ids([region.environment]) if isinstance(region, Profile) else frozenset()
+    if profiled and recorded.device_ids and not profiled <= recorded.device_ids:
+        return "as another GPU was profiled than recorded"
+    if recorded.loaded:
         return "as other programs used the machine when it was recorded"
     if _of_operators(region) and 0 < off < SLOWED:
         return "as the profiler's own time for each operator is in it, so its shares are rough"
@@ -90,9 +98,15 @@ def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
         key: Recorded(
             median(median(record.samples_ms) for record in found),
             any(is_loaded(record.environment) for record in found),
+            _device_ids(record.environment for record in found),
         )
         for key, found in timed.items()
     }
+
+
+def _device_ids(environments: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    found = ((environment.get("gpu") or {}).get("device_id") for environment in environments)
+    return frozenset(filter(None, found))
 
 
 def _where(region: Region) -> str:

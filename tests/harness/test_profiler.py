@@ -72,27 +72,30 @@ def test_a_run_that_measured_gets_profiles_and_no_records(tmp_path: Path) -> Non
     assert run.records() == []
 
 
-def test_resuming_makes_what_is_missing_or_failed(tmp_path: Path) -> None:
-    run = run_of(tmp_path, case(), case(batch=3), case(batch=4))
+def test_resuming_makes_what_is_missing_or_lost_and_what_failed_where_that_is_asked_for(tmp_path: Path) -> None:
+    run = run_of(tmp_path, *(case(batch=batch) for batch in (2, 3, 4, 5)))
     profile_all(run, KINETO)
-    write_profile(run.folder, Profile(case=case(batch=3), status="failed", reason="it was killed"))
-    profile_path(run.folder, case(batch=4).key).unlink()
-    profiler = Profiler(run, launches(), KINETO)
-    again = profiler.jobs([replace(job, cases=profiler.pending(job)) for job in run.jobs])
-    assert [each.case.batch for each in again] == [3, 4]
+    write_profile(run.folder, Profile(case=case(batch=3), status="killed", reason="by signal 9"))
+    write_profile(run.folder, Profile(case=case(batch=4), status="timeout", reason="it took too long"))
+    profile_path(run.folder, case(batch=5).key).unlink()
+    again = Profiler(run, launches(), KINETO, resume=True).jobs(run.jobs)
+    assert [each.case.batch for each in again] == [3, 5]
+    again = Profiler(run, launches(), KINETO, resume=True, retry="failed").jobs(run.jobs)
+    assert [each.case.batch for each in again] == [4]
 
 
-def test_resuming_makes_the_ratios_that_an_interruption_left_out(tmp_path: Path, fake: Any) -> None:
+def test_resuming_makes_the_ratios_that_an_interruption_left_out_and_keeps_the_times(tmp_path: Path, fake: Any) -> None:
     fake()
     run = run_of(tmp_path)
-    profile_all(run, KINETO)
+    (before,), _ = profile_all(run, KINETO)
     (job,) = run.jobs
-    assert Profiler(run, launches(), KINETO).pending(job) == ()
-    profiler = Profiler(run, launches(), WITH_NCU)
+    assert Profiler(run, launches(), KINETO, resume=True).pending(job) == ()
+    profiler = Profiler(run, launches(), WITH_NCU, resume=True)
     assert profiler.pending(job) == job.cases
     (again,) = profiler.jobs(run.jobs)
     assert [kernel.counters is not None for kernel in again.kernels if kernel.name == "aten::mm"] == [True]
-    assert Profiler(run, launches(), WITH_NCU).pending(job) == ()
+    assert (again.started_at, again.region_us) == (before.started_at, before.region_us)
+    assert Profiler(run, launches(), WITH_NCU, resume=True).pending(job) == ()
 
 
 def test_what_one_job_lost_the_next_one_tries(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:

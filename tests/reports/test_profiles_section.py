@@ -74,7 +74,7 @@ def test_floors_are_explained_where_there_are_ceilings(
 ) -> None:
     found = section(run_with(tmp_path, profile(case(), ceilings=ceilings)))
     assert "on one scale for cases of the same work." in found.html
-    assert ("on this GPU" in found.html) is told
+    assert ("on a GPU of this model" in found.html) is told
 
 
 def test_a_case_is_shown_beside_the_fastest_other_system() -> None:

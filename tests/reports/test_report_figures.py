@@ -215,8 +215,8 @@ def test_names_say_settings_that_differ_between_systems_but_not_options_that_onl
 )
 def test_no_line_joins_points_of_two_machines_or_commits(places, said, caption):
     records = [
-        synthetic.ok(case(context=context), 1.0, environment=synthetic.environment(**place))
-        for place, contexts in zip(places, [(512, 2048), (1024, 4096)], strict=True)
+        synthetic.ok(case(context=context), 1.0, environment=synthetic.environment(**place), repeat=repeat)
+        for repeat, (place, contexts) in enumerate(zip(places, [(512, 2048), (2048, 4096)], strict=True))
         for context in contexts
     ]
     _, [figure] = drawn(*records)
@@ -226,6 +226,18 @@ def test_no_line_joins_points_of_two_machines_or_commits(places, said, caption):
     assert "lines join no points of different machines or commits" in figure.caption
     assert caption in figure.caption
     assert not any("machines or commits" in each.caption for each in FIGURES.values())
+
+
+def test_a_line_of_a_run_that_was_resumed_on_another_gpu_of_its_model_is_one():
+    records = [
+        synthetic.ok(case(context=context, timing=timing), 1.0, environment=synthetic.environment(device_id=unit))
+        for context, timing, unit in ((512, "graph", "01234567"), (2048, "graph", "89abcdef"), (2048, "eager", ""))
+    ]
+    _, [figure] = drawn(*records[:2])
+    assert [(line.name, line.rows) for line in figure.lines] == [("TTT-Linear · PyTorch", [0, 1])]
+    assert "their points are from 2 GPUs of one model" in figure.caption
+    _, [figure] = drawn(*records)  # how it was timed tells two points at one x apart, not where
+    assert [line.rows for line in figure.lines] == [[2], [0, 1]]
 
 
 def test_a_record_without_a_machine_joins_the_only_one_but_no_one_of_two():
