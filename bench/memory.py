@@ -28,14 +28,16 @@ def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> N
             raise UserError(f"{phase} with --batch {batch} --context {context}: {_shortage(needed, total)}")
 
 
-def layer_beyond_memory(case: Case, total: int) -> str:
-    """Why a layer need not be tried on a machine of `total` bytes; "" for what may fit, and for whole models.
+def beyond_memory_of(case: Case, total: int) -> str:
+    """Why a case need not be tried on a machine of `total` bytes; "" for what may fit.
 
-    All that a layer must hold is known, and a worker that runs out of memory costs its start.
+    What it must hold is known, but for an engine, which runs as many sequences at once as fit; and a worker that runs
+    out of memory costs its start.
     """
-    if case.option("scope", "model") != "layer":
-        return ""
     needed = least_bytes(case)
+    if case.system in MODELS and case.option("scope", "model") == "model" and case.timing != "engine":
+        form = "primal" if case.backend.endswith("primal") else "dual"
+        needed += (case.batch - 1) * kept_bytes(config_of(case), case, form)
     return _shortage(needed, total) if needed > total else ""
 
 

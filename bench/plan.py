@@ -11,7 +11,7 @@ from math import inf
 from bench.catalogue.metrics import OPTION_DEFAULTS
 from bench.catalogue.suites import TTT, Panel, Suite
 from bench.catalogue.systems import ADAPTERS, Adapter
-from bench.memory import layer_beyond_memory
+from bench.memory import beyond_memory_of
 from bench.models.case_model import checkpoint_missing
 from harness.case import Case, Scalar
 from harness.catalogue import SuiteEntry
@@ -124,7 +124,7 @@ def _smaller_axis(smaller: Case, case: Case) -> str:
 
 def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int | None) -> str:
     """Why a case need not be tried on a device of so much memory, if that is known; "" where it must."""
-    too_large = layer_beyond_memory(planned.case, memory_bytes) if memory_bytes else ""
+    too_large = beyond_memory_of(planned.case, memory_bytes) if memory_bytes else ""
     return checkpoint_missing(planned.case) or too_large or beyond_memory(planned, earlier)
 
 

@@ -117,8 +117,8 @@ SYSTEMS: tuple[System, ...] = (
         "diamond",
         (
             Adapter("vllm", "bench.systems.vllm.transformer:VllmTransformer", install=VLLM, engine=True, headline=True),
-            Adapter("sdpa-cudnn", "bench.systems.transformer.attention:SdpaCudnn", replays=True),
-            Adapter("sdpa-flash", "bench.systems.transformer.attention:SdpaFlash", replays=True),
+            Adapter("sdpa-cudnn", "bench.systems.transformer.attention:SdpaCudnn", phases=FORWARD, replays=True),
+            Adapter("sdpa-flash", "bench.systems.transformer.attention:SdpaFlash", phases=FORWARD, replays=True),
             Adapter("flash-attn", "bench.systems.transformer.attention:FlashAttn", install=VLLM, replays=True),
             Adapter(
                 "torch", "bench.systems.transformer.pytorch:TorchTransformer", devices=ANYWHERE, replays=True, slow=True

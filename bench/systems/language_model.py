@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from random import Random
-from statistics import median
+from statistics import fmean, median
 from typing import Any, ClassVar
 
 import torch
@@ -36,7 +36,7 @@ WITHOUT_EFFECT = ("steps", "compare")  # options that leave the model as it is
 # Relative error of the logits and total variation of the next token's probabilities against the reference. Rounding
 # of 24 layers of bfloat16 activations reaches 2e-2; float32 against float64 stays far below 1e-4.
 LOGIT_LIMITS = {"bfloat16": (5e-2, 2e-2), "float16": (2e-2, 1e-2), "float32": (1e-4, 1e-4)}
-
+STATE_ROUNDING = {"float32-planes": "bfloat16"}  # whose rows of a mini-batch are in bfloat16
 
 # A token is a model's choice where the reference's logit of it lies at most so many of the limits above below its
 # largest, in standard deviations over the vocabulary: the limit is a root mean square, and either logit may be off by
@@ -194,6 +194,12 @@ def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str) ->
     )
 
 
+def rounding_of(case: Case) -> str:
+    """The coarser of the roundings of a case's activations and of its state: that whose limits hold."""
+    roundings = (case.dtype, STATE_ROUNDING.get(case.state_dtype, case.state_dtype))
+    return max(filter(None, roundings), key=LOGIT_LIMITS.__getitem__)
+
+
 def choice_check(name: str, logits: torch.Tensor, chosen: torch.Tensor, dtype: str) -> Check:
     """Whether `chosen` [...] are the tokens of the largest logits [..., V] of a reference, as far as rounding tells."""
     below = logits.amax(-1) - logits.gather(-1, chosen[..., None])[..., 0]
@@ -285,7 +291,7 @@ class PhaseWork:
 
     def verdict(self, got: torch.Tensor, expected: torch.Tensor) -> Verdict:
         """The verdict on logits [rows, V] that the timed call left."""
-        checks = logits_verdict(got, expected, self.case.dtype).checks
+        checks = logits_verdict(got, expected, rounding_of(self.case)).checks
         return Verdict([Check.at_most(f"timed_{each.name}", each.value, each.limit) for each in checks])
 
 
@@ -421,7 +427,7 @@ class Request(PhaseWork):
         return self._logits, self._read
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Medians over the calls: until the first token of all sequences, and from one token of theirs to the next."""
+        """See token_times; all sequences of a call have their tokens at once."""
         times = [[between_ms(*pair) for pair in pairwise(marks)] for marks in list(self._marks)[-calls:]]
         return token_times([(first, steps) for first, *steps in times])
 
@@ -442,12 +448,15 @@ class Request(PhaseWork):
 
 
 def token_times(requests: Sequence[tuple[float, Sequence[float]]]) -> dict[str, float | None]:
-    """The metrics of requests, each its ms to the first token and between each two: medians within it and over all."""
+    """The metrics of requests, each its ms to the first token and between each two.
+
+    Both are medians over the requests, between tokens of the mean within each: so the two tell its whole time.
+    """
     if not requests:
         return {}
     return {
         "time_to_first_token_ms": median(first for first, _ in requests),
-        "time_between_tokens_ms": median(median(steps) for _, steps in requests),
+        "time_between_tokens_ms": median(fmean(steps) for _, steps in requests),
     }
 
 

@@ -10,7 +10,7 @@ from bench.catalogue.metrics import AXES
 from bench.catalogue.suites import GROUPS, LANGUAGE_MODELS, SUITES, Panel, Suite, default_suite, find_group, find_suite
 from bench.catalogue.systems import ADAPTERS, HEADLINES
 from bench.errors import UserError
-from bench.memory import layer_beyond_memory, least_bytes, refuse_beyond_memory
+from bench.memory import beyond_memory_of, least_bytes, refuse_beyond_memory
 from bench.plan import Selection, beyond_memory, jobs_of, suite_cases, timing_of
 from bench.selection import Asked, select
 from harness.case import Case
@@ -366,11 +366,11 @@ def test_the_forward_kernels_are_held_against_pytorch_compiled_or_not_and_fla():
 
 def test_a_layer_that_cannot_fit_is_skipped_with_its_size():
     [largest] = kernel_forward("thunderkittens", batch=64, context=131072, l2="cold", system="ttt-linear")
-    reason = layer_beyond_memory(largest, int(80e9))
+    reason = beyond_memory_of(largest, int(80e9))
     assert reason == "needs at least 139 GB and this machine has 80 GB"
     tokens = 64 * 131072 * 2048
     assert least_bytes(largest) == 4 * tokens * 2 + 4 * tokens // 64 + 2 * 4 * 64 * 32 * 65 * 64
-    assert layer_beyond_memory(replace(largest, context=32768), int(80e9)) == ""
+    assert beyond_memory_of(replace(largest, context=32768), int(80e9)) == ""
 
 
 def test_a_step_of_a_layer_holds_the_state_of_every_sequence():
@@ -379,9 +379,26 @@ def test_a_step_of_a_layer_holds_the_state_of_every_sequence():
     assert sizes["float32-planes"] == sizes["float32"] == 2 * sizes["bfloat16"] == 4 * 512 * 32 * 65 * 64
 
 
-def test_a_model_is_tried_whatever_it_needs():
-    case = cases(find_suite("fig15-forward"), EVERYTHING, "cuda")[0]
-    assert layer_beyond_memory(replace(case, batch=10**6), int(80e9)) == ""
+@pytest.mark.parametrize(
+    ("suite", "label", "batch", "context", "gigabytes"),
+    [
+        ("fig15-generate", "transformer/torch", 512, 1024, 106),
+        ("fig15-forward", "transformer/flash-attn", 16, 32768, 106),
+        ("fig20-throughput", "ttt-mlp/triton-primal", 512, 2048, 107),
+        ("fig20-throughput", "ttt-mlp/triton-dual", 512, 2048, 0),
+        ("fig15-generate", "transformer/vllm", 512, 32768, 0),  # as many sequences at once as fit
+    ],
+)
+def test_a_model_whose_sequences_cannot_fit_is_skipped_but_of_an_engine(suite, label, batch, context, gigabytes):
+    found = cases(find_suite(suite), EVERYTHING, "cuda")
+    [case] = [
+        c
+        for c in found
+        if (f"{c.system}/{c.backend}", c.batch, c.context) == (label, batch, context)
+        and (c.phase == "generate" or suite == "fig15-forward")
+    ]
+    said = f"needs at least {gigabytes} GB and this machine has 85.5 GB" if gigabytes else ""
+    assert beyond_memory_of(case, int(85.5e9)) == said
 
 
 def test_the_time_of_a_job_follows_from_the_cases_that_earlier_runs_timed():

@@ -11,14 +11,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from bench.systems.language_model import LOGIT_LIMITS, LanguageModel, repeatable
+from bench.systems.language_model import LOGIT_LIMITS, LanguageModel, repeatable, rounding_of
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.system import Workload
 
 SEED = 0  # of the drawn tokens, so that every state precision reads the same
-# Of two roundings the coarser sets the limit; "float32-planes" keeps the rows of a mini-batch in bfloat16.
-STATE_ROUNDING = {"float32-planes": "bfloat16"}
 PARTS = 8  # the first and the last of so many equal parts show whether the distance grows
 
 
@@ -43,8 +41,7 @@ def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case)
     def gate() -> Verdict:
         found = drift(model, _exact_of(adapter, model, case))
         workload.metrics |= found
-        roundings = (case.dtype, STATE_ROUNDING.get(case.state_dtype, case.state_dtype))
-        limit = max(LOGIT_LIMITS[rounding][1] for rounding in roundings)
+        limit = LOGIT_LIMITS[rounding_of(case)][1]
         return Verdict([Check.at_most("total_variation_mean", found["total_variation_mean"], limit)])
 
     return replace(workload, gate=gate)

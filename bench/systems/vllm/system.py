@@ -322,7 +322,7 @@ class Request(_Work):
         return super().samples_of(batch)
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Medians over all requests of the last batches: each waits while prompts before its own are read."""
+        """See token_times, of all requests of the last batches: each waits while prompts before its own are read."""
         return token_times([each for batch in list(self._requests)[-calls:] for each in batch])
 
     def wanted_tokens(self, case: Case) -> int:
