@@ -72,8 +72,10 @@ def with_numbers(text: str, source_of: Callable[[str], Source]) -> str:
     Raises UserError where there is no table, or where one cannot be read or finds no case.
     """
     found = list(BLOCK.finditer(text))
-    if not found or len(found) != text.count(BEGINNING):
-        begun = text.count(BEGINNING)
+    begun = text.count(BEGINNING)
+    if not begun:
+        raise UserError(f"has no table; one begins with {BEGINNING.strip()}")
+    if len(found) != begun:
         raise UserError(f"{begun} tables begin with <!-- numbers and {len(found)} end with <!-- /numbers -->")
     return BLOCK.sub(lambda block: block["head"] + _table(block["text"], source_of) + block["end"], text)
 

@@ -48,9 +48,14 @@ class Holder:
         return f"{self.array}_{self.index}" if self.array else ""
 
     @property
+    def is_here(self) -> bool:
+        """Whether its process is of this machine."""
+        return self.host == socket.gethostname()
+
+    @property
     def is_dead(self) -> bool:
         """Whether its process is known to have ended: it was of this machine, and is no more."""
-        if self.host != socket.gethostname():
+        if not self.is_here:
             return False
         try:
             os.kill(self.process, 0)

@@ -5,10 +5,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from harness.nvml import VARIABLE, open_gpu
-from harness.process import Place, PlaceLost
+from harness.process import HERE, Place, PlaceLost
 from harness.reason import counted
 from harness.record import Record
 from harness.run import Job, RunError
@@ -22,6 +23,11 @@ def gpu_places(gpus: Sequence[str]) -> list[Place]:
     return [_gpu_place(gpu) for gpu in gpus]
 
 
+def place_here() -> Place:
+    """Where a run of one GPU works: it is lost once no GPU answers."""
+    return replace(HERE, is_there=lambda: bool(_device_id())) if _device_id() else HERE
+
+
 def _gpu_place(gpu: str) -> Place:
     device_id = _device_id(gpu)
     # NVML numbers GPUs by their bus, and CUDA otherwise unless told.
@@ -29,7 +35,7 @@ def _gpu_place(gpu: str) -> Place:
     return Place(f"GPU {gpu}", env, device_id, lambda: _device_id(gpu) == device_id)
 
 
-def _device_id(gpu: str) -> str:
+def _device_id(gpu: str | None = None) -> str:
     found = open_gpu(gpu)
     return found.constants()["device_id"] if found else ""
 

@@ -14,7 +14,7 @@ from harness.process import HERE, RUN_VARIABLE, Launch, Limits, Place, PlaceLost
 from harness.reason import counted
 from harness.record import Record, RecordError
 from harness.record_file import RecordFile
-from harness.run import Job, Pair, Planned, Run, latest
+from harness.run import Job, Pair, Planned, Run, RunError, latest
 from harness.worker_slot import WorkerSlot
 
 SkipReason = Callable[[Planned, Sequence[Record]], str]
@@ -53,23 +53,27 @@ def run_jobs(
     retry: Retry = "lost",
     on_event: Callable[[Event], object] = lambda event: None,
     skip: SkipReason = lambda planned, earlier: "",
+    place: Place = HERE,
 ) -> list[Record]:
     """Run what is not finished of `jobs` and `repeats` (all of the run's); append each record to its job's file.
 
     A worker is kept while it is healthy. A case that crashes, is killed, exceeds its limit, exhausts memory or misses
     a check is a record too. What is finished is kept; skipped cases are tried again, as their system may be there now,
     and those whose worker was killed or could not be started, `TRIES` times. retry: "failed" tries again whatever is
-    not ok. skip: asked before each case, with its job's records so far; a reason skips it.
+    not ok. skip: asked before each case, with its job's records so far; a reason skips it. place: where they run.
     With repeats, every case runs once in a fresh process of its job before any runs a second time.
-    Returns the last record of each case and repeat. Raises RecordError for an unusable file, ValueError for a job
-    without a launch. KeyboardInterrupt (SIGTERM raises its subclass Terminated) passes through once the worker has
-    been killed; every finished case is in its file.
+    Returns the last record of each case and repeat. Raises RecordError for an unusable file, RunError where the place's
+    GPU is gone, ValueError for a job without a launch. KeyboardInterrupt (SIGTERM raises its subclass Terminated)
+    passes through once the worker has been killed; every finished case is in its file.
     """
     options: dict[str, Any] = {"limits": limits, "retry": retry, "on_event": on_event, "skip": skip}
     with session(run, launches, jobs=jobs, repeats=repeats, **options) as work:
-        for repeat in work.repeats:
-            for job in work.jobs:
-                work.run_job(job, [repeat])
+        try:
+            for repeat in work.repeats:
+                for job in work.jobs:
+                    work.run_job(job, [repeat], place)
+        except PlaceLost:
+            raise RunError(f"{run.folder}: the GPU is gone; what is finished is kept, resume it (--resume)") from None
         return work.finished()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -90,7 +91,7 @@ def _write_json(table: pd.DataFrame, out: TextIO) -> None:
 
 def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue, chosen: list[str]) -> None:
     width = _width(out)
-    names = chosen or _telling(table, catalogue, width)
+    names = chosen or _telling(table, catalogue, sys.maxsize if fmt == "markdown" else width)
     same = {} if chosen else _same(table, names)
     if unsaid := [] if chosen else _unsaid(table, catalogue, names):
         out.write(f"rows differ in what has no room here: {', '.join(unsaid)}; --columns shows it\n")
@@ -106,34 +107,49 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
 
 
 def _width(out: TextIO) -> int:
-    """Of the terminal; nothing is folded in a file, but for what is chosen to fit one."""
-    if not out.isatty():
-        return WIDTH
+    """Of the terminal, or what COLUMNS says; nothing is folded in a file, but what is shown is chosen to fit one."""
     import shutil
 
     return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
 def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int) -> list[str]:
-    """What sets the cases apart, their status where one has no result, and of the others as many as fit."""
+    """What sets the cases apart, their status where one has no result, and of the others as many as fit.
+
+    In Markdown, which has no width, no two rows of other cases look alike.
+    """
     names = [name for name in _CASE if name in ("system", "backend") or _varies(table, name)]
     settings = _settings(table)
+    names += telling_apart(table, settings) if width == sys.maxsize else []
     names += ["status"] if set(table["status"]) - {"ok"} else []
     left = width + 2 - sum(_widest(table, name, catalogue) + 2 for name in names)
     for name in _wanted(table, catalogue):
         if name in names:
             continue
         needed = _widest(table, name, catalogue) + 2
-        if name == "latency_ms" or (len(names) < MOST_COLUMNS and needed <= left):
+        if name == "latency_ms" or ((len(names) < MOST_COLUMNS or name == MARKS) and needed <= left):
             names.append(name)
             left -= needed
     order = [*CASE_COLUMNS, *settings, "status"]
     return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name == MARKS))
 
 
+def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
+    """The settings without which rows of other cases would look alike, the most telling first."""
+    found: list[str] = []
+    while True:
+        alike = table[table.duplicated([*_CASE, *found], keep=False)]
+        left = {name: int(alike.duplicated([*_CASE, *found, name]).sum()) for name in settings if name not in found}
+        best = min(left, key=left.__getitem__, default="")
+        if not best or left[best] >= alike.duplicated([*_CASE, *found]).sum():
+            return found
+        found.append(best)
+
+
 def _wanted(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
     """The columns that are shown where they fit, the most telling first."""
-    settings = [name for name in _settings(table) if _varies(table, name)]
+    every = _settings(table)
+    settings = [*telling_apart(table, every), *(name for name in every if _varies(table, name))]
     numbers = [metric.name for metric in catalogue.metrics if metric.text]
     names = dict.fromkeys(["latency_ms", *settings, MARKS, *numbers, *CASE_COLUMNS[1:], "status", "samples"])
     return [name for name in names if name in table and not table[name].isna().all()]

@@ -16,8 +16,8 @@ from bench.terminal import print_rows
 from harness.attempt import Retry
 from harness.machine_load import warning
 from harness.nvml import visible_gpus
-from harness.pool import gpu_places, run_pool
-from harness.process import Limits
+from harness.pool import gpu_places, place_here, run_pool
+from harness.process import HERE, Limits
 from harness.progress import Progress
 from harness.reason import counted
 from harness.record import Record
@@ -58,7 +58,8 @@ def run(
                 with session(current, work.launches, jobs=jobs, **options) as held:
                     records = run_pool(held, places)
             else:
-                records = run_jobs(current, work.launches, jobs=jobs, **options)
+                place = place_here() if work.device == "cuda" else HERE
+                records = run_jobs(current, work.launches, jobs=jobs, place=place, **options)
     except KeyboardInterrupt:
         print(f"ttt-bench: interrupted; to continue: {to_continue(arguments, out)}", file=sys.stderr)
         sys.exit(130)

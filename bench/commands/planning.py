@@ -43,6 +43,7 @@ class Plan:
     machine: dict
     added: str  # which cases the suites do not have, in a sentence; "" where there are none
     min_samples: int | None = None  # what was asked for in place of the suites' own
+    budget_s: float | None = None  # the same in place of the device's
 
     def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
         """Why a case need not be tried."""
@@ -96,6 +97,7 @@ def plan(asked: Asked) -> Plan:
         machine,
         _added(cases, selection, device),
         asked.min_samples,
+        asked.budget_s,
     )
 
 
@@ -210,13 +212,14 @@ def _refuse_without_gpu(suite: Suite, device: str) -> None:
 def _refuse_another_kind(current: Run, work: Plan) -> None:
     if current.mode != "measure":
         raise UserError(f"{current.folder}: is a run of mode {current.mode!r}, not 'measure'; name another folder")
+    refuse_another_device(current, work)
     if current.file.repeats != work.repeats:
         raise UserError(
             f"{current.folder}: has {current.file.repeats} repeats a case, not {work.repeats}; "
             f"name another folder or say --repeats {current.file.repeats}"
         )
     policy = Policy.from_dict(current.file.policy)
-    if not math.isclose(policy.budget_s, work.policy.budget_s, rel_tol=1e-4):
+    if work.budget_s is not None and not math.isclose(policy.budget_s, work.policy.budget_s, rel_tol=1e-4):
         each_s, asked_s = (each.budget_s * work.repeats for each in (policy, work.policy))
         raise UserError(
             f"{current.folder}: samples each case for {each_s:g} s, not {asked_s:g}; "
@@ -230,6 +233,20 @@ def _refuse_another_kind(current: Run, work: Plan) -> None:
                 f"{current.folder}: takes {least} samples of {planned.case.label} at the least, "
                 f"not {planned.min_samples}; name another folder or leave out --min-samples"
             )
+
+
+def refuse_another_device(current: Run, work: Plan) -> None:
+    """UserError where what a run has so far was asked for on a machine with another GPU or CPU than this one.
+
+    Not where either machine only submits what others run.
+    """
+    before = current.file.requests[-1].machine if current.file.requests else {}
+    kinds = {before.get("device_kind"), work.machine["device_kind"], work.device}
+    if len(kinds) == 1 and before.get("device") != work.machine["device"]:
+        raise UserError(
+            f"{current.folder}: is of {before.get('device')}, and this machine has {work.machine['device']}; "
+            "name another folder"
+        )
 
 
 def _without_folder(arguments: Sequence[str]) -> list[str]:

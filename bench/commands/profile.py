@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.commands.planning import Plan, extended, plan, request_of, to_continue
+from bench.commands.planning import Plan, extended, plan, refuse_another_device, request_of, to_continue
 from bench.errors import UserError
 from bench.estimate import in_words
 from bench.models.config import SIZES, cut
@@ -70,6 +70,7 @@ def _run_of(out: Path, work: Plan, resume: bool, arguments: Sequence[str]) -> Ru
     request = request_of(arguments, work)
     if Run.exists(out):
         run = Run.open(out)
+        refuse_another_device(run, work)
         if run.mode != "profile":
             return run
         if not resume:

@@ -32,9 +32,12 @@ def status(out: Path, cancel: bool) -> None:
     if submitted:
         counts = ", ".join(f"{count} {state.lower()}" for state, count in Counter((states or {}).values()).items())
         print(f"Slurm job {submitted.array}, submitted from {submitted.host}: {unknown or counts or 'ended'}")
-    if not states and not unknown and any(row[2] == "left" for row in rows):
+    alone = claims.holder_alone(run.folder)
+    elsewhere = alone is not None and not alone.is_here
+    if not states and not unknown and (elsewhere or any(row[2] == "left" for row in rows)):
         commands = _commands_to_continue(run, out)
-        print("\n  ".join([f"nothing works on it{'; to continue:' if commands else ''}", *commands]))
+        said = f"{alone} may be gone" if elsewhere else "no process is running it"
+        print("\n  ".join([f"{said}{'; to continue:' if commands else ''}", *commands]))
 
 
 def _commands_to_continue(run: Run, out: Path) -> list[str]:

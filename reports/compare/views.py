@@ -124,7 +124,8 @@ def _closing(comparison: Comparison) -> list[str]:
         lines.append(STORED_MEANING)
     if comparison.regressions:
         cases = counted(comparison.regressions, "case")
-        lines.append(f"{cases} slower by more than {comparison.fail_on * 100:.3g}%, or lost.")
+        beyond = "" if comparison.interleaved else ", and by more than two runs differ by themselves"
+        lines.append(f"{cases} slower by more than {comparison.fail_on * 100:.3g}%{beyond}, or lost.")
     return lines
 
 

@@ -22,7 +22,7 @@ from reports.stats import (
     option_columns,
     row_keys,
 )
-from reports.tables import plain, said
+from reports.tables import plain, said, telling_apart
 
 DIGITS = 6
 # Of the page's own columns; metrics and axes are called as the catalogue says.
@@ -63,14 +63,15 @@ def page_data(
     """JSON values. failures: of the cases without a result; profiles: where in the page that of a row's case is."""
     labels = {name: _label(name, catalogue) for name in (*table.columns, "cases", "which")}
     shown = _shown_columns(table, catalogue)
+    settings = [*SETTING_COLUMNS, *option_columns(table)]
     return {
         "count": len(table),
         "columns": [_column(name, table[name]) for name in table.columns],
         "numeric": [*(name for name in table.columns if _holds_numbers(table[name])), "cases"],
         "shown": shown,
-        "short": [name for name in shown if name in _SHORT],
+        "short": [name for name in shown if name in (*_SHORT, *telling_apart(table, settings))],
         "names": _names(table, catalogue),
-        "settings": [*SETTING_COLUMNS, *option_columns(table)],
+        "settings": settings,
         "labels": labels,
         "scales": {name: scale for name in table.columns if (scale := catalogue.metric(name).scale) != 1},
         "figures": [figure.to_dict() for figure in drawn],

@@ -154,8 +154,22 @@ def test_a_run_of_another_budget_is_not_continued(measured):
     for more in ([], ["--dry-run"]):
         done = called(*asked, *more, cwd=folder)
         assert_one_sentence(done, "samples each case for 0.05 s, not 0.1", "say --budget 0.05")
+    done = called("run", "quick", *SMALL[:-2], "--out", folder / "out", "--resume", "--dry-run", cwd=folder)
+    assert done.returncode == 0, done.stderr  # that of the run
     done = called(*asked[:-4], "0.05", "--min-samples", "9", *asked[-3:], cwd=folder)
     assert_one_sentence(done, "takes 3 samples of", "not 9", "leave out --min-samples")
+
+
+def test_a_run_of_another_device_is_neither_continued_nor_profiled(measured, tmp_path):
+    """Of H100s it would say of an H200 what does not fit, and draw two GPUs."""
+    shutil.copytree(measured[0] / "out", tmp_path / "out")
+    file = tmp_path / "out" / "run.json"
+    values = json.loads(file.read_text())
+    values["requests"][-1]["machine"]["device"] = "another CPU"
+    file.write_text(json.dumps(values))
+    for command in ("run", "profile"):
+        asked = [command, "quick", *SMALL[:-2], "--out", "out", "--resume"]
+        assert_one_sentence(called(*asked, cwd=tmp_path), "out: is of another CPU, and this machine has")
 
 
 def test_repeats_are_further_processes(tmp_path):
@@ -219,7 +233,7 @@ def test_the_command_to_continue_plans_what_the_first_one_did(tmp_path, monkeypa
     assert hint == f"ttt-bench run quick {' '.join(SMALL)} --resume --out 'a folder/out'"
     monkeypatch.undo()
     done = called("status", "a folder/out", cwd=tmp_path)
-    assert done.stdout.splitlines()[-2:] == ["nothing works on it; to continue:", f"  {hint}"]
+    assert done.stdout.splitlines()[-2:] == ["no process is running it; to continue:", f"  {hint}"]
 
 
 def test_an_interrupt_is_one_line_where_nothing_can_go_on(tmp_path):

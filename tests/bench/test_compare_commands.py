@@ -214,7 +214,10 @@ def test_compare_reports_and_fails_only_where_it_is_asked_to(tmp_path, monkeypat
     assert "slower   1.200" in capsys.readouterr().out
     assert "1.200" in (tmp_path / "page.html").read_text()
     assert ttt_bench(monkeypatch, "compare", "a", "b", "--fail-on", "5%") == commands.REGRESSION
-    assert "1 case slower by more than 5%, or lost" in capsys.readouterr().out
+    assert (
+        "1 case slower by more than 5%, and by more than two runs differ by themselves, or lost"
+        in capsys.readouterr().out
+    )
     assert ttt_bench(monkeypatch, "compare", "b", "a", "--fail-on", "5%") == 0
     assert ttt_bench(monkeypatch, "compare", "a", "b", "--fail-on", "3%") == 2
     said = capsys.readouterr()

@@ -126,7 +126,7 @@ def test_status_says_who_works_and_cancels(tmp_path: Path, commands: Path) -> No
     text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
     assert "held by" not in text
     *_, said, command = text.splitlines()
-    assert said == "nothing works on it; to continue:"
+    assert said == "no process is running it; to continue:"
     assert command == f"  ttt-bench run {' '.join(SMALL)} --device cpu --slurm tasks=2 --resume --out out"
 
 
@@ -145,7 +145,7 @@ def test_status_leaves_out_a_process_that_was_killed(tmp_path: Path, capsys: pyt
         status(run.folder, cancel=False)
         said = capsys.readouterr().out
         assert (f"held by {holder}" in said) is works
-        assert ("nothing works on it" in said) is not works
+        assert ("no process is running it" in said) is not works
 
 
 def test_status_of_a_copied_run_needs_no_slurm(tmp_path: Path, commands: Path) -> None:

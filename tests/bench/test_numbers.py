@@ -217,7 +217,7 @@ def test_a_definition_that_finds_nothing_is_named(rows, more, words):
 
 
 def test_a_table_without_an_end_is_named():
-    with pytest.raises(UserError, match="0 tables begin"):
+    with pytest.raises(UserError, match="has no table; one begins with <!-- numbers"):
         with_numbers("no table", lambda run: Source(cases()))
     with pytest.raises(UserError, match=r"1 tables begin with .* and 0 end"):
         with_numbers(defined("").replace("<!-- /numbers -->", ""), lambda run: Source(cases()))
@@ -238,7 +238,7 @@ def test_the_command_rewrites_files_and_names_those_that_it_cannot(tmp_path):
     wrong.write_text("no table")
     (tmp_path / "lost.md").write_text(defined('{ label = "B=16", batch = 16 }', run="none"))
     before = right.read_text()
-    assert_one_sentence(ttt_bench("numbers", "right.md", "wrong.md", cwd=tmp_path), "wrong.md: 0 tables")
+    assert_one_sentence(ttt_bench("numbers", "right.md", "wrong.md", cwd=tmp_path), "wrong.md: has no table")
     assert_one_sentence(ttt_bench("numbers", "none.md", cwd=tmp_path), "none.md: cannot be read: No such")
     assert_one_sentence(ttt_bench("numbers", "right.md", "lost.md", cwd=tmp_path), "lost.md: ", "none: no such folder")
     assert right.read_text() == before

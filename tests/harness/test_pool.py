@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from harness_helpers import HERE, ROOT, alive, case, launch, lines_of, new_run, statuses, wait_for
 
-from harness import machine_load, nvml, pool
-from harness.pool import gpu_places, run_pool, shares
+from harness import machine_load, nvml, pool, process
+from harness.pool import gpu_places, place_here, run_pool, shares
 from harness.process import Launch, Limits, Place
 from harness.record import Record, RecordError
 from harness.run import Request, Run, RunError
-from harness.runner import Event, session
+from harness.runner import Event, run_jobs, session
 
 SOON = Limits(case_s=1.5)
 GPUS = ("0", "1", "2", "3")
@@ -262,6 +262,18 @@ def test_a_place_knows_its_gpu_and_whether_it_is_there(two_gpus: TwoGpus) -> Non
     del two_gpus.there["1"]
     assert first.is_there()
     assert not second.is_there()
+
+
+def test_a_run_of_one_gpu_ends_when_no_gpu_answers(two_gpus: TwoGpus, tmp_path: Path) -> None:
+    """What is measured afterwards would be a failure of each case."""
+    place = place_here()
+    assert (place.name, place.env, place.device_id, place.is_there()) == ("", {}, "", True)
+    two_gpus.there.clear()
+    run = new_run(tmp_path / "out", cases_of(("a",), count=2))
+    with pytest.raises(RunError, match="the GPU is gone; what is finished is kept"):
+        run_jobs(run, {("a", "cpu"): Launch(["/no/such/python"])}, place=place)
+    assert run.records() == []
+    assert place_here() is process.HERE
 
 
 def test_a_case_without_a_worker_names_the_gpu_of_its_place(two_gpus: TwoGpus, tmp_path: Path) -> None:

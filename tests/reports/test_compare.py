@@ -303,7 +303,10 @@ def test_the_last_line_counts_what_regressed(tmp_path):
     cases = [a_case(context) for context in (1, 2, 3)]
     of_b = [timed(case, ms) for case, ms in zip(cases, (10, 12, 10), strict=True)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
-    assert views.text(found).splitlines()[-1] == "1 case slower by more than 5%, or lost."
+    assert (
+        views.text(found).splitlines()[-1]
+        == "1 case slower by more than 5%, and by more than two runs differ by themselves, or lost."
+    )
 
 
 def test_states_of_another_type_are_told_apart(tmp_path):

@@ -95,6 +95,13 @@ def test_text_has_at_most_eight_columns_in_eighty_characters(made):
     assert "…" not in "".join(rows)
 
 
+def test_in_markdown_no_rows_of_other_cases_look_alike():
+    lines = written(KERNELS, "markdown").splitlines()
+    rows = [line for line in lines if line.startswith("|")][2:]
+    settings = [line.rpartition(" | ")[0] for line in rows]
+    assert len(set(settings)) == len(rows) == len(KERNELS.records)
+
+
 def test_text_says_what_sets_rows_apart_that_look_alike():
     cases = [
         Case("ttt-linear", "thunderkittens", "1.3b", "forward", 16, 2048, options=options, l2=l2)

@@ -110,10 +110,13 @@ class MambaSSM(TunedLanguageModel):
         return super().build(case)
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Whether the convolution has its kernel: without causal-conv1d the package falls back without a word."""
+        """Whether the convolution has its kernel, as without causal-conv1d the package falls back without a word.
+
+        And what the residual stream has, the package's default, where other models have the activations' type.
+        """
         absent = cannot_import("causal_conv1d")
         prefill = {"prefill": "with state, the last token's logits"} if case.phase != "generate" else {}
-        return {"causal_conv1d": f"absent ({absent})" if absent else "present", **prefill}
+        return {"causal_conv1d": f"absent ({absent})" if absent else "present", "residual": "float32", **prefill}
 
     def load(self, case: Case) -> MambaSSMModel:
         """Random weights by seed, with the package's own distributions."""

@@ -244,7 +244,7 @@ class FlashAttn(AttentionBackend):
         """It needs one of the packages."""
         if flash_package():
             return needs_gpu()
-        return "no FlashAttention: " + "; ".join(cannot_import(name) for name in PACKAGES)
+        return "no FlashAttention: " + "; ".join(dict.fromkeys(cannot_import(name) for name in PACKAGES))
 
     def attend(self) -> Attend:
         """The newest FlashAttention here."""
