@@ -111,8 +111,9 @@ class Drawing {
   }
 
   hover(line, point) {
+    const fits = Math.min(90, Math.floor(innerWidth / 8) - 8); // characters of a card that a phone does not cut
     const [name, ...parts] = this.points.words(line, point, this.yTitle).map(neutral);
-    return [`<b>${name}</b>`, ...parts.flatMap((part) => folded(part.split(" "), 90, " "))].join("<br>");
+    return [`<b>${name}</b>`, ...parts.flatMap((part) => folded(part.split(" "), fits, " "))].join("<br>");
   }
 
   lineTrace(line, points) {
