@@ -230,8 +230,8 @@ SUITES: tuple[Suite, ...] = (
     ),
     Suite(
         "prompt-then-128",
-        "A request, as its user feels it: time to the first token, and between the 128 after it, in the mean. Of 16 at "
-        "once the median one: vLLM answers the first of them while it reads the others, the other systems all at once",
+        "A request, as its user feels it: time to the first token, and the mean between the 128 after it; of 16 at "
+        "once the median. vLLM answers some of them while it still reads the others, the other systems all together",
         (
             _request(TTT, "thunderkittens", state_dtypes=("float32-planes",)),
             _request(("transformer", "mamba"), "vllm", "mamba-ssm"),
