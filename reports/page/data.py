@@ -48,9 +48,9 @@ LABELS = {
     MARKS: "Marks",
 }
 _ALWAYS_SHOWN = ("suites", "system", "backend", "phase", "batch", "context", "status", "latency_ms")
-# What fits a screen; the page offers the others.
-_CASE = ("system", "backend", "phase", "batch", "context", "scope", "state_dtype")
-_SHORT = (*_CASE, "l2", "status", "latency_ms", "us_per_token")
+# What fits a screen, beside the settings that tell rows apart; the page offers the others.
+_SHORT = ("system", "backend", "phase", "batch", "context", "status", "latency_ms", "us_per_token")
+_SETTINGS, _MOST_SETTINGS = ("scope", "state_dtype", "l2"), 3
 
 
 def page_data(
@@ -64,12 +64,13 @@ def page_data(
     labels = {name: _label(name, catalogue) for name in (*table.columns, "cases", "which")}
     shown = _shown_columns(table, catalogue)
     settings = [*SETTING_COLUMNS, *option_columns(table)]
+    telling = [name for name in dict.fromkeys([*telling_apart(table, settings), *_SETTINGS]) if name in shown]
     return {
         "count": len(table),
         "columns": [_column(name, table[name]) for name in table.columns],
         "numeric": [*(name for name in table.columns if _holds_numbers(table[name])), "cases"],
         "shown": shown,
-        "short": [name for name in shown if name in (*_SHORT, *telling_apart(table, settings))],
+        "short": [name for name in shown if name in {*_SHORT, *telling[:_MOST_SETTINGS]}],
         "names": _names(table, catalogue),
         "settings": settings,
         "labels": labels,

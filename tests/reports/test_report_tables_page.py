@@ -113,7 +113,7 @@ def test_the_long_table_opens_short_and_shows_what_is_chosen(page):
     short = heads.evaluate_all("all => all.map(e => e.dataset.column)")
     assert short == [
         "system", "backend", "phase", "batch", "context", "status", "latency_ms", "us_per_token",
-        "state_dtype", "l2", "scope",
+        "state_dtype", "mini_batch", "part",
     ]  # fmt: skip
     assert page.evaluate("(s => s.scrollWidth <= s.clientWidth)(document.querySelector('#results-table .scroller'))")
     page.locator("#results-table th[data-column=latency_ms] button").click()
