@@ -204,7 +204,7 @@ class Drawing {
       x: failed.map((point) => point.x),
       y: failed.map(() => lane),
       marker: {
-        symbol: failed.map((point) => (this.points.isTried(point) ? "x-thin" : "circle-open")),
+        symbol: failed.map((point) => (this.points.isTried(point) ? "x-thin" : "line-ew")),
         size: 7,
         color: colour,
         line: { color: colour, width: 2 },

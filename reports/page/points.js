@@ -116,7 +116,7 @@ class Points {
     return [
       ...SIGNS.filter(([, sign]) => signs.has(sign)).map(([mark, sign, meaning]) => `${sign} ${mark === CACHE_FULL ? this.fullWords(signed) : meaning}`),
       ...(failed.includes(true) ? ["× no result"] : []),
-      ...(failed.includes(false) ? ["○ not tried"] : []),
+      ...(failed.includes(false) ? ["– not tried"] : []),
     ];
   }
 

@@ -11,7 +11,7 @@ from bench.catalogue.suites import GROUPS, LANGUAGE_MODELS, SUITES, Panel, Suite
 from bench.catalogue.systems import ADAPTERS, HEADLINES
 from bench.errors import UserError
 from bench.memory import beyond_memory_of, least_bytes, refuse_beyond_memory
-from bench.plan import Selection, beyond_memory, jobs_of, suite_cases, timing_of
+from bench.plan import Selection, beyond_memory, jobs_of, skip_reason, suite_cases, timing_of
 from bench.selection import Asked, select
 from harness.case import Case
 from harness.catalogue import Catalogue
@@ -377,6 +377,15 @@ def test_a_step_of_a_layer_holds_the_state_of_every_sequence():
     found = cases(find_suite("kernel-generate"), EVERYTHING, "cuda")
     sizes = {c.state_dtype: least_bytes(c) for c in found if (c.system, c.batch) == ("ttt-linear", 512)}
     assert sizes["float32-planes"] == sizes["float32"] == 2 * sizes["bfloat16"] == 4 * 512 * 32 * 65 * 64
+
+
+def test_a_model_that_grows_until_memory_ends_is_tried_once_beyond_it():
+    plan = planned("fig20-throughput", "ttt-mlp/triton-dual")
+    [first, second] = [each for each in plan if each.case.phase == "generate" and each.case.batch in (1024, 2048)]
+    assert first.grows
+    assert skip_reason(first, [], int(85.5e9)) == ""
+    assert skip_reason(second, [Record(first.case, "oom", "out of memory")], int(85.5e9)) == "batch 1024 did not fit"
+    assert skip_reason(replace(first, grows=False), [], int(85.5e9)).startswith("needs at least 123 GB")
 
 
 @pytest.mark.parametrize(

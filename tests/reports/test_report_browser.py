@@ -429,7 +429,7 @@ def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_mean
     assert dict(zip(signs["x"], signs["text"], strict=True)) == {2048: "†*", 4096: "‡", 8192: "§"}
     full, lost = [trace for trace in data if isinstance((trace.get("marker") or {}).get("symbol"), list)]
     assert full["marker"]["symbol"] == ["diamond-dot", "diamond", "diamond"]
-    assert dict(zip(lost["x"], lost["marker"]["symbol"], strict=True)) == {16384: "x-thin", 32768: "circle-open"}
+    assert dict(zip(lost["x"], lost["marker"]["symbol"], strict=True)) == {16384: "x-thin", 32768: "line-ew"}
     said = doubtful.locator("#figure-0 .annotation").all_text_contents()[-1]
     for words in (
         "† fewer sequences at once than asked for: 5 of 16",
@@ -437,7 +437,7 @@ def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_mean
         "‡ others used",
         "§ median not known",
         "× no result",
-        "○ not tried",
+        "– not tried",
     ):
         assert words in said
 
