@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -47,6 +48,12 @@ def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """One environment of two snapshots: what changes by itself goes under gpu and cpu, "before" and "after"."""
     parts = {part: _paired(before.get(part), after.get(part)) for part in ("gpu", "cpu")}
     return after | parts
+
+
+def device_id_of(environment: Mapping[str, Any]) -> str:
+    """Which GPU of its model an environment names, of a stranger's file too; "" where it does not."""
+    gpu = environment.get("gpu")
+    return str(gpu.get("device_id") or "") if isinstance(gpu, Mapping) else ""
 
 
 def _paired(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from harness.case import Case
 from harness.catalogue import Catalogue
-from harness.environment import DIRTY
+from harness.environment import DIRTY, device_id_of
 from harness.interval import FEWEST, median_interval, repeats_interval
 from harness.machine_load import is_loaded, load_note
 from harness.reason import counted, printable
@@ -114,9 +114,7 @@ def _by_place(repeats: list[Record]) -> list[list[Record]]:
 
 def _place(record: Record) -> Place:
     environment = record.environment
-    gpu = environment.get("gpu")
-    device_id = gpu.get("device_id") if isinstance(gpu, Mapping) else ""
-    return tuple(str(each or "") for each in (environment.get("device"), device_id, commit_said(environment)))
+    return str(environment.get("device") or ""), device_id_of(environment), commit_said(environment)
 
 
 def commit_said(environment: Mapping[str, Any]) -> str:

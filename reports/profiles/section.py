@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from harness.environment import device_id_of
 from harness.profile_record import Profile
 from harness.profile_region import TIMELINE_LIMIT, Kernel, short_name
 from harness.run import Run
@@ -93,7 +94,7 @@ def section(run: Run) -> Section | None:
     latencies = recorded(run.records())
     groups = [(title, _shown(run, group, latencies)) for title, group in _groups(good).items()]
     jinja = environment(PACKAGE)
-    jinja.globals["compared"] = compared
+    jinja.globals |= {"compared": compared, "device_id_of": device_id_of}
     jinja.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     html = jinja.get_template("section.html.j2").render(
         groups=groups,

@@ -1,11 +1,11 @@
 """What bounds a profiled case, in two sentences made from its numbers."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
+from harness.environment import device_id_of
 from harness.machine_load import is_loaded
 from harness.profile_record import Profile
 from harness.profile_region import Counters, Kernel, Region
@@ -71,8 +71,8 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
 
 def _apart(region: Region, off: float, recorded: Recorded) -> str:
     """Why a profile may not agree with the record, where that is known. off: by which share it is slower."""
-    profiled = _device_ids([region.environment]) if isinstance(region, Profile) else frozenset()
-    if profiled and recorded.device_ids and not profiled <= recorded.device_ids:
+    profiled = device_id_of(region.environment) if isinstance(region, Profile) else ""
+    if profiled and recorded.device_ids and profiled not in recorded.device_ids:
         return "as another GPU was profiled than recorded"
     if recorded.loaded:
         return "as other programs used the machine when it was recorded"
@@ -98,15 +98,10 @@ def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
         key: Recorded(
             median(median(record.samples_ms) for record in found),
             any(is_loaded(record.environment) for record in found),
-            _device_ids(record.environment for record in found),
+            frozenset(filter(None, (device_id_of(record.environment) for record in found))),
         )
         for key, found in timed.items()
     }
-
-
-def _device_ids(environments: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    found = ((environment.get("gpu") or {}).get("device_id") for environment in environments)
-    return frozenset(filter(None, found))
 
 
 def _where(region: Region) -> str:
