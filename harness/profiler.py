@@ -95,7 +95,7 @@ class Profiler:
                 launch = self.launches[job.pair]
                 launch = replace(launch, env={**launch.env, RUN_VARIABLE: mark})
                 tools = self.tools
-                found += self._job(job, launch, self.pending(job))
+                found += self._job(job, launch)
                 if not self._lost_everywhere:
                     self.tools = tools
             return found
@@ -114,13 +114,15 @@ class Profiler:
             return RATIOS in found.stages_s or not self.tools.ratios
         return self.retry != "failed"
 
-    def _job(self, job: Job, launch: Launch, pending: Sequence[Planned]) -> list[Profile]:
+    def _job(self, job: Job, launch: Launch) -> list[Profile]:
         """Times of all cases in as few workers as may be; then, its memory free again, ratios in one worker a case."""
         found: list[Profile] = []
         with WorkerSlot(launch, self.limits.start_s) as slot:
-            for planned in pending:
+            for planned in job.cases:
                 start = time.monotonic()
                 earlier = self._earlier(planned) if self.resume else None
+                if self._is_finished(earlier):
+                    continue
                 if earlier is not None and earlier.status == "ok":  # so that each resumption gets further
                     found.append(earlier)
                     continue
