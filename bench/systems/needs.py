@@ -5,6 +5,7 @@ import importlib.util
 
 from bench.errors import CANNOT_IMPORT
 from harness.reason import of_exception
+from harness.system import Skip
 from tk_kernels.build import NO_GPU
 
 
@@ -27,6 +28,12 @@ def cannot_find(package: str) -> str:
     For a package that takes long to import and has no extension of its own: a case imports it.
     """
     return "" if importlib.util.find_spec(package) else f"{package} {CANNOT_IMPORT}: No module named {package!r}"
+
+
+def import_or_skip(*modules: str) -> None:
+    """Import modules that a case needs; Skip says which cannot be imported."""
+    if why := cannot_import(*modules):
+        raise Skip(why)
 
 
 def needs_gpu(*modules: str) -> str:

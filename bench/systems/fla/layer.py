@@ -12,7 +12,7 @@ import torch
 
 from bench.models.case_model import ttt_config_of
 from bench.systems.language_model import device
-from bench.systems.needs import cannot_find, cannot_import, no_gpu
+from bench.systems.needs import cannot_find, import_or_skip, no_gpu
 from bench.systems.triton_tuning import chosen_anew, keep_choices, prepare
 from bench.systems.ttt.layer import (
     LAYER_GATE_TOKENS,
@@ -52,8 +52,7 @@ class FlaTTTLinear:
         """The chunked forward of `batch` sequences of `context` tokens; Skip for what the package has not."""
         mini_batch = int(case.option("mini_batch", 16))
         self._refuse(case, mini_batch)
-        if why := cannot_import("fla.ops.ttt"):
-            raise Skip(why)
+        import_or_skip("fla.ops.ttt")
         config = ttt_config_of(case)
         inputs = package_inputs(layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype)))
         form, trials = _fastest(inputs, mini_batch)

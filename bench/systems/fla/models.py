@@ -22,7 +22,7 @@ from bench.systems.language_model import (
     prefill_then_generate,
     random_ids,
 )
-from bench.systems.needs import cannot_find, cannot_import, no_gpu
+from bench.systems.needs import cannot_find, import_or_skip, no_gpu
 from bench.systems.triton_tuning import compile_ahead, untuned
 from bench.systems.tuned_model import TunedLanguageModel
 from harness.case import Case
@@ -114,8 +114,7 @@ class Fla(TunedLanguageModel):
 
     def load(self, case: Case) -> FlaModel:
         """Random weights by seed, as the package draws them; what it begins at zero (RWKV-7's outputs) is drawn too."""
-        if why := cannot_import("fla.models"):
-            raise Skip(why)
+        import_or_skip("fla.models")
         import fla.models
 
         size, layers = uncut(case.size)

@@ -14,7 +14,7 @@ from bench.models.config import TransformerConfig, model_config
 from bench.models.layers import Rotation, layer_range
 from bench.models.transformer import Transformer, TransformerState
 from bench.systems.language_model import device
-from bench.systems.needs import cannot_import, needs_gpu
+from bench.systems.needs import cannot_import, no_gpu
 from bench.systems.transformer.pytorch import TorchTransformer
 from harness.case import Case
 
@@ -199,7 +199,7 @@ class AttentionBackend(TorchTransformer):
 
     def unavailable(self) -> str:
         """These kernels need a GPU."""
-        return needs_gpu()
+        return no_gpu()
 
     def settings(self, case: Case) -> dict[str, str]:
         """Which attention it is."""
@@ -243,7 +243,7 @@ class FlashAttn(AttentionBackend):
     def unavailable(self) -> str:
         """It needs one of the packages."""
         if flash_package():
-            return needs_gpu()
+            return no_gpu()
         return "no FlashAttention: " + "; ".join(dict.fromkeys(cannot_import(name) for name in PACKAGES))
 
     def attend(self) -> Attend:

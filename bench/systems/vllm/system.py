@@ -25,11 +25,11 @@ from bench.systems.language_model import (
     not_compared,
     token_times,
 )
-from bench.systems.needs import cannot_import, needs_gpu
+from bench.systems.needs import cannot_import, import_or_skip, needs_gpu
 from bench.systems.vllm.engine import MEMORY_SHARE, SEQUENCES, Batch, Engine, Settings
 from harness.case import Case
 from harness.gate import Check, Verdict
-from harness.system import NeedsFreshProcess, Skip, Workload
+from harness.system import NeedsFreshProcess, Workload
 from harness.timer import Policy
 
 # In this process, or requests are admitted piecemeal and a batch splits; offline; without flashinfer's sampler, which
@@ -129,8 +129,7 @@ class VllmSystem:
         """
         settings = self._settings(case)
         if self._engine is None:
-            if why := cannot_import("vllm.entrypoints.llm", "vllm.v1.engine.llm_engine"):
-                raise Skip(why)
+            import_or_skip("vllm.entrypoints.llm", "vllm.v1.engine.llm_engine")
             config = self.config(case.size)
             described = self.hugging_face(config, settings.max_model_len)
             self._engine = Engine(config, described, settings, self.implementation)
