@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -91,9 +90,9 @@ def _write_json(table: pd.DataFrame, out: TextIO) -> None:
 
 def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue, chosen: list[str]) -> None:
     width = _width(out)
-    names = chosen or _telling(table, catalogue, sys.maxsize if fmt == "markdown" else width)
+    names, unsaid = (chosen, []) if chosen else _telling(table, catalogue, None if fmt == "markdown" else width)
     same = {} if chosen else _same(table, names)
-    if unsaid := [] if chosen else _unsaid(table, catalogue, names):
+    if unsaid:
         out.write(f"rows differ in what has no room here: {', '.join(unsaid)}; --columns shows it\n")
     if said_once := ", ".join(f"{name} {text}" for name, text in same.items()):
         out.write(f"in every row: {said_once}\n\n")
@@ -113,25 +112,31 @@ def _width(out: TextIO) -> int:
     return shutil.get_terminal_size((WIDTH, 24)).columns
 
 
-def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int) -> list[str]:
+def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int | None) -> tuple[list[str], list[str]]:
     """What sets the cases apart, their status where one has no result, and of the others as many as fit.
 
-    In Markdown, which has no width, no two rows of other cases look alike.
+    Then what has no room: columns in which rows differ, and marks. Without a width, as in Markdown, no two rows of
+    other cases look alike.
     """
     names = [name for name in _CASE if name in ("system", "backend") or _varies(table, name)]
     settings = _settings(table)
-    names += telling_apart(table, settings) if width == sys.maxsize else []
+    apart = telling_apart(table, settings)
+    names += apart if width is None else []
     names += ["status"] if set(table["status"]) - {"ok"} else []
-    left = width + 2 - sum(_widest(table, name, catalogue) + 2 for name in names)
-    for name in _wanted(table, catalogue):
+    left = math.inf if width is None else width + 2 - sum(_widest(table, name, catalogue) + 2 for name in names)
+    unsaid = []
+    for name in _wanted(table, catalogue, apart):
         if name in names:
             continue
         needed = _widest(table, name, catalogue) + 2
         if name == "latency_ms" or ((len(names) < MOST_COLUMNS or name == MARKS) and needed <= left):
             names.append(name)
             left -= needed
+        elif name == MARKS or _varies(table, name):
+            unsaid.append(name)
     order = [*CASE_COLUMNS, *settings, "status"]
-    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name == MARKS))
+    names.sort(key=lambda name: (order.index(name) if name in order else len(order), name == MARKS))
+    return names, unsaid
 
 
 def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
@@ -146,18 +151,12 @@ def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
         found.append(best)
 
 
-def _wanted(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """The columns that are shown where they fit, the most telling first."""
-    every = _settings(table)
-    settings = [*telling_apart(table, every), *(name for name in every if _varies(table, name))]
+def _wanted(table: pd.DataFrame, catalogue: Catalogue, apart: Sequence[str]) -> list[str]:
+    """The columns that are shown where they fit, the most telling first; apart: the first of the settings."""
+    settings = [*apart, *(name for name in _settings(table) if _varies(table, name))]
     numbers = [metric.name for metric in catalogue.metrics if metric.text]
     names = dict.fromkeys(["latency_ms", *settings, MARKS, *numbers, *CASE_COLUMNS[1:], "status", "samples"])
     return [name for name in names if name in table and not table[name].isna().all()]
-
-
-def _unsaid(table: pd.DataFrame, catalogue: Catalogue, names: Sequence[str]) -> list[str]:
-    """The wanted columns beside these in which rows differ, and marks."""
-    return [name for name in _wanted(table, catalogue) if name not in names and (name == MARKS or _varies(table, name))]
 
 
 def _varies(table: pd.DataFrame, name: str) -> bool:

@@ -129,9 +129,9 @@ class Panel:
         How a case is timed, and which GPU of one model did it, only where one x has several: a run that is resumed may
         be of many GPUs.
         """
-        every = ("system", "backend", "size", "batch", "context", *SETTING_COLUMNS, *option_columns(self.rows))
-        every = tuple(name for name in (*every, *MACHINE_COLUMNS) if name != self.entry.x)
-        columns = [name for name in every if name not in ("timing", "device_id")]
+        case = ("system", "backend", "size", "batch", "context", *SETTING_COLUMNS, *option_columns(self.rows))
+        told_late = ("timing", "device_id", self.entry.x)
+        columns = [name for name in (*case, *MACHINE_COLUMNS) if name not in told_late]
         if self.rows.duplicated([*columns, "timing", self.entry.x]).any():
             columns.append("device_id")
         if self.rows.duplicated([*columns, self.entry.x]).any():
