@@ -20,20 +20,21 @@ def status(out: Path, cancel: bool) -> None:
     if cancel:
         _cancel(out, submitted)
     states, unknown = _states(submitted)
+    alone = claims.holder_alone(run.folder)
     rows, records = [], []
     for job in run.jobs:
         found = latest(job, run.job_records(job))
         records += found
         whole = len(job.cases) * run.file.repeats
-        rows.append((job.name, f"{len(found)} of {whole}", _state(run, job, len(found) == whole, submitted, states)))
+        state = _state(run, job, len(found) == whole, submitted, states, alone)
+        rows.append((job.name, f"{len(found)} of {whole}", state))
     print_rows(("job", "cases", "state"), rows)
     of = f"{len(records)} of {sum(len(job.cases) for job in run.jobs) * run.file.repeats} cases"
     print(f"{of}: {summary(records)}" if records else of)
     if submitted:
         counts = ", ".join(f"{count} {state.lower()}" for state, count in Counter((states or {}).values()).items())
         print(f"Slurm job {submitted.array}, submitted from {submitted.host}: {unknown or counts or 'ended'}")
-    alone = claims.holder_alone(run.folder)
-    elsewhere = alone is not None and not alone.is_here
+    elsewhere = alone is not None and not alone.is_here and any(row[2] != "done" for row in rows)
     if not states and not unknown and (elsewhere or any(row[2] == "left" for row in rows)):
         commands = _commands_to_continue(run, out)
         said = f"{alone} may be gone" if elsewhere else "no process is running it"
@@ -46,7 +47,14 @@ def _commands_to_continue(run: Run, out: Path) -> list[str]:
     return list(dict.fromkeys(to_continue(arguments, out) for arguments in asked))
 
 
-def _state(run: Run, job: Job, whole: bool, submitted: Holder | None, states: Mapping[str, str] | None) -> str:
+def _state(
+    run: Run,
+    job: Job,
+    whole: bool,
+    submitted: Holder | None,
+    states: Mapping[str, str] | None,
+    alone: Holder | None,
+) -> str:
     if submitted:
         claimed = Claims(run.folder, submitted.array)
         if claimed.is_finished(job.name):
@@ -54,7 +62,6 @@ def _state(run: Run, job: Job, whole: bool, submitted: Holder | None, states: Ma
         holder = claimed.holder(job.name)
         if holder and (states is None or holder.index in states):
             return f"held by {holder}"
-    alone = claims.holder_alone(run.folder)
     if alone:
         return "done" if whole else f"held by {alone}"
     return "done" if whole else "left"
