@@ -25,6 +25,7 @@ from bench.commands import build as build_command
 from bench.commands import listing, measure, planning, verify
 from bench.selection import Asked
 from harness.case import Case
+from harness.claims import Holder, note_holder
 from harness.gate import Check, Verdict
 from harness.probe import Probe
 from harness.process import Limits
@@ -234,6 +235,17 @@ def test_the_command_to_continue_plans_what_the_first_one_did(tmp_path, monkeypa
     monkeypatch.undo()
     done = called("status", "a folder/out", cwd=tmp_path)
     assert done.stdout.splitlines()[-2:] == ["no process is running it; to continue:", f"  {hint}"]
+    note_holder(folder, Holder("another-machine", 17))  # as one leaves it that was taken away
+    done = called("status", "a folder/out", cwd=tmp_path)
+    assert done.stdout.splitlines()[-2:] == ["process 17 on another-machine may be gone; to continue:", f"  {hint}"]
+
+
+def test_a_run_that_is_whole_has_no_command_to_continue(measured, tmp_path):
+    shutil.copytree(measured[0] / "out", tmp_path / "out")
+    for holder in (None, Holder("another-machine", 17)):
+        if holder:
+            note_holder(tmp_path / "out", holder)
+        assert "to continue" not in called("status", "out", cwd=tmp_path).stdout
 
 
 def test_an_interrupt_is_one_line_where_nothing_can_go_on(tmp_path):
