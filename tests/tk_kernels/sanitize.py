@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tk_kernels import build
-from tk_kernels.edges import swiglu_product
+from tk_kernels.edges import few_rows, swiglu_product
 from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm, swiglu
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.generate.common import rope_table
@@ -34,7 +34,7 @@ from tk_kernels.ttt_mlp import ops as mlp_ops
 from tk_kernels.ttt_mlp import reference as mlp_reference
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
-AT_ONCE = 4  # most of a run is one CPU core's work
+AT_ONCE = min(8, (os.cpu_count() or 1) // 2 + 1)  # most of a run is one CPU core's work
 TOKENS = (1, 17, 100)
 DTYPE = torch.bfloat16
 BATCH, HEADS = 2, 3
@@ -133,18 +133,32 @@ def gates() -> Iterator[str]:
         yield f"T={tokens}"
 
 
+def few_rows_products() -> Iterator[str]:
+    """Both kernels with what is around a product: rows that are summed and that are a tile, few outputs and many."""
+    K, eps = 64 * HEADS, 1e-6
+    for rows, outputs in product((1, 2, 3, 21), (6, few_rows.MANY_OUTPUTS + 2)):
+        x, gate, weight, weights, out = on_gpu(
+            *(normal(*shape, dtype=DTYPE) for shape in ((rows, K), (rows, K), (K,), (outputs, K), (rows, outputs)))
+        )
+        norm = few_rows.Norm(weight, eps)
+        for before in (None, norm, few_rows.NormGate(gate, weight, weight, eps)):
+            few_rows.few_rows_product(x, weights, before, out=out)
+        few_rows.few_rows_product(x, weights, norm, swiglu=True)
+        yield f"M={rows} N={outputs}"
+
+
 def generate(operator: str) -> Iterator[str]:
-    """The dual form with the state in two planes and in bfloat16; on Hopper the MLP's is the Gluon kernel."""
-    for precision in ("planes", "bfloat16"):
+    """Both forms; of a float32 state the dual form is the plain Triton kernel, which on Hopper the others' is not."""
+    for form, precision in (("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32"), ("primal", "float16")):
         *tensors, state = arguments(operator, STEPS, 16)
-        kept = move(GENERATE[operator].GenerateState.from_state(state, "dual", precision))
+        kept = move(GENERATE[operator].GenerateState.from_state(state, form, precision))
         *per_token, scale, weight, bias = tensors
         angles = torch.outer(torch.arange(16), 1e4 ** (-torch.arange(0, 64, 2) / 64)).cuda()
         outer, rope = on_gpu(scale, weight, bias), rope_table(angles.cos(), angles.sin())
         for t in range(STEPS):
             token = on_gpu(*(x[:, t].contiguous() for x in per_token))
             GENERATE[operator].generate_step(*token, *outer, kept, rope=rope)
-        yield f"{STEPS} tokens, {precision}"
+        yield f"{STEPS} tokens, {form}, {precision}"
 
 
 def move(kept: Any) -> Any:
@@ -157,11 +171,13 @@ def move(kept: Any) -> Any:
     return kept
 
 
+# By the file that has them; a generate kernel of one architecture is run by the operator's `generate`.
 KERNELS: dict[str, Callable[[], Iterator[str]]] = {
     "ttt_linear/forward_sm90": linear_forward,
     **{name: partial(mlp_forward, mini_batch) for mini_batch, name in mlp_ops.KERNELS.items()},
-    "short_convolution": convolutions,
-    "norms_and_gates": gates,
+    "edges/short_convolution": convolutions,
+    "edges/norms_and_gates": gates,
+    "edges/few_rows": few_rows_products,
     swiglu_product.KERNEL: swiglu_products,
     "ttt_linear/generate": partial(generate, "linear"),
     "ttt_mlp/generate": partial(generate, "mlp"),
