@@ -25,6 +25,7 @@ Systems = Annotated[str | None, typer.Option(help="Systems, as NAME or NAME/BACK
 Sizes = Annotated[str | None, typer.Option(help="Model sizes instead of the suite's, comma-separated.")]
 Batch = Annotated[str | None, typer.Option(help="Batch sizes instead of the suite's, comma-separated.")]
 Context = Annotated[str | None, typer.Option(help="Context lengths instead of the suite's, comma-separated.")]
+Phase = Annotated[str | None, typer.Option(help="Only these: forward, generate, request, comma-separated.")]
 MiniBatch = Annotated[str | None, typer.Option(help="TTT's mini-batch sizes, such as 16,32, comma-separated.")]
 Backbone = Annotated[str | None, typer.Option(help="TTT's backbones: mamba, the paper's (M), transformer, its (T).")]
 RetryOption = Annotated[
@@ -105,6 +106,7 @@ def run(
     sizes: Sizes = None,
     batch: Batch = None,
     context: Context = None,
+    phase: Phase = None,
     mini_batch: MiniBatch = None,
     backbone: Backbone = None,
     checkpoint: Checkpoint = None,
@@ -148,7 +150,7 @@ def run(
     from bench.selection import Asked
     from harness.process import Limits
 
-    axes = (systems, sizes, batch, context, mini_batch, backbone, checkpoint)
+    axes = (systems, sizes, batch, context, phase, mini_batch, backbone, checkpoint)
     asked = Asked(tuple(suite or ()), *axes, device, systems_file, budget, min_samples, repeats)
     if gpus is not None and slurm is not None:
         raise UserError("--gpus --slurm: one of them; --slurm says gpus=N itself")
@@ -215,6 +217,7 @@ def verify(
     sizes: Sizes = None,
     batch: Batch = None,
     context: Context = None,
+    phase: Phase = None,
     mini_batch: MiniBatch = None,
     backbone: Backbone = None,
     checkpoint: Checkpoint = None,
@@ -228,9 +231,8 @@ def verify(
     from bench.selection import Asked
     from harness.process import Limits
 
-    asked = Asked(
-        tuple(suite or ()), systems, sizes, batch, context, mini_batch, backbone, checkpoint, device, systems_file
-    )
+    axes = (systems, sizes, batch, context, phase, mini_batch, backbone, checkpoint)
+    asked = Asked(tuple(suite or ()), *axes, device, systems_file)
     check(asked, limits=Limits(time_limit, start_limit))
 
 
@@ -375,6 +377,7 @@ def ab(
     sizes: Sizes = None,
     batch: Batch = None,
     context: Context = None,
+    phase: Phase = None,
     rounds: Annotated[int, typer.Option(help="Fresh processes of each case and side, in turns.")] = 5,
     out: Annotated[Path, typer.Option(help="Folder of the two runs, OUT/old and OUT/new.")] = Path("out/ab"),
     fail_on: Annotated[str | None, typer.Option(help=f"{SLOWER} such as 3%.")] = None,
@@ -394,7 +397,7 @@ def ab(
     from harness.process import Limits
 
     asked = Asked(
-        tuple(suite or ()), systems, sizes, batch, context, device=device, systems_file=systems_file,
+        tuple(suite or ()), systems, sizes, batch, context, phase, device=device, systems_file=systems_file,
         budget_s=budget, min_samples=min_samples, repeats=rounds,
     )  # fmt: skip
     commands.ab(
@@ -423,6 +426,7 @@ def profile(
     sizes: Sizes = None,
     batch: Batch = None,
     context: Context = None,
+    phase: Phase = None,
     mini_batch: MiniBatch = None,
     backbone: Backbone = None,
     checkpoint: Checkpoint = None,
@@ -449,9 +453,8 @@ def profile(
     from bench.selection import Asked
     from harness.process import Limits
 
-    asked = Asked(
-        tuple(suite or ()), systems, sizes, batch, context, mini_batch, backbone, checkpoint, device, systems_file
-    )
+    axes = (systems, sizes, batch, context, phase, mini_batch, backbone, checkpoint)
+    asked = Asked(tuple(suite or ()), *axes, device, systems_file)
     limits = Limits(time_limit, start_limit)
     profile(asked, out, way=way, resume=resume, retry=_retry(retry, resume), limits=limits, arguments=sys.argv[1:])
 
@@ -465,7 +468,8 @@ def _command() -> Any:
     from bench.errors import UserError
 
     given = [each.partition("=")[0] for each in sys.argv[1:]]
-    for option in ("--systems", "--sizes", "--batch", "--context", "--mini-batch", "--backbone", "--columns"):
+    lists = ("--systems", "--sizes", "--batch", "--context", "--phase", "--mini-batch", "--backbone", "--columns")
+    for option in lists:
         if given.count(option) > 1:  # the last would be taken, and the others silently not
             raise UserError(f"{option} is given twice: separate its values by commas")
     for word, after in zip(sys.argv[1:], [*sys.argv[2:], None], strict=False):

@@ -35,6 +35,7 @@ class Selection:
     batches: tuple[int, ...] = ()
     contexts: tuple[int, ...] = ()
     options: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)  # of the TTT systems
+    phases: tuple[str, ...] = ()
 
     @property
     def narrows_axes(self) -> bool:
@@ -53,7 +54,8 @@ def suite_cases(suite: Suite, selection: Selection, device: str) -> list[Planned
         Planned(case, suite.min_samples, panel.grows)
         for panel in suite.panels
         for adapter in selection.adapters
-        if _is_in(adapter, panel) and not (panel.scope == "layer" and "checkpoint" in selection.options)
+        if panel.phase in (selection.phases or (panel.phase,)) and _is_in(adapter, panel)
+        if not (panel.scope == "layer" and "checkpoint" in selection.options)
         for case in _panel_cases(panel, adapter, selection, device)
     )
     return list({planned.case.key: planned for planned in found}.values())

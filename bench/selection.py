@@ -10,7 +10,7 @@ from bench.errors import UserError
 from bench.models.case_model import Checkpoint
 from bench.models.config import BACKBONES, SIZES
 from bench.plan import Selection
-from harness.case import Scalar
+from harness.case import PHASES, Scalar
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Asked:
     """What a command that plans is asked for, in the words of the command line; each list is separated by commas.
 
-    systems, sizes, batch, context, mini_batch, backbone: None for the suites' own.
+    systems, sizes, batch, context, phase, mini_batch, backbone: None for the suites' own.
     """
 
     suites: tuple[str, ...] = ()
@@ -27,6 +27,7 @@ class Asked:
     sizes: str | None = None
     batch: str | None = None
     context: str | None = None
+    phase: str | None = None
     mini_batch: str | None = None
     backbone: str | None = None
     checkpoint: Path | None = None
@@ -44,18 +45,19 @@ def select(asked: Asked, device: str, checkpoint: Checkpoint | None = None) -> S
     """
     batches = words("--batch", asked.batch, lambda word: _count("--batch", word))
     contexts = words("--context", asked.context, lambda word: _count("--context", word))
+    phases = words("--phase", asked.phase, lambda word: _one_of("--phase", word, PHASES))
     if checkpoint:
         own = {"--sizes": asked.sizes, "--mini-batch": asked.mini_batch, "--backbone": asked.backbone}
         _refuse_beside_checkpoint(own)
         adapters = _of_checkpoint(checkpoint, asked.systems, device)
-        return Selection(adapters, (checkpoint.size,), batches, contexts, checkpoint.options)
+        return Selection(adapters, (checkpoint.size,), batches, contexts, checkpoint.options, phases)
     sizes = words("--sizes", asked.sizes, lambda word: _one_of("--sizes", word, SIZES))
     options: dict[str, tuple[Scalar, ...]] = {
         "mini_batch": words("--mini-batch", asked.mini_batch, lambda word: _count("--mini-batch", word)),
         "backbone": words("--backbone", asked.backbone, lambda word: _one_of("--backbone", word, BACKBONES)),
     }
     given = {name: values for name, values in options.items() if values}
-    return Selection(_adapters(asked.systems, device), sizes, batches, contexts, given)
+    return Selection(_adapters(asked.systems, device), sizes, batches, contexts, given, phases)
 
 
 def _refuse_beside_checkpoint(options: dict[str, str | None]) -> None:

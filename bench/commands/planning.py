@@ -74,11 +74,12 @@ def plan(asked: Asked) -> Plan:
     for suite in suites:
         _refuse_without_gpu(suite, device)
     cases = [(suite, suite_cases(suite, selection, device)) for suite in suites]
-    for suite, planned in cases:
-        if not planned and len(suites) == 1:
-            raise UserError(f"suite {suite.name}: none of its cases is left by --systems {systems}")
     if not any(planned for _, planned in cases):
-        raise UserError(f"none of the suites' cases is left by --systems {systems}")
+        whose = f"suite {suites[0].name}: none of its" if len(suites) == 1 else "none of the suites'"
+        folder = checkpoint.folder.name if checkpoint else None
+        given = {"--systems": systems, "--phase": asked.phase, "--checkpoint": folder}
+        by = " ".join(f"{option} {value}" for option, value in given.items() if value is not None)
+        raise UserError(f"{whose} cases is left by {by}")
     everything = [each for _, planned in cases for each in planned]
     if asked.min_samples is not None:
         everything = [replace(each, min_samples=asked.min_samples) for each in everything]

@@ -576,6 +576,11 @@ def assert_one_sentence(done, *words):
         (["run", "quick", "--dry-run", "--out", "/dev/null"], ["/dev/null: is not a folder"]),
         (["run", "quick", "--context", "-5"], ["--context -5: must be at least 1"]),
         (["run", "quick", "--context", "2048", "--context=8192"], ["--context is given twice", "commas"]),
+        (["run", "quick", "--phase", "decode"], ["--phase decode: unknown; there are forward, generate, request"]),
+        (
+            ["run", "fig20-throughput", "--device", "cuda", "--dry-run", "--systems", "mamba", "--phase", "request"],
+            ["suite fig20-throughput: none of its cases is left by --systems mamba --phase request"],
+        ),
         (["run", "quick", "--context", "many"], ["--context many: not a whole number"]),
         (["run", "quick", "--context", "10000000000000"], ["GB"]),
         (["run", "quick", "--time-limit", "soon"], ["--time-limit", "number"]),

@@ -86,6 +86,13 @@ def test_any_axis_can_be_narrowed():
     ]
 
 
+def test_one_phase_of_a_suite_can_be_asked_for():
+    every = cases(find_suite("fig20-throughput"), select(Asked(), "cuda"), "cuda")
+    for phases in ("forward", "generate", "generate,forward"):
+        found = cases(find_suite("fig20-throughput"), select(Asked(phase=phases), "cuda"), "cuda")
+        assert found == [case for case in every if case.phase in phases.split(",")]
+
+
 def test_a_kernel_is_measured_in_its_own_phase():
     for suite, phase in (("fig15-forward", "thunderkittens"), ("fig15-generate", "triton-dual")):
         found = {case.backend for case in cases(find_suite(suite), EVERYTHING, "cuda") if case.system == "ttt-mlp"}
