@@ -1,4 +1,4 @@
-"""One small case of each kind under the profilers that are here: a layer's kernel, a model, a baseline."""
+"""Small cases under the profilers that are here: a layer's kernel, the prompt of a model, the steps of another."""
 
 import os
 import shutil
@@ -26,7 +26,8 @@ pytestmark = [
 KINDS = {
     # Of one sequence, so that it is below the power cap: at it a time is another one a second later.
     "layer": ("kernel-forward", "--systems", "ttt-linear/thunderkittens", "--batch", "1", "--context", "8192"),
-    "models": ("quick", "--systems", "ttt-linear/torch,transformer/torch", "--batch", "2", "--context", "64"),
+    "prompt": ("quick", "--systems", "ttt-linear/torch", "--phase", "forward", "--batch", "2", "--context", "64"),
+    "steps": ("quick", "--systems", "transformer/torch", "--phase", "generate", "--batch", "2", "--context", "64"),
 }
 
 
@@ -62,8 +63,8 @@ def test_what_a_profile_holds(profiled: tuple[str, Run, list[Profile]]) -> None:
         assert not any(kernel.name.startswith("aten::") for kernel in profile.kernels)
         names = {part.name for part in parts(profile)} - {GAPS}
         assert (names == {TTT}) if kind == "layer" else ({PRODUCTS, HEAD} <= names)
-        if kind == "models":
-            assert (SCAN if profile.case.system == "transformer" else TTT) in names
+        if kind != "layer":
+            assert (SCAN if kind == "steps" else TTT) in names
             assert max(profile.timeline.range) > 0  # its launches are those of the call under ranges
 
 
