@@ -1,5 +1,7 @@
 """`ttt-bench build`: compile the CUDA kernels ahead."""
 
+import re
+
 from bench.errors import UserError
 from bench.terminal import print_rows
 
@@ -18,5 +20,11 @@ def build_kernels() -> None:
     for module in modules:
         source = "nvcc" if module.compiled else "cache"
         for kernel in module.resources:
-            rows.append((module.name, kernel.name, str(kernel.registers), str(kernel.spilled_bytes), source))
+            rows.append((module.name, _plain(kernel.name), str(kernel.registers), str(kernel.spilled_bytes), source))
     print_rows(("module", "kernel", "registers", "spilled bytes", "from"), rows)
+
+
+def _plain(name: str) -> str:
+    """A kernel's name without what it returns, its namespaces and its arguments, but with those of its templates."""
+    name = name.removeprefix("void ").replace("(anonymous namespace)::", "").partition("(")[0]
+    return re.sub(r"\w+::", "", name).replace("> >", ">>").strip()

@@ -422,14 +422,17 @@ def test_verify_of_an_unavailable_system_verifies_nothing(tmp_path):
     assert (done.returncode, done.stderr.splitlines()[-1][:34]) == (1, "ttt-bench: nothing was verified: e")
 
 
-def test_build_prints_names_as_they_are(monkeypatch, capsys):
-    resources = [build.KernelResources("run<[/a]>(float [16])", 40, 0, 0, 0, 0)]
+def test_build_prints_what_tells_kernels_apart_and_no_markup(monkeypatch, capsys):
+    names = ("run<[/a]>(float [16])", "void ttt::run<ttt::layout<16, true> >(ttt::layout<16, true>::globals)")
+    resources = [build.KernelResources(name, 40, 0, 0, 0, 0) for name in names]
     built = type("Built", (), {"name": "forward", "compiled": True, "resources": resources})
     monkeypatch.setattr(build, "find_nvcc", lambda: None)
     monkeypatch.setattr(build, "build_all", lambda: [built])
     monkeypatch.setenv("COLUMNS", "200")
     build_command.build_kernels()
-    assert "run<[/a]>(float [16])" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "run<[/a]> " in printed
+    assert "run<layout<16, true>> " in printed
 
 
 def test_suites_print_questions_as_they_are_and_groups(monkeypatch, capsys):
