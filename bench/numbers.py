@@ -22,51 +22,32 @@ it.
 
 Two kinds of rows stand beside those of cases: `given = [29.6, 116]`, one number a column, was measured elsewhere, and
 `ratio = ["TTT-MLP", "ours"]` is a row above, of that label, over another one.
+
+Tables of whole runs, `[[runs]]` and `[[apart]]`: see `run_tables`.
 """
 
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-import pandas as pd
-
 from bench.errors import UserError
+from bench.run_tables import KEY, NO_COLUMN, TABLES, Source, SourceOf, chosen, kind_of
 from harness.profile_record import Profile
 from harness.record import RecordError
-from harness.run import Run
-from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.parts import LABELS, parts
 from reports.profiles.words import longest
-from reports.stats import frame, row_keys
 
 BLOCK = re.compile(r"(?P<head><!-- numbers\n(?P<text>.*?)-->\n)(?P<table>.*?)(?P<end><!-- /numbers -->)", re.DOTALL)
 BEGINNING = "<!-- numbers\n"
 DIGITS = 3
 KEYS = {"value", "profile", "best", "scale", "digits"}  # of a row, a column or the whole; no columns of the frame
-KEY = "key of the case"  # a column of `Source.rows` beside those of the table
 
 
-@dataclass(frozen=True)
-class Source:
-    """What a run has for tables: the rows of `reports.stats.frame`, and profiles by the keys of their cases."""
-
-    rows: pd.DataFrame
-    profiles: Mapping[str, Profile] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, run: Run) -> "Source":
-        """Those of a run; its profiles by common ceilings, as its page has them."""
-        records, profiles = run.records(), run.profiles()
-        rows = frame(records, run.catalogue).assign(**{KEY: row_keys(records)})
-        return cls(rows, dict(zip(profiles, with_common_ceilings([*profiles.values()]), strict=True)))
-
-
-def with_numbers(text: str, source_of: Callable[[str], Source]) -> str:
+def with_numbers(text: str, source_of: SourceOf) -> str:
     """The text of a file with its tables written anew. source_of: what the run has that a table names.
 
     Raises UserError where there is no table, or where one cannot be read or finds no case.
@@ -80,25 +61,30 @@ def with_numbers(text: str, source_of: Callable[[str], Source]) -> str:
     return BLOCK.sub(lambda block: block["head"] + _table(block["text"], source_of) + block["end"], text)
 
 
-def _table(definition: str, source_of: Callable[[str], Source]) -> str:
+def _table(definition: str, source_of: SourceOf) -> str:
     """The lines of a table."""
     try:
         asked = tomllib.loads(definition)
-        source = source_of(asked["run"])
-        columns, rows = asked["columns"], asked["rows"]
-        heads = [str(each) for each in (asked.get("head", ""), *(column["label"] for column in columns))]
-        lines = [heads, ["---"] * len(heads)]
-        above: dict[str, list[list[Number]]] = {}
-        for row in rows:
-            found = above[row["label"]] = _row(asked, row, columns, source, above)
-            if not any(number.text for cell in found for number in cell):
-                raise UserError(f"row {row['label']!r}: no case of the run")
-            lines.append([str(row["label"]), *map(_text, found)])
+        kind = kind_of(asked)
+        head, *lines = TABLES[kind](asked, source_of) if kind else _cases(asked, source_of(asked["run"]))
     except (UserError, RecordError):
         raise
     except (tomllib.TOMLDecodeError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"a table's definition cannot be read: {type(error).__name__} {error}") from None
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *lines))
+
+
+def _cases(asked: Mapping[str, Any], source: Source) -> list[list[str]]:
+    """The cells of a table of cases, its head first."""
+    columns, rows = asked["columns"], asked["rows"]
+    lines = [[str(each) for each in (asked.get("head", ""), *(column["label"] for column in columns))]]
+    above: dict[str, list[list[Number]]] = {}
+    for row in rows:
+        found = above[row["label"]] = _row(asked, row, columns, source, above)
+        if not any(number.text for cell in found for number in cell):
+            raise UserError(f"row {row['label']!r}: no case of the run")
+        lines.append([str(row["label"]), *map(_text, found)])
+    return lines
 
 
 @dataclass(frozen=True)
@@ -173,16 +159,13 @@ class Cell:
 
     def numbers(self, source: Source) -> list[Number]:
         """One for each case that it names."""
-        for name in (*((self.value,) if not self.profile else ()), *self.where):
-            if name not in source.rows:
-                raise UserError(f"no column {name!r}; `ttt-bench table RUN --columns all` shows them")
+        if not self.profile and self.value not in source.rows:
+            raise UserError(NO_COLUMN.format(self.value))
         lists = {name: each if isinstance(each, list) else [each] for name, each in self.where.items()}
         return [self._number(source, dict(zip(lists, one, strict=True))) for one in product(*lists.values())]
 
     def _number(self, source: Source, where: Mapping[str, Any]) -> Number:
-        found = source.rows
-        for name, wanted in where.items():
-            found = found[found[name].map(partial(_is, wanted=wanted)).astype(bool)]
+        found = chosen(source.rows, where)
         found = found[found[KEY].isin(source.profiles) if self.profile else found[self.value].notna()]
         if len(found) > 1 and (self.profile or not self.best):
             raise UserError(f"{len(found)} cases are {', '.join(f'{name} {each}' for name, each in where.items())}")
@@ -208,12 +191,6 @@ class Cell:
             raise UserError(f"profile = {self.profile!r}: must be ms, longest, or a list of {', '.join(LABELS)}")
         share = sum(part.time_us for part in parts(profile) if part.name in self.profile) / profile.region_us
         return Number(share, f"{share:.0%}")
-
-
-def _is(value: Any, wanted: Any) -> bool:
-    """Whether a cell of the frame is what is asked for; of suites, whether it is one of them."""
-    values = value if isinstance(value, tuple) else (value,)
-    return any(each in values for each in (wanted.split("|") if isinstance(wanted, str) else [wanted]))
 
 
 def significant(number: float, digits: int) -> str:

@@ -29,7 +29,8 @@ def report(run: Path, output: Path | None, systems: str | None) -> None:
 
 def numbers(files: Sequence[Path]) -> None:
     """Write the tables of Markdown files anew from the runs that they name; none is touched where one cannot be."""
-    from bench.numbers import Source, with_numbers
+    from bench.numbers import with_numbers
+    from bench.run_tables import Source
     from harness.run import Run
 
     source_of = cache(lambda folder: Source.of(Run.open(folder)))

@@ -9,7 +9,8 @@ import pytest
 from test_cli import assert_one_sentence, ttt_bench
 
 from bench.errors import UserError
-from bench.numbers import BEGINNING, KEY, Source, significant, with_numbers
+from bench.numbers import BEGINNING, significant, with_numbers
+from bench.run_tables import KEY, Source
 from harness.case import Case
 from harness.profile_record import Profile
 from harness.profile_region import Counters, Kernel
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "reports/results"
 FILES = [
     path.relative_to(ROOT).as_posix()
-    for path in (ROOT / "README.md", *sorted(ROOT.glob("tk_kernels/**/*.md")))
+    for path in (ROOT / "README.md", *sorted(ROOT.glob("tk_kernels/**/*.md")), *sorted(ROOT.glob("reports/**/*.md")))
     if BEGINNING in path.read_text(encoding="utf-8")
 ]
 
