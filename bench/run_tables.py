@@ -21,7 +21,7 @@ and 3%, and the point farthest off. `where`, and `without` in the same words, ch
 `ttt-bench table`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -101,14 +101,13 @@ def _facts(source: Source) -> list[str]:
     marks = [mark for marks in measured.get(MARKS, ()) for mark in str(marks).split(", ") if mark]
     doubts = [f"{marks.count(mark)} {mark}" for mark in dict.fromkeys(marks)]
     planned = sum(len(job.cases) for job in run.jobs)
-    return [gpu, when, commit, "; ".join([f"{len(measured)} of {planned}", *doubts])]
+    return [gpu, when, commit, "; ".join([f"{measured[KEY].nunique()} of {planned}", *doubts])]
 
 
 def _period(first: str, last: str) -> str:
     """`2026-11-23 13:59 to 14:24` of two ISO times, the last with its day where that is another."""
-    return (
-        f"{first[:10]} {span(first[11:16], last[11:16] if last[:10] == first[:10] else f'{last[:10]} {last[11:16]}')}"
-    )
+    day, last_day = first[:10], last[:10]
+    return f"{day} {span(first[11:16], last[11:16] if last_day == day else f'{last_day} {last[11:16]}')}"
 
 
 def _run_of(source: Source) -> Run:
@@ -145,5 +144,4 @@ TABLES: Mapping[str, Callable[[Mapping[str, Any], SourceOf], Lines]] = {"runs": 
 
 def kind_of(asked: Mapping[str, Any]) -> str:
     """Which of `TABLES` a definition asks for; "" for a table of cases."""
-    kinds: Sequence[str] = [kind for kind in TABLES if kind in asked]
-    return kinds[0] if kinds else ""
+    return next((kind for kind in TABLES if kind in asked), "")
