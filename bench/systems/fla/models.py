@@ -190,7 +190,8 @@ class FlaForward(Forward):
 class FlaGenerate(Generate):
     """Greedy steps from a state that has read a token; each call starts there again.
 
-    The cache replaces its tensors at every step, so the first ones are put back, and kept, for every call.
+    The cache replaces its tensors at every step, so the first ones are put back, and kept, for every call; but for a
+    convolution's last inputs, which steps update in place, so that each call has copies of the first ones.
     """
 
     def prepare(self) -> None:
@@ -210,6 +211,8 @@ class FlaGenerate(Generate):
     @torch.inference_mode()
     def run(self) -> tuple[Tensor, Tensor]:
         """Logits [B, V] of the last step, and the tokens [STEPS, B] that the steps read."""
+        for layer in self.state.layers:
+            layer.state = layer.state | {"conv_state": _copied(layer.state.get("conv_state"))}
         found = greedy_steps(self.model, self.ids, self.state, STEPS)
         # At once: at B = 512 the GPU has no room for a third copy of the states when this is captured.
         for layer, tensors in zip(self.state.layers, self._first, strict=True):
@@ -227,6 +230,13 @@ class FlaGenerate(Generate):
             return timed_rounding_verdict(self.adapter, self.model, logits[rows], ids, self.case.dtype)
 
         return judge
+
+
+def _copied(kept: Any) -> Any:
+    """A copy of a tensor, or of each of several; None of none."""
+    if isinstance(kept, Tensor):
+        return kept.clone()
+    return None if kept is None else tuple(map(_copied, kept))
 
 
 def timed_rounding_verdict(adapter: Any, model: FlaModel, logits: Tensor, ids: Tensor, dtype: str) -> Verdict:

@@ -105,7 +105,7 @@ class ScannedMamba2(ScannedMamba):
                 y, state = chunked_scan(part, state, groups)
                 found.append(y)
         y = (torch.cat(found, 1) + mixer.D[:, None] * u).flatten(-2) * F.silu(gate)
-        grouped = y.unflatten(-1, (-1, mixer.norm.group_size))
+        grouped = y.unflatten(-1, (groups, -1))
         y = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + mixer.norm.variance_epsilon)
         return mixer.out_proj(y.flatten(-2) * mixer.norm.weight)
 

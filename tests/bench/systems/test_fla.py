@@ -25,7 +25,12 @@ LAYER = Case(
 
 
 class Cache:
-    """Takes new tensors at every update, as the package's does."""
+    """Takes a new state at every update, as the package's does; the convolution's inputs a step updates in place.
+
+    keeps: how those are kept, in a tuple as of Gated DeltaNet or alone as of RWKV-7.
+    """
+
+    keeps = staticmethod(lambda last: (last,))
 
     def __init__(self):
         self.layers = []
@@ -34,12 +39,16 @@ class Cache:
         self.layers = []
 
     def get(self, zero):
-        return self.layers[0].state["recurrent_state"] if self.layers else zero
+        """The state and the last input."""
+        if not self.layers:
+            return zero, zero.clone()
+        state, last = self.layers[0].state["recurrent_state"], self.layers[0].state["conv_state"]
+        return state, last if isinstance(last, torch.Tensor) else last[0]
 
-    def update(self, state):
+    def update(self, state, last):
         if not self.layers:
             self.layers.append(SimpleNamespace(state={}))
-        self.layers[0].state["recurrent_state"] = state
+        self.layers[0].state |= {"recurrent_state": state, "conv_state": self.keeps(last)}
 
 
 class Config:
@@ -68,10 +77,11 @@ class Model(nn.Module):
 
     def forward(self, ids, past_key_values, use_cache, logits_to_keep):
         self.lengths.append(ids.shape[1])
-        state = past_key_values.get(self.zero.new_zeros(ids.shape[0], self.config.hidden_size))
+        state, last = past_key_values.get(self.zero.new_zeros(ids.shape[0], self.config.hidden_size))
         for column in ids.unbind(1):
-            state = 0.9 * state + self.embedding(column) + state @ self.zero
-        past_key_values.update(state)
+            state = 0.9 * state + self.embedding(column) + 0.5 * last + state @ self.zero
+            last.copy_(self.embedding(column))
+        past_key_values.update(state, last)
         return SimpleNamespace(logits=self.lm_head(state)[:, None])
 
 
@@ -144,7 +154,9 @@ def test_the_record_says_that_one_token_was_read_before_the_steps(package):
     assert "prompt_tokens" not in forward.settings
 
 
-def test_every_call_of_generate_starts_from_the_same_state(package):
+@pytest.mark.parametrize("keeps", [lambda last: (last,), lambda last: last], ids=["several", "one"])
+def test_every_call_of_generate_starts_from_the_same_state(package, monkeypatch, keeps):
+    monkeypatch.setattr(Cache, "keeps", staticmethod(keeps))
     workload = GatedDeltaNet().build(CASE)
     assert (workload.units, workload.tokens) == (16, 3)
     for first, again in zip(workload.run(), workload.run(), strict=True):

@@ -67,6 +67,8 @@ def test_a_prompt_through_the_chunked_scan_is_transformers_mamba2(monkeypatch):
     ids = torch.randint(0, 50, (2, 150))
     monkeypatch.setattr(scan, "PIECE_TOKENS", 80)
     expected = inner(ids, use_cache=False).logits
+    for layer in inner.backbone.layers:
+        del layer.mixer.norm.group_size  # transformers before 5.23 have none
     found = ScannedMamba2(inner, "cpu").logits(ids, 3)
     assert relative_error(found, expected[:, -3:]) < 1e-6
 
