@@ -17,9 +17,10 @@ from bench.models.config import MODELS
 from bench.models.layers import mark_layers
 from bench.plan import LAUNCH_BOUND_TOKENS
 from bench.systems.ceilings import ceilings_of
+from bench.systems.logits import logits_verdict, rounding_of, widening
 from harness.case import Case
 from harness.cuda_clock import side_stream
-from harness.gate import Check, Verdict, relative_error, total_variation
+from harness.gate import Check, Verdict
 from harness.ranges import nvtx_range
 from harness.system import Input, Workload
 from harness.work import Work
@@ -32,16 +33,6 @@ WITNESS_SEQUENCES = 4
 LONGEST_WITNESS = 65536  # of a prompt that is compared: a million tokens would take the reference minutes
 TIMED_REQUESTS = 64  # whose moments are kept
 WITHOUT_EFFECT = ("steps", "compare")  # options that leave the model as it is
-
-# Relative error of the logits and total variation of the next token's probabilities against the reference. Rounding
-# of 24 layers of bfloat16 activations reaches 2e-2; float32 against float64 stays far below 1e-4.
-LOGIT_LIMITS = {"bfloat16": (5e-2, 2e-2), "float16": (2e-2, 1e-2), "float32": (1e-4, 1e-4)}
-STATE_ROUNDING = {"float32-planes": "bfloat16"}  # whose rows of a mini-batch are in bfloat16
-
-# A token is a model's choice where the reference's logit of it lies at most so many of the limits above below its
-# largest, in standard deviations over the vocabulary: the limit is a root mean square, and either logit may be off by
-# twice that. A token drawn at random lies some 4 standard deviations below, 20 times as far in bfloat16.
-CHOICE_LIMITS = 4
 
 
 class LanguageModel:
@@ -66,7 +57,8 @@ class LanguageModel:
 
     def settings(self, case: Case) -> dict[str, str]:
         """What the record says of how this case is run."""
-        return {}
+        wider = widening(case)
+        return {} if wider == 1 else {"gate_limits": f"{wider:g} times those of other models, as it rounds more"}
 
     def load(self, case: Case) -> Any:
         """The model of the case, with random weights, on `device()` in the dtype of the case."""
@@ -175,35 +167,11 @@ class LanguageModel:
         ids = random_ids(model, GATE_BATCH, prompt + GATE_STEPS)
         got = prefill_then_generate(model, ids, prompt)
         expected = torch.stack([last_logits(reference, ids[:, : prompt + i]) for i in range(GATE_STEPS + 1)])
-        return self._judge(model, ids, got, expected, case.dtype)
+        return self._judge(model, ids, got, expected, case)
 
-    def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, dtype: str) -> Verdict:
+    def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, case: Case) -> Verdict:
         """The verdict on logits [GATE_STEPS + 1, B, V] of a prompt of ids, and after each of its last GATE_STEPS."""
-        return logits_verdict(got, expected, dtype)
-
-
-def logits_verdict(logits: torch.Tensor, reference: torch.Tensor, dtype: str) -> Verdict:
-    """Logits [..., V] of a model in `dtype` against its reference's."""
-    error_limit, distance_limit = LOGIT_LIMITS[dtype]
-    return Verdict(
-        [
-            Check.at_most("logits_relative_error", relative_error(logits, reference), error_limit),
-            Check.at_most("total_variation", total_variation(logits, reference), distance_limit),
-            choice_check("choice_below_best", reference, logits.argmax(-1), dtype),
-        ]
-    )
-
-
-def rounding_of(case: Case) -> str:
-    """The coarser of the roundings of a case's activations and of its state: that whose limits hold."""
-    roundings = (case.dtype, STATE_ROUNDING.get(case.state_dtype, case.state_dtype))
-    return max(filter(None, roundings), key=LOGIT_LIMITS.__getitem__)
-
-
-def choice_check(name: str, logits: torch.Tensor, chosen: torch.Tensor, dtype: str) -> Check:
-    """Whether `chosen` [...] are the tokens of the largest logits [..., V] of a reference, as far as rounding tells."""
-    below = logits.amax(-1) - logits.gather(-1, chosen[..., None])[..., 0]
-    return Check.at_most(name, float((below / logits.std(-1)).amax()), CHOICE_LIMITS * LOGIT_LIMITS[dtype][0])
+        return logits_verdict(got, expected, case.dtype, widening(case))
 
 
 def steps_of(model: Any) -> int:
@@ -291,7 +259,7 @@ class PhaseWork:
 
     def verdict(self, got: torch.Tensor, expected: torch.Tensor) -> Verdict:
         """The verdict on logits [rows, V] that the timed call left."""
-        checks = logits_verdict(got, expected, rounding_of(self.case)).checks
+        checks = logits_verdict(got, expected, rounding_of(self.case), widening(self.case)).checks
         return Verdict([Check.at_most(f"timed_{each.name}", each.value, each.limit) for each in checks])
 
 

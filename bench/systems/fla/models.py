@@ -18,10 +18,10 @@ from bench.systems.language_model import (
     device,
     greedy_steps,
     last_logits,
-    logits_verdict,
     prefill_then_generate,
     random_ids,
 )
+from bench.systems.logits import logits_verdict
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
 from bench.systems.triton_tuning import compile_ahead, untuned
 from bench.systems.tuned_model import TunedLanguageModel
@@ -140,10 +140,10 @@ class Fla(TunedLanguageModel):
             inner.load_state_dict(model.inner.state_dict())
         return FlaModel(inner, recurrent=True)
 
-    def _judge(self, model: FlaModel, ids: Tensor, got: Tensor, expected: Tensor, dtype: str) -> Verdict:
+    def _judge(self, model: FlaModel, ids: Tensor, got: Tensor, expected: Tensor, case: Case) -> Verdict:
         """By what the same weights round without the measured kernels; see `rounding_verdict`."""
         rounded = prefill_then_generate(FlaModel(model.inner, recurrent=True), ids, self.gate_prompt)
-        return rounding_verdict(got, rounded, expected, dtype)
+        return rounding_verdict(got, rounded, expected, case.dtype)
 
     def work(self, model: FlaModel, case: Case) -> PhaseWork:
         """See LanguageModel.work."""

@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from bench.systems.language_model import LOGIT_LIMITS, LanguageModel, repeatable, rounding_of
+from bench.systems.language_model import LanguageModel, repeatable
+from bench.systems.logits import LOGIT_LIMITS, rounding_of, widening
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.system import Workload
@@ -41,7 +42,7 @@ def compared(adapter: LanguageModel, workload: Workload, model: Any, case: Case)
     def gate() -> Verdict:
         found = drift(model, _exact_of(adapter, model, case))
         workload.metrics |= found
-        limit = LOGIT_LIMITS[rounding_of(case)][1]
+        limit = widening(case) * LOGIT_LIMITS[rounding_of(case)][1]
         return Verdict([Check.at_most("total_variation_mean", found["total_variation_mean"], limit)])
 
     return replace(workload, gate=gate)

@@ -12,13 +12,12 @@ from bench.models.ttt import TTTModel
 from bench.systems.language_model import (
     GATE_BATCH,
     LanguageModel,
-    choice_check,
     device,
     greedy_steps,
-    logits_verdict,
     prefill_then_generate,
     random_ids,
 )
+from bench.systems.logits import choice_check, logits_verdict, widening
 from bench.systems.ttt.drift import compared
 from bench.systems.ttt.replayed import ReplayedOperator
 from harness.case import Case
@@ -53,11 +52,12 @@ class TTTLanguageModel(LanguageModel):
         verdict = super()._compare(model, case)
         if not case.option("checkpoint"):
             return verdict
-        return Verdict([*verdict.checks, *self._token_for_token(model, case.dtype)])
+        return Verdict([*verdict.checks, *self._token_for_token(model, case)])
 
     @torch.inference_mode()
-    def _token_for_token(self, model: Any, dtype: str) -> list[Check]:
+    def _token_for_token(self, model: Any, case: Case) -> list[Check]:
         """The model against the reference at each token that the reference generates after a prompt of random ids."""
+        dtype, wider = case.dtype, widening(case)
         reference = self.witness_reference(model, torch.float64 if dtype == "float32" else torch.float32)
         prompt = random_ids(model, GATE_BATCH, self.gate_prompt)
         logits, state = reference.prefill(prompt, reference.init_state(*prompt.shape))
@@ -66,9 +66,9 @@ class TTTLanguageModel(LanguageModel):
         got, expected = (prefill_then_generate(each, ids, self.gate_prompt) for each in (model, reference))
         checks = [
             Check.at_most(f"generated_{each.name}", each.value, each.limit)
-            for each in logits_verdict(got, expected, dtype).checks
+            for each in logits_verdict(got, expected, dtype, wider).checks
         ]
-        return [*checks, choice_check("generated_choice_below_best", expected, got.argmax(-1), dtype)]
+        return [*checks, choice_check("generated_choice_below_best", expected, got.argmax(-1), dtype, wider)]
 
 
 def model_of(case: Case, **options: Any) -> TTTModel:

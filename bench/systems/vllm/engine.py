@@ -17,7 +17,8 @@ from bench.models import ModelConfig, checkpoint
 from bench.models.base import CausalLM
 from bench.models.factory import from_seed
 from bench.systems.blockwise import to_host
-from bench.systems.language_model import GATE_BATCH, GATE_PROMPT, GATE_STEPS, device, logits_verdict
+from bench.systems.language_model import GATE_BATCH, GATE_PROMPT, GATE_STEPS, device
+from bench.systems.logits import logits_verdict
 from bench.systems.vllm.model_folder import ModelFolder
 from harness.case import Case
 from harness.gate import Verdict

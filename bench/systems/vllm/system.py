@@ -20,11 +20,11 @@ from bench.systems.language_model import (
     TIMED_REQUESTS,
     WITNESS_SEQUENCES,
     WITNESS_TOKENS,
-    choice_check,
     device,
     not_compared,
     token_times,
 )
+from bench.systems.logits import choice_check
 from bench.systems.needs import cannot_import, import_or_skip, needs_gpu
 from bench.systems.vllm.engine import MEMORY_SHARE, SEQUENCES, Batch, Engine, Settings
 from harness.case import Case

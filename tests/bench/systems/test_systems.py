@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -15,7 +16,7 @@ from bench.catalogue.suites import find_suite
 from bench.catalogue.systems import ADAPTERS
 from bench.plan import suite_cases
 from bench.selection import Asked, select
-from bench.systems import language_model
+from bench.systems import language_model, logits
 from bench.systems.fla.models import GatedDeltaNet
 from bench.systems.language_model import LanguageModel
 from bench.systems.mamba.pytorch import TorchMamba
@@ -263,9 +264,31 @@ def test_a_states_rounding_is_no_error_of_a_model_with_finer_activations(dtype, 
     judged = replace(case("ttt-linear", "generate"), dtype=dtype, state_dtype=state_dtype)
     work = language_model.Generate.__new__(language_model.Generate)
     work.case = judged
-    logits = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
-    error, distance, _ = work.verdict(logits, logits).checks
-    assert (error.limit, distance.limit) == language_model.LOGIT_LIMITS[limits]
+    got = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
+    error, distance, _ = work.verdict(got, got).checks
+    assert (error.limit, distance.limit) == logits.LOGIT_LIMITS[limits]
+
+
+@pytest.mark.parametrize(
+    ("system", "backbone", "dtype", "wider"),
+    [
+        ("ttt-linear", "transformer", "bfloat16", 2),
+        ("ttt-linear", "transformer", "float32", 1),
+        ("ttt-linear", "mamba", "bfloat16", 1),
+        ("ttt-mlp", "transformer", "bfloat16", 1),
+    ],
+)
+def test_a_model_that_rounds_more_has_wider_limits_and_its_record_says_so(system, backbone, dtype, wider):
+    judged = replace(case(system, "forward"), dtype=dtype, options=(("backbone", backbone),))
+    adapter, got = LanguageModel(), torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
+    for verdict in (
+        adapter._judge(None, got, got, got, judged),
+        language_model.Forward.verdict(SimpleNamespace(case=judged), got, got),
+    ):
+        limits = [check.limit for check in verdict.checks]
+        error, distance = logits.LOGIT_LIMITS[dtype]
+        assert limits == [wider * error, wider * distance, wider * 4 * error]
+    assert ("gate_limits" in adapter.settings(judged)) is (wider == 2)
 
 
 def test_a_request_says_when_its_tokens_came(monkeypatch):

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from bench.models.config import cut
-from bench.systems.language_model import choice_check, token_times
+from bench.systems.language_model import token_times
+from bench.systems.logits import choice_check
 from bench.systems.needs import cannot_import
 from bench.systems.vllm import engine as vllm_engine
 from bench.systems.vllm import mamba as vllm_mamba
