@@ -43,7 +43,7 @@ AXES: tuple[AxisEntry, ...] = (
     AxisEntry("timing", "Timing", "timing {}"),
     AxisEntry("l2", "L2", "L2 {}"),
     # Options of a case; one at its default is not in the case.
-    AxisEntry("scope", "Scope", "scope {}", "model"),
+    AxisEntry("scope", "Scope", "a {}", "model"),
     AxisEntry("mini_batch", "Mini-batch size (tokens)", "mini-batch {}", 16),
     AxisEntry("backbone", "Backbone", "{} backbone", "mamba"),
     AxisEntry("checkpoint", "Checkpoint", "checkpoint {}", ""),

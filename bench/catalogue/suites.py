@@ -222,8 +222,8 @@ SUITES: tuple[Suite, ...] = (
             ),
         ),
         figures=(
-            Figure("forward", "One long sequence: forward latency per token"),
-            Figure("forward", "One long sequence: what is kept of it", y="state_bytes", y_log=True),
+            Figure("forward", "Forward latency per token of one long sequence"),
+            Figure("forward", "What is kept of one long sequence", y="state_bytes", y_log=True),
         ),
         device="cuda",
         min_samples=PUBLISHED,
@@ -237,9 +237,9 @@ SUITES: tuple[Suite, ...] = (
             _request(("transformer", "mamba"), "vllm", "mamba-ssm"),
         ),
         figures=(
-            Figure("request", "A request: time to its first token", y="time_to_first_token_ms", split=("batch",)),
-            Figure("request", "A request: time between its tokens", y="time_between_tokens_ms", split=("batch",)),
-            Figure("request", "A request: the prompt and 128 tokens", y="latency_ms", split=("batch",)),
+            Figure("request", "Time to a request's first token", y="time_to_first_token_ms", split=("batch",)),
+            Figure("request", "Time between a request's tokens", y="time_between_tokens_ms", split=("batch",)),
+            Figure("request", "A prompt and the 128 tokens after it", y="latency_ms", split=("batch",)),
         ),
         device="cuda",
         min_samples=PUBLISHED,

@@ -11,9 +11,9 @@ const MARKER_PATHS = {
   star: "M14 1l1.4 3.2l3.5 .3l-2.7 2.3l.8 3.4l-3 -1.8l-3 1.8l.8 -3.4l-2.7 -2.3l3.5 -.3z",
 };
 const PLOT_HEIGHT = 340;
-const MARGIN = { top: 18, bottom: 48, left: 60, right: 14 };
+const MARGIN = { top: 18, bottom: 48, left: 60, right: 5 };
 const LANE_HEIGHT = 0.045;
-const LABEL_GAP = 14;
+const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9;
 const NOTE_HEIGHT = 15;
 const SIGN_ROOM = 13;
 const TICKS = [1, 2, 5];
@@ -39,6 +39,13 @@ function inLight(work) {
 /* Plotly reads a part of HTML in its texts; words from records are shown as they are. */
 function neutral(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+/* How wide a text of the page is, in pixels. */
+function textWidth(text, size) {
+  textWidth.context ??= document.createElement("canvas").getContext("2d");
+  textWidth.context.font = `${size}px ${getComputedStyle(document.body).fontFamily}`;
+  return textWidth.context.measureText(text).width;
 }
 
 /* The colour of a line: its system's, or for a floor that of the axes. */
@@ -308,10 +315,10 @@ class Drawing {
       text: neutral(text),
       xanchor: "left",
       yanchor: "middle",
-      xshift: 9,
+      xshift: LABEL_SHIFT,
       yshift: to - at,
       showarrow: false,
-      font: { size: 12, color: themed("--ink") },
+      font: { size: LABEL_SIZE, color: themed("--ink") },
     }));
   }
 
@@ -332,8 +339,8 @@ class Drawing {
     const xaxis = this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 });
     const pixels = (1 - strip) * (PLOT_HEIGHT - MARGIN.top - MARGIN.bottom);
     const labels = this.endLabels(range, xaxis.type === "log", pixels);
-    const longest = Math.max(0, ...labels.map((label) => label.text.length));
-    const right = Math.min(MARGIN.right + 6.4 * longest, 0.42 * width);
+    const widest = Math.max(0, ...labels.map((label) => textWidth(label.text, LABEL_SIZE)));
+    const right = Math.min(MARGIN.right + LABEL_SHIFT + widest, 0.42 * width);
     // Ticks that do not fit side by side stand upright; the axis's title and the notes are then lower.
     const [place, at] = [xaxis.type === "log" ? Math.log10 : Number, xaxis.ticktext];
     const scale = (width - MARGIN.left - right) / (xaxis.range[1] - xaxis.range[0]);

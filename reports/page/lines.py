@@ -185,10 +185,11 @@ class Panel:
         looks = enumerate(found, OWN_LOOKS)
         return {value: Look(n % TONES, MARKERS[n % len(MARKERS)]) for n, value in looks}
 
-    def _line(self, values: dict[str, Any], telling: list[str], rows: list[int], look: Look) -> Line:
+    def _line(self, values: dict[str, Any], telling: dict[str, set[str]], rows: list[int], look: Look) -> Line:
         system, backend = values["system"], values["backend"]
         label = self.looks.catalogue.system_label(system)
-        parts = [said for column in telling if (said := self.looks.said(column, values[column]))]
+        columns = [column for column, systems in telling.items() if system in systems]
+        parts = [said for column in columns if (said := self.looks.said(column, values[column]))]
         by_system = self._told_by_look() == "system"
         return Line(
             name=" · ".join([label, self.looks.catalogue.backend_label(backend), *parts]),
@@ -202,17 +203,27 @@ class Panel:
             rows=rows,
         )
 
-    def _telling(self, columns: list[str]) -> list[str]:
-        """Columns worth saying: what differs in the figure or, of what only some systems have, within one of them."""
-        rows = self.rows
-        own = {"state_dtype", *option_columns(rows)}
-        by_system = rows.groupby("system", sort=False)
-        return [
-            column
-            for column in columns
-            if column not in ("system", "backend")
-            and (by_system[column].nunique(dropna=False).max() if column in own else rows[column].nunique()) > 1
-        ]
+    def _telling(self, columns: list[str]) -> dict[str, set[str]]:
+        """Columns worth saying, and of which systems: what differs in the figure is said of all.
+
+        Of what only some systems have, a state's precision and options, what differs within a system is said of it.
+        """
+        rows, own = self.rows, {"state_dtype", *option_columns(self.rows)}
+        systems, found = set(rows["system"]), {}
+        for column in columns:
+            if column in ("system", "backend"):
+                continue
+            if column in own:
+                counts = self._option(column).groupby(rows["system"]).nunique(dropna=False)
+                found[column] = set(counts[counts > 1].index)
+            elif rows[column].nunique() > 1:
+                found[column] = systems
+        return found
+
+    def _option(self, name: str) -> pd.Series:
+        """The column of an option, at its default where a case does not name it."""
+        column, default = self.rows[name].astype(object), self.looks.catalogue.axis(name).default
+        return column if default is None else column.where(column.notna(), default)
 
     def _rank(self, key: tuple[Any, ...], columns: list[str]) -> tuple:
         """Systems in their order, then backends, then numbers before words."""
@@ -245,12 +256,10 @@ class Panel:
 
         So what one backend of two does not say sets no rows of them apart.
         """
-        rows = self.rows.assign(form=forms_of(self.rows))
-        for name in option_columns(rows):
-            default = self.looks.catalogue.axis(name).default
-            if default is not None:
-                rows[name] = rows[name].astype(object).where(rows[name].notna(), default)
-        return rows
+        filled = {name: self._option(name) for name in option_columns(self.rows)}
+        forms = forms_of(self.rows)
+        filled["form"] = forms.where(forms.notna(), filled["form"]) if "form" in filled else forms
+        return self.rows.assign(**filled)
 
     def _floor(self, values: dict[str, Any], rows: list[int], telling: list[str], dash: str) -> Line:
         parts = [said for name in telling if (said := self.looks.said(name, values[name]))]

@@ -487,6 +487,18 @@ def test_lines_are_named_at_their_ends(page):
     assert min(b - a for a, b in itertools.pairwise(sorted(boxes))) > 10
 
 
+def test_a_name_at_a_lines_end_is_whole_however_wide_its_letters(browser, one_place):
+    records = [
+        synthetic.ok(Case("MAMMAMMAMMAMMAMMAMMAMMAM", "torch", "1.3b", "forward", 1, 8192 << n), 1.0) for n in range(2)
+    ]
+    right = "selector => [...document.querySelectorAll(selector)].map(e => e.getBoundingClientRect().right)"
+    path = browsing.save(synthetic.of_suite("long-context", *records), one_place, "page")
+    with browsing.opened(browser, path) as (page, _):
+        assert page.locator("#figure-0 .annotation").all_text_contents() == ["MAMMAMMAMMAMMAMMAMMAMMAM"]
+        [end], room = (page.evaluate(right, f"#figure-0 {part}") for part in (".annotation text", ".main-svg"))
+    assert end <= min(room)
+
+
 @pytest.mark.parametrize("log", [True, False])
 def test_every_axis_has_two_ticks_even_of_a_single_point(browser, one_place, log):
     record = synthetic.ok(Case("transformer", "vllm", "1.3b", "forward", 16, 2048), 3.0, spread=0.0)

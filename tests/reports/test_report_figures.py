@@ -1,7 +1,10 @@
 """Are the figures those of the suites, with lines that never mix what differs?"""
 
+from dataclasses import replace
+
 import pytest
 import synthetic_records as synthetic
+from markupsafe import escape
 
 from harness.case import Case
 from harness.catalogue import Catalogue
@@ -68,7 +71,7 @@ def test_a_figure_without_its_metric_is_named_where_its_suite_has_results():
     words = [each for each in undrawn(made.table, made.catalogue) if "first token" in each]
     assert len(words) == 1
     assert words[0].endswith(" is not drawn: no record has Time to first token.")
-    assert words[0] in render(made.records, made.catalogue)
+    assert escape(words[0]) in render(made.records, made.catalogue)
     told = {"time_to_first_token_ms": 1.0, "time_between_tokens_ms": 1.0}
     whole = synthetic.of_suite("prompt-then-128", synthetic.ok(asked, 1.0, metrics=told))
     assert undrawn(whole.table, whole.catalogue) == []
@@ -203,6 +206,28 @@ def test_names_say_settings_that_differ_between_systems_but_not_options_that_onl
     )
     names = [line.name for line in figure.lines]
     assert names == ["TTT-Linear · PyTorch · float32", "Mamba · mamba-ssm · bfloat16"]
+
+
+def test_names_say_no_option_at_its_default_beside_a_backend_without_it_and_a_state_only_where_its_system_has_several():
+    planes = case(backend="triton-dual", phase="generate", state_dtype="float32-planes")
+    elsewhere = replace(planes, options=(("mini_batch", 32),))  # so that of this backend 16 is filled in
+    made = synthetic.made(
+        [
+            ("quick", synthetic.ok(planes, 1.0)),
+            ("quick", synthetic.ok(case(backend="triton-primal", phase="generate", state_dtype="float32"), 1.0)),
+            (
+                "quick",
+                synthetic.ok(case(system="mamba", backend="mamba-ssm", phase="generate", state_dtype="bfloat16"), 1.0),
+            ),
+            ("mini-batch", synthetic.ok(elsewhere, 1.0)),
+        ]
+    )
+    figure = next(each for each in figures(made.table, made.catalogue) if each.suite == "quick")
+    assert [line.name for line in figure.lines] == [
+        "TTT-Linear · Triton dual · state float32-planes",
+        "TTT-Linear · Triton primal · state float32",
+        "Mamba · mamba-ssm",
+    ]
 
 
 @pytest.mark.parametrize(
