@@ -216,7 +216,7 @@ class Figure {
   openProfile() {
     const [, point] = this.drawing().places()[this.place] ?? [];
     const anchor = point && profileOf(point.row);
-    if (anchor) location.hash = anchor;
+    if (anchor) goTo(anchor);
   }
 
   tell([line, point, trace, at, axes]) {

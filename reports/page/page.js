@@ -65,6 +65,12 @@ function startFigures() {
   });
 }
 
+/* To a part of the page, also to the one that the address names already, as a reader may have closed or left it. */
+function goTo(anchor) {
+  if (location.hash === `#${anchor}`) dispatchEvent(new HashChangeEvent("hashchange"));
+  else location.hash = anchor;
+}
+
 /* The figure that the address names, as it says, in view. */
 function followAddress(figures) {
   const [id, query] = location.hash.slice(1).split("?");

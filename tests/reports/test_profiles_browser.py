@@ -53,7 +53,7 @@ def readout(profile, of):
 
 def is_opened(page, anchor):
     page.wait_for_function("a => document.activeElement.id === a", arg=anchor)
-    assert page.locator(f"#{anchor} > details").get_attribute("open") is not None
+    page.locator(f"#{anchor} > details[open]").wait_for()
     page.wait_for_function("a => Math.abs(document.getElementById(a).getBoundingClientRect().top) < 200", arg=anchor)
 
 
@@ -82,6 +82,15 @@ def test_the_keyboard_goes_from_each_point_to_its_own_profile(page, made):
     assert "Profiled" in walk_to(page, "Mamba", "2k")
     page.keyboard.press("Enter")
     is_opened(page, f"profile-{made[1][3]}")
+
+
+def test_a_profile_that_was_closed_opens_again_from_its_point(page, made):
+    anchor = f"profile-{made[1][3]}"
+    for _ in range(2):
+        walk_to(page, "Mamba", "2k")
+        page.keyboard.press("Enter")
+        is_opened(page, anchor)
+        page.locator(f"#{anchor} > details").evaluate("details => { details.open = false; }")
 
 
 def test_the_heading_of_a_profile_that_is_opened_is_below_the_bar(page):
