@@ -13,7 +13,7 @@ const MARKER_PATHS = {
 const PLOT_HEIGHT = 340;
 const MARGIN = { top: 18, bottom: 48, left: 60, right: 5 };
 const LANE_HEIGHT = 0.045;
-const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9;
+const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
 const SIGN_ROOM = 13;
 const TICKS = [1, 2, 5];
@@ -46,6 +46,13 @@ function textWidth(text, size) {
   textWidth.context ??= document.createElement("canvas").getContext("2d");
   textWidth.context.font = `${size}px ${getComputedStyle(document.body).fontFamily}`;
   return textWidth.context.measureText(text).width;
+}
+
+/* The text, or as much of it as is no wider than so many pixels. */
+function fitting(text, size, room) {
+  let shown = text;
+  for (let end = text.length - 1; end > 0 && textWidth(shown, size) > room; end -= 1) shown = `${text.slice(0, end)}…`;
+  return shown;
 }
 
 /* The colour of a line: its system's, or for a floor that of the axes. */
@@ -289,15 +296,15 @@ class Drawing {
     return nameParts(first).filter((part) => part && others.every(([line]) => nameParts(line).includes(part)));
   }
 
-  /* The name of each line at its end, moved apart where they would lie on each other. */
-  endLabels(range, xLog, pixels) {
+  /* The name of each line at its end, at most `room` wide, moved apart where they would lie on each other. */
+  endLabels(range, xLog, pixels, room) {
     const labels = this.lines.flatMap(([line, points]) => {
       const end = points.filter(({ y }) => y && (y.value > 0 || !this.view.yLog)).at(-1);  // a log axis has no place for 0
       if (!end) return [];
-      const text = this.endName(line);
+      const text = fitting(this.endName(line), LABEL_SIZE, room);
       const y = this.view.yLog ? Math.log10(end.y.value) : end.y.value;
       const at = (pixels * (y - range[0])) / (range[1] - range[0]);
-      return [{ text: text.length > 26 ? `${text.slice(0, 25)}…` : text, x: xLog ? Math.log10(end.x) : end.x, y, at, to: at }];
+      return [{ text, x: xLog ? Math.log10(end.x) : end.x, y, at, to: at }];
     });
     labels.sort((a, b) => a.at - b.at);
     for (let round = 0; round < 40; round += 1) {
@@ -338,9 +345,9 @@ class Drawing {
     const rows = folded(this.notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
     const xaxis = this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 });
     const pixels = (1 - strip) * (PLOT_HEIGHT - MARGIN.top - MARGIN.bottom);
-    const labels = this.endLabels(range, xaxis.type === "log", pixels);
-    const widest = Math.max(0, ...labels.map((label) => textWidth(label.text, LABEL_SIZE)));
-    const right = Math.min(MARGIN.right + LABEL_SHIFT + widest, 0.42 * width);
+    const beside = MARGIN.right + LABEL_SHIFT;
+    const labels = this.endLabels(range, xaxis.type === "log", pixels, LABEL_SHARE * width - beside);
+    const right = beside + Math.max(0, ...labels.map((label) => textWidth(label.text, LABEL_SIZE)));
     // Ticks that do not fit side by side stand upright; the axis's title and the notes are then lower.
     const [place, at] = [xaxis.type === "log" ? Math.log10 : Number, xaxis.ticktext];
     const scale = (width - MARGIN.left - right) / (xaxis.range[1] - xaxis.range[0]);
