@@ -185,7 +185,7 @@ class _Drawn:
             yield replace(
                 figure,
                 id=f"{figure.id}-ratio",
-                title=f"Primal over dual: {entry.title[:1].lower()}{entry.title[1:]}",
+                title=f"Primal over dual, {entry.title[:1].lower()}{entry.title[1:]}",
                 y_title=f"{catalogue.metric(entry.y).label} of primal ÷ dual",
                 y_log=False,
                 caption=self._caption(lines),
