@@ -163,8 +163,8 @@ class _Work:
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
-        """How many runs to lead in and to see, of at most `most` in all, three of four of them to see."""
-        runs = min(self.runs, max(1, most - most // 4))
+        """How many runs to lead in and to see, of at most `most` in all, three of four of them to see but one."""
+        runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs
 
     def repeat(self, run: Callable[[], object], runs: int) -> bool:

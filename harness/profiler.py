@@ -35,6 +35,7 @@ from harness.worker_slot import WorkerSlot
 
 # The stages of a profile: the model is built, by every profiler anew; times are told; Nsight Compute counts.
 BUILD, TIMES, RATIOS = "build", "times", "ratios"
+GIVEN_UP = "Nsight Compute was given up after an earlier case"
 STOP_S = 180.0  # a profiler writes its report when the worker has ended
 _READ_S = 300.0  # for a program that reads a report
 _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
@@ -135,8 +136,9 @@ class Profiler:
         for place, profile in enumerate(found):
             if profile.status == "ok" and self._wants_ratios:
                 start = time.monotonic()
+                tried = bool(self.tools.ratios)  # a later run tries again what this one gave up
                 profile, record = self._with_ratios(launch, profile)
-                found[place] = _took(profile, RATIOS, start, record)
+                found[place] = _took(profile, RATIOS, start, record) if tried else profile
                 write_profile(self.run.folder, found[place])
                 self.on_profile(found[place])
         return found
@@ -209,15 +211,17 @@ class Profiler:
 
     def _with_ratios(self, launch: Launch, profile: Profile) -> tuple[Profile, Record | None]:
         """The profile with what Nsight Compute counts, and the worker's record; else with a note that says why."""
-        if not self.tools.ratios:  # it was given up after an earlier case
-            return replace(profile, notes=(*profile.notes, "Nsight Compute was given up after an earlier case")), None
+        profile = replace(profile, notes=tuple(note for note in profile.notes if note != GIVEN_UP))
+        if not self.tools.ratios:
+            return replace(profile, notes=(*profile.notes, GIVEN_UP)), None
         planned = Planned(profile.case)
         stand_in = self.stand_in(planned)
         try:
             try:
                 counters, command, record = self._counters(launch, profile.case, stand_in)
             except (ToolLost, ProfileError) as lost:
-                if getattr(lost, "lasting", False) or stand_in == planned:
+                # A whole engine under ncu takes longer than a case may.
+                if getattr(lost, "lasting", False) or stand_in == planned or profile.case.timing == "engine":
                     raise
                 stand_in = planned
                 counters, command, record = self._counters(launch, profile.case, planned)

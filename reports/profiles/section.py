@@ -70,7 +70,9 @@ class Shown:
         if not timeline.left_out:
             return "one run"
         count = len(timeline.kernel)
-        return f"the first {count} launches" if count >= TIMELINE_LIMIT else "the first step"
+        if count >= TIMELINE_LIMIT:
+            return f"the first {count} launches"
+        return "the first piece of the prompt" if self.profile.case.phase == "forward" else "the first step"
 
     @property
     def summary(self) -> str:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeGuard
 
 from harness.environment import device_id_of
 from harness.machine_load import is_loaded
@@ -139,6 +140,8 @@ def _gaps(region: Region) -> str:
     """What the gaps are: one that outlasts all others together, or many."""
     if region.longest_gap_us > region.gaps_us / 2:
         return f"most of it one gap of {region.longest_gap_us / 1e3:.2g} ms"
+    if _between_steps(region):
+        return f"{region.gaps_us / region.units:.2g} µs a step, {_cause(region)}"
     launches = sum(kernel.launches for kernel in region.kernels)
     each = region.gaps_us / max(1, launches)
     if _of_operators(region):
@@ -150,10 +153,19 @@ def _cause(region: Region) -> str:
     """What gaps are made of; operators of a CPU wait for Python, which calls them, and a graph has no host in it."""
     if region.longest_gap_us > region.gaps_us / 2:
         return "what the host does in one long gap"
+    if _between_steps(region):
+        return "what the engine does on the host between steps"
     if _of_operators(region):
         return "Python"
     in_graph = isinstance(region, Profile) and region.case.timing == "graph"
     return "the way from one kernel of a graph to the next" if in_graph else "launches from the host"
+
+
+def _between_steps(region: Region) -> TypeGuard[Profile]:
+    """Whether one gap a step of an engine, whose steps are replays, is most of the gaps."""
+    if not isinstance(region, Profile) or (region.case.timing, region.case.phase) != ("engine", "generate"):
+        return False
+    return region.longest_gap_us * region.units > region.gaps_us / 2
 
 
 def bound_of(kernel: Kernel, region: Region) -> str:

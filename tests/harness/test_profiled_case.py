@@ -207,6 +207,7 @@ def test_it_rests_where_a_measurement_does(monkeypatch: pytest.MonkeyPatch) -> N
         (500, 250, 20_000, (500, 250)),
         (500, 250, 100, (25, 75)),  # so many launches a run that not all may be recorded
         (7, 5, 5, (1, 4)),
+        (7, 5, 2, (1, 1)),
         (7, 5, 1, (0, 1)),
     ],
 )

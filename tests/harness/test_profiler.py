@@ -151,7 +151,7 @@ def test_ncu_counts_a_smaller_case_where_the_system_has_one(
 
 
 @pytest.mark.parametrize(
-    ("does", "launches", "why", "lasting"),
+    ("does", "of", "why", "lasting"),
     [
         ("die", "4", "ncu failed: Failed to find metric regex:xyz; --with torch does without it", True),
         ("kill", "4", "killed by SIGKILL", True),
@@ -167,17 +167,23 @@ def test_ncu_counts_a_smaller_case_where_the_system_has_one(
     ],
 )
 def test_without_ratios_the_times_stay_and_a_note_says_why(
-    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch, does: str, launches: str, why: str, lasting: bool
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch, does: str, of: str, why: str, lasting: bool
 ) -> None:
     fake(does)
-    monkeypatch.setenv("FAKE_LAUNCHES", launches)
+    monkeypatch.setenv("FAKE_LAUNCHES", of)
     cases = [case(), case(batch=3)]
-    found, said = profile_all(run_of(tmp_path, *cases), WITH_NCU, stop_s=1.0 if does == "hang" else 60.0)
+    run = run_of(tmp_path, *cases)
+    found, said = profile_all(run, WITH_NCU, stop_s=1.0 if does == "hang" else 60.0)
     assert [each.status for each in found] == ["ok", "ok"]
     assert why in found[0].notes[-1]
     assert found[0].kernels[0].counters is None
     assert len(said) == (1 if lasting else 2)
     assert ("given up" in found[1].notes[-1]) is lasting
+    monkeypatch.setenv("FAKE_PROFILER", "")
+    monkeypatch.setenv("FAKE_LAUNCHES", "4")
+    again = Profiler(run, launches(), WITH_NCU, Limits(60, 60), resume=True).jobs(run.jobs)
+    assert [each.case for each in again] == (cases[1:] if lasting else [])  # the one that was not tried
+    assert all(each.kernels[0].counters and not each.notes for each in again)
 
 
 def test_nsys_tells_times(tmp_path: Path, fake: Any) -> None:

@@ -125,6 +125,11 @@ def test_of_a_graph_the_host_is_not_blamed() -> None:
     case = Case("ttt-mlp", "thunderkittens", "1.3b", "generate", 1, 2048, timing="graph")
     found = Profile(**(values | {"longest_gap_us": 2.0}), case=case)
     assert sentences(found)[1] == "Gaps take most of it: bound by the way from one kernel of a graph to the next."
+    engine = replace(found, case=replace(case, timing="engine"), units=16)  # 30 us in one gap of each step
+    assert sentences(engine)[1] == "Gaps take most of it: bound by launches from the host."
+    engine = replace(engine, longest_gap_us=4.0)
+    assert sentences(engine)[1] == "Gaps take most of it: bound by what the engine does on the host between steps."
+    assert "gaps take 80%: 5 µs a step, what the engine does on the host between steps" in sentences(engine)[0]
     eager = replace(found, case=replace(case, timing="eager"))
     assert sentences(eager)[1] == "Gaps take most of it: bound by launches from the host."
 

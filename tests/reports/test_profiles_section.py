@@ -223,7 +223,7 @@ def test_a_timeline_has_the_paths_and_parts_of_its_launches(tmp_path: Path) -> N
     assert (drawn["kernel"], drawn["part"]) == ([1, 0], [1, 0])
     html = section(run_with(tmp_path, found)).html
     assert "2 launches in 0.01707 ms; 5 later ones of the run are not drawn." in html
-    assert "Timeline: the first step by phase" in html
+    assert "Timeline: the first piece of the prompt by phase" in html
     assert "no times of single launches" not in html
     without = section(run_with(tmp_path / "without", profile(case()))).html
     assert "This profile has no times of single launches, so there is no timeline." in without
