@@ -65,10 +65,7 @@ def jobs_of(planned: Iterable[Planned]) -> tuple[Job, ...]:
     """The jobs of cases, headline systems first; a case that several suites need is planned once."""
     merged: dict[str, Planned] = {}
     for each in planned:
-        before = merged.get(each.case.key, each)
-        # A case that any suite asks for without the others is not skipped for what they find.
-        least, grows = max(before.min_samples, each.min_samples), before.grows and each.grows
-        merged[each.case.key] = Planned(each.case, least, grows)
+        merged[each.case.key] = merged.get(each.case.key, each).merged(each)
     groups: dict[tuple[str, str], list[Planned]] = {}
     for each in merged.values():
         groups.setdefault((each.case.system, each.case.backend), []).append(each)

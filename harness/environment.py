@@ -14,6 +14,7 @@ from harness.nvml import open_gpu
 
 PACKAGES = ("torch", "triton", "numpy", "nvidia-ml-py")  # beside those that an adapter names
 SOURCES = (".py", ".cu", ".cuh", ".h")
+RECORDS_APART = ":(exclude)reports/results"
 COMMIT_VARIABLE = "TTT_BENCH_COMMIT"
 DIRTY = "-dirty"  # after a commit: with uncommitted changes, as git describe says it
 
@@ -113,12 +114,13 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     """(commit, whether its files differ) of a checkout, by default of the one that holds this package.
 
     Files that git does not know count where they are source code: a page or a table that was written there is none.
+    A committed run that goes on is none either.
     Without one, what TTT_BENCH_COMMIT says: COMMIT or COMMIT with DIRTY. ("", None) where neither is known.
     """
     root = root or Path(__file__).resolve().parent.parent
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     if commit:
-        changes = _git(root, "status", "--porcelain", "--untracked-files=all")
+        changes = _git(root, "status", "--porcelain", "--untracked-files=all", "--", ".", RECORDS_APART)
         return commit, None if changes is None else any(map(_differs, changes.splitlines()))
     said = os.environ.get(COMMIT_VARIABLE, "")
     named = said.partition("-")[0]

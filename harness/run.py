@@ -76,6 +76,10 @@ class Planned:
         if not 1 <= self.min_samples <= MOST_SAMPLES:
             raise ValueError(f"min_samples is {_shortened(self.min_samples)}, must be from 1 to {MOST_SAMPLES}")
 
+    def merged(self, other: "Planned") -> "Planned":
+        """What both of one case ask for; one that either wants in any case is not skipped for what others found."""
+        return Planned(self.case, max(self.min_samples, other.min_samples), self.grows and other.grows)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -223,13 +227,18 @@ class Run:
             raise RunError(f"{self.folder}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
     def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
-        """The run's jobs with those of a later request: cases that are not planned yet go to the end of their job."""
+        """The run's jobs with those of a later request: cases that are not planned yet go to the end of their job.
+
+        Of the others what both ask for holds.
+        """
         by_pair = {job.pair: job for job in self.jobs}
-        known = {planned.case.key for job in self.jobs for planned in job.cases}
         for job in jobs:
-            new = tuple(planned for planned in job.cases if planned.case.key not in known)
-            before = by_pair.get(job.pair)
-            by_pair[job.pair] = replace(before, cases=(*before.cases, *new)) if before else job
+            before = by_pair.get(job.pair, replace(job, cases=()))
+            cases = {planned.case.key: planned for planned in before.cases}
+            for planned in job.cases:
+                known = cases.get(planned.case.key, planned)
+                cases[planned.case.key] = known.merged(planned)
+            by_pair[job.pair] = replace(before, cases=tuple(cases.values()))
         return tuple(by_pair.values())
 
     def extend(self, jobs: Iterable[Job], catalogue: Catalogue, request: Request) -> None:

@@ -238,7 +238,7 @@ class _JobRun:
             record = before
         else:
             self.file.append(record)
-        self.records.append(record)
+        self.records = [each for each in self.records if each.case.key != planned.case.key] + [record]
         self.session.display.emit("record", planned, record, place=self.place.name)
 
 

@@ -219,9 +219,10 @@ class _Drawn:
             if rows["state_dtype"].nunique() > 1:
                 yield "the floor is of one state precision: a smaller state has a lower one"
         several = {name for name in MACHINE_COLUMNS if measured[name].nunique() > 1}
-        if several & {*self.panel.identity()}:
+        apart = several & {*self.panel.identity()}
+        if apart:
             yield "lines join no points of different machines or commits"
-        elif several:
+        if "device_id" in several - apart and measured["device"].nunique() == 1:
             yield f"their points are from {measured['device_id'].nunique()} GPUs of one model"
         if NOTES in rows and (noted := (rows["status"].eq("ok") & rows[NOTES].fillna("").ne("")).sum()):
             yield f"the table has notes on {noted} of the points"

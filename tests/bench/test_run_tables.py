@@ -36,6 +36,13 @@ def test_a_run_of_two_days_and_two_commits_says_so(tmp_path):
     assert row[2:4] == ["2026-11-21 04:50 to 2026-11-22 05:10", "2 commits"]
 
 
+def test_a_commit_with_changes_is_another_one(tmp_path):
+    changed = timed(a_case(128), 20, on_gpu(dirty=True))
+    a_run(tmp_path / "one", timed(a_case(64), 10), changed)
+    (row,) = written(tmp_path, '[[runs]]\nrun = "one"')
+    assert row[3] == "2 commits"
+
+
 def test_two_runs_are_apart_by_their_times_a_token(tmp_path):
     cases = [a_case(64), a_case(128), a_case(256), a_case(512, phase="generate")]
     a_run(tmp_path / "a", *(timed(case, 10) for case in cases))

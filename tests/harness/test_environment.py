@@ -228,6 +228,12 @@ def test_commit_of_a_checkout(package_in: Path) -> None:
     git(package_in, "commit", "-q", "--allow-empty", "-m", "x")
     assert environment.commit_and_dirty() == (git(package_in, "rev-parse", "HEAD"), False)
     environment.commit_and_dirty.cache_clear()
+    record = package_in / "reports/results/run/records/a.jsonl"
+    record.parent.mkdir(parents=True)
+    record.write_text("one\n")
+    git(package_in, "add", "--all")
+    git(package_in, "commit", "-q", "-m", "a run")
+    record.write_text("one\ntwo\n")  # the run goes on
     for name, differs in (("page.html", False), ("site", False), ("bench/new kernel.cu", True)):
         path = package_in / name
         path.parent.mkdir(exist_ok=True)

@@ -62,6 +62,14 @@ def test_cases_that_are_added_later_go_to_the_end_of_their_job(folder: Path) -> 
     assert len(lines_of(folder)) == 3
 
 
+def test_a_case_that_is_asked_for_again_has_what_both_ask_for(folder: Path) -> None:
+    run = new_run(folder, [Planned(case(batch=1), 1, grows=True), Planned(case(batch=2), 6, grows=True)])
+    again = [Planned(case(batch=1), 6, grows=True), Planned(case(batch=2), 1)]
+    run.extend(planned_jobs(again), catalogue(again), REQUEST)
+    (job,) = Run.open(folder).jobs
+    assert job.cases == (Planned(case(batch=1), 6, grows=True), Planned(case(batch=2), 6))
+
+
 def change(folder: Path, meddle: Callable[[dict[str, Any]], object]) -> None:
     path = folder / "run.json"
     values = json.loads(path.read_text())

@@ -248,6 +248,16 @@ def test_verify_only(folder: Path) -> None:
     assert all(not record.samples_ms for record in records)
 
 
+def test_skip_sees_what_a_retried_case_is_now(folder: Path, tmp_path: Path) -> None:
+    def too_large(of: Planned, earlier: Any) -> str:
+        return "one was killed" if any(each.status == "killed" for each in earlier if each.case != of.case) else ""
+
+    launches = systems("fake_systems:DiesInRun", FAKE_NOTE=str(tmp_path / "runs"), FAKE_DEATHS="1")
+    cases = [case(batch=1), case(batch=2)]
+    assert statuses(measured(folder, cases, launches=launches, skip=too_large)) == ["killed", "skipped"]
+    assert statuses(measured(folder, launches=launches, skip=too_large)) == ["ok", "ok"]
+
+
 def test_skip_sees_what_came_before(folder: Path) -> None:
     def too_large(of: Planned, earlier: Any) -> str:
         failed = [r.case.batch for r in earlier if r.status == "oom" and r.case.batch < of.case.batch]
