@@ -127,7 +127,7 @@ def test_without_a_name_a_gpu_runs_the_paper_and_a_cpu_quick():
 
 
 def test_what_is_published_has_six_samples_at_least():
-    assert {find_suite(name).min_samples for name in find_group("paper").suites} == {6}
+    assert {find_suite(name).min_samples for name in find_group("all").suites} == {6}
     assert {each.min_samples for each in planned("fig15-forward")} == {6}
 
 
