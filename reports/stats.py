@@ -42,6 +42,7 @@ CACHE_FULL, FEW_SAMPLES, LOADED, UNSTEADY = "cache full", "few samples", "loaded
 STEADY = 0.1  # half of a median's interval over the median, up to which its samples agree
 # Settings that a reader must know to compare a latency: they go into the column NOTES.
 NOTED_SETTINGS = ("gate_limits", "warning")
+REPLAYED = "replayed from a graph"  # what an adapter says of how it reads the prompt of a request
 # Metrics that show in another form: as a rate, a note, or in a table of their own.
 _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences_at_once"}
 
@@ -255,7 +256,8 @@ def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
     for record in group:
         yield from (record.settings[name] for name in NOTED_SETTINGS if name in record.settings)
     case = group[0].case
-    if (case.phase, case.timing, case.option("scope", "model")) == ("forward", "graph", "model"):
+    replayed = any(record.settings.get("prompt") == REPLAYED for record in group)
+    if replayed or (case.phase, case.timing, case.option("scope", "model")) == ("forward", "graph", "model"):
         yield "the prefill is replayed from a CUDA graph"
     if case.timing == "engine":
         yield "timed by the engine itself"
@@ -299,8 +301,8 @@ def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 
 
 def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:
-    """Whether fewer sequences than asked for ran at once."""
-    return (metrics.get("sequences_at_once") or case.batch) < case.batch
+    """Whether fewer sequences than asked for ran at once; a forward's need not, as each leaves when it is read."""
+    return case.phase != "forward" and (metrics.get("sequences_at_once") or case.batch) < case.batch
 
 
 def _samples(group: Sequence[Record]) -> list[float]:

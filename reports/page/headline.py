@@ -163,12 +163,6 @@ class _View:
         lines = [line for line in self.compared if line.system == system]
         return {point.x: point.value for line in lines for point in self.points(line)}
 
-    def cut_short(self, systems: Iterable[str]) -> set[float]:
-        """Where one of the systems ran a part of its batch at a time."""
-        rows = self.rows(line for line in self.compared if line.system in systems)
-        full = rows[MARKS].fillna("").str.contains(CACHE_FULL) if MARKS in rows else []
-        return {float(x) for x in rows[full][self.figure.x]} if any(full) else set()
-
     def rows(self, lines: Iterable[Line]) -> pd.DataFrame:
         """What the lines draw."""
         return self.table.loc[[row for line in lines for row in line.rows]]
@@ -342,9 +336,7 @@ def _judged(view: _View, claim: PaperClaim) -> str:
     range_said = span(rounded(min(faster.values())), rounded(max(faster.values())))
     met = "is exceeded here" if claim.margin and min(faster.values()) > 1 + claim.margin else "holds here"
     verdict = f"does not hold here at {_listed([said_x(x) for x in missed])}" if missed else met
-    cut = sorted(view.cut_short((claim.system, claim.other)) & faster.keys())
-    note = f" (at {_listed([said_x(x) for x in cut])} of the sequences that fit at once)" if cut else ""
-    return f"The paper's “{claim.text}” {verdict}: {names[0]} is {range_said} times as fast as {names[1]}{note}."
+    return f"The paper's “{claim.text}” {verdict}: {names[0]} is {range_said} times as fast as {names[1]}."
 
 
 def _best(view: _View) -> str:

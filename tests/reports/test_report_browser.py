@@ -403,7 +403,7 @@ def test_the_first_figure_is_seen_without_scrolling(browser, saved, viewport):
 def doubtful(browser, tmp_path_factory):
     """Another backend, a full cache, few samples, a loaded machine, unsteady samples, a failed and a skipped case."""
     contexts = [2048 << step for step in range(5)]
-    cases = [Case("transformer", "vllm", "1.3b", "forward", 16, context) for context in contexts]
+    cases = [Case("transformer", "vllm", "1.3b", "generate", 512, context) for context in contexts]
     loaded = synthetic.environment() | {"cpu": {"others_share": 0.5, "idle_share": 0.0}}
     records = [
         synthetic.ok(cases[0], 1.0, count=3, metrics={"sequences_at_once": 5}),
@@ -411,11 +411,11 @@ def doubtful(browser, tmp_path_factory):
         synthetic.ok(cases[2], 4.0, spread=1.0),
         synthetic.lost(cases[3], "failed", "it broke"),
         synthetic.lost(cases[4], "skipped", "not here"),
-        *(synthetic.ok(Case("transformer", "torch", "1.3b", "forward", 16, context), 9.0) for context in contexts[:2]),
-        synthetic.ok(Case("mamba", "mamba-ssm", "1.3b", "forward", 16, 2048), 1.1),
+        *(synthetic.ok(Case("transformer", "torch", "1.3b", "generate", 512, each), 9.0) for each in contexts[:2]),
+        synthetic.ok(Case("mamba", "mamba-ssm", "1.3b", "generate", 512, 2048), 1.1),
     ]
     folder = tmp_path_factory.mktemp("doubtful")
-    path = browsing.save(synthetic.of_suite("fig15-forward", *records), folder, "doubtful")
+    path = browsing.save(synthetic.of_suite("fig15-generate", *records), folder, "doubtful")
     with browsing.opened(browser, path) as (page, wrongs):
         yield page
         browsing.check(page, wrongs)
@@ -432,7 +432,7 @@ def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_mean
     assert dict(zip(lost["x"], lost["marker"]["symbol"], strict=True)) == {16384: "x-thin", 32768: "line-ew"}
     said = doubtful.locator("#figure-0 .annotation").all_text_contents()[-1]
     for words in (
-        "† fewer sequences at once than asked for: 5 of 16",
+        "† fewer sequences at once than asked for: 5 of 512",
         "* fewer than six",
         "‡ others used",
         "§ median not known",

@@ -199,12 +199,6 @@ def test_a_match_may_be_a_little_slower_and_much_faster_is_more(theirs, verdict)
     assert f"“TTT-Linear matches Mamba” {verdict}" in found
 
 
-def test_a_claim_says_where_a_part_of_the_batch_was_compared():
-    theirs = [*forward({8192: 8.0}, *SLOW), *forward({16384: 12.0}, *SLOW, metrics={"sequences_at_once": 11})]
-    found = " ".join(said(*forward({8192: 4.0, 16384: 4.0}), *theirs))
-    assert "2 to 3 times as fast as Transformer (at 16k of the sequences that fit at once)." in found
-
-
 def test_a_cold_cache_is_not_told_to_be_faster_than_a_warm_one():
     def layers(l2, latency_ms):
         size, layer = {"size": "1.3b", "phase": "forward", "batch": 16}, {"options": (("scope", "layer"),)}

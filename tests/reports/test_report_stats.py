@@ -60,6 +60,8 @@ def test_a_case_of_two_suites_is_one_row_of_both():
     [
         ({"phase": "generate"}, {"sequences_at_once": 172}, {}, "172 of 256 sequences at once: no more fit"),
         ({"phase": "generate"}, {"sequences_at_once": 256}, {"prompt_tokens": "2048"}, ""),
+        ({}, {"sequences_at_once": 172}, {}, ""),
+        ({"phase": "request"}, {}, {"prompt": "replayed from a graph"}, "the prefill is replayed from a CUDA graph"),
         ({"phase": "generate"}, {}, {"prompt_tokens": "128"}, "read a prompt of 128, not 2048"),
         ({"phase": "generate"}, {}, {"prompt_tokens": "0"}, ""),
         ({"timing": "graph"}, {}, {}, "the prefill is replayed from a CUDA graph"),

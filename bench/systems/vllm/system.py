@@ -40,6 +40,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
+CORE = "in the process that asks, where vLLM's default is one of its own"
 STEADY_STEPS = 32  # of a generate batch, at the least, in which every sequence takes part
 STEPS_SEEN = 16  # of those by a profiler
 MANY_SEQUENCES = 4096  # the figures' largest batch: an engine of more than SEQUENCES is made for all of them
@@ -119,7 +120,7 @@ class VllmSystem:
             measured=work.measured,
             metrics=facts.metrics() | work.metrics() | total(cost).metrics() | kept | ceilings,
             work=cost,
-            settings=facts.settings() | engine.described() | {"timed": work.timed} | prompt,
+            settings=facts.settings() | engine.described() | {"timed": work.timed, "engine_core": CORE} | prompt,
         )
 
     def engine(self, case: Case) -> Engine:
@@ -257,9 +258,20 @@ class _Work:
 
 
 class Prefill(_Work):
-    """Forward: prompts that end with their first token."""
+    """Forward: prompts that end with their first token, and leave the cache with it.
+
+    So it need not hold them all: a step reads as many as its tokens allow, while those of the step before may be there.
+    """
 
     timed = "all prompts, from the first step to the last prompt's first token"
+
+    def __init__(self, engine: Engine, case: Case) -> None:
+        super().__init__(engine, case)
+        self.at_once = min(self.at_once, -(-2 * engine.settings.max_num_batched_tokens // self.context))
+
+    def metrics(self) -> dict[str, float | None]:
+        """Of the cache alone."""
+        return {"cache_blocks": self.engine.cache_blocks()}
 
 
 class Generate(_Work):

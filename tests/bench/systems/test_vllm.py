@@ -94,6 +94,15 @@ def test_generate_with_room_for_all(llm):
     assert workload.metrics["context_at_last_step"] > 48
 
 
+def test_a_forward_keeps_the_prompts_of_two_steps_however_many_there_are(llm):
+    forward = replace(CASE, phase="forward", batch=64, context=1500)
+    workload = VllmTransformer().build(forward)
+    step_tokens = VllmTransformer.max_num_batched_tokens
+    one = VllmTransformer().build(replace(forward, batch=1)).metrics["state_bytes"]
+    assert workload.metrics["state_bytes"] == one * -(-2 * step_tokens // 1500)
+    assert "sequences_at_once" not in workload.metrics
+
+
 def test_the_steps_that_are_timed_lie_around_the_context(llm, monkeypatch):
     lengths, prompts = [], vllm_engine.Engine.prompts
     monkeypatch.setattr(
