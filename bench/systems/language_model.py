@@ -345,7 +345,10 @@ class Generate(PhaseWork):
 
 
 class Request(PhaseWork):
-    """A prompt, then `steps` greedy tokens; on a GPU the steps, and prompts of few tokens, are replays of graphs."""
+    """A prompt, then `steps` greedy tokens; on a GPU the steps, and prompts of few tokens, are replays of graphs.
+
+    Its moments are the host's, as an engine's are: each token is there before the one after the next is begun.
+    """
 
     def prepare(self) -> None:
         """See PhaseWork.prepare."""
@@ -357,10 +360,14 @@ class Request(PhaseWork):
         self._next = random_ids(model, case.batch)
         self._read = self._next.new_zeros(self.steps, case.batch)
         self._logits: Any = None
-        self._marks: deque[list[Any]] = deque(maxlen=TIMED_REQUESTS)
+        self._on_host = TokensOnHost(self.steps + 1, case.batch)
+        self._moments: deque[list[float]] = deque(maxlen=TIMED_REQUESTS)
         launch_bound = case.batch * case.context <= LAUNCH_BOUND_TOKENS
         replayed = launch_bound and device() != "cpu"
-        self.settings = {"prompt": "replayed from a graph" if replayed else "launched"}
+        self.settings = {
+            "prompt": "replayed from a graph" if replayed else "launched",
+            "tokens": "copied to the host one by one, each while the next step runs",
+        }
         self._read_prompt = repeatable(self._prefill) if replayed else self._prefill
         self._begin = repeatable(lambda: model.generate_state(self._state, into=self._generating))
         self._step = repeatable(self._one_step)
@@ -381,22 +388,25 @@ class Request(PhaseWork):
     @torch.inference_mode()
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [B, V] of the last step, and the tokens [steps, B] that the steps read."""
-        marks = [mark()]
+        moments = [now()]
         with nvtx_range("prefill"):
             self._read_prompt()
-        marks.append(mark())
+            self._on_host.send(0, self._next)
         with nvtx_range("generate"):
             self._begin()
-            for read in self._read:
+            for place, read in enumerate(self._read):
                 read.copy_(self._next)
                 self._step()
-                marks.append(mark())
-        self._marks.append(marks)
+                self._on_host.send(place + 1, self._next)
+                moments.append(self._on_host.arrived(place))
+        moments.append(self._on_host.arrived(self.steps))
+        self._moments.append(moments)
         return self._logits, self._read
 
     def measured(self, calls: int) -> dict[str, float | None]:
         """See token_times; all sequences of a call have their tokens at once."""
-        times = [[between_ms(*pair) for pair in pairwise(marks)] for marks in list(self._marks)[-calls:]]
+        last = list(self._moments)[-calls:]
+        times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
         return token_times([(first, steps) for first, *steps in times])
 
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
@@ -428,21 +438,34 @@ def token_times(requests: Sequence[tuple[float, Sequence[float]]]) -> dict[str, 
     }
 
 
-def mark() -> Any:
-    """A moment in the work of `device()`: an event on a GPU, which nothing waits for, the clock's seconds on a CPU."""
-    if device() == "cpu":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
+class TokensOnHost:
+    """The tokens [count, batch] of a request as the host has them, and when it had them."""
+
+    def __init__(self, count: int, batch: int) -> None:
+        on_gpu = device() != "cpu"
+        self.tokens = torch.empty(count, batch, dtype=torch.long, pin_memory=on_gpu)
+        self._events = [torch.cuda.Event() for _ in range(count)] if on_gpu else []
+        self._at = [0.0] * count  # on a CPU, where they are at once
+
+    def send(self, place: int, tokens: torch.Tensor) -> None:
+        """Begin to copy those of a step, behind the work that makes them; nothing waits."""
+        self.tokens[place].copy_(tokens, non_blocking=True)
+        if self._events:
+            self._events[place].record()
+        else:
+            self._at[place] = now()
+
+    def arrived(self, place: int) -> float:
+        """When those of a step were on the host, on the clock of `now`; waits for them."""
+        if not self._events:
+            return self._at[place]
+        self._events[place].synchronize()
+        return now()
 
 
-def between_ms(earlier: Any, later: Any) -> float:
-    """From one mark to another, ms; waits for the later one."""
-    if isinstance(later, float):
-        return (later - earlier) * 1e3
-    later.synchronize()
-    return earlier.elapsed_time(later)
+def now() -> float:
+    """Seconds of the host's clock."""
+    return time.perf_counter()
 
 
 def repeatable(step: Callable[[], object]) -> Callable[[], object]:

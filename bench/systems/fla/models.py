@@ -274,10 +274,19 @@ class GatedDeltaNet(Fla):
 
 
 class RWKV7(Fla):
-    """rwkv7/fla, with heads of 64 and 24 blocks."""
+    """rwkv7/fla, with heads of 64, 24 blocks and the low ranks of RWKV-7 World 1.5B; the package has smaller ones."""
 
     classes = ("RWKV7Config", "RWKV7ForCausalLM")
-    sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 24}}
+    sizes: ClassVar[dict[str, dict[str, Any]]] = {
+        "1.3b": {
+            "hidden_size": SIZES["1.3b"].width,
+            "num_hidden_layers": 24,
+            "decay_low_rank_dim": 96,
+            "a_low_rank_dim": 96,
+            "v_low_rank_dim": 64,
+            "gate_low_rank_dim": 256,
+        }
+    }
 
     def settings(self, case: Case) -> dict[str, str]:
         """With what the package says whenever the model is made; its gate compares it with the same package."""

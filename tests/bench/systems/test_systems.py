@@ -295,7 +295,7 @@ def test_a_request_says_when_its_tokens_came(monkeypatch):
     """By moments in seconds of which a call takes seven; the clock's own samples know nothing of them."""
     moments = [0.0, 0.5, 0.51, 0.52, 0.9, 0.91, 0.92]
     marks = (7.0 * call + moment * (1 + call % 2) for call in count() for moment in moments)
-    monkeypatch.setattr(language_model, "mark", lambda: next(marks))
+    monkeypatch.setattr(language_model, "now", lambda: next(marks))
     record = CaseRun(case("ttt-linear", "request", steps=5), POLICY).record(TTTTorch())
     assert record.status == "ok", record.reason
     assert 500 <= record.metrics["time_to_first_token_ms"] <= 1000
@@ -305,11 +305,17 @@ def test_a_request_says_when_its_tokens_came(monkeypatch):
     assert record.settings["prompt"] == "launched"
 
 
+def test_the_host_has_the_tokens_of_a_request():
+    work = TTTTorch().build(case("ttt-linear", "request", steps=3)).run.__self__
+    logits, read = work.run()
+    assert work._on_host.tokens.tolist() == [*read.tolist(), logits.argmax(-1).tolist()]
+
+
 def test_only_the_calls_that_were_samples_count(monkeypatch):
     workload = TTTTorch().build(case("ttt-linear", "request", steps=2))
     for first in (9.0, 1.0, 3.0):
         marks = iter([0.0, first, first + 0.1, first + 0.3])
-        monkeypatch.setattr(language_model, "mark", lambda marks=marks: next(marks))
+        monkeypatch.setattr(language_model, "now", lambda marks=marks: next(marks))
         workload.run()
     found = workload.measured(2)
     assert found == {"time_to_first_token_ms": pytest.approx(2000), "time_between_tokens_ms": pytest.approx(150)}
