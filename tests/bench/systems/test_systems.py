@@ -2,6 +2,7 @@
 
 import ast
 import re
+import time
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -305,10 +306,24 @@ def test_a_request_says_when_its_tokens_came(monkeypatch):
     assert record.settings["prompt"] == "launched"
 
 
-def test_the_host_has_the_tokens_of_a_request():
+def the_host_has_the_tokens():
     work = TTTTorch().build(case("ttt-linear", "request", steps=3)).run.__self__
-    logits, read = work.run()
-    assert work._on_host.tokens.tolist() == [*read.tolist(), logits.argmax(-1).tolist()]
+    for _ in range(2):
+        before = time.perf_counter()
+        logits, read = work.run()
+        assert work._on_host.tokens.tolist() == [*read.tolist(), logits.argmax(-1).tolist()]
+        moments = [before, *work._moments[-1], time.perf_counter()]
+        assert moments == sorted(moments)
+        assert len(moments) == 2 + 1 + 4  # around; the beginning, and the token after the prompt and after each step
+
+
+def test_the_host_has_the_tokens_of_a_request():
+    the_host_has_the_tokens()
+
+
+@pytest.mark.gpu
+def test_the_host_has_the_tokens_of_a_request_on_a_gpu():
+    the_host_has_the_tokens()
 
 
 def test_only_the_calls_that_were_samples_count(monkeypatch):
