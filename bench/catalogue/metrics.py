@@ -12,7 +12,11 @@ METRICS: tuple[MetricEntry, ...] = (
     MetricEntry("process_spread", "Spread between processes", "%", "lower", scale=0.01),
     MetricEntry("us_per_token", "Latency per token", "µs", "lower", text=True),
     MetricEntry("time_to_first_token_ms", "Time to first token", "ms", "lower", text=True),
+    MetricEntry("time_to_first_token_ms_low", "95% low to first token", "ms"),
+    MetricEntry("time_to_first_token_ms_high", "95% high to first token", "ms"),
     MetricEntry("time_between_tokens_ms", "Time between tokens", "ms", "lower", text=True),
+    MetricEntry("time_between_tokens_ms_low", "95% low between tokens", "ms"),
+    MetricEntry("time_between_tokens_ms_high", "95% high between tokens", "ms"),
     MetricEntry("tokens_per_s", "Throughput", "tokens/s", "higher"),
     MetricEntry("peak_memory_gb", "Peak memory", "GB", "lower"),
     # Work against the highest ceilings that the processes of the run measured.

@@ -21,6 +21,7 @@ from bench.systems.logits import logits_verdict, rounding_of, widening
 from harness.case import Case
 from harness.cuda_clock import side_stream
 from harness.gate import Check, Verdict
+from harness.interval import median_interval
 from harness.ranges import nvtx_range
 from harness.system import Input, Workload
 from harness.work import Work
@@ -407,7 +408,7 @@ class Request(PhaseWork):
         """See token_times; all sequences of a call have their tokens at once."""
         last = list(self._moments)[-calls:]
         times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
-        return token_times([(first, steps) for first, *steps in times])
+        return token_times([[(first, steps)] for first, *steps in times])
 
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
         """A few whole requests, read by the reference."""
@@ -425,17 +426,21 @@ class Request(PhaseWork):
         return judge
 
 
-def token_times(requests: Sequence[tuple[float, Sequence[float]]]) -> dict[str, float | None]:
-    """The metrics of requests, each its ms to the first token and between each two.
+def token_times(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[str, float | None]:
+    """The metrics of the requests of each call, each its ms to the first token and between each two.
 
-    Both are medians over the requests, between tokens of the mean within each: so the two tell its whole time.
+    Both are medians over the requests of a call, between tokens of the mean within each, so that the two tell its whole
+    time; then medians over the calls with their 95% intervals.
     """
-    if not requests:
+    if not calls:
         return {}
-    return {
-        "time_to_first_token_ms": median(first for first, _ in requests),
-        "time_between_tokens_ms": median(fmean(steps) for _, steps in requests),
-    }
+    found: dict[str, float | None] = {}
+    for name, of_calls in (
+        ("time_to_first_token_ms", [median(first for first, _ in requests) for requests in calls]),
+        ("time_between_tokens_ms", [median(fmean(steps) for _, steps in requests) for requests in calls]),
+    ):
+        found[name], found[f"{name}_low"], found[f"{name}_high"] = median_interval(of_calls)
+    return found
 
 
 class TokensOnHost:

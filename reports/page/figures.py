@@ -19,6 +19,8 @@ from reports.stats import MACHINE_COLUMNS, NOTES, option_columns, short_commit
 
 WIDE_RANGE = 30  # largest over smallest value of a figure, from which its first choice of axis is logarithmic
 
+LATENCIES, RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "gbs")  # whose bars are a latency's
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -208,7 +210,7 @@ class _Drawn:
         rows = self.panel.rows
         measured = rows[(rows["status"] == "ok") & (rows["samples"] > 0)]
         if len(measured):
-            yield _points_words(measured)
+            yield _points_words(measured, self.panel.entry.y)
         if self.panel.entry.best:
             yield "rings mark the best batch of each line that falls behind it within the batches tried"
         if any(line.y for line in lines):
@@ -292,12 +294,20 @@ def _widest_axis(rows: pd.DataFrame) -> str:
     return max(axes, key=lambda axis: rows[axis].nunique())
 
 
-def _points_words(measured: pd.DataFrame) -> str:
+def own_ends(y: str) -> tuple[str, str]:
+    """The columns of a metric's own interval, where a record has one."""
+    return f"{y}_low", f"{y}_high"
+
+
+def _points_words(measured: pd.DataFrame, y: str) -> str:
     """What points and bars are."""
     samples, processes = measured["samples"], measured["processes"]
     repeated = processes.max() > 1
-    said = f"medians of {ends(samples)} samples with their 95% intervals"
-    said += " over processes" if repeated else " within one process"
+    said = f"medians of {ends(samples)} samples"
+    if y not in (*LATENCIES, *RATES) and not any(name in measured for name in own_ends(y)):
+        return said
+    said += " with their 95% intervals"
+    said += " over processes" if repeated and y in (*LATENCIES, *RATES) else " within one process"
     said += f" (below {FEWEST} samples their range)" if samples.min() < FEWEST else ""
     if repeated:
         said += f", of {ends(processes)} processes a point"

@@ -14,7 +14,7 @@ from harness.case import Case
 from harness.catalogue import Catalogue, PaperClaim
 from harness.interval import FEWEST
 from harness.reason import counted, rounded, span
-from reports.page.figures import Figure
+from reports.page.figures import LATENCIES, RATES, Figure, own_ends
 from reports.page.lines import Line
 from reports.stats import (
     CACHE_FULL,
@@ -36,7 +36,6 @@ DOUBTS = {FEW_SAMPLES: f"in fewer than {FEWEST} samples", LOADED: "beside other 
 _BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
 # What is asked of a system: lines that differ in it are not compared.
 _ASKED = ("size", "batch", "context", "dtype", "l2")
-_LATENCIES, _RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "gbs")
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class _View:
 
     @property
     def is_speed(self) -> bool:
-        return self.figure.y in _LATENCIES + _RATES
+        return self.figure.y in LATENCIES + RATES
 
     @property
     def primary(self) -> list[Line]:
@@ -150,7 +149,8 @@ class _View:
     def points(self, line: Line) -> Iterator[_Point]:
         """The points with a result."""
         x, y, scale = self.figure.x, self.figure.y, self.catalogue.metric(self.figure.y).scale
-        read = [name for name in dict.fromkeys((x, y, "latency_ms", *chain(*_BARS), MARKS)) if name in self.table]
+        columns = (x, y, *own_ends(y), "latency_ms", *chain(*_BARS), MARKS)
+        read = [name for name in dict.fromkeys(columns) if name in self.table]
         for cells in self.table.loc[list(line.rows), read].to_dict("records"):
             value = cells[y]
             if pd.notna(value) and value > 0:
@@ -301,13 +301,16 @@ def _standing(x: float, places: list[tuple[_Point, str]], lower_is_better: bool)
 
 
 def _bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
-    """The ends of a point's bar over its value: over processes where there are several."""
+    """The ends of a point's bar over its value: over processes where there are several, else of its own column."""
+    low, high = (cells.get(name, math.nan) for name in own_ends(y))
+    if y not in LATENCIES and pd.notna(low) and pd.notna(high):
+        return low / cells[y], high / cells[y]
     for ends in _BARS:
         low, high = (cells.get(name, math.nan) for name in ends)
         if pd.notna(low) and pd.notna(high) and low > 0:
-            if y in _LATENCIES:
+            if y in LATENCIES:
                 return low / cells["latency_ms"], high / cells["latency_ms"]
-            if y in _RATES:
+            if y in RATES:
                 return cells["latency_ms"] / high, cells["latency_ms"] / low
     return 1.0, 1.0
 

@@ -30,13 +30,16 @@ class Points {
     const raw = this.cell(row, column);
     if (raw === null) return null;
     const value = raw / (this.scales[column] ?? 1);
-    const within = this.interval(row, column, value, "latency_ms_low", "latency_ms_high");
+    const own = [`${column}_low`, `${column}_high`].map((name) => this.cell(row, name));
+    const within = own.includes(null)
+      ? this.interval(row, column, value, "latency_ms_low", "latency_ms_high")
+      : own.map((end) => (end * value) / raw);
     const over = this.interval(row, column, value, "latency_ms_repeats_low", "latency_ms_repeats_high");
     const [low, high] = over ?? within ?? [value, value];
     return { value, low, high, within, over };
   }
 
-  /* The interval is that of the latency, which a rate divides by; null where there is none. */
+  /* Of a column without an interval of its own, that of the latency, which a rate divides by; null where there is none. */
   interval(row, column, value, lowest, highest) {
     const [median, low, high] = ["latency_ms", lowest, highest].map((name) => this.cell(row, name));
     if (low === null || high === null) return null;

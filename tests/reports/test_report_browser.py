@@ -33,6 +33,7 @@ CONTRASTS = """() => {
 FIG15 = next(number for number, figure in enumerate(FIGURES) if figure.suite == "fig15-forward")
 KERNEL = next(number for number, figure in enumerate(FIGURES) if figure.id == "kernel-forward-16-ttt-linear")
 FIG20 = next(number for number, figure in enumerate(FIGURES) if figure.id == "fig20-throughput-generate")
+REQUEST = next(number for number, figure in enumerate(FIGURES) if figure.suite == "prompt-then-128")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,9 @@ def test_every_figure_is_drawn_with_its_values(page):
     assert browsing.plotted(page, FIG15)[0]["y"] == pytest.approx(list(TABLE.loc[first.rows, "us_per_token"]), rel=1e-5)
 
 
-@pytest.mark.parametrize(("number", "value"), [(FIG15, "us_per_token"), (FIG20, "tokens_per_s")])
+@pytest.mark.parametrize(
+    ("number", "value"), [(FIG15, "us_per_token"), (FIG20, "tokens_per_s"), (REQUEST, "time_to_first_token_ms")]
+)
 def test_bars_span_the_interval(page, number, value):
     row = TABLE.loc[FIGURES[number].lines[0].rows[0]]
     bar = page.evaluate(
@@ -82,6 +85,8 @@ def test_bars_span_the_interval(page, number, value):
     ends = [row[value] * row[f"latency_ms_{end}"] / row["latency_ms"] for end in ("low", "high")]
     if value == "tokens_per_s":
         ends = [row[value] * row["latency_ms"] / row[f"latency_ms_{end}"] for end in ("high", "low")]
+    if number == REQUEST:
+        ends = [row[f"{value}_{end}"] for end in ("low", "high")]
     assert bar == pytest.approx(ends, rel=1e-4)
 
 

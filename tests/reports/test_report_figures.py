@@ -60,6 +60,14 @@ def test_each_suite_has_its_figure(name, x, y, lines):
     assert (figure.x, figure.y, len(figure.lines)) == (x, y, lines)
 
 
+def test_a_caption_tells_of_the_bars_that_are_there():
+    times, between, whole = (FIGURES[f"prompt-then-128-request-16{part}"].caption for part in ("", "-2", "-3"))
+    assert "samples with their 95% intervals within one process" in times
+    assert "samples with their 95% intervals within one process" in whole
+    assert "samples" in between
+    assert "interval" not in between
+
+
 def test_only_suites_that_are_there_are_drawn():
     _, found = drawn(synthetic.ok(case(), 1.0), suite="quick")
     assert [figure.id for figure in found] == ["quick-forward"]

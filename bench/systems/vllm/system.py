@@ -334,7 +334,7 @@ class Request(_Work):
 
     def measured(self, calls: int) -> dict[str, float | None]:
         """See token_times, of all requests of the last batches: each waits while prompts before its own are read."""
-        return token_times([each for batch in list(self._requests)[-calls:] for each in batch])
+        return token_times(list(self._requests)[-calls:])
 
     def wanted_tokens(self, case: Case) -> int:
         """The token after the prompt is no step of its own."""

@@ -333,7 +333,9 @@ def test_only_the_calls_that_were_samples_count(monkeypatch):
         monkeypatch.setattr(language_model, "now", lambda marks=marks: next(marks))
         workload.run()
     found = workload.measured(2)
-    assert found == {"time_to_first_token_ms": pytest.approx(2000), "time_between_tokens_ms": pytest.approx(150)}
+    assert found["time_to_first_token_ms"] == pytest.approx(2000)
+    assert [found[f"time_to_first_token_ms_{end}"] for end in ("low", "high")] == pytest.approx([1000, 3000])
+    assert found["time_between_tokens_ms"] == pytest.approx(150)
 
 
 def test_a_prompt_that_the_reference_would_read_for_minutes_is_not_compared_and_that_is_said(monkeypatch):

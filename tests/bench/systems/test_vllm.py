@@ -425,11 +425,17 @@ def test_a_request_waits_for_the_prompts_before_its_own_and_its_tokens_have_time
     assert found["time_to_first_token_ms"] < max(timing.samples_ms)
 
 
-def test_the_times_of_requests_are_medians_over_all_of_the_means_within_each():
+def test_the_times_of_requests_are_medians_over_a_batch_of_the_means_within_each_and_have_intervals():
     batch = Batch(1.0, tokens_at={"0": [1.5, 1.6, 1.7, 2.7], "1": [2.0, 2.3, 2.6], "2": [3.0, 3.2, 3.4]})
-    assert token_times(batch.requests_ms()) == {
+    slower = Batch(1.0, tokens_at={"0": [3.0, 4.0, 5.0]})
+    found = token_times([each.requests_ms() for each in (batch, batch, slower)])
+    assert found == {
         "time_to_first_token_ms": pytest.approx(1000.0),
+        "time_to_first_token_ms_low": pytest.approx(1000.0),
+        "time_to_first_token_ms_high": pytest.approx(2000.0),
         "time_between_tokens_ms": pytest.approx(300.0),
+        "time_between_tokens_ms_low": pytest.approx(300.0),
+        "time_between_tokens_ms_high": pytest.approx(1000.0),
     }
 
 
