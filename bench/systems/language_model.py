@@ -348,7 +348,7 @@ class Generate(PhaseWork):
 class Request(PhaseWork):
     """A prompt, then `steps` greedy tokens; on a GPU the steps, and prompts of few tokens, are replays of graphs.
 
-    Its moments are the host's, as an engine's are: each token is there before the one after the next is begun.
+    Its moments are the host's, as an engine's are: it has each token before it begins the step after the next.
     """
 
     def prepare(self) -> None:
@@ -365,10 +365,9 @@ class Request(PhaseWork):
         self._moments: deque[list[float]] = deque(maxlen=TIMED_REQUESTS)
         launch_bound = case.batch * case.context <= LAUNCH_BOUND_TOKENS
         replayed = launch_bound and device() != "cpu"
-        self.settings = {
-            "prompt": "replayed from a graph" if replayed else "launched",
-            "tokens": "copied to the host one by one, each while the next step runs",
-        }
+        self.settings = {"prompt": "replayed from a graph" if replayed else "launched"}
+        if device() != "cpu":
+            self.settings["tokens"] = "copied to the host one by one, each while the next step runs"
         self._read_prompt = repeatable(self._prefill) if replayed else self._prefill
         self._begin = repeatable(lambda: model.generate_state(self._state, into=self._generating))
         self._step = repeatable(self._one_step)
