@@ -11,6 +11,8 @@ from harness.gate import Verdict
 from harness.timer import Policy
 from harness.work import Work
 
+REPLAYED = "replayed from a graph"  # what `settings["prompt"]` says of a request whose prompt is
+
 
 class Skip(Exception):
     """Raised by `build` for a case that this system cannot run; the message, one sentence, says why."""

@@ -15,6 +15,7 @@ from harness.interval import FEWEST, median_interval, repeats_interval
 from harness.machine_load import is_loaded, load_note
 from harness.reason import counted, printable
 from harness.record import Record
+from harness.system import REPLAYED
 from reports.fairness import FAIRNESS_METRICS
 from reports.fidelity import FIDELITY_METRICS
 from reports.roofline import CEILINGS, RATE_COLUMNS, WORK_METRICS, explanation
@@ -42,7 +43,6 @@ CACHE_FULL, FEW_SAMPLES, LOADED, UNSTEADY = "cache full", "few samples", "loaded
 STEADY = 0.1  # half of a median's interval over the median, up to which its samples agree
 # Settings that a reader must know to compare a latency: they go into the column NOTES.
 NOTED_SETTINGS = ("gate_limits", "warning")
-REPLAYED = "replayed from a graph"  # what an adapter says of how it reads the prompt of a request
 # Metrics that show in another form: as a rate, a note, or in a table of their own.
 _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences_at_once"}
 

@@ -1,11 +1,9 @@
 """Measure and check a language model of this repository: what the adapters of its PyTorch models share."""
 
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
-from statistics import fmean, median
 from typing import Any, ClassVar
 
 import torch
@@ -16,14 +14,14 @@ from bench.kept import kept_bytes
 from bench.models.config import MODELS
 from bench.models.layers import mark_layers
 from bench.plan import LAUNCH_BOUND_TOKENS
+from bench.systems import token_times
 from bench.systems.ceilings import ceilings_of
 from bench.systems.logits import logits_verdict, rounding_of, widening
 from harness.case import Case
 from harness.cuda_clock import side_stream
 from harness.gate import Check, Verdict
-from harness.interval import median_interval
 from harness.ranges import nvtx_range
-from harness.system import Input, Workload
+from harness.system import REPLAYED, Input, Workload
 from harness.work import Work
 
 STEPS = 16  # of one call of generate; see `steps_of`
@@ -32,7 +30,6 @@ GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # past three mini-batch ends
 WITNESS_TOKENS = 16384
 WITNESS_SEQUENCES = 4
 LONGEST_WITNESS = 65536  # of a prompt that is compared: a million tokens would take the reference minutes
-TIMED_REQUESTS = 64  # whose moments are kept
 WITHOUT_EFFECT = ("steps", "compare")  # options that leave the model as it is
 
 
@@ -361,11 +358,11 @@ class Request(PhaseWork):
         self._next = random_ids(model, case.batch)
         self._read = self._next.new_zeros(self.steps, case.batch)
         self._logits: Any = None
-        self._on_host = TokensOnHost(self.steps + 1, case.batch)
-        self._moments: deque[list[float]] = deque(maxlen=TIMED_REQUESTS)
+        self._on_host = token_times.TokensOnHost(self.steps + 1, case.batch, device() != "cpu")
+        self._moments: deque[list[float]] = deque(maxlen=token_times.TIMED_REQUESTS)
         launch_bound = case.batch * case.context <= LAUNCH_BOUND_TOKENS
         replayed = launch_bound and device() != "cpu"
-        self.settings = {"prompt": "replayed from a graph" if replayed else "launched"}
+        self.settings = {"prompt": REPLAYED if replayed else "launched"}
         if device() != "cpu":
             self.settings["tokens"] = "copied to the host one by one, each while the next step runs"
         self._read_prompt = repeatable(self._prefill) if replayed else self._prefill
@@ -388,7 +385,7 @@ class Request(PhaseWork):
     @torch.inference_mode()
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [B, V] of the last step, and the tokens [steps, B] that the steps read."""
-        moments = [now()]
+        moments = [token_times.now()]
         with nvtx_range("prefill"):
             self._read_prompt()
             self._on_host.send(0, self._next)
@@ -404,10 +401,10 @@ class Request(PhaseWork):
         return self._logits, self._read
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """See token_times; all sequences of a call have their tokens at once."""
+        """See token_times.metrics; all sequences of a call have their tokens at once."""
         last = list(self._moments)[-calls:]
         times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
-        return token_times([[(first, steps)] for first, *steps in times])
+        return token_times.metrics([[(first, steps)] for first, *steps in times])
 
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
         """A few whole requests, read by the reference."""
@@ -423,53 +420,6 @@ class Request(PhaseWork):
             return self.verdict(logits[rows], last_logits(self.reference(), whole))
 
         return judge
-
-
-def token_times(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[str, float | None]:
-    """The metrics of the requests of each call, each its ms to the first token and between each two.
-
-    Both are medians over the requests of a call, between tokens of the mean within each, so that the two tell its whole
-    time; then medians over the calls with their 95% intervals.
-    """
-    if not calls:
-        return {}
-    found: dict[str, float | None] = {}
-    for name, of_calls in (
-        ("time_to_first_token_ms", [median(first for first, _ in requests) for requests in calls]),
-        ("time_between_tokens_ms", [median(fmean(steps) for _, steps in requests) for requests in calls]),
-    ):
-        found[name], found[f"{name}_low"], found[f"{name}_high"] = median_interval(of_calls)
-    return found
-
-
-class TokensOnHost:
-    """The tokens [count, batch] of a request as the host has them, and when it had them."""
-
-    def __init__(self, count: int, batch: int) -> None:
-        on_gpu = device() != "cpu"
-        self.tokens = torch.empty(count, batch, dtype=torch.long, pin_memory=on_gpu)
-        self._events = [torch.cuda.Event() for _ in range(count)] if on_gpu else []
-        self._at = [0.0] * count  # on a CPU, where they are at once
-
-    def send(self, place: int, tokens: torch.Tensor) -> None:
-        """Begin to copy those of a step, behind the work that makes them; nothing waits."""
-        self.tokens[place].copy_(tokens, non_blocking=True)
-        if self._events:
-            self._events[place].record()
-        else:
-            self._at[place] = now()
-
-    def arrived(self, place: int) -> float:
-        """When those of a step were on the host, on the clock of `now`; waits for them."""
-        if not self._events:
-            return self._at[place]
-        self._events[place].synchronize()
-        return now()
-
-
-def now() -> float:
-    """Seconds of the host's clock."""
-    return time.perf_counter()
 
 
 def repeatable(step: Callable[[], object]) -> Callable[[], object]:

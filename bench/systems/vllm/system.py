@@ -14,15 +14,14 @@ from bench.cost import model_work, total
 from bench.kept import kept_bytes
 from bench.models import ModelConfig
 from bench.models.config import parameter_count, uncut
+from bench.systems import token_times
 from bench.systems.ceilings import ceilings_of
 from bench.systems.language_model import (
     STEPS,
-    TIMED_REQUESTS,
     WITNESS_SEQUENCES,
     WITNESS_TOKENS,
     device,
     not_compared,
-    token_times,
 )
 from bench.systems.logits import choice_check
 from bench.systems.needs import cannot_import, import_or_skip, needs_gpu
@@ -325,7 +324,7 @@ class Request(_Work):
 
     def __init__(self, engine: Engine, case: Case) -> None:
         super().__init__(engine, case)
-        self._requests: deque[list[tuple[float, list[float]]]] = deque(maxlen=TIMED_REQUESTS)
+        self._requests: deque[list[tuple[float, list[float]]]] = deque(maxlen=token_times.TIMED_REQUESTS)
 
     def samples_of(self, batch: Batch) -> list[float]:
         """The whole batch; its requests' own times are kept."""
@@ -333,8 +332,8 @@ class Request(_Work):
         return super().samples_of(batch)
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """See token_times, of all requests of the last batches: each waits while prompts before its own are read."""
-        return token_times(list(self._requests)[-calls:])
+        """See token_times.metrics, of the last batches: a request waits while prompts before its own are read."""
+        return token_times.metrics(list(self._requests)[-calls:])
 
     def wanted_tokens(self, case: Case) -> int:
         """The token after the prompt is no step of its own."""

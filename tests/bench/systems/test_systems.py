@@ -17,7 +17,7 @@ from bench.catalogue.suites import find_suite
 from bench.catalogue.systems import ADAPTERS
 from bench.plan import suite_cases
 from bench.selection import Asked, select
-from bench.systems import language_model, logits
+from bench.systems import language_model, logits, token_times
 from bench.systems.fla.models import GatedDeltaNet
 from bench.systems.language_model import LanguageModel
 from bench.systems.mamba.pytorch import TorchMamba
@@ -296,7 +296,7 @@ def test_a_request_says_when_its_tokens_came(monkeypatch):
     """By moments in seconds of which a call takes seven; the clock's own samples know nothing of them."""
     moments = [0.0, 0.5, 0.51, 0.52, 0.9, 0.91, 0.92]
     marks = (7.0 * call + moment * (1 + call % 2) for call in count() for moment in moments)
-    monkeypatch.setattr(language_model, "now", lambda: next(marks))
+    monkeypatch.setattr(token_times, "now", lambda: next(marks))
     record = CaseRun(case("ttt-linear", "request", steps=5), POLICY).record(TTTTorch())
     assert record.status == "ok", record.reason
     assert 500 <= record.metrics["time_to_first_token_ms"] <= 1000
@@ -330,7 +330,7 @@ def test_only_the_calls_that_were_samples_count(monkeypatch):
     workload = TTTTorch().build(case("ttt-linear", "request", steps=2))
     for first in (9.0, 1.0, 3.0):
         marks = iter([0.0, first, first + 0.1, first + 0.3])
-        monkeypatch.setattr(language_model, "now", lambda marks=marks: next(marks))
+        monkeypatch.setattr(token_times, "now", lambda marks=marks: next(marks))
         workload.run()
     found = workload.measured(2)
     assert found["time_to_first_token_ms"] == pytest.approx(2000)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bench.models.config import cut
-from bench.systems.language_model import token_times
+from bench.systems import token_times
 from bench.systems.logits import choice_check
 from bench.systems.needs import cannot_import
 from bench.systems.vllm import engine as vllm_engine
@@ -428,7 +428,7 @@ def test_a_request_waits_for_the_prompts_before_its_own_and_its_tokens_have_time
 def test_the_times_of_requests_are_medians_over_a_batch_of_the_means_within_each_and_have_intervals():
     batch = Batch(1.0, tokens_at={"0": [1.5, 1.6, 1.7, 2.7], "1": [2.0, 2.3, 2.6], "2": [3.0, 3.2, 3.4]})
     slower = Batch(1.0, tokens_at={"0": [3.0, 4.0, 5.0]})
-    found = token_times([each.requests_ms() for each in (batch, batch, slower)])
+    found = token_times.metrics([each.requests_ms() for each in (batch, batch, slower)])
     assert found == {
         "time_to_first_token_ms": pytest.approx(1000.0),
         "time_to_first_token_ms_low": pytest.approx(1000.0),
