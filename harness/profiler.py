@@ -135,10 +135,13 @@ class Profiler:
                     self.on_profile(profile)
         for place, profile in enumerate(found):
             if profile.status == "ok" and self._wants_ratios:
-                start = time.monotonic()
-                tried = bool(self.tools.ratios)  # a later run tries again what this one gave up
-                profile, record = self._with_ratios(launch, profile)
-                found[place] = _took(profile, RATIOS, start, record) if tried else profile
+                profile = replace(profile, notes=tuple(note for note in profile.notes if note != GIVEN_UP))
+                if self.tools.ratios:
+                    start = time.monotonic()
+                    profile, record = self._with_ratios(launch, profile)
+                    found[place] = _took(profile, RATIOS, start, record)
+                else:  # without the stage, so that a later run tries again
+                    found[place] = replace(profile, notes=(*profile.notes, GIVEN_UP))
                 write_profile(self.run.folder, found[place])
                 self.on_profile(found[place])
         return found
@@ -211,9 +214,6 @@ class Profiler:
 
     def _with_ratios(self, launch: Launch, profile: Profile) -> tuple[Profile, Record | None]:
         """The profile with what Nsight Compute counts, and the worker's record; else with a note that says why."""
-        profile = replace(profile, notes=tuple(note for note in profile.notes if note != GIVEN_UP))
-        if not self.tools.ratios:
-            return replace(profile, notes=(*profile.notes, GIVEN_UP)), None
         planned = Planned(profile.case)
         stand_in = self.stand_in(planned)
         try:

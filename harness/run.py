@@ -236,8 +236,7 @@ class Run:
             before = by_pair.get(job.pair, replace(job, cases=()))
             cases = {planned.case.key: planned for planned in before.cases}
             for planned in job.cases:
-                known = cases.get(planned.case.key, planned)
-                cases[planned.case.key] = known.merged(planned)
+                cases[planned.case.key] = cases.get(planned.case.key, planned).merged(planned)
             by_pair[job.pair] = replace(before, cases=tuple(cases.values()))
         return tuple(by_pair.values())
 

@@ -303,11 +303,11 @@ def _points_words(measured: pd.DataFrame, y: str) -> str:
     """What points and bars are."""
     samples, processes = measured["samples"], measured["processes"]
     repeated = processes.max() > 1
-    said = f"medians of {ends(samples)} samples"
-    if y not in (*LATENCIES, *RATES) and not any(name in measured for name in own_ends(y)):
+    said, is_speed = f"medians of {ends(samples)} samples", y in LATENCIES + RATES
+    if not is_speed and not any(name in measured for name in own_ends(y)):
         return said
     said += " with their 95% intervals"
-    said += " over processes" if repeated and y in (*LATENCIES, *RATES) else " within one process"
+    said += " over processes" if repeated and is_speed else " within one process"
     said += f" (below {FEWEST} samples their range)" if samples.min() < FEWEST else ""
     if repeated:
         said += f", of {ends(processes)} processes a point"
