@@ -151,7 +151,11 @@ SYSTEMS: tuple[System, ...] = (
         "linear attention",
         5,
         "triangle-down",
-        (Adapter("fla", "bench.systems.fla.models:GatedDeltaNet", ("model",), "float32", MAMBA, NO_REQUEST),),
+        (
+            Adapter(
+                "fla", "bench.systems.fla.models:GatedDeltaNet", ("model",), "float32", MAMBA, NO_REQUEST, replays=True
+            ),
+        ),
     ),
     System(
         "rwkv7",
@@ -159,7 +163,7 @@ SYSTEMS: tuple[System, ...] = (
         "linear attention",
         6,
         "star",
-        (Adapter("fla", "bench.systems.fla.models:RWKV7", ("model",), "float32", MAMBA, NO_REQUEST),),
+        (Adapter("fla", "bench.systems.fla.models:RWKV7", ("model",), "float32", MAMBA, NO_REQUEST, replays=True),),
     ),
 )
 

@@ -187,6 +187,7 @@ def test_cases_of_one_model_stay_together():
         ("transformer/vllm", "forward", 1, "cuda", "engine"),
         ("transformer/torch", "forward", 4, "cuda", "graph"),  # 8,192 tokens
         ("transformer/torch", "forward", 8, "cuda", "eager"),
+        ("rwkv7/fla", "forward", 4, "cuda", "graph"),
         ("ttt-linear/torch", "forward", 1, "cuda", "eager"),  # thousands of launches: nothing a graph should hold
         ("ttt-linear/torch", "generate", 1, "cuda", "graph"),
         ("transformer/torch", "generate", 1, "cpu", "eager"),
