@@ -118,21 +118,22 @@ class Profiler:
     def _job(self, job: Job, launch: Launch) -> list[Profile]:
         """Times of all cases in as few workers as may be; then, its memory free again, ratios in one worker a case."""
         found: list[Profile] = []
-        with WorkerSlot(launch, self.limits.start_s) as slot:
-            for planned in job.cases:
-                start = time.monotonic()
-                earlier = self._earlier(planned) if self.resume else None
-                if self._is_finished(earlier):
-                    continue
-                if earlier is not None and earlier.status == "ok":  # so that each resumption gets further
-                    found.append(earlier)
-                    continue
-                profile, record = self._times(slot, launch, planned)
-                profile = _took(profile, TIMES, start, record)
-                self._keep(job, profile, record)
-                found.append(profile)
-                if profile.status != "ok" or not self._wants_ratios:
-                    self.on_profile(profile)
+        for cases in by_worker(job.cases):
+            with WorkerSlot(launch, self.limits.start_s) as slot:
+                for planned in cases:
+                    start = time.monotonic()
+                    earlier = self._earlier(planned) if self.resume else None
+                    if self._is_finished(earlier):
+                        continue
+                    if earlier is not None and earlier.status == "ok":  # so that each resumption gets further
+                        found.append(earlier)
+                        continue
+                    profile, record = self._times(slot, launch, planned)
+                    profile = _took(profile, TIMES, start, record)
+                    self._keep(job, profile, record)
+                    found.append(profile)
+                    if profile.status != "ok" or not self._wants_ratios:
+                        self.on_profile(profile)
         for place, profile in enumerate(found):
             if profile.status == "ok" and self._wants_ratios:
                 profile = replace(profile, notes=tuple(note for note in profile.notes if note != GIVEN_UP))
@@ -285,6 +286,24 @@ class Profiler:
 
     def _raw(self, case: Case, suffix: str) -> Path:
         return (self.run.folder / "profiles" / f"{case.key}{suffix}").resolve()
+
+
+def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
+    """The cases of a job that share a worker: all, but of an engine those of one phase, the shortest first.
+
+    Once Kineto has recorded it holds up every later launch of its process, which an engine whose work is short waits
+    for; and another phase starts the engine anew in any case.
+    """
+    found: dict[str, list[Planned]] = {}
+    for planned in cases:
+        found.setdefault(planned.case.phase if planned.case.timing == "engine" else "", []).append(planned)
+    return [sorted(each, key=_length) if phase else each for phase, each in found.items()]
+
+
+def _length(planned: Planned) -> int:
+    """Of an engine's case: the tokens that it reads at once, or adds in a step."""
+    case = planned.case
+    return case.batch * (1 if case.phase == "generate" else case.context)
 
 
 _ENVIRONMENT = ("device", "device_kind", "gpu", "software", "commit", "dirty")

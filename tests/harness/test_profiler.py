@@ -13,9 +13,9 @@ from harness import profiler
 from harness.process import Limits, end_marked
 from harness.profile_record import Profile, profile_path, write_profile
 from harness.profile_region import ProfileError
-from harness.profiler import Profiler, profiled
+from harness.profiler import Profiler, by_worker, profiled
 from harness.profilers.choice import Tools, choose
-from harness.run import Run
+from harness.run import Planned, Run
 
 KINETO = Tools("kineto")
 WITH_NCU = Tools("kineto", "ncu", {"ncu": "2025.3.0"})
@@ -110,6 +110,17 @@ def test_what_one_job_lost_the_next_one_tries(tmp_path: Path, fake: Any, monkeyp
         found = tried.jobs([first, second])
         assert found[0].kernels[0].counters is None
         assert any(kernel.counters is not None for kernel in found[1].kernels) is counted
+
+
+def test_of_an_engine_the_shortest_work_comes_first_in_a_worker_that_has_recorded_nothing() -> None:
+    sizes = [("forward", 16, 64), ("forward", 2, 512), ("forward", 2, 64), ("generate", 8, 64), ("generate", 1, 512)]
+    cases = [replace(case(), phase=phase, batch=batch, context=context) for phase, batch, context in sizes]
+    engine = [Planned(replace(each, timing="engine")) for each in cases]
+    forward, generate = by_worker(engine)
+    assert forward == [engine[2], *engine[:2]]
+    assert generate == [engine[4], engine[3]]
+    others = [Planned(each) for each in cases]
+    assert by_worker(others) == [others]
 
 
 def test_a_case_that_is_skipped_starts_no_worker(tmp_path: Path) -> None:
