@@ -139,14 +139,18 @@ def longest(region: Region) -> str:
 def _gaps(region: Region) -> str:
     """What the gaps are: one that outlasts all others together, or many."""
     if region.longest_gap_us > region.gaps_us / 2:
-        return f"most of it one gap of {region.longest_gap_us / 1e3:.2g} ms"
+        return f"most of it one gap of {_two_digits(region.longest_gap_us / 1e3)} ms"
     if _between_steps(region):
-        return f"{region.gaps_us / region.units:.2g} µs a step, {_cause(region)}"
+        return f"{_two_digits(region.gaps_us / region.units)} µs a step, {_cause(region)}"
     launches = sum(kernel.launches for kernel in region.kernels)
     each = region.gaps_us / max(1, launches)
     if _of_operators(region):
-        return f"{each:.2g} µs a call, spent in Python"
-    return f"{each:.2g} µs a launch, {_cause(region)}"
+        return f"{_two_digits(each)} µs a call, spent in Python"
+    return f"{_two_digits(each)} µs a launch, {_cause(region)}"
+
+
+def _two_digits(value: float) -> str:
+    return f"{float(f'{value:.2g}'):,.10g}"
 
 
 def _cause(region: Region) -> str:

@@ -120,6 +120,14 @@ def test_mostly_gaps_is_not_bound_by_a_kernel(name: str, longest: float, words: 
     assert ("one gap of 0.041 ms" in sentences(found)[0]) is (longest > 40)
 
 
+@pytest.mark.parametrize(
+    ("gap", "words"), [(0.0456, "0.046 µs"), (4.56, "4.6 µs"), (456.0, "460 µs"), (4560.0, "4,600 µs")]
+)
+def test_a_gap_has_two_digits_and_no_exponent(gap: float, words: str) -> None:
+    found = replace(region(Kernel("gemm", 1, 0.01), gaps=gap), longest_gap_us=0.0)
+    assert f"{words} a launch" in sentences(found)[0]
+
+
 def test_of_a_graph_the_host_is_not_blamed() -> None:
     values = {field.name: getattr(region(Kernel("gemm", 40, 20.0), gaps=80.0), field.name) for field in fields(Region)}
     case = Case("ttt-mlp", "thunderkittens", "1.3b", "generate", 1, 2048, timing="graph")
