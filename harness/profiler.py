@@ -118,22 +118,9 @@ class Profiler:
     def _job(self, job: Job, launch: Launch) -> list[Profile]:
         """Times of all cases in as few workers as may be; then, its memory free again, ratios in one worker a case."""
         found: list[Profile] = []
-        for cases in by_worker(job.cases):
+        for cases in by_worker(self.pending(job)):
             with WorkerSlot(launch, self.limits.start_s) as slot:
-                for planned in cases:
-                    start = time.monotonic()
-                    earlier = self._earlier(planned) if self.resume else None
-                    if self._is_finished(earlier):
-                        continue
-                    if earlier is not None and earlier.status == "ok":  # so that each resumption gets further
-                        found.append(earlier)
-                        continue
-                    profile, record = self._times(slot, launch, planned)
-                    profile = _took(profile, TIMES, start, record)
-                    self._keep(job, profile, record)
-                    found.append(profile)
-                    if profile.status != "ok" or not self._wants_ratios:
-                        self.on_profile(profile)
+                found += [self._with_times(slot, job, launch, planned) for planned in cases]
         for place, profile in enumerate(found):
             if profile.status == "ok" and self._wants_ratios:
                 profile = replace(profile, notes=tuple(note for note in profile.notes if note != GIVEN_UP))
@@ -146,6 +133,19 @@ class Profiler:
                 write_profile(self.run.folder, found[place])
                 self.on_profile(found[place])
         return found
+
+    def _with_times(self, slot: WorkerSlot, job: Job, launch: Launch, planned: Planned) -> Profile:
+        """A pending case with its times: the good profile of earlier if there is one, so that resuming gets further."""
+        start = time.monotonic()
+        earlier = self._earlier(planned) if self.resume else None
+        if earlier is not None and earlier.status == "ok":
+            return earlier
+        profile, record = self._times(slot, launch, planned)
+        profile = _took(profile, TIMES, start, record)
+        self._keep(job, profile, record)
+        if profile.status != "ok" or not self._wants_ratios:
+            self.on_profile(profile)
+        return profile
 
     def _keep(self, job: Job, profile: Profile, record: Record | None) -> None:
         write_profile(self.run.folder, profile)

@@ -21,9 +21,9 @@ def span(first: object, last: object, to: str = " to ") -> str:
     return to.join(dict.fromkeys((str(first), str(last))))
 
 
-def rounded(number: float) -> str:
-    """`3,340`, `4.46`, `4`: to three significant digits, without an exponent."""
-    return f"{float(f'{number:.3g}'):,.15g}"
+def rounded(number: float, digits: int = 3) -> str:
+    """`3,340`, `4.46`, `4`: to three significant digits, or so many, without an exponent."""
+    return f"{float(f'{number:.{digits}g}'):,.15g}"
 
 
 def printable(text: str) -> str:

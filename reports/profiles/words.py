@@ -10,6 +10,7 @@ from harness.environment import device_id_of
 from harness.machine_load import is_loaded
 from harness.profile_record import Profile
 from harness.profile_region import Counters, Kernel, Region
+from harness.reason import rounded
 from harness.record import Record
 from reports.profiles.parts import GAPS, LABELS, parts
 
@@ -139,18 +140,14 @@ def longest(region: Region) -> str:
 def _gaps(region: Region) -> str:
     """What the gaps are: one that outlasts all others together, or many."""
     if region.longest_gap_us > region.gaps_us / 2:
-        return f"most of it one gap of {_two_digits(region.longest_gap_us / 1e3)} ms"
+        return f"most of it one gap of {rounded(region.longest_gap_us / 1e3, 2)} ms"
     if _between_steps(region):
-        return f"{_two_digits(region.gaps_us / region.units)} µs a step, {_cause(region)}"
+        return f"{rounded(region.gaps_us / region.units, 2)} µs a step, {_cause(region)}"
     launches = sum(kernel.launches for kernel in region.kernels)
     each = region.gaps_us / max(1, launches)
     if _of_operators(region):
-        return f"{_two_digits(each)} µs a call, spent in Python"
-    return f"{_two_digits(each)} µs a launch, {_cause(region)}"
-
-
-def _two_digits(value: float) -> str:
-    return f"{float(f'{value:.2g}'):,.10g}"
+        return f"{rounded(each, 2)} µs a call, spent in Python"
+    return f"{rounded(each, 2)} µs a launch, {_cause(region)}"
 
 
 def _cause(region: Region) -> str:
