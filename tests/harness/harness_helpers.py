@@ -12,6 +12,7 @@ from harness.case import Case
 from harness.catalogue import AxisEntry, Catalogue, FigureEntry, MetricEntry, SuiteEntry
 from harness.process import Launch
 from harness.record import Record
+from harness.record_file import RecordFile
 from harness.run import Job, Mode, Planned, Run, RunFile
 from harness.runner import run_jobs
 from harness.timer import Policy
@@ -94,6 +95,11 @@ def measured(
 def lines_of(folder: Path, job: str = "fake-cpu") -> list[dict[str, Any]]:
     """What the file of a job holds."""
     return [json.loads(line) for line in (folder / "records" / f"{job}.jsonl").read_text().splitlines()]
+
+
+def file_of(folder: Path) -> RecordFile:
+    """The records of the only job."""
+    return RecordFile(folder / "records" / "fake-cpu.jsonl")
 
 
 def statuses(records: Iterable[Record]) -> list[str]:

@@ -30,11 +30,6 @@ from harness.runner import run_jobs
 REQUEST = Request("2025-01-01T00:00:00+00:00", ("run", "quick"), "abc", False, {"cpu": {"model": "x"}})
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
 def everything_under(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()}
 

@@ -1,10 +1,7 @@
-import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +9,8 @@ import pytest
 from harness_helpers import (
     HERE,
     ROOT,
-    alive,
     case,
+    file_of,
     launch,
     lines_of,
     measured,
@@ -21,28 +18,16 @@ from harness_helpers import (
     ok_record,
     statuses,
     systems,
-    wait_for,
 )
 
 from harness.attempt import TRIES
-from harness.probe import probe
 from harness.process import Launch, Limits
-from harness.record import Record, RecordError
-from harness.record_file import RecordFile
+from harness.record import RecordError
 from harness.run import Planned, Run, RunError
-from harness.runner import Event, Terminated, run_jobs
+from harness.runner import Event, run_jobs
 from harness.timer import Policy
 
 SOON = Limits(case_s=1.0)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-def file_of(folder: Path) -> RecordFile:
-    return RecordFile(folder / "records" / "fake-cpu.jsonl")
 
 
 def test_measures_with_one_worker_while_it_is_healthy(folder: Path) -> None:
@@ -203,59 +188,10 @@ def test_a_shell_reports_a_signal_by_its_status(folder: Path) -> None:
     assert statuses(measured(folder, [case("kill")], launches=launches)) == ["killed"]
 
 
-def test_probe() -> None:
-    entries = ["Fake", "Unavailable", "Nothing", "OneKind"]
-    found = probe([launch(f"fake_systems:{entry}") for entry in entries])
-    assert [each.status for each in found] == ["", "skipped", "unstarted", ""]
-    assert found[0].available
-    assert found[0].versions == {"pytest": pytest.__version__}
-    assert found[0].environment["software"]["pytest"] == pytest.__version__
-    assert found[1].reason == "needs a GPU of the next century"
-    assert "the system could not be started" in found[2].reason
-
-
-def test_systems_of_one_interpreter_are_asked_in_one_process(tmp_path: Path) -> None:
-    note = str(tmp_path / "starts")
-    found = probe([launch("fake_systems:NotesItsProcess", FAKE_NOTE=note) for _ in range(3)])
-    assert [each.available for each in found] == [True] * 3
-    assert len(set(Path(note).read_text().split())) == 1
-
-
-@pytest.mark.parametrize(("cores", "processes"), [(2, 1), (8, 2)])
-def test_where_there_are_cores_the_packages_of_one_interpreter_are_asked_in_processes_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, processes: int
-) -> None:
-    for module in ("one/a.py", "one/b.py", "two/a.py"):
-        (tmp_path / module).parent.mkdir(exist_ok=True)
-        (tmp_path / module).write_text("from fake_systems import NotesItsProcess as Fake\n")
-    note, paths = str(tmp_path / "starts"), f"{launch().env['PYTHONPATH']}{os.pathsep}{tmp_path}"
-    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: set(range(cores)))
-    found = probe([launch(f"{entry}:Fake", FAKE_NOTE=note, PYTHONPATH=paths) for entry in ("one.a", "one.b", "two.a")])
-    assert [each.available for each in found] == [True] * 3
-    assert len(set(Path(note).read_text().split())) == processes
-
-
-def test_a_probe_that_hangs_takes_no_other_with_it() -> None:
-    hung, well = launch("fake_systems:HangsAtProbe"), launch(FAKE_NOTE="another environment")
-    found = probe([hung, well], limit_s=2.0)
-    assert [each.status for each in found] == ["unstarted", ""]
-    assert "no answer within 2 s" in found[0].reason
-
-
 def test_verify_only(folder: Path) -> None:
     records = measured(folder, [case("work"), case("miss"), case("kill")], mode="verify")
     assert statuses(records) == ["ok", "gate", "ok"]  # what kills only when it runs is not run
     assert all(not record.samples_ms for record in records)
-
-
-def test_skip_sees_what_a_retried_case_is_now(folder: Path, tmp_path: Path) -> None:
-    def too_large(of: Planned, earlier: Any) -> str:
-        return "one was killed" if any(each.status == "killed" for each in earlier if each.case != of.case) else ""
-
-    launches = systems("fake_systems:DiesInRun", FAKE_NOTE=str(tmp_path / "runs"), FAKE_DEATHS="1")
-    cases = [case(batch=1), case(batch=2)]
-    assert statuses(measured(folder, cases, launches=launches, skip=too_large)) == ["killed", "skipped"]
-    assert statuses(measured(folder, launches=launches, skip=too_large)) == ["ok", "ok"]
 
 
 def test_skip_sees_what_came_before(folder: Path) -> None:
@@ -306,67 +242,6 @@ def test_refuses_a_system_without_a_launch(folder: Path) -> None:
     assert not any((folder / "records").iterdir())
 
 
-def test_never_overwrites(folder: Path) -> None:
-    measured(folder, [case()])
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(RunError, match=r"holds a run already; resume it \(--resume\) or name another folder"):
-        new_run(folder, [case(batch=9)])
-    (folder / "run.json").unlink()
-    with pytest.raises(RunError, match=r"has records but no run\.json; put its run\.json back or name"):
-        new_run(folder, [case(batch=9)])
-    assert all(path.read_bytes() == held for path, held in before.items() if path.name != "run.json")
-
-
-def test_resume_keeps_every_finished_case_whatever_its_status(folder: Path) -> None:
-    failed = Record(case("raise"), "failed", "x")
-    new_run(folder, [case("raise"), case("work")])
-    file_of(folder).append(failed)
-    events: list[Event] = []
-    records = measured(folder, on_event=events.append)
-    assert records[0] == failed
-    assert statuses(records) == ["failed", "ok"]
-    assert (events[0].total, events[0].kept) == (1, 1)
-
-
-def test_resume_tries_anew_what_was_skipped(folder: Path) -> None:
-    """Its system may have been installed; what else came of a case stays."""
-    cases = [case(do, batch=batch) for batch, do in enumerate(["work", "hang", "skip"], start=1)]
-    assert statuses(measured(folder, cases, launches=systems("fake_systems:Unavailable"))) == ["skipped"] * 3
-    records = measured(folder, limits=SOON)
-    assert statuses(records) == ["ok", "timeout", "skipped"]
-    assert records[2].reason == "context 8 is beyond what this system holds"
-    assert len(file_of(folder).read()) == 6
-    before = file_of(folder).path.read_bytes()
-    events: list[Event] = []
-    assert measured(folder, on_event=events.append) == records
-    assert (events[0].total, events[0].kept) == (1, 2)
-    assert file_of(folder).path.read_bytes() == before  # skipped again, for the same reason
-
-
-def test_a_killed_case_is_tried_twice_and_then_final(folder: Path) -> None:
-    cases = [case("kill"), case("work")]
-    for lines, run in [(2, 1), (3, 2), (3, 3)]:
-        records = measured(folder, cases)
-        assert (statuses(records), len(file_of(folder).read())) == (["killed", "ok"], lines), run
-    measured(folder, retry="failed")
-    assert len(file_of(folder).read()) == 4
-
-
-def test_a_killed_case_that_lives_the_second_time_is_ok(folder: Path, tmp_path: Path) -> None:
-    launches = systems("fake_systems:DiesInRun", FAKE_NOTE=str(tmp_path / "runs"), FAKE_DEATHS="1")
-    assert statuses(measured(folder, [case()], launches=launches)) == ["killed"]
-    assert statuses(measured(folder, launches=launches)) == ["ok"]
-
-
-def test_retry_failed_tries_all_that_is_not_ok(folder: Path) -> None:
-    cases = [case("raise"), case("miss"), case("oom"), case("work")]
-    measured(folder, cases)
-    assert measured(folder)[0].status == "failed"
-    assert len(file_of(folder).read()) == 4
-    assert statuses(measured(folder, retry="failed")) == ["failed", "gate", "oom", "ok"]
-    assert len(file_of(folder).read()) == 7
-
-
 def test_repeats_are_fresh_processes_and_interleaved(folder: Path) -> None:
     both = systems() | {("other", "cpu"): launch()}
     cases = [case(batch=1), case(batch=2), case(system="other")]
@@ -405,26 +280,6 @@ def test_every_repeat_of_a_case_that_is_skipped_has_its_record(folder: Path) -> 
     assert len(lines_of(folder)) == 4
 
 
-def test_a_hangup_that_is_ignored_ends_no_run(folder: Path) -> None:
-    """As under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        records = measured(folder, [case()], on_event=lambda event: os.kill(os.getpid(), signal.SIGHUP))
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert statuses(records) == ["ok"]
-
-
-def test_only_the_repeat_that_is_missing_is_run(folder: Path) -> None:
-    measured(folder, [case(batch=1), case(batch=2)], repeats=2)
-    path = file_of(folder).path
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:2] + lines[3:]))  # without the first case's second repeat
-    records = measured(folder)
-    assert [(r.case.batch, r.repeat) for r in records] == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    assert len(lines_of(folder)) == 4
-
-
 @pytest.mark.parametrize(("least", "repeats", "each"), [(6, 3, 2), (7, 3, 3), (1, 2, 1), (6, 1, 6)])
 def test_the_least_number_of_samples_is_spread_over_the_repeats(
     folder: Path, least: int, repeats: int, each: int
@@ -432,96 +287,6 @@ def test_the_least_number_of_samples_is_spread_over_the_repeats(
     policy = Policy(budget_s=0.0, warmup_s=0, warmup_max_s=0)
     records = measured(folder, [Planned(case(), least)], policy=policy, repeats=repeats)
     assert [len(record.samples_ms) for record in records] == [each] * repeats
-
-
-class Stopped(BaseException):
-    """The end of the parent, at the moment of an event."""
-
-
-def test_stopped_after_any_event_and_resumed_each_case_is_there_once(tmp_path: Path) -> None:
-    cases = [case(batch=i + 1) for i in range(4)]
-    skip = lambda planned, earlier: "no worker is needed to ask this"  # noqa: E731
-    for moment in range(2 * len(cases) + 1):
-        folder = tmp_path / f"{moment}"
-        left = moment
-
-        def stop(event: Event) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise Stopped
-
-        with pytest.raises(Stopped):
-            measured(folder, cases, on_event=stop, skip=skip)
-        finished = file_of(folder).read()
-        assert len(finished) == moment // 2
-        with file_of(folder).path.open("ab") as file:  # and the line that was being written
-            file.write(b'{"schema":2,"case":{"sys')
-        records = measured(folder, skip=skip)
-        assert records[: len(finished)] == finished
-        assert Counter(r.case.key for r in file_of(folder).read()) == Counter(c.key for c in cases)
-
-
-PARENT = """
-import json, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started us with SIGINT ignored
-sys.path.insert(0, {here!r})
-from harness_helpers import case, measured
-from pathlib import Path
-cases = [case("work", batch=1), case("work", batch=2), case("hang", batch=3), case("work", batch=4)]
-def show(event):
-    print(json.dumps([event.kind, event.done, event.record.settings if event.record else {{}}]), flush=True)
-try:
-    measured(Path(sys.argv[1]), cases, on_event=show)
-except KeyboardInterrupt as error:
-    print(json.dumps(["interrupted", type(error).__name__, {{}}]), flush=True)
-"""
-
-
-@pytest.mark.parametrize("ignored", [signal.SIG_DFL, signal.SIG_IGN])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_in_mid_case_kills_the_worker_and_loses_nothing(folder: Path, number: int, ignored: Any) -> None:
-    """Whether or not a shell started it in the background, with SIGINT ignored."""
-    if ignored == signal.SIG_IGN and number != signal.SIGINT:
-        pytest.skip("of SIGINT alone")
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT.format(here=str(HERE)), str(folder)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: [signal.signal(signal.SIGINT, ignored), signal.signal(signal.SIGHUP, signal.SIG_DFL)],
-    )
-    assert parent.stdout is not None
-    pid = 0
-    for line in parent.stdout:
-        kind, done, settings = json.loads(line)
-        pid = int(settings.get("pid", pid))
-        if kind == "start" and done == 2:
-            break
-    assert alive(pid)
-    parent.send_signal(number)
-    said, complaint = parent.communicate(timeout=20)
-    caught = {signal.SIGTERM: "Terminated", signal.SIGHUP: "Terminated", signal.SIGINT: "KeyboardInterrupt"}
-    expected = caught.get(signal.Signals(number))
-    assert (expected in said) if expected else not said
-    assert complaint == ""
-    assert wait_for(lambda: not alive(pid))
-    assert [r.case.batch for r in file_of(folder).read()] == [1, 2]
-    resumed = measured(folder, limits=SOON)
-    assert statuses(resumed) == ["ok", "ok", "timeout", "ok"]
-    assert len(file_of(folder).read()) == 4
-
-
-def test_sigterm_handling_ends_with_the_run(folder: Path) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-
-    def terminate(event: Event) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Terminated):
-        measured(folder, [case()], on_event=terminate)
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_two_runs_in_one_folder(folder: Path) -> None:

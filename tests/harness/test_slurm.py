@@ -27,11 +27,6 @@ JOBS = tuple(f"s{number}" for number in range(10))
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-@pytest.fixture
 def no_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 

@@ -1,0 +1,48 @@
+"""Systems are asked what they find, those of one interpreter together, before anything is measured."""
+
+import os
+from pathlib import Path
+
+import pytest
+from harness_helpers import launch
+
+from harness.probe import probe
+
+
+def test_probe() -> None:
+    entries = ["Fake", "Unavailable", "Nothing", "OneKind"]
+    found = probe([launch(f"fake_systems:{entry}") for entry in entries])
+    assert [each.status for each in found] == ["", "skipped", "unstarted", ""]
+    assert found[0].available
+    assert found[0].versions == {"pytest": pytest.__version__}
+    assert found[0].environment["software"]["pytest"] == pytest.__version__
+    assert found[1].reason == "needs a GPU of the next century"
+    assert "the system could not be started" in found[2].reason
+
+
+def test_systems_of_one_interpreter_are_asked_in_one_process(tmp_path: Path) -> None:
+    note = str(tmp_path / "starts")
+    found = probe([launch("fake_systems:NotesItsProcess", FAKE_NOTE=note) for _ in range(3)])
+    assert [each.available for each in found] == [True] * 3
+    assert len(set(Path(note).read_text().split())) == 1
+
+
+@pytest.mark.parametrize(("cores", "processes"), [(2, 1), (8, 2)])
+def test_where_there_are_cores_the_packages_of_one_interpreter_are_asked_in_processes_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, processes: int
+) -> None:
+    for module in ("one/a.py", "one/b.py", "two/a.py"):
+        (tmp_path / module).parent.mkdir(exist_ok=True)
+        (tmp_path / module).write_text("from fake_systems import NotesItsProcess as Fake\n")
+    note, paths = str(tmp_path / "starts"), f"{launch().env['PYTHONPATH']}{os.pathsep}{tmp_path}"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: set(range(cores)))
+    found = probe([launch(f"{entry}:Fake", FAKE_NOTE=note, PYTHONPATH=paths) for entry in ("one.a", "one.b", "two.a")])
+    assert [each.available for each in found] == [True] * 3
+    assert len(set(Path(note).read_text().split())) == processes
+
+
+def test_a_probe_that_hangs_takes_no_other_with_it() -> None:
+    hung, well = launch("fake_systems:HangsAtProbe"), launch(FAKE_NOTE="another environment")
+    found = probe([hung, well], limit_s=2.0)
+    assert [each.status for each in found] == ["unstarted", ""]
+    assert "no answer within 2 s" in found[0].reason

@@ -1,0 +1,213 @@
+"""What a run that ended or was ended left behind, and what is tried again once it goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness_helpers import (
+    HERE,
+    ROOT,
+    alive,
+    case,
+    file_of,
+    lines_of,
+    measured,
+    new_run,
+    statuses,
+    systems,
+    wait_for,
+)
+
+from harness.process import Limits
+from harness.record import Record
+from harness.run import Planned, RunError
+from harness.runner import Event, Terminated
+
+SOON = Limits(case_s=1.0)
+
+
+def test_never_overwrites(folder: Path) -> None:
+    measured(folder, [case()])
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match=r"holds a run already; resume it \(--resume\) or name another folder"):
+        new_run(folder, [case(batch=9)])
+    (folder / "run.json").unlink()
+    with pytest.raises(RunError, match=r"has records but no run\.json; put its run\.json back or name"):
+        new_run(folder, [case(batch=9)])
+    assert all(path.read_bytes() == held for path, held in before.items() if path.name != "run.json")
+
+
+def test_resume_keeps_every_finished_case_whatever_its_status(folder: Path) -> None:
+    failed = Record(case("raise"), "failed", "x")
+    new_run(folder, [case("raise"), case("work")])
+    file_of(folder).append(failed)
+    events: list[Event] = []
+    records = measured(folder, on_event=events.append)
+    assert records[0] == failed
+    assert statuses(records) == ["failed", "ok"]
+    assert (events[0].total, events[0].kept) == (1, 1)
+
+
+def test_resume_tries_anew_what_was_skipped(folder: Path) -> None:
+    """Its system may have been installed; what else came of a case stays."""
+    cases = [case(do, batch=batch) for batch, do in enumerate(["work", "hang", "skip"], start=1)]
+    assert statuses(measured(folder, cases, launches=systems("fake_systems:Unavailable"))) == ["skipped"] * 3
+    records = measured(folder, limits=SOON)
+    assert statuses(records) == ["ok", "timeout", "skipped"]
+    assert records[2].reason == "context 8 is beyond what this system holds"
+    assert len(file_of(folder).read()) == 6
+    before = file_of(folder).path.read_bytes()
+    events: list[Event] = []
+    assert measured(folder, on_event=events.append) == records
+    assert (events[0].total, events[0].kept) == (1, 2)
+    assert file_of(folder).path.read_bytes() == before  # skipped again, for the same reason
+
+
+def test_a_killed_case_is_tried_twice_and_then_final(folder: Path) -> None:
+    cases = [case("kill"), case("work")]
+    for lines, run in [(2, 1), (3, 2), (3, 3)]:
+        records = measured(folder, cases)
+        assert (statuses(records), len(file_of(folder).read())) == (["killed", "ok"], lines), run
+    measured(folder, retry="failed")
+    assert len(file_of(folder).read()) == 4
+
+
+def test_a_killed_case_that_lives_the_second_time_is_ok(folder: Path, tmp_path: Path) -> None:
+    launches = systems("fake_systems:DiesInRun", FAKE_NOTE=str(tmp_path / "runs"), FAKE_DEATHS="1")
+    assert statuses(measured(folder, [case()], launches=launches)) == ["killed"]
+    assert statuses(measured(folder, launches=launches)) == ["ok"]
+
+
+def test_retry_failed_tries_all_that_is_not_ok(folder: Path) -> None:
+    cases = [case("raise"), case("miss"), case("oom"), case("work")]
+    measured(folder, cases)
+    assert measured(folder)[0].status == "failed"
+    assert len(file_of(folder).read()) == 4
+    assert statuses(measured(folder, retry="failed")) == ["failed", "gate", "oom", "ok"]
+    assert len(file_of(folder).read()) == 7
+
+
+def test_skip_sees_what_a_retried_case_is_now(folder: Path, tmp_path: Path) -> None:
+    def too_large(of: Planned, earlier: Any) -> str:
+        return "one was killed" if any(each.status == "killed" for each in earlier if each.case != of.case) else ""
+
+    launches = systems("fake_systems:DiesInRun", FAKE_NOTE=str(tmp_path / "runs"), FAKE_DEATHS="1")
+    cases = [case(batch=1), case(batch=2)]
+    assert statuses(measured(folder, cases, launches=launches, skip=too_large)) == ["killed", "skipped"]
+    assert statuses(measured(folder, launches=launches, skip=too_large)) == ["ok", "ok"]
+
+
+def test_only_the_repeat_that_is_missing_is_run(folder: Path) -> None:
+    measured(folder, [case(batch=1), case(batch=2)], repeats=2)
+    path = file_of(folder).path
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2] + lines[3:]))  # without the first case's second repeat
+    records = measured(folder)
+    assert [(r.case.batch, r.repeat) for r in records] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert len(lines_of(folder)) == 4
+
+
+class Stopped(BaseException):
+    """The end of the parent, at the moment of an event."""
+
+
+def test_stopped_after_any_event_and_resumed_each_case_is_there_once(tmp_path: Path) -> None:
+    cases = [case(batch=i + 1) for i in range(4)]
+    skip = lambda planned, earlier: "no worker is needed to ask this"  # noqa: E731
+    for moment in range(2 * len(cases) + 1):
+        folder = tmp_path / f"{moment}"
+        left = moment
+
+        def stop(event: Event) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Stopped
+
+        with pytest.raises(Stopped):
+            measured(folder, cases, on_event=stop, skip=skip)
+        finished = file_of(folder).read()
+        assert len(finished) == moment // 2
+        with file_of(folder).path.open("ab") as file:  # and the line that was being written
+            file.write(b'{"schema":2,"case":{"sys')
+        records = measured(folder, skip=skip)
+        assert records[: len(finished)] == finished
+        assert Counter(r.case.key for r in file_of(folder).read()) == Counter(c.key for c in cases)
+
+
+PARENT = """
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started us with SIGINT ignored
+sys.path.insert(0, {here!r})
+from harness_helpers import case, measured
+from pathlib import Path
+cases = [case("work", batch=1), case("work", batch=2), case("hang", batch=3), case("work", batch=4)]
+def show(event):
+    print(json.dumps([event.kind, event.done, event.record.settings if event.record else {{}}]), flush=True)
+try:
+    measured(Path(sys.argv[1]), cases, on_event=show)
+except KeyboardInterrupt as error:
+    print(json.dumps(["interrupted", type(error).__name__, {{}}]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("ignored", [signal.SIG_DFL, signal.SIG_IGN])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_in_mid_case_kills_the_worker_and_loses_nothing(folder: Path, number: int, ignored: Any) -> None:
+    """Whether or not a shell started it in the background, with SIGINT ignored."""
+    if ignored == signal.SIG_IGN and number != signal.SIGINT:
+        pytest.skip("of SIGINT alone")
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT.format(here=str(HERE)), str(folder)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: [signal.signal(signal.SIGINT, ignored), signal.signal(signal.SIGHUP, signal.SIG_DFL)],
+    )
+    assert parent.stdout is not None
+    pid = 0
+    for line in parent.stdout:
+        kind, done, settings = json.loads(line)
+        pid = int(settings.get("pid", pid))
+        if kind == "start" and done == 2:
+            break
+    assert alive(pid)
+    parent.send_signal(number)
+    said, complaint = parent.communicate(timeout=20)
+    caught = {signal.SIGTERM: "Terminated", signal.SIGHUP: "Terminated", signal.SIGINT: "KeyboardInterrupt"}
+    expected = caught.get(signal.Signals(number))
+    assert (expected in said) if expected else not said
+    assert complaint == ""
+    assert wait_for(lambda: not alive(pid))
+    assert [r.case.batch for r in file_of(folder).read()] == [1, 2]
+    resumed = measured(folder, limits=SOON)
+    assert statuses(resumed) == ["ok", "ok", "timeout", "ok"]
+    assert len(file_of(folder).read()) == 4
+
+
+def test_sigterm_handling_ends_with_the_run(folder: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminate(event: Event) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Terminated):
+        measured(folder, [case()], on_event=terminate)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_hangup_that_is_ignored_ends_no_run(folder: Path) -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        records = measured(folder, [case()], on_event=lambda event: os.kill(os.getpid(), signal.SIGHUP))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert statuses(records) == ["ok"]
