@@ -11,9 +11,7 @@ import pytest
 import synthetic_records as synthetic
 
 from harness.case import Case
-from harness.record import RecordError
 from reports.page.figures import figures
-from reports.picture import take, write_picture
 
 PAPER = synthetic.paper()
 TABLE = PAPER.table
@@ -404,64 +402,6 @@ def test_the_first_figure_is_seen_without_scrolling(browser, saved, viewport):
         assert page.locator(".reading ul").is_visible()
 
 
-@pytest.fixture(scope="module")
-def doubtful(browser, tmp_path_factory):
-    """Another backend, a full cache, few samples, a loaded machine, unsteady samples, a failed and a skipped case."""
-    contexts = [2048 << step for step in range(5)]
-    cases = [Case("transformer", "vllm", "1.3b", "generate", 512, context) for context in contexts]
-    loaded = synthetic.environment() | {"cpu": {"others_share": 0.5, "idle_share": 0.0}}
-    records = [
-        synthetic.ok(cases[0], 1.0, count=3, metrics={"sequences_at_once": 5}),
-        synthetic.ok(cases[1], 2.0, environment=loaded),
-        synthetic.ok(cases[2], 4.0, spread=1.0),
-        synthetic.lost(cases[3], "failed", "it broke"),
-        synthetic.lost(cases[4], "skipped", "not here"),
-        *(synthetic.ok(Case("transformer", "torch", "1.3b", "generate", 512, each), 9.0) for each in contexts[:2]),
-        synthetic.ok(Case("mamba", "mamba-ssm", "1.3b", "generate", 512, 2048), 1.1),
-    ]
-    folder = tmp_path_factory.mktemp("doubtful")
-    path = browsing.save(synthetic.of_suite("fig15-generate", *records), folder, "doubtful")
-    with browsing.opened(browser, path) as (page, wrongs):
-        yield page
-        browsing.check(page, wrongs)
-
-
-def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_means(doubtful):
-    data = doubtful.evaluate(
-        "document.querySelector('#figure-0 .plot').data.map(t => ({x: t.x, text: t.text, marker: t.marker}))"
-    )
-    [signs] = [trace for trace in data if trace.get("text")]
-    assert dict(zip(signs["x"], signs["text"], strict=True)) == {2048: "†*", 4096: "‡", 8192: "§"}
-    full, lost = [trace for trace in data if isinstance((trace.get("marker") or {}).get("symbol"), list)]
-    assert full["marker"]["symbol"] == ["diamond-dot", "diamond", "diamond"]
-    assert dict(zip(lost["x"], lost["marker"]["symbol"], strict=True)) == {16384: "x-thin", 32768: "line-ew"}
-    said = doubtful.locator("#figure-0 .annotation").all_text_contents()[-1]
-    for words in (
-        "† fewer sequences at once than asked for: 5 of 512",
-        "* fewer than six",
-        "‡ others used",
-        "§ median not known",
-        "× no result",
-        "– not tried",
-    ):
-        assert words in said
-
-
-def test_signs_stand_beside_markers_and_bars(doubtful):
-    boxes = """selector => [...document.querySelectorAll(`#figure-0 .plot .scatterlayer ${selector}`)].map((each) => {
-      const { left, right, top, bottom } = each.getBoundingClientRect();
-      return [left, right, top, bottom];
-    })"""
-    signs = doubtful.evaluate(boxes, ".textpoint text")
-    drawn = doubtful.evaluate(boxes, ".errorbar path")
-    drawn += doubtful.evaluate(boxes, ".trace:has(.js-line) .points path.point")
-    assert len(signs) == 3
-    assert len(drawn) >= 6
-    for left, right, top, bottom in signs:
-        for box in drawn:
-            assert right <= box[0] or left >= box[1] or bottom <= box[2] or top >= box[3]
-
-
 def test_a_line_without_the_metric_says_so(browser, one_place):
     cases = [Case(system, "torch", "1.3b", "request", 16, 512) for system in ("ttt-linear", "mamba")]
     times = {"time_to_first_token_ms": 1.0, "time_between_tokens_ms": 1.0}
@@ -470,17 +410,6 @@ def test_a_line_without_the_metric_says_so(browser, one_place):
     with browsing.opened(browser, path) as (page, _):
         said = page.locator("#figure-0 .legend .missing").inner_text()
     assert said == "Mamba · PyTorch: no result (measured without Time to first token)"
-
-
-def test_other_backends_wait_behind_a_button(doubtful):
-    assert browsing.lines_drawn(doubtful, 0) == 2
-    entries = doubtful.locator("#figure-0 .legend li:visible button:not(.only)")
-    assert entries.all_inner_texts() == ["Transformer · vLLM", "Mamba · mamba-ssm", "More backends (1)"]
-    doubtful.get_by_role("button", name="More backends (1)").click()
-    assert browsing.lines_drawn(doubtful, 0) == 3
-    assert "Transformer · PyTorch" in entries.all_inner_texts()
-    doubtful.get_by_role("button", name="Fewer backends").click()
-    assert browsing.lines_drawn(doubtful, 0) == 2
 
 
 def test_lines_are_named_at_their_ends(page):
@@ -530,22 +459,3 @@ def test_results_filter_by_any_suite_of_a_case(page):
     filters.get_by_role("button", name="Clear").click()
     page.locator("#columns").get_by_label("Suites").uncheck()
     page.get_by_text(f"Rows 1–100 of {len(TABLE)}").wait_for()
-
-
-def test_picture_of_a_suite(browser, tmp_path):
-    three = ("fig15-forward", "fig20-throughput", "fig8-minibatch")
-    made = synthetic.made((suite, record) for suite in three for record in PAPER.of(suite))
-    path = browsing.save(made, tmp_path, "three")
-    first = take(browser, path)
-    assert first.startswith(b"\x89PNG")
-    assert take(browser, path, "fig8-minibatch") != first
-    with pytest.raises(RecordError, match="--figures fig99: the page has no such figures; there are fig15, fig20"):
-        take(browser, path, "fig99")
-
-
-def test_a_picture_is_never_written_over_something_else(tmp_path):
-    (tmp_path / "thesis.png").write_text("years of work")
-    for out, message in (("thesis.png", "is no PNG picture"), (".", "is a folder"), ("x.svg", "ends in .png")):
-        with pytest.raises(RecordError, match=message):
-            write_picture(tmp_path / "run", tmp_path / out)
-    assert (tmp_path / "thesis.png").read_text() == "years of work"

@@ -1,0 +1,27 @@
+"""Figures as a picture, and nothing else is written over."""
+
+import browsing
+import pytest
+import synthetic_records as synthetic
+
+from harness.record import RecordError
+from reports.picture import take, write_picture
+
+
+def test_picture_of_a_suite(browser, tmp_path):
+    paper, three = synthetic.paper(), ("fig15-forward", "fig20-throughput", "fig8-minibatch")
+    made = synthetic.made((suite, record) for suite in three for record in paper.of(suite))
+    path = browsing.save(made, tmp_path, "three")
+    first = take(browser, path)
+    assert first.startswith(b"\x89PNG")
+    assert take(browser, path, "fig8-minibatch") != first
+    with pytest.raises(RecordError, match="--figures fig99: the page has no such figures; there are fig15, fig20"):
+        take(browser, path, "fig99")
+
+
+def test_a_picture_is_never_written_over_something_else(tmp_path):
+    (tmp_path / "thesis.png").write_text("years of work")
+    for out, message in (("thesis.png", "is no PNG picture"), (".", "is a folder"), ("x.svg", "ends in .png")):
+        with pytest.raises(RecordError, match=message):
+            write_picture(tmp_path / "run", tmp_path / out)
+    assert (tmp_path / "thesis.png").read_text() == "years of work"
