@@ -57,7 +57,7 @@ class KernelOperator(TorchOperator):
         """See Operator.generate_step; the kernel computes RoPE and learning rates unless the projections have them."""
         inputs = *projections[:4], *outer_parameters(learner), state
         if projections.ready:
-            return self._generate.generate_step(*inputs)
+            return self._generate.generate_step(*inputs, pdl=projections.pdl)
         return self._generate.generate_step(*inputs, rope=self._rope_table(learner.rope), base_lr=learner.base_lr)
 
     def _rope_table(self, rope: Rotation) -> Tensor:

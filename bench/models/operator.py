@@ -20,7 +20,7 @@ class Projections(NamedTuple):
     """A layer's projections of T tokens: q, k (before RoPE), v [B, T, H, D]; lr_logits x_j . w_h + c_h [B, T, H].
 
     A generate step has no T. lr_logits are in at least float32. With `ready`, q and k have RoPE already, and lr_logits
-    holds the learning rates lr_j themselves.
+    holds the learning rates lr_j themselves. pdl: the step may be a dependent launch (`tk_kernels.generate.common`).
     """
 
     q: Tensor
@@ -28,10 +28,12 @@ class Projections(NamedTuple):
     v: Tensor
     lr_logits: Tensor
     ready: bool = False
+    pdl: bool = False
 
     def first(self) -> "Projections":
         """The first token, without T."""
-        return Projections(self.q[:, 0], self.k[:, 0], self.v[:, 0], self.lr_logits[:, 0], self.ready)
+        q, k, v, lr_logits = (each[:, 0] for each in self[:4])
+        return Projections(q, k, v, lr_logits, self.ready, self.pdl)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class TorchOperator:
         """See Operator.forward. Raises ValueError for primal accumulators, which have lost the rows it needs."""
         if _is_primal(state):
             raise ValueError("prefill: needs the state that init_state or prefill gave, not that of generate_state")
-        q, k, v, lr, _ = ready_for_prefill(projections, learner, state.position)
+        q, k, v, lr = ready_for_prefill(projections, learner, state.position)[:4]
         outer = outer_parameters(learner)
         out, after = self._reference.forward(q, k, v, lr, *outer, state, form=self.form, start=start)
         overwrite(state, after)
@@ -140,7 +142,7 @@ class TorchOperator:
         """See Operator.generate_step. Raises ValueError for a state that is not of this operator's form."""
         if _is_primal(state) != (self.form == "primal"):
             raise ValueError(f"generate_step: a state of another form than {self.form}; make one with generate_state")
-        q, k, v, lr, _ = _with_rope_and_rates(projections, learner, state.position)
+        q, k, v, lr = _with_rope_and_rates(projections, learner, state.position)[:4]
         return self._reference.generate_step(q, k, v, lr, *outer_parameters(learner), state, inplace=True)[0]
 
 

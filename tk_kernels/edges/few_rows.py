@@ -3,7 +3,8 @@
 Such a product takes as long as its weights take to be read, so SwiGLU or the residual behind it cost nothing in the
 same kernel, and each saves a launch. Of one row or two each program reads whole rows of the weights, all at once, and
 sums without matrix units; then the norm before the product is in the kernel too: its scale and mean commute with the
-product, so no weight waits for them. Of more rows matrix units multiply tiles of weights.
+product, so no weight waits for them, and in a dependent launch the first weights are read before x is there. Of more
+rows matrix units multiply tiles of weights.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
@@ -19,13 +20,23 @@ from torch import Tensor
 
 from tk_kernels.checks import check_shape
 from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm
-from tk_kernels.generate.common import dot_type, gelu, jit, tl, triton
+from tk_kernels.generate.common import (
+    dependent_launch,
+    dot_type,
+    gelu,
+    jit,
+    let_next_begin,
+    tl,
+    triton,
+    wait_for_previous,
+)
 
 MANY_OUTPUTS = 4096  # from here on tiles of 64 outputs fill the GPU
 # Rows of x for which these kernels are as fast as cuBLAS's and those around it, or faster, on an H100.
 MOST_ROWS, MOST_ROWS_FEW_OUTPUTS = 64, 32
 MOST_SUMMED = 2  # rows of x that are summed without matrix units
 INPUTS = 2048  # that such a program reads of each of its rows at once
+SUMS = 4  # of a program: its outputs times the rows of x
 LEAST_TILE = 16  # rows that matrix units multiply at once, some of them spare
 SHARED_BYTES = 196_608  # of a block's shared memory, which the largest tiles take
 
@@ -37,9 +48,9 @@ class Norm:
     weight: Tensor
     eps: float
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, *, pdl: bool = False) -> Tensor:
         """The rows x [..., K] normed, in a kernel of its own."""
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps, pdl=pdl)
 
 
 @dataclass(frozen=True)
@@ -54,9 +65,9 @@ class NormGate:
     bias: Tensor
     eps: float
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, *, pdl: bool = False) -> Tensor:
         """The rows x [..., K] normed and gated, in a kernel of its own."""
-        return norm_gate(x, self.gate, self.weight, self.bias, self.eps)
+        return norm_gate(x, self.gate, self.weight, self.bias, self.eps, pdl=pdl)
 
 
 def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
@@ -85,23 +96,24 @@ def few_rows_product(
     *,
     swiglu: bool = False,
     out: Tensor | None = None,
+    pdl: bool = False,
 ) -> Tensor:
     """before(x) W^T for x [..., K] and W [N, K] -> [..., N] in x's dtype; with out [..., N], added to it in place.
 
     swiglu: of W [2 N, K], Wg's rows before Wu's, silu(x Wg^T) * (x Wu^T); then neither `out` nor a NormGate is allowed.
     `out` shares no memory with what is read. Float32 inside, rounded once; with `before`, of more than MOST_SUMMED rows
-    and of two behind a NormGate, rounded once more before the product. Raises ValueError on a wrong shape, dtype or
-    stride.
+    and of two behind a NormGate, rounded once more before the product. pdl: see `dependent_launch`; W and the norm's
+    weight and bias are the parameters. Raises ValueError on a wrong shape, dtype or stride.
     """
     rows, N = _checked(x, weights, before, swiglu, out)
     R, K = rows.shape
     made = torch.empty(*x.shape[:-1], N, device=x.device, dtype=x.dtype) if out is None else out
-    shape = {"K": K, "SWIGLU": swiglu, "ADD": out is not None}
+    shape = {"K": K, "SWIGLU": swiglu, "ADD": out is not None, **dependent_launch(pdl)}
     # Two rows behind a NormGate are six sums a weight: there the matrix units are faster.
     if R <= MOST_SUMMED and (R == 1 or not isinstance(before, NormGate)):
         _summed(rows, weights, before, made.view(R, N), **shape)
     else:
-        rows = before(x).flatten(0, -2) if before is not None else rows
+        rows = before(x, pdl=pdl).flatten(0, -2) if before is not None else rows
         tile = max(LEAST_TILE, triton.next_power_of_2(R))
         outputs, inputs, warps = (64, 128, 4) if N >= MANY_OUTPUTS else (16, 256, 2 if tile == LEAST_TILE else 4)
         _few_rows_product[(triton.cdiv(N, outputs),)](
@@ -148,7 +160,8 @@ def _summed(rows: Tensor, weights: Tensor, before: Norm | NormGate | None, out: 
         weight, eps = before.weight, before.eps
     if isinstance(before, NormGate):
         bias, gate = before.bias, before.gate
-    (R, N), outputs = out.shape, 2
+    R, N = out.shape
+    outputs = SUMS // R
     _few_rows_summed[(triton.cdiv(N, outputs),)](
         rows, gate, weight, bias, weights, weights[N:], out, N, rows.stride(0), eps,
         R=R, INPUTS=min(INPUTS, triton.next_power_of_2(shape["K"])), OUTPUTS=outputs, NORMED=normed, GATED=gated,
@@ -160,9 +173,11 @@ def _summed(rows: Tensor, weights: Tensor, before: Norm | NormGate | None, out: 
 def _few_rows_product(
     x, weights, up_weights, out, N, x_stride,
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program computes OUTPUTS outputs of every row, R of ROWS, from INPUTS inputs at a time."""
+    let_next_begin(PDL)
+    wait_for_previous(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, ROWS)
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
@@ -191,9 +206,10 @@ def _few_rows_product(
 def _few_rows_summed(
     x, gate, norm_weight, norm_bias, weights, up_weights, out, N, x_stride, eps,
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
-    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program computes OUTPUTS outputs of every row, R of them, a power of two, from INPUTS inputs at a time."""
+    let_next_begin(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, R)
     total = tl.zeros([R, OUTPUTS], tl.float32)
@@ -210,16 +226,21 @@ def _few_rows_summed(
         w = tl.load(weights + at, mask=inside, other=0, eviction_policy="evict_first")
         if SWIGLU:
             v = tl.load(up_weights + at, mask=inside, other=0, eviction_policy="evict_first")
+        if NORMED:
+            scales = tl.load(norm_weight + k, mask=valid, other=0).to(tl.float32)
+        if GATED:
+            shifts = tl.load(norm_bias + k, mask=valid, other=0).to(tl.float32)
+        if first == 0:
+            wait_for_previous(PDL)
         for r in tl.static_range(R):
             here = row == r
             read = tl.load(x + r * x_stride + k, mask=valid, other=0).to(tl.float32)
             entering = read
             if NORMED:
-                factor = tl.load(norm_weight + k, mask=valid, other=0).to(tl.float32)
+                factor = scales
                 if GATED:  # of one row
                     opened = gelu(tl.load(gate + k, mask=valid, other=0).to(tl.float32))
-                    factor = factor * opened
-                    shift = tl.load(norm_bias + k, mask=valid, other=0).to(tl.float32) * opened
+                    factor, shift = factor * opened, shifts * opened
                 entering = read * factor
             total += tl.where(here[:, None], _products(w, entering)[None, :], 0.0)
             if SWIGLU:

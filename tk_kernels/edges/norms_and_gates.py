@@ -8,37 +8,41 @@ import torch
 from torch import Tensor
 
 from tk_kernels.checks import check_shape
-from tk_kernels.generate.common import gelu, jit, tl, triton
+from tk_kernels.generate.common import dependent_launch, gelu, jit, let_next_begin, tl, triton, wait_for_previous
 
 COLUMNS = 2048  # of a SwiGLU row that one program computes
 
 
-def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
     """LayerNorm(z) * gelu_tanh(gate) (ttt_layer.md, "Inside TTT", step 6): z, gate [..., C] -> [..., C] in z's dtype.
 
-    z contiguous; gate may be columns of a wider projection; weight and bias [C]. Float32 inside, rounded once.
-    Raises ValueError on a wrong shape or stride.
+    z contiguous; gate may be columns of a wider projection; weight and bias [C]. Float32 inside, rounded once. pdl: see
+    `dependent_launch`; weight and bias are the parameters. Raises ValueError on a wrong shape or stride.
     """
     C = z.shape[-1]
     check_shape("gate", gate, tuple(z.shape))
     z, rows = z.contiguous(), _rows(gate)
     out = torch.empty_like(z)
     _norm_gate[(rows.shape[0],)](
-        z, rows, weight, bias, out, rows.stride(0), eps, C=C, CP=triton.next_power_of_2(C), num_warps=8
-    )
+        z, rows, weight, bias, out, rows.stride(0), eps,
+        C=C, CP=triton.next_power_of_2(C), num_warps=8, **dependent_launch(pdl),
+    )  # fmt: skip
     return out
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
     """x / rms(x) * weight over the last dimension: x [..., C], weight [C] -> [..., C] in x's dtype.
 
-    Float32 inside, rounded once. Raises ValueError on a wrong shape or stride.
+    Float32 inside, rounded once. pdl: see `dependent_launch`; weight is the parameter. Raises ValueError on a wrong
+    shape or stride.
     """
     C = x.shape[-1]
     check_shape("weight", weight, (C,))
     rows = _rows(x)
     out = torch.empty(x.shape, device=x.device, dtype=x.dtype)
-    _rms_norm[(rows.shape[0],)](rows, weight, out, rows.stride(0), eps, C=C, CP=triton.next_power_of_2(C), num_warps=4)
+    _rms_norm[(rows.shape[0],)](
+        rows, weight, out, rows.stride(0), eps, C=C, CP=triton.next_power_of_2(C), num_warps=4, **dependent_launch(pdl)
+    )
     return out
 
 
@@ -59,14 +63,18 @@ def _rows(x: Tensor) -> Tensor:
 
 
 @jit
-def _norm_gate(z, gate, weight, bias, out, gate_stride, eps, C: tl.constexpr, CP: tl.constexpr):
+def _norm_gate(
+    z, gate, weight, bias, out, gate_stride, eps, C: tl.constexpr, CP: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    let_next_begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     rc = tl.arange(0, CP)
     valid = rc < C
-    x = tl.load(z + row * C + rc, mask=valid, other=0).to(tl.float32)
-    g = tl.load(gate + row * gate_stride + rc, mask=valid, other=0).to(tl.float32)
     gamma = tl.load(weight + rc, mask=valid, other=0).to(tl.float32)
     beta = tl.load(bias + rc, mask=valid, other=0).to(tl.float32)
+    wait_for_previous(PDL)
+    x = tl.load(z + row * C + rc, mask=valid, other=0).to(tl.float32)
+    g = tl.load(gate + row * gate_stride + rc, mask=valid, other=0).to(tl.float32)
     centred = tl.where(valid, x - tl.sum(x, 0) / C, 0.0)
     normed = centred * (1.0 / tl.sqrt(tl.sum(centred * centred, 0) / C + eps))
     tl.store(out + row * C + rc, (normed * gamma + beta) * gelu(g), mask=valid)
@@ -79,12 +87,14 @@ def rms_normed(row, weight, C: tl.constexpr, eps):
 
 
 @jit
-def _rms_norm(x, weight, out, x_stride, eps, C: tl.constexpr, CP: tl.constexpr):
+def _rms_norm(x, weight, out, x_stride, eps, C: tl.constexpr, CP: tl.constexpr, PDL: tl.constexpr):
+    let_next_begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     rc = tl.arange(0, CP)
     valid = rc < C
-    read = tl.load(x + row * x_stride + rc, mask=valid, other=0).to(tl.float32)
     gamma = tl.load(weight + rc, mask=valid, other=0).to(tl.float32)
+    wait_for_previous(PDL)
+    read = tl.load(x + row * x_stride + rc, mask=valid, other=0).to(tl.float32)
     tl.store(out + row * C + rc, rms_normed(read, gamma, C, eps), mask=valid)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tk_kernels.checks import check_shape
 from tk_kernels.edges.norms_and_gates import rms_normed
-from tk_kernels.generate.common import jit, tl, triton
+from tk_kernels.generate.common import dependent_launch, jit, let_next_begin, tl, triton, wait_for_previous
 
 TAPS = 4
 CHUNK = 16  # tokens that a program computes one after the other; it reads the three inputs before them too
@@ -21,13 +21,22 @@ BLOCK = 128  # channels of one program of query_key: one warp, four a thread
 
 
 def residual_convolution(
-    h: Tensor, cache: Tensor, norm: Tensor, weight: Tensor, bias: Tensor, next_norm: Tensor, eps: float
+    h: Tensor,
+    cache: Tensor,
+    norm: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    next_norm: Tensor,
+    eps: float,
+    *,
+    pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """h + conv(RMSNorm(h)) and the RMSNorm of that, both [B, T, C] in h's dtype; reads h once.
 
     h [B, T, C] contiguous; cache [B, 3, C], the last three inputs of the convolution, replaced in place; norm and
-    next_norm [C], the weights of the two norms; weight [C, 1, 4] and bias [C]. Sums in float32; what enters the
-    convolution and the residual stream are rounded to h's dtype. Raises ValueError on a wrong shape or stride.
+    next_norm [C], the weights of the two norms; weight [C, 1, 4] and bias [C]. Sums in float32; what enters
+    the convolution and the residual stream are rounded to h's dtype. pdl: see `dependent_launch`; cache is the state,
+    norms, weight and bias are the parameters. Raises ValueError on a wrong shape or stride.
     """
     B, T, C = h.shape
     _check_contiguous(h=h, cache=cache)
@@ -38,7 +47,7 @@ def residual_convolution(
     chunk = min(CHUNK, triton.next_power_of_2(T))
     _residual_convolution[(B * triton.cdiv(T, chunk),)](
         h, cache, after, norm, weight, bias, next_norm, added, normed, T, *weight.stride()[::2], eps,
-        C=C, CP=triton.next_power_of_2(C), CHUNK=chunk, num_warps=8,
+        C=C, CP=triton.next_power_of_2(C), CHUNK=chunk, num_warps=8, **dependent_launch(pdl),
     )  # fmt: skip
     _store_cache(cache, after)
     return added, normed
@@ -54,14 +63,17 @@ def query_key(
     lr_logits: Tensor,
     lr_bias: Tensor,
     base_lr: float,
+    *,
+    pdl: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q and k [B, T, H, D] with RoPE, contiguous in x's dtype, and lr [B, T, H] float32; reads x once.
 
     x [B, T, C] and lr_logits [B, T, H] (without their bias [H]) may be columns of one wider projection; cache
     [B, 3, C], the last three inputs, replaced in place; conv_q, conv_k: weight [C, 1, 4] and bias [C]; rope: cos and
     sin [m, D/2] float32; position [B] or [B, H]: of each sequence in its mini-batch of m.
-    lr = base_lr * sigmoid(lr_logits + lr_bias) / D. Sums in float32, rounded once, after RoPE.
-    Raises ValueError on a wrong shape or stride.
+    lr = base_lr * sigmoid(lr_logits + lr_bias) / D. Sums in float32, rounded once, after RoPE. pdl: see
+    `dependent_launch`; cache and position are the state, conv_q and conv_k the parameters. Raises ValueError on a wrong
+    shape or stride.
     """
     (B, T, C), (m, pairs), H = x.shape, rope[0].shape, lr_logits.shape[-1]
     _check_contiguous(cache=cache)
@@ -80,6 +92,7 @@ def query_key(
         x, cache, after, *conv_q, *conv_k, *rope, position, lr_logits, lr_bias, q, k, lr,
         T, x.stride(1), lr_logits.stride(1), position.stride(0), *conv_q[0].stride()[::2], base_lr,
         m=m, H=H, D=2 * pairs, HP=triton.next_power_of_2(H), BLOCK=block, CHUNK=chunk, num_warps=1,
+        **dependent_launch(pdl),
     )  # fmt: skip
     _store_cache(cache, after)
     return q, k, lr
@@ -126,11 +139,21 @@ def _taps(weight, channel, valid, weight_stride, tap_stride):
 
 
 @jit
+def _cached(at, valid, C: tl.constexpr):
+    """The inputs 3, 2 and 1 tokens before, past the L1, as they are read once."""
+    r3 = tl.load(at, mask=valid, other=0, cache_modifier=".cg")
+    r2 = tl.load(at + C, mask=valid, other=0, cache_modifier=".cg")
+    r1 = tl.load(at + 2 * C, mask=valid, other=0, cache_modifier=".cg")
+    return r3, r2, r1
+
+
+@jit
 def _residual_convolution(
     h, cache, after, norm, weight, bias, next_norm, added, normed, T, weight_stride, tap_stride, eps,
-    C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr,
+    C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program computes a chunk of a sequence token by token, all channels, the last three inputs in registers."""
+    let_next_begin(PDL)
     chunks = tl.cdiv(T, CHUNK)
     seq = (tl.program_id(0) // chunks).to(tl.int64)
     first = (tl.program_id(0) % chunks) * CHUNK
@@ -138,16 +161,18 @@ def _residual_convolution(
     valid = rc < C
     at = seq * T * C + rc
     cache_at = seq * (3 * C) + rc
-    next_row = tl.load(h + at + first * C, mask=valid, other=0)
     gamma = tl.load(norm + rc, mask=valid, other=0).to(tl.float32)
     next_gamma = tl.load(next_norm + rc, mask=valid, other=0).to(tl.float32)
     shift = tl.load(bias + rc, mask=valid, other=0).to(tl.float32)
     w0, w1, w2, w3 = _taps(weight, rc, valid, weight_stride, tap_stride)
     if first == 0:
-        x3 = tl.load(cache + cache_at, mask=valid, other=0).to(tl.float32)
-        x2 = tl.load(cache + cache_at + C, mask=valid, other=0).to(tl.float32)
-        x1 = tl.load(cache + cache_at + 2 * C, mask=valid, other=0).to(tl.float32)
+        r3, r2, r1 = _cached(cache + cache_at, valid, C)
+        x3, x2, x1 = r3.to(tl.float32), r2.to(tl.float32), r1.to(tl.float32)
+        wait_for_previous(PDL)
+        next_row = tl.load(h + at + first * C, mask=valid, other=0)
     else:
+        wait_for_previous(PDL)
+        next_row = tl.load(h + at + first * C, mask=valid, other=0)
         r3 = tl.load(h + at + (first - 3) * C, mask=valid, other=0)
         r2 = tl.load(h + at + (first - 2) * C, mask=valid, other=0)
         r1 = tl.load(h + at + (first - 1) * C, mask=valid, other=0)
@@ -183,8 +208,10 @@ def _query_key(
     x, cache, after, weight_q, bias_q, weight_k, bias_k, rope_cos, rope_sin, position, lr_logits, lr_bias, q, k, lr,
     T, x_stride, logit_stride, position_stride, weight_stride, tap_stride, base_lr,
     m: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program computes a chunk of a sequence token by token, BLOCK channels, the last three inputs in registers."""
+    let_next_begin(PDL)
     C: tl.constexpr = H * D
     BLOCKS: tl.constexpr = (C + BLOCK - 1) // BLOCK
     block, chunk = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
@@ -196,21 +223,22 @@ def _query_key(
     row = seq * T + first
     at = x + row * x_stride + channel
     cache_at = seq * (3 * C) + channel
-    start = tl.load(position + seq * position_stride).to(tl.int32) + first
-    next_row = tl.load(at, mask=valid, other=0)
-    if first == 0:
-        r3 = tl.load(cache + cache_at, mask=valid, other=0)
-        r2 = tl.load(cache + cache_at + C, mask=valid, other=0)
-        r1 = tl.load(cache + cache_at + 2 * C, mask=valid, other=0)
-    else:
-        r3 = tl.load(at - 3 * x_stride, mask=valid, other=0)
-        r2 = tl.load(at - 2 * x_stride, mask=valid, other=0)
-        r1 = tl.load(at - x_stride, mask=valid, other=0)
-    x3, x2, x1 = r3.to(tl.float32), r2.to(tl.float32), r1.to(tl.float32)
     q0, q1, q2, q3 = _taps(weight_q, channel, valid, weight_stride, tap_stride)
     k0, k1, k2, k3 = _taps(weight_k, channel, valid, weight_stride, tap_stride)
     shift_q = tl.load(bias_q + channel, mask=valid, other=0).to(tl.float32)
     shift_k = tl.load(bias_k + channel, mask=valid, other=0).to(tl.float32)
+    start = tl.load(position + seq * position_stride, cache_modifier=".cg").to(tl.int32) + first
+    if first == 0:
+        r3, r2, r1 = _cached(cache + cache_at, valid, C)
+        wait_for_previous(PDL)
+        next_row = tl.load(at, mask=valid, other=0)
+    else:
+        wait_for_previous(PDL)
+        next_row = tl.load(at, mask=valid, other=0)
+        r3 = tl.load(at - 3 * x_stride, mask=valid, other=0)
+        r2 = tl.load(at - 2 * x_stride, mask=valid, other=0)
+        r1 = tl.load(at - x_stride, mask=valid, other=0)
+    x3, x2, x1 = r3.to(tl.float32), r2.to(tl.float32), r1.to(tl.float32)
     for i in range(CHUNK):
         if first + i < T:
             x0 = next_row.to(tl.float32)

@@ -149,12 +149,40 @@ def runs_sm90(device: torch.device) -> bool:
     return tuple(int(x) for x in triton.__version__.split(".")[:2]) >= (3, 6)
 
 
+def dependent_launch(pdl: bool) -> dict[str, bool]:
+    """Arguments of a launch of a kernel that takes PDL; without `pdl`, and in Triton's interpreter, of a plain launch.
+
+    With programmatic dependent launch (PDL) it begins as soon as the launch before it lets it, or has ended; it reads
+    its parameters and its state, and then waits until all launches before it have ended. The caller promises that
+    parameters and state were written before the last plain launch began. Needs compute capability 9.0.
+    """
+    dependent = pdl and not triton.knobs.runtime.interpret
+    return {"PDL": True, "launch_pdl": True} if dependent else {"PDL": False}
+
+
 def gpu_name(device: torch.device) -> str:
     """The name by which `tuning.toml` knows this device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 # Kernel helpers. Rows are padded to a power of two; `valid` marks the real columns, and padding stays 0.
+
+
+@jit
+def let_next_begin(PDL: tl.constexpr):
+    """In a dependent launch: the next one, if it is dependent too, may begin once all programs of this one have."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@jit
+def wait_for_previous(PDL: tl.constexpr):
+    """In a dependent launch: wait until all launches before it have ended.
+
+    Every program does, before it reads what they may write and before it writes anything.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
 
 
 @jit

@@ -18,12 +18,14 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from tk_kernels.generate.common import (
     join,
     learning_rate,
+    let_next_begin,
     ln_l2_grad,
     load_angles,
     load_token,
     normalise,
     rotate,
     store_weights,
+    wait_for_previous,
 )
 from tk_kernels.generate.gluon import wide
 
@@ -32,8 +34,10 @@ from tk_kernels.generate.gluon import wide
 def dual(
     q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, weights, low, b, rows_k, rows_g, position,
     q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr,
-    H: gl.constexpr, m: gl.constexpr, PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr,
+    H: gl.constexpr, m: gl.constexpr,
+    PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
+    let_next_begin(PDL)
     D: gl.constexpr = 64
     copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
     tile: gl.constexpr = gl.BlockedLayout([16, 8], [4, 8], [1, 1], [1, 0])  # of W: a thread has 8 columns of 16 rows
@@ -53,20 +57,16 @@ def dual(
     g_shared = gl.allocate_shared_memory(row_type, [16, D], plain)
     vectors = gl.allocate_shared_memory(gl.float32, [2, D], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     sums = gl.allocate_shared_memory(gl.float32, [4, D], plain)
-    pos = gl.load(position + pid)
+    pos = gl.load(position + pid, cache_modifier=".cg")  # the state is read once: past the L1
     row = gl.arange(0, D, layout=gl.SliceLayout(1, copied)).expand_dims(1)
     column = gl.arange(0, D, layout=gl.SliceLayout(0, copied)).expand_dims(0)
     async_copy.async_copy_global_to_shared(w_shared, weights + row * D + column)
     async_copy.commit_group()
     rd = gl.arange(0, D, layout=lane_d)
     valid = rd < D
-    k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
-    q_row, q_pair = load_token(q, seq * q_stride + head * D, rd, valid, ROPE)
-    v_row = gl.load(v + seq * v_stride + head * D + rd)
     gamma = gl.load(ln_weight + head * D + rd).to(gl.float32)
     beta = gl.load(ln_bias + head * D + rd).to(gl.float32)
-    bias = gl.load(b + pid * D + rd)
-    rate = gl.load(lr + seq * lr_stride + head)
+    bias = gl.load(b + pid * D + rd, cache_modifier=".cg")
     scale = gl.load(token_scale + pos).to(gl.float32)
     cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
     # Rows from this token's on are not read; they become 0
@@ -75,6 +75,11 @@ def dual(
     async_copy.async_copy_global_to_shared(k_shared, rows_k + cached * D + column, mask=earlier)
     async_copy.async_copy_global_to_shared(g_shared, rows_g + cached * D + column, mask=earlier)
     async_copy.commit_group()
+    wait_for_previous(PDL)
+    k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
+    q_row, q_pair = load_token(q, seq * q_stride + head * D, rd, valid, ROPE)
+    v_row = gl.load(v + seq * v_stride + head * D + rd)
+    rate = gl.load(lr + seq * lr_stride + head)
 
     # Z = k @ W + b ; a thread sums its 16 rows, then shared memory the four threads with the same columns
     kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)

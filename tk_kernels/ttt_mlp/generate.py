@@ -23,6 +23,7 @@ from tk_kernels.generate.common import (
     check_form,
     check_token,
     columns,
+    dependent_launch,
     dot_type,
     float_copy,
     gelu,
@@ -130,6 +131,7 @@ def generate_step(
     rope: torch.Tensor | None = None,
     base_lr: float | None = None,
     launch: Tuning | None = None,
+    pdl: bool = False,
     compile_only: bool = False,
 ) -> torch.Tensor:
     """One token for every sequence: `q + LN(f(q))` after the gradient step of (k, v); advances `gstate` in place.
@@ -137,8 +139,8 @@ def generate_step(
     q, k, v, out [B, H, D] in one type (only B may be strided); lr [B, H] float32; token_scale [m];
     ln_weight, ln_bias [H, D]. rope: the table of `rope_table`, if q and k do not have RoPE yet.
     base_lr: if given, lr holds the logits x · w_h + c_h. launch: settings in place of the row of `tuning.toml`.
-    compile_only: compile what the first launch would, compute nothing (see `build/parallel.py`).
-    Raises ValueError on a wrong shape.
+    pdl: see `dependent_launch`; gstate is the state; the kernels of other GPUs ignore it. compile_only: compile what
+    the first launch would, compute nothing (see `build/parallel.py`). Raises ValueError on a wrong shape.
     """
     (B, H, D), F = gstate.b2.shape, gstate.b1.shape[2]
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
@@ -159,6 +161,7 @@ def generate_step(
             H=H, m=s.mini_batch, G=launch.warps,
             PLANES=s.low1 is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
             grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None,
+            **dependent_launch(pdl),
         )  # fmt: skip
         return out
     kernel = _dual if s.form == "dual" else _primal

@@ -21,12 +21,14 @@ from tk_kernels.generate.common import (
     gelu_grad,
     join,
     learning_rate,
+    let_next_begin,
     ln_l2_grad,
     load_angles,
     load_token,
     normalise,
     rotate,
     store_weights,
+    wait_for_previous,
 )
 from tk_kernels.generate.gluon import all_loads_before, narrow, wide
 
@@ -37,8 +39,9 @@ def dual(
     weights1, low1, b1, weights2, low2, b2, rows_k, rows_x2, rows_g1, rows_g2, position,
     q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr,
     H: gl.constexpr, m: gl.constexpr, G: gl.constexpr,
-    PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr,
+    PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
+    let_next_begin(PDL)
     D: gl.constexpr = 64
     F: gl.constexpr = 256
     FW: gl.constexpr = F // G  # hidden units of a warp
@@ -71,30 +74,31 @@ def dual(
     async_copy.async_copy_global_to_shared(w2_shared, weights2 + at)
     async_copy.commit_group()
 
-    pos = gl.load(position + pid)
+    pos = gl.load(position + pid, cache_modifier=".cg")  # the state is read once: past the L1
     rd = gl.arange(0, D, layout=lane_d)
     valid = rd < D
-    k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
-    q_row, q_pair = load_token(q, seq * q_stride + head * D, rd, valid, ROPE)
-    v_row = gl.load(v + seq * v_stride + head * D + rd)
     gamma = gl.load(ln_weight + head * D + rd)
     beta = gl.load(ln_bias + head * D + rd)
-    bias2 = gl.load(b2 + pid * D + rd)
+    bias2 = gl.load(b2 + pid * D + rd, cache_modifier=".cg")
     rf = gl.arange(0, G, layout=gl.SliceLayout(1, per_f))[:, None] * FW
     rf = rf + gl.arange(0, FW, layout=gl.SliceLayout(0, per_f))[None, :]
-    bias1 = gl.load(b1 + pid * F + rf)
-    rate = gl.load(lr + seq * lr_stride + head)
+    bias1 = gl.load(b1 + pid * F + rf, cache_modifier=".cg")
     scale = gl.load(token_scale + pos).to(gl.float32)
     cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
-    past_k = load_rows(rows_k + pid * (m * D), pos, of_d, G, 0, D, D)
-    past_g1 = load_rows(rows_g1 + pid * (m * F), pos, of_f, G, FW, FW, F)
-    past_x2 = load_rows(rows_x2 + pid * (m * F), pos, of_f, G, FW, FW, F)
+    past_k = load_rows(rows_k + pid * (m * D), pos, of_d, G, 0, D, D, PDL)
+    past_g1 = load_rows(rows_g1 + pid * (m * F), pos, of_f, G, FW, FW, F, PDL)
+    past_x2 = load_rows(rows_x2 + pid * (m * F), pos, of_f, G, FW, FW, F, PDL)
     g2_copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [G, 1], [1, 0])
     row = gl.arange(0, 16, layout=gl.SliceLayout(1, g2_copied)).expand_dims(1)
     at_row = row * D + gl.arange(0, D, layout=gl.SliceLayout(0, g2_copied)).expand_dims(0)
     earlier = (row < pos) & (at_row >= 0)
     async_copy.async_copy_global_to_shared(g2_shared, rows_g2 + pid * (m * D) + at_row, mask=earlier)
     async_copy.commit_group()
+    wait_for_previous(PDL)
+    k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
+    q_row, q_pair = load_token(q, seq * q_stride + head * D, rd, valid, ROPE)
+    v_row = gl.load(v + seq * v_stride + head * D + rd)
+    rate = gl.load(lr + seq * lr_stride + head)
     if PLANES:
         low1 += pid * (D * F)
         low2 += pid * (D * F)
@@ -195,13 +199,19 @@ def offsets(layout: gl.constexpr, G: gl.constexpr, N: gl.constexpr, D: gl.conste
 
 
 @gluon.jit
-def load_rows(rows, pos, layout: gl.constexpr, G: gl.constexpr, STEP: gl.constexpr, N: gl.constexpr, ROW: gl.constexpr):
-    """Rows j < pos [16, ROW] as [G, 16, N], zeros after; STEP: between the first columns of two warps."""
+def load_rows(
+    rows, pos, layout: gl.constexpr, G: gl.constexpr, STEP: gl.constexpr, N: gl.constexpr, ROW: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    """Rows j < pos [16, ROW] as [G, 16, N], zeros after; STEP: between the first columns of two warps.
+
+    In a dependent launch past the L1, as they are read once.
+    """
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     row = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
     column = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)
     at = warp * STEP + row * ROW + column
-    return gl.load(rows + at, mask=(row < pos) & (at >= 0), other=0)
+    return gl.load(rows + at, mask=(row < pos) & (at >= 0), other=0, cache_modifier=".cg" if PDL else "")
 
 
 @gluon.jit
