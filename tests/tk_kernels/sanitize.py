@@ -99,15 +99,16 @@ def mlp_forward(mini_batch: int) -> Iterator[str]:
 def convolutions() -> Iterator[str]:
     """Both kernels; 192 channels, which is no power of two."""
     C = 64 * HEADS
-    for tokens in TOKENS:
+    for tokens, pdl in product(TOKENS, (False, True)):
         h, cache, weight, bias, norm = on_gpu(
             *(normal(*shape, dtype=DTYPE) for shape in ((BATCH, tokens, C), (BATCH, 3, C), (C, 1, 4), (C,), (C,)))
         )
-        residual_convolution(h, cache, norm, weight, bias, norm, 1e-6)
-        angles, logits, position = normal(16, 32), normal(BATCH, tokens, HEADS, dtype=DTYPE), torch.arange(BATCH)
-        rope, (logits, position, lr_bias) = on_gpu(angles.cos(), angles.sin()), on_gpu(logits, position, normal(HEADS))
-        query_key(h, cache, (weight, bias), (weight, bias), (rope[0], rope[1]), position, logits, lr_bias, 1.0)
-        yield f"T={tokens}"
+        residual_convolution(h, cache, norm, weight, bias, norm, 1e-6, pdl=pdl)
+        turns, logits, position = normal(16, 32), normal(BATCH, tokens, HEADS, dtype=DTYPE), torch.arange(BATCH)
+        rope, (logits, position, lr_bias) = on_gpu(turns.cos(), turns.sin()), on_gpu(logits, position, normal(HEADS))
+        conv, angles = (weight, bias), (rope[0], rope[1])
+        query_key(h, cache, conv, conv, angles, position, logits, lr_bias, 1.0, pdl=pdl)
+        yield f"T={tokens}{' dependent' * pdl}"
 
 
 def swiglu_products() -> Iterator[str]:
@@ -123,32 +124,35 @@ def swiglu_products() -> Iterator[str]:
 def gates() -> Iterator[str]:
     """All three kernels, the gate a slice of a wider projection."""
     C = 64 * HEADS
-    for tokens in TOKENS:
+    for tokens, pdl in product(TOKENS, (False, True)):
         z, fused, weight = on_gpu(
             normal(tokens, C, dtype=DTYPE), normal(tokens, 2 * C, dtype=DTYPE), normal(C, dtype=DTYPE)
         )
-        norm_gate(z, fused[:, C:], weight, weight, 1e-6)
-        rms_norm(fused[:, C:], weight, 1e-6)
+        norm_gate(z, fused[:, C:], weight, weight, 1e-6, pdl=pdl)
+        rms_norm(fused[:, C:], weight, 1e-6, pdl=pdl)
         swiglu(fused)
-        yield f"T={tokens}"
+        yield f"T={tokens}{' dependent' * pdl}"
 
 
 def few_rows_products() -> Iterator[str]:
     """Both kernels with what is around a product: rows that are summed and that are a tile, few outputs and many."""
     K, eps = 64 * HEADS, 1e-6
-    for rows, outputs in product((1, 2, 3, 21), (6, few_rows.MANY_OUTPUTS + 2)):
+    for rows, outputs, pdl in product((1, 2, 3, 21), (6, few_rows.MANY_OUTPUTS + 2), (False, True)):
         x, gate, weight, weights, out = on_gpu(
             *(normal(*shape, dtype=DTYPE) for shape in ((rows, K), (rows, K), (K,), (outputs, K), (rows, outputs)))
         )
         norm = few_rows.Norm(weight, eps)
         for before in (None, norm, few_rows.NormGate(gate, weight, weight, eps)):
-            few_rows.few_rows_product(x, weights, before, out=out)
-        few_rows.few_rows_product(x, weights, norm, swiglu=True)
-        yield f"M={rows} N={outputs}"
+            few_rows.few_rows_product(x, weights, before, out=out, pdl=pdl)
+        few_rows.few_rows_product(x, weights, norm, swiglu=True, pdl=pdl)
+        yield f"M={rows} N={outputs}{' dependent' * pdl}"
 
 
 def generate(operator: str) -> Iterator[str]:
-    """Both forms; of a float32 state the dual form is the plain Triton kernel, which on Hopper the others' is not."""
+    """Both forms, every other step a dependent launch.
+
+    Of a float32 state the dual form is the plain Triton kernel, which on Hopper the others' is not.
+    """
     for form, precision in (("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32"), ("primal", "float16")):
         *tensors, state = arguments(operator, STEPS, 16)
         kept = move(GENERATE[operator].GenerateState.from_state(state, form, precision))
@@ -157,7 +161,7 @@ def generate(operator: str) -> Iterator[str]:
         outer, rope = on_gpu(scale, weight, bias), rope_table(angles.cos(), angles.sin())
         for t in range(STEPS):
             token = on_gpu(*(x[:, t].contiguous() for x in per_token))
-            GENERATE[operator].generate_step(*token, *outer, kept, rope=rope)
+            GENERATE[operator].generate_step(*token, *outer, kept, rope=rope, pdl=t % 2 == 1)
         yield f"{STEPS} tokens, {form}, {precision}"
 
 
