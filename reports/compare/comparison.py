@@ -14,7 +14,7 @@ from harness.reason import counted
 from harness.record import RecordError
 from harness.run import Run
 from reports.compare.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
-from reports.compare.side import CaseSide, Side, case_sides, run_side
+from reports.compare.side import GPU_UNIT, CaseSide, Side, case_sides, run_side
 
 STORED_BAR = 0.05  # two stored runs are not judged below it: the same case has differed by up to 2.6%
 BETWEEN_RUNS = {"gpu": 0.02, "cpu": 0.3}  # within which 95% of cases lie in two runs of the same commit
@@ -162,14 +162,22 @@ class Pair:
         if tokens["A"] != tokens["B"]:
             said = ", ".join(f"{' or '.join(map(str, each))} in {name}" for name, each in tokens.items())
             yield f"sequences at once differ: tokens of a sample are {said}; the ratio is of the time of one"
+        if self.on_other_hosts:
+            yield "an engine's few sequences on another host, which bounds them"
         throttled = [name for name, side in sides.items() if side.throttled]
         if len(throttled) == 1:
             yield f"throttled in {throttled[0]} only"
 
     @property
+    def on_other_hosts(self) -> bool:
+        """Whether two hosts are compared rather than what ran on them: a GPU of another unit is taken for another."""
+        return self.a.host_bound and self.a.facts.get(GPU_UNIT) != self.b.facts.get(GPU_UNIT)
+
+    @property
     def is_sound(self) -> bool:
-        """Whether both sides have enough samples, from a machine that others left alone."""
-        return all(side.samples >= FEWEST and not side.others for side in (self.a, self.b))
+        """Whether both sides have enough samples, from a machine that others left alone, and hosts do not matter."""
+        known = all(side.samples >= FEWEST and not side.others for side in (self.a, self.b))
+        return known and not self.on_other_hosts
 
 
 def _is_interleaved(a: Run, b: Run) -> bool:

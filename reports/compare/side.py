@@ -14,7 +14,9 @@ from harness.reason import counted, printable, span
 from harness.record import Record
 from harness.run import Run
 
+GPU_UNIT = "GPU unit"
 NO_GPU = "none"  # the GPU of what was measured on a CPU
+FEW_SEQUENCES = 2  # of an engine, up to which its host bounds it: on another host they take 5 to 40% more or less
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class CaseSide:
     half: how far the 95% interval of log(ms) goes to either side; infinite where it has no end, as without a result.
     samples, timed: of all rounds, and how many of the `rounds` have any. others: the most of the processors that
     others used while it was measured, where they disturbed it; else 0. devices: what must be the same for two timings
-    to be compared, of each machine that measured the case. facts: what else may differ, by name.
+    to be compared, of each machine that measured the case. facts: what else may differ, by name. host_bound: whether an
+    engine's host bounds it.
     """
 
     key: str
@@ -52,6 +55,7 @@ class CaseSide:
     throttled: bool
     devices: tuple[Mapping[str, str], ...]
     facts: Mapping[str, str]
+    host_bound: bool
     started_at: str
     why: str
 
@@ -128,6 +132,7 @@ def _case_side(records: Sequence[Record], repeats: int) -> CaseSide:
         throttled=any(any(record.throttled) for record in records),
         devices=_devices(timed),
         facts=_facts(timed[0]) if timed else {},
+        host_bound=first.case.timing == "engine" and first.case.batch <= FEW_SEQUENCES,
         started_at=min((record.started_at for record in timed if record.started_at), default=""),
         why="" if medians else _why(records[-1]),
     )
@@ -172,7 +177,7 @@ def _device(record: Record) -> dict[str, str]:
 
 def _facts(record: Record) -> dict[str, str]:
     gpu, cpu = _object(record, "gpu"), _object(record, "cpu")
-    facts = {"commit": _commit(record), "GPU unit": _said(gpu.get("device_id"))}
+    facts = {"commit": _commit(record), GPU_UNIT: _said(gpu.get("device_id"))}
     facts |= {"CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
     facts |= {name: _said(version) for name, version in _object(record, "software").items()}
     return facts | {f"setting {name}": value for name, value in record.settings.items()}

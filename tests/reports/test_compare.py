@@ -271,6 +271,24 @@ def test_few_samples_and_a_loaded_machine_are_named_and_not_judged(tmp_path):
     assert {row.judged.verdict for row in found.rows} == {"not judged"}
 
 
+@pytest.mark.parametrize(
+    ("case", "unit", "verdict"),
+    [
+        ({"timing": "engine", "batch": 2}, "another", "not judged"),
+        ({"timing": "engine", "batch": 2}, "12345678", "slower"),
+        ({"timing": "engine", "batch": 4}, "another", "slower"),
+        ({"timing": "graph", "batch": 2}, "another", "slower"),
+    ],
+)
+def test_an_engine_of_few_sequences_is_not_judged_on_another_host(tmp_path, case, unit, verdict):
+    case = a_case(**case)
+    there = on_gpu()
+    there["gpu"] = there["gpu"] | {"device_id": unit}
+    found = compare(*two(tmp_path, [timed(case, 10)], [timed(case, 11, there)])).rows[0]
+    assert found.judged.verdict == verdict
+    assert any("another host" in note for note in found.notes) == (verdict == "not judged")
+
+
 def test_of_several_processes_the_most_disturbed_one_says_how_loaded_the_machine_was(tmp_path):
     shares = [on_gpu(cpu={"others_share": share, "idle_share": 0.01}) for share in (0.5, 0.2)]
     of_b = [timed(a_case(), 10, environment, repeat) for repeat, environment in enumerate(shares)]
