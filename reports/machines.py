@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.record import Record
+from reports.stats import short_commit
 
 Path = tuple[str, ...]
 
@@ -19,13 +20,14 @@ class Machine:
     `facts` is what they share, by group ("" for the top, "gpu", "cpu", "software") and name. `readings` is
     what was read before and after each case (clocks, temperature, power, load): for numbers the lowest and
     highest, for words all that were seen. `systems` are those of the records,
-    each with its backend.
+    each with its backend. `apart` is what sets it apart from others of its name, in words.
     """
 
     facts: dict[str, dict[str, str]]
     readings: dict[str, str] = field(default_factory=dict)
     systems: list[tuple[str, str]] = field(default_factory=list)
     records: int = 0
+    apart: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -44,7 +46,21 @@ def machines(records: Iterable[Record]) -> list[Machine]:
             seen = readings.setdefault(key, {})
             for path, value in changed:
                 seen.setdefault(path, set()).add(value)
-    return [_machine(group, readings[key]) for key, group in alike.items()]
+    found = [_machine(group, readings[key]) for key, group in alike.items()]
+    for machine in found:
+        machine.apart = _apart(machine, [other for other in found if other.name == machine.name])
+    return found
+
+
+def _apart(machine: Machine, alike: list[Machine]) -> list[str]:
+    """Its facts that are not the same in all of `alike`: `torch 2.10`; "–" for one that it lacks."""
+    places = dict.fromkeys((group, name) for each in alike for group, facts in each.facts.items() for name in facts)
+    differing = [place for place in places if len({_fact(each, *place) for each in alike}) > 1]
+    return [f"{name} {short_commit(_fact(machine, group, name))}" for group, name in differing]
+
+
+def _fact(machine: Machine, group: str, name: str) -> str:
+    return machine.facts.get(group, {}).get(name) or "–"
 
 
 def _machine(records: list[Record], readings: dict[Path, set]) -> Machine:

@@ -71,7 +71,7 @@ def page_data(
         "numeric": [*(name for name in table.columns if _holds_numbers(table[name])), "cases"],
         "shown": shown,
         "short": [name for name in shown if name in {*_SHORT, *telling[:_MOST_SETTINGS]}],
-        "names": _names(table, catalogue),
+        "names": _names(table, catalogue, failures),
         "settings": settings,
         "labels": labels,
         "scales": {name: scale for name in table.columns if (scale := catalogue.metric(name).scale) != 1},
@@ -123,14 +123,20 @@ def _place(name: str, catalogue: Catalogue) -> int:
     return 3 if name in ("started_at", "device_id", "commit", "reason", NOTES) else 2
 
 
-def _names(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, dict[str, str]]:
-    """What legends call the values of a column, where that is not the value."""
+def _names(
+    table: pd.DataFrame, catalogue: Catalogue, failures: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, str]]:
+    """What legends call the values of a column, where that is not the value; also of cases without a record."""
     labels: dict[str, Callable[[str], str | None]] = {
         "system": catalogue.system_label,
         "backend": catalogue.backend_label,
         "phase": dict(catalogue.phases).get,
     }
-    found = {column: {name: label(name) for name in table[column].unique()} for column, label in labels.items()}
+    lost = {column: [row[column] for row in failures if column in row] for column in labels}
+    found = {
+        column: {name: label(name) for name in (*table[column].unique(), *lost[column])}
+        for column, label in labels.items()
+    }
     return {column: {name: said for name, said in of.items() if said} for column, of in found.items()}
 
 

@@ -255,7 +255,7 @@ class Drawing {
     return {
       ...shared,
       type: log ? "log" : "linear",
-      range: [log ? first - pad : Math.min(0, first), last + pad],
+      range: [(log ? first : Math.min(0, first)) - pad, last + pad],
       tickvals: ticks,
       ticktext: ticks.map(axisLabel),
       title: { text: neutral(this.data.x_title), standoff: 8 },
@@ -347,10 +347,14 @@ class Drawing {
     const pixels = (1 - strip) * (PLOT_HEIGHT - MARGIN.top - MARGIN.bottom);
     const beside = MARGIN.right + LABEL_SHIFT;
     const labels = this.endLabels(range, xaxis.type === "log", pixels, LABEL_SHARE * width - beside);
+    // The signs of the first points stand beside them, not on the axis.
+    const signed = this.lines.some(([line, all]) => this.signTraces(line, all).length);
     const right = beside + Math.max(0, ...labels.map((label) => textWidth(label.text, LABEL_SIZE)));
     // Ticks that do not fit side by side stand upright; the axis's title and the notes are then lower.
     const [place, at] = [xaxis.type === "log" ? Math.log10 : Number, xaxis.ticktext];
-    const scale = (width - MARGIN.left - right) / (xaxis.range[1] - xaxis.range[0]);
+    const [from, to] = xaxis.range;
+    const scale = (width - MARGIN.left - right - (signed ? SIGN_ROOM : 0)) / (to - from);
+    if (signed) xaxis.range = [from - SIGN_ROOM / scale, to];
     const room = (i) => scale * (place(xaxis.tickvals[i]) - place(xaxis.tickvals[i - 1]));
     const upright = at.some((text, i) => i && room(i) < 3.75 * (text.length + at[i - 1].length) + 4);
     const lower = upright ? 6.5 * Math.max(...at.map((text) => text.length)) - 4 : 0;

@@ -83,7 +83,7 @@ class Figure {
   bestWords(line) {
     const points = this.points.of(line);
     const { x, y, row } = this.points.best(points);
-    const words = `${compact.format(y.value)} at batch ${x}`;
+    const words = `${compact.format(y.value).replace("K", "k")} at batch ${axisLabel(x)}`; // as on the axes
     if (points.filter((point) => point.y).length === 1) return `${words}, the only one with a result`;
     if (this.points.turns(points)) return `best ${words}`;
     if (!points.some((point) => point.x > x)) return `${words}, the largest tried`;
@@ -126,7 +126,7 @@ class Figure {
   /* The whole figure at `width`, or at that of its place; across the page where its table needs that. */
   draw(width) {
     this.drawLegend();
-    this.host.classList.toggle("wide", this.numbers.open && this.visibleLines().length > WIDEST);
+    this.host.classList.remove("wide");
     if (this.numbers.open) {
       drawPivot(this);
       startRows(this);

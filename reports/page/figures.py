@@ -223,7 +223,8 @@ class _Drawn:
         several = {name for name in MACHINE_COLUMNS if measured[name].nunique() > 1}
         apart = several & {*self.panel.identity()}
         if apart:
-            yield "lines join no points of different machines or commits"
+            places = "models of GPU" if "device_id" in several - apart else "machines"
+            yield f"lines join no points of different {places} or commits"
         if "device_id" in several - apart and measured["device"].nunique() == 1:
             yield f"their points are from {measured['device_id'].nunique()} GPUs of one model"
         if NOTES in rows and (noted := (rows["status"].eq("ok") & rows[NOTES].fillna("").ne("")).sum()):

@@ -15,7 +15,7 @@ from harness.catalogue import Catalogue, PaperClaim
 from harness.interval import FEWEST
 from harness.reason import counted, rounded, span
 from reports.page.figures import LATENCIES, RATES, Figure, own_ends
-from reports.page.lines import Line
+from reports.page.lines import Line, said_setting, said_x
 from reports.stats import (
     CACHE_FULL,
     FEW_SAMPLES,
@@ -104,7 +104,7 @@ class _View:
     def opening(self) -> str:
         """What a sentence begins with: the figure's title, and what the compared lines have and others have not."""
         shared = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
-        phrases = (self.catalogue.axis(name).phrase.replace("{}", str(value)) for name, value in shared.items())
+        phrases = (said_setting(self.catalogue.axis(name), value) for name, value in shared.items())
         said = _listed(list(phrases)) if shared else ""
         return f"{self.figure.title}: for {said}," if said else f"{self.figure.title}:"
 
@@ -157,6 +157,11 @@ class _View:
                 low, high = (float(value) / scale * end for end in _bar(cells, y))
                 doubtful = bool(_marks(cells.get(MARKS)) & DOUBTS.keys())
                 yield _Point(float(cells[x]), float(value) / scale, low, high, doubtful)
+
+    def tried(self, line: Line) -> set[float]:
+        """Where the line was tried; also what was skipped, as a smaller one had not fitted."""
+        rows = self.table.loc[list(line.rows)]
+        return set(rows[self.figure.x][rows["status"] != "unstarted"])
 
     def of_system(self, system: str) -> dict[float, float]:
         """The values of a system's compared lines by x."""
@@ -343,19 +348,15 @@ def _judged(view: _View, claim: PaperClaim) -> str:
 
 
 def _best(view: _View) -> str:
-    """The line with the highest best, where, and the next."""
-    labels = view.labels(view.compared)
-    tops, tried = [], set()
-    for line in view.compared:
-        points = list(view.points(line))
-        tried |= {point.x for point in points}
-        if points:
-            tops.append((max(points, key=lambda point: point.value), labels[line.name]))
+    """The line with the highest best, where, and the next of those that were tried there or at a larger batch."""
+    labels, tried = view.labels(view.compared), {line.name: view.tried(line) for line in view.compared}
+    tops = [(max(view.points(line), key=lambda point: point.value), line.name) for line in view.compared]
     tops.sort(key=lambda top: -top[0].value)
+    tops = [(top, labels[name]) for top, name in tops if max(tried[name]) >= tops[0][0].x]
     if len(tops) < 2:
         return ""
     (best, who), (after, next_who) = tops[:2]
-    at = view.at(f"{best.x:,.0f}") + (", the only one tried" if len(tried) == 1 else "")
+    at = view.at(said_x(best.x)) + (", the only one tried" if len(set().union(*tried.values())) == 1 else "")
     ahead = f"{rounded(best.value / after.value)} times that of {next_who}, the next"
     if best.hides(after):
         ahead = f"not told apart from {next_who}"
@@ -412,14 +413,6 @@ def _caveat(view: _View) -> str:
     if doubtful := doubts(rows):
         said.append(f"of {counted(len(rows), 'point')}, {', '.join(doubtful)}")
     return f" ({'; '.join(said)})" if said else ""
-
-
-def said_x(value: float) -> str:
-    """2048 as 2k and 1048576 as 1M, as on the axes."""
-    for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
-        if value >= unit and value % unit == 0:
-            return f"{value / unit:g}{letter}"
-    return f"{value:g}"
 
 
 def _listed(words: Sequence[str]) -> str:

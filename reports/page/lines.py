@@ -6,11 +6,12 @@ A line refers to the rows of `stats.frame` by number.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
+from numbers import Integral
 from typing import Any
 
 import pandas as pd
 
-from harness.catalogue import DASHES, MARKERS, TONES, Catalogue, FigureEntry
+from harness.catalogue import DASHES, MARKERS, TONES, AxisEntry, Catalogue, FigureEntry
 from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns, short_commit
 
 OWN_LOOKS = 4  # where a figure's own looks begin: behind those of the paper's four systems on the same page
@@ -112,7 +113,7 @@ class Looks:
             return _TIMINGS.get(value, f"timing {value}")
         if column == "backbone" and value in _BACKBONES:
             return f"backbone {_BACKBONES[value]}"
-        return self.catalogue.axis(column).phrase.replace("{}", str(value))
+        return said_setting(self.catalogue.axis(column), value)
 
 
 @dataclass(frozen=True)
@@ -309,6 +310,19 @@ def _set_apart(line: Line, others: Sequence[Line]) -> Line:
     beside = {(other.dash, other.hollow) for other in others if (other.tone, other.marker) == (line.tone, line.marker)}
     look = _free(Look(line.tone, line.marker, line.dash, line.hollow), beside)
     return replace(line, dash=look.dash, hollow=look.hollow)
+
+
+def said_x(value: float) -> str:
+    """2048 as 2k and 1048576 as 1M, as on the axes."""
+    for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
+        if value >= unit and value % unit == 0:
+            return f"{value / unit:g}{letter}"
+    return f"{value:.15g}"
+
+
+def said_setting(axis: AxisEntry, value: Any) -> str:
+    """A value of an axis as captions say it: `context 2k`."""
+    return axis.phrase.replace("{}", said_x(int(value)) if isinstance(value, Integral) else str(value))
 
 
 def sortable(value: Any) -> tuple[int, float, str]:

@@ -6,6 +6,9 @@ const columns = new Map(page.columns.map(({ name, values, codes, numbers }) => [
 const cell = (row, name) => columns.get(name)?.[row] ?? null;
 /* Where the page has the profile of a row's case; null where it has none. */
 const profileOf = (row) => page.profiles[row] ?? null;
+/* Which GPU a row was measured on, where the run has several of one model; "" elsewhere. */
+const severalUnits = new Set((columns.get("device_id") ?? []).filter(Boolean)).size > 1;
+const unitOf = (row) => (severalUnits && cell(row, "device_id") ? `GPU ${cell(row, "device_id")}` : "");
 const allRows = [...Array(page.count).keys()];
 const hiddenSystems = new Set();
 

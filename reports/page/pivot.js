@@ -1,7 +1,6 @@
 /* How are a figure's numbers read: a row for each x, a column for each line shown? */
 
-const WIDEST = 6; // lines whose columns fit beside another figure
-
+/* Makes the figure as wide as the page where the table does not fit beside another figure. */
 function drawPivot(figure) {
   const { points } = figure;
   const drawing = figure.drawing();
@@ -18,7 +17,10 @@ function drawPivot(figure) {
   });
   const caption = element("caption", { textContent: pivotCaption(drawing) });
   const table = element("table", { className: "pivot" }, caption, element("thead", {}, head), element("tbody", {}, ...body));
-  figure.host.querySelector(".pivot-host").replaceChildren(table);
+  const place = figure.host.querySelector(".pivot-host");
+  place.replaceChildren(table);
+  figure.host.classList.toggle("wide", place.scrollWidth > place.clientWidth);
+  place.tabIndex = place.scrollWidth > place.clientWidth ? 0 : -1;
 }
 
 function pivotCaption(drawing) {

@@ -134,10 +134,11 @@ class Points {
   words(line, point, yTitle) {
     const parts = [line.name, `${this.data.x_title}: ${axisLabel(point.x)}`];
     const { row } = point;
-    if (point.failed) return [...parts, [this.whyNot(row), this.cell(row, "reason")].filter(Boolean).join(": ").slice(0, 300)];
+    const unit = line.name.includes(unitOf(row)) ? [] : [unitOf(row)];
+    if (point.failed) return [...parts, [this.whyNot(row), this.cell(row, "reason")].filter(Boolean).join(": ").slice(0, 300), ...unit];
     if (line.y) return [...parts, `${shown(point.y.value)}, bound by ${this.cell(row, "bound")}`];
     const note = this.cell(row, "notes");
-    return [...parts, `${yTitle}: ${shown(point.y.value)}${this.intervalWords(point)}`, this.sampleWords(row), ...this.work(row), ...(note ? [note] : []), ...(profileOf(row) ? ["Profiled: click or Enter shows where its time goes"] : [])];
+    return [...parts, `${yTitle}: ${shown(point.y.value)}${this.intervalWords(point)}`, this.sampleWords(row), ...unit, ...this.work(row), ...(note ? [note] : []), ...(profileOf(row) ? ["Profiled: click or Enter shows where its time goes"] : [])];
   }
 
   intervalWords({ row, y }) {

@@ -1,6 +1,8 @@
 /* How do thousands of rows sort, filter and turn pages without freezing? Only one page is in the document. */
 
 const ROWS_A_PAGE = 100;
+const WORDS = ["suites", "reason", "which", "notes"]; // columns whose cells may have several lines
+const LONG = 30, LONG_LABEL = 15; // characters from which on a cell or a header needs room
 const collator = new Intl.Collator("en", { numeric: true });
 const fourDigits = new Intl.NumberFormat("en", { minimumSignificantDigits: 4, maximumSignificantDigits: 4, useGrouping: false });
 
@@ -10,10 +12,12 @@ function element(tag, properties = {}, ...children) {
   return node;
 }
 
+/* Numbers to four significant digits, or all before the point. */
 function shown(value) {
   if (value === null || value === undefined) return "";
   if (Array.isArray(value)) return value.join(", ");
-  return typeof value === "number" && !Number.isInteger(value) ? fourDigits.format(value) : String(value);
+  if (typeof value !== "number" || Number.isInteger(value)) return String(value);
+  return Math.abs(value) < 1e4 ? fourDigits.format(value) : value.toFixed(0);
 }
 
 /* What is missing sorts last in both directions. */
@@ -56,7 +60,7 @@ class Table {
   }
 
   header(column) {
-    const button = element("button", { type: "button", textContent: column.label });
+    const button = element("button", { type: "button", textContent: column.label, className: column.label.length > LONG_LABEL ? "long" : "" });
     const header = element("th", { scope: "col", className: column.numeric ? "number" : "" }, button);
     header.dataset.column = column.key;
     button.onclick = () => this.sort(column.key);
@@ -108,7 +112,7 @@ class Table {
       const value = this.cell(row, key);
       const cell = element("td", { textContent: shown(names[value] ?? (scale === 1 || value === null ? value : value / scale)), className: numeric ? "number" : "" });
       if (key === "status") cell.dataset.status = value;
-      if (["reason", "which", "notes"].includes(key)) cell.className = key;
+      if (WORDS.includes(key)) cell.className = cell.textContent.length > LONG ? `${key} long` : key;
       return cell;
     }));
   }

@@ -114,9 +114,9 @@ def test_a_line_that_rises_to_its_end_has_no_ring_and_its_notes_are_in_the_hover
 @pytest.mark.parametrize(
     ("ms", "at_once", "said"),
     [
-        ((1.0, 1.5, 4.0), 4, "best 1.32K at batch 2"),
-        ((1.0, 1.5, 3.01), 4, "1.32K at batch 2, larger ones not told apart"),
-        ((1.0, 1.5, 4.0), 1, "1.32K at batch 2, as many as fit at once"),
+        ((1.0, 1.5, 4.0), 4, "best 1.32k at batch 2"),
+        ((1.0, 1.5, 3.01), 4, "1.32k at batch 2, larger ones not told apart"),
+        ((1.0, 1.5, 4.0), 1, "1.32k at batch 2, as many as fit at once"),
     ],
 )
 def test_a_ring_is_where_larger_batches_are_slower_beyond_their_intervals(browser, one_place, ms, at_once, said):
@@ -130,6 +130,26 @@ def test_a_ring_is_where_larger_batches_are_slower_beyond_their_intervals(browse
     ) as (page, wrongs):
         assert page.locator("#figure-0 .legend li").inner_text().endswith(said)
         browsing.check(page, wrongs)
+
+
+def test_legend_axis_and_caption_say_thousands_alike(browser, one_place):
+    cases = [Case("transformer", "vllm", "1.3b", "generate", batch, 2048) for batch in (1, 1024)]
+    made = synthetic.of_suite("fig20-throughput", *(synthetic.ok(case, 1.0, spread=0.0) for case in cases))
+    with browsing.opened(browser, browsing.save(made, one_place, "page")) as (page, _):
+        assert "M at batch 1k, the largest tried" in page.locator("#figure-0 .legend li").inner_text()
+        assert page.locator("#figure-0 figcaption").inner_text().startswith("Context 2k, 1.3b")
+        assert page.locator("#figure-0 .xtick text").all_text_contents()[-1] == "1k"
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_no_sign_of_a_first_point_lies_on_the_axis(browser, one_place, log):
+    cases = [Case("transformer", "vllm", "1.3b", "generate", batch, 2048) for batch in (1, 2)]
+    made = synthetic.of_suite("fig20-throughput", *(synthetic.ok(case, 1.0, count=3) for case in cases))
+    with browsing.opened(browser, browsing.save(made, one_place, "page"), viewport=PHONE) as (page, _):
+        browsing.open_options(page)
+        page.locator("[data-role=x-log]").set_checked(log)
+        left = "selector => document.querySelector(selector).getBoundingClientRect().left"
+        assert page.evaluate(left, "#figure-0 .textpoint text") > page.evaluate(left, "#figure-0 .nsewdrag")
 
 
 def test_a_line_with_one_result_says_that_it_is_the_only_one(browser, one_place):

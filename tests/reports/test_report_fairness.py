@@ -91,7 +91,7 @@ def test_the_verdict_stands_beside_the_size():
     page = render([record("a"), record("b", 1_090_000)], Catalogue())
     section = page[page.index('id="fairness"') : page.index('id="machines"')]
     assert '>Size</th><th scope="col">Unlike the others<' in section
-    assert '<td>1.3b</td><td class="reason">parameters more than 8% off those of a (torch)</td>' in section
+    assert '<td>1.3b</td><td class="wraps">parameters more than 8% off those of a (torch)</td>' in section
 
 
 def test_sizes_are_compared_among_themselves():

@@ -271,7 +271,7 @@ def test_a_line_of_a_run_that_was_resumed_on_another_gpu_of_its_model_is_one():
     assert "their points are from 2 GPUs of one model" in figure.caption
     other = synthetic.environment(device_id="456789ab", commit="b" * 40)
     _, [figure] = drawn(*records[:2], synthetic.ok(case(context=4096), 1.0, environment=other))
-    assert "different machines or commits; their points are from 3 GPUs of one model" in figure.caption
+    assert "different models of GPU or commits; their points are from 3 GPUs of one model" in figure.caption
     _, [figure] = drawn(*records)  # how it was timed tells two points at one x apart, not where
     assert [line.rows for line in figure.lines] == [[2], [0, 1]]
 

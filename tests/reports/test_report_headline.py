@@ -165,7 +165,7 @@ def test_the_best_throughput_is_of_cases_that_are_alike():
 
     ours = [reaches("ttt-linear", "triton-dual", ms, context) for ms, context in ((4.0, 1024), (8.0, 2048))]
     found = throughput(*ours, reaches("mamba", "mamba-ssm", 16.0, 2048))
-    assert "Generate throughput: for context 2048, TTT-Linear reaches 8,000 tokens/s at batch 64" in found
+    assert "Generate throughput: for context 2k, TTT-Linear reaches 8,000 tokens/s at batch 64" in found
 
 
 def test_one_line_alone_is_compared_with_nothing():
@@ -233,6 +233,13 @@ def test_the_best_throughput_and_where():
     )
     found = throughput(*stepped("ttt-linear", {64: 8.0}), *stepped("mamba", {64: 7.9}))
     assert "Mamba reaches 8,101 tokens/s at batch 64, the only one tried, level with TTT-Linear" in found
+
+
+def test_a_system_that_was_not_tried_at_the_batch_of_the_best_is_not_ranked():
+    best, small = stepped("transformer", {1: 8.0, 1024: 16.0}), stepped("ttt-linear", {1: 4.0})
+    assert "Generate throughput" not in throughput(*best, *small)
+    found = throughput(*best, *small, *stepped("mamba", {64: 8.0}, lost=(2048,)))
+    assert "Transformer reaches 64,000 tokens/s at batch 1k, 8 times that of Mamba, the next" in found
 
 
 def test_what_did_not_fit_in_memory():

@@ -37,6 +37,7 @@ def test_another_version_or_commit_is_another_machine():
         ]
     )
     assert [machine.records for machine in found] == [2, 1]
+    assert [machine.apart for machine in found] == [["torch 2.9"], ["torch 2.10"]]
     assert found[1].facts == {"": {"device": "A", "dirty": "no"}, "software": {"torch": "2.10"}}
 
 

@@ -42,6 +42,24 @@ def test_lines_of_two_gpus_of_a_run_are_named_by_their_gpu(browser, one_place):
         assert "lines join no points of different machines or commits" in page.locator("#figure-0").inner_text()
 
 
+def test_a_point_of_a_line_over_several_gpus_names_its_own(browser, one_place):
+    units = {2048: "01234567", 8192: "89abcdef"}
+    records = [
+        synthetic.ok(forward(at), at / 500, environment=synthetic.environment(device_id=unit))
+        for at, unit in units.items()
+    ]
+    with opened(browser, one_place, *records) as (page, _):
+        assert page.locator("#figure-0 .legend button:not(.only)").all_inner_texts() == ["TTT-Linear · ThunderKittens"]
+        page.locator("#figure-0 .plot").focus()
+        for unit in units.values():
+            page.keyboard.press("ArrowRight")
+            assert f"30 samples · GPU {unit}" in page.locator("#figure-0 .readout").inner_text()
+    with opened(browser, one_place, *records[:1]) as (page, _):
+        page.locator("#figure-0 .plot").focus()
+        page.keyboard.press("ArrowRight")
+        assert "GPU" not in page.locator("#figure-0 .readout").inner_text()
+
+
 def test_bars_of_a_run_with_repeats_are_the_interval_over_its_processes(browser, one_place):
     runs = [synthetic.ok(forward(2048), 100.0 + repeat, repeat=repeat) for repeat in range(3)]
     tokens = 16 * 2048 / 1e3

@@ -5,8 +5,9 @@ import pytest
 import synthetic_records as synthetic
 
 from harness.case import Case
+from reports.page.data import page_data
 from reports.page.figures import figures
-from reports.page.html import render
+from reports.page.html import failures, render
 
 PAPER = synthetic.paper()
 TABLE = PAPER.table
@@ -73,6 +74,35 @@ def test_pivoted_numbers_need_no_scrolling(browser, saved, viewport):
             "Math.min(...[...document.querySelectorAll('.pivot caption')].map(e => e.getBoundingClientRect().width))"
         )
         assert narrow > 200
+
+
+def test_no_table_of_numbers_breaks_a_word_of_its_head(browser, saved):
+    with browsing.opened(browser, saved, viewport={"width": 1280, "height": 900}) as (page, _):
+        open_numbers(page)
+        broken = page.evaluate(
+            """() => [...document.querySelectorAll(".pivot thead th")].flatMap(head => {
+              const text = document.createTreeWalker(head, NodeFilter.SHOW_TEXT).nextNode();
+              return [...text.data.matchAll(/[\\p{L}\\p{N}]+/gu)].filter(({ 0: word, index }) => {
+                const range = document.createRange();
+                range.setStart(text, index);
+                range.setEnd(text, index + word.length);
+                return range.getClientRects().length > 1;
+              }).map(found => found[0]);
+            })"""
+        )
+        assert broken == []
+
+
+@pytest.mark.parametrize("section", ["failures", "fairness"])
+def test_words_leave_room_for_the_last_column(browser, saved, section):
+    with browsing.opened(browser, saved, viewport={"width": 1280, "height": 900}) as (page, _):
+        beyond = "section => (s => s.scrollWidth - s.clientWidth)(document.querySelector(`#${section} .scroller`))"
+        assert page.evaluate(beyond, section) == 0
+
+
+def test_a_median_and_its_interval_are_rounded_alike(page):
+    shown = page.evaluate("[140915, 140871.4, 9999.96, 12.34567, 4096, 140958.6].map(shown)")
+    assert shown == ["140915", "140871", "10000", "12.35", "4096", "140959"]
 
 
 def test_a_pivot_shows_the_lines_that_the_figure_shows(page):
@@ -145,3 +175,11 @@ def test_systems_and_backends_are_called_alike_everywhere(page):
 def test_fields_of_a_table_that_no_catalogue_names_stand_as_they_are():
     made = synthetic.of_suite("new", synthetic.ok(Case("zebra", "zoo", "1", "forward", 1, 1), 1.0))
     assert "zebra (zoo)" in render(made.records, made.catalogue)
+
+
+def test_cases_without_a_record_are_called_as_in_legends():
+    gone = [Case("gated-deltanet", "fla", "1.3b", "forward", 16, 2048)]
+    lost = failures(TABLE, gone, PAPER.catalogue)
+    names = page_data(TABLE, PAPER.catalogue, FIGURES, lost, {})["names"]
+    assert names["system"]["gated-deltanet"] == "Gated DeltaNet"
+    assert names["backend"]["fla"] == "flash-linear-attention"
