@@ -11,9 +11,10 @@ from bench.catalogue.suites import BUDGETS_S, PUBLISHED
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,  # Typer's panels call every flag a <bool>
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     help="Build, measure and explain Test-Time Training (TTT) kernels.",
 )
 
@@ -37,10 +38,11 @@ RetryOption = Annotated[
 Checkpoint = Annotated[
     Path | None, typer.Option(help="A folder with config.json and safetensors: its model in place of random weights.")
 ]
-Out = Annotated[Path, typer.Option(help="Folder of the run.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")]
 SystemsFile = Annotated[Path | None, typer.Option(help="A systems.toml: which interpreter runs which system.")]
 TimeLimit = Annotated[float, typer.Option(help="Seconds that one case may take, model and checks included.", min=0.001)]
 StartLimit = Annotated[float, typer.Option(help="Seconds that a worker may take to start.", min=0.001)]
+COLUMNS = "Columns, comma-separated, such as system,context,latency_ms; `all` for every one, under its name."
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.")]
 
 
@@ -54,9 +56,13 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
     """Build, measure and explain Test-Time Training (TTT) kernels."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -242,7 +248,7 @@ def table(
     csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
     json: Annotated[bool, typer.Option("--json", help="A JSON list of rows.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table.")] = False,
-    columns: Annotated[str | None, typer.Option(help="Columns, comma-separated; `all` for every one.")] = None,
+    columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
     systems: Systems = None,
 ) -> None:
     """Print a run as a table."""
@@ -282,7 +288,7 @@ def picture(
     run: RunFolder,
     output: Annotated[Path, typer.Option("--output", "-o", help="The PNG file.")],
     figures: Annotated[
-        str, typer.Option(help="Suite whose figures, such as fig15; `all` for the page; else the first.")
+        str, typer.Option(help="Figures of the page by their name, such as fig15; `all` for the page; else the first.")
     ] = "",
     theme: Annotated[str, typer.Option(help="light or dark.")] = "light",
     width: Annotated[int, typer.Option(help="Of the page, in CSS pixels.", min=320, max=4096)] = 1240,
@@ -379,7 +385,9 @@ def ab(
     context: Context = None,
     phase: Phase = None,
     rounds: Annotated[int, typer.Option(help="Fresh processes of each case and side, in turns.")] = 5,
-    out: Annotated[Path, typer.Option(help="Folder of the two runs, OUT/old and OUT/new.")] = Path("out/ab"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the two runs, OUT/old and OUT/new.")] = Path(
+        "out/ab"
+    ),
     fail_on: Annotated[str | None, typer.Option(help=f"{SLOWER} such as 3%.")] = None,
     markdown: Markdown = False,
     json: Json = False,
@@ -438,9 +446,9 @@ def profile(
             "auto: the best of what is here.",
         ),
     ] = "auto",
-    out: Annotated[Path, typer.Option(help="A run whose cases are profiled, or the folder of a new one.")] = Path(
-        "out"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="A run whose cases are profiled, or the folder of a new one.")
+    ] = Path("out"),
     resume: Annotated[bool, typer.Option("--resume", help="Keep the profiles that are there; make the rest.")] = False,
     retry: RetryOption = None,
     time_limit: TimeLimit = 600,
@@ -502,8 +510,7 @@ def _guarded(call: Callable[[], Any]) -> int:
         # Typer brings its own click in newer releases, so its usage errors have no one class to catch.
         if not hasattr(error, "format_message"):
             raise
-        message = error.format_message()
-        return _print_error(message, 2) if message else 2  # without a command, the help is printed and is all
+        return _print_error(error.format_message(), 2)
 
 
 def _end_of_stdout(message: str) -> int:

@@ -1,7 +1,17 @@
 """User errors: one sentence, exit status 2."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 CANNOT_IMPORT = "cannot be imported"  # in the reason of a system that lacks a package
 
 
 class UserError(ValueError):
     """A mistake in what was asked for; the message says what was wrong, with the value, and what to do."""
+
+
+def unknown(what: str, word: str, known: Iterable[str]) -> UserError:
+    """That `word` is none of `known`: which one is meant where it is near one, otherwise which there are."""
+    names = list(known)
+    near = get_close_matches(word, names, n=1)
+    return UserError(f"{what}: unknown; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"))

@@ -56,6 +56,8 @@ def _lines(old: Sequence[Path]) -> Iterator[tuple[str, Any]]:
     for place in old:
         if not place.exists():
             raise RecordError(f"{place}: no such file or folder")
+        if Run.exists(place):
+            raise RecordError(f"{place}: is a run already; import makes one of records that an earlier version wrote")
         for path in sorted(place.rglob("*.jsonl")) if place.is_dir() else [place]:
             for number, line in enumerate(path.read_bytes().splitlines(), start=1):
                 where = f"{path}, line {number}"

@@ -58,7 +58,19 @@ def with_numbers(text: str, source_of: SourceOf) -> str:
         raise UserError(f"has no table; one begins with {BEGINNING.strip()}")
     if len(found) != begun:
         raise UserError(f"{begun} tables begin with <!-- numbers and {len(found)} end with <!-- /numbers -->")
-    return BLOCK.sub(lambda block: block["head"] + _table(block["text"], source_of) + block["end"], text)
+    return BLOCK.sub(lambda block: block["head"] + _table_of(block, source_of) + block["end"], text)
+
+
+def _table_of(block: re.Match[str], source_of: SourceOf) -> str:
+    """The lines of a block's table; what is wrong with it is said with its line in the file."""
+    line = block.string.count("\n", 0, block.start()) + 1
+    try:
+        return _table(block["text"], source_of)
+    except tomllib.TOMLDecodeError as error:
+        said = re.sub(r"(?<=at line )\d+", lambda found: str(line + int(found[0])), str(error))
+        raise UserError(f"the table of line {line} cannot be read as TOML: {said}") from None
+    except (UserError, RecordError) as error:
+        raise UserError(f"the table of line {line}: {error}") from None
 
 
 def _table(definition: str, source_of: SourceOf) -> str:
@@ -67,10 +79,10 @@ def _table(definition: str, source_of: SourceOf) -> str:
         asked = tomllib.loads(definition)
         kind = kind_of(asked)
         head, *lines = TABLES[kind](asked, source_of) if kind else _cases(asked, source_of(asked["run"]))
-    except (UserError, RecordError):
+    except (UserError, RecordError, tomllib.TOMLDecodeError):
         raise
-    except (tomllib.TOMLDecodeError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"a table's definition cannot be read: {type(error).__name__} {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"its definition cannot be read: {type(error).__name__} {error}") from None
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *lines))
 
 

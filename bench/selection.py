@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench.catalogue.systems import ADAPTERS, Adapter
-from bench.errors import UserError
+from bench.errors import UserError, unknown
 from bench.models.case_model import Checkpoint
 from bench.models.config import BACKBONES, SIZES
 from bench.plan import Selection
@@ -90,8 +90,8 @@ def _named(word: str, device: str) -> list[Adapter]:
     found = [adapter for adapter in ADAPTERS if word in (adapter.system, adapter.label)]
     made = [adapter for adapter in found if word == adapter.label or device in adapter.devices]
     if not found:
-        known = ", ".join(adapter.label for adapter in ADAPTERS)
-        raise UserError(f"--systems {word}: unknown; there are {known}")
+        names = [adapter.label for adapter in ADAPTERS] + [adapter.system for adapter in ADAPTERS]
+        raise unknown(f"--systems {word}", word, dict.fromkeys(names))
     return made or found
 
 

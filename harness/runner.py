@@ -214,7 +214,8 @@ class _JobRun:
     def cases(self) -> None:
         """Run the pending ones in order."""
         session, run = self.session, self.session.run
-        self.records = [each for each in latest(self.job, run.job_records(self.job)) if each.repeat == self.repeat]
+        whole = next(each for each in run.jobs if each.pair == self.job.pair)  # other calls' cases tell of memory too
+        self.records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.repeat]
         before = {record.case.key: record for record in self.records}
         pending = session.todo[self.job.name].pending
         with WorkerSlot(self.launch, session.limits.start_s, session.stop.is_set) as slot:

@@ -43,6 +43,8 @@ def parsed(text: str) -> SlurmRequest:
         options[name] = value
     counts = [name for name in ("gpus", "tasks") if name in options]
     if len(counts) != 1:
+        for name in (name for name, value in options.items() if not value):
+            raise SlurmError(f"--slurm {name}: is not KEY=VALUE; say how many GPUs, gpus=N, or tasks=N without one")
         raise SlurmError("--slurm: say how many GPUs, gpus=N, or how many tasks without one, tasks=N")
     count = options.pop(counts[0])
     if not count.isdecimal() or not 1 <= int(count) <= 1000:

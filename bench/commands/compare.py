@@ -5,7 +5,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
     Exit status 1 for a regression beyond `fail_on`, 3 where nothing can be compared.
     """
     bar = None if fail_on is None else percentage(fail_on)
+    if a.resolve() == b.resolve():
+        print(f"ttt-bench: {a} is compared with itself: name another folder to compare it with", file=sys.stderr)
     found = _show(a, b, bar, shown)
     if bar is not None and found.regressions:
         sys.exit(REGRESSION)
@@ -195,8 +197,9 @@ class _Side:
         launches = {pair: replace(launch, root=root) for pair, launch in work.launches.items()}
         return cls(Run.create(folder, file), launches, commit)
 
-    def measure(self, job: Job, number: int, work: Plan, limits: Limits, show: Any) -> set[str]:
+    def measure(self, job: Job, number: int, work: Plan, limits: Limits, show: "_Counted") -> set[str]:
         """Run a job's round in a fresh process; the keys of its cases that have a result."""
+        show.turn = " ".join(filter(None, (f"round {number + 1},", self.run.folder.name, self.commit[:10])))
         records = run_jobs(
             self.run, self.launches, jobs=[job], repeats=[number], limits=limits, on_event=show, skip=work.skip
         )
@@ -235,14 +238,17 @@ def _measure_in_turns(sides: Sequence[_Side], work: Plan, limits: Limits) -> Non
 
 @dataclass
 class _Counted:
-    """Shows the events of many calls of `run_jobs` as those of one."""
+    """Shows the events of many calls of `run_jobs` as those of one. turn: the round and side of what is recorded."""
 
     show: Progress
     total: int
-    done: int = field(default=0)
+    done: int = 0
+    turn: str = ""
 
     def __call__(self, event: Event) -> None:
         if event.kind == "plan" and self.done:
             return
-        self.done += event.kind == "record"
+        if event.kind == "record":
+            self.done += 1
+            event = replace(event, place=self.turn)
         self.show(replace(event, done=self.done, total=self.total, kept=0))

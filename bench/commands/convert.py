@@ -15,7 +15,7 @@ def convert_checkpoint(file: Path, folder: Path, base_lr: float | None) -> None:
         convert(file, folder, base_lr)
         found = read_checkpoint(folder)
     except CheckpointError as error:
-        raise UserError(f"convert: {error}") from None
+        raise UserError(str(error)) from None
     except ImportError:
         raise UserError("convert: needs msgpack; pip install 'ttt-bench[convert]'") from None
     config = found.config

@@ -46,8 +46,7 @@ def run(
         raise UserError("--device cuda: no CUDA GPU was found on this machine; --dry-run plans without one")
     places = gpu_places(_gpus(gpus, work.device)) if gpus is not None else []
     current = open_run(work, out, resume=resume, arguments=arguments)
-    asked_for = {job.pair for job in work.jobs}
-    jobs = [job for job in current.jobs if job.pair in asked_for]
+    jobs = work.asked_of(current.jobs)
     try:
         for said in filter(None, (work.added, warning("cases that they disturb will be marked"))):
             print(f"ttt-bench: {said}", file=sys.stderr)
@@ -63,6 +62,8 @@ def run(
     except KeyboardInterrupt:
         print(f"ttt-bench: interrupted; to continue: {to_continue(arguments, out)}", file=sys.stderr)
         sys.exit(130)
+    asked_for = {planned.case.key for job in jobs for planned in job.cases}
+    records = [record for record in records if record.case.key in asked_for]
     print(summary(records))
     for said in missing_packages(records, unused_systems_file(asked)):
         print(f"ttt-bench: {said}", file=sys.stderr)
@@ -76,7 +77,8 @@ def dry_run(asked: Asked, out: Path, gpus: str | None = None, *, resume: bool = 
     resume: without the cases that the run in `out` has finished, and how many they are.
     """
     work = plan(asked)
-    every = list(_left_of(work, Run.open(out) if goes_on(work, out, resume) else None, retry))
+    earlier = Run.open(out) if resume and goes_on(work, out, resume) else None
+    every = list(_left_of(work, earlier, retry))
     kept, left = sum(each.kept for each in every), [each for each in every if each.pending]
     if work.added:
         print(f"ttt-bench: {work.added}", file=sys.stderr)
@@ -103,7 +105,7 @@ def dry_run(asked: Asked, out: Path, gpus: str | None = None, *, resume: bool = 
     said = [f"{counted(total, 'case')} in {counted(len(left), 'job')}{on}{': ' if words else ''}{', and '.join(words)}"]
     said += [f"{counted(kept, 'case')} kept from before"] if kept else []
     print("; ".join(said))
-    print("ttt-bench: `ttt-bench systems` says, where the run will be, which systems can run", file=sys.stderr)
+    print("ttt-bench: `ttt-bench systems`, on the machine that will measure, lists what can run there", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -130,15 +132,15 @@ class _Left:
 
 
 def _left_of(work: Plan, earlier: Run | None, retry: Retry) -> Iterator[_Left]:
-    """What is left of each job; of one that an earlier call planned too, its other cases with it, as `run` has it."""
+    """What is left of each job, of the cases that are asked for, as `run` has it."""
     repeats = range(work.repeats)
     if earlier is None:
         yield from (_Left(job, [(each, repeat) for repeat in repeats for each in job.cases], 0) for job in work.jobs)
         return
     joined = {job.pair: job for job in earlier.joined(work.jobs)}
-    for pair in (job.pair for job in work.jobs):
-        todo = Todo.of(earlier, joined[pair], repeats, retry)
-        yield _Left(joined[pair], todo.pending, todo.kept)
+    for job in work.asked_of(joined.values()):
+        todo = Todo.of(earlier, job, repeats, retry)
+        yield _Left(joined[job.pair], todo.pending, todo.kept)
 
 
 def _planned_gpus(asked: str | None) -> int:
@@ -150,9 +152,11 @@ def _planned_gpus(asked: str | None) -> int:
 
 def _gpus(asked: str, device: str) -> list[str]:
     """The GPUs of `--gpus all` or `--gpus 0,2`, as CUDA_VISIBLE_DEVICES names them."""
+    there = visible_gpus()
+    if not there:
+        raise UserError(f"--gpus {asked}: no CUDA GPU was found on this machine; --device cuda --dry-run plans without")
     if device != "cuda":
         raise UserError(f"--gpus {asked}: this run is on the CPU; say --device cuda")
-    there = visible_gpus()
     wanted = there if asked == "all" else [name.strip() for name in asked.split(",")]
     for name in wanted:
         if name not in there:

@@ -2,7 +2,8 @@
 
 import math
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,11 +15,11 @@ from bench.errors import UserError
 from bench.memory import refuse_beyond_memory, total_memory_bytes
 from bench.models.case_model import Checkpoint, offer, read_checkpoint
 from bench.models.config import CheckpointError
-from bench.plan import Selection, jobs_of, skip_reason, suite_cases, suite_entry
+from bench.plan import Selection, device_of, jobs_of, skip_reason, suite_cases, suite_entry
 from bench.selection import Asked, select
 from harness.catalogue import Catalogue
 from harness.claims import clear
-from harness.environment import snapshot
+from harness.environment import device_id_of, snapshot
 from harness.process import Launch
 from harness.record import Record
 from harness.run import MOST_SAMPLES, Job, Planned, Request, Run, RunFile
@@ -48,6 +49,12 @@ class Plan:
     def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
         """Why a case need not be tried."""
         return skip_reason(planned, earlier, self.memory_bytes)
+
+    def asked_of(self, jobs: Iterable[Job]) -> list[Job]:
+        """What of a run's jobs is asked for: it may have more cases, of earlier calls."""
+        asked = {planned.case.key for job in self.jobs for planned in job.cases}
+        found = [replace(job, cases=tuple(each for each in job.cases if each.case.key in asked)) for job in jobs]
+        return [job for job in found if job.cases]
 
     @property
     def total(self) -> int:
@@ -90,7 +97,7 @@ def plan(asked: Asked) -> Plan:
         here,
         jobs_of(everything),
         catalogue(tuple(suite_entry(suite, planned) for suite, planned in cases if planned)),
-        launches(asked.systems_file),
+        launches(asked.systems_file, device),
         total_memory_bytes(machine) if here else None,
         asked.repeats,
         # The samples of a case are spread over its repeats, and so is the time for them.
@@ -117,7 +124,21 @@ def extended(work: Plan, out: Path, request: Request) -> Run:
         current = Run.open(out)  # as it is now that nobody else adds to it
         clear(out)
         current.extend(work.jobs, work.catalogue, request)
+    if said := by_another(current):
+        print(f"ttt-bench: {said}", file=sys.stderr)
     return current
+
+
+def by_another(run: Run) -> str:
+    """One sentence where the last request of a run is of another commit or GPU than the one before it."""
+    if len(run.file.requests) < 2:
+        return ""
+    before, now = run.file.requests[-2:]
+    commits = [request.commit[:10] for request in (before, now)]
+    gpus = [device_id_of(request.machine) for request in (before, now)]
+    pairs = [(kind, *pair) for kind, pair in (("commit", commits), ("GPU", gpus)) if all(pair) and len(set(pair)) > 1]
+    others = " and ".join(f"{kind} {old} by {kind} {new}" for kind, old, new in pairs)
+    return f"goes on with a run of {others}" if others else ""
 
 
 def goes_on(work: Plan, out: Path, resume: bool) -> bool:
@@ -146,7 +167,9 @@ def to_continue(arguments: Sequence[str], out: Path) -> str:
     kept = [
         word
         for before, word in zip(("", *arguments), arguments, strict=False)
-        if before != "--out" and word.partition("=")[0] not in ("--out", "--resume")
+        if before not in ("--out", "-o")
+        and word.partition("=")[0] not in ("--out", "--resume")
+        and not word.startswith("-o")  # also -oFOLDER
     ]
     return shlex.join(["ttt-bench", *kept, "--resume", "--out", str(out)])
 
@@ -197,8 +220,9 @@ def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], selection: Selectio
         return ""
     given = {"--sizes": selection.sizes, "--batch": selection.batches, "--context": selection.contexts}
     given |= {f"--{name.replace('_', '-')}": values for name, values in selection.options.items()}
-    replacing = " and ".join(option for option, values in given.items() if values)
-    return f"{', '.join(words)} are not the suite's own: {replacing} in place of the axes of its panels"
+    options = [option for option, values in given.items() if values]
+    changed = f"{' and '.join(options)} {'change' if len(options) > 1 else 'changes'} {', '.join(words)}"
+    return f"{changed}: a run of the plain suite does not have them"
 
 
 def _refuse_without_gpu(suite: Suite, device: str) -> None:
@@ -206,7 +230,7 @@ def _refuse_without_gpu(suite: Suite, device: str) -> None:
         anywhere = ", ".join(s.name for s in SUITES if not s.device)
         raise UserError(
             f"suite {suite.name}: needs a CUDA GPU and there is none to use; "
-            f"--device cuda --dry-run plans it, and without one there are {anywhere} to run"
+            f"--device cuda --dry-run plans it, and what runs without one is {anywhere}"
         )
 
 
@@ -237,13 +261,17 @@ def _refuse_another_kind(current: Run, work: Plan) -> None:
 
 
 def refuse_another_device(current: Run, work: Plan) -> None:
-    """UserError where what a run has so far was asked for on a machine with another GPU or CPU than this one.
+    """UserError where a run is of another kind of device, or was asked for on a machine with another GPU or CPU.
 
-    Not where either machine only submits what others run.
+    The machine does not count where it only submits what others run.
     """
+    kinds = {device_of(planned.case) for job in current.jobs for planned in job.cases}
+    if kinds and work.device not in kinds:
+        words = f"is a run of {kinds.pop()} cases, and these are of {work.device}"
+        raise UserError(f"{current.folder}: {words}; name another --out")
     before = current.file.requests[-1].machine if current.file.requests else {}
-    kinds = {before.get("device_kind"), work.machine["device_kind"], work.device}
-    if len(kinds) == 1 and before.get("device") != work.machine["device"]:
+    here = {before.get("device_kind"), work.machine["device_kind"], work.device}
+    if len(here) == 1 and before.get("device") != work.machine["device"]:
         raise UserError(
             f"{current.folder}: is of {before.get('device')}, and this machine has {work.machine['device']}; "
             "name another folder"

@@ -39,14 +39,15 @@ def numbers(files: Sequence[Path]) -> None:
         return lambda run: source_of((file.parent / run).resolve())
 
     texts, before = {}, {}
+    untouched = "; none of the files is changed" if len(files) > 1 else ""
     for file in files:
         try:
             before[file] = file.read_text(encoding="utf-8")
             texts[file] = with_numbers(before[file], named_in(file))
         except (UserError, RecordError) as error:
-            raise UserError(f"{file}: {error}") from None
+            raise UserError(f"{file}: {error}{untouched}") from None
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', error)}") from None
+            raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', error)}{untouched}") from None
     for file, text in texts.items():
         if text == before[file]:
             print(f"unchanged {file}")

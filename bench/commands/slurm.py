@@ -94,12 +94,12 @@ def work(
     if not holder.array:
         raise UserError("work: is what a task of Slurm runs, and SLURM_JOB_ID is not set; see `ttt-bench run --slurm`")
     run = Run.open(out)
-    known = launches(systems_file)
+    machine = snapshot()
+    known = launches(systems_file, machine["device_kind"])
     jobs = _jobs(run, systems)
     for job in jobs:
         if job.pair not in known:
             raise UserError(f"{out}: has the job {job.name}, which this version of the program cannot run")
-    machine = snapshot()
     memory_bytes = total_memory_bytes(machine)
     gpus = gpu_places(visible_gpus()[:1]) if machine["device_kind"] == "cuda" else []
     ordered = estimate.longest_first(jobs, run.file.repeats, estimate.past_durations(None, out))

@@ -37,8 +37,8 @@ def import_or_skip(*modules: str) -> None:
 
 
 def needs_gpu(*modules: str) -> str:
-    """`cannot_import`, then `no_gpu`: these systems have no other kernels."""
-    return cannot_import(*modules) or no_gpu()
+    """`no_gpu`, which no package makes good, then `cannot_import`: these systems have no other kernels."""
+    return no_gpu() or cannot_import(*modules)
 
 
 def no_gpu() -> str:

@@ -19,10 +19,11 @@ from command_line import ROOT, called, one_sentence, started, ttt_bench
 
 import bench.catalogue as entries
 from bench import cli, estimate
-from bench.catalogue.suites import BUDGETS_S, Suite, find_group, find_suite
+from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, find_group, find_suite
 from bench.catalogue.systems import ADAPTERS, SYSTEMS
 from bench.commands import build as build_command
 from bench.commands import listing, measure, planning, verify
+from bench.plan import Selection, device_of, suite_cases
 from bench.selection import Asked
 from harness.case import Case
 from harness.claims import Holder, note_holder
@@ -30,7 +31,7 @@ from harness.gate import Check, Verdict
 from harness.probe import Probe
 from harness.process import Limits
 from harness.record import Record
-from harness.run import Run
+from harness.run import Request, Run
 from tk_kernels import build
 from tk_kernels.build import NO_GPU, OTHER_GPU
 
@@ -78,7 +79,7 @@ def test_the_run_says_what_was_asked_for_and_how_often_each_case_is_sampled(meas
 
 def test_cases_that_the_suite_does_not_have_are_said_in_a_sentence(measured):
     _, done = measured
-    words = "2 of 2 cases of quick are not the suite's own: --batch and --context in place of the axes of its panels"
+    words = "--batch and --context change 2 of 2 cases of quick: a run of the plain suite does not have them"
     assert f"ttt-bench: {words}" in done.stderr.splitlines()
 
 
@@ -171,6 +172,63 @@ def test_a_run_of_another_device_is_neither_continued_nor_profiled(measured, tmp
     for command in ("run", "profile"):
         asked = [command, "quick", *SMALL[:-2], "--out", "out", "--resume"]
         assert_one_sentence(called(*asked, cwd=tmp_path), "out: is of another CPU, and this machine has")
+
+
+@pytest.mark.parametrize("command", ["run", "profile"])
+def test_a_run_of_a_gpu_takes_no_cases_of_a_cpu(measured, tmp_path, command):
+    """Whoever planned it: a machine with the GPU, or one that only submitted it to Slurm."""
+    file = Run.open(measured[0] / "out").file
+    jobs = [replace(job, cases=tuple(map(on_a_gpu, job.cases))) for job in file.jobs]
+    no_suite = replace(file.catalogue, suites=())
+    for folder, machine in (("here", {"device_kind": "cuda", "device": "H100"}), ("submitted", {})):
+        request = replace(file.requests[0], machine=file.requests[0].machine | machine)
+        run = Run.create(tmp_path / folder, replace(file, jobs=tuple(jobs), catalogue=no_suite, requests=(request,)))
+        before = (run.folder / "run.json").read_bytes()
+        done = called(command, "quick", *SMALL[:-2], "--out", folder, "--resume", cwd=tmp_path)
+        if command == "run":
+            words = f"{folder}: is a run of cuda cases, and these are of cpu; name another --out"
+            assert_one_sentence(done, words)
+        assert done.returncode == 2
+        assert (run.folder / "run.json").read_bytes() == before
+
+
+def on_a_gpu(planned):
+    return replace(planned, case=replace(planned.case, dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_case_tells_the_kind_of_device_that_it_is_planned_for(device):
+    selection = Selection(ADAPTERS)
+    planned = [each for suite in SUITES for each in suite_cases(suite, selection, device)]
+    assert {device_of(each.case) for each in planned} == {device}
+
+
+def test_going_on_by_another_commit_or_gpu_of_the_model_is_said(measured, tmp_path):
+    def request(commit, gpu):
+        return Request("2026-01-01", (), commit, False, {"device_kind": "cuda", "gpu": {"device_id": gpu}})
+
+    file = Run.open(measured[0] / "out").file
+    for after, said in (
+        (("a" * 40, "1"), ""),
+        (("b" * 40, "1"), f"goes on with a run of commit {'a' * 10} by commit {'b' * 10}"),
+        (("a" * 40, "2"), "goes on with a run of GPU 1 by GPU 2"),
+        (("b" * 40, "2"), f"goes on with a run of commit {'a' * 10} by commit {'b' * 10} and GPU 1 by GPU 2"),
+        (("", ""), ""),
+    ):
+        requests = (request("a" * 40, "1"), request(*after))
+        assert planning.by_another(Run(tmp_path, replace(file, requests=requests))) == said
+    shutil.copytree(measured[0] / "out", tmp_path / "out")
+    Run(tmp_path / "out", replace(file, requests=(replace(file.requests[0], commit="c" * 40),))).save()
+    done = called("run", "quick", *SMALL[:-2], "--out", "out", "--resume", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"ttt-bench: goes on with a run of commit {'c' * 10} by commit " in done.stderr
+
+
+def test_a_dry_run_beside_a_run_is_not_refused(measured, tmp_path):
+    shutil.copytree(measured[0] / "out", tmp_path / "out")
+    done = called("run", "quick", *SMALL, "--dry-run", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("2 cases in 1 job")
 
 
 def test_repeats_are_further_processes(tmp_path):
@@ -283,6 +341,7 @@ def test_a_dry_run_lists_cases_and_jobs_and_needs_no_gpu(tmp_path, device):
     cases = [line for line in done.stdout.splitlines() if " tiny " in line]
     assert len(cases) == {"cpu": 10, "cuda": 20}[device]
     assert done.stdout.splitlines()[-1].startswith(f"{len(cases)} cases in ")
+    assert "`ttt-bench systems`, on the machine that will measure, lists what can run there" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -295,18 +354,28 @@ def test_a_dry_run_of_a_resumption_leaves_out_what_is_finished(measured, tmp_pat
     assert done.stdout.splitlines()[-1] == "0 cases in 0 jobs; 2 cases kept from before"
     assert not [line for line in done.stdout.splitlines() if " tiny " in line]
 
-    # As `run` does, it counts the job's other cases in too; the longer forward takes as long as the one that is known.
+    # As `run` does, it counts no cases of other calls; the longer forward takes as long as the one that is known.
     finished, *_ = file.read_text().splitlines(keepends=True)
     file.write_text(finished)
     asked[asked.index("32")] = "64"
     done = called(*asked, "--dry-run", cwd=tmp_path)
     left = [line.split()[0] for line in done.stdout.splitlines() if " tiny " in line]
     summary = done.stdout.splitlines()[-1]
-    assert summary.startswith("3 cases in 1 job: ")
+    assert summary.startswith("2 cases in 1 job: ")
     assert "(1 of the cases guessed from others of their job)" in summary
-    assert summary.endswith("; 1 case kept from before")
-    assert called(*asked, cwd=tmp_path).returncode == 0
+    assert "kept from before" not in summary
+    done = called(*asked, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "2 ok\n")
+    assert "out: 2 cases to run\n" in done.stderr
     assert left == [record.case.key for record in Run.open(out).records()][1:]
+
+
+def test_of_an_earlier_call_nothing_is_counted(measured, tmp_path):
+    shutil.copytree(measured[0] / "out", tmp_path / "out")
+    asked = [*SMALL[:-2], "--min-samples", "3", "--phase", "forward", "--out", "out", "--resume"]
+    done = called("run", "quick", *asked, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "1 ok\n")
+    assert "out: 0 cases to run, 1 kept from before\n" in done.stderr
 
 
 def test_a_dry_run_of_repeats_counts_each_that_is_left(measured, tmp_path):
@@ -346,6 +415,7 @@ def test_version_and_short_help(tmp_path):
     assert ttt_bench("--version", cwd=tmp_path).stdout.split()[0] == "ttt-bench"
     assert called("-h", cwd=tmp_path).stdout == called("--help", cwd=tmp_path).stdout
     assert "--dry-run" in called("run", "-h", cwd=tmp_path).stdout
+    assert "<bool>" not in called("run", "-h", cwd=tmp_path).stdout
     bare = ttt_bench(cwd=tmp_path)
     assert (bare.returncode, bare.stderr.strip()) == (2, "")
     assert "Usage:" in bare.stdout
@@ -447,7 +517,7 @@ def test_suites_print_questions_as_they_are_and_groups(monkeypatch, capsys):
 def test_groups_say_what_they_hold():
     everything = find_group("all")
     assert "needs a GPU" not in everything.question
-    assert {find_suite(name).device for name in everything.suites} == {"", "cuda"}
+    assert {find_suite(name).device for name in everything.suites} == {"cuda"}
 
 
 @pytest.mark.parametrize(
@@ -519,6 +589,13 @@ def test_systems_name_what_installs_a_package_and_nothing_that_would_install_a_g
     assert len([line for line in lines if "(install: make venv-vllm)" in line and "vllm cannot" in line]) == 2
 
 
+def test_without_a_gpu_no_system_asks_for_packages_first(tmp_path):
+    lines = called("systems", cwd=tmp_path).stdout.splitlines()[1:]
+    gpu_only = [each.label for each in ADAPTERS if each.install != "make bench" or "triton-" in each.backend]
+    named = {line.split()[0]: line for line in lines}
+    assert all(named[label].rstrip().endswith(NO_GPU) for label in gpu_only)
+
+
 def test_a_run_says_how_to_install_what_it_skipped_for_a_missing_package():
     def record(system, backend, status, reason):
         return Record(replace(CASE, system=system, backend=backend), status, reason)
@@ -547,6 +624,16 @@ def test_the_budgets_that_the_help_names_are_those_of_the_catalogue(tmp_path):
     assert f"{BUDGETS_S['cuda']:g} on a GPU" in said
 
 
+@pytest.mark.parametrize("command", ["run", "profile"])
+@pytest.mark.parametrize("written", [["-o", "mine"], ["-omine"], ["--out", "mine"], ["--out=mine"]])
+def test_the_folder_of_a_run_can_be_told_shortly(tmp_path, written, command):
+    arguments = [command, *written, "quick", "--device", "cpu"]
+    again = planning.to_continue(arguments, tmp_path)
+    assert again == f"ttt-bench {command} quick --device cpu --resume --out {tmp_path}"
+    (tmp_path / "mine").touch()
+    assert_one_sentence(called(*arguments, cwd=tmp_path), "mine")
+
+
 def test_one_is_no_plural(tmp_path):
     one = ("run", "quick", *SMALL, "--dry-run", "--out", "out")
     done = called(*one, cwd=tmp_path)
@@ -562,12 +649,18 @@ def assert_one_sentence(done, *words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "fig16"], ["fig16", "fig15-forward", "and the groups paper, all"]),
+        (["run", "fig16"], ["suite 'fig16': unknown; there are quick, fig15-forward, ", "paper, all"]),
+        (["run", "quik"], ["suite 'quik': unknown; did you mean quick?"]),
+        (["run", "papr"], ["did you mean paper?"]),
+        (["run", "quick", "--systems", "ttt-liner"], ["--systems ttt-liner: unknown; did you mean ttt-linear?"]),
+        (["run", "quick", "--systems", "mamba/vlm"], ["did you mean mamba/vllm?"]),
+        (["convert", "none", "-o", "new"], ["ttt-bench: none: cannot be read"]),
         (["run", "quick", "--systems", "gpt"], ["gpt", "ttt-linear/torch"]),
         (["run", "quick", "--systems", ","], ["--systems ',': is an empty list"]),
         (["run", "quick", "--systems", ""], ["--systems '': is an empty list"]),
         (["run", "quick", "--out", ""], ["--out '': is empty"]),
         (["run", "quick", "--out="], ["--out '': is empty"]),
+        (["ab", "HEAD", "HEAD", "-o", ""], ["-o '': is empty"]),
         (["site", "none", "-o", ""], ["-o '': is empty"]),
         (["picture", ".", "-o", "x.svg"], ["x.svg: a picture is a PNG; name a file that ends in .png"]),
         (["run", "quick", "--sizes", "7b"], ["7b", "1.3b"]),
@@ -576,7 +669,7 @@ def assert_one_sentence(done, *words):
         (["run", "quick", "--budget", "1e308"], ["--budget 1e+308: must be a number of seconds, at most 86400"]),
         (["run", "quick", "--min-samples", "2000000"], ["--min-samples 2000000: must be at most 1000000"]),
         (["run", "quick", "--retry", "failed"], ["add --resume"]),
-        (["run", "quick", "--dry-run", "--out", "/dev/null"], ["/dev/null: is not a folder"]),
+        (["run", "quick", "--out", "/dev/null"], ["/dev/null: is not a folder"]),
         (["run", "quick", "--context", "-5"], ["--context -5: must be at least 1"]),
         (["run", "quick", "--context", "2048", "--context=8192"], ["--context is given twice", "commas"]),
         (["run", "quick", "--phase", "decode"], ["--phase decode: unknown; there are forward, generate, request"]),
@@ -592,6 +685,7 @@ def assert_one_sentence(done, *words):
         (["run", "quick", "--device", "tpu"], ["tpu"]),
         (["run", "fig15-forward", "--device", "cpu"], ["fig15-forward", "needs a CUDA GPU"]),
         (["run", "fig15-forward", "--device", "cpu", "--dry-run"], ["--device cuda --dry-run plans it"]),
+        (["run", "generate-fidelity", "--device", "cpu"], ["needs a CUDA GPU", "what runs without one is quick"]),
         (["run", "quick", "--systems-file", "none.toml"], ["none.toml", "no such file"]),
         (["run", "quick", "--start-limit", "0"], ["--start-limit"]),
         (["run", "quick", "--min-samples", "0"], ["--min-samples"]),

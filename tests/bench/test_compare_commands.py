@@ -40,6 +40,7 @@ class TorchTransformer:
         samples = [ms * jitter * (1 + at / 1000) for at in range(9)]
         return Workload(run=lambda: None, tokens=1, engine_samples=lambda policy: repeat(samples))
 """
+ITSELF = "name another folder to compare it with"
 ONE = ("quick", "--systems", "transformer/torch", "--context", "64", "--batch", "1", "--device", "cpu")
 
 
@@ -98,6 +99,9 @@ def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, c
     assert [run.file.requests[0].commit for run in runs] == [old, new]
     for run, ran in zip(runs, (old, new), strict=True):
         assert {record.environment["commit"] for record in run.records()} == {ran}
+    turns = [line.partition("] ")[2].partition(":")[0] for line in said.err.splitlines() if " ok " in line]
+    first, second = (f"round 1, old {old[:10]}", f"round 1, new {new[:10]}"), (f"round 2, new {new[:10]}",)
+    assert list(dict.fromkeys(turns))[:3] == [*first, *second]
     assert (tmp_path / "started").read_text().split() == "old new new old old new new old old new".split()  # noqa: SIM905
     assert len(git(checkout, "worktree", "list").splitlines()) == 1
 
@@ -254,7 +258,9 @@ def test_a_comparison_of_nothing_is_exit_status_3(tmp_path, monkeypatch, capsys,
         folders = [tmp_path / side for side in sides]
         assert ttt_bench(monkeypatch, "compare", *folders, *options) == commands.NOT_COMPARABLE
         said = capsys.readouterr()
-        assert said.err == "ttt-bench: nothing could be compared: no case has a result on both sides\n"
+        *itself, nothing = said.err.splitlines()
+        assert nothing == "ttt-bench: nothing could be compared: no case has a result on both sides"
+        assert itself == ([] if sides == ("a", "b") else [f"ttt-bench: {folders[0]} is compared with itself: {ITSELF}"])
         assert "no result in A: failed, a bug" in said.out
     # A case that only B has lost is a verdict.
     lost = ttt_bench(monkeypatch, "compare", tmp_path / "b", tmp_path / "a", *options)

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from bench.catalogue.systems import ADAPTERS
+from bench.commands.planning import plan
 from bench.environments import launches
 from bench.errors import UserError
+from bench.selection import Asked
 
 
 def write(tmp_path, text):
@@ -52,6 +54,14 @@ def test_a_container_command(tmp_path):
 def test_a_broken_file_is_one_sentence(tmp_path, text, message):
     with pytest.raises(UserError, match=message):
         launches(write(tmp_path, text))
+
+
+def test_the_threads_of_a_worker_on_a_cpu_wait_asleep(tmp_path):
+    assert {launch.env["OMP_WAIT_POLICY"] for launch in launches(device="cpu").values()} == {"PASSIVE"}
+    assert not any("OMP_WAIT_POLICY" in launch.env for launch in launches(device="cuda").values())
+    own = write(tmp_path, '["mamba/torch"]\nenv = { OMP_WAIT_POLICY = "ACTIVE" }\n')
+    assert launches(own, "cpu")["mamba", "torch"].env == {"OMP_WAIT_POLICY": "ACTIVE"}
+    assert plan(Asked(("quick",), device="cpu")).launches == launches(device="cpu")
 
 
 def test_a_file_that_is_named_must_exist(tmp_path):

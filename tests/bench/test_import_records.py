@@ -115,3 +115,5 @@ def test_a_run_is_not_imported_into(tmp_path):
     run_of(tmp_path, line())
     with pytest.raises(RecordError, match="holds a run already"):
         imported([tmp_path / "old"], tmp_path / "new")
+    with pytest.raises(RecordError, match="new: is a run already; import makes one of records"):
+        imported([tmp_path / "new"], tmp_path / "newer")

@@ -85,7 +85,12 @@ def test_gpus_that_are_not_there(tmp_path: Path, gpus: str, visible: str | None,
 
 
 def test_gpus_of_a_run_on_the_cpu(tmp_path: Path) -> None:
-    assert "--gpus all: this run is on the CPU" in one_sentence(ttt_bench("run", "--gpus", "all", cwd=tmp_path))
+    call = ("run", "quick", "--gpus", "all", "--device", "cpu")
+    assert "--gpus all: no CUDA GPU was found" in one_sentence(ttt_bench(*call, cwd=tmp_path))
+    (tmp_path / "nvml").mkdir()
+    (tmp_path / "nvml" / "pynvml.py").write_text(PYNVML)
+    done = alone(*call, cwd=tmp_path, PYTHONPATH=str(tmp_path / "nvml"))
+    assert "--gpus all: this run is on the CPU; say --device cuda" in one_sentence(done)
 
 
 def test_a_login_node_without_gpu_plans_and_submits(tmp_path: Path, commands: Path) -> None:
@@ -159,6 +164,7 @@ def test_status_of_a_copied_run_needs_no_slurm(tmp_path: Path, commands: Path) -
     ("slurm", "message"),
     [
         ("partition=gpu", "--slurm: say how many GPUs, gpus=N"),
+        ("foo", "--slurm foo: is not KEY=VALUE; say how many GPUs, gpus=N"),
         ("gpus=0", "--slurm gpus=0: must be a number from 1 to 1000"),
         ("gpus=1,array=7", "--slurm array=7: is set by the run itself"),
     ],

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from test_cli import assert_one_sentence, ttt_bench
 
+from bench.commands import results
 from bench.errors import UserError
 from bench.numbers import BEGINNING, significant, with_numbers
 from bench.run_tables import KEY, Source
@@ -207,7 +208,7 @@ def test_a_profile_that_is_not_there_is_named(asked, words):
         ('{ label = "r", btch = 1 }', "", "no column 'btch'"),
         ('{ label = "r", value = "speed" }', "", "no column 'speed'"),
         ('{ batch = 1 }', "", "cannot be read: KeyError 'label'"),
-        ('{ label = "r", batch = 1 }', "= 3", "cannot be read: TOMLDecodeError"),
+        ('{ label = "r", batch = 1 }', "= 3", r"the table of line \d+ cannot be read as TOML: Invalid .*at line \d+,"),
         ('{ label = "r", batch = 1 }', "marks = 3", "cannot be read: AttributeError"),
         ('{ label = "r", batch = 1, scale = inf }', "", "cannot be read: OverflowError"),
     ],
@@ -215,6 +216,22 @@ def test_a_profile_that_is_not_there_is_named(asked, words):
 def test_a_definition_that_finds_nothing_is_named(rows, more, words):
     with pytest.raises(UserError, match=words):
         written(rows, more)
+
+
+def test_what_is_wrong_is_said_with_its_table_and_its_line_in_the_file(tmp_path, monkeypatch):
+    good = "# Title\n\n<!-- numbers\nruns = []\n-->\n<!-- /numbers -->\n"
+    bad = good + "\n<!-- numbers\nruns = []\nvalue = = 3\n-->\n<!-- /numbers -->\n"
+    with pytest.raises(UserError, match=r"the table of line 8 cannot be read as TOML: .*\(at line 10, column"):
+        with_numbers(bad, lambda run: Source(cases()))
+    unfit = good + bad[len(good) :].replace("value = = 3", "apart = [3]").replace("runs = []\n", "")
+    with pytest.raises(UserError, match=r"the table of line 8: its definition cannot be read: AttributeError"):
+        with_numbers(unfit, lambda run: Source(cases()))
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("a.md", good), ("b.md", "no table")):
+        Path(name).write_text(text)
+    with pytest.raises(UserError, match=r"^b\.md: has no table; .*; none of the files is changed$"):
+        results.numbers([Path("a.md"), Path("b.md")])
+    assert Path("a.md").read_text() == good
 
 
 def test_a_table_without_an_end_is_named():

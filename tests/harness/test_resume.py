@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from harness_helpers import (
 
 from harness.process import Limits
 from harness.record import Record
-from harness.run import Planned, RunError
+from harness.run import Planned, Run, RunError
 from harness.runner import Event, Terminated
 
 SOON = Limits(case_s=1.0)
@@ -101,6 +102,17 @@ def test_skip_sees_what_a_retried_case_is_now(folder: Path, tmp_path: Path) -> N
     cases = [case(batch=1), case(batch=2)]
     assert statuses(measured(folder, cases, launches=launches, skip=too_large)) == ["killed", "skipped"]
     assert statuses(measured(folder, launches=launches, skip=too_large)) == ["ok", "ok"]
+
+
+def test_skip_sees_the_cases_of_a_job_that_another_call_ran(folder: Path) -> None:
+    """What did not fit then does not fit now."""
+    measured(
+        folder, [case("oom", batch=1), case(batch=2)], skip=lambda of, earlier: "later" if of.case.batch > 1 else ""
+    )
+    whole = Run.open(folder).jobs[0]
+    only = replace(whole, cases=whole.cases[1:])
+    records = measured(folder, jobs=[only], skip=lambda of, earlier: " ".join(statuses(earlier)))
+    assert (records[1].status, records[1].reason) == ("skipped", "oom skipped")
 
 
 def test_only_the_repeat_that_is_missing_is_run(folder: Path) -> None:

@@ -46,7 +46,7 @@ class FlaTTTLinear:
     def unavailable(self) -> str:
         """It has Triton kernels only; importing the package takes ten seconds, so a case does."""
         keep_choices()
-        return cannot_find("fla") or no_gpu()
+        return no_gpu() or cannot_find("fla")
 
     def build(self, case: Case) -> Workload:
         """The chunked forward of `batch` sequences of `context` tokens; Skip for what the package has not."""

@@ -99,7 +99,7 @@ class Fla(TunedLanguageModel):
 
     def unavailable(self) -> str:
         """It has Triton kernels only; importing the package takes ten seconds, so a case does."""
-        return cannot_find("fla") or no_gpu()
+        return no_gpu() or cannot_find("fla")
 
     def settings(self, case: Case) -> dict[str, str]:
         """Which kernels the package chooses, and by how much its gate may pass the limits of our models."""

@@ -241,9 +241,9 @@ class FlashAttn(AttentionBackend):
     packages = ("flash-attn-4", "flash-attn", "vllm")
 
     def unavailable(self) -> str:
-        """It needs one of the packages."""
-        if flash_package():
-            return no_gpu()
+        """It needs a GPU, and one of the packages."""
+        if (absent := no_gpu()) or flash_package():
+            return absent
         return "no FlashAttention: " + "; ".join(dict.fromkeys(cannot_import(name) for name in PACKAGES))
 
     def attend(self) -> Attend:

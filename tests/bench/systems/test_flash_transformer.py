@@ -117,6 +117,7 @@ def test_the_first_package_that_can_be_imported_is_used(monkeypatch):
 
 def test_without_any_package_the_reason_is_that_of_each(monkeypatch):
     monkeypatch.setattr(attention, "PACKAGES", ("no_flash_here", "nor_here"))
+    monkeypatch.setattr(attention, "no_gpu", lambda: "")
     reason = attention.FlashAttn().unavailable()
     for name in ("no_flash_here", "nor_here"):
         assert f"{name} cannot be imported: No module named '{name}'" in reason

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bench.models.config import cut
-from bench.systems import token_times
+from bench.systems import needs, token_times
 from bench.systems.logits import choice_check
 from bench.systems.needs import cannot_import
 from bench.systems.vllm import engine as vllm_engine
@@ -403,6 +403,7 @@ def test_a_broken_environment_names_the_import_that_failed(tmp_path, monkeypatch
 
 def test_without_vllm_the_system_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setattr(needs, "no_gpu", lambda: "")
     assert VllmTransformer().unavailable().startswith("vllm cannot be imported: ")
 
 
