@@ -80,7 +80,7 @@ def _apart(region: Region, off: float, recorded: Recorded) -> str:
         return "as other programs used the machine when it was recorded"
     if _of_operators(region) and 0 < off < SLOWED:
         return "as the profiler's own time for each operator is in it, so its shares are rough"
-    if off > 0 and region.gaps_us > _GAPS * region.region_us:
+    if off > 0 and not _of_operators(region) and region.gaps_us > _GAPS * region.region_us:
         return "as a profiler holds up a host that its GPU waits for, or the machine was disturbed"
     return "so the machine was disturbed, or the two were not measured alike"
 

@@ -46,7 +46,7 @@ def read_marker(out: Path) -> list[Any]:
             raise ValueError
         return list(values["runs"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        raise RecordError(f"{out}: is no site of ttt-bench, as its {MARKER} does not say so; it is left") from None
+        raise RecordError(f"{out}: is no site of ttt-bench, as its {MARKER} does not say so") from None
 
 
 def marker_text(runs: Sequence[Any]) -> str:

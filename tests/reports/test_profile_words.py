@@ -180,6 +180,11 @@ def test_a_profiler_is_blamed_only_for_what_it_can_do(latency: Recorded, words: 
     assert f"not within 3%, {words}" in agreement(region(Kernel("aten::mm", 1, 9000.0), gaps=1000.0), latency)
 
 
+def test_a_cpu_has_no_gpu_that_waits_for_it() -> None:
+    found = region(Kernel("aten::mm", 1, 9000.0), gaps=5000.0)
+    assert "so the machine was disturbed" in agreement(found, Recorded(1.0))
+
+
 def test_a_record_says_the_median_of_its_processes() -> None:
     case = Case("a", "b", "c", "forward", 1, 8)
     records = [Record(case, "ok", samples_ms=[each] * 3, throttled=[False] * 3) for each in (1.0, 2.0, 9.0)]
