@@ -56,11 +56,11 @@ def test_a_broken_file_is_one_sentence(tmp_path, text, message):
         launches(write(tmp_path, text))
 
 
-def test_the_threads_of_a_worker_on_a_cpu_wait_asleep(tmp_path):
-    assert {launch.env["OMP_WAIT_POLICY"] for launch in launches(device="cpu").values()} == {"PASSIVE"}
-    assert not any("OMP_WAIT_POLICY" in launch.env for launch in launches(device="cuda").values())
-    own = write(tmp_path, '["mamba/torch"]\nenv = { OMP_WAIT_POLICY = "ACTIVE" }\n')
-    assert launches(own, "cpu")["mamba", "torch"].env == {"OMP_WAIT_POLICY": "ACTIVE"}
+def test_the_threads_of_a_worker_on_a_cpu_soon_wait_asleep(tmp_path):
+    assert {launch.env["GOMP_SPINCOUNT"] for launch in launches(device="cpu").values()} == {"30000"}
+    assert not any("GOMP_SPINCOUNT" in launch.env for launch in launches(device="cuda").values())
+    own = write(tmp_path, '["mamba/torch"]\nenv = { GOMP_SPINCOUNT = "7" }\n')
+    assert launches(own, "cpu")["mamba", "torch"].env == {"GOMP_SPINCOUNT": "7"}
     assert plan(Asked(("quick",), device="cpu")).launches == launches(device="cpu")
 
 
