@@ -62,8 +62,7 @@ def run(
     except KeyboardInterrupt:
         print(f"ttt-bench: interrupted; to continue: {to_continue(arguments, out)}", file=sys.stderr)
         sys.exit(130)
-    asked_for = {planned.case.key for job in jobs for planned in job.cases}
-    records = [record for record in records if record.case.key in asked_for]
+    records = [record for record in records if record.case.key in work.keys]
     print(summary(records))
     for said in missing_packages(records, unused_systems_file(asked)):
         print(f"ttt-bench: {said}", file=sys.stderr)

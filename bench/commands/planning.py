@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 from bench.catalogue import catalogue
@@ -50,10 +51,14 @@ class Plan:
         """Why a case need not be tried."""
         return skip_reason(planned, earlier, self.memory_bytes)
 
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """Those of the cases that are asked for."""
+        return frozenset(planned.case.key for job in self.jobs for planned in job.cases)
+
     def asked_of(self, jobs: Iterable[Job]) -> list[Job]:
         """What of a run's jobs is asked for: it may have more cases, of earlier calls."""
-        asked = {planned.case.key for job in self.jobs for planned in job.cases}
-        found = [replace(job, cases=tuple(each for each in job.cases if each.case.key in asked)) for job in jobs]
+        found = [replace(job, cases=tuple(each for each in job.cases if each.case.key in self.keys)) for job in jobs]
         return [job for job in found if job.cases]
 
     @property
