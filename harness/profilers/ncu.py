@@ -18,8 +18,8 @@ from harness.ranges import COUNTED_LAYER
 
 PROGRAM = "ncu"
 OLDEST = (2023, 1)  # the first that counts Hopper's matrix units by these names
-# At most, of a case. Each is replayed 19 times, which takes 0.3 to 0.7 s of a model of 1.3B on an H100. So many hold every
-# kernel of the four systems but the head's product of Mamba's prompts, 0.1% of its time.
+# At most, of a case. Each is replayed 19 times, which takes 0.3 to 0.7 s of a model of 1.3B on an H100. So many hold
+# every kernel of the four systems but the head's product of Mamba's prompts, 0.1% of its time.
 LAUNCHES = 48
 FORBIDDEN = "ERR_NVGPUCTRPERM"
 NOTHING = "No kernels were profiled"
