@@ -40,6 +40,7 @@ Checkpoint = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")]
 SystemsFile = Annotated[Path | None, typer.Option(help="A systems.toml: which interpreter runs which system.")]
+Gpus = Annotated[str | None, typer.Option(help="Use a GPU per job: `all` of this machine, or 0,1,3 (nvidia-smi's).")]
 TimeLimit = Annotated[float, typer.Option(help="Seconds that one case may take, model and checks included.", min=0.001)]
 StartLimit = Annotated[float, typer.Option(help="Seconds that a worker may take to start.", min=0.001)]
 COLUMNS = "Columns, comma-separated, such as system,context,latency_ms; `all` for every one, under its name."
@@ -142,9 +143,7 @@ def run(
     ] = 1,
     device: Device = "auto",
     systems_file: SystemsFile = None,
-    gpus: Annotated[
-        str | None, typer.Option(help="Run one job per GPU on `all` of this machine, or on 0,1,3 (nvidia-smi's).")
-    ] = None,
+    gpus: Gpus = None,
     slurm: Annotated[
         str | None,
         typer.Option(help="Submit tasks to Slurm instead: partition=gpu,time=01:00:00,gpus=4 and more of sbatch's."),
@@ -455,6 +454,7 @@ def profile(
     start_limit: StartLimit = 300,
     device: Device = "auto",
     systems_file: SystemsFile = None,
+    gpus: Gpus = None,
 ) -> None:
     """Run cases again under a profiler, never timed: OUT/profiles/ holds where the time of each went, and why."""
     from bench.commands.profile import profile
@@ -463,8 +463,8 @@ def profile(
 
     axes = (systems, sizes, batch, context, phase, mini_batch, backbone, checkpoint)
     asked = Asked(tuple(suite or ()), *axes, device, systems_file)
-    limits = Limits(time_limit, start_limit)
-    profile(asked, out, way=way, resume=resume, retry=_retry(retry, resume), limits=limits, arguments=sys.argv[1:])
+    options: dict[str, Any] = {"limits": Limits(time_limit, start_limit), "arguments": sys.argv[1:], "gpus": gpus}
+    profile(asked, out, way=way, resume=resume, retry=_retry(retry, resume), **options)
 
 
 def main() -> None:

@@ -1,20 +1,22 @@
-"""Run the jobs of a run on several GPUs of one host: a job a GPU at a time, each with cores of its own."""
+"""Jobs on several GPUs of one host: one a GPU at a time, each with cores of its own."""
 
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from harness.nvml import VARIABLE, open_gpu
 from harness.process import HERE, Place, PlaceLost
 from harness.reason import counted
 from harness.record import Record
-from harness.run import Job, RunError
+from harness.run import RunError
 from harness.runner import Session
 
+T = TypeVar("T")
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
@@ -43,33 +45,79 @@ def _device_id(gpu: str | None = None) -> str:
 def run_pool(work: Session, places: Sequence[Place]) -> list[Record]:
     """Run the session's jobs in their order, each on the first place that is free, all its repeats there.
 
-    Returns and raises as `run_jobs`; RunError where every place's GPU is gone before the end. What ends one job by
-    an error, or Ctrl-C, ends all.
+    Returns and raises as `run_jobs`; RunError as of `Pool.each`.
     """
-    queue = _Queue(work.jobs)
-    errors: list[BaseException] = []
-    threads = [
-        # Each for as long as its workers: the kernel ends a worker with the thread that started it.
-        threading.Thread(target=_serve, args=(work, queue, place, cores, errors), daemon=True)
-        for place, cores in zip(places, cores_by_share(len(places)), strict=True)
-    ]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            _wait_for(thread)
-    finally:
-        work.stop.set()
-        for thread in threads:
-            _wait_for(thread)
-    if errors:
-        raise errors[0]
-    if left := queue.left():
-        raise RunError(
-            f"{work.run.folder}: no GPU is left for {counted(len(left), 'job')}, every one is gone; "
-            "what is finished is kept, resume it (--resume)"
-        )
+    pool = Pool(work.run.folder, places, lambda text: work.display.emit("lost", message=text), work.stop)
+    pool.each(work.jobs, lambda job, place: work.run_job(job, place=place))
     return work.finished()
+
+
+@dataclass
+class Pool:
+    """Places that do jobs, each in a thread of its own. folder: the run's. say: gets a sentence for each lost GPU."""
+
+    folder: Path
+    places: Sequence[Place]
+    say: Callable[[str], object]
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def each(self, jobs: Iterable[T], do: Callable[[T, Place], object]) -> None:
+        """Do the jobs in their order, each at the first place that is free; `stop` is set at the end.
+
+        `do` raises PlaceLost where the place's GPU is gone, and Stopped once `stop` is set. RunError where every
+        place's GPU is gone before the end. What ends one job by an error, or Ctrl-C, ends all.
+        """
+        queue = _Queue(jobs)
+        errors: list[BaseException] = []
+        threads = [
+            # Each for as long as its workers: the kernel ends a worker with the thread that started it.
+            threading.Thread(target=self._serve, args=(queue, place, cores, do, errors), daemon=True)
+            for place, cores in zip(self.places, cores_by_share(len(self.places)), strict=True)
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                _wait_for(thread)
+        finally:
+            self.stop.set()
+            for thread in threads:
+                _wait_for(thread)
+        if errors:
+            raise errors[0]
+        if left := queue.left():
+            raise RunError(
+                f"{self.folder}: no GPU is left for {counted(len(left), 'job')}, every one is gone; "
+                "what is finished is kept, resume it (--resume)"
+            )
+
+    def _serve(
+        self,
+        queue: "_Queue[T]",
+        place: Place,
+        cores: frozenset[int],
+        do: Callable[[T, Place], object],
+        errors: list[BaseException],
+    ) -> None:
+        """Do jobs at a place until none is left; of errors, the first counts."""
+        try:
+            if cores:
+                os.sched_setaffinity(0, cores)  # of this thread, and of the workers that it starts
+            while (job := queue.take(self.stop.is_set)) is not None:
+                lost = False
+                try:
+                    do(job, place)
+                except PlaceLost:
+                    lost = True
+                finally:
+                    queue.done(job if lost else None)
+                if lost:
+                    self.say(f"{place.name} is gone; what is left goes to the others")
+                    return
+        except BaseException as error:
+            if not self.stop.is_set():
+                errors.append(error)
+            self.stop.set()
 
 
 def _wait_for(thread: threading.Thread) -> None:
@@ -78,35 +126,13 @@ def _wait_for(thread: threading.Thread) -> None:
         thread.join(0.2)
 
 
-def _serve(work: Session, queue: "_Queue", place: Place, cores: frozenset[int], errors: list[BaseException]) -> None:
-    """Run jobs at a place until none is left; of errors, the first counts."""
-    try:
-        if cores:
-            os.sched_setaffinity(0, cores)  # of this thread, and of the workers that it starts
-        while (job := queue.take(work.stop.is_set)) is not None:
-            lost = False
-            try:
-                work.run_job(job, place=place)
-            except PlaceLost:
-                lost = True
-            finally:
-                queue.done(job if lost else None)
-            if lost:
-                work.display.emit("lost", message=f"{place.name} is gone; what is left goes to the others")
-                return
-    except BaseException as error:
-        if not work.stop.is_set():
-            errors.append(error)
-        work.stop.set()
-
-
-class _Queue:
+class _Queue(Generic[T]):
     """Jobs in order; one whose GPU is gone comes back, so nobody leaves while a job is under way."""
 
-    def __init__(self, jobs: Iterable[Job]) -> None:
+    def __init__(self, jobs: Iterable[T]) -> None:
         self._jobs, self._running, self._changed = deque(jobs), 0, threading.Condition()
 
-    def take(self, stopped: Callable[[], bool]) -> Job | None:
+    def take(self, stopped: Callable[[], bool]) -> T | None:
         """The next job; None where there is no more, or once it is to stop."""
         with self._changed:
             while not self._jobs and self._running and not stopped():
@@ -116,7 +142,7 @@ class _Queue:
             self._running += 1
             return self._jobs.popleft()
 
-    def done(self, back: Job | None) -> None:
+    def done(self, back: T | None) -> None:
         """A job ended, or goes back to the front."""
         with self._changed:
             self._running -= 1
@@ -124,7 +150,7 @@ class _Queue:
                 self._jobs.appendleft(back)
             self._changed.notify_all()
 
-    def left(self) -> list[Job]:
+    def left(self) -> list[T]:
         """The jobs that nobody took."""
         return list(self._jobs)
 

@@ -10,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -20,7 +20,9 @@ from typing import Any, Literal
 from harness.attempt import LOST, Retry
 from harness.case import Case
 from harness.environment import around, snapshot
-from harness.process import RUN_VARIABLE, Launch, Limits, WorkerLost, end_marked
+from harness.nvml import VARIABLE as GPU_VARIABLE
+from harness.pool import Pool
+from harness.process import HERE, RUN_VARIABLE, Launch, Limits, Place, PlaceLost, WorkerLost, end_marked
 from harness.profile_record import Profile, profile_path, read_profile, write_profile
 from harness.profile_region import Counters, ProfileError, Region
 from harness.profilers import kineto, ncu, nsys
@@ -59,8 +61,10 @@ class Profiler:
     ceilings: MODULE:FUNCTION that measures what the GPU does at best. skip: why a case need not be tried, "" to try.
     stand_in: the case that Nsight Compute runs in a case's place, of the same kernels in less memory: it saves all that
     a kernel may write, half a minute a kernel where the GPU has no room for it. Where that fails, the case itself.
-    say: gets sentences for whoever waits. on_profile: gets each profile as it is finished. resume: keep what is
-    finished, of a good profile whose ratios an interruption left out its times, and of failed ones what `retry` says.
+    say: gets sentences for whoever waits. on_times: gets each profile that waits for its ratios, on_profile as it is
+    finished. resume: keep what is finished, of a good profile whose ratios an interruption left out its times, and of
+    failed ones what `retry` says.
+    place, stopped: where the workers run, and whether to end, asked while one works.
     """
 
     run: Run
@@ -71,10 +75,13 @@ class Profiler:
     skip: Callable[[Planned], str] = lambda planned: ""
     stand_in: Callable[[Planned], Planned] = lambda planned: planned
     say: Callable[[str], object] = lambda text: None
+    on_times: Callable[[Profile], object] = lambda profile: None
     on_profile: Callable[[Profile], object] = lambda profile: None
     stop_s: float = STOP_S
     resume: bool = False
     retry: Retry = "lost"
+    place: Place = HERE
+    stopped: Callable[[], bool] = lambda: False
     _wants_ratios: bool = False
     _lost_everywhere: bool = False
 
@@ -84,22 +91,45 @@ class Profiler:
             return job.cases
         return tuple(each for each in job.cases if not self._is_finished(self._earlier(each)))
 
-    def jobs(self, jobs: Sequence[Job]) -> list[Profile]:
-        """Profile the cases of `jobs`, in order."""
-        mark = f"{self.run.folder.resolve()}"
+    def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = ()) -> list[Profile]:
+        """Profile the cases of `jobs`: times of all, then ratios; at `places`, each job at the first that is free.
+
+        Nothing is timed while Nsight Compute counts, as that holds up launches on every GPU of the machine.
+        """
         with self.run.held():
-            end_marked(RUN_VARIABLE, mark)
+            end_marked(RUN_VARIABLE, self._mark)
             (self.run.folder / "profiles").mkdir(exist_ok=True)
             self._wants_ratios = bool(self.tools.ratios)
-            found: list[Profile] = []
-            for job in jobs:
-                launch = self.launches[job.pair]
-                launch = replace(launch, env={**launch.env, RUN_VARIABLE: mark})
-                tools = self.tools
-                found += self._job(job, launch)
-                if not self._lost_everywhere:
-                    self.tools = tools
-            return found
+            timed: dict[int, list[Profile]] = {}
+            counted: dict[int, list[Profile]] = {}
+
+            def times(number: int, at: Profiler) -> None:
+                timed[number] = at._times_of(jobs[number])
+
+            def ratios(number: int, at: Profiler) -> None:
+                counted[number] = at._ratios_of(jobs[number], timed[number])
+
+            self._each(range(len(jobs)), places, times)
+            if self._wants_ratios:
+                self._each(range(len(jobs)), places, ratios)
+            found = counted or timed
+            return [profile for number in range(len(jobs)) for profile in found[number]]
+
+    def _each(self, numbers: Iterable[int], places: Sequence[Place], do: Callable[[int, "Profiler"], None]) -> None:
+        """Let profilers like this do jobs by their numbers: what one job loses of the tools the next one tries."""
+        pool = Pool(self.run.folder, places, self.say)
+
+        def at(number: int, place: Place) -> None:
+            mine = replace(self, place=place, stopped=pool.stop.is_set)
+            do(number, mine)
+            if mine._lost_everywhere:
+                self.tools, self._lost_everywhere = mine.tools, True
+
+        if places:
+            pool.each(numbers, at)
+        else:
+            for number in numbers:
+                at(number, HERE)
 
     def _earlier(self, planned: Planned) -> Profile | None:
         """The profile that an earlier profiling left, unless it cannot be read."""
@@ -115,23 +145,38 @@ class Profiler:
             return RATIOS in found.stages_s or not self.tools.ratios
         return self.retry != "failed"
 
-    def _job(self, job: Job, launch: Launch) -> list[Profile]:
-        """Times of all cases in as few workers as may be; then, its memory free again, ratios in one worker a case."""
+    @property
+    def _mark(self) -> str:
+        return str(self.run.folder.resolve())
+
+    def _launch(self, job: Job) -> Launch:
+        launch = self.launches[job.pair]
+        return replace(launch, env={**launch.env, **self.place.env, RUN_VARIABLE: self._mark})
+
+    def _times_of(self, job: Job) -> list[Profile]:
+        """Times of a job's cases, in as few workers as may be."""
         found: list[Profile] = []
+        launch = self._launch(job)
         for cases in by_worker(self.pending(job)):
-            with WorkerSlot(launch, self.limits.start_s) as slot:
+            with WorkerSlot(launch, self.limits.start_s, self.stopped) as slot:
                 found += [self._with_times(slot, job, launch, planned) for planned in cases]
-        for place, profile in enumerate(found):
-            if profile.status == "ok" and self._wants_ratios:
-                profile = replace(profile, notes=tuple(note for note in profile.notes if note != GIVEN_UP))
-                if self.tools.ratios:
-                    start = time.monotonic()
-                    profile, record = self._with_ratios(launch, profile)
-                    found[place] = _took(profile, RATIOS, start, record)
-                else:  # without the stage, so that a later run tries again
-                    found[place] = replace(profile, notes=(*profile.notes, GIVEN_UP))
-                write_profile(self.run.folder, found[place])
-                self.on_profile(found[place])
+        return found
+
+    def _ratios_of(self, job: Job, timed: Sequence[Profile]) -> list[Profile]:
+        """The profiles with ratios, where they have times, each in a worker of its own."""
+        found = list(timed)
+        for number, profile in enumerate(timed):
+            if profile.status != "ok":
+                continue
+            profile = replace(profile, notes=tuple(note for note in profile.notes if note != GIVEN_UP))
+            if self.tools.ratios:
+                start = time.monotonic()
+                profile, record = self._with_ratios(self._launch(job), profile)
+                found[number] = _took(profile, RATIOS, start, record)
+            else:  # without the stage, so that a later run tries again
+                found[number] = replace(profile, notes=(*profile.notes, GIVEN_UP))
+            write_profile(self.run.folder, found[number])
+            self.on_profile(found[number])
         return found
 
     def _with_times(self, slot: WorkerSlot, job: Job, launch: Launch, planned: Planned) -> Profile:
@@ -141,16 +186,20 @@ class Profiler:
         if earlier is not None and earlier.status == "ok":
             return earlier
         profile, record = self._times(slot, launch, planned)
+        if profile.status not in ("ok", "skipped") and not self.place.is_there():
+            raise PlaceLost
         profile = _took(profile, TIMES, start, record)
         self._keep(job, profile, record)
-        if profile.status != "ok" or not self._wants_ratios:
+        if profile.status == "ok" and self._wants_ratios:
+            self.on_times(profile)
+        else:
             self.on_profile(profile)
         return profile
 
     def _keep(self, job: Job, profile: Profile, record: Record | None) -> None:
         write_profile(self.run.folder, profile)
         if self.run.mode == "profile":  # a run that measures holds nothing but what it measured
-            environment = snapshot()
+            environment = snapshot(visible=self.place.env.get(GPU_VARIABLE))
             record = record or Record(
                 profile.case,
                 profile.status,
@@ -170,6 +219,9 @@ class Profiler:
         try:
             found, record = self._found(slot, launch, planned)
             environment = {name: record.environment.get(name) for name in _ENVIRONMENT}
+            gpu = (environment["gpu"] or {}).get("device_id")
+            if self.place.device_id and gpu and gpu != self.place.device_id:
+                raise ProfileError(f"it ran on the GPU {gpu}, not on {self.place.device_id}")
             profile = _profile(planned, found | {"environment": environment, "started_at": started_at})
         except (ToolLost, ProfileError) as error:
             why = _advised(error) if self.tools.times == "nsys" else str(error)
@@ -227,6 +279,8 @@ class Profiler:
                 stand_in = planned
                 counters, command, record = self._counters(launch, profile.case, planned)
         except (ToolLost, ProfileError) as error:
+            if not self.place.is_there():
+                raise PlaceLost from None
             return replace(profile, notes=(*profile.notes, self._give_up("ratios", error))), None
         if stand_in != planned:
             counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a smaller model"
@@ -249,7 +303,7 @@ class Profiler:
         report.unlink(missing_ok=True)
         if log is not None:
             log.write_text("")
-        with WorkerSlot(wrapped, self.limits.start_s) as slot:
+        with WorkerSlot(wrapped, self.limits.start_s, self.stopped) as slot:
             try:
                 answer = _answer(slot, self._request(planned, tool=tool), self.limits.case_s)
                 record = _record_of(answer, planned)

@@ -9,14 +9,14 @@ from typing import Any
 
 from bench import estimate
 from bench.catalogue.systems import ADAPTERS
-from bench.commands.planning import Plan, goes_on, open_run, plan, to_continue
+from bench.commands.planning import Plan, goes_on, open_run, places_asked, plan, to_continue
 from bench.errors import CANNOT_IMPORT, UserError
 from bench.selection import Asked
 from bench.terminal import print_rows
 from harness.attempt import Retry
 from harness.machine_load import warning
 from harness.nvml import visible_gpus
-from harness.pool import gpu_places, place_here, run_pool
+from harness.pool import place_here, run_pool
 from harness.process import HERE, Limits
 from harness.progress import Progress
 from harness.reason import counted
@@ -44,7 +44,7 @@ def run(
     work = plan(asked)
     if not work.here:
         raise UserError("--device cuda: no CUDA GPU was found on this machine; --dry-run plans without one")
-    places = gpu_places(_gpus(gpus, work.device)) if gpus is not None else []
+    places = places_asked(gpus, work.device)
     current = open_run(work, out, resume=resume, arguments=arguments)
     jobs = work.asked_of(current.jobs)
     try:
@@ -147,22 +147,6 @@ def _planned_gpus(asked: str | None) -> int:
     if asked is None:
         return 1
     return max(1, len(visible_gpus() if asked == "all" else asked.split(",")))
-
-
-def _gpus(asked: str, device: str) -> list[str]:
-    """The GPUs of `--gpus all` or `--gpus 0,2`, as CUDA_VISIBLE_DEVICES names them."""
-    there = visible_gpus()
-    if not there:
-        raise UserError(f"--gpus {asked}: no CUDA GPU was found on this machine; --device cuda --dry-run plans without")
-    if device != "cuda":
-        raise UserError(f"--gpus {asked}: this run is on the CPU; say --device cuda")
-    wanted = there if asked == "all" else [name.strip() for name in asked.split(",")]
-    for name in wanted:
-        if name not in there:
-            raise UserError(f"--gpus {asked}: there is no GPU {name!r} to use; there are {', '.join(there) or 'none'}")
-        if wanted.count(name) > 1:
-            raise UserError(f"--gpus {asked}: names GPU {name} twice")
-    return wanted
 
 
 def summary(records: Sequence[Record]) -> str:

@@ -21,7 +21,9 @@ from bench.selection import Asked, select
 from harness.catalogue import Catalogue
 from harness.claims import clear
 from harness.environment import device_id_of, snapshot
-from harness.process import Launch
+from harness.nvml import visible_gpus
+from harness.pool import gpu_places
+from harness.process import Launch, Place
 from harness.record import Record
 from harness.run import MOST_SAMPLES, Job, Planned, Request, Run, RunFile
 from harness.task import refuse_submitted
@@ -294,3 +296,24 @@ def _without_folder(arguments: Sequence[str]) -> list[str]:
             word = f"{option}={Path(path).resolve().name}"
         kept.append(word)
     return kept
+
+
+def places_asked(gpus: str | None, device: str) -> list[Place]:
+    """The places of `--gpus`, a GPU each; none where it is not given."""
+    return gpu_places(_gpus(gpus, device)) if gpus is not None else []
+
+
+def _gpus(asked: str, device: str) -> list[str]:
+    """The GPUs of `--gpus all` or `--gpus 0,2`, as CUDA_VISIBLE_DEVICES names them."""
+    there = visible_gpus()
+    if not there:
+        raise UserError(f"--gpus {asked}: no CUDA GPU was found on this machine; --device cuda --dry-run plans without")
+    if device != "cuda":
+        raise UserError(f"--gpus {asked}: this run is on the CPU; say --device cuda")
+    wanted = there if asked == "all" else [name.strip() for name in asked.split(",")]
+    for name in wanted:
+        if name not in there:
+            raise UserError(f"--gpus {asked}: there is no GPU {name!r} to use; there are {', '.join(there) or 'none'}")
+        if wanted.count(name) > 1:
+            raise UserError(f"--gpus {asked}: names GPU {name} twice")
+    return wanted

@@ -4,10 +4,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 
-from bench.commands.planning import Plan, extended, plan, refuse_another_device, request_of, to_continue
+from bench.commands.planning import (
+    Plan,
+    extended,
+    places_asked,
+    plan,
+    refuse_another_device,
+    request_of,
+    to_continue,
+)
 from bench.errors import UserError
-from bench.estimate import in_words
+from bench.estimate import in_words, longest_first, past_durations
 from bench.models.config import SIZES, cut
 from bench.selection import Asked
 from harness.attempt import Retry
@@ -28,16 +37,30 @@ COUNTED_LAYERS = 2  # up to harness.ranges.COUNTED_LAYER, "layer 1"
 
 
 def profile(
-    asked: Asked, out: Path, *, way: str, resume: bool, retry: Retry, limits: Limits, arguments: Sequence[str]
+    asked: Asked,
+    out: Path,
+    *,
+    way: str,
+    resume: bool,
+    retry: Retry,
+    limits: Limits,
+    arguments: Sequence[str],
+    gpus: str | None = None,
 ) -> None:
-    """Profile into the run folder `out`, one that was measured or a new one; exit status 1 where nothing came of it."""
+    """Profile into the run folder `out`, one that was measured or a new one; exit status 1 where nothing came of it.
+
+    gpus: as of `--gpus`, to profile a job on each at a time.
+    """
     work = plan(asked)
     if not work.here:
         raise UserError("--device cuda: no CUDA GPU was found on this machine")
+    places = places_asked(gpus, work.device)
     tools = choose(way, work.device)
     new = "" if Run.exists(out) else f"{out}: a new run, without latencies to hold its profiles against"
     run = _run_of(out, work, resume, arguments)
     jobs = _jobs_of(run, work.jobs)
+    if places:
+        jobs = longest_first(jobs, 1, past_durations(work.machine, out))
     for said in filter(None, (tools.said, new, warning("they may slow what is profiled"))):
         print(f"ttt-bench: {said}", file=sys.stderr)
     profiler = Profiler(
@@ -55,9 +78,10 @@ def profile(
     every, left = (sum(map(len, cases)) for cases in ([job.cases for job in jobs], map(profiler.pending, jobs)))
     if resume:
         print(f"{out}: {counted(every - left, 'profile')} kept from before", flush=True)
+    profiler.on_times = lambda profile: print(f"timed, to be counted: {profile.case.label}", flush=True)
     profiler.on_profile = _Shown(left, recorded(run.records()))
     try:
-        found = profiler.jobs(jobs)
+        found = profiler.jobs(jobs, places)
     except KeyboardInterrupt:
         print(f"ttt-bench: interrupted; to continue: {to_continue(arguments, out)}", file=sys.stderr)
         sys.exit(130)
@@ -108,8 +132,13 @@ class _Shown:
 
     def __init__(self, total: int, latencies: Mapping[str, Recorded]) -> None:
         self._total, self._done, self._latencies = total, 0, latencies
+        self._one_at_a_time = Lock()
 
     def __call__(self, profile: Profile) -> None:
+        with self._one_at_a_time:
+            self._show(profile)
+
+    def _show(self, profile: Profile) -> None:
         self._done += 1
         counter = f"[{self._done}/{self._total}]"
         if profile.status != "ok":

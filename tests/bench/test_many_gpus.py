@@ -66,6 +66,7 @@ def alone(*arguments: object, cwd: Path, path: Path | None = None, **env: str) -
     return command_line.ttt_bench(*arguments, cwd=cwd, env=environment(path, **env))
 
 
+@pytest.mark.parametrize("command", ["run", "profile"])
 @pytest.mark.parametrize(
     ("gpus", "visible", "message"),
     [
@@ -75,11 +76,11 @@ def alone(*arguments: object, cwd: Path, path: Path | None = None, **env: str) -
         ("0", "1", "--gpus 0: there is no GPU '0' to use; there are 1"),
     ],
 )
-def test_gpus_that_are_not_there(tmp_path: Path, gpus: str, visible: str | None, message: str) -> None:
+def test_gpus_that_are_not_there(tmp_path: Path, command: str, gpus: str, visible: str | None, message: str) -> None:
     (tmp_path / "nvml").mkdir()
     (tmp_path / "nvml" / "pynvml.py").write_text(PYNVML)
     env = {"PYTHONPATH": str(tmp_path / "nvml")} | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
-    done = alone("run", "quick", "--gpus", gpus, cwd=tmp_path, **env)
+    done = alone(command, "quick", "--gpus", gpus, cwd=tmp_path, **env)
     assert message in one_sentence(done)
     assert not (tmp_path / "out").exists()
 

@@ -1,11 +1,13 @@
 """A worker that needs no torch: answers like `harness.worker` for a case that a profiler finds two kernels in.
 
-Under Nsight it does as FAKE_WORKER says: "oom" or "killed".
+Under Nsight it does as FAKE_WORKER says: "oom" or "killed". FAKE_LOG: a file for a line of what it was asked and when.
+On the GPU that FAKE_GONE names it dies.
 """
 
 import json
 import os
 import sys
+import time
 
 from harness.case import Case
 from harness.record import Record
@@ -24,9 +26,19 @@ def main() -> None:
         if request["do"] == "case":
             by_kineto = request["profiler"]["tool"] == "kineto"
             case, does = Case.from_dict(request["case"]), "" if by_kineto else os.environ.get("FAKE_WORKER")
+            gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+            if gpu and gpu == os.environ.get("FAKE_GONE"):
+                does = "killed"
+            if log := os.environ.get("FAKE_LOG"):
+                time.sleep(0.1)
+                with open(log, "a") as file:
+                    file.write(f"{case.system} {request['profiler']['tool']} {gpu}\n")
             if does == "killed":
                 os.kill(os.getpid(), 9)
-            record = Record(case, "ok", environment={"software": {"torch": "2.11"}}, stages_s={"build": 0.001})
+            environment: dict = {"software": {"torch": "2.11"}}
+            if device_id := os.environ.get("FAKE_DEVICE_ID"):
+                environment["gpu"] = {"device_id": device_id}
+            record = Record(case, "ok", environment=environment, stages_s={"build": 0.001})
             if case.size == os.environ.get("FAKE_UNKNOWN_SIZE"):
                 record = Record(case, "failed", "ConfigError: size unknown")
             if does == "oom":

@@ -10,12 +10,14 @@ import pytest
 from profile_helpers import NCU_TABLE_NAMES, PAIR, case, launches, ncu_table, nsys_database, put_profilers, run_of
 
 from harness import profiler
-from harness.process import Limits, end_marked
+from harness.catalogue import Catalogue
+from harness.process import Limits, Place, end_marked
 from harness.profile_record import Profile, profile_path, write_profile
 from harness.profile_region import ProfileError
 from harness.profiler import Profiler, by_worker, profiled
 from harness.profilers.choice import Tools, choose
-from harness.run import Planned, Run
+from harness.run import Job, Planned, Run, RunFile
+from harness.timer import Policy
 
 KINETO = Tools("kineto")
 WITH_NCU = Tools("kineto", "ncu", {"ncu": "2025.3.0"})
@@ -112,6 +114,54 @@ def test_what_one_job_lost_the_next_one_tries(tmp_path: Path, fake: Any, monkeyp
         assert any(kernel.counters is not None for kernel in found[1].kernels) is counted
 
 
+@pytest.fixture
+def many(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Profiles two cases of each of three systems on two GPUs, which are environment variables alone."""
+    fake(names=("ncu",))
+    monkeypatch.setenv("FAKE_LOG", str(log := tmp_path / "log"))
+
+    def profile(is_there: bool = True) -> tuple[list[Profile], list[list[str]], list[str]]:
+        jobs = tuple(
+            Job(system, "cpu", tuple(Planned(replace(case(batch=batch), system=system)) for batch in (2, 3)))
+            for system in ("a", "b", "c")
+        )
+        run = Run.create(tmp_path / "run", RunFile("profile", jobs, Catalogue(), Policy().to_dict()))
+        said: list[str] = []
+        of = {job.pair: launches()[PAIR] for job in jobs}
+        places = [Place(f"GPU {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}, is_there=lambda: is_there) for gpu in "01"]
+        found = Profiler(run, of, WITH_NCU, Limits(60, 60), say=said.append).jobs(jobs, places)
+        return found, [line.split() for line in log.read_text().splitlines()], said
+
+    return profile
+
+
+def test_jobs_share_the_gpus_and_nothing_is_timed_while_nsight_counts(many: Any) -> None:
+    found, log, said = many()
+    assert [(each.case.system, each.case.batch) for each in found] == [(a, b) for a in "abc" for b in (2, 3)]
+    assert all(each.kernels[0].counters is not None for each in found)
+    assert [tool for _, tool, _ in log] == ["kineto"] * 6 + ["ncu"] * 6
+    for pass_of in (log[:6], log[6:]):
+        assert {gpu for _, _, gpu in pass_of} == {"0", "1"}
+        assert all(len({gpu for system, _, gpu in pass_of if system == each}) == 1 for each in "abc")
+    assert said == []
+
+
+def test_what_a_lost_gpu_had_goes_to_the_others(many: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_GONE", "0")
+    found, log, said = many(is_there=False)
+    assert [each.status for each in found] == ["ok"] * 6
+    assert said == ["GPU 0 is gone; what is left goes to the others"] * 2  # of the times, and of the ratios
+    assert [gpu for _, tool, gpu in log if tool == "kineto"].count("1") == 6
+
+
+def test_a_profile_of_another_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_DEVICE_ID", "beef")
+    run = run_of(tmp_path)
+    place = Place("GPU 0", {"CUDA_VISIBLE_DEVICES": "0"}, device_id="cafe")
+    (found,) = Profiler(run, launches(), KINETO).jobs(run.jobs, [place])
+    assert (found.status, found.reason) == ("failed", "it ran on the GPU beef, not on cafe")
+
+
 def test_of_an_engine_the_shortest_work_comes_first_in_a_worker_that_has_recorded_nothing() -> None:
     sizes = [("forward", 16, 64), ("forward", 2, 512), ("forward", 2, 64), ("generate", 8, 64), ("generate", 1, 512)]
     cases = [replace(case(), phase=phase, batch=batch, context=context) for phase, batch, context in sizes]
@@ -133,7 +183,9 @@ def test_a_case_that_is_skipped_starts_no_worker(tmp_path: Path) -> None:
 
 def test_ncu_counts_beside_the_times_of_kineto(tmp_path: Path, fake: Any) -> None:
     fake()
-    (found,), said = profile_all(run_of(tmp_path), WITH_NCU)
+    timed: list[Profile] = []
+    (found,), said = profile_all(run_of(tmp_path), WITH_NCU, on_times=timed.append)
+    assert [list(each.stages_s) for each in timed] == [["build", "times"]]
     counters = {kernel.name: kernel.counters for kernel in found.kernels}
     assert counters["aten::mm"] is not None
     assert counters["aten::mm"].launches == 2
