@@ -7,7 +7,7 @@ error of its simulation, and by float32 arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -41,10 +41,10 @@ combinations = pytest.mark.parametrize(
 
 
 class Errors(NamedTuple):
-    """Relative to float64: the worst `out` of all steps, and the change of the state over that of float64's."""
+    """Relative to float64: the worst `out` of all steps, and the change of each weight and bias over its own."""
 
     out: float
-    change: float
+    change: dict[str, float]
 
 
 class Comparison(NamedTuple):
@@ -58,7 +58,8 @@ class Comparison(NamedTuple):
         """Fail unless the kernel errs by no more than its precision makes it."""
         both = f"kernel {self.kernel}, simulated {self.simulated}"
         assert self.kernel.out < OUT_LIMIT + SLACK * self.simulated.out, both
-        assert self.kernel.change < CHANGE_LIMIT + SLACK * self.simulated.change, both
+        for name, error in self.kernel.change.items():
+            assert error < CHANGE_LIMIT + SLACK * self.simulated.change[name], f"{name}: {both}"
 
 
 def random_state(operator: str, positions: list[int], H: int, D: int, m: int, seed: int = 0, std: float = 0.02) -> Any:
@@ -121,9 +122,9 @@ def random_token(B: int, H: int, D: int, dtype: torch.dtype, seed: int) -> tuple
     return q, k, v, torch.rand(B, H, generator=gen, device=DEVICE) / D
 
 
-def weights_of(state: Any) -> Tensor:
-    """All that a completed mini-batch changes, in one vector."""
-    return torch.cat([x.double().flatten() for name, x in state._asdict().items() if name[0] in "Wb"])
+def weights_of(state: Any) -> dict[str, Tensor]:
+    """What a completed mini-batch changes, by name, in float64."""
+    return {name: x.double() for name, x in state._asdict().items() if name[0] in "Wb"}
 
 
 def reference_form(operator: str, state: Any, form: str) -> Any:
@@ -239,13 +240,14 @@ def compare(
     final = selected(gstate, chosen).to_state()
     assert torch.equal(final.position, (first.position + steps) % m)
     changes = [_change_error(state, exact.state, before) for state in (final, simulation.state)]
-    kernel, simulated = (Errors(*pair) for pair in zip(worst, changes, strict=True))
+    kernel, simulated = map(Errors, worst, changes)
     return Comparison(kernel, simulated, final)
 
 
-def _change_error(state: Any, exact: Any, before: Tensor) -> float:
-    moved = weights_of(exact) - before
-    return float((weights_of(state) - weights_of(exact)).norm() / moved.norm()) if moved.any() else 0.0
+def _change_error(state: Any, exact: Any, before: Mapping[str, Tensor]) -> dict[str, float]:
+    found, expected = weights_of(state), weights_of(exact)
+    moved = {name: expected[name] - before[name] for name in before}
+    return {n: float((found[n] - expected[n]).norm() / x.norm()) if x.any() else 0.0 for n, x in moved.items()}
 
 
 def some_of(batch: int, distinct: int) -> Tensor:

@@ -1,0 +1,245 @@
+"""Runs kernels in Gluon on a CPU, a program after another, on PyTorch's tensors: what they compute, not how.
+
+Triton's interpreter does not know Gluon. Here a layout means nothing (the compiler checks layouts), and shared memory
+and asynchronous copies mean what they must: memory is NaN before it is written, and what is copied arrives no sooner
+than the kernel waits for it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Value:
+    """A tensor of a program, or a number: what Gluon's methods and operators do to it."""
+
+    type = SimpleNamespace(layout=None)
+
+    def __init__(self, of: Tensor) -> None:
+        self.of = of
+        self.dtype = of.dtype
+
+    def to(self, dtype: torch.dtype, bitcast: bool = False) -> Value:
+        return Value(self.of.view(dtype) if bitcast else self.of.to(dtype))
+
+    def expand_dims(self, axis: int) -> Value:
+        return Value(self.of.unsqueeze(axis))
+
+    def reshape(self, shape: list[int]) -> Value:
+        return Value(self.of.reshape(shape))
+
+    def permute(self, order: list[int]) -> Value:
+        return Value(self.of.permute(order))
+
+    def __getitem__(self, index: Any) -> Value:
+        return Value(self.of[index])
+
+    def __bool__(self) -> bool:
+        return bool(self.of)
+
+    def __neg__(self) -> Value:
+        return Value(-self.of)
+
+
+def _operated(name: str, reflected: bool) -> Callable[[Value, Any], Any]:
+    function = getattr(operator, name)
+
+    def apply(self: Value, other: Any) -> Any:
+        if isinstance(other, Pointer):
+            return NotImplemented
+        a, b = self.of, other
+        if isinstance(other, Value):  # PyTorch lets the type of a number give way to that of a tensor, Triton does not
+            dtype = torch.promote_types(a.dtype, other.of.dtype)
+            a, b = a.to(dtype), other.of.to(dtype)
+        return Value(function(b, a) if reflected else function(a, b))
+
+    return apply
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "and_", "or_", "xor", "rshift", "lshift"):
+    setattr(Value, f"__{_name.strip('_')}__", _operated(_name, False))
+    setattr(Value, f"__r{_name.strip('_')}__", _operated(_name, True))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Value, f"__{_name}__", _operated(_name, False))
+
+
+class Pointer:
+    """An address, or a tensor of them, in a tensor's memory."""
+
+    def __init__(self, memory: Tensor, at: Any = 0) -> None:
+        self.memory, self.at = memory, at
+        self.dtype = SimpleNamespace(element_ty=memory.dtype)
+
+    @classmethod
+    def to(cls, tensor: Tensor) -> Pointer:
+        """To a tensor's first element; what lies behind it in its storage can be reached, too."""
+        size = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+        return cls(tensor.as_strided((size,), (1,)))
+
+    def __add__(self, offset: Any) -> Pointer:
+        return Pointer(self.memory, self.at + (offset.of if isinstance(offset, Value) else offset))
+
+    __radd__ = __add__
+
+    def read(self, mask: Value | None, other: float | None) -> Tensor:
+        """What is there; `other` where the mask is false. IndexError beyond the memory."""
+        at, inside = self._masked(mask)
+        found = self.memory[torch.where(inside, at, 0)]
+        return torch.where(inside, found, torch.tensor(float("nan") if other is None else other).to(found.dtype))
+
+    def write(self, value: Any, mask: Value | None) -> None:
+        at, inside = self._masked(mask)
+        values = (value.of if isinstance(value, Value) else torch.tensor(value)).to(self.memory.dtype)
+        self.memory[at[inside]] = values.broadcast_to(at.shape)[inside]
+
+    def _masked(self, mask: Value | None) -> tuple[Tensor, Tensor]:
+        at = torch.as_tensor(self.at)
+        inside = torch.tensor(True) if mask is None else mask.of
+        at, inside = torch.broadcast_tensors(at, inside)
+        if inside.any() and (int(at[inside].min()) < 0 or int(at[inside].max()) >= len(self.memory)):
+            raise IndexError("a kernel reads or writes beyond a tensor's memory")
+        return at, inside
+
+
+class Shared:
+    """A piece of shared memory; NaN, or the lowest number, until it is written."""
+
+    def __init__(self, of: Tensor) -> None:
+        self.of = of
+        self.dtype = of.dtype
+
+    def load(self, layout: object = None) -> Value:
+        return Value(self.of.clone())
+
+    def store(self, value: Value) -> None:
+        assert value.of.shape == self.of.shape
+        self.of.copy_(value.of)
+
+    def index(self, number: int) -> Shared:
+        return Shared(self.of[number])
+
+    def slice(self, start: int, length: int, dim: int = 0) -> Shared:
+        return Shared(self.of.narrow(dim, start, length))
+
+    def permute(self, order: tuple[int, ...]) -> Shared:
+        return Shared(self.of.permute(order))
+
+    def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
+        """The same memory, in rows, by a layout that says which element each bit of an offset reaches."""
+        assert dtype == self.dtype
+        offsets = torch.zeros(shape, dtype=torch.int64)
+        rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")
+        for bit, (row, column) in enumerate(layout.bases):
+            offsets += ((rows & row) | (columns & column) != 0).to(torch.int64) << bit
+        return Shared(self.of.reshape(-1)[offsets])
+
+
+class Copies:
+    """Copies to shared memory in groups; each arrives when it is waited for."""
+
+    def __init__(self) -> None:
+        self.open: list[Callable[[], object]] = []
+        self.groups: list[list[Callable[[], object]]] = []
+
+    def async_copy_global_to_shared(self, to: Shared, source: Pointer, mask: Value | None = None) -> None:
+        self.open.append(lambda: to.of.copy_(source.read(mask, 0)))
+
+    def commit_group(self) -> None:
+        self.groups.append(self.open)
+        self.open = []
+
+    def wait_group(self, left: int) -> None:
+        """All groups but the last `left` arrive."""
+        arrived, self.groups = self.groups[: len(self.groups) - left], self.groups[len(self.groups) - left :]
+        for group in arrived:
+            for copy in group:
+                copy()
+
+
+def _of(x: Any) -> Tensor:
+    return x.of if isinstance(x, Value) else torch.tensor(x)
+
+
+def _load(pointer: Pointer, mask: Value | None = None, other: float | None = None, **_: str) -> Value:
+    return Value(pointer.read(mask, other))
+
+
+def _store(pointer: Pointer, value: Any, mask: Value | None = None) -> None:
+    pointer.write(value, mask)
+
+
+def _shared(dtype: torch.dtype, shape: list[int], layout: object) -> Shared:
+    empty = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).min
+    return Shared(torch.full(shape, empty, dtype=dtype))
+
+
+def _layout(*arguments: Any, **_: Any) -> SimpleNamespace:
+    return SimpleNamespace(bases=arguments[0])
+
+
+_TYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "int16", "int32", "int64")}
+_LAYOUTS = ("Blocked", "Slice", "SwizzledShared", "SharedLinear", "DistributedLinear", "NVMMADistributed", "DotOperand")
+
+
+def _language(program: int) -> SimpleNamespace:
+    """What Triton and Gluon have of which the kernels make use, as of one program of a grid."""
+    return SimpleNamespace(
+        **_TYPES,
+        **{f"{name}Layout": _layout for name in _LAYOUTS},
+        program_id=lambda axis: Value(torch.tensor(program)),
+        arange=lambda start, end, layout=None: Value(torch.arange(start, end, dtype=torch.int32)),
+        static_range=range,
+        load=_load,
+        store=_store,
+        sum=lambda x, axis: Value(x.of.sum(axis)),
+        where=lambda condition, x, y: Value(torch.where(condition.of, _of(x), _of(y))),
+        full=lambda shape, value, dtype, layout: Value(torch.full(shape, value, dtype=dtype)),
+        sqrt=lambda x: Value(x.of.sqrt()),
+        sigmoid=lambda x: Value(x.of.sigmoid()),
+        convert_layout=lambda x, layout, assert_trivial=False: x,
+        allocate_shared_memory=_shared,
+        thread_barrier=lambda: None,
+    )
+
+
+# In instructions of the GPU, by their names.
+_ASSEMBLY: dict[str, Any] = {
+    "wide": lambda x: x.to(torch.float32),
+    "narrow": lambda x, dtype: x.to(dtype),
+    "all_loads_before": lambda: None,
+    "mma_v2": lambda a, b, sums: sums + Value(a.of.float() @ b.of.float()),
+}
+
+
+def _rebuilt(kernel: Any, known: dict[str, Any]) -> FunctionType:
+    """A function of Gluon or Triton, and those that it calls, as plain functions over `known`."""
+    function = getattr(kernel, "fn", kernel)
+    names = {**function.__globals__, **known}
+    for name in function.__code__.co_names:
+        if name not in known and hasattr(names.get(name), "fn"):
+            names[name] = _rebuilt(names[name], known)
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+
+
+class Emulated:
+    """Takes the place of a kernel in Gluon: `run` computes on the CPU what a launch would."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.launches = 0
+
+    def run(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> None:
+        self.launches += 1
+        constants = {name: x for name, x in options.items() if name.isupper() or len(name) == 1}
+        for program in range(grid[0]):
+            copies, language = Copies(), _language(program)
+            function = _rebuilt(self.kernel, {**_ASSEMBLY, "gl": language, "tl": language, "async_copy": copies})
+            function(*(Pointer.to(x) if isinstance(x, Tensor) else x for x in arguments), **constants)
+            assert not copies.open
+            assert not any(copies.groups), "a kernel ends before what it copies has arrived"

@@ -1,0 +1,113 @@
+"""The generate kernels in Gluon compute what the float64 reference does, run on a CPU; a GPU tests them whole."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import generate_cases
+import pytest
+import torch
+from emulated_gluon import Copies, Emulated, Pointer, Shared, Value
+from generate_cases import MODULES, compare, outer_parameters, random_state, random_token
+
+from tk_kernels.generate import common
+from tk_kernels.generate.common import PRECISIONS
+
+pytest.importorskip("triton.experimental.gluon")
+
+H, D, m = 2, 64, 16
+SIXTEEN_BITS = [name for name in PRECISIONS if name != "float32"]
+
+operators = pytest.mark.parametrize("operator", MODULES)
+
+
+@pytest.fixture
+def kernel(operator: str, monkeypatch: pytest.MonkeyPatch) -> Emulated:
+    """The kernel that generate_step launches now."""
+    if generate_cases.DEVICE != "cpu":
+        pytest.skip("a GPU runs the kernel itself")
+    module = import_module(f"tk_kernels.ttt_{operator}.generate_sm90")
+    emulated = Emulated(module.dual)
+    monkeypatch.setattr(module, "dual", emulated)
+    monkeypatch.setattr(MODULES[operator][0], "runs_sm90", lambda device: True)
+    monkeypatch.setattr(generate_cases, "INTERPRETED", False)  # it rounds as a GPU does
+    return emulated
+
+
+@operators
+@pytest.mark.parametrize("precision", SIXTEEN_BITS)
+def test_steps_are_the_reference(operator: str, precision: str, kernel: Emulated) -> None:
+    """From four positions, beyond the end of a mini-batch and into the next; weights beyond where gelu is straight."""
+    start = random_state(operator, [0, 3, 14, 15], H, D, m, std=0.2)
+    compare(operator, "dual", precision, start, 4).check()
+    assert kernel.launches == 4
+
+
+@operators
+@pytest.mark.parametrize("mini_batch", [1, 4, 5])
+def test_shorter_mini_batches(operator: str, mini_batch: int, kernel: Emulated) -> None:
+    start = random_state(operator, [0, mini_batch - 1], H, D, mini_batch)
+    compare(operator, "dual", "planes", start, 3).check()
+    assert kernel.launches == 3
+
+
+@operators
+def test_angles_and_rates_inside_the_kernel(operator: str, kernel: Emulated) -> None:
+    """RoPE and the learning rate from its logit give what tokens that have both give."""
+    generate = MODULES[operator][0]
+    state, outer = random_state(operator, [2, 15], H, D, m), outer_parameters(H, D, m)
+    angles = torch.randn(m, D // 2, generator=torch.Generator().manual_seed(5))
+    cos, sin = angles.cos(), angles.sin()
+    q, k, v, _ = random_token(2, H, D, torch.bfloat16, 0)
+    logits = torch.linspace(-2, 2, 2 * H).reshape(2, H)
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        even, odd, at = x[..., ::2].float(), x[..., 1::2].float(), state.position.long()
+        c, s = cos[at][:, None], sin[at][:, None]
+        return torch.stack((even * c - odd * s, odd * c + even * s), -1).flatten(-2).to(x.dtype)
+
+    inside, before = (generate.GenerateState.from_state(floats(state), "dual", "planes") for _ in range(2))
+    table = common.rope_table(cos, sin)
+    found = generate.generate_step(q, k, v, logits, *outer, inside, rope=table, base_lr=0.5)
+    rates = 0.5 * logits.sigmoid() / D
+    expected = generate.generate_step(rotated(q), rotated(k), v, rates, *outer, before)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    for a, b in zip(inside.tensors(), before.tensors(), strict=True):
+        torch.testing.assert_close(a.float(), b.float(), rtol=1e-2, atol=1e-3 if a.is_floating_point() else 2**15)
+    assert kernel.launches == 2
+
+
+@operators
+def test_strided_tokens(operator: str, kernel: Emulated) -> None:
+    """V and the output may be columns of wider tensors; what lies beside them stays."""
+    generate = MODULES[operator][0]
+    state, outer = random_state(operator, [1, 15], H, D, m), outer_parameters(H, D, m)
+    q, k, v, lr = random_token(2, H, D, torch.bfloat16, 1)
+    wide, out = torch.full((2, 3, H, D), 7.0).bfloat16(), torch.full((2, 3, H, D), 7.0)
+    wide[:, 1] = v
+    states = [generate.GenerateState.from_state(floats(state), "dual", "planes") for _ in range(2)]
+    expected = generate.generate_step(q, k, v, lr, *outer, states[0], out=torch.empty(2, H, D))
+    generate.generate_step(q, k, wide[:, 1], lr, *outer, states[1], out=out[:, 1])
+    assert torch.equal(out[:, 1], expected)
+    assert bool((out[:, ::2] == 7).all())
+
+
+def floats(state: Any) -> Any:
+    return type(state)(*(x.float() if x.is_floating_point() else x for x in state))
+
+
+def test_the_emulator_finds_what_it_is_to_find() -> None:
+    memory, copies = Pointer.to(torch.arange(4.0)), Copies()
+    offsets = Value(torch.arange(4))
+    with pytest.raises(IndexError):
+        (memory + 1 + offsets).read(None, None)
+    assert (memory + 1 + offsets).read(offsets < 3, 0).tolist() == [1, 2, 3, 0]
+    shared = Shared(torch.full((4,), float("nan")))
+    copies.async_copy_global_to_shared(shared, memory + offsets)
+    copies.commit_group()
+    copies.wait_group(1)
+    assert bool(shared.load().of.isnan().all())
+    copies.wait_group(0)
+    assert shared.load().of.tolist() == [0, 1, 2, 3]
+    assert (Value(torch.ones(2).bfloat16()) * Value(torch.tensor(1.5))).dtype == torch.float32
