@@ -40,7 +40,7 @@ Checkpoint = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")]
 SystemsFile = Annotated[Path | None, typer.Option(help="A systems.toml: which interpreter runs which system.")]
-Gpus = Annotated[str | None, typer.Option(help="Use a GPU per job: `all` of this machine, or 0,1,3 (nvidia-smi's).")]
+Gpus = Annotated[str | None, typer.Option(help="A job per GPU, on `all` of this machine or on 0,1,3 (nvidia-smi's).")]
 TimeLimit = Annotated[float, typer.Option(help="Seconds that one case may take, model and checks included.", min=0.001)]
 StartLimit = Annotated[float, typer.Option(help="Seconds that a worker may take to start.", min=0.001)]
 COLUMNS = "Columns, comma-separated, such as system,context,latency_ms; `all` for every one, under its name."

@@ -94,26 +94,24 @@ class Profiler:
     def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = ()) -> list[Profile]:
         """Profile the cases of `jobs`: times of all, then ratios; at `places`, each job at the first that is free.
 
-        Nothing is timed while Nsight Compute counts, as that holds up launches on every GPU of the machine.
+        Nothing is timed while Nsight Compute counts, as that holds up launches on other GPUs of the machine, too.
         """
         with self.run.held():
             end_marked(RUN_VARIABLE, self._mark)
             (self.run.folder / "profiles").mkdir(exist_ok=True)
             self._wants_ratios = bool(self.tools.ratios)
-            timed: dict[int, list[Profile]] = {}
-            counted: dict[int, list[Profile]] = {}
+            found: list[dict[str, Profile]] = [{} for _ in jobs]  # by their cases' keys, as they come
 
             def times(number: int, at: Profiler) -> None:
-                timed[number] = at._times_of(jobs[number])
+                at._times_of(jobs[number], found[number])
 
             def ratios(number: int, at: Profiler) -> None:
-                counted[number] = at._ratios_of(jobs[number], timed[number])
+                at._ratios_of(jobs[number], found[number])
 
             self._each(range(len(jobs)), places, times)
             if self._wants_ratios:
                 self._each(range(len(jobs)), places, ratios)
-            found = counted or timed
-            return [profile for number in range(len(jobs)) for profile in found[number]]
+            return [profile for profiles in found for profile in profiles.values()]
 
     def _each(self, numbers: Iterable[int], places: Sequence[Place], do: Callable[[int, "Profiler"], None]) -> None:
         """Let profilers like this do jobs by their numbers: what one job loses of the tools the next one tries."""
@@ -153,31 +151,28 @@ class Profiler:
         launch = self.launches[job.pair]
         return replace(launch, env={**launch.env, **self.place.env, RUN_VARIABLE: self._mark})
 
-    def _times_of(self, job: Job) -> list[Profile]:
-        """Times of a job's cases, in as few workers as may be."""
-        found: list[Profile] = []
+    def _times_of(self, job: Job, found: dict[str, Profile]) -> None:
+        """Times of a job's cases, those that are there already left out, in as few workers as may be."""
         launch = self._launch(job)
-        for cases in by_worker(self.pending(job)):
+        for cases in by_worker([planned for planned in self.pending(job) if planned.case.key not in found]):
             with WorkerSlot(launch, self.limits.start_s, self.stopped) as slot:
-                found += [self._with_times(slot, job, launch, planned) for planned in cases]
-        return found
+                for planned in cases:
+                    found[planned.case.key] = self._with_times(slot, job, launch, planned)
 
-    def _ratios_of(self, job: Job, timed: Sequence[Profile]) -> list[Profile]:
-        """The profiles with ratios, where they have times, each in a worker of its own."""
-        found = list(timed)
-        for number, profile in enumerate(timed):
-            if profile.status != "ok":
+    def _ratios_of(self, job: Job, found: dict[str, Profile]) -> None:
+        """Ratios beside the times, each case in a worker of its own."""
+        for key, profile in found.items():
+            if profile.status != "ok" or RATIOS in profile.stages_s:
                 continue
             profile = replace(profile, notes=tuple(note for note in profile.notes if note != GIVEN_UP))
             if self.tools.ratios:
                 start = time.monotonic()
                 profile, record = self._with_ratios(self._launch(job), profile)
-                found[number] = _took(profile, RATIOS, start, record)
+                found[key] = _took(profile, RATIOS, start, record)
             else:  # without the stage, so that a later run tries again
-                found[number] = replace(profile, notes=(*profile.notes, GIVEN_UP))
-            write_profile(self.run.folder, found[number])
-            self.on_profile(found[number])
-        return found
+                found[key] = replace(profile, notes=(*profile.notes, GIVEN_UP))
+            write_profile(self.run.folder, found[key])
+            self.on_profile(found[key])
 
     def _with_times(self, slot: WorkerSlot, job: Job, launch: Launch, planned: Planned) -> Profile:
         """A pending case with its times: the good profile of earlier if there is one, so that resuming gets further."""
