@@ -236,7 +236,8 @@ class Emulated:
 
     def run(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> None:
         self.launches += 1
-        constants = {name: x for name, x in options.items() if name.isupper() or len(name) == 1}
+        names = self.kernel.fn.__code__.co_varnames  # what is none of them says how to launch
+        constants = {name: x for name, x in options.items() if name in names}
         for program in range(grid[0]):
             copies, language = Copies(), _language(program)
             function = _rebuilt(self.kernel, {**_ASSEMBLY, "gl": language, "tl": language, "async_copy": copies})

@@ -240,7 +240,7 @@ def compare(
     final = selected(gstate, chosen).to_state()
     assert torch.equal(final.position, (first.position + steps) % m)
     changes = [_change_error(state, exact.state, before) for state in (final, simulation.state)]
-    kernel, simulated = map(Errors, worst, changes)
+    kernel, simulated = (Errors(*pair) for pair in zip(worst, changes, strict=True))
     return Comparison(kernel, simulated, final)
 
 
@@ -248,6 +248,37 @@ def _change_error(state: Any, exact: Any, before: Mapping[str, Tensor]) -> dict[
     found, expected = weights_of(state), weights_of(exact)
     moved = {name: expected[name] - before[name] for name in before}
     return {n: float((found[n] - expected[n]).norm() / x.norm()) if x.any() else 0.0 for n, x in moved.items()}
+
+
+def check_rope_and_rates_in_the_launch(
+    operator: str, positions: list[int], H: int, D: int, m: int, precision: str
+) -> None:
+    """Fail unless a launch that computes RoPE and the learning rate gives what one gives that is given both.
+
+    In the dual form; `out` and each tensor of the state, to float32.
+    """
+    generate, B = MODULES[operator][0], len(positions)
+    outer, (q, k, v, logits) = outer_parameters(H, D, m), random_token(B, H, D, torch.float32, 5)
+    rate = 1e4 ** (-torch.arange(0, D, 2) / D)
+    angles = torch.outer(torch.arange(m), rate).to(DEVICE)
+    angle = angles[torch.tensor(positions)][:, None]
+
+    def turned(x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
+
+    fused, plain = (
+        generate.GenerateState.from_state(random_state(operator, positions, H, D, m), "dual", precision)
+        for _ in range(2)
+    )
+    table = common.rope_table(angles.cos(), angles.sin())
+    ours = generate.generate_step(q, k, v, logits, *outer, fused, rope=table, base_lr=0.1)
+    lr = 0.1 * torch.sigmoid(logits) / D
+    expected = generate.generate_step(turned(q), turned(k), v, lr, *outer, plain)
+    assert torch.equal(fused.position, plain.position)
+    assert relative_error(ours, expected.double()) < 1e-6
+    for found, given in zip(fused.to_state(), plain.to_state(), strict=True):
+        assert relative_error(found, given.double()) < 1e-6
 
 
 def some_of(batch: int, distinct: int) -> Tensor:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
 
 import generate_cases
 import pytest
 import torch
 from emulated_gluon import Copies, Emulated, Pointer, Shared, Value
-from generate_cases import MODULES, compare, outer_parameters, random_state, random_token
+from generate_cases import (
+    MODULES,
+    check_rope_and_rates_in_the_launch,
+    compare,
+    outer_parameters,
+    random_state,
+    random_token,
+)
 
-from tk_kernels.generate import common
 from tk_kernels.generate.common import PRECISIONS
 
 pytest.importorskip("triton.experimental.gluon")
@@ -25,12 +30,11 @@ operators = pytest.mark.parametrize("operator", MODULES)
 @pytest.fixture
 def kernel(operator: str, monkeypatch: pytest.MonkeyPatch) -> Emulated:
     """The kernel that generate_step launches now."""
-    if generate_cases.DEVICE != "cpu":
-        pytest.skip("a GPU runs the kernel itself")
     module = import_module(f"tk_kernels.ttt_{operator}.generate_sm90")
     emulated = Emulated(module.dual)
     monkeypatch.setattr(module, "dual", emulated)
     monkeypatch.setattr(MODULES[operator][0], "runs_sm90", lambda device: True)
+    monkeypatch.setattr(generate_cases, "DEVICE", "cpu")
     monkeypatch.setattr(generate_cases, "INTERPRETED", False)  # it rounds as a GPU does
     return emulated
 
@@ -53,28 +57,9 @@ def test_shorter_mini_batches(operator: str, mini_batch: int, kernel: Emulated) 
 
 
 @operators
-def test_angles_and_rates_inside_the_kernel(operator: str, kernel: Emulated) -> None:
-    """RoPE and the learning rate from its logit give what tokens that have both give."""
-    generate = MODULES[operator][0]
-    state, outer = random_state(operator, [2, 15], H, D, m), outer_parameters(H, D, m)
-    angles = torch.randn(m, D // 2, generator=torch.Generator().manual_seed(5))
-    cos, sin = angles.cos(), angles.sin()
-    q, k, v, _ = random_token(2, H, D, torch.bfloat16, 0)
-    logits = torch.linspace(-2, 2, 2 * H).reshape(2, H)
-
-    def rotated(x: torch.Tensor) -> torch.Tensor:
-        even, odd, at = x[..., ::2].float(), x[..., 1::2].float(), state.position.long()
-        c, s = cos[at][:, None], sin[at][:, None]
-        return torch.stack((even * c - odd * s, odd * c + even * s), -1).flatten(-2).to(x.dtype)
-
-    inside, before = (generate.GenerateState.from_state(floats(state), "dual", "planes") for _ in range(2))
-    table = common.rope_table(cos, sin)
-    found = generate.generate_step(q, k, v, logits, *outer, inside, rope=table, base_lr=0.5)
-    rates = 0.5 * logits.sigmoid() / D
-    expected = generate.generate_step(rotated(q), rotated(k), v, rates, *outer, before)
-    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
-    for a, b in zip(inside.tensors(), before.tensors(), strict=True):
-        torch.testing.assert_close(a.float(), b.float(), rtol=1e-2, atol=1e-3 if a.is_floating_point() else 2**15)
+def test_rope_and_lr_logits_in_the_launch(operator: str, kernel: Emulated) -> None:
+    """The fused edges give what RoPE and sigmoid outside of the kernel give."""
+    check_rope_and_rates_in_the_launch(operator, [2, 15], H, D, m, "planes")
     assert kernel.launches == 2
 
 
@@ -86,15 +71,11 @@ def test_strided_tokens(operator: str, kernel: Emulated) -> None:
     q, k, v, lr = random_token(2, H, D, torch.bfloat16, 1)
     wide, out = torch.full((2, 3, H, D), 7.0).bfloat16(), torch.full((2, 3, H, D), 7.0)
     wide[:, 1] = v
-    states = [generate.GenerateState.from_state(floats(state), "dual", "planes") for _ in range(2)]
+    states = [generate.GenerateState.from_state(state, "dual", "planes") for _ in range(2)]
     expected = generate.generate_step(q, k, v, lr, *outer, states[0], out=torch.empty(2, H, D))
     generate.generate_step(q, k, wide[:, 1], lr, *outer, states[1], out=out[:, 1])
     assert torch.equal(out[:, 1], expected)
     assert bool((out[:, ::2] == 7).all())
-
-
-def floats(state: Any) -> Any:
-    return type(state)(*(x.float() if x.is_floating_point() else x for x in state))
 
 
 def test_the_emulator_finds_what_it_is_to_find() -> None:

@@ -7,6 +7,7 @@ import torch
 from generate_cases import (
     MODULES,
     Simulation,
+    check_rope_and_rates_in_the_launch,
     combinations,
     compare,
     outer_parameters,
@@ -16,7 +17,7 @@ from generate_cases import (
     weights_of,
 )
 
-from tests.interpreter import DEVICE, INTERPRETED
+from tests.interpreter import INTERPRETED
 from tests.tk_kernels.tolerances import relative_error
 from tk_kernels import FORMS
 from tk_kernels.generate import common
@@ -101,26 +102,7 @@ def test_steps_repeat_bitwise(operator: str) -> None:
 @pytest.mark.parametrize("operator", MODULES)
 def test_rope_and_lr_logits_in_the_launch(operator: str) -> None:
     """The fused edges give what RoPE and sigmoid outside of the kernel give."""
-    generate, _ = MODULES[operator]
-    positions, H, D, m = [0, 3], 2, 16, 4
-    outer, (q, k, v, logits) = outer_parameters(H, D, m), random_token(2, H, D, torch.float32, 5)
-    angles = torch.outer(torch.arange(m), 1e4 ** (-torch.arange(0, D, 2) / D)).to(DEVICE)
-    table = common.rope_table(angles.cos(), angles.sin())
-    angle = torch.tensor(positions)[:, None, None] * 1e4 ** (-torch.arange(0, D, 2) / D)
-
-    def turned(x: torch.Tensor) -> torch.Tensor:
-        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * torch.polar(torch.ones(()), angle)
-        return torch.view_as_real(pairs).flatten(-2)
-
-    fused, plain = (
-        generate.GenerateState.from_state(random_state(operator, positions, H, D, m), "dual", "float32")
-        for _ in range(2)
-    )
-    ours = generate.generate_step(q, k, v, logits, *outer, fused, rope=table, base_lr=0.1)
-    lr = 0.1 * torch.sigmoid(logits) / D
-    expected = generate.generate_step(turned(q), turned(k), v, lr, *outer, plain)
-    assert relative_error(ours, expected.double()) < 1e-6
-    assert relative_error(fused.gathered[0], plain.gathered[0].double()) < 1e-6
+    check_rope_and_rates_in_the_launch(operator, [0, 3], 2, 16, 4, "float32")
 
 
 @interpreted
