@@ -58,9 +58,8 @@ class Attempts:
         record = Record.from_dict(answer["record"])
         if record.case != planned.case:
             raise ValueError(f"it is of another case: {record.case.label}")
-        device_id = (record.environment.get("gpu") or {}).get("device_id")
-        if self.place.device_id and device_id and device_id != self.place.device_id:
-            raise ValueError(f"it was measured on the GPU {device_id}, not on {self.place.device_id}")
+        if other := self.place.another_gpu(record.environment):
+            raise ValueError(f"it was measured on {other}")
         asked = self.run.file.requests[-1].machine if self.run.file.requests else {}
         if record.status == "ok" and asked.get("device_kind") == "cuda" != record.environment.get("device_kind"):
             raise ValueError("it was measured on the CPU: the worker's packages see no GPU, and the run is of one")

@@ -67,6 +67,13 @@ class Place:
     device_id: str = ""
     is_there: Callable[[], bool] = lambda: True
 
+    def another_gpu(self, environment: Mapping[str, Any]) -> str:
+        """Where an environment is of another GPU than this place's: "the GPU X, not on Y"; else ""."""
+        found = (environment.get("gpu") or {}).get("device_id")
+        if not self.device_id or not found or found == self.device_id:
+            return ""
+        return f"the GPU {found}, not on {self.device_id}"
+
 
 HERE = Place()
 

@@ -214,9 +214,8 @@ class Profiler:
         try:
             found, record = self._found(slot, launch, planned)
             environment = {name: record.environment.get(name) for name in _ENVIRONMENT}
-            gpu = (environment["gpu"] or {}).get("device_id")
-            if self.place.device_id and gpu and gpu != self.place.device_id:
-                raise ProfileError(f"it ran on the GPU {gpu}, not on {self.place.device_id}")
+            if other := self.place.another_gpu(environment):
+                raise ProfileError(f"it ran on {other}")
             profile = _profile(planned, found | {"environment": environment, "started_at": started_at})
         except (ToolLost, ProfileError) as error:
             why = _advised(error) if self.tools.times == "nsys" else str(error)

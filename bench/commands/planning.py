@@ -307,7 +307,7 @@ def _gpus(asked: str, device: str) -> list[str]:
     """The GPUs of `--gpus all` or `--gpus 0,2`, as CUDA_VISIBLE_DEVICES names them."""
     there = visible_gpus()
     if not there:
-        raise UserError(f"--gpus {asked}: no CUDA GPU was found on this machine")
+        raise UserError(f"--gpus {asked}: no CUDA GPU was found on this machine; leave --gpus out to use the CPU")
     if device != "cuda":
         raise UserError(f"--gpus {asked}: this run is on the CPU; say --device cuda")
     wanted = there if asked == "all" else [name.strip() for name in asked.split(",")]
