@@ -1,4 +1,4 @@
-"""The function of `ttt.TTTBlock` around the inner loop, in ten launches on a GPU, of few rows in six to nine.
+"""The function of `ttt.TTTBlock` around the inner loop, in ten launches on a GPU, of few rows in seven to nine.
 
 Projections that share an input are one matrix product, whose columns the kernels read in place; residuals are added by
 the products that make them. Below, a pass is a tensor [B, T, C] read or written once.
@@ -18,7 +18,6 @@ from bench.models.ttt import LayerState, Learn, TTTBlock
 from tk_kernels.edges.few_rows import Norm, NormGate, few_rows_product, fits
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.edges.swiglu_product import swiglu_product
-from tk_kernels.generate.common import ShortConvolutions
 
 # Sequences of a step of dependent launches. On an H100 they save 5% at one, 8% at two, 2% at four, nothing at sixteen:
 # the products of more than two read no weights ahead.
@@ -38,7 +37,7 @@ class FusedBlock(TTTBlock):
         self._pack()
         self._learner: Learner
 
-    def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn, convolves: bool = False) -> Tensor:
+    def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
         """See TTTBlock._through."""
         changed = self._follow_parameters(rope)
         layer = self.seq_modeling_block
@@ -48,7 +47,7 @@ class FusedBlock(TTTBlock):
         # embedding's plain launch; after parameters that were made just now comes the first launch here, then plain.
         h, x = self._enter(h, state, pdl and not changed)
         projected = product(x, self._projections, pdl)
-        out = learn(self._split(projected, rope, state, pdl, convolves), self._learner)
+        out = learn(self._split(projected, rope, state, pdl), self._learner)
         norm, out = layer.post_norm, out.flatten(-2)
         if layer.config.backbone == "mamba":
             before = NormGate(self._columns(projected, 2), norm.weight, norm.bias, norm.eps)
@@ -73,8 +72,8 @@ class FusedBlock(TTTBlock):
         weights = (first.weight, conv.weight, conv.bias, self.seq_norm.weight)
         return residual_convolution(h, state.block_conv, *weights, first.eps, pdl=pdl)
 
-    def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool, convolves: bool) -> Projections:
-        """Q, K, V and rates from the product's columns [q or shared, v, gate or k, lr]: three passes, or none."""
+    def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
+        """Q, K, V and learning rates from the product's columns [q or shared, v, gate or k, lr]: three passes."""
         layer = self.seq_modeling_block
         logits, bias = projected[..., self._rate_rows()], layer.learnable_ttt_lr_bias[:, 0]
         shared, v = self._columns(projected, 0), self._heads(self._columns(projected, 1))
@@ -82,10 +81,6 @@ class FusedBlock(TTTBlock):
             k = self._columns(projected, 2)
             return Projections(self._heads(shared), self._heads(k), v, logits + bias)
         conv_q, conv_k = ((conv.weight, conv.bias) for conv in (layer.conv_q, layer.conv_k))
-        if convolves:
-            heads = self._heads(shared)
-            convolutions = ShortConvolutions(state.qk_conv, conv_q, conv_k, bias)
-            return Projections(heads, heads, v, logits, pdl=pdl, convolutions=convolutions)
         position, base_lr = state.inner.position, layer.config.base_lr
         q, k, lr = query_key(shared, state.qk_conv, conv_q, conv_k, rope, position, logits, bias, base_lr, pdl=pdl)
         return Projections(q, k, v, lr, ready=True, pdl=pdl)

@@ -53,21 +53,12 @@ class KernelOperator(TorchOperator):
             return state
         return self._generate.GenerateState.from_state(state, self._generate_form, self._precision)
 
-    def convolves(self, state: Any) -> bool:
-        """See Operator.convolves."""
-        return isinstance(state, self._generate.GenerateState) and self._generate.convolves(state)
-
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
         """See Operator.generate_step; the kernel computes RoPE and learning rates unless the projections have them."""
         inputs = *projections[:4], *outer_parameters(learner), state
         if projections.ready:
             return self._generate.generate_step(*inputs, pdl=projections.pdl)
-        # As `dependent_launch` asks: a launch right after those that make the table is plain
-        pdl = projections.pdl and self._table_of is learner.rope[0]
-        rope, convolutions = self._rope_table(learner.rope), projections.convolutions
-        return self._generate.generate_step(
-            *inputs, rope=rope, base_lr=learner.base_lr, convolutions=convolutions, pdl=pdl
-        )
+        return self._generate.generate_step(*inputs, rope=self._rope_table(learner.rope), base_lr=learner.base_lr)
 
     def _rope_table(self, rope: Rotation) -> Tensor:
         """The rotation as the kernel reads it, made once for all layers and steps."""

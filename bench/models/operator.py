@@ -11,7 +11,6 @@ from torch import Tensor
 from bench.models.config import ConfigError
 from bench.models.layers import Rotation, rotate_interleaved
 from tk_kernels import FORMS
-from tk_kernels.generate.common import ShortConvolutions
 from tk_kernels.reference.token_rows import overwrite
 from tk_kernels.ttt_linear import reference as ttt_linear
 from tk_kernels.ttt_mlp import reference as ttt_mlp
@@ -21,9 +20,7 @@ class Projections(NamedTuple):
     """A layer's projections of T tokens: q, k (before RoPE), v [B, T, H, D]; lr_logits x_j . w_h + c_h [B, T, H].
 
     A generate step has no T. lr_logits are in at least float32. With `ready`, q and k have RoPE already, and lr_logits
-    holds the learning rates lr_j themselves. With `convolutions`, for an operator that `convolves`, q and k are both
-    the projection that they share, and lr_logits lacks c_h and is of the projections' type. pdl: the step may be a
-    dependent launch (`tk_kernels.generate.common`).
+    holds the learning rates lr_j themselves. pdl: the step may be a dependent launch (`tk_kernels.generate.common`).
     """
 
     q: Tensor
@@ -32,12 +29,11 @@ class Projections(NamedTuple):
     lr_logits: Tensor
     ready: bool = False
     pdl: bool = False
-    convolutions: ShortConvolutions | None = None
 
     def first(self) -> "Projections":
         """The first token, without T."""
         q, k, v, lr_logits = (each[:, 0] for each in self[:4])
-        return Projections(q, k, v, lr_logits, *self[4:])
+        return Projections(q, k, v, lr_logits, self.ready, self.pdl)
 
 
 @dataclass(frozen=True)
@@ -87,10 +83,6 @@ class Operator(Protocol):
 
     def generate_state(self, state: Any) -> Any:
         """The state that generate_step takes, from the one that forward left: a copy in another form, or `state`."""
-        ...
-
-    def convolves(self, state: Any) -> bool:
-        """Whether generate_step of this state can compute the short convolutions of Q and K, too."""
         ...
 
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
@@ -145,10 +137,6 @@ class TorchOperator:
     def generate_state(self, state: Any) -> Any:
         """See Operator.generate_state: the primal form's accumulators, or in the dual form `state` itself."""
         return self._reference.primal_state(state) if self.form == "primal" and not _is_primal(state) else state
-
-    def convolves(self, state: Any) -> bool:
-        """See Operator.convolves."""
-        return False
 
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
         """See Operator.generate_step. Raises ValueError for a state that is not of this operator's form."""

@@ -195,13 +195,10 @@ class TTTBlock(nn.Module):
             with operator_range():
                 return operator.generate_step(projections.first(), learner, state.inner)[:, None]
 
-        return self._through(h, rope, state, learn, operator.convolves(state.inner))
+        return self._through(h, rope, state, learn)
 
-    def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn, convolves: bool = False) -> Tensor:
-        """The block around the inner loop; `bench.models.fused` computes it in fewer passes over memory.
-
-        convolves: whether `learn` can compute the convolutions of Q and K. Here the block always does.
-        """
+    def _through(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
+        """The block around the inner loop; `bench.models.fused` computes it in fewer passes over memory."""
         if state.block_conv is not None:
             h = h + self.conv(h, state.block_conv)
         layer, x = self.seq_modeling_block, self.seq_norm(h)

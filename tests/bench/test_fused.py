@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -18,13 +17,9 @@ from bench.models import TTTConfig, fused, model_config
 from bench.models.checkpoint import load_weights, save
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
-from bench.models.kernel_operator import KernelOperator
 from bench.models.layers import RMSNorm
 from tests.interpreter import DEVICE, INTERPRETED
-from tests.tk_kernels.emulated_gluon import Emulated
 from tk_kernels.edges.few_rows import MOST_ROWS_FEW_OUTPUTS
-from tk_kernels.edges.short_convolution import query_key
-from tk_kernels.generate.common import runs_sm90
 
 # Relative error of logits against float64, as in test_models.py.
 LIMIT = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
@@ -164,53 +159,6 @@ def test_packed_weights_are_saved_and_loaded(backbone: str, tmp_path: Any) -> No
     save(saved, tmp_path / "model.safetensors")
     again = load_weights(config, tmp_path / "model.safetensors", "cpu", torch.float32, block=FusedBlock)
     assert all(torch.equal(weight, again.weights()[name]) for name, weight in saved.weights().items())
-
-
-learners = pytest.mark.parametrize("learner", ["linear", "mlp"])
-
-
-def check_that_the_generate_kernel_convolves(learner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail unless a step leaves what it does where the convolutions of Q and K are a launch of their own."""
-    config = model_config(f"ttt-{learner}", "tiny")
-    assert isinstance(config, TTTConfig)
-    config = replace(config, layers=2, width=128, heads=2, ffn_width=64, vocabulary=64)
-    operator = KernelOperator(learner, prefill_on_reference=True)
-    model = from_seed(config, 0, DEVICE, torch.float32, block=FusedBlock, operator=operator)
-
-    def stepped() -> list[torch.Tensor]:
-        ids = torch.randint(64, (2, 5), generator=torch.Generator().manual_seed(2)).to(DEVICE)
-        _, state = model.prefill(ids[:, :2], model.init_state(2))
-        state = model.generate_state(state)
-        logits = [model.generate_step(ids[:, t], state)[0].clone() for t in (2, 3, 4)]
-        return [*logits, *(x for layer in state.layers for x in (layer.qk_conv, *layer.inner.to_state()))]
-
-    apart = []
-    monkeypatch.setattr(fused, "query_key", lambda *args, **options: apart.append(1) or query_key(*args, **options))
-    found = stepped()
-    assert len(apart) == config.layers, "once a layer, in the prefill"
-    monkeypatch.setattr(KernelOperator, "convolves", lambda operator, state: False)
-    expected = stepped()
-    assert len(apart) == 5 * config.layers
-    for ours, given in zip(found, expected, strict=True):
-        assert (ours.double() - given.double()).norm() <= 1e-5 * given.double().norm()
-
-
-@learners
-@pytest.mark.skipif(not INTERPRETED, reason="the next test has the kernel itself")
-def test_steps_whose_generate_kernel_convolves(learner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton.experimental.gluon")
-    kernel = import_module(f"tk_kernels.ttt_{learner}.generate_sm90")
-    monkeypatch.setattr(kernel, "dual", Emulated(kernel.dual))
-    monkeypatch.setattr(import_module(f"tk_kernels.ttt_{learner}.generate"), "runs_sm90", lambda device: True)
-    check_that_the_generate_kernel_convolves(learner, monkeypatch)
-
-
-@learners
-@pytest.mark.gpu
-def test_steps_whose_generate_kernel_convolves_on_a_gpu(learner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not runs_sm90(torch.device("cuda", 0)):
-        pytest.skip("the kernels that convolve are made for compute capability 9.0")
-    check_that_the_generate_kernel_convolves(learner, monkeypatch)
 
 
 @pytest.mark.gpu

@@ -213,7 +213,6 @@ _ASSEMBLY: dict[str, Any] = {
     "wide": lambda x: x.to(torch.float32),
     "narrow": lambda x, dtype: x.to(dtype),
     "all_loads_before": lambda: None,
-    "swapped": lambda x: Value(x.of.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)),
     "mma_v2": lambda a, b, sums: sums + Value(a.of.float() @ b.of.float()),
 }
 
@@ -228,10 +227,6 @@ def _rebuilt(kernel: Any, known: dict[str, Any]) -> FunctionType:
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
 
 
-def _argument(x: Any) -> Any:
-    return Pointer.to(x) if isinstance(x, Tensor) else x
-
-
 class Emulated:
     """Takes the place of a kernel in Gluon: `run` computes on the CPU what a launch would."""
 
@@ -242,10 +237,10 @@ class Emulated:
     def run(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> None:
         self.launches += 1
         names = self.kernel.fn.__code__.co_varnames  # what is none of them says how to launch
-        options = {name: x for name, x in options.items() if name in names}
+        constants = {name: x for name, x in options.items() if name in names}
         for program in range(grid[0]):
             copies, language = Copies(), _language(program)
             function = _rebuilt(self.kernel, {**_ASSEMBLY, "gl": language, "tl": language, "async_copy": copies})
-            function(*map(_argument, arguments), **{name: _argument(x) for name, x in options.items()})
+            function(*(Pointer.to(x) if isinstance(x, Tensor) else x for x in arguments), **constants)
             assert not copies.open
             assert not any(copies.groups), "a kernel ends before what it copies has arrived"

@@ -31,9 +31,6 @@ MODULES: dict[str, tuple[Any, Any]] = {
 
 # Relative Frobenius errors of float32 sums of about D terms: of `out`, and of the change of the state over 256 steps.
 OUT_LIMIT, CHANGE_LIMIT = 2e-6, 1e-5
-# Of a launch that computes q and k against one that is given them: float32 sums; at 16 bits a few of them are rounded
-# to the other neighbour.
-CONVOLVED_LIMIT = {torch.float32: 2e-6, torch.bfloat16: 2e-4}
 # Values that differ in their last float32 bits may be rounded differently: few do, and the errors agree to 3 digits.
 SLACK = 1.05
 
@@ -282,62 +279,6 @@ def check_rope_and_rates_in_the_launch(
     assert relative_error(ours, expected.double()) < 1e-6
     for found, given in zip(fused.to_state(), plain.to_state(), strict=True):
         assert relative_error(found, given.double()) < 1e-6
-
-
-def check_convolutions_in_the_launch(
-    operator: str, positions: list[int], H: int, m: int, precision: str, dtype: torch.dtype
-) -> None:
-    """Fail unless steps that compute the convolutions of Q and K give what steps do that are given q, k and lr.
-
-    In the dual form with heads of 64, over four tokens, whose last reads no input from before them; projections are
-    columns of one wider tensor. `out` and each tensor of the state; the last inputs to the bit.
-    """
-    generate, B, D, C = MODULES[operator][0], len(positions), 64, 64 * H
-    gen = torch.Generator().manual_seed(11)
-
-    def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-        return torch.randn(*shape, generator=gen).to(DEVICE, dtype)
-
-    outer, cache = outer_parameters(H, D, m), normal(B, 3, C)
-    conv_q, conv_k = (
-        (normal(4, 1, C).permute(2, 1, 0), normal(C))  # channels contiguous in memory
-        for _ in range(2)
-    )
-    given = common.ShortConvolutions(cache.clone(), conv_q, conv_k, normal(H, dtype=torch.float32))
-    rate = 1e4 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
-    angles = torch.outer(torch.arange(m), rate).to(DEVICE)
-    table = common.rope_table(angles.cos(), angles.sin())
-    fused, plain = (
-        generate.GenerateState.from_state(random_state(operator, positions, H, D, m), "dual", precision)
-        for _ in range(2)
-    )
-    window = cache
-    for step in range(4):
-        projected = normal(B, 2 * C + H)
-        shared, v = (projected[:, i * C : (i + 1) * C].unflatten(1, (H, D)) for i in (0, 1))
-        logits = projected[:, 2 * C :]
-        window = torch.cat((window, projected[:, None, :C]), 1)
-        ours = generate.generate_step(
-            shared, shared, v, logits, *outer, fused, rope=table, base_lr=0.1, convolutions=given
-        )
-        at = (torch.tensor(positions) + step).remainder(m)
-        angle = angles[at.to(DEVICE)][:, None]
-        q, k = (_convolved(window[:, -4:], conv, angle, H).to(dtype) for conv in (conv_q, conv_k))
-        lr = (0.1 * torch.sigmoid(logits.double() + given.rate_bias.double()) / D).float()
-        expected = generate.generate_step(q, k, v, lr, *outer, plain)
-        assert relative_error(ours, expected.double()) < CONVOLVED_LIMIT[dtype]
-        assert torch.equal(given.cache, window[:, -3:])
-    assert torch.equal(fused.position, plain.position)
-    for found, wanted in zip(fused.to_state(), plain.to_state(), strict=True):
-        assert relative_error(found, wanted.double()) < CONVOLVED_LIMIT[dtype]
-
-
-def _convolved(window: Tensor, conv: tuple[Tensor, Tensor], angle: Tensor, H: int) -> Tensor:
-    """[B, 4, C] -> [B, H, D] in float64: the convolution's last output with RoPE by angles [B, 1, D/2]."""
-    weight, bias = (x.double() for x in conv)
-    sums = (window.double() * weight[:, 0].T).sum(1) + bias
-    pairs = torch.view_as_complex(sums.unflatten(1, (H, -1, 2)).contiguous())
-    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
 
 
 def some_of(batch: int, distinct: int) -> Tensor:

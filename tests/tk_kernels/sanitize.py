@@ -25,7 +25,7 @@ from tk_kernels import build
 from tk_kernels.edges import few_rows, swiglu_product
 from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm, swiglu
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
-from tk_kernels.generate.common import ShortConvolutions, rope_table
+from tk_kernels.generate.common import rope_table
 from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_linear import reference as linear_reference
@@ -149,24 +149,19 @@ def few_rows_products() -> Iterator[str]:
 
 
 def generate(operator: str) -> Iterator[str]:
-    """Both forms, every other step a dependent launch; where the kernel convolves, two of four steps do.
+    """Both forms, every other step a dependent launch.
 
     Of a float32 state the dual form is the plain Triton kernel, which on Hopper the others' is not.
     """
-    conv, rate_bias = on_gpu(normal(64 * HEADS, 1, 4, dtype=DTYPE), normal(64 * HEADS, dtype=DTYPE)), normal(HEADS)
-    cache = normal(BATCH, 3, 64 * HEADS, dtype=DTYPE)
-    convolutions = ShortConvolutions(*on_gpu(cache), tuple(conv), tuple(conv), *on_gpu(rate_bias))
     for form, precision in (("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32"), ("primal", "float16")):
         *tensors, state = arguments(operator, STEPS, 16)
         kept = move(GENERATE[operator].GenerateState.from_state(state, form, precision))
         *per_token, scale, weight, bias = tensors
         angles = torch.outer(torch.arange(16), 1e4 ** (-torch.arange(0, 64, 2) / 64)).cuda()
         outer, rope = on_gpu(scale, weight, bias), rope_table(angles.cos(), angles.sin())
-        convolves = GENERATE[operator].convolves(kept)
         for t in range(STEPS):
             token = on_gpu(*(x[:, t].contiguous() for x in per_token))
-            edges = {"base_lr": 1.0, "convolutions": convolutions} if convolves and t % 4 > 1 else {}
-            GENERATE[operator].generate_step(*token, *outer, kept, rope=rope, pdl=t % 2 == 1, **edges)
+            GENERATE[operator].generate_step(*token, *outer, kept, rope=rope, pdl=t % 2 == 1)
         yield f"{STEPS} tokens, {form}, {precision}"
 
 

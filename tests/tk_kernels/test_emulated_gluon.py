@@ -10,7 +10,6 @@ import torch
 from emulated_gluon import Copies, Emulated, Pointer, Shared, Value
 from generate_cases import (
     MODULES,
-    check_convolutions_in_the_launch,
     check_rope_and_rates_in_the_launch,
     compare,
     outer_parameters,
@@ -62,13 +61,6 @@ def test_rope_and_lr_logits_in_the_launch(operator: str, kernel: Emulated) -> No
     """The fused edges give what RoPE and sigmoid outside of the kernel give."""
     check_rope_and_rates_in_the_launch(operator, [2, 15], H, D, m, "planes")
     assert kernel.launches == 2
-
-
-@operators
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_convolutions_in_the_launch(operator: str, dtype: torch.dtype, kernel: Emulated) -> None:
-    check_convolutions_in_the_launch(operator, [2, 14], H, m, "planes", dtype)
-    assert kernel.launches == 8
 
 
 @operators

@@ -11,7 +11,6 @@ import pytest
 import torch
 from generate_cases import (
     MODULES,
-    check_convolutions_in_the_launch,
     combinations,
     compare,
     outer_parameters,
@@ -66,14 +65,6 @@ def test_one_graph_serves_every_position(operator: str, form: str) -> None:
     """512 sequences at mixed positions, 48 steps of new tokens replayed from one captured step."""
     start = random_state(operator, EVERY_POSITION, H, D, m)
     compare(operator, form, "planes", start, 48, 512, step=Replay(operator)).check()
-
-
-@operators
-@pytest.mark.parametrize("precision", ["planes", "bfloat16", "float16"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_convolutions_in_the_launch(operator: str, precision: str, dtype: torch.dtype) -> None:
-    """Of sequences at every position, more programs than run at once."""
-    check_convolutions_in_the_launch(operator, EVERY_POSITION * 4, H, m, precision, dtype)
 
 
 class Replay:

@@ -12,7 +12,6 @@ import torch
 
 from tk_kernels import FORMS
 from tk_kernels.build import NO_GPU
-from tk_kernels.checks import check_shape
 
 try:
     import triton
@@ -29,19 +28,6 @@ class Precision(NamedTuple):
     weights: torch.dtype
     rows: torch.dtype
     planes: bool
-
-
-class ShortConvolutions(NamedTuple):
-    """The convolutions over four tokens of the projection that Q and K share, for a kernel that computes them itself.
-
-    cache [B, 3, C], contiguous: the projection's last three rows, oldest first, replaced in place. q, k: weight
-    [C, 1, 4] and bias [C] of each, weights of the same strides. rate_bias [H]: c_h, which the logits of lr lack.
-    """
-
-    cache: torch.Tensor
-    q: tuple[torch.Tensor, torch.Tensor]
-    k: tuple[torch.Tensor, torch.Tensor]
-    rate_bias: torch.Tensor
 
 
 PRECISIONS = {
@@ -146,39 +132,6 @@ def check_token(name: str, x: torch.Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name}: shape {tuple(x.shape)}, must be {shape}")
     if x[:1].numel() and not x[0].is_contiguous():
         raise ValueError(f"{name}: strides {x.stride()}, must be contiguous after the first dimension")
-
-
-def check_convolutions(
-    given: ShortConvolutions | None,
-    can: bool,
-    rope: torch.Tensor | None,
-    base_lr: float | None,
-    shape: tuple[int, int, int],
-) -> None:
-    """Raise ValueError where a launch over [B, H, D] cannot compute these. can: whether its kernel computes any."""
-    if given is None:
-        return
-    B, H, D = shape
-    if not can or rope is None or base_lr is None:
-        raise ValueError("convolutions: need a state whose kernel convolves, and rope and base_lr")
-    check_shape("convolutions.cache", given.cache, (B, 3, H * D))
-    check_shape("convolutions.rate_bias", given.rate_bias, (H,))
-    for name, (weight, bias) in (("q", given.q), ("k", given.k)):
-        check_shape(f"convolutions.{name}: weight", weight, (H * D, 1, 4))
-        check_shape(f"convolutions.{name}: bias", bias, (H * D,))
-    if given.q[0].stride() != given.k[0].stride():
-        raise ValueError(f"convolutions: weights have strides {given.q[0].stride()} and {given.k[0].stride()}")
-    if not given.cache.is_contiguous():
-        raise ValueError(f"convolutions.cache has strides {given.cache.stride()}: must be contiguous")
-
-
-def convolution_arguments(given: ShortConvolutions | None) -> dict[str, Any]:
-    """What a launch of a kernel in Gluon is told of the short convolutions."""
-    names = ("conv_cache", "weight_q", "bias_q", "weight_k", "bias_k", "rate_bias", "weight_stride", "tap_stride")
-    if given is None:
-        return dict.fromkeys(names) | {"CONV": False}
-    values = (given.cache, *given.q, *given.k, given.rate_bias, *given.q[0].stride()[::2])
-    return dict(zip(names, values, strict=True)) | {"CONV": True}
 
 
 def dot_type(rows: torch.Tensor) -> Any:

@@ -27,16 +27,15 @@ from tk_kernels.generate.common import (
     store_weights,
     wait_for_previous,
 )
-from tk_kernels.generate.gluon import convolved, load_last_inputs, load_taps, store_last_inputs, wide
+from tk_kernels.generate.gluon import wide
 
 
 @gluon.jit
 def dual(
     q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, weights, low, b, rows_k, rows_g, position,
     q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr,
-    conv_cache, weight_q, bias_q, weight_k, bias_k, rate_bias, weight_stride, tap_stride,
     H: gl.constexpr, m: gl.constexpr,
-    PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, CONV: gl.constexpr, PDL: gl.constexpr,
+    PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     let_next_begin(PDL)
     D: gl.constexpr = 64
@@ -76,28 +75,14 @@ def dual(
     async_copy.async_copy_global_to_shared(k_shared, rows_k + cached * D + column, mask=earlier)
     async_copy.async_copy_global_to_shared(g_shared, rows_g + cached * D + column, mask=earlier)
     async_copy.commit_group()
-    if CONV:
-        channel = head * D + rd
-        conv_cache += seq * (3 * H * D) + channel
-        last = load_last_inputs(conv_cache, H * D)
-        taps_k = load_taps(weight_k, bias_k, channel, weight_stride, tap_stride)
-        taps_q = load_taps(weight_q, bias_q, channel, weight_stride, tap_stride)
-        shift = gl.load(rate_bias + head)
-        wait_for_previous(PDL)
-        x = gl.load(q + seq * q_stride + channel)
-    else:
-        wait_for_previous(PDL)
-        k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
-        q_row, q_pair = load_token(q, seq * q_stride + head * D, rd, valid, ROPE)
+    wait_for_previous(PDL)
+    k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
+    q_row, q_pair = load_token(q, seq * q_stride + head * D, rd, valid, ROPE)
     v_row = gl.load(v + seq * v_stride + head * D + rd)
     rate = gl.load(lr + seq * lr_stride + head)
 
     # Z = k @ W + b ; a thread sums its 16 rows, then shared memory the four threads with the same columns
-    if CONV:
-        kf, qf = convolved(last, x, taps_k, cos, sin), convolved(last, x, taps_q, cos, sin)
-        rate = rate.to(gl.float32) + shift.to(gl.float32)
-    else:
-        kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
+    kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
     vectors.index(0).store(kf)
     vectors.index(1).store(qf)
     k_wide = vectors.index(0).load(gl.SliceLayout(1, tile)).expand_dims(1)
@@ -121,8 +106,6 @@ def dual(
     xhat, _ = normalise(zbar, valid, D)
     gl.store(out + seq * out_stride + head * D + rd, (qf + gamma * xhat + beta).to(out.dtype.element_ty))
 
-    if CONV:
-        store_last_inputs(conv_cache, H * D, last, x)  # every thread its own channels, which it has read
     k_row = kf.to(row_type)
     gl.store(rows_k + pos * D + rd, k_row)
     gl.store(rows_g + pos * D + rd, g_row)

@@ -18,14 +18,11 @@ import torch
 from tk_kernels.generate.common import (
     PRECISIONS,
     SM90,
-    ShortConvolutions,
     available,
     by_sequences,
-    check_convolutions,
     check_form,
     check_token,
     columns,
-    convolution_arguments,
     dependent_launch,
     dot_type,
     float_copy,
@@ -52,7 +49,7 @@ from tk_kernels.generate.common import (
 from tk_kernels.generate.tuning import Tuning, tuning
 from tk_kernels.ttt_mlp.reference import MLPPrimalState, MLPState
 
-__all__ = ["GenerateState", "available", "convolves", "generate_step"]
+__all__ = ["GenerateState", "available", "generate_step"]
 
 
 @dataclass
@@ -133,7 +130,6 @@ def generate_step(
     out: torch.Tensor | None = None,
     rope: torch.Tensor | None = None,
     base_lr: float | None = None,
-    convolutions: ShortConvolutions | None = None,
     launch: Tuning | None = None,
     pdl: bool = False,
     compile_only: bool = False,
@@ -142,8 +138,7 @@ def generate_step(
 
     q, k, v, out [B, H, D] in one type (only B may be strided); lr [B, H] float32; token_scale [m];
     ln_weight, ln_bias [H, D]. rope: the table of `rope_table`, if q and k do not have RoPE yet.
-    base_lr: if given, lr holds the logits x · w_h + c_h. convolutions: if given (with rope and base_lr, where
-    `convolves`), q and k are both the projection that they share. launch: in place of the row of `tuning.toml`.
+    base_lr: if given, lr holds the logits x · w_h + c_h. launch: settings in place of the row of `tuning.toml`.
     pdl: see `dependent_launch`; gstate is the state; the kernels of other GPUs ignore it. compile_only: compile what
     the first launch would, compute nothing (see `build/parallel.py`). Raises ValueError on a wrong shape.
     """
@@ -152,7 +147,6 @@ def generate_step(
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
         check_token(name, x, (B, H, D))
     check_token("lr", lr, (B, H))
-    check_convolutions(convolutions, convolves(gstate), rope, base_lr, (B, H, D))
     if not B * H:
         return out
     s = gstate
@@ -167,7 +161,7 @@ def generate_step(
             H=H, m=s.mini_batch, G=launch.warps,
             PLANES=s.low1 is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
             grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None,
-            **convolution_arguments(convolutions), **dependent_launch(pdl),
+            **dependent_launch(pdl),
         )  # fmt: skip
         return out
     kernel = _dual if s.form == "dual" else _primal
@@ -183,11 +177,6 @@ def generate_step(
         num_warps=launch.warps, maxnreg=launch.registers or None,
     )  # fmt: skip
     return out
-
-
-def convolves(gstate: GenerateState) -> bool:
-    """Whether the kernel of this state computes the short convolutions of Q and K, too."""
-    return tuned_as(gstate) == SM90
 
 
 def default_launch(state: GenerateState) -> Tuning:

@@ -30,15 +30,7 @@ from tk_kernels.generate.common import (
     store_weights,
     wait_for_previous,
 )
-from tk_kernels.generate.gluon import (
-    all_loads_before,
-    convolved,
-    load_last_inputs,
-    load_taps,
-    narrow,
-    store_last_inputs,
-    wide,
-)
+from tk_kernels.generate.gluon import all_loads_before, narrow, wide
 
 
 @gluon.jit
@@ -46,9 +38,8 @@ def dual(
     q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
     weights1, low1, b1, weights2, low2, b2, rows_k, rows_x2, rows_g1, rows_g2, position,
     q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr,
-    conv_cache, weight_q, bias_q, weight_k, bias_k, rate_bias, weight_stride, tap_stride,
     H: gl.constexpr, m: gl.constexpr, G: gl.constexpr,
-    PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, CONV: gl.constexpr, PDL: gl.constexpr,
+    PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     let_next_begin(PDL)
     D: gl.constexpr = 64
@@ -103,19 +94,9 @@ def dual(
     earlier = (row < pos) & (at_row >= 0)
     async_copy.async_copy_global_to_shared(g2_shared, rows_g2 + pid * (m * D) + at_row, mask=earlier)
     async_copy.commit_group()
-    if CONV:
-        channel = head * D + rd
-        conv_cache += seq * (3 * H * D) + channel
-        last = load_last_inputs(conv_cache, H * D)
-        taps_k = load_taps(weight_k, bias_k, channel, weight_stride, tap_stride)
-        taps_q = load_taps(weight_q, bias_q, channel, weight_stride, tap_stride)
-        shift = gl.load(rate_bias + head)
-        wait_for_previous(PDL)
-        x = gl.load(q + seq * q_stride + channel)
-    else:
-        wait_for_previous(PDL)
-        k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
-        q_row, q_pair = load_token(q, seq * q_stride + head * D, rd, valid, ROPE)
+    wait_for_previous(PDL)
+    k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
+    q_row, q_pair = load_token(q, seq * q_stride + head * D, rd, valid, ROPE)
     v_row = gl.load(v + seq * v_stride + head * D + rd)
     rate = gl.load(lr + seq * lr_stride + head)
     if PLANES:
@@ -125,11 +106,7 @@ def dual(
     all_loads_before()
 
     # Z1 = k @ W1 + b1 ; Z1bar = q @ W1 + b1 - s_i * sum_{j < i} (q . k_j + 1) g1_j, and the term of j = i below
-    if CONV:
-        kf, qf = convolved(last, x, taps_k, cos, sin), convolved(last, x, taps_q, cos, sin)
-        rate = rate.to(gl.float32) + shift.to(gl.float32)
-    else:
-        kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
+    kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
     k_wide, q_wide = gl.convert_layout(kf, per_d), gl.convert_layout(qf, per_d)
     q_rows = along_d(gl.convert_layout(q_wide, gl.SliceLayout(0, gl.SliceLayout(1, of_d)), assert_trivial=True))
     weight1 = -scale * (gl.sum(q_rows * wide(past_k), 2) + 1.0)
@@ -144,8 +121,6 @@ def dual(
     async_copy.wait_group(1)
     sums_z2.store(gl.sum(wide(w2_shared.load(tile)) * x2.expand_dims(2), 1))
     z2 = gl.sum(sums_z2.load(spread), 0) + bias2
-    if CONV:
-        store_last_inputs(conv_cache, H * D, last, x)  # behind a barrier: each of the warps has read all channels
     # G2 ; G1 = (G2 @ W2^T) * gelu'(Z1) ; g = lr * G, rounded as it will be cached
     rate = learning_rate(rate, base_lr, D, LOGITS)
     gamma, beta = gamma.to(gl.float32), beta.to(gl.float32)
