@@ -20,7 +20,9 @@ class Policy:
     """When to stop warming up and when to stop sampling.
 
     Sampling ends once the `confidence` interval of the median lies within `interval` of it (from `interval_samples`
-    on), at `max_samples`, or when `budget_s` is spent; never before `min_samples`. Warm-up lasts `warmup_s`, or for as
+    on), at `max_samples`, or when `budget_s` is spent; never before `min_samples`. Where the budget ends and that
+    interval is not even within `doubtful` of the median, something disturbs the samples: they are taken until it is,
+    for at most `patience` times the budget. Warm-up lasts `warmup_s`, or for as
     long as the clock's device needs (`wakes_s`; `settles_s` where it is throttled meanwhile) but for no more than
     `settle_max_s` of that, then until two successive windows of samples agree within `steady`; a single run that takes
     all of that time is enough. It is over after `warmup_max_s` whatever is missing. Raises ValueError where a value
@@ -32,6 +34,8 @@ class Policy:
     max_samples: int = 1000
     budget_s: float = 10.0
     interval: float = 0.01
+    doubtful: float = 0.02
+    patience: float = 5.0
     confidence: float = 0.95
     warmup_s: float = 0.2
     warmup_max_s: float = 5.0
@@ -231,15 +235,19 @@ def stop_reason(samples: list[float], elapsed_s: float, policy: Policy, due: boo
     """
     if len(samples) < policy.min_samples:
         return ""
+    tells = due is not False
     if due is None:
         due = not len(samples) % max(1, len(samples) // 10)
-    if due and len(samples) >= policy.interval_samples and _is_known(samples, policy):
+    if due and len(samples) >= policy.interval_samples and _is_known(samples, policy.interval, policy):
         return "interval"
     if len(samples) >= policy.max_samples:
         return "count"
-    return "budget" if elapsed_s >= policy.budget_s else ""
+    if elapsed_s < policy.budget_s:
+        return ""
+    waited = not tells or elapsed_s >= policy.patience * policy.budget_s
+    return "budget" if waited or (due and _is_known(samples, policy.doubtful, policy)) else ""
 
 
-def _is_known(samples: list[float], policy: Policy) -> bool:
+def _is_known(samples: list[float], within: float, policy: Policy) -> bool:
     middle, low, high = median_interval(samples, policy.confidence)
-    return max(high - middle, middle - low) <= policy.interval * middle
+    return max(high - middle, middle - low) <= within * middle

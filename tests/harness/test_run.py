@@ -99,7 +99,7 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v.update(repeats=0), "repeats is 0, must be from 1 to 1000"),
     (lambda v: v.update(repeats=10**30), "repeats is 10"),
     (lambda v: v.update(repeats="3"), "repeats: "),
-    (lambda v: v["policy"].update(patience=1), "policy: unknown field 'patience'"),
+    (lambda v: v["policy"].update(haste=1), "policy: unknown field 'haste'"),
     (lambda v: v["policy"].update(budget_s="long"), "policy: budget_s is 'long'"),
     (lambda v: v["policy"].update(min_samples=0), "policy: min_samples 0"),
     (lambda v: v["jobs"].append(v["jobs"][0]), "two jobs are called fake-cpu"),

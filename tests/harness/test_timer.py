@@ -64,9 +64,23 @@ def test_goes_on_while_the_median_is_not_known() -> None:
 
 
 def test_stops_at_the_budget() -> None:
-    timing = take_samples(FakeClock(noisy(0.05)), Policy(budget_s=0.2))
+    timing = take_samples(FakeClock(noisy(0.015)), Policy(budget_s=0.2))
     assert timing.stop == "budget"
     assert 20 <= len(timing.samples_ms) <= 21
+
+
+def test_a_disturbance_that_passes_is_waited_for() -> None:
+    """The budget ends after nine samples of 10 ms, of which the first three were held up."""
+    clock = FakeClock(itertools.chain([14.0, 15.0, 12.0], itertools.repeat(10.0)))
+    timing = take_samples(clock, Policy(budget_s=0.1, min_samples=6))
+    assert (timing.stop, median(timing.samples_ms)) == ("interval", 10.0)
+    assert 0.2 < clock.now() < 0.5
+
+
+def test_one_that_does_not_pass_is_waited_for_no_longer_than_five_budgets() -> None:
+    clock = FakeClock(noisy(0.05))
+    timing = take_samples(clock, Policy(budget_s=0.2))
+    assert (timing.stop, len(timing.samples_ms)) == ("budget", 100)
 
 
 def test_the_least_number_of_samples_stands_whatever_the_budget() -> None:
@@ -307,7 +321,7 @@ def test_known_duration_within_two_percent() -> None:
         ({"min_samples": 0}, "min_samples 0"),
         ({"min_samples": 30, "max_samples": 20}, "min_samples 30, must be from 1 to 20"),
         ({"confidence": 1.0}, "confidence 1.0"),
-        ({"patience": 3}, "unknown field 'patience'"),
+        ({"haste": 3}, "unknown field 'haste'"),
     ],
 )
 def test_policy_refuses(change: dict, message: str) -> None:
