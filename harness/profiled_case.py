@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from harness.case import Case
-from harness.cuda_clock import SETTLES_S, SPAN_MS, WAKES_S, CudaEventClock
+from harness.cuda_clock import SETTLES_S, WAKES_S, CudaEventClock
 from harness.nvml import open_gpu
 from harness.peak_memory import is_out_of_memory
 from harness.profile_region import ProfileError
@@ -22,13 +22,14 @@ from harness.profilers import kineto
 from harness.profilers.trace import Runs, found_in, found_of, last_runs
 from harness.ranges import COUNTED_LAYER, LEAD, TIMED, nvtx_range, profiler_range, range_name, recorded, told
 from harness.system import Workload
-from harness.timer import never_throttled
+from harness.timer import Clock, Policy, never_throttled, take_samples, warm_up
 
 WARM_RUNS = 3
 RUNS = 5  # of what is timed, one after another, at the least, so that one that is held up does not count
 RUNS_S = 0.25  # and for so long
 CAPPED_S = 1.0  # or so long at the power cap, where the clocks swing: an H200's from 1.5 to 1.98 GHz in half a second
 LONGEST_S = 6.0  # but fewer where they would take longer than this
+ALONE = Policy(budget_s=1.0)  # how runs are timed while nothing is profiled
 LAUNCHES = 20_000  # of kernels that Kineto records, those that lead in too: a trace of more takes longer than it shows
 COUNTED_STEPS = 2  # of a call of generate, its last ones: what is done once a mini-batch is in the last
 _LONG_S = 1.0  # a run this long needs no second one to be warm
@@ -106,7 +107,8 @@ class _Work:
         self.lead = 0  # runs just before those that are looked at
         self.runs = RUNS
         self.host_us: list[float] = []  # of an engine, which times itself: each run's time
-        self.alone_us = 0.0  # and that of a run while nothing is profiled
+        self.clock: CudaEventClock | None = None  # of what runs on a GPU and is no engine
+        self.alone_us = 0.0  # of a run while nothing is profiled; 0 where that is not known
         if case.l2 == "cold":
             self.notes.append("profiled with the L2 cache as the work leaves it, not cold")
 
@@ -128,23 +130,29 @@ class _Work:
                 break
 
     def alone(self) -> None:
-        """Learn how long an engine's host takes for a run while nothing is profiled: a profiler holds it up."""
-        start = time.monotonic()
-        while self.is_engine and (not self.host_us or time.monotonic() - start < SETTLES_S):
-            self._once(self._on_the_hosts_clock())
-        if self.host_us:
-            self.alone_us = median(self.host_us[len(self.host_us) // 2 :])  # those before them warmed it up
+        """Learn how long a run takes while nothing is profiled, as a measurement times it: a profiler may slow it."""
+        if self.is_engine:
+            clock: Clock = _EngineClock(self)
+        elif self.device == "cuda":
+            clock = self.clock = CudaEventClock(self.case.timing)
+            clock.prepare(self.workload.run, self.call_s)
+            self.calls = clock.launches
+        else:
+            return
+        warm_up(clock, ALONE, self.throttled)
+        timing = take_samples(clock, ALONE, self.throttled)
+        self.alone_us = median(timing.samples_ms) * 1e3 * self.calls
 
     def timed(self) -> Callable[[], object]:
         """A run: a sample's calls as a measurement launches them, or an engine's batch."""
         if self.is_engine:
             return lambda: self._once(self._on_the_hosts_clock())
-        if self.device != "cuda" or (self.case.timing == "eager" and self.call_s * 1e3 >= SPAN_MS):
-            return self.workload.run  # which is a sample
-        clock = CudaEventClock(self.case.timing)
-        clock.prepare(self.workload.run)
-        self.calls = clock.launches
-        return clock.launch
+        return self.clock.launch if self.clock else self.workload.run
+
+    def batch_ms(self) -> float:
+        """Milliseconds of an engine's batch for its host."""
+        self._once(self._on_the_hosts_clock())
+        return self.host_us[-1] / 1e3
 
     def load(self, run: Callable[[], object]) -> None:
         """Run what is timed until the GPU's power controller has settled; learn how many runs to lead in and to see.
@@ -207,6 +215,27 @@ class _Work:
         yield
         if self.is_engine:
             self.host_us.append((time.monotonic() - start) * 1e6)
+
+
+class _EngineClock:
+    """Times an engine's batches by its host's clock, which is how the engine times itself."""
+
+    own_bytes = 0
+    launches = 1
+    loaded_s = 0.0
+    replays = False
+
+    def __init__(self, work: _Work) -> None:
+        on_gpu = work.device == "cuda"
+        self.wakes_s, self.settles_s = (WAKES_S, SETTLES_S) if on_gpu else (0.0, 0.0)
+        self.sample = work.batch_ms
+
+    def prepare(self, run: Callable[[], object]) -> None:
+        """Nothing: the engine has run."""
+
+    def now(self) -> float:
+        """Monotonic seconds of the host."""
+        return time.monotonic()
 
 
 def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:

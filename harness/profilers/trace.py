@@ -16,7 +16,7 @@ from harness.profile_region import (
     short_name,
 )
 
-HOST_HELD_UP = 0.03  # by a profiler; less is what the clocks of a GPU at its power cap differ by
+HELD_UP = 0.03  # by a profiler; less is what the clocks of a GPU at its power cap differ by
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 
 class Runs:
     """What a profiler saw: so many runs, each of `calls` calls without a pause between them, of `units` units each.
 
-    host_us: how long each run took for an engine's host, where that is its latency. alone_us: how long one took for it
-    while nothing was profiled; 0 where that is not known.
+    host_us: how long each run took for an engine's host, where that is its latency. alone_us: how long one took, as a
+    measurement times it, while nothing was profiled; 0 where that is not known.
     """
 
     runs: int
@@ -95,8 +95,8 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
     kept, runs, region_us, notes = _typical(launched, seen)
     found = found_in(kept, ranged, runs * seen.calls)
     busy_us, alone_us = found["busy_us"], runs * seen.alone_us
-    # A profiler holds a host up: what runs take longer under it than without it is no part of their gaps.
-    if alone_us and region_us > (1 + HOST_HELD_UP) * max(alone_us, busy_us):
+    # A profiler may hold up what launches the kernels: what runs take longer under it is no part of their gaps.
+    if alone_us and region_us > (1 + HELD_UP) * max(alone_us, busy_us):
         without_us = max(alone_us, busy_us)
         said = f"under the profiler a run took {region_us / alone_us - 1:.0%} longer than without it: "
         whose = "its kernels did" if busy_us > alone_us else "gaps are those without it, but for the timeline's"
