@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -61,13 +60,16 @@ class Pool:
     say: Callable[[str], object]
     stop: threading.Event = field(default_factory=threading.Event)
 
-    def each(self, jobs: Iterable[T], do: Callable[[T, Place], object]) -> None:
+    def each(
+        self, jobs: Iterable[T], do: Callable[[T, Place], object], home: Callable[[T], str] = lambda job: ""
+    ) -> None:
         """Do the jobs in their order, each at the first place that is free; `stop` is set at the end.
 
-        `do` raises PlaceLost where the place's GPU is gone, and Stopped once `stop` is set. RunError where every
-        place's GPU is gone before the end. What ends one job by an error, or Ctrl-C, ends all.
+        home: the device_id of the place that a job waits for while that is there; "" is for any. `do` raises PlaceLost
+        where the place's GPU is gone, and Stopped once `stop` is set. RunError where every place's GPU is gone before
+        the end. What ends one job by an error, or Ctrl-C, ends all.
         """
-        queue = _Queue(jobs)
+        queue = _Queue(jobs, home, self.places)
         errors: list[BaseException] = []
         threads = [
             # Each for as long as its workers: the kernel ends a worker with the thread that started it.
@@ -103,14 +105,14 @@ class Pool:
         try:
             if cores:
                 os.sched_setaffinity(0, cores)  # of this thread, and of the workers that it starts
-            while (job := queue.take(self.stop.is_set)) is not None:
+            while (job := queue.take(place, self.stop.is_set)) is not None:
                 lost = False
                 try:
                     do(job, place)
                 except PlaceLost:
                     lost = True
                 finally:
-                    queue.done(job if lost else None)
+                    queue.done(place, job if lost else None)
                 if lost:
                     self.say(f"{place.name} is gone; what is left goes to the others")
                     return
@@ -129,30 +131,38 @@ def _wait_for(thread: threading.Thread) -> None:
 class _Queue(Generic[T]):
     """Jobs in order; one whose GPU is gone comes back, so nobody leaves while a job is under way."""
 
-    def __init__(self, jobs: Iterable[T]) -> None:
-        self._jobs, self._running, self._changed = deque(jobs), 0, threading.Condition()
+    def __init__(self, jobs: Iterable[T], home: Callable[[T], str], places: Iterable[Place]) -> None:
+        self._jobs, self._home = list(jobs), home
+        self._there = {place.device_id for place in places} - {""}
+        self._running, self._changed = 0, threading.Condition()
 
-    def take(self, stopped: Callable[[], bool]) -> T | None:
-        """The next job; None where there is no more, or once it is to stop."""
+    def take(self, place: Place, stopped: Callable[[], bool]) -> T | None:
+        """The next job for a place; None where there is no more, or once it is to stop."""
         with self._changed:
-            while not self._jobs and self._running and not stopped():
+            while (job := self._next(place)) is None and (self._jobs or self._running) and not stopped():
                 self._changed.wait(0.2)
-            if not self._jobs or stopped():
+            if job is None or stopped():
                 return None
             self._running += 1
-            return self._jobs.popleft()
+            self._jobs.remove(job)
+            return job
 
-    def done(self, back: T | None) -> None:
-        """A job ended, or goes back to the front."""
+    def done(self, place: Place, back: T | None = None) -> None:
+        """A job ended at a place, or goes back to the front, as the place is gone."""
         with self._changed:
             self._running -= 1
             if back is not None:
-                self._jobs.appendleft(back)
+                self._jobs.insert(0, back)
+                self._there.discard(place.device_id)
             self._changed.notify_all()
 
     def left(self) -> list[T]:
         """The jobs that nobody took."""
-        return list(self._jobs)
+        return self._jobs
+
+    def _next(self, place: Place) -> T | None:
+        elsewhere = self._there - {place.device_id}
+        return next((job for job in self._jobs if self._home(job) not in elsewhere), None)
 
 
 def cores_by_share(count: int) -> list[frozenset[int]]:

@@ -132,16 +132,32 @@ def test_cores_of_one_socket_are_next_to_each_other(tmp_path: Path, monkeypatch:
 
 def test_nobody_leaves_while_a_job_may_come_back(tmp_path: Path) -> None:
     [job] = new_run(tmp_path / "out", [case()]).jobs
-    queue = pool._Queue([job])
-    assert queue.take(lambda: False) is job
+    first, second = (place(gpu, device_id=gpu) for gpu in "ab")
+    queue = pool._Queue([job], lambda job: "a", [first, second])
+    assert queue.take(first, lambda: False) is job
     with ThreadPoolExecutor(1) as other:
-        taken = other.submit(queue.take, lambda: False)
+        taken = other.submit(queue.take, second, lambda: False)
         time.sleep(0.3)
         assert not taken.done()
-        queue.done(job)  # its GPU is gone
+        queue.done(first, job)  # its GPU is gone, so nobody waits for it
         assert taken.result(timeout=10) is job
-    queue.done(None)
-    assert queue.take(lambda: False) is None
+    queue.done(second)
+    assert queue.take(second, lambda: False) is None
+
+
+def test_a_job_waits_for_its_home_while_that_is_there(tmp_path: Path) -> None:
+    done: list[tuple[str, str]] = []
+    places = [place(gpu, device_id=gpu) for gpu in "ab"]
+    jobs = ["a1", "b1", "a2", "a3", "any", "c1"]  # by the names of their homes; c is nowhere
+
+    def do(job: str, at: Place) -> None:
+        time.sleep(0.05)
+        done.append((job, at.device_id))
+
+    pool.Pool(tmp_path, places, pytest.fail).each(jobs, do, lambda job: "" if job == "any" else job[0])
+    at_home = [job for job, at in done if at == job[0] and job != "any"]
+    assert sorted(at_home) == ["a1", "a2", "a3", "b1"]
+    assert sorted(job for job, _ in done) == sorted(jobs)
 
 
 @pytest.mark.parametrize(
