@@ -9,13 +9,12 @@ from typing import Any
 
 from bench import estimate
 from bench.catalogue.systems import ADAPTERS
-from bench.commands.planning import Plan, goes_on, open_run, places_asked, plan, to_continue
+from bench.commands.planning import Plan, goes_on, gpus_asked, open_run, places_asked, plan, to_continue
 from bench.errors import CANNOT_IMPORT, UserError
 from bench.selection import Asked
 from bench.terminal import print_rows
 from harness.attempt import Retry
 from harness.machine_load import warning
-from harness.nvml import visible_gpus
 from harness.pool import place_here, run_pool
 from harness.process import HERE, Limits
 from harness.progress import Progress
@@ -76,6 +75,7 @@ def dry_run(asked: Asked, out: Path, gpus: str | None = None, *, resume: bool = 
     resume: without the cases that the run in `out` has finished, and how many they are.
     """
     work = plan(asked)
+    gpus_at_once = len(gpus_asked(gpus, work.device, here=False)) or 1
     earlier = Run.open(out) if resume and goes_on(work, out, resume) else None
     every = list(_left_of(work, earlier, retry))
     kept, left = sum(each.kept for each in every), [each for each in every if each.pending]
@@ -94,13 +94,12 @@ def dry_run(asked: Asked, out: Path, gpus: str | None = None, *, resume: bool = 
     print_rows(("job", "cases", "phases", "time", "too large"), rows)
     total = sum(len(each.pending) for each in left)
     guessed, untimed = sum(time.guessed for time in times), sum(time.untimed for time in times)
-    places = _planned_gpus(gpus)
     words = []
     if untimed < total:
-        words.append(estimate.in_words(estimate.side_by_side([time.seconds for time in times], places)))
+        words.append(estimate.in_words(estimate.side_by_side([time.seconds for time in times], gpus_at_once)))
         words[0] += f" ({guessed} of the cases guessed from others of their job)" if guessed else ""
     words += [f"{counted(untimed, 'case')} that no earlier run has timed"] if untimed else []
-    on = f" on {places} GPUs" if places > 1 else ""
+    on = f" on {gpus_at_once} GPUs" if gpus_at_once > 1 else ""
     said = [f"{counted(total, 'case')} in {counted(len(left), 'job')}{on}{': ' if words else ''}{', and '.join(words)}"]
     said += [f"{counted(kept, 'case')} kept from before"] if kept else []
     print("; ".join(said))
@@ -140,13 +139,6 @@ def _left_of(work: Plan, earlier: Run | None, retry: Retry) -> Iterator[_Left]:
     for job in work.asked_of(joined.values()):
         todo = Todo.of(earlier, job, repeats, retry)
         yield _Left(joined[job.pair], todo.pending, todo.kept)
-
-
-def _planned_gpus(asked: str | None) -> int:
-    """How many GPUs `--gpus` names, which need not be here; those of `all` are this machine's."""
-    if asked is None:
-        return 1
-    return max(1, len(visible_gpus() if asked == "all" else asked.split(",")))
 
 
 def summary(records: Sequence[Record]) -> str:

@@ -1,6 +1,7 @@
 """What a command that measures or profiles will do: its jobs, on what machine, into which run."""
 
 import math
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,7 @@ from harness.task import refuse_submitted
 from harness.timer import Policy
 
 LONGEST_BUDGET_S = 86_400.0  # of a case
+_GPU = re.compile(r"0|[1-9][0-9]*|(GPU|MIG)-.+")  # as CUDA_VISIBLE_DEVICES names one: by its number or its UUID
 
 
 @dataclass(frozen=True)
@@ -300,20 +302,28 @@ def _without_folder(arguments: Sequence[str]) -> list[str]:
 
 def places_asked(gpus: str | None, device: str) -> list[Place]:
     """The places of `--gpus`, a GPU each; none where it is not given."""
-    return gpu_places(_gpus(gpus, device)) if gpus is not None else []
+    return gpu_places(gpus_asked(gpus, device, here=True))
 
 
-def _gpus(asked: str, device: str) -> list[str]:
-    """The GPUs of `--gpus all` or `--gpus 0,2`, as CUDA_VISIBLE_DEVICES names them."""
+def gpus_asked(asked: str | None, device: str, *, here: bool) -> list[str]:
+    """The GPUs of `--gpus all` or `--gpus 0,2`, as CUDA_VISIBLE_DEVICES names them; none where it is not given.
+
+    here: whether this machine must have them, which it need not to plan for another one; `all` are those it has.
+    """
+    if asked is None:
+        return []
     there = visible_gpus()
-    if not there:
+    wanted = there if asked == "all" else [name.strip() for name in asked.split(",")]
+    for name in wanted:
+        if not _GPU.fullmatch(name):
+            raise UserError(f"--gpus {asked}: {name!r} is no GPU; say all, or nvidia-smi's numbers, such as 0,1")
+        if wanted.count(name) > 1:
+            raise UserError(f"--gpus {asked}: names GPU {name} twice")
+    if here and not there:
         raise UserError(f"--gpus {asked}: no CUDA GPU was found on this machine; leave --gpus out to use the CPU")
     if device != "cuda":
         raise UserError(f"--gpus {asked}: this run is on the CPU; say --device cuda")
-    wanted = there if asked == "all" else [name.strip() for name in asked.split(",")]
     for name in wanted:
-        if name not in there:
-            raise UserError(f"--gpus {asked}: there is no GPU {name!r} to use; there are {', '.join(there) or 'none'}")
-        if wanted.count(name) > 1:
-            raise UserError(f"--gpus {asked}: names GPU {name} twice")
+        if here and name not in there:
+            raise UserError(f"--gpus {asked}: there is no GPU {name!r} to use; there are {', '.join(there)}")
     return wanted

@@ -72,7 +72,7 @@ def alone(*arguments: object, cwd: Path, path: Path | None = None, **env: str) -
     [
         ("7", None, "--gpus 7: there is no GPU '7' to use; there are 0, 1"),
         ("0,0", None, "--gpus 0,0: names GPU 0 twice"),
-        ("", None, "there is no GPU '' to use"),
+        ("1,7", None, "--gpus 1,7: there is no GPU '7' to use; there are 0, 1"),
         ("0", "1", "--gpus 0: there is no GPU '0' to use; there are 1"),
     ],
 )
@@ -83,6 +83,39 @@ def test_gpus_that_are_not_there(tmp_path: Path, command: str, gpus: str, visibl
     done = alone(command, "quick", "--gpus", gpus, cwd=tmp_path, **env)
     assert message in one_sentence(done)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "message"),
+    [
+        ("", "--gpus : '' is no GPU; say all, or nvidia-smi's numbers, such as 0,1"),
+        ("0,", "--gpus 0,: '' is no GPU"),
+        ("-1", "--gpus -1: '-1' is no GPU"),
+        ("two", "--gpus two: 'two' is no GPU"),
+        ("1.5", "--gpus 1.5: '1.5' is no GPU"),
+        ("0,00", "--gpus 0,00: '00' is no GPU"),
+        ("0,1, 0", "--gpus 0,1, 0: names GPU 0 twice"),
+    ],
+)
+def test_gpus_that_cannot_be_are_refused_by_a_run_and_by_its_plan(tmp_path: Path, gpus: str, message: str) -> None:
+    (tmp_path / "nvml").mkdir()
+    (tmp_path / "nvml" / "pynvml.py").write_text(PYNVML)
+    run = ("run", "quick", "--device", "cuda", "--gpus", gpus)
+    said = one_sentence(alone(*run, cwd=tmp_path, PYTHONPATH=str(tmp_path / "nvml")))
+    assert message in said
+    planned = ttt_bench(*run, "--dry-run", cwd=tmp_path)  # where there is no GPU
+    assert (one_sentence(planned), planned.stdout) == (said, "")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_names_gpus_of_another_machine(tmp_path: Path) -> None:
+    plan = ("run", "fig15-generate", "--dry-run", "--device", "cuda", "--gpus")
+    for gpus, count in (("6,7", 2), ("GPU-a1b2,GPU-c3d4,MIG-e5", 3)):
+        done = ttt_bench(*plan, gpus, cwd=tmp_path)
+        assert f" jobs on {count} GPUs" in done.stdout.splitlines()[-1], done.stderr
+    assert " GPUs" not in ttt_bench(*plan, "0", cwd=tmp_path).stdout
+    done = ttt_bench("run", "quick", "--dry-run", "--device", "cpu", "--gpus", "0,1", cwd=tmp_path)
+    assert "--gpus 0,1: this run is on the CPU; say --device cuda" in one_sentence(done)
 
 
 def test_gpus_of_a_run_on_the_cpu(tmp_path: Path) -> None:
