@@ -96,8 +96,8 @@ class Comparison:
 def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
     """Pair the cases of two runs and judge what may be judged.
 
-    Raises NotComparable for a case whose devices are not the same on both sides, RecordError for a run that was not
-    timed or has no records, and for two that share no case.
+    Raises NotComparable for two that share no case and for a case whose devices are not the same on both sides,
+    RecordError for a run that was not timed or has no records.
     """
     for run in (a, b):
         if run.mode != "measure":
@@ -108,7 +108,7 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
             raise RecordError(f"{run.folder}: has no records to compare")
     of_a, of_b = case_sides(records_a, a.file.repeats), case_sides(records_b, b.file.repeats)
     if not of_a.keys() & of_b.keys():
-        raise RecordError(f"{a.folder} and {b.folder} have no case in common")
+        raise NotComparable(f"{a.folder} and {b.folder} have no case in common")
     pairs = [Pair(of_a[key], of_b[key]) for key in of_a if key in of_b]
     both = [pair for pair in pairs if pair.has_result]
     _refuse_another_device(both)

@@ -241,6 +241,16 @@ def test_another_driver_is_exit_status_3(tmp_path, monkeypatch, capsys):
     assert said.out == ""
 
 
+def test_no_case_in_common_is_exit_status_3(tmp_path, monkeypatch, capsys):
+    a, b = tmp_path / "a", tmp_path / "b"
+    a_run(a, 10)
+    a_run(b, 10, context=128)
+    assert ttt_bench(monkeypatch, "compare", a, b) == commands.NOT_COMPARABLE
+    said = capsys.readouterr()
+    assert said.err == f"ttt-bench: {a} and {b} have no case in common\n"
+    assert said.out == ""
+
+
 def a_failed_run(folder):
     a_run(folder, 10)
     (file,) = (folder / "records").iterdir()
@@ -286,14 +296,12 @@ def test_the_percentage_that_a_mistake_is_told_of_is_one_that_is_accepted(tmp_pa
 
 def test_a_mistake_in_compare_is_one_sentence(tmp_path, monkeypatch, capsys):
     a_run(tmp_path / "a", 10)
-    a_run(tmp_path / "other", 10, context=128)
     a_run(tmp_path / "later", 10)
     later = tmp_path / "later" / "run.json"
     later.write_text(later.read_text().replace('"schema":1', '"schema":9'))
     for name, said in (
         ("none", "no such folder"),
         (".", "is not a run: it has no run.json"),
-        ("other", "have no case in common"),
         ("later", "has schema 9, this program reads schema 1"),
     ):
         assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / name) == 2
