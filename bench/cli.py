@@ -1,7 +1,7 @@
 """The command line `ttt-bench`."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -194,7 +194,23 @@ def status(
     """Show how far a run is and who works on it."""
     from bench.commands.status import status
 
-    status(run, cancel)
+    status(run, cancel, _asked_by)
+
+
+def _asked_by(arguments: Sequence[str]) -> Any:
+    """What these arguments of `run` or `profile` ask for, as an `Asked`; UserError where they cannot be read."""
+    from bench.errors import UserError
+    from bench.selection import Asked
+
+    name, *words = arguments
+    try:
+        given = typer.main.get_command(app).commands[name].make_context(name, words).params  # type: ignore[attr-defined]
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        raise UserError(f"{name}: {error.format_message()}") from None
+    axes = ("systems", "sizes", "batch", "context", "phase", "mini_batch", "backbone", "checkpoint")
+    return Asked(tuple(given["suite"] or ()), *(given[axis] for axis in axes))
 
 
 @app.command(hidden=True)

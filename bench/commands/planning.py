@@ -118,6 +118,14 @@ def plan(asked: Asked) -> Plan:
     )
 
 
+def keys_asked(asked: Asked, device: str) -> frozenset[str]:
+    """The keys of the cases that a request asks for on a device; UserError where it cannot be planned here."""
+    checkpoint = open_checkpoint(asked.checkpoint)
+    names, systems = _suites(asked, device, checkpoint)
+    selection = select(replace(asked, systems=systems), device, checkpoint)
+    return frozenset(each.case.key for name in names for each in suite_cases(find_suite(name), selection, device))
+
+
 def open_run(work: Plan, out: Path, *, resume: bool, arguments: Sequence[str]) -> Run:
     """The new run in `out`, or the one there with what is asked for added; RunError where another has it."""
     request = request_of(arguments, work)

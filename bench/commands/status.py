@@ -1,20 +1,28 @@
 """`ttt-bench status`: how far a run is, who works on it, and how to end that."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bench.commands.measure import summary
-from bench.commands.planning import to_continue
+from bench.commands.planning import keys_asked, to_continue
 from bench.errors import UserError
+from bench.plan import device_of
+from bench.selection import Asked
 from bench.terminal import print_rows
 from harness import claims, slurm
 from harness.claims import Claims, Holder
+from harness.record import Record
 from harness.run import Job, Run, latest
 
+AskedBy = Callable[[Sequence[str]], Asked]  # of a call's arguments; raises UserError where they cannot be read
 
-def status(out: Path, cancel: bool) -> None:
-    """Print each job with its finished cases and its holder; with `cancel`, end the Slurm job of the run first."""
+
+def status(out: Path, cancel: bool, asked_by: AskedBy) -> None:
+    """Print each job with its finished cases and its holder, and how to go on where nobody works on what is left.
+
+    With `cancel`, end the Slurm job of the run first.
+    """
     run = Run.open(out)
     submitted = claims.submission(out)
     if cancel:
@@ -36,15 +44,34 @@ def status(out: Path, cancel: bool) -> None:
         print(f"Slurm job {submitted.array}, submitted from {submitted.host}: {unknown or counts or 'ended'}")
     elsewhere = alone is not None and not alone.is_here and any(row[2] != "done" for row in rows)
     if not states and not unknown and (elsewhere or any(row[2] == "left" for row in rows)):
-        commands = _commands_to_continue(run, out)
         said = f"{alone} may be gone" if elsewhere else "no process is running it"
+        commands, finished = _commands_to_continue(run, out, records, asked_by)
+        said += f"; {finished} of {finished + len(commands)} commands finished" if finished else ""
         print("\n  ".join([f"{said}{'; to continue:' if commands else ''}", *commands]))
 
 
-def _commands_to_continue(run: Run, out: Path) -> list[str]:
-    """One for each thing that the run was asked for; none of a run that cannot go on, as a side of `ab`."""
+def _commands_to_continue(run: Run, out: Path, records: Sequence[Record], asked_by: AskedBy) -> tuple[list[str], int]:
+    """One for each thing that the run was asked for and has not finished, and how many others it has finished.
+
+    None of a run that cannot go on, as a side of `ab`.
+    """
+    recorded = Counter(record.case.key for record in records)
+    cases = [planned.case for job in run.jobs for planned in job.cases]
+    left = {case.key for case in cases if recorded[case.key] < run.file.repeats}
+
+    def left_of(arguments: Sequence[str]) -> set[str]:
+        """What is left of a request; of one that cannot be planned here, anything may be."""
+        try:
+            return left & keys_asked(asked_by(arguments), device_of(cases[0]))
+        except UserError:
+            return left
+
     asked = [each.arguments for each in run.file.requests if each.arguments[:1] in (("run",), ("profile",))]
-    return list(dict.fromkeys(to_continue(arguments, out) for arguments in asked))
+    commands = {to_continue(arguments, out): left_of(arguments) for arguments in asked}
+    if set().union(*commands.values()) < left:  # of suites that have changed since: it is not known whose the rest is
+        return list(commands), 0
+    unfinished = [command for command, its in commands.items() if its]
+    return unfinished, len(commands) - len(unfinished)
 
 
 def _state(

@@ -306,6 +306,35 @@ def test_a_run_that_is_whole_has_no_command_to_continue(measured, tmp_path):
         assert "to continue" not in called("status", "out", cwd=tmp_path).stdout
 
 
+@pytest.mark.parametrize(
+    ("changed", "finished", "listed"),
+    [
+        ({}, "; 1 of 2 commands finished", ["--context 64"]),
+        ({"64": "0"}, "; 1 of 2 commands finished", ["--context 0"]),  # what cannot be planned may have it
+        ({"quick": "gone"}, "", ["--context 32", "--context 64"]),
+        ({"--budget": "--gone"}, "", ["--context 32", "--context 64"]),
+        ({"64": "128"}, "", ["--context 32", "--context 128"]),  # none has the case that is left
+    ],
+)
+def test_what_is_finished_has_no_command_to_continue(measured, tmp_path, monkeypatch, changed, finished, listed):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    shutil.copytree(measured[0] / "out", out)
+    monkeypatch.setattr(measure, "run_jobs", interrupted)
+    longer = [word.replace("32", "64") for word in SMALL]
+    assert called("run", "quick", *longer, "--min-samples", "3", "--resume", cwd=tmp_path).returncode == 130
+    values = json.loads((out / "run.json").read_text())
+    for request in values["requests"]:
+        request["arguments"] = [changed.get(word, word) for word in request["arguments"]]
+    (out / "run.json").write_text(json.dumps(values))
+    printed = called("status", "out", cwd=tmp_path).stdout
+    said, *commands = printed[printed.index("no process") :].splitlines()
+    assert said == f"no process is running it{finished}; to continue:"
+    assert [re.search(r"--context \d+", command)[0] for command in commands] == listed
+
+
 def test_an_interrupt_is_one_line_where_nothing_can_go_on(tmp_path):
     process = interruptible("verify", "quick", "--systems", "transformer", "--device", "cpu", cwd=tmp_path)
     assert process.stderr.readline() == "verify: 10 cases to run\n"

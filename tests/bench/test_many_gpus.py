@@ -11,6 +11,7 @@ from command_line import Done, one_sentence
 
 from bench.commands.status import status
 from bench.estimate import longest_first
+from bench.selection import Asked
 from harness import claims
 from harness.case import Case
 from harness.catalogue import Catalogue
@@ -181,7 +182,7 @@ def test_status_leaves_out_a_process_that_was_killed(tmp_path: Path, capsys: pyt
         (Holder(here, ended.pid), False),
     ):
         claims.note_holder(run.folder, holder)
-        status(run.folder, cancel=False)
+        status(run.folder, cancel=False, asked_by=lambda _: Asked())
         said = capsys.readouterr().out
         assert (f"held by {holder}" in said) is works
         assert ("no process is running it" in said) is not works
