@@ -19,7 +19,7 @@ AskedBy = Callable[[Sequence[str]], Asked]  # of a call's arguments; raises User
 
 
 def status(out: Path, cancel: bool, asked_by: AskedBy) -> None:
-    """Print each job with its finished cases and its holder, and how to go on where nobody works on what is left.
+    """Print each job that is not done, with its finished cases and its holder, and how to go on where nobody works.
 
     With `cancel`, end the Slurm job of the run first.
     """
@@ -35,14 +35,18 @@ def status(out: Path, cancel: bool, asked_by: AskedBy) -> None:
         records += found
         whole = len(job.cases) * run.file.repeats
         state = _state(run, job, len(found) == whole, submitted, states, alone)
-        rows.append((job.name, f"{len(found)} of {whole}", state))
-    print_rows(("job", "cases", "state"), rows)
+        if state != "done":
+            rows.append((job.name, f"{len(found)} of {whole}", state))
+    if rows:
+        print_rows(("job", "cases", "state"), rows)
+    if done := len(run.jobs) - len(rows):
+        print(f"{done} of {len(run.jobs)} jobs done")
     of = f"{len(records)} of {sum(len(job.cases) for job in run.jobs) * run.file.repeats} cases"
     print(f"{of}: {summary(records)}" if records else of)
     if submitted:
         counts = ", ".join(f"{count} {state.lower()}" for state, count in Counter((states or {}).values()).items())
         print(f"Slurm job {submitted.array}, submitted from {submitted.host}: {unknown or counts or 'ended'}")
-    elsewhere = alone is not None and not alone.is_here and any(row[2] != "done" for row in rows)
+    elsewhere = alone is not None and not alone.is_here and bool(rows)
     if not states and not unknown and (elsewhere or any(row[2] == "left" for row in rows)):
         said = f"{alone} may be gone" if elsewhere else "no process is running it"
         commands, finished = _commands_to_continue(run, out, records, asked_by)

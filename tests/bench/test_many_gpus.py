@@ -16,6 +16,7 @@ from harness import claims
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.claims import Claims, Holder
+from harness.record import Record
 from harness.run import Job, Planned, Run, RunFile
 
 SMALL = ["quick", "--systems", "transformer,ttt-linear/torch", "--batch", "1", "--context", "32", "--budget", "0.05"]
@@ -168,6 +169,23 @@ def test_status_says_who_works_and_cancels(tmp_path: Path, commands: Path) -> No
     *_, said, command = text.splitlines()
     assert said == "no process is running it; to continue:"
     assert command == f"  ttt-bench run {' '.join(SMALL)} --device cpu --slurm tasks=2 --resume --out out"
+
+
+def test_status_counts_the_jobs_that_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = [Job(system, "b", (Planned(Case(system, "b", "tiny", "forward", 1, 8)),)) for system in ("one", "two")]
+    run = Run.create(tmp_path / "out", RunFile("measure", tuple(jobs), Catalogue()))
+
+    def lines() -> list[str]:
+        status(run.folder, cancel=False, asked_by=lambda _: Asked())
+        return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+    nobody = "no process is running it"
+    table = ["job cases state", "one-b 0 of 1 left", "two-b 0 of 1 left"]
+    assert lines() == [*table, "0 of 2 cases", nobody]
+    run.record_file(jobs[0]).append(Record(jobs[0].cases[0].case, "failed", "a bug"))
+    assert lines() == [table[0], table[2], "1 of 2 jobs done", "1 of 2 cases: 1 failed", nobody]
+    run.record_file(jobs[1]).append(Record(jobs[1].cases[0].case, "failed", "a bug"))
+    assert lines() == ["2 of 2 jobs done", "2 of 2 cases: 2 failed"]
 
 
 def test_status_leaves_out_a_process_that_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
