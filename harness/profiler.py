@@ -54,6 +54,166 @@ class ToolLost(Exception):
         self.lasting, self.status, self.everywhere = lasting, status, everywhere
 
 
+@dataclass(frozen=True)
+class UnderProfiler:
+    """Lets workers run cases of a run under a profiler, and reads what they answer and what it reports.
+
+    ceilings: MODULE:FUNCTION that measures what the GPU does at best. stop_s: how long a profiler may take to write its
+    report when its worker has ended. stopped: whether to end, asked while a worker works.
+    Each way raises ToolLost or ProfileError where there is nothing to read.
+    """
+
+    run: Run
+    limits: Limits
+    ceilings: str
+    stop_s: float
+    stopped: Callable[[], bool]
+
+    def by_kineto(self, slot: WorkerSlot, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
+        """Fields of the profile of a case by Kineto, inside of the slot's worker, and the worker's record."""
+        keep = self._raw(planned.case, ".trace.json.gz")
+        answer = _answer(slot, self._request(planned, tool="kineto", keep=str(keep)), self.limits.case_s)
+        record = _record_of(answer, planned)
+        command = _without_folders([*launch.command, "-m", launch.module, launch.entry])
+        version = str(record.environment.get("software", {}).get("torch", ""))
+        return answer["profile"] | {"tools": {"torch.profiler": version}, "commands": [command]}, record
+
+    def by_nsys(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
+        """The same by Nsight Systems, around a worker of its own."""
+        report, database = self._raw(planned.case, ".nsys-rep"), self._raw(planned.case, ".sqlite")
+        wrapped = replace(launch, command=[*nsys.wrapping(report), *launch.command])
+        answer, record = self._under(wrapped, planned, "nsys", report)
+        _read_by(nsys.exporting(report, database))
+        timed, ranged = nsys.read(database)
+        command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
+        values = dict(answer["profile"])
+        seen, apart = Runs(**values.pop("seen")), values.pop("apart")
+        if apart and not timed:
+            raise ProfileError("the report of Nsight Systems has no kernel in the range of the timed runs")
+        found = values | found_of(timed if apart else ranged, ranged, seen)
+        found["notes"] = [*values["notes"], *found["notes"]]
+        return found | {"commands": [command]}, record
+
+    def by_ncu(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str, Record]:
+        """Counters by kernel of what is planned, the command, and the record; the raw report is that of `case`."""
+        report, log = self._raw(case, ".ncu-rep"), self._raw(case, ".log")
+        wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_names(case.phase)), *launch.command])
+        _, record = self._under(wrapped, planned, "ncu", report, log)
+        counters = ncu.read(_read_by(ncu.importing(report)), ncu.profiled_launches(_text(log)))
+        return counters, _without_folders([*wrapped.command, "-m", launch.module, launch.entry]), record
+
+    def _under(
+        self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
+    ) -> tuple[dict[str, Any], Record]:
+        """What a worker of its own answers under a profiler that leaves its report; ToolLost where there is none."""
+        report.unlink(missing_ok=True)
+        if log is not None:
+            log.write_text("")
+        with WorkerSlot(wrapped, self.limits.start_s, self.stopped) as slot:
+            try:
+                answer = _answer(slot, self._request(planned, tool=tool), self.limits.case_s)
+                record = _record_of(answer, planned)
+                status = slot.stop(self.stop_s)
+            except ToolLost as lost:
+                raise _why(tool, _text(log), str(lost), lost.status) from None
+        if status is None:
+            raise ToolLost(f"{tool} did not end within {self.stop_s:g} s and was killed; try a smaller case", True)
+        said = _text(log)
+        if ncu.FORBIDDEN in said or status or not report.exists():
+            raise _why(tool, said, _ending(status), "failed")
+        return answer, record
+
+    def _request(self, planned: Planned, **asked: str) -> dict[str, Any]:
+        ceilings = self.ceilings if asked["tool"] != "ncu" else ""
+        policy = Policy.from_dict(self.run.file.policy).to_dict()
+        case = planned.case.to_dict()
+        return {
+            "do": "case",
+            "case": case,
+            "policy": policy,
+            "mode": "profile",
+            "profiler": {**asked, "ceilings": ceilings},
+        }
+
+    def _raw(self, case: Case, suffix: str) -> Path:
+        return (self.run.folder / "profiles" / f"{case.key}{suffix}").resolve()
+
+
+def _answer(slot: WorkerSlot, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    """The answer of the worker; ToolLost with the status and the reason of its record where there is none."""
+    try:
+        return slot.ask(request, limit_s)
+    except WorkerLost as lost:
+        raise ToolLost(lost.reason, status=lost.status) from None
+
+
+def _record_of(answer: Mapping[str, Any], planned: Planned) -> Record:
+    """The record in an answer; ToolLost with its status and reason where it is not "ok", or is of another case."""
+    try:
+        record = Record.from_dict(answer["record"])
+        if record.case != planned.case or not isinstance(answer["profile"], dict):
+            raise ValueError(f"it is of another case: {record.case.label}")
+    except (KeyError, TypeError, ValueError, RecordError) as error:
+        raise ToolLost(f"the worker's answer is unusable: {of_exception(error)}") from None
+    if record.status != "ok":
+        raise ToolLost(record.reason, status=record.status)
+    return record
+
+
+def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
+    """What happened under a profiler in one sentence that says what to do."""
+    if ncu.FORBIDDEN in log:
+        return ToolLost(
+            "ncu may not read the GPU's counters: load the driver with NVreg_RestrictProfilingToAdminUsers=0, "
+            "or run as root or in a container with CAP_SYS_ADMIN",
+            lasting=True,
+            everywhere=True,
+        )
+    said = ncu.complaint(log)
+    if ncu.NOTHING in log:
+        return ToolLost("ncu profiled no kernel: it saw no range of the case; --with torch does without it", True)
+    if status == "timeout":
+        return ToolLost(f"{tool} gave nothing in time: {otherwise}; give it more --time-limit", True, status)
+    if status == "unstarted":
+        advice = "" if said else "give it more --start-limit, or "
+        return ToolLost(f"{tool} failed: {said or otherwise}; {advice}--with torch does without it", True, status)
+    if status == "oom":
+        return ToolLost(f"the case did not fit beside {tool}: {otherwise}; try a smaller batch", status=status)
+    return ToolLost(f"{tool} failed: {said or otherwise}; --with torch does without it", status=status)
+
+
+def _ending(status: int) -> str:
+    """How a profiler ended that left no good report; a shell's 128 and more are signals."""
+    number = status - 128 if status > 128 else -status
+    if number in {each.value for each in signal.Signals}:
+        return f"it was killed by {signal.Signals(number).name}"
+    return f"it ended with status {status}" if status else "it left no report"
+
+
+def _read_by(command: Sequence[str]) -> str:
+    """What a profiler's own program prints of a report; ProfileError where it cannot read it."""
+    env = {**os.environ, "LC_ALL": "C"}  # a comma means thousands and nothing else
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_READ_S, env=env)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ProfileError(f"{command[0]} could not read its report: {of_exception(error)}") from None
+    if done.returncode:
+        words = ncu.complaint(done.stdout) or (done.stderr or done.stdout).strip().rpartition("\n")[2]
+        raise ProfileError(f"{command[0]} could not read its report: {words or f'status {done.returncode}'}")
+    return done.stdout
+
+
+def _text(path: Path | None) -> str:
+    try:
+        return path.read_text(errors="replace") if path else ""
+    except OSError:
+        return ""
+
+
+def _without_folders(command: Sequence[str]) -> str:
+    return shlex.join(_FOLDERS.sub("", word) for word in command)
+
+
 @dataclass
 class Profiler:
     """Profiles cases of a run, each once, and puts what it finds into the run's folder.
@@ -147,6 +307,10 @@ class Profiler:
     def _mark(self) -> str:
         return str(self.run.folder.resolve())
 
+    @property
+    def _under_profiler(self) -> UnderProfiler:
+        return UnderProfiler(self.run, self.limits, self.ceilings, self.stop_s, self.stopped)
+
     def _launch(self, job: Job) -> Launch:
         launch = self.launches[job.pair]
         return replace(launch, env={**launch.env, **self.place.env, RUN_VARIABLE: self._mark})
@@ -226,38 +390,16 @@ class Profiler:
     def _found(self, slot: WorkerSlot, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
         """Fields of the profile of a case, and the worker's record; ToolLost or ProfileError where there are none."""
         if self.tools.times == "kineto":
-            return self._by_kineto(slot, launch, planned)
+            return self._under_profiler.by_kineto(slot, launch, planned)
         try:
-            return self._by_nsys(launch, planned)
+            found, record = self._under_profiler.by_nsys(launch, planned)
+            return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}}, record
         except (ToolLost, ProfileError) as error:
             if not self.tools.fallback:
                 raise
             why = self._give_up("times", error)
-            found, record = self._by_kineto(slot, launch, planned)
+            found, record = self._under_profiler.by_kineto(slot, launch, planned)
             return found | {"notes": [why, *found["notes"]]}, record
-
-    def _by_kineto(self, slot: WorkerSlot, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
-        keep = self._raw(planned.case, ".trace.json.gz")
-        answer = _answer(slot, self._request(planned, tool="kineto", keep=str(keep)), self.limits.case_s)
-        record = _record_of(answer, planned)
-        command = _without_folders([*launch.command, "-m", launch.module, launch.entry])
-        version = str(record.environment.get("software", {}).get("torch", ""))
-        return answer["profile"] | {"tools": {"torch.profiler": version}, "commands": [command]}, record
-
-    def _by_nsys(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
-        report, database = self._raw(planned.case, ".nsys-rep"), self._raw(planned.case, ".sqlite")
-        wrapped = replace(launch, command=[*nsys.wrapping(report), *launch.command])
-        answer, record = self._under(wrapped, planned, "nsys", report)
-        _read_by(nsys.exporting(report, database))
-        timed, ranged = nsys.read(database)
-        command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
-        values = dict(answer["profile"])
-        seen, apart = Runs(**values.pop("seen")), values.pop("apart")
-        if apart and not timed:
-            raise ProfileError("the report of Nsight Systems has no kernel in the range of the timed runs")
-        found = values | found_of(timed if apart else ranged, ranged, seen)
-        found["notes"] = [*values["notes"], *found["notes"]]
-        return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}, "commands": [command]}, record
 
     def _with_ratios(self, launch: Launch, profile: Profile) -> tuple[Profile, Record | None]:
         """The profile with what Nsight Compute counts, and the worker's record; else with a note that says why."""
@@ -265,13 +407,13 @@ class Profiler:
         stand_in = self.stand_in(planned)
         try:
             try:
-                counters, command, record = self._counters(launch, profile.case, stand_in)
+                counters, command, record = self._under_profiler.by_ncu(launch, profile.case, stand_in)
             except (ToolLost, ProfileError) as lost:
                 # A whole engine under ncu takes longer than a case may.
                 if getattr(lost, "lasting", False) or stand_in == planned or profile.case.timing == "engine":
                     raise
                 stand_in = planned
-                counters, command, record = self._counters(launch, profile.case, planned)
+                counters, command, record = self._under_profiler.by_ncu(launch, profile.case, planned)
         except (ToolLost, ProfileError) as error:
             if not self.place.is_there():
                 raise PlaceLost from None
@@ -282,35 +424,6 @@ class Profiler:
         tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command)), record
 
-    def _counters(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str, Record]:
-        """Counters by kernel of what is planned, the command, and the record; the raw report is that of `case`."""
-        report, log = self._raw(case, ".ncu-rep"), self._raw(case, ".log")
-        wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_names(case.phase)), *launch.command])
-        _, record = self._under(wrapped, planned, "ncu", report, log)
-        counters = ncu.read(_read_by(ncu.importing(report)), ncu.profiled_launches(_text(log)))
-        return counters, _without_folders([*wrapped.command, "-m", launch.module, launch.entry]), record
-
-    def _under(
-        self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
-    ) -> tuple[dict[str, Any], Record]:
-        """What a worker of its own answers under a profiler that leaves its report; ToolLost where there is none."""
-        report.unlink(missing_ok=True)
-        if log is not None:
-            log.write_text("")
-        with WorkerSlot(wrapped, self.limits.start_s, self.stopped) as slot:
-            try:
-                answer = _answer(slot, self._request(planned, tool=tool), self.limits.case_s)
-                record = _record_of(answer, planned)
-                status = slot.stop(self.stop_s)
-            except ToolLost as lost:
-                raise _why(tool, _text(log), str(lost), lost.status) from None
-        if status is None:
-            raise ToolLost(f"{tool} did not end within {self.stop_s:g} s and was killed; try a smaller case", True)
-        said = _text(log)
-        if ncu.FORBIDDEN in said or status or not report.exists():
-            raise _why(tool, said, _ending(status), "failed")
-        return answer, record
-
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
         """Say what went wrong, and do without the profiler from now on where it would again; the sentence."""
         why = sentence(_advised(error))
@@ -319,21 +432,6 @@ class Profiler:
             self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
             self._lost_everywhere = self._lost_everywhere or error.everywhere
         return why
-
-    def _request(self, planned: Planned, **asked: str) -> dict[str, Any]:
-        ceilings = self.ceilings if asked["tool"] != "ncu" else ""
-        policy = Policy.from_dict(self.run.file.policy).to_dict()
-        case = planned.case.to_dict()
-        return {
-            "do": "case",
-            "case": case,
-            "policy": policy,
-            "mode": "profile",
-            "profiler": {**asked, "ceilings": ceilings},
-        }
-
-    def _raw(self, case: Case, suffix: str) -> Path:
-        return (self.run.folder / "profiles" / f"{case.key}{suffix}").resolve()
 
 
 def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
@@ -355,27 +453,6 @@ def _length(planned: Planned) -> int:
 
 
 _ENVIRONMENT = ("device", "device_kind", "gpu", "software", "commit", "dirty")
-
-
-def _answer(slot: WorkerSlot, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-    """The answer of the worker; ToolLost with the status and the reason of its record where there is none."""
-    try:
-        return slot.ask(request, limit_s)
-    except WorkerLost as lost:
-        raise ToolLost(lost.reason, status=lost.status) from None
-
-
-def _record_of(answer: Mapping[str, Any], planned: Planned) -> Record:
-    """The record in an answer; ToolLost with its status and reason where it is not "ok", or is of another case."""
-    try:
-        record = Record.from_dict(answer["record"])
-        if record.case != planned.case or not isinstance(answer["profile"], dict):
-            raise ValueError(f"it is of another case: {record.case.label}")
-    except (KeyError, TypeError, ValueError, RecordError) as error:
-        raise ToolLost(f"the worker's answer is unusable: {of_exception(error)}") from None
-    if record.status != "ok":
-        raise ToolLost(record.reason, status=record.status)
-    return record
 
 
 def _profile(planned: Planned, values: Mapping[str, Any]) -> Profile:
@@ -403,63 +480,9 @@ def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
     return replace(profile, kernels=kernels, notes=notes)
 
 
-def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
-    """What happened under a profiler in one sentence that says what to do."""
-    if ncu.FORBIDDEN in log:
-        return ToolLost(
-            "ncu may not read the GPU's counters: load the driver with NVreg_RestrictProfilingToAdminUsers=0, "
-            "or run as root or in a container with CAP_SYS_ADMIN",
-            lasting=True,
-            everywhere=True,
-        )
-    said = ncu.complaint(log)
-    if ncu.NOTHING in log:
-        return ToolLost("ncu profiled no kernel: it saw no range of the case; --with torch does without it", True)
-    if status == "timeout":
-        return ToolLost(f"{tool} gave nothing in time: {otherwise}; give it more --time-limit", True, status)
-    if status == "unstarted":
-        advice = "" if said else "give it more --start-limit, or "
-        return ToolLost(f"{tool} failed: {said or otherwise}; {advice}--with torch does without it", True, status)
-    if status == "oom":
-        return ToolLost(f"the case did not fit beside {tool}: {otherwise}; try a smaller batch", status=status)
-    return ToolLost(f"{tool} failed: {said or otherwise}; --with torch does without it", status=status)
-
-
 def _advised(error: Exception) -> str:
     """What went wrong with Nsight and what to do; a ToolLost says that itself."""
     return str(error) if isinstance(error, ToolLost) else f"{error}; profile the case again, or say --with torch"
-
-
-def _ending(status: int) -> str:
-    """How a profiler ended that left no good report; a shell's 128 and more are signals."""
-    number = status - 128 if status > 128 else -status
-    if number in {each.value for each in signal.Signals}:
-        return f"it was killed by {signal.Signals(number).name}"
-    return f"it ended with status {status}" if status else "it left no report"
-
-
-def _read_by(command: Sequence[str]) -> str:
-    """What a profiler's own program prints of a report; ProfileError where it cannot read it."""
-    env = {**os.environ, "LC_ALL": "C"}  # a comma means thousands and nothing else
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_READ_S, env=env)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ProfileError(f"{command[0]} could not read its report: {of_exception(error)}") from None
-    if done.returncode:
-        words = ncu.complaint(done.stdout) or (done.stderr or done.stdout).strip().rpartition("\n")[2]
-        raise ProfileError(f"{command[0]} could not read its report: {words or f'status {done.returncode}'}")
-    return done.stdout
-
-
-def _text(path: Path | None) -> str:
-    try:
-        return path.read_text(errors="replace") if path else ""
-    except OSError:
-        return ""
-
-
-def _without_folders(command: Sequence[str]) -> str:
-    return shlex.join(_FOLDERS.sub("", word) for word in command)
 
 
 class Profiled:
