@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from profile_helpers import NCU_TABLE_NAMES, PAIR, case, launches, ncu_table, nsys_database, put_profilers, run_of
 
-from harness import profiler
 from harness.catalogue import Catalogue
-from harness.process import Limits, Place, end_marked
+from harness.process import RUN_VARIABLE, Limits, Place, end_marked
 from harness.profile_record import Profile, profile_path, write_profile
 from harness.profile_region import ProfileError
 from harness.profiler import Profiler, by_worker, profiled
 from harness.profilers.choice import Tools, choose
 from harness.run import Job, Planned, Run, RunFile
 from harness.timer import Policy
+from harness.under_profiler import STOP_S
 
 KINETO = Tools("kineto")
 WITH_NCU = Tools("kineto", "ncu", {"ncu": "2025.3.0"})
@@ -306,9 +306,7 @@ def test_without_a_report_of_nsys_kineto_tells_the_times_and_the_run_goes_on(
 ) -> None:
     fake(does)
     cases = [case(), case(batch=3)]
-    found, said = profile_all(
-        run_of(tmp_path, *cases), Tools("nsys"), stop_s=1.0 if does == "hang" else profiler.STOP_S
-    )
+    found, said = profile_all(run_of(tmp_path, *cases), Tools("nsys"), stop_s=1.0 if does == "hang" else STOP_S)
     assert [(each.status, list(each.tools)) for each in found] == [("ok", ["torch.profiler"])] * 2
     assert why in found[0].notes[0]
     assert said[0] == found[0].notes[0]
@@ -316,7 +314,7 @@ def test_without_a_report_of_nsys_kineto_tells_the_times_and_the_run_goes_on(
     alone, _ = profile_all(
         run_of(tmp_path / "alone", *cases),
         Tools("nsys", fallback=False),
-        stop_s=1.0 if does == "hang" else profiler.STOP_S,
+        stop_s=1.0 if does == "hang" else STOP_S,
     )
     assert {each.status for each in alone} <= ({"killed", "unstarted"} if does == "kill" else {"failed"})
     assert why in alone[1].reason
@@ -355,7 +353,7 @@ def test_a_case_that_hangs_ends_and_leaves_no_process(tmp_path: Path, fake: Any)
     run, begun = run_of(tmp_path), time.monotonic()
     profile_all(run, WITH_NCU, stop_s=1.0)
     assert time.monotonic() - begun < 40
-    assert end_marked(profiler.RUN_VARIABLE, str(run.folder.resolve())) == []
+    assert end_marked(RUN_VARIABLE, str(run.folder.resolve())) == []
 
 
 def test_auto_takes_the_best_that_is_here_and_says_so(fake: Any) -> None:
