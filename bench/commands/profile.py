@@ -22,8 +22,8 @@ from bench.selection import Asked
 from harness.attempt import Retry
 from harness.machine_load import warning
 from harness.process import Limits
+from harness.profile_jobs import BUILD, Profiler
 from harness.profile_record import Profile
-from harness.profiler import BUILD, Profiler
 from harness.profilers.choice import choose
 from harness.reason import counted
 from harness.run import Job, Planned, Run, RunFile

@@ -11,7 +11,7 @@ from command_line import called, one_sentence, ttt_bench
 from bench.commands.profile import of_few_layers
 from harness.case import Case
 from harness.machine_load import LoadMeter
-from harness.profiler import Profiler
+from harness.profile_jobs import Profiler
 from harness.run import Planned, Run
 
 SMALL = ["quick", "--systems", "transformer/torch", "--batch", "1", "--context", "32", "--device", "cpu"]

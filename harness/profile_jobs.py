@@ -1,0 +1,301 @@
+"""Profile the cases of a run's jobs by the chosen profilers, keep the profiles, and do without a profiler that fails.
+
+Nsight Systems tells times and Nsight Compute tells ratios; where the first is not available, Kineto of PyTorch tells
+times from inside of the worker.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from harness.attempt import LOST, Retry
+from harness.environment import around, snapshot
+from harness.nvml import VARIABLE as GPU_VARIABLE
+from harness.pool import Pool
+from harness.process import HERE, RUN_VARIABLE, Launch, Limits, Place, PlaceLost, end_marked
+from harness.profile_record import Profile, profile_path, read_profile, write_profile
+from harness.profile_region import Counters, ProfileError
+from harness.profilers.choice import Tools
+from harness.reason import sentence
+from harness.record import Record, RecordError
+from harness.run import Job, Pair, Planned, Run
+from harness.under_profiler import STOP_S, ToolLost, UnderProfiler
+from harness.worker_slot import WorkerSlot
+
+# The stages of a profile: the model is built, by every profiler anew; times are told; Nsight Compute counts.
+BUILD, TIMES, RATIOS = "build", "times", "ratios"
+GIVEN_UP = "Nsight Compute was given up after an earlier case"
+
+
+@dataclass
+class Profiler:
+    """Profiles cases of a run, each once, and puts what it finds into the run's folder.
+
+    ceilings: MODULE:FUNCTION that measures what the GPU does at best. skip: why a case need not be tried, "" to try.
+    stand_in: the case that Nsight Compute runs in a case's place, of the same kernels in less memory: it saves all that
+    a kernel may write, half a minute a kernel where the GPU has no room for it. Where that fails, the case itself.
+    say: gets sentences for whoever waits. on_times: gets each profile that waits for its ratios, on_profile as it is
+    finished. resume: keep what is finished, of a good profile whose ratios an interruption left out its times, and of
+    failed ones what `retry` says.
+    place, stopped: where the workers run, and whether to end, asked while one works.
+    """
+
+    run: Run
+    launches: Mapping[Pair, Launch]
+    tools: Tools
+    limits: Limits = field(default_factory=Limits)
+    ceilings: str = ""
+    skip: Callable[[Planned], str] = lambda planned: ""
+    stand_in: Callable[[Planned], Planned] = lambda planned: planned
+    say: Callable[[str], object] = lambda text: None
+    on_times: Callable[[Profile], object] = lambda profile: None
+    on_profile: Callable[[Profile], object] = lambda profile: None
+    stop_s: float = STOP_S
+    resume: bool = False
+    retry: Retry = "lost"
+    place: Place = HERE
+    stopped: Callable[[], bool] = lambda: False
+    _wants_ratios: bool = False
+    _lost_everywhere: bool = False
+
+    def pending(self, job: Job) -> tuple[Planned, ...]:
+        """The cases of a job to profile."""
+        if not self.resume:
+            return job.cases
+        return tuple(each for each in job.cases if not self._is_finished(self._earlier(each)))
+
+    def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = ()) -> list[Profile]:
+        """Profile the cases of `jobs`: times of all, then ratios; at `places`, each job at the first that is free.
+
+        Nothing is timed while Nsight Compute counts, as that holds up launches on other GPUs of the machine, too.
+        """
+        with self.run.held():
+            end_marked(RUN_VARIABLE, self._mark)
+            (self.run.folder / "profiles").mkdir(exist_ok=True)
+            self._wants_ratios = bool(self.tools.ratios)
+            found: list[dict[str, Profile]] = [{} for _ in jobs]  # by their cases' keys, as they come
+
+            def times(number: int, at: Profiler) -> None:
+                at._times_of(jobs[number], found[number])
+
+            def ratios(number: int, at: Profiler) -> None:
+                at._ratios_of(jobs[number], found[number])
+
+            self._each(range(len(jobs)), places, times)
+            if self._wants_ratios:
+                self._each(range(len(jobs)), places, ratios)
+            return [profile for profiles in found for profile in profiles.values()]
+
+    def _each(self, numbers: Iterable[int], places: Sequence[Place], do: Callable[[int, "Profiler"], None]) -> None:
+        """Let profilers like this do jobs by their numbers: what one job loses of the tools the next one tries."""
+        pool = Pool(self.run.folder, places, self.say)
+
+        def at(number: int, place: Place) -> None:
+            mine = replace(self, place=place, stopped=pool.stop.is_set)
+            do(number, mine)
+            if mine._lost_everywhere:
+                self.tools, self._lost_everywhere = mine.tools, True
+
+        if places:
+            pool.each(numbers, at)
+        else:
+            for number in numbers:
+                at(number, HERE)
+
+    def _earlier(self, planned: Planned) -> Profile | None:
+        """The profile that an earlier profiling left, unless it cannot be read."""
+        path = profile_path(self.run.folder, planned.case.key)
+        with suppress(ProfileError):
+            return read_profile(path) if path.exists() else None
+        return None
+
+    def _is_finished(self, found: Profile | None) -> bool:
+        if found is None or found.status in (*LOST, "skipped"):
+            return False
+        if found.status == "ok":  # its ratios tried where they are wanted: an interruption may lie between
+            return RATIOS in found.stages_s or not self.tools.ratios
+        return self.retry != "failed"
+
+    @property
+    def _mark(self) -> str:
+        return str(self.run.folder.resolve())
+
+    @property
+    def _under_profiler(self) -> UnderProfiler:
+        return UnderProfiler(self.run, self.limits, self.ceilings, self.stop_s, self.stopped)
+
+    def _launch(self, job: Job) -> Launch:
+        launch = self.launches[job.pair]
+        return replace(launch, env={**launch.env, **self.place.env, RUN_VARIABLE: self._mark})
+
+    def _times_of(self, job: Job, found: dict[str, Profile]) -> None:
+        """Times of a job's cases, those that are there already left out, in as few workers as may be."""
+        launch = self._launch(job)
+        for cases in by_worker([planned for planned in self.pending(job) if planned.case.key not in found]):
+            with WorkerSlot(launch, self.limits.start_s, self.stopped) as slot:
+                for planned in cases:
+                    found[planned.case.key] = self._with_times(slot, job, launch, planned)
+
+    def _ratios_of(self, job: Job, found: dict[str, Profile]) -> None:
+        """Ratios beside the times, each case in a worker of its own."""
+        for key, profile in found.items():
+            if profile.status != "ok" or RATIOS in profile.stages_s:
+                continue
+            profile = replace(profile, notes=tuple(note for note in profile.notes if note != GIVEN_UP))
+            if self.tools.ratios:
+                start = time.monotonic()
+                profile, record = self._with_ratios(self._launch(job), profile)
+                found[key] = _took(profile, RATIOS, start, record)
+            else:  # without the stage, so that a later run tries again
+                found[key] = replace(profile, notes=(*profile.notes, GIVEN_UP))
+            write_profile(self.run.folder, found[key])
+            self.on_profile(found[key])
+
+    def _with_times(self, slot: WorkerSlot, job: Job, launch: Launch, planned: Planned) -> Profile:
+        """A pending case with its times: the good profile of earlier if there is one, so that resuming gets further."""
+        start = time.monotonic()
+        earlier = self._earlier(planned) if self.resume else None
+        if earlier is not None and earlier.status == "ok":
+            return earlier
+        profile, record = self._times(slot, launch, planned)
+        if profile.status not in ("ok", "skipped") and not self.place.is_there():
+            raise PlaceLost
+        profile = _took(profile, TIMES, start, record)
+        self._keep(job, profile, record)
+        if profile.status == "ok" and self._wants_ratios:
+            self.on_times(profile)
+        else:
+            self.on_profile(profile)
+        return profile
+
+    def _keep(self, job: Job, profile: Profile, record: Record | None) -> None:
+        write_profile(self.run.folder, profile)
+        if self.run.mode == "profile":  # a run that measures holds nothing but what it measured
+            environment = snapshot(visible=self.place.env.get(GPU_VARIABLE))
+            record = record or Record(
+                profile.case,
+                profile.status,
+                profile.reason,
+                environment=around(environment, environment),
+                started_at=profile.started_at,
+            )
+            with self.run.record_file(job) as file:
+                file.append(record)
+
+    def _times(self, slot: WorkerSlot, launch: Launch, planned: Planned) -> tuple[Profile, Record | None]:
+        """The profile of a case by whatever tells times, and the worker's record; a failed one has its reason."""
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        reason = self.skip(planned)
+        if reason:
+            return Profile(case=planned.case, status="skipped", reason=reason, started_at=started_at), None
+        try:
+            found, record = self._found(slot, launch, planned)
+            environment = {name: record.environment.get(name) for name in _ENVIRONMENT}
+            if other := self.place.another_gpu(environment):
+                raise ProfileError(f"it ran on {other}")
+            profile = _profile(planned, found | {"environment": environment, "started_at": started_at})
+        except (ToolLost, ProfileError) as error:
+            why = _advised(error) if self.tools.times == "nsys" else str(error)
+            status, why = getattr(error, "status", "failed"), sentence(why)
+            return Profile(case=planned.case, status=status, reason=why, started_at=started_at), None
+        return profile, record
+
+    def _found(self, slot: WorkerSlot, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
+        """Fields of the profile of a case, and the worker's record; ToolLost or ProfileError where there are none."""
+        if self.tools.times == "kineto":
+            return self._under_profiler.by_kineto(slot, launch, planned)
+        try:
+            found, record = self._under_profiler.by_nsys(launch, planned)
+            return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}}, record
+        except (ToolLost, ProfileError) as error:
+            if not self.tools.fallback:
+                raise
+            why = self._give_up("times", error)
+            found, record = self._under_profiler.by_kineto(slot, launch, planned)
+            return found | {"notes": [why, *found["notes"]]}, record
+
+    def _with_ratios(self, launch: Launch, profile: Profile) -> tuple[Profile, Record | None]:
+        """The profile with what Nsight Compute counts, and the worker's record; else with a note that says why."""
+        planned = Planned(profile.case)
+        stand_in = self.stand_in(planned)
+        try:
+            try:
+                counters, command, record = self._under_profiler.by_ncu(launch, profile.case, stand_in)
+            except (ToolLost, ProfileError) as lost:
+                # A whole engine under ncu takes longer than a case may.
+                if getattr(lost, "lasting", False) or stand_in == planned or profile.case.timing == "engine":
+                    raise
+                stand_in = planned
+                counters, command, record = self._under_profiler.by_ncu(launch, profile.case, planned)
+        except (ToolLost, ProfileError) as error:
+            if not self.place.is_there():
+                raise PlaceLost from None
+            return replace(profile, notes=(*profile.notes, self._give_up("ratios", error))), None
+        if stand_in != planned:
+            counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a smaller model"
+            profile = replace(profile, notes=(*profile.notes, counted))
+        tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
+        return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command)), record
+
+    def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
+        """Say what went wrong, and do without the profiler from now on where it would again; the sentence."""
+        why = sentence(_advised(error))
+        self.say(why)
+        if isinstance(error, ToolLost) and error.lasting:
+            self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
+            self._lost_everywhere = self._lost_everywhere or error.everywhere
+        return why
+
+
+def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
+    """The cases of a job that share a worker: all, but of an engine those of one phase, the shortest first.
+
+    Once Kineto has recorded it holds up every later launch of its process, which an engine whose work is short waits
+    for; and another phase starts the engine anew in any case.
+    """
+    found: dict[str, list[Planned]] = {}
+    for planned in cases:
+        found.setdefault(planned.case.phase if planned.case.timing == "engine" else "", []).append(planned)
+    return [sorted(each, key=_length) if phase else each for phase, each in found.items()]
+
+
+def _length(planned: Planned) -> int:
+    """Of an engine's case: the tokens that it reads at once, or adds in a step."""
+    case = planned.case
+    return case.batch * (1 if case.phase == "generate" else case.context)
+
+
+_ENVIRONMENT = ("device", "device_kind", "gpu", "software", "commit", "dirty")
+
+
+def _profile(planned: Planned, values: Mapping[str, Any]) -> Profile:
+    try:
+        return Profile.from_values({"case": planned.case.to_dict(), **values})
+    except RecordError as error:
+        raise ProfileError(str(error)) from None
+
+
+def _took(profile: Profile, stage: str, start: float, record: Record | None) -> Profile:
+    """The profile with the seconds since `start` as those of a stage, but for those that the record's model took."""
+    built = record.stages_s.get(BUILD, 0.0) if record else 0.0
+    so_far = profile.stages_s.get(BUILD, 0.0)
+    took = time.monotonic() - start - built
+    return replace(profile, stages_s={**profile.stages_s, BUILD: so_far + built, stage: took})
+
+
+def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
+    """The profile with counters at its kernels, and a note on the share of time that was not counted."""
+    kernels = tuple(replace(each, counters=counters.get(each.name)) for each in profile.kernels)
+    total = sum(kernel.time_us for kernel in kernels)
+    missed = sum(kernel.time_us for kernel in kernels if kernel.counters is None)
+    note = f"Nsight Compute counted no launch of kernels that take {missed / total:.0%} of the time" if total else ""
+    notes = (*profile.notes, note) if missed > 0.05 * total else profile.notes
+    return replace(profile, kernels=kernels, notes=notes)
+
+
+def _advised(error: Exception) -> str:
+    """What went wrong with Nsight and what to do; a ToolLost says that itself."""
+    return str(error) if isinstance(error, ToolLost) else f"{error}; profile the case again, or say --with torch"

@@ -1,0 +1,385 @@
+"""Profiles of cases in real workers, under profilers that work, die, hang, truncate or may not count."""
+
+import sqlite3
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from profile_helpers import NCU_TABLE_NAMES, PAIR, case, launches, ncu_table, nsys_database, put_profilers, run_of
+
+from harness.catalogue import Catalogue
+from harness.process import RUN_VARIABLE, Limits, Place, end_marked
+from harness.profile_jobs import Profiler, by_worker
+from harness.profile_record import Profile, profile_path, write_profile
+from harness.profile_region import ProfileError
+from harness.profilers.choice import Tools, choose
+from harness.run import Job, Planned, Run, RunFile
+from harness.timer import Policy
+from harness.under_profiler import STOP_S
+
+KINETO = Tools("kineto")
+WITH_NCU = Tools("kineto", "ncu", {"ncu": "2025.3.0"})
+
+
+def profile_all(
+    run: Run, tools: Tools, module: str = "profile_worker", **changes: Any
+) -> tuple[list[Profile], list[str]]:
+    said: list[str] = []
+    found = Profiler(run, launches(module), tools, Limits(60, 60), say=said.append, **changes).jobs(run.jobs)
+    assert list(run.profiles().values()) == found
+    return found, said
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts fake profilers on the path that do as they are told."""
+
+    def put(does: str = "", version: str = "Version 2025.3.0.0", names: tuple[str, ...] = ("ncu", "nsys")) -> None:
+        monkeypatch.setenv("PATH", put_profilers(tmp_path / "bin", *names))
+        monkeypatch.setenv("FAKE_PROFILER", does)
+        monkeypatch.setenv("FAKE_VERSION", version)
+        (tmp_path / "table.csv").write_text(ncu_table(*NCU_TABLE_NAMES))
+        monkeypatch.setenv("FAKE_REPORT", str(tmp_path / "table.csv"))
+        monkeypatch.setenv("FAKE_SQLITE", str(nsys_database(tmp_path / "fake.sqlite")) if "nsys" in names else "")
+
+    return put
+
+
+def test_kineto_profiles_cases_and_failures_have_their_reasons(tmp_path: Path) -> None:
+    cases = [case(), case(batch=7), case("oom"), case("idle")]
+    run = run_of(tmp_path, *cases)
+    (good, again, oom, idle), said = profile_all(run, KINETO, "harness.worker", ceilings="profile_helpers:ceilings")
+    assert [each.status for each in (good, again, oom, idle)] == ["ok", "ok", "oom", "failed"]
+    assert "MemoryError" in oom.reason
+    assert "no kernel ran" in idle.reason
+    assert {"aten::mm", "aten::add"} <= {kernel.name for kernel in good.kernels}
+    paths = [each.path for each in good.ranges]
+    assert ("prefill", "layer 0") in paths
+    assert ("prefill", "layer 1") in paths
+    assert good.ceilings == {"copy_gbs": 3000.0, "product_tflops": 600.0}
+    assert list(good.tools) == ["torch.profiler"]
+    assert good.commands[0].endswith("-m harness.worker profile_helpers:WithTorch")
+    assert "/" not in good.commands[0]
+    assert 0 < good.busy_us <= good.region_us
+    assert [record.status for record in run.records()] == ["ok", "ok", "oom", "failed"]
+    assert str(tmp_path) not in good.to_json()
+    assert said == []
+
+
+def test_a_run_that_measured_gets_profiles_and_no_records(tmp_path: Path) -> None:
+    run = run_of(tmp_path, mode="measure")
+    profile_all(run, KINETO)
+    assert run.records() == []
+
+
+def test_resuming_makes_what_is_missing_or_lost_and_what_failed_where_that_is_asked_for(tmp_path: Path) -> None:
+    run = run_of(tmp_path, *(case(batch=batch) for batch in (2, 3, 4, 5)))
+    profile_all(run, KINETO)
+    write_profile(run.folder, Profile(case=case(batch=3), status="killed", reason="by signal 9"))
+    write_profile(run.folder, Profile(case=case(batch=4), status="timeout", reason="it took too long"))
+    profile_path(run.folder, case(batch=5).key).unlink()
+    again = Profiler(run, launches(), KINETO, resume=True).jobs(run.jobs)
+    assert [each.case.batch for each in again] == [3, 5]
+    again = Profiler(run, launches(), KINETO, resume=True, retry="failed").jobs(run.jobs)
+    assert [each.case.batch for each in again] == [4]
+
+
+def test_resuming_makes_the_ratios_that_an_interruption_left_out_and_keeps_the_times(tmp_path: Path, fake: Any) -> None:
+    fake()
+    run = run_of(tmp_path)
+    (before,), _ = profile_all(run, KINETO)
+    (job,) = run.jobs
+    assert Profiler(run, launches(), KINETO, resume=True).pending(job) == ()
+    profiler = Profiler(run, launches(), WITH_NCU, resume=True)
+    assert profiler.pending(job) == job.cases
+    (again,) = profiler.jobs(run.jobs)
+    assert [kernel.counters is not None for kernel in again.kernels if kernel.name == "aten::mm"] == [True]
+    assert (again.started_at, again.region_us) == (before.started_at, before.region_us)
+    assert Profiler(run, launches(), WITH_NCU, resume=True).pending(job) == ()
+
+
+def test_what_one_job_lost_the_next_one_tries(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another system has an environment of its own; counters that the driver forbids are forbidden everywhere."""
+    for does, counted in (("no range", True), ("forbidden", False)):
+        (folder := tmp_path / does.replace(" ", "-")).mkdir()
+        run = run_of(folder, case(), case(batch=3))
+        first, second = (replace(run.jobs[0], cases=(each,)) for each in run.jobs[0].cases)
+        fake(does, names=("ncu",))
+        tried = Profiler(run, launches(), WITH_NCU, Limits(60, 60))
+        tried.on_profile = lambda profile: monkeypatch.setenv("FAKE_PROFILER", "")
+        found = tried.jobs([first, second])
+        assert found[0].kernels[0].counters is None
+        assert any(kernel.counters is not None for kernel in found[1].kernels) is counted
+
+
+@pytest.fixture
+def many(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Profiles two cases of each of three systems on two GPUs, which are environment variables alone."""
+    fake(names=("ncu",))
+    monkeypatch.setenv("FAKE_LOG", str(log := tmp_path / "log"))
+
+    def profile(is_there: bool = True) -> tuple[list[Profile], list[list[str]], list[str]]:
+        jobs = tuple(
+            Job(system, "cpu", tuple(Planned(replace(case(batch=batch), system=system)) for batch in (2, 3)))
+            for system in ("a", "b", "c")
+        )
+        run = Run.create(tmp_path / "run", RunFile("profile", jobs, Catalogue(), Policy().to_dict()))
+        said: list[str] = []
+        of = {job.pair: launches()[PAIR] for job in jobs}
+        places = [Place(f"GPU {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}, is_there=lambda: is_there) for gpu in "01"]
+        found = Profiler(run, of, WITH_NCU, Limits(60, 60), say=said.append).jobs(jobs, places)
+        return found, [line.split() for line in log.read_text().splitlines()], said
+
+    return profile
+
+
+def test_jobs_share_the_gpus_and_nothing_is_timed_while_nsight_counts(many: Any) -> None:
+    found, log, said = many()
+    assert [(each.case.system, each.case.batch) for each in found] == [(a, b) for a in "abc" for b in (2, 3)]
+    assert all(each.kernels[0].counters is not None for each in found)
+    assert [tool for _, tool, _ in log] == ["kineto"] * 6 + ["ncu"] * 6
+    for pass_of in (log[:6], log[6:]):
+        assert {gpu for _, _, gpu in pass_of} == {"0", "1"}
+        assert all(len({gpu for system, _, gpu in pass_of if system == each}) == 1 for each in "abc")
+    assert said == []
+
+
+def test_what_a_lost_gpu_had_goes_to_the_others(many: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_GONE", "0")
+    found, log, said = many(is_there=False)
+    assert [each.status for each in found] == ["ok"] * 6
+    assert said == ["GPU 0 is gone; what is left goes to the others"] * 2  # of the times, and of the ratios
+    assert [gpu for _, tool, gpu in log if tool == "kineto"].count("1") == 6
+
+
+def test_a_profile_of_another_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_DEVICE_ID", "beef")
+    run = run_of(tmp_path)
+    place = Place("GPU 0", {"CUDA_VISIBLE_DEVICES": "0"}, device_id="cafe")
+    (found,) = Profiler(run, launches(), KINETO).jobs(run.jobs, [place])
+    assert (found.status, found.reason) == ("failed", "it ran on the GPU beef, not on cafe")
+
+
+def test_of_an_engine_the_shortest_work_comes_first_in_a_worker_that_has_recorded_nothing() -> None:
+    sizes = [("forward", 16, 64), ("forward", 2, 512), ("forward", 2, 64), ("generate", 8, 64), ("generate", 1, 512)]
+    cases = [replace(case(), phase=phase, batch=batch, context=context) for phase, batch, context in sizes]
+    engine = [Planned(replace(each, timing="engine")) for each in cases]
+    forward, generate = by_worker(engine)
+    assert forward == [engine[2], *engine[:2]]
+    assert generate == [engine[4], engine[3]]
+    others = [Planned(each) for each in cases]
+    assert by_worker(others) == [others]
+
+
+def test_a_case_that_is_skipped_starts_no_worker(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    nowhere = {PAIR: replace(launches()[PAIR], command=["/none"])}
+    found = Profiler(run, nowhere, KINETO, skip=lambda _: "too large").jobs(run.jobs)
+    assert [(each.status, each.reason) for each in found] == [("skipped", "too large")]
+    assert "could not be started" in Profiler(run, nowhere, KINETO).jobs(run.jobs)[0].reason
+
+
+def test_ncu_counts_beside_the_times_of_kineto(tmp_path: Path, fake: Any) -> None:
+    fake()
+    timed: list[Profile] = []
+    (found,), said = profile_all(run_of(tmp_path), WITH_NCU, on_times=timed.append)
+    assert [list(each.stages_s) for each in timed] == [["build", "times"]]
+    counters = {kernel.name: kernel.counters for kernel in found.kernels}
+    assert counters["aten::mm"] is not None
+    assert counters["aten::mm"].launches == 2
+    assert found.tools["ncu"] == "2025.3.0"
+    assert [command.split()[0] for command in found.commands][1:] == ["ncu"]
+    assert list(found.stages_s) == ["build", "times", "ratios"]
+    assert found.stages_s["build"] == pytest.approx(2 * 0.001)  # each profiler has a worker of its own
+    assert str(tmp_path) not in " ".join(found.commands)
+    assert said == []
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_ncu_counts_a_smaller_case_where_the_system_has_one(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch, unknown: bool
+) -> None:
+    fake()
+    if unknown:
+        monkeypatch.setenv("FAKE_UNKNOWN_SIZE", "small")
+    run = run_of(tmp_path)
+    (found,), said = profile_all(run, WITH_NCU, stand_in=lambda each: replace(each, case=case(size="small")))
+    assert found.case == case()
+    assert all(kernel.counters for kernel in found.kernels)
+    assert profile_path(run.folder, case().key).with_suffix(".ncu-rep").exists()
+    assert [" small " in note for note in found.notes] == ([] if unknown else [True])
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("does", "of", "why", "lasting"),
+    [
+        ("die", "4", "ncu failed: Failed to find metric regex:xyz; --with torch does without it", True),
+        ("kill", "4", "killed by SIGKILL", True),
+        ("kill late", "4", "ncu failed: it was killed by SIGKILL", False),
+        ("forbidden", "4", "NVreg_RestrictProfilingToAdminUsers=0", True),
+        ("no range", "4", "it saw no range of the case; --with torch does without it", True),
+        ("nothing", "4", "it left no report", False),
+        ("unreadable", "4", "ncu could not read its report", False),
+        ("", "9", "it has 4 of 9 launches; profile the case again, or say --with torch", False),
+        ("truncate", "4", "is truncated at launch 4; profile the case again", False),
+        ("foreign", "4", "has no header", False),
+        ("hang", "4", "did not end within 1 s and was killed", True),
+    ],
+)
+def test_without_ratios_the_times_stay_and_a_note_says_why(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch, does: str, of: str, why: str, lasting: bool
+) -> None:
+    fake(does)
+    monkeypatch.setenv("FAKE_LAUNCHES", of)
+    cases = [case(), case(batch=3)]
+    run = run_of(tmp_path, *cases)
+    found, said = profile_all(run, WITH_NCU, stop_s=1.0 if does == "hang" else 60.0)
+    assert [each.status for each in found] == ["ok", "ok"]
+    assert why in found[0].notes[-1]
+    assert found[0].kernels[0].counters is None
+    assert len(said) == (1 if lasting else 2)
+    assert ("given up" in found[1].notes[-1]) is lasting
+    monkeypatch.setenv("FAKE_PROFILER", "")
+    monkeypatch.setenv("FAKE_LAUNCHES", "4")
+    again = Profiler(run, launches(), WITH_NCU, Limits(60, 60), resume=True).jobs(run.jobs)
+    assert [each.case for each in again] == (cases[1:] if lasting else [])  # the one that was not tried
+    assert all(each.kernels[0].counters and not each.notes for each in again)
+
+
+def test_nsys_tells_times(tmp_path: Path, fake: Any) -> None:
+    fake()
+    (found,), _ = profile_all(run_of(tmp_path), Tools("nsys", versions={"nsys": "2025.1"}))
+    assert (found.region_us, found.busy_us, found.units) == (7.0, 6.0, 5)
+    assert [kernel.name for kernel in found.kernels] == ["gemm(float*)", "_dual", "memory copy"]
+    assert found.tools == {"nsys": "2025.1"}
+
+
+def test_of_an_engine_nsys_sees_the_call_under_its_ranges_and_the_host_says_how_long_it_took(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake()
+    monkeypatch.setenv("FAKE_SEEN", '{"host_us": [40.0], "alone_us": 30.0}')
+    (found,), _ = profile_all(run_of(tmp_path), Tools("nsys"))
+    assert (found.region_us, found.units, [kernel.launches for kernel in found.kernels]) == (30.0, 5, [1, 1])
+    assert "under the profiler a run took 33% longer" in found.notes[0]
+
+
+def test_runs_whose_kernels_nsys_did_not_see_are_not_the_call_under_ranges(tmp_path: Path, fake: Any) -> None:
+    fake()
+    database = sqlite3.connect(tmp_path / "fake.sqlite")
+    for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"):
+        database.execute(f"DELETE FROM {table} WHERE correlationId > 2")
+    database.commit()
+    database.close()
+    (found,), _ = profile_all(run_of(tmp_path), Tools("nsys", fallback=False))
+    assert (found.status, "no kernel in the range" in found.reason) == ("failed", True)
+
+
+def test_without_nsys_kineto_takes_its_place_unless_told_otherwise(tmp_path: Path, fake: Any) -> None:
+    fake("die")
+    (found,), said = profile_all(run_of(tmp_path), Tools("nsys"))
+    assert (found.status, list(found.tools)) == ("ok", ["torch.profiler"])
+    assert found.notes[0].startswith("nsys failed")
+    assert len(said) == 1
+    (tmp_path / "second").mkdir()
+    (alone,), _ = profile_all(run_of(tmp_path / "second"), Tools("nsys", fallback=False))
+    assert (alone.status, alone.reason[:11]) == ("unstarted", "nsys failed")
+
+
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        ("kill", "was killed by SIGKILL"),  # before or after its answer
+        ("kill late", "nsys failed: it was killed by SIGKILL; --with torch does without it"),
+        ("nothing", "nsys failed: it left no report"),
+        ("unreadable", "nsys could not read its report: the report cannot be opened; profile the case again"),
+        ("truncate", "the export of Nsight Systems is truncated or is none"),
+        ("foreign", "the export of Nsight Systems is truncated or is none"),
+        ("hang", "nsys did not end within 1 s and was killed; try a smaller case"),
+    ],
+)
+def test_without_a_report_of_nsys_kineto_tells_the_times_and_the_run_goes_on(
+    tmp_path: Path, fake: Any, does: str, why: str
+) -> None:
+    fake(does)
+    cases = [case(), case(batch=3)]
+    found, said = profile_all(run_of(tmp_path, *cases), Tools("nsys"), stop_s=1.0 if does == "hang" else STOP_S)
+    assert [(each.status, list(each.tools)) for each in found] == [("ok", ["torch.profiler"])] * 2
+    assert why in found[0].notes[0]
+    assert said[0] == found[0].notes[0]
+    (tmp_path / "alone").mkdir()
+    alone, _ = profile_all(
+        run_of(tmp_path / "alone", *cases),
+        Tools("nsys", fallback=False),
+        stop_s=1.0 if does == "hang" else STOP_S,
+    )
+    assert {each.status for each in alone} <= ({"killed", "unstarted"} if does == "kill" else {"failed"})
+    assert why in alone[1].reason
+
+
+def test_a_profiler_that_never_starts_the_worker_is_given_up(tmp_path: Path, fake: Any) -> None:
+    fake("never start")
+    run, said = run_of(tmp_path, case(), case(batch=3)), list[str]()
+    found = Profiler(run, launches(), WITH_NCU, Limits(60, 3), say=said.append).jobs(run.jobs)
+    assert [each.status for each in found] == ["ok", "ok"]
+    assert "ncu failed: the system could not be started: no answer within 3 s" in found[0].notes[0]
+    assert "give it more --start-limit" in found[0].notes[0]
+    assert "given up" in found[1].notes[0]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        ("oom", "the case did not fit beside ncu: MemoryError: 80 GiB; try a smaller batch"),
+        ("killed", "ncu failed: the worker was killed by SIGKILL (by hand, or by the system when memory ended)"),
+    ],
+)
+def test_a_case_that_fails_under_a_profiler_keeps_its_times(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch, does: str, why: str
+) -> None:
+    fake()
+    monkeypatch.setenv("FAKE_WORKER", does)
+    (found,), _ = profile_all(run_of(tmp_path), WITH_NCU)
+    assert found.status == "ok"
+    assert why in found.notes[0]
+
+
+def test_a_case_that_hangs_ends_and_leaves_no_process(tmp_path: Path, fake: Any) -> None:
+    fake("hang")
+    run, begun = run_of(tmp_path), time.monotonic()
+    profile_all(run, WITH_NCU, stop_s=1.0)
+    assert time.monotonic() - begun < 40
+    assert end_marked(RUN_VARIABLE, str(run.folder.resolve())) == []
+
+
+def test_auto_takes_the_best_that_is_here_and_says_so(fake: Any) -> None:
+    fake()
+    both = choose("auto", "cuda")
+    assert (both.times, both.ratios) == ("nsys", "ncu")
+    assert "Nsight Systems 2025.3.0.0 tells times and Nsight Compute 2025.3.0.0 counts the rest" in both.said
+    assert choose("torch", "cuda").ratios == ""
+    assert (choose("ncu", "cuda").times, choose("ncu", "cuda").ratios) == ("kineto", "ncu")
+    assert choose("auto", "cpu").times == "kineto"
+
+
+@pytest.mark.parametrize(
+    ("version", "names", "why"),
+    [
+        ("Version 2019.1.0", ("ncu",), "ncu 2019.1.0 is too old"),
+        ("no number", ("ncu",), "ncu does not say its version"),
+        ("Version 2025.3", (), "ncu is not on the path"),
+    ],
+)
+def test_a_profiler_that_cannot_be_used(fake: Any, version: str, names: tuple[str, ...], why: str) -> None:
+    fake("", version, names)
+    assert why in choose("auto", "cuda").said
+    assert choose("auto", "cuda").ratios == ""
+    with pytest.raises(ProfileError, match=why) as error:
+        choose("ncu", "cuda")
+    assert "install Nsight Compute" in str(error.value)
+    with pytest.raises(ProfileError, match="there is none to use"):
+        choose("ncu", "cpu")
