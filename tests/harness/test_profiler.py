@@ -1,5 +1,7 @@
 """A block of a script is profiled; what cannot be asked for is refused before it runs."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +41,11 @@ def test_what_a_script_cannot_ask_for_is_refused_before_its_block_runs(arguments
     pytest.importorskip("torch")
     with pytest.raises(ValueError, match=why), profiled(**arguments):
         pytest.fail("the block ran")
+
+
+def test_a_script_imports_nothing_that_runs_or_keeps_cases() -> None:
+    script = "import sys, harness.profiler; print([name for name in sys.modules if name.startswith('harness.')])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert "'harness.profilers.kineto'" in done.stdout
+    for name in ("run", "pool", "process", "profile_jobs", "under_profiler"):
+        assert f"'harness.{name}'" not in done.stdout

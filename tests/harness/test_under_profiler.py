@@ -1,0 +1,62 @@
+"""A worker under a profiler answers with a profile of the case that was asked for, or it is said why there is none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from profile_helpers import PAIR, case, launches, run_of
+
+from harness.process import Limits, WorkerLost
+from harness.record import Record
+from harness.run import Planned
+from harness.under_profiler import ToolLost, UnderProfiler
+
+LAUNCH = launches()[PAIR]
+
+
+class Slot:
+    """A worker that answers with what it was given, or raises it; asked: the requests."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer, self.asked = answer, list[Any]()
+
+    def ask(self, request: Any, limit_s: float) -> Any:
+        self.asked.append((request, limit_s))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def under(folder: Path) -> UnderProfiler:
+    return UnderProfiler(run_of(folder), Limits(7, 60), "module:ceilings", 1.0, lambda: False)
+
+
+def answered(record: Record, profile: Any) -> dict[str, Any]:
+    return {"record": record.to_dict(), "profile": profile}
+
+
+def test_an_answer_is_the_fields_of_a_profile_and_says_by_what_it_was_found(tmp_path: Path) -> None:
+    slot = Slot(answered(Record(case(), "ok", environment={"software": {"torch": "2.11"}}), {"region_us": 1.0}))
+    found, record = under(tmp_path).by_kineto(slot, LAUNCH, Planned(case()))
+    assert (found["region_us"], found["tools"], record.case) == (1.0, {"torch.profiler": "2.11"}, case())
+    ((request, limit_s),) = slot.asked
+    assert (request["case"], request["mode"], limit_s) == (case().to_dict(), "profile", 7)
+    assert (request["profiler"]["tool"], request["profiler"]["ceilings"]) == ("kineto", "module:ceilings")
+    assert Path(request["profiler"]["keep"]).parent == (tmp_path / "run" / "profiles").resolve()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "why"),
+    [
+        (WorkerLost("killed", "a signal"), "killed", "a signal"),
+        (answered(Record(case(), "oom", "80 GiB"), {}), "oom", "80 GiB"),
+        (answered(Record(case(batch=3), "ok"), {}), "failed", "unusable: .*it is of another case: .* B=3"),
+        (answered(Record(case(), "ok"), None), "failed", "the worker's answer is unusable"),
+        ({"profile": {}}, "failed", "the worker's answer is unusable: KeyError"),
+    ],
+)
+def test_without_a_profile_of_the_case_it_is_said_why(tmp_path: Path, answer: Any, status: str, why: str) -> None:
+    with pytest.raises(ToolLost, match=why) as lost:
+        under(tmp_path).by_kineto(Slot(answer), LAUNCH, Planned(case()))
+    assert lost.value.status == status
+    assert not lost.value.lasting
