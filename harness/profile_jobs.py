@@ -5,6 +5,7 @@ times from inside of the worker.
 """
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from harness.attempt import LOST, Retry
-from harness.environment import around, snapshot
+from harness.environment import around, device_id_of, snapshot
 from harness.nvml import VARIABLE as GPU_VARIABLE
 from harness.pool import Pool
 from harness.process import HERE, RUN_VARIABLE, Launch, Limits, Place, PlaceLost, end_marked
@@ -70,7 +71,8 @@ class Profiler:
     def jobs(self, jobs: Sequence[Job], places: Sequence[Place] = ()) -> list[Profile]:
         """Profile the cases of `jobs`: times of all, then ratios; at `places`, each job at the first that is free.
 
-        Nothing is timed while Nsight Compute counts, as that holds up launches on other GPUs of the machine, too.
+        Times are those of the GPU that measured the job, if that is among them: no two are alike. Nothing is timed
+        while Nsight Compute counts, as that holds up launches on other GPUs of the machine, too.
         """
         with self.run.held():
             end_marked(RUN_VARIABLE, self._mark)
@@ -84,13 +86,31 @@ class Profiler:
             def ratios(number: int, at: Profiler) -> None:
                 at._ratios_of(jobs[number], found[number])
 
-            self._each(range(len(jobs)), places, times)
+            self._each(range(len(jobs)), places, times, self._homes(jobs, places))
             if self._wants_ratios:
                 self._each(range(len(jobs)), places, ratios)
             return [profile for profiles in found for profile in profiles.values()]
 
-    def _each(self, numbers: Iterable[int], places: Sequence[Place], do: Callable[[int, "Profiler"], None]) -> None:
-        """Let profilers like this do jobs by their numbers: what one job loses of the tools the next one tries."""
+    def _homes(self, jobs: Sequence[Job], places: Sequence[Place]) -> list[str]:
+        """The one of the places' GPUs that measured most cases of each job; "" where none did."""
+        here = {place.device_id for place in places}
+        measured: dict[Pair, Counter[str]] = defaultdict(Counter)
+        for record in self.run.records():
+            measured[record.case.system, record.case.backend][device_id_of(record.environment)] += 1
+        ordered = [[gpu for gpu, _ in measured[job.pair].most_common()] for job in jobs]
+        return [next((gpu for gpu in gpus if gpu in here), "") for gpus in ordered]
+
+    def _each(
+        self,
+        numbers: Iterable[int],
+        places: Sequence[Place],
+        do: Callable[[int, "Profiler"], None],
+        homes: Sequence[str] = (),
+    ) -> None:
+        """Let profilers like this do jobs by their numbers: what one job loses of the tools the next one tries.
+
+        homes: the GPU that each job is for, if that is among the places.
+        """
         pool = Pool(self.run.folder, places, self.say)
 
         def at(number: int, place: Place) -> None:
@@ -100,7 +120,7 @@ class Profiler:
                 self.tools, self._lost_everywhere = mine.tools, True
 
         if places:
-            pool.each(numbers, at)
+            pool.each(numbers, at, lambda number: homes[number] if homes else "")
         else:
             for number in numbers:
                 at(number, HERE)

@@ -15,6 +15,7 @@ from harness.profile_jobs import Profiler, by_worker
 from harness.profile_record import Profile, profile_path, write_profile
 from harness.profile_region import ProfileError
 from harness.profilers.choice import Tools, choose
+from harness.record import Record
 from harness.run import Job, Planned, Run, RunFile
 from harness.timer import Policy
 from harness.under_profiler import STOP_S
@@ -120,15 +121,23 @@ def many(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     fake(names=("ncu",))
     monkeypatch.setenv("FAKE_LOG", str(log := tmp_path / "log"))
 
-    def profile(is_there: bool = True) -> tuple[list[Profile], list[list[str]], list[str]]:
+    def profile(is_there: bool = True, measured: str = "") -> tuple[list[Profile], list[list[str]], list[str]]:
+        """measured: of each system, the digit of the GPU that its records name."""
         jobs = tuple(
             Job(system, "cpu", tuple(Planned(replace(case(batch=batch), system=system)) for batch in (2, 3)))
             for system in ("a", "b", "c")
         )
-        run = Run.create(tmp_path / "run", RunFile("profile", jobs, Catalogue(), Policy().to_dict()))
+        run = Run.create(tmp_path / "run", RunFile("measure", jobs, Catalogue(), Policy().to_dict()))
+        for job, gpu in zip(jobs, measured, strict=False):
+            with run.record_file(job) as file:
+                for planned in job.cases:
+                    file.append(Record(planned.case, "skipped", "-", environment={"gpu": {"device_id": gpu}}))
         said: list[str] = []
         of = {job.pair: launches()[PAIR] for job in jobs}
-        places = [Place(f"GPU {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}, is_there=lambda: is_there) for gpu in "01"]
+        places = [
+            Place(f"GPU {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}, gpu if measured else "", is_there=lambda: is_there)
+            for gpu in "01"
+        ]
         found = Profiler(run, of, WITH_NCU, Limits(60, 60), say=said.append).jobs(jobs, places)
         return found, [line.split() for line in log.read_text().splitlines()], said
 
@@ -144,6 +153,13 @@ def test_jobs_share_the_gpus_and_nothing_is_timed_while_nsight_counts(many: Any)
         assert {gpu for _, _, gpu in pass_of} == {"0", "1"}
         assert all(len({gpu for system, _, gpu in pass_of if system == each}) == 1 for each in "abc")
     assert said == []
+
+
+def test_a_job_is_timed_on_the_gpu_that_measured_it(many: Any) -> None:
+    found, log, _ = many(measured="112")
+    assert [each.status for each in found] == ["ok"] * 6
+    timed = {(system, gpu) for system, tool, gpu in log if tool == "kineto"}
+    assert {(system, gpu) for system, gpu in timed if system in "ab"} == {("a", "1"), ("b", "1")}
 
 
 def test_what_a_lost_gpu_had_goes_to_the_others(many: Any, monkeypatch: pytest.MonkeyPatch) -> None:
