@@ -68,22 +68,19 @@ class Suite:
     trial: bool = False
 
 
-def _setting(phase: str, block: int, step_tokens: int, graphs: str = "engine") -> Panel:
+def _setting(phase: str, block: int, step_tokens: int, graphs: str = "engine", batch: int | None = None) -> Panel:
     """Figure 15's case, at few contexts, of vLLM's Transformer under some settings.
 
     Of 1,024 tokens 335 sequences fit at once, between two powers of two: there the sizes of the graphs can matter.
     """
-    usual: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-        "forward": ((16,), (2048, 8192)),
-        "generate": ((512,), (1024,)),
-    }
-    batches, contexts = usual[phase]
+    usual: dict[str, tuple[int, tuple[int, ...]]] = {"forward": (16, (2048, 8192)), "generate": (512, (1024,))}
+    usual_batch, contexts = usual[phase]
     options: dict[str, tuple[str | int, ...]] = {
         "block_size": (block,),
         "max_num_batched_tokens": (step_tokens,),
         "graphs": (graphs,),
     }
-    return Panel(phase, ("transformer",), ("1.3b",), batches, contexts, options, backends=("vllm",))
+    return Panel(phase, ("transformer",), ("1.3b",), (batch or usual_batch,), contexts, options, backends=("vllm",))
 
 
 def _request(systems: tuple[str, ...], *backends: str, state_dtypes: tuple[str, ...] = ()) -> Panel:
@@ -374,6 +371,8 @@ SUITES: tuple[Suite, ...] = (
             _setting("forward", 16, 8192),
             _setting("forward", 16, 32768),
             _setting("forward", 128, 32768),
+            _setting("forward", 128, 32768, batch=1),
+            _setting("forward", 128, 32768, graphs="prompts", batch=1),
             _setting("forward", 16, 16384),
             _setting("generate", 16, 16384),
             _setting("generate", 128, 16384),

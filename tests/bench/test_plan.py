@@ -294,7 +294,7 @@ def test_a_trial_of_settings_is_run_when_it_is_named_and_starts_each_engine_once
     assert job.name == "transformer-vllm"
     engines = [case.options for case in found]
     started = [now for now, before in zip(engines, [None, *engines], strict=False) if now != before]
-    assert len(started) == len(set(started)) == 6
+    assert len(started) == len(set(started)) == 7
     assert {case.option("graphs") for case in found if case.phase == "generate"} == {"engine", "doubling"}
     assert all("vllm-settings" not in group.suites for group in GROUPS)
 

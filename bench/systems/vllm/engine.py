@@ -16,6 +16,7 @@ from bench import model_facts
 from bench.models import ModelConfig, checkpoint
 from bench.models.base import CausalLM
 from bench.models.factory import from_seed
+from bench.plan import LAUNCH_BOUND_TOKENS
 from bench.systems.blockwise import to_host
 from bench.systems.language_model import GATE_BATCH, GATE_PROMPT, GATE_STEPS, device
 from bench.systems.logits import logits_verdict
@@ -25,7 +26,10 @@ from harness.gate import Verdict
 
 SEQUENCES = 512  # vLLM captures graphs up to here unless told otherwise
 GRAPH_STEP = 256  # between the sizes of the graphs beyond them
-GRAPHS = ("engine", "doubling")  # at which numbers of tokens a step is replayed: vLLM's own, or powers of two
+PROMPT_STEP = 1024  # between the sizes of the graphs for prompts
+# At which numbers of tokens a step is replayed: vLLM's own; these and those of prompts that launches bound, which it
+# leaves to the host by itself; or powers of two.
+GRAPHS = ("engine", "prompts", "doubling")
 MEMORY_SHARE = 0.9  # the rest is for the gate's reference in float32
 # What vLLM says where the GPU is too small for the weights and a cache, or another program has taken its share.
 NO_ROOM = ("memory for the cache blocks", "available KV cache memory", "not enough GPU memory", "Free memory on device")
@@ -43,7 +47,7 @@ class Settings:
     block_size: int | None
     max_num_batched_tokens: int
     attention: str = ""
-    graphs: str = "engine"
+    graphs: str = "prompts"
     cache_bytes: int | None = None  # None: what is left of MEMORY_SHARE
 
     def __post_init__(self) -> None:
@@ -79,10 +83,11 @@ class Settings:
         """The numbers of tokens that have a graph; empty where the engine's own list is it."""
         if self.graphs == "doubling":
             return [2**power for power in range(self.max_num_seqs.bit_length())]
-        if self.max_num_seqs <= SEQUENCES:
+        prompts = range(PROMPT_STEP, LAUNCH_BOUND_TOKENS + 1, PROMPT_STEP) if self.graphs == "prompts" else ()
+        if self.max_num_seqs <= SEQUENCES and not prompts:
             return []
         own = [1, 2, 4, *range(8, 256, 8), *range(256, SEQUENCES + 1, 16)]
-        return [*own, *range(SEQUENCES + GRAPH_STEP, self.max_num_seqs + 1, GRAPH_STEP)]
+        return sorted({*own, *range(SEQUENCES + GRAPH_STEP, self.max_num_seqs + 1, GRAPH_STEP), *prompts})
 
 
 @dataclass

@@ -148,7 +148,7 @@ class VllmSystem:
             block_size=None if block is None else int(block),
             max_num_batched_tokens=int(case.option("max_num_batched_tokens", self.max_num_batched_tokens)),
             attention=str(case.option("attention", "")),
-            graphs=str(case.option("graphs", "engine")),
+            graphs=str(case.option("graphs", Settings.graphs)),
             cache_bytes=self._cache_bytes(case.size),
         )
 

@@ -348,20 +348,29 @@ def test_an_engine_that_remembers_prompts_misses_its_gate(llm):
     assert "samples_that_leave_something" in workload.gate().reason
 
 
-def graph_sizes(sequences, graphs="engine"):
+def graph_sizes(sequences, graphs="prompts"):
     settings = Settings("1.3b", "bfloat16", 1024, sequences, None, 8192, graphs=graphs)
     return settings.arguments().get("compilation_config", {}).get("cudagraph_capture_sizes")
 
 
 def test_graphs_reach_every_batch_in_flight():
-    assert graph_sizes(512) is None  # vLLM's own list ends there
-    assert {1, 8, 248, 256, 496, 512, 768, 1024, 4096} <= set(graph_sizes(4096))
-    assert max(graph_sizes(4096)) == 4096
+    assert graph_sizes(512, "engine") is None  # vLLM's own list ends there
+    assert {1, 8, 248, 256, 496, 512, 768, 1024, 4096} <= set(graph_sizes(4096, "engine"))
+    assert max(graph_sizes(4096, "engine")) == 4096
     assert graph_sizes(512, "doubling") == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
 
+@pytest.mark.parametrize("sequences", [512, 4096])
+def test_prompts_that_launches_bound_have_graphs(sequences):
+    """As our models' have them: those of at most 8,192 tokens together."""
+    sizes = graph_sizes(sequences)
+    assert set(sizes) >= {1, 496, 512, 1024, 2048, 4096, 8192}
+    assert (max(sizes), sizes) == (8192, sorted(set(sizes)))
+    assert [size for size in sizes if size > sequences][-4:] == [5120, 6144, 7168, 8192]
+
+
 def test_unknown_graph_sizes_are_an_error():
-    with pytest.raises(ValueError, match="graphs 'none': must be one of engine, doubling"):
+    with pytest.raises(ValueError, match="graphs 'none': must be one of engine, prompts, doubling"):
         graph_sizes(512, "none")
 
 
