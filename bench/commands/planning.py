@@ -82,16 +82,12 @@ def plan(asked: Asked) -> Plan:
     device, here = _device(asked.device, machine["device_kind"])
     if here and device != machine["device_kind"]:
         machine = snapshot(device)  # a run on the CPU of a machine with a GPU is one of its CPU
-    checkpoint = open_checkpoint(asked.checkpoint)
-    names, systems = _suites(asked, device, checkpoint)
+    checkpoint, systems, selection, cases = _cases_asked(asked, device)
     budget_s = asked.budget_s or BUDGETS_S[device]
-    selection = select(replace(asked, systems=systems), device, checkpoint)
-    suites = [find_suite(name) for name in names]
-    for suite in suites:
+    for suite, _ in cases:
         _refuse_without_gpu(suite, device)
-    cases = [(suite, suite_cases(suite, selection, device)) for suite in suites]
     if not any(planned for _, planned in cases):
-        whose = f"suite {suites[0].name}: none of its" if len(suites) == 1 else "none of the suites'"
+        whose = f"suite {cases[0][0].name}: none of its" if len(cases) == 1 else "none of the suites'"
         folder = checkpoint.folder.name if checkpoint else None
         given = {"--systems": systems, "--phase": asked.phase, "--checkpoint": folder}
         by = " ".join(f"{option} {value}" for option, value in given.items() if value is not None)
@@ -120,10 +116,19 @@ def plan(asked: Asked) -> Plan:
 
 def keys_asked(asked: Asked, device: str) -> frozenset[str]:
     """The keys of the cases that a request asks for on a device; UserError where it cannot be planned here."""
+    *_, cases = _cases_asked(asked, device)
+    return frozenset(each.case.key for _, planned in cases for each in planned)
+
+
+def _cases_asked(
+    asked: Asked, device: str
+) -> tuple[Checkpoint | None, str | None, Selection, list[tuple[Suite, list[Planned]]]]:
+    """The checkpoint, the systems and the selection of a request, and its suites, each with its cases on a device."""
     checkpoint = open_checkpoint(asked.checkpoint)
     names, systems = _suites(asked, device, checkpoint)
     selection = select(replace(asked, systems=systems), device, checkpoint)
-    return frozenset(each.case.key for name in names for each in suite_cases(find_suite(name), selection, device))
+    suites = [find_suite(name) for name in names]
+    return checkpoint, systems, selection, [(suite, suite_cases(suite, selection, device)) for suite in suites]
 
 
 def open_run(work: Plan, out: Path, *, resume: bool, arguments: Sequence[str]) -> Run:
