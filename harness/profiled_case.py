@@ -22,7 +22,7 @@ from harness.profilers import kineto
 from harness.profilers.trace import Runs, found_in, found_of, last_runs
 from harness.ranges import COUNTED_LAYER, LEAD, TIMED, nvtx_range, profiler_range, range_name, recorded, told
 from harness.system import Workload
-from harness.timer import Clock, Policy, never_throttled, take_samples, warm_up
+from harness.timer import CpuClock, Policy, never_throttled, take_engine_samples, take_samples, warm_up, warm_up_engine
 
 WARM_RUNS = 3
 RUNS = 5  # of what is timed, one after another, at the least, so that one that is held up does not count
@@ -132,15 +132,17 @@ class _Work:
     def alone(self) -> None:
         """Learn how long a run takes while nothing is profiled, as a measurement times it: a profiler may slow it."""
         if self.is_engine:
-            clock: Clock = _EngineClock(self)
+            batches = self._batches_ms()
+            warm_up_engine(batches, ALONE, CudaEventClock() if self.device == "cuda" else CpuClock(), self.throttled)
+            timing = take_engine_samples(batches, ALONE, self.throttled)
         elif self.device == "cuda":
-            clock = self.clock = CudaEventClock(self.case.timing)
-            clock.prepare(self.workload.run, self.call_s)
-            self.calls = clock.launches
+            self.clock = CudaEventClock(self.case.timing)
+            self.clock.prepare(self.workload.run, self.call_s)
+            self.calls = self.clock.launches
+            warm_up(self.clock, ALONE, self.throttled)
+            timing = take_samples(self.clock, ALONE, self.throttled)
         else:
             return
-        warm_up(clock, ALONE, self.throttled)
-        timing = take_samples(clock, ALONE, self.throttled)
         self.alone_us = median(timing.samples_ms) * 1e3 * self.calls
 
     def timed(self) -> Callable[[], object]:
@@ -148,11 +150,6 @@ class _Work:
         if self.is_engine:
             return lambda: self._once(self._on_the_hosts_clock())
         return self.clock.launch if self.clock else self.workload.run
-
-    def batch_ms(self) -> float:
-        """Milliseconds of an engine's batch for its host."""
-        self._once(self._on_the_hosts_clock())
-        return self.host_us[-1] / 1e3
 
     def load(self, run: Callable[[], object]) -> None:
         """Run what is timed until the GPU's power controller has settled; learn how many runs to lead in and to see.
@@ -209,33 +206,18 @@ class _Work:
         else:
             self.units = self.workload.engine_batch(around)
 
+    def _batches_ms(self) -> Iterator[list[float]]:
+        """Milliseconds of one batch of an engine after the other for its host."""
+        while True:
+            self._once(self._on_the_hosts_clock())
+            yield [self.host_us[-1] / 1e3]
+
     @contextmanager
     def _on_the_hosts_clock(self) -> Iterator[None]:
         start = time.monotonic()
         yield
         if self.is_engine:
             self.host_us.append((time.monotonic() - start) * 1e6)
-
-
-class _EngineClock:
-    """Times an engine's batches by its host's clock, which is how the engine times itself."""
-
-    own_bytes = 0
-    launches = 1
-    loaded_s = 0.0
-    replays = False
-
-    def __init__(self, work: _Work) -> None:
-        on_gpu = work.device == "cuda"
-        self.wakes_s, self.settles_s = (WAKES_S, SETTLES_S) if on_gpu else (0.0, 0.0)
-        self.sample = work.batch_ms
-
-    def prepare(self, run: Callable[[], object]) -> None:
-        """Nothing: the engine has run."""
-
-    def now(self) -> float:
-        """Monotonic seconds of the host."""
-        return time.monotonic()
 
 
 def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
