@@ -86,7 +86,7 @@ class Profiler:
             def ratios(number: int, at: Profiler) -> None:
                 at._ratios_of(jobs[number], found[number])
 
-            self._each(range(len(jobs)), places, times, self._homes(jobs, places))
+            self._each(range(len(jobs)), places, times, self._homes(jobs, places) if places else ())
             if self._wants_ratios:
                 self._each(range(len(jobs)), places, ratios)
             return [profile for profiles in found for profile in profiles.values()]
