@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from harness.attempt import LOST, Retry
@@ -160,14 +161,24 @@ class Profiler:
                     found[planned.case.key] = self._with_times(slot, job, launch, planned)
 
     def _ratios_of(self, job: Job, found: dict[str, Profile]) -> None:
-        """Ratios beside the times, each case in a worker of its own."""
+        """Ratios beside the times, each case in a worker of its own.
+
+        Where there are several GPUs, each counts under a lock of its own: Nsight Compute's is a file in TMPDIR and lets
+        one program count at a time.
+        """
+        launch = self._launch(job)
+        with TemporaryDirectory(prefix="ncu-") as lock:
+            env = {"TMPDIR": lock} if self.place.name else {}
+            self._count(replace(launch, env={**launch.env, **env}), found)
+
+    def _count(self, launch: Launch, found: dict[str, Profile]) -> None:
         for key, profile in found.items():
             if profile.status != "ok" or RATIOS in profile.stages_s:
                 continue
             profile = replace(profile, notes=tuple(note for note in profile.notes if note != GIVEN_UP))
             if self.tools.ratios:
                 start = time.monotonic()
-                profile, record = self._with_ratios(self._launch(job), profile)
+                profile, record = self._with_ratios(launch, profile)
                 found[key] = _took(profile, RATIOS, start, record)
             else:  # without the stage, so that a later run tries again
                 found[key] = replace(profile, notes=(*profile.notes, GIVEN_UP))

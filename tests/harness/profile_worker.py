@@ -1,6 +1,6 @@
 """A worker that needs no torch: answers like `harness.worker` for a case that a profiler finds two kernels in.
 
-Under Nsight it does as FAKE_WORKER says: "oom" or "killed". FAKE_LOG: a file for a line of what it was asked and when.
+Under Nsight it does as FAKE_WORKER says: "oom" or "killed". FAKE_LOG: a file for a line of what it was asked and where.
 On the GPU that FAKE_GONE names it dies.
 """
 
@@ -32,7 +32,7 @@ def main() -> None:
             if log := os.environ.get("FAKE_LOG"):
                 time.sleep(0.1)
                 with open(log, "a") as file:
-                    file.write(f"{case.system} {request['profiler']['tool']} {gpu}\n")
+                    file.write(f"{case.system} {request['profiler']['tool']} {gpu} {os.environ.get('TMPDIR', '-')}\n")
             if does == "killed":
                 os.kill(os.getpid(), 9)
             environment: dict = {"software": {"torch": "2.11"}}

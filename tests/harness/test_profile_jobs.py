@@ -148,17 +148,26 @@ def test_jobs_share_the_gpus_and_nothing_is_timed_while_nsight_counts(many: Any)
     found, log, said = many()
     assert [(each.case.system, each.case.batch) for each in found] == [(a, b) for a in "abc" for b in (2, 3)]
     assert all(each.kernels[0].counters is not None for each in found)
-    assert [tool for _, tool, _ in log] == ["kineto"] * 6 + ["ncu"] * 6
+    assert [tool for _, tool, *_ in log] == ["kineto"] * 6 + ["ncu"] * 6
     for pass_of in (log[:6], log[6:]):
-        assert {gpu for _, _, gpu in pass_of} == {"0", "1"}
-        assert all(len({gpu for system, _, gpu in pass_of if system == each}) == 1 for each in "abc")
+        assert {gpu for _, _, gpu, _ in pass_of} == {"0", "1"}
+        assert all(len({gpu for system, _, gpu, _ in pass_of if system == each}) == 1 for each in "abc")
     assert said == []
+
+
+def test_each_gpu_counts_by_a_lock_of_its_own(many: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    _, log, _ = many()
+    where = {tool: {(system, folder) for system, each, _, folder in log if each == tool} for tool in ("kineto", "ncu")}
+    assert where["kineto"] == {(system, str(tmp_path)) for system in "abc"}
+    assert len({folder for _, folder in where["ncu"]} - {str(tmp_path)}) == 3  # of each job, on a GPU that it has alone
+    assert not any(Path(folder).exists() for _, folder in where["ncu"])
 
 
 def test_a_job_is_timed_on_the_gpu_that_measured_it(many: Any) -> None:
     found, log, _ = many(measured="112")
     assert [each.status for each in found] == ["ok"] * 6
-    timed = {(system, gpu) for system, tool, gpu in log if tool == "kineto"}
+    timed = {(system, gpu) for system, tool, gpu, _ in log if tool == "kineto"}
     assert {(system, gpu) for system, gpu in timed if system in "ab"} == {("a", "1"), ("b", "1")}
 
 
@@ -167,7 +176,7 @@ def test_what_a_lost_gpu_had_goes_to_the_others(many: Any, monkeypatch: pytest.M
     found, log, said = many(is_there=False)
     assert [each.status for each in found] == ["ok"] * 6
     assert said == ["GPU 0 is gone; what is left goes to the others"] * 2  # of the times, and of the ratios
-    assert [gpu for _, tool, gpu in log if tool == "kineto"].count("1") == 6
+    assert [gpu for _, tool, gpu, _ in log if tool == "kineto"].count("1") == 6
 
 
 def test_a_profile_of_another_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
