@@ -28,7 +28,8 @@ SEQUENCES = 512  # vLLM captures graphs up to here unless told otherwise
 GRAPH_STEP = 256  # between the sizes of the graphs beyond them
 PROMPT_STEP = 1024  # between the sizes of the graphs for prompts
 # At which numbers of tokens a step is replayed: vLLM's own; these and those of prompts that launches bound, which it
-# leaves to the host by itself; or powers of two.
+# leaves to the host by itself; or powers of two. With those of prompts `cache_bytes` must be told: to find what is left,
+# vLLM first makes a cache of as many blocks as its largest graph has tokens, 206 GB for 8,192 blocks of 128 tokens.
 GRAPHS = ("engine", "prompts", "doubling")
 MEMORY_SHARE = 0.9  # the rest is for the gate's reference in float32
 # What vLLM says where the GPU is too small for the weights and a cache, or another program has taken its share.
@@ -47,7 +48,7 @@ class Settings:
     block_size: int | None
     max_num_batched_tokens: int
     attention: str = ""
-    graphs: str = "prompts"
+    graphs: str = "engine"
     cache_bytes: int | None = None  # None: what is left of MEMORY_SHARE
 
     def __post_init__(self) -> None:
@@ -61,6 +62,10 @@ class Settings:
         if self.attention:
             backend, _, version = self.attention.partition("-")
             attention = {"backend": backend} | ({"flash_attn_version": int(version)} if version else {})
+        if (
+            self.graphs == "prompts"
+        ):  # or what has a graph gets room for keys in 32 parts, which prompts have no use for
+            attention |= {"flash_attn_max_num_splits_for_cuda_graph": 1}
         return {
             "skip_tokenizer_init": True,
             "load_format": "safetensors",

@@ -56,6 +56,7 @@ class VllmSystem:
     # vllm-settings tries them.
     max_num_batched_tokens: ClassVar[int]
     block_sizes: ClassVar[Mapping[str, int]] = {}
+    graphs: ClassVar[Mapping[str, str]] = {}  # by phase; the engine's own where it is not named
     steps_grow: ClassVar[bool] = True  # whether a step of generate reads more with each token that a sequence has
 
     def __init__(self) -> None:
@@ -140,6 +141,7 @@ class VllmSystem:
 
     def _settings(self, case: Case) -> Settings:
         block = case.option("block_size", self.block_sizes.get(case.phase))
+        graphs = str(case.option("graphs", self.graphs.get(case.phase, Settings.graphs)))
         return Settings(
             size=case.size,
             dtype=case.dtype,
@@ -148,18 +150,16 @@ class VllmSystem:
             block_size=None if block is None else int(block),
             max_num_batched_tokens=int(case.option("max_num_batched_tokens", self.max_num_batched_tokens)),
             attention=str(case.option("attention", "")),
-            graphs=str(case.option("graphs", Settings.graphs)),
-            cache_bytes=self._cache_bytes(case.size),
+            graphs=graphs,
+            cache_bytes=self._cache_bytes(case.size) if uncut(case.size)[1] or graphs == "prompts" else None,
         )
 
-    def _cache_bytes(self, size: str) -> int | None:
-        """What the cache takes; None for what the engine finds to be left.
+    def _cache_bytes(self, size: str) -> int:
+        """What is left for the cache of a model on an idle GPU.
 
         Of a size that was cut its layers' share of the whole model's cache, so that as many sequences fit.
         """
-        name, layers = uncut(size)
-        if not layers:
-            return None
+        name, _ = uncut(size)
         config, part = self.config(name), self.config(size)
         cache = int(MEMORY_SHARE * gpu_memory()) - 2 * parameter_count(config) - BESIDE_CACHE
         return cache * part.layers // config.layers

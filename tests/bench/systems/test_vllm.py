@@ -169,6 +169,24 @@ def test_an_engine_of_fewer_layers_holds_as_many_sequences(llm):
     assert "kv_cache_memory_bytes" not in whole.arguments()
 
 
+@pytest.mark.parametrize(("phase", "apart"), [("forward", True), ("generate", False), ("request", False)])
+def test_forwards_alone_have_graphs_of_prompts_and_are_told_their_cache(llm, phase, apart):
+    """vLLM itself would try them beside a cache of 8,192 blocks of 128 tokens, which no GPU holds."""
+    told = VllmTransformer()._settings(replace(CASE, phase=phase, size="1.3b", context=2048)).arguments()
+    assert (max(told.get("compilation_config", {}).get("cudagraph_capture_sizes", [0])) == 8192) is apart
+    assert told.get("kv_cache_memory_bytes", 0) == (pytest.approx(66.9e9, rel=1e-2) if apart else 0)
+    assert told.get("attention_config", {}) == ({"flash_attn_max_num_splits_for_cuda_graph": 1} if apart else {})
+
+
+def test_graphs_of_prompts_keep_the_attention_that_is_asked_for():
+    settings = Settings("1.3b", "bfloat16", 1024, 512, None, 8192, "FLASH_ATTN-2", "prompts")
+    assert settings.arguments()["attention_config"] == {
+        "backend": "FLASH_ATTN",
+        "flash_attn_version": 2,
+        "flash_attn_max_num_splits_for_cuda_graph": 1,
+    }
+
+
 def test_a_cache_that_holds_no_sequence_is_out_of_memory(llm):
     llm.blocks = 3
     with pytest.raises(MemoryError, match="3 blocks does not hold one sequence"):
@@ -348,22 +366,22 @@ def test_an_engine_that_remembers_prompts_misses_its_gate(llm):
     assert "samples_that_leave_something" in workload.gate().reason
 
 
-def graph_sizes(sequences, graphs="prompts"):
+def graph_sizes(sequences, graphs="engine"):
     settings = Settings("1.3b", "bfloat16", 1024, sequences, None, 8192, graphs=graphs)
     return settings.arguments().get("compilation_config", {}).get("cudagraph_capture_sizes")
 
 
 def test_graphs_reach_every_batch_in_flight():
-    assert graph_sizes(512, "engine") is None  # vLLM's own list ends there
-    assert {1, 8, 248, 256, 496, 512, 768, 1024, 4096} <= set(graph_sizes(4096, "engine"))
-    assert max(graph_sizes(4096, "engine")) == 4096
+    assert graph_sizes(512) is None  # vLLM's own list ends there
+    assert {1, 8, 248, 256, 496, 512, 768, 1024, 4096} <= set(graph_sizes(4096))
+    assert max(graph_sizes(4096)) == 4096
     assert graph_sizes(512, "doubling") == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
 
 @pytest.mark.parametrize("sequences", [512, 4096])
 def test_prompts_that_launches_bound_have_graphs(sequences):
     """As our models' have them: those of at most 8,192 tokens together."""
-    sizes = graph_sizes(sequences)
+    sizes = graph_sizes(sequences, "prompts")
     assert set(sizes) >= {1, 496, 512, 1024, 2048, 4096, 8192}
     assert (max(sizes), sizes) == (8192, sorted(set(sizes)))
     assert [size for size in sizes if size > sequences][-4:] == [5120, 6144, 7168, 8192]
