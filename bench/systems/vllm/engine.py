@@ -28,8 +28,8 @@ SEQUENCES = 512  # vLLM captures graphs up to here unless told otherwise
 GRAPH_STEP = 256  # between the sizes of the graphs beyond them
 PROMPT_STEP = 1024  # between the sizes of the graphs for prompts
 # At which numbers of tokens a step is replayed: vLLM's own; these and those of prompts that launches bound, which it
-# leaves to the host by itself; or powers of two. With those of prompts `cache_bytes` must be told: to find what is left,
-# vLLM first makes a cache of as many blocks as its largest graph has tokens, 206 GB for 8,192 blocks of 128 tokens.
+# leaves to the host by itself; or powers of two. With those of prompts `cache_bytes` must be told: to find what is
+# left, vLLM first makes a cache of as many blocks as its largest graph has tokens, 206 GB for 8,192 of 128 tokens.
 GRAPHS = ("engine", "prompts", "doubling")
 MEMORY_SHARE = 0.9  # the rest is for the gate's reference in float32
 # What vLLM says where the GPU is too small for the weights and a cache, or another program has taken its share.

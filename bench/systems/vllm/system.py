@@ -44,6 +44,9 @@ STEADY_STEPS = 32  # of a generate batch, at the least, in which every sequence 
 STEPS_SEEN = 16  # of those by a profiler
 MANY_SEQUENCES = 4096  # the figures' largest batch: an engine of more than SEQUENCES is made for all of them
 BESIDE_CACHE = 2_500_000_000  # bytes that an engine of 1.3b took beside weights and cache, on an H100 and an H200
+BESIDE_PROMPTS = (
+    2_000_000_000  # for graphs of prompts: a forward, which holds the prompts of two steps, has room to spare
+)
 MODEL_LENGTH = 33_024  # the figures' longest prompt, 32,768, and its steps; one engine then serves them all
 
 
@@ -151,17 +154,20 @@ class VllmSystem:
             max_num_batched_tokens=int(case.option("max_num_batched_tokens", self.max_num_batched_tokens)),
             attention=str(case.option("attention", "")),
             graphs=graphs,
-            cache_bytes=self._cache_bytes(case.size) if uncut(case.size)[1] or graphs == "prompts" else None,
+            cache_bytes=self._cache_bytes(case.size, graphs),
         )
 
-    def _cache_bytes(self, size: str) -> int:
-        """What is left for the cache of a model on an idle GPU.
+    def _cache_bytes(self, size: str, graphs: str) -> int | None:
+        """What the cache takes; None for what the engine finds to be left.
 
         Of a size that was cut its layers' share of the whole model's cache, so that as many sequences fit.
         """
-        name, _ = uncut(size)
+        name, layers = uncut(size)
+        if not layers and graphs != "prompts":
+            return None
         config, part = self.config(name), self.config(size)
-        cache = int(MEMORY_SHARE * gpu_memory()) - 2 * parameter_count(config) - BESIDE_CACHE
+        beside = BESIDE_CACHE + (BESIDE_PROMPTS if graphs == "prompts" else 0)
+        cache = int(MEMORY_SHARE * gpu_memory()) - 2 * parameter_count(config) - beside
         return cache * part.layers // config.layers
 
     def _sequences(self, case: Case) -> int:
