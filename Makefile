@@ -1,4 +1,4 @@
-# make bench: install, measure, write the page. make test: install, check, test.
+# make install: the environment alone. make bench: install, measure, write the page. make test: install, check, test.
 #
 #   VENV=.venv     where to install; VENV= uses what PYTHON already has, baselines included
 #   OUT=out/...    the run's folder; resume an interrupted run with the same OUT
@@ -21,7 +21,9 @@ NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) $
 INSTALL_MAMBA := .venv-mamba/bin/python -m pip install --quiet --no-deps --no-build-isolation \
   --requirement bench/requirements/mamba.txt
 
-.PHONY: bench baselines venv-vllm venv-mamba test test-gpu sanitize lint chromium axe slurm clean
+.PHONY: install bench baselines venv-vllm venv-mamba test test-gpu sanitize lint chromium axe slurm clean
+
+install: $(INSTALLED)
 
 bench: $(INSTALLED)
 ifeq ($(TARGET),cuda)

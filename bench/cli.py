@@ -136,7 +136,7 @@ def run(
     ] = None,
     min_samples: Annotated[
         int | None,
-        typer.Option(help=f"Samples of a case, whatever the budget; {PUBLISHED} in the paper's suites.", min=1),
+        typer.Option(help=f"Samples of a case, whatever the budget; {PUBLISHED} but for quick.", min=1),
     ] = None,
     repeats: Annotated[
         int, typer.Option(help="Fresh processes that each case runs in, one after another.", min=1, max=99)

@@ -5,7 +5,10 @@ At the size of a layer of the 1.3b model: 32 heads of 64, mini-batches of 16. Er
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,3 +107,21 @@ def test_steps_repeat_bitwise(operator: str, form: str, precision: str) -> None:
         first, second = (generate.generate_step(*token, *outer, state) for state in states)
         assert torch.equal(first, second)
     assert all(torch.equal(a, b) for a, b in zip(*(s.tensors() for s in states), strict=True))
+
+
+def test_the_example_of_the_readme() -> None:
+    """A prompt by the forward kernel, then a step: as PyTorch reads the token after the prompt."""
+    ops = import_module("tk_kernels.ttt_linear.ops")
+    if ops.available():
+        pytest.skip(ops.available())
+    readme = Path(__file__).resolve().parents[2] / "tk_kernels" / "README.md"
+    found: dict[str, Any] = {}
+    exec(re.search(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)[1], found)
+    token = [found[name][:, -1:].float() for name in ("q", "k", "v", "lr")]
+    layer = [found[name].float() for name in ("scale", "weight", "bias")]
+    state = found["reference"].init_state(found["W"], found["b"], found["B"])
+    prompt = [found[name].float() for name in ("q", "k", "v", "lr")]
+    _, state = found["reference"].forward(*prompt, *layer, state)
+    expected, _ = found["reference"].forward(*token, *layer, state)
+    assert found["out"].shape == expected[:, 0].shape
+    assert (found["out"] - expected[:, 0]).norm() / expected.norm() < 1e-2
