@@ -71,20 +71,17 @@ class Pool:
         """
         queue = _Queue(jobs, home, self.places)
         errors: list[BaseException] = []
-        threads = [
-            # Each for as long as its workers: the kernel ends a worker with the thread that started it.
-            threading.Thread(target=self._serve, args=(queue, place, cores, do, errors), daemon=True)
-            for place, cores in zip(self.places, cores_by_share(len(self.places)), strict=True)
-        ]
+        under_way: list[threading.Event] = []  # of each thread, set at its end
         try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                _wait_for(thread)
+            for place, cores in zip(self.places, cores_by_share(len(self.places)), strict=True):
+                # Each for as long as its workers: the kernel ends a worker with the thread that started it.
+                ended = threading.Event()
+                threading.Thread(target=self._serve, args=(queue, place, cores, do, errors, ended), daemon=True).start()
+                under_way.append(ended)
+            _wait_for(under_way)
         finally:
             self.stop.set()
-            for thread in threads:
-                _wait_for(thread)
+            _wait_for(under_way)
         if errors:
             raise errors[0]
         if left := queue.left():
@@ -100,6 +97,7 @@ class Pool:
         cores: frozenset[int],
         do: Callable[[T, Place], object],
         errors: list[BaseException],
+        ended: threading.Event,
     ) -> None:
         """Do jobs at a place until none is left; of errors, the first counts."""
         try:
@@ -120,12 +118,18 @@ class Pool:
             if not self.stop.is_set():
                 errors.append(error)
             self.stop.set()
+        finally:
+            ended.set()
 
 
-def _wait_for(thread: threading.Thread) -> None:
-    """Until the thread ends; in steps, so that signals are handled in between."""
-    while thread.is_alive():
-        thread.join(0.2)
+def _wait_for(under_way: Iterable[threading.Event]) -> None:
+    """Until all are set; in steps, so that signals are handled in between.
+
+    A thread that is joined while a signal raises counts as ended before Python 3.13, whatever it does.
+    """
+    for ended in under_way:
+        while not ended.wait(0.2):
+            pass
 
 
 class _Queue(Generic[T]):

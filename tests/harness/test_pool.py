@@ -318,6 +318,30 @@ def test_neighbours_on_other_cores_are_no_others(tmp_path: Path) -> None:
         neighbour.wait()
 
 
+STUBBORN = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from test_pool import place
+from harness.pool import Pool
+pool, ended = Pool(Path("."), [place("0"), place("1")], print), []
+def do(seconds, at):
+    pool.stop.wait(60)
+    time.sleep(seconds)
+    ended.append(seconds)
+threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    pool.each([2, 0.5], do)
+except KeyboardInterrupt:
+    sys.exit(str(ended))
+"""
+
+
+def test_an_interrupted_pool_waits_for_every_thread() -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
+    done = subprocess.run([sys.executable, "-c", STUBBORN], env=env, cwd=HERE, capture_output=True, text=True)
+    assert done.stderr == "[0.5, 2]\n"
+
+
 PARENT = """
 import sys
 from pathlib import Path
