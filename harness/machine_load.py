@@ -2,13 +2,17 @@
 
 import os
 import resource
+import threading
 import time
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from harness.warden import descendants
 
 _STAT = "/proc/stat"
 BUSY_SHARE, IDLE_SHARE = 0.1, 0.1
+_ended: dict[int, float] = defaultdict(float)  # seconds of the children that each thread said it ends
 
 
 class LoadMeter:
@@ -67,25 +71,41 @@ def _times() -> tuple[float, float, float] | None:
     return busy, idle, _own_seconds()
 
 
+def count_ended(pid: int) -> None:
+    """Of a child that this thread is about to end: what it used until now is this thread's, and no other's."""
+    _ended[threading.get_ident()] += _seconds_of([pid, *descendants(pid)])
+
+
 def _own_seconds() -> float:
     """Of this process, of its children that were waited for, and of its descendants that run on this thread's cores.
 
-    Those on other cores are workers of other GPUs.
+    Those on other cores are workers of other GPUs, and what other threads have ended was.
     """
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    tick = os.sysconf("SC_CLK_TCK")
-    alive, cores = 0.0, os.sched_getaffinity(0)
-    for pid in descendants(os.getpid()):
+    own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    elsewhere = sum(seconds for thread, seconds in [*_ended.items()] if thread != threading.get_ident())
+    cores = os.sched_getaffinity(0)
+    here = [pid for pid in descendants(os.getpid()) if not cores.isdisjoint(_cores_of(pid))]
+    return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime - elsewhere + _seconds_of(here)
+
+
+def _cores_of(pid: int) -> set[int]:
+    try:
+        return os.sched_getaffinity(pid)
+    except OSError:
+        return set()
+
+
+def _seconds_of(pids: Iterable[int]) -> float:
+    """Processor time of processes and of their children that ended."""
+    tick, total = os.sysconf("SC_CLK_TCK"), 0.0
+    for pid in pids:
         try:
-            if cores.isdisjoint(os.sched_getaffinity(pid)):
-                continue
             with open(f"/proc/{pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
-            alive += sum(int(fields[at]) for at in (11, 12, 13, 14)) / tick  # utime, stime, and its own children's
+            total += sum(int(fields[at]) for at in (11, 12, 13, 14)) / tick  # utime, stime, and its own children's
         except (OSError, IndexError, ValueError):
             continue
-    return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime + alive
+    return total
 
 
 def warning(effect: str, seconds: float = 0.3) -> str:

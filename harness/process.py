@@ -19,6 +19,7 @@ from typing import Any
 
 from harness import warden
 from harness.environment import COMMIT_VARIABLE, DIRTY, commit_and_dirty
+from harness.machine_load import count_ended
 from harness.reason import last_words, sentence
 
 OUTPUT_LIMIT = 64 << 20  # bytes that a case may print before the worker's log is emptied, or answer
@@ -100,7 +101,7 @@ class WorkerProcess:
 
     def __init__(self, launch: Launch, stopped: Callable[[], bool] = lambda: False) -> None:
         """stopped: whether the run is to end, asked while an answer is waited for."""
-        self._stopped = stopped
+        self._stopped, self._counted = stopped, False
         # Append mode, so that it can be emptied between cases under the writer's feet.
         self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by `kill`
         self._buffer = bytearray()
@@ -151,14 +152,17 @@ class WorkerProcess:
     def stop(self, limit_s: float = _STOP_S) -> int | None:
         """Ask the worker to end, then make it; its exit status, None where it had to be made to end."""
         status = None
-        with suppress(WorkerLost, subprocess.TimeoutExpired):
+        self._count_seconds()
+        with suppress(WorkerLost):  # it has ended already, or is about to
             self._send({"id": next(self._ids), "do": "stop"}, time.monotonic() + _STOP_S)
+        with suppress(subprocess.TimeoutExpired):
             status = self._process.wait(limit_s)
         self.kill()
         return status
 
     def kill(self) -> None:
         """End the worker and whatever it started, and wait until its memory is free."""
+        self._count_seconds()
         if sys.platform == "linux":
             with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 self._process.terminate()  # the warden ends the rest
@@ -171,6 +175,12 @@ class WorkerProcess:
             with suppress(OSError):  # what was not yet written to a dead worker
                 if pipe is not None:
                     pipe.close()
+
+    def _count_seconds(self) -> None:
+        """Once, while its processes are there."""
+        if sys.platform == "linux" and not self._counted:
+            count_ended(self._process.pid)
+            self._counted = True
 
     def _empty_log(self) -> None:
         os.ftruncate(self._stderr.fileno(), 0)

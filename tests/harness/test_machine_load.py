@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -81,6 +82,26 @@ def test_the_own_time_counts_children_that_live_and_that_ended() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_what_another_thread_ended_is_its_own() -> None:
+    """A worker of another GPU that ends: its whole time comes at once, and would hide what strangers did."""
+
+    def work() -> None:
+        child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        end = time.monotonic() + 20
+        while machine_load._seconds_of([child.pid]) < 0.5 and time.monotonic() < end:
+            time.sleep(0.02)
+        try:
+            machine_load.count_ended(child.pid)
+        finally:
+            child.kill()
+            child.wait()
+
+    before, thread = machine_load._own_seconds(), threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert machine_load._own_seconds() - before < 0.25
 
 
 def test_shares_lie_within_their_bounds() -> None:

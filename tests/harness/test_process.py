@@ -140,6 +140,16 @@ def test_after_a_timeout_the_family_is_gone(tmp_path: Path, note: Path) -> None:
     assert not [name for name, pid in family(note).items() if alive(pid)]
 
 
+@pytest.mark.parametrize("end", [WorkerProcess.stop, WorkerProcess.kill])
+def test_what_a_worker_used_is_counted_once_before_it_ends(monkeypatch: pytest.MonkeyPatch, end: Any) -> None:
+    counted: list[bool] = []
+    monkeypatch.setattr(process, "count_ended", lambda pid: counted.append(alive(pid)))
+    worker = WorkerProcess(launch("fake_systems:Fake"))
+    worker.ask({"do": "probe"}, 30.0)
+    end(worker)
+    assert counted == [True]
+
+
 def test_only_what_is_marked_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = subprocess.Popen(["sleep", "600"], env={**os.environ, "A_MARK": "x"})
     longer = subprocess.Popen(["sleep", "600"], env={**os.environ, "A_MARK": "xy"})
