@@ -4,32 +4,36 @@ Nsight Systems tells times and Nsight Compute tells ratios; where the first is n
 times from inside of the worker.
 """
 
+import os
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from tempfile import TemporaryDirectory
+from pathlib import Path
 from typing import Any, Literal
 
 from harness.attempt import LOST, Retry
 from harness.environment import around, device_id_of, snapshot
 from harness.nvml import VARIABLE as GPU_VARIABLE
 from harness.pool import Pool
-from harness.process import HERE, RUN_VARIABLE, Launch, Limits, Place, PlaceLost, end_marked
+from harness.process import HERE, RUN_VARIABLE, Launch, Limits, Place, PlaceLost, Stopped, end_marked
 from harness.profile_record import Profile, profile_path, read_profile, write_profile
 from harness.profile_region import Counters, ProfileError
 from harness.profilers.choice import Tools
 from harness.reason import sentence
 from harness.record import Record, RecordError
-from harness.run import Job, Pair, Planned, Run
+from harness.run import Job, Pair, Planned, Run, RunError
+from harness.runner import signals_raise
 from harness.under_profiler import STOP_S, ToolLost, UnderProfiler
 from harness.worker_slot import WorkerSlot
 
 # The stages of a profile: the model is built, by every profiler anew; times are told; Nsight Compute counts.
 BUILD, TIMES, RATIOS = "build", "times", "ratios"
-GIVEN_UP = "Nsight Compute was given up after an earlier case"
+NOT_COUNTED = "not counted: "  # begins the note that says why
+GIVEN_UP = f"{NOT_COUNTED}Nsight Compute was given up after an earlier case"
 
 
 @dataclass
@@ -41,7 +45,7 @@ class Profiler:
     a kernel may write, half a minute a kernel where the GPU has no room for it. Where that fails, the case itself.
     say: gets sentences for whoever waits. on_times: gets each profile that waits for its ratios, on_profile as it is
     finished. resume: keep what is finished, of a good profile whose ratios an interruption left out its times, and of
-    failed ones what `retry` says.
+    what failed what `retry` says.
     place, stopped: where the workers run, and whether to end, asked while one works.
     """
 
@@ -73,9 +77,10 @@ class Profiler:
         """Profile the cases of `jobs`: times of all, then ratios; at `places`, each job at the first that is free.
 
         Times are those of the GPU that measured the job, if that is among them: no two are alike. Nothing is timed
-        while Nsight Compute counts, as that holds up launches on other GPUs of the machine, too.
+        while Nsight Compute counts, as that holds up launches on other GPUs of the machine, too. RunError where the GPU
+        is gone, or every one of them.
         """
-        with self.run.held():
+        with signals_raise(), self.run.held():
             end_marked(RUN_VARIABLE, self._mark)
             (self.run.folder / "profiles").mkdir(exist_ok=True)
             self._wants_ratios = bool(self.tools.ratios)
@@ -113,9 +118,10 @@ class Profiler:
         homes: the GPU that each job is for, if that is among the places.
         """
         pool = Pool(self.run.folder, places, self.say)
+        stopped = pool.stop.is_set if places else self.stopped
 
         def at(number: int, place: Place) -> None:
-            mine = replace(self, place=place, stopped=pool.stop.is_set)
+            mine = replace(self, place=place, stopped=stopped)
             do(number, mine)
             if mine._lost_everywhere:
                 self.tools, self._lost_everywhere = mine.tools, True
@@ -123,8 +129,12 @@ class Profiler:
         if places:
             pool.each(numbers, at, lambda number: homes[number] if homes else "")
         else:
-            for number in numbers:
-                at(number, HERE)
+            try:
+                for number in numbers:
+                    at(number, self.place)
+            except PlaceLost:
+                gone = f"{self.run.folder}: the GPU is gone; what is finished is kept, resume it (--resume)"
+                raise RunError(gone) from None
 
     def _earlier(self, planned: Planned) -> Profile | None:
         """The profile that an earlier profiling left, unless it cannot be read."""
@@ -136,9 +146,14 @@ class Profiler:
     def _is_finished(self, found: Profile | None) -> bool:
         if found is None or found.status in (*LOST, "skipped"):
             return False
-        if found.status == "ok":  # its ratios tried where they are wanted: an interruption may lie between
-            return RATIOS in found.stages_s or not self.tools.ratios
+        if found.status == "ok":  # an interruption may lie between times and ratios
+            return self._has_ratios(found) or not self.tools.ratios
         return self.retry != "failed"
+
+    def _has_ratios(self, found: Profile) -> bool:
+        """Whether nothing more is to be counted of a good profile: it was, or failed and is not to be tried again."""
+        counted = any(kernel.counters for kernel in found.kernels)
+        return RATIOS in found.stages_s and (counted or not self.resume or self.retry != "failed")
 
     @property
     def _mark(self) -> str:
@@ -163,24 +178,19 @@ class Profiler:
     def _ratios_of(self, job: Job, found: dict[str, Profile]) -> None:
         """Ratios beside the times, each case in a worker of its own.
 
-        Where there are several GPUs, each counts under a lock of its own: Nsight Compute's is a file in TMPDIR and lets
-        one program count at a time.
+        Without the stage, so that a resumption tries again, where Nsight Compute was given up.
         """
         launch = self._launch(job)
-        with TemporaryDirectory(prefix="ncu-") as lock:
-            env = {"TMPDIR": lock} if self.place.name else {}
-            self._count(replace(launch, env={**launch.env, **env}), found)
-
-    def _count(self, launch: Launch, found: dict[str, Profile]) -> None:
+        launch = replace(launch, env={**launch.env, **_lock_of(self.place)})
         for key, profile in found.items():
-            if profile.status != "ok" or RATIOS in profile.stages_s:
+            if profile.status != "ok" or self._has_ratios(profile):
                 continue
-            profile = replace(profile, notes=tuple(note for note in profile.notes if note != GIVEN_UP))
+            profile = replace(profile, notes=tuple(note for note in profile.notes if not note.startswith(NOT_COUNTED)))
             if self.tools.ratios:
                 start = time.monotonic()
                 profile, record = self._with_ratios(launch, profile)
-                found[key] = _took(profile, RATIOS, start, record)
-            else:  # without the stage, so that a later run tries again
+                found[key] = _took(profile, RATIOS, start, record) if self.tools.ratios else profile
+            else:
                 found[key] = replace(profile, notes=(*profile.notes, GIVEN_UP))
             write_profile(self.run.folder, found[key])
             self.on_profile(found[key])
@@ -229,8 +239,8 @@ class Profiler:
                 raise ProfileError(f"it ran on {other}")
             profile = _profile(planned, found | {"environment": environment, "started_at": started_at})
         except (ToolLost, ProfileError) as error:
-            why = _advised(error) if self.tools.times == "nsys" else str(error)
-            status, why = getattr(error, "status", "failed"), sentence(why)
+            self._end_if_stopped()
+            status, why = getattr(error, "status", "failed"), sentence(str(error))
             return Profile(case=planned.case, status=status, reason=why, started_at=started_at), None
         return profile, record
 
@@ -239,11 +249,13 @@ class Profiler:
         if self.tools.times == "kineto":
             return self._under_profiler.by_kineto(slot, launch, planned)
         try:
+            slot.stop()  # what Kineto needed a worker for before
             found, record = self._under_profiler.by_nsys(launch, planned)
             return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}}, record
         except (ToolLost, ProfileError) as error:
+            self._end_if_stopped()
             if not self.tools.fallback:
-                raise
+                raise ToolLost(_advised(error), status=getattr(error, "status", "failed")) from None
             why = self._give_up("times", error)
             found, record = self._under_profiler.by_kineto(slot, launch, planned)
             return found | {"notes": [why, *found["notes"]]}, record
@@ -262,14 +274,21 @@ class Profiler:
                 stand_in = planned
                 counters, command, record = self._under_profiler.by_ncu(launch, profile.case, planned)
         except (ToolLost, ProfileError) as error:
+            self._end_if_stopped()
             if not self.place.is_there():
                 raise PlaceLost from None
-            return replace(profile, notes=(*profile.notes, self._give_up("ratios", error))), None
+            why = f"{NOT_COUNTED}{self._give_up('ratios', error)}"
+            return replace(profile, notes=(*profile.notes, why)), None
         if stand_in != planned:
             counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a smaller model"
             profile = replace(profile, notes=(*profile.notes, counted))
         tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command)), record
+
+    def _end_if_stopped(self) -> None:
+        """Ctrl-C ends a program that reads a report, too: that is no failure to keep."""
+        if self.stopped():
+            raise Stopped
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
         """Say what went wrong, and do without the profiler from now on where it would again; the sentence."""
@@ -329,4 +348,17 @@ def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
 
 def _advised(error: Exception) -> str:
     """What went wrong with Nsight and what to do; a ToolLost says that itself."""
-    return str(error) if isinstance(error, ToolLost) else f"{error}; profile the case again, or say --with torch"
+    return str(error) if isinstance(error, ToolLost) else f"{error}; try again (--retry failed), or say --with torch"
+
+
+def _lock_of(place: Place) -> dict[str, str]:
+    """The environment in which a GPU among several counts under a lock of its own.
+
+    Nsight Compute's is a file in TMPDIR, and lets one program at a time count. The folder stays, as what a worker
+    compiles lies in it, too.
+    """
+    if not place.name:
+        return {}
+    folder = Path(tempfile.gettempdir()) / f"ttt-bench-{os.getuid()}-{place.device_id or place.env[GPU_VARIABLE]}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return {"TMPDIR": str(folder)}

@@ -99,7 +99,7 @@ def session(
     for job in jobs:
         if job.pair not in launches:
             raise ValueError(f"system {'/'.join(job.pair)}: unknown; there are {_names(launches)}")
-    with _signals_raise(), run.held(task):
+    with signals_raise(), run.held(task):
         todo = {job.name: Todo.of(run, job, repeats, retry) for job in jobs}
         total = sum(len(each.pending) for each in todo.values())
         display = _Display(on_event, total, kept=sum(each.kept for each in todo.values()))
@@ -248,7 +248,7 @@ def _names(launches: Mapping[Pair, Launch]) -> str:
 
 
 @contextmanager
-def _signals_raise() -> Iterator[None]:
+def signals_raise() -> Iterator[None]:
     """SIGTERM and SIGHUP (unless it is ignored, as under nohup) end a run as Ctrl-C does.
 
     Left alone outside of the main thread, which cannot set handlers.

@@ -95,7 +95,7 @@ class UnderProfiler:
             log.write_text("")
         with WorkerSlot(wrapped, self.limits.start_s, self.stopped) as slot:
             try:
-                answer = _answer(slot, self._request(planned, tool=tool), self.limits.case_s)
+                answer = _answer(slot, self._request(planned, tool=tool), self.limits.case_s, last=True)
                 record = _record_of(answer, planned)
                 status = slot.stop(self.stop_s)
             except ToolLost as lost:
@@ -123,10 +123,10 @@ class UnderProfiler:
         return (self.run.folder / "profiles" / f"{case.key}{suffix}").resolve()
 
 
-def _answer(slot: WorkerSlot, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+def _answer(slot: WorkerSlot, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
     """The answer of the worker; ToolLost with the status and the reason of its record where there is none."""
     try:
-        return slot.ask(request, limit_s)
+        return slot.ask(request, limit_s, last=last)
     except WorkerLost as lost:
         raise ToolLost(lost.reason, status=lost.status) from None
 

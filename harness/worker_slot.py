@@ -37,10 +37,11 @@ class WorkerSlot:
         assert self.found is not None
         return self.found
 
-    def ask(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    def ask(self, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
         """The answer to a "case", with the seconds it took as "waited_s"; WorkerLost where there is none.
 
-        A worker that asks for a new one gets it once. One that is lost or calls itself unhealthy is discarded.
+        A worker that asks for a new one gets it once. One that is lost or calls itself unhealthy is discarded, the
+        latter not where this is the last that it is asked, so that it may end by itself.
         """
         try:
             for _ in range(2):
@@ -57,7 +58,7 @@ class WorkerSlot:
         except WorkerLost:
             self.discard()
             raise
-        if not answer.get("healthy"):
+        if not answer.get("healthy") and not last:
             self.discard()
         return {**answer, "waited_s": time.monotonic() - start}
 

@@ -21,12 +21,14 @@ from bench.models.config import SIZES, cut
 from bench.selection import Asked
 from harness.attempt import Retry
 from harness.machine_load import warning
-from harness.process import Limits
+from harness.pool import place_here
+from harness.process import HERE, Limits
 from harness.profile_jobs import BUILD, Profiler
 from harness.profile_record import Profile
 from harness.profilers.choice import choose
 from harness.reason import counted
 from harness.run import Job, Planned, Run, RunFile
+from harness.task import refuse_submitted
 from harness.timer import Policy
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import Recorded, agreement, recorded, sentences
@@ -74,6 +76,7 @@ def profile(
         say=lambda text: print(f"ttt-bench: {text}", file=sys.stderr, flush=True),
         resume=resume,
         retry=retry,
+        place=place_here() if work.device == "cuda" else HERE,
     )
     every, left = (sum(map(len, cases)) for cases in ([job.cases for job in jobs], map(profiler.pending, jobs)))
     if resume:
@@ -92,6 +95,7 @@ def profile(
 def _run_of(out: Path, work: Plan, resume: bool, arguments: Sequence[str]) -> Run:
     """The run to profile into: the one in the folder, or a new one of mode "profile"."""
     request = request_of(arguments, work)
+    refuse_submitted(out)
     if Run.exists(out):
         run = Run.open(out)
         refuse_another_device(run, work)

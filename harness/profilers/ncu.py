@@ -7,6 +7,7 @@ shorter one.
 
 import csv
 import io
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -179,11 +180,12 @@ def _scale(unit: str) -> float:
 
 
 def _number(text: str) -> float | None:
-    """A number as the program prints it in the C locale, with commas between thousands; None for what it lacks."""
+    """A number as the program prints it in the C locale, with commas between thousands; None for what is none."""
     try:
-        return float(text.replace(",", ""))
+        number = float(text.replace(",", ""))
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
 
 
 def _counters(launches: Sequence[Mapping[str, float]]) -> Counters:

@@ -103,6 +103,8 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
         notes.append(said + whose)
         found["longest_gap_us"] *= (without_us - busy_us) / (region_us - busy_us)
         region_us = without_us
+    # Of an engine's runs that launch unlike kernels the time is the host's, without the pauses between them.
+    found["longest_gap_us"] = min(found["longest_gap_us"], max(0.0, region_us - busy_us))
     return found | {"region_us": region_us, "units": runs * seen.calls * seen.units, "notes": notes}
 
 

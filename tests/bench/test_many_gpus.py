@@ -144,7 +144,8 @@ def test_a_run_is_submitted_once(tmp_path: Path, commands: Path) -> None:
     call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2")
     assert ttt_bench(*call, cwd=tmp_path, path=commands).returncode == 0
     planned = (tmp_path / "out" / "run.json").read_bytes()
-    for again in (call, (*call, "--resume"), ("run", *SMALL, "--device", "cpu", "--resume")):
+    here = [("run", *SMALL, "--device", "cpu", "--resume"), ("profile", *SMALL[:-2], "--device", "cpu", "--resume")]
+    for again in (call, (*call, "--resume"), *here):
         said = one_sentence(ttt_bench(*again, cwd=tmp_path, path=commands))
         assert f"another run is writing to it, Slurm job 4711 submitted from {Holder.here().host}" in said
     assert (tmp_path / "submitted").read_text() == "x\n"

@@ -1,6 +1,7 @@
 """A worker that needs no torch: answers like `harness.worker` for a case that a profiler finds two kernels in.
 
-Under Nsight it does as FAKE_WORKER says: "oom" or "killed". FAKE_LOG: a file for a line of what it was asked and where.
+Under Nsight it does as FAKE_WORKER says: "oom" or "killed"; with FAKE_UNHEALTHY it calls its process unhealthy there.
+FAKE_LOG: a file for a line of what it was asked and where.
 On the GPU that FAKE_GONE names it dies.
 """
 
@@ -46,7 +47,8 @@ def main() -> None:
             seen = json.loads(os.environ.get("FAKE_SEEN", "{}"))
             under_nsight = {"seen": SEEN | seen, "apart": "FAKE_SEEN" not in os.environ}
             profile = (FOUND if by_kineto else under_nsight) | {"notes": [], "ceilings": {}}
-            answer = {"record": record.to_dict(), "healthy": True, "profile": profile}
+            healthy = by_kineto or "FAKE_UNHEALTHY" not in os.environ
+            answer = {"record": record.to_dict(), "healthy": healthy, "profile": profile}
         print(json.dumps({"id": request["id"], **answer}), flush=True)
 
 

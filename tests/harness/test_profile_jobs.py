@@ -1,6 +1,9 @@
 """Profiles of cases in real workers, under profilers that work, die, hang, truncate or may not count."""
 
+import os
+import signal
 import sqlite3
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +13,16 @@ import pytest
 from profile_helpers import NCU_TABLE_NAMES, PAIR, case, launches, ncu_table, nsys_database, put_profilers, run_of
 
 from harness.catalogue import Catalogue
-from harness.process import RUN_VARIABLE, Limits, Place, end_marked
+from harness.process import RUN_VARIABLE, Limits, Place, Stopped, _marked, end_marked
 from harness.profile_jobs import Profiler, by_worker
 from harness.profile_record import Profile, profile_path, write_profile
 from harness.profile_region import ProfileError
 from harness.profilers.choice import Tools, choose
 from harness.record import Record
-from harness.run import Job, Planned, Run, RunFile
+from harness.run import Job, Planned, Run, RunError, RunFile
+from harness.runner import Terminated
 from harness.timer import Policy
-from harness.under_profiler import STOP_S
+from harness.under_profiler import STOP_S, UnderProfiler
 
 KINETO = Tools("kineto")
 WITH_NCU = Tools("kineto", "ncu", {"ncu": "2025.3.0"})
@@ -157,11 +161,13 @@ def test_jobs_share_the_gpus_and_nothing_is_timed_while_nsight_counts(many: Any)
 
 def test_each_gpu_counts_by_a_lock_of_its_own(many: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     _, log, _ = many()
     where = {tool: {(system, folder) for system, each, _, folder in log if each == tool} for tool in ("kineto", "ncu")}
     assert where["kineto"] == {(system, str(tmp_path)) for system in "abc"}
-    assert len({folder for _, folder in where["ncu"]} - {str(tmp_path)}) == 3  # of each job, on a GPU that it has alone
-    assert not any(Path(folder).exists() for _, folder in where["ncu"])
+    gpus = {(gpu, folder) for _, tool, gpu, folder in log if tool == "ncu"}
+    assert len(gpus) == len({folder for _, folder in gpus}) == 2
+    assert all(Path(folder).parent == tmp_path and Path(folder).is_dir() for _, folder in gpus)
 
 
 def test_a_job_is_timed_on_the_gpu_that_measured_it(many: Any) -> None:
@@ -248,8 +254,8 @@ def test_ncu_counts_a_smaller_case_where_the_system_has_one(
         ("no range", "4", "it saw no range of the case; --with torch does without it", True),
         ("nothing", "4", "it left no report", False),
         ("unreadable", "4", "ncu could not read its report", False),
-        ("", "9", "it has 4 of 9 launches; profile the case again, or say --with torch", False),
-        ("truncate", "4", "is truncated at launch 4; profile the case again", False),
+        ("", "9", "it has 4 of 9 launches; try again (--retry failed), or say --with torch", False),
+        ("truncate", "4", "is truncated at launch 4; try again", False),
         ("foreign", "4", "has no header", False),
         ("hang", "4", "did not end within 1 s and was killed", True),
     ],
@@ -269,9 +275,74 @@ def test_without_ratios_the_times_stay_and_a_note_says_why(
     assert ("given up" in found[1].notes[-1]) is lasting
     monkeypatch.setenv("FAKE_PROFILER", "")
     monkeypatch.setenv("FAKE_LAUNCHES", "4")
-    again = Profiler(run, launches(), WITH_NCU, Limits(60, 60), resume=True).jobs(run.jobs)
-    assert [each.case for each in again] == (cases[1:] if lasting else [])  # the one that was not tried
+    resumed = Profiler(run, launches(), WITH_NCU, Limits(60, 60), resume=True)
+    again = resumed.jobs(run.jobs)
+    assert [each.case for each in again] == (cases if lasting else [])  # what Nsight Compute was given up for
     assert all(each.kernels[0].counters and not each.notes for each in again)
+    assert resumed.jobs(run.jobs) == []
+    failed = replace(resumed, retry="failed")
+    assert [each.case for each in failed.jobs(run.jobs)] == ([] if lasting else cases)
+    assert all(each.kernels[0].counters and not each.notes for each in run.profiles().values())
+    assert failed.jobs(run.jobs) == []
+
+
+@pytest.mark.parametrize(("tools", "suffix"), [(WITH_NCU, ".ncu-rep"), (Tools("nsys"), ".nsys-rep")])
+def test_a_report_whose_reader_ctrl_c_ended_is_no_failure(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch, tools: Tools, suffix: str
+) -> None:
+    fake("unreadable")
+    run = run_of(tmp_path)
+    report = profile_path(run.folder, case().key).with_suffix(suffix)
+    with pytest.raises(Stopped):
+        Profiler(run, launches(), tools, Limits(60, 60), stopped=report.exists).jobs(run.jobs)
+    monkeypatch.setenv("FAKE_PROFILER", "")
+    (again,) = Profiler(run, launches(), tools, Limits(60, 60), resume=True).jobs(run.jobs)
+    assert (again.status, again.notes, again.kernels[0].counters is None) == ("ok", (), tools.times == "nsys")
+
+
+def test_sigterm_ends_it_as_ctrl_c_does(tmp_path: Path, fake: Any) -> None:
+    fake()
+    run = run_of(tmp_path)
+    with pytest.raises(Terminated):
+        Profiler(run, launches(), WITH_NCU, on_times=lambda _: os.kill(os.getpid(), signal.SIGTERM)).jobs(run.jobs)
+    with run.held():  # nobody has it any more
+        assert [each.status for each in run.profiles().values()] == ["ok"]
+
+
+def test_a_gpu_that_is_gone_ends_it_and_fails_no_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(tmp_path, case(), case(batch=3))
+    before, _ = profile_all(run, KINETO)
+    monkeypatch.setenv("FAKE_GONE", "0")
+    place = Place(env={"CUDA_VISIBLE_DEVICES": "0"}, is_there=lambda: False)
+    with pytest.raises(RunError, match="the GPU is gone; what is finished is kept, resume it"):
+        Profiler(run, launches(), KINETO, place=place).jobs(run.jobs)
+    assert list(run.profiles().values()) == before
+
+
+def test_a_worker_that_calls_its_process_unhealthy_ends_with_its_report(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake()
+    monkeypatch.setenv("FAKE_UNHEALTHY", "1")
+    (found,), said = profile_all(run_of(tmp_path), WITH_NCU)
+    assert (found.kernels[0].counters is not None, said) == (True, [])
+
+
+def test_nsys_starts_no_worker_beside_that_of_kineto(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake("unreadable")
+    run, beside = run_of(tmp_path, case(), case(batch=3)), list[int]()
+    by_nsys, mark = UnderProfiler.by_nsys, f"{RUN_VARIABLE}={run.folder.resolve()}".encode()
+
+    def counted(under: UnderProfiler, *arguments: Any) -> Any:
+        beside.append(len(_marked(mark)))
+        return by_nsys(under, *arguments)
+
+    monkeypatch.setattr(UnderProfiler, "by_nsys", counted)
+    found, _ = profile_all(run, Tools("nsys"))
+    assert [list(each.tools) for each in found] == [["torch.profiler"]] * 2
+    assert beside == [0, 0]
 
 
 def test_nsys_tells_times(tmp_path: Path, fake: Any) -> None:
@@ -320,7 +391,7 @@ def test_without_nsys_kineto_takes_its_place_unless_told_otherwise(tmp_path: Pat
         ("kill", "was killed by SIGKILL"),  # before or after its answer
         ("kill late", "nsys failed: it was killed by SIGKILL; --with torch does without it"),
         ("nothing", "nsys failed: it left no report"),
-        ("unreadable", "nsys could not read its report: the report cannot be opened; profile the case again"),
+        ("unreadable", "nsys could not read its report: the report cannot be opened; try again (--retry"),
         ("truncate", "the export of Nsight Systems is truncated or is none"),
         ("foreign", "the export of Nsight Systems is truncated or is none"),
         ("hang", "nsys did not end within 1 s and was killed; try a smaller case"),

@@ -10,7 +10,18 @@ from profile_helpers import DUAL, GEMM, HERE, PROCESS, ncu_table, nsys_database,
 
 from harness.profile_region import NAME_LIMIT, TIMELINE_LIMIT, Counters, ProfileError, Timeline, short_name
 from harness.profilers import kineto, ncu, nsys
-from harness.profilers.trace import Launched, Nesting, Span, busy, found_in, kernels_of, ranges_of, timeline_of
+from harness.profilers.trace import (
+    Launched,
+    Nesting,
+    Runs,
+    Span,
+    busy,
+    found_in,
+    found_of,
+    kernels_of,
+    ranges_of,
+    timeline_of,
+)
 from harness.ranges import range_names
 
 
@@ -402,6 +413,19 @@ def test_ncu_means_are_weighted_by_time() -> None:
 def test_an_ncu_table_that_is_none(table: str, launches: int | None, why: str) -> None:
     with pytest.raises(ProfileError, match=why):
         ncu.read(table, launches)
+
+
+@pytest.mark.parametrize("none", ["nan", "inf", "(!) nan"])
+def test_what_ncu_prints_for_no_number_was_not_counted(none: str) -> None:
+    counters = ncu.read(ncu_table("one").replace("31.00", none))["one"]
+    assert ("sm" in counters.use, counters.use["dram"]) == (False, 90.5)
+
+
+def test_no_gap_of_an_engine_is_longer_than_all_of_them() -> None:
+    """Its runs launch unlike kernels, so the pause between them lies among the launches, and not in the host's time."""
+    runs = [Launched("a", 0, 80, 80), Launched("a", 5100, 5180, 80), Launched("b", 5180, 5181, 1)]
+    found = found_of(runs, [], Runs(2, host_us=[100, 101]))
+    assert (found["region_us"], found["busy_us"], found["longest_gap_us"]) == (201, 161, 40)
 
 
 def test_what_wraps_a_worker_names_every_metric_and_one_layer() -> None:

@@ -20,7 +20,7 @@ class Slot:
     def __init__(self, answer: Any) -> None:
         self.answer, self.asked = answer, list[Any]()
 
-    def ask(self, request: Any, limit_s: float) -> Any:
+    def ask(self, request: Any, limit_s: float, *, last: bool = False) -> Any:
         self.asked.append((request, limit_s))
         if isinstance(self.answer, Exception):
             raise self.answer
