@@ -16,13 +16,15 @@ from pathlib import Path
 
 from bench.catalogue.systems import ADAPTERS, Adapter
 from bench.errors import UserError
+from harness.nvml import VARIABLE as GPU_VARIABLE
 from harness.process import Launch
 
 SIZE_LIMIT = 1 << 20
 # How often OpenMP's threads look before they sleep. Where another program has a core, threads that look on keep the one
 # that they wait for from running: a step of 2.4 ms takes 320 with GNU OpenMP's own count and 78 with this one, which
 # costs nothing on an idle machine; asleep at once it takes 3.3, but on an idle machine 10 (ttt-linear's, two cores).
-OF_A_CPU = {"GOMP_SPINCOUNT": "30000"}
+# No GPU is seen, or a system would take the one that is there.
+OF_A_CPU = {"GOMP_SPINCOUNT": "30000", GPU_VARIABLE: ""}
 
 
 def launches(path: Path | None = None, device: str = "") -> dict[tuple[str, str], Launch]:

@@ -61,7 +61,8 @@ class Attempts:
         if other := self.place.another_gpu(record.environment):
             raise ValueError(f"it was measured on {other}")
         asked = self.run.file.requests[-1].machine if self.run.file.requests else {}
-        if record.status == "ok" and asked.get("device_kind") == "cuda" != record.environment.get("device_kind"):
+        of_gpu = bool(self.place.device_id) or asked.get("device_kind") == "cuda"
+        if record.status == "ok" and of_gpu and record.environment.get("device_kind") != "cuda":
             raise ValueError("it was measured on the CPU: the worker's packages see no GPU, and the run is of one")
         claimed_s = sum(record.samples_ms) * record.calls / 1e3
         if claimed_s > answer["waited_s"] * 1.01 + 0.1 and planned.case.timing != "engine":

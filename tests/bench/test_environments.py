@@ -56,11 +56,17 @@ def test_a_broken_file_is_one_sentence(tmp_path, text, message):
         launches(write(tmp_path, text))
 
 
+def test_a_worker_on_a_cpu_sees_no_gpu():
+    """Or it would measure on the GPU of this machine, and call it a CPU's."""
+    assert {launch.env["CUDA_VISIBLE_DEVICES"] for launch in launches(device="cpu").values()} == {""}
+    assert not any("CUDA_VISIBLE_DEVICES" in launch.env for launch in launches(device="cuda").values())
+
+
 def test_the_threads_of_a_worker_on_a_cpu_soon_wait_asleep(tmp_path):
     assert {launch.env["GOMP_SPINCOUNT"] for launch in launches(device="cpu").values()} == {"30000"}
     assert not any("GOMP_SPINCOUNT" in launch.env for launch in launches(device="cuda").values())
     own = write(tmp_path, '["mamba/torch"]\nenv = { GOMP_SPINCOUNT = "7" }\n')
-    assert launches(own, "cpu")["mamba", "torch"].env == {"GOMP_SPINCOUNT": "7"}
+    assert launches(own, "cpu")["mamba", "torch"].env["GOMP_SPINCOUNT"] == "7"
     assert plan(Asked(("quick",), device="cpu")).launches == launches(device="cpu")
 
 
