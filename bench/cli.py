@@ -166,7 +166,7 @@ def run(
         "arguments": sys.argv[1:],
     }
     if dry_run:
-        measure.dry_run(asked, out, gpus, resume=resume, retry=options["retry"])
+        measure.dry_run(asked, out, gpus, slurm, resume=resume, retry=options["retry"])
     elif slurm is not None:
         from bench.commands.slurm import submit
 
@@ -216,7 +216,9 @@ def _asked_by(arguments: Sequence[str]) -> Any:
 @app.command(hidden=True)
 def work(
     run: RunFolder,
-    systems: Systems = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="A file with the keys of the cases to run, a line each; all without it.")
+    ] = None,
     retry: RetryOption = None,
     time_limit: TimeLimit = 600,
     start_limit: StartLimit = 300,
@@ -228,7 +230,7 @@ def work(
     from harness.process import Limits
 
     limits = Limits(time_limit, start_limit)
-    work(run, systems, systems_file, retry=_retry(retry, resume=True), limits=limits, checkpoint=checkpoint)
+    work(run, keys, systems_file, retry=_retry(retry, resume=True), limits=limits, checkpoint=checkpoint)
 
 
 @app.command()
@@ -491,16 +493,30 @@ def main() -> None:
 def _command() -> Any:
     from bench.errors import UserError
 
-    given = [each.partition("=")[0] for each in sys.argv[1:]]
-    lists = ("--systems", "--sizes", "--batch", "--context", "--phase", "--mini-batch", "--backbone", "--columns")
-    for option in lists:
-        if given.count(option) > 1:  # the last would be taken, and the others silently not
-            raise UserError(f"{option} is given twice: separate its values by commas")
+    _refuse_repeated(sys.argv[1:])
     for word, after in zip(sys.argv[1:], [*sys.argv[2:], None], strict=False):
         option, equals, value = word.partition("=")
         if option in ("--out", "--output", "-o") and (value if equals else after) == "":
             raise UserError(f"{option} '': is empty; name a folder or file")  # a path of it would be the current folder
     return app(standalone_mode=False)
+
+
+LISTS = ("--systems", "--sizes", "--batch", "--context", "--phase", "--mini-batch", "--backbone", "--columns")
+
+
+def _refuse_repeated(words: Sequence[str]) -> None:
+    """UserError for an option of one value that is given twice: the last would be taken, without a word."""
+    from bench.errors import UserError
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    command = commands.get(next((word for word in words if not word.startswith("-")), ""))
+    given = [word.partition("=")[0] for word in words]
+    for option in command.params if command else ():
+        if getattr(option, "multiple", True) or getattr(option, "is_flag", False):
+            continue
+        if sum(given.count(name) for name in option.opts) > 1:
+            name = max(option.opts, key=len)
+            raise UserError(f"{name} is given twice{': separate its values by commas' if name in LISTS else ''}")
 
 
 def _guarded(call: Callable[[], Any]) -> int:

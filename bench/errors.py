@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 CANNOT_IMPORT = "cannot be imported"  # in the reason of a system that lacks a package
+FOR_A_CPU = "unavailable on CUDA"  # in that of one which nobody would run on a GPU
 
 
 class UserError(ValueError):

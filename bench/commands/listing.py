@@ -6,6 +6,7 @@ from pathlib import Path
 from bench.catalogue.suites import GROUPS, SUITES, refuse_mistakes
 from bench.catalogue.systems import ADAPTERS
 from bench.environments import launches
+from bench.errors import FOR_A_CPU
 from bench.terminal import print_rows
 from harness.probe import probe
 from tk_kernels.build import NO_GPU, OTHER_GPU
@@ -21,7 +22,7 @@ def list_systems(systems_file: Path | None) -> None:
         versions = {"torch": answer.environment.get("software", {}).get("torch", ""), **answer.versions}
         words = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
         if not answer.available:
-            curable = not answer.reason.startswith((NO_GPU, OTHER_GPU))
+            curable = not answer.reason.startswith((NO_GPU, OTHER_GPU)) and FOR_A_CPU not in answer.reason
             words = answer.reason + (f" (install: {adapter.install})" if curable else "")
         rows.append((adapter.label, "yes" if answer.available else "no", words))
     print_rows(("system", "runs here", "versions or reason"), rows)

@@ -10,6 +10,7 @@ from typing import Any
 from bench import estimate
 from bench.catalogue.systems import ADAPTERS
 from bench.commands.planning import Plan, goes_on, gpus_asked, open_run, places_asked, plan, to_continue
+from bench.commands.slurm import asked_of_slurm
 from bench.errors import CANNOT_IMPORT, UserError
 from bench.selection import Asked
 from bench.terminal import print_rows
@@ -69,13 +70,26 @@ def run(
         sys.exit(1)
 
 
-def dry_run(asked: Asked, out: Path, gpus: str | None = None, *, resume: bool = False, retry: Retry = "lost") -> None:
-    """Print the cases and jobs of a run, what is too large, and how long it will take; gpus: as of `--gpus`.
+def dry_run(
+    asked: Asked,
+    out: Path,
+    gpus: str | None = None,
+    slurm: str | None = None,
+    *,
+    resume: bool = False,
+    retry: Retry = "lost",
+) -> None:
+    """Print the cases and jobs of a run, what is too large, and how long it will take.
 
-    resume: without the cases that the run in `out` has finished, and how many they are.
+    gpus, slurm: as of `--gpus` and `--slurm`. resume: without the cases that the run in `out` has finished, and how
+    many they are.
     """
+    tasks = 0
+    if slurm is not None:
+        request, asked = asked_of_slurm(asked, slurm)
+        tasks = request.tasks
     work = plan(asked)
-    gpus_at_once = len(gpus_asked(gpus, work.device, here=False)) or 1
+    at_once = tasks or len(gpus_asked(gpus, work.device, here=False)) or 1
     earlier = Run.open(out) if resume and goes_on(work, out, resume) else None
     every = list(_left_of(work, earlier, retry))
     kept, left = sum(each.kept for each in every), [each for each in every if each.pending]
@@ -96,10 +110,10 @@ def dry_run(asked: Asked, out: Path, gpus: str | None = None, *, resume: bool = 
     guessed, untimed = sum(time.guessed for time in times), sum(time.untimed for time in times)
     words = []
     if untimed < total:
-        words.append(estimate.in_words(estimate.side_by_side([time.seconds for time in times], gpus_at_once)))
+        words.append(estimate.in_words(estimate.side_by_side([time.seconds for time in times], at_once)))
         words[0] += f" ({guessed} of the cases guessed from others of their job)" if guessed else ""
     words += [f"{counted(untimed, 'case')} that no earlier run has timed"] if untimed else []
-    on = f" on {gpus_at_once} GPUs" if gpus_at_once > 1 else ""
+    on = f" in {tasks} tasks" if tasks else f" on {at_once} GPUs" if at_once > 1 else ""
     said = [f"{counted(total, 'case')} in {counted(len(left), 'job')}{on}{': ' if words else ''}{', and '.join(words)}"]
     said += [f"{counted(kept, 'case')} kept from before"] if kept else []
     print("; ".join(said))

@@ -82,14 +82,14 @@ def plan(asked: Asked) -> Plan:
     device, here = _device(asked.device, machine["device_kind"])
     if here and device != machine["device_kind"]:
         machine = snapshot(device)  # a run on the CPU of a machine with a GPU is one of its CPU
-    checkpoint, systems, selection, cases = _cases_asked(asked, device)
+    checkpoint, selection, cases = _cases_asked(asked, device)
     budget_s = asked.budget_s or BUDGETS_S[device]
     for suite, _ in cases:
         _refuse_without_gpu(suite, device)
     if not any(planned for _, planned in cases):
         whose = f"suite {cases[0][0].name}: none of its" if len(cases) == 1 else "none of the suites'"
         folder = checkpoint.folder.name if checkpoint else None
-        given = {"--systems": systems, "--phase": asked.phase, "--checkpoint": folder}
+        given = {"--systems": asked.systems, "--phase": asked.phase, "--checkpoint": folder}
         by = " ".join(f"{option} {value}" for option, value in given.items() if value is not None)
         raise UserError(f"{whose} cases is left by {by}")
     everything = [each for _, planned in cases for each in planned]
@@ -108,7 +108,7 @@ def plan(asked: Asked) -> Plan:
         # The samples of a case are spread over its repeats, and so is the time for them.
         Policy(budget_s=budget_s / asked.repeats, settle_max_s=2 * budget_s),  # who asks for a glance waits no longer
         machine,
-        _added(cases, selection, device),
+        _added(cases, selection, device, of_checkpoint=checkpoint is not None),
         asked.min_samples,
         asked.budget_s,
     )
@@ -116,19 +116,18 @@ def plan(asked: Asked) -> Plan:
 
 def keys_asked(asked: Asked, device: str) -> frozenset[str]:
     """The keys of the cases that a request asks for on a device; UserError where it cannot be planned here."""
-    *_, cases = _cases_asked(asked, device)
+    _, _, cases = _cases_asked(asked, device)
     return frozenset(each.case.key for _, planned in cases for each in planned)
 
 
-def _cases_asked(
-    asked: Asked, device: str
-) -> tuple[Checkpoint | None, str | None, Selection, list[tuple[Suite, list[Planned]]]]:
-    """The checkpoint, the systems and the selection of a request, and its suites, each with its cases on a device."""
+def _cases_asked(asked: Asked, device: str) -> tuple[Checkpoint | None, Selection, list[tuple[Suite, list[Planned]]]]:
+    """The checkpoint and the selection of a request, and its suites, each with its cases on a device."""
     checkpoint = open_checkpoint(asked.checkpoint)
-    names, systems = _suites(asked, device, checkpoint)
-    selection = select(replace(asked, systems=systems), device, checkpoint)
-    suites = [find_suite(name) for name in names]
-    return checkpoint, systems, selection, [(suite, suite_cases(suite, selection, device)) for suite in suites]
+    cases = []
+    for name, systems in _suites(asked, device, checkpoint).items():
+        suite, selected = find_suite(name), select(replace(asked, systems=systems), device, checkpoint)
+        cases.append((suite, suite_cases(suite, selected, device)))
+    return checkpoint, select(asked, device, checkpoint), cases
 
 
 def open_run(work: Plan, out: Path, *, resume: bool, arguments: Sequence[str]) -> Run:
@@ -216,21 +215,26 @@ def _device(asked: str, found: str) -> tuple[str, bool]:
     return device, device == "cpu" or found == "cuda"
 
 
-def _suites(asked: Asked, device: str, checkpoint: Checkpoint | None) -> tuple[tuple[str, ...], str | None]:
-    """The suites and the systems that the names stand for."""
-    words = asked.suites or (default_suite(device),)
-    found = [(word, find_group(word)) for word in words]
-    groups = [group for _, group in found if group]
-    names = [name for word, group in found for name in (group.suites if group else (word,))]
-    only = groups[0] if len(words) == len(groups) == 1 else None
-    systems = asked.systems
-    if only and only.systems and systems is None:
-        whole = [label for label in only.systems if not checkpoint or label.startswith(f"{checkpoint.system}/")]
-        systems = ",".join(whole)
-    return tuple(dict.fromkeys(names)), systems
+def _suites(asked: Asked, device: str, checkpoint: Checkpoint | None) -> dict[str, str | None]:
+    """The suites that the names stand for, each with its systems: those asked for, or else of the group that has it.
+
+    None for all, also where a suite is named beside its group.
+    """
+    found: dict[str, str | None] = {}
+    for word in asked.suites or (default_suite(device),):
+        group, systems = find_group(word), asked.systems
+        if group and group.systems and systems is None:
+            systems = ",".join(
+                label for label in group.systems if not checkpoint or label.startswith(f"{checkpoint.system}/")
+            )
+        for name in group.suites if group else (word,):
+            found[name] = systems if found.get(name, systems) is not None else None
+    return found
 
 
-def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], selection: Selection, device: str) -> str:
+def _added(
+    cases: Sequence[tuple[Suite, Sequence[Planned]]], selection: Selection, device: str, *, of_checkpoint: bool
+) -> str:
     """One sentence where sizes, batches or contexts of the command line make cases that a suite does not have."""
     whole = replace(selection, sizes=(), batches=(), contexts=(), options={})
     words = []
@@ -242,7 +246,7 @@ def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], selection: Selectio
         return ""
     given = {"--sizes": selection.sizes, "--batch": selection.batches, "--context": selection.contexts}
     given |= {f"--{name.replace('_', '-')}": values for name, values in selection.options.items()}
-    options = [option for option, values in given.items() if values]
+    options = ["--checkpoint"] if of_checkpoint else [option for option, values in given.items() if values]
     changed = f"{' and '.join(options)} {'change' if len(options) > 1 else 'changes'} {', '.join(words)}"
     return f"{changed}: a run of the plain suite does not have them"
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import estimate
-from bench.commands.planning import Plan, open_checkpoint, open_run, plan, to_continue
+from bench.commands.planning import open_checkpoint, open_run, plan, to_continue
 from bench.environments import launches
 from bench.errors import UserError
 from bench.memory import total_memory_bytes
-from bench.plan import skip_reason
+from bench.plan import device_of, skip_reason
 from bench.selection import Asked
 from harness import claims, slurm
 from harness.attempt import Retry
@@ -25,7 +25,7 @@ from harness.reason import counted
 from harness.run import Job, Run, RunError
 from harness.task import run_task
 
-SCRIPT = "slurm.sbatch"
+SCRIPT, KEYS = "slurm.sbatch", "slurm.keys"
 
 
 def submit(
@@ -39,19 +39,18 @@ def submit(
     arguments: Sequence[str],
 ) -> None:
     """Plan the run `out` here, without its GPUs, and submit tasks that run it."""
-    request = slurm.parsed(wanted)
-    if request.gpu and asked.device == "auto":
-        asked = replace(asked, device="cuda")
+    request, asked = asked_of_slurm(asked, wanted)
     work = plan(asked)
     current = open_run(work, out, resume=resume, arguments=arguments)
     tasks = min(request.tasks, len(work.jobs))
     with current.held():
         claims.clear(out)
-        command = _command(work, current, asked, out, retry, limits)
+        command = _command(asked, out, retry, limits)
         with refusing(out, "written", RunError):
             (out / "log").mkdir(exist_ok=True)
             log = f"{out.resolve()}/log/task-".replace("%", "%%") + "%a.log"
             write_atomically(out / SCRIPT, slurm.script(request, tasks, command, str(Path.cwd()), log))
+            write_atomically(out / KEYS, "".join(f"{key}\n" for key in sorted(work.keys)))
         try:
             array = slurm.submit(str(out / SCRIPT))
         except slurm.SlurmError as error:
@@ -66,11 +65,15 @@ def submit(
     )
 
 
-def _command(work: Plan, current: Run, asked: Asked, out: Path, retry: Retry, limits: Limits) -> list[str]:
-    """What each task runs."""
-    command = [sys.executable, "-m", "bench", "work", str(out)]
-    if len(work.jobs) < len(current.jobs):
-        command += ["--systems", ",".join("/".join(job.pair) for job in work.jobs)]
+def asked_of_slurm(asked: Asked, wanted: str) -> tuple[slurm.SlurmRequest, Asked]:
+    """What `--slurm` wants, and the request: tasks with GPUs run on them, whatever this machine has."""
+    request = slurm.parsed(wanted)
+    return request, replace(asked, device="cuda") if request.gpu and asked.device == "auto" else asked
+
+
+def _command(asked: Asked, out: Path, retry: Retry, limits: Limits) -> list[str]:
+    """What each task runs: of the run, which earlier calls may have planned more of, the cases that are asked for."""
+    command = [sys.executable, "-m", "bench", "work", str(out), "--keys", str(out / KEYS)]
     if asked.checkpoint:
         command += ["--checkpoint", str(asked.checkpoint.resolve())]
     if asked.systems_file:
@@ -81,27 +84,30 @@ def _command(work: Plan, current: Run, asked: Asked, out: Path, retry: Retry, li
 
 def work(
     out: Path,
-    systems: str | None,
+    keys: Path | None,
     systems_file: Path | None,
     *,
     retry: Retry,
     limits: Limits,
     checkpoint: Path | None = None,
 ) -> None:
-    """Be one task: run the jobs of `out` that no other task has."""
+    """Be one task: run the jobs of `out` that no other task has, of them the cases whose keys a file has."""
     open_checkpoint(checkpoint)
     holder = Holder.here()
     if not holder.array:
         raise UserError("work: is what a task of Slurm runs, and SLURM_JOB_ID is not set; see `ttt-bench run --slurm`")
     run = Run.open(out)
-    machine = snapshot()
-    known = launches(systems_file, machine["device_kind"])
-    jobs = _jobs(run, systems)
+    jobs = _jobs(run, keys)
+    device = device_of(run.jobs[0].cases[0].case)
+    machine = snapshot("cpu" if device == "cpu" else "")  # a node may have a GPU that the run is not of
+    if machine["device_kind"] != device:
+        raise UserError(f"{out}: is a run of a GPU, and none was found on this task's node; ask for gpus=N by --slurm")
+    known = launches(systems_file, device)
     for job in jobs:
         if job.pair not in known:
             raise UserError(f"{out}: has the job {job.name}, which this version of the program cannot run")
     memory_bytes = total_memory_bytes(machine)
-    gpus = gpu_places(visible_gpus()[:1]) if machine["device_kind"] == "cuda" else []
+    gpus = gpu_places(visible_gpus()[:1]) if device == "cuda" else []
     ordered = estimate.longest_first(jobs, run.file.repeats, estimate.past_durations(None, out))
     try:
         with Progress(f"task {holder.name}") as progress:
@@ -122,6 +128,10 @@ def work(
     print(f"task {holder.name}: {len(done)} jobs done{': ' if done else ''}{', '.join(done)}")
 
 
-def _jobs(run: Run, systems: str | None) -> list[Job]:
-    wanted = systems.split(",") if systems else None
-    return [job for job in run.jobs if wanted is None or "/".join(job.pair) in wanted]
+def _jobs(run: Run, keys: Path | None) -> list[Job]:
+    if keys is None:
+        return list(run.jobs)
+    with refusing(keys, "read", UserError):
+        wanted = set(keys.read_text().split())
+    jobs = [replace(job, cases=tuple(each for each in job.cases if each.case.key in wanted)) for job in run.jobs]
+    return [job for job in jobs if job.cases]

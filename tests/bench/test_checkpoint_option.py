@@ -12,7 +12,7 @@ import torch
 
 from bench.catalogue.suites import find_suite
 from bench.commands import measure
-from bench.commands.planning import open_checkpoint
+from bench.commands.planning import open_checkpoint, plan
 from bench.errors import UserError
 from bench.models import TTTConfig, model_config
 from bench.models.case_model import VARIABLE, checkpoint_folder, config_of, offer, read_checkpoint
@@ -94,6 +94,11 @@ def test_its_cases_have_its_own_options_on_its_own_system_alone(folder: Path) ->
     assert config_of(planned[0].case) == checkpoint.config
     layers = suite_cases(find_suite("kernel-forward"), select(Asked(), "cuda", checkpoint), "cuda")
     assert layers == []
+
+
+def test_what_it_changes_is_said_of_it_and_not_of_options_that_were_not_given(folder: Path) -> None:
+    work = plan(Asked(("quick",), checkpoint=folder, device="cpu"))
+    assert work.added.startswith("--checkpoint changes 10 of 10 cases of quick")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, find_group, find_su
 from bench.catalogue.systems import ADAPTERS, SYSTEMS
 from bench.commands import build as build_command
 from bench.commands import listing, measure, planning, verify
+from bench.errors import FOR_A_CPU
 from bench.plan import Selection, device_of, suite_cases
 from bench.selection import Asked
 from harness.case import Case
@@ -440,6 +441,24 @@ def test_a_dry_run_of_the_paper_has_the_headlines(tmp_path):
     assert {"transformer-vllm", "mamba-mamba-ssm"} <= set(jobs)
 
 
+def test_a_groups_systems_are_those_of_its_suites_whatever_stands_beside_it(tmp_path):
+    def planned(*words):
+        done = ttt_bench("run", *words, "--device", "cuda", "--dry-run", cwd=tmp_path)
+        return done.stdout.splitlines()[-1].partition(":")[0]
+
+    assert planned("paper") == planned("paper", "paper") == "128 cases in 6 jobs"
+    assert planned("paper", "dual-vs-primal") == "136 cases in 8 jobs"
+    assert planned("paper", "fig20-throughput") == planned("fig20-throughput", "paper")
+    assert int(planned("paper", "fig20-throughput").split()[0]) > 300  # named beside its group, it has all
+
+
+def test_a_dry_run_for_slurm_plans_what_is_submitted(tmp_path):
+    call = ("run", "--slurm", "partition=x,gpus=4", "--dry-run")
+    done = ttt_bench(*call, cwd=tmp_path)
+    assert "128 cases in 6 jobs in 4 tasks: " in done.stdout.splitlines()[-1]
+    assert "--slurm nonsense" in ttt_bench("run", "--slurm", "nonsense", "--dry-run", cwd=tmp_path).stderr
+
+
 def test_version_and_short_help(tmp_path):
     assert ttt_bench("--version", cwd=tmp_path).stdout.split()[0] == "ttt-bench"
     assert called("-h", cwd=tmp_path).stdout == called("--help", cwd=tmp_path).stdout
@@ -610,11 +629,13 @@ def assert_planning_says(monkeypatch, capsys, said):
 def test_systems_name_what_installs_a_package_and_nothing_that_would_install_a_gpu(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "300")
     reasons = {"thunderkittens": NO_GPU, "triton-dual": f"{OTHER_GPU} A100", "vllm": "vllm cannot be imported"}
+    reasons["torch"] = f"it is {FOR_A_CPU}: use another"
     answers = [Probe("skipped", reasons.get(adapter.backend, "not here")) for adapter in ADAPTERS]
     monkeypatch.setattr(listing, "probe", lambda _: answers)
     listing.list_systems(None)
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if "GPU" in line and "install" in line]
+    assert not [line for line in lines if FOR_A_CPU in line and "install" in line]
     assert len([line for line in lines if "(install: make venv-vllm)" in line and "vllm cannot" in line]) == 2
 
 
@@ -701,6 +722,8 @@ def assert_one_sentence(done, *words):
         (["run", "quick", "--out", "/dev/null"], ["/dev/null: is not a folder"]),
         (["run", "quick", "--context", "-5"], ["--context -5: must be at least 1"]),
         (["run", "quick", "--context", "2048", "--context=8192"], ["--context is given twice", "commas"]),
+        (["run", "quick", "--gpus", "0", "--gpus", "1", "--dry-run"], ["--gpus is given twice"]),
+        (["run", "quick", "-o", "a", "--out=b", "--dry-run"], ["--out is given twice"]),
         (["run", "quick", "--phase", "decode"], ["--phase decode: unknown; there are forward, generate, request"]),
         (
             ["run", "fig20-throughput", "--device", "cuda", "--dry-run", "--systems", "mamba", "--phase", "request"],

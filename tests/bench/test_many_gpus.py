@@ -272,6 +272,31 @@ def test_two_tasks_of_an_array_measure_the_run(tmp_path: Path, commands: Path) -
     assert claims.submission(tmp_path / "out") is None
 
 
+def test_tasks_run_what_was_asked_for_of_a_larger_run(tmp_path: Path, commands: Path) -> None:
+    narrow = [*SMALL[:-3], "16", *SMALL[-2:]]
+    whole = ("run", *SMALL[:-3], "16,32", *SMALL[-2:], "--device", "cpu", "--slurm", "tasks=1")
+    ttt_bench(*whole, cwd=tmp_path, path=commands)
+    claims.forget_submission(tmp_path / "out")
+    submitted = ttt_bench(
+        "run", *narrow, "--device", "cpu", "--resume", "--slurm", "tasks=1", cwd=tmp_path, path=commands
+    )
+    assert "1 task for 2 jobs of 4 cases" in submitted.stdout
+    command = next(line for line in (tmp_path / "out" / "slurm.sbatch").read_text().splitlines() if " work " in line)
+    task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
+    done = alone(*command.split()[3:], cwd=tmp_path, path=commands, **task)
+    assert done.returncode == 0, done.stderr
+    assert {record.case.context for record in Run.open(tmp_path / "out").records()} == {16}
+
+
+def test_a_task_without_a_gpu_takes_no_job_of_a_run_of_one(tmp_path: Path, commands: Path) -> None:
+    call = ("run", "quick", "--systems", "transformer/torch", "--device", "cuda", "--slurm", "gpus=1")
+    assert ttt_bench(*call, cwd=tmp_path, path=commands).returncode == 0
+    task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
+    said = one_sentence(alone("work", "out", cwd=tmp_path, path=commands, **task))
+    assert "out: is a run of a GPU, and none was found on this task's node" in said
+    assert Run.open(tmp_path / "out").records() == []
+
+
 def test_the_longest_jobs_go_first() -> None:
     def job(system: str, count: int) -> Job:
         cases = (Case(system, "torch", "tiny", "forward", number + 1, 64) for number in range(count))

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from bench.errors import FOR_A_CPU
 from bench.models.config import MambaConfig, model_config
 from bench.systems.language_model import LanguageModel, device
 from bench.systems.mamba.scan import ScannedMamba
@@ -18,7 +19,7 @@ class TorchMamba(LanguageModel):
     def unavailable(self) -> str:
         """Unavailable on CUDA: use mamba/mamba-ssm there, as nobody would run this path on a GPU."""
         if device() == "cuda":
-            return "transformers' Mamba is unavailable on CUDA: use mamba/mamba-ssm there"
+            return f"transformers' Mamba is {FOR_A_CPU}: use mamba/mamba-ssm there"
         return ""
 
     def load(self, case: Case) -> Any:
