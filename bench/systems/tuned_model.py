@@ -1,28 +1,42 @@
 """Measure and check a language model whose Triton kernels its package tunes at the first call."""
 
+import math
 from typing import Any
 
 import torch
 
 from bench.systems.language_model import LanguageModel, PhaseWork
-from bench.systems.triton_tuning import compile_ahead, keep_choices, prepare, untuned
+from bench.systems.triton_tuning import chosen_anew, compile_ahead, keep_choices, prepare, untuned
 from harness.case import Case
 from harness.gate import Verdict
 
+SPAN = 16  # times as many tokens at once, within which one choice serves
+
 
 class TunedLanguageModel(LanguageModel):
-    """A LanguageModel that is compiled ahead, and tuned on the work that is timed before its gate runs."""
+    """A LanguageModel that is compiled ahead, and tuned on the work that is timed before its gate runs.
+
+    The packages' tuners do not look at the batch or the length, so they choose again for work that is unlike in size:
+    measuring every candidate takes some 20 s, too long for each case.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         keep_choices()
+        self._tuned: tuple[str, int] | None = None
 
     def make_ready(self, work: PhaseWork) -> None:
         """See LanguageModel.make_ready. What ran without its kernels left a state of what memory held."""
-        if self._verdict is None:
-            prepare(work.run)
+        at_once = work.case.batch * (1 if work.case.phase == "generate" else work.case.context)
+        span = (work.case.phase, int(math.log(at_once, SPAN)))
+        if span != self._tuned:
+            with chosen_anew():
+                prepare(work.run)
+            self._tuned = span
         else:
             compile_ahead(work.run)
+        low, high = SPAN ** span[1], SPAN ** (span[1] + 1) - 1
+        work.settings |= {"tuned": f"on the first {span[0]} of {low:,} to {high:,} tokens at once"}
         work.restart()
 
     def _gate(self, model: Any, case: Case) -> Verdict:

@@ -36,7 +36,7 @@ class ReplayedOperator(TorchOperator):
         mini_batch = len(learner.token_scale)
         start = common_position(state.position, start, mini_batch)
         ready = ready_for_prefill(projections, learner, state.position)
-        size, tokens = PIECE_TOKENS // mini_batch * mini_batch, ready.q.shape[1]
+        size, tokens = max(1, PIECE_TOKENS // mini_batch) * mini_batch, ready.q.shape[1]
         whole = 0 if start else tokens // size * size
         out = torch.empty_like(ready.q)
         if whole:

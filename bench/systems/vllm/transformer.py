@@ -18,7 +18,7 @@ BEST_VERSION = {9: "3", 10: "4"}
 
 
 class VllmTransformer(VllmSystem):
-    """transformer/vllm; the option `attention` (FLASH_ATTN-2, TRITON_ATTN, ...) asks for another attention."""
+    """transformer/vllm; a panel's option `attention` (FLASH_ATTN-2, TRITON_ATTN, ...) asks for another attention."""
 
     implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"
     # The best of the suite vllm-settings, one H100. Forward, B = 16, ms at 2k, 8k and 32k tokens: blocks of 128 tokens
@@ -74,7 +74,9 @@ class VllmTransformer(VllmSystem):
         asked = str(case.option("attention", ""))
         expected = asked or f"FLASH_ATTN-{BEST_VERSION.get(compute_capability(), '2')}"
         if not found.startswith(expected):
-            raise RuntimeError(f"vLLM runs on {found}, expected {expected}; the option attention={found} accepts it")
+            raise RuntimeError(
+                f"vLLM runs on {found}, expected {expected}; a suite's panel accepts it by the option attention"
+            )
 
 
 def compute_capability() -> int:

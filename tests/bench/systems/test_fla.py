@@ -209,6 +209,10 @@ def test_a_model_is_tuned_on_the_work_that_is_timed_and_gated_once_after(package
     longer = system.build(replace(forward, context=30))
     assert longer.gate().passed
     assert lengths[gated:] == [30]  # new shapes are compiled ahead; the verdict stands
+    assert longer.settings["tuned"] == workload.settings["tuned"] == "on the first forward of 16 to 255 tokens at once"
+    far = system.build(replace(forward, context=200))
+    assert lengths[gated + 1 :] == [200, 200]  # of another size, so it is tuned on its own
+    assert far.settings["tuned"] == "on the first forward of 256 to 4,095 tokens at once"
 
 
 def test_a_model_that_differs_from_its_reference_misses_its_gate(package, monkeypatch):

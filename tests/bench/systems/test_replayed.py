@@ -47,6 +47,14 @@ def test_replays_are_the_reference(
         assert (one - other).abs().amax() <= LIMITS[device] * other.abs().amax().clamp_min(1)
 
 
+def test_a_mini_batch_longer_than_a_piece_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replayed, "PIECE_TOKENS", 16)
+    with torch.no_grad():
+        got = through(ReplayedOperator("linear"), [72], "linear", 32, "cpu")
+        expected = through(TorchOperator("linear"), [72], "linear", 32, "cpu")
+    assert (got[0] - expected[0]).abs().amax() <= LIMITS["cpu"] * expected[0].abs().amax()
+
+
 def test_whole_pieces_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """192 tokens in three layers are nine pieces of one graph; what follows a start inside a mini-batch is none."""
     pieces, made = [], []
