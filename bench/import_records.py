@@ -15,6 +15,7 @@ from bench.catalogue.suites import SUITES
 from bench.plan import jobs_of
 from harness.case import Case, CaseError
 from harness.catalogue import SuiteEntry
+from harness.files import refusing
 from harness.record import Record, RecordError
 from harness.run import Planned, Run, RunFile
 
@@ -59,7 +60,9 @@ def _lines(old: Sequence[Path]) -> Iterator[tuple[str, Any]]:
         if Run.exists(place):
             raise RecordError(f"{place}: is a run already; import makes one of records that an earlier version wrote")
         for path in sorted(place.rglob("*.jsonl")) if place.is_dir() else [place]:
-            for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+            with refusing(path, "read", RecordError):
+                lines = path.read_bytes().splitlines()
+            for number, line in enumerate(lines, start=1):
                 where = f"{path}, line {number}"
                 try:
                     yield where, json.loads(line)
@@ -71,9 +74,12 @@ def _converted(where: str, values: Any) -> tuple[str, Record]:
     """(suite, the record in today's schema)."""
     if not isinstance(values, Mapping) or values.get("schema") != 1:
         raise RecordError(f"{where}: is no record of schema 1")
+    if not all(isinstance(values.get(name) or {}, Mapping) for name in ("case", "settings")):
+        raise RecordError(f"{where}: its case or its settings are no object")
     case, settings = dict(values.get("case") or {}), dict(values.get("settings") or {})
-    suite = str(case.pop("suite", ""))
-    options = dict(case.get("options") or {})
+    suite, options = str(case.pop("suite", "")), case.get("options") or {}
+    if not isinstance(options, Mapping):
+        raise RecordError(f"{where}: the options of its case are no object")
     case["options"] = {name: value for name, value in options.items() if OPTION_DEFAULTS.get(name) != value}
     if values.get("stop") == "engine":
         case["timing"] = "engine"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from bench.errors import UserError
+from harness.files import refusing
 
 
 def convert_checkpoint(file: Path, folder: Path, base_lr: float | None) -> None:
@@ -12,7 +13,8 @@ def convert_checkpoint(file: Path, folder: Path, base_lr: float | None) -> None:
     from bench.models.jax_checkpoint import convert
 
     try:
-        convert(file, folder, base_lr)
+        with refusing(folder, "written", UserError):
+            convert(file, folder, base_lr)
         found = read_checkpoint(folder)
     except CheckpointError as error:
         raise UserError(str(error)) from None

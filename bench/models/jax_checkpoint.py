@@ -82,6 +82,8 @@ def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
                     yield path[2:] if of_train_state else path, _array(path, msgpack.unpackb(packed, raw=False))
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
+    except CheckpointError:
+        raise
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise CheckpointError(f"{file}: not a stream of msgpack'd (path, array) pairs ({error})") from None
 

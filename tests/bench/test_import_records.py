@@ -93,8 +93,11 @@ def test_of_a_case_that_two_suites_measured_the_later_record_stands_in_both(tmp_
         (line(case={"phase": "sideways"}), "line 2: case: field 'phase' is 'sideways'"),
         (line(bogus=1), "line 2: .*bogus"),
         (line(samples_ms=[-1.0, 1.0]), "line 2: "),
+        ({**line(), "case": "x"}, "line 2: its case or its settings are no object"),
+        ({**line(), "settings": "x"}, "line 2: its case or its settings are no object"),
+        ({**line(), "case": {**line()["case"], "options": "x"}}, "line 2: the options of its case are no object"),
     ],
-    ids=["schema", "list", "case", "field", "samples"],
+    ids=["schema", "list", "case", "field", "samples", "case text", "settings text", "options text"],
 )
 def test_a_bad_line_is_one_sentence_and_nothing_is_written(tmp_path, bad, words):
     old = folder(tmp_path, line(), bad)

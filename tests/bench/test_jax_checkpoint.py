@@ -149,9 +149,16 @@ def test_another_file_is_refused_by_what_is_wrong(change: Any, words: str, tmp_p
     params = jax_params(model_of("linear").weights())
     change(params)
     write(tmp_path / "file", params)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=words) as refused:
         convert_checkpoint(tmp_path / "file", tmp_path / "made", None)
+    assert "not a stream" not in str(refused.value)
     assert not (tmp_path / "made").exists()
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    write(tmp_path / "file", jax_params(model_of("linear").weights()))
+    with pytest.raises(UserError, match="file/made: cannot be written: Not a directory"):
+        convert_checkpoint(tmp_path / "file", tmp_path / "file" / "made", None)
 
 
 def test_a_file_that_is_no_msgpack_and_a_folder_that_is_there_are_refused(tmp_path: Path) -> None:
