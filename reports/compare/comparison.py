@@ -2,7 +2,7 @@
 
 Two stored runs of the same commit differ by 0.7% in the median and by 2% in one case of twenty, a whole system at once,
 so they are reported, and judged only beyond `STORED_BAR`. The two sides of `ttt-bench ab` were measured in turns and
-are judged by `reports.judge`.
+are judged by `reports.compare.judge`.
 """
 
 import math

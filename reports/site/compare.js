@@ -1,5 +1,5 @@
 /* What does `ttt-bench compare` say of two stored runs? Medians, intervals and facts come from reports/compare/side.py;
-   pairs, ratios and verdicts are those of reports/compare.py. */
+   pairs, ratios and verdicts are those of reports/compare/comparison.py. */
 
 const { rules, runs } = JSON.parse(document.getElementById("page-data").textContent);
 const known = new Map();
