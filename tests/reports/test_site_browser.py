@@ -230,6 +230,21 @@ def test_of_runs_on_a_cpu_and_of_one_without_records_the_site_says_what_compare_
         assert said(a, b)["said"] == "empty has no records to compare."
 
 
+def test_of_an_engines_few_sequences_on_another_host_the_site_says_what_compare_says(browser, tmp_path):
+    cases = [a_case(timing="engine", batch=batch) for batch in (1, 2, 4)]
+    here, there = on_gpu(), on_gpu(gpu=on_gpu()["gpu"] | {"device_id": "another"})
+    runs, site = {}, tmp_path / "site"
+    for name, ms, place in (("first", 10, here), ("beside", 12, here), ("elsewhere", 12, there)):
+        runs[name] = a_run(tmp_path / name, *(timed(case, ms, place) for case in cases))
+    write_site([run.folder for run in runs.values()], site)
+    for other, verdicts in (("beside", ["slower"] * 3), ("elsewhere", ["not judged", "not judged", "slower"])):
+        found = compare(runs["first"], runs[other])
+        assert [row.judged.verdict for row in found.rows] == verdicts
+        with opened(browser, site, f"compare.html?a={id_of(site, 'first')}&b={id_of(site, other)}") as page:
+            said = page.evaluate(COMPARED)["rows"]
+        assert [list(map(as_number, row)) for row in said] == [list(map(as_number, row)) for row in cells_of(found)]
+
+
 def test_many_cases_of_one_run_alone_are_counted_as_compare_counts_them(browser, tmp_path):
     cases = [a_case(), *(a_case(64 << n, system=system) for system in ("mamba", "transformer") for n in range(8))]
     runs = {"all": a_run(tmp_path / "all", *(timed(case, 10, on_gpu()) for case in cases))}
