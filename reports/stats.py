@@ -56,8 +56,8 @@ def frame(records: Iterable[Record], catalogue: Catalogue) -> pd.DataFrame:
     `REPEAT_COLUMNS`, rates, metrics, `NOTES` and `MARKS`. latency_ms is the median of the medians of the processes,
     its interval the 95% interval within a process (below 6 samples their range), process_spread the range of the
     processes' medians over their median, `REPEAT_COLUMNS` the 95% interval over processes
-    (`interval.repeats_interval`). What a record does not say is NaN, or "" where it is text; an option at its default
-    has the catalogue's.
+    (`interval.repeats_interval`); processes are those that were timed, or all where none was. What a record does not
+    say is NaN, or "" where it is text; an option at its default has the catalogue's.
     """
     records = list(records)
     groups = [group for case in _by_case(records) for group in _by_place(case)]
@@ -197,13 +197,17 @@ def _row(
     row |= dict(zip(MACHINE_COLUMNS, _place(first), strict=True))
     row |= {
         "samples": sum(len(record.samples_ms) for record in measured),
-        "processes": len(group),
+        "processes": len(_timed(measured)) or len(group),
         "throttled": sum(sum(map(bool, record.throttled)) for record in measured),
         "stop": ", ".join(dict.fromkeys(record.stop for record in measured if record.stop)),
         "started_at": min(record.started_at for record in group),
     }
     row[NOTES] = "; ".join(dict.fromkeys(_notes(group, found, row)))
     return row | {MARKS: ", ".join(_marks(group, found, row))}
+
+
+def _timed(measured: Iterable[Record]) -> list[Record]:
+    return [record for record in measured if record.samples_ms]
 
 
 def _merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
@@ -217,10 +221,10 @@ def _merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, float]:
     """Median latency with its interval, and what follows from it; memory is known even without samples."""
-    memory = [record.peak_memory_bytes for record in group if record.peak_memory_bytes is not None]
+    memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
     values = dict.fromkeys((*STATISTIC_COLUMNS, *REPEAT_COLUMNS), math.nan)
     values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan
-    timed = [record for record in measured if record.samples_ms]
+    timed = _timed(measured)
     if not timed:
         return values
     latency, low, high = pooled_interval([record.samples_ms for record in timed])
