@@ -279,7 +279,10 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
     """Why a number may be less than it seems."""
     if 0 < row["samples"] < FEWEST:
         yield f"only {counted(row['samples'], 'sample')}: the bar is their range, no interval"
-    if _is_unsteady(row):
+    if _is_unsteady(row) and _has_repeats(row):
+        apart = f"{row['processes']} processes, {row['process_spread']:.1%} apart,"
+        yield f"{apart} do not tell the median to {STEADY:.0%}"
+    elif _is_unsteady(row):
         yield f"samples from {min(_samples(group)):.4g} to {max(_samples(group)):.4g} ms: something disturbed them"
     if row["throttled"]:
         yield f"{row['throttled']} of {row['samples']} samples under a throttle"
@@ -315,10 +318,14 @@ def _samples(group: Sequence[Record]) -> list[float]:
 
 def _is_unsteady(row: Mapping[str, Any]) -> bool:
     """Of six samples or more, as fewer have no interval and a mark of their own."""
-    ends = [row[name] for name in REPEAT_COLUMNS]  # what is drawn of several processes
-    low, high = (row["latency_ms_low"], row["latency_ms_high"]) if any(map(math.isnan, ends)) else ends
-    wide = high - low > 2 * STEADY * row["latency_ms"]
+    low, high = REPEAT_COLUMNS if _has_repeats(row) else ("latency_ms_low", "latency_ms_high")  # what is drawn
+    wide = row[high] - row[low] > 2 * STEADY * row["latency_ms"]
     return row["status"] == "ok" and row["samples"] >= FEWEST and wide
+
+
+def _has_repeats(row: Mapping[str, Any]) -> bool:
+    """Whether its interval is that over processes."""
+    return not any(math.isnan(row[name]) for name in REPEAT_COLUMNS)
 
 
 def _is_loaded(record: Record) -> bool:
