@@ -7,7 +7,7 @@ import synthetic_records as synthetic
 
 from harness.case import Case
 from reports.page.figures import figures
-from reports.page.headline import MOST, headline, small_models, unfinished
+from reports.page.headline import MOST, described, headline, small_models, unfinished
 from reports.page.html import render
 
 FAST, SLOW = ("ttt-linear", "thunderkittens"), ("transformer", "vllm")
@@ -56,6 +56,67 @@ def test_where_lines_cross():
     ) in found
     found = winners(dict.fromkeys((1024, 2048, 4096, 8192), 4.0), {1024: 2.0, 2048: 3.0, 4096: 8.0, 8192: 16.0})
     assert "Transformer is fastest up to 2k, TTT-Linear is fastest from 4k on" in found
+
+
+def unmeasured(contexts, system, backend, status="oom"):
+    """A case for each context that was tried, or skipped, and has no result."""
+    return [synthetic.lost(Case(system, backend, "1.3b", "forward", 16, each), status, "no") for each in contexts]
+
+
+def test_a_context_without_a_comparison_is_not_among_every_context_tried():
+    theirs = dict.fromkeys((2048, 4096, 8192, 32768), 9.0)
+    found = winners({2048: 4.0, 32768: 4.0}, theirs)
+    assert "TTT-Linear is fastest at 2k and 32k; at 32k it takes 4 µs" in found
+    found = winners({2048: 4.0, 4096: 4.0}, theirs)
+    assert "TTT-Linear is fastest up to 4k; at 4k it" in found
+    found = winners({4096: 4.0, 8192: 4.0}, theirs)
+    assert "TTT-Linear is fastest from 4k to 8k; at 8k it" in found
+    found = winners({8192: 4.0, 32768: 4.0}, theirs)
+    assert "TTT-Linear is fastest from 8k on; at 32k it" in found
+    assert "TTT-Linear is fastest at 8k; at 8k it" in winners({8192: 4.0}, theirs)
+
+
+def test_a_failure_is_a_try_and_what_was_skipped_is_none():
+    ours, theirs = forward({2048: 4.0, 4096: 4.0}), forward({2048: 5.0, 4096: 5.0}, *SLOW)
+    assert "TTT-Linear is fastest up to 4k;" in said(*ours, *theirs, *unmeasured([8192], *SLOW))[0]
+    skipped = [*unmeasured([8192], *SLOW, status="skipped"), *unmeasured([8192], *FAST, status="skipped")]
+    assert "TTT-Linear is fastest at every context tried (2k to 4k);" in said(*ours, *theirs, *skipped)[0]
+
+
+def test_a_line_without_a_result_is_named():
+    ours = forward({2048: 4.0, 4096: 4.0, 8192: 4.0})
+    mamba = forward({2048: 5.0, 4096: 5.0, 8192: 5.0}, "mamba", "mamba-ssm")
+    nothing = unmeasured([2048, 4096, 8192], *SLOW)
+    found = said(*ours, *mamba, *nothing)[0]
+    assert "TTT-Linear is fastest at every context tried (2k to 8k); at 8k it" in found
+    assert found.endswith("Mamba, the next (Transformer has no result).")
+    partly = [*forward({2048: 6.0}, *SLOW), *unmeasured([4096, 8192], *SLOW)]
+    assert said(*ours, *mamba, *partly)[0].endswith("the next (Transformer has no result at 4k to 8k).")
+    partly = [*forward({4096: 6.0}, *SLOW), *unmeasured([2048, 8192], *SLOW)]
+    assert said(*ours, *mamba, *partly)[0].endswith("the next (Transformer has no result at 2k and 8k).")
+    assert "no result" not in said(*ours, *mamba)[0]
+    assert "no result" not in said(*ours, *mamba, *unmeasured([2048], "transformer", "torch"))[0]
+
+
+def test_many_lines_without_a_result_are_counted():
+    def steps(state, batches):
+        cases = [
+            Case("ttt-linear", "triton-dual", "1.3b", "generate", batch, 1, state_dtype=state, timing="graph")
+            for batch in batches
+        ]
+        return [synthetic.ok(case, 1.0, spread=0.0) for case in cases]
+
+    most = [record for state in ("float32", "float16") for record in steps(state, (1, 2, 4, 8, 16, 32))]
+    few = [record for state in ("bfloat16", "float8", "int8", "int4") for record in steps(state, (2, 16))]
+    made = synthetic.of_suite("kernel-generate", *most, *few)
+    (drawn,) = figures(made.table, made.catalogue)
+    assert described(made.table, made.catalogue, drawn).endswith("(4 lines have no result at 4 of these 6).")
+
+
+def test_a_best_throughput_names_who_has_no_result():
+    ran = [*stepped("ttt-linear", {64: 8.0, 128: 8.0}), *stepped("mamba", {64: 8.0}, lost=(128,))]
+    found = throughput(*ran, *stepped("transformer", {}, lost=(64, 128)))
+    assert "2 times that of Mamba, the next (Transformer has no result)." in found
 
 
 @pytest.mark.parametrize(("theirs", "level"), [(4.19, True), (4.21, False), (3.82, True), (3.8, False)])
