@@ -179,10 +179,10 @@ class _View:
         rows = self.table.loc[list(line.rows)]
         return max(rows[self.figure.x][rows["status"] != "unstarted"])
 
-    def of_system(self, system: str) -> dict[float, float]:
-        """The values of a system's compared lines by x."""
+    def of_system(self, system: str) -> dict[float, _Point]:
+        """The points of a system's compared lines by x."""
         lines = [line for line in self.compared if line.system == system]
-        return {point.x: point.value for line in lines for point in self.points(line)}
+        return {point.x: point for line in lines for point in self.points(line)}
 
     def rows(self, lines: Iterable[Line]) -> pd.DataFrame:
         """What the lines draw."""
@@ -353,18 +353,27 @@ def doubts(rows: pd.DataFrame) -> list[str]:
 
 
 def _judged(view: _View, claim: PaperClaim) -> str:
-    """Whether a claim of the source holds at every x that it is about; "" where the run cannot say."""
+    """Whether a claim of the source holds at the x that it is about; "" where none of them has both systems."""
     own, other = view.of_system(claim.system), view.of_system(claim.other)
-    common = (x for x in sorted(own.keys() & other.keys()) if x >= claim.at_least)
-    faster = {x: other[x] / own[x] if view.lower_is_better else own[x] / other[x] for x in common}
-    if not faster:
-        return ""
+    due = [x for x in view.tried if x >= claim.at_least]
+    common = [x for x in due if x in own and x in other]
+    told = [x for x in common if not own[x].hides(other[x])]
+    untold = [x for x in common if x not in told]
+    doubt = f" is not told at {_places(untold, due)}" if untold else ""
+    said = f"The paper's “{claim.text}”"
+    if not told:
+        return f"{said}{doubt}." if doubt else ""
+    better, worse = (other, own) if view.lower_is_better else (own, other)
+    faster = {x: better[x].value / worse[x].value for x in told}
     names = [view.catalogue.system_label(system) for system in (claim.system, claim.other)]
-    missed = [x for x, factor in faster.items() if factor < 1 - claim.margin]
+    missed = [said_x(x) for x, factor in faster.items() if factor < 1 - claim.margin]
     range_said = span(rounded(min(faster.values())), rounded(max(faster.values())))
+    whole = len(told) > 1 and told == due and claim.at_least in (0, due[0])
     met = "is exceeded here" if claim.margin and min(faster.values()) > 1 + claim.margin else "holds here"
-    verdict = f"does not hold here at {_listed([said_x(x) for x in missed])}" if missed else met
-    return f"The paper's “{claim.text}” {verdict}: {names[0]} is {range_said} times as fast as {names[1]}."
+    met += "" if whole else f" at {_places(told, due)}"
+    verdict = f"does not hold here at {_listed(missed)}" if missed else met
+    verdict += f" and{doubt}" if doubt else ""
+    return f"{said} {verdict}: {names[0]} is {range_said} times as fast as {names[1]}."
 
 
 def _best(view: _View) -> str:

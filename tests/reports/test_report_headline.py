@@ -246,6 +246,40 @@ def test_the_papers_claim_is_held_against_the_contexts_that_it_is_about(theirs, 
     assert f"The paper's “TTT-Linear is faster than the Transformer from 8k tokens on” {verdict}" in found
 
 
+@pytest.mark.parametrize(
+    ("theirs", "verdict"),
+    [
+        ({8192: 5.0}, "holds here at 8k: TTT-Linear is 1.25 times as fast as Transformer."),
+        ({16384: 6.0, 32768: 8.0}, "holds here at 16k to 32k: TTT-Linear is 1.5 to 2 times"),
+        ({8192: 5.0, 32768: 8.0}, "holds here at 8k and 32k: TTT-Linear is 1.25 to 2 times"),
+        ({8192: 5.0, 16384: 6.0, 32768: 8.0}, "holds here: TTT-Linear is 1.25 to 2 times"),
+    ],
+)
+def test_a_verdict_says_where_it_was_judged(theirs, verdict):
+    found = " ".join(said(*forward(dict.fromkeys((2048, 8192, 16384, 32768), 4.0)), *forward(theirs, *SLOW)))
+    assert f"from 8k tokens on” {verdict}" in found
+
+
+def test_a_claim_about_smaller_contexts_than_were_tried_is_judged_at_those_that_were():
+    found = " ".join(said(*forward({16384: 4.0, 32768: 4.0}), *forward({16384: 5.0, 32768: 8.0}, *SLOW)))
+    assert "from 8k tokens on” holds here at 16k to 32k: TTT-Linear is 1.25 to 2 times" in found
+
+
+@pytest.mark.parametrize(
+    ("theirs", "verdict"),
+    [
+        ((5.0, 8.0), "holds here at 16k and is not told at 8k: TTT-Linear is 2 times as fast as Transformer."),
+        ((3.0, 1.0), "does not hold here at 16k and is not told at 8k: TTT-Linear is 0.25 times"),
+        ((5.0, 5.0), "is not told at 8k to 16k."),
+    ],
+)
+def test_a_claim_is_not_judged_where_the_two_are_not_told_apart(theirs, verdict):
+    contexts = (8192, 16384)
+    few = spread(dict(zip(contexts, theirs, strict=True)), 0.0, *SLOW, count=3)
+    found = " ".join(said(*forward(dict.fromkeys(contexts, 4.0)), *few))
+    assert f"from 8k tokens on” {verdict}" in found
+
+
 def test_a_claim_that_the_run_cannot_judge_is_left_out():
     found = " ".join(said(*forward({2048: 4.0}), *forward({2048: 1.0}, *SLOW)))
     assert "The paper's" not in found
