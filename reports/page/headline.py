@@ -405,11 +405,20 @@ def _unfit(answering: Iterable[_View]) -> str:
             marks = rows[MARKS].fillna("") if MARKS in rows else pd.Series("", rows.index)
             for found, kept in ((beyond, rows["status"] == "oom"), (full, marks.str.contains(CACHE_FULL))):
                 if kept.any():
-                    xs = sorted(rows[kept][view.figure.x].unique())
-                    where = f"at {view.at(span(said_x(xs[0]), said_x(xs[-1])))} ({title[:1].lower()}{title[1:]})"
+                    where = f"at {_kept_words(view, rows, kept)} ({title[:1].lower()}{title[1:]})"
                     found.setdefault(where, []).append(labels[line.name])
     parts = (("Did not fit in memory", beyond), ("Only a part of the batch ran at once", full))
     return " ".join(f"{what}: {_by_where(found)}." for what, found in parts if found)
+
+
+def _kept_words(view: _View, rows: pd.DataFrame, kept: pd.Series) -> str:
+    """Where the kept rows of a line are, and which others were not tried: all of them, or those in between."""
+    x = rows[view.figure.x]
+    xs, every, untried = (sorted(each.unique()) for each in (x[kept], x, x[rows["status"].isin(_UNTRIED)]))
+    said, between = view.at(_places(xs, every)), [each for each in untried if xs[0] < each < xs[-1]]
+    if untried and len(xs) + len(untried) == len(every):
+        return f"{said}, the others not tried"
+    return f"{said}, with {_listed([said_x(each) for each in between])} not tried" if between else said
 
 
 def _by_where(found: dict[str, list[str]]) -> str:

@@ -344,6 +344,25 @@ def test_what_did_not_fit_in_memory():
     assert "Did not fit" not in throughput(*stepped("ttt-linear", {64: 8.0}), *stepped("mamba", {64: 8.0}))
 
 
+@pytest.mark.parametrize(
+    ("fitted", "lost", "skipped", "where"),
+    [
+        ((), (1, 16), (2, 4, 8, 32), "1 and 16, the others not tried"),
+        ((1,), (2, 16), (4, 8, 32), "2 and 16, with 4 and 8 not tried"),
+        ((4,), (2, 16), (8,), "2 and 16, with 8 not tried"),
+        ((1, 4), (2, 8), (), "2 and 8"),
+        ((1, 2), (4, 8), (16,), "4 to 8"),
+        ((), (1,), (2, 4), "1, the others not tried"),
+    ],
+)
+def test_where_memory_was_too_small_is_a_span_only_of_neighbours(fitted, lost, skipped, where):
+    ours = stepped("ttt-linear", dict.fromkeys(fitted, 8.0), lost=lost)
+    case = Case("ttt-linear", STEPPING["ttt-linear"], "1.3b", "generate", 1, 2048, timing="graph")
+    ours += [synthetic.lost(replace(case, batch=batch), "skipped", "batch 1 did not fit") for batch in skipped]
+    found = throughput(*ours, *stepped("mamba", {64: 8.0}))
+    assert f"Did not fit in memory: TTT-Linear at batch {where} (generate throughput)." in found
+
+
 def test_where_only_a_part_of_the_batch_ran():
     full = stepped("transformer", {64: 8.0}, metrics={"sequences_at_once": 40})
     found = throughput(*stepped("ttt-linear", {64: 8.0}), *full)
