@@ -29,7 +29,6 @@ from reports.stats import (
 
 LEVEL = 0.05  # two numbers of one run that differ by less are called level: a run on another day differs by 2 to 3%
 OFF = 0.5  # two numbers, one of them marked as doubtful, that differ by less are not told apart
-MOST = 5  # sentences
 # What a point may be marked for that makes its number doubtful, in words.
 DOUBTS = {FEW_SAMPLES: f"in fewer than {FEWEST} samples", LOADED: "beside other programs", UNSTEADY: "unsteady"}
 # Columns whose bars are drawn, as points.js draws them: that of the latency, which rates divide by.
@@ -192,7 +191,7 @@ class _View:
 def headline(
     table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure], missing: Sequence[Case] = ()
 ) -> list[str]:
-    """At most `MOST` sentences on the figures that answer the run's question; on the first two where none does.
+    """Up to six sentences on the figures that answer the run's question; on the first two where none does.
 
     missing: the planned cases without a record.
     """
@@ -206,7 +205,7 @@ def headline(
         _unfit(views),
         _lost(table, len(missing)),
     ]
-    return [sentence for sentence in sentences if sentence][:MOST]
+    return [sentence for sentence in sentences if sentence]
 
 
 def described(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
