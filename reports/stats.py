@@ -56,8 +56,8 @@ def frame(records: Iterable[Record], catalogue: Catalogue) -> pd.DataFrame:
     `REPEAT_COLUMNS`, rates, metrics, `NOTES` and `MARKS`. latency_ms is the median of the medians of the processes,
     its interval the 95% interval within a process (below 6 samples their range), process_spread the range of the
     processes' medians over their median, `REPEAT_COLUMNS` the 95% interval over processes
-    (`interval.repeats_interval`). What a record does not say is NaN, or "" where it is text; an option at its default
-    has the catalogue's.
+    (`interval.repeats_interval`); processes are those that were timed, or all where none was. What a record does not
+    say is NaN, or "" where it is text; an option at its default has the catalogue's.
     """
     records = list(records)
     groups = [group for case in _by_case(records) for group in _by_place(case)]
@@ -197,13 +197,17 @@ def _row(
     row |= dict(zip(MACHINE_COLUMNS, _place(first), strict=True))
     row |= {
         "samples": sum(len(record.samples_ms) for record in measured),
-        "processes": len(group),
+        "processes": len(_timed(measured)) or len(group),
         "throttled": sum(sum(map(bool, record.throttled)) for record in measured),
         "stop": ", ".join(dict.fromkeys(record.stop for record in measured if record.stop)),
         "started_at": min(record.started_at for record in group),
     }
     row[NOTES] = "; ".join(dict.fromkeys(_notes(group, found, row)))
     return row | {MARKS: ", ".join(_marks(group, found, row))}
+
+
+def _timed(measured: Iterable[Record]) -> list[Record]:
+    return [record for record in measured if record.samples_ms]
 
 
 def _merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
@@ -217,10 +221,10 @@ def _merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, float]:
     """Median latency with its interval, and what follows from it; memory is known even without samples."""
-    memory = [record.peak_memory_bytes for record in group if record.peak_memory_bytes is not None]
+    memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
     values = dict.fromkeys((*STATISTIC_COLUMNS, *REPEAT_COLUMNS), math.nan)
     values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan
-    timed = [record for record in measured if record.samples_ms]
+    timed = _timed(measured)
     if not timed:
         return values
     latency, low, high = pooled_interval([record.samples_ms for record in timed])
@@ -275,7 +279,10 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
     """Why a number may be less than it seems."""
     if 0 < row["samples"] < FEWEST:
         yield f"only {counted(row['samples'], 'sample')}: the bar is their range, no interval"
-    if _is_unsteady(row):
+    if _is_unsteady(row) and _has_repeats(row):
+        apart = f"{row['processes']} processes, {row['process_spread']:.1%} apart,"
+        yield f"{apart} do not tell the median to {STEADY:.0%}"
+    elif _is_unsteady(row):
         yield f"samples from {min(_samples(group)):.4g} to {max(_samples(group)):.4g} ms: something disturbed them"
     if row["throttled"]:
         yield f"{row['throttled']} of {row['samples']} samples under a throttle"
@@ -311,10 +318,14 @@ def _samples(group: Sequence[Record]) -> list[float]:
 
 def _is_unsteady(row: Mapping[str, Any]) -> bool:
     """Of six samples or more, as fewer have no interval and a mark of their own."""
-    ends = [row[name] for name in REPEAT_COLUMNS]  # what is drawn of several processes
-    low, high = (row["latency_ms_low"], row["latency_ms_high"]) if any(map(math.isnan, ends)) else ends
-    wide = high - low > 2 * STEADY * row["latency_ms"]
+    low, high = REPEAT_COLUMNS if _has_repeats(row) else ("latency_ms_low", "latency_ms_high")  # what is drawn
+    wide = row[high] - row[low] > 2 * STEADY * row["latency_ms"]
     return row["status"] == "ok" and row["samples"] >= FEWEST and wide
+
+
+def _has_repeats(row: Mapping[str, Any]) -> bool:
+    """Whether its interval is that over processes."""
+    return not any(math.isnan(row[name]) for name in REPEAT_COLUMNS)
 
 
 def _is_loaded(record: Record) -> bool:

@@ -2,7 +2,7 @@
 
 Two stored runs of the same commit differ by 0.7% in the median and by 2% in one case of twenty, a whole system at once,
 so they are reported, and judged only beyond `STORED_BAR`. The two sides of `ttt-bench ab` were measured in turns and
-are judged by `reports.judge`.
+are judged by `reports.compare.judge`.
 """
 
 import math
@@ -158,9 +158,8 @@ class Pair:
         if self.a.others or self.b.others:
             said = ", ".join(f"{side.others:.0%} in {name}" for name, side in sides.items() if side.others)
             yield f"loaded machine: others used {said}"
-        tokens = {name: sorted(set(side.tokens.values())) for name, side in sides.items()}
-        if tokens["A"] != tokens["B"]:
-            said = ", ".join(f"{' or '.join(map(str, each))} in {name}" for name, each in tokens.items())
+        if self.a.tokens_said != self.b.tokens_said:
+            said = ", ".join(f"{side.tokens_said} in {name}" for name, side in sides.items())
             yield f"sequences at once differ: tokens of a sample are {said}; the ratio is of the time of one"
         if self.on_other_hosts:
             yield "an engine's few sequences on another host, which bounds them"

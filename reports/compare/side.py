@@ -74,6 +74,11 @@ class CaseSide:
         """The median of `log_ms`; NaN without a result."""
         return median(self.log_ms.values()) if self.medians else math.nan
 
+    @property
+    def tokens_said(self) -> str:
+        """`tokens` in words: each number once."""
+        return " or ".join(map(str, sorted(set(self.tokens.values()))))
+
     @cached_property
     def log_ms(self) -> dict[int, float]:
         """The logarithm of each process's ms a token: what is compared."""

@@ -86,8 +86,10 @@ class Figure {
     const words = `${compact.format(y.value).replace("K", "k")} at batch ${axisLabel(x)}`; // as on the axes
     if (points.filter((point) => point.y).length === 1) return `${words}, the only one with a result`;
     if (this.points.turns(points)) return `best ${words}`;
-    if (!points.some((point) => point.x > x)) return `${words}, the largest tried`;
-    return `${words}, ${this.points.marks(row).includes(CACHE_FULL) ? "as many as fit at once" : "larger ones not told apart"}`;
+    const larger = points.filter((point) => point.x > x);
+    if (!larger.length) return `${words}, the largest tried`;
+    if (this.points.marks(row).includes(CACHE_FULL)) return `${words}, as many as fit at once`;
+    return `${words}, ${larger.some((point) => point.y) ? "larger ones not told apart" : "the largest with a result"}`;
   }
 
   /* A line without any result stays in the legend, with the reason. */

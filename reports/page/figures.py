@@ -229,8 +229,6 @@ class _Drawn:
             yield f"their points are from {measured['device_id'].nunique()} GPUs of one model"
         if NOTES in rows and (noted := (rows["status"].eq("ok") & rows[NOTES].fillna("").ne("")).sum()):
             yield f"the table has notes on {noted} of the points"
-        if any(rows.loc[line.rows, "status"].eq("ok").nunique() > 1 for line in lines):
-            yield "crosses below mark cases without a result"
 
     def _held(self, column: str, values: pd.Series) -> str:
         """One value, or all of them where the lines differ (their names then say which is whose)."""

@@ -29,13 +29,13 @@ from reports.stats import (
 
 LEVEL = 0.05  # two numbers of one run that differ by less are called level: a run on another day differs by 2 to 3%
 OFF = 0.5  # two numbers, one of them marked as doubtful, that differ by less are not told apart
-MOST = 5  # sentences
 # What a point may be marked for that makes its number doubtful, in words.
 DOUBTS = {FEW_SAMPLES: f"in fewer than {FEWEST} samples", LOADED: "beside other programs", UNSTEADY: "unsteady"}
 # Columns whose bars are drawn, as points.js draws them: that of the latency, which rates divide by.
 _BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
 # What is asked of a system: lines that differ in it are not compared.
 _ASKED = ("size", "batch", "context", "dtype", "l2")
+_UNTRIED = ("skipped", "unstarted")
 
 
 @dataclass(frozen=True)
@@ -109,15 +109,24 @@ class _View:
         return f"{self.figure.title}: for {said}," if said else f"{self.figure.title}:"
 
     @cached_property
-    def compared(self) -> list[Line]:
-        """The primary lines with a result that are alike in all but system and backend.
+    def alike(self) -> list[Line]:
+        """The primary lines that are alike in all but system and backend, with a result or without.
 
-        Of several such sets that with the most lines, of these the last. A line without a setting that sets others
-        apart is alike with each of them.
+        Of several such sets that with the most lines that have one, of these the last. A line without a setting that
+        sets others apart is alike with each of them.
         """
-        measured = [(line, self._settings(line)) for line in self.primary if any(self.points(line))]
-        sets = [[line for line, own in measured if own.items() <= wanted.items()] for _, wanted in measured]
-        return max(reversed(sets), key=len, default=[])
+        settings = [(line, self._settings(line)) for line in self.primary]
+        wanted = [self._settings(line) for line in self._measured(self.primary)]
+        sets = [[line for line, own in settings if own.items() <= each.items()] for each in wanted]
+        return max(reversed(sets), key=lambda lines: len(self._measured(lines)), default=[])
+
+    @cached_property
+    def compared(self) -> list[Line]:
+        """The lines that are alike and have a result."""
+        return self._measured(self.alike)
+
+    def _measured(self, lines: Iterable[Line]) -> list[Line]:
+        return [line for line in lines if any(self.points(line))]
 
     @cached_property
     def _apart(self) -> list[str]:
@@ -136,6 +145,12 @@ class _View:
         """The values of a line in the columns that set lines apart, where it has them."""
         values = self.table.loc[line.rows[0], self._apart]
         return {name: value for name, value in values.items() if pd.notna(value) and value != ""}
+
+    @cached_property
+    def tried(self) -> list[float]:
+        """Where at least one of the lines that are alike was tried, in order."""
+        rows = self.rows(self.alike)
+        return sorted(rows[self.figure.x][~rows["status"].isin(_UNTRIED)].unique())
 
     def labels(self, lines: Sequence[Line]) -> dict[str, str]:
         """What a sentence calls each of these lines: its system where no other of them is of it."""
@@ -158,15 +173,15 @@ class _View:
                 doubtful = bool(_marks(cells.get(MARKS)) & DOUBTS.keys())
                 yield _Point(float(cells[x]), float(value) / scale, low, high, doubtful)
 
-    def tried(self, line: Line) -> set[float]:
-        """Where the line was tried; also what was skipped, as a smaller one had not fitted."""
+    def reach(self, line: Line) -> float:
+        """The largest x at which the line was tried, or skipped as a smaller one had not fitted."""
         rows = self.table.loc[list(line.rows)]
-        return set(rows[self.figure.x][rows["status"] != "unstarted"])
+        return max(rows[self.figure.x][rows["status"] != "unstarted"])
 
-    def of_system(self, system: str) -> dict[float, float]:
-        """The values of a system's compared lines by x."""
+    def of_system(self, system: str) -> dict[float, _Point]:
+        """The points of a system's compared lines by x."""
         lines = [line for line in self.compared if line.system == system]
-        return {point.x: point.value for line in lines for point in self.points(line)}
+        return {point.x: point for line in lines for point in self.points(line)}
 
     def rows(self, lines: Iterable[Line]) -> pd.DataFrame:
         """What the lines draw."""
@@ -176,7 +191,7 @@ class _View:
 def headline(
     table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure], missing: Sequence[Case] = ()
 ) -> list[str]:
-    """At most `MOST` sentences on the figures that answer the run's question; on the first two where none does.
+    """Up to six sentences on the figures that answer the run's question; on the first two where none does.
 
     missing: the planned cases without a record.
     """
@@ -190,7 +205,7 @@ def headline(
         _unfit(views),
         _lost(table, len(missing)),
     ]
-    return [sentence for sentence in sentences if sentence][:MOST]
+    return [sentence for sentence in sentences if sentence]
 
 
 def described(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
@@ -243,9 +258,9 @@ def _winners(view: _View) -> str:
     if not standings:
         return ""
     spans = [(_who(group[0], view), [each.x for each in group]) for group in _spans(standings, view)]
-    axis = view.at("").strip() or view.figure.x
-    words = ", ".join(_span_words(who, xs, standings, axis) for who, xs in spans)
-    return f"{view.opening} {words}{_lead(standings[-1], view)}{_caveat(view)}."
+    words = ", ".join(_span_words(who, xs, view) for who, xs in spans)
+    caveat = _caveat(view, [standing.x for standing in standings])
+    return f"{view.opening} {words}{_lead(standings[-1], view)}{caveat}."
 
 
 def _spans(standings: list[_Standing], view: _View) -> Iterator[list[_Standing]]:
@@ -260,15 +275,19 @@ def _who(standing: _Standing, view: _View) -> str:
     return f"{_listed(standing.level)} are {'not told apart' if standing.untold else 'level'}"
 
 
-def _span_words(who: str, xs: list[float], standings: list[_Standing], axis: str) -> str:
-    first, last = standings[0].x, standings[-1].x
-    if (xs[0], xs[-1]) == (first, last):
-        return f"{who} at every {axis} tried ({said_x(first)} to {said_x(last)})" if len(xs) > 1 else who
-    if xs[0] == first and len(xs) > 1:
+def _span_words(who: str, xs: list[float], view: _View) -> str:
+    """`every`, `up to` and `from ... on` are of all x tried; where one between these is missing, each is said."""
+    tried = view.tried
+    if len(xs) == 1 or not _are_neighbours(xs, tried):
+        return who if xs == tried else f"{who} at {_listed([said_x(x) for x in xs])}"
+    if xs == tried:
+        axis = view.at("").strip() or view.figure.x
+        return f"{who} at every {axis} tried ({said_x(xs[0])} to {said_x(xs[-1])})"
+    if xs[0] == tried[0]:
         return f"{who} up to {said_x(xs[-1])}"
-    if xs[-1] == last and len(xs) > 1:
+    if xs[-1] == tried[-1]:
         return f"{who} from {said_x(xs[0])} on"
-    return f"{who} at {said_x(xs[0])}" if len(xs) == 1 else f"{who} from {said_x(xs[0])} to {said_x(xs[-1])}"
+    return f"{who} from {said_x(xs[0])} to {said_x(xs[-1])}"
 
 
 def _lead(last: _Standing, view: _View) -> str:
@@ -289,7 +308,7 @@ def _standings(view: _View) -> list[_Standing]:
     if not view.catalogue.metric(view.figure.y).better:
         return []
     at: dict[float, list[tuple[_Point, str]]] = {}
-    labels = view.labels(view.compared)
+    labels = view.labels(view.alike)
     for line in view.compared:
         for point in view.points(line):
             at.setdefault(point.x, []).append((point, labels[line.name]))
@@ -333,36 +352,45 @@ def doubts(rows: pd.DataFrame) -> list[str]:
 
 
 def _judged(view: _View, claim: PaperClaim) -> str:
-    """Whether a claim of the source holds at every x that it is about; "" where the run cannot say."""
+    """Whether a claim of the source holds at the x that it is about; "" where none of them has both systems."""
     own, other = view.of_system(claim.system), view.of_system(claim.other)
-    common = (x for x in sorted(own.keys() & other.keys()) if x >= claim.at_least)
-    faster = {x: other[x] / own[x] if view.lower_is_better else own[x] / other[x] for x in common}
-    if not faster:
-        return ""
+    due = [x for x in view.tried if x >= claim.at_least]
+    common = [x for x in due if x in own and x in other]
+    told = [x for x in common if not own[x].hides(other[x])]
+    untold = [x for x in common if x not in told]
+    doubt = f" is not told at {_places(untold, due)}" if untold else ""
+    said = f"The paper's “{claim.text}”"
+    if not told:
+        return f"{said}{doubt}." if doubt else ""
+    better, worse = (other, own) if view.lower_is_better else (own, other)
+    faster = {x: better[x].value / worse[x].value for x in told}
     names = [view.catalogue.system_label(system) for system in (claim.system, claim.other)]
-    missed = [x for x, factor in faster.items() if factor < 1 - claim.margin]
+    missed = [said_x(x) for x, factor in faster.items() if factor < 1 - claim.margin]
     range_said = span(rounded(min(faster.values())), rounded(max(faster.values())))
+    whole = len(told) > 1 and told == due and claim.at_least in (0, due[0])
     met = "is exceeded here" if claim.margin and min(faster.values()) > 1 + claim.margin else "holds here"
-    verdict = f"does not hold here at {_listed([said_x(x) for x in missed])}" if missed else met
-    return f"The paper's “{claim.text}” {verdict}: {names[0]} is {range_said} times as fast as {names[1]}."
+    met += "" if whole else f" at {_places(told, due)}"
+    verdict = f"does not hold here at {_listed(missed)}" if missed else met
+    verdict += f" and{doubt}" if doubt else ""
+    return f"{said} {verdict}: {names[0]} is {range_said} times as fast as {names[1]}."
 
 
 def _best(view: _View) -> str:
     """The line with the highest best, where, and the next of those that were tried there or at a larger batch."""
-    labels, tried = view.labels(view.compared), {line.name: view.tried(line) for line in view.compared}
+    labels, reach = view.labels(view.alike), {line.name: view.reach(line) for line in view.compared}
     tops = [(max(view.points(line), key=lambda point: point.value), line.name) for line in view.compared]
     tops.sort(key=lambda top: -top[0].value)
-    tops = [(top, labels[name]) for top, name in tops if max(tried[name]) >= tops[0][0].x]
+    tops = [(top, labels[name]) for top, name in tops if reach[name] >= tops[0][0].x]
     if len(tops) < 2:
         return ""
     (best, who), (after, next_who) = tops[:2]
-    at = view.at(said_x(best.x)) + (", the only one tried" if len(set().union(*tried.values())) == 1 else "")
+    at = view.at(said_x(best.x)) + (", the only one tried" if len(view.tried) == 1 else "")
     ahead = f"{rounded(best.value / after.value)} times that of {next_who}, the next"
     if best.hides(after):
         ahead = f"not told apart from {next_who}"
     elif best.differs_little(after):
         ahead = f"level with {next_who}"
-    return f"{view.opening} {who} reaches {best.value:,.0f} {view.unit} at {at}, {ahead}{_caveat(view)}."
+    return f"{view.opening} {who} reaches {best.value:,.0f} {view.unit} at {at}, {ahead}{_caveat(view, [])}."
 
 
 def _unfit(answering: Iterable[_View]) -> str:
@@ -376,11 +404,20 @@ def _unfit(answering: Iterable[_View]) -> str:
             marks = rows[MARKS].fillna("") if MARKS in rows else pd.Series("", rows.index)
             for found, kept in ((beyond, rows["status"] == "oom"), (full, marks.str.contains(CACHE_FULL))):
                 if kept.any():
-                    xs = sorted(rows[kept][view.figure.x].unique())
-                    where = f"at {view.at(span(said_x(xs[0]), said_x(xs[-1])))} ({title[:1].lower()}{title[1:]})"
+                    where = f"at {_kept_words(view, rows, kept)} ({title[:1].lower()}{title[1:]})"
                     found.setdefault(where, []).append(labels[line.name])
     parts = (("Did not fit in memory", beyond), ("Only a part of the batch ran at once", full))
     return " ".join(f"{what}: {_by_where(found)}." for what, found in parts if found)
+
+
+def _kept_words(view: _View, rows: pd.DataFrame, kept: pd.Series) -> str:
+    """Where the kept rows of a line are, and which others were not tried: all of them, or those in between."""
+    x = rows[view.figure.x]
+    xs, every, untried = (sorted(each.unique()) for each in (x[kept], x, x[rows["status"].isin(_UNTRIED)]))
+    said, between = view.at(_places(xs, every)), [each for each in untried if xs[0] < each < xs[-1]]
+    if untried and len(xs) + len(untried) == len(every):
+        return f"{said}, the others not tried"
+    return f"{said}, with {_listed([said_x(each) for each in between])} not tried" if between else said
 
 
 def _by_where(found: dict[str, list[str]]) -> str:
@@ -402,8 +439,8 @@ def _lost(table: pd.DataFrame, missing: int) -> str:
     return f"{sum(counts.values())} of {cases} cases have no result ({said})."
 
 
-def _caveat(view: _View) -> str:
-    """What makes the comparison of a sentence less than it seems."""
+def _caveat(view: _View, xs: Sequence[float]) -> str:
+    """What makes the comparison of a sentence, at these x, less than it seems."""
     rows = view.rows(view.compared)
     rows = rows[rows["status"] == "ok"]
     several = [name for name in MACHINE_COLUMNS if rows[name].nunique() > 1]
@@ -412,7 +449,35 @@ def _caveat(view: _View) -> str:
         said = [f"from {rows['device_id'].nunique()} GPUs of one model"]
     if doubtful := doubts(rows):
         said.append(f"of {counted(len(rows), 'point')}, {', '.join(doubtful)}")
+    said += _absent(view, xs)
     return f" ({'; '.join(said)})" if said else ""
+
+
+def _absent(view: _View, xs: Sequence[float]) -> list[str]:
+    """Which lines have no result at all, or none at some of these x; of more than three how many."""
+    labels, found = view.labels(view.alike), dict[str, list[str]]()
+    for line in view.alike:
+        own = {point.x for point in view.points(line)}
+        gone = [x for x in xs if x not in own]
+        if gone or not own:
+            found.setdefault(_gone_words(gone, xs) if own else "", []).append(labels[line.name])
+    named = {where: _listed(who) if len(who) <= 3 else f"{len(who)} lines" for where, who in found.items()}
+    return [f"{who} {'has' if len(found[where]) == 1 else 'have'} no result{where}" for where, who in named.items()]
+
+
+def _gone_words(gone: Sequence[float], xs: Sequence[float]) -> str:
+    brief = len(gone) <= 3 or _are_neighbours(gone, xs)
+    return f" at {_places(gone, xs)}" if brief else f" at {len(gone)} of these {len(xs)}"
+
+
+def _places(xs: Sequence[float], among: Sequence[float]) -> str:
+    """These of the x in words: their span where no other lies between them, else each."""
+    said = [said_x(x) for x in xs]
+    return span(said[0], said[-1]) if _are_neighbours(xs, among) else _listed(said)
+
+
+def _are_neighbours(xs: Sequence[float], among: Sequence[float]) -> bool:
+    return list(xs) == [x for x in among if xs[0] <= x <= xs[-1]]
 
 
 def _listed(words: Sequence[str]) -> str:

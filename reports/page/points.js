@@ -77,12 +77,11 @@ class Points {
     return points.filter((point) => point.y).reduce((a, b) => (b.y.value > a.y.value ? b : a));
   }
 
-  /* Was a larger batch than the best tried that is told apart from it, or has no result? Not where fewer sequences than
-     asked for ran at the best: larger batches would have run as many. */
+  /* Is a larger batch than the best worse beyond their intervals? Not where fewer sequences than asked for ran at the
+     best: larger batches would have run as many. */
   turns(points) {
     const { x, y, row } = this.best(points);
-    const apart = (other) => other.high < y.low || other.low > y.high;
-    return !this.marks(row).includes(CACHE_FULL) && points.some((point) => point.x > x && (!point.y || apart(point.y)));
+    return !this.marks(row).includes(CACHE_FULL) && points.some((point) => point.x > x && point.y?.high < y.low);
   }
 
   marks(row) {

@@ -3,12 +3,14 @@
 `section` stands alone: the page embeds its HTML, its style and its script, which draws the roofline and the timeline.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
+from harness.case import Case
+from harness.catalogue import Catalogue
 from harness.environment import device_id_of
 from harness.profile_record import Profile
 from harness.profile_region import TIMELINE_LIMIT, Kernel, short_name
@@ -164,15 +166,19 @@ def _groups(profiles: Iterable[Profile]) -> dict[str, list[Profile]]:
 def _shown(run: Run, profiles: list[Profile], latencies: Mapping[str, Recorded]) -> list[Shown]:
     """The cases of a group, their bars on one scale."""
     widest = max(profile.unit_ms for profile in profiles)
-    return [_shown_case(run, profile, widest, latencies.get(profile.case.key)) for profile in profiles]
+    cases = [profile.case for profile in profiles]
+    return [
+        _shown_case(profile, _title(run.catalogue, profile.case, cases), widest, latencies.get(profile.case.key))
+        for profile in profiles
+    ]
 
 
-def _shown_case(run: Run, profile: Profile, widest_ms: float, latency: Recorded | None) -> Shown:
+def _shown_case(profile: Profile, title: str, widest_ms: float, latency: Recorded | None) -> Shown:
     rest = profile.kernels[NAMED:]
     rest_ms = sum(kernel.time_us for kernel in rest) / profile.units / 1e3
     return Shown(
         profile,
-        _title(run, profile),
+        title,
         tuple(_pieces(profile, widest_ms)),
         agreement(profile, latency),
         sentences(profile),
@@ -183,10 +189,17 @@ def _shown_case(run: Run, profile: Profile, widest_ms: float, latency: Recorded 
     )
 
 
-def _title(run: Run, profile: Profile) -> str:
-    case = profile.case
-    options = "".join(f", {name} {value}" for name, value in case.options)
-    return f"{run.catalogue.system_label(case.system)} on {run.catalogue.backend_label(case.backend)}{options}"
+def _title(catalogue: Catalogue, case: Case, group: Sequence[Case]) -> str:
+    """The case in words, with what differs within the group; of states and timings, within its system."""
+    own = [each for each in group if each.system == case.system]
+    compared = {"dtype": group, "state_dtype": own, "timing": own, "l2": group}
+    telling = (name for name, cases in compared.items() if len({getattr(each, name) for each in cases}) > 1)
+    values = ((name, getattr(case, name)) for name in telling)
+    settings = [catalogue.axis(name).phrase.replace("{}", value) for name, value in values if value]
+    options = [f"{name} {value}" for name, value in case.options]
+    return ", ".join(
+        [f"{catalogue.system_label(case.system)} on {catalogue.backend_label(case.backend)}", *settings, *options]
+    )
 
 
 def _pieces(profile: Profile, widest_ms: float) -> Iterable[Piece]:

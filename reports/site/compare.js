@@ -1,5 +1,5 @@
 /* What does `ttt-bench compare` say of two stored runs? Medians, intervals and facts come from reports/compare/side.py;
-   pairs, ratios and verdicts are those of reports/compare.py. */
+   pairs, ratios and verdicts are those of reports/compare/comparison.py. */
 
 const { rules, runs } = JSON.parse(document.getElementById("page-data").textContent);
 const known = new Map();
@@ -77,11 +77,16 @@ function rowOf([a, b]) {
   const middle = b.log_ms - a.log_ms;
   const onCpu = [a, b].some((side) => side.devices.some((device) => device.GPU === rules.no_gpu));
   const half = Math.hypot(a.half, b.half, rules.between[onCpu ? "cpu" : "gpu"]);
-  const sound = [a, b].every((side) => side.samples >= rules.fewest && !side.others);
+  const sound = [a, b].every((side) => side.samples >= rules.fewest && !side.others) && !onOtherHosts(a, b);
   const far = sound && Math.abs(middle) > Math.max(half, Math.log1p(rules.bar));
   const [ratio, low, high] = [middle, middle - half, middle + half].map((each) => Math.exp(Math.min(each, rules.log_limit)));
   const verdict = far ? (middle > 0 ? "slower" : "faster") : "not judged";
   return { label: a.label, a_ms: a.ms, b_ms: b.ms, ratio, low, high, verdict, notes: notesOf({ A: a, B: b }) };
+}
+
+/* Whether two hosts are compared rather than what ran on them: a GPU of another unit is taken for another. */
+function onOtherHosts(a, b) {
+  return a.host_bound && own(a.facts, rules.gpu_unit) !== own(b.facts, rules.gpu_unit);
 }
 
 function notesOf(sides) {
@@ -98,6 +103,7 @@ function notesOf(sides) {
     const said = tokens.map(([name, each]) => `${each} in ${name}`).join(", ");
     notes.push(`sequences at once differ: tokens of a sample are ${said}; the ratio is of the time of one`);
   }
+  if (onOtherHosts(sides.A, sides.B)) notes.push("an engine's few sequences on another host, which bounds them");
   const throttled = all.filter(([, side]) => side.throttled);
   if (throttled.length === 1) notes.push(`throttled in ${throttled[0][0]} only`);
   return notes;

@@ -27,13 +27,14 @@ function percent(ratio) {
   return `${ratio > 1 ? "+" : "−"}${Math.abs(100 * (ratio - 1)).toFixed(1)}%`;
 }
 
-function hover(line, at) {
+function hover(line, at, unit) {
   const interval = line.low[at] === null ? "" : ` (${shown(line.low[at])} to ${shown(line.high[at])})`;
-  return [page.names[line.run[at]], `${line.at[at].replace("T", " ")} UTC`, `commit ${line.commit[at] || "not recorded"}`, `${shown(line.ms[at])} ms${interval}`]
+  return [page.names[line.run[at]], `${line.at[at].replace("T", " ")} UTC`, `commit ${line.commit[at] || "not recorded"}`, `${shown(line.ms[at])} ${unit}${interval}`]
+    .concat(line.sequences.length ? [`${line.sequences[at]} sequences at once`] : [])
     .concat(line.doubtful.includes(at) ? ["few samples, or a loaded machine"] : []).map(neutral).join("<br>");
 }
 
-function traces(line, number) {
+function traces(line, number, unit) {
   const tone = colour(`--tone-${number % TONES}`);
   const symbol = SYMBOLS[number % SYMBOLS.length];
   const points = {
@@ -41,13 +42,13 @@ function traces(line, number) {
     line: { color: tone, dash: DASHES[number % DASHES.length], width: 1.5 },
     marker: { size: 7, color: tone, symbol: line.at.map((_, at) => (line.doubtful.includes(at) ? `${symbol}-open` : symbol)) },
     error_y: { type: "data", symmetric: false, color: tone, thickness: 1, width: 2, array: line.ms.map((ms, at) => (line.high[at] ?? ms) - ms), arrayminus: line.ms.map((ms, at) => ms - (line.low[at] ?? ms)) },
-    text: line.at.map((_, at) => hover(line, at)), hovertemplate: "%{text}<extra></extra>",
+    text: line.at.map((_, at) => hover(line, at, unit)), hovertemplate: "%{text}<extra></extra>",
   };
   const changes = {
     type: "scatter", mode: plot.clientWidth < NARROW ? "markers" : "markers+text", cliponaxis: false, showlegend: false, x: line.changes.map(({ at }) => line.at[at]), y: line.changes.map(({ at }) => line.ms[at]),
     marker: { size: 14, symbol: line.changes.map(({ verdict }) => (verdict === "slower" ? "triangle-up" : "triangle-down")), color: line.changes.map(({ verdict }) => colour(verdict === "slower" ? "--bad" : "--good")) },
     text: line.changes.map(({ at, ratio }) => `${percent(ratio)}<br>${neutral(line.commit[at].slice(0, 7))}`), textposition: line.changes.map(({ verdict }) => (verdict === "slower" ? "top center" : "bottom center")), textfont: { color: colour("--ink") },
-    hovertext: line.changes.map(({ at, before, verdict, ratio, differs }) => [`${verdict}: ${percent(ratio)} against ${page.names[before]}`, ...differs.slice(0, 5)].map(neutral).join("<br>") + `<br>${hover(line, at)}`),
+    hovertext: line.changes.map(({ at, before, verdict, ratio, differs }) => [`${verdict}: ${percent(ratio)} against ${page.names[before]}`, ...differs.slice(0, 5)].map(neutral).join("<br>") + `<br>${hover(line, at, unit)}`),
     hovertemplate: "%{hovertext}<extra></extra>",
   };
   return [points, changes];
@@ -63,25 +64,26 @@ function range(lines) {
 
 async function draw() {
   document.documentElement.dataset.ready = "no";
-  const { label, lines } = cases.get(select.value);
+  const { label, lines, unit } = cases.get(select.value);
   document.getElementById("figure-title").textContent = label;
   const [ink, muted, grid] = ["--ink", "--muted", "--grid"].map(colour);
   const axis = { gridcolor: grid, linecolor: muted, tickcolor: muted, zeroline: false, fixedrange: true };
   const layout = {
     height: 420, margin: { t: 20, r: 40, b: 50, l: 60 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 13, family: getComputedStyle(document.body).fontFamily },
-    xaxis: { ...axis, type: "date", title: { text: "first sample, UTC", standoff: 12 }, automargin: true }, yaxis: { ...axis, title: { text: "latency, ms" }, range: range(lines) },
+    xaxis: { ...axis, type: "date", title: { text: "first sample, UTC", standoff: 12 }, automargin: true }, yaxis: { ...axis, title: { text: `latency, ${unit}` }, range: range(lines) },
     showlegend: true, legend: { orientation: "h", y: 0, yref: "container", yanchor: "bottom" }, hoverlabel: { bgcolor: colour("--raised"), font: { color: ink }, align: "left" },
   };
-  await Plotly.react(plot, lines.flatMap(traces), layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
+  await Plotly.react(plot, lines.flatMap((line, number) => traces(line, number, unit)), layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
   const [runs, changes] = ["at", "changes"].map((part) => lines.reduce((sum, line) => sum + line[part].length, 0));
   plot.setAttribute("aria-label", `Line chart of the latency of ${label}: ${runs} runs on ${lines.length} kinds of machine, ${changes} changes. The numbers are in the table below it.`);
-  numbers(lines);
+  numbers(lines, unit);
   document.documentElement.dataset.ready = "yes";
 }
 
-function numbers(lines) {
+function numbers(lines, unit) {
   const rows = lines.flatMap((line) => line.at.map((_, at) => ({ line, at }))).sort((a, b) => (a.line.at[a.at] < b.line.at[b.at] ? 1 : -1));
-  const columns = [["at", "First sample, UTC"], ["run", "Run"], ["commit", "Commit"], ["ms", "Latency (ms)", true], ["low", "From", true], ["high", "To", true], ["place", "Machine"], ["change", "Change"]]
+  const held = lines.some(({ sequences }) => sequences.length) ? [["sequences", "Sequences at once", true]] : [];
+  const columns = [["at", "First sample, UTC"], ["run", "Run"], ["commit", "Commit"], ["ms", `Latency (${unit})`, true], ["low", "From", true], ["high", "To", true], ...held, ["place", "Machine"], ["change", "Change"]]
     .map(([key, label, numeric]) => ({ key, label, numeric: Boolean(numeric), scale: 1, names: Object.create(null) }));
   const cell = ({ line, at }, key) => {
     const change = line.changes.find((each) => each.at === at);

@@ -1,12 +1,12 @@
 """How did a system change over time? Each of its cases through the runs of a site, in the order of their dates."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from reports.compare.comparison import Pair, differences, judged_stored
+from reports.compare.comparison import Difference, Pair, differences, judged_stored
 from reports.compare.judge import Judged
 from reports.compare.side import CaseSide
 from reports.site.entry import Entry, Held, moment, system_id
@@ -63,6 +63,12 @@ class Case:
         """On all machines."""
         return sum(len(line.points) for line in self.lines)
 
+    @property
+    def is_by_token(self) -> bool:
+        """Whether its points are ms a token: an engine held unlike numbers of sequences at once."""
+        tokens = {each for line in self.lines for point in line.points for each in point.side.tokens.values()}
+        return len(tokens) > 1
+
 
 @dataclass
 class History:
@@ -90,7 +96,7 @@ class History:
 
     def to_dict(self) -> dict[str, Any]:
         """What its page draws: of each line the points, a list a column."""
-        return {"cases": [{"key": case.key, "label": case.label, "lines": _drawn(case)} for case in self.cases]}
+        return {"cases": [_drawn(case) for case in self.cases]}
 
 
 def histories(entries: Iterable[Entry], held: Iterable[Held]) -> list[History]:
@@ -144,30 +150,46 @@ def _changes(key: str, points: Sequence[Point]) -> Iterable[Change]:
             pair = Pair(before.side, point.side)
             judged = judged_stored(pair)
             if judged.verdict in ("slower", "faster"):
-                differs = tuple(each.sentence for each in differences([pair]))
-                yield Change(key, point.side.label, before, point, judged, differs)
+                yield Change(key, point.side.label, before, point, judged, tuple(_differs(pair)))
         before = point
+
+
+def _differs(pair: Pair) -> Iterator[str]:
+    a, b = pair.a.tokens_said, pair.b.tokens_said
+    if a != b:
+        yield Difference("sequences at once", a, b).sentence
+    yield from (each.sentence for each in differences([pair]))
 
 
 def _is_sound(point: Point) -> bool:
     return Pair(point.side, point.side).is_sound
 
 
-def _drawn(case: Case) -> list[dict[str, Any]]:
-    return [
-        {
-            "place": line.place,
-            "run": [point.run for point in line.points],
-            "at": [f"{point.at:%Y-%m-%dT%H:%M:%S}" for point in line.points],
-            "ms": [_rounded(point.side.ms) for point in line.points],
-            "low": [_rounded(point.side.ms * math.exp(-point.side.half)) for point in line.points],
-            "high": [_rounded(point.side.ms * math.exp(point.side.half)) for point in line.points],
-            "commit": [point.side.facts.get("commit", "") for point in line.points],
-            "doubtful": [at for at, point in enumerate(line.points) if not _is_sound(point)],
-            "changes": [_change(change, line.points) for change in line.changes],
-        }
-        for line in case.lines
-    ]
+def _drawn(case: Case) -> dict[str, Any]:
+    return {
+        "key": case.key,
+        "label": case.label,
+        "unit": "ms a token" if case.is_by_token else "ms",
+        "lines": [_line_drawn(line, case.is_by_token) for line in case.lines],
+    }
+
+
+def _line_drawn(line: Line, is_by_token: bool) -> dict[str, Any]:
+    """sequences: at once, of each point; empty where all points have the same."""
+    sides = [point.side for point in line.points]
+    times = [math.exp(side.middle) if is_by_token else side.ms for side in sides]
+    return {
+        "place": line.place,
+        "run": [point.run for point in line.points],
+        "at": [f"{point.at:%Y-%m-%dT%H:%M:%S}" for point in line.points],
+        "ms": [_rounded(ms) for ms in times],
+        "low": [_rounded(ms * math.exp(-side.half)) for ms, side in zip(times, sides, strict=True)],
+        "high": [_rounded(ms * math.exp(side.half)) for ms, side in zip(times, sides, strict=True)],
+        "sequences": [side.tokens_said for side in sides] if is_by_token else [],
+        "commit": [side.facts.get("commit", "") for side in sides],
+        "doubtful": [at for at, point in enumerate(line.points) if not _is_sound(point)],
+        "changes": [_change(change, line.points) for change in line.changes],
+    }
 
 
 def _change(change: Change, points: Sequence[Point]) -> dict[str, Any]:

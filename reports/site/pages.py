@@ -10,7 +10,7 @@ from harness.environment import DIRTY
 from harness.interval import FEWEST
 from harness.reason import span
 from reports.compare.comparison import BETWEEN_RUNS, LOG_LIMIT, NAMED, STORED_BAR, VERDICTS
-from reports.compare.side import NO_GPU
+from reports.compare.side import GPU_UNIT, NO_GPU
 from reports.compare.views import COLUMNS, NAMED_CASES, SCALE, STORED_MEANING, WIDTH
 from reports.page.embedding import embedded_json
 from reports.page.html import PACKAGE as PAGE
@@ -68,6 +68,7 @@ def _compare(entries: Sequence[Entry]) -> str:
         "bar": STORED_BAR,
         "between": BETWEEN_RUNS,
         "no_gpu": NO_GPU,
+        "gpu_unit": GPU_UNIT,
         "fewest": FEWEST,
         "named": NAMED,
         "named_cases": NAMED_CASES,

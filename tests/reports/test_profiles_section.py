@@ -9,7 +9,7 @@ import pytest
 import synthetic_profiles
 
 from harness.case import Case
-from harness.catalogue import BackendEntry, Catalogue, SystemEntry
+from harness.catalogue import AxisEntry, BackendEntry, Catalogue, SystemEntry
 from harness.profile_record import Profile, write_profile
 from harness.profile_region import NAME_LIMIT, TIMELINE_LIMIT, Counters, Kernel, Range, RangeKernel, Timeline
 from harness.record import Record
@@ -85,6 +85,29 @@ def test_a_case_is_shown_beside_the_fastest_other_system() -> None:
     assert compared(ours, [ours, mamba, again, ssm]) is ssm
     assert compared(ours, [ours, again]) is again
     assert compared(ours, [ours]) is None
+
+
+def test_a_title_says_what_sets_a_case_apart_in_its_group(tmp_path: Path) -> None:
+    def titles(*cases: Case) -> list[str]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        catalogue = replace(CATALOGUE, axes=(AxisEntry("state_dtype", "State", "state {}"),))
+        systems = {each.system: [] for each in cases}
+        for each in cases:
+            systems[each.system].append(Planned(each))
+        jobs = tuple(Job(name, "fast", tuple(planned)) for name, planned in systems.items())
+        run = Run.create(folder / "run", RunFile("measure", jobs, catalogue, Policy().to_dict()))
+        for each in cases:
+            write_profile(run.folder, profile(each))
+        return sorted(re.findall(r'<p class="profiled"><b>TTT &lt;b&gt; on the fast one(.*?)</b>', section(run).html))
+
+    ours, mamba = case(), case("mamba")
+    planes, half = (replace(ours, state_dtype=state) for state in ("float32-planes", "float16"))
+    assert titles(ours, replace(mamba, state_dtype="bfloat16", timing="engine")) == [""]
+    assert titles(planes, half, ours) == ["", ", state float16", ", state float32-planes"]
+    assert titles(ours, replace(ours, timing="graph")) == [", timing eager", ", timing graph"]
+    assert titles(ours, replace(mamba, dtype="float16")) == [", dtype bfloat16"]
+    assert titles(ours, replace(ours, l2="cold", options=(("form", "dual"),))) == [", l2 cold, form dual", ", l2 warm"]
 
 
 def test_texts_cannot_become_markup(tmp_path: Path) -> None:

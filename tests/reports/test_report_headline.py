@@ -1,5 +1,6 @@
 """Is each sentence at the top of the page true of the records, and left out or turned where it is not?"""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import synthetic_records as synthetic
 
 from harness.case import Case
 from reports.page.figures import figures
-from reports.page.headline import MOST, headline, small_models, unfinished
+from reports.page.headline import described, headline, small_models, unfinished
 from reports.page.html import render
 
 FAST, SLOW = ("ttt-linear", "thunderkittens"), ("transformer", "vllm")
@@ -56,6 +57,67 @@ def test_where_lines_cross():
     ) in found
     found = winners(dict.fromkeys((1024, 2048, 4096, 8192), 4.0), {1024: 2.0, 2048: 3.0, 4096: 8.0, 8192: 16.0})
     assert "Transformer is fastest up to 2k, TTT-Linear is fastest from 4k on" in found
+
+
+def unmeasured(contexts, system, backend, status="oom"):
+    """A case for each context that was tried, or skipped, and has no result."""
+    return [synthetic.lost(Case(system, backend, "1.3b", "forward", 16, each), status, "no") for each in contexts]
+
+
+def test_a_context_without_a_comparison_is_not_among_every_context_tried():
+    theirs = dict.fromkeys((2048, 4096, 8192, 32768), 9.0)
+    found = winners({2048: 4.0, 32768: 4.0}, theirs)
+    assert "TTT-Linear is fastest at 2k and 32k; at 32k it takes 4 µs" in found
+    found = winners({2048: 4.0, 4096: 4.0}, theirs)
+    assert "TTT-Linear is fastest up to 4k; at 4k it" in found
+    found = winners({4096: 4.0, 8192: 4.0}, theirs)
+    assert "TTT-Linear is fastest from 4k to 8k; at 8k it" in found
+    found = winners({8192: 4.0, 32768: 4.0}, theirs)
+    assert "TTT-Linear is fastest from 8k on; at 32k it" in found
+    assert "TTT-Linear is fastest at 8k; at 8k it" in winners({8192: 4.0}, theirs)
+
+
+def test_a_failure_is_a_try_and_what_was_skipped_is_none():
+    ours, theirs = forward({2048: 4.0, 4096: 4.0}), forward({2048: 5.0, 4096: 5.0}, *SLOW)
+    assert "TTT-Linear is fastest up to 4k;" in said(*ours, *theirs, *unmeasured([8192], *SLOW))[0]
+    skipped = [*unmeasured([8192], *SLOW, status="skipped"), *unmeasured([8192], *FAST, status="skipped")]
+    assert "TTT-Linear is fastest at every context tried (2k to 4k);" in said(*ours, *theirs, *skipped)[0]
+
+
+def test_a_line_without_a_result_is_named():
+    ours = forward({2048: 4.0, 4096: 4.0, 8192: 4.0})
+    mamba = forward({2048: 5.0, 4096: 5.0, 8192: 5.0}, "mamba", "mamba-ssm")
+    nothing = unmeasured([2048, 4096, 8192], *SLOW)
+    found = said(*ours, *mamba, *nothing)[0]
+    assert "TTT-Linear is fastest at every context tried (2k to 8k); at 8k it" in found
+    assert found.endswith("Mamba, the next (Transformer has no result).")
+    partly = [*forward({2048: 6.0}, *SLOW), *unmeasured([4096, 8192], *SLOW)]
+    assert said(*ours, *mamba, *partly)[0].endswith("the next (Transformer has no result at 4k to 8k).")
+    partly = [*forward({4096: 6.0}, *SLOW), *unmeasured([2048, 8192], *SLOW)]
+    assert said(*ours, *mamba, *partly)[0].endswith("the next (Transformer has no result at 2k and 8k).")
+    assert "no result" not in said(*ours, *mamba)[0]
+    assert "no result" not in said(*ours, *mamba, *unmeasured([2048], "transformer", "torch"))[0]
+
+
+def test_many_lines_without_a_result_are_counted():
+    def steps(state, batches):
+        cases = [
+            Case("ttt-linear", "triton-dual", "1.3b", "generate", batch, 1, state_dtype=state, timing="graph")
+            for batch in batches
+        ]
+        return [synthetic.ok(case, 1.0, spread=0.0) for case in cases]
+
+    most = [record for state in ("float32", "float16") for record in steps(state, (1, 2, 4, 8, 16, 32))]
+    few = [record for state in ("bfloat16", "float8", "int8", "int4") for record in steps(state, (2, 16))]
+    made = synthetic.of_suite("kernel-generate", *most, *few)
+    (drawn,) = figures(made.table, made.catalogue)
+    assert described(made.table, made.catalogue, drawn).endswith("(4 lines have no result at 4 of these 6).")
+
+
+def test_a_best_throughput_names_who_has_no_result():
+    ran = [*stepped("ttt-linear", {64: 8.0, 128: 8.0}), *stepped("mamba", {64: 8.0}, lost=(128,))]
+    found = throughput(*ran, *stepped("transformer", {}, lost=(64, 128)))
+    assert "2 times that of Mamba, the next (Transformer has no result)." in found
 
 
 @pytest.mark.parametrize(("theirs", "level"), [(4.19, True), (4.21, False), (3.82, True), (3.8, False)])
@@ -185,6 +247,40 @@ def test_the_papers_claim_is_held_against_the_contexts_that_it_is_about(theirs, 
     assert f"The paper's “TTT-Linear is faster than the Transformer from 8k tokens on” {verdict}" in found
 
 
+@pytest.mark.parametrize(
+    ("theirs", "verdict"),
+    [
+        ({8192: 5.0}, "holds here at 8k: TTT-Linear is 1.25 times as fast as Transformer."),
+        ({16384: 6.0, 32768: 8.0}, "holds here at 16k to 32k: TTT-Linear is 1.5 to 2 times"),
+        ({8192: 5.0, 32768: 8.0}, "holds here at 8k and 32k: TTT-Linear is 1.25 to 2 times"),
+        ({8192: 5.0, 16384: 6.0, 32768: 8.0}, "holds here: TTT-Linear is 1.25 to 2 times"),
+    ],
+)
+def test_a_verdict_says_where_it_was_judged(theirs, verdict):
+    found = " ".join(said(*forward(dict.fromkeys((2048, 8192, 16384, 32768), 4.0)), *forward(theirs, *SLOW)))
+    assert f"from 8k tokens on” {verdict}" in found
+
+
+def test_a_claim_about_smaller_contexts_than_were_tried_is_judged_at_those_that_were():
+    found = " ".join(said(*forward({16384: 4.0, 32768: 4.0}), *forward({16384: 5.0, 32768: 8.0}, *SLOW)))
+    assert "from 8k tokens on” holds here at 16k to 32k: TTT-Linear is 1.25 to 2 times" in found
+
+
+@pytest.mark.parametrize(
+    ("theirs", "verdict"),
+    [
+        ((5.0, 8.0), "holds here at 16k and is not told at 8k: TTT-Linear is 2 times as fast as Transformer."),
+        ((3.0, 1.0), "does not hold here at 16k and is not told at 8k: TTT-Linear is 0.25 times"),
+        ((5.0, 5.0), "is not told at 8k to 16k."),
+    ],
+)
+def test_a_claim_is_not_judged_where_the_two_are_not_told_apart(theirs, verdict):
+    contexts = (8192, 16384)
+    few = spread(dict(zip(contexts, theirs, strict=True)), 0.0, *SLOW, count=3)
+    found = " ".join(said(*forward(dict.fromkeys(contexts, 4.0)), *few))
+    assert f"from 8k tokens on” {verdict}" in found
+
+
 def test_a_claim_that_the_run_cannot_judge_is_left_out():
     found = " ".join(said(*forward({2048: 4.0}), *forward({2048: 1.0}, *SLOW)))
     assert "The paper's" not in found
@@ -249,6 +345,25 @@ def test_what_did_not_fit_in_memory():
     assert "Did not fit" not in throughput(*stepped("ttt-linear", {64: 8.0}), *stepped("mamba", {64: 8.0}))
 
 
+@pytest.mark.parametrize(
+    ("fitted", "lost", "skipped", "where"),
+    [
+        ((), (1, 16), (2, 4, 8, 32), "1 and 16, the others not tried"),
+        ((1,), (2, 16), (4, 8, 32), "2 and 16, with 4 and 8 not tried"),
+        ((4,), (2, 16), (8,), "2 and 16, with 8 not tried"),
+        ((1, 4), (2, 8), (), "2 and 8"),
+        ((1, 2), (4, 8), (16,), "4 to 8"),
+        ((), (1,), (2, 4), "1, the others not tried"),
+    ],
+)
+def test_where_memory_was_too_small_is_a_span_only_of_neighbours(fitted, lost, skipped, where):
+    ours = stepped("ttt-linear", dict.fromkeys(fitted, 8.0), lost=lost)
+    case = Case("ttt-linear", STEPPING["ttt-linear"], "1.3b", "generate", 1, 2048, timing="graph")
+    ours += [synthetic.lost(replace(case, batch=batch), "skipped", "batch 1 did not fit") for batch in skipped]
+    found = throughput(*ours, *stepped("mamba", {64: 8.0}))
+    assert f"Did not fit in memory: TTT-Linear at batch {where} (generate throughput)." in found
+
+
 def test_where_only_a_part_of_the_batch_ran():
     full = stepped("transformer", {64: 8.0}, metrics={"sequences_at_once": 40})
     found = throughput(*stepped("ttt-linear", {64: 8.0}), *full)
@@ -263,10 +378,12 @@ def test_how_many_cases_have_no_result():
     assert "1 of 4 cases have no result (1 failed)." in found
 
 
-def test_a_run_has_three_to_five_sentences():
+def test_a_run_that_has_all_sentences_says_last_how_many_cases_have_no_result():
     paper = synthetic.paper()
     found = headline(paper.table, paper.catalogue, figures(paper.table, paper.catalogue))
-    assert 3 <= len(found) <= MOST
+    begun = ("Forward latency", "Generate latency", "The paper's", "Forward throughput", "Did not fit in memory")
+    assert [sentence.startswith(words) for sentence, words in zip(found, begun, strict=False)] == [True] * 5
+    assert re.fullmatch(r"\d+ of \d+ cases have no result \(.*\)\.", found[5])
     assert all(sentence.endswith(".") for sentence in found)
 
 

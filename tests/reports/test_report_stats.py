@@ -135,6 +135,7 @@ def test_processes_that_lie_far_apart_are_marked_by_the_interval_that_is_drawn()
     [row] = frame(records, Catalogue()).to_dict("records")
     assert row["latency_ms_high"] - row["latency_ms_low"] < 0.2 * row["latency_ms"]
     assert UNSTEADY in row["marks"]
+    assert row["notes"] == "3 processes, 38.7% apart, do not tell the median to 10%"
     [steady] = frame([synthetic.ok(FORWARD, 3.0, repeat=n) for n in range(3)], Catalogue()).to_dict("records")
     assert UNSTEADY not in steady.get("marks", "")
 
@@ -163,7 +164,7 @@ def test_a_case_is_ok_if_any_process_was_and_says_which_failed():
     lost = synthetic.lost(FORWARD, "killed", "signal 9")
     lost.repeat = 1
     row = table_of(synthetic.ok(FORWARD, 3.0), lost).iloc[0]
-    assert (row["status"], row["reason"], row["samples"], row["processes"]) == ("ok", "", 30, 2)
+    assert (row["status"], row["reason"], row["samples"], row["processes"]) == ("ok", "", 30, 1)
     assert row["notes"] == "process 2 of 2: killed: signal 9"
 
 
@@ -230,6 +231,15 @@ def test_metrics_of_a_process_that_failed_do_not_count():
     lost = Record(FORWARD, "failed", "late", repeat=1, metrics={"wings": 9.0}, environment=synthetic.environment())
     records = [synthetic.ok(FORWARD, 3.0, metrics={"wings": 1.0}, environment=synthetic.environment()), lost]
     assert table_of(*records)["wings"].tolist() == [1.0]
+
+
+def test_of_repeats_a_process_that_failed_is_not_counted_nor_its_memory_shown():
+    records = [synthetic.ok(FORWARD, 3.0, repeat=n, peak_memory_bytes=int(3e9)) for n in range(2)]
+    late = Record(FORWARD, "timeout", "no end in 60 s", repeat=2, peak_memory_bytes=int(9e9))
+    row = table_of(*records, late).iloc[0]
+    assert (row["processes"], row["samples"], row["peak_memory_gb"]) == (2, 60, 3.0)
+    lost = table_of(late, replace(late, repeat=0, peak_memory_bytes=int(8e9))).iloc[0]
+    assert (lost["processes"], lost["samples"], lost["peak_memory_gb"]) == (2, 0, 9.0)
 
 
 def test_metrics_of_repeats_are_their_median():

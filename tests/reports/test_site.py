@@ -398,6 +398,21 @@ def test_a_change_beyond_5_percent_is_marked_and_its_commits_are_named(tmp_path)
     assert f"compare.html?a={line['run'][1]}&amp;b={line['run'][2]}" in text
 
 
+def test_where_an_engine_held_unlike_numbers_of_sequences_the_time_of_a_token_is_drawn(tmp_path):
+    runs = []
+    for day, (ms, tokens) in enumerate(((22, 11), (22.55, 11), (22.5, 10))):
+        record = timed(a_case(), ms, tokens=tokens, at=f"2026-01-0{1 + day}T03:00:00+00:00")
+        runs.append(a_run(tmp_path / f"day-{day:02}", record).folder)
+    write_site(runs, tmp_path / "site")
+    (line,), changes = changes_of(tmp_path / "site")
+    assert line["ms"] == pytest.approx([2, 2.05, 2.25])
+    assert all(low < ms < high for low, ms, high in zip(line["low"], line["ms"], line["high"], strict=True))
+    assert line["sequences"] == ["11", "11", "10"]
+    assert [change[1:] for change in changes] == [("slower", 2)]
+    assert line["changes"][0]["differs"][0] == "sequences at once 11 → 10"
+    assert '<td class="words">sequences at once 11 → 10' in only(tmp_path / "site", "over-time/*.html").read_text()
+
+
 def test_no_line_joins_two_machines_or_drivers(tmp_path):
     places = [on_gpu(), on_gpu("A100"), on_gpu(driver="590"), on_cpu(), on_cpu(cores=2)]
     runs = [nightly(tmp_path, day, 10 + 5 * day, environment=place) for day, place in enumerate(places)]

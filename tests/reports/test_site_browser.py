@@ -230,6 +230,21 @@ def test_of_runs_on_a_cpu_and_of_one_without_records_the_site_says_what_compare_
         assert said(a, b)["said"] == "empty has no records to compare."
 
 
+def test_of_an_engines_few_sequences_on_another_host_the_site_says_what_compare_says(browser, tmp_path):
+    cases = [a_case(timing="engine", batch=batch) for batch in (1, 2, 4)]
+    here, there = on_gpu(), on_gpu(gpu=on_gpu()["gpu"] | {"device_id": "another"})
+    runs, site = {}, tmp_path / "site"
+    for name, ms, place in (("first", 10, here), ("beside", 12, here), ("elsewhere", 12, there)):
+        runs[name] = a_run(tmp_path / name, *(timed(case, ms, place) for case in cases))
+    write_site([run.folder for run in runs.values()], site)
+    for other, verdicts in (("beside", ["slower"] * 3), ("elsewhere", ["not judged", "not judged", "slower"])):
+        found = compare(runs["first"], runs[other])
+        assert [row.judged.verdict for row in found.rows] == verdicts
+        with opened(browser, site, f"compare.html?a={id_of(site, 'first')}&b={id_of(site, other)}") as page:
+            said = page.evaluate(COMPARED)["rows"]
+        assert [list(map(as_number, row)) for row in said] == [list(map(as_number, row)) for row in cells_of(found)]
+
+
 def test_many_cases_of_one_run_alone_are_counted_as_compare_counts_them(browser, tmp_path):
     cases = [a_case(), *(a_case(64 << n, system=system) for system in ("mamba", "transformer") for n in range(8))]
     runs = {"all": a_run(tmp_path / "all", *(timed(case, 10, on_gpu()) for case in cases))}
@@ -351,6 +366,40 @@ def test_a_system_over_time_marks_changes_and_follows_the_chosen_case(browser, t
         page.wait_for_url("**/compare.html?a=day-1-*&b=day-2-*")
         settle(page)
         assert page.evaluate(COMPARED)["verdict"] == "1 slower, 1 not judged"
+
+
+def test_a_system_over_time_says_where_it_draws_the_time_of_a_token(browser, tmp_path):
+    runs = []
+    for day, tokens in enumerate((11, 10)):
+        at = f"2026-11-1{day}T03:00:00+00:00"
+        records = [timed(a_case(64), 22, tokens=tokens, at=at), timed(a_case(128), 22, tokens=11, at=at)]
+        runs.append(a_run(tmp_path / f"day-{day}", *records, at=at).folder)
+    site = tmp_path / "site"
+    write_site(runs, site)
+    (path,) = site.glob("over-time/*.html")
+    drawn = """() => {
+      const plot = document.getElementById('plot');
+      const [points, changes] = plot.data;
+      return {y: points.y, text: points.text, changes: changes.hovertext, title: plot.layout.yaxis.title.text};
+    }"""
+    with opened(browser, site, f"over-time/{path.name}") as page:
+        page.locator("summary").click()
+        said = page.evaluate(drawn)
+        assert said["y"] == [2, 2.2]
+        assert said["title"] == "latency, ms a token"
+        assert ["ms a token" in text for text in said["text"]] == [True, True]
+        assert [text.split("<br>")[-1] for text in said["text"]] == ["11 sequences at once", "10 sequences at once"]
+        assert said["changes"][0].split("<br>")[:2] == ["slower: +10.0% against day-0", "sequences at once 11 → 10"]
+        heads, newest = "#numbers thead th", "#numbers tbody tr:first-child td"
+        row = dict(zip(page.locator(heads).all_inner_texts(), page.locator(newest).all_inner_texts(), strict=True))
+        assert (float(row["Latency (ms a token)"]), row["Sequences at once"]) == (2.2, "10")
+        page.locator("#case").select_option(index=1)
+        page.locator("#figure-title", has_text="T=128").wait_for()
+        settle(page)
+        said = page.evaluate(drawn)
+        assert (said["y"], said["title"]) == ([22, 22], "latency, ms")
+        assert not [text for text in said["text"] if "token" in text or "sequences" in text]
+        assert "Sequences at once" not in page.locator(heads).all_inner_texts()
 
 
 def test_a_strangers_words_are_shown_and_never_run(browser, tmp_path):
