@@ -15,6 +15,7 @@ const MARGIN = { top: 18, bottom: 48, left: 60, right: 5 };
 const LANE_HEIGHT = 0.045;
 const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
+const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // a row and a letter of the y axis's title, in pixels
 const SIGN_ROOM = 13;
 const TICKS = [1, 2, 5];
 
@@ -272,13 +273,12 @@ class Drawing {
     return [Math.log10(tickBelow(0.97 * Math.min(...values))), Math.log10(tickAbove(1.03 * Math.max(...values)))];
   }
 
-  yAxis(shared, strip, range) {
+  yAxis(shared, strip, range, title) {
     const log = this.view.yLog;
     const rate = this.data.y === "tokens_per_s" && !this.view.ratio;
     // 1, 2 and 5 of each decade, or where these would crowd the decades alone.
     const ticks = log ? { dtick: range[1] - range[0] > 2.5 ? 1 : "D2" } : { nticks: 7 };
-    const title = this.view.ratio ? `${neutral(this.data.y_label)} relative to<br>${neutral(this.view.ratio.name)} (ratio)` : neutral(this.data.y_title);
-    return { ...shared, type: log ? "log" : "linear", range, tickformat: rate ? "~s" : "~g", ...ticks, domain: [strip, 1], title: { text: title, standoff: 8 } };
+    return { ...shared, type: log ? "log" : "linear", range, tickformat: rate ? "~s" : "~g", ...ticks, domain: [strip, 1], title: { text: title.map(neutral).join("<br>"), standoff: 8 } };
   }
 
   /* The short name of a line, with what sets it apart from others of that name. */
@@ -341,10 +341,12 @@ class Drawing {
     };
     const one = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: themed("--muted"), width: 1, dash: "dot" } };
     const range = this.yRange();
-    const most = (width - MARGIN.left - 24) / 6;
+    const pixels = (1 - strip) * (PLOT_HEIGHT - MARGIN.top - MARGIN.bottom);
+    const title = folded(this.yTitle.split(" "), (pixels + 2 * MARGIN.top) / TITLE_LETTER, " ");
+    const left = MARGIN.left + TITLE_HEIGHT * (title.length - 1);
+    const most = (width - left - 24) / 6;
     const rows = folded(this.notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
     const xaxis = this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 });
-    const pixels = (1 - strip) * (PLOT_HEIGHT - MARGIN.top - MARGIN.bottom);
     const beside = MARGIN.right + LABEL_SHIFT;
     const labels = this.endLabels(range, xaxis.type === "log", pixels, LABEL_SHARE * width - beside);
     // The signs of the first points stand beside them, not on the axis.
@@ -353,7 +355,7 @@ class Drawing {
     // Ticks that do not fit side by side stand upright; the axis's title and the notes are then lower.
     const [place, at] = [xaxis.type === "log" ? Math.log10 : Number, xaxis.ticktext];
     const [from, to] = xaxis.range;
-    const scale = (width - MARGIN.left - right - (signed ? SIGN_ROOM : 0)) / (to - from);
+    const scale = (width - left - right - (signed ? SIGN_ROOM : 0)) / (to - from);
     if (signed) xaxis.range = [from - SIGN_ROOM / scale, to];
     const room = (i) => scale * (place(xaxis.tickvals[i]) - place(xaxis.tickvals[i - 1]));
     const upright = at.some((text, i) => i && room(i) < 3.75 * (text.length + at[i - 1].length) + 4);
@@ -362,7 +364,7 @@ class Drawing {
     const note = { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", yshift: -46 - lower, showarrow: false, align: "left", font: { size: 11.5 } };
     return {
       height: PLOT_HEIGHT + NOTE_HEIGHT * rows.length + lower,
-      margin: { l: MARGIN.left, r: right, t: MARGIN.top, b: MARGIN.bottom + NOTE_HEIGHT * rows.length + lower },
+      margin: { l: left, r: right, t: MARGIN.top, b: MARGIN.bottom + NOTE_HEIGHT * rows.length + lower },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: themed("--muted") },
@@ -373,7 +375,7 @@ class Drawing {
       shapes: this.view.ratio || this.data.lines.some((line) => line.base_rows.length) ? [one] : [],
       annotations: [...labels, ...(rows.length ? [{ ...note, text: rows.map(neutral).join("<br>") }] : [])],
       xaxis,
-      yaxis: this.yAxis(shared, strip, range),
+      yaxis: this.yAxis(shared, strip, range, title),
       yaxis2: {
         domain: [0, Math.max(strip - 0.05, 0.001)],
         range: [-0.7, lanes - 0.3],
