@@ -363,6 +363,7 @@ class Drawing {
     xaxis.tickangle = upright ? 90 : 0;
     const note = { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", yshift: -46 - lower, showarrow: false, align: "left", font: { size: 11.5 } };
     return {
+      autosize: true, // Plotly keeps the first width of its element otherwise
       height: PLOT_HEIGHT + NOTE_HEIGHT * rows.length + lower,
       margin: { l: left, r: right, t: MARGIN.top, b: MARGIN.bottom + NOTE_HEIGHT * rows.length + lower },
       paper_bgcolor: "rgba(0,0,0,0)",

@@ -317,6 +317,21 @@ def test_figure_has_its_numbers_as_a_table(page):
     assert figure.locator(".count").inner_text() == "Rows 1–24 of 24"
 
 
+def test_a_plot_is_as_wide_as_its_figure_when_its_numbers_are_opened_and_closed(page):
+    widths = (
+        "n => ['.plot', '.main-svg'].map(part =>"
+        " Math.round(document.querySelector(`#figure-${n} ${part}`).getBoundingClientRect().width))"
+    )
+    [narrow, drawn] = page.evaluate(widths, STEP)
+    assert narrow == drawn
+    numbers = page.locator(f"#figure-{STEP} .numbers > summary")
+    numbers.click()
+    browsing.eventually(page, lambda: page.evaluate(widths, STEP), [1136, 1136])
+    assert narrow < 1136
+    numbers.click()
+    browsing.eventually(page, lambda: page.evaluate(widths, STEP), [narrow, narrow])
+
+
 def test_no_title_of_a_ratio_is_cut(page):
     figure = page.locator(f"#figure-{STEP}")
     name = "TTT-Linear · Triton primal · state float32-planes"
