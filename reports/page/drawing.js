@@ -12,6 +12,7 @@ const MARKER_PATHS = {
 };
 const PLOT_HEIGHT = 340;
 const MARGIN = { top: 18, bottom: 48, left: 60, right: 5 };
+const INNER_HEIGHT = PLOT_HEIGHT - MARGIN.top - MARGIN.bottom;
 const LANE_HEIGHT = 0.045;
 const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
@@ -281,13 +282,13 @@ class Drawing {
     return { ...shared, type: log ? "log" : "linear", range, tickformat: rate ? "~s" : "~g", ...ticks, domain: [strip, 1], title: { text: title.map(neutral).join("<br>"), standoff: 8 } };
   }
 
-  /* The short name of a line, with what sets it apart from others of that name. */
+  /* The short name of a line, and the parts that set it apart from others of that name. */
   endName(line) {
     const others = this.lines.map(([other]) => other).filter((other) => other !== line && other.short === line.short);
-    if (!others.length) return line.short;
+    if (!others.length) return [line.short];
     const apart = nameParts(line).slice(1).filter((part) => !others.every((other) => nameParts(other).includes(part)));
     const own = apart.find((part) => !others.some((other) => nameParts(other).includes(part)));
-    return [line.short, ...(own ? [own] : apart)].join(" · ");
+    return [line.short, ...(own ? [own] : apart)];
   }
 
   /* What the names of all lines say, where there are several. */
@@ -296,15 +297,32 @@ class Drawing {
     return nameParts(first).filter((part) => part && others.every(([line]) => nameParts(line).includes(part)));
   }
 
-  /* The name of each line at its end, at most `room` wide, moved apart where they would lie on each other. */
+  /* The end names of lines as texts at most `room` wide. Where two would be cut to the same, all lack the words that
+     all measured lines share, and those that are still alike lack the parts that they share at the front. */
+  endTexts(lines, room) {
+    const cut = (parts) => fitting(parts.join(" · "), LABEL_SIZE, room);
+    const full = lines.map((line) => this.endName(line));
+    if (new Set(full.map(cut)).size === lines.length) return full.map(cut);
+    const words = full.filter((_, at) => !lines[at].y).map((parts) => parts.flatMap((part) => part.split(" ")));
+    const isTelling = (word) => !words.every((all) => all.includes(word));
+    const telling = (parts) => parts.map((part) => part.split(" ").filter(isTelling).join(" ")).filter(Boolean);
+    const names = full.map((parts) => (telling(parts).length ? telling(parts) : parts));
+    return names.map((parts) => {
+      const alike = names.filter((other) => cut(other) === cut(parts));
+      const apart = parts.findIndex((part, at) => alike.some((other) => other[at] !== part));
+      return cut(apart > 0 ? [`…${parts[apart]}`, ...parts.slice(apart + 1)] : parts);
+    });
+  }
+
+  /* The name of each line at its end, at most `room` wide, moved apart where they would lie on each other, within the
+     plot: `pixels` above the foot of the y axis and, beside the lanes of failed cases, below it. */
   endLabels(range, xLog, pixels, room) {
     const labels = this.lines.flatMap(([line, points]) => {
       const end = points.filter(({ y }) => y && (y.value > 0 || !this.view.yLog)).at(-1);  // a log axis has no place for 0
       if (!end) return [];
-      const text = fitting(this.endName(line), LABEL_SIZE, room);
       const y = this.view.yLog ? Math.log10(end.y.value) : end.y.value;
       const at = (pixels * (y - range[0])) / (range[1] - range[0]);
-      return [{ text, x: xLog ? Math.log10(end.x) : end.x, y, at, to: at }];
+      return [{ line, x: xLog ? Math.log10(end.x) : end.x, y, at, to: at }];
     });
     labels.sort((a, b) => a.at - b.at);
     for (let round = 0; round < 40; round += 1) {
@@ -316,10 +334,21 @@ class Drawing {
         }
       }
     }
-    return labels.map(({ text, x, y, at, to }) => ({
+    const gap = Math.min(LABEL_GAP, INNER_HEIGHT / (labels.length - 1));
+    let least = pixels - INNER_HEIGHT, most = pixels;
+    for (const label of labels) {
+      label.to = Math.max(label.to, least);
+      least = label.to + gap;
+    }
+    for (const label of labels.toReversed()) {
+      label.to = Math.min(label.to, most);
+      most = label.to - gap;
+    }
+    const texts = this.endTexts(labels.map(({ line }) => line), room);
+    return labels.map(({ x, y, at, to }, index) => ({
       x,
       y,
-      text: neutral(text),
+      text: neutral(texts[index]),
       xanchor: "left",
       yanchor: "middle",
       xshift: LABEL_SHIFT,
@@ -341,7 +370,7 @@ class Drawing {
     };
     const one = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: themed("--muted"), width: 1, dash: "dot" } };
     const range = this.yRange();
-    const pixels = (1 - strip) * (PLOT_HEIGHT - MARGIN.top - MARGIN.bottom);
+    const pixels = (1 - strip) * INNER_HEIGHT;
     const title = folded(this.yTitle.split(" "), (pixels + 2 * MARGIN.top) / TITLE_LETTER, " ");
     const left = MARGIN.left + TITLE_HEIGHT * (title.length - 1);
     const most = (width - left - 24) / 6;

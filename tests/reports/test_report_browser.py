@@ -482,6 +482,36 @@ def test_a_name_at_a_lines_end_is_whole_where_there_is_room_and_never_cut_by_the
     assert end <= min(room)
 
 
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """A kernel's steps in two forms and four state precisions, which end near the top of the plot, and their floors."""
+    forms, states, batches = ("dual", "primal"), ("float32-planes", "float32", "float16", "bfloat16"), (1, 4096)
+    records = [
+        synthetic.ok(
+            Case("ttt-mlp", f"triton-{form}", "1.3b", "generate", batch, 1, state_dtype=state, timing="graph"),
+            batch,
+            metrics=synthetic.work(batch * 2e9, batch * 1e9),
+        )
+        for form, state, batch in itertools.product(forms, states, batches)
+    ]
+    folder = tmp_path_factory.mktemp("steps")
+    return browsing.save(synthetic.of_suite("kernel-generate", *records), folder, "steps")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_names_at_the_ends_of_many_lines_stay_in_the_plot_and_differ(browser, steps, width):
+    with browsing.opened(browser, steps, viewport={"width": width, "height": 900}) as (page, _):
+        plot = page.locator("#figure-0 .nsewdrag").bounding_box()
+        names = page.locator("#figure-0 .annotation")
+        boxes = [name.bounding_box() for name in names.all()]
+        texts = names.all_text_contents()
+    centres = sorted(box["y"] + box["height"] / 2 for box in boxes)
+    assert plot["y"] - 1 <= centres[0] < centres[-1] <= plot["y"] + plot["height"] + 1
+    assert min(b - a for a, b in itertools.pairwise(centres)) > 12
+    assert len(set(texts)) == len(texts) == 10
+    assert ("bfloat16 · primal" in texts) is (width == 390)
+
+
 @pytest.mark.parametrize("log", [True, False])
 def test_every_axis_has_two_ticks_even_of_a_single_point(browser, one_place, log):
     record = synthetic.ok(Case("transformer", "vllm", "1.3b", "forward", 16, 2048), 3.0, spread=0.0)
