@@ -113,6 +113,10 @@ class Drawing {
     this.notes = points.footnotes(lines);
   }
 
+  get isRatio() {
+    return Boolean(this.view.ratio) || this.data.lines.some((line) => line.base_rows.length);
+  }
+
   get yTitle() {
     return this.view.ratio ? `${this.data.y_label} relative to ${this.view.ratio.name} (ratio)` : this.data.y_title;
   }
@@ -163,7 +167,7 @@ class Drawing {
   marker(line, drawn, colour) {
     const edge = { color: colour, width: 1.5 };
     if (line.y) return { symbol: "line-ew", size: 10, line: edge }; // a floor at a single x is a dash
-    const full = drawn.map((point) => this.points.marks(point.row).includes(CACHE_FULL));
+    const full = drawn.map((point) => this.points.marks(point).includes(CACHE_FULL));
     const size = line.marker.startsWith("triangle") ? 10 : 8;
     const fill = line.hollow ? themed("--paper") : colour;
     if (!full.includes(true)) return { symbol: line.marker, size, color: fill, line: edge };
@@ -193,14 +197,14 @@ class Drawing {
 
   /* The signs of marked points, beside their markers and bars; none where there are none. */
   signTraces(line, points) {
-    const marked = points.filter((point) => point.y && !line.y && this.points.signs(point.row));
+    const marked = points.filter((point) => point.y && this.points.signs(point));
     if (!marked.length) return [];
     return [{
       type: "scatter",
       mode: "markers+text",
       x: marked.map((point) => point.x),
       y: marked.map((point) => point.y.value),
-      text: marked.map((point) => this.points.signs(point.row)),
+      text: marked.map((point) => this.points.signs(point)),
       textposition: "top left",
       textfont: { size: 14, color: themed(tone(line)) },
       marker: { size: SIGN_ROOM, opacity: 0 }, // keeps the text off the point
@@ -402,7 +406,7 @@ class Drawing {
       hovermode: "closest",
       dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
       showlegend: false,
-      shapes: this.view.ratio || this.data.lines.some((line) => line.base_rows.length) ? [one] : [],
+      shapes: this.isRatio ? [one] : [],
       annotations: [...labels, ...(rows.length ? [{ ...note, text: rows.map(neutral).join("<br>") }] : [])],
       xaxis,
       yaxis: this.yAxis(shared, strip, range, title),
