@@ -147,6 +147,14 @@ def test_a_pair_has_the_signs_of_its_dual_and_says_what_became_of_it(pairs):
     assert missing.get_attribute("title") == "CUDA out of memory"
 
 
+def test_captions_of_pairs_tell_of_ratios(pairs):
+    allowed = "95% intervals within one process allow"
+    assert f"in brackets the widest ratio that the two {allowed}" in pairs.locator("caption").inner_text()
+    caption = pairs.locator("figcaption").inner_text()
+    assert f"; ratios of medians of 3–30 samples with the widest ratios that their {allowed} (below 6 " in caption
+    assert caption.endswith("the table has notes on 1 of the points; crosses below mark cases without a result.")
+
+
 def test_the_numbers_of_a_ratio_say_what_its_intervals_are_over(browser, one_place):
     cases = [Case(system, "torch", "1.3b", "forward", 16, 2048) for system in ("ttt-linear", "mamba")]
     records = [synthetic.ok(case, 1.0 + repeat / 9, repeat=repeat) for case in cases for repeat in range(3)]
