@@ -91,7 +91,7 @@ class Points {
   }
 
   marks(point) {
-    return point.measured.flatMap((row) => String(this.cell(row, "marks") ?? "").split(", "));
+    return [...new Set(point.measured.flatMap((row) => (this.cell(row, "marks") || "").split(", ")))].filter(Boolean);
   }
 
   signs(point) {
@@ -102,6 +102,11 @@ class Points {
   /* What is said of a row that a point rests on, and whether that is what the point is divided by. */
   saidOf(row, point, words) {
     return row === point.row ? words : `baseline: ${words}`;
+  }
+
+  notes(point) {
+    const noted = point.measured.filter((row) => this.cell(row, "notes"));
+    return noted.map((row) => this.saidOf(row, point, this.cell(row, "notes")));
   }
 
   /* Why a point has no value: what became of its case, or that what was measured is something else. */
@@ -154,8 +159,7 @@ class Points {
       const why = [this.whyNot(point), this.reason(point)].filter(Boolean).join(": ");
       return [...parts, why.slice(0, 300), ...unit];
     }
-    const noted = point.measured.filter((each) => this.cell(each, "notes"));
-    const notes = noted.map((each) => this.saidOf(each, point, this.cell(each, "notes")));
+    const notes = this.notes(point);
     if (line.y) return [...parts, `${shown(point.y.value)}, bound by ${this.cell(row, "bound")}`, ...notes];
     const samples = point.measured.map((each) => this.saidOf(each, point, this.sampleWords(each)));
     const value = `${yTitle}: ${shown(point.y.value)}${this.intervalWords(point)}`;

@@ -1,5 +1,9 @@
 """Points that are in doubt have their signs, and ratios those of both that they are made of, in a real browser."""
 
+import csv
+import io
+import re
+
 import browsing
 import pytest
 import synthetic_records as synthetic
@@ -145,6 +149,17 @@ def test_a_pair_has_the_signs_of_its_dual_and_says_what_became_of_it(pairs):
     missing = pairs.locator(".legend .missing")
     assert missing.inner_text().endswith("state float16: no result (baseline: oom)")
     assert missing.get_attribute("title") == "CUDA out of memory"
+
+
+def test_a_saved_csv_of_pairs_has_the_doubts_of_both(pairs):
+    browsing.open_options(pairs.page)
+    text = browsing.downloaded(pairs.page, re.compile("^Save csv of Primal over dual", re.IGNORECASE))
+    sure, few, lost, unmeasured = csv.DictReader(io.StringIO(text))
+    assert (sure["status"], sure["marks"]) == ("ok", "")
+    assert (few["status"], few["marks"]) == ("ok", "few samples")
+    assert "baseline: only 3 samples" in few["notes"]
+    assert (lost["value"], lost["status"], lost["reason"]) == ("", "baseline: skipped", "not here")
+    assert unmeasured["status"] == "baseline: measured without Latency"
 
 
 def test_captions_of_pairs_tell_of_ratios(pairs):
