@@ -12,9 +12,11 @@ const MARKER_PATHS = {
 };
 const PLOT_HEIGHT = 340;
 const MARGIN = { top: 18, bottom: 48, left: 60, right: 5 };
+const INNER_HEIGHT = PLOT_HEIGHT - MARGIN.top - MARGIN.bottom;
 const LANE_HEIGHT = 0.045;
 const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
+const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // a row and a letter of the y axis's title, in pixels
 const SIGN_ROOM = 13;
 const TICKS = [1, 2, 5];
 
@@ -111,6 +113,10 @@ class Drawing {
     this.notes = points.footnotes(lines);
   }
 
+  get isRatio() {
+    return Boolean(this.view.ratio) || this.data.lines.some((line) => line.base_rows.length);
+  }
+
   get yTitle() {
     return this.view.ratio ? `${this.data.y_label} relative to ${this.view.ratio.name} (ratio)` : this.data.y_title;
   }
@@ -161,7 +167,7 @@ class Drawing {
   marker(line, drawn, colour) {
     const edge = { color: colour, width: 1.5 };
     if (line.y) return { symbol: "line-ew", size: 10, line: edge }; // a floor at a single x is a dash
-    const full = drawn.map((point) => this.points.marks(point.row).includes(CACHE_FULL));
+    const full = drawn.map((point) => this.points.marks(point).includes(CACHE_FULL));
     const size = line.marker.startsWith("triangle") ? 10 : 8;
     const fill = line.hollow ? themed("--paper") : colour;
     if (!full.includes(true)) return { symbol: line.marker, size, color: fill, line: edge };
@@ -191,14 +197,14 @@ class Drawing {
 
   /* The signs of marked points, beside their markers and bars; none where there are none. */
   signTraces(line, points) {
-    const marked = points.filter((point) => point.y && !line.y && this.points.signs(point.row));
+    const marked = points.filter((point) => point.y && this.points.signs(point));
     if (!marked.length) return [];
     return [{
       type: "scatter",
       mode: "markers+text",
       x: marked.map((point) => point.x),
       y: marked.map((point) => point.y.value),
-      text: marked.map((point) => this.points.signs(point.row)),
+      text: marked.map((point) => this.points.signs(point)),
       textposition: "top left",
       textfont: { size: 14, color: themed(tone(line)) },
       marker: { size: SIGN_ROOM, opacity: 0 }, // keeps the text off the point
@@ -272,22 +278,21 @@ class Drawing {
     return [Math.log10(tickBelow(0.97 * Math.min(...values))), Math.log10(tickAbove(1.03 * Math.max(...values)))];
   }
 
-  yAxis(shared, strip, range) {
+  yAxis(shared, strip, range, title) {
     const log = this.view.yLog;
     const rate = this.data.y === "tokens_per_s" && !this.view.ratio;
     // 1, 2 and 5 of each decade, or where these would crowd the decades alone.
     const ticks = log ? { dtick: range[1] - range[0] > 2.5 ? 1 : "D2" } : { nticks: 7 };
-    const title = this.view.ratio ? `${neutral(this.data.y_label)} relative to<br>${neutral(this.view.ratio.name)} (ratio)` : neutral(this.data.y_title);
-    return { ...shared, type: log ? "log" : "linear", range, tickformat: rate ? "~s" : "~g", ...ticks, domain: [strip, 1], title: { text: title, standoff: 8 } };
+    return { ...shared, type: log ? "log" : "linear", range, tickformat: rate ? "~s" : "~g", ...ticks, domain: [strip, 1], title: { text: title.map(neutral).join("<br>"), standoff: 8 } };
   }
 
-  /* The short name of a line, with what sets it apart from others of that name. */
+  /* The short name of a line, and the parts that set it apart from others of that name. */
   endName(line) {
     const others = this.lines.map(([other]) => other).filter((other) => other !== line && other.short === line.short);
-    if (!others.length) return line.short;
+    if (!others.length) return [line.short];
     const apart = nameParts(line).slice(1).filter((part) => !others.every((other) => nameParts(other).includes(part)));
     const own = apart.find((part) => !others.some((other) => nameParts(other).includes(part)));
-    return [line.short, ...(own ? [own] : apart)].join(" · ");
+    return [line.short, ...(own ? [own] : apart)];
   }
 
   /* What the names of all lines say, where there are several. */
@@ -296,15 +301,32 @@ class Drawing {
     return nameParts(first).filter((part) => part && others.every(([line]) => nameParts(line).includes(part)));
   }
 
-  /* The name of each line at its end, at most `room` wide, moved apart where they would lie on each other. */
+  /* The end names of lines as texts at most `room` wide. Where two would be cut to the same, all lack the words that
+     all measured lines share, and those that are still alike lack the parts that they share at the front. */
+  endTexts(lines, room) {
+    const cut = (parts) => fitting(parts.join(" · "), LABEL_SIZE, room);
+    const full = lines.map((line) => this.endName(line));
+    if (new Set(full.map(cut)).size === lines.length) return full.map(cut);
+    const words = full.filter((_, at) => !lines[at].y).map((parts) => parts.flatMap((part) => part.split(" ")));
+    const isTelling = (word) => !words.every((all) => all.includes(word));
+    const telling = (parts) => parts.map((part) => part.split(" ").filter(isTelling).join(" ")).filter(Boolean);
+    const names = full.map((parts) => (telling(parts).length ? telling(parts) : parts));
+    return names.map((parts) => {
+      const alike = names.filter((other) => cut(other) === cut(parts));
+      const apart = parts.findIndex((part, at) => alike.some((other) => other[at] !== part));
+      return cut(apart > 0 ? [`…${parts[apart]}`, ...parts.slice(apart + 1)] : parts);
+    });
+  }
+
+  /* The name of each line at its end, at most `room` wide, moved apart where they would lie on each other, within the
+     plot: `pixels` above the foot of the y axis and, beside the lanes of failed cases, below it. */
   endLabels(range, xLog, pixels, room) {
     const labels = this.lines.flatMap(([line, points]) => {
       const end = points.filter(({ y }) => y && (y.value > 0 || !this.view.yLog)).at(-1);  // a log axis has no place for 0
       if (!end) return [];
-      const text = fitting(this.endName(line), LABEL_SIZE, room);
       const y = this.view.yLog ? Math.log10(end.y.value) : end.y.value;
       const at = (pixels * (y - range[0])) / (range[1] - range[0]);
-      return [{ text, x: xLog ? Math.log10(end.x) : end.x, y, at, to: at }];
+      return [{ line, x: xLog ? Math.log10(end.x) : end.x, y, at, to: at }];
     });
     labels.sort((a, b) => a.at - b.at);
     for (let round = 0; round < 40; round += 1) {
@@ -316,10 +338,21 @@ class Drawing {
         }
       }
     }
-    return labels.map(({ text, x, y, at, to }) => ({
+    const gap = Math.min(LABEL_GAP, INNER_HEIGHT / (labels.length - 1));
+    let least = pixels - INNER_HEIGHT, most = pixels;
+    for (const label of labels) {
+      label.to = Math.max(label.to, least);
+      least = label.to + gap;
+    }
+    for (const label of labels.toReversed()) {
+      label.to = Math.min(label.to, most);
+      most = label.to - gap;
+    }
+    const texts = this.endTexts(labels.map(({ line }) => line), room);
+    return labels.map(({ x, y, at, to }, index) => ({
       x,
       y,
-      text: neutral(text),
+      text: neutral(texts[index]),
       xanchor: "left",
       yanchor: "middle",
       xshift: LABEL_SHIFT,
@@ -341,10 +374,12 @@ class Drawing {
     };
     const one = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: themed("--muted"), width: 1, dash: "dot" } };
     const range = this.yRange();
-    const most = (width - MARGIN.left - 24) / 6;
+    const pixels = (1 - strip) * INNER_HEIGHT;
+    const title = folded(this.yTitle.split(" "), (pixels + 2 * MARGIN.top) / TITLE_LETTER, " ");
+    const left = MARGIN.left + TITLE_HEIGHT * (title.length - 1);
+    const most = (width - left - 24) / 6;
     const rows = folded(this.notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
     const xaxis = this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 });
-    const pixels = (1 - strip) * (PLOT_HEIGHT - MARGIN.top - MARGIN.bottom);
     const beside = MARGIN.right + LABEL_SHIFT;
     const labels = this.endLabels(range, xaxis.type === "log", pixels, LABEL_SHARE * width - beside);
     // The signs of the first points stand beside them, not on the axis.
@@ -353,7 +388,7 @@ class Drawing {
     // Ticks that do not fit side by side stand upright; the axis's title and the notes are then lower.
     const [place, at] = [xaxis.type === "log" ? Math.log10 : Number, xaxis.ticktext];
     const [from, to] = xaxis.range;
-    const scale = (width - MARGIN.left - right - (signed ? SIGN_ROOM : 0)) / (to - from);
+    const scale = (width - left - right - (signed ? SIGN_ROOM : 0)) / (to - from);
     if (signed) xaxis.range = [from - SIGN_ROOM / scale, to];
     const room = (i) => scale * (place(xaxis.tickvals[i]) - place(xaxis.tickvals[i - 1]));
     const upright = at.some((text, i) => i && room(i) < 3.75 * (text.length + at[i - 1].length) + 4);
@@ -361,8 +396,9 @@ class Drawing {
     xaxis.tickangle = upright ? 90 : 0;
     const note = { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", yshift: -46 - lower, showarrow: false, align: "left", font: { size: 11.5 } };
     return {
+      autosize: true, // Plotly keeps the first width of its element otherwise
       height: PLOT_HEIGHT + NOTE_HEIGHT * rows.length + lower,
-      margin: { l: MARGIN.left, r: right, t: MARGIN.top, b: MARGIN.bottom + NOTE_HEIGHT * rows.length + lower },
+      margin: { l: left, r: right, t: MARGIN.top, b: MARGIN.bottom + NOTE_HEIGHT * rows.length + lower },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: themed("--muted") },
@@ -370,10 +406,10 @@ class Drawing {
       hovermode: "closest",
       dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
       showlegend: false,
-      shapes: this.view.ratio || this.data.lines.some((line) => line.base_rows.length) ? [one] : [],
+      shapes: this.isRatio ? [one] : [],
       annotations: [...labels, ...(rows.length ? [{ ...note, text: rows.map(neutral).join("<br>") }] : [])],
       xaxis,
-      yaxis: this.yAxis(shared, strip, range),
+      yaxis: this.yAxis(shared, strip, range, title),
       yaxis2: {
         domain: [0, Math.max(strip - 0.05, 0.001)],
         range: [-0.7, lanes - 0.3],

@@ -82,21 +82,22 @@ class Figure {
 
   bestWords(line) {
     const points = this.points.of(line);
-    const { x, y, row } = this.points.best(points);
+    const best = this.points.best(points);
+    const { x, y } = best;
     const words = `${compact.format(y.value).replace("K", "k")} at batch ${axisLabel(x)}`; // as on the axes
     if (points.filter((point) => point.y).length === 1) return `${words}, the only one with a result`;
     if (this.points.turns(points)) return `best ${words}`;
     const larger = points.filter((point) => point.x > x);
     if (!larger.length) return `${words}, the largest tried`;
-    if (this.points.marks(row).includes(CACHE_FULL)) return `${words}, as many as fit at once`;
+    if (this.points.marks(best).includes(CACHE_FULL)) return `${words}, as many as fit at once`;
     return `${words}, ${larger.some((point) => point.y) ? "larger ones not told apart" : "the largest with a result"}`;
   }
 
   /* A line without any result stays in the legend, with the reason. */
   missingEntry(line) {
-    const said = (words) => [...new Set(line.rows.map(words))].filter(Boolean);
-    const reasons = said((row) => this.cell(row, "reason")).join("\n");
-    const why = said((row) => this.points.whyNot(row)).join(", ");
+    const said = (words) => [...new Set(this.points.of(line).map(words))].filter(Boolean);
+    const reasons = said((point) => this.points.reason(point)).join("\n");
+    const why = said((point) => this.points.whyNot(point)).join(", ");
     return element("li", { className: "missing", title: reasons, textContent: `${line.name}: no result (${why})` });
   }
 

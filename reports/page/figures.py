@@ -190,7 +190,7 @@ class _Drawn:
                 title=f"Primal over dual, {entry.title[:1].lower()}{entry.title[1:]}",
                 y_title=f"{catalogue.metric(entry.y).label} of primal ÷ dual",
                 y_log=False,
-                caption=self._caption(lines),
+                caption=self._caption(pairs),
                 lines=pairs,
             )
 
@@ -207,10 +207,11 @@ class _Drawn:
         return "; ".join([sentence[0].upper() + sentence[1:], *self._remarks(lines)]) + "."
 
     def _remarks(self, lines: list[Line]) -> Iterator[str]:
-        rows = self.panel.rows
+        points = [point for line in lines if not line.y for point in _points(line)]
+        rows = self.panel.rows.loc[sorted({row for point in points for row in point})]
         measured = rows[(rows["status"] == "ok") & (rows["samples"] > 0)]
         if len(measured):
-            yield _points_words(measured, self.panel.entry.y)
+            yield _points_words(measured, self.panel.entry.y, any(line.base_rows for line in lines))
         if self.panel.entry.best:
             yield "rings mark the best batch of each line that falls behind it within the batches tried"
         if any(line.y for line in lines):
@@ -227,8 +228,13 @@ class _Drawn:
             yield f"lines join no points of different {places} or commits"
         if "device_id" in several - apart and measured["device"].nunique() == 1:
             yield f"their points are from {measured['device_id'].nunique()} GPUs of one model"
-        if NOTES in rows and (noted := (rows["status"].eq("ok") & rows[NOTES].fillna("").ne("")).sum()):
-            yield f"the table has notes on {noted} of the points"
+        if NOTES in rows:
+            has_result, noted = (
+                {*rows.index[which]} for which in (rows["status"] == "ok", rows[NOTES].fillna("") != "")
+            )
+            drawn = {point for point in points if has_result.issuperset(point)}
+            if count := sum(not noted.isdisjoint(point) for point in drawn):
+                yield f"the table has notes on {count} of the points"
 
     def _held(self, column: str, values: pd.Series) -> str:
         """One value, or all of them where the lines differ (their names then say which is whose)."""
@@ -236,6 +242,11 @@ class _Drawn:
         if len(found) <= 3:
             return _either(found)
         return f"{len(found)} values of {column.replace('_', '-')}"
+
+
+def _points(line: Line) -> list[tuple[int, ...]]:
+    """The rows of each point of a line: its own and, of a ratio, what it is divided by."""
+    return list(zip(line.rows, line.base_rows, strict=True)) if line.base_rows else [(row,) for row in line.rows]
 
 
 def _either(found: list[str]) -> str:
@@ -298,15 +309,17 @@ def own_ends(y: str) -> tuple[str, str]:
     return f"{y}_low", f"{y}_high"
 
 
-def _points_words(measured: pd.DataFrame, y: str) -> str:
+def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
     """What points and bars are."""
     samples, processes = measured["samples"], measured["processes"]
     repeated = processes.max() > 1
     said, is_speed = f"medians of {ends(samples)} samples", y in LATENCIES + RATES
+    said = f"ratios of {said}" if are_ratios else said
     if not is_speed and not any(name in measured for name in own_ends(y)):
         return said
-    said += " with their 95% intervals"
+    said += " with the widest ratios that their 95% intervals" if are_ratios else " with their 95% intervals"
     said += " over processes" if repeated and is_speed else " within one process"
+    said += " allow" if are_ratios else ""
     said += f" (below {FEWEST} samples their range)" if samples.min() < FEWEST else ""
     if repeated:
         said += f", of {ends(processes)} processes a point"

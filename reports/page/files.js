@@ -76,15 +76,24 @@ function pictureLayout({ data }, drawing) {
   };
 }
 
-/* The points shown, a row each, with all that the picture says of them. */
+/* The points shown, a row each, with all that the picture says of them: of a ratio also its baseline's doubts. */
 function figureCsv(figure) {
   const drawing = figure.drawing();
-  const { data, cell } = figure;
+  const { data, cell, points } = figure;
   const columns = ["system", "backend", "size", "phase", "batch", "context", ...page.settings, "samples", "processes", "process_spread", "status", "reason", "marks", "notes", "device", "device_id", "commit", "started_at"];
   const others = [...new Set(columns)].filter((name) => name !== data.x && page.columns.some((column) => column.name === name));
   const head = ["figure", "line", data.x, "quantity", "value", "low", "high", ...others];
-  const rows = drawing.lines.flatMap(([line, all]) =>
-    all.map((point) => [data.title, line.name, point.x, line.y || drawing.yTitle, ...[point.y?.value, point.y?.low, point.y?.high].map((value) => value && Number(value.toPrecision(6))), ...others.map((name) => cell(point.row, name))]),
-  );
-  return csvText([head, ...rows]);
+  const csvRow = (line, point) => {
+    const { row, y } = point;
+    const values = [y?.value, y?.low, y?.high].map((value) => value && Number(value.toPrecision(6)));
+    const told = {
+      status: y ? cell(row, "status") : points.whyNot(point),
+      reason: points.reason(point),
+      marks: points.marks(point).join(", "),
+      notes: points.notes(point).join("; "),
+    };
+    const rest = others.map((name) => told[name] ?? cell(row, name));
+    return [data.title, line.name, point.x, line.y || drawing.yTitle, ...values, ...rest];
+  };
+  return csvText([head, ...drawing.lines.flatMap(([line, all]) => all.map((point) => csvRow(line, point)))]);
 }

@@ -27,7 +27,9 @@ function pivotCaption(drawing) {
   const intervals = drawing.lines.some(([line, all]) => !line.y && all.some((point) => point.y && point.y.high > point.y.low));
   const over = drawing.lines.some(([, all]) => all.some((point) => point.y?.over));
   const where = over ? "over processes" : "within one process";
-  const what = drawing.view.ratio ? `the widest ratio that the two 95% intervals ${where} allow` : `the 95% interval of the median ${where}`;
+  const what = drawing.isRatio
+    ? `the widest ratio that the two 95% intervals ${where} allow`
+    : `the 95% interval of the median ${where}`;
   const said = intervals ? [`in brackets ${what}`] : [];
   return `${[drawing.yTitle, ...(drawing.shared.length ? [`all lines: ${drawing.shared.join(", ")}`] : []), ...said, ...drawing.notes].join("; ")}.`;
 }
@@ -42,13 +44,13 @@ function pivotCell(points, drawing, line, name, point) {
   }
   cell.title = points.words(line, point, drawing.yTitle).join("\n");
   if (!point.y) {
-    const status = points.cell(point.row, "status");
-    cell.append(element("span", { textContent: point.failed ? status : "–" }));
-    cell.firstChild.dataset.status = status;
+    const status = point.lost === null ? "ok" : points.cell(point.lost, "status");
+    cell.append(element("span", { textContent: point.lost === null ? "–" : points.whyNot(point) }));
+    if (status !== "ok") cell.firstChild.dataset.status = status;
     return cell;
   }
   const { value, low, high } = point.y;
-  cell.append(element("span", { textContent: `${line.y ? "" : points.signs(point.row)} ${shown(value)}`.trim() }));
+  cell.append(element("span", { textContent: `${points.signs(point)} ${shown(value)}`.trim() }));
   if (!line.y && high > low) cell.append(" ", element("small", { textContent: `[${shown(low)}, ${shown(high)}]` }));
   return cell;
 }

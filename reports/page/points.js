@@ -49,28 +49,31 @@ class Points {
   }
 
   /* The widest interval that a ratio of the two can have. */
-  quotient(over, under) {
-    if (!over || !under) return null;
-    return { value: over.value / under.value, low: over.low / under.high, high: over.high / under.low };
+  quotient(own, divisor) {
+    if (!own || !divisor) return null;
+    const over = own.over ?? divisor.over;
+    return { value: own.value / divisor.value, low: own.low / divisor.high, high: own.high / divisor.low, over };
   }
 
-  own(line, at) {
-    const own = this.value(line.rows[at], line.y || this.data.y);
-    return line.base_rows.length ? this.quotient(own, this.value(line.base_rows[at])) : own;
-  }
-
-  /* The points of a line; relative to the line `base` where there is one. */
+  /* The points of a line: relative to the line `base` or to the rows that the line is divided by, where there are any.
+     `lost`: the row that leaves a point without a value, which is its own or its baseline. */
   of(line, base = null) {
-    const bases = base && new Map(base.rows.map((row, at) => [this.cell(row, this.data.x), this.own(base, at)]));
+    const bases = base && new Map(base.rows.map((row) => [this.cell(row, this.data.x), row]));
     return line.rows.map((row, at) => {
       const x = this.cell(row, this.data.x);
-      const own = this.own(line, at);
-      return { row, x, failed: !own, y: bases ? this.quotient(own, bases.get(x)) : own };
+      const own = this.value(row, line.y || this.data.y);
+      const baseline = (base ? bases.get(x) : line.base_rows[at]) ?? null;
+      const divisor = baseline === null ? null : this.value(baseline, base?.y || this.data.y);
+      const y = base || line.base_rows.length ? this.quotient(own, divisor) : own;
+      const lost = own && !divisor ? baseline : row;
+      // A floor is computed: of its rows nothing is in doubt.
+      const measured = [...(line.y ? [] : [row]), ...(baseline === null || base?.y ? [] : [baseline])];
+      return { row, x, y, lost: y ? null : lost, failed: !(base ? own : y), measured: [...new Set(measured)] };
     });
   }
 
   hasResult(line) {
-    return line.rows.some((row, at) => this.own(line, at));
+    return this.of(line).some((point) => point.y);
   }
 
   best(points) {
@@ -80,27 +83,43 @@ class Points {
   /* Is a larger batch than the best worse beyond their intervals? Not where fewer sequences than asked for ran at the
      best: larger batches would have run as many. */
   turns(points) {
-    const { x, y, row } = this.best(points);
-    return !this.marks(row).includes(CACHE_FULL) && points.some((point) => point.x > x && point.y?.high < y.low);
+    const best = this.best(points);
+    const { x, y } = best;
+    return !this.marks(best).includes(CACHE_FULL) && points.some((point) => point.x > x && point.y?.high < y.low);
   }
 
-  marks(row) {
-    return String(this.cell(row, "marks") ?? "").split(", ");
+  marks(point) {
+    return [...new Set(point.measured.flatMap((row) => (this.cell(row, "marks") || "").split(", ")))].filter(Boolean);
   }
 
-  signs(row) {
-    const marks = this.marks(row);
+  signs(point) {
+    const marks = this.marks(point);
     return SIGNS.filter(([mark]) => marks.includes(mark)).map(([, sign]) => sign).join("");
   }
 
-  /* Why a row has no point: what became of its case, or that what was measured is something else. */
-  whyNot(row) {
-    const status = this.cell(row, "status");
-    return status === "ok" ? `measured without ${this.data.y_label}` : status;
+  /* What is said of a row that a point rests on, and whether that is what the point is divided by. */
+  saidOf(row, point, words) {
+    return row === point.row ? words : `baseline: ${words}`;
+  }
+
+  notes(point) {
+    const noted = point.measured.filter((row) => this.cell(row, "notes"));
+    return noted.map((row) => this.saidOf(row, point, this.cell(row, "notes")));
+  }
+
+  /* Why a point has no value: what became of its case, or that what was measured is something else. */
+  whyNot(point) {
+    if (point.lost === null) return "baseline: not measured";
+    const status = this.cell(point.lost, "status");
+    return this.saidOf(point.lost, point, status === "ok" ? `measured without ${this.data.y_label}` : status);
+  }
+
+  reason(point) {
+    return point.lost === null ? null : this.cell(point.lost, "reason");
   }
 
   isTried(point) {
-    return !UNTRIED.includes(this.cell(point.row, "status"));
+    return !UNTRIED.includes(this.cell(point.lost, "status"));
   }
 
   /* [at once, asked for] of a point whose cache was full: its note says it. */
@@ -111,9 +130,9 @@ class Points {
 
   /* What the signs of these [line, points] mean, a line of words each. */
   footnotes(lines) {
-    const points = lines.flatMap(([line, all]) => (line.y ? [] : all));
+    const points = lines.flatMap(([, all]) => all);
     const signed = points.filter((point) => point.y);
-    const signs = new Set(signed.flatMap((point) => [...this.signs(point.row)]));
+    const signs = new Set(signed.flatMap((point) => [...this.signs(point)]));
     const failed = points.filter((point) => point.failed).map((point) => this.isTried(point));
     return [
       ...SIGNS.filter(([, sign]) => signs.has(sign)).map(([mark, sign, meaning]) => `${sign} ${mark === CACHE_FULL ? this.fullWords(signed) : meaning}`),
@@ -123,7 +142,7 @@ class Points {
   }
 
   fullWords(points) {
-    const full = points.map((point) => this.atOnce(point.row)).filter(Boolean);
+    const full = points.flatMap((point) => point.measured.map((row) => this.atOnce(row))).filter(Boolean);
     if (!full.length) return SIGNS[0][2];
     const ends = (values) => [...new Set([Math.min(...values), Math.max(...values)])].join("–");
     return `${SIGNS[0][2]}: ${ends(full.map(([fit]) => fit))} of ${ends(full.map(([, asked]) => asked))}`;
@@ -134,15 +153,22 @@ class Points {
     const parts = [line.name, `${this.data.x_title}: ${axisLabel(point.x)}`];
     const { row } = point;
     const unit = line.name.includes(unitOf(row)) ? [] : [unitOf(row)];
-    if (point.failed) return [...parts, [this.whyNot(row), this.cell(row, "reason")].filter(Boolean).join(": ").slice(0, 300), ...unit];
-    if (line.y) return [...parts, `${shown(point.y.value)}, bound by ${this.cell(row, "bound")}`];
-    const note = this.cell(row, "notes");
-    return [...parts, `${yTitle}: ${shown(point.y.value)}${this.intervalWords(point)}`, this.sampleWords(row), ...unit, ...this.work(row), ...(note ? [note] : []), ...(profileOf(row) ? ["Profiled: click or Enter shows where its time goes"] : [])];
+    if (!point.y) {
+      const why = [this.whyNot(point), this.reason(point)].filter(Boolean).join(": ");
+      return [...parts, why.slice(0, 300), ...unit];
+    }
+    const notes = this.notes(point);
+    if (line.y) return [...parts, `${shown(point.y.value)}, bound by ${this.cell(row, "bound")}`, ...notes];
+    const samples = point.measured.map((each) => this.saidOf(each, point, this.sampleWords(each)));
+    const value = `${yTitle}: ${shown(point.y.value)}${this.intervalWords(point)}`;
+    const profiled = profileOf(row) ? ["Profiled: click or Enter shows where its time goes"] : [];
+    return [...parts, value, ...samples, ...unit, ...this.work(row), ...notes, ...profiled];
   }
 
-  intervalWords({ row, y }) {
+  intervalWords(point) {
+    const { row, y } = point;
     const said = ([low, high]) => `[${shown(low)}, ${shown(high)}]`;
-    const few = this.marks(row).includes("few samples");
+    const few = this.marks(point).includes("few samples");
     if (!y.within) return y.low === y.high ? "" : ` ${said([y.low, y.high])}`;
     const within = `${said(y.within)} ${few ? "is the range of its samples" : "within one process"}`;
     return y.over ? ` ${said(y.over)} over ${this.cell(row, "processes")} processes, ${within}` : ` ${within}`;

@@ -30,6 +30,7 @@ CONTRASTS = """() => {
 }"""
 FIG15 = next(number for number, figure in enumerate(FIGURES) if figure.suite == "fig15-forward")
 KERNEL = next(number for number, figure in enumerate(FIGURES) if figure.id == "kernel-forward-16-ttt-linear")
+STEP = next(number for number, figure in enumerate(FIGURES) if figure.id == "kernel-generate-ttt-linear")
 FIG20 = next(number for number, figure in enumerate(FIGURES) if figure.id == "fig20-throughput-generate")
 REQUEST = next(number for number, figure in enumerate(FIGURES) if figure.suite == "prompt-then-128")
 
@@ -321,6 +322,32 @@ def test_figure_has_its_numbers_as_a_table(page):
     assert figure.locator(".count").inner_text() == "Rows 1–24 of 24"
 
 
+def test_a_plot_is_as_wide_as_its_figure_when_its_numbers_are_opened_and_closed(page):
+    widths = (
+        "n => ['.plot', '.main-svg'].map(part =>"
+        " Math.round(document.querySelector(`#figure-${n} ${part}`).getBoundingClientRect().width))"
+    )
+    [narrow, drawn] = page.evaluate(widths, STEP)
+    assert narrow == drawn
+    numbers = page.locator(f"#figure-{STEP} .numbers > summary")
+    numbers.click()
+    browsing.eventually(page, lambda: page.evaluate(widths, STEP), [1136, 1136])
+    assert narrow < 1136
+    numbers.click()
+    browsing.eventually(page, lambda: page.evaluate(widths, STEP), [narrow, narrow])
+
+
+def test_no_title_of_a_ratio_is_cut(page):
+    figure = page.locator(f"#figure-{STEP}")
+    name = "TTT-Linear · Triton primal · state float32-planes"
+    figure.get_by_label("relative to").select_option(label=name)
+    title, plot = (figure.locator(part).first.bounding_box() for part in (".ytitle", ".main-svg"))
+    figure.get_by_label("relative to").select_option(index=0)
+    assert plot["x"] <= title["x"]
+    assert plot["y"] <= title["y"]
+    assert title["y"] + title["height"] <= plot["y"] + 340 - 20  # above the title of x
+
+
 def test_lost_cases_stand_with_their_reasons(page):
     text = page.locator("#failures-table").inner_text()
     assert {record.reason for record in PAPER.records if record.reason and record.reason not in text} == set()
@@ -362,7 +389,7 @@ def test_hostile_records_are_shown_and_run_nothing(browser, saved):
         assert name in page.locator("#figure-0 .hoverlayer").text_content()
         browsing.open_options(page)
         page.locator("#figure-0").get_by_label("relative to").select_option(index=1)
-        assert "<img src=x" in page.locator("#figure-0 .ytitle").text_content()
+        assert "<imgsrc=x" in page.locator("#figure-0 .ytitle").text_content().replace(" ", "")  # is folded
         page.evaluate("for (const each of document.querySelectorAll('.numbers, .rows')) each.open = true")
         rows = list(csv.reader(io.StringIO(browsing.downloaded(page, "Table (CSV)"))))
         assert len(rows) == 4
@@ -458,6 +485,36 @@ def test_a_name_at_a_lines_end_is_whole_where_there_is_room_and_never_cut_by_the
         [end], room = (page.evaluate(right, f"#figure-0 {part}") for part in (".annotation text", ".main-svg"))
     assert shown == "MAM" * 8 if is_whole else shown.endswith("…")
     assert end <= min(room)
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """A kernel's steps in two forms and four state precisions, which end near the top of the plot, and their floors."""
+    forms, states, batches = ("dual", "primal"), ("float32-planes", "float32", "float16", "bfloat16"), (1, 4096)
+    records = [
+        synthetic.ok(
+            Case("ttt-mlp", f"triton-{form}", "1.3b", "generate", batch, 1, state_dtype=state, timing="graph"),
+            batch,
+            metrics=synthetic.work(batch * 2e9, batch * 1e9),
+        )
+        for form, state, batch in itertools.product(forms, states, batches)
+    ]
+    folder = tmp_path_factory.mktemp("steps")
+    return browsing.save(synthetic.of_suite("kernel-generate", *records), folder, "steps")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_names_at_the_ends_of_many_lines_stay_in_the_plot_and_differ(browser, steps, width):
+    with browsing.opened(browser, steps, viewport={"width": width, "height": 900}) as (page, _):
+        plot = page.locator("#figure-0 .nsewdrag").bounding_box()
+        names = page.locator("#figure-0 .annotation")
+        boxes = [name.bounding_box() for name in names.all()]
+        texts = names.all_text_contents()
+    centres = sorted(box["y"] + box["height"] / 2 for box in boxes)
+    assert plot["y"] - 1 <= centres[0] < centres[-1] <= plot["y"] + plot["height"] + 1
+    assert min(b - a for a, b in itertools.pairwise(centres)) > 12
+    assert len(set(texts)) == len(texts) == 10
+    assert ("bfloat16 · primal" in texts) is (width == 390)
 
 
 @pytest.mark.parametrize("log", [True, False])

@@ -1,4 +1,8 @@
-"""Points that are in doubt have their signs, in a real browser."""
+"""Points that are in doubt have their signs, and ratios those of both that they are made of, in a real browser."""
+
+import csv
+import io
+import re
 
 import browsing
 import pytest
@@ -11,6 +15,7 @@ from harness.case import Case
 def doubtful(browser, tmp_path_factory):
     """Another backend, a full cache, few samples, a loaded machine, unsteady samples, a failed and a skipped case."""
     contexts = [2048 << step for step in range(5)]
+    elsewhere = (2048, 16384, 65536)  # at the last no other was measured
     cases = [Case("transformer", "vllm", "1.3b", "generate", 512, context) for context in contexts]
     loaded = synthetic.environment() | {"cpu": {"others_share": 0.5, "idle_share": 0.0}}
     records = [
@@ -20,7 +25,7 @@ def doubtful(browser, tmp_path_factory):
         synthetic.lost(cases[3], "failed", "it broke"),
         synthetic.lost(cases[4], "skipped", "not here"),
         *(synthetic.ok(Case("transformer", "torch", "1.3b", "generate", 512, each), 9.0) for each in contexts[:2]),
-        synthetic.ok(Case("mamba", "mamba-ssm", "1.3b", "generate", 512, 2048), 1.1),
+        *(synthetic.ok(Case("mamba", "mamba-ssm", "1.3b", "generate", 512, each), 1.1) for each in elsewhere),
     ]
     folder = tmp_path_factory.mktemp("doubtful")
     path = browsing.save(synthetic.of_suite("fig15-generate", *records), folder, "doubtful")
@@ -74,3 +79,104 @@ def test_other_backends_wait_behind_a_button(doubtful):
     assert "Transformer · PyTorch" in entries.all_inner_texts()
     doubtful.get_by_role("button", name="Fewer backends").click()
     assert browsing.lines_drawn(doubtful, 0) == 2
+
+
+def numbers(figure, line):
+    """The cells of a line in the table of numbers, with the status that colours each, and what is said of each."""
+    return figure.locator(f".pivot td[data-line='{line}']").evaluate_all(
+        "all => all.map(e => [e.firstChild.textContent, e.firstChild.dataset.status ?? '', e.title])"
+    )
+
+
+def test_a_ratio_has_the_signs_of_its_baseline_and_says_why_it_has_no_value(doubtful):
+    figure = doubtful.locator("#figure-0")
+    browsing.open_options(doubtful)
+    figure.locator(".numbers > summary").click()
+    figure.get_by_label("relative to").select_option(label="Transformer · vLLM")
+    figure.get_by_role("button", name="Transformer · vLLM", exact=True).click()  # leaves the one that is divided
+    full, lost, nowhere = numbers(figure, "Mamba · mamba-ssm")
+    said, caption = doubtful.locator("#figure-0 .annotation").all_text_contents()[-1], figure.locator("caption")
+    caption = caption.inner_text()
+    figure.get_by_role("button", name="Transformer · vLLM", exact=True).click()
+    figure.get_by_label("relative to").select_option(index=0)
+    figure.locator(".numbers > summary").click()
+    assert full[0].startswith("†* 1.")
+    assert "\n30 samples\nbaseline: 3 samples\n" in full[2]
+    assert "baseline: 5 of 512 sequences at once" in full[2]
+    assert "† fewer sequences at once than asked for: 5 of 512" in said
+    assert "† fewer sequences at once than asked for: 5 of 512" in caption
+    assert lost[:2] == ["baseline: failed", "failed"]
+    assert lost[2].endswith("baseline: failed: it broke")
+    assert nowhere[:2] == ["–", ""]
+    assert nowhere[2].endswith("baseline: not measured")
+
+
+@pytest.fixture(scope="module")
+def pairs(browser, tmp_path_factory):
+    """Primal over dual: the dual in doubt, then lost, then without a latency; of another state always lost."""
+
+    def case(form, batch, state="float32"):
+        options = (("scope", "layer"),)
+        return Case("ttt-mlp", f"triton-{form}", "1.3b", "generate", batch, 1, state_dtype=state, options=options)
+
+    records = [
+        *(synthetic.ok(case("primal", batch), 3.0) for batch in (4, 16, 64, 256)),
+        synthetic.ok(case("dual", 4), 1.0),
+        synthetic.ok(case("dual", 16), 1.0, count=3),
+        synthetic.lost(case("dual", 64), "skipped", "not here"),
+        synthetic.ok(case("dual", 256), 1.0, count=0),
+        synthetic.ok(case("primal", 4, "float16"), 3.0),
+        synthetic.lost(case("dual", 4, "float16"), "oom", "CUDA out of memory"),
+    ]
+    path = browsing.save(synthetic.of_suite("kernel-generate", *records), tmp_path_factory.mktemp("pairs"), "pairs")
+    with browsing.opened(browser, path) as (page, wrongs):
+        page.locator("#figure-1 .numbers > summary").click()
+        page.locator("#figure-1 .pivot").wait_for()
+        yield page.locator("#figure-1")
+        browsing.check(page, wrongs)
+
+
+def test_a_pair_has_the_signs_of_its_dual_and_says_what_became_of_it(pairs):
+    sure, few, lost, unmeasured = numbers(pairs, "TTT-MLP · triton · state float32")
+    assert sure[0].startswith("3.")
+    assert few[0].startswith("* ")
+    assert lost[:2] == ["baseline: skipped", "skipped"]
+    assert lost[2].endswith("baseline: skipped: not here")
+    assert unmeasured[:2] == ["baseline: measured without Latency", ""]
+    notes = pairs.locator(".annotation").last.text_content()
+    for words in ("* fewer than six samples", "× no result", "– not tried"):
+        assert words in notes
+    missing = pairs.locator(".legend .missing")
+    assert missing.inner_text().endswith("state float16: no result (baseline: oom)")
+    assert missing.get_attribute("title") == "CUDA out of memory"
+
+
+def test_a_saved_csv_of_pairs_has_the_doubts_of_both(pairs):
+    browsing.open_options(pairs.page)
+    text = browsing.downloaded(pairs.page, re.compile("^Save csv of Primal over dual", re.IGNORECASE))
+    sure, few, lost, unmeasured = csv.DictReader(io.StringIO(text))
+    assert (sure["status"], sure["marks"]) == ("ok", "")
+    assert (few["status"], few["marks"]) == ("ok", "few samples")
+    assert "baseline: only 3 samples" in few["notes"]
+    assert (lost["value"], lost["status"], lost["reason"]) == ("", "baseline: skipped", "not here")
+    assert unmeasured["status"] == "baseline: measured without Latency"
+
+
+def test_captions_of_pairs_tell_of_ratios(pairs):
+    allowed = "95% intervals within one process allow"
+    assert f"in brackets the widest ratio that the two {allowed}" in pairs.locator("caption").inner_text()
+    caption = pairs.locator("figcaption").inner_text()
+    assert f"; ratios of medians of 3–30 samples with the widest ratios that their {allowed} (below 6 " in caption
+    assert caption.endswith("the table has notes on 1 of the points; crosses below mark cases without a result.")
+
+
+def test_the_numbers_of_a_ratio_say_what_its_intervals_are_over(browser, one_place):
+    cases = [Case(system, "torch", "1.3b", "forward", 16, 2048) for system in ("ttt-linear", "mamba")]
+    records = [synthetic.ok(case, 1.0 + repeat / 9, repeat=repeat) for case in cases for repeat in range(3)]
+    path = browsing.save(synthetic.of_suite("fig15-forward", *records), one_place, "page")
+    with browsing.opened(browser, path) as (page, _):
+        browsing.open_options(page)
+        page.locator("#figure-0 .numbers > summary").click()
+        page.locator("#figure-0").get_by_label("relative to").select_option(label="Mamba · PyTorch")
+        caption = page.locator("#figure-0 .pivot caption").inner_text()
+    assert "the widest ratio that the two 95% intervals over processes allow" in caption
