@@ -177,8 +177,8 @@ class WorkerProcess:
                     pipe.close()
 
     def _count_seconds(self) -> None:
-        """Once, while its processes are there."""
-        if sys.platform == "linux" and not self._counted:
+        """Once, while its processes are there; where its warden is dead, nothing comes before the end of the rest."""
+        if sys.platform == "linux" and not self._counted and self._process.poll() is None:
             count_ended(self._process.pid)
             self._counted = True
 
