@@ -7,6 +7,7 @@ import shutil
 import signal
 import stat
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -182,7 +183,50 @@ def test_headers_that_do_not_say_their_version(machine, monkeypatch, tmp_path, n
     commit.unlink() if note is None else commit.write_text(note)
     if note is None:
         monkeypatch.setattr(shutil, "which", lambda tool: None)
-    assert build.thunderkittens_version(tmp_path / "headers") == "unknown"
+    version = build.thunderkittens_version(tmp_path / "headers")
+    assert version.startswith("unknown-")
+    assert build.thunderkittens_version(tmp_path / "headers") == version
+    (tmp_path / "headers" / "include" / "kittens.cuh").write_text("// changed")
+    assert build.thunderkittens_version(tmp_path / "headers") != version
+
+
+def test_headers_that_were_changed_since_their_commit_are_others(tmp_path):
+    (tmp_path / "include").mkdir()
+    header = tmp_path / "include" / "kittens.cuh"
+    header.write_text("// one")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for arguments in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "one"]):
+        subprocess.run([*git, *arguments], check=True)
+    commit = build.thunderkittens_version(tmp_path)
+    assert len(commit) == 40
+    header.write_text("// two")
+    assert build.thunderkittens_version(tmp_path).startswith(f"{commit}-")
+
+
+@pytest.mark.parametrize("variable", ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"])
+def test_flags_that_nvcc_reads_itself_make_a_new_build(machine, monkeypatch, variable):
+    first = build.build(NAME).library
+    monkeypatch.setenv(variable, "-lineinfo")
+    assert build.build(NAME).library != first
+
+
+def test_another_host_or_tvm_ffi_makes_a_new_build(machine, monkeypatch):
+    builds = {build.build(NAME).library}
+    monkeypatch.setattr(cache.platform, "machine", lambda: "aarch64")
+    builds.add(build.build(NAME).library)
+    monkeypatch.setattr(cache, "_tvm_ffi_version", lambda: "9.9")
+    builds.add(build.build(NAME).library)
+    assert len(builds) == 3
+
+
+def test_who_builds_at_once_builds_once(machine):
+    """Each would remove what the other has just put in place."""
+    machine.nvcc(body="sleep 0.5")
+    with ThreadPoolExecutor(4) as pool:
+        built = list(pool.map(build.build, [NAME] * 4))
+    assert machine.times_compiled() == 1
+    assert sorted(each.compiled for each in built) == [False, False, False, True]
+    assert {each.library for each in built} == {built[0].library}
 
 
 def damage_note(folder, **changes):
@@ -291,6 +335,17 @@ def half_a_clone(folder):
     (folder / "include").mkdir()
     (folder / "include" / "kittens.cuh").write_text("")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_fetch_that_fails_keeps_the_clone_that_was_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("TTT_BENCH_CACHE", str(tmp_path))
+    header = thunderkittens._clone_path() / "include" / "kittens.cuh"
+    header.parent.mkdir(parents=True)
+    header.write_text("// of another commit")
+    monkeypatch.setattr(shutil, "which", lambda tool: None)
+    with pytest.raises(build.BuildError, match="git is not installed"):
+        build.fetch_thunderkittens()
+    assert header.is_file()
 
 
 def test_failed_fetch_is_one_sentence(tmp_path, monkeypatch):

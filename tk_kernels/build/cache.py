@@ -1,18 +1,22 @@
 """Keep compiled kernels by what they were made of, and find them again.
 
-A build's ingredients are its sources, flags, architecture, compiler and ThunderKittens commit. Those that a machine
-does not have are not compared, so a cache folder carried to a GPU machine without nvcc serves there.
+A build's ingredients are its sources, flags, architectures of the GPU and the host, compiler, tvm-ffi and
+ThunderKittens commit. Those that a machine does not have are not compared, so a cache folder carried to a GPU machine
+without nvcc serves there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 import shutil
 import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tk_kernels.build.compiler import (
@@ -26,10 +30,11 @@ from tk_kernels.build.compiler import (
     run_nvcc,
 )
 from tk_kernels.build.errors import BuildError
-from tk_kernels.build.thunderkittens import cache_directory, find_thunderkittens, thunderkittens_version
+from tk_kernels.build.thunderkittens import alone, cache_directory, find_thunderkittens, thunderkittens_version
 
 LIBRARY, LOG, NOTE = "kernel.so", "compiler.log", "build.json"  # the files of a build
 SOURCE_ROOT = Path(__file__).resolve().parent.parent
+NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")  # which nvcc itself reads
 SHARED_HEADERS = "forward/*.cuh"  # beside the headers in a kernel's own folder
 
 
@@ -75,11 +80,21 @@ def ingredients(name: str, flags: tuple[str, ...] = ()) -> dict[str, str | None]
     return {
         "name": name,
         "sources": source_digest(name),
-        "flags": " ".join((*FLAGS, *flags)),
+        "flags": " ".join((*FLAGS, *flags, *filter(None, map(os.environ.get, NVCC_VARIABLES)))),
+        "host": platform.machine(),
+        "tvm_ffi": _tvm_ffi_version(),
         "architecture": ARCHITECTURE,
         "compiler": compiler_version(find_nvcc()),
         "thunderkittens": thunderkittens_version(find_thunderkittens()),
     }
+
+
+def _tvm_ffi_version() -> str | None:
+    """Its headers are compiled in, and its library is linked."""
+    try:
+        return version("apache-tvm-ffi")
+    except PackageNotFoundError:
+        return None
 
 
 def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
@@ -91,11 +106,19 @@ def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
 
 
 def compile_into_cache(wanted: Mapping[str, str | None], flags: tuple[str, ...]) -> Built:
-    """Compile what is wanted into a folder of its own, which gets its final name when it is whole."""
+    """Compile what is wanted into a folder of its own, which gets its final name when it is whole.
+
+    Another process that wants the same meanwhile waits, and takes what this one has built.
+    """
     name = str(wanted["name"])
+    _builds().mkdir(parents=True, exist_ok=True)
+    with alone(_builds() / f".{name.replace('/', '.')}.lock"):
+        return find_cached(wanted) or _compiled(name, wanted, flags)
+
+
+def _compiled(name: str, wanted: Mapping[str, str | None], flags: tuple[str, ...]) -> Built:
     key = hashlib.sha256(json.dumps(dict(wanted), sort_keys=True).encode()).hexdigest()[:16]
     folder = _builds() / f"{name.replace('/', '.')}-{key}"
-    _builds().mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=_builds(), prefix=".building-"))
     try:
         status, log = run_nvcc(source_path(name), SOURCE_ROOT, scratch / LIBRARY, flags)

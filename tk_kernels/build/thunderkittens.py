@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -38,12 +39,11 @@ def fetch_thunderkittens() -> Path:
     target = _clone_path()
     with os_errors(f"ThunderKittens cannot be kept in {cache_directory()} ({ANOTHER_CACHE})"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(target.parent):
+        with alone(target.parent / ".fetch.lock"):
             for killed in target.parent.glob(f"{_ASIDE}*"):
                 shutil.rmtree(killed, ignore_errors=True)
             if thunderkittens_version(target) == THUNDERKITTENS_COMMIT:
                 return target
-            shutil.rmtree(target, ignore_errors=True)
             aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=_ASIDE))
             try:
                 for arguments in (
@@ -53,6 +53,7 @@ def fetch_thunderkittens() -> Path:
                 ):
                     _git(arguments, aside)
                 aside.chmod(0o755)  # mkdtemp makes a private folder, and a cache may be shared
+                shutil.rmtree(target, ignore_errors=True)
                 aside.rename(target)
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
@@ -60,25 +61,39 @@ def fetch_thunderkittens() -> Path:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time; a file system without locks goes without."""
-    with open(folder / ".fetch.lock", "w") as lock:
+def alone(path: Path) -> Iterator[None]:
+    """One process at a time inside, by a lock at `path`; a file system without locks goes without."""
+    with open(path, "w") as lock:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def thunderkittens_version(root: Path | None) -> str | None:
-    """The commit of a checkout, from a file COMMIT beside `include` or from git; `unknown` where neither has it."""
+    """The commit of a checkout, from a file COMMIT beside `include` or from git.
+
+    Where git says that `include` has changed since, or nobody knows the commit, it ends in a digest of `include`.
+    """
     if root is None or not root.is_dir():
         return None
     note = root / "COMMIT"
-    if note.is_file():
-        return (note.read_text().split() or ["unknown"])[0]
+    if note.is_file() and note.read_text().split():
+        return note.read_text().split()[0]
+    commit = _asked_of_git(root, "rev-parse", "HEAD")
+    if commit and not _asked_of_git(root, "status", "--porcelain", "--", "include"):
+        return commit
+    digest = hashlib.sha256()
+    for file in sorted(path for path in (root / "include").rglob("*") if path.is_file()):
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return f"{commit or 'unknown'}-{digest.hexdigest()[:12]}"
+
+
+def _asked_of_git(root: Path, *arguments: str) -> str:
+    """What git says of a checkout; "" where there is no git, or it is none."""
     if shutil.which("git") is None:
-        return "unknown"
-    answer = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or "unknown"
+        return ""
+    answer = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+    return answer.stdout.strip() if answer.returncode == 0 else ""
 
 
 def _clone_path() -> Path:
