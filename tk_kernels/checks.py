@@ -18,6 +18,13 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}: expected {shape}")
 
 
+def check_parameter(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless the tensor has this shape and is contiguous, as kernels read it as it lies in memory."""
+    check_shape(name, tensor, shape)
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} has strides {tensor.stride()}: must be contiguous")
+
+
 def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
     """Check tokens, all of one shape and dtype in this layout ("[B, T, H, D]" or "[B, H, D]"), and lr (no D)."""
     first, *others = tokens

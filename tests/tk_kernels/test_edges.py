@@ -184,6 +184,29 @@ def test_wrong_layouts_are_named() -> None:
         norm_gate(h, h[:, :2], normal(16), normal(16), EPS)
     with pytest.raises(ValueError, match=r"weight has shape \(8,\)"):
         rms_norm(h, normal(8), EPS)
+    with pytest.raises(ValueError, match=r"weight has strides \(2,\)"):
+        rms_norm(h, normal(32)[::2], EPS)
+    with pytest.raises(ValueError, match=r"bias has strides \(2,\)"):
+        norm_gate(h, h, normal(16), normal(32)[::2], EPS)
+    with pytest.raises(ValueError, match=r"next_norm has shape \(8,\)"):
+        residual_convolution(h, cache, *weights[:3], normal(8), EPS)
+    with pytest.raises(ValueError, match="x has 7 columns: must be even"):
+        swiglu(normal(2, 7))
+    conv, angles = (normal(20, 1, 4), normal(20)), (normal(4, 3), normal(4, 3))
+    heads = (torch.zeros(2, dtype=torch.int32), normal(2, 4, 3), normal(3), 1.0)
+    with pytest.raises(ValueError, match="x has 20 columns: 3 heads of rope's 6 are 18"):
+        query_key(normal(2, 4, 20), normal(2, 3, 20), conv, conv, angles, *heads)
+
+
+def test_no_token_changes_no_cache() -> None:
+    cache, weights = normal(2, 3, 16), (normal(16), normal(16, 1, 4), normal(16), normal(16))
+    before = cache.clone()
+    assert [x.shape for x in residual_convolution(normal(2, 0, 16), cache, *weights, EPS)] == [(2, 0, 16)] * 2
+    conv, angles = weights[1:3], (normal(4, 4), normal(4, 4))
+    heads = (torch.zeros(2, dtype=torch.int32), normal(2, 0, 2), normal(2), 1.0)
+    q, k, lr = query_key(normal(2, 0, 16), cache, conv, conv, angles, *heads)
+    assert (q.shape, k.shape, lr.shape) == ((2, 0, 2, 8), (2, 0, 2, 8), (2, 0, 2))
+    assert torch.equal(cache, before)
 
 
 @pytest.mark.gpu

@@ -221,6 +221,19 @@ def test_the_kernel_gets_the_states_own_tensors_to_write(monkeypatch, layer, mod
         assert torch.equal(getattr(state, name), getattr(before, name) + 1)
 
 
+@pytest.mark.parametrize("cut", [lambda x: x[:, :0], lambda x: x[:0]], ids=["no token", "no sequence"])
+@pytest.mark.parametrize("layer", ["linear", "mlp"])
+def test_of_nothing_the_state_is_a_copy_and_the_kernel_is_not_called(monkeypatch, layer, cut):
+    operator, tokens, outer, state = operator_arguments(layer)
+    monkeypatch.setattr(operator, "_forward", None)
+    tokens = [cut(x) for x in tokens]
+    state = type(state)(*(x[: len(tokens[0])] for x in state))
+    out, after = operator.forward(*tokens, *outer, state, start=0)
+    assert out.shape == tokens[0].shape
+    assert all(map(torch.equal, after, state))
+    assert not {x.data_ptr() for x in after} & {x.data_ptr() for x in state if x.numel()}
+
+
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
 def test_a_state_that_cannot_be_written_in_place_is_named(layer):
     operator, tokens, outer, state = operator_arguments(layer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 import torch
 from generate_cases import (
@@ -129,6 +131,30 @@ def test_planes_are_the_exact_float32() -> None:
     small = x[(x.abs() < 1e38) & (x.abs() > 1e-37)]
     assert torch.all((common.split_planes(small)[0].double() - small.double()).abs() <= small.double().abs() * 2**-8)
     assert relative_error(common.split_planes(torch.tensor([1 + 2**-8 + 2**-20]))[0], torch.tensor([1 + 2**-7])) == 0
+
+
+def test_every_nan_stays_one_in_the_plane_that_tokens_read() -> None:
+    """A GPU's own is 0x7FFFFFFF, whose rounding would carry into the sign."""
+    bits = torch.tensor([0x7FFFFFFF, 0x7FFF8000, 0x7FC00000, -1, 0x7F800001]).to(torch.int32)
+    high, low = common.split_planes(bits.view(torch.float32))
+    assert high.isnan().all()
+    assert common.join_planes(high, low).isnan().all()
+
+
+@interpreted
+@pytest.mark.parametrize("operator", MODULES)
+def test_parameters_that_the_kernels_would_read_wrongly_are_named(operator: str) -> None:
+    module = import_module(f"tk_kernels.ttt_{operator}.generate")
+    (scale, weight, bias), token = outer_parameters(2, 16, 4), random_token(3, 2, 16, torch.float32, 1)
+    state = module.GenerateState.from_state(random_state(operator, [0, 1, 3], 2, 16, 4), "dual", "float32")
+    for wrong, words in (
+        ((scale[:3], weight, bias), r"token_scale has shape \(3,\): expected \(4,\)"),
+        ((scale.repeat_interleave(2)[::2], weight, bias), r"token_scale has strides \(2,\)"),
+        ((scale, weight.T.contiguous().T, bias), r"ln_weight has strides \(1, 2\)"),
+        ((scale, weight, bias[:1].expand(2, 16)), r"ln_bias has strides \(0, 1\)"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            module.generate_step(*token, *wrong, state)
 
 
 @pytest.mark.parametrize("operator", MODULES)

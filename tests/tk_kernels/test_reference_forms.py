@@ -295,3 +295,13 @@ def test_gpu_error_and_graph(operator: str) -> None:
         [x.copy_(y) for x, y in zip(token, args.tokens(t), strict=True)]
         graph.replay()
         assert relative_error(step, exact[:, t]) < OUTPUT_ERROR[torch.bfloat16]
+
+
+@each_operator
+def test_autocast_rounds_nothing(operator: str) -> None:
+    module, args = OPERATORS[operator], case(operator, 35, dtype=torch.float32)
+    expected, state = module.forward(*args)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, found = module.forward(*args)
+    assert torch.equal(out, expected)
+    assert all(map(torch.equal, found, state))

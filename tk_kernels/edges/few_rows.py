@@ -26,6 +26,7 @@ from tk_kernels.generate.common import (
     gelu,
     jit,
     let_next_begin,
+    on_its_device,
     tl,
     triton,
     wait_for_previous,
@@ -79,7 +80,8 @@ def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
     """The same but for the GPU."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
-    return few and x.dtype == weights.dtype and x.element_size() == 2 and weights.is_contiguous()
+    laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous()
+    return few and laid_out and x.dtype == weights.dtype and x.element_size() == 2
 
 
 @cache
@@ -89,6 +91,7 @@ def shared_bytes(device: torch.device) -> int:
     return triton.runtime.driver.active.utils.get_device_properties(number)["max_shared_mem"]
 
 
+@on_its_device
 def few_rows_product(
     x: Tensor,
     weights: Tensor,

@@ -7,12 +7,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tk_kernels.checks import check_shape
-from tk_kernels.generate.common import dependent_launch, gelu, jit, let_next_begin, tl, triton, wait_for_previous
+from tk_kernels.checks import check_parameter, check_shape
+from tk_kernels.generate.common import (
+    dependent_launch,
+    gelu,
+    jit,
+    let_next_begin,
+    on_its_device,
+    tl,
+    triton,
+    wait_for_previous,
+)
 
 COLUMNS = 2048  # of a SwiGLU row that one program computes
 
 
+@on_its_device
 def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
     """LayerNorm(z) * gelu_tanh(gate) (ttt_layer.md, "Inside TTT", step 6): z, gate [..., C] -> [..., C] in z's dtype.
 
@@ -21,6 +31,8 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
     """
     C = z.shape[-1]
     check_shape("gate", gate, tuple(z.shape))
+    check_parameter("weight", weight, (C,))
+    check_parameter("bias", bias, (C,))
     z, rows = z.contiguous(), _rows(gate)
     out = torch.empty_like(z)
     _norm_gate[(rows.shape[0],)](
@@ -30,6 +42,7 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
     return out
 
 
+@on_its_device
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
     """x / rms(x) * weight over the last dimension: x [..., C], weight [C] -> [..., C] in x's dtype.
 
@@ -37,7 +50,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Ten
     shape or stride.
     """
     C = x.shape[-1]
-    check_shape("weight", weight, (C,))
+    check_parameter("weight", weight, (C,))
     rows = _rows(x)
     out = torch.empty(x.shape, device=x.device, dtype=x.dtype)
     _rms_norm[(rows.shape[0],)](
@@ -46,8 +59,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Ten
     return out
 
 
+@on_its_device
 def swiglu(x: Tensor) -> Tensor:
-    """silu(a) * b of x = [a, b] [..., 2 F] -> [..., F] in x's dtype; float32 inside, rounded once."""
+    """silu(a) * b of x = [a, b] [..., 2 F] -> [..., F] in x's dtype; float32 inside, rounded once.
+
+    Raises ValueError on an odd number of columns or a wrong stride.
+    """
+    if x.shape[-1] % 2:
+        raise ValueError(f"x has {x.shape[-1]} columns: must be even")
     rows, F = _rows(x), x.shape[-1] // 2
     out = torch.empty(*x.shape[:-1], F, device=x.device, dtype=x.dtype)
     block = min(COLUMNS, triton.next_power_of_2(F))

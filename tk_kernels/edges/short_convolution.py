@@ -11,15 +11,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tk_kernels.checks import check_shape
+from tk_kernels.checks import check_parameter, check_shape
 from tk_kernels.edges.norms_and_gates import rms_normed
-from tk_kernels.generate.common import dependent_launch, jit, let_next_begin, tl, triton, wait_for_previous
+from tk_kernels.generate.common import (
+    dependent_launch,
+    jit,
+    let_next_begin,
+    on_its_device,
+    tl,
+    triton,
+    wait_for_previous,
+)
 
 TAPS = 4
 CHUNK = 16  # tokens that a program computes one after the other; it reads the three inputs before them too
 BLOCK = 128  # channels of one program of query_key: one warp, four a thread
 
 
+@on_its_device
 def residual_convolution(
     h: Tensor,
     cache: Tensor,
@@ -42,7 +51,11 @@ def residual_convolution(
     _check_contiguous(h=h, cache=cache)
     check_shape("cache", cache, (B, TAPS - 1, C))
     check_shape("weight", weight, (C, 1, TAPS))
+    for name, x in (("norm", norm), ("next_norm", next_norm), ("bias", bias)):
+        check_parameter(name, x, (C,))
     added, normed = torch.empty_like(h), torch.empty_like(h)
+    if not h.numel():
+        return added, normed
     after = _cache_after(cache, T)
     chunk = min(CHUNK, triton.next_power_of_2(T))
     _residual_convolution[(B * triton.cdiv(T, chunk),)](
@@ -53,6 +66,7 @@ def residual_convolution(
     return added, normed
 
 
+@on_its_device
 def query_key(
     x: Tensor,
     cache: Tensor,
@@ -79,13 +93,19 @@ def query_key(
     _check_contiguous(cache=cache)
     _check_rows(x=x, lr_logits=lr_logits)
     check_shape("cache", cache, (B, TAPS - 1, C))
-    check_shape("rope", rope[0], (m, C // H // 2))
-    for name, (weight, _) in (("conv_q", conv_q), ("conv_k", conv_k)):
+    if H * 2 * pairs != C:
+        raise ValueError(f"x has {C} columns: {H} heads of rope's {2 * pairs} are {H * 2 * pairs}")
+    for name, x_of in (("rope's cos", rope[0]), ("rope's sin", rope[1])):
+        check_parameter(name, x_of, (m, pairs))
+    for name, (weight, bias) in (("conv_q", conv_q), ("conv_k", conv_k)):
         check_shape(f"{name}'s weight", weight, (C, 1, TAPS))
+        check_parameter(f"{name}'s bias", bias, (C,))
     if conv_k[0].stride() != conv_q[0].stride():
         raise ValueError(f"conv_k's weight has strides {conv_k[0].stride()}: conv_q's has {conv_q[0].stride()}")
     q, k = (torch.empty(B, T, H, 2 * pairs, device=x.device, dtype=x.dtype) for _ in range(2))
     lr = torch.empty(B, T, H, device=x.device, dtype=torch.float32)
+    if not x.numel():
+        return q, k, lr
     after = _cache_after(cache, T)
     chunk, block = min(CHUNK, triton.next_power_of_2(T)), min(BLOCK, triton.next_power_of_2(C))
     _query_key[(B * triton.cdiv(T, chunk) * triton.cdiv(C, block),)](
@@ -117,7 +137,8 @@ def _check_contiguous(**tensors: Tensor) -> None:
 def _check_rows(**tensors: Tensor) -> None:
     """[B, T, N] must be some or all columns of one contiguous tensor, so that rows have one stride."""
     for name, x in tensors.items():
-        if (x.shape[0] > 1 and x.stride(0) != x.shape[1] * x.stride(1)) or x.stride(2) != 1:
+        in_rows = x.shape[0] <= 1 or x.stride(0) == x.shape[1] * x.stride(1)
+        if x.numel() and not (in_rows and x.stride(2) == 1):
             raise ValueError(f"{name} has strides {x.stride()}: must be columns of one contiguous tensor")
 
 

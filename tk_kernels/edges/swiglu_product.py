@@ -48,6 +48,7 @@ def fits(rows: Tensor, weights: Tensor) -> bool:
         and inputs % MULTIPLE == 0
         and rows.is_contiguous()
         and weights.is_contiguous()
+        and not (rows.data_ptr() | weights.data_ptr()) % 16  # as TMA reads them
         and not available()
     )
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tk_kernels.checks import check_choice, check_outer, check_shape, check_state
 from tk_kernels.reference.layer import rope as rotate
+from tk_kernels.reference.token_rows import clone
 
 HEAD_DIM = 64
 State = TypeVar("State", bound=tuple)
@@ -87,8 +88,8 @@ def forward_from(
     """
     count = tokens[0].shape[1]
     begun = min(-start % len(outer[0]), count)
-    if not count:
-        return torch.empty_like(tokens[0]), state
+    if not tokens[0].numel():
+        return torch.empty_like(tokens[0]), clone(state)
     if not begun:
         return aligned(tokens, outer, state, rope)
     first, rest = (_cut(tokens, cut) for cut in (slice(begun), slice(begun, None)))

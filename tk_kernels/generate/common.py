@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
 from tk_kernels import FORMS
 from tk_kernels.build import NO_GPU
+from tk_kernels.checks import check_parameter
 
 try:
     import triton
@@ -19,6 +20,7 @@ try:
 except ImportError:  # available() gives the reason; the rest of the package works without Triton
     triton = tl = None
 
+Launch = TypeVar("Launch", bound=Callable[..., Any])
 SM90 = "sm_90"  # section of `tuning.toml` for the kernels in Gluon (generate_sm90.py)
 
 
@@ -43,6 +45,17 @@ def jit(function: Callable[..., Any]) -> Any:
     return triton.jit(function) if triton else function
 
 
+def on_its_device(launch: Launch) -> Launch:
+    """A function whose first argument is a tensor, with that tensor's GPU as the current one: there Triton launches."""
+
+    @wraps(launch)
+    def launched(*arguments: Any, **named: Any) -> Any:
+        with torch.cuda.device_of(arguments[0] if arguments else next(iter(named.values()))):
+            return launch(*arguments, **named)
+
+    return cast(Launch, launched)
+
+
 def available() -> str:
     """Why the generate kernels cannot run here, in one sentence; empty when they can."""
     if triton is None:
@@ -57,9 +70,11 @@ def available() -> str:
 def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 -> (bfloat16 nearest to it, int16 remainder of its bits); `join_planes` gives every bit back.
 
-    Ties go away from zero, so that the remainder always fits 16 signed bits.
+    Ties go away from zero, so that the remainder always fits 16 signed bits. Of a NaN, whichever it is, the high plane
+    is one, too: a GPU's own, 0x7FFFFFFF, would round up to -0.
     """
-    bits = x.float().contiguous().view(torch.int32)
+    x = x.float().contiguous()
+    bits = x.view(torch.int32).masked_fill(x.isnan(), 0x7FC00000)
     high = (bits + 0x8000 >> 16).to(torch.int16).view(torch.bfloat16)
     return high, (bits & 0xFFFF).to(torch.int16)
 
@@ -102,12 +117,6 @@ def float_copy(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float32, copy=True).contiguous()
 
 
-def valid_rows(position: torch.Tensor, *rows: torch.Tensor) -> list[torch.Tensor]:
-    """Rows [B, H, m, width] with those at or beyond position [B] set to 0."""
-    valid = torch.arange(rows[0].shape[2], device=position.device) < position[:, None]
-    return [torch.where(valid[:, None, :, None], x, 0) for x in rows]
-
-
 def restore(weights: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
     """What `store` wrote, as a new float32 master weight."""
     return weights.to(torch.float32, copy=True) if low is None else join_planes(weights, low)
@@ -132,6 +141,23 @@ def check_token(name: str, x: torch.Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name}: shape {tuple(x.shape)}, must be {shape}")
     if x[:1].numel() and not x[0].is_contiguous():
         raise ValueError(f"{name}: strides {x.stride()}, must be contiguous after the first dimension")
+
+
+def check_layer(
+    token_scale: torch.Tensor,
+    ln_weight: torch.Tensor,
+    ln_bias: torch.Tensor,
+    rope: torch.Tensor | None,
+    heads: int,
+    head_dim: int,
+    mini_batch: int,
+) -> None:
+    """Raise ValueError unless these are the parameters of a layer whose state has these sizes."""
+    check_parameter("token_scale", token_scale, (mini_batch,))
+    check_parameter("ln_weight", ln_weight, (heads, head_dim))
+    check_parameter("ln_bias", ln_bias, (heads, head_dim))
+    if rope is not None:
+        check_parameter("rope", rope, (mini_batch, 2, head_dim))
 
 
 def dot_type(rows: torch.Tensor) -> Any:

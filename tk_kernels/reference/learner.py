@@ -5,7 +5,8 @@ checks the arguments, cuts sequences at mini-batch boundaries and leaves the cal
 """
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from functools import wraps
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +30,19 @@ SEQUENCES, TOKENS = "[B, T, H, D]", "[B, H, D]"  # layouts of forward and of gen
 State = TypeVar("State", bound=tuple)  # weights at the mini-batch's start and the rows of its tokens so far
 PrimalState = TypeVar("PrimalState", bound=tuple)  # the same with gradient sums in place of rows
 Trace = TypeVar("Trace", bound=tuple)  # what the outputs of whole mini-batches need
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _in_its_dtypes(method: Method) -> Method:
+    """A method whose first argument is a tensor, without autocast, which would round what is to be exact."""
+
+    @wraps(method)
+    def called(self: Any, *arguments: Any, **named: Any) -> Any:
+        x = arguments[0] if arguments else next(iter(named.values()))
+        with torch.autocast(x.device.type, enabled=False):
+            return method(self, *arguments, **named)
+
+    return cast(Method, called)
 
 
 class Learner(Generic[State, PrimalState, Trace]):
@@ -71,6 +85,7 @@ class Learner(Generic[State, PrimalState, Trace]):
         """Outputs of one token per sequence, from gradient sums, at any positions."""
         raise NotImplementedError
 
+    @_in_its_dtypes
     @torch.no_grad()
     def forward(
         self,
@@ -111,6 +126,7 @@ class Learner(Generic[State, PrimalState, Trace]):
                 out[:, cut] = self.advance_(q_piece, k_piece, v_piece, lr_piece, outer, state, form, first)
         return out, state
 
+    @_in_its_dtypes
     @torch.no_grad()
     def generate_step(
         self,
@@ -137,6 +153,7 @@ class Learner(Generic[State, PrimalState, Trace]):
         out = advance(q[:, None], k[:, None], v[:, None], lr[:, None], outer, state)
         return out[:, 0], state
 
+    @_in_its_dtypes
     @torch.no_grad()
     def states(
         self,
@@ -158,6 +175,7 @@ class Learner(Generic[State, PrimalState, Trace]):
         state = clone(state)
         return self.train_(k, v, lr, outer, state), state
 
+    @_in_its_dtypes
     @torch.no_grad()
     def outputs(
         self,

@@ -21,6 +21,7 @@ from tk_kernels.generate.common import (
     available,
     by_sequences,
     check_form,
+    check_layer,
     check_token,
     dependent_launch,
     dot_type,
@@ -33,6 +34,7 @@ from tk_kernels.generate.common import (
     load_token,
     load_weights,
     normalise,
+    on_its_device,
     restore,
     rotate,
     runs_sm90,
@@ -41,9 +43,9 @@ from tk_kernels.generate.common import (
     tl,
     to_float32_again,
     triton,
-    valid_rows,
 )
 from tk_kernels.generate.tuning import Tuning, tuning
+from tk_kernels.reference.token_rows import rows_before
 from tk_kernels.ttt_linear.reference import LinearPrimalState, LinearState
 
 __all__ = ["GenerateState", "available", "generate_step"]
@@ -77,7 +79,7 @@ class GenerateState:
         row_type = PRECISIONS[precision].rows
         gather = _running_sums if form == "primal" else lambda *rows: tuple(x.to(row_type, copy=True) for x in rows)
         kept = (state.position, state.k_rows, state.g_rows)
-        gathered = by_sequences(lambda *some: gather(*valid_rows(*some)), *kept)
+        gathered = by_sequences(lambda position, *some: gather(*(rows_before(x, position) for x in some)), *kept)
         return cls(form, precision, state.k_rows.shape[2], weights, low, float_copy(state.b), position, gathered)
 
     def to_state(self) -> LinearState | LinearPrimalState:
@@ -100,6 +102,7 @@ def _running_sums(k: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (k.double().mT @ g.double()).float(), g.double().sum(2).float()
 
 
+@on_its_device
 def generate_step(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -130,9 +133,10 @@ def generate_step(
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
         check_token(name, x, (B, H, D))
     check_token("lr", lr, (B, H))
+    s = gstate
+    check_layer(token_scale, ln_weight, ln_bias, rope, H, D, s.mini_batch)
     if not B * H:
         return out
-    s = gstate
     launch = launch or default_launch(s)
     if launch.sm90:
         from tk_kernels.ttt_linear.generate_sm90 import dual  # imported here, as few machines have Gluon

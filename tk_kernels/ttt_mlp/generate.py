@@ -21,6 +21,7 @@ from tk_kernels.generate.common import (
     available,
     by_sequences,
     check_form,
+    check_layer,
     check_token,
     columns,
     dependent_launch,
@@ -36,6 +37,7 @@ from tk_kernels.generate.common import (
     load_token,
     load_weights,
     normalise,
+    on_its_device,
     restore,
     rotate,
     runs_sm90,
@@ -44,9 +46,9 @@ from tk_kernels.generate.common import (
     tl,
     to_float32_again,
     triton,
-    valid_rows,
 )
 from tk_kernels.generate.tuning import Tuning, tuning
+from tk_kernels.reference.token_rows import rows_before
 from tk_kernels.ttt_mlp.reference import MLPPrimalState, MLPState
 
 __all__ = ["GenerateState", "available", "generate_step"]
@@ -85,7 +87,9 @@ class GenerateState:
         b1, b2 = float_copy(state.b1), float_copy(state.b2)
         row_type = PRECISIONS[precision].rows
         gather = _running_sums if form == "primal" else lambda *rows: tuple(x.to(row_type, copy=True) for x in rows)
-        gathered = by_sequences(lambda *kept: gather(*valid_rows(*kept)), state.position, *_rows_of(state))
+        gathered = by_sequences(
+            lambda position, *kept: gather(*(rows_before(x, position) for x in kept)), state.position, *_rows_of(state)
+        )
         m = state.k_rows.shape[2]
         return cls(form, precision, m, weights1, low1, b1, weights2, low2, b2, position, gathered)
 
@@ -117,6 +121,7 @@ def _running_sums(*rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (g1.mT @ k).float(), g1.sum(2).float(), (x2.mT @ g2).float(), g2.sum(2).float()
 
 
+@on_its_device
 def generate_step(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -147,9 +152,10 @@ def generate_step(
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
         check_token(name, x, (B, H, D))
     check_token("lr", lr, (B, H))
+    s = gstate
+    check_layer(token_scale, ln_weight, ln_bias, rope, H, D, s.mini_batch)
     if not B * H:
         return out
-    s = gstate
     launch = launch or default_launch(s)
     if launch.sm90:
         from tk_kernels.ttt_mlp.generate_sm90 import dual  # imported here, as few machines have Gluon
