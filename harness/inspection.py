@@ -74,6 +74,8 @@ class Inspector:
         if self._ran:
             self._look()
         self._renew()
+        if self._workload.device == "cuda":
+            _wait_for_gpu()  # whose time to renew them counts, too
         self._ran = True
         self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
 
@@ -183,10 +185,8 @@ class Inspector:
         """Device work that the clock did not wait for."""
         if self._workload.device != "cuda":
             return []
-        import torch
-
         start = time.monotonic()
-        torch.cuda.synchronize()
+        _wait_for_gpu()
         late = time.monotonic() - start
         return [Check.at_most("seconds_of_work_after_the_call", late, _LATE_S)] if late > _LATE_S else []
 
@@ -211,6 +211,12 @@ class Inspector:
             again_ms = min(again_ms, self._call(clock).worked_ms)  # side by side, as others may disturb both
         if again_ms < _SHORT * took.worked_ms:
             yield Check.at_most("time_on_new_inputs_over_samples", took.worked_ms / max(again_ms, 1e-9), 1 / _SHORT)
+
+
+def _wait_for_gpu() -> None:
+    import torch
+
+    torch.cuda.synchronize()
 
 
 @dataclass(frozen=True)

@@ -156,8 +156,7 @@ class CaseRun:
             found.metrics, found.settings, found.tokens = workload.metrics, workload.settings, workload.tokens
             if self._passes_gate(workload):
                 self._work(workload)
-            # Before `close`: clocks and throttle reasons are those of the work, not of a GPU at rest.
-            found.after = snapshot(workload.device)
+            found.after = found.after or snapshot(workload.device)  # before `close`
         finally:
             self._close(workload)
 
@@ -213,6 +212,8 @@ class CaseRun:
         peak.start()
         energy = EnergyMeter(gpu if self.case.l2 == "warm" else None)
         timing = self._timed(workload, clock, gpu, energy, inspector)
+        # At once: clocks and throttle reasons are those of the work, not of a GPU at rest or at its check.
+        self.found.after = snapshot(workload.device)
         bytes_held = peak.peak_bytes()
         self.found.peak_memory_bytes = None if bytes_held is None else bytes_held - clock.own_bytes
         self.found.timing = timing

@@ -12,6 +12,7 @@ from harness.interval import median_interval
 _WINDOW = 5  # samples whose median is compared with that of the five before them
 BATCHES = 3  # of an engine, from which on its samples tell how well their median is known
 READS = 10  # times the budget may an engine take in all, what it does not time included
+LONGEST_WAIT_S = 60.0  # for what disturbs samples to pass: a case has a limit of time
 _WINDOW_S = 0.5  # that a window needs to last: of longer work it has fewer samples, down to one
 
 
@@ -20,17 +21,18 @@ class Policy:
     """When to stop warming up and when to stop sampling.
 
     Sampling ends once the `confidence` interval of the median lies within `interval` of it (from `interval_samples`
-    on), at `max_samples`, or when `budget_s` is spent; never before `min_samples`. Where the budget ends and that
-    interval is not even within `doubtful` of the median, something disturbs the samples: they are taken until it is,
-    for at most `patience` times the budget. Warm-up lasts `warmup_s`, or for as
-    long as the clock's device needs (`wakes_s`; `settles_s` where it is throttled meanwhile) but for no more than
-    `settle_max_s` of that, then until two successive windows of samples agree within `steady`; a single run that takes
-    all of that time is enough. It is over after `warmup_max_s` whatever is missing. Raises ValueError where a value
-    cannot be.
+    and, as clocks swing, from `interval_s` or the budget on), at `max_samples`, or when `budget_s` is spent; never
+    before `min_samples`. Where the budget ends and that interval is not even within `doubtful` of the median, something
+    disturbs the samples: they are taken until it is, for at most `patience` times the budget, or `LONGEST_WAIT_S` more.
+    Warm-up lasts `warmup_s`, or for as long as the clock's device needs (`wakes_s`; `settles_s` where it is throttled
+    meanwhile) but for no more than `settle_max_s` of that, then until two successive windows of samples agree within
+    `steady`; a single run that takes all of that time is enough. It is over after `warmup_max_s` whatever is missing.
+    Raises ValueError where a value cannot be.
     """
 
     min_samples: int = 1
     interval_samples: int = 20
+    interval_s: float = 0.5
     max_samples: int = 1000
     budget_s: float = 10.0
     interval: float = 0.01
@@ -210,8 +212,9 @@ def take_engine_samples(
     """Samples of a system that times itself, until it or a stopping rule ends them; ValueError if there is none.
 
     All of a batch are kept, as all were measured: its first steps alone are those of a GPU that has just read prompts.
-    How well the median is known is asked of `BATCHES` batches and more, as the steps of one have much in common. The
-    budget is of what was sampled, and in all `READS` times as much: an engine reads prompts before it makes steps.
+    How well the median is known is asked of `BATCHES` batches and more, as the steps of one have much in common; with
+    fewer only `patience` ends sampling. The budget is of what was sampled, and in all `READS` times as much: an engine
+    reads prompts before it makes steps.
     """
     timing = Timing([], [], "")
     start = time.monotonic()
@@ -235,17 +238,18 @@ def stop_reason(samples: list[float], elapsed_s: float, policy: Policy, due: boo
     """
     if len(samples) < policy.min_samples:
         return ""
-    tells = due is not False
     if due is None:
         due = not len(samples) % max(1, len(samples) // 10)
-    if due and len(samples) >= policy.interval_samples and _is_known(samples, policy.interval, policy):
+    enough = len(samples) >= policy.interval_samples and elapsed_s >= min(policy.interval_s, policy.budget_s)
+    if due and enough and _is_known(samples, policy.interval, policy):
         return "interval"
     if len(samples) >= policy.max_samples:
         return "count"
     if elapsed_s < policy.budget_s:
         return ""
-    waited = not tells or elapsed_s >= policy.patience * policy.budget_s
-    return "budget" if waited or (due and _is_known(samples, policy.doubtful, policy)) else ""
+    longest_s = min(policy.patience * policy.budget_s, policy.budget_s + LONGEST_WAIT_S)
+    known = due and _is_known(samples, policy.doubtful, policy)
+    return "budget" if known or elapsed_s >= longest_s else ""
 
 
 def _is_known(samples: list[float], within: float, policy: Policy) -> bool:

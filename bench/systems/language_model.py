@@ -16,7 +16,7 @@ from bench.models.layers import mark_layers
 from bench.plan import LAUNCH_BOUND_TOKENS
 from bench.systems import token_times
 from bench.systems.ceilings import ceilings_of
-from bench.systems.logits import logits_verdict, rounding_of, widening
+from bench.systems.logits import choice_check, logits_verdict, rounding_of, widening
 from harness.case import Case
 from harness.cuda_clock import side_stream
 from harness.gate import Check, Verdict
@@ -255,6 +255,11 @@ class PhaseWork:
         exact = torch.float64 if self.case.dtype == "float32" else torch.float32
         return self.adapter.witness_reference(self.model, exact)
 
+    def chosen(self, expected: torch.Tensor, tokens: torch.Tensor) -> Check:
+        """Whether tokens [rows], which the timed call chose, are those of the reference's largest logits [rows, V]."""
+        dtype, wider = rounding_of(self.case), widening(self.case)
+        return choice_check("timed_token_below_best", expected, tokens, dtype, wider)
+
     def verdict(self, got: torch.Tensor, expected: torch.Tensor) -> Verdict:
         """The verdict on logits [rows, V] that the timed call left."""
         checks = logits_verdict(got, expected, rounding_of(self.case), widening(self.case)).checks
@@ -338,9 +343,16 @@ class Generate(PhaseWork):
         def judge(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
             if calls > 1:
                 return Verdict([], f"{calls} calls make a sample, so the state that they left was not compared")
-            logits, tokens = outputs
-            expected = self.adapter.expected_logits(self.reference(), begun, [before, tokens[:, rows]], self.case)
-            return self.verdict(logits[rows], expected)
+            logits, tokens, reference = outputs[0][rows], outputs[1][:, rows], self.reference()
+
+            def expected(steps: int) -> torch.Tensor:
+                return self.adapter.expected_logits(reference, begun, [before, tokens[:steps]], self.case)
+
+            # The first token that the call chose, and the last: the logits are those after them, whatever they are.
+            own = [
+                self.chosen(expected(step), tokens[step]) for step in sorted({1, len(tokens) - 1} - {0, len(tokens)})
+            ]
+            return Verdict([*self.verdict(logits, expected(len(tokens))).checks, *own])
 
         return judge
 
@@ -419,8 +431,12 @@ class Request(PhaseWork):
         @torch.inference_mode()
         def judge(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
             logits, read = outputs
-            whole = torch.cat([self.ids[rows], read[:, rows].T], dim=1)
-            return self.verdict(logits[rows], last_logits(self.reference(), whole))
+            whole, reference = torch.cat([self.ids[rows], read[:, rows].T], dim=1), self.reference()
+            own = [  # the prompt's token, and the last
+                self.chosen(last_logits(reference, whole[:, :at]), whole[:, at])
+                for at in sorted({self.case.context, tokens - 1})
+            ]
+            return Verdict([*self.verdict(logits[rows], last_logits(reference, whole)).checks, *own])
 
         return judge
 

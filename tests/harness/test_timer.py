@@ -54,8 +54,21 @@ def noisy(spread: float) -> Iterator[float]:
 
 
 def test_stops_when_the_median_is_known() -> None:
-    timing = take_samples(FakeClock(noisy(0.004)), Policy(interval_samples=8))
+    timing = take_samples(FakeClock(noisy(0.004)), Policy(interval_samples=8, interval_s=0.0))
     assert (timing.stop, len(timing.samples_ms)) == ("interval", 8)
+
+
+@pytest.mark.parametrize(("budget_s", "samples"), [(10.0, 500), (0.2, 200)])
+def test_clocks_that_swing_have_half_a_second_to_be_seen(budget_s: float, samples: int) -> None:
+    """Twenty samples of 1 ms lie in one swing and agree; a budget may be shorter."""
+    timing = take_samples(FakeClock(itertools.repeat(1.0)), Policy(budget_s=budget_s))
+    assert (timing.stop, len(timing.samples_ms)) == ("interval", samples)
+
+
+def test_nothing_is_waited_for_as_long_as_a_case_may_take() -> None:
+    clock = FakeClock(itertools.cycle([1000.0, 1500.0]))
+    assert take_samples(clock, Policy(budget_s=100.0)).stop == "budget"
+    assert clock.now() < 165
 
 
 def test_goes_on_while_the_median_is_not_known() -> None:
@@ -91,8 +104,8 @@ def test_the_least_number_of_samples_stands_whatever_the_budget() -> None:
 def test_few_samples_that_agree_are_not_enough() -> None:
     """Six samples of a machine that is about to change agree as well as twenty."""
     policy = Policy(min_samples=6, interval_samples=20)
-    assert stop_reason([1.0] * 19, 0, policy) == ""
-    assert stop_reason([1.0] * 20, 0, policy) == "interval"
+    assert stop_reason([1.0] * 19, 1.0, policy) == ""
+    assert stop_reason([1.0] * 20, 1.0, policy) == "interval"
 
 
 def test_one_sample_at_least_however_long() -> None:
@@ -108,15 +121,15 @@ def test_a_rare_spike_does_not_keep_it_going() -> None:
 
 def test_the_interval_of_the_policy_counts() -> None:
     samples = [10.0, 10.3] * 10
-    assert stop_reason(samples, 0, Policy(interval=0.05)) == "interval"
-    assert stop_reason(samples, 0, Policy(interval=0.01)) == ""
+    assert stop_reason(samples, 1.0, Policy(interval=0.05)) == "interval"
+    assert stop_reason(samples, 1.0, Policy(interval=0.01)) == ""
 
 
 def test_the_confidence_of_the_policy_counts() -> None:
     samples = [*[10.0] * 20, *[9.0, 11.0] * 10]
     random.Random(1).shuffle(samples)
-    assert stop_reason(samples, 0, Policy(confidence=0.5)) == "interval"
-    assert stop_reason(samples, 0, Policy(confidence=0.9999999)) == ""
+    assert stop_reason(samples, 1.0, Policy(confidence=0.5)) == "interval"
+    assert stop_reason(samples, 1.0, Policy(confidence=0.9999999)) == ""
 
 
 def test_warm_up_waits_for_the_drift_to_end() -> None:
@@ -245,7 +258,7 @@ def test_engine_samples() -> None:
 
 def test_the_rules_of_stopping_hold_for_engines_too() -> None:
     """What ended sampling is in the record, so an engine that has no end is ended here."""
-    endless = take_engine_samples(itertools.repeat([1.0]), Policy())
+    endless = take_engine_samples(itertools.repeat([1.0]), Policy(interval_s=0.0))
     assert stop_reason([1.0] * 30, 0.0, Policy(), due=False) == ""
     assert (endless.stop, len(endless.samples_ms)) == ("interval", 20)
     spent = take_engine_samples(([each] for each in itertools.count(1.0)), Policy(budget_s=0, min_samples=3))
@@ -266,11 +279,11 @@ def test_all_samples_of_a_batch_of_an_engine_are_kept() -> None:
 def test_the_steps_of_one_batch_do_not_tell_how_well_their_median_is_known() -> None:
     """Those of a batch of an engine agree, and the next batch is off."""
     batches = itertools.cycle([[1.0] * 32, [1.005] * 32])
-    timing = take_engine_samples(batches, Policy())
+    timing = take_engine_samples(batches, Policy(interval_s=0.0))
     assert (timing.stop, len(timing.samples_ms)) == ("interval", BATCHES * 32)
 
 
-@pytest.mark.parametrize(("batch_s", "batches"), [(0.4, 3), (3.0, 3), (4.0, 3), (6.0, 2), (30.0, 1)])
+@pytest.mark.parametrize(("batch_s", "batches"), [(0.4, 3), (3.0, 3), (4.0, 3), (6.0, 3), (30.0, 2)])
 def test_the_budget_of_an_engine_is_of_what_it_timed(
     batch_s: float, batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,45 @@ class Later:
         return replace(workload, run=run, gate=gate)
 
 
+def worst_steps(model, ids, state, steps):
+    read = []
+    for _ in range(steps):
+        read.append(ids)
+        logits, _ = model.generate_step(ids, state)
+        ids = logits.argmin(-1)
+    return logits, torch.stack(read)
+
+
+def worst_step(work):
+    work._logits, _ = work.model.generate_step(work._next, work._generating)
+    work._next.copy_(work._logits.argmin(-1))
+
+
+def forgotten_prompt(work):
+    work.model.reset_state(work._state)
+    work.model.prefill(work.ids, work._state)
+    work._next.zero_()
+
+
+@pytest.mark.parametrize(("adapter", "system"), [(TTTTorch, "ttt-linear"), (TorchTransformer, "transformer")])
+@pytest.mark.parametrize(
+    ("phase", "owner", "name", "wrong"),
+    [
+        ("generate", language_model, "greedy_steps", worst_steps),
+        ("request", language_model.Request, "_one_step", worst_step),
+        ("request", language_model.Request, "_prefill", forgotten_prompt),
+    ],
+)
+def test_tokens_that_the_model_would_not_choose_are_seen(adapter, system, phase, owner, name, wrong, monkeypatch):
+    """Also where what follows them is right for such tokens."""
+    asked = case(system, phase, **({"steps": 5} if phase == "request" else {}))
+    policy = Policy(min_samples=2, max_samples=2, warmup_s=0, warmup_max_s=0)
+    assert CaseRun(asked, policy).record(adapter()).status == "ok"
+    monkeypatch.setattr(owner, name, wrong)
+    record = CaseRun(asked, policy).record(adapter())
+    assert (record.status, "timed_token_below_best" in record.reason) == ("gate", True)
+
+
 @pytest.mark.parametrize(("adapter", "system", "phase", "options"), MEASURED)
 @pytest.mark.parametrize("spoil", [lambda x: x.mul_(1.01), lambda x: x.zero_(), lambda x: x[..., -1].fill_(torch.nan)],
                          ids=["a hundredth more", "zeros", "a NaN"])  # fmt: skip
