@@ -3,7 +3,7 @@
 Planning imports no system and asks no GPU, so it works on a login node.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf
@@ -73,6 +73,12 @@ def jobs_of(planned: Iterable[Planned]) -> tuple[Job, ...]:
     return tuple(
         Job(*pair, tuple(_engine_order(groups[pair]))) for pair in sorted(groups, key=lambda pair: order.get(pair, inf))
     )
+
+
+def with_keys(jobs: Iterable[Job], keys: Container[str]) -> list[Job]:
+    """The jobs with those of their cases that have one of these keys; jobs that have none are left out."""
+    found = [replace(job, cases=tuple(each for each in job.cases if each.case.key in keys)) for job in jobs]
+    return [job for job in found if job.cases]
 
 
 def suite_entry(suite: Suite, planned: Sequence[Planned]) -> SuiteEntry:

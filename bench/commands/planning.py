@@ -17,7 +17,7 @@ from bench.errors import UserError
 from bench.memory import refuse_beyond_memory, total_memory_bytes
 from bench.models.case_model import Checkpoint, offer, read_checkpoint
 from bench.models.config import CheckpointError
-from bench.plan import Selection, device_of, jobs_of, skip_reason, suite_cases, suite_entry
+from bench.plan import Selection, device_of, jobs_of, skip_reason, suite_cases, suite_entry, with_keys
 from bench.selection import Asked, select
 from harness.catalogue import Catalogue
 from harness.claims import clear
@@ -62,8 +62,7 @@ class Plan:
 
     def asked_of(self, jobs: Iterable[Job]) -> list[Job]:
         """What of a run's jobs is asked for: it may have more cases, of earlier calls."""
-        found = [replace(job, cases=tuple(each for each in job.cases if each.case.key in self.keys)) for job in jobs]
-        return [job for job in found if job.cases]
+        return with_keys(jobs, self.keys)
 
     @property
     def total(self) -> int:
@@ -123,10 +122,12 @@ def keys_asked(asked: Asked, device: str) -> frozenset[str]:
 def _cases_asked(asked: Asked, device: str) -> tuple[Checkpoint | None, Selection, list[tuple[Suite, list[Planned]]]]:
     """The checkpoint and the selection of a request, and its suites, each with its cases on a device."""
     checkpoint = open_checkpoint(asked.checkpoint)
+    suites = _suites(asked, device, checkpoint)
+    by_systems = {each: select(replace(asked, systems=each), device, checkpoint) for each in {*suites.values()}}
     cases = []
-    for name, systems in _suites(asked, device, checkpoint).items():
-        suite, selected = find_suite(name), select(replace(asked, systems=systems), device, checkpoint)
-        cases.append((suite, suite_cases(suite, selected, device)))
+    for name, systems in suites.items():
+        suite = find_suite(name)
+        cases.append((suite, suite_cases(suite, by_systems[systems], device)))
     return checkpoint, select(asked, device, checkpoint), cases
 
 

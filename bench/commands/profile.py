@@ -18,6 +18,7 @@ from bench.commands.planning import (
 from bench.errors import UserError
 from bench.estimate import in_words, longest_first, past_durations
 from bench.models.config import SIZES, cut
+from bench.plan import with_keys
 from bench.selection import Asked
 from harness.attempt import Retry
 from harness.machine_load import warning
@@ -111,8 +112,7 @@ def _run_of(out: Path, work: Plan, resume: bool, arguments: Sequence[str]) -> Ru
 def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
     """What of the jobs the run has; what it did not measure is not profiled into it."""
     known = {planned.case.key for job in run.jobs for planned in job.cases}
-    kept = [replace(job, cases=tuple(each for each in job.cases if each.case.key in known)) for job in jobs]
-    kept = [job for job in kept if job.cases]
+    kept = with_keys(jobs, known)
     if not kept:
         raise UserError(f"{run.folder}: has none of these cases; name another folder to profile them on their own")
     return kept

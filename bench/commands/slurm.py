@@ -10,7 +10,7 @@ from bench.commands.planning import open_checkpoint, open_run, plan, to_continue
 from bench.environments import launches
 from bench.errors import UserError
 from bench.memory import total_memory_bytes
-from bench.plan import device_of, skip_reason
+from bench.plan import device_of, skip_reason, with_keys
 from bench.selection import Asked
 from harness import claims, slurm
 from harness.attempt import Retry
@@ -133,5 +133,4 @@ def _jobs(run: Run, keys: Path | None) -> list[Job]:
         return list(run.jobs)
     with refusing(keys, "read", UserError):
         wanted = set(keys.read_text().split())
-    jobs = [replace(job, cases=tuple(each for each in job.cases if each.case.key in wanted)) for job in run.jobs]
-    return [job for job in jobs if job.cases]
+    return with_keys(run.jobs, wanted)
