@@ -25,8 +25,8 @@ from harness.profile_region import Counters, ProfileError
 from harness.profilers.choice import Tools
 from harness.reason import sentence
 from harness.record import Record, RecordError
-from harness.run import Job, Pair, Planned, Run, RunError
-from harness.runner import signals_raise
+from harness.run import Job, Pair, Planned, Run
+from harness.runner import gpu_gone, signals_raise
 from harness.under_profiler import STOP_S, ToolLost, UnderProfiler
 from harness.worker_slot import WorkerSlot
 
@@ -133,8 +133,7 @@ class Profiler:
                 for number in numbers:
                     at(number, self.place)
             except PlaceLost:
-                gone = f"{self.run.folder}: the GPU is gone; what is finished is kept, resume it (--resume)"
-                raise RunError(gone) from None
+                raise gpu_gone(self.run) from None
 
     def _earlier(self, planned: Planned) -> Profile | None:
         """The profile that an earlier profiling left, unless it cannot be read."""

@@ -73,8 +73,13 @@ def run_jobs(
                 for job in work.jobs:
                     work.run_job(job, [repeat], place)
         except PlaceLost:
-            raise RunError(f"{run.folder}: the GPU is gone; what is finished is kept, resume it (--resume)") from None
+            raise gpu_gone(run) from None
         return work.finished()
+
+
+def gpu_gone(run: Run) -> RunError:
+    """What ends a run, or its profiling, on one GPU that no longer answers."""
+    return RunError(f"{run.folder}: the GPU is gone; what is finished is kept, resume it (--resume)")
 
 
 @contextmanager

@@ -349,9 +349,8 @@ class Generate(PhaseWork):
                 return self.adapter.expected_logits(reference, begun, [before, tokens[:steps]], self.case)
 
             # The first token that the call chose, and the last: the logits are those after them, whatever they are.
-            own = [
-                self.chosen(expected(step), tokens[step]) for step in sorted({1, len(tokens) - 1} - {0, len(tokens)})
-            ]
+            chosen = sorted({1, len(tokens) - 1}) if len(tokens) > 1 else []
+            own = [self.chosen(expected(step), tokens[step]) for step in chosen]
             return Verdict([*self.verdict(logits, expected(len(tokens))).checks, *own])
 
         return judge

@@ -1,6 +1,5 @@
 """Measure and check a language model whose Triton kernels its package tunes at the first call."""
 
-import math
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from bench.systems.triton_tuning import chosen_anew, compile_ahead, keep_choices
 from harness.case import Case
 from harness.gate import Verdict
 
-SPAN = 16  # times as many tokens at once, within which one choice serves
+SPAN_BITS = 4  # one choice serves up to 16 times as many tokens at once
 
 
 class TunedLanguageModel(LanguageModel):
@@ -28,14 +27,14 @@ class TunedLanguageModel(LanguageModel):
     def make_ready(self, work: PhaseWork) -> None:
         """See LanguageModel.make_ready. What ran without its kernels left a state of what memory held."""
         at_once = work.case.batch * (1 if work.case.phase == "generate" else work.case.context)
-        span = (work.case.phase, int(math.log(at_once, SPAN)))
+        span = (work.case.phase, (at_once.bit_length() - 1) // SPAN_BITS)
         if span != self._tuned:
             with chosen_anew():
                 prepare(work.run)
             self._tuned = span
         else:
             compile_ahead(work.run)
-        low, high = SPAN ** span[1], SPAN ** (span[1] + 1) - 1
+        low, high = 1 << SPAN_BITS * span[1], (1 << SPAN_BITS * (span[1] + 1)) - 1
         work.settings |= {"tuned": f"on the first {span[0]} of {low:,} to {high:,} tokens at once"}
         work.restart()
 

@@ -62,9 +62,8 @@ class Settings:
         if self.attention:
             backend, _, version = self.attention.partition("-")
             attention = {"backend": backend} | ({"flash_attn_version": int(version)} if version else {})
-        if (
-            self.graphs == "prompts"
-        ):  # or what has a graph gets room for keys in 32 parts, which prompts have no use for
+        if self.graphs == "prompts":
+            # Or what has a graph gets room for keys in 32 parts, which prompts have no use for.
             attention |= {"flash_attn_max_num_splits_for_cuda_graph": 1}
         return {
             "skip_tokenizer_init": True,

@@ -44,9 +44,7 @@ STEADY_STEPS = 32  # of a generate batch, at the least, in which every sequence 
 STEPS_SEEN = 16  # of those by a profiler
 MANY_SEQUENCES = 4096  # the figures' largest batch: an engine of more than SEQUENCES is made for all of them
 BESIDE_CACHE = 2_500_000_000  # bytes that an engine of 1.3b took beside weights and cache, on an H100 and an H200
-BESIDE_PROMPTS = (
-    2_000_000_000  # for graphs of prompts: a forward, which holds the prompts of two steps, has room to spare
-)
+BESIDE_PROMPTS = 2_000_000_000  # more for graphs of prompts: a forward holds the prompts of two steps alone
 MODEL_LENGTH = 33_024  # the figures' longest prompt, 32,768, and its steps; one engine then serves them all
 
 
