@@ -21,6 +21,11 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 def check_parameter(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     """Raise ValueError unless the tensor has this shape and is contiguous, as kernels read it as it lies in memory."""
     check_shape(name, tensor, shape)
+    check_contiguous(name, tensor)
+
+
+def check_contiguous(name: str, tensor: Tensor) -> None:
+    """Raise ValueError unless the tensor is contiguous."""
     if not tensor.is_contiguous():
         raise ValueError(f"{name} has strides {tensor.stride()}: must be contiguous")
 

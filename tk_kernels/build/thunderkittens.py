@@ -79,8 +79,9 @@ def thunderkittens_version(root: Path | None) -> str | None:
     note = root / "COMMIT"
     if note.is_file() and note.read_text().split():
         return note.read_text().split()[0]
-    commit = _asked_of_git(root, "rev-parse", "HEAD")
-    if commit and not _asked_of_git(root, "status", "--porcelain", "--", "include"):
+    first, *rest = _git_status(root, "include") or [""]
+    commit = first.removeprefix("# branch.oid ")
+    if commit and all(line.startswith("#") for line in rest):
         return commit
     digest = hashlib.sha256()
     for file in sorted(path for path in (root / "include").rglob("*") if path.is_file()):
@@ -88,12 +89,13 @@ def thunderkittens_version(root: Path | None) -> str | None:
     return f"{commit or 'unknown'}-{digest.hexdigest()[:12]}"
 
 
-def _asked_of_git(root: Path, *arguments: str) -> str:
-    """What git says of a checkout; "" where there is no git, or it is none."""
+def _git_status(root: Path, folder: str) -> list[str]:
+    """The commit of a checkout and what has changed of a folder, as git says both at once; [] where it says nothing."""
     if shutil.which("git") is None:
-        return ""
-    answer = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
-    return answer.stdout.strip() if answer.returncode == 0 else ""
+        return []
+    command = ["git", "-C", str(root), "status", "--porcelain=v2", "--branch", "--", folder]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return answer.stdout.splitlines() if answer.returncode == 0 else []
 
 
 def _clone_path() -> Path:

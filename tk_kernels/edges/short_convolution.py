@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tk_kernels.checks import check_parameter, check_shape
+from tk_kernels.checks import check_contiguous, check_parameter, check_shape
 from tk_kernels.edges.norms_and_gates import rms_normed
 from tk_kernels.generate.common import (
     dependent_launch,
@@ -48,8 +48,8 @@ def residual_convolution(
     norms, weight and bias are the parameters. Raises ValueError on a wrong shape or stride.
     """
     B, T, C = h.shape
-    _check_contiguous(h=h, cache=cache)
-    check_shape("cache", cache, (B, TAPS - 1, C))
+    check_contiguous("h", h)
+    check_parameter("cache", cache, (B, TAPS - 1, C))
     check_shape("weight", weight, (C, 1, TAPS))
     for name, x in (("norm", norm), ("next_norm", next_norm), ("bias", bias)):
         check_parameter(name, x, (C,))
@@ -90,9 +90,8 @@ def query_key(
     shape or stride.
     """
     (B, T, C), (m, pairs), H = x.shape, rope[0].shape, lr_logits.shape[-1]
-    _check_contiguous(cache=cache)
     _check_rows(x=x, lr_logits=lr_logits)
-    check_shape("cache", cache, (B, TAPS - 1, C))
+    check_parameter("cache", cache, (B, TAPS - 1, C))
     if H * 2 * pairs != C:
         raise ValueError(f"x has {C} columns: {H} heads of rope's {2 * pairs} are {H * 2 * pairs}")
     for name, x_of in (("rope's cos", rope[0]), ("rope's sin", rope[1])):
@@ -126,12 +125,6 @@ def _cache_after(cache: Tensor, tokens: int) -> Tensor:
 def _store_cache(cache: Tensor, after: Tensor) -> None:
     if after is not cache:
         cache.copy_(after)
-
-
-def _check_contiguous(**tensors: Tensor) -> None:
-    for name, x in tensors.items():
-        if not x.is_contiguous():
-            raise ValueError(f"{name} has strides {x.stride()}: must be contiguous")
 
 
 def _check_rows(**tensors: Tensor) -> None:

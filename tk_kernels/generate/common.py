@@ -143,21 +143,25 @@ def check_token(name: str, x: torch.Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name}: strides {x.stride()}, must be contiguous after the first dimension")
 
 
-def check_layer(
-    token_scale: torch.Tensor,
-    ln_weight: torch.Tensor,
-    ln_bias: torch.Tensor,
+def check_step(
+    tokens: dict[str, torch.Tensor],
+    lr: torch.Tensor,
+    parameters: dict[str, torch.Tensor],
     rope: torch.Tensor | None,
-    heads: int,
-    head_dim: int,
+    shape: tuple[int, int, int],
     mini_batch: int,
 ) -> None:
-    """Raise ValueError unless these are the parameters of a layer whose state has these sizes."""
-    check_parameter("token_scale", token_scale, (mini_batch,))
-    check_parameter("ln_weight", ln_weight, (heads, head_dim))
-    check_parameter("ln_bias", ln_bias, (heads, head_dim))
+    """Raise ValueError unless a step of a state of these sizes can take its arguments.
+
+    tokens: q, k, v and out [B, H, D], the shape; parameters: token_scale [m], ln_weight and ln_bias [H, D].
+    """
+    for name, x in tokens.items():
+        check_token(name, x, shape)
+    check_token("lr", lr, shape[:2])
+    for name, x in parameters.items():
+        check_parameter(name, x, (mini_batch,) if name == "token_scale" else shape[1:])
     if rope is not None:
-        check_parameter("rope", rope, (mini_batch, 2, head_dim))
+        check_parameter("rope", rope, (mini_batch, 2, shape[2]))
 
 
 def dot_type(rows: torch.Tensor) -> Any:

@@ -21,8 +21,7 @@ from tk_kernels.generate.common import (
     available,
     by_sequences,
     check_form,
-    check_layer,
-    check_token,
+    check_step,
     columns,
     dependent_launch,
     dot_type,
@@ -149,11 +148,10 @@ def generate_step(
     """
     (B, H, D), F = gstate.b2.shape, gstate.b1.shape[2]
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
-        check_token(name, x, (B, H, D))
-    check_token("lr", lr, (B, H))
+    tokens = {"q": q, "k": k, "v": v, "out": out}
+    parameters = {"token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
     s = gstate
-    check_layer(token_scale, ln_weight, ln_bias, rope, H, D, s.mini_batch)
+    check_step(tokens, lr, parameters, rope, (B, H, D), s.mini_batch)
     if not B * H:
         return out
     launch = launch or default_launch(s)
