@@ -69,7 +69,7 @@ class CudaEventClock:
         self._launch: Call = _nothing
 
     def prepare(self, run: Call, took_s: float | None = None) -> None:
-        """Compile, choose the number of launches from a first estimate and, for "graph", capture them.
+        """Compile, choose the number of launches from a first estimate of one and, for "graph", capture them.
 
         took_s: of one call, where it has run often enough to launch it as it is; None: it runs to learn that.
         """
@@ -77,13 +77,19 @@ class CudaEventClock:
         self._launch = run
         if took_s is None or self.replays:
             took_s = _run_aside(run)
+        if self.replays:  # a replay may take a tenth of a launch that waits for the host
+            self._launch = _captured([run])
         is_long = took_s >= _LONG_S
         self.loaded_s = took_s if is_long else 0.0
         self.launches = 1 if is_long else launches_for(self._estimate_ms())
         self._flush_buffer = self._new_flush_buffer() if self._cold else None
         self._events = self._new_events(self.launches if self._cold else 1)
         batch = [run] * (1 if self._cold else self.launches)
-        self._launch = _captured(batch) if self.replays else lambda: _each(batch)
+        if not self.replays:
+            self._launch = lambda: _each(batch)
+        elif len(batch) > 1:
+            self._launch = _nothing  # the first graph's memory is free for the second
+            self._launch = _captured(batch)
 
     def launch(self) -> None:
         """Launch what a sample times: `launches` calls, or a replay of all of them; the cache as it is."""

@@ -181,6 +181,13 @@ def test_short_launches_share_one_graph(gpu: FakeGpu) -> None:
     assert log == ["event", "replay", *["a"] * 50, "event", "wait"]
 
 
+def test_a_graph_has_launches_for_its_own_time_not_for_that_of_the_host(gpu: FakeGpu) -> None:
+    clock = CudaEventClock("graph")
+    sample, log = sampled(gpu, clock, lambda: gpu.kernel("a", 2.0 if gpu.recording is None else 0.125)())
+    assert sample == pytest.approx(0.125)
+    assert clock.launches == log.count("a") == 8
+
+
 def test_cold_flushes_outside_of_the_events(gpu: FakeGpu) -> None:
     clock = CudaEventClock(l2="cold")
     sample, log = sampled(gpu, clock, gpu.kernel("a", 0.5))
