@@ -147,7 +147,7 @@ class Region:
     """What ran in a profiled region. Raises ValueError where fields contradict each other.
 
     units: units of work in the region. region_us: how long its runs took, each from its first kernel's begin to its
-    last one's end, or as long as an engine's host says, without what a profiler made them longer by more than 3%;
+    last one's end, or as long as an engine's host says, without what a profiler made their gaps longer;
     busy_us: of that, while any kernel ran; the rest are gaps, the longest of them longest_gap_us.
     ceilings: what this process did at best, `copy_gbs` (10^9 bytes a second) and `product_tflops`.
     work: what one unit takes at the least, by part; {} where the adapter does not count it. timeline: without launches

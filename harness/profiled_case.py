@@ -131,8 +131,8 @@ class _Work:
 
     def alone(self) -> None:
         """Learn how long a run takes while nothing is profiled, as a measurement times it: a profiler may slow it."""
-        if self.is_engine:
-            batches = self._batches_ms()
+        if self.workload.engine_samples is not None:
+            batches = iter(self.workload.engine_samples(ALONE))
             warm_up_engine(batches, ALONE, CudaEventClock() if self.device == "cuda" else CpuClock(), self.throttled)
             timing = take_engine_samples(batches, ALONE, self.throttled)
         elif self.device == "cuda":
@@ -143,7 +143,8 @@ class _Work:
             timing = take_samples(self.clock, ALONE, self.throttled)
         else:
             return
-        self.alone_us = median(timing.samples_ms) * 1e3 * self.calls
+        units = self.units if self.is_engine else 1  # a sample of an engine is one of them
+        self.alone_us = median(timing.samples_ms) * 1e3 * self.calls * units
 
     def timed(self) -> Callable[[], object]:
         """A run: a sample's calls as a measurement launches them, or an engine's batch."""
@@ -205,12 +206,6 @@ class _Work:
                 self.workload.run()
         else:
             self.units = self.workload.engine_batch(around)
-
-    def _batches_ms(self) -> Iterator[list[float]]:
-        """Milliseconds of one batch of an engine after the other for its host."""
-        while True:
-            self._once(self._on_the_hosts_clock())
-            yield [self.host_us[-1] / 1e3]
 
     @contextmanager
     def _on_the_hosts_clock(self) -> Iterator[None]:

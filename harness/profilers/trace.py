@@ -16,7 +16,7 @@ from harness.profile_region import (
     short_name,
 )
 
-HELD_UP = 0.03  # by a profiler; less is what the clocks of a GPU at its power cap differ by
+HELD_UP = 0.03  # by a profiler, which is said; less is what the clocks of a GPU at its power cap differ by
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,14 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
     kept, runs, region_us, notes = _typical(launched, seen)
     found = found_in(kept, ranged, runs * seen.calls)
     busy_us, alone_us = found["busy_us"], runs * seen.alone_us
-    # A profiler may hold up what launches the kernels: what runs take longer under it is no part of their gaps.
-    if alone_us and region_us > (1 + HELD_UP) * max(alone_us, busy_us):
-        without_us = max(alone_us, busy_us)
-        said = f"under the profiler a run took {region_us / alone_us - 1:.0%} longer than without it: "
-        whose = "its kernels did" if busy_us > alone_us else "gaps are those without it, but for the timeline's"
-        notes.append(said + whose)
+    without_us = max(alone_us, busy_us)
+    # A profiler holds up what launches the kernels, and draws those of a graph apart: what runs take longer under it is
+    # no part of their gaps.
+    if alone_us and region_us > without_us:
+        if region_us > (1 + HELD_UP) * without_us:
+            said = f"under the profiler a run took {region_us / alone_us - 1:.0%} longer than without it: "
+            whose = "its kernels did" if busy_us > alone_us else "gaps are those without it, but for the timeline's"
+            notes.append(said + whose)
         found["longest_gap_us"] *= (without_us - busy_us) / (region_us - busy_us)
         region_us = without_us
     # Of an engine's runs that launch unlike kernels the time is the host's, without the pauses between them.
