@@ -17,8 +17,8 @@ numbers, separated by slashes. `best = "max"` (or "min") takes the best of sever
 (3) are the significant ones, and `marks = { "cache full" = "†" }` puts a sign to the cells of cases that bear a mark.
 
 In place of a `value`, `profile` asks the case's profile: "ms" in kernels and gaps, the share of a list of parts
-(`reports.profiles.parts`) such as ["ttt", "scan"], or "longest", the kernel that takes most of the time and what bounds
-it.
+(`reports.profiles.parts`) such as ["ttt", "scan"], which are ms with `unit = "ms"`, or "longest", the kernel that takes
+most of the time and what bounds it.
 
 Two kinds of rows stand beside those of cases: `given = [29.6, 116]`, one number a column, was measured elsewhere, and
 `ratio = ["TTT-MLP", "ours"]` is a row above, of that label, over another one.
@@ -44,7 +44,7 @@ from reports.profiles.words import longest
 BLOCK = re.compile(r"(?P<head><!-- numbers\n(?P<text>.*?)-->\n)(?P<table>.*?)(?P<end><!-- /numbers -->)", re.DOTALL)
 BEGINNING = "<!-- numbers\n"
 DIGITS = 3
-KEYS = {"value", "profile", "best", "scale", "digits"}  # of a row, a column or the whole; no columns of the frame
+KEYS = {"value", "profile", "unit", "best", "scale", "digits"}  # of a row, a column or the whole; no columns of the frame
 
 
 def with_numbers(text: str, source_of: SourceOf) -> str:
@@ -148,6 +148,7 @@ class Cell:
     where: Mapping[str, Any]
     value: str = ""
     profile: str | tuple[str, ...] = ""
+    unit: str = "share"
     best: str = ""
     scale: float = 1
     digits: int = DIGITS
@@ -201,8 +202,13 @@ class Cell:
             return Number(profile.unit_ms, significant(profile.unit_ms, self.digits))
         if isinstance(self.profile, str) or not set(self.profile) <= set(LABELS):
             raise UserError(f"profile = {self.profile!r}: must be ms, longest, or a list of {', '.join(LABELS)}")
-        share = sum(part.time_us for part in parts(profile) if part.name in self.profile) / profile.region_us
-        return Number(share, f"{share:.0%}")
+        time_us = sum(part.time_us for part in parts(profile) if part.name in self.profile)
+        if self.unit == "ms":
+            time_ms = time_us / profile.units / 1e3
+            return Number(time_ms, significant(time_ms, self.digits))
+        if self.unit != "share":
+            raise UserError(f"unit = {self.unit!r}: must be share or ms")
+        return Number(time_us / profile.region_us, f"{time_us / profile.region_us:.0%}")
 
 
 def significant(number: float, digits: int) -> str:

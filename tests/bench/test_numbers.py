@@ -145,6 +145,7 @@ def test_a_cell_may_say_what_a_profile_found():
         '{ label = "ms", profile = "ms" }',
         '{ label = "TTT", profile = ["ttt", "edges"] }',
         '{ label = "gaps", profile = ["gaps"] }',
+        '{ label = "edges, ms", profile = ["edges"], unit = "ms" }',
         '{ label = "longest", profile = "longest" }',
     ]
     rows = ", ".join(each.replace(" }", ", batch = 1 }") for each in asked)
@@ -153,7 +154,8 @@ def test_a_cell_may_say_what_a_profile_found():
     assert text[2] == "| ms | 0.0120 |  |"
     assert text[3:5] == ["| TTT | 17% |  |", "| gaps | 17% |  |"]
     busy = "90% of the highest product rate seen: bound by the matrix units, busy 91% of the time"
-    assert text[5] == f"| longest | `nvjet_a`, 67%: {busy} |  |"
+    assert text[5] == "| edges, ms | 0.00100 |  |"
+    assert text[6] == f"| longest | `nvjet_a`, 67%: {busy} |  |"
 
 
 def test_a_row_or_column_asks_for_a_value_where_the_table_asks_for_profiles():
@@ -184,6 +186,7 @@ def test_labels_are_texts_and_what_was_given_stays():
     [
         ('profile = "time"', "must be ms, longest, or a list of products, ttt"),
         ('profile = ["ttt", "sacn"]', "must be ms, longest, or a list of products, ttt"),
+        ('profile = ["ttt"], unit = "s"', "unit = 's': must be share or ms"),
         ('profile = "ms", batch = 64', "row 'r': no case"),  # it was not profiled
         ('profile = "ms", system = "s"', "2 cases are system s, context 2048"),
     ],
