@@ -44,7 +44,8 @@ from reports.profiles.words import longest
 BLOCK = re.compile(r"(?P<head><!-- numbers\n(?P<text>.*?)-->\n)(?P<table>.*?)(?P<end><!-- /numbers -->)", re.DOTALL)
 BEGINNING = "<!-- numbers\n"
 DIGITS = 3
-KEYS = {"value", "profile", "unit", "best", "scale", "digits"}  # of a row, a column or the whole; no columns of the frame
+# Of a row, a column or the whole; no columns of the frame.
+KEYS = {"value", "profile", "unit", "best", "scale", "digits"}
 
 
 def with_numbers(text: str, source_of: SourceOf) -> str:

@@ -184,7 +184,7 @@ class _Work:
 
     def seen(self, runs: int) -> Runs:
         """What a profiler saw in the last runs."""
-        return Runs(runs, self.units, self.calls, self.host_us[-runs:], self.alone_us)
+        return Runs(runs, self.units, self.calls, self.host_us[-runs:], self.alone_us, self.case.timing == "graph")
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
         """One call in the range of its phase, inside of `region`; of an engine's batch what it takes samples of."""

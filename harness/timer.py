@@ -213,8 +213,8 @@ def take_engine_samples(
 
     All of a batch are kept, as all were measured: its first steps alone are those of a GPU that has just read prompts.
     How well the median is known is asked of `BATCHES` batches and more, as the steps of one have much in common; with
-    fewer only `patience` ends sampling. The budget is of what was sampled, and in all `READS` times as much: an engine
-    reads prompts before it makes steps.
+    fewer only `patience` or `max_samples` ends sampling. The budget is of what was sampled, and in all `READS` times as
+    much: an engine reads prompts before it makes steps.
     """
     timing = Timing([], [], "")
     start = time.monotonic()

@@ -75,6 +75,7 @@ class LanguageModel:
         mark_layers(device() == "cuda")  # a microsecond a layer beside hundreds of launches
         work = self.work(model, case)
         self.make_ready(work)
+        work.capture()
         read = self.prompt_tokens if case.phase == "generate" else None
         prompt = {} if read is None else {"prompt_tokens": str(read)}
         cost = self.cost(model, case)
@@ -139,6 +140,11 @@ class LanguageModel:
             self._verdict = None
             self._loaded = (key, self.load(case))
         return self._loaded[1]
+
+    @property
+    def loaded(self) -> Any:
+        """What tells the model that is loaded from others; None before the first."""
+        return self._loaded and self._loaded[0]
 
     def _facts(self, model: Any, **counted: float) -> model_facts.Facts:
         return model_facts.facts_of(model.weights(), model.config.vocabulary, **counted)
@@ -228,6 +234,9 @@ class PhaseWork:
     def run(self) -> Any:
         """The timed call; its outputs."""
         raise NotImplementedError
+
+    def capture(self) -> None:
+        """Capture what `run` replays, once the adapter has made ready what it launches."""
 
     def restart(self) -> None:
         """Put what calls carry on back to where the case begins, in place."""
@@ -375,13 +384,19 @@ class Request(PhaseWork):
         self._on_host = token_times.TokensOnHost(self.steps + 1, case.batch, device() != "cpu")
         self._moments: deque[list[float]] = deque(maxlen=token_times.TIMED_REQUESTS)
         launch_bound = case.batch * case.context <= LAUNCH_BOUND_TOKENS
-        replayed = launch_bound and device() != "cpu"
-        self.settings = {"prompt": REPLAYED if replayed else "launched"}
+        self._replays_prompt = launch_bound and device() != "cpu"
+        self.settings = {"prompt": REPLAYED if self._replays_prompt else "launched"}
         if device() != "cpu":
             self.settings["tokens"] = "copied to the host one by one, each while the next step runs"
-        self._read_prompt = repeatable(self._prefill) if replayed else self._prefill
-        self._begin = repeatable(lambda: model.generate_state(self._state, into=self._generating))
-        self._step = repeatable(self._one_step)
+        self._read_prompt: Callable[[], object] = self._prefill
+        self._begin: Callable[[], object] = lambda: model.generate_state(self._state, into=self._generating)
+        self._step: Callable[[], object] = self._one_step
+
+    def capture(self) -> None:
+        """See PhaseWork.capture."""
+        if self._replays_prompt:
+            self._read_prompt = repeatable(self._read_prompt)
+        self._begin, self._step = repeatable(self._begin), repeatable(self._step)
 
     @property
     def tokens(self) -> int:

@@ -22,20 +22,21 @@ class TunedLanguageModel(LanguageModel):
     def __init__(self) -> None:
         super().__init__()
         keep_choices()
-        self._tuned: tuple[str, int] | None = None
+        self._tuned: tuple[Any, str, int] | None = None
 
     def make_ready(self, work: PhaseWork) -> None:
         """See LanguageModel.make_ready. What ran without its kernels left a state of what memory held."""
         at_once = work.case.batch * (1 if work.case.phase == "generate" else work.case.context)
-        span = (work.case.phase, (at_once.bit_length() - 1) // SPAN_BITS)
-        if span != self._tuned:
+        phase, span = work.case.phase, (at_once.bit_length() - 1) // SPAN_BITS
+        wanted = (self.loaded, phase, span)
+        if wanted != self._tuned:
             with chosen_anew():
                 prepare(work.run)
-            self._tuned = span
+            self._tuned = wanted
         else:
             compile_ahead(work.run)
-        low, high = 1 << SPAN_BITS * span[1], (1 << SPAN_BITS * (span[1] + 1)) - 1
-        work.settings |= {"tuned": f"on the first {span[0]} of {low:,} to {high:,} tokens at once"}
+        low, high = 1 << SPAN_BITS * span, (1 << SPAN_BITS * (span + 1)) - 1
+        work.settings |= {"tuned": f"on the first {phase} of {low:,} to {high:,} tokens at once"}
         work.restart()
 
     def _gate(self, model: Any, case: Case) -> Verdict:

@@ -80,7 +80,8 @@ class Runs:
     """What a profiler saw: so many runs, each of `calls` calls without a pause between them, of `units` units each.
 
     host_us: how long each run took for an engine's host, where that is its latency. alone_us: how long one took, as a
-    measurement times it, while nothing was profiled; 0 where that is not known.
+    measurement times it, while nothing was profiled; 0 where that is not known. replayed: whether runs are replays of a
+    CUDA graph.
     """
 
     runs: int
@@ -88,6 +89,7 @@ class Runs:
     calls: int = 1
     host_us: Sequence[float] = ()
     alone_us: float = 0.0
+    replayed: bool = False
 
 
 def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
@@ -95,14 +97,15 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
     kept, runs, region_us, notes = _typical(launched, seen)
     found = found_in(kept, ranged, runs * seen.calls)
     busy_us, alone_us = found["busy_us"], runs * seen.alone_us
-    without_us = max(alone_us, busy_us)
+    without_us, told = max(alone_us, busy_us), (1 + HELD_UP) * alone_us
     # A profiler holds up what launches the kernels, and draws those of a graph apart: what runs take longer under it is
-    # no part of their gaps.
-    if alone_us and region_us > without_us:
-        if region_us > (1 + HELD_UP) * without_us:
-            said = f"under the profiler a run took {region_us / alone_us - 1:.0%} longer than without it: "
-            whose = "its kernels did" if busy_us > alone_us else "gaps are those without it, but for the timeline's"
-            notes.append(said + whose)
+    # no part of their gaps. Of launches that it does not hold up, the clocks differ.
+    held_up = region_us > without_us * (1 if seen.replayed else 1 + HELD_UP)
+    if alone_us and region_us > told and (held_up or busy_us > told):
+        said = f"under the profiler a run took {region_us / alone_us - 1:.0%} longer than without it: "
+        whose = "its kernels did" if busy_us > told else "gaps are those without it, but for the timeline's"
+        notes.append(said + whose)
+    if alone_us and held_up:
         found["longest_gap_us"] *= (without_us - busy_us) / (region_us - busy_us)
         region_us = without_us
     # Of an engine's runs that launch unlike kernels the time is the host's, without the pauses between them.

@@ -41,7 +41,7 @@ def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(events: list
     workload = Workload(run=lambda: events.append("run"), units=16)
     call = ["prefill", "run", "end"]
     found = profiled_case.profile(case(), workload, ProfilerChoice("nsys"))
-    seen = {"runs": RUNS, "units": 16, "calls": 1, "host_us": [], "alone_us": 0.0}
+    seen = {"runs": RUNS, "units": 16, "calls": 1, "host_us": [], "alone_us": 0.0, "replayed": False}
     assert found == {"seen": seen, "apart": True, "notes": [], "work": {}}
     assert events == [*call * WARM_RUNS, "cpu", *call, "lead", "end", "timed", *["run"] * RUNS, "end", "end"]
     events.clear()
@@ -318,7 +318,8 @@ def test_a_run_that_the_host_times_lasts_as_long_as_the_host_says() -> None:
     [
         (0.0, 120.0, ""),
         (50.0, 120.0, ""),
-        (39.0, 117.0, ""),  # as far as clocks differ anyway, which is not told
+        (39.0, 120.0, ""),  # as far as clocks differ anyway
+        (19.5, 60.0, "under the profiler a run took 105% longer than without it: gaps are those without it"),
         (30.0, 90.0, "under the profiler a run took 33% longer than without it: gaps are those without it"),
         (15.0, 60.0, "under the profiler a run took 167% longer than without it: its kernels did"),
     ],
@@ -327,6 +328,19 @@ def test_what_a_profiler_holds_a_host_up_is_no_part_of_the_gaps(alone_us: float,
     found = found_of(kernels(*[20.0] * 5), [], Runs(5, 7, host_us=[40.0] * 5, alone_us=alone_us))
     assert (found["units"], found["region_us"], found["busy_us"]) == (21, region_us, 60.0)
     assert [each.startswith(note) for each in found["notes"]] == ([True] if note else [])
+
+
+def test_of_a_graphs_replays_no_gap_is_longer_than_without_the_profiler() -> None:
+    launched = kernels(*[20.0] * 3, apart=40.0)
+    for replayed, region_us in ((False, 100.0), (True, 98.0)):
+        found = found_of(launched, [], Runs(1, alone_us=98.0, replayed=replayed))
+        assert (found["region_us"], found["busy_us"], found["notes"]) == (region_us, 60.0, [])
+
+
+def test_kernels_that_are_slower_under_a_profiler_are_told_where_they_hide_its_gaps() -> None:
+    found = found_of(kernels(20.0), [], Runs(1, host_us=[20.5], alone_us=16.0))
+    assert found["region_us"] == 20.5
+    assert found["notes"] == ["under the profiler a run took 28% longer than without it: its kernels did"]
 
 
 def test_of_shorter_gaps_the_longest_is_as_much_shorter() -> None:
@@ -391,7 +405,8 @@ def test_of_an_engines_steps_only_the_steady_ones_are_seen(
     if tool == "nsys":
         (host_us,) = found["seen"].pop("host_us")
         assert host_us > 0
-        assert found["seen"] == {"runs": 1, "units": 7, "calls": 1, "alone_us": pytest.approx(7 * 2e3)}
+        seen = {"runs": 1, "units": 7, "calls": 1, "alone_us": pytest.approx(7 * 2e3), "replayed": False}
+        assert found["seen"] == seen
         assert found["apart"] is False
 
 
@@ -407,7 +422,8 @@ def test_an_engines_prompts_are_led_in_and_timed_by_the_host(
         *(*batch, "sampled", "sampled", "cpu", "prompts", "prefill", "steps", "end"),
         *("lead", *batch * 4, "end", "timed", *batch * 6, "end", "end"),
     ]
-    assert found["seen"] == {"runs": 6, "units": 7, "calls": 1, "host_us": [2e6] * 6, "alone_us": 7 * 2e3}
+    seen = {"runs": 6, "units": 7, "calls": 1, "host_us": [2e6] * 6, "alone_us": 7 * 2e3, "replayed": False}
+    assert found["seen"] == seen
 
 
 @pytest.mark.parametrize("phase", ["forward", "generate"])

@@ -309,6 +309,17 @@ def remote(tmp_path, monkeypatch):
     return commit
 
 
+def test_headers_in_another_projects_checkout_go_by_their_digest(remote, tmp_path):
+    """Git would tell the commit of the project around them, whatever they are."""
+    copy = tmp_path / "remote" / "vendored"
+    (copy / "include").mkdir(parents=True)
+    (copy / "include" / "kittens.cuh").write_text("one")
+    before = build.thunderkittens_version(copy)
+    (copy / "include" / "kittens.cuh").write_text("two")
+    assert before.startswith("unknown-")
+    assert build.thunderkittens_version(copy) not in (before, remote)
+
+
 def test_fetch_checks_out_the_pinned_commit(remote, monkeypatch):
     root = build.fetch_thunderkittens()
     assert build.find_thunderkittens() == root

@@ -90,11 +90,17 @@ def thunderkittens_version(root: Path | None) -> str | None:
 
 
 def _git_status(root: Path, folder: str) -> list[str]:
-    """The commit of a checkout and what has changed of a folder, as git says both at once; [] where it says nothing."""
-    if shutil.which("git") is None:
+    """The commit of a checkout and what has changed of a folder, as git says both at once; [] where it says nothing.
+
+    Without locks: a `git status` that is killed with its worker would leave the checkout locked.
+    """
+    if not (root / ".git").exists():  # of a folder in another checkout git tells that one's commit
         return []
-    command = ["git", "-C", str(root), "status", "--porcelain=v2", "--branch", "--", folder]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = ["git", "--no-optional-locks", "-C", str(root), "status", "--porcelain=v2", "--branch", "--", folder]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
     return answer.stdout.splitlines() if answer.returncode == 0 else []
 
 

@@ -1,7 +1,7 @@
 """The mamba-ssm adapter keeps the package's states straight, with a small package in its place."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -185,6 +185,21 @@ def test_what_runs_without_its_kernels_leaves_no_state(package, monkeypatch):
         adapter._verdict = verdict
         assert adapter.build(case).run()[0].isfinite().all()
     assert len(ran) == 2
+
+
+def test_each_model_is_tuned_and_a_request_is_captured_after_that(package, monkeypatch):
+    done = []
+    for name in ("prepare", "compile_ahead"):
+        monkeypatch.setattr(f"bench.systems.tuned_model.{name}", lambda run, name=name: done.append(name))
+    monkeypatch.setattr("bench.systems.language_model.repeatable", lambda step: done.append("captured") or step)
+    request = Case("mamba", "mamba-ssm", "tiny", "request", 3, 24, dtype="float32", options=(("steps", 3),))
+    adapter = Small()
+    adapter.build(request)
+    assert done == ["prepare", "captured", "captured"]  # the state's hand-over, a step
+    adapter.build(replace(request, batch=2))
+    assert done[3:] == ["compile_ahead", "captured", "captured"]
+    adapter.build(replace(request, dtype="bfloat16"))  # another model
+    assert done[6:] == ["prepare", "captured", "captured"]
 
 
 @pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])
