@@ -279,7 +279,7 @@ class Profiler:
             why = f"{NOT_COUNTED}{self._give_up('ratios', error)}"
             return replace(profile, notes=(*profile.notes, why)), None
         if stand_in != planned:
-            counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a smaller model"
+            counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a model of fewer layers"
             profile = replace(profile, notes=(*profile.notes, counted))
         tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command)), record

@@ -103,7 +103,7 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
     held_up = region_us > without_us * (1 if seen.replayed else 1 + HELD_UP)
     if alone_us and region_us > told and (held_up or busy_us > told):
         said = f"under the profiler a run took {region_us / alone_us - 1:.0%} longer than without it: "
-        whose = "its kernels did" if busy_us > told else "gaps are those without it, but for the timeline's"
+        whose = "its kernels did" if busy_us > told else "its gaps are as long as without it, but for the timeline's"
         notes.append(said + whose)
     if alone_us and held_up:
         found["longest_gap_us"] *= (without_us - busy_us) / (region_us - busy_us)

@@ -200,7 +200,7 @@ def headline(
     curves = [each for each in views if not each.figure.best]
     sentences = [
         *map(_winners, curves[:2]),
-        " ".join(filter(None, (_judged(each, claim) for each in curves for claim in each.figure.claims))),
+        " ".join(filter(None, map(_claims, curves))),
         " ".join(filter(None, (_best(each) for each in views if each.figure.best))),
         _unfit(views),
         _lost(table, len(missing)),
@@ -349,6 +349,12 @@ def doubts(rows: pd.DataFrame) -> list[str]:
     marks = [_marks(cell) for cell in rows[MARKS]] if MARKS in rows else []
     counts = {words: sum(mark in own for own in marks) for mark, words in DOUBTS.items()}
     return [f"{count} {words}" for words, count in counts.items() if count]
+
+
+def _claims(view: _View) -> str:
+    """What the source claims of a figure, after the figure's title."""
+    judged = list(filter(None, (_judged(view, claim) for claim in view.figure.claims)))
+    return f"{view.figure.title}: {' '.join([judged[0][0].lower() + judged[0][1:], *judged[1:]])}" if judged else ""
 
 
 def _judged(view: _View, claim: PaperClaim) -> str:

@@ -1,5 +1,6 @@
 """What the page's scripts draw of a profiled case: its roofline and the timeline of a step, as compact JSON values."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,8 +86,9 @@ def unplaced(region: Region) -> str:
             reasons.setdefault(reason, []).append(kernel)
     said = []
     for reason, kernels in reasons.items():
-        names = [short(kernel.name) for kernel in kernels[:_LISTED]]
-        more = f" and {len(kernels) - _LISTED} more" if len(kernels) > _LISTED else ""
+        counts = Counter(short(kernel.name) for kernel in kernels)
+        names = [name if count == 1 else f"{name} ({count} versions)" for name, count in counts.items()][:_LISTED]
+        more = f" and {len(counts) - _LISTED} more" if len(counts) > _LISTED else ""
         share = sum(kernel.time_us for kernel in kernels) / total if total else 0.0
         said.append(f"Without a point, as they {reason}: {', '.join(names)}{more} ({share:.0%} of the kernels' time).")
     return " ".join(said)

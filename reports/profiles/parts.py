@@ -62,7 +62,7 @@ class Part:
     """A part of the time of a region.
 
     floor_us: the least that what it has to move and compute could take; None where that is not known. of_model: whether
-    the adapter counted that, and not a profiler.
+    the adapter counted that, and not a profiler. with_head: whether the head's product is in it, as no range tells it.
     """
 
     name: str
@@ -70,11 +70,12 @@ class Part:
     launches: int
     floor_us: float | None = None
     of_model: bool = False
+    with_head: bool = False
 
     @property
     def label(self) -> str:
         """The part in words."""
-        return LABELS[self.name]
+        return LABELS[self.name] + (", with the head" if self.with_head else "")
 
 
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
@@ -111,7 +112,8 @@ def parts(region: Region) -> list[Part]:
         modelled = _model_floor_us(least.get(part), region)
         floor = counted if modelled is None else modelled
         shown = None if floor is None else floor * scale  # what runs beside another part has a share of the time
-        found[part] = Part(part, time_us * scale, round(launches[part]), shown, modelled is not None)
+        with_head = part == PRODUCTS and HEAD in region.work and HEAD not in times
+        found[part] = Part(part, time_us * scale, round(launches[part]), shown, modelled is not None, with_head)
     return [found[name] for name in LABELS if name in found and found[name].time_us > 0]
 
 

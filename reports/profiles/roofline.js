@@ -102,7 +102,7 @@ class Roofline {
 
   words({ part, kernel, x, y, ms }) {
     const name = kernel === null ? `${partLabel(part)} as a whole` : this.names[kernel];
-    const under = `${Math.round((100 * y) / this.roof(x))}% of the ${x < this.ridge() ? "copy's" : "product's"} roof`;
+    const under = `${Math.round((100 * y) / this.roof(x))}% of the highest ${x < this.ridge() ? "bandwidth" : "product rate"} seen`;
     return `${name}: ${shown(y)} TFLOP/s at ${shown(x)} FLOPs a byte, ${under}, ${shown(ms)} ms`;
   }
 

@@ -23,7 +23,7 @@ from reports.resources import environment, source
 
 PACKAGE = "reports.profiles"
 SCRIPTS = ("section.js", "roofline.js", "timeline.js", "links.js", "start.js")
-_NAME_LIMIT = 120  # characters of a kernel's full name in the page
+_NAME_LIMIT = 110  # characters of a kernel's full name in the page
 _BAR = 1000.0  # units of a bar's width
 
 
@@ -80,6 +80,12 @@ class Shown:
     def summary(self) -> str:
         """The bar in words."""
         return ", ".join(f"{piece.part.label} {piece.share:.0%}" for piece in self.pieces)
+
+    @property
+    def roofs(self) -> str:
+        """At which rates its floors are, in words; "" where a rate is not known."""
+        bandwidth, product = (self.profile.ceilings.get(name) for name in ("copy_gbs", "product_tflops"))
+        return f"{product:.0f} TFLOP/s and {bandwidth / 1e3:.2f} TB/s" if bandwidth and product else ""
 
     @property
     def floor_ms(self) -> float | None:
@@ -140,7 +146,7 @@ COLUMNS = (
     ("time_ms", "Time (ms)", True, 4),
     ("share", "Share (%)", True, 1),
     ("launches", "Launches", True, 0),
-    ("floor_ms", "Floor (ms)", True, 4),
+    ("floor_ms", "Floor as counted (ms)", True, 4),
     ("gbs", "GB/s", True, 0),
     ("tflops", "TFLOP/s", True, 1),
     ("intensity", "FLOP/byte", True, 1),

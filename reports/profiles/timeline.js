@@ -77,14 +77,19 @@ class Timeline {
     if (this.width) this.draw(this.width);
   }
 
-  /* Zoom by a factor around a moment, the middle where none is named. */
-  zoom(factor, around = (this.from + this.to) / 2) {
+  /* Zoom by a factor around a moment: where none is named that of the launch that is read, else the middle. */
+  zoom(factor, around = this.inView(this.read) ? this.launches[this.read].from : (this.from + this.to) / 2) {
     this.show(around - (around - this.from) / factor, around + (this.to - around) / factor);
   }
 
   pan(share) {
     const by = share * (this.to - this.from);
     this.show(this.from + by, this.to + by);
+  }
+
+  inView(number) {
+    const launch = this.launches[number];
+    return Boolean(launch) && launch.to >= this.from && launch.from <= this.to;
   }
 
   at(time) {
@@ -102,10 +107,11 @@ class Timeline {
     let top = 2;
     const spans = [this.phases, this.layers, this.operators];
     ROWS.forEach(([name, height], row) => {
+      if (spans[row] && !spans[row].length) return; // a replayed graph tells no ranges
       const tall = name === "Kernels" ? height * this.lanes : height;
       svg.append(drawn("text", { x: 0, y: top + Math.min(tall / 2, 13) + 4 }, name));
       if (name === "Kernels") this.drawKernels(svg, top, height);
-      else if (name === "Gaps") svg.append(drawn("path", { class: "part-gaps", d: this.boxes(this.gaps, () => top, tall) }));
+      else if (name === "Gaps") this.drawParts(svg, [["gaps", this.gaps]], top, tall);
       else this.drawSpans(svg, spans[row], top, tall);
       top += tall + ROW_GAP;
     });
@@ -133,15 +139,42 @@ class Timeline {
   }
 
   drawKernels(svg, top, height) {
-    const place = (launch) => top + launch.lane * height;
-    PARTS.forEach((part, number) => {
-      const d = this.boxes(this.launches.filter((launch) => launch.part === number), place, height - 2);
-      if (d) svg.append(drawn("path", { class: `part-${part}`, d }));
-    });
-    const launch = this.launches[this.read];
-    if (launch && launch.to >= this.from && launch.from <= this.to) {
-      svg.append(drawn("path", { class: "cursor", d: this.boxes([launch], place, height - 2) }));
+    for (let lane = 0; lane < this.lanes; lane++) {
+      const launches = this.launches.filter((launch) => launch.lane === lane);
+      const parts = PARTS.map((part, number) => [part, launches.filter((launch) => launch.part === number)]);
+      this.drawParts(svg, parts, top + lane * height, height - 2);
     }
+    if (!this.inView(this.read)) return;
+    const launch = this.launches[this.read];
+    svg.append(drawn("path", { class: "cursor", d: this.boxes([launch], () => top + launch.lane * height, height - 2) }));
+  }
+
+  /* The items of each part as boxes; where some are narrower than a pixel, in each column as tall as their share of it. */
+  drawParts(svg, parts, top, height) {
+    const pixel = (this.to - this.from) / (this.width - GUTTER);
+    const narrow = parts.some(([, items]) => this.visible(items).some(({ from, to }) => to - from < pixel));
+    const below = new Float64Array(Math.ceil(this.width - GUTTER)); // px of each column that parts before have taken
+    for (const [part, items] of parts) {
+      const d = narrow ? this.columns(items, below, top, height, pixel) : this.boxes(items, () => top, height);
+      if (d) svg.append(drawn("path", { class: `part-${part}`, d }));
+    }
+  }
+
+  columns(items, below, top, height, pixel) {
+    const taken = new Float64Array(below.length);
+    for (const { from, to } of this.visible(items)) {
+      const last = Math.min(below.length - 1, Math.floor((to - this.from) / pixel));
+      for (let at = Math.max(0, Math.floor((from - this.from) / pixel)); at <= last; at++) {
+        const begin = this.from + at * pixel;
+        taken[at] += (Math.max(0, Math.min(to, begin + pixel) - Math.max(from, begin)) / pixel) * height;
+      }
+    }
+    return [...taken].map((tall, at) => {
+      if (tall < 0.05) return "";
+      const y = top + below[at];
+      below[at] += tall;
+      return `M${GUTTER + at} ${y.toFixed(1)}h1v${tall.toFixed(1)}h-1z`;
+    }).join("");
   }
 
   /* A name in its box, of a layer its number where that alone fits. */
@@ -230,7 +263,7 @@ class Timeline {
   /* Read the next launch, or the one before, and bring it into view. */
   go(step) {
     const first = this.launches.findIndex(({ to }) => to > this.from);
-    const next = this.read < 0 ? first : Math.min(this.launches.length - 1, Math.max(0, this.read + step));
+    const next = !this.inView(this.read) ? first : Math.min(this.launches.length - 1, Math.max(0, this.read + step));
     const { from, to } = this.launches[next];
     const span = this.to - this.from;
     if (from < this.from || to > this.to) this.show(from - span / 10, from + (9 * span) / 10);
@@ -242,7 +275,10 @@ class Timeline {
     this.read = number;
     this.draw(this.width);
     const launch = this.launches[number];
-    if (!launch) return;
+    if (!launch) {
+      this.readout.textContent = "No kernel runs here.";
+      return;
+    }
     const name = this.names[launch.kernel] ?? "a kernel of those that the table leaves out";
     const where = this.path(launch).join(" / ");
     this.readout.textContent = `${name}: ${timeWords(launch.to - launch.from)}, from ${timeWords(launch.from)} on${where ? `, in ${where}` : ""}; ${partLabel(launch.part)}`;

@@ -82,7 +82,7 @@ def _apart(region: Region, off: float, recorded: Recorded) -> str:
         return "as the profiler's own time for each operator is in it, so its shares are rough"
     if off > 0 and not _of_operators(region) and region.gaps_us > _GAPS * region.region_us:
         return "as a profiler holds up a host that its GPU waits for, or the machine was disturbed"
-    return "so the machine was disturbed, or the two were not measured alike"
+    return "and why is not known"
 
 
 def _of_operators(region: Region) -> bool:
@@ -142,12 +142,12 @@ def _gaps(region: Region) -> str:
     if region.longest_gap_us > region.gaps_us / 2:
         return f"most of it one gap of {rounded(region.longest_gap_us / 1e3, 2)} ms"
     if _between_steps(region):
-        return f"{rounded(region.gaps_us / region.units, 2)} µs a step, {_cause(region)}"
+        return f"{rounded(region.gaps_us / region.units, 2)} µs a step for {_cause(region)}"
     launches = sum(kernel.launches for kernel in region.kernels)
     each = region.gaps_us / max(1, launches)
     if _of_operators(region):
         return f"{rounded(each, 2)} µs a call, spent in Python"
-    return f"{rounded(each, 2)} µs a launch, {_cause(region)}"
+    return f"{rounded(each, 2)} µs a launch for {_cause(region)}"
 
 
 def _cause(region: Region) -> str:
@@ -159,7 +159,7 @@ def _cause(region: Region) -> str:
     if _of_operators(region):
         return "Python"
     in_graph = isinstance(region, Profile) and region.case.timing == "graph"
-    return "the way from one kernel of a graph to the next" if in_graph else "launches from the host"
+    return "the way from one kernel of a graph to the next" if in_graph else "what the host does to launch a kernel"
 
 
 def _between_steps(region: Region) -> TypeGuard[Profile]:
@@ -219,7 +219,7 @@ def short(name: str) -> str:
     if wrapped := _WRAPPED.match(name):
         name = wrapped["kernel"]
     outside, depth = "", 0
-    for character in name.removeprefix("void "):
+    for character in name.removeprefix("void ").partition("…")[0]:  # what `short_name` left of the beginning
         depth += character in "<("
         if depth == 0:
             outside += character

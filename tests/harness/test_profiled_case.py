@@ -319,8 +319,8 @@ def test_a_run_that_the_host_times_lasts_as_long_as_the_host_says() -> None:
         (0.0, 120.0, ""),
         (50.0, 120.0, ""),
         (39.0, 120.0, ""),  # as far as clocks differ anyway
-        (19.5, 60.0, "under the profiler a run took 105% longer than without it: gaps are those without it"),
-        (30.0, 90.0, "under the profiler a run took 33% longer than without it: gaps are those without it"),
+        (19.5, 60.0, "under the profiler a run took 105% longer than without it: its gaps are as long as without it"),
+        (30.0, 90.0, "under the profiler a run took 33% longer than without it: its gaps are as long as without it"),
         (15.0, 60.0, "under the profiler a run took 167% longer than without it: its kernels did"),
     ],
 )
