@@ -131,7 +131,7 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> Any:
             shown.html.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(shown.html, views.page(found))
         print(f"wrote {shown.html}", file=sys.stderr)
-    if not found.counts:
+    if not found.counts.keys() - {"gained"}:
         print("ttt-bench: nothing could be compared: no case has a result on both sides", file=sys.stderr)
         sys.exit(NOT_COMPARABLE)
     return found

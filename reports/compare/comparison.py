@@ -18,7 +18,7 @@ from reports.compare.side import GPU_UNIT, CaseSide, Side, case_sides, run_side
 
 STORED_BAR = 0.05  # two stored runs are not judged below it: the same case has differed by up to 2.6%
 BETWEEN_RUNS = {"gpu": 0.02, "cpu": 0.3}  # within which 95% of cases lie in two runs of the same commit
-VERDICTS = ("slower", "lost", "faster", "same", "undecided", "not judged")
+VERDICTS = ("slower", "lost", "faster", "gained", "same", "undecided", "not judged")
 LOG_LIMIT = 700.0  # of what a float can hold
 NAMED = 3  # values of a setting that are named one by one
 
@@ -59,11 +59,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Missing:
-    """A case without a result on one side or both. lost: it has one in A, and B was asked for it."""
+    """A case without a result on one side or both. lost: it has one in A, and B was asked for it; gained: the reverse."""
 
     label: str
     reason: str
     lost: bool = False
+    gained: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,10 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many cases have each verdict; `lost` is a case without a result in B alone."""
-        verdicts = [row.judged.verdict for row in self.rows] + ["lost"] * sum(each.lost for each in self.missing)
+        """How many cases have each verdict; `lost` is a case without a result in B alone, `gained` in A alone."""
+        verdicts = [row.judged.verdict for row in self.rows]
+        verdicts += ["lost"] * sum(each.lost for each in self.missing)
+        verdicts += ["gained"] * sum(each.gained for each in self.missing)
         return {verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict in verdicts}
 
 
@@ -272,4 +275,4 @@ def _missing(of_a: Mapping[str, CaseSide], of_b: Mapping[str, CaseSide]) -> Iter
         without = {name: side.why for name, side in (("A", a), ("B", b)) if side.why}
         if without:
             reasons = [f"{name}: {why}" for name, why in without.items()]
-            yield Missing(a.label, f"no result in {'; '.join(reasons)}", lost=list(without) == ["B"])
+            yield Missing(a.label, f"no result in {'; '.join(reasons)}", lost=[*without] == ["B"], gained=[*without] == ["A"])

@@ -111,6 +111,7 @@ class Drawing {
     const best = this.data.best && !view.ratio;
     this.ringed = best ? lines.filter(([, all]) => all.some((point) => point.y) && points.turns(all)) : [];
     this.notes = points.footnotes(lines);
+    if (this.ringed.length) this.notes.push("○ the best of a line that falls behind it");
   }
 
   get isRatio() {

@@ -212,8 +212,6 @@ class _Drawn:
         measured = rows[(rows["status"] == "ok") & (rows["samples"] > 0)]
         if len(measured):
             yield _points_words(measured, self.panel.entry.y, any(line.base_rows for line in lines))
-        if self.panel.entry.best:
-            yield "rings mark the best batch of each line that falls behind it within the batches tried"
         if any(line.y for line in lines):
             yield (
                 "the floor is the longer of the least bytes at a copy's bandwidth and the FLOPs at the rate of a large "
@@ -227,7 +225,10 @@ class _Drawn:
             places = "models of GPU" if "device_id" in several - apart else "machines"
             yield f"lines join no points of different {places} or commits"
         if "device_id" in several - apart and measured["device"].nunique() == 1:
-            yield f"their points are from {measured['device_id'].nunique()} GPUs of one model"
+            yield f"the points are from {measured['device_id'].nunique()} GPUs of one model"
+        throttled = {*measured.index[measured["throttled"] > 0]}
+        if count := sum(not throttled.isdisjoint(point) for point in points):
+            yield f"at {count} of the {len(points)} points the GPU was throttled"
         if NOTES in rows:
             has_result, noted = (
                 {*rows.index[which]} for which in (rows["status"] == "ok", rows[NOTES].fillna("") != "")

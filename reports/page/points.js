@@ -161,7 +161,7 @@ class Points {
     if (line.y) return [...parts, `${shown(point.y.value)}, bound by ${this.cell(row, "bound")}`, ...notes];
     const samples = point.measured.map((each) => this.saidOf(each, point, this.sampleWords(each)));
     const value = `${yTitle}: ${shown(point.y.value)}${this.intervalWords(point)}`;
-    const profiled = profileOf(row) ? ["Profiled: click or Enter shows where its time goes"] : [];
+    const profiled = profileOf(row) ? ["Profiled: click or Enter, or the link after a tap, shows where its time goes"] : [];
     return [...parts, value, ...samples, ...unit, ...this.work(row), ...notes, ...profiled];
   }
 

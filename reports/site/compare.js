@@ -142,12 +142,14 @@ function missingOf(a, b) {
     const without = sides.filter(([, side]) => side.why);
     if (!without.length) return [];
     const reason = `no result in ${without.map(([name, side]) => `${name}: ${side.why}`).join("; ")}`;
-    return [{ label: a[key].label, reason, lost: without.length === 1 && without[0][0] === "B" }];
+    const alone = without.length === 1 && without[0][0];
+    return [{ label: a[key].label, reason, lost: alone === "B", gained: alone === "A" }];
   });
 }
 
 function counted({ rows, missing }) {
-  const verdicts = [...rows.map((row) => row.verdict), ...missing.filter((each) => each.lost).map(() => "lost")];
+  const sides = ["lost", "gained"].flatMap((verdict) => missing.filter((each) => each[verdict]).map(() => verdict));
+  const verdicts = [...rows.map((row) => row.verdict), ...sides];
   const count = (verdict) => verdicts.filter((each) => each === verdict).length;
   return rules.verdicts.filter((verdict) => count(verdict)).map((verdict) => `${count(verdict)} ${verdict}`).join(", ");
 }

@@ -142,7 +142,6 @@ def test_caption_is_one_sentence_of_what_was_held_fixed():
         "Batch 512, 1.3b, bfloat16, timed in CUDA graphs, on NVIDIA H100 80GB HBM3; medians of 30 samples with their "
         "95% intervals within one process."
     )
-    assert "rings mark the best batch" in FIGURES["fig20-throughput-forward"].caption
 
 
 @pytest.mark.parametrize(("count", "said"), [(5, True), (6, False)])
@@ -267,10 +266,10 @@ def test_a_line_of_a_run_that_was_resumed_on_another_gpu_of_its_model_is_one():
     ]
     _, [figure] = drawn(*records[:2])
     assert [(line.name, line.rows) for line in figure.lines] == [("TTT-Linear · PyTorch", [0, 1])]
-    assert "their points are from 2 GPUs of one model" in figure.caption
+    assert "the points are from 2 GPUs of one model" in figure.caption
     other = synthetic.environment(device_id="456789ab", commit="b" * 40)
     _, [figure] = drawn(*records[:2], synthetic.ok(case(context=4096), 1.0, environment=other))
-    assert "different models of GPU or commits; their points are from 3 GPUs of one model" in figure.caption
+    assert "different models of GPU or commits; the points are from 3 GPUs of one model" in figure.caption
     _, [figure] = drawn(*records)  # how it was timed tells two points at one x apart, not where
     assert [line.rows for line in figure.lines] == [[2], [0, 1]]
 
