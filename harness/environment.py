@@ -18,7 +18,7 @@ RECORDS_APART = ":(exclude)reports/results"
 COMMIT_VARIABLE = "TTT_BENCH_COMMIT"
 DIRTY = "-dirty"  # after a commit: with uncommitted changes, as git describe says it
 
-_CONSTANT = ("name", "driver", "memory_bytes", "device_id", "model", "cores")
+_CONSTANT = ("name", "driver", "memory_bytes", "device_id", "model", "cores", "threads")
 
 
 def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any]:
@@ -27,8 +27,8 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
     device_kind: "cuda" or "cpu", whichever is measured; "" is "cuda" where there is a GPU. visible: as in `open_gpu`.
     Keys: device (a name), device_kind, gpu (None without one): name, driver, memory_bytes, device_id (8 hexadecimal
     digits of its UUID's SHA-256, "" if unknown), sm_clock_mhz, memory_clock_mhz, temperature_c, power_w,
-    throttle_reasons; cpu: model, cores, load_1m; software: name -> version; commit ("" if unknown), dirty (None if
-    unknown).
+    throttle_reasons; cpu: model, cores, threads (of torch, where it is loaded), load_1m; software: name -> version;
+    commit ("" if unknown), dirty (None if unknown).
     """
     gpu = None if device_kind == "cpu" else open_gpu(visible)
     kind = device_kind or ("cpu" if gpu is None else "cuda")
@@ -38,7 +38,7 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
         "device": cpu_model() if kind == "cpu" else (gpu_facts or {}).get("name", ""),
         "device_kind": kind,
         "gpu": gpu_facts,
-        "cpu": {"model": cpu_model(), "cores": _cores(), "load_1m": _load()},
+        "cpu": {"model": cpu_model(), "cores": _cores(), **_threads(), "load_1m": _load()},
         "software": software(),
         "commit": commit,
         "dirty": dirty,
@@ -100,6 +100,11 @@ def cpu_model() -> str:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _threads() -> dict[str, int]:
+    counted = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    return {"threads": counted()} if counted else {}
 
 
 def _load() -> float | None:

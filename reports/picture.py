@@ -105,7 +105,9 @@ def take(
     sections = page.locator("section.suite")
     names = [name.removeprefix("Figures of ") for name in sections.evaluate_all("all => all.map(e => e.ariaLabel)")]
     if not names or (figures and figures not in names):
-        raise RecordError(f"--figures {figures}: the page has no such figures; there are {', '.join(names) or 'none'}")
+        asked = f"--figures {figures}: " if figures else ""
+        such = f"no such figures; there are {', '.join(names)}" if names else "no figures"
+        raise RecordError(f"{asked}the page has {such}")
     page.add_style_tag(content=PICTURE_STYLE)
     page.evaluate("dispatchEvent(new Event('resize'))")  # the style may put the figures below each other
     page.wait_for_timeout(RESIZE_MS)

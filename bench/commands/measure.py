@@ -66,6 +66,9 @@ def run(
     print(summary(records))
     for said in missing_packages(records, unused_systems_file(asked)):
         print(f"ttt-bench: {said}", file=sys.stderr)
+    failed = any(record.status not in ("ok", "skipped", "oom") for record in records)
+    if failed and retry != "failed":
+        print(f"ttt-bench: to measure again what failed: {to_continue(arguments, out)} --retry failed", file=sys.stderr)
     if records and not any(record.status == "ok" for record in records):
         sys.exit(1)
 

@@ -59,7 +59,7 @@ def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 
     Raises ProfileError where nothing was launched, or more distinct kernels than a profile holds.
     """
     if not timed:
-        raise ProfileError("no kernel ran in the profiled region")
+        raise ProfileError("no operator of PyTorch (on a GPU: no kernel) ran in the profiled region")
     kernels = kernels_of([*timed])
     if len(kernels) > KERNEL_LIMIT:
         raise ProfileError(f"{len(kernels)} distinct kernels, a profile holds {KERNEL_LIMIT}")

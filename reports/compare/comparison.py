@@ -59,7 +59,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Missing:
-    """A case without a result on one side or both. lost: it has one in A, and B was asked for it; gained: the reverse."""
+    """A case without a result on one side or both. lost: it has one in A, B was asked for it; gained: in B alone."""
 
     label: str
     reason: str
@@ -275,4 +275,5 @@ def _missing(of_a: Mapping[str, CaseSide], of_b: Mapping[str, CaseSide]) -> Iter
         without = {name: side.why for name, side in (("A", a), ("B", b)) if side.why}
         if without:
             reasons = [f"{name}: {why}" for name, why in without.items()]
-            yield Missing(a.label, f"no result in {'; '.join(reasons)}", lost=[*without] == ["B"], gained=[*without] == ["A"])
+            sides = [*without]
+            yield Missing(a.label, f"no result in {'; '.join(reasons)}", lost=sides == ["B"], gained=sides == ["A"])

@@ -184,6 +184,7 @@ def _facts(record: Record) -> dict[str, str]:
     gpu, cpu = _object(record, "gpu"), _object(record, "cpu")
     facts = {"commit": _commit(record), GPU_UNIT: _said(gpu.get("device_id"))}
     facts |= {"CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
+    facts |= {"CPU threads": _said(cpu["threads"])} if "threads" in cpu else {}
     facts |= {name: _said(version) for name, version in _object(record, "software").items()}
     return facts | {f"setting {name}": value for name, value in record.settings.items()}
 

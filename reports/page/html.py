@@ -44,6 +44,9 @@ STATUS_MEANINGS = {
 }
 
 
+UNTIMED = "No case was timed: the run only profiled or checked them. ttt-bench run measures, in a run of its own."
+
+
 @dataclass(frozen=True)
 class Fact:
     name: str
@@ -81,12 +84,13 @@ def render(
     """
     table = frame(records, catalogue) if table is None else table
     lost = failures(table, missing, catalogue)
-    drawn = figures(table, catalogue)
+    timed = _is_timed(table)
+    drawn = figures(table, catalogue) if timed else []
     data = page_data(table, catalogue, drawn, lost, profiled_rows(records, profiled))
     sources = [source(PACKAGE, name) for name in PROGRAM]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
     loader, plotly = source(PACKAGE, "load.js"), None if around else plotly_source()
-    found, models = headline(table, catalogue, drawn, missing), fairness(records, catalogue)
+    found, models = headline(table, catalogue, drawn, missing) if timed else [UNTIMED], fairness(records, catalogue)
     return _template().render(
         label=LABELS.get,
         system_label=catalogue.system_label,
@@ -97,7 +101,7 @@ def render(
             unfinished(table, missing, catalogue),
             small_models(table, (str(record.environment.get("device_kind")) for record in records)),
         ],
-        findings=[*found[:1], *unequal(models, catalogue), *found[1:], *undrawn(table, catalogue)],
+        findings=[*found[:1], *unequal(models, catalogue), *found[1:], *(undrawn(table, catalogue) if timed else ())],
         descriptions=[described(table, catalogue, figure) for figure in drawn],
         citation=citation(title or TITLE, table, len(missing)),
         facts=_facts(table, len(missing)),
@@ -119,6 +123,11 @@ def render(
         loader=Markup(loader),
         script_hashes=[script_hash(each) for each in (program, loader, plotly) if each],
     )
+
+
+def _is_timed(table: pd.DataFrame) -> bool:
+    """Whether the run times its cases, and does not only profile or check them."""
+    return bool((table["samples"] > 0).any() or not (table["status"] == "ok").any())
 
 
 @cache
@@ -173,13 +182,14 @@ def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]
 def _facts(table: pd.DataFrame, missing: int) -> list[Fact]:
     counts = table["status"].value_counts().to_dict() | ({MISSING: missing} if missing else {})
     ok, cases = counts.pop("ok", 0), len(table) + missing
+    done = f"{ok} measured" if _is_timed(table) else f"{ok} without a time"
     lost = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())
     return [
         Fact("Device", " · ".join(device for device in table["device"].unique() if device) or "not recorded"),
         Fact("Commit", _commits(table)),
         Fact("Measured", _dates(table)),
-        Fact("Cases", f"{ok} measured", f"of {cases}"),
+        Fact("Cases", done, f"of {cases}"),
         Fact("Without a result", str(cases - ok), lost),
         Fact("Samples", f"{samples:,}", f"of which {throttled:,} while the device was throttled" if throttled else ""),
     ]
@@ -191,7 +201,7 @@ def _meta(table: pd.DataFrame, missing: int) -> str:
     devices = " and ".join(device for device in table["device"].unique() if device) or "device not recorded"
     commits = table["commit"].replace("", None).nunique()
     by = f"{commits} commits" if commits > 1 else f"commit {_commits(table)}"
-    count = f"{measured} of {len(table) + missing} cases measured"
+    count = f"{measured} of {len(table) + missing} cases {'measured' if _is_timed(table) else 'without a time'}"
     unrun = [f"{missing} without a record"] if missing else []
     return " · ".join([devices, _dates(table), by, count, *unrun, *doubts(table)])
 

@@ -77,7 +77,7 @@ def _apart(region: Region, off: float, recorded: Recorded) -> str:
     if profiled and recorded.device_ids and profiled not in recorded.device_ids:
         return "as another GPU was profiled than recorded"
     if recorded.loaded:
-        return "as other programs used the machine when it was recorded"
+        return "as other programs used the machine when it was recorded, and may have when it was profiled"
     if _of_operators(region) and 0 < off < SLOWED:
         return "as the profiler's own time for each operator is in it, so its shares are rough"
     if off > 0 and not _of_operators(region) and region.gaps_us > _GAPS * region.region_us:
@@ -128,6 +128,8 @@ def _why(region: Region) -> str:
     if kernel is None or not kernel.time_us:
         return "No kernel took time."
     share = kernel.time_us / sum(each.time_us for each in region.kernels)
+    if _of_operators(region):  # what bounds them nothing counts
+        return f"{short(kernel.name)} takes {share:.0%} of the operators' time."
     return f"{short(kernel.name)} ({share:.0%} of the kernels' time): {bound_of(kernel, region)}."
 
 

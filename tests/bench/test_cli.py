@@ -247,6 +247,8 @@ def test_a_run_whose_cases_all_fail_exits_with_1_and_retry_tries_them_again(tmp_
     done = called(*asked, "--systems-file", "mine.toml", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert {record.status for record in records_of(tmp_path / "out")} == {"unstarted"}
+    assert "ttt-bench: to measure again what failed: ttt-bench run quick" in done.stderr
+    assert "--resume --out out --retry failed" in done.stderr
     again = called(*asked, "--resume", "--retry", "failed", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert {record.status for record in records_of(tmp_path / "out")} == {"ok"}

@@ -146,7 +146,8 @@ def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
     assert [first[name] for name in ("GB/s", "TFLOP/s", "FLOP/byte")] == ["667", "66.7", "100.0"]
     assert [first[name] for name in ("Of bandwidth (%)", "Of product rate (%)", "Occupancy (%)")] == ["22", "11", "61"]
     assert [first[name] for name in ("Registers", "Shared (kB)")] == ["168", "4.1"]
-    assert [second[name] for name in ("Time (ms)", "GB/s", "Of bandwidth (%)", "Floor as counted (ms)")] == ["0.0150", "", "", ""]
+    columns = ("Time (ms)", "GB/s", "Of bandwidth (%)", "Floor as counted (ms)")
+    assert [second[name] for name in columns] == ["0.0150", "", "", ""]
 
 
 def widths_of(html: str, drawn: str) -> list[float]:

@@ -12,7 +12,7 @@ import pytest
 import synthetic_records as synthetic
 
 from harness.case import Case
-from harness.record import RecordError
+from harness.record import Record, RecordError
 from harness.run import Run
 from reports import write_report
 from reports.page.embedding import embedded_json
@@ -207,3 +207,11 @@ def test_the_page_of_a_run_on_a_cpu_takes_at_most_two_megabytes(tmp_path):
 def test_the_page_of_the_records_of_an_h100_takes_at_most_three_megabytes(tmp_path):
     write_report(H100, tmp_path / "report.html")
     assert 1e6 < (tmp_path / "report.html").stat().st_size <= 3e6
+
+
+def test_a_run_that_was_only_profiled_says_that_nothing_was_timed():
+    case = Case("ttt-linear", "torch", "tiny", "forward", 1, 64)
+    page = render([Record(case, "ok", environment=synthetic.environment())], PAPER.catalogue)
+    assert "No case was timed" in page
+    assert "1 of 1 cases without a time" in page
+    assert "has a result" not in page.partition("</details>")[0]
