@@ -33,7 +33,8 @@ def launches(path: Path | None = None, device: str = "") -> dict[tuple[str, str]
     found = {(each.system, each.backend): _launch(each, entries.get(each.label)) for each in ADAPTERS}
     if device != "cpu":
         return found
-    return {pair: replace(launch, env={**OF_A_CPU, **launch.env}) for pair, launch in found.items()}
+    unset = {name: value for name, value in OF_A_CPU.items() if name == GPU_VARIABLE or name not in os.environ}
+    return {pair: replace(launch, env=unset | launch.env) for pair, launch in found.items()}
 
 
 def _launch(adapter: Adapter, entry: Launch | None) -> Launch:

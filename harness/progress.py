@@ -150,7 +150,8 @@ def outcome(record: Record) -> str:
     if record.samples_ms:
         result = f"{_milliseconds(median(record.samples_ms))} median of {len(record.samples_ms)}"
         result += ", throttled" if any(record.throttled) else ""
-        result += f", {load_note(record.environment)}" if is_loaded(record.environment) else ""
+    if result and record.status != "skipped" and is_loaded(record.environment):
+        result += f", {load_note(record.environment)}"
     return f"{record.status:<7} {record.case.label}{': ' + result if result else ''}"
 
 

@@ -62,12 +62,15 @@ def test_a_worker_on_a_cpu_sees_no_gpu():
     assert not any("CUDA_VISIBLE_DEVICES" in launch.env for launch in launches(device="cuda").values())
 
 
-def test_the_threads_of_a_worker_on_a_cpu_soon_wait_asleep(tmp_path):
+def test_the_threads_of_a_worker_on_a_cpu_soon_wait_asleep(tmp_path, monkeypatch):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     assert {launch.env["GOMP_SPINCOUNT"] for launch in launches(device="cpu").values()} == {"30000"}
     assert not any("GOMP_SPINCOUNT" in launch.env for launch in launches(device="cuda").values())
     own = write(tmp_path, '["mamba/torch"]\nenv = { GOMP_SPINCOUNT = "7" }\n')
     assert launches(own, "cpu")["mamba", "torch"].env["GOMP_SPINCOUNT"] == "7"
     assert plan(Asked(("quick",), device="cpu")).launches == launches(device="cpu")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "9")  # what the user set holds
+    assert not any("GOMP_SPINCOUNT" in launch.env for launch in launches(device="cpu").values())
 
 
 def test_a_file_that_is_named_must_exist(tmp_path):
