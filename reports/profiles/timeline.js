@@ -260,9 +260,10 @@ class Timeline {
     svg.append(drawn("rect", { class: "brush", x, y: 0, width: end - x, height: "100%" }));
   }
 
-  /* Read the next launch, or the one before, and bring it into view. */
+  /* Read the next launch, or the one before, and bring it into view; where none in view is read, the first in it. */
   go(step) {
-    const first = this.launches.findIndex(({ to }) => to > this.from);
+    const whole = this.launches.findIndex(({ from, to }) => from >= this.from && to <= this.to);
+    const first = whole >= 0 ? whole : this.launches.findIndex(({ to }) => to > this.from);
     const next = !this.inView(this.read) ? first : Math.min(this.launches.length - 1, Math.max(0, this.read + step));
     const { from, to } = this.launches[next];
     const span = this.to - this.from;

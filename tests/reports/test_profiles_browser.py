@@ -221,6 +221,47 @@ def test_a_timeline_is_read_launch_by_launch(profile, page):
     assert readout(profile, "timeline") == seen[4]
 
 
+AREAS = """(host) => {
+  const areas = {};
+  for (const path of host.querySelectorAll("svg path[class^=part-]")) {
+    const boxes = path.getAttribute("d").matchAll(/h(-?[\\d.]+)v(-?[\\d.]+)/g);
+    areas[path.getAttribute("class").slice(5)] = [...boxes].reduce((sum, [, wide, tall]) => sum + wide * tall, 0);
+  }
+  const { part, time } = JSON.parse(host.closest("details").dataset.profile).timeline;
+  const times = part.reduce((sums, each, at) => ({ ...sums, [each]: (sums[each] ?? 0) + time[at] }), {});
+  return [areas, times];
+}"""
+
+
+def test_launches_narrower_than_a_pixel_take_as_much_of_a_timeline_as_of_the_time(browser, made):
+    with browsing.opened(browser, made[0], viewport=PHONE) as (page, _):
+        anchor = page.locator(".profile").first.get_attribute("id")
+        page.evaluate("anchor => { location.hash = anchor; }", anchor)
+        host = page.locator(f"#{anchor} .timeline .plot-host")
+        host.locator("svg").wait_for()
+        areas, times = host.evaluate(AREAS)
+    areas.pop("gaps", None)
+    drawn = [area / sum(areas.values()) for area in areas.values()]
+    true = [time / sum(times.values()) for time in times.values()]
+    assert len(drawn) > 2
+    assert sorted(drawn) == pytest.approx(sorted(true), abs=0.02)
+
+
+def test_what_is_read_stays_in_view_and_reading_goes_on_from_what_is_seen(profile, page):
+    host = profile.locator(".timeline .plot-host")
+    host.press("ArrowDown")
+    for _ in range(4):
+        host.press("+")
+    assert profile.locator(".timeline .cursor").count() == 1  # zoomed around it
+    for _ in range(12):
+        host.press("ArrowRight")
+    assert profile.locator(".timeline .cursor").count() == 0
+    seen = ticks(profile)
+    host.press("ArrowDown")
+    assert profile.locator(".timeline .cursor").count() == 1
+    assert ticks(profile) == seen
+
+
 def test_a_pointer_reads_brushes_and_wheels(profile, page):
     host = profile.locator(".timeline .plot-host")
     host.scroll_into_view_if_needed()
