@@ -40,13 +40,17 @@ _UNTRIED = ("skipped", "unstarted")
 
 @dataclass(frozen=True)
 class _Point:
-    """A point with a result, in its unit: its value, the ends of its bar, and whether a mark makes it doubtful."""
+    """A point with a result, in its unit: its value, the ends of its bar, and whether a mark makes it doubtful.
+
+    disturbed: measured on a CPU that others used, which takes some systems tens of times as long and others not.
+    """
 
     x: float
     value: float
     low: float
     high: float
     doubtful: bool
+    disturbed: bool = False
 
     def overlaps(self, other: "_Point") -> bool:
         """Whether the bars of the two overlap."""
@@ -58,6 +62,8 @@ class _Point:
 
     def hides(self, other: "_Point") -> bool:
         """Whether the run does not tell which of the two is better."""
+        if self.disturbed or other.disturbed:
+            return True
         if self.doubtful or other.doubtful:
             return self.overlaps(other) or self.differs_little(other, OFF)
         return self.overlaps(other) and not self.differs_little(other)
@@ -164,14 +170,15 @@ class _View:
     def points(self, line: Line) -> Iterator[_Point]:
         """The points with a result."""
         x, y, scale = self.figure.x, self.figure.y, self.catalogue.metric(self.figure.y).scale
-        columns = (x, y, *own_ends(y), "latency_ms", *chain(*_BARS), MARKS)
+        columns = (x, y, *own_ends(y), "latency_ms", *chain(*_BARS), MARKS, "device_id")
         read = [name for name in dict.fromkeys(columns) if name in self.table]
         for cells in self.table.loc[list(line.rows), read].to_dict("records"):
             value = cells[y]
             if pd.notna(value) and value > 0:
                 low, high = (float(value) / scale * end for end in _bar(cells, y))
-                doubtful = bool(_marks(cells.get(MARKS)) & DOUBTS.keys())
-                yield _Point(float(cells[x]), float(value) / scale, low, high, doubtful)
+                marks = _marks(cells.get(MARKS))
+                disturbed = LOADED in marks and not cells.get("device_id")
+                yield _Point(float(cells[x]), float(value) / scale, low, high, bool(marks & DOUBTS.keys()), disturbed)
 
     def reach(self, line: Line) -> float:
         """The largest x at which the line was tried, or skipped as a smaller one had not fitted."""

@@ -158,6 +158,14 @@ def test_what_is_doubtful_wins_only_by_far(theirs, told):
         assert "of 2 points, 1 " in found
 
 
+def test_a_cpu_that_others_use_tells_no_winner():
+    """Threads that wait for one without a processor made one system 30 times slower, and another not."""
+    cpu = {"model": "Xeon", "others_share": 0.5, "idle_share": 0.0}
+    loaded = synthetic.environment() | {"device": "Xeon", "device_kind": "cpu", "gpu": None, "cpu": cpu}
+    ours, theirs = forward({2048: 4.0}, environment=loaded), forward({2048: 120.0}, *SLOW, environment=loaded)
+    assert "are not told apart" in said(*ours, *theirs)[0]
+
+
 def test_a_best_throughput_that_is_not_told_apart():
     few = [
         replace(record, samples_ms=record.samples_ms[:3], throttled=[False] * 3)
