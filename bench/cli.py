@@ -1,5 +1,6 @@
 """The command line `ttt-bench`."""
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -367,7 +368,6 @@ def convert(
     convert_checkpoint(file, output, base_lr)
 
 
-INTERRUPTED = 130  # exit status
 SLOWER = "Exit with status 1 for a case that is shown to be slower by more than this,"
 Page = Annotated[Path | None, typer.Option(help="Write an HTML page of the comparison too.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Markdown, for a pull request.")]
@@ -520,7 +520,7 @@ def _refuse_repeated(words: Sequence[str]) -> None:
 
 
 def _guarded(call: Callable[[], Any]) -> int:
-    from bench.errors import UserError
+    from bench.errors import INTERRUPTED, UserError
     from harness.record import RecordError
 
     try:
@@ -535,7 +535,7 @@ def _guarded(call: Callable[[], Any]) -> int:
     except BrokenPipeError:
         return _end_of_stdout("")
     except OSError as error:
-        if error.errno not in (28, 5, 9):  # no space, an I/O error, a closed descriptor
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
             raise
         return _end_of_stdout(f"the output cannot be written: {error.strerror}")
     except Exception as error:

@@ -34,7 +34,7 @@ def launches(path: Path | None = None, device: str = "") -> dict[tuple[str, str]
     if device != "cpu":
         return found
     unset = {name: value for name, value in OF_A_CPU.items() if name == GPU_VARIABLE or name not in os.environ}
-    return {pair: replace(launch, env=unset | launch.env) for pair, launch in found.items()}
+    return {pair: replace(launch, env={**unset, **launch.env}) for pair, launch in found.items()}
 
 
 def _launch(adapter: Adapter, entry: Launch | None) -> Launch:

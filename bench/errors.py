@@ -1,8 +1,9 @@
-"""User errors: one sentence, exit status 2."""
+"""User errors: one sentence, exit status 2; and the other exit statuses of the program."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+REGRESSION, NOT_COMPARABLE, INTERRUPTED = 1, 3, 130  # exit statuses
 CANNOT_IMPORT = "cannot be imported"  # in the reason of a system that lacks a package
 FOR_A_CPU = "unavailable on CUDA"  # in that of one which nobody would run on a GPU
 

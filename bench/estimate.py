@@ -51,8 +51,8 @@ class JobTime:
     untimed: int = 0  # cases that nothing is known of
 
 
-def job_time(job: Job, repeats: int, past: Durations) -> JobTime:
-    """How long all cases of a job will take, `repeats` times."""
+def job_time(job: Job, past: Durations) -> JobTime:
+    """How long all cases of a job will take, once each."""
     known: dict[tuple[Any, ...], list[float]] = {}
     for case in (planned.case for planned in job.cases):
         if case.key in past:
@@ -60,28 +60,28 @@ def job_time(job: Job, repeats: int, past: Durations) -> JobTime:
     unknown = [planned.case for planned in job.cases if planned.case.key not in past]
     guesses = [median(known[_kind(case)]) for case in unknown if _kind(case) in known]
     seconds = sum(map(sum, known.values())) + sum(guesses)
-    return JobTime(repeats * seconds, len(guesses), len(unknown) - len(guesses))
+    return JobTime(seconds, len(guesses), len(unknown) - len(guesses))
 
 
 def _kind(case: Case) -> tuple[Any, ...]:
     return case.size, case.phase, case.option("scope", "model")
 
 
-def longest_first(jobs: Sequence[Job], repeats: int, past: Durations) -> list[Job]:
+def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:
     """The jobs by how long they will take; a case that nothing is known of counts as the median of all."""
     typical = median(past.values()) if past else 1.0
 
     def seconds(job: Job) -> float:
-        time = job_time(job, repeats, past)
-        return time.seconds + repeats * typical * time.untimed
+        time = job_time(job, past)
+        return time.seconds + typical * time.untimed
 
     return sorted(jobs, key=seconds, reverse=True)
 
 
-def side_by_side(jobs: Sequence[float], places: int) -> float:
+def side_by_side(seconds_of_jobs: Sequence[float], places: int) -> float:
     """Seconds until the last of jobs has ended, the longest first, each on the first of `places` that is free."""
     busy = [0.0] * places
-    for seconds in sorted(jobs, reverse=True):
+    for seconds in sorted(seconds_of_jobs, reverse=True):
         heapreplace(busy, busy[0] + seconds)
     return max(busy)
 

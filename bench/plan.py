@@ -18,8 +18,9 @@ from harness.catalogue import SuiteEntry
 from harness.record import Record
 from harness.run import Job, Planned
 
-# A prefill of so many tokens may be shorter than its launches from Python: those of a 1.3B model take 1 ms a layer,
-# the work of 2,048 tokens half of that. Beyond it a graph would only hold memory.
+# A prefill of so many tokens may be shorter than its launches from Python: those of a 1.3B model take 1 ms a layer, the
+# work of 2,048 tokens half of that, so that they break even at 4,096 on a fast host, and later on a slow one. Beyond it
+# a graph would only hold memory.
 LAUNCH_BOUND_TOKENS = 8192
 
 

@@ -120,7 +120,7 @@ def note_holder(run_folder: Path, holder: Holder) -> None:
 
 
 def forget_holder(run_folder: Path, alone: bool) -> None:
-    """The run is held no longer; alone: with the folder, unless it holds claims, which tasks that start would miss."""
+    """Remove the holder's note; alone: also the folder of claims, if it is empty: those in it are of tasks."""
     with suppress(OSError):
         (_folder(run_folder) / "run.json").unlink(missing_ok=True)
         if alone:

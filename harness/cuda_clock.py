@@ -92,7 +92,7 @@ class CudaEventClock:
             self._launch = _captured(batch)
 
     def launch(self) -> None:
-        """Launch what a sample times: `launches` calls, or a replay of all of them; the cache as it is."""
+        """Launch what lies between two events of a sample: its calls, or their replay; the cache as it is."""
         self._launch()
 
     def sample(self) -> float:

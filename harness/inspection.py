@@ -259,14 +259,18 @@ def _is_plain(value: Any) -> bool:
     return type(value).__module__ == "torch" and type(value).__name__ == "Tensor" and value.device.type != "meta"
 
 
-def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check]:
-    """What is claimed (tokens, units) and what goes in and comes out must be as large as the case."""
+def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
+    """The tokens of a sample, by which its time is divided, must be the case's; of an engine, of those in flight."""
     claimed = {"forward": case.batch * case.context, "generate": case.batch}.get(case.phase)
     at_once = workload.metrics.get("sequences_at_once")
-    if case.phase == "generate" and at_once:
-        claimed = int(at_once)
+    if case.phase == "generate" and workload.engine_samples is not None and at_once:
+        claimed = min(int(at_once), case.batch)
     if claimed is not None and workload.tokens != claimed:
         yield Check.at_most("tokens_off_the_case", abs(workload.tokens - claimed), 0)
+
+
+def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check]:
+    """What goes in and comes out must be as large as the case."""
     for each in workload.inputs.values():
         for axis, wanted in ((each.batch_axis, case.batch), (each.token_axis, case.context)):
             if axis is not None and each.tensor.shape[axis] != wanted:

@@ -15,7 +15,7 @@ from harness.cuda_clock import CudaEventClock
 from harness.energy import EnergyMeter
 from harness.environment import around, snapshot, versions_of
 from harness.gate import Verdict
-from harness.inspection import Inspector, floor_check, judged
+from harness.inspection import Inspector, claim_checks, floor_check, judged
 from harness.nvml import Gpu, open_gpu
 from harness.peak_memory import CudaPeak, PeakMemory, ResidentPeak, is_out_of_memory
 from harness.process_state import ProcessState
@@ -138,7 +138,7 @@ class CaseRun:
         except (Exception, SystemExit) as error:
             return self._fail(error)
         try:
-            self._run(system, workload)
+            self._run(workload)
         except _CannotTime as error:
             self._end("skipped", str(error))
         except (Exception, SystemExit) as error:
@@ -150,10 +150,11 @@ class CaseRun:
         self.healthy = False
         self._end("oom" if is_out_of_memory(error) else "failed", of_exception(error))
 
-    def _run(self, system: SystemAdapter, workload: Workload) -> None:
+    def _run(self, workload: Workload) -> None:
         try:
             found = self.found
-            found.metrics, found.settings, found.tokens = workload.metrics, workload.settings, workload.tokens
+            found.metrics, found.settings = dict(workload.metrics), dict(workload.settings)
+            found.tokens = workload.tokens
             if self._passes_gate(workload):
                 self._work(workload)
             found.after = found.after or snapshot(workload.device)  # before `close`
@@ -186,20 +187,21 @@ class CaseRun:
             self._measure(workload)
 
     def _verify(self, workload: Workload) -> None:
-        """The case's own batch and length, run once and checked; nothing is timed."""
+        """The case checked at its own batch and length, and no time kept.
+
+        Its calls are eager, also those of a case that is timed in a graph: what they launch is the same.
+        """
         if workload.gate is None and workload.witness is None:
             return self._end("skipped", "the system has no reference to be verified against")
-        if workload.witness is None:
+        if not self._accepts(Verdict(list(claim_checks(self.case, workload)))) or workload.witness is None:
             return None
         if workload.engine_samples is not None:
             once = replace(self.policy, min_samples=1, max_samples=1, budget_s=0.0)
             take_engine_samples(workload.engine_samples(once), once)
             self._accepts(_engine_verdict(workload))
         else:
-            clock, inspector = (
-                CpuClock() if workload.device == "cpu" else CudaEventClock(),
-                Inspector(self.case, workload),
-            )
+            clock = CpuClock() if workload.device == "cpu" else CudaEventClock()
+            inspector = Inspector(self.case, workload)
             clock.prepare(inspector.run)
             self._accepts(inspector.checked_call(clock, [clock.sample() / workload.units]))
         return None
@@ -257,7 +259,7 @@ class CaseRun:
                 verdict = judged(lambda: _engine_verdict(workload))
         else:
             verdict = Verdict([], "what the engine answered was compared with nothing")
-        return Verdict([*verdict.checks, *floor], verdict.unchecked)
+        return Verdict([*verdict.checks, *claim_checks(self.case, workload), *floor], verdict.unchecked)
 
     def _close(self, workload: Workload) -> None:
         try:

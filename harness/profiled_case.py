@@ -169,7 +169,7 @@ class _Work:
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
-        """How many runs to lead in and to see, of at most `most` in all, three of four of them to see but one."""
+        """How many runs to lead in and to see, of at most `most` in all, of which a quarter at the least leads in."""
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs
 

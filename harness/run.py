@@ -229,7 +229,7 @@ class Run:
     def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
         """The run's jobs with those of a later request: cases that are not planned yet go to the end of their job.
 
-        Of the others what both ask for holds.
+        A case of both keeps its place, with what both ask for (`Planned.merged`).
         """
         by_pair = {job.pair: job for job in self.jobs}
         for job in jobs:

@@ -89,7 +89,7 @@ def _write_json(table: pd.DataFrame, out: TextIO) -> None:
 
 
 def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue, chosen: list[str]) -> None:
-    width = _width(out)
+    width = _width()
     names, unsaid = (chosen, []) if chosen else _telling(table, catalogue, None if fmt == "markdown" else width)
     same = {} if chosen else _same(table, names)
     if unsaid:
@@ -105,7 +105,7 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
         _write_text(head, columns, numeric, out, width)
 
 
-def _width(out: TextIO) -> int:
+def _width() -> int:
     """Of the terminal, or what COLUMNS says; nothing is folded in a file, but what is shown is chosen to fit one."""
     import shutil
 

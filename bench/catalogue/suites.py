@@ -434,8 +434,8 @@ class Group:
     systems: tuple[str, ...] = ()
 
 
-# Of sampling a case, by default: the same of every suite, or the same case in two of them is measured in two ways. On a
-# GPU beside the six samples of every point; the paper's suites take 20 minutes so on one H100.
+# Default seconds of sampling a case, the same in every suite, so that a case of two suites is measured in one way; on a
+# GPU beside the six samples of every point. The paper's suites take 20 minutes so on one H100.
 BUDGETS_S = {"cuda": 1.0, "cpu": 1.5}
 
 GROUPS: tuple[Group, ...] = (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.commands.planning import Plan, plan, request_of
-from bench.errors import UserError
+from bench.errors import INTERRUPTED, NOT_COMPARABLE, REGRESSION, UserError
 from bench.selection import Asked
 from harness.environment import commit_and_dirty
 from harness.files import refusing, write_atomically
@@ -21,7 +21,6 @@ from harness.run import Job, Run, RunFile
 from harness.runner import Event, run_jobs
 
 ROOT = Path(__file__).resolve().parents[2]
-REGRESSION, NOT_COMPARABLE = 1, 3  # exit statuses
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,7 @@ def ab(
         if Run.exists(folder):
             raise UserError(f"{out}: holds a comparison already; name another folder")
     work = plan(asked)
-    if not work.here:
-        raise UserError("--device cuda: no CUDA GPU was found on this machine")
+    work.refuse_elsewhere()
     with _checkout(sides[0]) as old, _checkout(sides[1]) as new:
         if _harness_files(old) != _harness_files(new):
             print("ttt-bench: harness/ differs between the two: each side is measured by its own", file=sys.stderr)
@@ -83,7 +81,7 @@ def ab(
             _measure_in_turns(runs, work, limits)
         except KeyboardInterrupt:
             print(f"ttt-bench: interrupted; {out} cannot be continued: begin anew in another --out", file=sys.stderr)
-            sys.exit(130)
+            sys.exit(INTERRUPTED)
     found = _show(*folders, bar, shown)
     if found.regressions:
         sys.exit(REGRESSION)

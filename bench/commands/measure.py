@@ -11,7 +11,7 @@ from bench import estimate
 from bench.catalogue.systems import ADAPTERS
 from bench.commands.planning import Plan, goes_on, gpus_asked, open_run, places_asked, plan, to_continue
 from bench.commands.slurm import asked_of_slurm
-from bench.errors import CANNOT_IMPORT, UserError
+from bench.errors import CANNOT_IMPORT, INTERRUPTED
 from bench.selection import Asked
 from bench.terminal import print_rows
 from harness.attempt import Retry
@@ -42,8 +42,7 @@ def run(
     gpus: as of `--gpus`, to run a job on each at a time.
     """
     work = plan(asked)
-    if not work.here:
-        raise UserError("--device cuda: no CUDA GPU was found on this machine; --dry-run plans without one")
+    work.refuse_elsewhere()
     places = places_asked(gpus, work.device)
     current = open_run(work, out, resume=resume, arguments=arguments)
     jobs = work.asked_of(current.jobs)
@@ -53,7 +52,7 @@ def run(
         with Progress(str(out), work.total) as progress:
             options: dict[str, Any] = {"limits": limits, "retry": retry, "on_event": progress, "skip": work.skip}
             if places:
-                jobs = estimate.longest_first(jobs, work.repeats, estimate.past_durations(work.machine, out))
+                jobs = estimate.longest_first(jobs, estimate.past_durations(work.machine, out))
                 with session(current, work.launches, jobs=jobs, **options) as held:
                     records = run_pool(held, places)
             else:
@@ -61,14 +60,15 @@ def run(
                 records = run_jobs(current, work.launches, jobs=jobs, place=place, **options)
     except KeyboardInterrupt:
         print(f"ttt-bench: interrupted; to continue: {to_continue(arguments, out)}", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     records = [record for record in records if record.case.key in work.keys]
     print(summary(records))
     for said in missing_packages(records, unused_systems_file(asked)):
         print(f"ttt-bench: {said}", file=sys.stderr)
     failed = any(record.status not in ("ok", "skipped", "oom") for record in records)
     if failed and retry != "failed":
-        print(f"ttt-bench: to measure again what failed: {to_continue(arguments, out)} --retry failed", file=sys.stderr)
+        again = to_continue(arguments, out, retry="failed")
+        print(f"ttt-bench: to measure again what failed: {again}", file=sys.stderr)
     if records and not any(record.status == "ok" for record in records):
         sys.exit(1)
 
@@ -141,7 +141,7 @@ class _Left:
         left = Counter(planned.case.key for planned, _ in self.pending)
         known = [planned for planned in self.job.cases if planned.case.key in past]
         rest = [planned for planned, _ in self.pending if planned.case.key not in past]
-        guess = estimate.job_time(replace(self.job, cases=(*known, *rest)), 1, past)
+        guess = estimate.job_time(replace(self.job, cases=(*known, *rest)), past)
         of_known = sum(past[planned.case.key] * (left[planned.case.key] - 1) for planned in known)
         return replace(guess, seconds=guess.seconds + of_known)
 

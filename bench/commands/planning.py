@@ -51,6 +51,14 @@ class Plan:
     min_samples: int | None = None  # what was asked for in place of the suites' own
     budget_s: float | None = None  # the same in place of the device's
 
+    def refuse_elsewhere(self) -> None:
+        """UserError where this machine does not have the device."""
+        if not self.here:
+            raise UserError(
+                "--device cuda: no CUDA GPU was found on this machine; leave --device out to use the CPU, or plan what "
+                "another machine is to measure: ttt-bench run --dry-run"
+            )
+
     def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
         """Why a case need not be tried."""
         return skip_reason(planned, earlier, self.memory_bytes)
@@ -105,7 +113,7 @@ def plan(asked: Asked) -> Plan:
         total_memory_bytes(machine) if here else None,
         asked.repeats,
         # The samples of a case are spread over its repeats, and so is the time for them.
-        Policy(budget_s=budget_s / asked.repeats, settle_max_s=2 * budget_s),  # who asks for a glance waits no longer
+        Policy(budget_s=budget_s / asked.repeats, settle_max_s=2 * budget_s),  # a short budget shortens warm-up, too
         machine,
         _added(cases, selection, device, of_checkpoint=checkpoint is not None),
         asked.min_samples,
@@ -181,19 +189,22 @@ def request_of(arguments: Sequence[str], work: Plan) -> Request:
     return Request(at, tuple(_without_folder(arguments)), machine["commit"], machine["dirty"], constant)
 
 
-def to_continue(arguments: Sequence[str], out: Path) -> str:
+def to_continue(arguments: Sequence[str], out: Path, retry: str = "") -> str:
     """The command that goes on with the run in `out` which these arguments of the program began.
+
+    retry: its `--retry`, in place of theirs.
 
     Of a checkpoint it has what the arguments have: those of a run.json name its folder without the path.
     """
+    anew = ("--out", "--retry") if retry else ("--out",)
     kept = [
         word
         for before, word in zip(("", *arguments), arguments, strict=False)
-        if before not in ("--out", "-o")
-        and word.partition("=")[0] not in ("--out", "--resume")
+        if before not in (*anew, "-o")
+        and word.partition("=")[0] not in (*anew, "--resume")
         and not word.startswith("-o")  # also -oFOLDER
     ]
-    return shlex.join(["ttt-bench", *kept, "--resume", "--out", str(out)])
+    return shlex.join(["ttt-bench", *kept, "--resume", "--out", str(out), *(["--retry", retry] if retry else [])])
 
 
 def open_checkpoint(folder: Path | None) -> Checkpoint | None:

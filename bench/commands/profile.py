@@ -15,7 +15,7 @@ from bench.commands.planning import (
     request_of,
     to_continue,
 )
-from bench.errors import UserError
+from bench.errors import INTERRUPTED, UserError
 from bench.estimate import in_words, longest_first, past_durations
 from bench.models.config import SIZES, cut
 from bench.plan import with_keys
@@ -55,15 +55,14 @@ def profile(
     gpus: as of `--gpus`, to profile a job on each at a time.
     """
     work = plan(asked)
-    if not work.here:
-        raise UserError("--device cuda: no CUDA GPU was found on this machine")
+    work.refuse_elsewhere()
     places = places_asked(gpus, work.device)
     tools = choose(way, work.device)
     new = "" if Run.exists(out) else f"{out}: a new run, without latencies to hold its profiles against"
     run = _run_of(out, work, resume, arguments)
     jobs = _jobs_of(run, work.jobs)
     if places:
-        jobs = longest_first(jobs, 1, past_durations(work.machine, out))
+        jobs = longest_first(jobs, past_durations(work.machine, out))
     for said in filter(None, (tools.said, new, warning("they may slow what is profiled"))):
         print(f"ttt-bench: {said}", file=sys.stderr)
     profiler = Profiler(
@@ -88,7 +87,7 @@ def profile(
         found = profiler.jobs(jobs, places)
     except KeyboardInterrupt:
         print(f"ttt-bench: interrupted; to continue: {to_continue(arguments, out)}", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     if found and not any(each.status == "ok" for each in found):
         sys.exit(1)
 

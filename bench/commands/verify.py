@@ -7,7 +7,6 @@ from pathlib import Path
 
 from bench.commands.measure import summary
 from bench.commands.planning import plan
-from bench.errors import UserError
 from bench.model_facts import PARAMETERS_OFF
 from bench.selection import Asked
 from harness.process import Limits
@@ -21,8 +20,7 @@ from harness.runner import run_jobs
 def verify(asked: Asked, *, limits: Limits) -> None:
     """Check without timing; exit status 1 when a case differs from its reference or fails, or all are skipped."""
     work = plan(asked)
-    if not work.here:
-        raise UserError("--device cuda: no CUDA GPU was found on this machine")
+    work.refuse_elsewhere()
     with tempfile.TemporaryDirectory() as folder:
         file = RunFile("verify", work.jobs, work.catalogue, work.policy.to_dict())
         current = Run.create(Path(folder) / "run", file)

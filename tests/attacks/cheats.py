@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from random import Random
 from typing import Any
 
@@ -176,6 +177,23 @@ class TokensOverstated(Honest):
 
     def claim(self, workload: Workload) -> None:
         workload.tokens *= 2
+
+
+class TokensOfMoreAtOnce(TokensOverstated):
+    """Says so as an engine does whose cache holds a part of the batch, and more than all of it."""
+
+    def claim(self, workload: Workload) -> None:
+        super().claim(workload)
+        workload.metrics = {"sequences_at_once": workload.tokens}
+
+
+class TokensOfAnEngine(TokensOfMoreAtOnce):
+    """And times itself."""
+
+    def claim(self, workload: Workload) -> None:
+        super().claim(workload)
+        workload.witness = None
+        workload.engine_samples = lambda policy: repeat([1.0])
 
 
 class UnitsOverstated(Honest):
@@ -393,6 +411,9 @@ CHEATS = (
     Cheat(FewerTokensRead, PROMPT, (WRONG,)),
     Cheat(FewerTokensThanClaimed, PROMPT, ("input_sizes_off_the_case",)),
     Cheat(TokensOverstated, PROMPT, ("tokens_off_the_case",)),
+    Cheat(TokensOfMoreAtOnce, GENERATE, ("tokens_off_the_case",)),
+    Cheat(TokensOfAnEngine, PROMPT, ("tokens_off_the_case",)),
+    Cheat(TokensOfAnEngine, GENERATE, ("tokens_off_the_case",)),
     Cheat(UnitsOverstated, GENERATE, (WRONG,)),
     Cheat(UnitsUnseen, GENERATE, ("outputs_without_the_units",)),
     Cheat(WorkInAThread, LONG_PROMPT, ("outputs_written_after_the_call", "outputs_not_finite", WRONG)),

@@ -38,7 +38,8 @@ class TorchTransformer:
         ms = (FORWARD if case.phase == "forward" else GENERATE) / 100
         jitter = 1 + os.getpid() % 5 / 1000
         samples = [ms * jitter * (1 + at / 1000) for at in range(9)]
-        return Workload(run=lambda: None, tokens=1, engine_samples=lambda policy: repeat(samples))
+        tokens = case.batch * (case.context if case.phase == "forward" else 1)
+        return Workload(run=lambda: None, tokens=tokens, engine_samples=lambda policy: repeat(samples))
 """
 ITSELF = "name another folder to compare it with"
 ONE = ("quick", "--systems", "transformer/torch", "--context", "64", "--batch", "1", "--device", "cpu")

@@ -303,7 +303,7 @@ def test_the_longest_jobs_go_first() -> None:
         return Job(system, "torch", tuple(map(Planned, cases)))
 
     jobs = [job("a", 2), job("b", 5), job("c", 3)]
-    assert [each.system for each in longest_first(jobs, 1, {})] == ["b", "c", "a"]
+    assert [each.system for each in longest_first(jobs, {})] == ["b", "c", "a"]
     past = {planned.case.key: 100.0 for planned in jobs[0].cases} | {jobs[1].cases[0].case.key: 1.0}
     # Nothing of c was ever run: its three cases count as the median of what is known.
-    assert [each.system for each in longest_first(jobs, 1, past)] == ["c", "a", "b"]
+    assert [each.system for each in longest_first(jobs, past)] == ["c", "a", "b"]

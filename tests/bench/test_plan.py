@@ -424,9 +424,9 @@ def test_the_time_of_a_job_follows_from_the_cases_that_earlier_runs_timed():
         for phase, batch in (("forward", 1), ("forward", 2), ("generate", 1))
     )
     job = Job("a", "b", (first, second, other))
-    assert estimate.job_time(job, 1, {}) == estimate.JobTime(0, guessed=0, untimed=3)
-    assert estimate.job_time(job, 2, {first.case.key: 10.0}) == estimate.JobTime(40.0, guessed=1, untimed=1)
-    whole = estimate.job_time(job, 1, {first.case.key: 10.0, other.case.key: 1.0})
+    assert estimate.job_time(job, {}) == estimate.JobTime(0, guessed=0, untimed=3)
+    assert estimate.job_time(job, {first.case.key: 10.0}) == estimate.JobTime(20.0, guessed=1, untimed=1)
+    whole = estimate.job_time(job, {first.case.key: 10.0, other.case.key: 1.0})
     assert whole == estimate.JobTime(21.0, guessed=1)  # another phase's case says nothing of this one
     assert estimate.in_words(None) == "not known"
     assert [estimate.in_words(seconds) for seconds in (40, 600, 7200)] == ["40 s", "10 min", "2.0 h"]
