@@ -376,6 +376,38 @@ class MostCallsSkipped(Honest):
         return self.kept.clone()
 
 
+class HalfWritten(Honest):
+    """Computes half of its logits, beside those that the first call left in a buffer; nothing is compared."""
+
+    buffer: Any = None
+
+    def claim(self, workload: Workload) -> None:
+        workload.witness = None
+
+    def run(self) -> Any:
+        logits = super().run()
+        if self.buffer is None:
+            self.buffer = logits.clone()
+        self.buffer[:, : VOCABULARY // 2] = logits[:, : VOCABULARY // 2]
+        return self.buffer
+
+
+class InputsHidden(Honest):
+    """Takes its inputs out of what is renewed, and works once."""
+
+    kept: Any = None
+
+    def claim(self, workload: Workload) -> None:
+        workload.witness = None
+        self.handed = workload.inputs
+
+    def run(self) -> Any:
+        self.handed.clear()
+        if self.kept is None:
+            self.kept = super().run()
+        return self.kept.clone()
+
+
 class NotANumber(Honest):
     """Works on a state that is no number until it is put back for the check; a GPU does that on less power."""
 
@@ -428,6 +460,8 @@ CHEATS = (
     Cheat(InventedSamples, PROMPT, ("floor_over_shortest_sample",)),
     Cheat(LazyOutput, PROMPT, ("outputs_that_are_no_plain_tensors",)),
     Cheat(LazyList, PROMPT, ("outputs_that_are_no_plain_tensors",)),
+    Cheat(HalfWritten, PROMPT, ("outputs_not_finite",)),
+    Cheat(InputsHidden, PROMPT, (UNCHANGED,)),
     Cheat(Nothing, PROMPT, ("outputs_that_are_no_plain_tensors",)),
     Cheat(NotANumber, GENERATE, ("outputs_not_finite_while_timed",)),
     Cheat(MostCallsSkipped, PROMPT, (UNCHANGED, WRONG, "time_on_new_inputs_over_samples")),

@@ -209,3 +209,20 @@ def test_what_is_timed_starts_where_the_check_thinks_it_does(package, monkeypatc
     record = CaseRun(case, Policy(min_samples=3, max_samples=5, warmup_s=0)).record(Small())
     assert record.status == "ok", record.reason
     assert any(check["name"] == "timed_logits_relative_error" for check in record.gate["checks"])
+
+
+def test_generate_is_tuned_anew_for_other_phases_and_many_more_sequences_but_not_for_the_context(package, monkeypatch):
+    done = []
+    for name in ("prepare", "compile_ahead"):
+        monkeypatch.setattr(f"bench.systems.tuned_model.{name}", lambda run, name=name: done.append(name))
+    forward = Case("mamba", "mamba-ssm", "tiny", "forward", 1, 4, dtype="float32")
+    adapter = Small()
+    cases = [forward, *(replace(forward, phase="generate", batch=b, context=c) for b, c in ((4, 4), (4, 64), (16, 4)))]
+    said = [adapter.build(each).settings["tuned"] for each in cases]
+    assert done == ["prepare", "prepare", "compile_ahead", "prepare"]
+    assert [each.removeprefix("on the first ") for each in said] == [
+        "forward of 1 to 15 tokens at once",
+        "generate of 1 to 15 tokens at once",
+        "generate of 1 to 15 tokens at once",
+        "generate of 16 to 255 tokens at once",
+    ]

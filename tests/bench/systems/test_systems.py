@@ -383,3 +383,19 @@ def test_a_prompt_that_the_reference_would_read_for_minutes_is_not_compared_and_
         record = CaseRun(replace(case("ttt-linear", phase, **options), context=41), POLICY).record(TTTTorch())
         assert record.status == "ok", record.reason
         assert "compared with nothing: the reference reads at most 40" in record.gate["unchecked"]
+
+
+def test_each_model_that_is_loaded_has_a_verdict_of_its_own(monkeypatch):
+    compared = []
+    verdict = language_model.Verdict([])
+    monkeypatch.setattr(TTTTorch, "_compare", lambda self, model, case: compared.append(case.dtype) or verdict)
+    adapter = TTTTorch()
+    for dtype in ("float32", "float32", "bfloat16"):
+        adapter.build(replace(case("ttt-linear"), dtype=dtype)).gate()
+    assert compared == ["float32", "bfloat16"]
+
+
+def test_a_model_that_is_no_fair_one_misses_its_gate(monkeypatch):
+    unfair = language_model.Check.at_most("unfair", 1.0, 0.0)
+    monkeypatch.setattr("bench.model_facts.checks", lambda facts, case: [unfair])
+    assert "unfair" in TTTTorch().build(case("ttt-linear")).gate().reason

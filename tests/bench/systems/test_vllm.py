@@ -496,3 +496,21 @@ def test_the_reference_of_the_gate_serves_what_was_timed_block_by_block(llm, mon
     llm.compute = True
     record = CaseRun(CASE, FEW).record(OnCpu())
     assert record.status == "ok", record.reason
+
+
+def test_only_the_requests_that_were_samples_count(llm):
+    work = VllmTransformer().build(replace(CASE, phase="request", options=(("steps", 4),))).run.__self__
+    work._requests.extend([(first, [1.0])] for first in (9.0, 1.0, 3.0))
+    assert work.measured(2)["time_to_first_token_ms"] == pytest.approx(2.0)
+
+
+def test_nobody_foresees_which_sequences_are_compared(llm):
+    class Last(Random):
+        def sample(self, rows, count):
+            return list(rows)[-count:]
+
+    llm.compute = True
+    workload = VllmTransformer().build(replace(CASE, phase="forward", batch=8))
+    made = workload.run().outputs[-1].outputs[0].token_ids
+    made[-1] = (made[-1] + 1) % 512
+    assert not workload.witness(Last())(None, 1).passed
