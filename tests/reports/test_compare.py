@@ -300,6 +300,7 @@ def test_throttling_of_one_side_is_named(tmp_path):
     hot = timed(a_case(), 10)
     hot.throttled[3] = True
     assert compare(*two(tmp_path, [hot], [timed(a_case(), 10)])).rows[0].notes == ("throttled in A only",)
+    assert compare(*two(tmp_path / "both", [hot], [hot])).rows[0].notes == ()
 
 
 def test_throttling_of_one_process_of_a_side_is_named(tmp_path):

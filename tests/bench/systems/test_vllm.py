@@ -248,6 +248,21 @@ def test_tokens_that_the_model_would_not_choose_are_seen(llm, monkeypatch, phase
     assert "timed_choice_below_best" in verdict.reason
 
 
+def test_not_the_last_token_alone_is_held_against_the_model(llm, monkeypatch):
+    llm.compute = True
+    judged, last_logits = [], VllmTransformer.last_logits
+
+    def counted(self, reference, ids, last):
+        judged.append(last)
+        return last_logits(self, reference, ids, last)
+
+    monkeypatch.setattr(VllmTransformer, "last_logits", counted)
+    workload = VllmTransformer().build(CASE)
+    workload.run()
+    assert workload.witness(Random(1))(None, 1).passed
+    assert judged == [vllm_system.STEPS]
+
+
 def test_tokens_that_were_not_made_are_seen(llm):
     workload = VllmTransformer().build(CASE)
     batch = workload.run()
