@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.catalogue.suites import BUDGETS_S, PUBLISHED
+from bench.catalogue.suites import BUDGETS_S
+from harness.interval import FEWEST
 
 app = typer.Typer(
     add_completion=False,
@@ -137,7 +138,7 @@ def run(
     ] = None,
     min_samples: Annotated[
         int | None,
-        typer.Option(help=f"Samples of a case, whatever the budget; {PUBLISHED} but for quick.", min=1),
+        typer.Option(help=f"Samples of a case, whatever the budget; {FEWEST} but for quick.", min=1),
     ] = None,
     repeats: Annotated[
         int, typer.Option(help="Fresh processes that each case runs in, one after another.", min=1, max=99)

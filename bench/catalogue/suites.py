@@ -11,6 +11,7 @@ from bench.errors import UserError, unknown
 from bench.models.config import SIZES
 from harness.catalogue import FigureEntry as Figure
 from harness.catalogue import PaperClaim as Claim
+from harness.interval import FEWEST
 
 LANGUAGE_MODELS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
 # Today's recurrent models stand beside the paper's four in its figures.
@@ -48,9 +49,6 @@ class Panel:
     dtype: str = ""  # of weights and activations; "" is bfloat16 on a GPU and float32 on a CPU
 
 
-PUBLISHED = 6  # samples whose extremes hold the median with 95%
-
-
 @dataclass(frozen=True)
 class Suite:
     """Panels of cases, the question they answer, and its figures.
@@ -64,7 +62,7 @@ class Suite:
     panels: tuple[Panel, ...]
     figures: tuple[Figure, ...] = ()
     device: str = ""
-    min_samples: int = PUBLISHED
+    min_samples: int = FEWEST
     trial: bool = False
 
 
