@@ -128,6 +128,14 @@ class CudaEventClock:
         return torch.empty(self.own_bytes, dtype=torch.uint8, device="cuda")
 
 
+def wait_for(device: str) -> None:
+    """Until the GPU has done its work, where `device` is "cuda"."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
 def _nothing() -> None:
     """What a clock launches before it is prepared."""
 

@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 from harness.case import Case
+from harness.cuda_clock import wait_for
 from harness.gate import Check, Verdict
 from harness.peak_memory import is_out_of_memory
 from harness.system import Input, Workload
@@ -74,8 +75,7 @@ class Inspector:
         if self._ran:
             self._look()
         self._renew()
-        if self._workload.device == "cuda":
-            _wait_for_gpu()  # whose time to renew them counts, too
+        wait_for(self._workload.device)  # whose time to renew them counts, too
         self._ran = True
         self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
 
@@ -186,7 +186,7 @@ class Inspector:
         if self._workload.device != "cuda":
             return []
         start = time.monotonic()
-        _wait_for_gpu()
+        wait_for("cuda")
         late = time.monotonic() - start
         return [Check.at_most("seconds_of_work_after_the_call", late, _LATE_S)] if late > _LATE_S else []
 
@@ -211,12 +211,6 @@ class Inspector:
             again_ms = min(again_ms, self._call(clock).worked_ms)  # side by side, as others may disturb both
         if again_ms < _SHORT * took.worked_ms:
             yield Check.at_most("time_on_new_inputs_over_samples", took.worked_ms / max(again_ms, 1e-9), 1 / _SHORT)
-
-
-def _wait_for_gpu() -> None:
-    import torch
-
-    torch.cuda.synchronize()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from harness.case import Case
-from harness.cuda_clock import SETTLES_S, WAKES_S, CudaEventClock
+from harness.cuda_clock import SETTLES_S, WAKES_S, CudaEventClock, wait_for
 from harness.nvml import open_gpu
 from harness.peak_memory import is_out_of_memory
 from harness.profile_region import ProfileError
@@ -124,7 +124,7 @@ class _Work:
             with recorded(), told(entered.append):
                 self.ranged(nullcontext())
             self.passes = entered.count(COUNTED_LAYER)
-            _wait(self.device)
+            wait_for(self.device)
             self.call_s = time.monotonic() - start
             if self.call_s > _LONG_S:
                 break
@@ -134,17 +134,16 @@ class _Work:
         if self.workload.engine_samples is not None:
             batches = iter(self.workload.engine_samples(ALONE))
             warm_up_engine(batches, ALONE, CudaEventClock() if self.device == "cuda" else CpuClock(), self.throttled)
-            timing = take_engine_samples(batches, ALONE, self.throttled)
+            timing, samples = take_engine_samples(batches, ALONE, self.throttled), self.units
         elif self.device == "cuda":
             self.clock = CudaEventClock(self.case.timing)
             self.clock.prepare(self.workload.run, self.call_s)
             self.calls = self.clock.launches
             warm_up(self.clock, ALONE, self.throttled)
-            timing = take_samples(self.clock, ALONE, self.throttled)
+            timing, samples = take_samples(self.clock, ALONE, self.throttled), self.calls
         else:
             return
-        units = self.units if self.is_engine else 1  # a sample of an engine is one of them
-        self.alone_us = median(timing.samples_ms) * 1e3 * self.calls * units
+        self.alone_us = median(timing.samples_ms) * 1e3 * samples  # which a run takes the time of
 
     def timed(self) -> Callable[[], object]:
         """A run: a sample's calls as a measurement launches them, or an engine's batch."""
@@ -178,7 +177,7 @@ class _Work:
         throttled = False
         for _ in range(runs):
             run()
-            _wait(self.device)
+            wait_for(self.device)
             throttled = self.throttled() or throttled
         return throttled
 
@@ -279,7 +278,7 @@ def _captured(work: _Work) -> dict[str, Any]:
     work.load(run)
     with profiler_range(work.device):
         work.ranged(nullcontext())
-        _wait(work.device)
+        wait_for(work.device)
         lead, runs = work.window()
         with nvtx_range(LEAD):
             work.repeat(run, lead)
@@ -292,10 +291,3 @@ def _values(found: Mapping[str, Any]) -> dict[str, Any]:
     """Dataclasses as JSON values."""
     parts = {name: [asdict(each) for each in found[name]] for name in ("kernels", "ranges")}
     return {**found, **parts, "timeline": asdict(found["timeline"])}
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        import torch
-
-        torch.cuda.synchronize()

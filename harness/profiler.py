@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.cuda_clock import wait_for
 from harness.profile_region import ProfileError, Region
 from harness.profilers import kineto
 from harness.profilers.trace import found_in
@@ -44,8 +45,7 @@ def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -
         raise ValueError(f"keep {str(keep)!r}: must end in .json.gz, in a folder that is there")
     if is_recorded():
         raise ProfileError("a profiled block lies in another one: torch.profiler cannot record both")
-    if device == "cuda":
-        torch.cuda.synchronize()
+    wait_for(device)
     found = Profiled()
     with kineto.recording(device, with_ranges=True, keep=Path(keep) if keep else None) as recorded:
         yield found

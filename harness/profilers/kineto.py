@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from harness.cuda_clock import wait_for
 from harness.profile_region import ProfileError
 from harness.profilers.trace import Launched, Nesting, Span, after_the_one_before
 from harness.ranges import recorded
@@ -31,7 +32,6 @@ def recording(
 
     keep: where the trace is left, compressed, for a viewer such as Perfetto. before: runs first, not recorded.
     """
-    import torch
     from torch.profiler import ProfilerActivity, profile, schedule
 
     # A graph's kernels are lost where CUPTI is torn down between two recordings.
@@ -46,8 +46,7 @@ def recording(
             before()
             profiler.step()
         yield found
-        if device == "cuda":
-            torch.cuda.synchronize()
+        wait_for(device)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))

@@ -100,12 +100,13 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
     without_us, told = max(alone_us, busy_us), (1 + HELD_UP) * alone_us
     # A profiler holds up what launches the kernels, and draws those of a graph apart: what runs take longer under it is
     # no part of their gaps. Of launches that it does not hold up, the clocks differ.
-    held_up = region_us > without_us * (1 if seen.replayed else 1 + HELD_UP)
-    if alone_us and region_us > told and (held_up or busy_us > told):
+    held_up = alone_us > 0 and region_us > without_us * (1 if seen.replayed else 1 + HELD_UP)
+    slower = alone_us > 0 and busy_us > told
+    if region_us > told and (held_up or slower):
         said = f"under the profiler a run took {region_us / alone_us - 1:.0%} longer than without it: "
-        whose = "its kernels did" if busy_us > told else "its gaps are as long as without it, but for the timeline's"
+        whose = "its kernels did" if slower else "its gaps are as long as without it, but for the timeline's"
         notes.append(said + whose)
-    if alone_us and held_up:
+    if held_up:
         found["longest_gap_us"] *= (without_us - busy_us) / (region_us - busy_us)
         region_us = without_us
     # Of an engine's runs that launch unlike kernels the time is the host's, without the pauses between them.

@@ -113,7 +113,7 @@ def test_kineto_sees_the_last_runs_on_a_gpu_without_the_pauses_between_samples(
             return self.alone_ms
 
     monkeypatch.setattr(profiled_case, "CudaEventClock", TwoCalls)
-    monkeypatch.setattr(profiled_case, "_wait", pause)
+    monkeypatch.setattr(profiled_case, "wait_for", pause)
     monkeypatch.setattr(kineto, "recording", recording)
     monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
     workload = Workload(run=run, units=16, device="cuda")
@@ -193,7 +193,7 @@ def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.Mo
     monkeypatch.setattr(profiled_case, "SETTLES_S", 20)
     monkeypatch.setattr(profiled_case, "WAKES_S", 10)
     monkeypatch.setattr(profiled_case, "RUNS_S", 7)
-    monkeypatch.setattr(profiled_case, "_wait", lambda device: None)
+    monkeypatch.setattr(profiled_case, "wait_for", lambda device: None)
     calls: list[str] = []  # each takes a second
     monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=lambda: len(calls)))
     on_gpu, on_cpu = (profiled_case._Work(case(), Workload(run=print, device=device)) for device in ("cuda", "cpu"))
@@ -220,7 +220,7 @@ def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.Mo
 def test_it_rests_where_a_measurement_does(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     runs: list[str] = []
-    monkeypatch.setattr(profiled_case, "_wait", lambda device: waits.append(len(runs)))
+    monkeypatch.setattr(profiled_case, "wait_for", lambda device: waits.append(len(runs)))
     work = profiled_case._Work(case(), Workload(run=print, device="cuda"))
     work.repeat(lambda: runs.append("run"), 3)
     assert (len(runs), waits) == (3, [1, 2, 3])
@@ -415,7 +415,7 @@ def test_an_engines_prompts_are_led_in_and_timed_by_the_host(
 ) -> None:
     clock = itertools.count(0.0, 2.0)  # a batch reads it twice
     monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr(profiled_case, "_wait", lambda device: None)
+    monkeypatch.setattr(profiled_case, "wait_for", lambda device: None)
     found = profiled_case.profile(case(timing="engine"), engine, ProfilerChoice("nsys"))
     batch = ["prompts", "steps"]
     assert events == [
@@ -440,7 +440,7 @@ def test_kineto_times_an_engine_without_its_ranges(
             before()
         yield SimpleNamespace(events=launched if phase == "forward" and not with_ranges else launched[:1])
 
-    monkeypatch.setattr(profiled_case, "_wait", lambda device: None)
+    monkeypatch.setattr(profiled_case, "wait_for", lambda device: None)
     monkeypatch.setattr(profiled_case, "open_gpu", lambda: None)
     monkeypatch.setattr(kineto, "recording", recording)
     monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
