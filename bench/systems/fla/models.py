@@ -56,8 +56,8 @@ class FlaModel(CausalLM):
         return Cache()
 
     def reset_state(self, state: Any) -> None:
-        """Back before the first token."""
-        state.reset()
+        """Back before the first token. As new, as the `reset` of releases before 0.5.1 leaves the states."""
+        state.__init__()
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         """ids [B, T] -> (logits [B, V] after the last of them, state); piece by piece along T."""
@@ -152,11 +152,6 @@ class Fla(TunedLanguageModel):
 
 class FlaForward(Forward):
     """A prompt from an empty state; its check knows how these models round."""
-
-    @torch.inference_mode()
-    def run(self) -> Tensor:
-        """See Forward.run; by a new cache, which costs nothing: that of releases before 0.5.1 does not reset."""
-        return last_logits(self.model, self.ids)
 
     def witness(self, chance: Random) -> Callable[[Tensor, int], Verdict]:
         """A drawn prompt, read by the recurrent kernels where it is short enough for them."""

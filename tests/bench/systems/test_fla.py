@@ -36,7 +36,7 @@ class Cache:
         self.layers = []
 
     def reset(self):
-        self.layers = []
+        """Does nothing, as that of releases before 0.5.1."""
 
     def get(self, zero):
         """The state and the last input."""
