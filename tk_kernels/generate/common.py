@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -13,6 +13,7 @@ import torch
 from tk_kernels import FORMS
 from tk_kernels.build import NO_GPU
 from tk_kernels.checks import check_parameter
+from tk_kernels.reference.token_rows import rows_before
 
 try:
     import triton
@@ -110,6 +111,17 @@ def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *give
             if output is not None and part is not None:
                 output[first : first + step] = part
     return tuple(outputs)
+
+
+def gathered_rows(
+    position: torch.Tensor,
+    rows: Sequence[torch.Tensor],
+    row_type: torch.dtype,
+    sums: Callable[..., tuple[torch.Tensor, ...]] | None = None,
+) -> Any:
+    """Copies of rows [B, H, m, width] in `row_type`, or `sums` of them; those at or beyond position [B] count as 0."""
+    gather = sums or (lambda *kept: tuple(x.to(row_type, copy=True) for x in kept))
+    return by_sequences(lambda at, *kept: gather(*(rows_before(x, at) for x in kept)), position, *rows)
 
 
 def float_copy(x: torch.Tensor) -> torch.Tensor:

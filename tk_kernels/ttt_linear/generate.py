@@ -25,6 +25,7 @@ from tk_kernels.generate.common import (
     dependent_launch,
     dot_type,
     float_copy,
+    gathered_rows,
     gpu_name,
     jit,
     learning_rate,
@@ -44,7 +45,6 @@ from tk_kernels.generate.common import (
     triton,
 )
 from tk_kernels.generate.tuning import Tuning, tuning
-from tk_kernels.reference.token_rows import rows_before
 from tk_kernels.ttt_linear.reference import LinearPrimalState, LinearState
 
 __all__ = ["GenerateState", "available", "generate_step"]
@@ -75,10 +75,8 @@ class GenerateState:
         check_form(form, precision)
         weights, low = by_sequences(lambda W: store(W, precision), state.W)
         position = state.position[:, None].repeat(1, state.W.shape[1]).to(torch.int32)
-        row_type = PRECISIONS[precision].rows
-        gather = _running_sums if form == "primal" else lambda *rows: tuple(x.to(row_type, copy=True) for x in rows)
-        kept = (state.position, state.k_rows, state.g_rows)
-        gathered = by_sequences(lambda position, *some: gather(*(rows_before(x, position) for x in some)), *kept)
+        sums = _running_sums if form == "primal" else None
+        gathered = gathered_rows(state.position, (state.k_rows, state.g_rows), PRECISIONS[precision].rows, sums)
         return cls(form, precision, state.k_rows.shape[2], weights, low, float_copy(state.b), position, gathered)
 
     def to_state(self) -> LinearState | LinearPrimalState:

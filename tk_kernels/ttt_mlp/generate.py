@@ -26,6 +26,7 @@ from tk_kernels.generate.common import (
     dependent_launch,
     dot_type,
     float_copy,
+    gathered_rows,
     gelu,
     gelu_grad,
     gpu_name,
@@ -47,7 +48,6 @@ from tk_kernels.generate.common import (
     triton,
 )
 from tk_kernels.generate.tuning import Tuning, tuning
-from tk_kernels.reference.token_rows import rows_before
 from tk_kernels.ttt_mlp.reference import MLPPrimalState, MLPState
 
 __all__ = ["GenerateState", "available", "generate_step"]
@@ -84,11 +84,8 @@ class GenerateState:
         weights2, low2 = by_sequences(lambda W2: store(W2, precision), state.W2)
         position = state.position[:, None].repeat(1, state.W1.shape[1]).to(torch.int32)
         b1, b2 = float_copy(state.b1), float_copy(state.b2)
-        row_type = PRECISIONS[precision].rows
-        gather = _running_sums if form == "primal" else lambda *rows: tuple(x.to(row_type, copy=True) for x in rows)
-        gathered = by_sequences(
-            lambda position, *kept: gather(*(rows_before(x, position) for x in kept)), state.position, *_rows_of(state)
-        )
+        sums = _running_sums if form == "primal" else None
+        gathered = gathered_rows(state.position, _rows_of(state), PRECISIONS[precision].rows, sums)
         m = state.k_rows.shape[2]
         return cls(form, precision, m, weights1, low1, b1, weights2, low2, b2, position, gathered)
 
