@@ -130,6 +130,11 @@ def _is_timed(table: pd.DataFrame) -> bool:
     return bool((table["samples"] > 0).any() or not (table["status"] == "ok").any())
 
 
+def _done(table: pd.DataFrame) -> str:
+    """What was done with the cases that are ok."""
+    return "measured" if _is_timed(table) else "without a time"
+
+
 @cache
 def _template() -> Template:
     return environment(PACKAGE).get_template("page.html.j2")
@@ -182,14 +187,13 @@ def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]
 def _facts(table: pd.DataFrame, missing: int) -> list[Fact]:
     counts = table["status"].value_counts().to_dict() | ({MISSING: missing} if missing else {})
     ok, cases = counts.pop("ok", 0), len(table) + missing
-    done = f"{ok} measured" if _is_timed(table) else f"{ok} without a time"
     lost = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())
     return [
         Fact("Device", " · ".join(device for device in table["device"].unique() if device) or "not recorded"),
         Fact("Commit", _commits(table)),
         Fact("Measured", _dates(table)),
-        Fact("Cases", done, f"of {cases}"),
+        Fact("Cases", f"{ok} {_done(table)}", f"of {cases}"),
         Fact("Without a result", str(cases - ok), lost),
         Fact("Samples", f"{samples:,}", f"of which {throttled:,} while the device was throttled" if throttled else ""),
     ]
@@ -201,7 +205,7 @@ def _meta(table: pd.DataFrame, missing: int) -> str:
     devices = " and ".join(device for device in table["device"].unique() if device) or "device not recorded"
     commits = table["commit"].replace("", None).nunique()
     by = f"{commits} commits" if commits > 1 else f"commit {_commits(table)}"
-    count = f"{measured} of {len(table) + missing} cases {'measured' if _is_timed(table) else 'without a time'}"
+    count = f"{measured} of {len(table) + missing} cases {_done(table)}"
     unrun = [f"{missing} without a record"] if missing else []
     return " · ".join([devices, _dates(table), by, count, *unrun, *doubts(table)])
 

@@ -16,7 +16,7 @@ class Timeline {
     this.readout = host.parentNode.querySelector(".readout");
     this.launches = this.unpacked(data.timeline);
     this.end = Math.max(...this.launches.map((launch) => launch.to), 1);
-    this.lanes = Math.max(...this.launches.map((launch) => launch.lane)) + 1;
+    this.lanes = this.byLane();
     this.gaps = this.between();
     this.phases = this.spans(0, () => true);
     this.layers = this.spans(1, (path) => path.length > 1 && path[1].startsWith("layer "));
@@ -38,6 +38,16 @@ class Timeline {
       free[lane] = Math.max(free[lane] ?? 0, before);
       return { kernel: number, range: range[at], part: part[at], from, to: before, lane };
     });
+  }
+
+  /* Of each lane the launches of each part. */
+  byLane() {
+    const lanes = [];
+    for (const launch of this.launches) {
+      lanes[launch.lane] ??= PARTS.map((part) => [part, []]);
+      lanes[launch.lane][launch.part][1].push(launch);
+    }
+    return lanes;
   }
 
   /* The times in which nothing runs. */
@@ -78,7 +88,7 @@ class Timeline {
   }
 
   /* Zoom by a factor around a moment: where none is named that of the launch that is read, else the middle. */
-  zoom(factor, around = this.inView(this.read) ? this.launches[this.read].from : (this.from + this.to) / 2) {
+  zoom(factor, around = this.inView(this.launches[this.read]) ? this.launches[this.read].from : (this.from + this.to) / 2) {
     this.show(around - (around - this.from) / factor, around + (this.to - around) / factor);
   }
 
@@ -87,9 +97,8 @@ class Timeline {
     this.show(this.from + by, this.to + by);
   }
 
-  inView(number) {
-    const launch = this.launches[number];
-    return Boolean(launch) && launch.to >= this.from && launch.from <= this.to;
+  inView(item) {
+    return item && item.to >= this.from && item.from <= this.to;
   }
 
   at(time) {
@@ -108,7 +117,7 @@ class Timeline {
     const spans = [this.phases, this.layers, this.operators];
     ROWS.forEach(([name, height], row) => {
       if (spans[row] && !spans[row].length) return; // a replayed graph tells no ranges
-      const tall = name === "Kernels" ? height * this.lanes : height;
+      const tall = name === "Kernels" ? height * this.lanes.length : height;
       svg.append(drawn("text", { x: 0, y: top + Math.min(tall / 2, 13) + 4 }, name));
       if (name === "Kernels") this.drawKernels(svg, top, height);
       else if (name === "Gaps") this.drawParts(svg, [["gaps", this.gaps]], top, tall);
@@ -122,47 +131,45 @@ class Timeline {
   }
 
   visible(items) {
-    return items.filter(({ from, to }) => to >= this.from && from <= this.to);
+    return items.filter((item) => this.inView(item));
   }
 
   /* One path of many boxes: thousands of elements would be slow. */
   boxes(items, top, height) {
-    return this.visible(items).map((item) => {
+    return items.map((item) => {
       const [x, end] = [Math.max(GUTTER, this.at(item.from)), Math.min(this.width, this.at(item.to))];
-      return `M${x.toFixed(1)} ${top(item)}h${Math.max(0.4, end - x).toFixed(1)}v${height}H${x.toFixed(1)}z`;
+      return `M${x.toFixed(1)} ${top}h${Math.max(0.4, end - x).toFixed(1)}v${height}H${x.toFixed(1)}z`;
     }).join("");
   }
 
   drawSpans(svg, spans, top, height) {
-    svg.append(drawn("path", { class: "spans", d: this.boxes(spans, () => top, height) }));
-    for (const span of this.visible(spans)) this.label(svg, span, span.name, top, height);
+    const seen = this.visible(spans);
+    svg.append(drawn("path", { class: "spans", d: this.boxes(seen, top, height) }));
+    for (const span of seen) this.label(svg, span, span.name, top, height);
   }
 
   drawKernels(svg, top, height) {
-    for (let lane = 0; lane < this.lanes; lane++) {
-      const launches = this.launches.filter((launch) => launch.lane === lane);
-      const parts = PARTS.map((part, number) => [part, launches.filter((launch) => launch.part === number)]);
-      this.drawParts(svg, parts, top + lane * height, height - 2);
-    }
-    if (!this.inView(this.read)) return;
+    this.lanes.forEach((parts, lane) => this.drawParts(svg, parts, top + lane * height, height - 2));
     const launch = this.launches[this.read];
-    svg.append(drawn("path", { class: "cursor", d: this.boxes([launch], () => top + launch.lane * height, height - 2) }));
+    if (!this.inView(launch)) return;
+    svg.append(drawn("path", { class: "cursor", d: this.boxes([launch], top + launch.lane * height, height - 2) }));
   }
 
   /* The items of each part as boxes; where some are narrower than a pixel, in each column as tall as their share of it. */
   drawParts(svg, parts, top, height) {
     const pixel = (this.to - this.from) / (this.width - GUTTER);
-    const narrow = parts.some(([, items]) => this.visible(items).some(({ from, to }) => to - from < pixel));
+    const seen = parts.map(([part, items]) => [part, this.visible(items)]);
+    const narrow = seen.some(([, items]) => items.some(({ from, to }) => to - from < pixel));
     const below = new Float64Array(Math.ceil(this.width - GUTTER)); // px of each column that parts before have taken
-    for (const [part, items] of parts) {
-      const d = narrow ? this.columns(items, below, top, height, pixel) : this.boxes(items, () => top, height);
+    for (const [part, items] of seen) {
+      const d = narrow ? this.columns(items, below, top, height, pixel) : this.boxes(items, top, height);
       if (d) svg.append(drawn("path", { class: `part-${part}`, d }));
     }
   }
 
   columns(items, below, top, height, pixel) {
     const taken = new Float64Array(below.length);
-    for (const { from, to } of this.visible(items)) {
+    for (const { from, to } of items) {
       const last = Math.min(below.length - 1, Math.floor((to - this.from) / pixel));
       for (let at = Math.max(0, Math.floor((from - this.from) / pixel)); at <= last; at++) {
         const begin = this.from + at * pixel;
@@ -264,7 +271,7 @@ class Timeline {
   go(step) {
     const whole = this.launches.findIndex(({ from, to }) => from >= this.from && to <= this.to);
     const first = whole >= 0 ? whole : this.launches.findIndex(({ to }) => to > this.from);
-    const next = !this.inView(this.read) ? first : Math.min(this.launches.length - 1, Math.max(0, this.read + step));
+    const next = !this.inView(this.launches[this.read]) ? first : Math.min(this.launches.length - 1, Math.max(0, this.read + step));
     const { from, to } = this.launches[next];
     const span = this.to - this.from;
     if (from < this.from || to > this.to) this.show(from - span / 10, from + (9 * span) / 10);
