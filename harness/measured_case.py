@@ -15,6 +15,7 @@ from harness.cuda_clock import CudaEventClock
 from harness.energy import EnergyMeter
 from harness.environment import around, snapshot, versions_of
 from harness.gate import Verdict
+from harness.heat import goal_c, let_cool
 from harness.inspection import Inspector, claim_checks, floor_check, judged
 from harness.nvml import Gpu, open_gpu
 from harness.peak_memory import CudaPeak, PeakMemory, ResidentPeak, is_out_of_memory
@@ -71,6 +72,7 @@ class CaseRun:
     ceilings: dict[str, float | None] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)  # of mode PROFILE: see `profiled_case.profile`
     _inner_s: float = 0.0  # of stages inside of the one that goes on
+    _cool_to_c: float | None = None  # of a GPU that heat slows down when the case begins
     owns_process: bool = False  # an engine that lives on from case to case sets its process up as it needs it
 
     def __post_init__(self) -> None:
@@ -80,6 +82,7 @@ class CaseRun:
     def record(self, system: SystemAdapter) -> Record:
         """Run the case; what it raises becomes the status and the reason of the record, but for NeedsFreshProcess."""
         started_at, start, before = datetime.now(UTC), time.monotonic(), snapshot()
+        self._cool_to_c = goal_c(before["gpu"])
         state = ProcessState()
         self._guarded(system)
         if not self.owns_process:
@@ -178,6 +181,8 @@ class CaseRun:
         return self.status == "ok"
 
     def _work(self, workload: Workload) -> None:
+        if self.mode != VERIFY:
+            self._let_cool(workload)
         if self.mode == PROFILE:
             found = profile(self.case, workload, self.profiler)
             self.profile = found | {"ceilings": self.ceilings}
@@ -185,6 +190,13 @@ class CaseRun:
             self._verify(workload)
         else:
             self._measure(workload)
+
+    def _let_cool(self, workload: Workload) -> None:
+        """Let a GPU rest that heat slowed down in the case before."""
+        gpu = open_gpu() if workload.device == "cuda" else None
+        if gpu and self._cool_to_c is not None:
+            with self._stage("cool_down"):
+                let_cool(gpu, self._cool_to_c)
 
     def _verify(self, workload: Workload) -> None:
         """The case checked at its own batch and length, and no time kept.

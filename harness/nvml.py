@@ -23,6 +23,7 @@ _THROTTLE = {
     0x40: "hw_thermal_slowdown",
     0x80: "hw_power_brake_slowdown",
 }
+THERMAL = frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"})
 
 
 class Gpu:

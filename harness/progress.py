@@ -8,6 +8,7 @@ from statistics import median
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from harness.heat import heat_note, is_hot
 from harness.machine_load import is_loaded, load_note
 from harness.reason import counted
 from harness.record import Record
@@ -150,6 +151,7 @@ def outcome(record: Record) -> str:
     if record.samples_ms:
         result = f"{_milliseconds(median(record.samples_ms))} median of {len(record.samples_ms)}"
         result += ", throttled" if any(record.throttled) else ""
+        result += f", {heat_note(record.environment)}" if is_hot(record.environment) else ""
     if result and record.status != "skipped" and is_loaded(record.environment):
         result += f", {load_note(record.environment)}"
     return f"{record.status:<7} {record.case.label}{': ' + result if result else ''}"

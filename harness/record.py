@@ -42,7 +42,8 @@ class Record:
     gate: `Verdict.to_dict()`. metrics: numbers; those that are not finite become None. settings: texts.
     environment: `environment.snapshot()` with what changes under "before" and "after".
     started_at: ISO 8601, UTC. wall_s: seconds that the case took; stages_s: those of its stages, such as "build",
-        "gate", "warm_up", "sample", "reference" (its answer for what was timed) and "check" (the rest of the check).
+        "gate", "cool_down" (of a GPU that heat slowed down), "warm_up", "sample", "reference" (its answer for what was
+        timed) and "check" (the rest of the check).
     """
 
     case: Case

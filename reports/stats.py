@@ -11,6 +11,7 @@ import pandas as pd
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.environment import DIRTY, device_id_of
+from harness.heat import heat_note, is_hot
 from harness.interval import FEWEST, median_interval, repeats_interval
 from harness.machine_load import is_loaded, load_note
 from harness.reason import counted, printable
@@ -39,7 +40,8 @@ COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS +
 SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
 NOTES, MARKS = "notes", "marks"
 # What a point of a figure is marked for, the gravest first.
-CACHE_FULL, FEW_SAMPLES, LOADED, UNSTEADY = "cache full", "few samples", "loaded machine", "unsteady"
+CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "loaded machine", "thermal slowdown"
+UNSTEADY = "unsteady"
 STEADY = 0.1  # half of a median's interval over the median, up to which its samples agree
 # Settings that a reader must know to compare a latency: they go into the column NOTES.
 NOTED_SETTINGS = ("gate_limits", "warning")
@@ -287,6 +289,7 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
     if row["throttled"]:
         yield f"{row['throttled']} of {row['samples']} samples under a throttle"
     yield from (load_note(record.environment) for record in group if _is_loaded(record))
+    yield from (heat_note(record.environment) for record in group if is_hot(record.environment))
     for record in group:
         if record.status != "ok":
             yield f"process {record.repeat + 1} of {len(group)}: {record.status}: {record.reason}"
@@ -303,6 +306,8 @@ def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
         yield FEW_SAMPLES
     if row["status"] == "ok" and any(map(_is_loaded, group)):
         yield LOADED
+    if row["status"] == "ok" and any(is_hot(record.environment) for record in group):
+        yield HOT
     if _is_unsteady(row):
         yield UNSTEADY
 

@@ -166,6 +166,8 @@ class Pair:
             yield f"sequences at once differ: tokens of a sample are {said}; the ratio is of the time of one"
         if self.on_other_hosts:
             yield "an engine's few sequences on another host, which bounds them"
+        if hot := [name for name, side in sides.items() if side.hot]:
+            yield f"heat slowed the GPU down in {' and '.join(hot)}"
         throttled = [name for name, side in sides.items() if side.throttled]
         if len(throttled) == 1:
             yield f"throttled in {throttled[0]} only"
@@ -177,8 +179,8 @@ class Pair:
 
     @property
     def is_sound(self) -> bool:
-        """Whether both sides have enough samples, from a machine that others left alone, and hosts do not matter."""
-        known = all(side.samples >= FEWEST and not side.others for side in (self.a, self.b))
+        """Whether both sides have enough samples, from a cool machine left alone by others, and hosts do not matter."""
+        known = all(side.samples >= FEWEST and not side.others and not side.hot for side in (self.a, self.b))
         return known and not self.on_other_hosts
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from statistics import median, stdev
 from typing import Any
 
+from harness.heat import is_hot
 from harness.interval import median_interval
 from harness.machine_load import is_loaded
 from harness.reason import counted, printable, span
@@ -37,9 +38,9 @@ class CaseSide:
     each of them; an engine's step answers as many sequences as fit into its memory, which differs from start to start.
     half: how far the 95% interval of log(ms) goes to either side; infinite where it has no end, as without a result.
     samples, timed: of all rounds, and how many of the `rounds` have any. others: the most of the processors that
-    others used while it was measured, where they disturbed it; else 0. devices: what must be the same for two timings
-    to be compared, of each machine that measured the case. facts: what else may differ, by name. host_bound: whether an
-    engine's host bounds it.
+    others used while it was measured, where they disturbed it; else 0. hot: whether heat slowed the GPU down. devices:
+    what must be the same for two timings to be compared, of each machine that measured the case. facts: what else may
+    differ, by name. host_bound: whether an engine's host bounds it.
     """
 
     key: str
@@ -53,6 +54,7 @@ class CaseSide:
     rounds: int
     others: float
     throttled: bool
+    hot: bool
     devices: tuple[Mapping[str, str], ...]
     facts: Mapping[str, str]
     host_bound: bool
@@ -135,6 +137,7 @@ def _case_side(records: Sequence[Record], repeats: int) -> CaseSide:
         rounds=repeats,
         others=_others_share(timed),
         throttled=any(any(record.throttled) for record in records),
+        hot=any(is_hot(record.environment) for record in timed),
         devices=_devices(timed),
         facts=_facts(timed[0]) if timed else {},
         host_bound=first.case.timing == "engine" and first.case.batch <= FEW_SEQUENCES,

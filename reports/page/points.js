@@ -5,6 +5,7 @@ const SIGNS = [
   ["cache full", "†", "fewer sequences at once than asked for"],
   ["few samples", "*", "fewer than six samples"],
   ["loaded machine", "‡", "others used the machine"],
+  ["thermal slowdown", "¶", "heat slowed the GPU down"],
   ["unsteady", "§", "median not known to within 10%"],
 ];
 const CACHE_FULL = SIGNS[0][0];

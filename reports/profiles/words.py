@@ -7,6 +7,7 @@ from statistics import median
 from typing import TypeGuard
 
 from harness.environment import device_id_of
+from harness.heat import is_hot
 from harness.machine_load import is_loaded
 from harness.profile_record import Profile
 from harness.profile_region import Counters, Kernel, Region
@@ -48,11 +49,13 @@ _WORKING = ("selected", "not_selected")  # a warp that issues, or could
 class Recorded:
     """The latency of a case as records say it, and how they were made.
 
-    loaded: whether others used the machine when one of them was. device_ids: of the GPUs, where they are known.
+    loaded: whether others used the machine when one of them was; hot: whether heat slowed the GPU down. device_ids: of
+    the GPUs, where they are known.
     """
 
     ms: float
     loaded: bool = False
+    hot: bool = False
     device_ids: frozenset[str] = frozenset()
 
 
@@ -76,6 +79,8 @@ def _apart(region: Region, off: float, recorded: Recorded) -> str:
     profiled = device_id_of(region.environment) if isinstance(region, Profile) else ""
     if profiled and recorded.device_ids and profiled not in recorded.device_ids:
         return "as another GPU was profiled than recorded"
+    if recorded.hot and off < 0:
+        return "as heat slowed the GPU down when it was recorded"
     if recorded.loaded:
         return "as other programs used the machine when it was recorded, and may have when it was profiled"
     if _of_operators(region) and 0 < off < SLOWED:
@@ -100,6 +105,7 @@ def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
         key: Recorded(
             median(median(record.samples_ms) for record in found),
             any(is_loaded(record.environment) for record in found),
+            any(is_hot(record.environment) for record in found),
             frozenset(filter(None, (device_id_of(record.environment) for record in found))),
         )
         for key, found in timed.items()

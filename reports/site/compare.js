@@ -77,7 +77,7 @@ function rowOf([a, b]) {
   const middle = b.log_ms - a.log_ms;
   const onCpu = [a, b].some((side) => side.devices.some((device) => device.GPU === rules.no_gpu));
   const half = Math.hypot(a.half, b.half, rules.between[onCpu ? "cpu" : "gpu"]);
-  const sound = [a, b].every((side) => side.samples >= rules.fewest && !side.others) && !onOtherHosts(a, b);
+  const sound = [a, b].every((side) => side.samples >= rules.fewest && !side.others && !side.hot) && !onOtherHosts(a, b);
   const far = sound && Math.abs(middle) > Math.max(half, Math.log1p(rules.bar));
   const [ratio, low, high] = [middle, middle - half, middle + half].map((each) => Math.exp(Math.min(each, rules.log_limit)));
   const verdict = far ? (middle > 0 ? "slower" : "faster") : "not judged";
@@ -104,6 +104,8 @@ function notesOf(sides) {
     notes.push(`sequences at once differ: tokens of a sample are ${said}; the ratio is of the time of one`);
   }
   if (onOtherHosts(sides.A, sides.B)) notes.push("an engine's few sequences on another host, which bounds them");
+  const hot = all.filter(([, side]) => side.hot).map(([name]) => name);
+  if (hot.length) notes.push(`heat slowed the GPU down in ${hot.join(" and ")}`);
   const throttled = all.filter(([, side]) => side.throttled);
   if (throttled.length === 1) notes.push(`throttled in ${throttled[0][0]} only`);
   return notes;

@@ -25,7 +25,8 @@ class Point:
 class Change:
     """Two runs, one after the other on machines of one kind, between which a case became slower or faster.
 
-    before: the last run with enough samples and a machine to itself. differs: what is not the same in them, in words.
+    before: the last run with enough samples and a cool machine to itself. differs: what is not the same in them, in
+    words.
     """
 
     case: str

@@ -242,6 +242,7 @@ class FakeDevice:
 
     launches, own_bytes, replays = 4, 1000, False
     wakes_s, settles_s, loaded_s = 0.5, 2.0, 0.0
+    facts: dict[str, Any] | None = None
 
     def __init__(self, hot: bool = False) -> None:
         self.sampled, self.hot, self.peak_started = 0, hot, False
@@ -300,7 +301,7 @@ def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any,
         "clock_for": lambda case, workload: device,
         "CudaPeak": lambda: device,
         "EnergyMeter": FakeMeter,
-        "snapshot": lambda *kind: {"gpu": None, "cpu": None, "software": {}},
+        "snapshot": lambda *kind: {"gpu": device.facts, "cpu": None, "software": {}},
         "time": SimpleNamespace(monotonic=device.now),
     }
     for name, fake in fakes.items():
@@ -334,6 +335,18 @@ def test_energy_is_of_the_samples_alone_and_of_all_their_tokens(monkeypatch: pyt
     engine = {"engine_samples": lambda policy: [[100.0] * 5] * 2, "policy": {"warmup_max_s": 0}}
     record = on_fake_device(monkeypatch, FakeDevice(), case(timing="engine"), **engine)
     assert record.metrics["seconds"] == pytest.approx(5 * 4 * 8 * 0.1)
+
+
+@pytest.mark.parametrize(("reason", "to"), [("sw_thermal_slowdown", [64]), ("sw_power_cap", [])])
+def test_a_gpu_that_the_case_before_has_heated_is_let_cool(
+    monkeypatch: pytest.MonkeyPatch, reason: str, to: list[float]
+) -> None:
+    device, cooled = FakeDevice(), list[float]()
+    device.facts = {"throttle_reasons": [reason], "temperature_c": 79}
+    monkeypatch.setattr(measured_case, "let_cool", lambda gpu, to_c: cooled.append(to_c))
+    record = on_fake_device(monkeypatch, device, case())
+    assert (record.status, cooled) == ("ok", to)
+    assert ("cool_down" in record.stages_s) == bool(to)
 
 
 def test_throttling_of_a_gpu_is_asked_for_in_warm_up_and_samples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,13 +261,19 @@ def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):
     assert "only in A: ttt-linear/torch tiny forward B=2 T=4" in views.text(found)
 
 
-def test_few_samples_and_a_loaded_machine_are_named_and_not_judged(tmp_path):
-    cases = [a_case(context) for context in (1, 2)]
+def test_few_samples_and_a_loaded_or_hot_machine_are_named_and_not_judged(tmp_path):
+    cases = [a_case(context) for context in (1, 2, 3)]
     loaded = on_gpu(cpu={"others_share": 0.5, "idle_share": 0.01})
-    of_b = [timed(cases[0], 20, samples=5), timed(cases[1], 20, loaded)]
+    hot = on_gpu()
+    hot["gpu"] = hot["gpu"] | {"after": {"throttle_reasons": ["sw_thermal_slowdown"]}}
+    of_b = [timed(cases[0], 20, samples=5), timed(cases[1], 20, loaded), timed(cases[2], 20, hot)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
     notes = {row.label.split()[4]: row.notes for row in found.rows}
-    assert notes == {"T=1": ("B has 5 samples",), "T=2": ("loaded machine: others used 50% in B",)}
+    assert notes == {
+        "T=1": ("B has 5 samples",),
+        "T=2": ("loaded machine: others used 50% in B",),
+        "T=3": ("heat slowed the GPU down in B",),
+    }
     assert {row.judged.verdict for row in found.rows} == {"not judged"}
 
 

@@ -13,11 +13,12 @@ from harness.case import Case
 
 @pytest.fixture(scope="module")
 def doubtful(browser, tmp_path_factory):
-    """Another backend, a full cache, few samples, a loaded machine, unsteady samples, a failed and a skipped case."""
+    """Another backend, a full cache, few or unsteady samples, a loaded and hot machine, a failed and a skipped case."""
     contexts = [2048 << step for step in range(5)]
     elsewhere = (2048, 16384, 65536)  # at the last no other was measured
     cases = [Case("transformer", "vllm", "1.3b", "generate", 512, context) for context in contexts]
     loaded = synthetic.environment() | {"cpu": {"others_share": 0.5, "idle_share": 0.0}}
+    loaded["gpu"] = {"after": {"throttle_reasons": ["sw_thermal_slowdown"]}}
     records = [
         synthetic.ok(cases[0], 1.0, count=3, metrics={"sequences_at_once": 5}),
         synthetic.ok(cases[1], 2.0, environment=loaded),
@@ -39,7 +40,7 @@ def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_mean
         "document.querySelector('#figure-0 .plot').data.map(t => ({x: t.x, text: t.text, marker: t.marker}))"
     )
     [signs] = [trace for trace in data if trace.get("text")]
-    assert dict(zip(signs["x"], signs["text"], strict=True)) == {2048: "†*", 4096: "‡", 8192: "§"}
+    assert dict(zip(signs["x"], signs["text"], strict=True)) == {2048: "†*", 4096: "‡¶", 8192: "§"}
     full, lost = [trace for trace in data if isinstance((trace.get("marker") or {}).get("symbol"), list)]
     assert full["marker"]["symbol"] == ["diamond-dot", "diamond", "diamond"]
     assert dict(zip(lost["x"], lost["marker"]["symbol"], strict=True)) == {16384: "x-thin", 32768: "line-ew"}
@@ -48,6 +49,7 @@ def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_mean
         "† fewer sequences at once than asked for: 5 of 512",
         "* fewer than six",
         "‡ others used",
+        "¶ heat slowed the GPU down",
         "§ median not known",
         "× no result",
         "– not tried",

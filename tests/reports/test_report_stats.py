@@ -94,6 +94,12 @@ def test_what_a_reader_must_know_to_compare_a_latency_is_a_note(case, metrics, s
             "loaded machine",
         ),
         ({"environment": {"cpu": {"others_share": 0.43, "idle_share": 0.4}}}, "", ""),
+        (
+            {"environment": {"gpu": {"after": {"throttle_reasons": ["sw_thermal_slowdown"], "temperature_c": 79}}}},
+            "heat slowed the GPU down, at 79 °C",
+            "thermal slowdown",
+        ),
+        ({"environment": {"gpu": {"after": {"throttle_reasons": ["sw_power_cap"], "temperature_c": 79}}}}, "", ""),
     ],
 )
 def test_doubts_about_a_number_are_notes_and_marks(fields, note, mark):

@@ -40,6 +40,7 @@ def runs_of(folder):
     """Runs that differ in everything that a comparison tells."""
     a, b = on_commit("a"), on_commit("b", dirty=True, software={"python": "3.12", "torch": "2.12", "__proto__": "1"})
     loaded = on_commit("b", cpu={"others_share": 0.434, "idle_share": 0.01})
+    loaded["gpu"] = loaded["gpu"] | {"after": {"throttle_reasons": ["sw_thermal_slowdown"]}}
     c = [a_case(64 << number) for number in range(12)]
     on = {"monday": {"at": "2026-11-16T03:00:00+00:00"}, "friday": {"at": "2026-11-20T03:00:00+00:00"}}
     of = {

@@ -1,0 +1,70 @@
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from harness.heat import LONGEST_S, goal_c, heat_note, is_hot, let_cool
+
+
+def environment(reasons: Any, celsius: Any = 79) -> dict[str, Any]:
+    return {"gpu": {"after": {"throttle_reasons": reasons, "temperature_c": celsius}}}
+
+
+@pytest.mark.parametrize(
+    ("reasons", "hot"),
+    [
+        (["sw_thermal_slowdown"], True),
+        (["sw_power_cap", "hw_thermal_slowdown"], True),
+        (["sw_power_cap"], False),
+        ([], False),
+        (None, False),
+        ("sw_thermal_slowdown", False),
+    ],
+)
+def test_heat_is_told_from_the_power_cap(reasons: Any, hot: bool) -> None:
+    assert is_hot(environment(reasons)) == hot
+
+
+@pytest.mark.parametrize("said", [{}, {"gpu": None}, {"gpu": "H100"}, {"gpu": {"after": None}}, {"gpu": {}}])
+def test_a_record_without_a_gpu_was_not_hot(said: dict[str, Any]) -> None:
+    assert not is_hot(said)
+    assert heat_note(said) == "heat slowed the GPU down"
+
+
+def test_what_was_before_the_case_does_not_count() -> None:
+    hot = environment(["sw_thermal_slowdown"])["gpu"]["after"]
+    assert not is_hot({"gpu": {"before": hot, "after": hot | {"throttle_reasons": []}}})
+
+
+def test_the_note_says_how_hot_it_was() -> None:
+    assert heat_note(environment(["sw_thermal_slowdown"])) == "heat slowed the GPU down, at 79 °C"
+
+
+def test_a_gpu_is_let_cool_only_where_heat_slows_it_down() -> None:
+    hot = {"throttle_reasons": ["sw_thermal_slowdown"], "temperature_c": 79}
+    assert goal_c(hot) == 64
+    assert goal_c(hot | {"throttle_reasons": ["sw_power_cap"]}) is None
+    assert goal_c(hot | {"temperature_c": None}) is None
+    assert goal_c(None) is None
+
+
+class FakeGpu:
+    def __init__(self, celsius: Iterator[float | None]) -> None:
+        self.celsius, self.slept = celsius, 0.0
+
+    def readings(self) -> dict[str, Any]:
+        return {"temperature_c": next(self.celsius)}
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+
+    def cools(self) -> float:
+        let_cool(self, 64, self.sleep, lambda: self.slept)  # type: ignore[arg-type]
+        return self.slept
+
+
+def test_a_gpu_rests_until_it_is_cool_but_not_for_ever() -> None:
+    assert FakeGpu(iter([79, 70, 64])).cools() == 0.5
+    assert FakeGpu(iter([64])).cools() == 0
+    assert FakeGpu(iter([None])).cools() == 0
+    assert FakeGpu(iter([79] * 1000)).cools() == LONGEST_S
