@@ -12,9 +12,9 @@ LONGEST_S = 20.0
 
 
 def is_hot(environment: Mapping[str, Any]) -> bool:
-    """Whether heat slowed the GPU down when the last sample of a case had been taken; of a stranger's file too."""
+    """Whether heat slowed the GPU down while a case was sampled; of a stranger's file too."""
     reasons = _reading(environment, "throttle_reasons")
-    return isinstance(reasons, list) and any(name in THERMAL for name in reasons)
+    return isinstance(reasons, list) and any(isinstance(name, str) and name in THERMAL for name in reasons)
 
 
 def heat_note(environment: Mapping[str, Any]) -> str:
@@ -24,25 +24,28 @@ def heat_note(environment: Mapping[str, Any]) -> str:
     return f"heat slowed the GPU down{at}"
 
 
-def goal_c(readings: Mapping[str, Any] | None) -> float | None:
-    """To how many degrees Celsius a GPU of such readings is let cool; None where heat does not slow it down."""
-    reasons, celsius = ((readings or {}).get(name) for name in ("throttle_reasons", "temperature_c"))
-    return celsius - COOLER_C if celsius is not None and set(reasons or ()) & THERMAL else None
+class Cooler:
+    """Lets a GPU that heat slowed down rest before the next case."""
 
+    def __init__(self, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic) -> None:
+        self._sleep, self._now = sleep, now
+        self.goal_c: float | None = None  # degrees Celsius; None where it need not rest
 
-def let_cool(
-    gpu: Gpu,
-    to_c: float,
-    sleep: Callable[[float], None] = time.sleep,
-    now: Callable[[], float] = time.monotonic,
-) -> None:
-    """Rest until the GPU is so cool, for at most `LONGEST_S`."""
-    end = now() + LONGEST_S
-    while now() < end:
-        celsius = gpu.readings()["temperature_c"]
-        if celsius is None or celsius <= to_c:
-            return
-        sleep(0.25)
+    def saw(self, readings: Mapping[str, Any] | None) -> None:
+        """Learn from `Gpu.readings`, of before a case or of its end, whether it must rest."""
+        reasons, celsius = ((readings or {}).get(name) for name in ("throttle_reasons", "temperature_c"))
+        if celsius is not None and THERMAL.intersection(reasons or ()):
+            self.goal_c = celsius - COOLER_C
+
+    def rest(self, gpu: Gpu) -> None:
+        """Wait until the GPU is as cool as it must be, for at most `LONGEST_S`."""
+        end = self._now() + LONGEST_S
+        while self.goal_c is not None and self._now() < end:
+            celsius = gpu.readings()["temperature_c"]
+            if celsius is None or celsius <= self.goal_c:
+                break
+            self._sleep(0.25)
+        self.goal_c = None
 
 
 def _reading(environment: Mapping[str, Any], name: str) -> Any:

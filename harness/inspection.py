@@ -59,6 +59,8 @@ class Inspector:
         self._seen_inputs: dict[str, Any] = {}
         self._next_at = 0.0
         self._ran = False
+        self._since_ns: int | None = None  # processor time when the sample now taken began
+        self._worked_ms: list[float] = []  # processor time of each sample, on a CPU
         self.missed: list[Check] = []
 
     def run(self) -> object:
@@ -69,18 +71,26 @@ class Inspector:
 
     def before_sample(self) -> None:
         """Renew the inputs where it is time, after a look at what the calls since the last renewal left."""
+        self._end_of_sample()
         now = time.monotonic()
-        if not self._inputs or now < self._next_at:
-            return
-        if self._ran:
-            self._look()
-        self._renew()
-        wait_for(self._workload.device)  # whose time to renew them counts, too
-        self._ran = True
-        self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
+        if self._inputs and now >= self._next_at:
+            if self._ran:
+                self._look()
+            self._renew()
+            wait_for(self._workload.device)  # whose time to renew them counts, too
+            self._ran = True
+            self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
+        if self._workload.device == "cpu":
+            self._since_ns = time.process_time_ns()
+
+    def _end_of_sample(self) -> None:
+        if self._since_ns is not None:
+            self._worked_ms.append((time.process_time_ns() - self._since_ns) / 1e6)
+            self._since_ns = None
 
     def checked_call(self, clock: Clock, samples_ms: list[float]) -> Verdict:
         """Run the timed callable once more on fresh inputs and poisoned outputs, and compare what it left."""
+        self._end_of_sample()
         if self._ran:
             self._look()
         self._renew()
@@ -197,20 +207,27 @@ class Inspector:
         """
         if not self._inputs:
             return
-        typical_ms, again_ms = median(samples_ms) * self._workload.units, math.inf
+        typical_ms, again_ms = self._typical_ms(samples_ms), math.inf
         end = time.monotonic() + _TRIES_S
         for number in range(_MORE_TRIES):
             if number >= _TRIES and time.monotonic() > end:
                 break
-            alike = typical_ms >= _SHORT * took.sample_ms and again_ms >= _SHORT * took.worked_ms
+            alike = min(typical_ms, again_ms) >= _SHORT * took.worked_ms
             if alike and (number >= 2 or took.sample_ms > _BRIEF_MS):
                 return
             self._renew()
             took = took.least(self._poisoned_call(clock))
             self._follow_inputs()
             again_ms = min(again_ms, self._call(clock).worked_ms)  # side by side, as others may disturb both
-        if again_ms < _SHORT * took.worked_ms:
-            yield Check.at_most("time_on_new_inputs_over_samples", took.worked_ms / max(again_ms, 1e-9), 1 / _SHORT)
+        usual_ms = min(typical_ms, again_ms)
+        if usual_ms < _SHORT * took.worked_ms:
+            yield Check.at_most("time_on_new_inputs_over_samples", took.worked_ms / max(usual_ms, 1e-9), 1 / _SHORT)
+
+    def _typical_ms(self, samples_ms: list[float]) -> float:
+        """How long a sample worked; infinite where that is not known, as of one that was not timed."""
+        if self._workload.device != "cpu":
+            return median(samples_ms) * self._workload.units
+        return median(self._worked_ms[-len(samples_ms) :]) if self._worked_ms else math.inf
 
 
 @dataclass(frozen=True)

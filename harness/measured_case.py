@@ -15,7 +15,7 @@ from harness.cuda_clock import CudaEventClock
 from harness.energy import EnergyMeter
 from harness.environment import around, snapshot, versions_of
 from harness.gate import Verdict
-from harness.heat import goal_c, let_cool
+from harness.heat import Cooler
 from harness.inspection import Inspector, claim_checks, floor_check, judged
 from harness.nvml import Gpu, open_gpu
 from harness.peak_memory import CudaPeak, PeakMemory, ResidentPeak, is_out_of_memory
@@ -64,6 +64,7 @@ class CaseRun:
     policy: Policy
     mode: str = MEASURE
     profiler: ProfilerChoice = field(default_factory=ProfilerChoice)
+    cooler: Cooler = field(default_factory=Cooler)  # which knows how hot the cases before left the GPU
     status: str = "ok"
     reason: str = ""
     found: _Found = field(default_factory=_Found)
@@ -72,7 +73,6 @@ class CaseRun:
     ceilings: dict[str, float | None] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)  # of mode PROFILE: see `profiled_case.profile`
     _inner_s: float = 0.0  # of stages inside of the one that goes on
-    _cool_to_c: float | None = None  # of a GPU that heat slows down when the case begins
     owns_process: bool = False  # an engine that lives on from case to case sets its process up as it needs it
 
     def __post_init__(self) -> None:
@@ -82,9 +82,10 @@ class CaseRun:
     def record(self, system: SystemAdapter) -> Record:
         """Run the case; what it raises becomes the status and the reason of the record, but for NeedsFreshProcess."""
         started_at, start, before = datetime.now(UTC), time.monotonic(), snapshot()
-        self._cool_to_c = goal_c(before["gpu"])
+        self.cooler.saw(before["gpu"])
         state = ProcessState()
         self._guarded(system)
+        self.cooler.saw((self.found.after or {}).get("gpu"))
         if not self.owns_process:
             self.healthy = state.restore() and self.healthy
         found = self.found
@@ -193,10 +194,10 @@ class CaseRun:
 
     def _let_cool(self, workload: Workload) -> None:
         """Let a GPU rest that heat slowed down in the case before."""
-        gpu = open_gpu() if workload.device == "cuda" else None
-        if gpu and self._cool_to_c is not None:
+        gpu = open_gpu() if workload.device == "cuda" and self.cooler.goal_c is not None else None
+        if gpu:
             with self._stage("cool_down"):
-                let_cool(gpu, self._cool_to_c)
+                self.cooler.rest(gpu)
 
     def _verify(self, workload: Workload) -> None:
         """The case checked at its own batch and length, and no time kept.
@@ -227,7 +228,9 @@ class CaseRun:
         energy = EnergyMeter(gpu if self.case.l2 == "warm" else None)
         timing = self._timed(workload, clock, gpu, energy, inspector)
         # At once: clocks and throttle reasons are those of the work, not of a GPU at rest or at its check.
-        self.found.after = snapshot(workload.device)
+        self.found.after = after = snapshot(workload.device)
+        if gpu and after["gpu"]:
+            after["gpu"]["throttle_reasons"] = sorted(gpu.slowed_by.union(after["gpu"]["throttle_reasons"]))
         bytes_held = peak.peak_bytes()
         self.found.peak_memory_bytes = None if bytes_held is None else bytes_held - clock.own_bytes
         self.found.timing = timing
@@ -250,12 +253,14 @@ class CaseRun:
                 batches = iter(workload.engine_samples(self.policy))
                 with self._stage("warm_up"):
                     warm_up_engine(batches, self.policy, clock, throttled)
+                _forget_what_slowed(gpu)
                 with self._stage("sample"), energy:
                     return take_engine_samples(batches, self.policy, throttled)
             with self._stage("warm_up"):
                 clock.prepare(inspector.run)
                 inspector.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests
                 warm_up(clock, self.policy, throttled)
+            _forget_what_slowed(gpu)
             with self._stage("sample"), energy:
                 timing = take_samples(clock, self.policy, throttled, inspector.before_sample)
         timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
@@ -283,6 +288,12 @@ class CaseRun:
     def _end(self, status: str, reason: str) -> None:
         self.status, self.reason = status, reason
         self.found.timing = Timing([], [], "")  # only what is "ok" may be timed
+
+
+def _forget_what_slowed(gpu: Gpu | None) -> None:
+    """So that the reasons that a record names are those of its samples."""
+    if gpu:
+        gpu.slowed_by.clear()
 
 
 def _engine_verdict(workload: Workload) -> Verdict:

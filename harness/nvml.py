@@ -33,6 +33,7 @@ class Gpu:
         self._nvml = pynvml
         self._handle = handle
         self._throttled, self._ask_at = False, -math.inf
+        self.slowed_by: set[str] = set()  # the reasons that `throttled` has seen
 
     def constants(self) -> dict[str, Any]:
         """What does not change: name, driver, memory_bytes, device_id."""
@@ -65,7 +66,9 @@ class Gpu:
         """Whether the GPU is slowed down, as of at most `ASKED_EVERY_S` ago."""
         now = time.monotonic()
         if now >= self._ask_at:
-            self._throttled, self._ask_at = bool(self.throttle_reasons()), now + ASKED_EVERY_S
+            reasons = self.throttle_reasons()
+            self.slowed_by.update(reasons)
+            self._throttled, self._ask_at = bool(reasons), now + ASKED_EVERY_S
         return self._throttled
 
     def energy_j(self) -> float | None:

@@ -40,7 +40,8 @@ class Record:
     samples_ms: raw, each the milliseconds of one unit of work; `throttled` has a bool for each.
     calls: units of work that one sample spans. tokens: tokens of one unit. stop: why sampling ended.
     gate: `Verdict.to_dict()`. metrics: numbers; those that are not finite become None. settings: texts.
-    environment: `environment.snapshot()` with what changes under "before" and "after".
+    environment: `environment.snapshot()` with what changes under "before" and "after", the end of the last sample; the
+        GPU's throttle_reasons there are those of all samples.
     started_at: ISO 8601, UTC. wall_s: seconds that the case took; stages_s: those of its stages, such as "build",
         "gate", "cool_down" (of a GPU that heat slowed down), "warm_up", "sample", "reference" (its answer for what was
         timed) and "check" (the rest of the check).

@@ -25,6 +25,7 @@ from typing import Any, TextIO
 
 from harness.case import Case
 from harness.environment import snapshot, versions_of
+from harness.heat import Cooler
 from harness.measured_case import PROFILE, CaseRun
 from harness.profiled_case import ProfilerChoice
 from harness.reason import sentence
@@ -43,12 +44,12 @@ def load(entry: str) -> SystemAdapter:
     return found() if isinstance(found, type) else found
 
 
-def answer(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
+def answer(system: SystemAdapter, request: dict[str, Any], cooler: Cooler) -> dict[str, Any]:
     """The answer to a "probe" or a "case"; ValueError for another request."""
     if request["do"] == "probe":
         return _probe(load(request["entry"]) if "entry" in request else system)
     if request["do"] == "case":
-        return _case(system, request)
+        return _case(system, request, cooler)
     raise ValueError(f"request {request['do']!r}: must be probe, case or stop")
 
 
@@ -59,9 +60,9 @@ def _probe(system: SystemAdapter) -> dict[str, Any]:
     return {"available": not reason, "reason": reason, "versions": versions, "environment": environment}
 
 
-def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
-    profiler = ProfilerChoice(**request.get("profiler", {}))
-    run = CaseRun(Case.from_dict(request["case"]), Policy.from_dict(request["policy"]), request["mode"], profiler)
+def _case(system: SystemAdapter, request: dict[str, Any], cooler: Cooler) -> dict[str, Any]:
+    case, policy = Case.from_dict(request["case"]), Policy.from_dict(request["policy"])
+    run = CaseRun(case, policy, request["mode"], ProfilerChoice(**request.get("profiler", {})), cooler)
     try:
         record = run.record(system)
     except NeedsFreshProcess:
@@ -78,12 +79,12 @@ def main(arguments: list[str]) -> int:
     asked = os.getpid()
     requests, answers = _claim_pipes()
     _die_with_parent(answers.fileno())
-    system = load(arguments[0]) if arguments else _NoSystem()
+    system, cooler = load(arguments[0]) if arguments else _NoSystem(), Cooler()
     for line in requests:
         request = json.loads(line)
         if request["do"] == "stop":
             break
-        line = json.dumps({"id": request["id"], **answer(system, request)}, allow_nan=False) + "\n"
+        line = json.dumps({"id": request["id"], **answer(system, request, cooler)}, allow_nan=False) + "\n"
         if os.getpid() != asked:
             os._exit(1)  # a child that a case forked and that came back here; its parent answers
         answers.write(line)

@@ -289,7 +289,7 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
     if row["throttled"]:
         yield f"{row['throttled']} of {row['samples']} samples under a throttle"
     yield from (load_note(record.environment) for record in group if _is_loaded(record))
-    yield from (heat_note(record.environment) for record in group if is_hot(record.environment))
+    yield from (heat_note(record.environment) for record in _timed(group) if is_hot(record.environment))
     for record in group:
         if record.status != "ok":
             yield f"process {record.repeat + 1} of {len(group)}: {record.status}: {record.reason}"
@@ -306,7 +306,7 @@ def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
         yield FEW_SAMPLES
     if row["status"] == "ok" and any(map(_is_loaded, group)):
         yield LOADED
-    if row["status"] == "ok" and any(is_hot(record.environment) for record in group):
+    if row["status"] == "ok" and any(is_hot(record.environment) for record in _timed(group)):
         yield HOT
     if _is_unsteady(row):
         yield UNSTEADY

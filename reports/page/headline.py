@@ -19,6 +19,7 @@ from reports.page.lines import Line, said_setting, said_x
 from reports.stats import (
     CACHE_FULL,
     FEW_SAMPLES,
+    HOT,
     LOADED,
     MACHINE_COLUMNS,
     MARKS,
@@ -31,6 +32,8 @@ LEVEL = 0.05  # two numbers of one run that differ by less are called level: a r
 OFF = 0.5  # two numbers, one of them marked as doubtful, that differ by less are not told apart
 # What a point may be marked for that makes its number doubtful, in words.
 DOUBTS = {FEW_SAMPLES: f"in fewer than {FEWEST} samples", LOADED: "beside other programs", UNSTEADY: "unsteady"}
+# Heat takes a few percent, which turns round what is level and nothing else.
+_COUNTED = DOUBTS | {HOT: "on a GPU that heat slowed down"}
 # Columns whose bars are drawn, as points.js draws them: that of the latency, which rates divide by.
 _BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
 # What is asked of a system: lines that differ in it are not compared.
@@ -352,9 +355,9 @@ def _marks(cell: Any) -> set[str]:
 
 
 def doubts(rows: pd.DataFrame) -> list[str]:
-    """How many rows are marked for what makes a number doubtful, in words: `3 in fewer than 6 samples`."""
+    """How many rows are marked for what a reader must know of their numbers: `3 in fewer than 6 samples`."""
     marks = [_marks(cell) for cell in rows[MARKS]] if MARKS in rows else []
-    counts = {words: sum(mark in own for own in marks) for mark, words in DOUBTS.items()}
+    counts = {words: sum(mark in own for own in marks) for mark, words in _COUNTED.items()}
     return [f"{count} {words}" for words, count in counts.items() if count]
 
 

@@ -49,8 +49,8 @@ _WORKING = ("selected", "not_selected")  # a warp that issues, or could
 class Recorded:
     """The latency of a case as records say it, and how they were made.
 
-    loaded: whether others used the machine when one of them was; hot: whether heat slowed the GPU down. device_ids: of
-    the GPUs, where they are known.
+    loaded: whether others used the machine when one of them was; hot: whether heat slowed the GPU down in all of
+    them. device_ids: of the GPUs, where they are known.
     """
 
     ms: float
@@ -79,10 +79,10 @@ def _apart(region: Region, off: float, recorded: Recorded) -> str:
     profiled = device_id_of(region.environment) if isinstance(region, Profile) else ""
     if profiled and recorded.device_ids and profiled not in recorded.device_ids:
         return "as another GPU was profiled than recorded"
-    if recorded.hot and off < 0:
-        return "as heat slowed the GPU down when it was recorded"
     if recorded.loaded:
         return "as other programs used the machine when it was recorded, and may have when it was profiled"
+    if recorded.hot and off < 0:
+        return "and heat slowed the GPU down when it was recorded"
     if _of_operators(region) and 0 < off < SLOWED:
         return "as the profiler's own time for each operator is in it, so its shares are rough"
     if off > 0 and not _of_operators(region) and region.gaps_us > _GAPS * region.region_us:
@@ -105,7 +105,7 @@ def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
         key: Recorded(
             median(median(record.samples_ms) for record in found),
             any(is_loaded(record.environment) for record in found),
-            any(is_hot(record.environment) for record in found),
+            all(is_hot(record.environment) for record in found),
             frozenset(filter(None, (device_id_of(record.environment) for record in found))),
         )
         for key, found in timed.items()

@@ -376,6 +376,19 @@ class MostCallsSkipped(Honest):
         return self.kept.clone()
 
 
+class WorksForItsWitness(Honest):
+    """Reads the last token alone until its witness is drawn, and does its work from then on."""
+
+    watched = False
+
+    def run(self) -> Any:
+        return super().run() if self.watched else self.model.prefill(self.ids[:, -1:])
+
+    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+        self.watched = True
+        return super().witness(chance)
+
+
 class HalfWritten(Honest):
     """Computes half of its logits, beside those that the first call left in a buffer; nothing is compared."""
 
@@ -464,6 +477,8 @@ CHEATS = (
     Cheat(InputsHidden, PROMPT, (UNCHANGED,)),
     Cheat(Nothing, PROMPT, ("outputs_that_are_no_plain_tensors",)),
     Cheat(NotANumber, GENERATE, ("outputs_not_finite_while_timed",)),
+    Cheat(WorksForItsWitness, PROMPT, ("time_on_new_inputs_over_samples",)),
+    Cheat(WorksForItsWitness, LONG_PROMPT, ("time_on_new_inputs_over_samples",)),
     Cheat(MostCallsSkipped, PROMPT, (UNCHANGED, WRONG, "time_on_new_inputs_over_samples")),
 )
 HONEST_CASES = (PROMPT, SMALL_PROMPT, GENERATE)

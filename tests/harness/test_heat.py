@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from harness.heat import LONGEST_S, goal_c, heat_note, is_hot, let_cool
+from harness.heat import LONGEST_S, Cooler, heat_note, is_hot
 
 
 def environment(reasons: Any, celsius: Any = 79) -> dict[str, Any]:
@@ -19,6 +19,7 @@ def environment(reasons: Any, celsius: Any = 79) -> dict[str, Any]:
         ([], False),
         (None, False),
         ("sw_thermal_slowdown", False),
+        ([["sw_thermal_slowdown"]], False),
     ],
 )
 def test_heat_is_told_from_the_power_cap(reasons: Any, hot: bool) -> None:
@@ -42,10 +43,13 @@ def test_the_note_says_how_hot_it_was() -> None:
 
 def test_a_gpu_is_let_cool_only_where_heat_slows_it_down() -> None:
     hot = {"throttle_reasons": ["sw_thermal_slowdown"], "temperature_c": 79}
-    assert goal_c(hot) == 64
-    assert goal_c(hot | {"throttle_reasons": ["sw_power_cap"]}) is None
-    assert goal_c(hot | {"temperature_c": None}) is None
-    assert goal_c(None) is None
+    cooler = Cooler()
+    for readings in (hot | {"throttle_reasons": ["sw_power_cap"]}, hot | {"temperature_c": None}, {}, None):
+        cooler.saw(readings)
+        assert cooler.goal_c is None
+    cooler.saw(hot)
+    cooler.saw(hot | {"throttle_reasons": ["sw_power_cap"]})  # between the end of a case and the next
+    assert cooler.goal_c == 64
 
 
 class FakeGpu:
@@ -59,7 +63,10 @@ class FakeGpu:
         self.slept += seconds
 
     def cools(self) -> float:
-        let_cool(self, 64, self.sleep, lambda: self.slept)  # type: ignore[arg-type]
+        cooler = Cooler(self.sleep, lambda: self.slept)
+        cooler.saw({"throttle_reasons": ["sw_thermal_slowdown"], "temperature_c": 79})
+        cooler.rest(self)  # type: ignore[arg-type]
+        assert cooler.goal_c is None
         return self.slept
 
 

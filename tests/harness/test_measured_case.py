@@ -10,6 +10,7 @@ from harness_helpers import QUICK, case
 
 from harness import measured_case
 from harness.gate import Check, Verdict
+from harness.heat import Cooler
 from harness.measured_case import MEASURE, PROFILE, VERIFY, CaseRun, is_out_of_memory
 from harness.system import Input, Workload
 from harness.timer import Policy
@@ -246,6 +247,7 @@ class FakeDevice:
 
     def __init__(self, hot: bool = False) -> None:
         self.sampled, self.hot, self.peak_started = 0, hot, False
+        self.slowed_by: set[str] = set()
 
     def prepare(self, run: Callable[[], object]) -> None:
         self.sampled += 3  # a first run compiles
@@ -290,6 +292,7 @@ def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any,
     """The record of 5 samples of work of 8 units of 16 tokens; `changes` are those of the workload and the policy."""
     torch = pytest.importorskip("torch")
     policy = Policy(**{"min_samples": 5, "max_samples": 5, "warmup_s": 0, **changes.pop("policy", {})})
+    run = {name: changes.pop(name) for name in ("mode", "cooler") if name in changes}
     workload = Workload(**{"run": lambda: None, "device": "cuda", "units": 8, "tokens": 16, **changes})
 
     class OnFake(Fake):
@@ -301,13 +304,13 @@ def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any,
         "clock_for": lambda case, workload: device,
         "CudaPeak": lambda: device,
         "EnergyMeter": FakeMeter,
-        "snapshot": lambda *kind: {"gpu": device.facts, "cpu": None, "software": {}},
+        "snapshot": lambda *kind: {"gpu": device.facts and {**device.facts}, "cpu": None, "software": {}},
         "time": SimpleNamespace(monotonic=device.now),
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(measured_case, name, fake)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    return CaseRun(of, policy).record(OnFake())
+    return CaseRun(of, policy, **run).record(OnFake())
 
 
 def test_a_sample_on_a_gpu_spans_its_launches_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,16 +340,47 @@ def test_energy_is_of_the_samples_alone_and_of_all_their_tokens(monkeypatch: pyt
     assert record.metrics["seconds"] == pytest.approx(5 * 4 * 8 * 0.1)
 
 
-@pytest.mark.parametrize(("reason", "to"), [("sw_thermal_slowdown", [64]), ("sw_power_cap", [])])
-def test_a_gpu_that_the_case_before_has_heated_is_let_cool(
-    monkeypatch: pytest.MonkeyPatch, reason: str, to: list[float]
+class FakeCooler(Cooler):
+    """Notes how many samples the device had taken when it was let rest, and does not wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rested_at: list[int] = []
+
+    def rest(self, gpu: Any) -> None:
+        self.rested_at.append(gpu.sampled)
+        self.goal_c = None
+
+
+@pytest.mark.parametrize(("reason", "rested"), [("sw_thermal_slowdown", [0]), ("sw_power_cap", [])])
+def test_a_gpu_that_heat_slows_down_rests_before_it_is_warmed_up(
+    monkeypatch: pytest.MonkeyPatch, reason: str, rested: list[int]
 ) -> None:
-    device, cooled = FakeDevice(), list[float]()
+    device, cooler = FakeDevice(), FakeCooler()
     device.facts = {"throttle_reasons": [reason], "temperature_c": 79}
-    monkeypatch.setattr(measured_case, "let_cool", lambda gpu, to_c: cooled.append(to_c))
-    record = on_fake_device(monkeypatch, device, case())
-    assert (record.status, cooled) == ("ok", to)
-    assert ("cool_down" in record.stages_s) == bool(to)
+    record = on_fake_device(monkeypatch, device, case(), cooler=cooler)
+    assert (record.status, cooler.rested_at) == ("ok", rested)
+    assert ("cool_down" in record.stages_s) == bool(rested)
+    assert (cooler.goal_c == 64) == bool(rested)  # it is as hot at the end, so the next case rests, too
+    verified = FakeCooler()
+    on_fake_device(monkeypatch, FakeDevice(), case(), cooler=verified, mode="verify")
+    assert not verified.rested_at
+
+
+def test_reasons_that_only_some_samples_were_slowed_by_are_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
+    device.facts = {"throttle_reasons": ["sw_power_cap"], "temperature_c": 70}
+    device.slowed_by.add("hw_power_brake_slowdown")  # of the warm-up
+    asked = iter(range(100))
+
+    def throttled() -> bool:
+        if next(asked) > 4:
+            device.slowed_by.add("sw_thermal_slowdown")
+        return True
+
+    monkeypatch.setattr(device, "throttled", throttled)
+    environment = on_fake_device(monkeypatch, device, case()).environment
+    assert environment["gpu"]["after"]["throttle_reasons"] == ["sw_power_cap", "sw_thermal_slowdown"]
 
 
 def test_throttling_of_a_gpu_is_asked_for_in_warm_up_and_samples(monkeypatch: pytest.MonkeyPatch) -> None:

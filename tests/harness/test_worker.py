@@ -8,6 +8,7 @@ import pytest
 from fake_systems import Fake
 from harness_helpers import QUICK, ROOT, case, launch
 
+from harness.heat import Cooler
 from harness.record import Record
 from harness.worker import answer, load
 
@@ -60,7 +61,7 @@ def test_load() -> None:
 
 def test_unknown_request() -> None:
     with pytest.raises(ValueError, match="request 'dance'"):
-        answer(Fake(), {"do": "dance"})
+        answer(Fake(), {"do": "dance"}, Cooler())
 
 
 def test_a_worker_of_a_cpu_system_does_not_load_torch() -> None:

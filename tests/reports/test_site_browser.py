@@ -40,18 +40,26 @@ def runs_of(folder):
     """Runs that differ in everything that a comparison tells."""
     a, b = on_commit("a"), on_commit("b", dirty=True, software={"python": "3.12", "torch": "2.12", "__proto__": "1"})
     loaded = on_commit("b", cpu={"others_share": 0.434, "idle_share": 0.01})
-    loaded["gpu"] = loaded["gpu"] | {"after": {"throttle_reasons": ["sw_thermal_slowdown"]}}
-    c = [a_case(64 << number) for number in range(12)]
+    hot = on_commit("b")
+    hot["gpu"] = hot["gpu"] | {"after": {"throttle_reasons": ["sw_thermal_slowdown"]}}
+    c = [a_case(64 << number) for number in range(13)]
     on = {"monday": {"at": "2026-11-16T03:00:00+00:00"}, "friday": {"at": "2026-11-20T03:00:00+00:00"}}
     of = {
         "monday": [timed(case, 10 + number, a, **on["monday"]) for number, case in enumerate(c[:8])]
-        + [without(c[8]), timed(c[9], 4, a, **on["monday"]), without(c[10]), timed(c[11], 0, a, **on["monday"])],
+        + [
+            without(c[8]),
+            timed(c[9], 4, a, **on["monday"]),
+            without(c[10]),
+            timed(c[11], 0, a, **on["monday"]),
+            timed(c[12], 14, a, **on["monday"]),
+        ],
         "friday": [
             timed(c[0], 10.3, b, **on["friday"]),
             timed(c[1], 12.5, b, **on["friday"]),
             timed(c[2], 9.7, b, **on["friday"]),
             timed(c[3], 20, b, samples=1, **on["friday"]),
             timed(c[4], 20, loaded, **on["friday"]),
+            timed(c[12], 20, hot, **on["friday"]),
             timed(c[5], 1e-3, a, **on["friday"]),
             timed(c[6], 16 * 1.0512, b, **on["friday"]),
             timed(c[8], 3, b, **on["friday"]),
