@@ -302,6 +302,15 @@ def test_of_several_processes_the_most_disturbed_one_says_how_loaded_the_machine
     assert found.rows[0].notes == ("loaded machine: others used 50% in B",)
 
 
+def test_one_hot_process_makes_a_case_hot(tmp_path):
+    hot = on_gpu()
+    hot["gpu"] = hot["gpu"] | {"after": {"throttle_reasons": ["sw_thermal_slowdown"]}}
+    of_b = [timed(a_case(), 20, environment, repeat) for repeat, environment in enumerate((on_gpu(), hot))]
+    found = compare(*two(tmp_path, rounds(a_case(), [10, 10]), of_b, repeats=2))
+    assert found.rows[0].notes == ("heat slowed the GPU down in B",)
+    assert found.rows[0].judged.verdict == "not judged"
+
+
 def test_throttling_of_one_side_is_named(tmp_path):
     hot = timed(a_case(), 10)
     hot.throttled[3] = True
