@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from math import ceil
 from typing import Any, Literal
 
+from harness.answers import case_request, record_of
 from harness.environment import around, commit_and_dirty, snapshot
 from harness.machine_load import LoadMeter
 from harness.nvml import VARIABLE as GPU_VARIABLE
@@ -15,7 +16,6 @@ from harness.process import Place, WorkerLost
 from harness.reason import of_exception
 from harness.record import Record
 from harness.run import Job, Planned, Run
-from harness.timer import Policy
 from harness.worker_slot import WorkerSlot
 
 TRIES = 2  # of a case whose worker was killed or could not be started, over all resumptions
@@ -55,11 +55,7 @@ class Attempts:
 
     def _checked(self, planned: Planned, answer: Mapping[str, Any]) -> Record:
         """The record in an answer; ValueError where it is not one of this case, or claims more time than has passed."""
-        record = Record.from_dict(answer["record"])
-        if record.case != planned.case:
-            raise ValueError(f"it is of another case: {record.case.label}")
-        if other := self.place.another_gpu(record.environment):
-            raise ValueError(f"it was measured on {other}")
+        record = record_of(answer, planned, self.place)
         asked = self.run.file.requests[-1].machine if self.run.file.requests else {}
         of_gpu = bool(self.place.device_id) or asked.get("device_kind") == "cuda"
         if record.status == "ok" and of_gpu and record.environment.get("device_kind") != "cuda":
@@ -76,10 +72,9 @@ class Attempts:
 
     def _request(self, planned: Planned) -> dict[str, Any]:
         run = self.run
-        policy = Policy.from_dict(run.file.policy)
-        least = ceil(planned.min_samples / run.file.repeats)
+        policy, least = run.file.policy, ceil(planned.min_samples / run.file.repeats)
         policy = replace(policy, min_samples=least, max_samples=max(least, policy.max_samples))
-        return {"do": "case", "case": planned.case.to_dict(), "policy": policy.to_dict(), "mode": run.mode}
+        return case_request(planned, policy, run.mode)
 
     def unmeasured(self, planned: Planned, status: str, reason: str, found: Probe | None) -> Record:
         """A record made here because no worker made it."""

@@ -160,7 +160,7 @@ class Profiler:
 
     @property
     def _under_profiler(self) -> UnderProfiler:
-        return UnderProfiler(self.run, self.limits, self.ceilings, self.stop_s, self.stopped)
+        return UnderProfiler(self.run, self.place, self.limits, self.ceilings, self.stop_s, self.stopped)
 
     def _launch(self, job: Job) -> Launch:
         launch = self.launches[job.pair]
@@ -234,8 +234,6 @@ class Profiler:
         try:
             found, record = self._found(slot, launch, planned)
             environment = {name: record.environment.get(name) for name in _ENVIRONMENT}
-            if other := self.place.another_gpu(environment):
-                raise ProfileError(f"it ran on {other}")
             profile = _profile(planned, found | {"environment": environment, "started_at": started_at})
         except (ToolLost, ProfileError) as error:
             self._end_if_stopped()

@@ -59,6 +59,14 @@ def _parsed_case(value: Any) -> Case:
         raise ValueError(str(error)) from None
 
 
+def _parsed_policy(value: Any) -> Policy:
+    if isinstance(value, Policy):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError("policy: must be an object")
+    return Policy.from_dict(value)
+
+
 @dataclass(frozen=True)
 class Planned:
     """A case of a job. min_samples: never fewer, whatever the budget, over all repeats.
@@ -131,7 +139,7 @@ class Request:
 class RunFile:
     """What run.json holds, its tool and schema first.
 
-    policy: `timer.Policy.to_dict()`; repeats: fresh processes for each case.
+    repeats: fresh processes for each case.
     """
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
@@ -141,7 +149,9 @@ class RunFile:
     mode: Mode
     jobs: tuple[Job, ...]
     catalogue: Catalogue
-    policy: dict[str, Any] = field(default_factory=dict)
+    policy: Annotated[Policy, PlainValidator(_parsed_policy), PlainSerializer(lambda policy: policy.to_dict())] = field(
+        default_factory=Policy
+    )
     repeats: int = 1
     requests: tuple[Request, ...] = ()
 
@@ -156,7 +166,6 @@ class RunFile:
             known.add(planned.case.key)
         if not 1 <= self.repeats <= _REPEATS_LIMIT:
             raise ValueError(f"repeats is {_shortened(self.repeats)}, must be from 1 to {_REPEATS_LIMIT}")
-        Policy.from_dict(self.policy)
         for suite in self.catalogue.suites:
             for key in suite.cases:
                 if key not in known:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.answers import case_request, record_of
 from harness.case import Case
-from harness.process import Launch, Limits, WorkerLost
+from harness.process import Launch, Limits, Place, WorkerLost
 from harness.profile_region import Counters, ProfileError
 from harness.profilers import ncu, nsys
 from harness.profilers.trace import Runs, found_of
@@ -19,7 +20,6 @@ from harness.ranges import range_names
 from harness.reason import of_exception
 from harness.record import Record, RecordError
 from harness.run import Planned, Run
-from harness.timer import Policy
 from harness.worker_slot import WorkerSlot
 
 STOP_S = 180.0  # a profiler writes its report when the worker has ended
@@ -42,12 +42,13 @@ class ToolLost(Exception):
 class UnderProfiler:
     """Lets workers run cases of a run under a profiler, and reads what they answer and what it reports.
 
-    ceilings: MODULE:FUNCTION that measures what the GPU does at best. stop_s: how long a profiler may take to write its
-    report when its worker has ended. stopped: whether to end, asked while a worker works.
+    place: where. ceilings: MODULE:FUNCTION that measures what the GPU does at best. stop_s: how long a profiler
+    may take to write its report when its worker has ended. stopped: whether to end, asked while a worker works.
     Each way raises ToolLost or ProfileError where there is nothing to read.
     """
 
     run: Run
+    place: Place
     limits: Limits
     ceilings: str
     stop_s: float
@@ -57,7 +58,7 @@ class UnderProfiler:
         """Fields of the profile of a case by Kineto, inside of the slot's worker, and the worker's record."""
         keep = self._raw(planned.case, ".trace.json.gz")
         answer = _answer(slot, self._request(planned, tool="kineto", keep=str(keep)), self.limits.case_s)
-        record = _record_of(answer, planned)
+        record = self._record_of(answer, planned)
         command = _without_folders([*launch.command, "-m", launch.module, launch.entry])
         version = str(record.environment.get("software", {}).get("torch", ""))
         return answer["profile"] | {"tools": {"torch.profiler": version}, "commands": [command]}, record
@@ -96,7 +97,7 @@ class UnderProfiler:
         with WorkerSlot(wrapped, self.limits.start_s, self.stopped) as slot:
             try:
                 answer = _answer(slot, self._request(planned, tool=tool), self.limits.case_s, last=True)
-                record = _record_of(answer, planned)
+                record = self._record_of(answer, planned)
                 status = slot.stop(self.stop_s)
             except ToolLost as lost:
                 raise _why(tool, _text(log), str(lost), lost.status) from None
@@ -109,15 +110,19 @@ class UnderProfiler:
 
     def _request(self, planned: Planned, **asked: str) -> dict[str, Any]:
         ceilings = self.ceilings if asked["tool"] != "ncu" else ""
-        policy = Policy.from_dict(self.run.file.policy).to_dict()
-        case = planned.case.to_dict()
-        return {
-            "do": "case",
-            "case": case,
-            "policy": policy,
-            "mode": "profile",
-            "profiler": {**asked, "ceilings": ceilings},
-        }
+        return case_request(planned, self.run.file.policy, "profile", {**asked, "ceilings": ceilings})
+
+    def _record_of(self, answer: Mapping[str, Any], planned: Planned) -> Record:
+        """The record in an answer; ToolLost where it cannot be this case's, or with its status where it is not "ok"."""
+        try:
+            record = record_of(answer, planned, self.place)
+            if not isinstance(answer["profile"], dict):
+                raise ValueError("its profile is no object")
+        except (KeyError, TypeError, ValueError, RecordError) as error:
+            raise ToolLost(f"the worker's answer is unusable: {of_exception(error)}") from None
+        if record.status != "ok":
+            raise ToolLost(record.reason, status=record.status)
+        return record
 
     def _raw(self, case: Case, suffix: str) -> Path:
         return (self.run.folder / "profiles" / f"{case.key}{suffix}").resolve()
@@ -129,19 +134,6 @@ def _answer(slot: WorkerSlot, request: Mapping[str, Any], limit_s: float, *, las
         return slot.ask(request, limit_s, last=last)
     except WorkerLost as lost:
         raise ToolLost(lost.reason, status=lost.status) from None
-
-
-def _record_of(answer: Mapping[str, Any], planned: Planned) -> Record:
-    """The record in an answer; ToolLost with its status and reason where it is not "ok", or is of another case."""
-    try:
-        record = Record.from_dict(answer["record"])
-        if record.case != planned.case or not isinstance(answer["profile"], dict):
-            raise ValueError(f"it is of another case: {record.case.label}")
-    except (KeyError, TypeError, ValueError, RecordError) as error:
-        raise ToolLost(f"the worker's answer is unusable: {of_exception(error)}") from None
-    if record.status != "ok":
-        raise ToolLost(record.reason, status=record.status)
-    return record
 
 
 def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:

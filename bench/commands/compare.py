@@ -190,8 +190,7 @@ class _Side:
     def create(cls, folder: Path, root: Path, work: Plan, request: Any) -> "_Side":
         commit, dirty = commit_and_dirty(root)
         request = replace(request, commit=commit, dirty=dirty)
-        policy = work.policy.to_dict()
-        file = RunFile("measure", work.jobs, work.catalogue, policy, work.repeats, (request,))
+        file = RunFile("measure", work.jobs, work.catalogue, work.policy, work.repeats, (request,))
         launches = {pair: replace(launch, root=root) for pair, launch in work.launches.items()}
         return cls(Run.create(folder, file), launches, commit)
 

@@ -143,7 +143,7 @@ def open_run(work: Plan, out: Path, *, resume: bool, arguments: Sequence[str]) -
     """The new run in `out`, or the one there with what is asked for added; RunError where another has it."""
     request = request_of(arguments, work)
     if not goes_on(work, out, resume):
-        file = RunFile("measure", work.jobs, work.catalogue, work.policy.to_dict(), work.repeats, (request,))
+        file = RunFile("measure", work.jobs, work.catalogue, work.policy, work.repeats, (request,))
         return Run.create(out, file)
     return extended(work, out, request)
 
@@ -281,7 +281,7 @@ def _refuse_another_kind(current: Run, work: Plan) -> None:
             f"{current.folder}: has {current.file.repeats} repeats a case, not {work.repeats}; "
             f"name another folder or say --repeats {current.file.repeats}"
         )
-    policy = Policy.from_dict(current.file.policy)
+    policy = current.file.policy
     if work.budget_s is not None and not math.isclose(policy.budget_s, work.policy.budget_s, rel_tol=1e-4):
         each_s, asked_s = (each.budget_s * work.repeats for each in (policy, work.policy))
         raise UserError(

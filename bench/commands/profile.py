@@ -30,7 +30,6 @@ from harness.profilers.choice import choose
 from harness.reason import counted
 from harness.run import Job, Planned, Run, RunFile
 from harness.task import refuse_submitted
-from harness.timer import Policy
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import Recorded, agreement, recorded, sentences
 
@@ -104,7 +103,7 @@ def _run_of(out: Path, work: Plan, resume: bool, arguments: Sequence[str]) -> Ru
         if not resume:
             raise UserError(f"{out}: holds profiles already; resume it (--resume) or name another folder")
         return extended(work, out, request)
-    file = RunFile("profile", work.jobs, work.catalogue, Policy().to_dict(), requests=(request,))
+    file = RunFile("profile", work.jobs, work.catalogue, requests=(request,))
     return Run.create(out, file)
 
 

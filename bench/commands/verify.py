@@ -22,7 +22,7 @@ def verify(asked: Asked, *, limits: Limits) -> None:
     work = plan(asked)
     work.refuse_elsewhere()
     with tempfile.TemporaryDirectory() as folder:
-        file = RunFile("verify", work.jobs, work.catalogue, work.policy.to_dict())
+        file = RunFile("verify", work.jobs, work.catalogue, work.policy)
         current = Run.create(Path(folder) / "run", file)
         with Progress("verify", work.total) as progress:
             records = run_jobs(current, work.launches, limits=limits, on_event=progress, skip=work.skip)

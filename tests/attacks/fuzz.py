@@ -53,7 +53,7 @@ RUN_FILE = RunFile(
         phases=(("generate", "generate"),),
         suites=(SuiteEntry("quick", "How fast?", (FigureEntry("generate", "Time"),), (CASE.key,)),),
     ),
-    Policy().to_dict(),
+    Policy(),
     3,
     (Request("2025-01-01T00:00:00+00:00", ("run",), "abc", None, {"cpu": {"model": "y"}}),),
 )
@@ -190,7 +190,7 @@ def fuzz_runs(count: int, number: int = 0) -> int:
             (folder / "run.json").write_text(json.dumps(values))
             try:
                 run = Run.open(folder)
-                Policy.from_dict(run.file.policy)
+                run.file.policy.to_dict()
                 [run.record_file(job).path.relative_to(folder) for job in run.jobs]
                 run.records()
             except RunError as error:

@@ -51,7 +51,7 @@ def attack(measurements: int) -> Agreement:
         "measure",
         (Job("same", "cpu", (Planned(CASE),)),),
         Catalogue(),
-        POLICY.to_dict(),
+        POLICY,
         measurements * PROCESSES,
     )
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:

@@ -74,7 +74,7 @@ def catalogue(cases: Iterable[Case | Planned] = ()) -> Catalogue:
 def run_file(
     cases: Sequence[Case | Planned], mode: Mode = "measure", policy: Policy = QUICK, repeats: int = 1, **changes: Any
 ) -> RunFile:
-    values: dict[str, Any] = {"policy": policy.to_dict(), "repeats": repeats, "catalogue": catalogue(cases)}
+    values: dict[str, Any] = {"policy": policy, "repeats": repeats, "catalogue": catalogue(cases)}
     return RunFile(mode, planned_jobs(cases), **(values | changes))
 
 

@@ -212,7 +212,7 @@ def test_a_record_of_another_gpu_than_the_jobs_is_refused(tmp_path: Path) -> Non
     run = new_run(tmp_path / "out", cases_of(("a",), count=1))
     (record,) = pooled(run, launches("a", FAKE_DEVICE_ID="0badcafe"), [place("0", device_id="12345678")])
     assert record.status == "failed"
-    assert record.reason.endswith("it was measured on the GPU 0badcafe, not on 12345678")
+    assert record.reason.endswith("it ran on the GPU 0badcafe, not on 12345678")
 
 
 def test_what_the_cpu_measured_is_no_record_of_a_run_on_a_gpu(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def many(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             Job(system, "cpu", tuple(Planned(replace(case(batch=batch), system=system)) for batch in (2, 3)))
             for system in ("a", "b", "c")
         )
-        run = Run.create(tmp_path / "run", RunFile("measure", jobs, Catalogue(), Policy().to_dict()))
+        run = Run.create(tmp_path / "run", RunFile("measure", jobs, Catalogue(), Policy()))
         for job, gpu in zip(jobs, measured, strict=False):
             with run.record_file(job) as file:
                 for planned in job.cases:
@@ -190,7 +190,10 @@ def test_a_profile_of_another_gpu_is_refused(tmp_path: Path, monkeypatch: pytest
     run = run_of(tmp_path)
     place = Place("GPU 0", {"CUDA_VISIBLE_DEVICES": "0"}, device_id="cafe")
     (found,) = Profiler(run, launches(), KINETO).jobs(run.jobs, [place])
-    assert (found.status, found.reason) == ("failed", "it ran on the GPU beef, not on cafe")
+    assert (found.status, found.reason) == (
+        "failed",
+        "the worker's answer is unusable: ValueError: it ran on the GPU beef, not on cafe",
+    )
 
 
 def test_of_an_engine_the_shortest_work_comes_first_in_a_worker_that_has_recorded_nothing() -> None:

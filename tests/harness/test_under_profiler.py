@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from profile_helpers import PAIR, case, launches, run_of
 
-from harness.process import Limits, WorkerLost
+from harness.process import HERE, Limits, WorkerLost
 from harness.record import Record
 from harness.run import Planned
 from harness.under_profiler import ToolLost, UnderProfiler
@@ -28,7 +28,7 @@ class Slot:
 
 
 def under(folder: Path) -> UnderProfiler:
-    return UnderProfiler(run_of(folder), Limits(7, 60), "module:ceilings", 1.0, lambda: False)
+    return UnderProfiler(run_of(folder), HERE, Limits(7, 60), "module:ceilings", 1.0, lambda: False)
 
 
 def answered(record: Record, profile: Any) -> dict[str, Any]:

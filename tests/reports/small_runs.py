@@ -6,6 +6,7 @@ from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.record import Record
 from harness.run import Job, Planned, Request, Run, RunFile
+from harness.timer import Policy
 
 
 def a_case(context=64, system="ttt-linear", **changes):
@@ -53,7 +54,7 @@ def a_run(folder: Path, *records, repeats=1, arguments=("run",), at="2026-11-21T
         jobs.setdefault((record.case.system, record.case.backend), {})[record.case.key] = Planned(record.case)
     request = Request(at, tuple(arguments), "a" * 40, False, {})
     planned = tuple(Job(*pair, tuple(cases.values())) for pair, cases in jobs.items())
-    run = Run.create(folder, RunFile(mode, planned, Catalogue(), {}, repeats, (request,)))
+    run = Run.create(folder, RunFile(mode, planned, Catalogue(), Policy(), repeats, (request,)))
     for job in run.jobs:
         with run.record_file(job) as file:
             for record in records:

@@ -43,7 +43,7 @@ def run_with(folder: Path, *profiles: Profile) -> Run:
     job = Job("ttt", "fast", tuple(Planned(each) for each in cases))
     other = Job("mamba", "fast", (Planned(case("mamba")),))
     folder.mkdir(exist_ok=True)
-    run = Run.create(folder / "run", RunFile("measure", (job, other), CATALOGUE, Policy().to_dict()))
+    run = Run.create(folder / "run", RunFile("measure", (job, other), CATALOGUE, Policy()))
     with run.record_file(job) as file:
         file.append(Record(case(), "ok", samples_ms=[0.049, 0.05, 0.051], throttled=[False] * 3, stop="count"))
     for each in profiles:
@@ -96,7 +96,7 @@ def test_a_title_says_what_sets_a_case_apart_in_its_group(tmp_path: Path) -> Non
         for each in cases:
             systems[each.system].append(Planned(each))
         jobs = tuple(Job(name, "fast", tuple(planned)) for name, planned in systems.items())
-        run = Run.create(folder / "run", RunFile("measure", jobs, catalogue, Policy().to_dict()))
+        run = Run.create(folder / "run", RunFile("measure", jobs, catalogue, Policy()))
         for each in cases:
             write_profile(run.folder, profile(each))
         return sorted(re.findall(r'<p class="profiled"><b>TTT &lt;b&gt; on the fast one(.*?)</b>', section(run).html))
