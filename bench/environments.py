@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.catalogue.systems import ADAPTERS, Adapter
-from bench.errors import UserError
+from bench.errors import UserError, unknown
 from harness.nvml import VARIABLE as GPU_VARIABLE
 from harness.process import Launch
 
@@ -52,7 +52,8 @@ def _read(file: Path) -> dict[str, Launch]:
     try:
         tables = tomllib.loads(file.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
-        raise UserError(f"{file}: cannot be read as TOML: {error}") from None
+        hint = '; a name with a slash needs quotes: ["transformer/vllm"]' if "table declaration" in str(error) else ""
+        raise UserError(f"{file}: cannot be read as TOML: {error}{hint}") from None
     return {label: _checked(file, label, table) for label, table in tables.items()}
 
 
@@ -73,9 +74,11 @@ def _checked(file: Path, label: str, table: object) -> Launch:
                 raise ValueError("command is empty")
             return self
 
-    if label not in {adapter.label for adapter in ADAPTERS}:
-        known = ", ".join(adapter.label for adapter in ADAPTERS)
-        raise UserError(f"{file}: unknown system [{label}]; there are {known}")
+    names = [adapter.label for adapter in ADAPTERS]
+    if label not in names:
+        raise unknown(f"{file}: system [{label}]", label, names)
+    for word in table.keys() - Entry.model_fields.keys() if isinstance(table, dict) else ():
+        raise unknown(f"{file}: [{label}] {word}", word, Entry.model_fields)
     try:
         entry = Entry.model_validate(table)
     except ValidationError as error:

@@ -29,12 +29,12 @@ Tables of whole runs, `[[runs]]` and `[[apart]]`: see `run_tables`.
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from bench.errors import UserError
+from bench.errors import UserError, unknown
 from bench.run_tables import KEY, NO_COLUMN, TABLES, Source, SourceOf, chosen, kind_of
 from harness.profile_record import Profile
 from harness.record import RecordError
@@ -46,6 +46,7 @@ BEGINNING = "<!-- numbers\n"
 DIGITS = 3
 # Of a row, a column or the whole; no columns of the frame.
 KEYS = {"value", "profile", "unit", "best", "scale", "digits"}
+WHOLE = {"run", "head", "columns", "rows", "where", "marks", *KEYS}  # of a table of cases
 
 
 def with_numbers(text: str, source_of: SourceOf) -> str:
@@ -89,6 +90,8 @@ def _table(definition: str, source_of: SourceOf) -> str:
 
 def _cases(asked: Mapping[str, Any], source: Source) -> list[list[str]]:
     """The cells of a table of cases, its head first."""
+    for name in asked.keys() - WHOLE:
+        raise unknown(name, name, sorted(WHOLE))
     columns, rows = asked["columns"], asked["rows"]
     lines = [[str(each) for each in (asked.get("head", ""), *(column["label"] for column in columns))]]
     above: dict[str, list[list[Number]]] = {}
@@ -97,6 +100,10 @@ def _cases(asked: Mapping[str, Any], source: Source) -> list[list[str]]:
         if not any(number.text for cell in found for number in cell):
             raise UserError(f"row {row['label']!r}: no case of the run")
         lines.append([str(row["label"]), *map(_text, found)])
+    of_cases = [row for row in rows if not {"given", "ratio"} & row.keys()]
+    for column in columns:
+        if of_cases and not any(Cell.of(asked, row, column).has_case(source) for row in of_cases):
+            raise UserError(f"column {column['label']!r}: no case of the run")
     return lines
 
 
@@ -175,8 +182,15 @@ class Cell:
         """One for each case that it names."""
         if not self.profile and self.value not in source.rows:
             raise UserError(NO_COLUMN.format(self.value))
+        return [self._number(source, where) for where in self._each_case()]
+
+    def has_case(self, source: Source) -> bool:
+        """Whether the run has one of the cases that it names, with a result or without."""
+        return any(not chosen(source.rows, where).empty for where in self._each_case())
+
+    def _each_case(self) -> Iterator[dict[str, Any]]:
         lists = {name: each if isinstance(each, list) else [each] for name, each in self.where.items()}
-        return [self._number(source, dict(zip(lists, one, strict=True))) for one in product(*lists.values())]
+        return (dict(zip(lists, one, strict=True)) for one in product(*lists.values()))
 
     def _number(self, source: Source, where: Mapping[str, Any]) -> Number:
         found = chosen(source.rows, where)

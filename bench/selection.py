@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
+from bench.catalogue.suites import TTT
 from bench.catalogue.systems import ADAPTERS, Adapter
 from bench.errors import UserError, unknown
 from bench.models.case_model import Checkpoint
@@ -57,7 +59,15 @@ def select(asked: Asked, device: str, checkpoint: Checkpoint | None = None) -> S
         "backbone": words("--backbone", asked.backbone, lambda word: _one_of("--backbone", word, BACKBONES)),
     }
     given = {name: values for name, values in options.items() if values}
-    return Selection(_adapters(asked.systems, device), sizes, batches, contexts, given, phases)
+    adapters = _adapters(asked.systems, device)
+    if given and not any(adapter.system in TTT for adapter in adapters):
+        option = f"--{next(iter(given)).replace('_', '-')}"
+        raise UserError(f"{option}: none of the systems {', '.join(a.label for a in adapters)} has it; {_some(TTT)} do")
+    return Selection(adapters, sizes, batches, contexts, given, phases)
+
+
+def _some(names: Iterable[str]) -> str:
+    return " and ".join(names)
 
 
 def _refuse_beside_checkpoint(options: dict[str, str | None]) -> None:
@@ -90,8 +100,13 @@ def _named(word: str, device: str) -> list[Adapter]:
     found = [adapter for adapter in ADAPTERS if word in (adapter.system, adapter.label)]
     made = [adapter for adapter in found if word == adapter.label or device in adapter.devices]
     if not found:
-        names = [adapter.label for adapter in ADAPTERS] + [adapter.system for adapter in ADAPTERS]
-        raise unknown(f"--systems {word}", word, dict.fromkeys(names))
+        if " " in word:
+            raise UserError(f"--systems {word!r}: names are separated by commas")
+        systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)
+        near = dict.fromkeys([*(adapter.label for adapter in ADAPTERS), *systems])
+        if get_close_matches(word, near, n=1):
+            raise unknown(f"--systems {word}", word, near)
+        raise UserError(f"--systems {word}: unknown; there are {', '.join(systems)}, each also as SYSTEM/BACKEND")
     return made or found
 
 
@@ -105,10 +120,16 @@ def _count(option: str, word: str) -> int:
     try:
         value = int(word)
     except ValueError:
-        raise UserError(f"{option} {word}: not a whole number") from None
+        raise UserError(f"{option} {word}: not a whole number{_as_number(word)}") from None
     if value < 1:
         raise UserError(f"{option} {word}: must be at least 1")
     return value
+
+
+def _as_number(word: str) -> str:
+    """What is to be written for `2k`."""
+    number, unit = word[:-1], word[-1:].lower()
+    return f"; write {int(number) << 10}" if unit == "k" and number.isdecimal() else ""
 
 
 def words(option: str, text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:

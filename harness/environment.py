@@ -125,11 +125,17 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     root = root or Path(__file__).resolve().parent.parent
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     if commit:
-        changes = _git(root, "status", "--porcelain", "--untracked-files=all", "--", ".", RECORDS_APART)
-        return commit, None if changes is None else any(map(_differs, changes.splitlines()))
+        changed = uncommitted(root)
+        return commit, None if changed is None else bool(changed)
     said = os.environ.get(COMMIT_VARIABLE, "")
     named = said.partition("-")[0]
     return named, said == named + DIRTY if named else None
+
+
+def uncommitted(root: Path) -> list[str] | None:
+    """The files of the program in a checkout that differ from its commit; None where git does not say."""
+    changes = _git(root, "status", "--porcelain", "--untracked-files=all", "--", ".", RECORDS_APART)
+    return None if changes is None else [line[3:] for line in changes.splitlines() if _differs(line)]
 
 
 def _differs(line: str) -> bool:
@@ -144,4 +150,4 @@ def _git(root: Path, *arguments: str) -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout.rstrip() if done.returncode == 0 else None

@@ -284,6 +284,8 @@ def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check
     """What goes in and comes out must be as large as the case."""
     for each in workload.inputs.values():
         for axis, wanted in ((each.batch_axis, case.batch), (each.token_axis, case.context)):
+            if axis is not None and not -each.tensor.dim() <= axis < each.tensor.dim():
+                raise ValueError(f"an input of {each.tensor.dim()} axes has no axis {axis}, which it names")
             if axis is not None and each.tensor.shape[axis] != wanted:
                 yield Check.at_most("input_sizes_off_the_case", abs(each.tensor.shape[axis] - wanted), 0)
     if not workload.inputs and not workload.witness:

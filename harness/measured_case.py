@@ -22,7 +22,7 @@ from harness.peak_memory import CudaPeak, PeakMemory, ResidentPeak, is_out_of_me
 from harness.process_state import ProcessState
 from harness.profiled_case import ProfilerChoice, ceilings_by, profile
 from harness.ranges import nvtx_range, range_name
-from harness.reason import of_exception, sentence
+from harness.reason import of_exception, raised_at, sentence
 from harness.record import Record
 from harness.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
 from harness.timer import (
@@ -134,6 +134,8 @@ class CaseRun:
             self.ceilings = ceilings_by(self.profiler.ceilings) if self.mode == PROFILE else {}
             with self._stage("build"):
                 workload = system.build(self.case)
+                if not isinstance(workload, Workload):
+                    raise TypeError(f"{type(system).__name__}.build returned {workload!r:.60}, which is no Workload")
             self.owns_process = workload.engine_samples is not None
         except Skip as skip:
             return self._end("skipped", sentence(str(skip)) or "the system does not say why")
@@ -152,7 +154,9 @@ class CaseRun:
     def _fail(self, error: BaseException) -> None:
         traceback.print_exception(error)
         self.healthy = False
-        self._end("oom" if is_out_of_memory(error) else "failed", of_exception(error))
+        if is_out_of_memory(error):
+            return self._end("oom", of_exception(error))
+        return self._end("failed", of_exception(error) + raised_at(error))
 
     def _run(self, workload: Workload) -> None:
         try:

@@ -1,6 +1,8 @@
 """Words for messages and for reasons of failures: one printable sentence without folders, fit to be published."""
 
 import re
+import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 LIMIT = 300
@@ -8,6 +10,9 @@ LIMIT = 300
 # Folders say who ran it and where, which a published record must not.
 _FOLDERS = re.compile(r"(?<![\w:/.~])~?(?:/[\w.+@-]+)+/(?=[\w.+@-])")
 _ERROR = re.compile(r"^(\[\w+\]:? )?[\w.]*(Error|Exception|Exit|Interrupt)\b|\b(error|fault|killed|abort\w*)\b", re.I)
+_EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)(:|$)")
+_FRAME = re.compile(r'^\s+File "(.*)", line (\d+)', re.MULTILINE)
+_INSTALLED = re.compile(r"^<|[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]")
 _NOISE = re.compile(r"^(\s|Traceback|frame #|During handling|The above exception|Current thread|Thread 0x|[^\w]*$)")
 
 
@@ -52,8 +57,22 @@ def of_exception(error: BaseException) -> str:
     return sentence(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
 
 
+def raised_at(error: BaseException) -> str:
+    """` (my_rnn.py, line 18)`: the innermost line of a program of one's own; "" where none was in the way."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append((error.filename, error.lineno))
+    return _place(frames)
+
+
+def _place(frames: Iterable[tuple[str, int | str | None]]) -> str:
+    own = [(Path(file).name, line) for file, line in frames if not _INSTALLED.search(file)]
+    return f" ({own[-1][0]}, line {own[-1][1]})" if own else ""
+
+
 def last_words(stderr: str) -> str:
     """The last line of a dead process's stderr that says why, or "" if none does."""
     lines = [line for line in stderr.splitlines() if not _NOISE.match(line)]
     telling = [line for line in lines if _ERROR.search(line)]
-    return sentence((telling or lines or [""])[-1])
+    last = (telling or lines or [""])[-1]
+    return sentence(last) + (_place(_FRAME.findall(stderr)) if _EXCEPTION.match(last) else "")

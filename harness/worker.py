@@ -54,7 +54,10 @@ def answer(system: SystemAdapter, request: dict[str, Any], cooler: Cooler) -> di
 
 
 def _probe(system: SystemAdapter) -> dict[str, Any]:
-    reason = sentence(system.unavailable())
+    reason = system.unavailable()
+    if not isinstance(reason, str):
+        raise TypeError(f'{type(system).__name__}.unavailable returned {reason!r:.60}; it must be a sentence, or ""')
+    reason = sentence(reason)
     environment, versions = snapshot(), versions_of(system.packages)
     environment["software"] = environment["software"] | versions
     return {"available": not reason, "reason": reason, "versions": versions, "environment": environment}

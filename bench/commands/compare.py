@@ -12,7 +12,7 @@ from typing import Any
 from bench.commands.planning import Plan, plan, request_of
 from bench.errors import INTERRUPTED, NOT_COMPARABLE, REGRESSION, UserError
 from bench.selection import Asked
-from harness.environment import commit_and_dirty
+from harness.environment import commit_and_dirty, uncommitted
 from harness.files import refusing, write_atomically
 from harness.process import Launch, Limits
 from harness.progress import Progress
@@ -168,8 +168,8 @@ def _harness_files(root: Path) -> dict[str, bytes]:
 
 def _refuse_changes(root: Path, name: str) -> None:
     """A commit says what was measured only where nothing differs from it."""
-    if commit_and_dirty(root)[1]:
-        raise UserError(f"{name}: the working tree has uncommitted changes; commit or stash them, then compare")
+    if changed := uncommitted(root) if (root / ".git").exists() else None:
+        raise UserError(f"{name}: {changed[0]} differs from the commit; commit it or `git stash -u`, then compare")
 
 
 def _git(*arguments: str) -> str | None:

@@ -55,8 +55,8 @@ class Plan:
         """UserError where this machine does not have the device."""
         if not self.here:
             raise UserError(
-                "--device cuda: no CUDA GPU was found on this machine; leave --device out to use the CPU, or plan what "
-                "another machine is to measure: ttt-bench run --dry-run"
+                "--device cuda: no CUDA GPU was found on this machine; `ttt-bench run SUITE --device cuda --dry-run` "
+                "plans what another machine is to measure"
             )
 
     def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
@@ -267,8 +267,8 @@ def _refuse_without_gpu(suite: Suite, device: str) -> None:
     if suite.device == "cuda" and device != "cuda":
         anywhere = ", ".join(s.name for s in SUITES if not s.device)
         raise UserError(
-            f"suite {suite.name}: needs a CUDA GPU and there is none to use; "
-            f"--device cuda --dry-run plans it, and what runs without one is {anywhere}"
+            f"suite {suite.name}: needs a CUDA GPU and there is none to use; what runs without one is {anywhere}, "
+            f"and `ttt-bench run {suite.name} --device cuda --dry-run` plans it"
         )
 
 

@@ -18,6 +18,7 @@ from reports.profiles.parts import GAPS, LABELS, parts
 HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds
 AGREES = 0.03  # of a record's latency, within which the sum of kernels and gaps is to be
 SLOWED = 2.0  # of a record's latency, up to which a profiler's own time makes operators slower
+_MANY = 9.0  # of a record's latency more, from which a profile's is so many times as long
 LEAST = 0.005  # a share that is not shown as 0%
 _GAPS = 0.1  # of the time, from which gaps are worth their words
 _SHORT = 80  # characters of a kernel's name
@@ -71,7 +72,8 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
         return f"{said}; the run has no latency of this case to hold it against"
     off = region.unit_ms / recorded.ms - 1
     beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}, {_apart(region, off, recorded)}"
-    return f"{said}, recorded {recorded.ms:.4g} ms ({off:+.1%}{beyond})"
+    by = f"{off:+.1%}" if off < _MANY else f"{rounded(off + 1, 2)} times"
+    return f"{said}, recorded {recorded.ms:.4g} ms ({by}{beyond})"
 
 
 def _apart(region: Region, off: float, recorded: Recorded) -> str:

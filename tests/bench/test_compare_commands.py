@@ -156,7 +156,7 @@ def test_two_checkouts_by_their_paths(checkout, tmp_path, monkeypatch, capsys):
     assert "harness/ differs between the two" in said.err
     (other / "bench" / "systems" / "transformer" / "pytorch.py").write_text("changed")
     assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--out", "again") == 2
-    assert f"{other}: the working tree has uncommitted changes" in capsys.readouterr().err
+    assert f"{other}: bench/systems/transformer/pytorch.py differs from the commit" in capsys.readouterr().err
 
 
 def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monkeypatch, capsys):
@@ -198,7 +198,7 @@ def test_a_tree_with_changes_is_refused(checkout, monkeypatch, capsys):
     commit(checkout, "old")
     (checkout / "new_file.py").write_text("")
     assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
-    assert "has uncommitted changes; commit or stash them" in capsys.readouterr().err
+    assert "new_file.py differs from the commit; commit it or `git stash -u`" in capsys.readouterr().err
 
 
 def a_run(folder, ms, context=64, driver="580"):

@@ -43,12 +43,13 @@ def test_a_container_command(tmp_path):
     ("text", "message"),
     [
         ("[mamba\n", "cannot be read as TOML"),
-        ('["mamba/cuda"]\npython = "p"\n', r"unknown system \[mamba/cuda\]; there are ttt-linear/thunderkittens"),
-        ('["mamba/torch"]\npyhton = "p"\n', r"\[mamba/torch\] pyhton"),
+        ('["mamba/cuda"]\npython = "p"\n', r"system \[mamba/cuda\]: unknown; did you mean mamba/torch"),
+        ('["mamba/torch"]\npyhton = "p"\n', r"\[mamba/torch\] pyhton: unknown; did you mean python"),
+        ("[mamba/torch]\n", "a name with a slash needs quotes"),
         ('["mamba/torch"]\npython = 3\n', r"\[mamba/torch\] python"),
         ('["mamba/torch"]\npython = "p"\ncommand = ["c"]\n', "both python and command"),
         ('["mamba/torch"]\ncommand = []\n', "command is empty"),
-        ("mamba = 3\n", "unknown system"),
+        ("mamba = 3\n", r"system \[mamba\]: unknown"),
     ],
 )
 def test_a_broken_file_is_one_sentence(tmp_path, text, message):

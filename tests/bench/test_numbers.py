@@ -206,6 +206,7 @@ def test_a_profile_that_is_not_there_is_named(asked, words):
         ('{ label = "r", ratio = ["a", "b"] }', "", "cannot be read: KeyError 'a'"),
         ('{ label = "a", given = [0, 0] }, { label = "r", ratio = ["a", "a"] }', "", "cannot be read: ZeroDivision"),
         ('{ label = "r", batch = 2 }', "", "row 'r': no case"),
+        ('{ label = "r", batch = 1 }', 'rowz = []', "rowz: unknown; did you mean rows"),
         ('{ label = "r", batch = 64 }', "", "row 'r': no case"),
         ('{ label = "r", system = "s" }', "", "2 cases are"),
         ('{ label = "r", btch = 1 }', "", "no column 'btch'"),
@@ -219,6 +220,13 @@ def test_a_profile_that_is_not_there_is_named(asked, words):
 def test_a_definition_that_finds_nothing_is_named(rows, more, words):
     with pytest.raises(UserError, match=words):
         written(rows, more)
+
+
+def test_a_column_that_names_no_case_is_named():
+    with pytest.raises(UserError, match="column '8k': no case of the run"):
+        with_numbers(
+            DEFINED.replace("8192", "9000") % ("out", '{ label = "r", batch = 1 }', ""), lambda run: Source(cases())
+        )
 
 
 def test_what_is_wrong_is_said_with_its_table_and_its_line_in_the_file(tmp_path, monkeypatch):

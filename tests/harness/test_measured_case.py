@@ -1,3 +1,4 @@
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -150,7 +151,7 @@ def test_what_was_found_before_a_failure_stays() -> None:
     run = CaseRun(case("raise"), QUICK)
     record = run.record(Fake())
     assert (record.status, run.healthy) == ("failed", False)
-    assert record.reason == "RuntimeError: first line of kernel.cu"
+    assert re.fullmatch(r"RuntimeError: first line of kernel\.cu \(fake_systems\.py, line \d+\)", record.reason)
     assert record.metrics["parameters"] == 7
     assert record.gate is not None
     assert record.environment["software"]["pytest"] == pytest.__version__
@@ -159,21 +160,47 @@ def test_what_was_found_before_a_failure_stays() -> None:
 @pytest.mark.parametrize(
     ("do", "status", "reason"),
     [
-        ("leave", "failed", "SystemExit: the library gave up"),
+        ("leave", "failed", "SystemExit: the library gave up (fake_systems.py, line N)"),
         ("oom-inside", "oom", "RuntimeError: the engine could not start"),
     ],
 )
 def test_what_is_raised_is_the_reason(do: str, status: str, reason: str) -> None:
     run = CaseRun(case(do), QUICK)
     record = run.record(Fake())
-    assert (record.status, record.reason, run.healthy) == (status, reason, False)
+    assert (record.status, re.sub(r"line \d+", "line N", record.reason), run.healthy) == (status, reason, False)
+
+
+def test_what_is_no_workload_is_named() -> None:
+    class Forgetful(Fake):
+        def build(self, case: Any) -> Any:
+            super().build(case)
+
+    record = CaseRun(case(), QUICK).record(Forgetful())
+    assert (record.status, record.reason.partition(" (")[0]) == (
+        "failed",
+        "TypeError: Forgetful.build returned None, which is no Workload",
+    )
+
+
+def test_an_axis_that_an_input_has_not_is_named() -> None:
+    torch = pytest.importorskip("torch")
+
+    class OffAxis(Fake):
+        def build(self, case: Any) -> Workload:
+            x = torch.zeros(case.batch, 3)
+            return Workload(lambda: x + 1, tokens=1, inputs={"x": Input(x, "normal", 1.0, 5, None)})
+
+    record = CaseRun(case(), QUICK).record(OffAxis())
+    assert record.status == "failed"
+    assert "an input of 2 axes has no axis 5, which it names" in record.reason
 
 
 def test_a_skip_is_for_build_alone() -> None:
     """What says that it cannot run after it was built has failed."""
     run = CaseRun(case("skip-late"), QUICK)
     record = run.record(Fake())
-    assert (record.status, record.reason) == ("failed", "Skip: it was too late to say so")
+    assert record.status == "failed"
+    assert record.reason.startswith("Skip: it was too late to say so")
     assert not run.healthy
 
 

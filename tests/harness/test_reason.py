@@ -42,7 +42,16 @@ ModuleNotFoundError: No module named 'nothing'
 @pytest.mark.parametrize(
     ("stderr", "expected"),
     [
-        (TRACEBACK, "ModuleNotFoundError: No module named 'nothing'"),
+        (TRACEBACK, "ModuleNotFoundError: No module named 'nothing' (y.py, line 1)"),
+        (
+            "  File \"/x/own.py\", line 18\n    class A\n           ^\nSyntaxError: expected ':'\n",
+            "SyntaxError: expected ':' (own.py, line 18)",
+        ),
+        (
+            'Traceback (most recent call last):\n  File "/x/own.py", line 3, in build\n'
+            '  File "/v/lib/python3.12/site-packages/torch/nn.py", line 9, in f\nValueError: no\n',
+            "ValueError: no (own.py, line 3)",
+        ),
         ("hello\nworld\n\n  indented\n-----\n", "world"),
         ("Fatal Python error: Segmentation fault\n\nCurrent thread 0x00 (most recent call first):\n", "Fatal Python"),
         ("", ""),
