@@ -10,18 +10,13 @@ from math import inf
 
 from bench.catalogue.metrics import OPTION_DEFAULTS
 from bench.catalogue.suites import TTT, Panel, Suite
-from bench.catalogue.systems import ADAPTERS, Adapter
+from bench.catalogue.systems import ADAPTERS, LAUNCH_BOUND_TOKENS, Adapter
 from bench.memory import beyond_memory_of
 from bench.models.case_model import checkpoint_missing
 from harness.case import Case, Scalar
 from harness.catalogue import SuiteEntry
 from harness.record import Record
 from harness.run import Job, Planned
-
-# A prefill of so many tokens may be shorter than its launches from Python: those of a 1.3B model take 1 ms a layer, the
-# work of 2,048 tokens half of that, so that they break even at 4,096 on a fast host, and later on a slow one. Beyond it
-# a graph would only hold memory.
-LAUNCH_BOUND_TOKENS = 8192
 
 
 @dataclass(frozen=True)

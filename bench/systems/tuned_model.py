@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from bench.systems.language_model import LanguageModel, PhaseWork
+from bench.systems.language_model import LanguageModel
+from bench.systems.phases import PhaseWork
 from bench.systems.triton_tuning import chosen_anew, compile_ahead, keep_choices, prepare, untuned
 from harness.case import Case
 from harness.gate import Verdict

@@ -11,19 +11,20 @@ from typing import Any
 import torch
 
 from bench.models.case_model import ttt_config_of
-from bench.systems.language_model import device
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
+from bench.systems.on_device import device
 from bench.systems.triton_tuning import chosen_anew, keep_choices, prepare
 from bench.systems.ttt.layer import (
     LAYER_GATE_TOKENS,
     LAYER_LIMITS,
+    LAYER_WITNESS_TOKENS,
     Witness,
-    drawn,
     layer_inputs,
     layer_metrics,
     layer_work,
     timed_verdict,
 )
+from bench.systems.witness import drawn
 from harness.case import Case
 from harness.cuda_clock import CudaEventClock
 from harness.gate import Check, Verdict, relative_error
@@ -149,7 +150,7 @@ def _witness(inputs: dict[str, Any], case: Case, mini_batch: int) -> Witness:
     """Drawn sequences, whole, against the package's version in PyTorch, in float32."""
 
     def witness(chance: Random) -> Callable[[Any, int], Verdict]:
-        rows = drawn(chance, case.batch, case.context)
+        rows = drawn(chance, case.batch, case.context, LAYER_WITNESS_TOKENS)
 
         def judge(outputs: list[torch.Tensor], calls: int) -> Verdict:
             expected, expected_state = _exact(sequences_of(inputs, rows, case.context), mini_batch)

@@ -10,21 +10,14 @@ from torch import Tensor
 
 from bench.models.base import CausalLM, check_ids
 from bench.models.config import SIZES, VOCABULARY, uncut
-from bench.systems.language_model import (
-    STEPS,
-    Forward,
-    Generate,
-    PhaseWork,
-    device,
-    greedy_steps,
-    last_logits,
-    prefill_then_generate,
-    random_ids,
-)
 from bench.systems.logits import logits_verdict
+from bench.systems.model_calls import STEPS, greedy_steps, last_logits, prefill_then_generate, random_ids
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
+from bench.systems.on_device import device
+from bench.systems.phases import Forward, Generate, PhaseWork
 from bench.systems.triton_tuning import compile_ahead, untuned
 from bench.systems.tuned_model import TunedLanguageModel
+from bench.systems.witness import drawn, timed
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.system import Skip, Workload
@@ -179,7 +172,7 @@ class FlaForward(Forward):
         with untuned(read):
             verdict = logits_verdict(logits, read(), self.case.dtype)
         # Both sides round.
-        checks = [Check.at_most(f"timed_{each.name}", each.value, 2 * each.limit) for each in verdict.checks]
+        checks = [Check.at_most(each.name, each.value, 2 * each.limit) for each in timed(verdict).checks]
         missing = (
             f"the logits of prompts of more than {RECURRENT_WITNESS_TOKENS} tokens were compared with those of the "
             "same kernels, a prompt alone and in pieces; the recurrent kernels would take too long"
@@ -221,7 +214,7 @@ class FlaGenerate(Generate):
 
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
         """Drawn sequences, from their first token through the steps of a call."""
-        rows = self.rows(chance, STEPS)
+        rows = drawn(chance, self.case.batch, STEPS)
 
         @torch.inference_mode()
         def judge(outputs: tuple[Tensor, Tensor], calls: int) -> Verdict:
@@ -248,7 +241,7 @@ def timed_rounding_verdict(adapter: Any, model: FlaModel, logits: Tensor, ids: T
 
     with untuned(lambda: both(ids[:, :RECURRENT_TOKENS])):
         verdict = rounding_verdict(logits, *both(ids), dtype)
-    return Verdict([Check.at_most(f"timed_{each.name}", each.value, each.limit) for each in verdict.checks])
+    return timed(verdict)
 
 
 def rounding_verdict(logits: Tensor, rounded: Tensor, reference: Tensor, dtype: str) -> Verdict:

@@ -6,8 +6,9 @@ import torch
 
 from bench.errors import FOR_A_CPU
 from bench.models.config import MambaConfig, model_config
-from bench.systems.language_model import LanguageModel, device
+from bench.systems.language_model import LanguageModel
 from bench.systems.mamba.scan import ScannedMamba
+from bench.systems.on_device import device
 from harness.case import Case
 
 

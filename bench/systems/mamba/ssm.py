@@ -9,9 +9,9 @@ from torch import Tensor
 from bench.cost import model_work
 from bench.models.base import CausalLM, check_ids
 from bench.models.config import MambaConfig, model_config
-from bench.systems.language_model import device
 from bench.systems.mamba.scan import ScannedMamba, ScannedMamba2
 from bench.systems.needs import cannot_import, needs_gpu
+from bench.systems.on_device import device
 from bench.systems.tuned_model import TunedLanguageModel
 from harness.case import Case
 from harness.system import Skip, Workload

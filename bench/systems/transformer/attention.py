@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bench.models.config import TransformerConfig, model_config
 from bench.models.layers import Rotation, layer_range
 from bench.models.transformer import Transformer, TransformerState
-from bench.systems.language_model import device
 from bench.systems.needs import cannot_import, no_gpu
+from bench.systems.on_device import device
 from bench.systems.transformer.pytorch import TorchTransformer
 from harness.case import Case
 

@@ -6,7 +6,8 @@ import torch
 
 from bench.models.config import TransformerConfig, model_config
 from bench.models.transformer import Transformer, TransformerState
-from bench.systems.language_model import LanguageModel, device
+from bench.systems.language_model import LanguageModel
+from bench.systems.on_device import device
 from harness.case import Case
 
 

@@ -8,7 +8,7 @@ import torch
 
 from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig
-from bench.systems.language_model import device
+from bench.systems.on_device import device
 from bench.systems.ttt.layer import (
     forward_verdict,
     forward_witness,

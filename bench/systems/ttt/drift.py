@@ -11,8 +11,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from bench.systems.language_model import LanguageModel, repeatable
+from bench.systems.language_model import LanguageModel
 from bench.systems.logits import LOGIT_LIMITS, rounding_of, widening
+from bench.systems.on_device import repeatable
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.system import Workload

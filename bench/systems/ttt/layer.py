@@ -11,7 +11,8 @@ from bench.cost import total
 from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig
 from bench.systems.ceilings import ceilings_of
-from bench.systems.language_model import WITNESS_SEQUENCES, device
+from bench.systems.on_device import device
+from bench.systems.witness import drawn
 from harness.case import Case
 from harness.gate import Check, Verdict, relative_error
 from harness.system import Input, Workload
@@ -133,12 +134,6 @@ def _part(
     return lambda: outputs_of(reference.forward(**inputs, form=form, start=0)), PER_TOKEN, witness
 
 
-def drawn(chance: Random, batch: int, tokens: int) -> list[int]:
-    """A few sequences of the batch, of at most LAYER_WITNESS_TOKENS together but at least one."""
-    count = max(1, min(batch, WITNESS_SEQUENCES, LAYER_WITNESS_TOKENS // max(1, tokens)))
-    return sorted(chance.sample(range(batch), count))
-
-
 def forward_witness(reference: Any, inputs: dict[str, Any], dtype: str, with_out: bool = True) -> Witness:
     """Drawn sequences against the dual form in float64, from their first token to LAYER_WITNESS_TOKENS.
 
@@ -148,7 +143,7 @@ def forward_witness(reference: Any, inputs: dict[str, Any], dtype: str, with_out
     tokens = min(context, LAYER_WITNESS_TOKENS)
 
     def witness(chance: Random) -> Callable[[Any, int], Verdict]:
-        rows = drawn(chance, batch, context)
+        rows = drawn(chance, batch, context, LAYER_WITNESS_TOKENS)
 
         def judge(outputs: list[torch.Tensor], calls: int) -> Verdict:
             expected, state = exact_forward(reference, inputs, rows, tokens)

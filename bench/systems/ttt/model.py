@@ -9,15 +9,10 @@ from bench.models.checkpoint import load
 from bench.models.config import CheckpointError
 from bench.models.operator import TorchOperator
 from bench.models.ttt import TTTModel
-from bench.systems.language_model import (
-    GATE_BATCH,
-    LanguageModel,
-    device,
-    greedy_steps,
-    prefill_then_generate,
-    random_ids,
-)
+from bench.systems.language_model import GATE_BATCH, LanguageModel
 from bench.systems.logits import choice_check, logits_verdict, widening
+from bench.systems.model_calls import greedy_steps, prefill_then_generate, random_ids
+from bench.systems.on_device import device
 from bench.systems.ttt.drift import compared
 from bench.systems.ttt.replayed import ReplayedOperator
 from harness.case import Case

@@ -13,7 +13,7 @@ from bench.models.operator import (
     outer_parameters,
     ready_for_prefill,
 )
-from bench.systems.language_model import repeatable
+from bench.systems.on_device import repeatable
 from tk_kernels.checks import common_position
 from tk_kernels.reference.token_rows import clone, overwrite
 

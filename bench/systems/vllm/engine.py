@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from bench import model_facts
+from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
 from bench.models import ModelConfig, checkpoint
 from bench.models.base import CausalLM
 from bench.models.factory import from_seed
-from bench.plan import LAUNCH_BOUND_TOKENS
 from bench.systems.blockwise import to_host
-from bench.systems.language_model import GATE_BATCH, GATE_PROMPT, GATE_STEPS, device
+from bench.systems.language_model import GATE_BATCH, GATE_PROMPT, GATE_STEPS
 from bench.systems.logits import logits_verdict
+from bench.systems.on_device import device
 from bench.systems.vllm.model_folder import ModelFolder
 from harness.case import Case
 from harness.gate import Verdict

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from bench.models.config import CONV_KERNEL, MambaConfig, model_config
-from bench.systems.language_model import device
 from bench.systems.mamba.scan import ScannedMamba
+from bench.systems.on_device import device
 from bench.systems.vllm.system import VllmSystem
 from harness.case import Case
 

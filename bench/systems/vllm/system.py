@@ -16,16 +16,12 @@ from bench.models import ModelConfig
 from bench.models.config import parameter_count, uncut
 from bench.systems import token_times
 from bench.systems.ceilings import ceilings_of
-from bench.systems.language_model import (
-    STEPS,
-    WITNESS_SEQUENCES,
-    WITNESS_TOKENS,
-    device,
-    not_compared,
-)
 from bench.systems.logits import choice_check
+from bench.systems.model_calls import STEPS
 from bench.systems.needs import cannot_import, import_or_skip, needs_gpu
+from bench.systems.on_device import device
 from bench.systems.vllm.engine import MEMORY_SHARE, SEQUENCES, Batch, Engine, Settings
+from bench.systems.witness import drawn, not_compared
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.system import NeedsFreshProcess, Workload
@@ -243,8 +239,7 @@ class _Work:
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # beside the engine is no room for more
             return not_compared(tokens, MODEL_LENGTH)
-        count = max(1, min(self.batch, WITNESS_SEQUENCES, WITNESS_TOKENS // tokens))
-        rows = sorted(chance.sample(range(self.batch), count))
+        rows = drawn(chance, self.batch, tokens)
 
         def judge(outputs: Any, calls: int) -> Verdict:
             made = [list(self._ran.outputs[row].outputs[0].token_ids) for row in rows]

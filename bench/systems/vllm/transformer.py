@@ -8,7 +8,7 @@ import torch
 from bench.models.config import TransformerConfig, model_config
 from bench.models.layers import NORM_EPS
 from bench.systems.blockwise import transformer_logits
-from bench.systems.language_model import device
+from bench.systems.on_device import device
 from bench.systems.vllm.engine import Engine
 from bench.systems.vllm.system import VllmSystem
 from harness.case import Case

@@ -191,7 +191,7 @@ def test_each_model_is_tuned_and_a_request_is_captured_after_that(package, monke
     done = []
     for name in ("prepare", "compile_ahead"):
         monkeypatch.setattr(f"bench.systems.tuned_model.{name}", lambda run, name=name: done.append(name))
-    monkeypatch.setattr("bench.systems.language_model.repeatable", lambda step: done.append("captured") or step)
+    monkeypatch.setattr("bench.systems.phases.repeatable", lambda step: done.append("captured") or step)
     request = Case("mamba", "mamba-ssm", "tiny", "request", 3, 24, dtype="float32", options=(("steps", 3),))
     adapter = Small()
     adapter.build(request)

@@ -17,7 +17,7 @@ from bench.catalogue.suites import find_suite
 from bench.catalogue.systems import ADAPTERS
 from bench.plan import suite_cases
 from bench.selection import Asked, select
-from bench.systems import language_model, logits, token_times
+from bench.systems import logits, phases, token_times
 from bench.systems.fla.models import GatedDeltaNet
 from bench.systems.language_model import LanguageModel
 from bench.systems.mamba.pytorch import TorchMamba
@@ -28,7 +28,7 @@ from bench.systems.ttt import layer
 from bench.systems.ttt.kernels import LinearThunderKittens, LinearTritonDual
 from bench.systems.ttt.pytorch import TTTTorch
 from harness.case import Case
-from harness.gate import relative_error
+from harness.gate import Check, Verdict, relative_error
 from harness.inspection import tensors_of
 from harness.measured_case import CaseRun
 from harness.system import Skip, Workload
@@ -140,9 +140,9 @@ def forgotten_prompt(work):
 @pytest.mark.parametrize(
     ("phase", "owner", "name", "wrong"),
     [
-        ("generate", language_model, "greedy_steps", worst_steps),
-        ("request", language_model.Request, "_one_step", worst_step),
-        ("request", language_model.Request, "_prefill", forgotten_prompt),
+        ("generate", phases, "greedy_steps", worst_steps),
+        ("request", phases.Request, "_one_step", worst_step),
+        ("request", phases.Request, "_prefill", forgotten_prompt),
     ],
 )
 def test_tokens_that_the_model_would_not_choose_are_seen(adapter, system, phase, owner, name, wrong, monkeypatch):
@@ -302,7 +302,7 @@ def test_every_case_of_quick_names_an_adapter():
 )
 def test_a_states_rounding_is_no_error_of_a_model_with_finer_activations(dtype, state_dtype, limits):
     judged = replace(case("ttt-linear", "generate"), dtype=dtype, state_dtype=state_dtype)
-    work = language_model.Generate.__new__(language_model.Generate)
+    work = phases.Generate.__new__(phases.Generate)
     work.case = judged
     got = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
     error, distance, _ = work.verdict(got, got).checks
@@ -323,7 +323,7 @@ def test_a_model_that_rounds_more_has_wider_limits_and_its_record_says_so(system
     adapter, got = LanguageModel(), torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
     for verdict in (
         adapter._judge(None, got, got, got, judged),
-        language_model.Forward.verdict(SimpleNamespace(case=judged), got, got),
+        phases.Forward.verdict(SimpleNamespace(case=judged), got, got),
     ):
         limits = [check.limit for check in verdict.checks]
         error, distance = logits.LOGIT_LIMITS[dtype]
@@ -378,7 +378,7 @@ def test_only_the_calls_that_were_samples_count(monkeypatch):
 
 
 def test_a_prompt_that_the_reference_would_read_for_minutes_is_not_compared_and_that_is_said(monkeypatch):
-    monkeypatch.setattr(language_model, "LONGEST_WITNESS", 40)
+    monkeypatch.setattr(phases, "LONGEST_WITNESS", 40)
     for phase, options in (("forward", {}), ("request", {"steps": 3})):
         record = CaseRun(replace(case("ttt-linear", phase, **options), context=41), POLICY).record(TTTTorch())
         assert record.status == "ok", record.reason
@@ -387,7 +387,7 @@ def test_a_prompt_that_the_reference_would_read_for_minutes_is_not_compared_and_
 
 def test_each_model_that_is_loaded_has_a_verdict_of_its_own(monkeypatch):
     compared = []
-    verdict = language_model.Verdict([])
+    verdict = Verdict([])
     monkeypatch.setattr(TTTTorch, "_compare", lambda self, model, case: compared.append(case.dtype) or verdict)
     adapter = TTTTorch()
     for dtype in ("float32", "float32", "bfloat16"):
@@ -396,6 +396,6 @@ def test_each_model_that_is_loaded_has_a_verdict_of_its_own(monkeypatch):
 
 
 def test_a_model_that_is_no_fair_one_misses_its_gate(monkeypatch):
-    unfair = language_model.Check.at_most("unfair", 1.0, 0.0)
+    unfair = Check.at_most("unfair", 1.0, 0.0)
     monkeypatch.setattr("bench.model_facts.checks", lambda facts, case: [unfair])
     assert "unfair" in TTTTorch().build(case("ttt-linear")).gate().reason

@@ -1,0 +1,258 @@
+"""The timed work of a language model in each phase, and the check of what it left."""
+
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
+from bench.systems import token_times
+from bench.systems.logits import choice_check, logits_verdict, rounding_of, widening
+from bench.systems.model_calls import greedy_steps, last_logits, random_ids, steps_of
+from bench.systems.on_device import device, repeatable
+from bench.systems.witness import LONGEST_WITNESS, drawn, not_compared, timed
+from harness.case import Case
+from harness.gate import Check, Verdict
+from harness.ranges import nvtx_range
+from harness.system import REPLAYED
+
+if TYPE_CHECKING:
+    from bench.systems.language_model import LanguageModel
+
+
+class PhaseWork:
+    """The timed callable of one phase, on token ids that the harness renews, and the check of what it left."""
+
+    units = 1
+    token_axis: int | None = 1
+    ids: torch.Tensor
+    settings: dict[str, str]  # what the record says of how this phase is run
+
+    def __init__(self, adapter: "LanguageModel", model: Any, case: Case) -> None:
+        self.adapter, self.model, self.case = adapter, model, case
+        self.settings = {}
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make the inputs and the state."""
+        raise NotImplementedError
+
+    def run(self) -> Any:
+        """The timed call; its outputs."""
+        raise NotImplementedError
+
+    def capture(self) -> None:
+        """Capture what `run` replays, once the adapter has made ready what it launches."""
+
+    def restart(self) -> None:
+        """Put what calls carry on back to where the case begins, in place."""
+
+    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+        """See Workload.witness."""
+        raise NotImplementedError
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens one unit stands for."""
+        return self.case.batch * self.case.context
+
+    def measured(self, calls: int) -> dict[str, float | None]:
+        """See Workload.measured."""
+        return {}
+
+    def reference(self) -> Any:
+        """The model in a type that is exact beside the case's."""
+        exact = torch.float64 if self.case.dtype == "float32" else torch.float32
+        return self.adapter.witness_reference(self.model, exact)
+
+    def chosen(self, expected: torch.Tensor, tokens: torch.Tensor) -> Check:
+        """Whether tokens [rows], which the timed call chose, are those of the reference's largest logits [rows, V]."""
+        dtype, wider = rounding_of(self.case), widening(self.case)
+        return choice_check("timed_token_below_best", expected, tokens, dtype, wider)
+
+    def verdict(self, got: torch.Tensor, expected: torch.Tensor) -> Verdict:
+        """The verdict on logits [rows, V] that the timed call left."""
+        return timed(logits_verdict(got, expected, rounding_of(self.case), widening(self.case)))
+
+
+class Forward(PhaseWork):
+    """A prompt of `context` tokens from an empty state, head on its last token alone."""
+
+    def prepare(self) -> None:
+        """See PhaseWork.prepare."""
+        self.ids = random_ids(self.model, self.case.batch, self.case.context)
+        # Made once, as engines make their cache: a Transformer's, of zeros, takes 2 ms of 16 prompts of 2k.
+        self._state = self.model.init_state(self.case.batch, self.case.context)
+
+    @torch.inference_mode()
+    def run(self) -> torch.Tensor:
+        """Logits [B, V] after the prompts."""
+        self.model.reset_state(self._state)
+        return self.model.prefill(self.ids, self._state)[0]
+
+    def witness(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
+        """A few whole prompts, read by the reference."""
+        if self.case.context > LONGEST_WITNESS:
+            return not_compared(self.case.context, LONGEST_WITNESS)
+        rows = drawn(chance, self.case.batch, self.case.context)
+
+        @torch.inference_mode()
+        def judge(logits: torch.Tensor, calls: int) -> Verdict:
+            expected = last_logits(self.reference(), self.ids[rows])
+            return self.verdict(logits[rows], expected)
+
+        return judge
+
+
+class Generate(PhaseWork):
+    """Whole mini-batches of greedy steps; each call starts where `place` puts the state.
+
+    A recurrent state is the one before the first token, and is carried on: its cost does not depend on the tokens.
+    """
+
+    token_axis = None
+
+    @property
+    def units(self) -> int:  # type: ignore[override]
+        """Steps of a call."""
+        return steps_of(self.model)
+
+    def prepare(self) -> None:
+        """See PhaseWork.prepare."""
+        self.state = self.model.init_generate_state(self.case.batch, self.case.context + self.units)
+        with torch.inference_mode():
+            self.adapter.fill_past(self.state)
+        self.ids = random_ids(self.model, self.case.batch)
+
+    @property
+    def tokens(self) -> int:
+        """One a sequence."""
+        return self.case.batch
+
+    @torch.inference_mode()
+    def run(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [B, V] of the last step, and the tokens [units, B] that the steps read."""
+        self.adapter.place(self.state, self.case.context)
+        return greedy_steps(self.model, self.ids, self.state, self.units)
+
+    @torch.inference_mode()
+    def restart(self) -> None:
+        """See PhaseWork.restart."""
+        self.adapter.restart(self.model, self.state)
+
+    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+        """Two calls from where the case begins: the second, timed, reads what the first left in the state."""
+        rows = drawn(chance, self.case.batch, self.case.context)
+        self.restart()
+        with torch.inference_mode():
+            begun = self.adapter.rows_of_state(self.state, rows)
+            before = self.run()[1][:, rows].clone()
+
+        @torch.inference_mode()
+        def judge(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
+            if calls > 1:
+                return Verdict([], f"{calls} calls make a sample, so the state that they left was not compared")
+            logits, tokens, reference = outputs[0][rows], outputs[1][:, rows], self.reference()
+
+            def expected(steps: int) -> torch.Tensor:
+                return self.adapter.expected_logits(reference, begun, [before, tokens[:steps]], self.case)
+
+            # The first token that the call chose, and the last: the logits are those after them, whatever they are.
+            chosen = sorted({1, len(tokens) - 1}) if len(tokens) > 1 else []
+            own = [self.chosen(expected(step), tokens[step]) for step in chosen]
+            return Verdict([*self.verdict(logits, expected(len(tokens))).checks, *own])
+
+        return judge
+
+
+class Request(PhaseWork):
+    """A prompt, then `steps` greedy tokens; on a GPU the steps, and prompts of few tokens, are replays of graphs.
+
+    Its moments are the host's, as an engine's are: it has each token before it begins the step after the next.
+    """
+
+    def prepare(self) -> None:
+        """See PhaseWork.prepare."""
+        case, model = self.case, self.model
+        self.steps = int(case.option("steps", 128))
+        self.ids = random_ids(model, case.batch, case.context)
+        self._state = model.init_state(case.batch, case.context + self.steps)
+        self._generating = model.generate_state(self._state)
+        self._next = random_ids(model, case.batch)
+        self._read = self._next.new_zeros(self.steps, case.batch)
+        self._logits: Any = None
+        self._on_host = token_times.TokensOnHost(self.steps + 1, case.batch, device() != "cpu")
+        self._moments: deque[list[float]] = deque(maxlen=token_times.TIMED_REQUESTS)
+        launch_bound = case.batch * case.context <= LAUNCH_BOUND_TOKENS
+        self._replays_prompt = launch_bound and device() != "cpu"
+        self.settings = {"prompt": REPLAYED if self._replays_prompt else "launched"}
+        if device() != "cpu":
+            self.settings["tokens"] = "copied to the host one by one, each while the next step runs"
+        self._read_prompt: Callable[[], object] = self._prefill
+        self._begin: Callable[[], object] = lambda: model.generate_state(self._state, into=self._generating)
+        self._step: Callable[[], object] = self._one_step
+
+    def capture(self) -> None:
+        """See PhaseWork.capture."""
+        if self._replays_prompt:
+            self._read_prompt = repeatable(self._read_prompt)
+        self._begin, self._step = repeatable(self._begin), repeatable(self._step)
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and steps."""
+        return self.case.batch * (self.case.context + self.steps)
+
+    def _prefill(self) -> None:
+        self.model.reset_state(self._state)
+        self._next.copy_(self.model.prefill(self.ids, self._state)[0].argmax(-1))
+
+    def _one_step(self) -> None:
+        self._logits, _ = self.model.generate_step(self._next, self._generating)
+        self._next.copy_(self._logits.argmax(-1))
+
+    @torch.inference_mode()
+    def run(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [B, V] of the last step, and the tokens [steps, B] that the steps read."""
+        moments = [token_times.now()]
+        with nvtx_range("prefill"):
+            self._read_prompt()
+            self._on_host.send(0, self._next)
+        with nvtx_range("generate"):
+            self._begin()
+            for place, read in enumerate(self._read):
+                read.copy_(self._next)
+                self._step()
+                self._on_host.send(place + 1, self._next)
+                moments.append(self._on_host.arrived(place))
+        moments.append(self._on_host.arrived(self.steps))
+        self._moments.append(moments)
+        return self._logits, self._read
+
+    def measured(self, calls: int) -> dict[str, float | None]:
+        """See token_times.metrics; all sequences of a call have their tokens at once."""
+        last = list(self._moments)[-calls:]
+        times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
+        return token_times.metrics([[(first, steps)] for first, *steps in times])
+
+    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+        """A few whole requests, read by the reference."""
+        tokens = self.case.context + self.steps
+        if tokens > LONGEST_WITNESS:
+            return not_compared(tokens, LONGEST_WITNESS)
+        rows = drawn(chance, self.case.batch, tokens)
+
+        @torch.inference_mode()
+        def judge(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
+            logits, read = outputs
+            whole, reference = torch.cat([self.ids[rows], read[:, rows].T], dim=1), self.reference()
+            own = [  # the prompt's token, and the last
+                self.chosen(last_logits(reference, whole[:, :at]), whole[:, at])
+                for at in sorted({self.case.context, tokens - 1})
+            ]
+            return Verdict([*self.verdict(logits[rows], last_logits(reference, whole)).checks, *own])
+
+        return judge
