@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from harness.case import Mode
 from harness.process import Place
 from harness.record import Record
-from harness.run import Mode, Planned
+from harness.run import Planned
 from harness.timer import Policy
 
 

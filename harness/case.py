@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from harness.reason import clipped
 
 Scalar = str | int | float | bool
 
 PHASES = ("forward", "generate", "request")
+Mode = Literal["measure", "verify", "profile"]  # what is done with cases: time them, check them alone, or profile them
 TIMINGS = ("eager", "graph", "engine")
 CACHE_STATES = ("warm", "cold")
 

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
-from harness.case import Case
+from harness.case import Case, Mode
 from harness.cuda_clock import CudaEventClock
 from harness.energy import EnergyMeter
 from harness.environment import around, snapshot, versions_of
@@ -38,9 +38,6 @@ from harness.timer import (
     warm_up_engine,
 )
 
-MEASURE, VERIFY, PROFILE = "measure", "verify", "profile"
-MODES = (MEASURE, VERIFY, PROFILE)
-
 
 @dataclass
 class _Found:
@@ -58,11 +55,11 @@ class _Found:
 
 @dataclass
 class CaseRun:
-    """One case on its way to a record. mode: MEASURE, VERIFY (checks without timing) or PROFILE (never times)."""
+    """One case on its way to a record. mode: "verify" checks without timing, "profile" never times."""
 
     case: Case
     policy: Policy
-    mode: str = MEASURE
+    mode: Mode = "measure"
     profiler: ProfilerChoice = field(default_factory=ProfilerChoice)
     cooler: Cooler = field(default_factory=Cooler)  # which knows how hot the cases before left the GPU
     status: str = "ok"
@@ -71,13 +68,13 @@ class CaseRun:
     stages_s: dict[str, float] = field(default_factory=dict)
     healthy: bool = True
     ceilings: dict[str, float | None] = field(default_factory=dict)
-    profile: dict[str, Any] = field(default_factory=dict)  # of mode PROFILE: see `profiled_case.profile`
+    profile: dict[str, Any] = field(default_factory=dict)  # of mode "profile": see `profiled_case.profile`
     _inner_s: float = 0.0  # of stages inside of the one that goes on
     owns_process: bool = False  # an engine that lives on from case to case sets its process up as it needs it
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(f"mode {self.mode!r}: must be one of {', '.join(MODES)}")
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"mode {self.mode!r}: must be one of {', '.join(get_args(Mode))}")
 
     def record(self, system: SystemAdapter) -> Record:
         """Run the case; what it raises becomes the status and the reason of the record, but for NeedsFreshProcess."""
@@ -131,7 +128,7 @@ class CaseRun:
     def _guarded(self, system: SystemAdapter) -> None:
         try:
             # Before the case holds memory that they need.
-            self.ceilings = ceilings_by(self.profiler.ceilings) if self.mode == PROFILE else {}
+            self.ceilings = ceilings_by(self.profiler.ceilings) if self.mode == "profile" else {}
             with self._stage("build"):
                 workload = system.build(self.case)
                 if not isinstance(workload, Workload):
@@ -170,7 +167,7 @@ class CaseRun:
             self._close(workload)
 
     def _passes_gate(self, workload: Workload) -> bool:
-        if self.mode == PROFILE or workload.gate is None:
+        if self.mode == "profile" or workload.gate is None:
             return True
         with self._stage("gate"):
             return self._accepts(workload.gate())
@@ -186,12 +183,12 @@ class CaseRun:
         return self.status == "ok"
 
     def _work(self, workload: Workload) -> None:
-        if self.mode != VERIFY:
+        if self.mode != "verify":
             self._let_cool(workload)
-        if self.mode == PROFILE:
+        if self.mode == "profile":
             found = profile(self.case, workload, self.profiler)
             self.profile = found | {"ceilings": self.ceilings}
-        elif self.mode == VERIFY:
+        elif self.mode == "verify":
             self._verify(workload)
         else:
             self._measure(workload)

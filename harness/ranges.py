@@ -4,7 +4,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-COUNTED_LAYER = "layer 1"  # the layer whose kernels stand for those of all where each is counted
+OPERATOR = "operator"  # the range of a layer's inner loop, inside of the layer's
+COUNTED = 1  # the number of the layer whose kernels stand for those of all where each is counted
 TIMED = "timed"  # the range around what is timed, where a profiler sees a call under its phase's ranges beside it
 LEAD = "lead"  # around the runs just before that, which no profile shows; their layers have ranges too
 
@@ -14,6 +15,20 @@ class _Recording:
 
     on = False
     entered: Callable[[str], object] | None = None
+
+
+def layer_name(index: int) -> str:
+    """The range of a layer: "layer 0" for the first."""
+    return f"layer {index}"
+
+
+COUNTED_LAYER = layer_name(COUNTED)
+
+
+def is_layer(name: str) -> bool:
+    """Whether a range is that of a layer."""
+    word, _, index = name.partition(" ")
+    return word == "layer" and index.isdecimal()
 
 
 def range_name(phase: str) -> str:

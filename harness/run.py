@@ -19,12 +19,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from harness import claims
-from harness.case import Case, CaseError
+from harness.case import Case, CaseError, Mode
 from harness.catalogue import FORBID_EXTRA, Catalogue
 from harness.claims import Holder
 from harness.files import refusing, unlock_and_close, write_atomically
@@ -44,7 +44,6 @@ _SUBMIT_S = 60.0  # that a task waits for whoever submits it to let the folder g
 _SAID_LIMIT = 400  # characters of what is wrong with a run.json
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")  # what may become part of a file's name
 
-Mode = Literal["measure", "verify", "profile"]
 Pair = tuple[str, str]  # (system, backend)
 
 

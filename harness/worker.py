@@ -26,7 +26,7 @@ from typing import Any, TextIO
 from harness.case import Case
 from harness.environment import snapshot, versions_of
 from harness.heat import Cooler
-from harness.measured_case import PROFILE, CaseRun
+from harness.measured_case import CaseRun
 from harness.profiled_case import ProfilerChoice
 from harness.reason import sentence
 from harness.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
@@ -70,7 +70,7 @@ def _case(system: SystemAdapter, request: dict[str, Any], cooler: Cooler) -> dic
         record = run.record(system)
     except NeedsFreshProcess:
         return {"fresh": True}
-    profile = {"profile": run.profile} if run.mode == PROFILE else {}
+    profile = {"profile": run.profile} if run.mode == "profile" else {}
     return {"record": record.to_dict(), "healthy": run.healthy, **profile}
 
 

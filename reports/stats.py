@@ -20,6 +20,7 @@ from harness.system import REPLAYED
 from reports.fairness import FAIRNESS_METRICS
 from reports.fidelity import FIDELITY_METRICS
 from reports.roofline import CEILINGS, RATE_COLUMNS, WORK_METRICS, explanation
+from reports.samples import by_case, timed
 
 CASE_COLUMNS = ("suites", "system", "backend", "size", "phase", "batch", "context")
 OUTCOME_COLUMNS = ("status", "reason")
@@ -62,7 +63,7 @@ def frame(records: Iterable[Record], catalogue: Catalogue) -> pd.DataFrame:
     say is NaN, or "" where it is text; an option at its default has the catalogue's.
     """
     records = list(records)
-    groups = [group for case in _by_case(records) for group in _by_place(case)]
+    groups = [group for case in by_case(records).values() for group in _by_place(case)]
     ceilings = _common_ceilings(records)
     memberships = suites_of_cases(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
@@ -79,7 +80,7 @@ def frame(records: Iterable[Record], catalogue: Catalogue) -> pd.DataFrame:
 
 def row_keys(records: Iterable[Record]) -> list[str]:
     """The key of the case of each row of `frame`."""
-    return [group[0].case.key for case in _by_case(records) for group in _by_place(case)]
+    return [group[0].case.key for case in by_case(records).values() for group in _by_place(case)]
 
 
 def option_columns(table: pd.DataFrame) -> list[str]:
@@ -93,13 +94,6 @@ def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
     return [*known, *sorted(found - {metric.name for metric in catalogue.metrics} - _USED_METRICS)]
-
-
-def _by_case(records: Iterable[Record]) -> list[list[Record]]:
-    cases: dict[Case, list[Record]] = {}
-    for record in records:
-        cases.setdefault(record.case, []).append(record)
-    return list(cases.values())
 
 
 def _by_place(repeats: list[Record]) -> list[list[Record]]:
@@ -199,17 +193,13 @@ def _row(
     row |= dict(zip(MACHINE_COLUMNS, _place(first), strict=True))
     row |= {
         "samples": sum(len(record.samples_ms) for record in measured),
-        "processes": len(_timed(measured)) or len(group),
+        "processes": len(timed(measured)) or len(group),
         "throttled": sum(sum(map(bool, record.throttled)) for record in measured),
         "stop": ", ".join(dict.fromkeys(record.stop for record in measured if record.stop)),
         "started_at": min(record.started_at for record in group),
     }
     row[NOTES] = "; ".join(dict.fromkeys(_notes(group, found, row)))
     return row | {MARKS: ", ".join(_marks(group, found, row))}
-
-
-def _timed(measured: Iterable[Record]) -> list[Record]:
-    return [record for record in measured if record.samples_ms]
 
 
 def _merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
@@ -226,18 +216,19 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
     memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
     values = dict.fromkeys((*STATISTIC_COLUMNS, *REPEAT_COLUMNS), math.nan)
     values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan
-    timed = _timed(measured)
-    if not timed:
+    measured = timed(measured)
+    if not measured:
         return values
-    latency, low, high = pooled_interval([record.samples_ms for record in timed])
+    latency, low, high = pooled_interval([record.samples_ms for record in measured])
     values |= {"latency_ms": latency, "latency_ms_low": low, "latency_ms_high": high}
-    if len(timed) > 1 and latency > 0:
-        medians = [median(record.samples_ms) for record in timed]
+    if len(measured) > 1 and latency > 0:
+        medians = [median(record.samples_ms) for record in measured]
         values["process_spread"] = (max(medians) - min(medians)) / latency
-        _, *ends = repeats_interval([record.samples_ms for record in timed])
+        _, *ends = repeats_interval([record.samples_ms for record in measured])
         values |= dict(zip(REPEAT_COLUMNS, ends, strict=True))
-    if latency > 0 and all(record.tokens for record in timed):
-        a_token = median(median(record.samples_ms) / record.tokens for record in timed)  # engines hold unlike numbers
+    if latency > 0 and all(record.tokens for record in measured):
+        # Of each process, as engines hold unlike numbers of sequences.
+        a_token = median(median(record.samples_ms) / record.tokens for record in measured)
         values |= {"us_per_token": a_token * 1e3, "tokens_per_s": 1e3 / a_token}
     return values
 
@@ -288,8 +279,8 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
         yield f"samples from {min(_samples(group)):.4g} to {max(_samples(group)):.4g} ms: something disturbed them"
     if row["throttled"]:
         yield f"{row['throttled']} of {row['samples']} samples under a throttle"
-    yield from (load_note(record.environment) for record in group if _is_loaded(record))
-    yield from (heat_note(record.environment) for record in _timed(group) if is_hot(record.environment))
+    yield from (load_note(record.environment) for record in group if is_loaded(record.environment))
+    yield from (heat_note(record.environment) for record in timed(group) if is_hot(record.environment))
     for record in group:
         if record.status != "ok":
             yield f"process {record.repeat + 1} of {len(group)}: {record.status}: {record.reason}"
@@ -304,9 +295,9 @@ def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
         yield CACHE_FULL
     if row["status"] == "ok" and 0 < row["samples"] < FEWEST:
         yield FEW_SAMPLES
-    if row["status"] == "ok" and any(map(_is_loaded, group)):
+    if row["status"] == "ok" and any(is_loaded(record.environment) for record in group):
         yield LOADED
-    if row["status"] == "ok" and any(is_hot(record.environment) for record in _timed(group)):
+    if row["status"] == "ok" and any(is_hot(record.environment) for record in timed(group)):
         yield HOT
     if _is_unsteady(row):
         yield UNSTEADY

@@ -27,6 +27,7 @@ from harness.process import HERE, Limits
 from harness.profile_jobs import BUILD, Profiler
 from harness.profile_record import Profile
 from harness.profilers.choice import choose
+from harness.ranges import COUNTED
 from harness.reason import counted
 from harness.run import Job, Planned, Run, RunFile
 from harness.task import refuse_submitted
@@ -35,7 +36,7 @@ from reports.profiles.words import Recorded, agreement, recorded, sentences
 
 CEILINGS = "bench.systems.ceilings:measured_ceilings"
 LEAST_WIDTH = 1536  # of a model that is cut: two layers of it are 100 MB, twice an H100's L2
-COUNTED_LAYERS = 2  # up to harness.ranges.COUNTED_LAYER, "layer 1"
+COUNTED_LAYERS = COUNTED + 1  # up to the one that is counted
 
 
 def profile(

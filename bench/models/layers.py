@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.config import CONV_KERNEL, NORM_EPS, ROPE_THETA
-from harness.ranges import is_recorded, nvtx_range
+from harness.ranges import OPERATOR, is_recorded, layer_name, nvtx_range
 
 INITIALIZER_RANGE = 0.02
 
@@ -32,12 +32,12 @@ def mark_layers(enabled: bool) -> None:
 
 def layer_range(index: int) -> AbstractContextManager[object]:
     """The range of one layer for profilers; nothing when ranges are off."""
-    return nvtx_range(f"layer {index}") if _Ranges.enabled or is_recorded() else nullcontext()
+    return nvtx_range(layer_name(index)) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def operator_range() -> AbstractContextManager[object]:
     """The range of a layer's inner loop, inside of the layer's."""
-    return nvtx_range("operator") if _Ranges.enabled or is_recorded() else nullcontext()
+    return nvtx_range(OPERATOR) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -15,6 +15,7 @@ from harness.profile_region import (
     Timeline,
     short_name,
 )
+from harness.ranges import is_layer
 
 HELD_UP = 0.03  # by a profiler, which is said; less is what the clocks of a GPU at its power cap differ by
 
@@ -248,7 +249,7 @@ def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
 
 
 def _layer_place(path: tuple[str, ...]) -> int | None:
-    return next((place for place, name in enumerate(path) if name.startswith("layer ")), None)
+    return next((place for place, name in enumerate(path) if is_layer(name)), None)
 
 
 def busy(launched: Iterable[Launched]) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from harness.machine_load import is_loaded
 from harness.reason import counted, printable, span
 from harness.record import Record
 from harness.run import Run
+from reports.samples import by_case, timed
 
 GPU_UNIT = "GPU unit"
 NO_GPU = "none"  # the GPU of what was measured on a CPU
@@ -89,20 +90,17 @@ class CaseSide:
 
 def case_sides(records: Iterable[Record], repeats: int) -> dict[str, CaseSide]:
     """The cases that have a record, by key, of a run of so many repeats."""
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        found.setdefault(record.case.key, []).append(record)
-    return {key: _case_side(own, repeats) for key, own in found.items()}
+    return {key: _case_side(own, repeats) for key, own in by_case(records).items()}
 
 
 def run_side(run: Run, records: Sequence[Record]) -> Side:
     """What sets a run apart, from its timed records; of a run without one, from what asked for it."""
-    timed = [record for record in records if record.samples_ms]
+    measured = timed(records)
     unfinished = _unfinished(run, records)
-    days = sorted({record.started_at[:10] for record in timed if record.started_at})
+    days = sorted({record.started_at[:10] for record in measured if record.started_at})
     asked = run.file.requests[-1] if run.file.requests else None
-    commits = map(_commit, timed) if timed else [asked.commit[:10] if asked else ""]
-    devices = [_said(record.environment.get("device")) for record in timed]
+    commits = map(_commit, measured) if measured else [asked.commit[:10] if asked else ""]
+    devices = [_said(record.environment.get("device")) for record in measured]
     return Side(
         name=printable(run.folder.resolve().name),
         commit=_joined(commits),
@@ -122,37 +120,37 @@ def _unfinished(run: Run, records: Sequence[Record]) -> str:
 
 def _case_side(records: Sequence[Record], repeats: int) -> CaseSide:
     """What the records of a case, one a repeat, say together."""
-    first, timed = records[0], [record for record in records if record.samples_ms]
-    medians = _medians(timed)
-    tokens = {record.repeat: record.tokens or 1 for record in timed if record.repeat in medians}
+    first, measured = records[0], timed(records)
+    medians = _medians(measured)
+    tokens = {record.repeat: record.tokens or 1 for record in measured if record.repeat in medians}
     return CaseSide(
         key=first.case.key,
         label=first.case.label,
         system=first.case.system_backend,
         medians=medians,
         tokens=tokens,
-        half=_half_interval(timed, {repeat: ms / tokens[repeat] for repeat, ms in medians.items()}),
-        samples=sum(len(record.samples_ms) for record in timed),
-        timed=len(timed),
+        half=_half_interval(measured, {repeat: ms / tokens[repeat] for repeat, ms in medians.items()}),
+        samples=sum(len(record.samples_ms) for record in measured),
+        timed=len(measured),
         rounds=repeats,
-        others=_others_share(timed),
+        others=_others_share(measured),
         throttled=any(any(record.throttled) for record in records),
-        hot=any(is_hot(record.environment) for record in timed),
-        devices=_devices(timed),
-        facts=_facts(timed[0]) if timed else {},
+        hot=any(is_hot(record.environment) for record in measured),
+        devices=_devices(measured),
+        facts=_facts(measured[0]) if measured else {},
         host_bound=first.case.timing == "engine" and first.case.batch <= FEW_SEQUENCES,
-        started_at=min((record.started_at for record in timed if record.started_at), default=""),
+        started_at=min((record.started_at for record in measured if record.started_at), default=""),
         why="" if medians else _why(records[-1]),
     )
 
 
-def _medians(timed: Iterable[Record]) -> dict[int, float]:
+def _medians(measured: Iterable[Record]) -> dict[int, float]:
     """One of 0 ms has no ratio and is left out."""
-    found = {record.repeat: median(record.samples_ms) for record in timed}
+    found = {record.repeat: median(record.samples_ms) for record in measured}
     return {repeat: middle for repeat, middle in found.items() if 0 < middle < math.inf}
 
 
-def _half_interval(timed: Sequence[Record], medians: Mapping[int, float]) -> float:
+def _half_interval(measured: Sequence[Record], medians: Mapping[int, float]) -> float:
     """Of several processes, that of their medians a token; of one, that of its median, of few samples their range."""
     if len(medians) > 1:
         from scipy import stats
@@ -161,17 +159,17 @@ def _half_interval(timed: Sequence[Record], medians: Mapping[int, float]) -> flo
         return float(stats.t.isf(0.025, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
     if not medians:
         return math.inf
-    middle, low, high = median_interval(next(each.samples_ms for each in timed if each.repeat in medians))
+    middle, low, high = median_interval(next(each.samples_ms for each in measured if each.repeat in medians))
     return math.log(max(high / middle, middle / low)) if low > 0 else math.inf
 
 
-def _others_share(timed: Iterable[Record]) -> float:
-    environments = [record.environment for record in timed]
+def _others_share(measured: Iterable[Record]) -> float:
+    environments = [record.environment for record in measured]
     return max((each["cpu"]["others_share"] for each in environments if is_loaded(each)), default=0.0)
 
 
-def _devices(timed: Iterable[Record]) -> tuple[dict[str, str], ...]:
-    found = {json.dumps(device, sort_keys=True): device for device in map(_device, timed)}
+def _devices(measured: Iterable[Record]) -> tuple[dict[str, str], ...]:
+    found = {json.dumps(device, sort_keys=True): device for device in map(_device, measured)}
     return tuple(found[name] for name in sorted(found))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.profile_region import Kernel, Region
+from harness.ranges import OPERATOR, is_layer
 from harness.work import Work
 from reports.roofline import floor_us
 
@@ -23,7 +24,6 @@ LABELS = {
     OTHER: "Other",
     GAPS: "Gaps: no kernel runs",
 }
-OPERATOR = "operator"
 _COVERED = 0.9  # of a part's time, from which what was counted stands for all of it
 
 # In this order: the first that a name matches.
@@ -54,7 +54,6 @@ _NAMES = (
         ),
     ),
 )
-_LAYER = re.compile(r"^layer \d+$")
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> 
     if OPERATOR in path:
         return TTT
     part = next((part for part, pattern in _NAMES if pattern.search(name)), OTHER)
-    outside = has_layers and bool(path) and not any(_LAYER.match(each) for each in path)
+    outside = has_layers and bool(path) and not any(map(is_layer, path))
     return HEAD if outside and part == PRODUCTS else part
 
 
@@ -165,7 +164,7 @@ class _Told:
 
 def _tell_heads(paths: Sequence[tuple[str, ...]]) -> bool:
     """Whether products outside of layers are the head's: not so where a replayed graph tells no layers of a phase."""
-    layered = [path for path in paths if any(map(_LAYER.match, path))]
+    layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)
 

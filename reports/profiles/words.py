@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
 from typing import TypeGuard
 
 from harness.environment import device_id_of
@@ -14,6 +13,7 @@ from harness.profile_region import Counters, Kernel, Region
 from harness.reason import rounded
 from harness.record import Record
 from reports.profiles.parts import GAPS, LABELS, parts
+from reports.samples import by_case, latency_ms, timed
 
 HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds
 AGREES = 0.03  # of a record's latency, within which the sum of kernels and gaps is to be
@@ -99,18 +99,14 @@ def _of_operators(region: Region) -> bool:
 
 def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
     """The latency of each case by its key: the median of its processes' medians, as the page's figures have it."""
-    timed: dict[str, list[Record]] = {}
-    for record in records:
-        if record.samples_ms:
-            timed.setdefault(record.case.key, []).append(record)
     return {
         key: Recorded(
-            median(median(record.samples_ms) for record in found),
+            latency_ms(found),
             any(is_loaded(record.environment) for record in found),
             all(is_hot(record.environment) for record in found),
             frozenset(filter(None, (device_id_of(record.environment) for record in found))),
         )
-        for key, found in timed.items()
+        for key, found in by_case(timed(records)).items()
     }
 
 

@@ -23,7 +23,7 @@ from bench.plan import skip_reason, suite_cases
 from bench.selection import Asked, select
 from bench.systems.ttt.pytorch import TTTTorch
 from harness.case import Case
-from harness.measured_case import VERIFY, CaseRun
+from harness.measured_case import CaseRun
 from harness.run import Planned, Run
 from harness.runner import Limits
 from harness.timer import Policy
@@ -133,7 +133,7 @@ def test_a_case_whose_checkpoint_nobody_named_is_skipped(folder: Path) -> None:
 def test_verify_runs_its_weights_and_compares_every_token(folder: Path, phase: str) -> None:
     offer(read_checkpoint(folder))
     adapter = TTTTorch()
-    record = CaseRun(case_of(folder, phase), Policy(), VERIFY).record(adapter)
+    record = CaseRun(case_of(folder, phase), Policy(), "verify").record(adapter)
     assert record.status == "ok", record.reason
     names = {check["name"] for check in record.gate["checks"]}
     assert names >= {"timed_logits_relative_error", "generated_logits_relative_error", "generated_choice_below_best"}
@@ -181,7 +181,7 @@ def test_a_run_says_its_name_and_never_its_path(folder: Path, tmp_path: Path) ->
 def test_a_broken_file_is_named_without_its_path(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\0" * 64)
     offer(read_checkpoint(folder))
-    record = CaseRun(case_of(folder), Policy(), VERIFY).record(TTTTorch())
+    record = CaseRun(case_of(folder), Policy(), "verify").record(TTTTorch())
     assert record.status == "failed"
     assert "my-model/model.safetensors" in record.reason
     assert "secret" not in record.reason

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.case import Case
+from harness.case import Case, Mode
 from harness.catalogue import AxisEntry, Catalogue, FigureEntry, MetricEntry, SuiteEntry
 from harness.process import Launch
 from harness.record import Record
 from harness.record_file import RecordFile
-from harness.run import Job, Mode, Planned, Run, RunFile
+from harness.run import Job, Planned, Run, RunFile
 from harness.runner import run_jobs
 from harness.timer import Policy
 

@@ -12,7 +12,7 @@ from harness_helpers import QUICK, case
 from harness import measured_case
 from harness.gate import Check, Verdict
 from harness.heat import Cooler
-from harness.measured_case import MEASURE, PROFILE, VERIFY, CaseRun, is_out_of_memory
+from harness.measured_case import CaseRun, is_out_of_memory
 from harness.system import Input, Workload
 from harness.timer import Policy
 
@@ -66,14 +66,14 @@ def test_a_missed_gate_has_no_timing(do: str) -> None:
 
 def test_verify_stops_after_the_gate() -> None:
     system = Counting()
-    record = CaseRun(case(), QUICK, VERIFY).record(system)
+    record = CaseRun(case(), QUICK, "verify").record(system)
     assert system.events == ["build", "gate", "close"]
     assert (record.status, record.samples_ms) == ("ok", [])
     assert record.metrics["parameters"] == 7
 
 
 def test_verify_without_a_reference_claims_nothing() -> None:
-    record = CaseRun(case("ungated"), QUICK, VERIFY).record(Fake())
+    record = CaseRun(case("ungated"), QUICK, "verify").record(Fake())
     assert record.status == "skipped"
     assert "no reference" in record.reason
 
@@ -130,7 +130,7 @@ def test_what_the_reference_took_is_a_stage_of_its_own() -> None:
 
 
 def test_only_what_is_sampled_says_so() -> None:
-    for mode, do in [(VERIFY, "work"), (PROFILE, "work"), (MEASURE, "miss"), (MEASURE, "skip")]:
+    for mode, do in [("verify", "work"), ("profile", "work"), ("measure", "miss"), ("measure", "skip")]:
         assert "budget_s" not in CaseRun(case(do), QUICK, mode).record(Fake()).settings
 
 

@@ -11,7 +11,7 @@ import pytest
 from profile_helpers import WithTorch, case
 
 from harness import profiled_case
-from harness.measured_case import PROFILE, CaseRun
+from harness.measured_case import CaseRun
 from harness.profile_region import ProfileError
 from harness.profiled_case import RUNS, WARM_RUNS, ProfilerChoice, ceilings_by
 from harness.profilers import kineto
@@ -456,7 +456,7 @@ def test_kineto_times_an_engine_without_its_ranges(
 
 def test_a_profiled_case_is_not_timed_and_has_its_ceilings() -> None:
     pytest.importorskip("torch")
-    run = CaseRun(case(l2="cold"), Policy(), PROFILE, ProfilerChoice(ceilings="profile_helpers:ceilings"))
+    run = CaseRun(case(l2="cold"), Policy(), "profile", ProfilerChoice(ceilings="profile_helpers:ceilings"))
     record = run.record(WithTorch())
     assert (record.status, record.samples_ms, record.gate) == ("ok", [], None)
     assert run.profile["ceilings"] == {"copy_gbs": 3000.0, "product_tflops": 600.0}
