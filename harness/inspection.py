@@ -27,6 +27,7 @@ from harness.gate import Check, Verdict
 from harness.peak_memory import is_out_of_memory
 from harness.system import Input, Workload
 from harness.timer import Clock
+from harness.work import floor_ms
 
 RENEW_EVERY_S = 0.25  # so that renewing does not change how warm and how loaded the device is
 RENEW_SHARE = 0.02  # of the time, at most
@@ -308,13 +309,11 @@ def _shows(tensors: list[Any], units: int) -> bool:
 
 def floor_check(workload: Workload, samples_ms: list[float]) -> list[Check]:
     """No sample is shorter than half of the time that its bytes and FLOPs need at the measured ceilings."""
-    known = {name: workload.metrics.get(name) or math.nan for name in ("flops", "bytes", "product_tflops", "copy_gbs")}
-    times = (known["flops"] / (known["product_tflops"] * 1e9), known["bytes"] / (known["copy_gbs"] * 1e6))
-    floor_ms = max((each for each in times if math.isfinite(each)), default=0.0)
+    least_ms = floor_ms(workload.metrics.get("flops"), workload.metrics.get("bytes"), workload.metrics)
     shortest = min(samples_ms)
-    if not floor_ms or shortest >= _BELOW_FLOOR * floor_ms:
+    if not least_ms or shortest >= _BELOW_FLOOR * least_ms:
         return []
-    return [Check.at_most("floor_over_shortest_sample", floor_ms / max(shortest, 1e-9), 1 / _BELOW_FLOOR)]
+    return [Check.at_most("floor_over_shortest_sample", least_ms / max(shortest, 1e-9), 1 / _BELOW_FLOOR)]
 
 
 def fill(given: Input, seed: int) -> None:

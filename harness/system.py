@@ -70,7 +70,7 @@ class Workload:
     measured: asked after sampling for metrics that the work found itself in so many last calls of `run`, or samples of
         its engine.
     metrics, settings: numbers and texts for the record; `flops` and `bytes` are those of one unit.
-    work: of one unit too, by the parts that a profile tells apart (`reports.profiles.parts`); {} where not counted.
+    work: of one unit too, by its parts (`harness.work.PRODUCTS` and so on); {} where not counted.
     close: frees what the next case must not find.
     Running out of memory is a MemoryError or torch's OutOfMemoryError, whoever raises it.
     """

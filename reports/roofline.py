@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.case import Case
+from harness.work import known, needed_ms, positive
 
 RATE_COLUMNS = ("tflops", "gbs", "floor_ms", "bound", "floor_share", "copy_share")
 # Metrics from which the rates follow.
@@ -25,8 +26,8 @@ def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: flo
     """
     # A part of a layer does a part of its work, and which is not counted.
     work = {} if case.option("part") else metrics
-    flops, moved = _known(work.get("flops")), _known(work.get("bytes"))
-    latency_ms = _positive(latency_ms)
+    flops, moved = known(work.get("flops")), known(work.get("bytes"))
+    latency_ms = positive(latency_ms)
     computing_ms, moving_ms = needed_ms(flops, moved, work)
     floor_ms = math.nan if math.isnan(computing_ms + moving_ms) else max(computing_ms, moving_ms)
     return {
@@ -37,26 +38,3 @@ def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: flo
         "floor_share": floor_ms / latency_ms,
         "copy_share": moving_ms / latency_ms,
     }
-
-
-def needed_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> tuple[float, float]:
-    """How long FLOPs take at `product_tflops`, and bytes at `copy_gbs`; NaN for what is not known."""
-    computing_ms = _known(flops) / (_positive(_known(ceilings.get("product_tflops"))) * 1e9)
-    moving_ms = _known(moved) / (_positive(_known(ceilings.get("copy_gbs"))) * 1e6)
-    return computing_ms, moving_ms
-
-
-def floor_us(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> float | None:
-    """The longer of the two times, or the one that is known; None where neither is."""
-    known = [1e3 * each for each in needed_ms(flops, moved, ceilings) if not math.isnan(each)]
-    return max(known, default=None)
-
-
-def _known(value: float | None) -> float:
-    """NaN for what is not known."""
-    return math.nan if value is None else float(value)
-
-
-def _positive(value: float) -> float:
-    """What may be divided by; NaN for the rest."""
-    return value if value > 0 else math.nan

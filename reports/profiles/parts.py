@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from harness.profile_region import Kernel, Region
 from harness.ranges import OPERATOR, is_layer
-from harness.work import Work
-from reports.roofline import floor_us
+from harness.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work, floor_ms
 
-PRODUCTS, TTT, SCAN, EDGES, HEAD, OTHER, GAPS = "products", "ttt", "scan", "edges", "head", "other", "gaps"
+GAPS = "gaps"  # beside the parts of the work
 LABELS = {
     PRODUCTS: "Matrix products",
     TTT: "TTT kernel",
@@ -125,14 +124,14 @@ def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
 
 
 def _model_floor_us(work: Work | None, region: Region) -> float | None:
-    least = None if work is None else floor_us(work.flops, work.bytes, region.ceilings)
-    return None if least is None else least * region.units
+    least = None if work is None else floor_ms(work.flops, work.bytes, region.ceilings)
+    return None if least is None else 1e3 * least * region.units
 
 
 def kernel_floor_us(kernel: Kernel, region: Region) -> float | None:
     """The least that a kernel's launches could take: what they moved at a copy's rate, or computed at a product's."""
-    each = floor_us(kernel.operations, kernel.dram_bytes, region.ceilings)
-    return None if each is None else each * kernel.launches
+    each = floor_ms(kernel.operations, kernel.dram_bytes, region.ceilings)
+    return None if each is None else 1e3 * each * kernel.launches
 
 
 def kernel_parts(region: Region) -> dict[str, str]:

@@ -323,10 +323,6 @@ def test_what_no_system_can_hold_is_refused_with_its_size():
         refuse_beyond_memory(asked, GPU_80GB)
 
 
-def test_what_one_system_can_hold_is_tried():
-    refuse_beyond_memory(cases(find_suite("fig15-forward"), EVERYTHING, "cuda"), GPU_80GB)
-
-
 @pytest.mark.parametrize(("device", "dtypes"), [("cuda", {"bfloat16", "float32"}), ("cpu", {"float32"})])
 def test_drift_is_shown_in_float32_whatever_the_device(device, dtypes):
     found = [case for case in cases(find_suite("generate-fidelity"), EVERYTHING, device) if "triton" in case.backend]

@@ -12,8 +12,9 @@ import pytest
 from harness.profile_record import Profile
 from harness.profilers import ncu, nsys
 from harness.run import Run
+from harness.work import HEAD, PRODUCTS, SCAN, TTT
 from reports.profiles.ceilings import with_common_ceilings
-from reports.profiles.parts import GAPS, HEAD, PRODUCTS, SCAN, TTT, parts
+from reports.profiles.parts import GAPS, parts
 from reports.profiles.words import AGREES, recorded
 from reports.publish import write_report
 from tk_kernels.ttt_linear import ops

@@ -34,8 +34,7 @@ from harness.case import Case
 from harness.cuda_clock import input_sets, l2_bytes
 from harness.gate import Check, Verdict, relative_error
 from harness.system import Input, Workload
-from harness.work import Work
-from reports.profiles.parts import TTT
+from harness.work import TTT, Work
 from tk_kernels.build import Built
 from tk_kernels.build import build as build_kernel
 from tk_kernels.build.parallel import compile_all

@@ -16,8 +16,7 @@ from bench.systems.witness import drawn
 from harness.case import Case
 from harness.gate import Check, Verdict, relative_error
 from harness.system import Input, Workload
-from harness.work import Work
-from reports.profiles.parts import TTT
+from harness.work import TTT, Work
 
 # Against float64: one product of bfloat16 inputs rounds to 2e-3, and the layer chains a few.
 LAYER_LIMITS = {"bfloat16": 1e-2, "float16": 5e-3, "float32": 1e-5}
