@@ -9,7 +9,8 @@ from typing import Any
 
 from harness.case import Case
 from harness.record import RecordError
-from harness.run import Job, Run
+from harness.run import Run
+from harness.run_file import Job
 
 RESULTS = Path(__file__).resolve().parent.parent / "reports" / "results"
 

@@ -17,7 +17,8 @@ from harness.case import Case, CaseError
 from harness.catalogue import SuiteEntry
 from harness.files import refusing
 from harness.record import Record, RecordError
-from harness.run import Planned, Run, RunFile
+from harness.run import Run
+from harness.run_file import Planned, RunFile
 
 _REPLAYED = "the prefill is replayed from a CUDA graph"
 _DROPPED_SETTINGS = ("mode", "launch")

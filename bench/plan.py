@@ -16,7 +16,7 @@ from bench.models.case_model import checkpoint_missing
 from harness.case import Case, Scalar
 from harness.catalogue import SuiteEntry
 from harness.record import Record
-from harness.run import Job, Planned
+from harness.run_file import Job, Planned
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 from harness.case import Mode
 from harness.process import Place
 from harness.record import Record
-from harness.run import Planned
+from harness.run_file import Planned
 from harness.timer import Policy
 
 

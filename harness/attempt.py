@@ -15,7 +15,8 @@ from harness.probe import Probe
 from harness.process import Place, WorkerLost
 from harness.reason import of_exception
 from harness.record import Record
-from harness.run import Job, Planned, Run
+from harness.run import Run
+from harness.run_file import Job, Planned
 from harness.worker_slot import WorkerSlot
 
 TRIES = 2  # of a case whose worker was killed or could not be started, over all resumptions

@@ -12,7 +12,7 @@ from harness.nvml import VARIABLE, open_gpu
 from harness.process import HERE, Place, PlaceLost
 from harness.reason import counted
 from harness.record import Record
-from harness.run import RunError
+from harness.run_file import RunError
 from harness.runner import Session
 
 T = TypeVar("T")

@@ -25,7 +25,8 @@ from harness.profile_region import Counters, ProfileError
 from harness.profilers.choice import Tools
 from harness.reason import sentence
 from harness.record import Record, RecordError
-from harness.run import Job, Pair, Planned, Run
+from harness.run import Run
+from harness.run_file import Job, Pair, Planned
 from harness.runner import gpu_gone, signals_raise
 from harness.under_profiler import STOP_S, ToolLost, UnderProfiler
 from harness.worker_slot import WorkerSlot

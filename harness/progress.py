@@ -12,7 +12,7 @@ from harness.heat import heat_note, is_hot
 from harness.machine_load import is_loaded, load_note
 from harness.reason import counted
 from harness.record import Record
-from harness.run import Planned
+from harness.run_file import Planned
 from harness.runner import Event
 
 if TYPE_CHECKING:

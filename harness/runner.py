@@ -14,7 +14,8 @@ from harness.process import HERE, RUN_VARIABLE, Launch, Limits, Place, PlaceLost
 from harness.reason import counted
 from harness.record import Record, RecordError
 from harness.record_file import RecordFile
-from harness.run import Job, Pair, Planned, Run, RunError, latest
+from harness.run import Run, latest
+from harness.run_file import Job, Pair, Planned, RunError
 from harness.worker_slot import WorkerSlot
 
 SkipReason = Callable[[Planned, Sequence[Record]], str]

@@ -7,7 +7,8 @@ from typing import Any
 from harness import claims, slurm
 from harness.claims import Claims, Holder
 from harness.process import HERE, Launch, Place, PlaceLost
-from harness.run import Job, Run, RunError
+from harness.run import Run
+from harness.run_file import Job, RunError
 from harness.runner import Event, Session, session
 
 

@@ -19,7 +19,8 @@ from harness.profilers.trace import Runs, found_of
 from harness.ranges import range_names
 from harness.reason import of_exception
 from harness.record import Record, RecordError
-from harness.run import Planned, Run
+from harness.run import Run
+from harness.run_file import Planned
 from harness.worker_slot import WorkerSlot
 
 STOP_S = 180.0  # a profiler writes its report when the worker has ended

@@ -8,7 +8,8 @@ from typing import TextIO
 from harness.case import Case
 from harness.files import refusing, write_atomically
 from harness.record import Record, RecordError
-from harness.run import FILE, Run
+from harness.run import Run
+from harness.run_file import FILE
 
 _PAGE_STARTS = (b"<!doctype html", b"<html")
 

@@ -17,7 +17,8 @@ from harness.files import refusing, write_atomically
 from harness.process import Launch, Limits
 from harness.progress import Progress
 from harness.record import Record
-from harness.run import Job, Run, RunFile
+from harness.run import Run
+from harness.run_file import Job, RunFile
 from harness.runner import Event, run_jobs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,8 @@ from harness.process import HERE, Limits
 from harness.progress import Progress
 from harness.reason import counted
 from harness.record import Record
-from harness.run import Job, Planned, Run
+from harness.run import Run
+from harness.run_file import Job, Planned
 from harness.runner import Todo, run_jobs, session
 
 SYSTEMS_FILE = "systems.toml"  # as `make baselines` writes it

@@ -26,7 +26,8 @@ from harness.nvml import visible_gpus
 from harness.pool import gpu_places
 from harness.process import Launch, Place
 from harness.record import Record
-from harness.run import MOST_SAMPLES, Job, Planned, Request, Run, RunFile
+from harness.run import Run
+from harness.run_file import MOST_SAMPLES, Job, Planned, Request, RunFile
 from harness.task import refuse_submitted
 from harness.timer import Policy
 

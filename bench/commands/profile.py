@@ -29,7 +29,8 @@ from harness.profile_record import Profile
 from harness.profilers.choice import choose
 from harness.ranges import COUNTED
 from harness.reason import counted
-from harness.run import Job, Planned, Run, RunFile
+from harness.run import Run
+from harness.run_file import Job, Planned, RunFile
 from harness.task import refuse_submitted
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import Recorded, agreement, recorded, sentences

@@ -22,7 +22,8 @@ from harness.pool import gpu_places
 from harness.process import HERE, Limits
 from harness.progress import Progress
 from harness.reason import counted
-from harness.run import Job, Run, RunError
+from harness.run import Run
+from harness.run_file import Job, RunError
 from harness.task import run_task
 
 SCRIPT, KEYS = "slurm.sbatch", "slurm.keys"

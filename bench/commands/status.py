@@ -13,7 +13,8 @@ from bench.terminal import print_rows
 from harness import claims, slurm
 from harness.claims import Claims, Holder
 from harness.record import Record
-from harness.run import Job, Run, latest
+from harness.run import Run, latest
+from harness.run_file import Job
 
 AskedBy = Callable[[Sequence[str]], Asked]  # of a call's arguments; raises UserError where they cannot be read
 

@@ -13,7 +13,8 @@ from harness.process import Limits
 from harness.progress import Progress
 from harness.reason import counted
 from harness.record import Record
-from harness.run import Run, RunFile
+from harness.run import Run
+from harness.run_file import RunFile
 from harness.runner import run_jobs
 
 

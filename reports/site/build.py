@@ -19,7 +19,8 @@ from typing import Any
 
 from harness.files import refusing, write_atomically
 from harness.record import RecordError
-from harness.run import Run, RunError
+from harness.run import Run
+from harness.run_file import RunError
 from reports.page.embedding import plotly_source
 from reports.site.entry import ID, PLOTLY, Entry, Held, files_of, has_parquet, read_held, run_digest
 from reports.site.feed import checked_url

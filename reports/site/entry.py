@@ -20,7 +20,8 @@ import pandas as pd
 
 from harness.reason import printable
 from harness.record import Record
-from harness.run import FILE, Run
+from harness.run import Run
+from harness.run_file import FILE
 from reports.compare.side import CaseSide, Side, case_sides, run_side
 from reports.page.embedding import embedded_json
 from reports.page.html import Around, render

@@ -17,7 +17,8 @@ from harness.machine_load import is_loaded, load_note
 from harness.progress import outcome
 from harness.record import Record, RecordError
 from harness.record_file import RecordFile
-from harness.run import Job, Planned, Request, Run, RunError, RunFile
+from harness.run import Run
+from harness.run_file import Job, Planned, Request, RunError, RunFile
 from harness.timer import Policy
 
 CASE = Case("sys", "cpu", "1.3b", "generate", 16, 2048, timing="graph", options=(("form", "dual"), ("steps", 128)))

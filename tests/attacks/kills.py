@@ -15,7 +15,8 @@ from harness.attempt import LOST, TRIES
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.process import Launch
-from harness.run import Job, Planned, Run, RunFile
+from harness.run import Run
+from harness.run_file import Job, Planned, RunFile
 from harness.runner import run_jobs
 from harness.timer import Policy
 from tests.attacks.victims import MARK

@@ -11,7 +11,8 @@ from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.interval import median_interval, repeats_interval
 from harness.process import Launch
-from harness.run import Job, Planned, Run, RunFile
+from harness.run import Run
+from harness.run_file import Job, Planned, RunFile
 from harness.runner import run_jobs
 from harness.system import Workload
 from harness.timer import Policy

@@ -27,7 +27,8 @@ from harness.case import Case
 from harness.interval import repeats_interval
 from harness.pool import cores_by_share, gpu_places, run_pool
 from harness.record import Record
-from harness.run import Planned, Run, RunFile
+from harness.run import Run
+from harness.run_file import Planned, RunFile
 from harness.runner import session
 from harness.timer import Policy
 

@@ -24,7 +24,8 @@ from bench.selection import Asked, select
 from bench.systems.ttt.pytorch import TTTTorch
 from harness.case import Case
 from harness.measured_case import CaseRun
-from harness.run import Planned, Run
+from harness.run import Run
+from harness.run_file import Planned
 from harness.runner import Limits
 from harness.timer import Policy
 from tests.bench.test_hugging_face import PUBLISHED

@@ -32,7 +32,8 @@ from harness.gate import Check, Verdict
 from harness.probe import Probe
 from harness.process import Limits
 from harness.record import Record
-from harness.run import Request, Run
+from harness.run import Run
+from harness.run_file import Request
 from tk_kernels import build
 from tk_kernels.build import NO_GPU, OTHER_GPU
 

@@ -14,7 +14,8 @@ from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.environment import commit_and_dirty
 from harness.record import Record
-from harness.run import Job, Planned, Run, RunFile
+from harness.run import Run
+from harness.run_file import Job, Planned, RunFile
 
 ROOT = Path(__file__).resolve().parents[2]
 # It hands back samples of its own, so that no load of the machine changes them.

@@ -17,7 +17,8 @@ from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.claims import Claims, Holder
 from harness.record import Record
-from harness.run import Job, Planned, Run, RunFile
+from harness.run import Run
+from harness.run_file import Job, Planned, RunFile
 
 SMALL = ["quick", "--systems", "transformer,ttt-linear/torch", "--batch", "1", "--context", "32", "--budget", "0.05"]
 

@@ -16,7 +16,8 @@ from bench.selection import Asked, select
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.record import Record
-from harness.run import Job, Planned, Run, RunFile
+from harness.run import Run
+from harness.run_file import Job, Planned, RunFile
 
 EVERYTHING = Selection(ADAPTERS)
 GPU_80GB = {"gpu": {"memory_bytes": 80e9}}

@@ -12,7 +12,8 @@ from bench.commands.profile import of_few_layers
 from harness.case import Case
 from harness.machine_load import LoadMeter
 from harness.profile_jobs import Profiler
-from harness.run import Planned, Run
+from harness.run import Run
+from harness.run_file import Planned
 
 SMALL = ["quick", "--systems", "transformer/torch", "--batch", "1", "--context", "32", "--device", "cpu"]
 

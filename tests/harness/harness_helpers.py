@@ -13,7 +13,8 @@ from harness.catalogue import AxisEntry, Catalogue, FigureEntry, MetricEntry, Su
 from harness.process import Launch
 from harness.record import Record
 from harness.record_file import RecordFile
-from harness.run import Job, Planned, Run, RunFile
+from harness.run import Run
+from harness.run_file import Job, Planned, RunFile
 from harness.runner import run_jobs
 from harness.timer import Policy
 

@@ -13,7 +13,8 @@ from harness.gate import Check, Verdict
 from harness.process import Launch
 from harness.profilers import ncu
 from harness.ranges import nvtx_range
-from harness.run import Job, Planned, Run, RunFile
+from harness.run import Run
+from harness.run_file import Job, Planned, RunFile
 from harness.system import Workload
 from harness.timer import Policy
 from harness.work import Work

@@ -20,7 +20,8 @@ from harness import machine_load, nvml, pool, process
 from harness.pool import gpu_places, place_here, run_pool, shares
 from harness.process import Launch, Limits, Place
 from harness.record import Record, RecordError
-from harness.run import Request, Run, RunError
+from harness.run import Run
+from harness.run_file import Request, RunError
 from harness.runner import Event, run_jobs, session
 
 SOON = Limits(case_s=1.5)

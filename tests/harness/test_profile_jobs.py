@@ -19,7 +19,8 @@ from harness.profile_record import Profile, profile_path, write_profile
 from harness.profile_region import ProfileError
 from harness.profilers.choice import Tools, choose
 from harness.record import Record
-from harness.run import Job, Planned, Run, RunError, RunFile
+from harness.run import Run
+from harness.run_file import Job, Planned, RunError, RunFile
 from harness.runner import Terminated
 from harness.timer import Policy
 from harness.under_profiler import STOP_S, UnderProfiler

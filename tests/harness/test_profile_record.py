@@ -17,7 +17,7 @@ from harness.profile_region import (
     Timeline,
     short_name,
 )
-from harness.run import RunError
+from harness.run_file import RunError
 from harness.work import Work
 
 KERNELS = (

@@ -6,7 +6,7 @@ from harness_helpers import case, ok_record
 
 from harness.progress import Progress, outcome, remaining
 from harness.record import Record
-from harness.run import Planned
+from harness.run_file import Planned
 from harness.runner import Event
 
 

@@ -27,7 +27,8 @@ from harness_helpers import (
 
 from harness.process import Limits
 from harness.record import Record
-from harness.run import Planned, Run, RunError
+from harness.run import Run
+from harness.run_file import Planned, RunError
 from harness.runner import Event, Terminated
 
 SOON = Limits(case_s=1.0)

@@ -24,7 +24,8 @@ from harness_helpers import (
 from harness.attempt import TRIES
 from harness.process import Launch, Limits
 from harness.record import RecordError
-from harness.run import Planned, Run, RunError
+from harness.run import Run
+from harness.run_file import Planned, RunError
 from harness.runner import Event, run_jobs
 from harness.timer import Policy
 

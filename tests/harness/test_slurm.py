@@ -19,7 +19,8 @@ from test_pool import launches, place, pooled
 
 from harness import claims, slurm
 from harness.claims import Claims, Holder
-from harness.run import Run, RunError
+from harness.run import Run
+from harness.run_file import RunError
 from harness.task import refuse_submitted, run_task
 
 TASK = Holder("n1", 10, "77", "0")

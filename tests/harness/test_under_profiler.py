@@ -8,7 +8,7 @@ from profile_helpers import PAIR, case, launches, run_of
 
 from harness.process import HERE, Limits, WorkerLost
 from harness.record import Record
-from harness.run import Planned
+from harness.run_file import Planned
 from harness.under_profiler import ToolLost, UnderProfiler
 
 LAUNCH = launches()[PAIR]

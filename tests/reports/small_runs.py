@@ -5,7 +5,8 @@ from pathlib import Path
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.record import Record
-from harness.run import Job, Planned, Request, Run, RunFile
+from harness.run import Run
+from harness.run_file import Job, Planned, Request, RunFile
 from harness.timer import Policy
 
 

@@ -15,7 +15,8 @@ from bench.catalogue.suites import SUITES
 from harness.case import Case
 from harness.catalogue import Catalogue, SuiteEntry
 from harness.record import Record
-from harness.run import Job, Planned, Run, RunFile
+from harness.run import Run
+from harness.run_file import Job, Planned, RunFile
 from reports.stats import frame
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -13,7 +13,8 @@ from harness.catalogue import AxisEntry, BackendEntry, Catalogue, SystemEntry
 from harness.profile_record import Profile, write_profile
 from harness.profile_region import NAME_LIMIT, TIMELINE_LIMIT, Counters, Kernel, Range, RangeKernel, Timeline
 from harness.record import Record
-from harness.run import Job, Planned, Run, RunFile
+from harness.run import Run
+from harness.run_file import Job, Planned, RunFile
 from harness.timer import Policy
 from harness.work import Work
 from reports.page.html import render

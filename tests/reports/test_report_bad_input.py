@@ -10,7 +10,7 @@ import synthetic_records as synthetic
 from bench.cli import main
 from harness.case import Case
 from harness.record import RecordError
-from harness.run import SCHEMA_VERSION
+from harness.run_file import SCHEMA_VERSION
 from reports import write_report, write_table
 from reports.page.html import render
 
