@@ -165,7 +165,8 @@ def _half_interval(measured: Sequence[Record], medians: Mapping[int, float]) -> 
 
 def _others_share(measured: Iterable[Record]) -> float:
     environments = [record.environment for record in measured]
-    return max((each["cpu"]["others_share"] for each in environments if is_loaded(each)), default=0.0)
+    # In whole percents, which the site's script rounds as Python does.
+    return round(max((each["cpu"]["others_share"] for each in environments if is_loaded(each)), default=0.0), 2)
 
 
 def _devices(measured: Iterable[Record]) -> tuple[dict[str, str], ...]:
