@@ -46,8 +46,11 @@ def _parsed_policy(value: Any) -> Policy:
     if isinstance(value, Policy):
         return value
     if not isinstance(value, Mapping):
-        raise ValueError("policy: must be an object")
-    return Policy.from_dict(value)
+        raise ValueError("must be an object")
+    try:
+        return Policy.from_dict(value)
+    except ValueError as error:  # it is said where in the file it is
+        raise ValueError(str(error).removeprefix("policy: ")) from None
 
 
 @dataclass(frozen=True)
