@@ -62,12 +62,10 @@ def select(asked: Asked, device: str, checkpoint: Checkpoint | None = None) -> S
     adapters = _adapters(asked.systems, device)
     if given and not any(adapter.system in TTT for adapter in adapters):
         option = f"--{next(iter(given)).replace('_', '-')}"
-        raise UserError(f"{option}: none of the systems {', '.join(a.label for a in adapters)} has it; {_some(TTT)} do")
+        raise UserError(
+            f"{option}: none of the systems {', '.join(a.label for a in adapters)} has it; {' and '.join(TTT)} do"
+        )
     return Selection(adapters, sizes, batches, contexts, given, phases)
-
-
-def _some(names: Iterable[str]) -> str:
-    return " and ".join(names)
 
 
 def _refuse_beside_checkpoint(options: dict[str, str | None]) -> None:

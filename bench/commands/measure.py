@@ -48,7 +48,7 @@ def run(
     current = open_run(work, out, resume=resume, arguments=arguments)
     jobs = work.asked_of(current.jobs)
     try:
-        for said in filter(None, (work.added, warning("cases that they disturb will be marked"))):
+        for said in filter(None, (work.added, work.not_there, warning("cases that they disturb will be marked"))):
             print(f"ttt-bench: {said}", file=sys.stderr)
         with Progress(str(out), work.total) as progress:
             options: dict[str, Any] = {"limits": limits, "retry": retry, "on_event": progress, "skip": work.skip}

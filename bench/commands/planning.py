@@ -1,6 +1,7 @@
 """What a command that measures or profiles will do: its jobs, on what machine, into which run."""
 
 import math
+import os
 import re
 import shlex
 import sys
@@ -59,6 +60,17 @@ class Plan:
                 "--device cuda: no CUDA GPU was found on this machine; `ttt-bench run SUITE --device cuda --dry-run` "
                 "plans what another machine is to measure"
             )
+
+    @property
+    def not_there(self) -> str:
+        """Which interpreters of the systems.toml do not exist, in a sentence; "" where all do."""
+        missing: dict[str, list[str]] = {}
+        for job in self.jobs:
+            program = self.launches[job.pair].command[0]
+            if os.sep in program and not os.path.exists(program):
+                missing.setdefault(program, []).append("/".join(job.pair))
+        said = [f"{program}, which is to run {', '.join(names)}, does not exist" for program, names in missing.items()]
+        return f"{'; '.join(said)}: `make baselines` makes the environments" if said else ""
 
     def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
         """Why a case need not be tried."""

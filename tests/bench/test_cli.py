@@ -255,6 +255,13 @@ def test_a_run_whose_cases_all_fail_exits_with_1_and_retry_tries_them_again(tmp_
     assert {record.status for record in records_of(tmp_path / "out")} == {"ok"}
 
 
+def test_an_interpreter_that_does_not_exist_is_named_before_the_run(tmp_path):
+    (tmp_path / "gone.toml").write_text('["transformer/torch"]\npython = "/nope/bin/python"\n')
+    done = called("run", "quick", *SMALL, "--out", "out", "--systems-file", "gone.toml", cwd=tmp_path)
+    assert "/nope/bin/python, which is to run transformer/torch, does not exist: `make baselines`" in done.stderr
+    assert "nope" not in "".join(path.read_text() for path in (tmp_path / "out").rglob("*.json*"))
+
+
 def interruptible(*arguments, cwd):
     # A shell that starts the tests in the background has them ignore the signal.
     return subprocess.Popen(
