@@ -44,6 +44,15 @@ NOTES, MARKS = "notes", "marks"
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "loaded machine", "thermal slowdown"
 UNSTEADY = "unsteady"
 STEADY = 0.1  # half of a median's interval over the median, up to which its samples agree
+# Of each mark its sign in a picture, and what it means there.
+SIGNS = (
+    (CACHE_FULL, "†", "fewer sequences at once than asked for"),
+    (FEW_SAMPLES, "*", f"fewer than {FEWEST} samples"),
+    (LOADED, "‡", "others used the machine"),
+    (HOT, "¶", "heat slowed the GPU down"),
+    (UNSTEADY, "§", f"median not known to within {STEADY:.0%}"),
+)
+UNTRIED = ("skipped", "unstarted")  # cases that were not tried at all; every other without a result failed
 # Settings that a reader must know to compare a latency: they go into the column NOTES.
 NOTED_SETTINGS = ("gate_limits", "warning")
 # Metrics that show in another form: as a rate, a note, or in a table of their own.

@@ -8,7 +8,7 @@ import pandas as pd
 
 from harness.catalogue import Catalogue
 from harness.record import Record
-from reports.page.figures import Figure, axis_title
+from reports.page.figures import LATENCIES, RATES, Figure, axis_title
 from reports.page.lines import system_looks
 from reports.profiles.section import Section
 from reports.roofline import RATE_COLUMNS
@@ -18,7 +18,9 @@ from reports.stats import (
     NOTES,
     OUTCOME_COLUMNS,
     SETTING_COLUMNS,
+    SIGNS,
     STATISTIC_COLUMNS,
+    UNTRIED,
     option_columns,
     row_keys,
 )
@@ -75,6 +77,10 @@ def page_data(
         "settings": settings,
         "labels": labels,
         "scales": {name: scale for name in table.columns if (scale := catalogue.metric(name).scale) != 1},
+        "signs": SIGNS,
+        "untried": UNTRIED,
+        "latencies": LATENCIES,
+        "rates": RATES,
         "figures": [figure.to_dict() for figure in drawn],
         "looks": [(system, asdict(look)) for system, look in system_looks(table, catalogue).items()],
         "failures": failures,

@@ -25,6 +25,7 @@ from reports.stats import (
     MARKS,
     REPEAT_COLUMNS,
     UNSTEADY,
+    UNTRIED,
     option_columns,
 )
 
@@ -38,7 +39,6 @@ _COUNTED = DOUBTS | {HOT: "on a GPU that heat slowed down"}
 _BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
 # What is asked of a system: lines that differ in it are not compared.
 _ASKED = ("size", "batch", "context", "dtype", "l2")
-_UNTRIED = ("skipped", "unstarted")
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class _View:
     def tried(self) -> list[float]:
         """Where at least one of the lines that are alike was tried, in order."""
         rows = self.rows(self.alike)
-        return sorted(rows[self.figure.x][~rows["status"].isin(_UNTRIED)].unique())
+        return sorted(rows[self.figure.x][~rows["status"].isin(UNTRIED)].unique())
 
     def labels(self, lines: Sequence[Line]) -> dict[str, str]:
         """What a sentence calls each of these lines: its system where no other of them is of it."""
@@ -429,7 +429,7 @@ def _unfit(answering: Iterable[_View]) -> str:
 def _kept_words(view: _View, rows: pd.DataFrame, kept: pd.Series) -> str:
     """Where the kept rows of a line are, and which others were not tried: all of them, or those in between."""
     x = rows[view.figure.x]
-    xs, every, untried = (sorted(each.unique()) for each in (x[kept], x, x[rows["status"].isin(_UNTRIED)]))
+    xs, every, untried = (sorted(each.unique()) for each in (x[kept], x, x[rows["status"].isin(UNTRIED)]))
     said, between = view.at(_places(xs, every)), [each for each in untried if xs[0] < each < xs[-1]]
     if untried and len(xs) + len(untried) == len(every):
         return f"{said}, the others not tried"

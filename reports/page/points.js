@@ -1,18 +1,7 @@
 /* What is known of each point of a figure: its value, its interval, what is doubtful of it, and all of it in words? */
 
-/* What a point is marked for: the mark of stats.py, its sign in the picture, and what it means. */
-const SIGNS = [
-  ["cache full", "†", "fewer sequences at once than asked for"],
-  ["few samples", "*", "fewer than six samples"],
-  ["loaded machine", "‡", "others used the machine"],
-  ["thermal slowdown", "¶", "heat slowed the GPU down"],
-  ["unsteady", "§", "median not known to within 10%"],
-];
-const CACHE_FULL = SIGNS[0][0];
-/* Cases that were not tried at all; every other without a result failed. */
-const UNTRIED = ["skipped", "unstarted"];
-const LATENCIES = ["latency_ms", "us_per_token"];
-const RATES = ["tokens_per_s", "tflops", "gbs"];
+/* Marks that are drawn or said in a way of their own; `page.signs` has of each mark [it, its sign, what it means]. */
+const [CACHE_FULL, FEW_SAMPLES] = ["cache full", "few samples"];
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 
 function axisLabel(value) {
@@ -44,8 +33,8 @@ class Points {
   interval(row, column, value, lowest, highest) {
     const [median, low, high] = ["latency_ms", lowest, highest].map((name) => this.cell(row, name));
     if (low === null || high === null) return null;
-    if (LATENCIES.includes(column) && median > 0) return [(value * low) / median, (value * high) / median];
-    if (RATES.includes(column) && low > 0) return [(value * median) / high, (value * median) / low];
+    if (page.latencies.includes(column) && median > 0) return [(value * low) / median, (value * high) / median];
+    if (page.rates.includes(column) && low > 0) return [(value * median) / high, (value * median) / low];
     return null;
   }
 
@@ -95,7 +84,7 @@ class Points {
 
   signs(point) {
     const marks = this.marks(point);
-    return SIGNS.filter(([mark]) => marks.includes(mark)).map(([, sign]) => sign).join("");
+    return page.signs.filter(([mark]) => marks.includes(mark)).map(([, sign]) => sign).join("");
   }
 
   /* What is said of a row that a point rests on, and whether that is what the point is divided by. */
@@ -120,7 +109,7 @@ class Points {
   }
 
   isTried(point) {
-    return !UNTRIED.includes(this.cell(point.lost, "status"));
+    return !page.untried.includes(this.cell(point.lost, "status"));
   }
 
   /* [at once, asked for] of a point whose cache was full: its note says it. */
@@ -136,7 +125,7 @@ class Points {
     const signs = new Set(signed.flatMap((point) => [...this.signs(point)]));
     const failed = points.filter((point) => point.failed).map((point) => this.isTried(point));
     return [
-      ...SIGNS.filter(([, sign]) => signs.has(sign)).map(([mark, sign, meaning]) => `${sign} ${mark === CACHE_FULL ? this.fullWords(signed) : meaning}`),
+      ...page.signs.filter(([, sign]) => signs.has(sign)).map(([mark, sign, meaning]) => `${sign} ${mark === CACHE_FULL ? this.fullWords(signed) : meaning}`),
       ...(failed.includes(true) ? ["× no result"] : []),
       ...(failed.includes(false) ? ["– not tried"] : []),
     ];
@@ -144,9 +133,10 @@ class Points {
 
   fullWords(points) {
     const full = points.flatMap((point) => point.measured.map((row) => this.atOnce(row))).filter(Boolean);
-    if (!full.length) return SIGNS[0][2];
+    const meaning = page.signs.find(([mark]) => mark === CACHE_FULL)[2];
+    if (!full.length) return meaning;
     const ends = (values) => [...new Set([Math.min(...values), Math.max(...values)])].join("–");
-    return `${SIGNS[0][2]}: ${ends(full.map(([fit]) => fit))} of ${ends(full.map(([, asked]) => asked))}`;
+    return `${meaning}: ${ends(full.map(([fit]) => fit))} of ${ends(full.map(([, asked]) => asked))}`;
   }
 
   /* A point in words, each a part: the line, where it is, its value, what it rests on, what is doubtful. */
@@ -169,7 +159,7 @@ class Points {
   intervalWords(point) {
     const { row, y } = point;
     const said = ([low, high]) => `[${shown(low)}, ${shown(high)}]`;
-    const few = this.marks(point).includes("few samples");
+    const few = this.marks(point).includes(FEW_SAMPLES);
     if (!y.within) return y.low === y.high ? "" : ` ${said([y.low, y.high])}`;
     const within = `${said(y.within)} ${few ? "is the range of its samples" : "within one process"}`;
     return y.over ? ` ${said(y.over)} over ${this.cell(row, "processes")} processes, ${within}` : ` ${within}`;

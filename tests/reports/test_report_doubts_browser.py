@@ -47,7 +47,7 @@ def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_mean
     said = doubtful.locator("#figure-0 .annotation").all_text_contents()[-1]
     for words in (
         "† fewer sequences at once than asked for: 5 of 512",
-        "* fewer than six",
+        "* fewer than 6",
         "‡ others used",
         "¶ heat slowed the GPU down",
         "§ median not known",
@@ -146,7 +146,7 @@ def test_a_pair_has_the_signs_of_its_dual_and_says_what_became_of_it(pairs):
     assert lost[2].endswith("baseline: skipped: not here")
     assert unmeasured[:2] == ["baseline: measured without Latency", ""]
     notes = pairs.locator(".annotation").last.text_content()
-    for words in ("* fewer than six samples", "× no result", "– not tried"):
+    for words in ("* fewer than 6 samples", "× no result", "– not tried"):
         assert words in notes
     missing = pairs.locator(".legend .missing")
     assert missing.inner_text().endswith("state float16: no result (baseline: oom)")
