@@ -4,12 +4,16 @@ import errno
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bench.catalogue.suites import BUDGETS_S
 from harness.interval import FEWEST
+
+if TYPE_CHECKING:
+    from bench.selection import Asked
+    from harness.attempt import Retry
 
 app = typer.Typer(
     add_completion=False,
@@ -161,23 +165,18 @@ def run(
     asked = Asked(tuple(suite or ()), *axes, device, systems_file, budget, min_samples, repeats)
     if gpus is not None and slurm is not None:
         raise UserError("--gpus --slurm: one of them; --slurm says gpus=N itself")
-    options: dict[str, Any] = {
-        "resume": resume,
-        "retry": _retry(retry, resume),
-        "limits": Limits(time_limit, start_limit),
-        "arguments": sys.argv[1:],
-    }
+    again, limits, arguments = _retry(retry, resume), Limits(time_limit, start_limit), sys.argv[1:]
     if dry_run:
-        measure.dry_run(asked, out, gpus, slurm, resume=resume, retry=options["retry"])
+        measure.dry_run(asked, out, gpus, slurm, resume=resume, retry=again)
     elif slurm is not None:
         from bench.commands.slurm import submit
 
-        submit(asked, out, slurm, **options)
+        submit(asked, out, slurm, resume=resume, retry=again, limits=limits, arguments=arguments)
     else:
-        measure.run(asked, out, gpus=gpus, **options)
+        measure.run(asked, out, resume=resume, retry=again, limits=limits, arguments=arguments, gpus=gpus)
 
 
-def _retry(asked: str | None, resume: bool) -> Any:
+def _retry(asked: str | None, resume: bool) -> "Retry":
     """The `Retry` that was asked for."""
     from bench.errors import UserError
 
@@ -185,7 +184,7 @@ def _retry(asked: str | None, resume: bool) -> Any:
         raise UserError(f"--retry {asked}: must be lost or failed")
     if asked is not None and not resume:
         raise UserError(f"--retry {asked}: says what --resume does; add --resume")
-    return asked or "lost"
+    return "failed" if asked == "failed" else "lost"
 
 
 @app.command()
@@ -199,8 +198,8 @@ def status(
     status(run, cancel, _asked_by)
 
 
-def _asked_by(arguments: Sequence[str]) -> Any:
-    """What these arguments of `run` or `profile` ask for, as an `Asked`; UserError where they cannot be read."""
+def _asked_by(arguments: Sequence[str]) -> "Asked":
+    """What these arguments of `run` or `profile` ask for; UserError where they cannot be read."""
     from bench.errors import UserError
     from bench.selection import Asked
 
@@ -482,8 +481,16 @@ def profile(
 
     axes = (systems, sizes, batch, context, phase, mini_batch, backbone, checkpoint)
     asked = Asked(tuple(suite or ()), *axes, device, systems_file)
-    options: dict[str, Any] = {"limits": Limits(time_limit, start_limit), "arguments": sys.argv[1:], "gpus": gpus}
-    profile(asked, out, way=way, resume=resume, retry=_retry(retry, resume), **options)
+    profile(
+        asked,
+        out,
+        way=way,
+        resume=resume,
+        retry=_retry(retry, resume),
+        limits=Limits(time_limit, start_limit),
+        arguments=sys.argv[1:],
+        gpus=gpus,
+    )
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from harness.attempt import LOST, TRIES, Attempts, Retry
 from harness.claims import Holder
@@ -67,15 +66,21 @@ def run_jobs(
     GPU is gone, ValueError for a job without a launch. KeyboardInterrupt (SIGTERM raises its subclass Terminated)
     passes through once the worker has been killed; every finished case is in its file.
     """
-    options: dict[str, Any] = {"limits": limits, "retry": retry, "on_event": on_event, "skip": skip}
-    with session(run, launches, jobs=jobs, repeats=repeats, **options) as work:
-        try:
-            for repeat in work.repeats:
-                for job in work.jobs:
-                    work.run_job(job, [repeat], place)
-        except PlaceLost:
-            raise gpu_gone(run) from None
-        return work.finished()
+    with session(
+        run, launches, jobs=jobs, repeats=repeats, limits=limits, retry=retry, on_event=on_event, skip=skip
+    ) as work:
+        return run_at(work, place)
+
+
+def run_at(work: "Session", place: Place) -> list[Record]:
+    """All jobs of a session at one place, one after another; the last record of each case and repeat."""
+    try:
+        for repeat in work.repeats:
+            for job in work.jobs:
+                work.run_job(job, [repeat], place)
+    except PlaceLost:
+        raise gpu_gone(work.run) from None
+    return work.finished()
 
 
 def gpu_gone(run: Run) -> RunError:

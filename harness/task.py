@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from harness import claims, slurm
+from harness.attempt import Retry
 from harness.claims import Claims, Holder
-from harness.process import HERE, Launch, Place, PlaceLost
+from harness.process import HERE, Launch, Limits, Place, PlaceLost
 from harness.run import Run
 from harness.run_file import Job, RunError
-from harness.runner import Event, Session, session
+from harness.runner import Event, Session, SkipReason, session
 
 
 def run_task(
@@ -20,12 +20,14 @@ def run_task(
     jobs: Sequence[Job],
     on_event: Callable[[Event], object] = lambda event: None,
     place: Place = HERE,
-    **options: Any,
+    limits: Limits | None = None,
+    retry: Retry = "lost",
+    skip: SkipReason = lambda planned, earlier: "",
 ) -> list[str]:
     """Run the `jobs` that are free, in their order, and those of an earlier start of this task; their names.
 
-    holder: this task, with the id of its array. options: as of `runner.session`. RunError where another array has the
-    run, another start of this task has taken its job over, or the place's GPU is gone.
+    holder: this task, with the id of its array. limits, retry, skip: as of `runner.session`. RunError where another
+    array has the run, another start of this task has taken its job over, or the place's GPU is gone.
     """
     done = []
     with run.held(holder):
@@ -34,7 +36,9 @@ def run_task(
         for job in jobs:
             if claimed.take(job.name, holder):
                 watched = _Watched(run, claimed, job, holder, on_event)
-                with session(run, launches, jobs=[job], on_event=watched, task=holder, **options) as work:
+                with session(
+                    run, launches, jobs=[job], limits=limits, retry=retry, on_event=watched, skip=skip, task=holder
+                ) as work:
                     _run_job(work, job, place)
                     work.refuse_loss(job)
                 claimed.finish(job.name)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bench.commands.planning import Plan, plan, request_of
 from bench.errors import INTERRUPTED, NOT_COMPARABLE, REGRESSION, UserError
@@ -18,8 +18,11 @@ from harness.process import Launch, Limits
 from harness.progress import Progress
 from harness.record import Record
 from harness.run import Run
-from harness.run_file import Job, RunFile
+from harness.run_file import Job, Request, RunFile
 from harness.runner import Event, run_jobs
+
+if TYPE_CHECKING:
+    from reports.compare.comparison import Comparison
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -104,7 +107,7 @@ def percentage(text: str) -> float:
     return value
 
 
-def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> Any:
+def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison":
     """The comparison of two runs, shown; exit status 3 where they or all their cases cannot be compared."""
     from reports.compare import comparison as comparing
     from reports.compare import views
@@ -188,7 +191,7 @@ class _Side:
     commit: str
 
     @classmethod
-    def create(cls, folder: Path, root: Path, work: Plan, request: Any) -> "_Side":
+    def create(cls, folder: Path, root: Path, work: Plan, request: Request) -> "_Side":
         commit, dirty = commit_and_dirty(root)
         request = replace(request, commit=commit, dirty=dirty)
         file = RunFile("measure", work.jobs, work.catalogue, work.policy, work.repeats, (request,))

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bench import estimate
 from bench.catalogue.systems import ADAPTERS
@@ -23,7 +22,7 @@ from harness.reason import counted
 from harness.record import Record
 from harness.run import Run
 from harness.run_file import Job, Planned
-from harness.runner import Todo, run_jobs, session
+from harness.runner import Todo, run_at, session
 
 SYSTEMS_FILE = "systems.toml"  # as `make baselines` writes it
 
@@ -51,14 +50,13 @@ def run(
         for said in filter(None, (work.added, work.not_there, warning("cases that they disturb will be marked"))):
             print(f"ttt-bench: {said}", file=sys.stderr)
         with Progress(str(out), work.total) as progress:
-            options: dict[str, Any] = {"limits": limits, "retry": retry, "on_event": progress, "skip": work.skip}
             if places:
                 jobs = estimate.longest_first(jobs, estimate.past_durations(work.machine, out))
-                with session(current, work.launches, jobs=jobs, **options) as held:
-                    records = run_pool(held, places)
-            else:
-                place = place_here() if work.device == "cuda" else HERE
-                records = run_jobs(current, work.launches, jobs=jobs, place=place, **options)
+            with session(
+                current, work.launches, jobs=jobs, limits=limits, retry=retry, on_event=progress, skip=work.skip
+            ) as held:
+                here = place_here() if work.device == "cuda" else HERE
+                records = run_pool(held, places) if places else run_at(held, here)
     except KeyboardInterrupt:
         print(f"ttt-bench: interrupted; to continue: {to_continue(arguments, out)}", file=sys.stderr)
         sys.exit(INTERRUPTED)
