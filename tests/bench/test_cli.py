@@ -291,7 +291,7 @@ def test_the_command_to_continue_plans_what_the_first_one_did(tmp_path, monkeypa
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measure, "run_jobs", interrupted)
+    monkeypatch.setattr(measure, "run_at", interrupted)
     folder = tmp_path / "a folder" / "out"
     folder.parent.mkdir()
     first = called("run", "--out=a folder/out", "quick", *SMALL, cwd=tmp_path)
@@ -333,7 +333,7 @@ def test_what_is_finished_has_no_command_to_continue(measured, tmp_path, monkeyp
 
     out = tmp_path / "out"
     shutil.copytree(measured[0] / "out", out)
-    monkeypatch.setattr(measure, "run_jobs", interrupted)
+    monkeypatch.setattr(measure, "run_at", interrupted)
     longer = [word.replace("32", "64") for word in SMALL]
     assert called("run", "quick", *longer, "--min-samples", "3", "--resume", cwd=tmp_path).returncode == 130
     values = json.loads((out / "run.json").read_text())
