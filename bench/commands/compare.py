@@ -172,7 +172,8 @@ def _harness_files(root: Path) -> dict[str, bytes]:
 
 def _refuse_changes(root: Path, name: str) -> None:
     """A commit says what was measured only where nothing differs from it."""
-    if changed := uncommitted(root) if (root / ".git").exists() else None:
+    if commit_and_dirty(root)[1]:
+        changed = uncommitted(root) or ["the working tree"]
         raise UserError(f"{name}: {changed[0]} differs from the commit; commit it or `git stash -u`, then compare")
 
 

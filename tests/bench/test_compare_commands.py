@@ -202,6 +202,15 @@ def test_a_tree_with_changes_is_refused(checkout, monkeypatch, capsys):
     assert "new_file.py differs from the commit; commit it or `git stash -u`" in capsys.readouterr().err
 
 
+def test_a_copy_without_git_is_refused_where_its_commit_is_said_to_have_changes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TTT_BENCH_COMMIT", "abc-dirty")
+    (tmp_path / "copy" / "harness").mkdir(parents=True)
+    (tmp_path / "copy" / "harness" / "worker.py").touch()
+    copy = str(tmp_path / "copy")
+    assert ttt_bench(monkeypatch, "ab", copy, copy, *ONE) == 2
+    assert "the working tree differs from the commit" in capsys.readouterr().err
+
+
 def a_run(folder, ms, context=64, driver="580"):
     case = Case("ttt-linear", "torch", "tiny", "forward", 2, context)
     environment = {"device_kind": "cuda", "device": "H100", "gpu": {"name": "H100", "driver": driver}}
