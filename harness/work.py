@@ -56,8 +56,8 @@ def floor_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, fl
 
 
 def known(value: float | None) -> float:
-    """NaN for what is not known."""
-    return math.nan if value is None else float(value)
+    """NaN for what is not known, and for what is no number that a record could hold."""
+    return float(value) if value is not None and math.isfinite(value) else math.nan
 
 
 def positive(value: float) -> float:

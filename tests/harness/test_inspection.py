@@ -28,6 +28,13 @@ def test_the_floor_is_the_longer_of_bytes_and_flops() -> None:
         assert [bool(floor_check(workload, [9e3, ms])) for ms in (490.0, 510.0)] == [True, False]
 
 
+@pytest.mark.parametrize("flops", [float("inf"), float("nan"), None])
+def test_what_is_no_number_is_no_floor(flops: float | None) -> None:
+    known = {"flops": flops, "bytes": 1e10, "product_tflops": 1.0, "copy_gbs": 10.0}
+    assert not floor_check(Workload(run=print, metrics=known), [510.0])
+    assert floor_check(Workload(run=print, metrics=known), [490.0])
+
+
 @pytest.mark.parametrize("shape", [lambda x: x, lambda x: x.view(50, 100).T], ids=["contiguous", "strided"])
 def test_a_glimpse_sees_all_of_a_large_tensor(shape: Callable[[Any], Any]) -> None:
     x = torch.zeros(5000)
