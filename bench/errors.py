@@ -12,8 +12,12 @@ class UserError(ValueError):
     """A mistake in what was asked for; the message says what was wrong, with the value, and what to do."""
 
 
-def unknown(what: str, word: str, known: Iterable[str]) -> UserError:
-    """That `word` is none of `known`: which one is meant where it is near one, otherwise which there are."""
+def unknown(what: str, word: str, known: Iterable[str], there_are: str = "") -> UserError:
+    """That `word` is none of `known`: which one is meant where it is near one, otherwise which there are.
+
+    there_are: those in fewer words.
+    """
     names = list(known)
     near = get_close_matches(word, names, n=1)
-    return UserError(f"{what}: unknown; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"))
+    said = f"did you mean {near[0]}?" if near else f"there are {there_are or ', '.join(names)}"
+    return UserError(f"{what}: unknown; {said}")

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
@@ -101,10 +100,8 @@ def _named(word: str, device: str) -> list[Adapter]:
         if " " in word:
             raise UserError(f"--systems {word!r}: names are separated by commas")
         systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)
-        near = dict.fromkeys([*(adapter.label for adapter in ADAPTERS), *systems])
-        if get_close_matches(word, near, n=1):
-            raise unknown(f"--systems {word}", word, near)
-        raise UserError(f"--systems {word}: unknown; there are {', '.join(systems)}, each also as SYSTEM/BACKEND")
+        names = [*(adapter.label for adapter in ADAPTERS), *systems]
+        raise unknown(f"--systems {word}", word, names, f"{', '.join(systems)}, each also as SYSTEM/BACKEND")
     return made or found
 
 
