@@ -11,7 +11,7 @@ from harness.timer import Policy
 
 
 def case_request(
-    planned: Planned, policy: Policy, mode: Mode, profiler: Mapping[str, str] | None = None
+    planned: Planned, policy: Policy, mode: Mode, profiler: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The request of a case as JSON values. profiler: fields of `profiled_case.ProfilerChoice`."""
     request = {"do": "case", "case": planned.case.to_dict(), "policy": policy.to_dict(), "mode": mode}

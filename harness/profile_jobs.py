@@ -168,12 +168,40 @@ class Profiler:
         return replace(launch, env={**launch.env, **self.place.env, RUN_VARIABLE: self._mark})
 
     def _times_of(self, job: Job, found: dict[str, Profile]) -> None:
-        """Times of a job's cases, those that are there already left out, in as few workers as may be."""
-        launch = self._launch(job)
-        for cases in by_worker([planned for planned in self.pending(job) if planned.case.key not in found]):
+        """Times of a job's cases, good ones of earlier kept, the others in as few workers as may be."""
+        launch, missing = self._launch(job), list[Planned]()
+        for planned in self.pending(job):
+            earlier = self._earlier(planned) if self.resume else None
+            if earlier is not None and earlier.status == "ok":
+                found.setdefault(planned.case.key, earlier)
+            elif planned.case.key not in found:
+                missing.append(planned)
+        for cases in by_worker(missing):
             with WorkerSlot(launch, self.limits.start_s, self.stopped) as slot:
+                alone = self._alone(slot, cases)
                 for planned in cases:
-                    found[planned.case.key] = self._with_times(slot, job, launch, planned)
+                    found[planned.case.key] = self._with_times(slot, job, launch, planned, alone)
+
+    def _alone(self, slot: WorkerSlot, cases: Sequence[Planned]) -> dict[str, "_Alone"]:
+        """By the cases' keys how long each takes while nothing is profiled, where Kineto is to record several on a GPU.
+
+        Before it records any: from then on it holds up what its process launches.
+        """
+        asked = [planned for planned in cases if not self.skip(planned)]
+        if self.tools.times != "kineto" or len(asked) < 2:
+            return {}
+        if slot.ready().environment.get("device_kind") != "cuda":
+            return {}
+        found: dict[str, _Alone] = {}
+        for planned in asked:
+            start = time.monotonic()
+            try:
+                call_us, lost = self._under_profiler.alone(slot, planned), None
+            except ToolLost as error:
+                self._end_if_stopped()
+                call_us, lost = 0.0, error
+            found[planned.case.key] = _Alone(call_us, lost, time.monotonic() - start)
+        return found
 
     def _ratios_of(self, job: Job, found: dict[str, Profile]) -> None:
         """Ratios beside the times, each case in a worker of its own.
@@ -195,13 +223,13 @@ class Profiler:
             write_profile(self.run.folder, found[key])
             self.on_profile(found[key])
 
-    def _with_times(self, slot: WorkerSlot, job: Job, launch: Launch, planned: Planned) -> Profile:
-        """A pending case with its times: the good profile of earlier if there is one, so that resuming gets further."""
-        start = time.monotonic()
-        earlier = self._earlier(planned) if self.resume else None
-        if earlier is not None and earlier.status == "ok":
-            return earlier
-        profile, record = self._times(slot, launch, planned)
+    def _with_times(
+        self, slot: WorkerSlot, job: Job, launch: Launch, planned: Planned, alone: Mapping[str, "_Alone"]
+    ) -> Profile:
+        """A case with its times, which joins the run's folder."""
+        before = alone.get(planned.case.key, _Alone())
+        start = time.monotonic() - before.took_s
+        profile, record = self._times(slot, launch, planned, before)
         if profile.status not in ("ok", "skipped") and not self.place.is_there():
             raise PlaceLost
         profile = _took(profile, TIMES, start, record)
@@ -226,14 +254,18 @@ class Profiler:
             with self.run.record_file(job) as file:
                 file.append(record)
 
-    def _times(self, slot: WorkerSlot, launch: Launch, planned: Planned) -> tuple[Profile, Record | None]:
+    def _times(
+        self, slot: WorkerSlot, launch: Launch, planned: Planned, alone: "_Alone"
+    ) -> tuple[Profile, Record | None]:
         """The profile of a case by whatever tells times, and the worker's record; a failed one has its reason."""
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         reason = self.skip(planned)
         if reason:
             return Profile(case=planned.case, status="skipped", reason=reason, started_at=started_at), None
         try:
-            found, record = self._found(slot, launch, planned)
+            if alone.lost is not None:
+                raise alone.lost
+            found, record = self._found(slot, launch, planned, alone.us)
             environment = {name: record.environment.get(name) for name in _ENVIRONMENT}
             profile = _profile(planned, found | {"environment": environment, "started_at": started_at})
         except (ToolLost, ProfileError) as error:
@@ -242,10 +274,12 @@ class Profiler:
             return Profile(case=planned.case, status=status, reason=why, started_at=started_at), None
         return profile, record
 
-    def _found(self, slot: WorkerSlot, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
+    def _found(
+        self, slot: WorkerSlot, launch: Launch, planned: Planned, alone_us: float
+    ) -> tuple[dict[str, Any], Record]:
         """Fields of the profile of a case, and the worker's record; ToolLost or ProfileError where there are none."""
         if self.tools.times == "kineto":
-            return self._under_profiler.by_kineto(slot, launch, planned)
+            return self._under_profiler.by_kineto(slot, launch, planned, alone_us)
         try:
             slot.stop()  # what Kineto needed a worker for before
             found, record = self._under_profiler.by_nsys(launch, planned)
@@ -298,11 +332,20 @@ class Profiler:
         return why
 
 
+@dataclass(frozen=True)
+class _Alone:
+    """How long a call takes while nothing is profiled, 0 if not known; why the case does not run; the seconds spent."""
+
+    us: float = 0.0
+    lost: ToolLost | None = None
+    took_s: float = 0.0
+
+
 def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
     """The cases of a job that share a worker: all, but of an engine those of one phase, the shortest first.
 
-    Once Kineto has recorded it holds up every later launch of its process, which an engine whose work is short waits
-    for; and another phase starts the engine anew in any case.
+    Once Kineto has recorded it holds up every later launch of its process, and the timeline of work that is short shows
+    it; and another phase starts the engine anew in any case.
     """
     found: dict[str, list[Planned]] = {}
     for planned in cases:

@@ -22,7 +22,16 @@ from harness.profilers import kineto
 from harness.profilers.trace import Runs, found_in, found_of, last_runs
 from harness.ranges import COUNTED_LAYER, LEAD, TIMED, nvtx_range, profiler_range, range_name, recorded, told
 from harness.system import Workload
-from harness.timer import CpuClock, Policy, never_throttled, take_engine_samples, take_samples, warm_up, warm_up_engine
+from harness.timer import (
+    CpuClock,
+    Policy,
+    Timing,
+    never_throttled,
+    take_engine_samples,
+    take_samples,
+    warm_up,
+    warm_up_engine,
+)
 
 WARM_RUNS = 3
 RUNS = 5  # of what is timed, one after another, at the least, so that one that is held up does not count
@@ -34,7 +43,7 @@ LAUNCHES = 20_000  # of kernels that Kineto records, those that lead in too: a t
 COUNTED_STEPS = 2  # of a call of generate, its last ones: what is done once a mini-batch is in the last
 _LONG_S = 1.0  # a run this long needs no second one to be warm
 
-Tool = Literal["kineto", "nsys", "ncu"]
+Tool = Literal["none", "kineto", "nsys", "ncu"]
 Found = TypeVar("Found")
 
 
@@ -42,12 +51,14 @@ Found = TypeVar("Found")
 class ProfilerChoice:
     """Which profiler a case runs under; keep: where Kineto leaves its trace; ceilings: MODULE:FUNCTION that measures.
 
-    Nsight's programs are outside of the worker: they capture the region of the CUDA profiler interface.
+    Nsight's programs are outside of the worker: they capture the region of the CUDA profiler interface. "none": the
+    case is but timed. alone_us: what that found, 0 where it is to be found beside the profile.
     """
 
     tool: Tool = "kineto"
     keep: str = ""
     ceilings: str = ""
+    alone_us: float = 0.0
 
 
 def ceilings_by(entry: str) -> dict[str, float | None]:
@@ -69,12 +80,15 @@ def ceilings_by(entry: str) -> dict[str, float | None]:
 def profile(case: Case, workload: Workload, asked: ProfilerChoice) -> dict[str, Any]:
     """Run the case for the profiler: fields of a `Profile` as JSON values, those that a report lacks; of Kineto, all.
 
+    Of "none" it is "alone_us" alone: how long a call takes while nothing is profiled, of an engine a unit; 0 on a CPU.
     Raises ProfileError where Kineto found nothing, and for an engine without `Workload.engine_batch`.
     """
     work = _Work(case, workload)
     work.warm()
     if asked.tool != "ncu":
-        work.alone()
+        work.alone(asked.alone_us)
+    if asked.tool == "none":
+        return {"alone_us": work.call_us}
     found: dict[str, Any] = {}
     if asked.tool == "kineto":
         found = _by_kineto(work, Path(asked.keep) if asked.keep else None)
@@ -108,7 +122,8 @@ class _Work:
         self.runs = RUNS
         self.host_us: list[float] = []  # of an engine, which times itself: each run's time
         self.clock: CudaEventClock | None = None  # of what runs on a GPU and is no engine
-        self.alone_us = 0.0  # of a run while nothing is profiled; 0 where that is not known
+        self.call_us = 0.0  # of a call, of an engine of a unit, while nothing is profiled; 0 where that is not known
+        self.alone_us = 0.0  # of a run, likewise
         if case.l2 == "cold":
             self.notes.append("profiled with the L2 cache as the work leaves it, not cold")
 
@@ -129,21 +144,28 @@ class _Work:
             if self.call_s > _LONG_S:
                 break
 
-    def alone(self) -> None:
-        """Learn how long a run takes while nothing is profiled, as a measurement times it: a profiler may slow it."""
-        if self.workload.engine_samples is not None:
-            batches = iter(self.workload.engine_samples(ALONE))
-            warm_up_engine(batches, ALONE, CudaEventClock() if self.device == "cuda" else CpuClock(), self.throttled)
-            timing, samples = take_engine_samples(batches, ALONE, self.throttled), self.units
-        elif self.device == "cuda":
+    def alone(self, call_us: float = 0.0) -> None:
+        """Learn how long a run takes while nothing is profiled, as a measurement times it: a profiler may slow it.
+
+        call_us: of a call, of an engine of a unit, where an earlier timing told it.
+        """
+        if not self.is_engine and self.device != "cuda":
+            return
+        if not self.is_engine:
             self.clock = CudaEventClock(self.case.timing)
             self.clock.prepare(self.workload.run, self.call_s)
             self.calls = self.clock.launches
-            warm_up(self.clock, ALONE, self.throttled)
-            timing, samples = take_samples(self.clock, ALONE, self.throttled), self.calls
-        else:
-            return
-        self.alone_us = median(timing.samples_ms) * 1e3 * samples  # which a run takes the time of
+        self.call_us = call_us or median(self._samples_alone().samples_ms) * 1e3
+        self.alone_us = self.call_us * (self.units if self.is_engine else self.calls)
+
+    def _samples_alone(self) -> Timing:
+        if self.workload.engine_samples is not None:
+            batches = iter(self.workload.engine_samples(ALONE))
+            warm_up_engine(batches, ALONE, CudaEventClock() if self.device == "cuda" else CpuClock(), self.throttled)
+            return take_engine_samples(batches, ALONE, self.throttled)
+        assert self.clock is not None
+        warm_up(self.clock, ALONE, self.throttled)
+        return take_samples(self.clock, ALONE, self.throttled)
 
     def timed(self) -> Callable[[], object]:
         """A run: a sample's calls as a measurement launches them, or an engine's batch."""

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,10 +56,22 @@ class UnderProfiler:
     stop_s: float
     stopped: Callable[[], bool]
 
-    def by_kineto(self, slot: WorkerSlot, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
-        """Fields of the profile of a case by Kineto, inside of the slot's worker, and the worker's record."""
-        keep = self._raw(planned.case, ".trace.json.gz")
-        answer = _answer(slot, self._request(planned, tool="kineto", keep=str(keep)), self.limits.case_s)
+    def alone(self, slot: WorkerSlot, planned: Planned) -> float:
+        """How long a call of a case takes in the slot's worker, in µs, while nothing is profiled; 0 if not known."""
+        answer = _answer(slot, self._request(planned, tool="none"), self.limits.case_s)
+        self._record_of(answer, planned)
+        found = answer["profile"].get("alone_us")
+        return found if isinstance(found, float) and 0 < found < inf else 0.0
+
+    def by_kineto(
+        self, slot: WorkerSlot, launch: Launch, planned: Planned, alone_us: float = 0.0
+    ) -> tuple[dict[str, Any], Record]:
+        """Fields of the profile of a case by Kineto, inside of the slot's worker, and the worker's record.
+
+        alone_us: what `alone` found, 0 where the worker is to find it.
+        """
+        keep = str(self._raw(planned.case, ".trace.json.gz"))
+        answer = _answer(slot, self._request(planned, tool="kineto", keep=keep, alone_us=alone_us), self.limits.case_s)
         record = self._record_of(answer, planned)
         command = _without_folders([*launch.command, "-m", launch.module, launch.entry])
         version = str(record.environment.get("software", {}).get("torch", ""))
@@ -109,8 +122,8 @@ class UnderProfiler:
             raise _why(tool, said, _ending(status), "failed")
         return answer, record
 
-    def _request(self, planned: Planned, **asked: str) -> dict[str, Any]:
-        ceilings = self.ceilings if asked["tool"] != "ncu" else ""
+    def _request(self, planned: Planned, **asked: Any) -> dict[str, Any]:
+        ceilings = self.ceilings if asked["tool"] in ("kineto", "nsys") else ""
         return case_request(planned, self.run.file.policy, "profile", {**asked, "ceilings": ceilings})
 
     def _record_of(self, answer: Mapping[str, Any], planned: Planned) -> Record:

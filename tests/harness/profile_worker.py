@@ -2,7 +2,7 @@
 
 Under Nsight it does as FAKE_WORKER says: "oom" or "killed"; with FAKE_UNHEALTHY it calls its process unhealthy there.
 FAKE_LOG: a file for a line of what it was asked and where.
-On the GPU that FAKE_GONE names it dies.
+On the GPU that FAKE_GONE names it dies. FAKE_KIND: of its device. Where nothing is profiled a batch of 3 does not fit.
 """
 
 import json
@@ -23,9 +23,11 @@ def main() -> None:
         request = json.loads(line)
         if request["do"] == "stop":
             return
-        answer = {"available": True, "reason": "", "versions": {}, "environment": {}}
+        kind = {"device_kind": os.environ["FAKE_KIND"]} if "FAKE_KIND" in os.environ else {}
+        answer = {"available": True, "reason": "", "versions": {}, "environment": kind}
         if request["do"] == "case":
-            by_kineto = request["profiler"]["tool"] == "kineto"
+            tool = request["profiler"]["tool"]
+            by_kineto = tool == "kineto"
             case, does = Case.from_dict(request["case"]), "" if by_kineto else os.environ.get("FAKE_WORKER")
             gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
             if gpu and gpu == os.environ.get("FAKE_GONE"):
@@ -46,7 +48,12 @@ def main() -> None:
                 record = Record(case, "oom", "MemoryError: 80 GiB")
             seen = json.loads(os.environ.get("FAKE_SEEN", "{}"))
             under_nsight = {"seen": SEEN | seen, "apart": "FAKE_SEEN" not in os.environ}
-            profile = (FOUND if by_kineto else under_nsight) | {"notes": [], "ceilings": {}}
+            notes = [f"alone {us} us"] if (us := request["profiler"].get("alone_us")) else []
+            profile = (FOUND if by_kineto else under_nsight) | {"notes": notes, "ceilings": {}}
+            if tool == "none":
+                profile = {"alone_us": float(case.batch)}
+                if case.batch == 3:
+                    record = Record(case, "oom", "MemoryError: alone")
             healthy = by_kineto or "FAKE_UNHEALTHY" not in os.environ
             answer = {"record": record.to_dict(), "healthy": healthy, "profile": profile}
         print(json.dumps({"id": request["id"], **answer}), flush=True)

@@ -208,6 +208,30 @@ def test_of_an_engine_the_shortest_work_comes_first_in_a_worker_that_has_recorde
     assert by_worker(others) == [others]
 
 
+def test_cases_that_share_a_worker_are_timed_before_kineto_holds_up_what_it_launches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_LOG", str(log := tmp_path / "log"))
+    for kind, batches, tools, noted in (
+        ("cuda", (2, 4), ["none", "none", "kineto", "kineto"], [("alone 2.0 us",), ("alone 4.0 us",)]),
+        ("cuda", (2, 3, 4), ["none", "none", "kineto"], [("alone 2.0 us",), (), ()]),
+        ("cuda", (2,), ["kineto"], [()]),
+        ("cpu", (2, 4), ["kineto", "kineto"], [(), ()]),
+    ):
+        log.write_text("")
+        monkeypatch.setenv("FAKE_KIND", kind)
+        run = run_of(tmp_path / f"{kind}{len(batches)}", *(case(batch=batch) for batch in batches))
+        skip = lambda planned: "too large" if planned.case.batch == 4 and 3 in batches else ""  # noqa: E731, B023
+        found, _ = profile_all(run, KINETO, skip=skip)
+        assert [line.split()[1] for line in log.read_text().splitlines()] == tools
+        assert [each.notes for each in found] == noted
+        if 3 in batches:
+            assert [(each.status, each.reason) for each in found[1:]] == [
+                ("oom", "MemoryError: alone"),
+                ("skipped", "too large"),
+            ]
+
+
 def test_a_case_that_is_skipped_starts_no_worker(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     nowhere = {PAIR: replace(launches()[PAIR], command=["/none"])}

@@ -128,6 +128,13 @@ def test_kineto_sees_the_last_runs_on_a_gpu_without_the_pauses_between_samples(
     again = profiled_case.profile(case(timing="graph"), workload, ProfilerChoice())
     assert (again["region_us"], again["busy_us"], again["longest_gap_us"]) == (84.0, 80.0, 1.0)
     assert again["notes"][0].startswith("under the profiler a run took 5% longer than without it")
+    del TwoCalls.sample
+    known = profiled_case.profile(case(timing="graph"), workload, ProfilerChoice(alone_us=10.5))
+    assert (known["region_us"], known["longest_gap_us"]) == (84.0, 1.0)
+    before = len(launched)
+    TwoCalls.sample = lambda self: 0.011  # type: ignore[method-assign]
+    assert profiled_case.profile(case(timing="graph"), workload, ProfilerChoice("none")) == {"alone_us": 11.0}
+    assert len(launched) == before + WARM_RUNS  # nothing is recorded
 
 
 @pytest.mark.parametrize("timing", ["eager", "graph"])
@@ -153,6 +160,9 @@ def test_a_run_is_what_a_measurement_takes_a_sample_of(monkeypatch: pytest.Monke
     work.alone()
     assert prepared == [(print, 0.125)]
     assert (work.timed(), work.calls, work.alone_us) == ("sample", 3, 1500.0)
+    work.alone(400.0)  # as an earlier timing found
+    assert prepared == [(print, 0.125)] * 2
+    assert (work.timed(), work.calls, work.alone_us) == ("sample", 3, 1200.0)
 
 
 def test_on_a_cpu_a_run_is_a_call() -> None:
@@ -408,6 +418,15 @@ def test_of_an_engines_steps_only_the_steady_ones_are_seen(
         seen = {"runs": 1, "units": 7, "calls": 1, "alone_us": pytest.approx(7 * 2e3), "replayed": False}
         assert found["seen"] == seen
         assert found["apart"] is False
+        assert profiled_case.profile(case(phase="generate", timing="engine"), engine, ProfilerChoice("none")) == {
+            "alone_us": pytest.approx(2e3)
+        }
+        events.clear()
+        again = profiled_case.profile(
+            case(phase="generate", timing="engine"), engine, ProfilerChoice(tool, alone_us=3e3)
+        )
+        assert again["seen"]["alone_us"] == 7 * 3e3
+        assert "sampled" not in events
 
 
 def test_an_engines_prompts_are_led_in_and_timed_by_the_host(
