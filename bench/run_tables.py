@@ -54,8 +54,8 @@ class Source:
     def of(cls, run: Run) -> "Source":
         """That of a run; its profiles by common ceilings, as its page has them."""
         records, profiles = run.records(), run.profiles()
-        rows = frame(records, run.catalogue).assign(**{KEY: row_keys(records)})
-        return cls(rows, dict(zip(profiles, with_common_ceilings([*profiles.values()]), strict=True)), run)
+        rows = frame(records, run.catalogue, profiles.values()).assign(**{KEY: row_keys(records)})
+        return cls(rows, dict(zip(profiles, with_common_ceilings([*profiles.values()], records), strict=True)), run)
 
 
 SourceOf = Callable[[str], Source]

@@ -22,12 +22,14 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
     """
     from reports.page.html import render
     from reports.profiles.section import section
+    from reports.stats import frame
 
     run = Run.open(run_folder)
     refuse_what_is_no_page(out, run_folder)
     records = _records(run)
     kept, missing = of_systems(records, systems), [case for case in run.missing(records) if _is_of(case, systems)]
-    page = render(kept, run.catalogue, title, section(run), missing=missing)
+    table = frame(kept, run.catalogue, run.profiles().values())
+    page = render(kept, run.catalogue, title, section(run), table=table, missing=missing)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
 
@@ -45,7 +47,7 @@ def write_table(
 
     run = Run.open(run_folder)
     records = of_systems(_records(run), systems)
-    write_frame(frame(records, run.catalogue), fmt, out or sys.stdout, run.catalogue, columns)
+    write_frame(frame(records, run.catalogue, run.profiles().values()), fmt, out or sys.stdout, run.catalogue, columns)
 
 
 def _records(run: Run) -> list[Record]:

@@ -14,12 +14,14 @@ from harness.environment import DIRTY, device_id_of
 from harness.heat import heat_note, is_hot
 from harness.interval import FEWEST, median_interval, repeats_interval
 from harness.machine_load import is_loaded, load_note
+from harness.profile_record import Profile
 from harness.reason import counted, printable
 from harness.record import Record
 from harness.system import REPLAYED
 from reports.fairness import FAIRNESS_METRICS
 from reports.fidelity import FIDELITY_METRICS
-from reports.roofline import CEILINGS, RATE_COLUMNS, WORK_METRICS, explanation
+from reports.profiles.ceilings import common_ceilings
+from reports.roofline import RATE_COLUMNS, WORK_METRICS, explanation
 from reports.samples import by_case, timed
 
 CASE_COLUMNS = ("suites", "system", "backend", "size", "phase", "batch", "context")
@@ -61,7 +63,7 @@ _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences
 Place = tuple[str, ...]
 
 
-def frame(records: Iterable[Record], catalogue: Catalogue) -> pd.DataFrame:
+def frame(records: Iterable[Record], catalogue: Catalogue, profiles: Iterable[Profile] = ()) -> pd.DataFrame:
     """One row for each case and each machine and commit that measured it, in the order of the records.
 
     Columns: `COLUMNS`, then one for each option in use, then `SAMPLE_COLUMNS`, then what any record fills:
@@ -69,11 +71,12 @@ def frame(records: Iterable[Record], catalogue: Catalogue) -> pd.DataFrame:
     its interval the 95% interval within a process (below 6 samples their range), process_spread the range of the
     processes' medians over their median, `REPEAT_COLUMNS` the 95% interval over processes
     (`interval.repeats_interval`); processes are those that were timed, or all where none was. What a record does not
-    say is NaN, or "" where it is text; an option at its default has the catalogue's.
+    say is NaN, or "" where it is text; an option at its default has the catalogue's. profiles: of the run, whose
+    kernels may have been faster than what its processes measured as the GPU's best.
     """
     records = list(records)
     groups = [group for case in by_case(records).values() for group in _by_place(case)]
-    ceilings = _common_ceilings(records)
+    ceilings = common_ceilings(records, profiles)
     memberships = suites_of_cases(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
     rows = [_row(group, memberships.get(group[0].case.key, ()), metrics, ceilings) for group in groups]
@@ -169,21 +172,6 @@ def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -
 
 def _any_in(suites: Iterable[str], name: str, axes: set[tuple[str, str]]) -> bool:
     return any((suite, name) in axes for suite in suites)
-
-
-def _common_ceilings(records: Iterable[Record]) -> dict[str, dict[str, float]]:
-    """By the device's name, the highest rates that any process saw: so the shares of systems can be compared.
-
-    Each measures them once before its first case, and a GPU at its power cap computes the same product at rates that
-    are up to a fifth apart.
-    """
-    highest: dict[str, dict[str, float]] = {}
-    for record in records:
-        of_device = highest.setdefault(str(record.environment.get("device")), {})
-        for name in CEILINGS:
-            if value := record.metrics.get(name):
-                of_device[name] = max(value, of_device.get(name, 0.0))
-    return highest
 
 
 def _row(

@@ -18,6 +18,7 @@ const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
 const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // a row and a letter of the y axis's title, in pixels
 const SIGN_ROOM = 13;
+const CROWDED = 0.07; // of the height of a figure, within which a point above leaves no room for a sign
 const TICKS = [1, 2, 5];
 
 const probe = document.body.appendChild(element("span", { hidden: true }));
@@ -206,13 +207,23 @@ class Drawing {
       x: marked.map((point) => point.x),
       y: marked.map((point) => point.y.value),
       text: marked.map((point) => this.points.signs(point)),
-      textposition: "top left",
+      textposition: marked.map((point) => (this.isCrowdedAbove(line, point) ? "bottom left" : "top left")),
       textfont: { size: 14, color: themed(tone(line)) },
       marker: { size: SIGN_ROOM, opacity: 0 }, // keeps the text off the point
       hoverinfo: "skip",
       cliponaxis: false,
       showlegend: false,
     }];
+  }
+
+  /* Does a point of another line stand where the sign of this one would, with more room below? */
+  isCrowdedAbove(line, point) {
+    const [from, to] = this.yRange();
+    const place = this.view.yLog ? Math.log10 : Number;
+    const others = this.lines.filter(([other]) => other !== line).flatMap(([, all]) => all.filter((each) => each.y && each.x === point.x));
+    const gaps = others.map((each) => (place(each.y.value) - place(point.y.value)) / (to - from));
+    const above = Math.min(...gaps.filter((gap) => gap >= 0));
+    return above < CROWDED && above < Math.min(...gaps.filter((gap) => gap < 0).map((gap) => -gap));
   }
 
   failedTrace(line, points, lane) {

@@ -215,7 +215,7 @@ class _Drawn:
         if any(line.y for line in lines):
             yield (
                 "the floor is the longer of the least bytes at a copy's bandwidth and the FLOPs at the rate of a large "
-                "product, each the highest that a process of the run measured on a GPU of this model"
+                "product, each the highest seen in the run on a GPU of this model"
             )
             if rows["state_dtype"].nunique() > 1:
                 yield "the floor is of one state precision: a smaller state has a lower one"
@@ -228,7 +228,7 @@ class _Drawn:
             yield f"the points are from {measured['device_id'].nunique()} GPUs of one model"
         throttled = {*measured.index[measured["throttled"] > 0]}
         if count := sum(not throttled.isdisjoint(point) for point in points):
-            yield f"at {count} of the {len(points)} points the GPU was throttled"
+            yield f"at {count} of the {len(points)} points the GPU was throttled, at its power cap or beyond"
         if NOTES in rows:
             has_result, noted = (
                 {*rows.index[which]} for which in (rows["status"] == "ok", rows[NOTES].fillna("") != "")

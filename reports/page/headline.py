@@ -388,7 +388,9 @@ def _judged(view: _View, claim: PaperClaim) -> str:
     met += "" if whole else f" at {_places(told, due)}"
     verdict = f"does not hold here at {_listed(missed)}" if missed else met
     verdict += f" and{doubt}" if doubt else ""
-    return f"{said} {verdict}: {names[0]} is {range_said} times as fast as {names[1]}."
+    doubtful = [said_x(x) for x in told if own[x].doubtful or other[x].doubtful]
+    caveat = f" (at {_listed(doubtful)} by a point that is marked as doubtful)" if doubtful else ""
+    return f"{said} {verdict}: {names[0]} is {range_said} times as fast as {names[1]}{caveat}."
 
 
 def _best(view: _View) -> str:
@@ -406,7 +408,7 @@ def _best(view: _View) -> str:
         ahead = f"not told apart from {next_who}"
     elif best.differs_little(after):
         ahead = f"level with {next_who}"
-    return f"{view.opening} {who} reaches {best.value:,.0f} {view.unit} at {at}, {ahead}{_caveat(view, [])}."
+    return f"{view.opening} {who} reaches {rounded(best.value)} {view.unit} at {at}, {ahead}{_caveat(view, [])}."
 
 
 def _unfit(answering: Iterable[_View]) -> str:

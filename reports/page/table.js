@@ -28,10 +28,11 @@ function compare(a, b, direction) {
   return direction * (numbers ? a - b : collator.compare(String(a), String(b)));
 }
 
-/* `columns`: [{key, label, numeric, scale, names}]; `rows`: anything; `cell(row, key)`: its value, shown divided by the scale. */
+/* `columns`: [{key, label, numeric, scale, names}]; `rows`: anything; `cell(row, key)`: its value, shown divided by the scale.
+   `signs(row)`: of the marks of a row's latency [mark, sign, meaning]. */
 class Table {
-  constructor(host, { caption, columns, rows, cell }) {
-    Object.assign(this, { rows, cell, kept: rows, page: 0, sorted: { key: null, direction: 1 } });
+  constructor(host, { caption, columns, rows, cell, signs = () => [] }) {
+    Object.assign(this, { rows, cell, signs, kept: rows, page: 0, sorted: { key: null, direction: 1 } });
     this.head = element("tr");
     this.body = element("tbody");
     this.count = element("p", { className: "count" });
@@ -112,8 +113,16 @@ class Table {
       const value = this.cell(row, key);
       const cell = element("td", { textContent: shown(names[value] ?? (scale === 1 || value === null ? value : value / scale)), className: numeric ? "number" : "" });
       if (key === "status") cell.dataset.status = value;
+      if (key === "latency_ms") this.sign(cell, this.signs(row));
       if (WORDS.includes(key)) cell.className = cell.textContent.length > LONG ? `${key} long` : key;
       return cell;
     }));
+  }
+
+  /* What a number is marked for stands before it. */
+  sign(cell, signs) {
+    if (!signs.length) return;
+    cell.prepend(`${signs.map(([, sign]) => sign).join("")} `);
+    cell.title = signs.map(([, , meaning]) => meaning).join("; ");
   }
 }

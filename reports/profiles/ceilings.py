@@ -1,25 +1,45 @@
-"""The ceilings by which profiles are told: what they measured, or what a kernel of theirs did where that is more."""
+"""The ceilings by which floors of a run are told: what processes measured, or what a kernel did where that is more."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from harness.profile_record import Profile
 from harness.profile_region import Kernel, Region
+from harness.record import Record
+from reports.roofline import CEILINGS
 
 _TELLS = 0.005  # of the kernels' time, from which a kernel's rate may be a ceiling
 _PLAUSIBLE = 1.25  # of the measured ceiling: a kernel beyond that is miscounted
 _LIKE = 0.15  # of the mean time, within which the counted launches took theirs: else they may have done other work
 
 
-def with_common_ceilings(profiles: Sequence[Profile]) -> list[Profile]:
-    """The profiles with the highest ceilings of those made on GPUs of one model: so their floors can be compared."""
-    highest: dict[str, dict[str, float | None]] = defaultdict(dict)
-    for profile in profiles:
-        most = highest[_model_of(profile)]
-        for name, value in reached(profile).items():
-            most[name] = max(filter(None, (most.get(name), value)), default=None)
-    return [replace(profile, ceilings=highest[_model_of(profile)]) for profile in profiles]
+def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile]) -> dict[str, dict[str, float]]:
+    """By the device's name, the highest rates that any process measured or that a counted kernel reached.
+
+    So the shares of systems can be compared: each process measures them once before its first case, and a GPU at its
+    power cap computes the same product at rates that are up to a fifth apart.
+    """
+    highest: dict[str, dict[str, float]] = defaultdict(dict)
+    seen = [(record.environment, record.metrics) for record in records]
+    seen += [(profile.environment, reached(profile)) for profile in profiles]
+    for environment, rates in seen:
+        most = highest[str(environment.get("device"))]
+        for name in CEILINGS:
+            if value := rates.get(name):
+                most[name] = max(value, most.get(name, 0.0))
+    return highest
+
+
+def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] = ()) -> list[Profile]:
+    """The profiles by the common ceilings of them and of a run's records; one of no known device by its own."""
+    highest = common_ceilings(records, profiles)
+
+    def of(profile: Profile) -> dict[str, float | None]:
+        device = profile.environment.get("device")
+        return {**highest[str(device)]} if device else reached(profile)
+
+    return [replace(each, ceilings=of(each)) for each in profiles]
 
 
 def reached(region: Region) -> dict[str, float | None]:
@@ -40,7 +60,3 @@ def reached(region: Region) -> dict[str, float | None]:
 def _counted_alike(kernel: Kernel) -> bool:
     mean_us = kernel.time_us / kernel.launches
     return kernel.counters is not None and abs(kernel.counters.time_us - mean_us) <= _LIKE * mean_us
-
-
-def _model_of(profile: Profile) -> str:
-    return str(profile.environment.get("device") or profile.case.key)

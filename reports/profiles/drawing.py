@@ -74,7 +74,9 @@ def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
 
 
 def unplaced(region: Region) -> str:
-    """Which kernels have no point in the roofline, and why; "" where all have one."""
+    """Which kernels have no point in the roofline, and why; "" where all have one, or none as none was counted."""
+    if not any(kernel.counters for kernel in region.kernels):
+        return ""
     total = sum(kernel.time_us for kernel in region.kernels)
     placed = {place for place, *_ in _placed(region)}
     reasons: dict[str, list[Kernel]] = {}

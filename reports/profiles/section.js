@@ -95,6 +95,8 @@ function startBeside(profile) {
 function openProfile() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
   if (!target?.classList.contains("profile")) return;
+  const group = target.closest("details");
+  if (group) group.open = true;
   target.querySelector("details").open = true;
   target.focus({ preventScroll: true });
   target.scrollIntoView();

@@ -3,7 +3,8 @@
 `section` stands alone: the page embeds its HTML, its style and its script, which draws the roofline and the timeline.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +15,21 @@ from harness.catalogue import Catalogue
 from harness.environment import device_id_of
 from harness.profile_record import Profile
 from harness.profile_region import TIMELINE_LIMIT, Kernel, short_name
+from harness.reason import counted
+from harness.record import Record
 from harness.run import Run
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
 from reports.profiles.parts import LABELS, Part, kernel_floor_us, kernel_parts, parts
 from reports.profiles.words import Recorded, agreement, recorded, roofs, sentences, short, waits
 from reports.resources import environment, source
+from reports.samples import timed
 
 PACKAGE = "reports.profiles"
 SCRIPTS = ("section.js", "roofline.js", "timeline.js", "links.js", "start.js")
-_NAME_LIMIT = 110  # characters of a kernel's full name in the page
+_NAME_LIMIT = 108  # characters of a kernel's full name in the page
 _BAR = 1000.0  # units of a bar's width
+_MOST_OPEN = 8  # groups of cases, up to which all are open
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,16 @@ class Shown:
         return "the first piece of the prompt" if self.profile.case.phase == "forward" else "the first step"
 
     @property
+    def is_counted(self) -> bool:
+        """Whether any of its kernels was counted."""
+        return any(kernel.counters for kernel in self.profile.kernels)
+
+    @property
+    def columns(self) -> list[tuple[str, str, bool, int]]:
+        """Those of the table of kernels that say something of any."""
+        return [column for column in COLUMNS if any(row[column[0]] not in (None, "") for row in self.rows)]
+
+    @property
     def summary(self) -> str:
         """The bar in words."""
         return ", ".join(f"{piece.part.label} {piece.share:.0%}" for piece in self.pieces)
@@ -97,26 +112,30 @@ class Shown:
 
 def section(run: Run) -> Section | None:
     """The section of a run's profiles; None where it has none that are good."""
-    profiles = run.profiles().values()
-    good = with_common_ceilings([profile for profile in profiles if profile.status == "ok" and profile.region_us])
+    profiles, records = run.profiles().values(), run.records()
+    good = with_common_ceilings(
+        [profile for profile in profiles if profile.status == "ok" and profile.region_us], records
+    )
     if not good:
         return None
-    latencies = recorded(run.records())
-    groups = [(title, _shown(run, group, latencies)) for title, group in _groups(good).items()]
+    latencies = recorded(records)
+    groups = [(title, _shown(run, group, latencies)) for title, group in _groups(good, latencies).items()]
     jinja = environment(PACKAGE)
     jinja.globals |= {"compared": compared, "device_id_of": device_id_of}
     jinja.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     html = jinja.get_template("section.html.j2").render(
         groups=groups,
         labels=LABELS,
-        columns=COLUMNS,
         failed=[
             (each.case.label, each.reason or "nothing ran")
             for each in profiles
             if each.status != "skipped" and not (each.status == "ok" and each.region_us)
         ],
         bar=_BAR,
+        most_open=_MOST_OPEN,
         has_ceilings=any(value for profile in good for value in profile.ceilings.values()),
+        is_counted=any(kernel.counters for profile in good for kernel in profile.kernels),
+        share=_share_of(timed(records), {profile.case.key for profile in good}, run.catalogue),
     )
     return Section(Markup(html), {each.profile.case.key: each.anchor for _, group in groups for each in group})
 
@@ -159,12 +178,24 @@ COLUMNS = (
 )
 
 
-def _groups(profiles: Iterable[Profile]) -> dict[str, list[Profile]]:
-    """Cases of the same work, by what they share: phase, size, batch and context."""
+def _share_of(measured: Iterable[Record], profiled: Container[str], catalogue: Catalogue) -> str:
+    """How many of the measured cases have a profile, in all and of each system; "" where none was measured."""
+    cases = {record.case.key: record.case for record in measured}
+    total = Counter(case.system for case in cases.values())
+    found = Counter(case.system for key, case in cases.items() if key in profiled)
+    each = ", ".join(f"{catalogue.system_label(system)} {found[system]} of {count}" for system, count in total.items())
+    return f"Profiled: {found.total()} of {counted(total.total(), 'measured case')} ({each})." if total else ""
+
+
+def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
+    """Cases of the same work, by what they share: phase, size, batch, as many of it as ran at once, and context."""
     groups: dict[str, list[Profile]] = {}
     for profile in profiles:
         case = profile.case
-        words = [case.phase, case.size, f"batch {case.batch}", f"{case.context} tokens"]
+        latency = latencies.get(case.key)
+        held = latency.at_once if latency and latency.at_once else case.batch
+        batch = f"batch {case.batch}" if held == case.batch else f"{held} at once of batch {case.batch}"
+        words = [case.phase, case.size, batch, f"{case.context} tokens"]
         groups.setdefault(", ".join(words), []).append(profile)
     return groups
 

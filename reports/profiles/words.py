@@ -13,7 +13,7 @@ from harness.profile_region import Counters, Kernel, Region
 from harness.reason import rounded
 from harness.record import Record
 from reports.profiles.parts import GAPS, LABELS, parts
-from reports.samples import by_case, latency_ms, timed
+from reports.samples import at_once, by_case, latency_ms, timed
 
 HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds
 AGREES = 0.03  # of a record's latency, within which the sum of kernels and gaps is to be
@@ -51,13 +51,14 @@ class Recorded:
     """The latency of a case as records say it, and how they were made.
 
     loaded: whether others used the machine when one of them was; hot: whether heat slowed the GPU down in all of
-    them. device_ids: of the GPUs, where they are known.
+    them. device_ids: of the GPUs, where they are known. at_once: how many sequences ran at once; 0: the whole batch.
     """
 
     ms: float
     loaded: bool = False
     hot: bool = False
     device_ids: frozenset[str] = frozenset()
+    at_once: int = 0
 
 
 def sentences(region: Region) -> tuple[str, str]:
@@ -71,8 +72,10 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
     if not (recorded and recorded.ms):
         return f"{said}; the run has no latency of this case to hold it against"
     off = region.unit_ms / recorded.ms - 1
+    off = round(off, 3)  # as it is said
     beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}, {_apart(region, off, recorded)}"
     by = f"{off:+.1%}" if off < _MANY else f"{rounded(off + 1, 2)} times"
+    by = "0.0%" if off == 0 else by
     return f"{said}, recorded {recorded.ms:.4g} ms ({by}{beyond})"
 
 
@@ -87,7 +90,7 @@ def _apart(region: Region, off: float, recorded: Recorded) -> str:
         return "and heat slowed the GPU down when it was recorded"
     if _of_operators(region) and 0 < off < SLOWED:
         return "as the profiler's own time for each operator is in it, so its shares are rough"
-    if off > 0 and not _of_operators(region) and region.gaps_us > _GAPS * region.region_us:
+    if off > 0 and not _of_operators(region) and not _in_graph(region) and region.gaps_us > _GAPS * region.region_us:
         return "as a profiler holds up a host that its GPU waits for, or the machine was disturbed"
     return "and why is not known"
 
@@ -105,6 +108,7 @@ def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
             any(is_loaded(record.environment) for record in found),
             all(is_hot(record.environment) for record in found),
             frozenset(filter(None, (device_id_of(record.environment) for record in found))),
+            min(map(at_once, found)),
         )
         for key, found in by_case(timed(records)).items()
     }
@@ -164,8 +168,12 @@ def _cause(region: Region) -> str:
         return "what the engine does on the host between steps"
     if _of_operators(region):
         return "Python"
-    in_graph = isinstance(region, Profile) and region.case.timing == "graph"
-    return "the way from one kernel of a graph to the next" if in_graph else "what the host does to launch a kernel"
+    graph, host = "the way from one kernel of a graph to the next", "what the host does to launch a kernel"
+    return graph if _in_graph(region) else host
+
+
+def _in_graph(region: Region) -> bool:
+    return isinstance(region, Profile) and region.case.timing == "graph"
 
 
 def _between_steps(region: Region) -> TypeGuard[Profile]:

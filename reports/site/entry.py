@@ -118,7 +118,7 @@ def files_of(run: Run) -> tuple[Entry, dict[str, str | bytes]]:
     records = run.records()
     found = run_id(run, records)
     sides = case_sides(records, run.file.repeats)
-    table = frame(records, run.catalogue) if records else None
+    table = frame(records, run.catalogue, run.profiles().values()) if records else None
     files: dict[str, str | bytes] = {f"data/{found}.js": _data(run, found, records, sides)}
     if table is not None:
         files |= {f"downloads/{found}.{ending}": content for ending, content in _downloads(table, records, run).items()}

@@ -3,6 +3,7 @@ from dataclasses import fields, replace
 import pytest
 
 from harness.case import Case
+from harness.catalogue import Catalogue
 from harness.profile_record import Profile
 from harness.profile_region import Counters, Kernel, Range, RangeKernel, Region, Timeline
 from harness.record import Record
@@ -23,6 +24,7 @@ from reports.profiles.parts import (
     parts,
 )
 from reports.profiles.words import Recorded, agreement, bound_of, recorded, sentences, short, waits
+from reports.stats import frame
 
 CEILINGS: dict[str, float | None] = {"copy_gbs": 3000.0, "product_tflops": 600.0}
 
@@ -163,6 +165,11 @@ def test_kernels_and_gaps_are_held_against_the_record() -> None:
     waiting = replace(found, region_us=10100.0)
     assert "as a profiler holds up a host that its GPU waits for" in agreement(waiting, Recorded(9.6))
     assert "and why is not known" in agreement(waiting, Recorded(10.5))
+    values = {field.name: getattr(waiting, field.name) for field in fields(Region)}
+    replayed = Profile(**values, case=Case("a", "b", "c", "generate", 1, 8, timing="graph"))
+    assert "and why is not known" in agreement(replayed, Recorded(9.6))  # no host launches the kernels of a graph
+    assert agreement(found, Recorded(9.708)).endswith("(+3.0%)")
+    assert agreement(found, Recorded(10.001)).endswith("(0.0%)")
     hot = Recorded(10.5, hot=True)
     assert "(-4.8%: not within 3%, and heat slowed the GPU down when it was recorded" in agreement(found, hot)
     assert "and why is not known" in agreement(found, replace(hot, ms=9.6))
@@ -192,12 +199,24 @@ def test_a_record_says_the_median_of_its_processes() -> None:
     case = Case("a", "b", "c", "forward", 1, 8)
     records = [Record(case, "ok", samples_ms=[each] * 3, throttled=[False] * 3) for each in (1.0, 2.0, 9.0)]
     lost = Record(replace(case, batch=2), "failed", "it broke")
-    assert recorded([*records, lost]) == {case.key: Recorded(2.0)}
+    assert recorded([*records, lost]) == {case.key: Recorded(2.0, at_once=1)}
     loaded = replace(records[0], environment={"cpu": {"others_share": 0.5, "idle_share": 0.0}})
-    assert recorded([loaded, *records[1:]]) == {case.key: Recorded(2.0, loaded=True)}
+    assert recorded([loaded, *records[1:]]) == {case.key: Recorded(2.0, at_once=1, loaded=True)}
     hot = replace(records[0], environment={"gpu": {"after": {"throttle_reasons": ["sw_thermal_slowdown"]}}})
-    assert recorded([hot, *records[1:]]) == {case.key: Recorded(2.0)}  # the others say the same without
-    assert recorded([hot]) == {case.key: Recorded(1.0, hot=True)}
+    assert recorded([hot, *records[1:]]) == {case.key: Recorded(2.0, at_once=1)}  # the others say the same without
+    assert recorded([hot]) == {case.key: Recorded(1.0, at_once=1, hot=True)}
+
+
+def test_a_record_says_how_many_sequences_ran_at_once() -> None:
+    case = Case("a", "b", "c", "generate", 512, 8)
+    records = [
+        Record(case, "ok", samples_ms=[1.0], throttled=[False], metrics={"sequences_at_once": float(held)}, repeat=n)
+        for n, held in enumerate((21, 20, 600))
+    ]
+    assert recorded(records)[case.key].at_once == 20
+    assert recorded(records[2:])[case.key].at_once == 512
+    read = [replace(record, case=replace(case, phase="forward")) for record in records]
+    assert recorded(read)[read[0].case.key].at_once == 512
 
 
 @pytest.mark.parametrize(
@@ -276,6 +295,22 @@ def test_the_highest_ceiling_counts_in_whatever_order_profiles_come() -> None:
 
     found = with_common_ceilings([made(700.0), made(600.0)])
     assert [each.ceilings["product_tflops"] for each in found] == [700.0, 700.0]
+
+
+def test_records_and_profiles_of_a_run_have_the_same_ceilings() -> None:
+    """So a case has one floor in a page, whoever tells it."""
+    case, environment = Case("a", "b", "c", "forward", 1, 8), {"device": "H100"}
+    values = {field.name: getattr(one(operations=6.5e10), field.name) for field in fields(Region)}
+    profiled = Profile(
+        **(values | {"ceilings": {"product_tflops": 600.0, "copy_gbs": 2000.0}}), case=case, environment=environment
+    )
+    measured = {"product_tflops": 500.0, "copy_gbs": 3000.0, "flops": 6.5e10, "bytes": 1.0}
+    record = Record(case, "ok", samples_ms=[1.0], throttled=[False], metrics=measured, environment=environment)
+    [found] = with_common_ceilings([profiled], [record])
+    assert found.ceilings == {"product_tflops": pytest.approx(650.0), "copy_gbs": 3000.0}
+    for profiles, floor_ms in (([], 0.13), ([profiled], 0.1)):
+        table = frame([record], Catalogue(), profiles)
+        assert list(table["floor_ms"]) == [pytest.approx(floor_ms)]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from harness.timer import Policy
 from harness.work import Work
 from reports.page.html import render
 from reports.profiles.drawing import NAMED, roofline, timeline, unplaced
-from reports.profiles.section import COLUMNS, compared, script, section, style
+from reports.profiles.section import COLUMNS, _groups, compared, script, section, style
+from reports.profiles.words import recorded
 from reports.publish import write_report
 
 CATALOGUE = Catalogue(
@@ -63,7 +64,7 @@ def test_the_section_compares_systems_of_one_work(tmp_path: Path) -> None:
     assert found.anchors == {each.key: f"profile-{each.key}" for each in (case(), case(batch=16), case("mamba"))}
     for anchor in found.anchors.values():
         assert f'id="{anchor}"' in found.html
-    assert "0.05 ms in kernels and gaps, recorded 0.05 ms (+0.0%)" in found.html
+    assert "0.05 ms in kernels and gaps, recorded 0.05 ms (0.0%)" in found.html
     assert "the run has no latency of this case" in found.html
     assert "Matrix products 60%" in found.html
     assert "168" in found.html
@@ -76,6 +77,34 @@ def test_floors_are_explained_where_there_are_ceilings(
     found = section(run_with(tmp_path, profile(case(), ceilings=ceilings)))
     assert "on one scale for cases of the same work." in found.html
     assert ("on a GPU of this model" in found.html) is told
+
+
+def test_a_step_of_fewer_sequences_is_not_compared_with_those_of_all() -> None:
+    held = replace(case(batch=16), phase="generate")
+    generated = [replace(profile(each), case=each) for each in (held, replace(held, system="mamba"))]
+    record = Record(held, "ok", samples_ms=[0.05], throttled=[False], metrics={"sequences_at_once": 5.0})
+    assert list(_groups(generated, recorded([record]))) == [
+        "generate, 1.3b, 5 at once of batch 16, 2048 tokens",
+        "generate, 1.3b, batch 16, 2048 tokens",
+    ]
+
+
+def test_the_section_says_which_share_of_the_cases_was_profiled(tmp_path: Path) -> None:
+    html = section(run_with(tmp_path, profile(case(batch=16)), profile(case("mamba")))).html
+    assert "<p>Profiled: 0 of 1 measured case (TTT &lt;b&gt; 0 of 1).</p>" in html
+
+
+def test_many_groups_are_folded_and_say_what_is_in_them(tmp_path: Path) -> None:
+    many = [case(batch=2**power) for power in range(9)]
+    for count, folded in ((8, 0), (9, 9)):
+        job = Job("ttt", "fast", tuple(Planned(each) for each in many))
+        run = Run.create(tmp_path / str(count), RunFile("measure", (job,), CATALOGUE, Policy()))
+        for each in many[:count]:
+            write_profile(run.folder, profile(each))
+        html = section(run).html
+        assert html.count('<details class="work"') == folded
+        assert html.count('<details class="work" open>') == bool(folded)
+        assert html.count("<small>TTT &lt;b&gt; on the fast one 0.05 ms</small></summary>") == folded
 
 
 def test_a_case_is_shown_beside_the_fastest_other_system() -> None:
@@ -234,7 +263,11 @@ def test_without_counters_whole_parts_have_points(tmp_path: Path) -> None:
     # of two units in 60 us
     assert roofline(both)["parts"] == [(0, 200.0, 200.0, 0.03)]
     html = section(run_with(tmp_path, both)).html
-    assert "Without a point, as they were not counted: gemm, _dual (100% of" in html
+    assert "Roofline: whole parts, by the work that the adapter counts" in html
+    assert "Without a point" not in html
+    assert "GB/s" not in html
+    assert "the same numbers are in the table" not in html
+    assert "or of a kernel that did more" not in html
     assert "work of the model: weights, state, products" in html
     bare = section(run_with(tmp_path / "bare", replace(found, work={}, ceilings={}))).html
     assert "No ceilings were measured in this process, so there is no roofline." in bare

@@ -72,6 +72,30 @@ def test_signs_stand_beside_markers_and_bars(doubtful):
             assert right <= box[0] or left >= box[1] or bottom <= box[2] or top >= box[3]
 
 
+def test_a_number_of_the_results_has_the_signs_of_its_marks(doubtful):
+    rows = doubtful.locator("#results-table tbody tr").all_inner_texts()
+    signed = {cell for row in rows for cell in row.split("\t") if re.match(r"[^\w\s]", cell)}
+    assert {cell.split()[0] for cell in signed} == {"†*", "‡¶", "§"}
+    meaning = doubtful.locator("#results-table td", has_text="†*").get_attribute("title")
+    assert meaning == "fewer sequences at once than asked for; fewer than 6 samples"
+
+
+@pytest.mark.parametrize(("others", "is_below"), [((1.05,), True), ((0.95, 1.05), False), ((2.0,), False)])
+def test_a_sign_stands_below_where_the_point_of_another_line_is_just_above(browser, tmp_path, others, is_below):
+    few = synthetic.ok(Case("transformer", "vllm", "1.3b", "generate", 512, 2048), 1.0, count=3)
+    systems = [("mamba", "mamba-ssm"), ("ttt-linear", "triton-dual")]
+    beside = [
+        synthetic.ok(Case(*system, "1.3b", "generate", 512, 2048), ms)
+        for system, ms in zip(systems, others, strict=False)
+    ]
+    path = browsing.save(synthetic.of_suite("fig15-generate", few, *beside), tmp_path, "crowded")
+    with browsing.opened(browser, path) as (page, wrongs):
+        data = page.evaluate("document.querySelector('#figure-0 .plot').data.map(t => [t.text, t.textposition])")
+        [places] = [place for text, place in data if text]
+        assert places == ["bottom left" if is_below else "top left"]
+        browsing.check(page, wrongs)
+
+
 def test_other_backends_wait_behind_a_button(doubtful):
     assert browsing.lines_drawn(doubtful, 0) == 2
     entries = doubtful.locator("#figure-0 .legend li:visible button:not(.only)")
