@@ -34,7 +34,7 @@ def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> 
         return _forward(config, parameters, case)
     if case.phase == "generate":
         return _step(config, parameters, case, form)
-    steps = int(case.option("steps", 128))
+    steps = case.new_tokens
     midway = replace(case, context=case.context + steps // 2)  # a cache grows as it is read
     prompt, step = _forward(config, parameters, case), _step(config, parameters, midway, form)
     return {part: prompt[part] + step[part] * steps for part in prompt}

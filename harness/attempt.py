@@ -73,7 +73,8 @@ class Attempts:
 
     def _request(self, planned: Planned) -> dict[str, Any]:
         run = self.run
-        policy, least = run.file.policy, ceil(planned.min_samples / run.file.repeats)
+        policy = run.file.policy
+        least = max(policy.min_samples, ceil(planned.min_samples / run.file.repeats))
         policy = replace(policy, min_samples=least, max_samples=max(least, policy.max_samples))
         return case_request(planned, policy, run.mode)
 

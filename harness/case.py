@@ -13,6 +13,7 @@ from harness.reason import clipped
 Scalar = str | int | float | bool
 
 PHASES = ("forward", "generate", "request")
+STEPS = 128  # new tokens of a request that does not say how many
 Mode = Literal["measure", "verify", "profile"]  # what is done with cases: time them, check them alone, or profile them
 TIMINGS = ("eager", "graph", "engine")
 CACHE_STATES = ("warm", "cold")
@@ -86,6 +87,11 @@ class Case:
     def option(self, name: str, default: Any = None) -> Any:
         """The value of an option, or `default` where the case has none of that name."""
         return dict(self.options).get(name, default)
+
+    @property
+    def new_tokens(self) -> int:
+        """How many tokens a request adds to each prompt: its option `steps`."""
+        return int(self.option("steps", STEPS))
 
     def to_dict(self) -> dict[str, Any]:
         """The case as JSON values, without the fields at their default; `options` becomes an object."""

@@ -153,6 +153,12 @@ def side_stream() -> Any:
     return torch.cuda.Stream()
 
 
+def repeatable(run: Call) -> Call:
+    """The replay of a call as one CUDA graph, after the first calls, which compile."""
+    _run_aside(run)
+    return _captured([run])
+
+
 def _run_aside(run: Call) -> float:
     """First runs on a side stream, as capture asks for: they compile, tune and allocate. Seconds of the last one."""
     import torch

@@ -12,7 +12,7 @@ LONGEST_S = 20.0
 
 
 def is_hot(environment: Mapping[str, Any]) -> bool:
-    """Whether heat slowed the GPU down while a case was sampled; of a stranger's file too."""
+    """Whether heat slowed the GPU down while a case ran, sampled or profiled; of a stranger's file too."""
     reasons = _reading(environment, "throttle_reasons")
     return isinstance(reasons, list) and any(isinstance(name, str) and name in THERMAL for name in reasons)
 

@@ -172,9 +172,12 @@ class Inspector:
     def _follow_inputs(self) -> None:
         """Outputs that are equal to those of other inputs were not computed from them.
 
-        A renewed input may be the same by chance: the one token of a sequence is one of some hundreds.
+        A renewed input may be the same by chance: the one token of a sequence is one of some hundreds. Whole numbers
+        count where there is nothing else: among them may be the inputs themselves.
         """
-        now = [_glimpse(each).clone() for each in tensors_of(self._outputs)]
+        outputs = list(tensors_of(self._outputs))
+        floating = [each for each in outputs if each.is_floating_point()]
+        now = [_glimpse(each).clone() for each in floating or outputs]
         before = self._seen_inputs
         others = any(name in before and not _equal(before[name], kept) for name, kept in self._kept_inputs.items())
         if others and self._seen and len(now) == len(self._seen) and all(map(_equal, self._seen, now)):
@@ -273,11 +276,12 @@ def _is_plain(value: Any) -> bool:
 
 def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
     """The tokens of a sample, by which its time is divided, must be the case's; of an engine, of those in flight."""
-    claimed = {"forward": case.batch * case.context, "generate": case.batch}.get(case.phase)
+    whole = case.context + case.new_tokens  # of a request
+    claimed = case.batch * {"forward": case.context, "generate": 1, "request": whole}[case.phase]
     at_once = workload.metrics.get("sequences_at_once")
     if case.phase == "generate" and workload.engine_samples is not None and at_once:
         claimed = min(int(at_once), case.batch)
-    if claimed is not None and workload.tokens != claimed:
+    if workload.tokens != claimed:
         yield Check.at_most("tokens_off_the_case", abs(workload.tokens - claimed), 0)
 
 

@@ -70,6 +70,7 @@ class CaseRun:
     ceilings: dict[str, float | None] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)  # of mode "profile": see `profiled_case.profile`
     _inner_s: float = 0.0  # of stages inside of the one that goes on
+    _claimed: dict[str, float | None] = field(default_factory=dict)  # metrics of the adapter, before anything ran
     owns_process: bool = False  # an engine that lives on from case to case sets its process up as it needs it
 
     def __post_init__(self) -> None:
@@ -159,6 +160,7 @@ class CaseRun:
         try:
             found = self.found
             found.metrics, found.settings = dict(workload.metrics), dict(workload.settings)
+            self._claimed = dict(workload.metrics)
             found.tokens = workload.tokens
             if self._passes_gate(workload):
                 self._work(workload)
@@ -170,7 +172,9 @@ class CaseRun:
         if self.mode == "profile" or workload.gate is None:
             return True
         with self._stage("gate"):
-            return self._accepts(workload.gate())
+            verdict = workload.gate()
+        self.found.metrics |= workload.metrics  # a gate may find some
+        return self._accepts(verdict)
 
     def _accepts(self, verdict: Verdict) -> bool:
         """Whether the verdict is passed; it joins what was checked before."""
@@ -186,8 +190,10 @@ class CaseRun:
         if self.mode != "verify":
             self._let_cool(workload)
         if self.mode == "profile":
-            found = profile(self.case, workload, self.profiler)
+            gpu = open_gpu() if workload.device == "cuda" else None
+            found = profile(self.case, workload, self.profiler, gpu.throttled if gpu else never_throttled)
             self.profile = found | {"ceilings": self.ceilings}
+            self.found.after = _machine_after(workload, gpu)
         elif self.mode == "verify":
             self._verify(workload)
         else:
@@ -229,9 +235,7 @@ class CaseRun:
         energy = EnergyMeter(gpu if self.case.l2 == "warm" else None)
         timing = self._timed(workload, clock, gpu, energy, inspector)
         # At once: clocks and throttle reasons are those of the work, not of a GPU at rest or at its check.
-        self.found.after = after = snapshot(workload.device)
-        if gpu and after["gpu"]:
-            after["gpu"]["throttle_reasons"] = sorted(gpu.slowed_by.union(after["gpu"]["throttle_reasons"]))
+        self.found.after = _machine_after(workload, gpu)
         bytes_held = peak.peak_bytes()
         self.found.peak_memory_bytes = None if bytes_held is None else bytes_held - clock.own_bytes
         self.found.timing = timing
@@ -288,13 +292,22 @@ class CaseRun:
 
     def _end(self, status: str, reason: str) -> None:
         self.status, self.reason = status, reason
-        self.found.timing = Timing([], [], "")  # only what is "ok" may be timed
+        self.found.timing = Timing([], [], "")  # only what is "ok" may be timed, and what followed from samples
+        self.found.metrics = self._claimed
 
 
 def _forget_what_slowed(gpu: Gpu | None) -> None:
     """So that the reasons that a record names are those of its samples."""
     if gpu:
-        gpu.slowed_by.clear()
+        gpu.forget()
+
+
+def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
+    """The machine, when the work had just ended, with all reasons that slowed its GPU down."""
+    after = snapshot(workload.device)
+    if gpu and after["gpu"]:
+        after["gpu"]["throttle_reasons"] = sorted(gpu.slowed_by.union(after["gpu"]["throttle_reasons"]))
+    return after
 
 
 def _engine_verdict(workload: Workload) -> Verdict:

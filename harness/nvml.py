@@ -71,6 +71,11 @@ class Gpu:
             self._throttled, self._ask_at = bool(reasons), now + ASKED_EVERY_S
         return self._throttled
 
+    def forget(self) -> None:
+        """Begin anew to collect what slows the GPU down: the next `throttled` asks."""
+        self.slowed_by.clear()
+        self._ask_at = -math.inf
+
     def energy_j(self) -> float | None:
         """Joules since the driver was loaded."""
         millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")

@@ -122,7 +122,7 @@ class Profiler:
         stopped = pool.stop.is_set if places else self.stopped
 
         def at(number: int, place: Place) -> None:
-            mine = replace(self, place=place, stopped=stopped)
+            mine = replace(self, place=place, stopped=stopped, _lost_everywhere=False)
             do(number, mine)
             if mine._lost_everywhere:
                 self.tools, self._lost_everywhere = mine.tools, True
@@ -199,6 +199,8 @@ class Profiler:
                 call_us, lost = self._under_profiler.alone(slot, planned), None
             except ToolLost as error:
                 self._end_if_stopped()
+                if not self.place.is_there():
+                    raise PlaceLost from None
                 call_us, lost = 0.0, error
             found[planned.case.key] = _Alone(call_us, lost, time.monotonic() - start)
         return found

@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeVar
 
 from harness.case import Case
 from harness.cuda_clock import SETTLES_S, WAKES_S, CudaEventClock, wait_for
-from harness.nvml import open_gpu
 from harness.peak_memory import is_out_of_memory
 from harness.profile_region import ProfileError
 from harness.profilers import kineto
@@ -77,13 +76,15 @@ def ceilings_by(entry: str) -> dict[str, float | None]:
     return found
 
 
-def profile(case: Case, workload: Workload, asked: ProfilerChoice) -> dict[str, Any]:
+def profile(
+    case: Case, workload: Workload, asked: ProfilerChoice, throttled: Callable[[], bool] = never_throttled
+) -> dict[str, Any]:
     """Run the case for the profiler: fields of a `Profile` as JSON values, those that a report lacks; of Kineto, all.
 
     Of "none" it is "alone_us" alone: how long a call takes while nothing is profiled, of an engine a unit; 0 on a CPU.
     Raises ProfileError where Kineto found nothing, and for an engine without `Workload.engine_batch`.
     """
-    work = _Work(case, workload)
+    work = _Work(case, workload, throttled)
     work.warm()
     if asked.tool != "ncu":
         work.alone(asked.alone_us)
@@ -103,8 +104,8 @@ def profile(case: Case, workload: Workload, asked: ProfilerChoice) -> dict[str, 
 class _Work:
     """What of a case runs under a profiler."""
 
-    def __init__(self, case: Case, workload: Workload) -> None:
-        self.case, self.workload = case, workload
+    def __init__(self, case: Case, workload: Workload, throttled: Callable[[], bool] = never_throttled) -> None:
+        self.case, self.workload, self.throttled = case, workload, throttled
         self.name, self.device = range_name(case.phase), workload.device
         self.is_engine = workload.engine_samples is not None
         if self.is_engine and workload.engine_batch is None:
@@ -114,8 +115,6 @@ class _Work:
         self.units = workload.units
         self.notes: list[str] = []
         self.passes = 0  # of a call through the layer that is counted
-        gpu = open_gpu() if workload.device == "cuda" else None
-        self.throttled = gpu.throttled if gpu else never_throttled
         self.call_s = 0.0  # of one call, its ranges and the host's wait included
         self.calls = 1  # of a run: as many as a sample of a measurement launches together
         self.lead = 0  # runs just before those that are looked at

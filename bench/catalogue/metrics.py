@@ -1,5 +1,6 @@
 """Every number that a record holds or that follows from it, every axis of a case, and the phases: label and unit."""
 
+from harness.case import STEPS
 from harness.catalogue import AxisEntry, MetricEntry
 
 METRICS: tuple[MetricEntry, ...] = (
@@ -53,7 +54,7 @@ AXES: tuple[AxisEntry, ...] = (
     AxisEntry("checkpoint", "Checkpoint", "checkpoint {}", ""),
     AxisEntry("form", "Form", "{} form", "dual"),
     AxisEntry("part", "Part", "{}", ""),
-    AxisEntry("steps", "New tokens", "{} new tokens", 128),
+    AxisEntry("steps", "New tokens", "{} new tokens", STEPS),
     AxisEntry("compare", "Compared with", "compared with {}", ""),
     AxisEntry("block_size", "Tokens of a cache block", "blocks of {} tokens"),
     AxisEntry("max_num_batched_tokens", "Tokens of a step", "steps of {} tokens"),

@@ -10,7 +10,7 @@ STEPS = 16  # of one call of generate; see `steps_of`
 
 
 def random_ids(model: Any, *shape: int) -> torch.Tensor:
-    """Token ids of a prompt that no earlier one repeats."""
+    """Token ids of a prompt, drawn anew by PyTorch's default generator."""
     return torch.randint(0, model.config.vocabulary, shape, device=device())
 
 

@@ -177,7 +177,7 @@ class Request(PhaseWork):
     def prepare(self) -> None:
         """See PhaseWork.prepare."""
         case, model = self.case, self.model
-        self.steps = int(case.option("steps", 128))
+        self.steps = case.new_tokens
         self.ids = random_ids(model, case.batch, case.context)
         self._state = model.init_state(case.batch, case.context + self.steps)
         self._generating = model.generate_state(self._state)

@@ -145,6 +145,18 @@ class SkippedAfterTheFirstCall(LastOutputAgain):
         return super().run().clone()
 
 
+class OldLogitsBesideTheIds(Honest):
+    """Computes logits in the first call alone, and says each time which tokens it was given."""
+
+    kept: Any = None
+
+    def run(self) -> Any:
+        if self.kept is None:
+            self.kept = super().run()
+        logits, read = self.kept
+        return logits.clone(), torch.cat([self.ids[None], read[1:]])
+
+
 class StaleBuffer(Honest):
     """Has an output buffer, and writes to it in the first call alone."""
 
@@ -452,6 +464,7 @@ UNCHANGED, WRONG = "outputs_unchanged_by_new_inputs", "timed_error"
 CHEATS = (
     Cheat(LastOutputAgain, PROMPT, (UNCHANGED, "outputs_not_finite")),
     Cheat(SkippedAfterTheFirstCall, PROMPT, (UNCHANGED,)),
+    Cheat(OldLogitsBesideTheIds, GENERATE, (UNCHANGED,)),
     Cheat(StaleBuffer, PROMPT, (UNCHANGED, "outputs_not_finite")),
     Cheat(FewerTokensRead, PROMPT, (WRONG,)),
     Cheat(FewerTokensThanClaimed, PROMPT, ("input_sizes_off_the_case",)),

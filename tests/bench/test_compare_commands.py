@@ -207,7 +207,7 @@ def test_a_copy_without_git_is_refused_where_its_commit_is_said_to_have_changes(
     (tmp_path / "copy" / "harness").mkdir(parents=True)
     (tmp_path / "copy" / "harness" / "worker.py").touch()
     copy = str(tmp_path / "copy")
-    assert ttt_bench(monkeypatch, "ab", copy, copy, *ONE) == 2
+    assert ttt_bench(monkeypatch, "ab", copy, copy, *ONE, "--out", str(tmp_path / "out")) == 2
     assert "the working tree differs from the commit" in capsys.readouterr().err
 
 

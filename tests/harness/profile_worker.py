@@ -2,7 +2,7 @@
 
 Under Nsight it does as FAKE_WORKER says: "oom" or "killed"; with FAKE_UNHEALTHY it calls its process unhealthy there.
 FAKE_LOG: a file for a line of what it was asked and where.
-On the GPU that FAKE_GONE names it dies. FAKE_KIND: of its device. Where nothing is profiled a batch of 3 does not fit.
+On the GPU that FAKE_GONE names it dies. FAKE_KIND: of its device. Where nothing is profiled a batch of 30 does not fit.
 """
 
 import json
@@ -52,7 +52,7 @@ def main() -> None:
             profile = (FOUND if by_kineto else under_nsight) | {"notes": notes, "ceilings": {}}
             if tool == "none":
                 profile = {"alone_us": float(case.batch)}
-                if case.batch == 3:
+                if case.batch == 30:
                     record = Record(case, "oom", "MemoryError: alone")
             healthy = by_kineto or "FAKE_UNHEALTHY" not in os.environ
             answer = {"record": record.to_dict(), "healthy": healthy, "profile": profile}

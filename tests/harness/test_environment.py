@@ -88,6 +88,22 @@ def test_a_driver_is_asked_now_and_then_whether_it_throttles(install: Any, monke
     for now in (100.0, 100.01, 100.0 + nvml.ASKED_EVERY_S):  # noqa: B007
         found.append(gpu.throttled())
     assert found == [True, True, False]
+    assert gpu.slowed_by == {"sw_power_cap"}
+
+
+def test_what_slows_a_gpu_down_is_asked_for_anew_where_samples_begin(
+    install: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a sample under a throttle has the reason in its record."""
+    install(FakeNvml(reasons=0x04))
+    gpu = nvml.open_gpu()
+    assert gpu is not None
+    monkeypatch.setattr(nvml.time, "monotonic", lambda: 100.0)
+    for reasons, slowed_by in ((["sw_power_cap"], {"sw_power_cap"}), ([], set())):
+        monkeypatch.setattr(gpu, "throttle_reasons", lambda reasons=reasons: reasons)
+        gpu.forget()
+        assert gpu.throttled() is bool(reasons)
+        assert gpu.slowed_by == slowed_by
 
 
 def test_two_gpus_of_one_model_are_told_apart_but_not_named(install: Any) -> None:

@@ -276,6 +276,9 @@ class FakeDevice:
         self.sampled, self.hot, self.peak_started = 0, hot, False
         self.slowed_by: set[str] = set()
 
+    def forget(self) -> None:
+        self.slowed_by.clear()
+
     def prepare(self, run: Callable[[], object]) -> None:
         self.sampled += 3  # a first run compiles
 
@@ -408,6 +411,65 @@ def test_reasons_that_only_some_samples_were_slowed_by_are_in_the_record(monkeyp
     monkeypatch.setattr(device, "throttled", throttled)
     environment = on_fake_device(monkeypatch, device, case()).environment
     assert environment["gpu"]["after"]["throttle_reasons"] == ["sw_power_cap", "sw_thermal_slowdown"]
+
+
+def test_a_profile_says_what_slowed_its_gpu_down_and_the_next_case_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, cooler = FakeDevice(), FakeCooler()
+    device.facts = {"throttle_reasons": [], "temperature_c": 80}  # when the trace has been read
+
+    def profiled(of: Any, workload: Any, asked: Any, throttled: Callable[[], bool]) -> dict[str, Any]:
+        assert throttled() is False
+        device.slowed_by.add("sw_thermal_slowdown")
+        return {}
+
+    monkeypatch.setattr(measured_case, "profile", profiled)
+    record = on_fake_device(monkeypatch, device, case(), cooler=cooler, mode="profile")
+    assert record.environment["gpu"]["after"]["throttle_reasons"] == ["sw_thermal_slowdown"]
+    assert cooler.goal_c == 65
+
+
+def test_what_followed_from_samples_goes_with_them_where_the_outputs_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Verdict([Check.at_most("timed_error", 2.0, 1.0)])
+    changes = {"measured": lambda calls: {"time_to_first_token_ms": 0.1}, "metrics": {"parameters": 7.0}}
+    for verdict, names in (
+        (None, {"parameters", "time_to_first_token_ms", "energy_j_per_token"}),
+        (wrong, {"parameters"}),
+    ):
+        device = FakeDevice()
+        witness = (lambda chance, verdict=verdict: lambda outputs, calls: verdict) if verdict else None
+        record = on_fake_device(monkeypatch, device, case(), **changes, witness=witness, run=lambda: None)
+        assert record.status == ("gate" if verdict else "ok")
+        assert names <= record.metrics.keys() <= names | {"seconds"}
+
+
+def test_a_gate_may_find_metrics() -> None:
+    class Finding(Fake):
+        def build(self, case: Any) -> Workload:
+            workload = super().build(case)
+            workload.metrics = {"parameters": 7.0}
+
+            def gate() -> Verdict:
+                workload.metrics |= {"total_variation_mean": 0.1}
+                return Verdict([Check.at_most("error", 0.0, 1.0)])
+
+            workload.gate = gate
+            return workload
+
+    record = CaseRun(case(), QUICK).record(Finding())
+    assert record.status == "ok", record.reason
+    assert record.metrics["total_variation_mean"] == 0.1
+
+
+@pytest.mark.parametrize(("tokens", "status"), [(2 * (8 + 128), "ok"), (2 * (8 + 4), "gate"), (10**6, "gate")])
+def test_the_tokens_of_a_request_are_its_prompts_and_what_follows_them(tokens: int, status: str) -> None:
+    class Answers(Fake):
+        def build(self, asked: Any) -> Workload:
+            return Workload(run=lambda: None, tokens=tokens)
+
+    asked = replace(case(), phase="request", batch=2, context=8)
+    assert CaseRun(asked, QUICK).record(Answers()).status == status
+    few = replace(asked, options=(("steps", 4),))
+    assert (CaseRun(few, QUICK).record(Answers()).status == "ok") is (tokens == 2 * (8 + 4))
 
 
 def test_throttling_of_a_gpu_is_asked_for_in_warm_up_and_samples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,13 @@ def test_what_a_lost_gpu_had_goes_to_the_others(many: Any, monkeypatch: pytest.M
     assert [gpu for _, tool, gpu, _ in log if tool == "kineto"].count("1") == 6
 
 
+def test_a_lost_gpu_is_noticed_before_all_cases_are_timed_on_it(many: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_GONE", "0")
+    monkeypatch.setenv("FAKE_KIND", "cuda")
+    _, log, _ = many(is_there=False)
+    assert [tool for _, tool, gpu, _ in log if gpu == "0"] == ["none", "ncu"]
+
+
 def test_a_profile_of_another_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_DEVICE_ID", "beef")
     run = run_of(tmp_path)
@@ -214,18 +221,18 @@ def test_cases_that_share_a_worker_are_timed_before_kineto_holds_up_what_it_laun
     monkeypatch.setenv("FAKE_LOG", str(log := tmp_path / "log"))
     for kind, batches, tools, noted in (
         ("cuda", (2, 4), ["none", "none", "kineto", "kineto"], [("alone 2.0 us",), ("alone 4.0 us",)]),
-        ("cuda", (2, 3, 4), ["none", "none", "kineto"], [("alone 2.0 us",), (), ()]),
+        ("cuda", (2, 30, 4), ["none", "none", "kineto"], [("alone 2.0 us",), (), ()]),
         ("cuda", (2,), ["kineto"], [()]),
         ("cpu", (2, 4), ["kineto", "kineto"], [(), ()]),
     ):
         log.write_text("")
         monkeypatch.setenv("FAKE_KIND", kind)
         run = run_of(tmp_path / f"{kind}{len(batches)}", *(case(batch=batch) for batch in batches))
-        skip = lambda planned: "too large" if planned.case.batch == 4 and 3 in batches else ""  # noqa: E731, B023
+        skip = lambda planned: "too large" if planned.case.batch == 4 and 30 in batches else ""  # noqa: E731, B023
         found, _ = profile_all(run, KINETO, skip=skip)
         assert [line.split()[1] for line in log.read_text().splitlines()] == tools
         assert [each.notes for each in found] == noted
-        if 3 in batches:
+        if 30 in batches:
             assert [(each.status, each.reason) for each in found[1:]] == [
                 ("oom", "MemoryError: alone"),
                 ("skipped", "too large"),

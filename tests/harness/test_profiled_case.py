@@ -460,7 +460,6 @@ def test_kineto_times_an_engine_without_its_ranges(
         yield SimpleNamespace(events=launched if phase == "forward" and not with_ranges else launched[:1])
 
     monkeypatch.setattr(profiled_case, "wait_for", lambda device: None)
-    monkeypatch.setattr(profiled_case, "open_gpu", lambda: None)
     monkeypatch.setattr(kineto, "recording", recording)
     monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
     monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=itertools.count(0.0, 1e-5).__next__))

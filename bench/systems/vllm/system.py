@@ -336,7 +336,7 @@ class Request(_Work):
 
     def wanted_tokens(self, case: Case) -> int:
         """The token after the prompt is no step of its own."""
-        return int(case.option("steps", 128)) + 1
+        return case.new_tokens + 1
 
     @property
     def tokens(self) -> int:
