@@ -24,8 +24,9 @@ from harness.attempt import Retry
 from harness.machine_load import warning
 from harness.pool import place_here
 from harness.process import HERE, Limits
-from harness.profile_jobs import BUILD, Profiler
+from harness.profile_jobs import Profiler
 from harness.profile_record import Profile
+from harness.profiled_job import BUILD
 from harness.profilers.choice import choose
 from harness.ranges import COUNTED
 from harness.reason import counted

@@ -14,9 +14,10 @@ from profile_helpers import NCU_TABLE_NAMES, PAIR, case, launches, ncu_table, ns
 
 from harness.catalogue import Catalogue
 from harness.process import RUN_VARIABLE, Limits, Place, Stopped, _marked, end_marked
-from harness.profile_jobs import Profiler, by_worker
+from harness.profile_jobs import Profiler
 from harness.profile_record import Profile, profile_path, write_profile
 from harness.profile_region import ProfileError
+from harness.profiled_job import by_worker
 from harness.profilers.choice import Tools, choose
 from harness.record import Record
 from harness.run import Run
