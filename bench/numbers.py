@@ -11,10 +11,11 @@
     (what was here is replaced)
     <!-- /numbers -->
 
-`run` is a run's folder, seen from the file's. A cell is `value` of the case that `where`, its row and its column name
-by columns of `ttt-bench table`; a row or a column may name another `value`. "a|b" is either, and a list gives as many
-numbers, separated by slashes. `best = "max"` (or "min") takes the best of several cases, `scale` multiplies, `digits`
-(3) are the significant ones, and `marks = { "cache full" = "†" }` puts a sign to the cells of cases that bear a mark.
+`run` is a run's folder, seen from the file's; a column may name another one. A cell is `value` of the case that
+`where`, its row and its column name by columns of `ttt-bench table`; a row or a column may name another `value`. "a|b"
+is either, and a list gives as many numbers, separated by slashes. `best = "max"` (or "min") takes the best of several
+cases, `scale` multiplies, `digits` (3) are the significant ones, and `marks = { "cache full" = "†" }` puts a sign to
+the cells of cases that bear a mark.
 
 In place of a `value`, `profile` asks the case's profile: "ms" in kernels and gaps, the share of a list of parts
 (`reports.profiles.parts`) such as ["ttt", "scan"], which are ms with `unit = "ms"`, or "longest", the kernel that takes
@@ -80,7 +81,7 @@ def _table(definition: str, source_of: SourceOf) -> str:
     try:
         asked = tomllib.loads(definition)
         kind = kind_of(asked)
-        head, *lines = TABLES[kind](asked, source_of) if kind else _cases(asked, source_of(asked["run"]))
+        head, *lines = TABLES[kind](asked, source_of) if kind else _cases(asked, source_of)
     except (UserError, RecordError, tomllib.TOMLDecodeError):
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -88,21 +89,25 @@ def _table(definition: str, source_of: SourceOf) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *lines))
 
 
-def _cases(asked: Mapping[str, Any], source: Source) -> list[list[str]]:
+def _cases(asked: Mapping[str, Any], source_of: SourceOf) -> list[list[str]]:
     """The cells of a table of cases, its head first."""
     for name in asked.keys() - WHOLE:
         raise unknown(name, name, sorted(WHOLE))
-    columns, rows = asked["columns"], asked["rows"]
+    rows, columns = (
+        asked["rows"],
+        [column if "run" in column else {**column, "run": asked["run"]} for column in asked["columns"]],
+    )
+    sources = {run: source_of(run) for run in dict.fromkeys(column["run"] for column in columns)}
     lines = [[str(each) for each in (asked.get("head", ""), *(column["label"] for column in columns))]]
     above: dict[str, list[list[Number]]] = {}
     for row in rows:
-        found = above[row["label"]] = _row(asked, row, columns, source, above)
+        found = above[row["label"]] = _row(asked, row, columns, sources, above)
         if not any(number.text for cell in found for number in cell):
             raise UserError(f"row {row['label']!r}: no case of the run")
         lines.append([str(row["label"]), *map(_text, found)])
     of_cases = [row for row in rows if not {"given", "ratio"} & row.keys()]
     for column in columns:
-        if of_cases and not any(Cell.of(asked, row, column).has_case(source) for row in of_cases):
+        if of_cases and not any(Cell.of(asked, row, column).has_case(sources[column["run"]]) for row in of_cases):
             raise UserError(f"column {column['label']!r}: no case of the run")
     return lines
 
@@ -118,8 +123,8 @@ class Number:
 def _row(
     asked: Mapping[str, Any],
     row: Mapping[str, Any],
-    columns: list[Mapping[str, Any]],
-    source: Source,
+    columns: list[dict[str, Any]],
+    sources: Mapping[str, Source],
     above: Mapping[str, list[list[Number]]],
 ) -> list[list[Number]]:
     """A row's numbers by column: of cases, given, or the ratio of two rows above."""
@@ -135,7 +140,7 @@ def _row(
             [_over(first, second, digits) for first, second in zip(*cells, strict=True)]
             for cells in zip(upper, lower, strict=True)
         ]
-    return [Cell.of(asked, row, column).numbers(source) for column in columns]
+    return [Cell.of(asked, row, column).numbers(sources[column["run"]]) for column in columns]
 
 
 def _over(first: Number, second: Number, digits: int) -> Number:
@@ -173,7 +178,7 @@ class Cell:
                 said.pop("value", None), said.pop("profile", None)
             said |= level
         how = {name: said.pop(name) for name in KEYS & set(said)}
-        said.pop("label")
+        said.pop("label"), said.pop("run")
         if isinstance(how.get("profile"), list):
             how["profile"] = tuple(how["profile"])
         return cls(where=dict(table.get("where", {})) | said, marks=table.get("marks"), **how)

@@ -107,6 +107,15 @@ def test_a_row_says_more_than_the_table_and_a_column_more_than_a_row():
     assert rows_of(text)[2] == "| B=1 | 0.1 | 0.50 |"
 
 
+def test_a_column_may_be_of_another_run():
+    """As one GPU beside another."""
+    faster = cases().assign(latency_ms=lambda table: table["latency_ms"] / 2)
+    definition = DEFINED.replace("context = 8192", 'context = 8192, run = "elsewhere"')
+    sources = {"out": Source(cases()), "elsewhere": Source(faster)}
+    text = with_numbers(definition % ("out", '{ label = "B=16", batch = 16 }', ""), sources.__getitem__)
+    assert rows_of(text)[2] == "| B=16 | 12.6 | 1,170 |"
+
+
 def test_suites_alternatives_lists_signs_and_the_best_of_several():
     said = 'where = { suites = "b" }\nmarks = { "cache full" = "†" }'
     assert rows_of(written('{ label = "r", backend = "x|y" }', said))[2] == "| r | 12.6 | 0.500 |"
