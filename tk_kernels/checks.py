@@ -30,6 +30,15 @@ def check_contiguous(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} has strides {tensor.stride()}: must be contiguous")
 
 
+def check_devices(**tensors: Tensor | None) -> None:
+    """Raise ValueError unless all tensors are where the first is; None is left out."""
+    given = [(name, x) for name, x in tensors.items() if x is not None]
+    (first, x), *others = given
+    for name, other in others:
+        if other.device != x.device:
+            raise ValueError(f"{name} is on {other.device}: {first} is on {x.device}")
+
+
 def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
     """Check tokens, all of one shape and dtype in this layout ("[B, T, H, D]" or "[B, H, D]"), and lr (no D)."""
     first, *others = tokens

@@ -198,6 +198,55 @@ def test_wrong_layouts_are_named() -> None:
         query_key(normal(2, 4, 20), normal(2, 3, 20), conv, conv, angles, *heads)
 
 
+def test_what_query_key_would_read_beyond_its_end_is_named() -> None:
+    conv, angles, x, cache = (
+        (normal(18, 1, 4), normal(18)),
+        (normal(4, 3), normal(4, 3)),
+        normal(2, 4, 18),
+        normal(2, 3, 18),
+    )
+    given = {"rope": angles, "position": torch.zeros(2, dtype=torch.int32), "lr_logits": normal(2, 4, 3)}
+    given |= {"lr_bias": normal(3), "base_lr": 1.0}
+    for name, wrong, why in (
+        ("position", torch.zeros(1, dtype=torch.int32), r"position has shape \(1,\)"),
+        ("position", torch.zeros(2, 2, dtype=torch.int32), r"position has shape \(2, 2\): expected \(2, 3\)"),
+        ("position", torch.zeros(2), "position.dtype is torch.float32"),
+        ("lr_logits", normal(2, 2, 3), r"lr_logits has shape \(2, 2, 3\)"),
+        ("lr_logits", normal(1, 4, 3), r"lr_logits has shape \(1, 4, 3\)"),
+        ("lr_bias", normal(1), r"lr_bias has shape \(1,\)"),
+        ("lr_bias", normal(6)[::2], r"lr_bias has strides \(2,\)"),
+        ("rope", tuple(each.double() for each in angles), "rope's cos.dtype is torch.float64"),
+        ("lr_bias", normal(3).to("meta"), f"lr_bias is on meta: x is on {DEVICE}"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            query_key(x, cache, conv, conv, **(given | {name: wrong}))
+
+
+def test_tensors_on_another_device_are_named() -> None:
+    h, ones = normal(2, 4, 16), normal(16)
+    elsewhere = ones.to("meta")
+    for call in (
+        lambda: rms_norm(h, elsewhere, EPS),
+        lambda: norm_gate(h, h, ones, elsewhere, EPS),
+        lambda: residual_convolution(h, normal(2, 3, 16), ones, normal(16, 1, 4), elsewhere, ones, EPS),
+    ):
+        with pytest.raises(ValueError, match=f"is on meta: .* is on {DEVICE}"):
+            call()
+
+
+def test_a_sequence_that_int32_does_not_reach_is_named() -> None:
+    long = torch.empty(1, (1 << 27) + 1, 16, device="meta")
+    with pytest.raises(ValueError, match=r"at most 2\^31 numbers, give it in pieces"):
+        residual_convolution(long, *(long for _ in range(5)), EPS)
+
+
+def test_the_order_of_named_arguments_is_free() -> None:
+    h, weight = normal(2, 16), normal(16)
+    assert torch.equal(rms_norm(eps=EPS, weight=weight, x=h), rms_norm(h, weight, EPS))
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
+        rms_norm(weight=weight, eps=EPS)
+
+
 def test_no_token_changes_no_cache() -> None:
     cache, weights = normal(2, 3, 16), (normal(16), normal(16, 1, 4), normal(16), normal(16))
     before = cache.clone()

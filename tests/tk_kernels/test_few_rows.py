@@ -112,6 +112,8 @@ def test_what_it_cannot_take_is_named() -> None:
         (gate, weights, {"before": NormGate(normal(64, 2).T, ones, ones, EPS)}, "contiguous"),
         (gate, weights, {"before": norm_gate, "swiglu": True}, "swiglu: neither"),
         (gate, weights, {"out": gate, "swiglu": True}, "swiglu: neither"),
+        (gate, weights.to("meta"), {}, "weights is on meta"),
+        (gate.to("meta").as_strided((2, 64), (1 << 31, 1)), weights, {}, r"within 2\^31 elements"),
     ):
         with pytest.raises(ValueError, match=why):
             few_rows_product(x, wrong, **options)

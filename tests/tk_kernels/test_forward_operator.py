@@ -239,8 +239,31 @@ def test_a_state_that_cannot_be_written_in_place_is_named(layer):
     operator, tokens, outer, state = operator_arguments(layer)
     name = next(iter(operator.WEIGHTS))
     across = getattr(state, name).transpose(-1, -2).contiguous().transpose(-1, -2)
-    with pytest.raises(ValueError, match=rf"state\.{name} is not contiguous: inplace=True"):
+    with pytest.raises(ValueError, match=rf"state\.{name}, which inplace=True writes to, has strides"):
         operator.forward(*tokens, *outer, state._replace(**{name: across}), start=0, inplace=True)
+
+
+@pytest.mark.parametrize("layer", ["linear", "mlp"])
+def test_rows_that_the_kernel_would_write_beyond_are_named(layer):
+    """It writes float32 into all of them, whatever they hold."""
+    operator, tokens, outer, state = operator_arguments(layer)
+    for name in operator.ROWS:
+        rows = getattr(state, name)
+        for wrong, words in ((rows.bfloat16(), "dtype is torch.bfloat16"), (rows[:, :, 1:].clone(), "has shape")):
+            with pytest.raises(ValueError, match=rf"state\.{name}\.?.*{words}"):
+                operator.forward(*tokens, *outer, state._replace(**{name: wrong}), start=0, inplace=True)
+
+
+@pytest.mark.parametrize("layer", ["linear", "mlp"])
+def test_a_state_is_where_the_tokens_are_and_has_a_position_for_each_sequence(layer):
+    operator, tokens, outer, state = operator_arguments(layer)
+    for name in operator.ROWS:
+        elsewhere = state._replace(**{name: getattr(state, name).to("meta")})
+        with pytest.raises(ValueError, match=rf"state\.{name} is on meta: q is on cpu"):
+            operator.forward(*tokens, *outer, elsewhere, start=0)
+    for position in (state.position.long(), state.position.repeat(2)):
+        with pytest.raises(ValueError, match=r"state\.position"):
+            operator.forward(*tokens, *outer, state._replace(position=position), start=0)
 
 
 @pytest.mark.parametrize("start", [-1, 16])

@@ -23,6 +23,7 @@ from tests.interpreter import INTERPRETED
 from tests.tk_kernels.tolerances import relative_error
 from tk_kernels import FORMS
 from tk_kernels.generate import common
+from tk_kernels.generate.tuning import Tuning
 from tk_kernels.ttt_linear import generate as linear_generate
 
 pytest.importorskip("triton")
@@ -155,6 +156,34 @@ def test_parameters_that_the_kernels_would_read_wrongly_are_named(operator: str)
     ):
         with pytest.raises(ValueError, match=words):
             module.generate_step(*token, *wrong, state)
+    (q, k, v, lr), outer = token, (scale, weight, bias)
+    for wrong, words in (
+        ((q.long(), k, v, lr), "q.dtype is torch.int64"),
+        ((q, k.bfloat16(), v, lr), "k.dtype is torch.bfloat16"),
+        ((q, k, v, lr.int()), "lr.dtype is torch.int32"),
+        ((q, k, v.to("meta"), lr), "v is on meta: q is on"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            module.generate_step(*wrong, *outer, state)
+    moved = scale.to("meta")
+    with pytest.raises(ValueError, match="token_scale is on meta"):
+        module.generate_step(*token, moved, weight, bias, state)
+
+
+@interpreted
+@pytest.mark.parametrize("operator", MODULES)
+@pytest.mark.parametrize(("form", "precision", "D", "m"), [("primal", "planes", 64, 16), ("dual", "float32", 64, 16),
+    ("dual", "planes", 16, 16), ("dual", "planes", 64, 32)])  # fmt: skip
+def test_a_launch_that_does_not_take_the_state_is_named(
+    operator: str, form: str, precision: str, D: int, m: int
+) -> None:
+    """The kernel of sm_90 would write beyond the end of the state."""
+    module = import_module(f"tk_kernels.ttt_{operator}.generate")
+    outer, token = outer_parameters(2, D, m), random_token(1, 2, D, torch.float32, 1)
+    state = module.GenerateState.from_state(random_state(operator, [0], 2, D, m), form, precision)
+    assert not module.suits_sm90(state)
+    with pytest.raises(ValueError, match="the kernel of sm_90 takes no such state"):
+        module.generate_step(*token, *outer, state, launch=Tuning(warps=4, block=0, sm90=True))
 
 
 @pytest.mark.parametrize("operator", MODULES)

@@ -209,7 +209,10 @@ def test_shapes_without_a_gpu() -> None:
         (lambda a: a.__setitem__(5, a[5][:1]), r"ln_weight has shape"),
         (lambda a: a.__setitem__(7, a[7]._replace(W1=a[7].W1[..., :128])), r"state.W1 has shape"),
         (lambda a: a.__setitem__(7, a[7]._replace(W2=a[7].W2.double())), r"state.W2.dtype is torch.float64"),
-        (lambda a: a.__setitem__(7, a[7]._replace(position=torch.tensor([0, 3]))), r"state.position holds \[0, 3\]"),
+        (
+            lambda a: a.__setitem__(7, a[7]._replace(position=torch.tensor([0, 3], dtype=torch.int32))),
+            r"state.position holds \[0, 3\]",
+        ),
     ],
 )
 def test_refuses_by_name(change: object, message: str) -> None:

@@ -18,7 +18,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from tk_kernels.checks import check_shape
+from tk_kernels.checks import check_devices, check_shape
 from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm
 from tk_kernels.generate.common import (
     dependent_launch,
@@ -80,8 +80,13 @@ def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
     """The same but for the GPU."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
-    laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous()
+    laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _is_near(x)
     return few and laid_out and x.dtype == weights.dtype and x.element_size() == 2
+
+
+def _is_near(x: Tensor) -> bool:
+    """Whether the elements of x lie so near to each other that the kernels' int32 reaches all of them."""
+    return sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) < 1 << 31
 
 
 @cache
@@ -106,7 +111,7 @@ def few_rows_product(
     swiglu: of W [2 N, K], Wg's rows before Wu's, silu(x Wg^T) * (x Wu^T); then neither `out` nor a NormGate is allowed.
     `out` shares no memory with what is read. Float32 inside, rounded once; with `before`, of more than MOST_SUMMED rows
     and of two behind a NormGate, rounded once more before the product. pdl: see `dependent_launch`; W and the norm's
-    weight and bias are the parameters. Raises ValueError on a wrong shape, dtype or stride.
+    weight and bias are the parameters. Raises ValueError on a wrong shape, dtype, stride or device.
     """
     rows, N = _checked(x, weights, before, swiglu, out)
     R, K = rows.shape
@@ -153,6 +158,11 @@ def _checked(
         by_rows.append(before.gate)
     if not all(each.is_contiguous() for each in whole) or any(each.stride(-1) != 1 for each in by_rows):
         raise ValueError("x and the gate must be contiguous in their last dimension, weights, norm and out in all")
+    if not all(map(_is_near, by_rows)):
+        raise ValueError(f"rows of strides {[each.stride() for each in by_rows]}: must lie within 2^31 elements")
+    check_devices(
+        x=x, weights=weights, out=out, **{f"norm or gate {n}": each for n, each in enumerate(whole + by_rows)}
+    )
     return rows, N
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tk_kernels.checks import check_parameter, check_shape
+from tk_kernels.checks import check_devices, check_parameter, check_shape
 from tk_kernels.generate.common import (
     dependent_launch,
     gelu,
@@ -26,13 +26,15 @@ COLUMNS = 2048  # of a SwiGLU row that one program computes
 def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
     """LayerNorm(z) * gelu_tanh(gate) (ttt_layer.md, "Inside TTT", step 6): z, gate [..., C] -> [..., C] in z's dtype.
 
-    z contiguous; gate may be columns of a wider projection; weight and bias [C]. Float32 inside, rounded once. pdl: see
-    `dependent_launch`; weight and bias are the parameters. Raises ValueError on a wrong shape or stride.
+    z is copied where it is not contiguous; gate may be columns of a wider projection; weight and bias [C]. Float32
+    inside, rounded once. pdl: see `dependent_launch`; weight and bias are the parameters. Raises ValueError on a wrong
+    shape, stride or device.
     """
     C = z.shape[-1]
     check_shape("gate", gate, tuple(z.shape))
     check_parameter("weight", weight, (C,))
     check_parameter("bias", bias, (C,))
+    check_devices(z=z, gate=gate, weight=weight, bias=bias)
     z, rows = z.contiguous(), _rows(gate)
     out = torch.empty_like(z)
     _norm_gate[(rows.shape[0],)](
@@ -47,10 +49,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Ten
     """x / rms(x) * weight over the last dimension: x [..., C], weight [C] -> [..., C] in x's dtype.
 
     Float32 inside, rounded once. pdl: see `dependent_launch`; weight is the parameter. Raises ValueError on a wrong
-    shape or stride.
+    shape, stride or device.
     """
     C = x.shape[-1]
     check_parameter("weight", weight, (C,))
+    check_devices(x=x, weight=weight)
     rows = _rows(x)
     out = torch.empty(x.shape, device=x.device, dtype=x.dtype)
     _rms_norm[(rows.shape[0],)](
@@ -75,7 +78,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[..., C] as [N, C] without a copy; ValueError where that cannot be."""
+    """[..., C] as [N, C], copied only where rows have no one stride; ValueError where a row is not contiguous."""
     if x.stride(-1) != 1:
         raise ValueError(f"strides {x.stride()}: the last must be 1")
     return x.view(-1, x.shape[-1]) if x.is_contiguous() else x.flatten(0, -2)

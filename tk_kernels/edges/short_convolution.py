@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tk_kernels.checks import check_contiguous, check_parameter, check_shape
+from tk_kernels.checks import check_choice, check_contiguous, check_devices, check_parameter, check_shape
 from tk_kernels.edges.norms_and_gates import rms_normed
 from tk_kernels.generate.common import (
     dependent_launch,
@@ -45,14 +45,18 @@ def residual_convolution(
     h [B, T, C] contiguous; cache [B, 3, C], the last three inputs of the convolution, replaced in place; norm and
     next_norm [C], the weights of the two norms; weight [C, 1, 4] and bias [C]. Sums in float32; what enters
     the convolution and the residual stream are rounded to h's dtype. pdl: see `dependent_launch`; cache is the state,
-    norms, weight and bias are the parameters. Raises ValueError on a wrong shape or stride.
+    norms, weight and bias are the parameters. Raises ValueError on a wrong shape, stride or device, and for sequences
+    of more than 2^31 numbers.
     """
     B, T, C = h.shape
+    if T * C > 1 << 31:
+        raise ValueError(f"h has {T} tokens of {C} channels: a sequence has at most 2^31 numbers, give it in pieces")
     check_contiguous("h", h)
     check_parameter("cache", cache, (B, TAPS - 1, C))
     check_shape("weight", weight, (C, 1, TAPS))
     for name, x in (("norm", norm), ("next_norm", next_norm), ("bias", bias)):
         check_parameter(name, x, (C,))
+    check_devices(h=h, cache=cache, norm=norm, weight=weight, bias=bias, next_norm=next_norm)
     added, normed = torch.empty_like(h), torch.empty_like(h)
     if not h.numel():
         return added, normed
@@ -87,20 +91,28 @@ def query_key(
     sin [m, D/2] float32; position [B] or [B, H]: of each sequence in its mini-batch of m.
     lr = base_lr * sigmoid(lr_logits + lr_bias) / D. Sums in float32, rounded once, after RoPE. pdl: see
     `dependent_launch`; cache and position are the state, conv_q and conv_k the parameters. Raises ValueError on a wrong
-    shape or stride.
+    shape, dtype, stride or device.
     """
     (B, T, C), (m, pairs), H = x.shape, rope[0].shape, lr_logits.shape[-1]
     _check_rows(x=x, lr_logits=lr_logits)
+    check_shape("lr_logits", lr_logits, (B, T, H))
+    check_parameter("lr_bias", lr_bias, (H,))
+    check_shape("position", position, (B, H) if position.ndim == 2 else (B,))
+    check_choice("position.dtype", position.dtype, (torch.int32, torch.int64))
     check_parameter("cache", cache, (B, TAPS - 1, C))
     if H * 2 * pairs != C:
         raise ValueError(f"x has {C} columns: {H} heads of rope's {2 * pairs} are {H * 2 * pairs}")
     for name, x_of in (("rope's cos", rope[0]), ("rope's sin", rope[1])):
         check_parameter(name, x_of, (m, pairs))
+        check_choice(f"{name}.dtype", x_of.dtype, (torch.float32,))
     for name, (weight, bias) in (("conv_q", conv_q), ("conv_k", conv_k)):
         check_shape(f"{name}'s weight", weight, (C, 1, TAPS))
         check_parameter(f"{name}'s bias", bias, (C,))
     if conv_k[0].stride() != conv_q[0].stride():
         raise ValueError(f"conv_k's weight has strides {conv_k[0].stride()}: conv_q's has {conv_q[0].stride()}")
+    others = {"conv_q": conv_q[0], "conv_k": conv_k[0], "conv_q's bias": conv_q[1], "conv_k's bias": conv_k[1]}
+    others |= {"rope's cos": rope[0], "rope's sin": rope[1], "position": position, "lr_bias": lr_bias}
+    check_devices(x=x, cache=cache, lr_logits=lr_logits, **others)
     q, k = (torch.empty(B, T, H, 2 * pairs, device=x.device, dtype=x.dtype) for _ in range(2))
     lr = torch.empty(B, T, H, device=x.device, dtype=torch.float32)
     if not x.numel():

@@ -17,9 +17,10 @@ MULTIPLE = 64  # what outputs and inputs must be multiples of
 
 
 @functools.cache
-def available() -> str:
-    """Why the kernel cannot run here, in one sentence; empty when it can."""
-    return build.unavailable(KERNEL)
+def available(device: torch.device | None = None) -> str:
+    """Why the kernel cannot run on this GPU, else the current one, in one sentence; empty when it can."""
+    with torch.cuda.device(device):
+        return build.unavailable(KERNEL)
 
 
 def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -> Tensor:
@@ -42,6 +43,7 @@ def fits(rows: Tensor, weights: Tensor) -> bool:
     outputs, inputs = len(weights) // 2, weights.shape[1]
     return (
         rows.is_cuda
+        and weights.device == rows.device
         and rows.dtype == weights.dtype == torch.bfloat16
         and len(rows) >= LEAST_ROWS
         and outputs % MULTIPLE == 0
@@ -49,7 +51,7 @@ def fits(rows: Tensor, weights: Tensor) -> bool:
         and rows.is_contiguous()
         and weights.is_contiguous()
         and not (rows.data_ptr() | weights.data_ptr()) % 16  # as TMA reads them
-        and not available()
+        and not available(rows.device)
     )
 
 

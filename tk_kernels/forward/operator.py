@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tk_kernels.checks import check_choice, check_outer, check_shape, check_state
+from tk_kernels.checks import check_choice, check_contiguous, check_devices, check_outer, check_shape, check_state
 from tk_kernels.reference.layer import rope as rotate
 from tk_kernels.reference.token_rows import clone
 
@@ -38,18 +38,23 @@ def check_arguments(
     check_shape("lr", lr, tuple(q.shape[:3]))
     check_outer(token_scale, ln_weight, ln_bias, heads, HEAD_DIM)
     check_choice("len(token_scale), the mini-batch,", len(token_scale), mini_batches)
-    check_state(state, {name: (batch, heads, *shape) for name, shape in weights.items()}, torch.float32)
+    shapes = {name: (batch, heads, *shape) for name, shape in weights.items()}
+    check_state(state, shapes | {"position": (batch,)}, torch.float32)
     others = {"k": k, "v": v, "lr": lr, "token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
-    for name, x in (others | {f"state.{name}": getattr(state, name) for name in weights}).items():
-        if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device}: q is on {q.device}")
+    kept = {f"state.{name}": x for name, x in state._asdict().items()}  # type: ignore[attr-defined]
+    check_devices(q=q, **others, **kept)
 
 
-def check_inplace(state: tuple) -> None:
-    """Raise ValueError unless the kernel can write to the state's tensors."""
-    for name, x in state._asdict().items():  # type: ignore[attr-defined]
-        if not x.is_contiguous():
-            raise ValueError(f"state.{name} is not contiguous: inplace=True writes to it as it lies in memory")
+def check_inplace(state: tuple, mini_batch: int, widths: dict[str, int]) -> None:
+    """Raise ValueError unless the kernel can write to the state's tensors, whose weights have been checked.
+
+    widths: of the state's rows [B, H, mini_batch, width], by name.
+    """
+    kept = state._asdict()  # type: ignore[attr-defined]
+    sequences = next(iter(kept.values())).shape[:2]
+    check_state(state, {name: (*sequences, mini_batch, width) for name, width in widths.items()}, torch.float32)
+    for name, x in kept.items():
+        check_contiguous(f"state.{name}, which inplace=True writes to,", x)
 
 
 def _check_strides(name: str, x: Tensor) -> None:
@@ -60,11 +65,13 @@ def _check_strides(name: str, x: Tensor) -> None:
         )
 
 
-def check_addresses(**tokens: Tensor) -> None:
+def check_addresses(**tensors: Tensor) -> None:
     """The kernels read from multiples of 16 bytes. Addresses are known where they run, not where they are traced."""
-    for name, x in tokens.items():
+    for name, x in tensors.items():
         if x.data_ptr() % 16:
-            raise ValueError(f"{name} begins at element {x.storage_offset()} of its storage: must be a multiple of 8")
+            whole = 16 // x.element_size()
+            begins = f"{name} begins at element {x.storage_offset()} of its storage"
+            raise ValueError(f"{begins}: must be a multiple of {whole}")
 
 
 def to_float32(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
+from inspect import signature
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
 from tk_kernels import FORMS
 from tk_kernels.build import NO_GPU
-from tk_kernels.checks import check_parameter
+from tk_kernels.checks import check_choice, check_devices, check_parameter
 from tk_kernels.reference.token_rows import rows_before
 
 try:
@@ -48,10 +49,14 @@ def jit(function: Callable[..., Any]) -> Any:
 
 def on_its_device(launch: Launch) -> Launch:
     """A function whose first argument is a tensor, with that tensor's GPU as the current one: there Triton launches."""
+    first = next(iter(signature(launch).parameters))
 
     @wraps(launch)
     def launched(*arguments: Any, **named: Any) -> Any:
-        with torch.cuda.device_of(arguments[0] if arguments else next(iter(named.values()))):
+        given = arguments[0] if arguments else named.get(first)
+        if given is None:  # which the call itself says
+            return launch(*arguments, **named)
+        with torch.cuda.device_of(given):
             return launch(*arguments, **named)
 
     return cast(Launch, launched)
@@ -162,14 +167,21 @@ def check_step(
     rope: torch.Tensor | None,
     shape: tuple[int, int, int],
     mini_batch: int,
+    kept: torch.Tensor,
 ) -> None:
     """Raise ValueError unless a step of a state of these sizes can take its arguments.
 
-    tokens: q, k, v and out [B, H, D], the shape; parameters: token_scale [m], ln_weight and ln_bias [H, D].
+    tokens: q, k, v and out [B, H, D], the shape; parameters: token_scale [m], ln_weight and ln_bias [H, D]; kept: a
+    tensor of the state.
     """
+    dtype = tokens["q"].dtype
     for name, x in tokens.items():
         check_token(name, x, shape)
+        if not x.is_floating_point() or (name != "out" and x.dtype != dtype):
+            raise ValueError(f"{name}.dtype is {x.dtype}: q, k and v are of one floating type, out of any")
     check_token("lr", lr, shape[:2])
+    check_choice("lr.dtype", lr.dtype, (torch.float32, dtype))
+    check_devices(**tokens, lr=lr, **parameters, rope=rope, gstate=kept)
     for name, x in parameters.items():
         check_parameter(name, x, (mini_batch,) if name == "token_scale" else shape[1:])
     if rope is not None:

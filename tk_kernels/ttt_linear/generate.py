@@ -119,21 +119,24 @@ def generate_step(
 ) -> torch.Tensor:
     """One token for every sequence: `q + LN(f(q))` after the gradient step of (k, v); advances `gstate` in place.
 
-    q, k, v, out [B, H, D] in one type (only B may be strided); lr [B, H] float32; token_scale [m];
-    ln_weight, ln_bias [H, D]. rope: the table of `rope_table`, if q and k do not have RoPE yet.
-    base_lr: if given, lr holds the logits x · w_h + c_h. launch: settings in place of the row of `tuning.toml`.
-    pdl: see `dependent_launch`; gstate is the state; the kernels of other GPUs ignore it. compile_only: compile what
-    the first launch would, compute nothing (see `build/parallel.py`). Raises ValueError on a wrong shape.
+    q, k, v [B, H, D] in one type, out in any (only B may be strided); lr [B, H] float32 or in that type; token_scale
+    [m]; ln_weight, ln_bias [H, D]. rope: the table of `rope_table`, if q and k do not have RoPE yet. base_lr: if given,
+    lr holds the logits x · w_h + c_h. launch: settings in place of the row of `tuning.toml`. pdl: see
+    `dependent_launch`; gstate is the state; the kernels of other GPUs ignore it. compile_only: compile what the first
+    launch would, compute nothing (see `build/parallel.py`). Raises ValueError on a wrong shape, dtype, stride or
+    device, and for a launch that does not take such a state.
     """
     B, H, D = gstate.b.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     tokens = {"q": q, "k": k, "v": v, "out": out}
     parameters = {"token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
     s = gstate
-    check_step(tokens, lr, parameters, rope, (B, H, D), s.mini_batch)
+    check_step(tokens, lr, parameters, rope, (B, H, D), s.mini_batch, s.b)
     if not B * H:
         return out
     launch = launch or default_launch(s)
+    if launch.sm90 and not suits_sm90(s):
+        raise ValueError(f"launch {launch}: the kernel of sm_90 takes no such state; see `suits_sm90`")
     if launch.sm90:
         from tk_kernels.ttt_linear.generate_sm90 import dual  # imported here, as few machines have Gluon
 
@@ -164,8 +167,14 @@ def default_launch(state: GenerateState) -> Tuning:
 
 def tuned_as(state: GenerateState) -> str:
     """The section of `tuning.toml` with the settings for this state: its GPU's, or SM90."""
-    fits = state.form == "dual" and state.precision != "float32" and state.b.shape[2] == 64 and state.mini_batch <= 16
-    return SM90 if fits and runs_sm90(state.b.device) else gpu_name(state.b.device)
+    device = state.b.device
+    return SM90 if suits_sm90(state) and runs_sm90(device) else gpu_name(device)
+
+
+def suits_sm90(state: GenerateState) -> bool:
+    """Whether the kernel of sm_90 takes the state: dual form, 16-bit rows, heads of 64 channels, up to 16 tokens."""
+    in_16_bits = state.form == "dual" and state.precision != "float32"
+    return in_16_bits and state.b.shape[2] == 64 and state.mini_batch <= 16
 
 
 @jit

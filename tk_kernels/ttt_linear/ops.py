@@ -26,6 +26,7 @@ from tk_kernels.ttt_linear.reference import LinearState
 KERNELS = dict.fromkeys((16, 32), "ttt_linear/forward_sm90")  # by mini-batch; checkpoints have 16
 MINI_BATCHES = tuple(KERNELS)
 WEIGHTS: dict[str, tuple[int, ...]] = {"W": (HEAD_DIM, HEAD_DIM), "b": (HEAD_DIM,)}
+ROWS = {"k_rows": HEAD_DIM, "g_rows": HEAD_DIM}  # their widths
 
 
 def available(mini_batch: int = 16) -> str:
@@ -51,17 +52,17 @@ def forward(
     """Outputs [B, T, H, 64] of T tokens and the state after them; the given one is kept, or with `inplace` becomes it.
 
     q, k, v [B, T, H, 64] bfloat16, the last dimension contiguous; lr [B, T, H] = base_lr * sigmoid(...) / D;
-    token_scale [m], whose length is the mini-batch (MINI_BATCHES); ln_weight, ln_bias [H, 64]; the state float32.
-    rope=True applies RoPE (theta 10000, position in the mini-batch, interleaved pairs) to q and k, which otherwise have
-    it already. T is any number; state.position must be the same for the batch, and a caller that knows it passes it as
-    `start`, so that it need not be read from the device. Tokens up to the end of a mini-batch that the state has begun
-    go through the reference. Raises ValueError for what is not supported.
+    token_scale [m], none below 0, whose length is the mini-batch (MINI_BATCHES); ln_weight, ln_bias [H, 64]; the state
+    float32. rope=True applies RoPE (theta 10000, position in the mini-batch, interleaved pairs) to q and k, which
+    otherwise have it already. T is any number; state.position must be the same for the batch, and a caller that knows
+    it passes it as `start`, so that it need not be read from the device. Tokens up to the end of a mini-batch that the
+    state has begun go through the reference. Raises ValueError for what is not supported.
     """
     tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
     check_arguments(tokens, outer, state, WEIGHTS, MINI_BATCHES)
     start = common_position(state.position, start, len(token_scale))
     if inplace:
-        check_inplace(state)
+        check_inplace(state, len(token_scale), ROWS)
     aligned = partial(_aligned, inplace)
     out, after = forward_from(start, tokens, outer, state, rope, reference.forward, aligned)
     if not inplace:
@@ -99,8 +100,8 @@ def _forward(
     g_rows: Tensor,
     rope: bool,
 ) -> None:
-    """The kernel; W_out and b_out may be W and b, as each of its threads writes the elements that it has read."""
-    check_addresses(q=q, k=k, v=v)
+    """The kernel; W_out and b_out may be W and b: threads have read what of W they write, b lies behind a barrier."""
+    check_addresses(q=q, k=k, v=v, W=W, b=b, W_out=W_out, b_out=b_out, k_rows=k_rows, g_rows=g_rows)
     module = build.load(KERNELS[len(token_scale)])
     plan = schedule(q.shape[0] * q.shape[2], len(token_scale), _processors(q))
     inputs, outputs = (q, k, v, lr, token_scale, ln_weight, ln_bias, W, b), (out, W_out, b_out, k_rows, g_rows)

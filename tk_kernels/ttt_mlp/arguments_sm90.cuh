@@ -12,7 +12,7 @@ struct arguments {
     const bf16 *q, *k, *v;  // [batch, T, H, D]
     bf16 *out;              // the same, contiguous
     int64_t q_stride[3], k_stride[3], v_stride[3];      // of batch, T and H
-    const float *lr, *token_scale;                      // [batch, T, H], [m]
+    const float *lr, *token_scale;                      // [batch, T, H], [m]; none below 0
     const float *ln_weight, *ln_bias;                   // [H, D]
     const float *W1, *b1, *W2, *b2;                     // [batch, H, ..] of [D, F], [F], [F, D] and [D]
     float *W1_out, *b1_out, *W2_out, *b2_out;           // the same
@@ -30,6 +30,8 @@ struct tensors {
 template <typename T> T *checked(const char *name, const TensorView &x, std::initializer_list<int64_t> shape) {
     check_shape(name, x, shape);
     check_contiguous(name, x);
+    if constexpr (std::is_same_v<std::remove_const_t<T>, float>)
+        TVM_FFI_ICHECK(is_fp32(x)) << name << ": must be float32";
     return pointer<T>(x);
 }
 inline const bf16 *tokens(const char *name, const TensorView &x, std::initializer_list<int64_t> shape, int64_t (&stride)[3]) {

@@ -32,6 +32,7 @@ WEIGHTS: dict[str, tuple[int, ...]] = {
     "W2": (HIDDEN, HEAD_DIM),
     "b2": (HEAD_DIM,),
 }
+ROWS = {"k_rows": HEAD_DIM, "x2_rows": HIDDEN, "g1_rows": HIDDEN, "g2_rows": HEAD_DIM}  # their widths
 
 
 def available(mini_batch: int = 16) -> str:
@@ -57,17 +58,17 @@ def forward(
     """Outputs [B, T, H, 64] of T tokens and the state after them; the given one is kept, or with `inplace` becomes it.
 
     q, k, v [B, T, H, 64] bfloat16, the last dimension contiguous; lr [B, T, H] = base_lr * sigmoid(...) / D;
-    token_scale [m], whose length is the mini-batch (MINI_BATCHES); ln_weight, ln_bias [H, 64]; the state float32 with
-    F = 256. rope=True applies RoPE (theta 10000, position in the mini-batch, interleaved pairs) to q and k, which
-    otherwise have it already. T is any number; state.position must be the same for the batch, and a caller that knows
-    it passes it as `start`, so that it need not be read from the device. Tokens up to the end of a mini-batch that the
-    state has begun go through the reference. Raises ValueError for what is not supported.
+    token_scale [m], none below 0, whose length is the mini-batch (MINI_BATCHES); ln_weight, ln_bias [H, 64]; the state
+    float32 with F = 256. rope=True applies RoPE (theta 10000, position in the mini-batch, interleaved pairs) to q and
+    k, which otherwise have it already. T is any number; state.position must be the same for the batch, and a caller
+    that knows it passes it as `start`, so that it need not be read from the device. Tokens up to the end of a
+    mini-batch that the state has begun go through the reference. Raises ValueError for what is not supported.
     """
     tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
     check_arguments(tokens, outer, state, WEIGHTS, MINI_BATCHES)
     start = common_position(state.position, start, len(token_scale))
     if inplace:
-        check_inplace(state)
+        check_inplace(state, len(token_scale), ROWS)
     aligned = partial(_aligned, inplace)
     out, after = forward_from(start, tokens, outer, state, rope, reference.forward, aligned)
     if not inplace:
@@ -114,8 +115,9 @@ def _forward(
     g2_rows: Tensor,
     rope: bool,
 ) -> None:
-    """The kernel; its weights may be written where they were, as each of its threads writes what it has read."""
-    check_addresses(q=q, k=k, v=v)
+    """The kernel; it may write weights where they were: threads have read those, biases lie behind a barrier."""
+    check_addresses(q=q, k=k, v=v, W1=W1, b1=b1, W2=W2, b2=b2, W1_out=W1_out, b1_out=b1_out, W2_out=W2_out)
+    check_addresses(b2_out=b2_out, k_rows=k_rows, x2_rows=x2_rows, g1_rows=g1_rows, g2_rows=g2_rows)
     launcher = build.load(KERNELS[len(token_scale)])
     inputs = (q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2)
     outputs = (out, W1_out, b1_out, W2_out, b2_out, k_rows, x2_rows, g1_rows, g2_rows)
