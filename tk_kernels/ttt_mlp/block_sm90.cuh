@@ -109,6 +109,8 @@ constexpr uint32_t RATIO = LR + 4 * B * 4;                   // [t] float: s_t /
 constexpr uint32_t RHO = RATIO + B * 4, UPDATE = RHO + 4, SUM_GG = UPDATE + 4;  // rho, u, sum of gamma^2
 constexpr uint32_t LATER = SUM_GG + 4;                       // -u, twice, f16: C of a later mini-batch
 // Mbarriers. "a > b": all threads of warps a arrive, warps b wait.
+// Completion n is awaited with parity n & 1. n of mini-batch i: KQ_FULL i / 4, V_FULL i / 2, P1_READY (i + 1) / 2,
+// G2_READY i + 1, Z2_READY i; of group g of four: GROUP_READY g + 1, GROUP_READ g
 constexpr uint32_t KQ_FULL = (LATER + 4 + 7) / 8 * 8;        // [i % 4] TMA > loss: Q_{i-2} and K_i
 constexpr uint32_t V_FULL = KQ_FULL + 32;                    // [i % 2] TMA > loss
 constexpr uint32_t P1_READY = V_FULL + 16;                   // [i % 2] loss > state: P1, K_{i+1} and Q_{i-1}; from i = -1 on

@@ -11,6 +11,7 @@
 // with P1 = -tril(eta * (Q K^T + 1)), P2 = -tril(eta * (X2bar X2^T + 1)), and u the scale of the update: s_{m-1}, or 0 for
 // a short last mini-batch, whose gradients are kept and not applied. Z2 and Z2bar are sums of the warpgroups' halves of F.
 #include "arguments_sm90.cuh"
+#include "instructions_sm90.cuh"
 
 using namespace ttt;
 using namespace ttt::mlp;
@@ -18,11 +19,10 @@ using namespace kittens;
 
 namespace {
 
+using sm90::launder, sm90::publish, sm90::uniform;
+
 constexpr int BLOCK = 64;  // rows of F in one product of a warpgroup
 constexpr float EPS = 1e-6f;
-
-// wgmma reads shared memory through the async proxy: whoever wrote it with ordinary stores fences before the barrier.
-__device__ inline void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Keeps reads of an accumulator behind the wait for the product that writes it.
 template <typename RT> __device__ inline void pin(RT &x) {
@@ -32,9 +32,9 @@ template <typename RT> __device__ inline void pin(RT &x) {
         for (int e = 0; e < 4; ++e)
             asm volatile("" : "+f"(x.tiles[0][j].data[e].x), "+f"(x.tiles[0][j].data[e].y)::"memory");
 }
-// Waits for the products that write x; the PENDING products begun last may still run
-template <int PENDING = 0, typename... RT> __device__ inline void wait_for(RT &...x) {
-    warpgroup::mma_async_wait<PENDING>();
+// Waits for the products that write x
+template <typename... RT> __device__ inline void wait_for(RT &...x) {
+    warpgroup::mma_async_wait<0>();
     (pin(x), ...);
 }
 
@@ -47,14 +47,10 @@ __device__ inline float tanh_approx(float x) {  // 2^-11 relative: below the rou
 }
 
 // Byte offset in a tile with rows of 128 bytes: ThunderKittens swizzles the eight 16-byte pieces of a row by the row's
-// number modulo 8. `Int` is int or unsigned, whichever a kernel counts in.
-template <typename Int> __device__ inline Int swizzled(Int row, Int piece) {
-    return row * 128 + ((piece ^ (row & 7)) << 4);
-}
+// number modulo 8.
+__device__ inline int swizzled(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 // Offset of a lane's row for ldmatrix and stmatrix of the leftmost 16 x 16 piece of a tile; the next is 32 bytes on
-template <typename Int> __device__ inline Int matrix_offset(Int lane, Int row0 = 0) {
-    return swizzled(row0 + lane % 16, lane / 16);
-}
+__device__ inline int matrix_offset(int lane, int row0) { return swizzled(row0 + lane % 16, lane / 16); }
 __device__ inline void load(rt_bf<16, 16> &x, uint32_t at) {
     auto &e = x.tiles[0][0].data;
     move<bf16_2>::ldsm4(e[0], e[1], e[2], e[3], at);
@@ -69,11 +65,6 @@ __device__ inline void store_shared(uint32_t at, uint4 x) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
                  ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
-
-// Tells the compiler that all lanes have the same x, so that what is computed from it may use uniform registers
-__device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
-// Makes x opaque: the compiler computes addresses from it again instead of keeping them in registers
-template <typename Int> __device__ inline void launder(Int &x) { asm volatile("" : "+r"(x)); }
 
 // Eight neighbouring elements of a token, which one thread loads, normalises and writes; eight threads share a token.
 struct vec8 {
