@@ -227,7 +227,10 @@ class UnitsUnseen(Honest):
 
 
 class WorkInAThread(Honest):
-    """Starts a thread that does the work, and returns its buffer at once."""
+    """Starts a thread that does the work, and returns its buffer at once.
+
+    Where other programs hold the processors, the thread may end before anybody looks: hence its tries.
+    """
 
     def run(self) -> Any:
         buffer = torch.empty(self.case.batch, VOCABULARY)
@@ -449,11 +452,15 @@ class NotANumber(Honest):
 
 @dataclass(frozen=True)
 class Cheat:
-    """A cheat, the case that it is tried on, and the checks of which at least one must be in the reason."""
+    """A cheat, the case that it is tried on, and the checks of which at least one must be in the reason.
+
+    tries: runs of which one must be caught, where it races with the check.
+    """
 
     adapter: type[Honest]
     case: Case
     names: tuple[str, ...]
+    tries: int = 1
 
     @property
     def name(self) -> str:
@@ -474,7 +481,7 @@ CHEATS = (
     Cheat(TokensOfAnEngine, GENERATE, ("tokens_off_the_case",)),
     Cheat(UnitsOverstated, GENERATE, (WRONG,)),
     Cheat(UnitsUnseen, GENERATE, ("outputs_without_the_units",)),
-    Cheat(WorkInAThread, LONG_PROMPT, ("outputs_written_after_the_call", "outputs_not_finite", WRONG)),
+    Cheat(WorkInAThread, LONG_PROMPT, ("outputs_written_after_the_call", "outputs_not_finite", WRONG), 8),
     Cheat(InputsEased, PROMPT, ("inputs_changed_by_the_work",)),
     Cheat(FirstSequenceOnly, PROMPT, (WRONG,)),
     Cheat(SmallBatchesOnly, PROMPT, ("outputs_not_finite",)),
@@ -504,6 +511,13 @@ def record_of(adapter: type[Honest], case: Case) -> Record:
 
 def uncaught(cheat: Cheat) -> str:
     """Why a cheat counts as not caught; "" where its record says by the name of a check what it did."""
+    for _ in range(cheat.tries):
+        if not (why := _uncaught_once(cheat)):
+            break
+    return why
+
+
+def _uncaught_once(cheat: Cheat) -> str:
     record = record_of(cheat.adapter, cheat.case)
     if record.status not in ("gate", "failed"):
         return f"recorded as {record.status!r}"

@@ -19,6 +19,8 @@ MULTIPLE = 64  # what outputs and inputs must be multiples of
 @functools.cache
 def available(device: torch.device | None = None) -> str:
     """Why the kernel cannot run on this GPU, else the current one, in one sentence; empty when it can."""
+    if device is None:
+        return build.unavailable(KERNEL)
     with torch.cuda.device(device):
         return build.unavailable(KERNEL)
 
