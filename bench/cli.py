@@ -1,6 +1,7 @@
 """The command line `ttt-bench`."""
 
 import errno
+import io
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -495,6 +496,9 @@ def profile(
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence on stderr and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no µ shows a mark
     sys.exit(_guarded(_command))
 
 
@@ -543,6 +547,8 @@ def _guarded(call: Callable[[], Any]) -> int:
     except BrokenPipeError:
         return _end_of_stdout("")
     except OSError as error:
+        if error.filename is not None and error.strerror:  # of a path that somebody gave
+            return _print_error(f"{error.filename}: {error.strerror}", 2)
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
             raise
         return _end_of_stdout(f"the output cannot be written: {error.strerror}")

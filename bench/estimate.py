@@ -20,11 +20,13 @@ Durations = Mapping[str, float]  # seconds, by the key of a case
 def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     """Seconds that each case took in the runs beside and in `out` and in the published ones.
 
-    machine: on its device, and for a case that never ran there, on others of its kind; None for those on any GPU.
+    machine: on its device, and for a case that never ran there, on others of its kind; None: on any GPU. A case
+    that was skipped wherever it was tried took as long as that.
     """
     device, kind = (machine.get("device"), machine.get("device_kind")) if machine else (None, "cuda")
     here: dict[str, list[float]] = {}
     elsewhere: dict[str, list[float]] = {}
+    skipped: dict[str, list[float]] = {}
     bases = [base for base in (out.parent, out, RESULTS) if base.is_dir()]
     folders = {path.parent for base in bases for path in base.glob("*/run.json")}
     for folder in sorted({*folders, out}):
@@ -34,13 +36,16 @@ def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
         except RecordError:
             continue
         for record in records:
-            if not record.wall_s or record.status not in ("ok", "gate", "oom", "timeout"):
+            if not record.wall_s or record.status not in ("ok", "gate", "oom", "timeout", "skipped"):
                 continue
-            if device and record.environment.get("device") == device:
+            if record.status == "skipped":
+                if record.environment.get("device_kind") == kind:
+                    skipped.setdefault(record.case.key, []).append(record.wall_s)
+            elif device and record.environment.get("device") == device:
                 here.setdefault(record.case.key, []).append(record.wall_s)
             elif record.environment.get("device_kind") == kind:
                 elsewhere.setdefault(record.case.key, []).append(record.wall_s)
-    return {key: median(seconds) for key, seconds in (elsewhere | here).items()}
+    return {key: median(seconds) for key, seconds in (skipped | elsewhere | here).items()}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Read records of schema 1, one file a suite, into a run.
 
 What changed: a case no longer names its suite, nor options at their default; a replayed prefill is a case of timing
-"graph" and an engine's own samples one of timing "engine", whose stopping rule schema 1 did not keep.
+"graph" and a case of an engine one of timing "engine", whose stopping rule schema 1 did not keep.
 """
 
 import json
@@ -12,6 +12,7 @@ from typing import Any
 from bench.catalogue import catalogue
 from bench.catalogue.metrics import OPTION_DEFAULTS
 from bench.catalogue.suites import SUITES
+from bench.catalogue.systems import ADAPTERS
 from bench.plan import jobs_of
 from harness.case import Case, CaseError
 from harness.catalogue import SuiteEntry
@@ -22,12 +23,14 @@ from harness.run_file import Planned, RunFile
 
 _REPLAYED = "the prefill is replayed from a CUDA graph"
 _DROPPED_SETTINGS = ("mode", "launch")
+_ENGINES = {(adapter.system, adapter.backend) for adapter in ADAPTERS if adapter.engine}
 
 
 def imported(old: Sequence[Path], out: Path) -> Run:
-    """The run in `out` with the records of files, or folders of files, of schema 1; of a case's several the last.
+    """The run in `out` with the records of files, or folders of files, of schema 1.
 
-    Raises RecordError, and writes nothing, where a line is no record of schema 1.
+    Of a case's several the last is kept, one with a result before one without. Raises RecordError, and writes nothing,
+    where a line is no record of schema 1 or not of a measurement; a torn last line of a file is left out.
     """
     suites: dict[str, dict[str, None]] = {}
     latest: dict[str, Record] = {}
@@ -35,7 +38,7 @@ def imported(old: Sequence[Path], out: Path) -> Run:
         suite, record = _converted(where, values)
         suites.setdefault(suite, {})[record.case.key] = None
         earlier = latest.get(record.case.key)
-        if earlier is None or record.started_at >= earlier.started_at:
+        if earlier is None or _rank(record) >= _rank(earlier):
             latest[record.case.key] = record
     if not latest:
         raise RecordError(f"no records in {', '.join(map(str, old))}")
@@ -47,6 +50,10 @@ def imported(old: Sequence[Path], out: Path) -> Run:
             for planned in job.cases:
                 file.append(latest[planned.case.key])
     return run
+
+
+def _rank(record: Record) -> tuple[bool, str]:
+    return record.status == "ok", record.started_at
 
 
 def _entry(name: str, keys: Iterable[str]) -> SuiteEntry:
@@ -68,6 +75,8 @@ def _lines(old: Sequence[Path]) -> Iterator[tuple[str, Any]]:
                 try:
                     yield where, json.loads(line)
                 except (ValueError, RecursionError):
+                    if number == len(lines) and number > 1 and not line.endswith(b"}"):
+                        continue  # it was being written when its process ended
                     raise RecordError(f"{where}: is not JSON") from None
 
 
@@ -82,7 +91,9 @@ def _converted(where: str, values: Any) -> tuple[str, Record]:
     if not isinstance(options, Mapping):
         raise RecordError(f"{where}: the options of its case are no object")
     case["options"] = {name: value for name, value in options.items() if OPTION_DEFAULTS.get(name) != value}
-    if values.get("stop") == "engine":
+    if settings.get("mode", "measure") != "measure":
+        raise RecordError(f"{where}: is of mode {settings['mode']!r}, and no measurement")
+    if values.get("stop") == "engine" or (case.get("system"), case.get("backend")) in _ENGINES:
         case["timing"] = "engine"
     elif settings.get("launch") == _REPLAYED:
         case["timing"] = "graph"

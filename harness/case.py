@@ -13,6 +13,7 @@ from harness.reason import clipped
 Scalar = str | int | float | bool
 
 PHASES = ("forward", "generate", "request")
+MOST = (1 << 63) - 1  # what a column of a table holds
 STEPS = 128  # new tokens of a request that does not say how many
 Mode = Literal["measure", "verify", "profile"]  # what is done with cases: time them, check them alone, or profile them
 TIMINGS = ("eager", "graph", "engine")
@@ -115,9 +116,11 @@ class Case:
 def _sorted_options(options: Any) -> tuple[tuple[str, Scalar], ...]:
     pairs = _pairs(options)
     for name, value in pairs:
-        finite = not isinstance(value, float) or math.isfinite(value)
+        finite = math.isfinite(value) if isinstance(value, float) else not isinstance(value, int) or abs(value) <= MOST
         if not isinstance(name, str) or not isinstance(value, Scalar) or not finite:
-            raise CaseError(f"case: field 'options': {name!r} is {value!r}, must be text, a finite number or a bool")
+            raise CaseError(
+                f"case: field 'options': {name!r} is {value!r}, must be text, a number of 64 bits or a bool"
+            )
         if max(len(name), len(str(value))) > TEXT_LIMIT:
             raise CaseError(f"case: field 'options': {name[:40]!r} is longer than {TEXT_LIMIT} characters")
         if not name.isprintable() or not str(value).isprintable():
@@ -154,3 +157,5 @@ def _check_count(name: str, value: Any, at_least: int) -> None:
         raise CaseError(f"case: field {name!r} is {value!r}, must be a whole number")
     if value < at_least:
         raise CaseError(f"case: field {name!r} is {value}, must be at least {at_least}")
+    if value > MOST:
+        raise CaseError(f"case: field {name!r} is beyond 2^63 - 1")

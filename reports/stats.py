@@ -109,7 +109,7 @@ def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
 
 
 def _by_place(repeats: list[Record]) -> list[list[Record]]:
-    """The repeats of a case by machine and commit; those without a result join the first that have one."""
+    """The repeats of a case by machine and commit; those without a result join theirs, or the first that has one."""
     places: dict[Place, list[Record]] = {}
     for record in repeats:
         if record.status == "ok":
@@ -117,8 +117,10 @@ def _by_place(repeats: list[Record]) -> list[list[Record]]:
     lost = [record for record in repeats if record.status != "ok"]
     if not places:
         return [lost]
-    first, *others = places.values()
-    return [[*first, *lost], *others]
+    first = next(iter(places))
+    for record in lost:
+        places[place if (place := _place(record)) in places else first].append(record)
+    return list(places.values())
 
 
 def _place(record: Record) -> Place:
@@ -280,7 +282,7 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
     yield from (heat_note(record.environment) for record in timed(group) if is_hot(record.environment))
     for record in group:
         if record.status != "ok":
-            yield f"process {record.repeat + 1} of {len(group)}: {record.status}: {record.reason}"
+            yield f"process {record.repeat + 1}: {record.status}: {record.reason}"
         elif record.gate is None:
             yield "compared with no reference"
         elif record.gate.get("unchecked"):
@@ -319,7 +321,3 @@ def _is_unsteady(row: Mapping[str, Any]) -> bool:
 def _has_repeats(row: Mapping[str, Any]) -> bool:
     """Whether its interval is that over processes."""
     return not any(math.isnan(row[name]) for name in REPEAT_COLUMNS)
-
-
-def _is_loaded(record: Record) -> bool:
-    return isinstance(record.environment.get("cpu"), Mapping) and is_loaded(record.environment)

@@ -6,12 +6,12 @@ are judged by `reports.compare.judge`.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from harness.interval import FEWEST
 from harness.reason import counted
-from harness.record import RecordError
+from harness.record import Record, RecordError
 from harness.run import Run
 from reports.compare.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
 from reports.compare.side import GPU_UNIT, CaseSide, Side, case_sides, run_side
@@ -21,6 +21,7 @@ BETWEEN_RUNS = {"gpu": 0.02, "cpu": 0.3}  # within which 95% of cases lie in two
 VERDICTS = ("slower", "lost", "faster", "gained", "same", "undecided", "not judged")
 LOG_LIMIT = 700.0  # of what a float can hold
 NAMED = 3  # values of a setting that are named one by one
+_UNFINISHED = "no record in {}, which is unfinished"
 
 
 class NotComparable(RecordError):
@@ -123,7 +124,7 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
         run_side(b, records_b),
         tuple(differences(both)),
         tuple(sorted(rows, key=lambda row: -row.judged.ratio)),
-        tuple(_missing(of_a, of_b)),
+        tuple(_missing(of_a, of_b, _unmeasured(a, records_a), _unmeasured(b, records_b))),
         interleaved,
         fail_on if interleaved else max(fail_on, STORED_BAR),
     )
@@ -267,12 +268,27 @@ def _where(names: Sequence[str], everywhere: set[str]) -> tuple[str, ...]:
     return () if set(names) == everywhere else tuple(dict.fromkeys(names))
 
 
-def _missing(of_a: Mapping[str, CaseSide], of_b: Mapping[str, CaseSide]) -> Iterator[Missing]:
-    """The cases that cannot be compared, each with its reason."""
+def _unmeasured(run: Run, records: Sequence[Record]) -> set[str]:
+    """The keys of the cases that a run was asked for and has no record of."""
+    return {case.key for case in run.missing(records)}
+
+
+def _missing(
+    of_a: Mapping[str, CaseSide], of_b: Mapping[str, CaseSide], unmeasured_a: Set[str], unmeasured_b: Set[str]
+) -> Iterator[Missing]:
+    """The cases that cannot be compared, each with its reason. unmeasured: what a run was asked for besides."""
     for key in dict.fromkeys((*of_a, *of_b)):
         a, b = of_a.get(key), of_b.get(key)
+        if a is not None and b is None:
+            lost = key in unmeasured_b
+            yield Missing(a.label, _UNFINISHED.format("B") if lost else "only in A", lost=lost and bool(a.medians))
+            continue
         if a is None or b is None:
-            yield Missing((a or b).label, f"only in {'A' if a else 'B'}")  # type: ignore[union-attr]
+            assert b is not None
+            gained = key in unmeasured_a
+            yield Missing(
+                b.label, _UNFINISHED.format("A") if gained else "only in B", gained=gained and bool(b.medians)
+            )
             continue
         without = {name: side.why for name, side in (("A", a), ("B", b)) if side.why}
         if without:

@@ -259,7 +259,7 @@ class Panel:
         """
         filled = {name: self._option(name) for name in option_columns(self.rows)}
         forms = forms_of(self.rows)
-        filled["form"] = forms.where(forms.notna(), filled["form"]) if "form" in filled else forms
+        filled["form"] = forms.astype(object).where(forms.notna(), filled["form"]) if "form" in filled else forms
         return self.rows.assign(**filled)
 
     def _floor(self, values: dict[str, Any], rows: list[int], telling: list[str], dash: str) -> Line:
@@ -276,7 +276,7 @@ class Panel:
             return []
         alike = self._with_defaults()
         alike["backend"] = alike["backend"].str.removesuffix("-dual").str.removesuffix("-primal")
-        columns = [column for column in self.identity() if column not in ("form", "timing")]
+        columns = [*(column for column in self.identity() if column not in ("form", "timing")), "timing"]
         primal, dual = (self._grouped(alike[forms == form], columns) for form in ("primal", "dual"))
         telling = self._telling(columns)
         own_looks = self._own_looks() if self._told_by_look() == "state_dtype" else {}
@@ -333,4 +333,4 @@ def sortable(value: Any) -> tuple[int, float, str]:
 def forms_of(rows: pd.DataFrame) -> pd.Series:
     """The form of each row: its option, or else what its backend is called after."""
     called = rows["backend"].str.extract(r"-(dual|primal)$", expand=False)
-    return rows["form"].where(rows["form"].notna(), called) if "form" in rows else called
+    return rows["form"].astype(object).where(rows["form"].notna(), called) if "form" in rows else called

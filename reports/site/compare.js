@@ -40,7 +40,7 @@ function compareRuns(a, b) {
   const pairs = shared.map((key) => [a.cases[key], b.cases[key]]).filter((pair) => pair.every((side) => side.ms !== null));
   for (const pair of pairs) refuseAnotherDevice(...pair);
   const rows = pairs.map(rowOf).sort((one, other) => other.ratio - one.ratio);
-  return { rows, differences: differencesOf(pairs), missing: missingOf(a.cases, b.cases) };
+  return { rows, differences: differencesOf(pairs), missing: missingOf(a, b) };
 }
 
 function refuseAnotherDevice(a, b) {
@@ -137,15 +137,22 @@ function differencesOf(pairs) {
 }
 
 function missingOf(a, b) {
-  return namesOf(a, b).flatMap((key) => {
-    const sides = [["A", own(a, key)], ["B", own(b, key)]];
+  return namesOf(a.cases, b.cases).flatMap((key) => {
+    const sides = [["A", own(a.cases, key)], ["B", own(b.cases, key)]];
     const there = sides.filter(([, side]) => side);
-    if (there.length === 1) return [{ label: there[0][1].label, reason: `only in ${there[0][0]}`, lost: false }];
+    if (there.length === 1) {
+      const [[name, side]] = there;
+      const [other, run] = name === "A" ? ["B", b] : ["A", a];
+      const asked = run.unmeasured.includes(key);
+      const reason = asked ? `no record in ${other}, which is unfinished` : `only in ${name}`;
+      const told = asked && side.ms !== null;
+      return [{ label: side.label, reason, lost: told && name === "A", gained: told && name === "B" }];
+    }
     const without = sides.filter(([, side]) => side.why);
     if (!without.length) return [];
     const reason = `no result in ${without.map(([name, side]) => `${name}: ${side.why}`).join("; ")}`;
     const alone = without.length === 1 && without[0][0];
-    return [{ label: a[key].label, reason, lost: alone === "B", gained: alone === "A" }];
+    return [{ label: a.cases[key].label, reason, lost: alone === "B", gained: alone === "A" }];
   });
 }
 

@@ -239,6 +239,7 @@ def _data(run: Run, found: str, records: list[Record], sides: Mapping[str, CaseS
         "facts": [json.loads(each) for each in facts],
         "devices": [json.loads(each) for each in devices],
         "cases": cases,
+        "unmeasured": [case.key for case in run.missing(records)],
     }
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return f"{_DATA_START}{embedded_json(text)}{_DATA_END}"

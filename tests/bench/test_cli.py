@@ -627,6 +627,19 @@ def test_two_suites_of_one_name_are_one_sentence(monkeypatch, tmp_path, command)
     assert_one_sentence(called(*command, cwd=tmp_path), "suite 'quick': two suites have this name")
 
 
+@pytest.mark.parametrize("command", [["run", "quick", "--device", "cpu", "--out"], ["site"], ["preview"]])
+def test_a_name_that_is_too_long_is_one_sentence(tmp_path, command):
+    name = "x" * 300
+    assert_one_sentence(called(*command, name, cwd=tmp_path), name, "name too long")
+
+
+def test_a_terminal_that_knows_no_arrow_shows_a_mark_and_no_traceback(tmp_path):
+    runs = [ROOT / "reports/results" / name for name in ("h100", "h100-second")]
+    done = ttt_bench("compare", *runs, cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "latin-1"})
+    assert done.returncode == 0, done.stderr
+    assert "commit 853cb8a15d ? 1144bc6198" in done.stdout
+
+
 def assert_planning_says(monkeypatch, capsys, said):
     monkeypatch.setattr(sys, "argv", ["ttt-bench", "run", "quick", "--device", "cpu", "--dry-run"])
     with pytest.raises(SystemExit) as end:

@@ -77,6 +77,23 @@ def test_the_timing_says_what_happened(tmp_path):
     assert (records["sdpa-flash"].case.timing, records["sdpa-flash"].settings) == ("graph", {})
 
 
+def test_a_case_of_an_engine_is_timed_by_it_whatever_became_of_it(tmp_path):
+    lost = {"samples_ms": [], "throttled": [], "stop": "", "started_at": "2026-03-02T03:04:05+00:00"}
+    measured = line(stop="engine", case={"backend": "vllm", "timing": "graph"})
+    skipped = line(
+        status="skipped", reason="no room", case={"backend": "vllm", "timing": "graph", "suite": "fig"}, **lost
+    )
+    [record] = run_of(tmp_path, measured, skipped).records()
+    assert (record.case.timing, record.status) == ("engine", "ok")  # though it was skipped later, in another suite
+
+
+def test_a_line_that_was_being_written_when_its_process_ended_is_left_out(tmp_path):
+    old = folder(tmp_path, line())
+    with (old / "quick.jsonl").open("a") as file:
+        file.write('{"schema": 1, "case": {"sui')
+    assert len(imported([old], tmp_path / "new").records()) == 1
+
+
 def test_of_a_case_that_two_suites_measured_the_later_record_stands_in_both(tmp_path):
     later = line(case={"suite": "mine"}, started_at="2026-02-02T03:04:05+00:00", samples_ms=[5.0, 5.0])
     run = run_of(tmp_path, later, line())
@@ -92,12 +109,13 @@ def test_of_a_case_that_two_suites_measured_the_later_record_stands_in_both(tmp_
         ([1], "line 2: is no record of schema 1"),
         (line(case={"phase": "sideways"}), "line 2: case: field 'phase' is 'sideways'"),
         (line(bogus=1), "line 2: .*bogus"),
+        (line(settings={"mode": "verify"}, samples_ms=[], throttled=[]), "line 2: is of mode 'verify'"),
         (line(samples_ms=[-1.0, 1.0]), "line 2: "),
         ({**line(), "case": "x"}, "line 2: its case or its settings are no object"),
         ({**line(), "settings": "x"}, "line 2: its case or its settings are no object"),
         ({**line(), "case": {**line()["case"], "options": "x"}}, "line 2: the options of its case are no object"),
     ],
-    ids=["schema", "list", "case", "field", "samples", "case text", "settings text", "options text"],
+    ids=["schema", "list", "case", "field", "mode", "samples", "case text", "settings text", "options text"],
 )
 def test_a_bad_line_is_one_sentence_and_nothing_is_written(tmp_path, bad, words):
     old = folder(tmp_path, line(), bad)

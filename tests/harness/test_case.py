@@ -87,6 +87,11 @@ def test_key_is_the_same_in_another_process() -> None:
         ({"batch": True}, "'batch' is True, must be a whole number"),
         ({"context": -1}, "'context' is -1, must be at least 0"),
         ({"context": "8"}, "'context' is '8', must be a whole number"),
+        ({"batch": 1 << 63}, "'batch' is beyond 2^63 - 1"),
+        (
+            {"options": {"a": 1 << 63}},
+            "'options': 'a' is 9223372036854775808, must be text, a number of 64 bits or a bool",
+        ),
         ({"phase": "train"}, "'phase' is 'train', must be one of forward, generate, request"),
         ({"timing": "guess"}, "'timing' is 'guess'"),
         ({"l2": "tepid"}, "'l2' is 'tepid'"),

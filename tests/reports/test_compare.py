@@ -10,6 +10,7 @@ from scipy import stats
 from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
 
 from harness.record import Record, RecordError
+from harness.run import Run
 from reports.compare import views
 from reports.compare.comparison import NotComparable, compare
 
@@ -259,6 +260,25 @@ def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):
     ]
     assert (found.regressions, found.counts["lost"]) == (1, 1)
     assert "only in A: ttt-linear/torch tiny forward B=2 T=4" in views.text(found)
+
+
+def test_what_an_unfinished_run_was_asked_for_is_lost(tmp_path):
+    """A run that dies after its first case must not pass."""
+    cases = [a_case(context) for context in (1, 2, 3)]
+    measured, failed = [timed(case, 10) for case in cases[:2]], without(cases[2])
+    for name, kept in (("a", 3), ("b", 1)):
+        run = a_run(tmp_path / name, *measured, failed)
+        [path] = (run.folder / "records").iterdir()
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:kept]))
+    whole, broken = (Run.open(tmp_path / name) for name in "ab")
+    found = compare(whole, broken, fail_on=0.05)
+    reason = "no record in B, which is unfinished"
+    assert [(each.label.split()[4], each.reason, each.lost, each.gained) for each in found.missing] == [
+        ("T=2", reason, True, False),
+        ("T=3", reason, False, False),  # it had no result in A
+    ]
+    assert found.regressions == 1
+    assert [(each.lost, each.gained) for each in compare(broken, whole).missing] == [(False, True), (False, False)]
 
 
 def test_few_samples_and_a_loaded_or_hot_machine_are_named_and_not_judged(tmp_path):

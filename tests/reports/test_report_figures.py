@@ -302,6 +302,31 @@ def test_forms_are_also_known_by_the_backend():
     assert (found[-1].id, line.rows, line.base_rows) == ("some-layers-forward-ratio", [1], [0])
 
 
+def test_a_ratio_of_forms_is_of_one_timing():
+    records = [
+        synthetic.ok(replace(case(backend=f"triton-{form}"), timing=timing), latency)
+        for form, timing, latency in (
+            ("dual", "graph", 1),
+            ("dual", "eager", 10),
+            ("primal", "graph", 2),
+            ("primal", "eager", 30),
+        )
+    ]
+    table, found = drawn(*records)
+    pairs = [(table.loc[line.rows[0]], table.loc[line.base_rows[0]]) for line in found[-1].lines]
+    ratios = {over["timing"]: over["latency_ms"] / under["latency_ms"] for over, under in pairs}
+    assert ratios == {"graph": pytest.approx(2, rel=0.05), "eager": pytest.approx(3, rel=0.05)}
+    _, alone = drawn(records[0], records[3])
+    assert not alone[-1].id.endswith("-ratio")
+
+
+def test_an_option_called_form_may_be_a_number():
+    records = [synthetic.ok(case(backend=f"triton-{form}", options=(("form", 3),)), 1.0) for form in ("dual", "primal")]
+    records.append(synthetic.ok(case(backend="triton-dual"), 1.0))
+    _, found = drawn(*records)
+    assert found
+
+
 def test_an_unknown_suite_is_drawn_against_its_widest_axis():
     _, [figure] = drawn(*[synthetic.ok(case(batch=batch), 1.0) for batch in (1, 2, 4)], suite="new")
     assert (figure.x, figure.y, figure.y_log) == ("batch", "latency_ms", True)
