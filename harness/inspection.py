@@ -31,6 +31,8 @@ from harness.work import floor_ms
 
 RENEW_EVERY_S = 0.25  # so that renewing does not change how warm and how loaded the device is
 RENEW_SHARE = 0.02  # of the time, at most
+# A check that other programs can make an honest case miss.
+TIME_ON_NEW_INPUTS = "time_on_new_inputs_over_samples"
 NO_ROOM = "the reference has no room beside the model, so the timed outputs were not compared"
 _LOOKED_AT = 1 << 20  # elements of a tensor that are compared between samples
 _GLANCED_AT = 1 << 12  # elements that are looked at in the moment in which a call returns
@@ -225,7 +227,7 @@ class Inspector:
             again_ms = min(again_ms, self._call(clock).worked_ms)  # side by side, as others may disturb both
         usual_ms = min(typical_ms, again_ms)
         if usual_ms < _SHORT * took.worked_ms:
-            yield Check.at_most("time_on_new_inputs_over_samples", took.worked_ms / max(usual_ms, 1e-9), 1 / _SHORT)
+            yield Check.at_most(TIME_ON_NEW_INPUTS, took.worked_ms / max(usual_ms, 1e-9), 1 / _SHORT)
 
     def _typical_ms(self, samples_ms: list[float]) -> float:
         """How long a sample worked; infinite where that is not known, as of one that was not timed."""

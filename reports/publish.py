@@ -53,7 +53,7 @@ def write_table(
 def _records(run: Run) -> list[Record]:
     records = run.records()
     if not records:
-        raise RecordError(f"{run.folder}: the run has no records yet")
+        raise RecordError(f"{run.folder}: has no records yet; `ttt-bench status {run.folder}` says how to continue it")
     return records
 
 

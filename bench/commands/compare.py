@@ -154,7 +154,7 @@ def _checkout(name: str) -> Iterator[Path]:
     commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if commit is None:
         raise UserError(f"{name}: is neither a folder nor a revision of this checkout")
-    _refuse_changes(ROOT, name)
+    _refuse_changes(ROOT, "this checkout")
     with tempfile.TemporaryDirectory(prefix="ttt-bench-ab-") as folder:
         root = Path(folder) / commit[:10]
         if _git("worktree", "add", "--detach", str(root), commit) is None:

@@ -14,7 +14,7 @@ from bench.errors import CANNOT_IMPORT, INTERRUPTED
 from bench.selection import Asked
 from bench.terminal import print_rows
 from harness.attempt import Retry
-from harness.machine_load import warning
+from harness.machine_load import is_loaded, warning
 from harness.pool import place_here, run_pool
 from harness.process import HERE, Limits
 from harness.progress import Progress
@@ -62,6 +62,9 @@ def run(
         sys.exit(INTERRUPTED)
     records = [record for record in records if record.case.key in work.keys]
     print(summary(records))
+    if loaded := sum(record.status == "ok" and is_loaded(record.environment) for record in records):
+        said = f"{loaded} of them ran beside other programs: their times may be far off, and the page marks them"
+        print(f"ttt-bench: {said}", file=sys.stderr)
     for said in missing_packages(records, unused_systems_file(asked)):
         print(f"ttt-bench: {said}", file=sys.stderr)
     failed = any(record.status not in ("ok", "skipped", "oom") for record in records)

@@ -173,11 +173,13 @@ def extended(work: Plan, out: Path, request: Request) -> Run:
 
 
 def by_another(run: Run) -> str:
-    """One sentence where the last request of a run is of another commit or GPU than the one before it."""
+    """One sentence where the last request of a run is of another commit, tree or GPU than the one before it."""
     if len(run.file.requests) < 2:
         return ""
     before, now = run.file.requests[-2:]
-    commits = [request.commit[:10] for request in (before, now)]
+    commits = [
+        request.commit and f"{request.commit[:10]}{'-dirty' if request.dirty else ''}" for request in (before, now)
+    ]
     gpus = [device_id_of(request.machine) for request in (before, now)]
     pairs = [(kind, *pair) for kind, pair in (("commit", commits), ("GPU", gpus)) if all(pair) and len(set(pair)) > 1]
     others = " and ".join(f"{kind} {old} by {kind} {new}" for kind, old, new in pairs)

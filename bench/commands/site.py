@@ -11,6 +11,7 @@ from typing import Any
 from bench.errors import UserError
 from harness.files import refusing
 from harness.reason import counted
+from harness.run import Run
 
 _LOOPBACK = "127.0.0.1"
 
@@ -20,7 +21,7 @@ def site(runs: Sequence[Path], output: Path, url: str) -> None:
     from reports.site.build import write_site
 
     with refusing(output, "written", UserError):
-        built = write_site(runs, output, url)
+        built = write_site(runs, output, url, lambda text: print(text, file=sys.stderr, flush=True))
     for note in built.notes:
         print(f"ttt-bench: {note}", file=sys.stderr)
     drawn = f"{built.drawn} drawn, {built.runs - built.drawn} as they were"
@@ -32,6 +33,8 @@ def preview(folder: Path, port: int) -> None:
     """Serve a site on the loopback address until it is interrupted."""
     from reports.site.folder import refuse_what_is_no_site
 
+    if Run.exists(folder):
+        raise UserError(f"{folder}: is a run; make a site of it: ttt-bench site {folder} -o SITE")
     refuse_what_is_no_site(folder)
     try:
         server = ThreadingHTTPServer((_LOOPBACK, port), partial(_Handler, directory=str(folder)))

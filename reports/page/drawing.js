@@ -161,6 +161,7 @@ class Drawing {
       marker: this.marker(line, drawn, colour),
       hovertext: drawn.map((point) => this.hover(line, point)),
       hoverinfo: "text",
+      cliponaxis: false, // a marker at the top of the axis is whole
       customdata: drawn.map((point) => profileOf(point.row)),
     };
   }

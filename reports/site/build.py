@@ -8,7 +8,7 @@ and opens from a disk.
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -54,11 +54,14 @@ class _Drawn:
     held: Held
 
 
-def write_site(runs: Sequence[Path], out: Path, url: str = "") -> Built:
+def write_site(
+    runs: Sequence[Path], out: Path, url: str = "", on_run: Callable[[str], object] = lambda text: None
+) -> Built:
     """Write the site of `runs` to the folder `out`, or bring the site there up to date.
 
-    url: where it will be published, for the feed's links. Raises RecordError for a folder that is no run, for the same
-    run twice, for an `out` that is neither empty nor a site, and OSError where it cannot be written.
+    url: where it will be published, for the feed's links. on_run: told each run as it is drawn. Raises RecordError for
+    a folder that is no run, for the same run twice, for an `out` that is neither empty nor a site, and OSError where it
+    cannot be written.
     """
     url = checked_url(url) if url else ""
     refuse_what_belongs_to_others(out, runs)
@@ -72,6 +75,7 @@ def write_site(runs: Sequence[Path], out: Path, url: str = "") -> Built:
     _write_marker(out, drawn.values())
     for each in _draw(out, changed, {each.entry.id: digests[digest] for digest, each in drawn.items()}):
         drawn[each.digest] = each
+        on_run(f"[{len(drawn)}/{len(digests)}] {changed[each.digest].name}")
     ordered = [drawn[digest] for digest in digests]
     removed = _remove_others(out, _write_shared(out, ordered, url))
     _write_marker(out, ordered)

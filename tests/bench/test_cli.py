@@ -206,8 +206,8 @@ def test_every_case_tells_the_kind_of_device_that_it_is_planned_for(device):
 
 
 def test_going_on_by_another_commit_or_gpu_of_the_model_is_said(measured, tmp_path):
-    def request(commit, gpu):
-        return Request("2026-01-01", (), commit, False, {"device_kind": "cuda", "gpu": {"device_id": gpu}})
+    def request(commit, gpu, dirty=False):
+        return Request("2026-01-01", (), commit, dirty, {"device_kind": "cuda", "gpu": {"device_id": gpu}})
 
     file = Run.open(measured[0] / "out").file
     for after, said in (
@@ -215,12 +215,13 @@ def test_going_on_by_another_commit_or_gpu_of_the_model_is_said(measured, tmp_pa
         (("b" * 40, "1"), f"goes on with a run of commit {'a' * 10} by commit {'b' * 10}"),
         (("a" * 40, "2"), "goes on with a run of GPU 1 by GPU 2"),
         (("b" * 40, "2"), f"goes on with a run of commit {'a' * 10} by commit {'b' * 10} and GPU 1 by GPU 2"),
+        (("a" * 40, "1", True), f"goes on with a run of commit {'a' * 10} by commit {'a' * 10}-dirty"),
         (("", ""), ""),
     ):
         requests = (request("a" * 40, "1"), request(*after))
         assert planning.by_another(Run(tmp_path, replace(file, requests=requests))) == said
     shutil.copytree(measured[0] / "out", tmp_path / "out")
-    Run(tmp_path / "out", replace(file, requests=(replace(file.requests[0], commit="c" * 40),))).save()
+    Run(tmp_path / "out", replace(file, requests=(replace(file.requests[0], commit="c" * 40, dirty=False),))).save()
     done = called("run", "quick", *SMALL[:-2], "--out", "out", "--resume", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"ttt-bench: goes on with a run of commit {'c' * 10} by commit " in done.stderr
@@ -627,7 +628,7 @@ def test_two_suites_of_one_name_are_one_sentence(monkeypatch, tmp_path, command)
     assert_one_sentence(called(*command, cwd=tmp_path), "suite 'quick': two suites have this name")
 
 
-@pytest.mark.parametrize("command", [["run", "quick", "--device", "cpu", "--out"], ["site"], ["preview"]])
+@pytest.mark.parametrize("command", [["run", "quick", "--device", "cpu", "--out"], ["preview"]])
 def test_a_name_that_is_too_long_is_one_sentence(tmp_path, command):
     name = "x" * 300
     assert_one_sentence(called(*command, name, cwd=tmp_path), name, "name too long")

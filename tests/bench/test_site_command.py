@@ -18,7 +18,8 @@ def site(tmp_path_factory):
     done = ttt_bench("site", COMMITTED, "-o", "site", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "wrote site/index.html: 1 run, 1 drawn, 0 as they were\n"
-    assert done.stderr == "ttt-bench: the Atom feed is left out: it needs --url, where the site will be\n"
+    feed = "ttt-bench: the Atom feed is left out: it needs --url, where the site will be"
+    assert done.stderr == f"[1/1] h100-2026-11-21\n{feed}\n"
     return folder / "site"
 
 
@@ -39,6 +40,7 @@ def test_a_second_build_says_that_nothing_was_drawn(site):
         (["site", COMMITTED], "--output"),
         (["preview", "none"], "none: no such folder"),
         (["preview", ROOT], "is no site of ttt-bench"),
+        (["preview", COMMITTED], "is a run; make a site of it: ttt-bench site"),
     ],
 )
 def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(tmp_path, arguments, words):

@@ -4,13 +4,19 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_systems import spin
+from harness_helpers import case, measured
 
 from harness import machine_load
+from harness.attempt import Attempts
+from harness.gate import Check, Verdict
 from harness.machine_load import LoadMeter, is_loaded, load_note, warning
+from harness.record import Record
+from harness.run_file import Planned
 
 
 def environment(others: Any, idle: Any) -> dict[str, Any]:
@@ -110,6 +116,26 @@ def test_shares_lie_within_their_bounds() -> None:
     reading = meter.reading()
     assert set(reading) == {"others_share", "idle_share"}
     assert all(0 <= share <= 1 for share in reading.values())
+
+
+@pytest.mark.parametrize(
+    ("check", "others", "tries"),
+    [("time_on_new_inputs_over_samples", 0.5, 3), ("time_on_new_inputs_over_samples", 0.0, 1), ("error", 0.5, 1)],
+)
+def test_a_case_that_others_may_have_made_miss_its_check_is_tried_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, check: str, others: float, tries: int
+) -> None:
+    monkeypatch.setattr(LoadMeter, "reading", lambda self: {"others_share": others, "idle_share": 0.0})
+    asked: list[str] = []
+
+    def missed(self: Attempts, planned: Planned, answer: Any) -> Record:
+        asked.append(planned.case.key)
+        gate = Verdict([Check.at_most("output", 0.0, 1.0), Check.at_most(check, 3.0, 2.5)]).to_dict()
+        return Record(planned.case, "gate", "a check was missed", gate=gate)
+
+    monkeypatch.setattr(Attempts, "_checked", missed)
+    [record] = measured(folder, [case("work")])
+    assert (record.status, len(asked)) == ("gate", tries)
 
 
 @pytest.mark.parametrize(
