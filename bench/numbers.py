@@ -93,10 +93,8 @@ def _cases(asked: Mapping[str, Any], source_of: SourceOf) -> list[list[str]]:
     """The cells of a table of cases, its head first."""
     for name in asked.keys() - WHOLE:
         raise unknown(name, name, sorted(WHOLE))
-    rows, columns = (
-        asked["rows"],
-        [column if "run" in column else {**column, "run": asked["run"]} for column in asked["columns"]],
-    )
+    rows = asked["rows"]
+    columns = [column if "run" in column else {**column, "run": asked["run"]} for column in asked["columns"]]
     sources = {run: source_of(run) for run in dict.fromkeys(column["run"] for column in columns)}
     lines = [[str(each) for each in (asked.get("head", ""), *(column["label"] for column in columns))]]
     above: dict[str, list[list[Number]]] = {}
@@ -178,7 +176,7 @@ class Cell:
                 said.pop("value", None), said.pop("profile", None)
             said |= level
         how = {name: said.pop(name) for name in KEYS & set(said)}
-        said.pop("label"), said.pop("run")
+        del said["label"], said["run"]
         if isinstance(how.get("profile"), list):
             how["profile"] = tuple(how["profile"])
         return cls(where=dict(table.get("where", {})) | said, marks=table.get("marks"), **how)
