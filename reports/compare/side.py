@@ -18,7 +18,7 @@ from reports.samples import by_case, timed
 
 GPU_UNIT = "GPU unit"
 NO_GPU = "none"  # the GPU of what was measured on a CPU
-FEW_SEQUENCES = 2  # of an engine, up to which its host bounds it: on another host they took up to 7% more or less
+FEW_SEQUENCES = 2  # of an engine, up to which its host bounds it: on another host they took up to 20% more or less
 
 
 @dataclass(frozen=True)
