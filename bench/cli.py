@@ -556,7 +556,16 @@ def _guarded(call: Callable[[], Any]) -> int:
         # Typer brings its own click in newer releases, so its usage errors have no one class to catch.
         if not hasattr(error, "format_message"):
             raise
-        return _print_error(error.format_message(), 2)
+        return _print_error("; ".join(filter(None, (error.format_message().rstrip("."), _usage(error)))), 2)
+
+
+def _usage(error: Any) -> str:
+    """Which arguments a command takes, where one is missing or too many; else ""."""
+    wrong = type(error).__name__ == "MissingParameter" or "unexpected extra argument" in error.format_message()
+    context = error.ctx if wrong else None
+    if context is None:
+        return ""
+    return " ".join(["usage: ttt-bench", context.info_name, *context.command.collect_usage_pieces(context)])
 
 
 def _end_of_stdout(message: str) -> int:

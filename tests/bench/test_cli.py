@@ -634,6 +634,18 @@ def test_a_name_that_is_too_long_is_one_sentence(tmp_path, command):
     assert_one_sentence(called(*command, name, cwd=tmp_path), name, "name too long")
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["compare", "a"], "Missing argument 'B'; usage: ttt-bench compare [OPTIONS] {A} {B}"),
+        (["report", "a", "b"], "unexpected extra argument(s) (b); usage: ttt-bench report [OPTIONS] {RUN}"),
+        (["run", "--bogus"], "No such option: --bogus"),
+    ],
+)
+def test_a_missing_or_extra_argument_has_the_usage_beside_it(tmp_path, command, said):
+    assert said in one_sentence(called(*command, cwd=tmp_path))
+
+
 def test_a_terminal_that_knows_no_arrow_shows_a_mark_and_no_traceback(tmp_path):
     runs = [ROOT / "reports/results" / name for name in ("h100", "h100-second")]
     done = ttt_bench("compare", *runs, cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "latin-1"})
