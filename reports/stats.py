@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import pandas as pd
@@ -42,17 +42,19 @@ MACHINE_COLUMNS = ("device", "device_id", "commit")
 COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS + MACHINE_COLUMNS
 SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
 NOTES, MARKS = "notes", "marks"
+_QUARTILES = "quartiles_apart"  # of a row, not of the table
 # What a point of a figure is marked for, the gravest first.
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "loaded machine", "thermal slowdown"
 UNSTEADY = "unsteady"
-STEADY = 0.1  # half of a median's interval over the median, up to which its samples agree
+# Up to which samples agree: half of a median's interval over the median, and how far its quartiles are apart over it.
+STEADY = 0.1
 # Of each mark its sign in a picture, and what it means there.
 SIGNS = (
     (CACHE_FULL, "†", "fewer sequences at once than asked for"),
     (FEW_SAMPLES, "*", f"fewer than {FEWEST} samples"),
     (LOADED, "‡", "others used the machine"),
     (HOT, "¶", "heat slowed the GPU down"),
-    (UNSTEADY, "§", f"median not known to within {STEADY:.0%}"),
+    (UNSTEADY, "§", f"median not known to within {STEADY:.0%}, or half of the samples further apart"),
 )
 UNTRIED = ("skipped", "unstarted")  # cases that were not tried at all; every other without a result failed
 # Settings that a reader must know to compare a latency: they go into the column NOTES.
@@ -220,6 +222,7 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
         return values
     latency, low, high = pooled_interval([record.samples_ms for record in measured])
     values |= {"latency_ms": latency, "latency_ms_low": low, "latency_ms_high": high}
+    values[_QUARTILES] = median(map(_quartiles_apart, measured))
     if len(measured) > 1 and latency > 0:
         medians = [median(record.samples_ms) for record in measured]
         values["process_spread"] = (max(medians) - min(medians)) / latency
@@ -230,6 +233,14 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
         a_token = median(median(record.samples_ms) / record.tokens for record in measured)
         values |= {"us_per_token": a_token * 1e3, "tokens_per_s": 1e3 / a_token}
     return values
+
+
+def _quartiles_apart(record: Record) -> float:
+    """How far the quartiles of its samples are apart, over their median."""
+    if len(record.samples_ms) < FEWEST or not (middle := median(record.samples_ms)):
+        return 0.0
+    first, _, third = quantiles(record.samples_ms, method="inclusive")
+    return (third - first) / middle
 
 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
@@ -313,8 +324,9 @@ def _samples(group: Sequence[Record]) -> list[float]:
 
 def _is_unsteady(row: Mapping[str, Any]) -> bool:
     """Of six samples or more, as fewer have no interval and a mark of their own."""
-    low, high = REPEAT_COLUMNS if _has_repeats(row) else ("latency_ms_low", "latency_ms_high")  # what is drawn
-    wide = row[high] - row[low] > 2 * STEADY * row["latency_ms"]
+    repeats = _has_repeats(row)
+    low, high = REPEAT_COLUMNS if repeats else ("latency_ms_low", "latency_ms_high")  # what is drawn
+    wide = row[high] - row[low] > 2 * STEADY * row["latency_ms"] or (not repeats and row.get(_QUARTILES, 0.0) > STEADY)
     return row["status"] == "ok" and row["samples"] >= FEWEST and wide
 
 

@@ -229,8 +229,18 @@ def test_rates_are_those_of_the_median():
 
 @pytest.mark.parametrize(("half", "marks"), [(0.09, ""), (0.11, "unsteady")])
 def test_samples_are_unsteady_where_half_of_their_interval_is_a_tenth_of_the_median(half, marks):
-    samples = [3.0 * (1 + half * at) for at in (1, -1, 0, 1, -1, 0, 0, 1, -1)]  # whose second and eighth are the ends
+    samples = [3.0 * (1 + half * at) for at in (1, -1, 0, 1, -1, 0, 0, 0, 0)]  # whose second and eighth are the ends
     record = replace(synthetic.ok(FORWARD, 3.0, count=9), samples_ms=samples)
+    assert frame([record], Catalogue()).iloc[0].get("marks", "") == marks
+
+
+@pytest.mark.parametrize(
+    ("apart", "count", "marks"), [(0.09, 200, ""), (0.11, 200, "unsteady"), (0.5, 5, "few samples")]
+)
+def test_samples_are_unsteady_where_their_quartiles_are_a_tenth_of_the_median_apart(apart, count, marks):
+    """An engine's host that is now faster than the GPU and now slower, of so many steps that their median is known."""
+    samples = [3.0 * (1 + apart * (n % 2)) for n in range(count)]
+    record = replace(synthetic.ok(FORWARD, 3.0, count=count), samples_ms=[*samples, 3.0 * (1 + apart / 2)][-count:])
     assert frame([record], Catalogue()).iloc[0].get("marks", "") == marks
 
 
