@@ -42,7 +42,7 @@ MACHINE_COLUMNS = ("device", "device_id", "commit")
 COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS + MACHINE_COLUMNS
 SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
 NOTES, MARKS = "notes", "marks"
-_QUARTILES = "quartiles_apart"  # of a row, not of the table
+_QUARTILES, _RECORDS = "quartiles_apart", "records"  # of a row, not of the table
 # What a point of a figure is marked for, the gravest first.
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "loaded machine", "thermal slowdown"
 UNSTEADY = "unsteady"
@@ -77,11 +77,16 @@ def frame(records: Iterable[Record], catalogue: Catalogue, profiles: Iterable[Pr
     kernels may have been faster than what its processes measured as the GPU's best.
     """
     records = list(records)
-    groups = [group for case in by_case(records).values() for group in _by_place(case)]
+    cases = by_case(records)
+    groups = [group for case in cases.values() for group in _by_place(case)]
     ceilings = common_ceilings(records, profiles)
     memberships = suites_of_cases(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
-    rows = [_row(group, memberships.get(group[0].case.key, ()), metrics, ceilings) for group in groups]
+    rows = [
+        _row(group, len(cases[key]), memberships.get(key, ()), metrics, ceilings)
+        for group in groups
+        for key in [group[0].case.key]
+    ]
     table = pd.DataFrame(
         rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *metrics, NOTES, MARKS]
     )
@@ -179,13 +184,18 @@ def _any_in(suites: Iterable[str], name: str, axes: set[tuple[str, str]]) -> boo
 
 
 def _row(
-    group: list[Record], suites: tuple[str, ...], metrics: Sequence[str], ceilings: Mapping[str, Mapping[str, float]]
+    group: list[Record],
+    records: int,
+    suites: tuple[str, ...],
+    metrics: Sequence[str],
+    ceilings: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
+    """The row of the records of a case from one place; records: how many it has in all."""
     first = group[0]
     measured = [record for record in group if record.status == "ok"]
     found = _merged_metrics(measured or group)
     row: dict[str, Any] = {column: getattr(first.case, column) for column in (*CASE_COLUMNS[1:], *SETTING_COLUMNS)}
-    row |= {"suites": suites, "status": first.status, "reason": first.reason}
+    row |= {"suites": suites, "status": first.status, "reason": first.reason, _RECORDS: records}
     row |= _statistics(measured, group)
     row |= {name: math.nan if found.get(name) is None else found[name] for name in metrics}
     common = ceilings[str(first.environment.get("device"))]
@@ -293,7 +303,7 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
     yield from (heat_note(record.environment) for record in timed(group) if is_hot(record.environment))
     for record in group:
         if record.status != "ok":
-            yield f"process {record.repeat + 1}: {record.status}: {record.reason}"
+            yield f"process {record.repeat + 1} of {row[_RECORDS]}: {record.status}: {record.reason}"
         elif record.gate is None:
             yield "compared with no reference"
         elif record.gate.get("unchecked"):

@@ -279,16 +279,12 @@ def _missing(
     """The cases that cannot be compared, each with its reason. unmeasured: what a run was asked for besides."""
     for key in dict.fromkeys((*of_a, *of_b)):
         a, b = of_a.get(key), of_b.get(key)
-        if a is not None and b is None:
-            lost = key in unmeasured_b
-            yield Missing(a.label, _UNFINISHED.format("B") if lost else "only in A", lost=lost and bool(a.medians))
-            continue
         if a is None or b is None:
-            assert b is not None
-            gained = key in unmeasured_a
-            yield Missing(
-                b.label, _UNFINISHED.format("A") if gained else "only in B", gained=gained and bool(b.medians)
-            )
+            there, name, other, asked = (b, "B", "A", unmeasured_a) if a is None else (a, "A", "B", unmeasured_b)
+            assert there is not None
+            told = key in asked and bool(there.medians)
+            reason = _UNFINISHED.format(other) if key in asked else f"only in {name}"
+            yield Missing(there.label, reason, lost=told and name == "A", gained=told and name == "B")
             continue
         without = {name: side.why for name, side in (("A", a), ("B", b)) if side.why}
         if without:

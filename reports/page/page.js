@@ -9,8 +9,7 @@ const profileOf = (row) => page.profiles[row] ?? null;
 /* Which GPU a row was measured on, where the run has several of one model; "" elsewhere. */
 const severalUnits = new Set((columns.get("device_id") ?? []).filter(Boolean)).size > 1;
 const unitOf = (row) => (severalUnits && cell(row, "device_id") ? `GPU ${cell(row, "device_id")}` : "");
-/* The marks of a row, each [mark, its sign, what it means]. */
-const signsOf = (row) => page.signs.filter(([mark]) => (cell(row, "marks") ?? "").split(", ").includes(mark));
+const rowSigns = (row) => signsOf((cell(row, "marks") ?? "").split(", "));
 const allRows = [...Array(page.count).keys()];
 const hiddenSystems = new Set();
 
@@ -26,7 +25,7 @@ function tellingColumns(rows, needed) {
 
 function startResults() {
   const host = document.getElementById("results-table");
-  const table = new Table(host, { caption: "All cases", columns: tableColumns(page.short), rows: allRows, cell, signs: signsOf });
+  const table = new Table(host, { caption: "All cases", columns: tableColumns(page.short), rows: allRows, cell, signs: rowSigns });
   startChooser(table);
   const controls = [...document.querySelectorAll("#filters [data-filter]")];
   const words = document.getElementById("filter-text");

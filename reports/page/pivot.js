@@ -64,6 +64,6 @@ function startRows(figure) {
     const rows = [...new Set(figure.data.lines.flatMap((line) => [...line.base_rows, ...line.rows]))];
     const telling = tellingColumns(rows, ["system", "backend", figure.data.x, figure.data.y, "latency_ms", "status"]);
     const first = ["system", "backend", ...page.settings, figure.data.x].filter((name) => telling.includes(name));
-    new Table(host, { caption: `Cases of: ${figure.data.title}`, columns: tableColumns([...new Set([...first, ...telling])]), rows, cell, signs: signsOf });
+    new Table(host, { caption: `Cases of: ${figure.data.title}`, columns: tableColumns([...new Set([...first, ...telling])]), rows, cell, signs: rowSigns });
   };
 }

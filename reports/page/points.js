@@ -4,6 +4,11 @@
 const [CACHE_FULL, FEW_SAMPLES] = ["cache full", "few samples"];
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 
+/* Of these marks those that have a sign, as `page.signs` has them, the gravest first. */
+function signsOf(marks) {
+  return page.signs.filter(([mark]) => marks.includes(mark));
+}
+
 function axisLabel(value) {
   if (typeof value !== "number" || value < 1024 || value % 1024) return String(value);
   return value % 1048576 ? `${value / 1024}k` : `${value / 1048576}M`;
@@ -83,8 +88,7 @@ class Points {
   }
 
   signs(point) {
-    const marks = this.marks(point);
-    return page.signs.filter(([mark]) => marks.includes(mark)).map(([, sign]) => sign).join("");
+    return signsOf(this.marks(point)).map(([, sign]) => sign).join("");
   }
 
   /* What is said of a row that a point rests on, and whether that is what the point is divided by. */

@@ -171,7 +171,7 @@ def test_a_case_is_ok_if_any_process_was_and_says_which_failed():
     lost.repeat = 1
     row = table_of(synthetic.ok(FORWARD, 3.0), lost).iloc[0]
     assert (row["status"], row["reason"], row["samples"], row["processes"]) == ("ok", "", 30, 1)
-    assert row["notes"] == "process 2: killed: signal 9"
+    assert row["notes"] == "process 2 of 2: killed: signal 9"
 
 
 def test_a_process_that_failed_is_said_where_it_ran():
@@ -179,7 +179,7 @@ def test_a_process_that_failed_is_said_where_it_ran():
     lost = replace(synthetic.lost(FORWARD, "failed", "boom"), repeat=2, environment=there)
     measured = [synthetic.ok(FORWARD, 3.0, repeat=n, environment=place) for n, place in enumerate((here, there))]
     table = table_of(*measured, lost)
-    assert list(table["notes"].fillna("")) == ["", "process 3: failed: boom"]
+    assert list(table["notes"].fillna("")) == ["", "process 3 of 3: failed: boom"]
 
 
 def test_processes_of_two_machines_or_commits_are_never_pooled():

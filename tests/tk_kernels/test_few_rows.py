@@ -113,6 +113,8 @@ def test_what_it_cannot_take_is_named() -> None:
         (gate, weights, {"before": norm_gate, "swiglu": True}, "swiglu: neither"),
         (gate, weights, {"out": gate, "swiglu": True}, "swiglu: neither"),
         (gate, weights.to("meta"), {}, "weights is on meta"),
+        (gate, weights, {"before": Norm(ones.to("meta"), EPS)}, "norm's weight is on meta"),
+        (gate, weights, {"before": NormGate(gate.to("meta"), ones, ones, EPS)}, "norm's gate is on meta"),
         (gate.to("meta").as_strided((2, 64), (1 << 31, 1)), weights, {}, r"within 2\^31 elements"),
     ):
         with pytest.raises(ValueError, match=why):

@@ -160,9 +160,8 @@ def _checked(
         raise ValueError("x and the gate must be contiguous in their last dimension, weights, norm and out in all")
     if not all(map(_is_near, by_rows)):
         raise ValueError(f"rows of strides {[each.stride() for each in by_rows]}: must lie within 2^31 elements")
-    check_devices(
-        x=x, weights=weights, out=out, **{f"norm or gate {n}": each for n, each in enumerate(whole + by_rows)}
-    )
+    of_norm = vars(before).items() if before is not None else ()
+    check_devices(x=x, weights=weights, out=out, **{f"norm's {n}": each for n, each in of_norm if n != "eps"})
     return rows, N
 
 

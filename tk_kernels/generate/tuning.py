@@ -24,6 +24,12 @@ class Tuning:
     registers: int = 0  # most registers a thread; 0 lets the compiler choose
 
 
+def check_launch(launch: Tuning, suits_sm90: bool) -> None:
+    """Raise ValueError for the kernel of `generate_sm90.py` where the state does not suit it."""
+    if launch.sm90 and not suits_sm90:
+        raise ValueError(f"launch {launch}: the kernel of sm_90 takes no such state; see `suits_sm90`")
+
+
 @cache
 def tuning(operator: str, form: str, precision: str, gpu: str) -> Tuning:
     """The row of the first section whose name `gpu` begins with, else of "default".

@@ -47,7 +47,7 @@ from tk_kernels.generate.common import (
     to_float32_again,
     triton,
 )
-from tk_kernels.generate.tuning import Tuning, tuning
+from tk_kernels.generate.tuning import Tuning, check_launch, tuning
 from tk_kernels.ttt_mlp.reference import MLPPrimalState, MLPState
 
 __all__ = ["GenerateState", "available", "generate_step"]
@@ -153,8 +153,7 @@ def generate_step(
     if not B * H:
         return out
     launch = launch or default_launch(s)
-    if launch.sm90 and not suits_sm90(s):
-        raise ValueError(f"launch {launch}: the kernel of sm_90 takes no such state; see `suits_sm90`")
+    check_launch(launch, suits_sm90(s))
     if launch.sm90:
         from tk_kernels.ttt_mlp.generate_sm90 import dual  # imported here, as few machines have Gluon
 
