@@ -72,10 +72,10 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
     if not (recorded and recorded.ms):
         return f"{said}; the run has no latency of this case to hold it against"
     off = region.unit_ms / recorded.ms - 1
-    off = round(off, 3)  # as it is said
     beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}, {_apart(region, off, recorded)}"
-    by = f"{off:+.1%}" if off < _MANY else f"{rounded(off + 1, 2)} times"
-    by = "0.0%" if off == 0 else by
+    digits = 3 if beyond and round(abs(off), 3) <= AGREES else 1  # what is beyond by little is seen to be
+    by = f"{off:+.{digits}%}" if off < _MANY else f"{rounded(off + 1, 2)} times"
+    by = "0.0%" if round(off, 3) == 0 else by
     return f"{said}, recorded {recorded.ms:.4g} ms ({by}{beyond})"
 
 
