@@ -17,6 +17,7 @@ from generate_cases import (
     random_token,
 )
 
+from tk_kernels.generate import common
 from tk_kernels.generate.common import PRECISIONS
 
 pytest.importorskip("triton.experimental.gluon")
@@ -33,7 +34,7 @@ def kernel(operator: str, monkeypatch: pytest.MonkeyPatch) -> Emulated:
     module = import_module(f"tk_kernels.ttt_{operator}.generate_sm90")
     emulated = Emulated(module.dual)
     monkeypatch.setattr(module, "dual", emulated)
-    monkeypatch.setattr(MODULES[operator][0], "runs_sm90", lambda device: True)
+    monkeypatch.setattr(common, "runs_sm90", lambda device: True)
     monkeypatch.setattr(generate_cases, "DEVICE", "cpu")
     monkeypatch.setattr(generate_cases, "INTERPRETED", False)  # it rounds as a GPU does
     return emulated

@@ -7,7 +7,7 @@ import pytest
 from tk_kernels import FORMS
 from tk_kernels.generate import tuning as table
 from tk_kernels.generate.common import PRECISIONS, SM90
-from tk_kernels.generate.tuning import Tuning, candidates, section, tuning
+from tk_kernels.generate.tuning import TABLE, Tuning, candidates, section, tuning
 
 OPERATORS = ("ttt_linear", "ttt_mlp")
 ROWS = [(operator, form, precision) for operator in OPERATORS for form in FORMS for precision in PRECISIONS]
@@ -49,6 +49,23 @@ def test_a_gpu_of_the_table_has_its_own_settings_and_the_default_beside_them(ano
     assert tuning("ttt_linear", "dual", "planes", "NVIDIA H100") == Tuning(warps=1, block=32)
 
 
+def test_the_longest_name_that_fits_comes_first_and_the_shorter_fill_in(another_table):
+    gpu, kind = Tuning(warps=4, block=0, sm90=True, registers=168), Tuning(warps=4, block=0, sm90=True)
+    another_table(
+        "\n".join(
+            [
+                section("sm_90", "ttt_mlp", "dual", {"planes": kind, "bfloat16": kind}),
+                section("sm_90 NVIDIA H200", "ttt_mlp", "dual", {"bfloat16": gpu}),
+                section("default", "ttt_mlp", "dual", {"float32": Tuning(warps=8, block=64)}),
+            ]
+        )
+    )
+    assert tuning("ttt_mlp", "dual", "bfloat16", "sm_90 NVIDIA H200") == gpu
+    assert tuning("ttt_mlp", "dual", "planes", "sm_90 NVIDIA H200") == kind
+    assert tuning("ttt_mlp", "dual", "bfloat16", "sm_90 NVIDIA H100 80GB HBM3") == kind
+    assert tuning("ttt_mlp", "dual", "float32", "NVIDIA H200") == Tuning(warps=8, block=64)
+
+
 def test_a_section_is_what_the_table_reads():
     rows = {"planes": Tuning(warps=8, block=64, matrix=True, registers=128), "float32": Tuning(warps=4, block=32)}
     [(gpu, read)] = tomllib.loads(section("NVIDIA L40S, 48GB", "ttt_mlp", "dual", rows)).items()
@@ -56,16 +73,12 @@ def test_a_section_is_what_the_table_reads():
     assert {precision: Tuning(**row) for precision, row in read["ttt_mlp"]["dual"].items()} == rows
 
 
+@pytest.mark.parametrize("name", tomllib.loads(TABLE.read_text()))
 @pytest.mark.parametrize(("operator", "form", "precision"), ROWS)
-def test_the_defaults_are_among_the_candidates(operator, form, precision):
-    tried = list(candidates(operator, form, precision))
-    assert tuning(operator, form, precision, "a GPU of tomorrow") in tried
+def test_what_a_gpu_runs_is_among_the_candidates(operator, form, precision, name):
+    in_gluon = name.startswith(SM90) and form == "dual" and precision != "float32"
+    tried = list(candidates(operator, form, precision, sm90=in_gluon))
+    chosen = tuning(operator, form, precision, name)
+    assert chosen in tried
+    assert chosen.sm90 == in_gluon
     assert len(tried) == len(set(tried))
-
-
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "float32"])
-def test_the_settings_of_the_hopper_kernels_are_among_their_candidates(operator, precision):
-    chosen = tuning(operator, "dual", precision, SM90)
-    assert chosen.sm90
-    assert chosen in candidates(operator, "dual", precision, sm90=True)

@@ -23,7 +23,7 @@ except ImportError:  # available() gives the reason; the rest of the package wor
     triton = tl = None
 
 Launch = TypeVar("Launch", bound=Callable[..., Any])
-SM90 = "sm_90"  # section of `tuning.toml` for the kernels in Gluon (generate_sm90.py)
+SM90 = "sm_90"  # how `section_name` begins for the kernels in Gluon (generate_sm90.py)
 
 
 class Precision(NamedTuple):
@@ -214,9 +214,13 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
     return {"PDL": True, "launch_pdl": True} if dependent else {"PDL": False}
 
 
-def gpu_name(device: torch.device) -> str:
-    """The name by which `tuning.toml` knows this device."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+def section_name(suits_sm90: bool, device: torch.device) -> str:
+    """What the sections of `tuning.toml` for a state begin: its GPU's name, for a kernel in Gluon with SM90 before it.
+
+    suits_sm90: whether such a kernel takes the state.
+    """
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return f"{SM90} {gpu}" if suits_sm90 and runs_sm90(device) else gpu
 
 
 # Kernel helpers. Rows are padded to a power of two; `valid` marks the real columns, and padding stays 0.

@@ -31,18 +31,19 @@ def check_launch(launch: Tuning, suits_sm90: bool) -> None:
 
 
 @cache
-def tuning(operator: str, form: str, precision: str, gpu: str) -> Tuning:
-    """The row of the first section whose name `gpu` begins with, else of "default".
+def tuning(operator: str, form: str, precision: str, name: str) -> Tuning:
+    """The row of the sections that `name` begins with, the longest first, else of "default".
 
-    Raises KeyError with the table's path when even the default has no such row.
+    name: of a GPU, or as `generate.common.section_name` gives it. Raises KeyError with the table's path when even the
+    default has no such row.
     """
     table = _table()
-    name = next((n for n in table if gpu.startswith(n)), "default")
-    for section in (table[name], table["default"]):
-        row = section.get(operator, {}).get(form, {}).get(precision)
+    own = sorted((section for section in table if name.startswith(section)), key=len, reverse=True)
+    for section in (*own, "default"):
+        row = table[section].get(operator, {}).get(form, {}).get(precision)
         if row is not None:
             return Tuning(**row)
-    raise KeyError(f"{TABLE}: no row {operator}.{form}.{precision} for {gpu!r}, nor in [default]")
+    raise KeyError(f"{TABLE}: no row {operator}.{form}.{precision} for {name!r}, nor in [default]")
 
 
 @cache

@@ -17,7 +17,6 @@ import torch
 
 from tk_kernels.generate.common import (
     PRECISIONS,
-    SM90,
     available,
     by_sequences,
     check_form,
@@ -29,7 +28,6 @@ from tk_kernels.generate.common import (
     gathered_rows,
     gelu,
     gelu_grad,
-    gpu_name,
     jit,
     learning_rate,
     ln_l2_grad,
@@ -40,7 +38,7 @@ from tk_kernels.generate.common import (
     on_its_device,
     restore,
     rotate,
-    runs_sm90,
+    section_name,
     store,
     store_weights,
     tl,
@@ -188,9 +186,8 @@ def default_launch(state: GenerateState) -> Tuning:
 
 
 def tuned_as(state: GenerateState) -> str:
-    """The section of `tuning.toml` with the settings for this state: its GPU's, or SM90."""
-    device = state.b2.device
-    return SM90 if suits_sm90(state) and runs_sm90(device) else gpu_name(device)
+    """The name by which `tuning.toml` knows this state's kernel and GPU."""
+    return section_name(suits_sm90(state), state.b2.device)
 
 
 def suits_sm90(state: GenerateState) -> bool:

@@ -45,7 +45,7 @@ class Trial:
         """
         some = self._sequences()
         name = some.generate.tuned_as(some.state)
-        tried = list(candidates(f"ttt_{self.learner}", self.form, self.precision, sm90=name == SM90))
+        tried = list(candidates(f"ttt_{self.learner}", self.form, self.precision, sm90=name.startswith(SM90)))
         _compile(some, tried)
         took: dict[Tuning, float] = {}
         for launch in tried:
