@@ -26,7 +26,9 @@ from reports.publish import write_report
 CATALOGUE = Catalogue(
     (SystemEntry("ttt", "TTT <b>", "TTT", 0, "circle"),), (BackendEntry("fast", "the fast one", "solid"),)
 )
-COUNTERS = Counters(2, 9.0, 1e7, None, 1e9, {"sm": 44.0}, 61.0, None, {"barrier": 0.5, "selected": 0.2})
+COUNTERS = Counters(
+    2, 9.0, 1e7, None, 1e9, {"sm": 44.0, "tensor": 33.0}, 61.0, 72.0, {"barrier": 0.5, "selected": 0.2}, 0.024
+)
 
 
 def case(system: str = "ttt", batch: int = 1) -> Case:
@@ -175,6 +177,7 @@ def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
     ]
     assert [first[name] for name in ("GB/s", "TFLOP/s", "FLOP/byte")] == ["667", "66.7", "100.0"]
     assert [first[name] for name in ("Of bandwidth (%)", "Of product rate (%)", "Occupancy (%)")] == ["22", "11", "61"]
+    assert [first[name] for name in ("Tensor cores busy (%)", "L2 hits (%)", "Bank conflicts (%)")] == ["33", "72", "2"]
     assert [first[name] for name in ("Registers", "Shared (kB)")] == ["168", "4.1"]
     columns = ("Time (ms)", "GB/s", "Of bandwidth (%)", "Floor as counted (ms)")
     assert [second[name] for name in columns] == ["0.0150", "", "", ""]
