@@ -6,7 +6,8 @@ from threading import Event, Thread
 from harness.nvml import Gpu
 
 LOOK_EVERY_S = 0.02
-NEEDS_S = 0.7  # between two refreshes, each seen up to LOOK_EVERY_S late: within 3%
+LATE_S = 0.03  # after the look before: the driver, or another thread, held up a look that is later
+NEEDS_S = 0.7  # between two refreshes, each seen up to LATE_S late: within 5%
 FILLS = 0.9  # of the block by samples, or the mean power is that of something else too
 
 
@@ -52,14 +53,16 @@ class EnergyMeter:
         return {"energy_j_per_token": (last_j - first_j) / (last_s - first_s) * seconds / tokens}
 
     def look(self, now: float, joules: float | None) -> None:
-        """What the counter says: a refresh where it says something else than before."""
-        self._looks = (self._looks[0] if self._looks else now, now)
+        """What the counter says by `now`: a refresh where it says something else than at a look just before."""
+        first, before = self._looks or (now, now)
+        self._looks = (first, now)
         if joules is None or joules == self._seen:
             return
-        if self._seen is not None:
+        if self._seen is not None and now - before <= LATE_S:
             self._refreshes.append((now, joules))
         self._seen = joules
 
     def _watch(self, gpu: Gpu) -> None:
         while not self._over.wait(LOOK_EVERY_S):
-            self.look(time.monotonic(), gpu.energy_j())
+            joules = gpu.energy_j()
+            self.look(time.monotonic(), joules)

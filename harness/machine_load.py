@@ -71,9 +71,14 @@ def _times() -> tuple[float, float, float] | None:
     return busy, idle, _own_seconds()
 
 
-def count_ended(pid: int) -> None:
-    """Of a child that this thread is about to end: what it used until now is this thread's, and no other's."""
-    _ended[threading.get_ident()] += _seconds_of([pid, *descendants(pid)])
+def seconds_until_now(pid: int) -> float:
+    """Processor time of a child and of what it started, while they are there."""
+    return _seconds_of([pid, *descendants(pid)])
+
+
+def count_ended(seconds: float) -> None:
+    """What a child used that this thread has ended and waited for is this thread's, and no other's."""
+    _ended[threading.get_ident()] += seconds
 
 
 def _own_seconds() -> float:

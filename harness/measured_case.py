@@ -189,6 +189,10 @@ class CaseRun:
     def _work(self, workload: Workload) -> None:
         if self.mode != "verify":
             self._let_cool(workload)
+        peak: PeakMemory = CudaPeak() if workload.device == "cuda" else ResidentPeak()
+        peak.start()
+        with self._stage("warm_up"):
+            workload.capture()
         if self.mode == "profile":
             gpu = open_gpu() if workload.device == "cuda" else None
             found = profile(self.case, workload, self.profiler, gpu.throttled if gpu else never_throttled)
@@ -197,7 +201,7 @@ class CaseRun:
         elif self.mode == "verify":
             self._verify(workload)
         else:
-            self._measure(workload)
+            self._measure(workload, peak)
 
     def _let_cool(self, workload: Workload) -> None:
         """Let a GPU rest that heat slowed down in the case before."""
@@ -226,12 +230,10 @@ class CaseRun:
             self._accepts(inspector.checked_call(clock, [clock.sample() / workload.units]))
         return None
 
-    def _measure(self, workload: Workload) -> None:
+    def _measure(self, workload: Workload, peak: PeakMemory) -> None:
         gpu = open_gpu() if workload.device == "cuda" else None
         clock, inspector = clock_for(self.case, workload), Inspector(self.case, workload, self._reference)
         self.found.settings = workload.settings | sampling_settings(clock, self.policy)
-        peak: PeakMemory = CudaPeak() if workload.device == "cuda" else ResidentPeak()
-        peak.start()
         energy = EnergyMeter(gpu if self.case.l2 == "warm" else None)
         timing = self._timed(workload, clock, gpu, energy, inspector)
         # At once: clocks and throttle reasons are those of the work, not of a GPU at rest or at its check.

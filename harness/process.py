@@ -19,7 +19,7 @@ from typing import Any
 
 from harness import warden
 from harness.environment import COMMIT_VARIABLE, DIRTY, commit_and_dirty
-from harness.machine_load import count_ended
+from harness.machine_load import count_ended, seconds_until_now
 from harness.reason import last_words, sentence
 
 OUTPUT_LIMIT = 64 << 20  # bytes that a case may print before the worker's log is emptied, or answer
@@ -101,7 +101,8 @@ class WorkerProcess:
 
     def __init__(self, launch: Launch, stopped: Callable[[], bool] = lambda: False) -> None:
         """stopped: whether the run is to end, asked while an answer is waited for."""
-        self._stopped, self._counted = stopped, False
+        self._stopped = stopped
+        self._used_s = 0.0  # of processors, until it was told to end; 0 once that is counted
         # Append mode, so that it can be emptied between cases under the writer's feet.
         self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by `kill`
         self._buffer = bytearray()
@@ -152,7 +153,7 @@ class WorkerProcess:
     def stop(self, limit_s: float = _STOP_S) -> int | None:
         """Ask the worker to end, then make it; its exit status, None where it had to be made to end."""
         status = None
-        self._count_seconds()
+        self._see_seconds()
         with suppress(WorkerLost):  # it has ended already, or is about to
             self._send({"id": next(self._ids), "do": "stop"}, time.monotonic() + _STOP_S)
         with suppress(subprocess.TimeoutExpired):
@@ -162,7 +163,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the worker and whatever it started, and wait until its memory is free."""
-        self._count_seconds()
+        self._see_seconds()
         if sys.platform == "linux":
             with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 self._process.terminate()  # the warden ends the rest
@@ -170,17 +171,18 @@ class WorkerProcess:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        count_ended(self._used_s)
+        self._used_s = 0.0
         end_marked(WORKER_VARIABLE, self._token)
         for pipe in (self._process.stdin, self._process.stdout, self._stderr):
             with suppress(OSError):  # what was not yet written to a dead worker
                 if pipe is not None:
                     pipe.close()
 
-    def _count_seconds(self) -> None:
-        """Once, while its processes are there; where its warden is dead, nothing comes before the end of the rest."""
-        if sys.platform == "linux" and not self._counted and self._process.poll() is None:
-            count_ended(self._process.pid)
-            self._counted = True
+    def _see_seconds(self) -> None:
+        """While its processes are there; where its warden is dead, nothing comes before the end of the rest."""
+        if sys.platform == "linux" and self._process.poll() is None:
+            self._used_s = seconds_until_now(self._process.pid)
 
     def _empty_log(self) -> None:
         os.ftruncate(self._stderr.fileno(), 0)

@@ -57,6 +57,8 @@ class Workload:
         capturable. One call stands for `units` units (such as 16 generate steps) and a sample is divided by it; where
         there is no witness, its outputs must have an axis of that length, or as many tensors.
     tokens: how many tokens one unit processes.
+    capture: called once before `run` is, where a case is timed, checked or profiled: captures what `run` replays, so that
+        the memory of it counts.
     inputs: what `run` reads and the harness renews between samples and before the checked call.
     witness: called with random numbers just before the last timed call, when inputs are renewed: draws the sequences
         to compare and keeps what they start from. It returns what is called after `calls` timed calls of `run` with
@@ -79,6 +81,7 @@ class Workload:
     units: int = 1
     tokens: int = 0
     device: str = "cpu"
+    capture: Callable[[], None] = _nothing
     inputs: Mapping[str, Input] = field(default_factory=dict)
     witness: Callable[[Random], Callable[[Any, int], Verdict]] | None = None
     gate: Callable[[], Verdict] | None = None

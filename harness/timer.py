@@ -23,7 +23,8 @@ class Policy:
     Sampling ends once the `confidence` interval of the median lies within `interval` of it (from `interval_samples`
     and, as clocks swing, from `interval_s` or the budget on), at `max_samples`, or when `budget_s` is spent; never
     before `min_samples`. Where the budget ends and that interval is not even within `doubtful` of the median, something
-    disturbs the samples: they are taken until it is, for at most `patience` times the budget, or `LONGEST_WAIT_S` more.
+    disturbs the samples: they are taken until it is, for at most `patience` times the budget, or `LONGEST_WAIT_S` more;
+    of samples so long that this ends with `min_samples`, half as many again, as of six one alone widens the interval.
     Warm-up lasts `warmup_s`, or for as long as the clock's device needs (`wakes_s`; `settles_s` where it is throttled
     meanwhile) but for no more than `settle_max_s` of that, then until two successive windows of samples agree within
     `steady`; a single run that takes all of that time is enough. It is over after `warmup_max_s` whatever is missing.
@@ -247,9 +248,11 @@ def stop_reason(samples: list[float], elapsed_s: float, policy: Policy, due: boo
         return "count"
     if elapsed_s < policy.budget_s:
         return ""
-    longest_s = min(policy.patience * policy.budget_s, policy.budget_s + LONGEST_WAIT_S)
+    last_s = policy.budget_s + LONGEST_WAIT_S
+    if len(samples) >= policy.min_samples * 3 // 2:
+        last_s = min(policy.patience * policy.budget_s, last_s)
     known = due and _is_known(samples, policy.doubtful, policy)
-    return "budget" if known or elapsed_s >= longest_s else ""
+    return "budget" if known or elapsed_s >= last_s else ""
 
 
 def _is_known(samples: list[float], within: float, policy: Policy) -> bool:

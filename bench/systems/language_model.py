@@ -65,7 +65,6 @@ class LanguageModel:
         mark_layers(device() == "cuda")  # a microsecond a layer beside hundreds of launches
         work = self.work(model, case)
         self.make_ready(work)
-        work.capture()
         read = self.prompt_tokens if case.phase == "generate" else None
         prompt = {} if read is None else {"prompt_tokens": str(read)}
         cost = self.cost(model, case)
@@ -74,6 +73,7 @@ class LanguageModel:
             units=work.units,
             tokens=work.tokens,
             device=device(),
+            capture=work.capture,
             inputs={"ids": Input(work.ids, "tokens", model.config.vocabulary, 0, work.token_axis)},
             witness=work.witness,
             gate=lambda: self._gate(model, case),

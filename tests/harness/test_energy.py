@@ -37,6 +37,16 @@ def test_samples_that_do_not_fill_the_block_say_nothing_of_its_power() -> None:
     assert metered(3.05, 2.0).per_token(100, 1.7) == {}
 
 
+def test_a_refresh_that_a_late_look_saw_is_of_no_known_time() -> None:
+    """The driver answers the first look after 0.9 s late, by 0.3 s."""
+    late, meter = metered(3.0, 0.9), metered(3.0, 0.9)
+    late.look(4.2, 500 * 4.2)
+    assert late.per_token(100, 0.9) == meter.per_token(100, 0.9)
+    for look in range(421, 500):
+        late.look(look / 100, 500 * (int(look / 10 + 1e-9) / 10))
+    assert late.per_token(100, 2.0)["energy_j_per_token"] == pytest.approx(10, rel=0.02)
+
+
 @pytest.mark.parametrize("gpu", [None, SimpleNamespace(energy_j=lambda: None)])
 def test_without_a_counter_nothing_is_said(gpu: Any) -> None:
     with EnergyMeter(gpu) as meter:

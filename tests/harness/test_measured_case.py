@@ -10,6 +10,7 @@ from fake_systems import Fake, OutOfMemoryError
 from harness_helpers import QUICK, case
 
 from harness import measured_case
+from harness.case import Mode
 from harness.gate import Check, Verdict
 from harness.heat import Cooler
 from harness.measured_case import CaseRun, is_out_of_memory
@@ -300,6 +301,31 @@ class FakeDevice:
 
     def peak_bytes(self) -> int | None:
         return 5000 if self.peak_started else 9000
+
+
+@pytest.mark.parametrize("mode", ["measure", "verify", "profile"])
+def test_what_is_replayed_is_captured_once_after_the_gate_and_its_memory_counts(
+    monkeypatch: pytest.MonkeyPatch, mode: Mode
+) -> None:
+    device, done = FakeDevice(), list[str]()
+    monkeypatch.setattr(measured_case, "profile", lambda *asked: done.append("profiled") or {})
+
+    def gate() -> Verdict:
+        done.append("gate")
+        return Verdict([])
+
+    on_fake_device(
+        monkeypatch,
+        device,
+        case(),
+        run=lambda: done.append("run"),
+        gate=gate,
+        capture=lambda: done.append(f"captured, peak of this case {device.peak_started}"),
+        mode=mode,
+    )
+    expected = "captured, peak of this case True"
+    assert done.count(expected) == 1
+    assert done[: done.index(expected)] == ([] if mode == "profile" else ["gate"])
 
 
 class FakeMeter:

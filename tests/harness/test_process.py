@@ -141,13 +141,17 @@ def test_after_a_timeout_the_family_is_gone(tmp_path: Path, note: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [WorkerProcess.stop, WorkerProcess.kill])
-def test_what_a_worker_used_is_counted_once_before_it_ends(monkeypatch: pytest.MonkeyPatch, end: Any) -> None:
-    counted: list[bool] = []
-    monkeypatch.setattr(process, "count_ended", lambda pid: counted.append(alive(pid)))
+def test_what_a_worker_used_is_seen_before_it_ends_and_counted_once(monkeypatch: pytest.MonkeyPatch, end: Any) -> None:
+    seen: list[bool] = []
+    counted: list[float] = []
+    monkeypatch.setattr(process, "seconds_until_now", lambda pid: seen.append(alive(pid)) or 7.0)
+    monkeypatch.setattr(process, "count_ended", counted.append)
     worker = WorkerProcess(launch("fake_systems:Fake"))
     worker.ask({"do": "probe"}, 30.0)
     end(worker)
-    assert counted == [True]
+    worker.kill()
+    assert set(seen) == {True}
+    assert sum(counted) == 7.0
 
 
 def test_only_what_is_marked_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 from fake_systems import spin
 
 from harness import timer
+from harness.interval import median_interval
 from harness.timer import (
     BATCHES,
     CpuClock,
@@ -99,6 +100,14 @@ def test_one_that_does_not_pass_is_waited_for_no_longer_than_five_budgets() -> N
 def test_the_least_number_of_samples_stands_whatever_the_budget() -> None:
     timing = take_samples(FakeClock(itertools.repeat(1e6)), Policy(min_samples=6, budget_s=1))
     assert (timing.stop, len(timing.samples_ms)) == ("budget", 6)
+
+
+def test_one_long_sample_of_six_that_was_held_up_is_waited_for() -> None:
+    """Six of 2.2 s spend all patience, and the interval of six is their range; of nine it leaves out an end."""
+    clock = FakeClock(itertools.chain([2782.0], itertools.cycle([2222.0, 2232.0, 2230.0])))
+    timing = take_samples(clock, Policy(budget_s=1.0, min_samples=6))
+    assert (timing.stop, len(timing.samples_ms)) == ("budget", 9)
+    assert median_interval(timing.samples_ms, 0.95)[2] < 2240
 
 
 def test_few_samples_that_agree_are_not_enough() -> None:
@@ -261,8 +270,8 @@ def test_the_rules_of_stopping_hold_for_engines_too() -> None:
     endless = take_engine_samples(itertools.repeat([1.0]), Policy(interval_s=0.0))
     assert stop_reason([1.0] * 30, 0.0, Policy(), due=False) == ""
     assert (endless.stop, len(endless.samples_ms)) == ("interval", 20)
-    spent = take_engine_samples(([each] for each in itertools.count(1.0)), Policy(budget_s=0, min_samples=3))
-    assert (spent.stop, len(spent.samples_ms)) == ("budget", 3)
+    spent = take_engine_samples(([each] for each in itertools.count(1.0)), Policy(budget_s=0, min_samples=4))
+    assert (spent.stop, len(spent.samples_ms)) == ("budget", 6)
     counted = take_engine_samples(([each] for each in itertools.count(1.0)), Policy(max_samples=30))
     assert (counted.stop, len(counted.samples_ms)) == ("count", 30)
 

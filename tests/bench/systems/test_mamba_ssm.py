@@ -194,11 +194,11 @@ def test_each_model_is_tuned_and_a_request_is_captured_after_that(package, monke
     monkeypatch.setattr("bench.systems.phases.repeatable", lambda step: done.append("captured") or step)
     request = Case("mamba", "mamba-ssm", "tiny", "request", 3, 24, dtype="float32", options=(("steps", 3),))
     adapter = Small()
-    adapter.build(request)
+    adapter.build(request).capture()
     assert done == ["prepare", "captured", "captured"]  # the state's hand-over, a step
-    adapter.build(replace(request, batch=2))
+    adapter.build(replace(request, batch=2)).capture()
     assert done[3:] == ["compile_ahead", "captured", "captured"]
-    adapter.build(replace(request, dtype="bfloat16"))  # another model
+    adapter.build(replace(request, dtype="bfloat16")).capture()  # another model
     assert done[6:] == ["prepare", "captured", "captured"]
 
 
