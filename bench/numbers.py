@@ -14,8 +14,8 @@
 `run` is a run's folder, seen from the file's; a column may name another one. A cell is `value` of the case that
 `where`, its row and its column name by columns of `ttt-bench table`; a row or a column may name another `value`. "a|b"
 is either, and a list gives as many numbers, separated by slashes. `best = "max"` (or "min") takes the best of several
-cases, `scale` multiplies, `digits` (3) are the significant ones, and `marks = { "cache full" = "†" }` puts a sign to
-the cells of cases that bear a mark.
+cases, `scale` multiplies and `digits` (3) are the significant ones. A case that bears a mark has its sign, as in figures,
+and the signs are told below.
 
 In place of a `value`, `profile` asks the case's profile: "ms" in kernels and gaps, the share of a list of parts
 (`reports.profiles.parts`) such as ["ttt", "scan"], which are ms with `unit = "ms"`, or "longest", the kernel that takes
@@ -41,13 +41,14 @@ from harness.profile_record import Profile
 from harness.record import RecordError
 from reports.profiles.parts import LABELS, parts
 from reports.profiles.words import longest
+from reports.stats import MARKS, SIGNS
 
 BLOCK = re.compile(r"(?P<head><!-- numbers\n(?P<text>.*?)-->\n)(?P<table>.*?)(?P<end><!-- /numbers -->)", re.DOTALL)
 BEGINNING = "<!-- numbers\n"
 DIGITS = 3
 # Of a row, a column or the whole; no columns of the frame.
 KEYS = {"value", "profile", "unit", "best", "scale", "digits"}
-WHOLE = {"run", "head", "columns", "rows", "where", "marks", *KEYS}  # of a table of cases
+WHOLE = {"run", "head", "columns", "rows", "where", *KEYS}  # of a table of cases
 
 
 def with_numbers(text: str, source_of: SourceOf) -> str:
@@ -86,7 +87,9 @@ def _table(definition: str, source_of: SourceOf) -> str:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"its definition cannot be read: {type(error).__name__} {error}") from None
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *lines))
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *lines))
+    signs = [] if kind else [f"{sign} {meaning}" for _, sign, meaning in SIGNS if f" {sign} " in table]
+    return table + (f"\nSigns: {'; '.join(signs)}.\n" if signs else "")
 
 
 def _cases(asked: Mapping[str, Any], source_of: SourceOf) -> list[list[str]]:
@@ -163,7 +166,6 @@ class Cell:
     best: str = ""
     scale: float = 1
     digits: int = DIGITS
-    marks: Mapping[str, str] | None = None
 
     @classmethod
     def of(cls, table: Mapping[str, Any], row: Mapping[str, Any], column: Mapping[str, Any]) -> "Cell":
@@ -179,7 +181,7 @@ class Cell:
         del said["label"], said["run"]
         if isinstance(how.get("profile"), list):
             how["profile"] = tuple(how["profile"])
-        return cls(where=dict(table.get("where", {})) | said, marks=table.get("marks"), **how)
+        return cls(where=dict(table.get("where", {})) | said, **how)
 
     def numbers(self, source: Source) -> list[Number]:
         """One for each case that it names."""
@@ -205,8 +207,8 @@ class Cell:
         if self.profile:
             return self._told(source.profiles[found.iloc[0][KEY]])
         one = found.sort_values(self.value, ascending=self.best != "max").iloc[0]
-        borne = str(one.get("marks", "")).split(", ")
-        signs = [sign for mark, sign in (self.marks or {}).items() if mark in borne]
+        borne = str(one.get(MARKS, "")).split(", ")
+        signs = [sign for mark, sign, _ in SIGNS if mark in borne]
         value = self.scale * float(one[self.value])
         return Number(value, " ".join([significant(value, self.digits), *signs]))
 

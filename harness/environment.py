@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,13 +13,17 @@ from typing import Any
 
 from harness.nvml import open_gpu
 
-PACKAGES = ("torch", "triton", "numpy", "nvidia-ml-py")  # beside those that an adapter names
+# Beside those that an adapter names; cuBLAS goes by the major release of CUDA.
+PACKAGES = ("torch", "triton", "numpy", "nvidia-ml-py", "nvidia-cublas", "nvidia-cublas-cu12")
 SOURCES = (".py", ".cu", ".cuh", ".h")
 RECORDS_APART = ":(exclude)reports/results"
 COMMIT_VARIABLE = "TTT_BENCH_COMMIT"
 DIRTY = "-dirty"  # after a commit: with uncommitted changes, as git describe says it
 
-_CONSTANT = ("name", "driver", "memory_bytes", "device_id", "model", "cores", "threads")
+_CONSTANT = frozenset(
+    ("name", "driver", "memory_bytes", "device_id", "power_limit_w", "max_sm_clock_mhz", "ecc")
+    + ("model", "cores", "threads")
+)
 
 
 def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any]:
@@ -26,7 +31,7 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
     device_kind: "cuda" or "cpu", whichever is measured; "" is "cuda" where there is a GPU. visible: as in `open_gpu`.
     Keys: device (a name), device_kind, gpu (None without one): name, driver, memory_bytes, device_id (8 hexadecimal
-    digits of its UUID's SHA-256, "" if unknown), sm_clock_mhz, memory_clock_mhz, temperature_c, power_w,
+    digits of its UUID's SHA-256, "" if unknown), power_limit_w, max_sm_clock_mhz, ecc, sm_clock_mhz, memory_clock_mhz, temperature_c, power_w,
     throttle_reasons; cpu: model, cores, threads (of torch, where it is loaded), load_1m; software: name -> version;
     commit ("" if unknown), dirty (None if unknown).
     """
@@ -69,10 +74,12 @@ def _changing(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def software() -> dict[str, str]:
-    """The versions of Python, CUDA (where torch is loaded) and of the packages that are installed."""
+    """The versions of Python, the kernel, CUDA (where torch is loaded) and of the packages that are installed."""
     torch = sys.modules.get("torch")
     cuda = getattr(getattr(torch, "version", None), "cuda", None)
-    return {"python": platform.python_version(), **({"cuda": cuda} if cuda else {}), **versions_of(PACKAGES)}
+    kernel = re.match(r"[\d.]*\d", platform.release())  # what follows may be a name that somebody gave it
+    system = {platform.system().lower(): kernel[0]} if kernel else {}
+    return {"python": platform.python_version(), **system, **({"cuda": cuda} if cuda else {}), **versions_of(PACKAGES)}
 
 
 @lru_cache(maxsize=8)

@@ -305,9 +305,10 @@ def _forget_what_slowed(gpu: Gpu | None) -> None:
 
 
 def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
-    """The machine, when the work had just ended, with all reasons that slowed its GPU down."""
+    """The machine, when the work had just ended; of its GPU, what slowed it down at any time, and how hot that was."""
     after = snapshot(workload.device)
     if gpu and after["gpu"]:
+        after["gpu"]["temperature_c"] = gpu.hottest_c or after["gpu"]["temperature_c"]
         after["gpu"]["throttle_reasons"] = sorted(gpu.slowed_by.union(after["gpu"]["throttle_reasons"]))
     return after
 

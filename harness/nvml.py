@@ -34,14 +34,20 @@ class Gpu:
         self._handle = handle
         self._throttled, self._ask_at = False, -math.inf
         self.slowed_by: set[str] = set()  # the reasons that `throttled` has seen
+        self.hottest_c: float | None = None  # where heat was one of them
 
     def constants(self) -> dict[str, Any]:
-        """What does not change: name, driver, memory_bytes, device_id."""
+        """What does not change: name, driver, memory_bytes, device_id, power_limit_w, max_sm_clock_mhz, ecc."""
+        milliwatts = self._ask("nvmlDeviceGetEnforcedPowerLimit")
+        ecc = self._ask("nvmlDeviceGetEccMode")
         return {
             "name": _text(self._ask("nvmlDeviceGetName")),
             "driver": _text(_quietly(self._nvml.nvmlSystemGetDriverVersion)),
             "memory_bytes": getattr(self._ask("nvmlDeviceGetMemoryInfo"), "total", None),
             "device_id": _digest(_text(self._ask("nvmlDeviceGetUUID"))),
+            "power_limit_w": None if milliwatts is None else milliwatts / 1e3,
+            "max_sm_clock_mhz": self._ask("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_SM),
+            "ecc": None if ecc is None else bool(ecc[0]),  # now; the other is from the next boot on
         }
 
     def readings(self) -> dict[str, Any]:
@@ -68,12 +74,16 @@ class Gpu:
         if now >= self._ask_at:
             reasons = self.throttle_reasons()
             self.slowed_by.update(reasons)
+            if THERMAL.intersection(reasons):
+                celsius = self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU)
+                self.hottest_c = max(filter(None, (self.hottest_c, celsius)), default=None)
             self._throttled, self._ask_at = bool(reasons), now + ASKED_EVERY_S
         return self._throttled
 
     def forget(self) -> None:
         """Begin anew to collect what slows the GPU down: the next `throttled` asks."""
         self.slowed_by.clear()
+        self.hottest_c = None
         self._ask_at = -math.inf
 
     def energy_j(self) -> float | None:

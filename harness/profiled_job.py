@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # The stages of a profile: the model is built, by every profiler anew; times are told; Nsight Compute counts.
 BUILD, TIMES, RATIOS = "build", "times", "ratios"
 NOT_COUNTED = "not counted: "  # begins the note that says why
+# Cases that share a worker: the model is built once for them, but none has its profile before all were timed.
+TOGETHER = 8
 GIVEN_UP = f"{NOT_COUNTED}Nsight Compute was given up after an earlier case"
 
 
@@ -87,17 +89,19 @@ class JobProfiler:
             return {}
         if slot.ready().environment.get("device_kind") != "cuda":
             return {}
+        self.asked.say(f"{self.job.name}: {len(asked)} cases are timed before the first is profiled")
         found: dict[str, _Alone] = {}
         for planned in asked:
-            start = time.monotonic()
+            start, built_s = time.monotonic(), 0.0
             try:
-                call_us, lost = self.under_profiler.alone(slot, planned), None
+                (call_us, record), lost = self.under_profiler.alone(slot, planned), None
+                built_s = record.stages_s.get(BUILD, 0.0)
             except ToolLost as error:
                 self._end_if_stopped()
                 if not self.place.is_there():
                     raise PlaceLost from None
                 call_us, lost = 0.0, error
-            found[planned.case.key] = _Alone(call_us, lost, time.monotonic() - start)
+            found[planned.case.key] = _Alone(call_us, lost, time.monotonic() - start, built_s)
         return found
 
     def _with_times(self, slot: WorkerSlot, planned: Planned, alone: Mapping[str, "_Alone"]) -> Profile:
@@ -107,7 +111,7 @@ class JobProfiler:
         profile, record = self._times(slot, planned, before)
         if profile.status not in ("ok", "skipped") and not self.place.is_there():
             raise PlaceLost
-        profile = _took(profile, TIMES, start, record)
+        profile = _took(profile, TIMES, start, record, before.built_s)
         self._keep(profile, record)
         if profile.status == "ok" and self.tools.ratios:
             self.asked.on_times(profile)
@@ -206,15 +210,19 @@ class JobProfiler:
 
 @dataclass(frozen=True)
 class _Alone:
-    """How long a call takes while nothing is profiled, 0 if not known; why the case does not run; the seconds spent."""
+    """How long a call takes while nothing is profiled, and why the case does not run.
+
+    us: 0 if not known. took_s: seconds spent, of which built_s on the model.
+    """
 
     us: float = 0.0
     lost: ToolLost | None = None
     took_s: float = 0.0
+    built_s: float = 0.0
 
 
 def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
-    """The cases of a job that share a worker: all, but of an engine those of one phase, the shortest first.
+    """The cases of a job that share a worker, at most `TOGETHER`; of an engine those of one phase, the shortest first.
 
     Once Kineto has recorded it holds up every later launch of its process, and the timeline of work that is short shows
     it; and another phase starts the engine anew in any case.
@@ -222,7 +230,8 @@ def by_worker(cases: Sequence[Planned]) -> list[list[Planned]]:
     found: dict[str, list[Planned]] = {}
     for planned in cases:
         found.setdefault(planned.case.phase if planned.case.timing == "engine" else "", []).append(planned)
-    return [sorted(each, key=_length) if phase else each for phase, each in found.items()]
+    ordered = (sorted(each, key=_length) if phase else each for phase, each in found.items())
+    return [each[first : first + TOGETHER] for each in ordered for first in range(0, len(each), TOGETHER)]
 
 
 def _length(planned: Planned) -> int:
@@ -241,9 +250,12 @@ def _profile(planned: Planned, values: Mapping[str, Any]) -> Profile:
         raise ProfileError(str(error)) from None
 
 
-def _took(profile: Profile, stage: str, start: float, record: Record | None) -> Profile:
-    """The profile with the seconds since `start` as those of a stage, but for those that the record's model took."""
-    built = record.stages_s.get(BUILD, 0.0) if record else 0.0
+def _took(profile: Profile, stage: str, start: float, record: Record | None, built_before: float = 0.0) -> Profile:
+    """The profile with the seconds since `start` as those of a stage, but for those that the models took.
+
+    built_before: of that of an earlier request.
+    """
+    built = built_before + (record.stages_s.get(BUILD, 0.0) if record else 0.0)
     so_far = profile.stages_s.get(BUILD, 0.0)
     took = time.monotonic() - start - built
     return replace(profile, stages_s={**profile.stages_s, BUILD: so_far + built, stage: took})

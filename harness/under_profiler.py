@@ -56,12 +56,15 @@ class UnderProfiler:
     stop_s: float
     stopped: Callable[[], bool]
 
-    def alone(self, slot: WorkerSlot, planned: Planned) -> float:
-        """How long a call of a case takes in the slot's worker, in µs, while nothing is profiled; 0 if not known."""
+    def alone(self, slot: WorkerSlot, planned: Planned) -> tuple[float, Record]:
+        """How long a call of a case takes in the slot's worker while nothing is profiled, and the worker's record.
+
+        In µs; 0 if not known.
+        """
         answer = _answer(slot, self._request(planned, tool="none"), self.limits.case_s)
-        self._record_of(answer, planned)
+        record = self._record_of(answer, planned)
         found = answer["profile"].get("alone_us")
-        return found if isinstance(found, float) and 0 < found < inf else 0.0
+        return found if isinstance(found, float) and 0 < found < inf else 0.0, record
 
     def by_kineto(
         self, slot: WorkerSlot, launch: Launch, planned: Planned, alone_us: float = 0.0

@@ -54,8 +54,9 @@ SIGNS = (
     (FEW_SAMPLES, "*", f"fewer than {FEWEST} samples"),
     (LOADED, "‡", "others used the machine"),
     (HOT, "¶", "heat slowed the GPU down"),
-    (UNSTEADY, "§", f"median not known to within {STEADY:.0%}, or half of the samples further apart"),
+    (UNSTEADY, "§", f"a time not known to within {STEADY:.0%}, or half of the samples further apart"),
 )
+TIMES_OF_A_REQUEST = {"time_to_first_token_ms": "first token", "time_between_tokens_ms": "time between tokens"}
 UNTRIED = ("skipped", "unstarted")  # cases that were not tried at all; every other without a result failed
 # Settings that a reader must know to compare a latency: they go into the column NOTES.
 NOTED_SETTINGS = ("gate_limits", "warning")
@@ -292,11 +293,8 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
     """Why a number may be less than it seems."""
     if 0 < row["samples"] < FEWEST:
         yield f"only {counted(row['samples'], 'sample')}: the bar is their range, no interval"
-    if _is_unsteady(row) and _has_repeats(row):
-        apart = f"{row['processes']} processes, {row['process_spread']:.1%} apart,"
-        yield f"{apart} do not tell the median to {STEADY:.0%}"
-    elif _is_unsteady(row):
-        yield f"samples from {min(_samples(group)):.4g} to {max(_samples(group)):.4g} ms: something disturbed them"
+    if _is_unsteady(row):
+        yield from _unsteadiness(group, row)
     if row["throttled"]:
         yield f"{row['throttled']} of {row['samples']} samples under a throttle"
     yield from (load_note(record.environment) for record in group if is_loaded(record.environment))
@@ -308,6 +306,17 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
             yield "compared with no reference"
         elif record.gate.get("unchecked"):
             yield str(record.gate["unchecked"])
+
+
+def _unsteadiness(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
+    """What an unsteady point is not known to within `STEADY`."""
+    if _is_latency_unsteady(row) and _has_repeats(row):
+        apart = f"{row['processes']} processes, {row['process_spread']:.1%} apart,"
+        yield f"{apart} do not tell the median to {STEADY:.0%}"
+    elif _is_latency_unsteady(row):
+        yield f"samples from {min(_samples(group)):.4g} to {max(_samples(group)):.4g} ms: something disturbed them"
+    for said, low, high in _unsteady_times(row):
+        yield f"{said} between {low:.4g} and {high:.4g} ms (95%): something disturbed it"
 
 
 def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
@@ -334,10 +343,23 @@ def _samples(group: Sequence[Record]) -> list[float]:
 
 def _is_unsteady(row: Mapping[str, Any]) -> bool:
     """Of six samples or more, as fewer have no interval and a mark of their own."""
+    known = row["status"] == "ok" and row["samples"] >= FEWEST
+    return known and (_is_latency_unsteady(row) or any(_unsteady_times(row)))
+
+
+def _unsteady_times(row: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
+    """(name, low, high) of each time of a request whose interval is too wide."""
+    for name, said in TIMES_OF_A_REQUEST.items():
+        low, high = (row.get(f"{name}_{end}", math.nan) for end in ("low", "high"))
+        if high - low > 2 * STEADY * row.get(name, math.nan):
+            yield said, low, high
+
+
+def _is_latency_unsteady(row: Mapping[str, Any]) -> bool:
     repeats = _has_repeats(row)
     low, high = REPEAT_COLUMNS if repeats else ("latency_ms_low", "latency_ms_high")  # what is drawn
-    wide = row[high] - row[low] > 2 * STEADY * row["latency_ms"] or (not repeats and row.get(_QUARTILES, 0.0) > STEADY)
-    return row["status"] == "ok" and row["samples"] >= FEWEST and wide
+    wide = row[high] - row[low] > 2 * STEADY * row["latency_ms"]
+    return wide or (not repeats and row.get(_QUARTILES, 0.0) > STEADY)
 
 
 def _has_repeats(row: Mapping[str, Any]) -> bool:

@@ -29,6 +29,9 @@ class FakeNvml(ModuleType):
             "nvmlDeviceGetUUID": lambda h: f"GPU-{uuid}" if uuid else None,
             "nvmlDeviceGetMemoryInfo": lambda h: SimpleNamespace(total=80 << 30),
             "nvmlDeviceGetPowerUsage": lambda h: 123_500,
+            "nvmlDeviceGetEnforcedPowerLimit": lambda h: 700_000,
+            "nvmlDeviceGetMaxClockInfo": lambda h, kind: {1: 1980}[kind],
+            "nvmlDeviceGetEccMode": lambda h: [1, 0],
             "nvmlDeviceGetClockInfo": lambda h, kind: {1: 1980, 2: 2619}[kind],
             "nvmlDeviceGetTemperature": lambda h, kind: 45,
             "nvmlDeviceGetCurrentClocksEventReasons": lambda h: reasons,
@@ -68,6 +71,9 @@ def test_snapshot_of_a_gpu(install: Any) -> None:
         "driver": "580.1",
         "memory_bytes": 80 << 30,
         "device_id": hashlib.sha256(b"GPU-12-34").hexdigest()[:8],
+        "power_limit_w": 700.0,
+        "max_sm_clock_mhz": 1980,
+        "ecc": True,
         "sm_clock_mhz": 1980,
         "memory_clock_mhz": 2619,
         "temperature_c": 45,
@@ -104,6 +110,22 @@ def test_what_slows_a_gpu_down_is_asked_for_anew_where_samples_begin(
         gpu.forget()
         assert gpu.throttled() is bool(reasons)
         assert gpu.slowed_by == slowed_by
+
+
+def test_how_hot_a_gpu_was_when_heat_slowed_it_is_kept_until_samples_begin(
+    install: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of a profile it has rested while its trace was written."""
+    fake = install(FakeNvml(reasons=0x20))
+    gpu = nvml.open_gpu()
+    assert gpu is not None
+    for now, celsius in ((100.0, 78), (101.0, 79), (102.0, 77)):
+        monkeypatch.setattr(nvml.time, "monotonic", lambda now=now: now)
+        fake.nvmlDeviceGetTemperature = lambda h, kind, celsius=celsius: celsius
+        assert gpu.throttled()
+    assert gpu.hottest_c == 79
+    gpu.forget()
+    assert gpu.hottest_c is None
 
 
 def test_two_gpus_of_one_model_are_told_apart_but_not_named(install: Any) -> None:
@@ -209,7 +231,8 @@ def test_around_of_a_cpu_system_has_no_gpu(install: Any) -> None:
 def test_software_names_versions() -> None:
     software = snapshot("cpu")["software"]
     assert software["python"].count(".") == 2
-    assert set(software) <= {"python", "cuda", *environment.PACKAGES}
+    assert set(software) <= {"python", "linux", "darwin", "cuda", *environment.PACKAGES}
+    assert re.fullmatch(r"\d+(\.\d+)*", software.get("linux", "6.1"))
 
 
 def test_says_neither_who_nor_where() -> None:

@@ -276,6 +276,7 @@ class FakeDevice:
     def __init__(self, hot: bool = False) -> None:
         self.sampled, self.hot, self.peak_started = 0, hot, False
         self.slowed_by: set[str] = set()
+        self.hottest_c: float | None = None
 
     def forget(self) -> None:
         self.slowed_by.clear()

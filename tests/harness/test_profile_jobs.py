@@ -17,7 +17,7 @@ from harness.process import RUN_VARIABLE, Limits, Place, Stopped, _marked, end_m
 from harness.profile_jobs import Profiler
 from harness.profile_record import Profile, profile_path, write_profile
 from harness.profile_region import ProfileError
-from harness.profiled_job import by_worker
+from harness.profiled_job import TOGETHER, by_worker
 from harness.profilers.choice import Tools, choose
 from harness.record import Record
 from harness.run import Run
@@ -214,6 +214,9 @@ def test_of_an_engine_the_shortest_work_comes_first_in_a_worker_that_has_recorde
     assert generate == [engine[4], engine[3]]
     others = [Planned(each) for each in cases]
     assert by_worker(others) == [others]
+    many = [Planned(replace(case(), batch=batch)) for batch in range(1, 20)]
+    assert [len(each) for each in by_worker(many)] == [TOGETHER, TOGETHER, 3]
+    assert [planned for each in by_worker(many) for planned in each] == many
 
 
 def test_cases_that_share_a_worker_are_timed_before_kineto_holds_up_what_it_launches(
@@ -230,7 +233,8 @@ def test_cases_that_share_a_worker_are_timed_before_kineto_holds_up_what_it_laun
         monkeypatch.setenv("FAKE_KIND", kind)
         run = run_of(tmp_path / f"{kind}{len(batches)}", *(case(batch=batch) for batch in batches))
         skip = lambda planned: "too large" if planned.case.batch == 4 and 30 in batches else ""  # noqa: E731, B023
-        found, _ = profile_all(run, KINETO, skip=skip)
+        found, said = profile_all(run, KINETO, skip=skip)
+        assert ("2 cases are timed before" in "".join(said)) == ("none" in tools)
         assert [line.split()[1] for line in log.read_text().splitlines()] == tools
         assert [each.notes for each in found] == noted
         if 30 in batches:

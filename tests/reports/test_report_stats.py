@@ -244,6 +244,22 @@ def test_samples_are_unsteady_where_their_quartiles_are_a_tenth_of_the_median_ap
     assert frame([record], Catalogue()).iloc[0].get("marks", "") == marks
 
 
+@pytest.mark.parametrize(
+    ("high", "count", "marks", "notes"),
+    [
+        (221.0, 7, "unsteady", "first token between 180 and 221 ms (95%): something disturbed it"),
+        (219.0, 7, "", ""),
+        (221.0, 5, "few samples", "only 5 samples: the bar is their range, no interval"),
+    ],
+)
+def test_a_request_is_unsteady_where_one_of_its_times_is(high, count, marks, notes):
+    """Its latency is nearly all steps."""
+    first = {"time_to_first_token_ms": 200.0, "time_to_first_token_ms_low": 180.0, "time_to_first_token_ms_high": high}
+    request = replace(FORWARD, phase="request")
+    row = frame([synthetic.ok(request, 900.0, count=count, metrics=first)], Catalogue()).iloc[0]
+    assert (row.get("marks", ""), row.get("notes", "")) == (marks, notes)
+
+
 def test_one_process_on_a_loaded_machine_marks_the_case():
     loaded = synthetic.environment() | {"cpu": {"others_share": 0.43, "idle_share": 0.01}}
     quiet = synthetic.environment() | {"cpu": {"others_share": 0.0, "idle_share": 0.9}}
