@@ -14,8 +14,8 @@
 `run` is a run's folder, seen from the file's; a column may name another one. A cell is `value` of the case that
 `where`, its row and its column name by columns of `ttt-bench table`; a row or a column may name another `value`. "a|b"
 is either, and a list gives as many numbers, separated by slashes. `best = "max"` (or "min") takes the best of several
-cases, `scale` multiplies and `digits` (3) are the significant ones. A case that bears a mark has its sign, as in figures,
-and the signs are told below.
+cases, `scale` multiplies and `digits` (3) are the significant ones. A case that bears a mark has its sign, as in
+figures, and the signs are told below.
 
 In place of a `value`, `profile` asks the case's profile: "ms" in kernels and gaps, the share of a list of parts
 (`reports.profiles.parts`) such as ["ttt", "scan"], which are ms with `unit = "ms"`, or "longest", the kernel that takes

@@ -57,8 +57,8 @@ class Workload:
         capturable. One call stands for `units` units (such as 16 generate steps) and a sample is divided by it; where
         there is no witness, its outputs must have an axis of that length, or as many tensors.
     tokens: how many tokens one unit processes.
-    capture: called once before `run` is, where a case is timed, checked or profiled: captures what `run` replays, so that
-        the memory of it counts.
+    capture: called once before `run`, where a case is timed, checked or profiled: captures what `run` replays, whose
+        memory counts then.
     inputs: what `run` reads and the harness renews between samples and before the checked call.
     witness: called with random numbers just before the last timed call, when inputs are renewed: draws the sequences
         to compare and keeps what they start from. It returns what is called after `calls` timed calls of `run` with
