@@ -248,9 +248,9 @@ def stop_reason(samples: list[float], elapsed_s: float, policy: Policy, due: boo
         return "count"
     if elapsed_s < policy.budget_s:
         return ""
-    last_s = policy.budget_s + LONGEST_WAIT_S
-    if len(samples) >= policy.min_samples * 3 // 2:
-        last_s = min(policy.patience * policy.budget_s, last_s)
+    last_s = min(policy.patience * policy.budget_s, policy.budget_s + LONGEST_WAIT_S)
+    if last_s and len(samples) < policy.min_samples * 3 // 2:
+        last_s = policy.budget_s + LONGEST_WAIT_S
     known = due and _is_known(samples, policy.doubtful, policy)
     return "budget" if known or elapsed_s >= last_s else ""
 

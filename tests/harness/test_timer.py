@@ -270,8 +270,8 @@ def test_the_rules_of_stopping_hold_for_engines_too() -> None:
     endless = take_engine_samples(itertools.repeat([1.0]), Policy(interval_s=0.0))
     assert stop_reason([1.0] * 30, 0.0, Policy(), due=False) == ""
     assert (endless.stop, len(endless.samples_ms)) == ("interval", 20)
-    spent = take_engine_samples(([each] for each in itertools.count(1.0)), Policy(budget_s=0, min_samples=4))
-    assert (spent.stop, len(spent.samples_ms)) == ("budget", 6)
+    spent = take_engine_samples(([each] for each in itertools.count(1.0)), Policy(budget_s=0, min_samples=3))
+    assert (spent.stop, len(spent.samples_ms)) == ("budget", 3)
     counted = take_engine_samples(([each] for each in itertools.count(1.0)), Policy(max_samples=30))
     assert (counted.stop, len(counted.samples_ms)) == ("count", 30)
 
