@@ -13,6 +13,7 @@ with nothing. An engine that times itself is believed down to the floor of its b
 
 import math
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -60,6 +61,7 @@ class Inspector:
         self._seen: list[Any] = []
         self._kept_inputs: dict[str, Any] = {}
         self._seen_inputs: dict[str, Any] = {}
+        self._threads: set[threading.Thread] | None = None  # before the call that is checked
         self._next_at = 0.0
         self._ran = False
         self._since_ns: int | None = None  # processor time when the sample now taken began
@@ -70,6 +72,8 @@ class Inspector:
         """The workload's `run`; where a graph is captured, its outputs are those of every replay."""
         self._outputs = None  # freed first: what is timed must not hold its outputs twice
         self._outputs = self._workload.run()
+        if self._threads is not None and set(threading.enumerate()) - self._threads:
+            self._miss("threads_left_at_work")  # looked for while the clock runs: what ended before was timed
         return self._outputs
 
     def before_sample(self) -> None:
@@ -117,7 +121,9 @@ class Inspector:
             _poison(each)
         if not clock.replays:
             self._outputs = None  # freed, so that the call may be given the poisoned memory
+        self._threads = set(threading.enumerate())
         took = self._call(clock)
+        self._threads = None
         self._await_writers()
         return took
 

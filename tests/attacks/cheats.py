@@ -6,6 +6,7 @@ nothing, and logits = h E^T.
 
 import itertools
 import math
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -227,14 +228,43 @@ class UnitsUnseen(Honest):
 
 
 class WorkInAThread(Honest):
-    """Starts a thread that does the work, and returns its buffer at once.
-
-    Where other programs hold the processors, the thread may end before anybody looks: hence its tries.
-    """
+    """Starts a thread that does the work, and returns its buffer at once."""
 
     def run(self) -> Any:
         buffer = torch.empty(self.case.batch, VOCABULARY)
         threading.Thread(target=lambda: buffer.copy_(self.work(self.model))).start()
+        return buffer
+
+
+class WorkInAKeptThread(Honest):
+    """Has a thread from the beginning, which does the work while `run` has returned its buffer.
+
+    Where other programs hold the processors, the thread may end before anybody looks: hence its tries.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.serve)
+        self.thread.start()
+
+    def serve(self) -> None:
+        while (buffer := self.buffers.get()) is not None and not self.over.is_set():
+            buffer.copy_(self.work(self.model))
+
+    def claim(self, workload: Workload) -> None:
+        workload.close = self.end
+
+    def end(self) -> None:
+        """What waits for the thread by now is left undone."""
+        self.over.set()
+        self.buffers.put(None)
+        self.thread.join()
+
+    def run(self) -> Any:
+        buffer = torch.empty(self.case.batch, VOCABULARY)
+        self.buffers.put(buffer)
         return buffer
 
 
@@ -481,7 +511,8 @@ CHEATS = (
     Cheat(TokensOfAnEngine, GENERATE, ("tokens_off_the_case",)),
     Cheat(UnitsOverstated, GENERATE, (WRONG,)),
     Cheat(UnitsUnseen, GENERATE, ("outputs_without_the_units",)),
-    Cheat(WorkInAThread, LONG_PROMPT, ("outputs_written_after_the_call", "outputs_not_finite", WRONG), 8),
+    Cheat(WorkInAThread, LONG_PROMPT, ("threads_left_at_work",)),
+    Cheat(WorkInAKeptThread, LONG_PROMPT, ("outputs_written_after_the_call", "outputs_not_finite", WRONG), 8),
     Cheat(InputsEased, PROMPT, ("inputs_changed_by_the_work",)),
     Cheat(FirstSequenceOnly, PROMPT, (WRONG,)),
     Cheat(SmallBatchesOnly, PROMPT, ("outputs_not_finite",)),
