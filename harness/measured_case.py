@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from harness.case import Case, Mode
 from harness.cuda_clock import CudaEventClock
-from harness.energy import EnergyMeter
+from harness.energy import LASTS_S, EnergyMeter
 from harness.environment import around, snapshot, versions_of
 from harness.gate import Verdict
 from harness.heat import Cooler
@@ -268,8 +268,11 @@ class CaseRun:
                 inspector.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests
                 warm_up(clock, self.policy, throttled)
             _forget_what_slowed(gpu)
+            policy = self.policy
+            if gpu and self.case.l2 == "warm":
+                policy = replace(policy, interval_s=max(LASTS_S, policy.interval_s))
             with self._stage("sample"), energy:
-                timing = take_samples(clock, self.policy, throttled, inspector.before_sample)
+                timing = take_samples(clock, policy, throttled, inspector.before_sample)
         timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
         return timing
 

@@ -125,21 +125,13 @@ def plan(asked: Asked) -> Plan:
         launches(asked.systems_file, device),
         total_memory_bytes(machine) if here else None,
         asked.repeats,
-        _policy(device, budget_s, asked.repeats),
+        # The samples of a case are spread over its repeats, and so is the time for them.
+        Policy(budget_s=budget_s / asked.repeats, settle_max_s=2 * budget_s),  # a short budget shortens warm-up, too
         machine,
         _added(cases, selection, device, of_checkpoint=checkpoint is not None),
         asked.min_samples,
         asked.budget_s,
     )
-
-
-def _policy(device: str, budget_s: float, repeats: int) -> Policy:
-    """The samples of a case are spread over its repeats, and so is the time for them; a short budget shortens warm-up.
-
-    On a GPU a case is sampled for a second, as its energy is not known of less.
-    """
-    policy = Policy(budget_s=budget_s / repeats, settle_max_s=2 * budget_s)
-    return replace(policy, interval_s=1.0) if device == "cuda" else policy
 
 
 def keys_asked(asked: Asked, device: str) -> frozenset[str]:

@@ -385,6 +385,15 @@ def test_a_sample_on_a_gpu_spans_its_launches_and_units(monkeypatch: pytest.Monk
     assert record.peak_memory_bytes == 5000 - 1000  # without the clock's own
 
 
+@pytest.mark.parametrize(("l2", "samples"), [("warm", 3), ("cold", 2)])
+def test_a_case_whose_energy_is_told_is_sampled_for_a_second(
+    monkeypatch: pytest.MonkeyPatch, l2: str, samples: int
+) -> None:
+    """A sample takes 0.4 s, and others are known well enough after half a second."""
+    few = {"min_samples": 1, "max_samples": 9, "interval_samples": 1, "interval_s": 0.5}
+    assert len(on_fake_device(monkeypatch, FakeDevice(), case(l2=l2), policy=few).samples_ms) == samples
+
+
 def test_energy_is_of_the_samples_alone_and_of_all_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     record = on_fake_device(monkeypatch, FakeDevice(), case())
     assert record.metrics["energy_j_per_token"] == 5 * 40.0 / (5 * 4 * 8 * 16)
