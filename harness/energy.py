@@ -6,8 +6,8 @@ from threading import Event, Thread
 from harness.nvml import Gpu
 
 LOOK_EVERY_S = 0.02
-LATE_S = 0.03  # after the look before: the driver, or another thread, held up a look that is later
-NEEDS_S = 0.7  # between two refreshes, each seen up to LATE_S late: within 5%
+LATE_S = 0.05  # after the look before: the driver, or the thread that samples, held up a look that is later
+NEEDS_S = 0.7  # between two refreshes, each seen mostly up to LOOK_EVERY_S late: within 3%; up to LATE_S: 7%
 LASTS_S = 1.0  # a block in which refreshes are surely so far apart
 FILLS = 0.9  # of the block by samples, or the mean power is that of something else too
 
