@@ -63,3 +63,10 @@ def one_sentence(done: Done) -> str:
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("ttt-bench: ")
     return line
+
+
+def assert_one_sentence(done: Done, *words: str) -> None:
+    """That it is, with these words in it."""
+    said = one_sentence(done)
+    for word in words:
+        assert word in said

@@ -28,7 +28,7 @@ from harness.run import Run
 from harness.run_file import Planned
 from harness.runner import Limits
 from harness.timer import Policy
-from tests.bench.test_hugging_face import PUBLISHED
+from tests.bench.published_config import PUBLISHED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RATE = 0.25  # of the inner loop; no size of the table has it

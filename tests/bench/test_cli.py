@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from command_line import ROOT, called, one_sentence, started, ttt_bench
+from command_line import ROOT, assert_one_sentence, called, one_sentence, started, ttt_bench
 
 import bench.catalogue as entries
 from bench import cli, estimate
@@ -724,12 +724,6 @@ def test_one_is_no_plural(tmp_path):
     one = ("run", "quick", *SMALL, "--dry-run", "--out", "out")
     done = called(*one, cwd=tmp_path)
     assert re.match(r"2 cases in 1 job: .*(?<!jobs)$", done.stdout.splitlines()[-1])
-
-
-def assert_one_sentence(done, *words):
-    said = one_sentence(done)
-    for word in words:
-        assert word in said
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from test_cli import assert_one_sentence, ttt_bench
+from command_line import assert_one_sentence, ttt_bench
 
 from bench.commands import results
 from bench.errors import UserError

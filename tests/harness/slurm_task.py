@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from test_pool import launches
+from pool_helpers import launches
 
 from harness.claims import Holder
 from harness.run import Run

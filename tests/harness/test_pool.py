@@ -6,55 +6,28 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from harness_helpers import HERE, ROOT, alive, case, launch, lines_of, new_run, statuses, wait_for
+from pool_helpers import GPUS, SYSTEMS, cases_of, launches, place, pooled, start_parent
 
 from harness import machine_load, nvml, pool, process
-from harness.pool import gpu_places, place_here, run_pool, shares
+from harness.pool import gpu_places, place_here, shares
 from harness.process import Launch, Limits, Place
 from harness.record import Record, RecordError
-from harness.run import Run
 from harness.run_file import Request, RunError
-from harness.runner import Event, run_jobs, session
+from harness.runner import Event, run_jobs
 
 SOON = Limits(case_s=1.5)
-GPUS = ("0", "1", "2", "3")
-
-
-def place(gpu: str, **fields: Any) -> Place:
-    return Place(f"GPU {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}, **fields)
-
-
-def launches(*systems: str, entry: str = "fake_gpus:OnGpu", **env: str) -> dict[tuple[str, str], Launch]:
-    return {(system, "cpu"): launch(entry, **env) for system in systems}
-
-
-def cases_of(systems: Sequence[str], count: int = 3, do: str = "work") -> list[Any]:
-    return [case(do, system=system, batch=number + 1) for system in systems for number in range(count)]
-
-
-def pooled(
-    run: Run,
-    of: dict[tuple[str, str], Launch],
-    places: Sequence[Place] = tuple(map(place, GPUS)),
-    **arguments: Any,
-) -> list[Record]:
-    with session(run, of, **arguments) as work:
-        return run_pool(work, places)
 
 
 def gpu_of(record: Record) -> str:
     return record.settings["gpu"]
-
-
-SYSTEMS = ("a", "b", "c", "d", "e", "f")
 
 
 def test_every_job_runs_on_one_gpu_and_all_gpus_run(tmp_path: Path) -> None:
@@ -322,7 +295,7 @@ def test_neighbours_on_other_cores_are_no_others(tmp_path: Path) -> None:
 STUBBORN = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from test_pool import place
+from pool_helpers import place
 from harness.pool import Pool
 pool, ended = Pool(Path("."), [place("0"), place("1")], print), []
 def do(seconds, at):
@@ -343,15 +316,6 @@ def test_an_interrupted_pool_waits_for_every_thread() -> None:
     assert done.stderr == "[0.5, 2]\n"
 
 
-PARENT = """
-import sys
-from pathlib import Path
-from test_pool import SYSTEMS, cases_of, launches, pooled
-from harness.run import Run
-pooled(Run.open(Path(sys.argv[1])), launches(*SYSTEMS[:4], FAKE_PIDS=sys.argv[2]))
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_every_worker_and_the_run_resumes(tmp_path: Path, number: signal.Signals) -> None:
     run = new_run(tmp_path / "out", [*cases_of(SYSTEMS[:4], 1), *cases_of(SYSTEMS[:4], 1, do="hang-once")])
@@ -365,8 +329,3 @@ def test_a_signal_ends_every_worker_and_the_run_resumes(tmp_path: Path, number: 
     assert wait_for(lambda: not any(map(alive, workers)))
     assert Counter(statuses(run.records())) == {"ok": 4}
     assert statuses(pooled(run, launches(*SYSTEMS[:4], FAKE_PIDS=str(pids)))) == ["ok"] * 8
-
-
-def start_parent(run: Run, pids: Path) -> subprocess.Popen[bytes]:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
-    return subprocess.Popen([sys.executable, "-c", PARENT, str(run.folder), str(pids)], env=env, cwd=HERE)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from profile_helpers import ncu_table, nsys_database
-from test_profile_readers import GPU_TRACE
+from trace_events import GPU_TRACE
 
 from harness.profilers import kineto, ncu, nsys
 from harness.profilers.trace import found_in

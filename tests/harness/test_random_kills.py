@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from harness_helpers import case, lines_of, new_run, statuses, wait_for
+from pool_helpers import launches, pooled, start_parent
 from slurm_cluster import cluster_or_skip
-from test_pool import launches, pooled, start_parent
-from test_slurm import claimed, kill_node, kill_step, using
+from slurm_helpers import claimed, kill_node, kill_step, using
 
 from harness.run import Run
 from harness.warden import descendants

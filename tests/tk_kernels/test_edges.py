@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.interpreter import DEVICE, INTERPRETED
+from tests.tk_kernels.tensors import assert_close, normal
 from tk_kernels.edges import swiglu_product
 from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm, swiglu
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
@@ -21,16 +22,6 @@ LIMIT = {torch.float32: 1e-6, torch.bfloat16: 8e-3 if INTERPRETED else 4e-3}
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 dtypes = pytest.mark.parametrize("dtype", LIMIT, ids=lambda dtype: str(dtype).removeprefix("torch."))
-
-
-def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(DEVICE, dtype)
-
-
-def assert_close(got: torch.Tensor, expected: torch.Tensor, limit: float) -> None:
-    assert got.shape == expected.shape
-    error = (got.double() - expected).norm() / expected.norm().clamp_min(1e-30)
-    assert error <= limit, f"relative error {error:.1e}"  # NaN fails too
 
 
 def convolved(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

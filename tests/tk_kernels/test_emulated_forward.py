@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tk_kernels.test_ttt_mlp_forward import arguments, assert_matches, exact
+from tests.tk_kernels.mlp_prompts import arguments, assert_matches, exact
 from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_mlp import ops
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.interpreter import DEVICE, INTERPRETED
-from tests.tk_kernels.test_edges import assert_close, normal
+from tests.tk_kernels.tensors import assert_close, normal
 from tk_kernels.edges.few_rows import (
     MANY_OUTPUTS,
     MOST_ROWS,

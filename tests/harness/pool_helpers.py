@@ -1,0 +1,56 @@
+"""Jobs on fake GPUs, which are environment variables alone."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness_helpers import HERE, ROOT, case, launch
+
+from harness.pool import run_pool
+from harness.process import Launch, Place
+from harness.record import Record
+from harness.run import Run
+from harness.runner import session
+
+GPUS = ("0", "1", "2", "3")
+
+SYSTEMS = ("a", "b", "c", "d", "e", "f")
+
+
+def place(gpu: str, **fields: Any) -> Place:
+    return Place(f"GPU {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}, **fields)
+
+
+def launches(*systems: str, entry: str = "fake_gpus:OnGpu", **env: str) -> dict[tuple[str, str], Launch]:
+    return {(system, "cpu"): launch(entry, **env) for system in systems}
+
+
+def cases_of(systems: Sequence[str], count: int = 3, do: str = "work") -> list[Any]:
+    return [case(do, system=system, batch=number + 1) for system in systems for number in range(count)]
+
+
+def pooled(
+    run: Run,
+    of: dict[tuple[str, str], Launch],
+    places: Sequence[Place] = tuple(map(place, GPUS)),
+    **arguments: Any,
+) -> list[Record]:
+    with session(run, of, **arguments) as work:
+        return run_pool(work, places)
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from pool_helpers import SYSTEMS, cases_of, launches, pooled
+from harness.run import Run
+pooled(Run.open(Path(sys.argv[1])), launches(*SYSTEMS[:4], FAKE_PIDS=sys.argv[2]))
+"""
+
+
+def start_parent(run: Run, pids: Path) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
+    return subprocess.Popen([sys.executable, "-c", PARENT, str(run.folder), str(pids)], env=env, cwd=HERE)

@@ -1,0 +1,78 @@
+"""Submit runs to a real Slurm, and kill what it started."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from harness_helpers import HERE, ROOT, wait_for
+from slurm_cluster import Cluster
+
+from harness import claims, slurm
+from harness.claims import Claims, Holder
+from harness.run import Run
+
+
+@contextmanager
+def using(made: Cluster) -> Iterator[Callable[[Run], str]]:
+    """The cluster running, and this process's commands speaking to it; how to submit a run."""
+    before = {name: os.environ.get(name) for name in ("SLURM_CONF", "PYTHONPATH", "PATH")}
+    os.environ["SLURM_CONF"] = made.env["SLURM_CONF"]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(HERE)])
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
+    made.env.update(os.environ)
+    try:
+        made.start()
+        yield submit
+    finally:
+        made.stop()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def submit(run: Run, tasks: int = 4) -> str:
+    """As `ttt-bench run --slurm` does."""
+    request = slurm.parsed(f"partition=gpu,gpus={tasks},mem=20")
+    command = [sys.executable, str(HERE / "slurm_task.py"), str(run.folder)]
+    script = run.folder / "a script.sbatch"
+    script.write_text(slurm.script(request, tasks, command, str(HERE), str(run.folder / "task %a.log")))
+    with run.held():
+        array = slurm.submit(str(script))
+        claims.note_submission(run.folder, array)
+    return array
+
+
+def claimed(run: Run, array: str) -> list[Holder]:
+    found = (Claims(run.folder, array).holder(job.name) for job in run.jobs)
+    return [holder for holder in found if holder]
+
+
+def kill_step(cluster: Cluster, holder: Holder) -> None:
+    """The task itself; its script has it requeued."""
+    with suppress(ProcessLookupError):
+        os.kill(holder.process, signal.SIGKILL)
+
+
+def kill_job(cluster: Cluster, holder: Holder) -> None:
+    """The batch script with all it started; its user requeues it."""
+    script = int(Path(f"/proc/{holder.process}/stat").read_text().rpartition(")")[2].split()[1])
+    for pid in (script, holder.process):
+        os.kill(pid, signal.SIGKILL)
+    # Refused until Slurm has seen its end.
+    assert wait_for(lambda: slurm.task_states(holder.array).get(holder.index) in (None, "FAILED"), 20)
+    assert wait_for(lambda: cluster.does("scontrol", "requeue", holder.name), 20), cluster.ask(
+        "scontrol", "show", "job"
+    )
+
+
+def kill_node(cluster: Cluster, holder: Holder) -> None:
+    """A node's daemon and all it started; Slurm requeues."""
+    node = cluster.ask("squeue", "-h", "-j", holder.name, "-o", "%N").strip()
+    if node:  # it has not ended since
+        cluster.kill_node(node)
+        cluster.revive_node(node)
