@@ -15,6 +15,8 @@ from harness.environment import commit_and_dirty
 
 ROOT = Path(__file__).resolve().parents[2]
 Done = subprocess.CompletedProcess[str]
+# One small case on the CPU
+SMALL = ["--systems", "transformer", "--batch", "1", "--context", "32", "--device", "cpu", "--budget", "0.05"]
 
 
 def started(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ, **options: Any) -> dict[str, Any]:

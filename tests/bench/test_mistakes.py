@@ -1,0 +1,224 @@
+"""A mistake is told in one sentence, whatever the command."""
+
+import os
+import re
+import sys
+from dataclasses import replace
+
+import pytest
+from command_line import ROOT, SMALL, assert_one_sentence, called, one_sentence, ttt_bench
+
+import bench.catalogue as entries
+from bench import cli
+from bench.catalogue.suites import find_suite
+from bench.catalogue.systems import SYSTEMS
+from bench.commands import listing, planning
+
+
+def assert_planning_says(monkeypatch, capsys, said):
+    monkeypatch.setattr(sys, "argv", ["ttt-bench", "run", "quick", "--device", "cpu", "--dry-run"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    error = capsys.readouterr().err.strip()
+    assert (end.value.code, len(error.splitlines())) == (2, 1)
+    assert said in error
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"marker": "blob"}, "system 'ttt-linear': marker is 'blob', must be one of circle, square, diamond"),
+        ({"tone": 8}, "system 'ttt-linear': tone is 8, must be from 0 to 7"),
+        ({"tone": -1}, "system 'ttt-linear': tone is -1, must be from 0 to 7"),
+    ],
+)
+def test_a_look_that_no_page_can_draw_is_one_sentence(monkeypatch, capsys, wrong, said):
+    monkeypatch.setattr(entries, "SYSTEMS", (replace(SYSTEMS[0], **wrong), *SYSTEMS[1:]))
+    assert_planning_says(monkeypatch, capsys, said)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"x": "length"}, "'length' is no axis"), ({"y": "speed"}, "y is 'speed', which is no metric")]
+)
+def test_a_figure_of_an_unknown_axis_or_metric_is_one_sentence(monkeypatch, capsys, wrong, said):
+    quick = find_suite("quick")
+    figure = replace(quick.figures[0], **wrong)
+    monkeypatch.setattr(planning, "find_suite", lambda _: replace(quick, figures=(figure,)))
+    assert_planning_says(monkeypatch, capsys, f"catalogue: suite 'quick', figure {figure.title!r}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("panel", "figure", "said"),
+    [
+        ({"systems": ("mamba3",)}, {}, "system 'mamba3' is unknown; there are ttt-linear, "),
+        ({"backends": ("torch", "tritn")}, {}, "backend 'tritn' is unknown; there are thunderkittens, "),
+        ({"sizes": ("1.4b",)}, {}, "size '1.4b' is unknown; there are tiny, "),
+        ({}, {"primary": ("mamba/fla",)}, "primary 'mamba/fla' is unknown; there are ttt-linear/thunderkittens, "),
+    ],
+)
+@pytest.mark.parametrize("command", [["suites"], ["run", "quick", "--device", "cpu", "--dry-run"]])
+def test_a_suite_that_names_what_does_not_exist_is_one_sentence(monkeypatch, tmp_path, command, panel, figure, said):
+    whole = find_suite("fig15-generate")
+    panels, figures = (replace(whole.panels[0], **panel),), (replace(whole.figures[0], **figure),)
+    wrong = replace(whole, panels=panels, figures=figures)
+    for module in (listing, planning):
+        monkeypatch.setattr(module, "SUITES", (find_suite("quick"), wrong))
+    assert_one_sentence(called(*command, cwd=tmp_path), f"suite 'fig15-generate': {said}")
+
+
+@pytest.mark.parametrize("command", [["suites"], ["run", "quick", "--device", "cpu", "--dry-run"]])
+def test_two_suites_of_one_name_are_one_sentence(monkeypatch, tmp_path, command):
+    for module in (listing, planning):
+        monkeypatch.setattr(module, "SUITES", (find_suite("quick"), find_suite("quick")))
+    assert_one_sentence(called(*command, cwd=tmp_path), "suite 'quick': two suites have this name")
+
+
+@pytest.mark.parametrize("command", [["run", "quick", "--device", "cpu", "--out"], ["preview"]])
+def test_a_name_that_is_too_long_is_one_sentence(tmp_path, command):
+    name = "x" * 300
+    assert_one_sentence(called(*command, name, cwd=tmp_path), name, "name too long")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["compare", "a"], "Missing argument 'B'; usage: ttt-bench compare [OPTIONS] {A} {B}"),
+        (["report", "a", "b"], "unexpected extra argument(s) (b); usage: ttt-bench report [OPTIONS] {RUN}"),
+        (["run", "--bogus"], "No such option: --bogus"),
+    ],
+)
+def test_a_missing_or_extra_argument_has_the_usage_beside_it(tmp_path, command, said):
+    assert said in one_sentence(called(*command, cwd=tmp_path))
+
+
+def test_a_terminal_that_knows_no_arrow_shows_a_mark_and_no_traceback(tmp_path):
+    runs = [ROOT / "reports/results" / name for name in ("h100", "h100-second")]
+    done = ttt_bench("compare", *runs, cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "latin-1"})
+    assert done.returncode == 0, done.stderr
+    assert "commit 853cb8a15d ? 1144bc6198" in done.stdout
+
+
+def test_one_is_no_plural(tmp_path):
+    one = ("run", "quick", *SMALL, "--dry-run", "--out", "out")
+    done = called(*one, cwd=tmp_path)
+    assert re.match(r"2 cases in 1 job: .*(?<!jobs)$", done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "fig16"], ["suite 'fig16': unknown; there are quick, fig15-forward, ", "paper, all"]),
+        (["run", "quik"], ["suite 'quik': unknown; did you mean quick?"]),
+        (["run", "papr"], ["did you mean paper?"]),
+        (["run", "quick", "--systems", "ttt-liner"], ["--systems ttt-liner: unknown; did you mean ttt-linear?"]),
+        (["run", "quick", "--systems", "mamba/vlm"], ["did you mean mamba/vllm?"]),
+        (["convert", "none", "-o", "new"], ["ttt-bench: none: cannot be read"]),
+        (["run", "quick", "--systems", "gpt"], ["gpt", "there are ttt-linear, ttt-mlp, transformer", "SYSTEM/BACKEND"]),
+        (["run", "quick", "--systems", "ttt-mlp mamba"], ["--systems 'ttt-mlp mamba': names are separated by commas"]),
+        (["run", "quick,paper"], ["suite 'quick,paper': names of suites are separated by spaces"]),
+        (["run", "quick", "ttt-mlp/torch"], ["suite 'ttt-mlp/torch': is a system; say --systems ttt-mlp/torch"]),
+        (["run", "quick", "--systems", "mamba", "--mini-batch", "32"], ["--mini-batch: none of the systems mamba/"]),
+        (["run", "quick", "--systems", ","], ["--systems ',': is an empty list"]),
+        (["run", "quick", "--systems", ""], ["--systems '': is an empty list"]),
+        (["run", "quick", "--out", ""], ["--out '': is empty"]),
+        (["run", "quick", "--out="], ["--out '': is empty"]),
+        (["ab", "HEAD", "HEAD", "-o", ""], ["-o '': is empty"]),
+        (["site", "none", "-o", ""], ["-o '': is empty"]),
+        (["picture", ".", "-o", "x.svg"], ["x.svg: a picture is a PNG; name a file that ends in .png"]),
+        (["run", "quick", "--sizes", "7b"], ["7b", "1.3b"]),
+        (["run", "quick", "--batch", "0"], ["--batch 0: must be at least 1"]),
+        (["run", "quick", "--budget", "inf"], ["--budget inf: must be a number of seconds"]),
+        (["run", "quick", "--budget", "1e308"], ["--budget 1e+308: must be a number of seconds, at most 86400"]),
+        (["run", "quick", "--min-samples", "2000000"], ["--min-samples 2000000: must be at most 1000000"]),
+        (["run", "quick", "--retry", "failed"], ["add --resume"]),
+        (["run", "quick", "--out", "/dev/null"], ["/dev/null: is not a folder"]),
+        (["run", "quick", "--context", "-5"], ["--context -5: must be at least 1"]),
+        (["run", "quick", "--context", "2048", "--context=8192"], ["--context is given twice", "commas"]),
+        (["run", "quick", "--gpus", "0", "--gpus", "1", "--dry-run"], ["--gpus is given twice"]),
+        (["run", "quick", "-o", "a", "--out=b", "--dry-run"], ["--out is given twice"]),
+        (["run", "quick", "--phase", "decode"], ["--phase decode: unknown; there are forward, generate, request"]),
+        (
+            ["run", "fig20-throughput", "--device", "cuda", "--dry-run", "--systems", "mamba", "--phase", "request"],
+            ["suite fig20-throughput: none of its cases is left by --systems mamba --phase request"],
+        ),
+        (["run", "quick", "--context", "many"], ["--context many: not a whole number"]),
+        (["run", "quick", "--context", "2k"], ["--context 2k: not a whole number; write 2048"]),
+        (["run", "quick", "--context", "10000000000000"], ["GB"]),
+        (["run", "quick", "--time-limit", "soon"], ["--time-limit", "number"]),
+        (["run", "quick", "--time-limit", "0"], ["--time-limit"]),
+        (["run", "quick", "--budget", "-1"], ["--budget"]),
+        (["run", "quick", "--device", "tpu"], ["tpu"]),
+        (["run", "fig15-forward", "--device", "cpu"], ["fig15-forward", "needs a CUDA GPU"]),
+        (["run", "fig15-forward", "--device", "cpu", "--dry-run"], ["--device cuda --dry-run` plans it"]),
+        (["run", "generate-fidelity", "--device", "cpu"], ["needs a CUDA GPU", "what runs without one is quick"]),
+        (["run", "quick", "--systems-file", "none.toml"], ["none.toml", "no such file"]),
+        (["run", "quick", "--start-limit", "0"], ["--start-limit"]),
+        (["run", "quick", "--min-samples", "0"], ["--min-samples"]),
+        (["run", "quick", "--repeats", "0"], ["--repeats"]),
+        (["run", "quick", "--retry", "all"], ["--retry all: must be lost or failed"]),
+        (["run", "quick", "--bogus"], ["--bogus"]),
+        (["table", "none"], ["none: no such folder"]),
+        (["report", "none"], ["none: no such folder"]),
+        (["table", "."], ["is not a run"]),
+        (["report", ".", "-o", "page.html"], ["is not a run"]),
+        (["table", "none", "--csv", "--json"], ["--csv --json: one format at a time"]),
+        (["import", "none", "-o", "new"], ["none: no such file or folder"]),
+        (["tune", "gru"], ["LEARNER gru: unknown; there are linear, mlp"]),
+        (["tune", "--form", "trial"], ["--form trial: unknown; there are dual, primal"]),
+        (["tune", "mlp", "--precision", "int8"], ["--precision int8: unknown", "planes"]),
+        (["tune", "--batch", "0"], ["--batch"]),
+        (["nothing"], ["nothing"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_mistake_is_one_sentence(tmp_path, arguments, words):
+    assert_one_sentence(called(*arguments, cwd=tmp_path), *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_gpu_where_one_is_asked_for(tmp_path):
+    done = ttt_bench("run", "quick", "--device", "cuda", cwd=tmp_path)
+    if done.returncode == 0:
+        pytest.fail("a GPU was found: run this test on a machine without one")
+    assert_one_sentence(done, "no CUDA GPU was found")
+    assert_one_sentence(ttt_bench("tune", "linear", cwd=tmp_path), "nothing can be tuned here", "no CUDA GPU")
+
+
+@pytest.mark.parametrize("command", ["table", "report"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"tool": "ttt-bench", "schema": 99}', ["99", "1"]),
+        ('{"tool": "other", "schema": 1}', ["'other'"]),
+        ("garbage\n{}\n", ["not JSON"]),
+        ("\x00\xff\xfe\n\n", ["not JSON"]),
+        ("[" * 100_000, ["not JSON"]),
+    ],
+    ids=["another schema", "another tool", "garbage", "bytes", "deep"],
+)
+def test_a_run_that_cannot_be_used(tmp_path, command, content, words):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_bytes(content.encode("latin-1"))
+    assert_one_sentence(called(command, "run", cwd=tmp_path), "run.json", *words)
+
+
+@pytest.mark.parametrize("call", [["run", "--resume"], ["profile", "--resume"], ["run"]])
+def test_records_without_a_run_json_cannot_be_resumed(tmp_path, call):
+    (tmp_path / "out" / "records").mkdir(parents=True)
+    (tmp_path / "out" / "records" / "transformer-torch.jsonl").touch()
+    done = called(*call, "quick", "--systems", "transformer", "--device", "cpu", "--out", "out", cwd=tmp_path)
+    assert_one_sentence(done, "out: has records but no run.json; put its run.json back or name another folder")
+
+
+def test_a_run_of_another_schema_is_left_alone(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run.json").write_text('{"tool": "ttt-bench", "schema": 99}\n')
+    done = called("run", "quick", *SMALL, "--out", "out", "--resume", cwd=tmp_path)
+    assert_one_sentence(done, "run.json", "99")
+    assert (tmp_path / "out" / "run.json").read_text() == '{"tool": "ttt-bench", "schema": 99}\n'
+
+
+def test_an_output_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = called("run", "quick", *SMALL, "--out", "file/out", cwd=tmp_path)
+    assert_one_sentence(done, "file/out")

@@ -1,0 +1,490 @@
+"""`ttt-bench run`: what it leaves, goes on with, refuses and plans, and what other commands show of it."""
+
+import csv
+import io
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import replace
+
+import pytest
+from command_line import SMALL, assert_one_sentence, called, started, ttt_bench
+
+from bench import estimate
+from bench.catalogue.suites import SUITES
+from bench.catalogue.systems import ADAPTERS
+from bench.commands import measure, planning
+from bench.plan import Selection, device_of, suite_cases
+from harness.case import Case
+from harness.claims import Holder, note_holder
+from harness.run import Run
+from harness.run_file import Request
+
+CASE = Case("ttt-linear", "torch", "tiny", "forward", 2, 64)
+
+ELSEWHERE = '["transformer/torch"]\npython = "/bin/false"\n'  # an interpreter that starts no worker
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A finished run of two cases, and what it printed; a systems.toml lies beside it and is not asked for."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "systems.toml").write_text(ELSEWHERE)
+    return folder, ttt_bench("run", "quick", *SMALL, "--min-samples", "3", "--out", folder / "out", cwd=folder)
+
+
+def records_of(folder):
+    return Run.open(folder).records()
+
+
+def test_a_run_leaves_a_run_folder_and_records_that_the_table_shows(measured):
+    folder, done = measured
+    assert done.returncode == 0, done.stderr
+    assert "2 ok" in done.stdout
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["records", "run.json"]
+    printed = ttt_bench("table", folder / "out", "--csv", "--columns", "all", cwd=folder)
+    rows = list(csv.DictReader(io.StringIO(printed.stdout)))
+    assert {row["phase"] for row in rows} == {"forward", "generate"}
+    for row in rows:
+        assert row["status"] == "ok"
+        assert float(row["latency_ms_low"]) <= float(row["latency_ms"]) <= float(row["latency_ms_high"])
+        tokens = int(row["batch"]) * (int(row["context"]) if row["phase"] == "forward" else 1)
+        assert float(row["us_per_token"]) == pytest.approx(float(row["latency_ms"]) * 1000 / tokens)
+
+
+def test_the_run_says_what_was_asked_for_and_how_often_each_case_is_sampled(measured):
+    folder, _ = measured
+    run = Run.open(folder / "out")
+    (request,) = run.file.requests
+    assert "--min-samples" in request.arguments
+    assert [suite.name for suite in run.catalogue.suites] == ["quick"]
+    assert {planned.min_samples for job in run.jobs for planned in job.cases} == {3}
+    assert all(len(record.samples_ms) >= 3 for record in run.records())
+
+
+def test_cases_that_the_suite_does_not_have_are_said_in_a_sentence(measured):
+    _, done = measured
+    words = "--batch and --context change 2 of 2 cases of quick: a run of the plain suite does not have them"
+    assert f"ttt-bench: {words}" in done.stderr.splitlines()
+
+
+def test_the_table_is_json_and_markdown_too(measured):
+    folder, _ = measured
+    rows = json.loads(called("table", folder / "out", "--json", cwd=folder).stdout)
+    assert [row["system"] for row in rows] == ["transformer", "transformer"]
+    lines = called("table", folder / "out", "--markdown", cwd=folder).stdout.splitlines()
+    assert len([line for line in lines if line.startswith("|")]) == 4  # names, a rule, two cases
+
+
+def test_the_records_hold_raw_samples_and_what_was_checked(measured):
+    folder, _ = measured
+    for record in records_of(folder / "out"):
+        assert record.samples_ms
+        assert record.gate["passed"]
+        names = {check["name"] for check in record.gate["checks"]}
+        assert names >= {"logits_relative_error", "total_variation", "timed_logits_relative_error"}
+
+
+def test_a_report_is_one_page(measured):
+    folder, _ = measured
+    done = ttt_bench("report", folder / "out", "-o", folder / "page.html", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "<html" in (folder / "page.html").read_text()[:200]
+
+
+def test_resuming_a_finished_run_measures_nothing(measured):
+    folder, _ = measured
+    before = records_of(folder / "out")
+    done = called("run", "quick", *SMALL, "--min-samples", "3", "--out", folder / "out", "--resume", cwd=folder)
+    assert (done.returncode, records_of(folder / "out")) == (0, before)
+
+
+def test_without_resume_a_finished_run_is_not_overwritten(measured):
+    folder, _ = measured
+    before = records_of(folder / "out")
+    assert_one_sentence(ttt_bench("run", "quick", *SMALL, "--out", folder / "out", cwd=folder), "--resume")
+    assert records_of(folder / "out") == before
+
+
+def test_what_another_call_plans_in_the_same_moment_is_kept(measured, tmp_path, monkeypatch):
+    """Between its first look at run.json and its hold of the folder, another call adds a case."""
+    out = tmp_path / "out"
+    shutil.copytree(measured[0] / "out", out)
+    held = Run.held
+
+    def another_call_first(run, *arguments):
+        monkeypatch.setattr(Run, "held", held)
+        file = Run.open(out)
+        planned = file.jobs[0].cases[0]
+        case = replace(planned.case, context=64)
+        job = replace(file.jobs[0], cases=(replace(planned, case=case),))
+        file.extend([job], file.catalogue, file.file.requests[0])
+        return held(run, *arguments)
+
+    monkeypatch.setattr(Run, "held", another_call_first)
+    sixteen = ["16" if each == "32" else each for each in SMALL]
+    done = called("run", "quick", *sixteen, "--out", out, "--resume", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    contexts = {planned.case.context for job in Run.open(out).jobs for planned in job.cases}
+    assert contexts == {16, 32, 64}
+
+
+def test_a_run_of_other_repeats_is_not_continued(measured):
+    folder, _ = measured
+    done = called("run", "quick", *SMALL, "--repeats", "2", "--out", folder / "out", "--resume", cwd=folder)
+    assert_one_sentence(done, "has 1 repeats a case, not 2")
+
+
+def test_a_run_of_another_budget_is_not_continued(measured):
+    folder, _ = measured
+    asked = ["run", "quick", *SMALL[:-1], "0.1", "--out", folder / "out", "--resume"]
+    for more in ([], ["--dry-run"]):
+        done = called(*asked, *more, cwd=folder)
+        assert_one_sentence(done, "samples each case for 0.05 s, not 0.1", "say --budget 0.05")
+    done = called("run", "quick", *SMALL[:-2], "--out", folder / "out", "--resume", "--dry-run", cwd=folder)
+    assert done.returncode == 0, done.stderr  # that of the run
+    done = called(*asked[:-4], "0.05", "--min-samples", "9", *asked[-3:], cwd=folder)
+    assert_one_sentence(done, "takes 3 samples of", "not 9", "leave out --min-samples")
+
+
+def test_a_run_of_another_device_is_neither_continued_nor_profiled(measured, tmp_path):
+    """Of H100s it would say of an H200 what does not fit, and draw two GPUs."""
+    shutil.copytree(measured[0] / "out", tmp_path / "out")
+    file = tmp_path / "out" / "run.json"
+    values = json.loads(file.read_text())
+    values["requests"][-1]["machine"]["device"] = "another CPU"
+    file.write_text(json.dumps(values))
+    for command in ("run", "profile"):
+        asked = [command, "quick", *SMALL[:-2], "--out", "out", "--resume"]
+        assert_one_sentence(called(*asked, cwd=tmp_path), "out: is of another CPU, and this machine has")
+
+
+@pytest.mark.parametrize("command", ["run", "profile"])
+def test_a_run_of_a_gpu_takes_no_cases_of_a_cpu(measured, tmp_path, command):
+    """Whoever planned it: a machine with the GPU, or one that only submitted it to Slurm."""
+    file = Run.open(measured[0] / "out").file
+    jobs = [replace(job, cases=tuple(map(on_a_gpu, job.cases))) for job in file.jobs]
+    no_suite = replace(file.catalogue, suites=())
+    for folder, machine in (("here", {"device_kind": "cuda", "device": "H100"}), ("submitted", {})):
+        request = replace(file.requests[0], machine=file.requests[0].machine | machine)
+        run = Run.create(tmp_path / folder, replace(file, jobs=tuple(jobs), catalogue=no_suite, requests=(request,)))
+        before = (run.folder / "run.json").read_bytes()
+        done = called(command, "quick", *SMALL[:-2], "--out", folder, "--resume", cwd=tmp_path)
+        if command == "run":
+            words = f"{folder}: is a run of cuda cases, and these are of cpu; name another --out"
+            assert_one_sentence(done, words)
+        assert done.returncode == 2
+        assert (run.folder / "run.json").read_bytes() == before
+
+
+def on_a_gpu(planned):
+    return replace(planned, case=replace(planned.case, dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_case_tells_the_kind_of_device_that_it_is_planned_for(device):
+    selection = Selection(ADAPTERS)
+    planned = [each for suite in SUITES for each in suite_cases(suite, selection, device)]
+    assert {device_of(each.case) for each in planned} == {device}
+
+
+def test_going_on_by_another_commit_or_gpu_of_the_model_is_said(measured, tmp_path):
+    def request(commit, gpu, dirty=False):
+        return Request("2026-01-01", (), commit, dirty, {"device_kind": "cuda", "gpu": {"device_id": gpu}})
+
+    file = Run.open(measured[0] / "out").file
+    for after, said in (
+        (("a" * 40, "1"), ""),
+        (("b" * 40, "1"), f"goes on with a run of commit {'a' * 10} by commit {'b' * 10}"),
+        (("a" * 40, "2"), "goes on with a run of GPU 1 by GPU 2"),
+        (("b" * 40, "2"), f"goes on with a run of commit {'a' * 10} by commit {'b' * 10} and GPU 1 by GPU 2"),
+        (("a" * 40, "1", True), f"goes on with a run of commit {'a' * 10} by commit {'a' * 10}-dirty"),
+        (("", ""), ""),
+    ):
+        requests = (request("a" * 40, "1"), request(*after))
+        assert planning.by_another(Run(tmp_path, replace(file, requests=requests))) == said
+    shutil.copytree(measured[0] / "out", tmp_path / "out")
+    Run(tmp_path / "out", replace(file, requests=(replace(file.requests[0], commit="c" * 40, dirty=False),))).save()
+    done = called("run", "quick", *SMALL[:-2], "--out", "out", "--resume", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"ttt-bench: goes on with a run of commit {'c' * 10} by commit " in done.stderr
+
+
+def test_a_dry_run_beside_a_run_is_not_refused(measured, tmp_path):
+    shutil.copytree(measured[0] / "out", tmp_path / "out")
+    done = called("run", "quick", *SMALL, "--dry-run", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("2 cases in 1 job")
+
+
+def test_repeats_are_further_processes(tmp_path):
+    narrow = ["--systems", "transformer", "--batch", "1", "--context", "16", "--device", "cpu", "--budget", "0.02"]
+    done = called("run", "quick", *narrow, "--repeats", "2", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted((r.case.phase, r.repeat) for r in records_of(tmp_path / "out")) == [
+        ("forward", 0), ("forward", 1), ("generate", 0), ("generate", 1)
+    ]  # fmt: skip
+
+
+def test_a_run_whose_cases_all_fail_exits_with_1_and_retry_tries_them_again(tmp_path):
+    (tmp_path / "mine.toml").write_text(ELSEWHERE)
+    asked = ["run", "quick", *SMALL, "--out", "out"]
+    done = called(*asked, "--systems-file", "mine.toml", cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert {record.status for record in records_of(tmp_path / "out")} == {"unstarted"}
+    assert "ttt-bench: to measure again what failed: ttt-bench run quick" in done.stderr
+    assert "--resume --out out --retry failed" in done.stderr
+    again = called(*asked, "--resume", "--retry", "failed", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert {record.status for record in records_of(tmp_path / "out")} == {"ok"}
+
+
+def test_an_interpreter_that_does_not_exist_is_named_before_the_run(tmp_path):
+    (tmp_path / "gone.toml").write_text('["transformer/torch"]\npython = "/nope/bin/python"\n')
+    done = called("run", "quick", *SMALL, "--out", "out", "--systems-file", "gone.toml", cwd=tmp_path)
+    assert "/nope/bin/python, which is to run transformer/torch, does not exist: `make baselines`" in done.stderr
+    assert "nope" not in "".join(path.read_text() for path in (tmp_path / "out").rglob("*.json*"))
+
+
+def interruptible(*arguments, cwd):
+    # A shell that starts the tests in the background has them ignore the signal.
+    return subprocess.Popen(
+        **started(*arguments, cwd=cwd),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path):
+    process = interruptible("run", "quick", "--systems", "transformer", "--device", "cpu", "--out", "out", cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("out/records/*.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    command = "ttt-bench run quick --systems transformer --device cpu --resume --out out"
+    assert said.splitlines()[-1] == f"ttt-bench: interrupted; to continue: {command}"
+    assert all(record.status == "ok" for record in records_of(tmp_path / "out"))
+
+
+def test_the_command_to_continue_plans_what_the_first_one_did(tmp_path, monkeypatch):
+    """Without the suite and its filters it would add the cases of the default suite."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "run_at", interrupted)
+    folder = tmp_path / "a folder" / "out"
+    folder.parent.mkdir()
+    first = called("run", "--out=a folder/out", "quick", *SMALL, cwd=tmp_path)
+    planned = Run.open(folder).jobs
+    hint = first.stderr.splitlines()[-1].partition("to continue: ")[2]
+    again = called(*shlex.split(hint)[1:], cwd=tmp_path)
+    assert Run.open(folder).jobs == planned
+    assert again.stderr.splitlines()[-1].partition("to continue: ")[2] == hint
+    assert hint == f"ttt-bench run quick {' '.join(SMALL)} --resume --out 'a folder/out'"
+    monkeypatch.undo()
+    done = called("status", "a folder/out", cwd=tmp_path)
+    assert done.stdout.splitlines()[-2:] == ["no process is running it; to continue:", f"  {hint}"]
+    note_holder(folder, Holder("another-machine", 17))  # as one leaves it that was taken away
+    done = called("status", "a folder/out", cwd=tmp_path)
+    assert done.stdout.splitlines()[-2:] == ["process 17 on another-machine may be gone; to continue:", f"  {hint}"]
+
+
+def test_a_run_that_is_whole_has_no_command_to_continue(measured, tmp_path):
+    shutil.copytree(measured[0] / "out", tmp_path / "out")
+    for holder in (None, Holder("another-machine", 17)):
+        if holder:
+            note_holder(tmp_path / "out", holder)
+        assert "to continue" not in called("status", "out", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("changed", "finished", "listed"),
+    [
+        ({}, "; 1 of 2 commands finished", ["--context 64"]),
+        ({"64": "0"}, "; 1 of 2 commands finished", ["--context 0"]),  # what cannot be planned may have it
+        ({"quick": "gone"}, "", ["--context 32", "--context 64"]),
+        ({"--budget": "--gone"}, "", ["--context 32", "--context 64"]),
+        ({"64": "128"}, "", ["--context 32", "--context 128"]),  # none has the case that is left
+    ],
+)
+def test_what_is_finished_has_no_command_to_continue(measured, tmp_path, monkeypatch, changed, finished, listed):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    shutil.copytree(measured[0] / "out", out)
+    monkeypatch.setattr(measure, "run_at", interrupted)
+    longer = [word.replace("32", "64") for word in SMALL]
+    assert called("run", "quick", *longer, "--min-samples", "3", "--resume", cwd=tmp_path).returncode == 130
+    values = json.loads((out / "run.json").read_text())
+    for request in values["requests"]:
+        request["arguments"] = [changed.get(word, word) for word in request["arguments"]]
+    (out / "run.json").write_text(json.dumps(values))
+    printed = called("status", "out", cwd=tmp_path).stdout
+    said, *commands = printed[printed.index("no process") :].splitlines()
+    assert said == f"no process is running it{finished}; to continue:"
+    assert [re.search(r"--context \d+", command)[0] for command in commands] == listed
+
+
+def test_an_interrupt_is_one_line_where_nothing_can_go_on(tmp_path):
+    process = interruptible("verify", "quick", "--systems", "transformer", "--device", "cpu", cwd=tmp_path)
+    assert process.stderr.readline() == "verify: 10 cases to run\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert [line for line in said.splitlines() if line.startswith("ttt-bench")] == ["ttt-bench: interrupted"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("plan", "ttt-bench: interrupted"),
+        ("warning", "ttt-bench: interrupted; to continue: ttt-bench run quick --device cpu --resume --out out"),
+    ],
+)
+def test_an_interrupt_before_the_first_case_says_whether_there_is_a_run(tmp_path, monkeypatch, where, said):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, where, interrupted)
+    done = called("run", "quick", "--device", "cpu", "--out", "out", cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()) == (130, [said])
+    assert Run.exists(tmp_path / "out") is ("--resume" in said)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_dry_run_lists_cases_and_jobs_and_needs_no_gpu(tmp_path, device):
+    done = called("run", "quick", "--systems", "mamba", "--device", device, "--dry-run", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("mamba-torch" if device == "cpu" else "mamba-mamba-ssm") in done.stdout
+    cases = [line for line in done.stdout.splitlines() if " tiny " in line]
+    assert len(cases) == {"cpu": 10, "cuda": 20}[device]
+    assert done.stdout.splitlines()[-1].startswith(f"{len(cases)} cases in ")
+    assert "`ttt-bench systems`, on the machine that will measure, lists what can run there" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_of_a_resumption_leaves_out_what_is_finished(measured, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(measured[0] / "out", out)
+    (file,) = (out / "records").glob("*.jsonl")
+    asked = ["run", "quick", *SMALL, "--min-samples", "3", "--out", "out", "--resume"]
+    done = called(*asked, "--dry-run", cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "0 cases in 0 jobs; 2 cases kept from before"
+    assert not [line for line in done.stdout.splitlines() if " tiny " in line]
+
+    # As `run` does, it counts no cases of other calls; the longer forward takes as long as the one that is known.
+    finished, *_ = file.read_text().splitlines(keepends=True)
+    file.write_text(finished)
+    asked[asked.index("32")] = "64"
+    done = called(*asked, "--dry-run", cwd=tmp_path)
+    left = [line.split()[0] for line in done.stdout.splitlines() if " tiny " in line]
+    summary = done.stdout.splitlines()[-1]
+    assert summary.startswith("2 cases in 1 job: ")
+    assert "(1 of the cases guessed from others of their job)" in summary
+    assert "kept from before" not in summary
+    done = called(*asked, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "2 ok\n")
+    assert "out: 2 cases to run\n" in done.stderr
+    assert left == [record.case.key for record in Run.open(out).records()][1:]
+
+
+def test_of_an_earlier_call_nothing_is_counted(measured, tmp_path):
+    shutil.copytree(measured[0] / "out", tmp_path / "out")
+    asked = [*SMALL[:-2], "--min-samples", "3", "--phase", "forward", "--out", "out", "--resume"]
+    done = called("run", "quick", *asked, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "1 ok\n")
+    assert "out: 0 cases to run, 1 kept from before\n" in done.stderr
+
+
+def test_a_dry_run_of_repeats_counts_each_that_is_left(measured, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(measured[0] / "out", out)
+    values = json.loads((out / "run.json").read_text())
+    policy = values["policy"] | {"budget_s": values["policy"]["budget_s"] / 3}  # of each repeat
+    (out / "run.json").write_text(json.dumps(values | {"repeats": 3, "policy": policy}))
+    asked = ["run", "quick", *SMALL, "--repeats", "3", "--out", "out", "--resume", "--dry-run"]
+    lines = called(*asked, cwd=tmp_path).stdout.splitlines()
+    assert len([line for line in lines if " tiny " in line]) == 2
+    assert re.fullmatch(r"4 cases in 1 job: \d+ s; 2 cases kept from before", lines[-1])
+
+
+def test_a_dry_run_knows_how_long_jobs_take_side_by_side(tmp_path):
+    assert estimate.side_by_side([5.0, 3.0, 4.0, 1.0], 2) == 7.0
+    assert estimate.side_by_side([5.0, 3.0], 1) == 8.0
+    one, two = (
+        ttt_bench("run", "--device", "cuda", "--dry-run", *gpus, cwd=tmp_path).stdout.splitlines()[-1]
+        for gpus in ([], ["--gpus", "0,1"])
+    )
+    assert "128 cases in 6 jobs: " in one
+    assert "128 cases in 6 jobs on 2 GPUs: " in two
+    first, second = (float(re.search(r": ([\d.]+) min", line)[1]) for line in (one, two))
+    assert second < 0.7 * first
+
+
+def test_a_dry_run_of_the_paper_has_the_headlines(tmp_path):
+    done = ttt_bench("run", "--device", "cuda", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    jobs = [line.split()[0] for line in done.stdout.splitlines()[-7:-1]]
+    assert jobs[:2] == ["ttt-linear-thunderkittens", "ttt-linear-triton-dual"]
+    assert {"transformer-vllm", "mamba-mamba-ssm"} <= set(jobs)
+
+
+def test_a_groups_systems_are_those_of_its_suites_whatever_stands_beside_it(tmp_path):
+    def planned(*words):
+        done = ttt_bench("run", *words, "--device", "cuda", "--dry-run", cwd=tmp_path)
+        return done.stdout.splitlines()[-1].partition(":")[0]
+
+    assert planned("paper") == planned("paper", "paper") == "128 cases in 6 jobs"
+    assert planned("paper", "dual-vs-primal") == "136 cases in 8 jobs"
+    assert planned("paper", "fig20-throughput") == planned("fig20-throughput", "paper")
+    assert int(planned("paper", "fig20-throughput").split()[0]) > 300  # named beside its group, it has all
+
+
+def test_a_dry_run_for_slurm_plans_what_is_submitted(tmp_path):
+    call = ("run", "--slurm", "partition=x,gpus=4", "--dry-run")
+    done = ttt_bench(*call, cwd=tmp_path)
+    assert "128 cases in 6 jobs in 4 tasks: " in done.stdout.splitlines()[-1]
+    assert "--slurm nonsense" in ttt_bench("run", "--slurm", "nonsense", "--dry-run", cwd=tmp_path).stderr
+
+
+def test_the_table_of_a_system(measured):
+    folder, _ = measured
+    everything, same = (
+        called("table", folder / "out", "--json", *more, cwd=folder).stdout
+        for more in ((), ("--systems", "transformer/torch"))
+    )
+    assert json.loads(same) == json.loads(everything)
+
+
+@pytest.mark.parametrize("command", ["table", "report"])
+def test_a_system_without_records(measured, tmp_path, command):
+    done = called(command, measured[0] / "out", "--systems", "transformer/vllm", cwd=tmp_path)
+    assert_one_sentence(done, "transformer/vllm", "no records")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_page_that_cannot_be_written(measured, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert_one_sentence(called("report", measured[0] / "out", "-o", "file/page.html", cwd=tmp_path), "file/page.html")
+
+
+def test_a_crash_in_mid_write_loses_only_the_torn_line(measured, tmp_path):
+    shutil.copytree(measured[0] / "out", tmp_path / "out")
+    (file,) = (tmp_path / "out" / "records").glob("*.jsonl")
+    whole = file.read_text().splitlines(keepends=True)
+    file.write_text(whole[0] + whole[1][:200])
+    done = called("run", "quick", *SMALL, "--min-samples", "3", "--out", "out", "--resume", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    after = file.read_text().splitlines(keepends=True)
+    assert after[0] == whole[0]
+    assert json.loads(after[1])["case"] == json.loads(whole[1])["case"]
