@@ -54,7 +54,7 @@ SIGNS = (
     (FEW_SAMPLES, "*", f"fewer than {FEWEST} samples"),
     (LOADED, "‡", "others used the machine"),
     (HOT, "¶", "heat slowed the GPU down"),
-    (UNSTEADY, "§", f"a time not known to within {STEADY:.0%}, or half of the samples further apart"),
+    (UNSTEADY, "§", f"unsteady: a time is not known to within {STEADY:.0%}, or half of its samples lie further apart"),
 )
 TIMES_OF_A_REQUEST = {"time_to_first_token_ms": "first token", "time_between_tokens_ms": "time between tokens"}
 UNTRIED = ("skipped", "unstarted")  # cases that were not tried at all; every other without a result failed

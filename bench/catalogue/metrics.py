@@ -22,10 +22,10 @@ METRICS: tuple[MetricEntry, ...] = (
     MetricEntry("peak_memory_gb", "Peak memory", "GB", "lower"),
     # Work against the highest ceilings that the processes of the run measured.
     MetricEntry("tflops", "Rate of arithmetic", "TFLOP/s", "higher"),
-    MetricEntry("gbs", "Bandwidth", "GB/s", "higher"),
+    MetricEntry("gbs", "Least bytes over time", "GB/s", "higher"),
     MetricEntry("floor_ms", "Floor", "ms"),
     MetricEntry("floor_share", "Share of floor", "", "higher", text=True),
-    MetricEntry("copy_share", "Share of copy bandwidth", "", "higher"),
+    MetricEntry("copy_share", "Share of bandwidth ceiling", "", "higher"),
     # As the record has them.
     MetricEntry("energy_j_per_token", "Energy per token", "mJ", "lower", scale=1e-3),
     MetricEntry("state_bytes", "State", "MB", "lower", scale=1e6),

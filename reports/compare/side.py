@@ -38,6 +38,7 @@ class CaseSide:
     medians: repeat -> median in ms of what it measured; empty without a result, and then `why` says why. tokens: of
     each of them; an engine's step answers as many sequences as fit into its memory, which differs from start to start.
     half: how far the 95% interval of log(ms) goes to either side; infinite where it has no end, as without a result.
+    low, high: the ends of that interval in ms, which of one process are not as far from its median; NaN without one.
     samples, timed: of all rounds, and how many of the `rounds` have any. others: the most of the processors that
     others used while it was measured, where they disturbed it; else 0. hot: whether heat slowed the GPU down. devices:
     what must be the same for two timings to be compared, of each machine that measured the case. facts: what else may
@@ -50,6 +51,8 @@ class CaseSide:
     medians: Mapping[int, float]
     tokens: Mapping[int, int]
     half: float
+    low: float
+    high: float
     samples: int
     timed: int
     rounds: int
@@ -122,6 +125,7 @@ def _case_side(records: Sequence[Record], repeats: int) -> CaseSide:
     """What the records of a case, one a repeat, say together."""
     first, measured = records[0], timed(records)
     medians = _medians(measured)
+    low, high = _interval(measured, medians)
     tokens = {record.repeat: record.tokens or 1 for record in measured if record.repeat in medians}
     return CaseSide(
         key=first.case.key,
@@ -130,6 +134,8 @@ def _case_side(records: Sequence[Record], repeats: int) -> CaseSide:
         medians=medians,
         tokens=tokens,
         half=_half_interval(measured, {repeat: ms / tokens[repeat] for repeat, ms in medians.items()}),
+        low=low,
+        high=high,
         samples=sum(len(record.samples_ms) for record in measured),
         timed=len(measured),
         rounds=repeats,
@@ -161,6 +167,17 @@ def _half_interval(measured: Sequence[Record], medians: Mapping[int, float]) -> 
         return math.inf
     middle, low, high = median_interval(next(each.samples_ms for each in measured if each.repeat in medians))
     return math.log(max(high / middle, middle / low)) if low > 0 else math.inf
+
+
+def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple[float, float]:
+    if len(medians) == 1:
+        _, low, high = median_interval(next(each.samples_ms for each in measured if each.repeat in medians))
+        return low, high
+    half = _half_interval(measured, medians)
+    if not math.isfinite(half):
+        return math.nan, math.nan
+    middle = median(medians.values())
+    return middle * math.exp(-half), middle * math.exp(half)
 
 
 def _others_share(measured: Iterable[Record]) -> float:

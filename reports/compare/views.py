@@ -1,9 +1,11 @@
 """Show a comparison as text, Markdown, JSON or an HTML page."""
 
 import json
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from harness.reason import counted, printable
@@ -18,6 +20,7 @@ STORED_MEANING = (
     "`ttt-bench ab` measures two commits in turns and judges from 1%."
 )
 _NUMBERS = (1, 2, 3, 4)
+NEAR = (0.01, 0.02, 0.03)  # within which cases of two stored runs are counted
 NAMED_CASES = 12  # cases without a comparison that are named one by one
 SCALE = 0.02  # the least that the axis of the page shows to either side
 WIDTH = 160  # of its plots, in pixels
@@ -121,12 +124,28 @@ def _closing(comparison: Comparison) -> list[str]:
             f"Slower and faster are by more than {BAR:.0%}, same is within {SAME:.0%}."
         )
     else:
-        lines.append(STORED_MEANING)
+        lines += [*_apart(comparison.rows), STORED_MEANING]
     if comparison.regressions:
         cases = counted(comparison.regressions, "case")
         beyond = "" if comparison.interleaved else ", and by more than two runs differ by themselves"
         lines.append(f"{cases} slower by more than {comparison.fail_on * 100:.3g}%{beyond}, or lost.")
     return lines
+
+
+def _apart(rows: Sequence[Row]) -> Iterator[str]:
+    """How far two stored runs are apart in all, and how many of those that were not judged are beyond the bar."""
+    if not rows:
+        return
+    ratios = (row.judged.ratio for row in rows)
+    apart = [max(ratio, 1 / ratio if ratio else math.inf) - 1 for ratio in ratios]  # 0: too small for a float
+    within = ", ".join(f"{sum(each <= near for each in apart)} within {near:.0%}" for near in NEAR)
+    said = (
+        f"Of {counted(len(rows), 'case')} {within}; {median(apart):.1%} apart in the median, {max(apart):.1%} at most."
+    )
+    beyond = sum(row.judged.verdict == "not judged" and far > STORED_BAR for row, far in zip(rows, apart, strict=True))
+    if beyond:
+        said += f" {counted(beyond, 'case')} beyond {STORED_BAR:.0%} may not be judged, as notes or interval say."
+    yield said
 
 
 def _cells(row: Row) -> list[str]:

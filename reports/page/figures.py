@@ -214,8 +214,8 @@ class _Drawn:
             yield _points_words(measured, self.panel.entry.y, any(line.base_rows for line in lines))
         if any(line.y for line in lines):
             yield (
-                "the floor is the longer of the least bytes at a copy's bandwidth and the FLOPs at the rate of a large "
-                "product, each the highest seen in the run on a GPU of this model"
+                "the floor is the longer of the least bytes at the bandwidth and the FLOPs at the product rate, each "
+                "the highest seen in the run on a GPU of this model"
             )
             if rows["state_dtype"].nunique() > 1:
                 yield "the floor is of one state precision: a smaller state has a lower one"
@@ -226,9 +226,12 @@ class _Drawn:
             yield f"lines join no points of different {places} or commits"
         if "device_id" in several - apart and measured["device"].nunique() == 1:
             yield f"the points are from {measured['device_id'].nunique()} GPUs of one model"
-        throttled = {*measured.index[measured["throttled"] > 0]}
+        if states := self._states():
+            yield states
+        throttled, timed = {*measured.index[measured["throttled"] > 0]}, {*measured.index}
         if count := sum(not throttled.isdisjoint(point) for point in points):
-            yield f"at {count} of the {len(points)} points the GPU was throttled, at its power cap or beyond"
+            results = sum(timed.issuperset(point) for point in points)
+            yield f"at {count} of the {results} points with a result the GPU was throttled, at its power cap or beyond"
         if NOTES in rows:
             has_result, noted = (
                 {*rows.index[which]} for which in (rows["status"] == "ok", rows[NOTES].fillna("") != "")
@@ -236,6 +239,17 @@ class _Drawn:
             drawn = {point for point in points if has_result.issuperset(point)}
             if count := sum(not noted.isdisjoint(point) for point in drawn):
                 yield f"the table has notes on {count} of the points"
+
+    def _states(self) -> str:
+        """Whose states are kept in which precision, where systems differ and the names of lines do not say it."""
+        of: dict[str, list[str]] = {}
+        for (state, system), _ in self.panel.rows.groupby(["state_dtype", "system"], sort=False):
+            if state:
+                of.setdefault(state, []).append(self.panel.looks.catalogue.system_label(system))
+        systems = [system for each in of.values() for system in each]
+        if len(of) < 2 or len(set(systems)) < len(systems):
+            return ""
+        return "states are kept in " + ", ".join(f"{state} ({', '.join(whose)})" for state, whose in of.items())
 
     def _held(self, column: str, values: pd.Series) -> str:
         """One value, or all of them where the lines differ (their names then say which is whose)."""

@@ -270,7 +270,8 @@ def _winners(view: _View) -> str:
     spans = [(_who(group[0], view), [each.x for each in group]) for group in _spans(standings, view)]
     words = ", ".join(_span_words(who, xs, view) for who, xs in spans)
     caveat = _caveat(view, [standing.x for standing in standings])
-    return f"{view.opening} {words}{_lead(standings[-1], view)}{caveat}."
+    told = [standing for standing in standings if len(standing.level) == 1]
+    return f"{view.opening} {words}{_lead(told[-1], view) if told else ''}{caveat}."
 
 
 def _spans(standings: list[_Standing], view: _View) -> Iterator[list[_Standing]]:
@@ -301,10 +302,8 @@ def _span_words(who: str, xs: list[float], view: _View) -> str:
 
 
 def _lead(last: _Standing, view: _View) -> str:
-    """By how much, at the largest x."""
+    """By how much, at the largest x at which one is ahead."""
     (best, _), (after, next_who) = last.places[:2]
-    if len(last.level) > 1:
-        return ""
     at = said_x(last.x) if view.figure.x == "context" else view.at(said_x(last.x))
     own, others = (f"{rounded(point.value)} {view.unit}" for point in (best, after))
     if not view.is_speed:
@@ -403,7 +402,8 @@ def _best(view: _View) -> str:
         return ""
     (best, who), (after, next_who) = tops[:2]
     at = view.at(said_x(best.x)) + (", the only one tried" if len(view.tried) == 1 else "")
-    ahead = f"{rounded(best.value / after.value)} times that of {next_who}, the next"
+    there = "" if after.x == best.x else f", at {view.at(said_x(after.x))}"
+    ahead = f"{rounded(best.value / after.value)} times that of {next_who}, the next{there}"
     if best.hides(after):
         ahead = f"not told apart from {next_who}"
     elif best.differs_little(after):

@@ -135,7 +135,8 @@ def read_held(path: Path) -> Held:
     for key, case in values["cases"].items():
         case = {name: value for name, value in case.items() if name not in ("ms", "log_ms")}
         case |= {"facts": facts[case["facts"]], "devices": devices[case["devices"]]}
-        case |= {"half": math.inf if case["half"] is None else case["half"]}
+        endless = {"half": math.inf, "low": math.nan, "high": math.nan}
+        case |= {name: each for name, each in endless.items() if case[name] is None}
         for name in ("medians", "tokens"):
             case[name] = {int(repeat): each for repeat, each in case[name].items()}
         cases[key] = CaseSide(key=key, **case)
@@ -227,7 +228,7 @@ def _data(run: Run, found: str, records: list[Record], sides: Mapping[str, CaseS
         values = asdict(side) | {"ms": None, "log_ms": None}
         if side.medians:
             values |= {"ms": side.ms, "log_ms": side.middle}
-        values |= {"half": side.half if math.isfinite(side.half) else None}
+        values |= {name: None for name in ("half", "low", "high") if not math.isfinite(values[name])}
         for name, known in (("facts", facts), ("devices", devices)):
             values[name] = known.setdefault(json.dumps(values[name]), len(known))
         cases[key] = {name: value for name, value in values.items() if name != "key"}

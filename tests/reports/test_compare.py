@@ -369,6 +369,15 @@ def test_states_of_another_type_are_told_apart(tmp_path):
     assert len({row.label for row in compare(*two(tmp_path, records, records)).rows}) == 2
 
 
+def test_it_is_said_how_far_two_runs_are_apart_and_what_may_not_be_judged(tmp_path):
+    contexts = {128: 1.004, 256: 0.985, 512: 1.025, 1024: 1.2}
+    of_a = [timed(a_case(context), 10) for context in contexts]
+    of_b = [timed(a_case(context), 10 * by, samples=5 if by == 1.2 else 30) for context, by in contexts.items()]
+    text = views.text(compare(*two(tmp_path, of_a, of_b)))
+    assert "Of 4 cases 1 within 1%, 2 within 2%, 3 within 3%; 2.0% apart in the median, 20.0% at most." in text
+    assert "1 case beyond 5% may not be judged, as notes or interval say." in text
+
+
 @pytest.mark.parametrize("ms", [(0.0, 1.0), (1e-308, 1e308), (1e308, 1e-308)])
 def test_extreme_medians_are_no_traceback(tmp_path, ms):
     found = compare(*two(tmp_path, [timed(a_case(), ms[0], samples=1)], [timed(a_case(), ms[1], samples=1)]))

@@ -50,7 +50,7 @@ def test_each_doubt_about_a_point_has_its_sign_and_the_picture_says_what_it_mean
         "* fewer than 6",
         "‡ others used",
         "¶ heat slowed the GPU down",
-        "§ a time not known",
+        "§ unsteady",
         "× no result",
         "– not tried",
     ):

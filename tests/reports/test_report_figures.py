@@ -144,6 +144,21 @@ def test_caption_is_one_sentence_of_what_was_held_fixed():
     )
 
 
+def test_caption_says_whose_state_is_in_which_precision():
+    planes, narrow = (
+        replace(Case(system, backend, "1.3b", "generate", 512, 2048), state_dtype=state)
+        for system, backend, state in (
+            ("ttt-linear", "triton-dual", "float32-planes"),
+            ("mamba", "mamba-ssm", "bfloat16"),
+        )
+    )
+    made = synthetic.of_suite("fig15-generate", synthetic.ok(planes, 4.0), synthetic.ok(narrow, 8.0))
+    (figure,) = figures(made.table, made.catalogue)
+    assert "states are kept in float32-planes (TTT-Linear), bfloat16 (Mamba)" in figure.caption
+    alike = synthetic.of_suite("fig15-generate", synthetic.ok(planes, 4.0))
+    assert "states" not in figures(alike.table, alike.catalogue)[0].caption
+
+
 @pytest.mark.parametrize(("count", "said"), [(5, True), (6, False)])
 def test_caption_says_where_a_bar_is_a_range_and_no_interval(count, said):
     _, [figure] = drawn(synthetic.ok(case(), 1.0), synthetic.ok(case(context=2048), 1.0, count=count))

@@ -45,6 +45,12 @@ def test_who_is_fastest_everywhere_and_by_how_much():
     )
 
 
+def test_by_how_much_is_told_where_one_is_ahead_if_not_at_the_end():
+    """As where a sample of the longest prompts was held up."""
+    found = winners({2048: 4.0, 8192: 4.0, 32768: 4.0}, {2048: 5.0, 8192: 10.0, 32768: 4.1})
+    assert "are level at 32k; at 8k it takes 4 µs, 2.5 times as fast as Transformer, the next." in found
+
+
 def test_no_sentence_is_empty():
     assert all(sentence.strip() for sentence in said(*forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW)))
 
@@ -117,7 +123,7 @@ def test_many_lines_without_a_result_are_counted():
 def test_a_best_throughput_names_who_has_no_result():
     ran = [*stepped("ttt-linear", {64: 8.0, 128: 8.0}), *stepped("mamba", {64: 8.0}, lost=(128,))]
     found = throughput(*ran, *stepped("transformer", {}, lost=(64, 128)))
-    assert "2 times that of Mamba, the next (Transformer has no result)." in found
+    assert "2 times that of Mamba, the next, at batch 64 (Transformer has no result)." in found
 
 
 @pytest.mark.parametrize(("theirs", "level"), [(4.19, True), (4.21, False), (3.82, True), (3.8, False)])

@@ -398,6 +398,15 @@ def test_a_change_beyond_5_percent_is_marked_and_its_commits_are_named(tmp_path)
     assert f"compare.html?a={line['run'][1]}&amp;b={line['run'][2]}" in text
 
 
+def test_a_bar_has_the_ends_of_its_interval(tmp_path):
+    """The second and the eighth of nine: a sample that took twice as long does not draw one that took half."""
+    skewed = timed(a_case(), 10)
+    skewed.samples_ms[:] = [10, 20, 9.95, 10.2, 10, 21, 9.9, 10, 10.5]
+    write_site([a_run(tmp_path / "run", skewed).folder], tmp_path / "site")
+    (line,), _ = changes_of(tmp_path / "site")
+    assert (line["low"], line["ms"], line["high"]) == ([9.95], [10], [20])
+
+
 def test_where_an_engine_held_unlike_numbers_of_sequences_the_time_of_a_token_is_drawn(tmp_path):
     runs = []
     for day, (ms, tokens) in enumerate(((22, 11), (22.55, 11), (22.5, 10))):
