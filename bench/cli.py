@@ -45,9 +45,11 @@ RetryOption = Annotated[
 Checkpoint = Annotated[
     Path | None, typer.Option(help="A folder with config.json and safetensors: its model in place of random weights.")
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the run; by default out/DATE-TIME.")]
 SystemsFile = Annotated[Path | None, typer.Option(help="A systems.toml: which interpreter runs which system.")]
-Gpus = Annotated[str | None, typer.Option(help="A job per GPU, on `all` of this machine or on 0,1,3 (nvidia-smi's).")]
+Gpus = Annotated[
+    str | None, typer.Option(help="A job per GPU: `all` of this machine, or those numbered 0,1,3 by nvidia-smi.")
+]
 TimeLimit = Annotated[float, typer.Option(help="Seconds that one case may take, model and checks included.", min=0.001)]
 StartLimit = Annotated[float, typer.Option(help="Seconds that a worker may take to start.", min=0.001)]
 COLUMNS = "Columns, comma-separated, such as system,context,latency_ms; `all` for every one, under its name."
@@ -124,7 +126,7 @@ def run(
     mini_batch: MiniBatch = None,
     backbone: Backbone = None,
     checkpoint: Checkpoint = None,
-    out: Out = Path("out"),
+    out: Out = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep what is finished; measure the rest, skipped cases too.")
     ] = False,
@@ -167,6 +169,7 @@ def run(
     if gpus is not None and slurm is not None:
         raise UserError("--gpus --slurm: one of them; --slurm says gpus=N itself")
     again, limits, arguments = _retry(retry, resume), Limits(time_limit, start_limit), sys.argv[1:]
+    out = _folder(out, resume)
     if dry_run:
         measure.dry_run(asked, out, gpus, slurm, resume=resume, retry=again)
     elif slurm is not None:
@@ -175,6 +178,17 @@ def run(
         submit(asked, out, slurm, resume=resume, retry=again, limits=limits, arguments=arguments)
     else:
         measure.run(asked, out, resume=resume, retry=again, limits=limits, arguments=arguments, gpus=gpus)
+
+
+def _folder(out: Path | None, resume: bool) -> Path:
+    """OUT, or a new folder that is named after this moment."""
+    from datetime import datetime
+
+    from bench.errors import UserError
+
+    if out is None and resume:
+        raise UserError("--resume: say by --out which run")
+    return out or Path("out") / f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _retry(asked: str | None, resume: bool) -> "Retry":
@@ -465,8 +479,11 @@ def profile(
         ),
     ] = "auto",
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="A run whose cases are profiled, or the folder of a new one.")
-    ] = Path("out"),
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="A run whose cases are profiled, or the folder of a new one; by default out/DATE-TIME."
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the profiles that are there; make the rest.")] = False,
     retry: RetryOption = None,
     time_limit: TimeLimit = 600,
@@ -484,7 +501,7 @@ def profile(
     asked = Asked(tuple(suite or ()), *axes, device, systems_file)
     profile(
         asked,
-        out,
+        _folder(out, resume),
         way=way,
         resume=resume,
         retry=_retry(retry, resume),

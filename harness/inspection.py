@@ -34,6 +34,7 @@ RENEW_EVERY_S = 0.25  # so that renewing does not change how warm and how loaded
 RENEW_SHARE = 0.02  # of the time, at most
 # A check that other programs can make an honest case miss.
 TIME_ON_NEW_INPUTS = "time_on_new_inputs_over_samples"
+SAME_INPUTS = "no inputs were renewed, so outputs that were remembered would pass"
 NO_ROOM = "the reference has no room beside the model, so the timed outputs were not compared"
 _LOOKED_AT = 1 << 20  # elements of a tensor that are compared between samples
 _GLANCED_AT = 1 << 12  # elements that are looked at in the moment in which a call returns
@@ -106,6 +107,7 @@ class Inspector:
         self._follow_inputs()
         checks = [*self._late(), *self._finite(list(tensors_of(self._outputs)))]
         unchecked = "" if judge else "the outputs of the timed calls were compared with nothing"
+        renewed = "" if self._inputs else SAME_INPUTS
         if judge:
             with self._referring():
                 verdict = judged(lambda: judge(self._outputs, clock.launches))
@@ -113,7 +115,7 @@ class Inspector:
             unchecked = verdict.unchecked
         checks += shape_checks(self._case, self._workload, self._outputs)
         checks += self._lengths(clock, samples_ms, took)
-        return Verdict([*self.missed, *checks], unchecked)
+        return Verdict([*self.missed, *checks], "; ".join(filter(None, (unchecked, renewed))))
 
     def _poisoned_call(self, clock: Clock) -> "_Took":
         """One more sample, whose outputs find poison where they are written."""

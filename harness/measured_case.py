@@ -38,6 +38,8 @@ from harness.timer import (
     warm_up_engine,
 )
 
+NO_REFERENCE = "the system has no reference to be verified against"
+
 
 @dataclass
 class _Found:
@@ -216,7 +218,7 @@ class CaseRun:
         Its calls are eager, also those of a case that is timed in a graph: what they launch is the same.
         """
         if workload.gate is None and workload.witness is None:
-            return self._end("skipped", "the system has no reference to be verified against")
+            return self._end("skipped", NO_REFERENCE)
         if not self._accepts(Verdict(list(claim_checks(self.case, workload)))) or workload.witness is None:
             return None
         if workload.engine_samples is not None:

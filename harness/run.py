@@ -53,6 +53,8 @@ class Run:
             raise RunError(f"{folder}: has records but no {FILE}; put its {FILE} back or name another folder")
         if folder.exists() and not folder.is_dir():
             raise RunError(f"{folder}: is not a folder; name another for the run")
+        if others := sorted(_entries(folder) - {"records", "profiles", "claims"}):
+            raise RunError(f"{folder}: holds no run, but {others[0]}; name another folder")
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
@@ -219,4 +221,8 @@ def latest(job: Job, records: Iterable[Record]) -> list[Record]:
 
 
 def _has_entries(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.iterdir())
+    return bool(_entries(folder))
+
+
+def _entries(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()

@@ -65,6 +65,15 @@ def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
     return [*dict.fromkeys(apart), *told]
 
 
+def uneven(models: Iterable[Model]) -> dict[str, str]:
+    """What a sentence says of each system that is unlike the others, or that was not checked for it."""
+    found = {model.system: model.unlike for model in models if model.unlike}
+    return {
+        system: "not checked for equal terms" if unlike == (_UNRECORDED,) else "not on equal terms"
+        for system, unlike in found.items()
+    }
+
+
 def _model(record: Record) -> Model:
     case, settings = record.case, record.settings
     return Model(

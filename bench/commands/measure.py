@@ -94,7 +94,8 @@ def dry_run(
         request, asked = asked_of_slurm(asked, slurm)
         tasks = request.tasks
     work = plan(asked)
-    at_once = tasks or len(gpus_asked(gpus, work.device, here=False)) or 1
+    named = gpus_asked(gpus, work.device, here=False)
+    at_once = tasks or len(named) or 1
     earlier = Run.open(out) if resume and goes_on(work, out, resume) else None
     every = list(_left_of(work, earlier, retry))
     kept, left = sum(each.kept for each in every), [each for each in every if each.pending]
@@ -118,11 +119,24 @@ def dry_run(
         words.append(estimate.in_words(estimate.side_by_side([time.seconds for time in times], at_once)))
         words[0] += f" ({guessed} of the cases guessed from others of their job)" if guessed else ""
     words += [f"{counted(untimed, 'case')} that no earlier run has timed"] if untimed else []
-    on = f" in {tasks} tasks" if tasks else f" on {at_once} GPUs" if at_once > 1 else ""
+    on = f" in {tasks} tasks" if tasks else _on(gpus, named)
     said = [f"{counted(total, 'case')} in {counted(len(left), 'job')}{on}{': ' if words else ''}{', and '.join(words)}"]
     said += [f"{counted(kept, 'case')} kept from before"] if kept else []
     print("; ".join(said))
+    if file := unused_systems_file(asked):
+        print(
+            f"ttt-bench: {file} is not used; add --systems-file {file} for the systems that it names", file=sys.stderr
+        )
     print("ttt-bench: `ttt-bench systems`, on the machine that will measure, lists what can run there", file=sys.stderr)
+
+
+def _on(gpus: str | None, named: Sequence[str]) -> str:
+    """On which GPUs a run of `--gpus` is planned; of all of a machine that has none, on one."""
+    if gpus is None:
+        return ""
+    if not named:
+        return " on one GPU, as none is here to count"
+    return f" on {len(named)} GPUs" if len(named) > 1 else f" on GPU {named[0]} alone"
 
 
 @dataclass(frozen=True)

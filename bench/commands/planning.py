@@ -191,6 +191,8 @@ def goes_on(work: Plan, out: Path, resume: bool) -> bool:
     refuse_submitted(out)
     if not (Run.exists(out) and resume):
         Run.refuse_held(out)
+        if resume:
+            print(f"ttt-bench: {out}: no run yet; it begins now", file=sys.stderr)
         return False
     _refuse_another_kind(Run.open(out), work)
     return True

@@ -9,6 +9,7 @@ from bench.commands.measure import summary
 from bench.commands.planning import plan
 from bench.model_facts import PARAMETERS_OFF
 from bench.selection import Asked
+from harness.measured_case import NO_REFERENCE
 from harness.process import Limits
 from harness.progress import Progress
 from harness.reason import counted
@@ -19,7 +20,7 @@ from harness.runner import run_jobs
 
 
 def verify(asked: Asked, *, limits: Limits) -> None:
-    """Check without timing; exit status 1 when a case differs from its reference or fails, or all are skipped."""
+    """Check without timing; exit status 1 when a case differs from its reference, has none or fails, or none is ok."""
     work = plan(asked)
     work.refuse_elsewhere()
     with tempfile.TemporaryDirectory() as folder:
@@ -30,6 +31,8 @@ def verify(asked: Asked, *, limits: Limits) -> None:
     _print_verdicts(records)
     if any(record.status not in ("ok", "skipped") for record in records):
         sys.exit(1)
+    if unknown := sum(record.reason == NO_REFERENCE for record in records):
+        sys.exit(f"ttt-bench: {counted(unknown, 'case')} not verified, as {NO_REFERENCE}")
     if not any(record.status == "ok" for record in records):
         sys.exit("ttt-bench: nothing was verified: every case was skipped, each for the reason in its line")
 

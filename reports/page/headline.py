@@ -3,9 +3,10 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, groupby
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -92,6 +93,7 @@ class _View:
     table: pd.DataFrame
     catalogue: Catalogue
     figure: Figure
+    uneven: Mapping[str, str] = field(default_factory=dict)  # systems on unlike terms, in words
 
     @property
     def unit(self) -> str:
@@ -199,14 +201,18 @@ class _View:
 
 
 def headline(
-    table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure], missing: Sequence[Case] = ()
+    table: pd.DataFrame,
+    catalogue: Catalogue,
+    figures: Sequence[Figure],
+    missing: Sequence[Case] = (),
+    uneven: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
     """Up to six sentences on the figures that answer the run's question; on the first two where none does.
 
-    missing: the planned cases without a record.
+    missing: the planned cases without a record. uneven: as `fairness.uneven` says it.
     """
     answering = [figure for figure in figures if figure.headline] or figures[:2]
-    views = [_View(table, catalogue, figure) for figure in answering]
+    views = [_View(table, catalogue, figure, uneven) for figure in answering]
     curves = [each for each in views if not each.figure.best]
     sentences = [
         *map(_winners, curves[:2]),
@@ -465,10 +471,21 @@ def _caveat(view: _View, xs: Sequence[float]) -> str:
     said = ["not all from one machine and commit"] if several else []
     if several == ["device_id"]:
         said = [f"from {rows['device_id'].nunique()} GPUs of one model"]
+    said += _uneven(view, rows["system"].unique())
     if doubtful := doubts(rows):
         said.append(f"of {counted(len(rows), 'point')}, {', '.join(doubtful)}")
     said += _absent(view, xs)
     return f" ({'; '.join(said)})" if said else ""
+
+
+def _uneven(view: _View, systems: Iterable[str]) -> Iterator[str]:
+    """Which of the systems are on unlike terms; of more than three how many."""
+    whose: dict[str, list[str]] = {}
+    for system in systems:
+        if words := view.uneven.get(system):
+            whose.setdefault(words, []).append(view.catalogue.system_label(system))
+    for words, labels in whose.items():
+        yield f"{words}: {_listed(labels) if len(labels) <= 3 else f'{len(labels)} systems'}"
 
 
 def _absent(view: _View, xs: Sequence[float]) -> list[str]:

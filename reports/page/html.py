@@ -12,7 +12,7 @@ from markupsafe import Markup
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.record import Record
-from reports.fairness import fairness, unequal
+from reports.fairness import fairness, unequal, uneven
 from reports.fidelity import fidelity
 from reports.machines import machines
 from reports.page.citation import citation
@@ -90,7 +90,8 @@ def render(
     sources = [source(PACKAGE, name) for name in PROGRAM]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
     loader, plotly = source(PACKAGE, "load.js"), None if around else plotly_source()
-    found, models = headline(table, catalogue, drawn, missing) if timed else [UNTIMED], fairness(records, catalogue)
+    models = fairness(records, catalogue)
+    found = headline(table, catalogue, drawn, missing, uneven(models)) if timed else [UNTIMED]
     return _template().render(
         label=LABELS.get,
         system_label=catalogue.system_label,

@@ -19,6 +19,7 @@ from bench.errors import FOR_A_CPU
 from bench.selection import Asked
 from harness.case import Case
 from harness.gate import Check, Verdict
+from harness.measured_case import NO_REFERENCE
 from harness.probe import Probe
 from harness.process import Limits
 from harness.record import Record
@@ -103,6 +104,13 @@ def test_verify_of_some_is_a_success_and_of_none_a_failure(monkeypatch, capsys):
     said, status = verified(monkeypatch, capsys, skipped)
     assert "vllm is not installed" in said
     assert status.startswith("ttt-bench: nothing was verified: every case was skipped")
+
+
+def test_verify_fails_where_a_case_has_no_reference(monkeypatch, capsys):
+    """Or a script would take a system without one for verified, beside another."""
+    unknown = Record(CASE, "skipped", NO_REFERENCE)
+    _, status = verified(monkeypatch, capsys, unknown, Record(CASE, "ok"))
+    assert status == f"ttt-bench: 1 case not verified, as {NO_REFERENCE}"
 
 
 def test_verify_of_an_unavailable_system_verifies_nothing(tmp_path):

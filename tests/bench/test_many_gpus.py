@@ -116,7 +116,8 @@ def test_a_plan_names_gpus_of_another_machine(tmp_path: Path) -> None:
     for gpus, count in (("6,7", 2), ("GPU-a1b2,GPU-c3d4,MIG-e5", 3)):
         done = ttt_bench(*plan, gpus, cwd=tmp_path)
         assert f" jobs on {count} GPUs" in done.stdout.splitlines()[-1], done.stderr
-    assert " GPUs" not in ttt_bench(*plan, "0", cwd=tmp_path).stdout
+    assert " jobs on GPU 2 alone" in ttt_bench(*plan, "2", cwd=tmp_path).stdout.splitlines()[-1]
+    assert " jobs on one GPU, as none is here to count" in ttt_bench(*plan, "all", cwd=tmp_path).stdout
     done = ttt_bench("run", "quick", "--dry-run", "--device", "cpu", "--gpus", "0,1", cwd=tmp_path)
     assert "--gpus 0,1: this run is on the CPU; say --device cuda" in one_sentence(done)
 
@@ -131,7 +132,7 @@ def test_gpus_of_a_run_on_the_cpu(tmp_path: Path) -> None:
 
 
 def test_a_login_node_without_gpu_plans_and_submits(tmp_path: Path, commands: Path) -> None:
-    done = ttt_bench("run", "paper", "--slurm", "gpus=4,partition=gpu", cwd=tmp_path, path=commands)
+    done = ttt_bench("run", "paper", "--slurm", "gpus=4,partition=gpu", "--out", "out", cwd=tmp_path, path=commands)
     assert done.returncode == 0, done.stderr
     assert "Slurm job 4711: 4 tasks for 6 jobs of 128 cases" in done.stdout
     assert "ttt-bench status out --cancel" in done.stdout
@@ -142,10 +143,13 @@ def test_a_login_node_without_gpu_plans_and_submits(tmp_path: Path, commands: Pa
 
 
 def test_a_run_is_submitted_once(tmp_path: Path, commands: Path) -> None:
-    call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2")
+    call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "out")
     assert ttt_bench(*call, cwd=tmp_path, path=commands).returncode == 0
     planned = (tmp_path / "out" / "run.json").read_bytes()
-    here = [("run", *SMALL, "--device", "cpu", "--resume"), ("profile", *SMALL[:-2], "--device", "cpu", "--resume")]
+    here = [
+        ("run", *SMALL, "--device", "cpu", "--resume", "--out", "out"),
+        ("profile", *SMALL[:-2], "--device", "cpu", "--resume", "--out", "out"),
+    ]
     for again in (call, (*call, "--resume"), *here):
         said = one_sentence(ttt_bench(*again, cwd=tmp_path, path=commands))
         assert f"another run is writing to it, Slurm job 4711 submitted from {Holder.here().host}" in said
@@ -154,7 +158,7 @@ def test_a_run_is_submitted_once(tmp_path: Path, commands: Path) -> None:
 
 
 def test_status_says_who_works_and_cancels(tmp_path: Path, commands: Path) -> None:
-    call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2")
+    call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "out")
     ttt_bench(*call, cwd=tmp_path, path=commands)
     Claims(tmp_path / "out", "4711").take("transformer-torch", Holder("n7", 12, "4711", "0"))
     text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
@@ -209,7 +213,7 @@ def test_status_leaves_out_a_process_that_was_killed(tmp_path: Path, capsys: pyt
 
 
 def test_status_of_a_copied_run_needs_no_slurm(tmp_path: Path, commands: Path) -> None:
-    ttt_bench("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", cwd=tmp_path, path=commands)
+    ttt_bench("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "out", cwd=tmp_path, path=commands)
     done = ttt_bench("status", "out", cwd=tmp_path)
     assert done.returncode == 0
     assert "squeue: is not on this machine" in done.stdout
@@ -230,11 +234,11 @@ def test_slurm_options_that_cannot_be(tmp_path: Path, commands: Path, slurm: str
 
 
 def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands: Path) -> None:
-    call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2,partition=gpuu")
+    call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2,partition=gpuu", "--out", "out")
     fake(commands, "sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1')
     said = one_sentence(ttt_bench(*call, cwd=tmp_path, path=commands))
     assert "sbatch refused: sbatch: error: invalid partition specified: gpuu; the run is planned" in said
-    assert said.endswith(f"to submit it: ttt-bench {' '.join(call)} --resume --out out")
+    assert said.endswith(f"to submit it: ttt-bench {' '.join(call[:-2])} --resume --out out")
     assert "sbatch: is not on this machine" in one_sentence(ttt_bench(*call, "--resume", cwd=tmp_path))
 
 
@@ -263,7 +267,7 @@ def test_a_run_that_was_not_submitted_cannot_be_cancelled(tmp_path: Path) -> Non
 
 
 def test_two_tasks_of_an_array_measure_the_run(tmp_path: Path, commands: Path) -> None:
-    ttt_bench("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", cwd=tmp_path, path=commands)
+    ttt_bench("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "out", cwd=tmp_path, path=commands)
     for index in "01":
         task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": index}
         done = alone("work", "out", cwd=tmp_path, path=commands, **task)
@@ -275,11 +279,11 @@ def test_two_tasks_of_an_array_measure_the_run(tmp_path: Path, commands: Path) -
 
 def test_tasks_run_what_was_asked_for_of_a_larger_run(tmp_path: Path, commands: Path) -> None:
     narrow = [*SMALL[:-3], "16", *SMALL[-2:]]
-    whole = ("run", *SMALL[:-3], "16,32", *SMALL[-2:], "--device", "cpu", "--slurm", "tasks=1")
+    whole = ("run", *SMALL[:-3], "16,32", *SMALL[-2:], "--device", "cpu", "--slurm", "tasks=1", "--out", "out")
     ttt_bench(*whole, cwd=tmp_path, path=commands)
     claims.forget_submission(tmp_path / "out")
     submitted = ttt_bench(
-        "run", *narrow, "--device", "cpu", "--resume", "--slurm", "tasks=1", cwd=tmp_path, path=commands
+        "run", *narrow, "--device", "cpu", "--resume", "--slurm", "tasks=1", "--out", "out", cwd=tmp_path, path=commands
     )
     assert "1 task for 2 jobs of 4 cases" in submitted.stdout
     command = next(line for line in (tmp_path / "out" / "slurm.sbatch").read_text().splitlines() if " work " in line)
@@ -290,7 +294,7 @@ def test_tasks_run_what_was_asked_for_of_a_larger_run(tmp_path: Path, commands: 
 
 
 def test_a_task_without_a_gpu_takes_no_job_of_a_run_of_one(tmp_path: Path, commands: Path) -> None:
-    call = ("run", "quick", "--systems", "transformer/torch", "--device", "cuda", "--slurm", "gpus=1")
+    call = ("run", "quick", "--systems", "transformer/torch", "--device", "cuda", "--slurm", "gpus=1", "--out", "out")
     assert ttt_bench(*call, cwd=tmp_path, path=commands).returncode == 0
     task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
     said = one_sentence(alone("work", "out", cwd=tmp_path, path=commands, **task))

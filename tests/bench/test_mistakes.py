@@ -107,7 +107,7 @@ def test_one_is_no_plural(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "fig16"], ["suite 'fig16': unknown; there are quick, fig15-forward, ", "paper, all"]),
+        (["run", "latency"], ["suite 'latency': unknown; there are quick, fig15-forward, ", "fig15, paper, all"]),
         (["run", "quik"], ["suite 'quik': unknown; did you mean quick?"]),
         (["run", "papr"], ["did you mean paper?"]),
         (["run", "quick", "--systems", "ttt-liner"], ["--systems ttt-liner: unknown; did you mean ttt-linear?"]),

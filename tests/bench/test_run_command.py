@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from command_line import SMALL, assert_one_sentence, called, started, ttt_bench
+from command_line import SMALL, assert_one_sentence, called, one_sentence, started, ttt_bench
 
 from bench import estimate
 from bench.catalogue.suites import SUITES
@@ -101,6 +101,27 @@ def test_resuming_a_finished_run_measures_nothing(measured):
     before = records_of(folder / "out")
     done = called("run", "quick", *SMALL, "--min-samples", "3", "--out", folder / "out", "--resume", cwd=folder)
     assert (done.returncode, records_of(folder / "out")) == (0, before)
+
+
+def test_a_folder_of_other_files_is_left_alone(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("")
+    said = one_sentence(called("run", "quick", *SMALL, "--out", ".", cwd=tmp_path))
+    assert said == "ttt-bench: .: holds no run, but pyproject.toml; name another folder"
+    assert [path.name for path in tmp_path.iterdir()] == ["pyproject.toml"]
+
+
+def test_by_default_a_run_has_a_folder_of_its_moment(tmp_path):
+    for _ in range(2):
+        assert called("run", "quick", *SMALL, "--min-samples", "3", cwd=tmp_path).returncode == 0
+        time.sleep(1.0 - time.time() % 1)
+    first, second = sorted((tmp_path / "out").iterdir())
+    assert all(re.fullmatch(r"\d{8}-\d{6}", folder.name) for folder in (first, second))
+    assert_one_sentence(called("run", "quick", *SMALL, "--resume", cwd=tmp_path), "--resume: say by --out which run")
+
+
+def test_a_resumption_of_nothing_says_that_it_begins(tmp_path):
+    done = called("run", "quick", *SMALL, "--min-samples", "3", "--out", "nuw", "--resume", cwd=tmp_path)
+    assert "ttt-bench: nuw: no run yet; it begins now\n" in done.stderr
 
 
 def test_without_resume_a_finished_run_is_not_overwritten(measured):
@@ -323,7 +344,10 @@ def test_what_is_finished_has_no_command_to_continue(measured, tmp_path, monkeyp
     shutil.copytree(measured[0] / "out", out)
     monkeypatch.setattr(measure, "run_at", interrupted)
     longer = [word.replace("32", "64") for word in SMALL]
-    assert called("run", "quick", *longer, "--min-samples", "3", "--resume", cwd=tmp_path).returncode == 130
+    assert (
+        called("run", "quick", *longer, "--min-samples", "3", "--out", "out", "--resume", cwd=tmp_path).returncode
+        == 130
+    )
     values = json.loads((out / "run.json").read_text())
     for request in values["requests"]:
         request["arguments"] = [changed.get(word, word) for word in request["arguments"]]

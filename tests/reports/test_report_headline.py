@@ -51,6 +51,13 @@ def test_by_how_much_is_told_where_one_is_ahead_if_not_at_the_end():
     assert "are level at 32k; at 8k it takes 4 µs, 2.5 times as fast as Transformer, the next." in found
 
 
+def test_a_system_on_unlike_terms_is_named_in_the_sentence():
+    made = synthetic.of_suite("fig15-forward", *forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW))
+    drawn = figures(made.table, made.catalogue)
+    found = headline(made.table, made.catalogue, drawn, uneven={"transformer": "not checked for equal terms"})[0]
+    assert found.endswith("as fast as Transformer, the next (not checked for equal terms: Transformer).")
+
+
 def test_no_sentence_is_empty():
     assert all(sentence.strip() for sentence in said(*forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW)))
 
