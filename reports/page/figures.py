@@ -4,16 +4,18 @@ A figure refers to the rows of `stats.frame` by number; the page draws it (`figu
 copy of the numbers serves figures, tables and downloads.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
 import pandas as pd
 
+from harness.case import Case
 from harness.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
 from harness.interval import FEWEST
-from harness.reason import span
+from harness.reason import counted, span
 from reports.page.lines import Line, Looks, Panel, forms_of, sortable
 from reports.stats import MACHINE_COLUMNS, NOTES, option_columns, short_commit
 
@@ -50,9 +52,12 @@ class Figure:
         return asdict(self)
 
 
-def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
-    """The figures of the suites in `table` (of `stats.frame`), those with primary lines first."""
-    drawing = _Drawing(_with_place(table), catalogue)
+def figures(table: pd.DataFrame, catalogue: Catalogue, missing: Sequence[Case] = ()) -> list[Figure]:
+    """The figures of the suites in `table` (of `stats.frame`), those with primary lines first.
+
+    missing: the planned cases without a record, of which captions tell.
+    """
+    drawing = _Drawing(_with_place(table), catalogue, missing)
     plans = sorted(drawing.plans(), key=lambda plan: not plan[1].primary)
     return _apart([figure for plan in plans for figure in drawing.drawn(*plan)])
 
@@ -95,8 +100,8 @@ def _with_place(table: pd.DataFrame) -> pd.DataFrame:
 class _Drawing:
     """The table, its catalogue and the looks that all figures share."""
 
-    def __init__(self, table: pd.DataFrame, catalogue: Catalogue) -> None:
-        self.table, self.catalogue = table, catalogue
+    def __init__(self, table: pd.DataFrame, catalogue: Catalogue, missing: Sequence[Case] = ()) -> None:
+        self.table, self.catalogue, self.missing = table, catalogue, missing
         self.looks = Looks(table, catalogue)
 
     def plans(self) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
@@ -136,7 +141,21 @@ class _Drawing:
             return
         rows = rows.sort_values(entry.x, kind="stable")
         for panel, titled in self._panels(rows, entry):
-            yield from _Drawn(Panel(self.looks, titled, panel), suite).figures()
+            held = {name: panel[name].iloc[0] for name in entry.split if name in panel}
+            missing = [case for case in self._missing(suite, entry.phase) if self._is_in(case, held)]
+            yield from _Drawn(Panel(self.looks, titled, panel), suite, missing).figures()
+
+    def _missing(self, suite: str, phase: str) -> Iterator[Case]:
+        """The planned cases of a suite's phase that have no record."""
+        keys = {key for each in self.catalogue.suites if each.name == suite for key in each.cases}
+        return (case for case in self.missing if case.phase == phase and case.key in keys)
+
+    def _is_in(self, case: Case, held: Mapping[str, Any]) -> bool:
+        """Whether a case has the values that a panel holds."""
+        own = {name: getattr(case, name, None) for name in held}
+        default = {name: self.catalogue.axis(name).default for name in held if own[name] is None}
+        own |= {name: case.option(name, value) for name, value in default.items()}
+        return all(own[name] == value for name, value in held.items())
 
     def _panels(self, rows: pd.DataFrame, entry: FigureEntry) -> Iterator[tuple[pd.DataFrame, FigureEntry]]:
         """The rows of each figure of an entry, with the entry under the figure's own title."""
@@ -156,6 +175,7 @@ class _Drawn:
 
     panel: Panel
     suite: str
+    missing: Sequence[Case] = ()
 
     def figures(self) -> Iterator[Figure]:
         """The figure and, where it is asked for and both forms are there, that of primal over dual."""
@@ -232,6 +252,11 @@ class _Drawn:
         if count := sum(not throttled.isdisjoint(point) for point in points):
             results = sum(timed.issuperset(point) for point in points)
             yield f"at {count} of the {results} points with a result the GPU was throttled, at its power cap or beyond"
+        if self.missing:
+            label = self.panel.looks.catalogue.system_label
+            whose = Counter(label(case.system) for case in self.missing)
+            said = ", ".join(f"{count} of {system}" for system, count in whose.items())
+            yield f"{counted(len(self.missing), 'case')} without a record yet: {said}"
         if NOTES in rows:
             has_result, noted = (
                 {*rows.index[which]} for which in (rows["status"] == "ok", rows[NOTES].fillna("") != "")

@@ -85,7 +85,7 @@ def render(
     table = frame(records, catalogue) if table is None else table
     lost = failures(table, missing, catalogue)
     timed = _is_timed(table)
-    drawn = figures(table, catalogue) if timed else []
+    drawn = figures(table, catalogue, missing) if timed else []
     data = page_data(table, catalogue, drawn, lost, profiled_rows(records, profiled))
     sources = [source(PACKAGE, name) for name in PROGRAM]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])

@@ -159,6 +159,22 @@ def test_caption_says_whose_state_is_in_which_precision():
     assert "states" not in figures(alike.table, alike.catalogue)[0].caption
 
 
+def test_caption_says_which_cases_of_its_panel_have_no_record_yet():
+    requests = [
+        Case(system, "torch", "1.3b", "request", batch, 512)
+        for batch in (1, 16)
+        for system in ("ttt-linear", "ttt-mlp", "mamba")
+    ]
+    times = {"time_to_first_token_ms": 1.0, "time_between_tokens_ms": 1.0}
+    made = synthetic.of_suite("prompt-then-128", *(synthetic.ok(each, 2.0, metrics=times) for each in requests[:4]))
+    (suite,) = made.catalogue.suites
+    planned = replace(suite, cases=tuple(each.key for each in requests))
+    drawn = figures(made.table, replace(made.catalogue, suites=(planned,)), requests[4:])
+    said = {figure.id: "2 cases without a record yet: 1 of TTT-MLP, 1 of Mamba" in figure.caption for figure in drawn}
+    assert said["prompt-then-128-request-16"]
+    assert not said["prompt-then-128-request-1"]
+
+
 @pytest.mark.parametrize(("count", "said"), [(5, True), (6, False)])
 def test_caption_says_where_a_bar_is_a_range_and_no_interval(count, said):
     _, [figure] = drawn(synthetic.ok(case(), 1.0), synthetic.ok(case(context=2048), 1.0, count=count))
