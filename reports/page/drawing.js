@@ -388,7 +388,8 @@ class Drawing {
     const one = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: themed("--muted"), width: 1, dash: "dot" } };
     const range = this.yRange();
     const pixels = (1 - strip) * INNER_HEIGHT;
-    const title = folded(this.yTitle.split(" "), (pixels + 2 * MARGIN.top) / TITLE_LETTER, " ");
+    const said = this.view.yLog ? `${this.yTitle}, log` : this.yTitle;
+    const title = folded(said.split(" "), (pixels + 2 * MARGIN.top) / TITLE_LETTER, " ");
     const left = MARGIN.left + TITLE_HEIGHT * (title.length - 1);
     const most = (width - left - 24) / 6;
     const rows = folded(this.notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
