@@ -163,9 +163,24 @@ function counted({ rows, missing }) {
   return rules.verdicts.filter((verdict) => count(verdict)).map((verdict) => `${count(verdict)} ${verdict}`).join(", ");
 }
 
+/* How far the two are apart in all, and how many of those that were not judged are beyond the bar. */
+function howFar(rows) {
+  const far = rows.map(({ ratio }) => Math.max(ratio, ratio ? 1 / ratio : Infinity) - 1);
+  const sorted = [...far].sort((a, b) => a - b);
+  const half = Math.floor(sorted.length / 2);
+  const middle = sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+  const cases = (count) => `${count} ${count === 1 ? "case" : "cases"}`;
+  const within = rules.near.map((near) => `${far.filter((each) => each <= near).length} within ${Math.round(100 * near)}%`).join(", ");
+  const beyond = rows.filter(({ verdict }, at) => verdict === "not judged" && far[at] > rules.bar).length;
+  const said = `Of ${cases(rows.length)} ${within}; ${(100 * middle).toFixed(1)}% apart in the median, ${(100 * sorted.at(-1)).toFixed(1)}% at most.`;
+  return beyond ? `${said} ${cases(beyond)} beyond ${Math.round(100 * rules.bar)}% may not be judged, as notes or interval say.` : said;
+}
+
 function show(a, b) {
   const found = compareRuns(a, b);
-  const said = [element("p", { className: "verdict", textContent: counted(found) || "No case has a result in both." }), paragraph(rules.meaning)];
+  const said = [element("p", { className: "verdict", textContent: counted(found) || "No case has a result in both." })];
+  if (found.rows.length) said.push(paragraph(howFar(found.rows)));
+  said.push(paragraph(rules.meaning));
   if (a.turns && a.turns === b.turns && a.id !== b.id) {
     said.push(paragraph("These are the two sides of one `ttt-bench ab`, measured in turns; `ttt-bench compare` judges their rounds from 1%. Here they stand as two stored runs."));
   }

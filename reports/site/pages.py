@@ -11,7 +11,7 @@ from harness.interval import FEWEST
 from harness.reason import span
 from reports.compare.comparison import BETWEEN_RUNS, LOG_LIMIT, NAMED, STORED_BAR, VERDICTS
 from reports.compare.side import GPU_UNIT, NO_GPU
-from reports.compare.views import COLUMNS, NAMED_CASES, SCALE, STORED_MEANING, WIDTH
+from reports.compare.views import COLUMNS, NAMED_CASES, NEAR, SCALE, STORED_MEANING, WIDTH
 from reports.page.embedding import embedded_json
 from reports.page.html import PACKAGE as PAGE
 from reports.resources import environment, source
@@ -66,6 +66,7 @@ def _compare(entries: Sequence[Entry]) -> str:
         "verdicts": VERDICTS,
         "meaning": STORED_MEANING,
         "bar": STORED_BAR,
+        "near": NEAR,
         "between": BETWEEN_RUNS,
         "no_gpu": NO_GPU,
         "gpu_unit": GPU_UNIT,

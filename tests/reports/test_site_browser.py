@@ -166,6 +166,7 @@ def test_the_site_says_of_two_runs_what_compare_says(browser, site, runs, a, b):
     with opened(browser, site, f"compare.html?a={id_of(site, a)}&b={id_of(site, b)}") as page:
         said = page.evaluate(COMPARED)
     assert said["verdict"] == ", ".join(f"{count} {verdict}" for verdict, count in found.counts.items())
+    assert "".join(views._apart(found.rows)) in said["said"]
     assert [list(map(as_number, row)) for row in said["rows"]] == [list(map(as_number, row)) for row in cells_of(found)]
     assert said["differs"] == ([each.sentence for each in found.differences] or ["Nothing that was recorded."])
     assert said["missing"] == views._without(found)
