@@ -59,7 +59,8 @@ class Points {
       const own = this.value(row, line.y || this.data.y);
       const baseline = (base ? bases.get(x) : line.base_rows[at]) ?? null;
       const divisor = baseline === null ? null : this.value(baseline, base?.y || this.data.y);
-      const y = base || line.base_rows.length ? this.quotient(own, divisor) : own;
+      const isItself = own && row === baseline;
+      const y = isItself ? { ...own, value: 1, low: 1, high: 1 } : base || line.base_rows.length ? this.quotient(own, divisor) : own;
       const lost = own && !divisor ? baseline : row;
       // A floor is computed: of its rows nothing is in doubt.
       const measured = [...(line.y ? [] : [row]), ...(baseline === null || base?.y ? [] : [baseline])];

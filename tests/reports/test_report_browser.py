@@ -173,6 +173,9 @@ def test_ratio_divides_by_the_chosen_line(page):
     page.locator(f"#figure-{FIG15}").get_by_label("relative to").select_option(label="Transformer · vLLM")
     after = browsing.plotted(page, FIG15)
     assert after[2]["y"] == [1] * 6
+    bars = "n => { const e = document.querySelector(`#figure-${n} .plot`).data[2].error_y;"
+    bars += " return [...e.array, ...e.arrayminus]; }"
+    assert page.evaluate(bars, FIG15) == pytest.approx([0] * 12)  # by itself it is 1, without a doubt
     expected = [own / base for own, base in zip(before[0]["y"], before[2]["y"], strict=True)]
     assert after[0]["y"] == pytest.approx(expected)
     assert "relative to" in page.locator(f"#figure-{FIG15} .ytitle").text_content()
