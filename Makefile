@@ -21,9 +21,8 @@ NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) $
 INSTALL_MAMBA := .venv-mamba/bin/python -m pip install --quiet --no-deps --no-build-isolation \
   --requirement bench/requirements/mamba.txt
 
-, := ,
-# Which versions of Python an environment is locked for: a condition on v, and the same in words.
-FOR_PYTHON = @$(PYTHON) -c "import sys; v = sys.version_info[:2]; sys.exit(0 if $(1) else 'make: this needs Python $(2), and $(PYTHON) is %d.%d; say PYTHON=python3.12' % v)"
+# Which versions of Python 3 an environment is locked for: a condition on the second number, and the same in words.
+FOR_PYTHON = @$(PYTHON) -c "import sys; v = sys.version_info[1]; sys.exit(0 if $(1) else 'make: this needs Python $(2), and $(PYTHON) is 3.%d; say PYTHON=python3.12' % v)"
 
 .PHONY: help install bench baselines venv-vllm venv-mamba test test-gpu sanitize lint chromium axe slurm clean
 
@@ -49,7 +48,7 @@ venv-vllm: .venv-vllm/.installed systems.toml
 venv-mamba: .venv-mamba/.installed systems.toml
 
 .venv-vllm/.installed: bench/requirements/vllm.txt
-	$(call FOR_PYTHON,v == (3$(,) 12),3.12)
+	$(call FOR_PYTHON,v == 12,3.12)
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --requirement $<
 	.venv-vllm/bin/python -m pip install --quiet --no-deps --editable .
@@ -58,7 +57,7 @@ venv-mamba: .venv-mamba/.installed systems.toml
 # mamba-ssm and causal-conv1d look for a wheel of their release; where there is none, half an hour of nvcc.
 .venv-mamba/.installed: bench/requirements/mamba.txt bench/requirements/cuda.txt
 	@test -n "$(NVCC)" || { echo "Mamba is left out: building mamba-ssm needs the nvcc of CUDA 13; install it or set CUDA_HOME" >&2; exit 1; }
-	$(call FOR_PYTHON,v == (3$(,) 12),3.12)
+	$(call FOR_PYTHON,v == 12,3.12)
 	$(PYTHON) -m venv .venv-mamba
 	.venv-mamba/bin/python -m pip install --quiet --requirement bench/requirements/cuda.txt
 	.venv-mamba/bin/python -m pip install --quiet "setuptools==80.10.2" "wheel==0.48.0"
@@ -115,7 +114,7 @@ slurm:
 	|| echo "make test: install Slurm (apt-get install slurm-wlm munge); a run's tasks are tested in it"
 
 $(VENV)/.installed-%: bench/requirements/%.txt pyproject.toml
-	$(call FOR_PYTHON,(3$(,) 11) <= v <= (3$(,) 13),3.11 to 3.13)
+	$(call FOR_PYTHON,11 <= v <= 13,3.11 to 3.13)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)python -m pip install --quiet --requirement bench/requirements/$*.txt
 	$(BIN)python -m pip install --quiet --no-deps --editable .

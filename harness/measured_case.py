@@ -236,7 +236,7 @@ class CaseRun:
         gpu = open_gpu() if workload.device == "cuda" else None
         clock, inspector = clock_for(self.case, workload), Inspector(self.case, workload, self._reference)
         self.found.settings = workload.settings | sampling_settings(clock, self.policy)
-        energy = EnergyMeter(gpu if self.case.l2 == "warm" else None)
+        energy = EnergyMeter(self._metered(gpu))
         timing = self._timed(workload, clock, gpu, energy, inspector)
         # At once: clocks and throttle reasons are those of the work, not of a GPU at rest or at its check.
         self.found.after = _machine_after(workload, gpu)
@@ -251,6 +251,10 @@ class CaseRun:
         self.found.metrics |= energy.per_token(len(timing.samples_ms) * calls * workload.tokens, sampled_s)
         with self._stage("check"):
             self._accepts(self._checked(workload, clock, inspector, timing))
+
+    def _metered(self, gpu: Gpu | None) -> Gpu | None:
+        """The GPU whose energy is told: of a cold case, flushing the cache draws some that is not the work's."""
+        return gpu if self.case.l2 == "warm" else None
 
     def _timed(
         self, workload: Workload, clock: Clock, gpu: Gpu | None, energy: EnergyMeter, inspector: Inspector
@@ -271,7 +275,7 @@ class CaseRun:
                 warm_up(clock, self.policy, throttled)
             _forget_what_slowed(gpu)
             policy = self.policy
-            if gpu and self.case.l2 == "warm":
+            if self._metered(gpu):
                 policy = replace(policy, interval_s=max(LASTS_S, policy.interval_s))
             with self._stage("sample"), energy:
                 timing = take_samples(clock, policy, throttled, inspector.before_sample)

@@ -38,26 +38,24 @@ class Gpu:
 
     def constants(self) -> dict[str, Any]:
         """What does not change: name, driver, memory_bytes, device_id, power_limit_w, max_sm_clock_mhz, ecc."""
-        milliwatts = self._ask("nvmlDeviceGetEnforcedPowerLimit")
         ecc = self._ask("nvmlDeviceGetEccMode")
         return {
             "name": _text(self._ask("nvmlDeviceGetName")),
             "driver": _text(_quietly(self._nvml.nvmlSystemGetDriverVersion)),
             "memory_bytes": getattr(self._ask("nvmlDeviceGetMemoryInfo"), "total", None),
             "device_id": _digest(_text(self._ask("nvmlDeviceGetUUID"))),
-            "power_limit_w": None if milliwatts is None else milliwatts / 1e3,
+            "power_limit_w": self._thousandth("nvmlDeviceGetEnforcedPowerLimit"),
             "max_sm_clock_mhz": self._ask("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_SM),
             "ecc": None if ecc is None else bool(ecc[0]),  # now; the other is from the next boot on
         }
 
     def readings(self) -> dict[str, Any]:
         """What changes: clocks in MHz, temperature in degrees Celsius, power in W, throttle_reasons."""
-        milliwatts = self._ask("nvmlDeviceGetPowerUsage")
         return {
             "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
             "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
-            "temperature_c": self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
-            "power_w": None if milliwatts is None else milliwatts / 1e3,
+            "temperature_c": self._celsius(),
+            "power_w": self._thousandth("nvmlDeviceGetPowerUsage"),
             "throttle_reasons": self.throttle_reasons(),
         }
 
@@ -75,8 +73,7 @@ class Gpu:
             reasons = self.throttle_reasons()
             self.slowed_by.update(reasons)
             if THERMAL.intersection(reasons):
-                celsius = self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU)
-                self.hottest_c = max(filter(None, (self.hottest_c, celsius)), default=None)
+                self.hottest_c = max(filter(None, (self.hottest_c, self._celsius())), default=None)
             self._throttled, self._ask_at = bool(reasons), now + ASKED_EVERY_S
         return self._throttled
 
@@ -88,8 +85,16 @@ class Gpu:
 
     def energy_j(self) -> float | None:
         """Joules since the driver was loaded."""
-        millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
-        return None if millijoules is None else millijoules / 1e3
+        return self._thousandth("nvmlDeviceGetTotalEnergyConsumption")
+
+    def _celsius(self) -> int | None:
+        found: int | None = self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU)
+        return found
+
+    def _thousandth(self, name: str) -> float | None:
+        """What the driver says in milliwatts or millijoules, in W or J."""
+        value = self._ask(name)
+        return None if value is None else value / 1e3
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         return _quietly(lambda: getattr(self._nvml, name)(self._handle, *arguments))

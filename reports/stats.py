@@ -348,7 +348,7 @@ def _is_unsteady(row: Mapping[str, Any]) -> bool:
 
 
 def _unsteady_times(row: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
-    """(name, low, high) of each time of a request whose interval is too wide."""
+    """(its name in words, low, high) of each time of a request whose interval is too wide."""
     for name, said in TIMES_OF_A_REQUEST.items():
         low, high = (row.get(f"{name}_{end}", math.nan) for end in ("low", "high"))
         if high - low > 2 * STEADY * row.get(name, math.nan):

@@ -37,8 +37,7 @@ class CaseSide:
 
     medians: repeat -> median in ms of what it measured; empty without a result, and then `why` says why. tokens: of
     each of them; an engine's step answers as many sequences as fit into its memory, which differs from start to start.
-    half: how far the 95% interval of log(ms) goes to either side; infinite where it has no end, as without a result.
-    low, high: the ends of that interval in ms, which of one process are not as far from its median; NaN without one.
+    below, above: how far the 95% interval of log(ms) goes; infinite where it has no end, as without a result.
     samples, timed: of all rounds, and how many of the `rounds` have any. others: the most of the processors that
     others used while it was measured, where they disturbed it; else 0. hot: whether heat slowed the GPU down. devices:
     what must be the same for two timings to be compared, of each machine that measured the case. facts: what else may
@@ -50,9 +49,8 @@ class CaseSide:
     system: str
     medians: Mapping[int, float]
     tokens: Mapping[int, int]
-    half: float
-    low: float
-    high: float
+    below: float
+    above: float
     samples: int
     timed: int
     rounds: int
@@ -69,6 +67,11 @@ class CaseSide:
     def ms(self) -> float:
         """The median of the medians of its processes; NaN without a result."""
         return median(self.medians.values()) if self.medians else math.nan
+
+    @property
+    def half(self) -> float:
+        """How far the interval goes to its longer side."""
+        return max(self.below, self.above)
 
     @property
     def on_cpu(self) -> bool:
@@ -125,17 +128,16 @@ def _case_side(records: Sequence[Record], repeats: int) -> CaseSide:
     """What the records of a case, one a repeat, say together."""
     first, measured = records[0], timed(records)
     medians = _medians(measured)
-    low, high = _interval(measured, medians)
     tokens = {record.repeat: record.tokens or 1 for record in measured if record.repeat in medians}
+    below, above = _interval(measured, {repeat: ms / tokens[repeat] for repeat, ms in medians.items()})
     return CaseSide(
         key=first.case.key,
         label=first.case.label,
         system=first.case.system_backend,
         medians=medians,
         tokens=tokens,
-        half=_half_interval(measured, {repeat: ms / tokens[repeat] for repeat, ms in medians.items()}),
-        low=low,
-        high=high,
+        below=below,
+        above=above,
         samples=sum(len(record.samples_ms) for record in measured),
         timed=len(measured),
         rounds=repeats,
@@ -156,28 +158,21 @@ def _medians(measured: Iterable[Record]) -> dict[int, float]:
     return {repeat: middle for repeat, middle in found.items() if 0 < middle < math.inf}
 
 
-def _half_interval(measured: Sequence[Record], medians: Mapping[int, float]) -> float:
-    """Of several processes, that of their medians a token; of one, that of its median, of few samples their range."""
+def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple[float, float]:
+    """(below, above), see CaseSide. Of several processes that of their medians a token; of one its median's.
+
+    Of few samples of one process their range.
+    """
     if len(medians) > 1:
         from scipy import stats
 
         logs = [math.log(each) for each in medians.values()]
-        return float(stats.t.isf(0.025, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
+        half = float(stats.t.isf(0.025, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
+        return half, half
     if not medians:
-        return math.inf
+        return math.inf, math.inf
     middle, low, high = median_interval(next(each.samples_ms for each in measured if each.repeat in medians))
-    return math.log(max(high / middle, middle / low)) if low > 0 else math.inf
-
-
-def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple[float, float]:
-    if len(medians) == 1:
-        _, low, high = median_interval(next(each.samples_ms for each in measured if each.repeat in medians))
-        return low, high
-    half = _half_interval(measured, medians)
-    if not math.isfinite(half):
-        return math.nan, math.nan
-    middle = median(medians.values())
-    return middle * math.exp(-half), middle * math.exp(half)
+    return (math.log(middle / low), math.log(high / middle)) if low > 0 else (math.inf, math.inf)
 
 
 def _others_share(measured: Iterable[Record]) -> float:

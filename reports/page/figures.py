@@ -17,7 +17,7 @@ from harness.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
 from harness.interval import FEWEST
 from harness.reason import counted, span
 from reports.page.lines import Line, Looks, Panel, forms_of, sortable
-from reports.stats import MACHINE_COLUMNS, NOTES, option_columns, short_commit
+from reports.stats import MACHINE_COLUMNS, NOTES, option_columns, short_commit, suites_of_cases
 
 WIDE_RANGE = 30  # largest over smallest value of a figure, from which its first choice of axis is logarithmic
 
@@ -147,15 +147,16 @@ class _Drawing:
 
     def _missing(self, suite: str, phase: str) -> Iterator[Case]:
         """The planned cases of a suite's phase that have no record."""
-        keys = {key for each in self.catalogue.suites if each.name == suite for key in each.cases}
-        return (case for case in self.missing if case.phase == phase and case.key in keys)
+        suites = suites_of_cases(self.catalogue)
+        return (case for case in self.missing if case.phase == phase and suite in suites.get(case.key, ()))
 
     def _is_in(self, case: Case, held: Mapping[str, Any]) -> bool:
         """Whether a case has the values that a panel holds."""
-        own = {name: getattr(case, name, None) for name in held}
-        default = {name: self.catalogue.axis(name).default for name in held if own[name] is None}
-        own |= {name: case.option(name, value) for name, value in default.items()}
-        return all(own[name] == value for name, value in held.items())
+
+        def own(name: str) -> Any:
+            return getattr(case, name) if hasattr(case, name) else case.option(name, self.catalogue.axis(name).default)
+
+        return all(own(name) == value for name, value in held.items())
 
     def _panels(self, rows: pd.DataFrame, entry: FigureEntry) -> Iterator[tuple[pd.DataFrame, FigureEntry]]:
         """The rows of each figure of an entry, with the entry under the figure's own title."""

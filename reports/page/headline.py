@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, groupby
-from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -205,14 +204,14 @@ def headline(
     catalogue: Catalogue,
     figures: Sequence[Figure],
     missing: Sequence[Case] = (),
-    uneven: Mapping[str, str] = MappingProxyType({}),
+    uneven: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Up to six sentences on the figures that answer the run's question; on the first two where none does.
 
     missing: the planned cases without a record. uneven: as `fairness.uneven` says it.
     """
     answering = [figure for figure in figures if figure.headline] or figures[:2]
-    views = [_View(table, catalogue, figure, uneven) for figure in answering]
+    views = [_View(table, catalogue, figure, uneven or {}) for figure in answering]
     curves = [each for each in views if not each.figure.best]
     sentences = [
         *map(_winners, curves[:2]),

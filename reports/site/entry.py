@@ -133,10 +133,9 @@ def read_held(path: Path) -> Held:
     facts, devices = values["facts"], [tuple(each) for each in values["devices"]]
     cases = {}
     for key, case in values["cases"].items():
-        case = {name: value for name, value in case.items() if name not in ("ms", "log_ms")}
+        case = {name: value for name, value in case.items() if name not in ("ms", "log_ms", "half")}
         case |= {"facts": facts[case["facts"]], "devices": devices[case["devices"]]}
-        endless = {"half": math.inf, "low": math.nan, "high": math.nan}
-        case |= {name: each for name, each in endless.items() if case[name] is None}
+        case |= {name: math.inf for name in ("below", "above") if case[name] is None}
         for name in ("medians", "tokens"):
             case[name] = {int(repeat): each for repeat, each in case[name].items()}
         cases[key] = CaseSide(key=key, **case)
@@ -225,10 +224,10 @@ def _data(run: Run, found: str, records: list[Record], sides: Mapping[str, CaseS
     turns = _digest([asked.at, *asked.arguments]) if asked and asked.arguments[:1] == ("ab",) else ""
     cases = {}
     for key, side in sides.items():
-        values = asdict(side) | {"ms": None, "log_ms": None}
+        values = asdict(side) | {"ms": None, "log_ms": None, "half": side.half}
         if side.medians:
             values |= {"ms": side.ms, "log_ms": side.middle}
-        values |= {name: None for name in ("half", "low", "high") if not math.isfinite(values[name])}
+        values |= {name: None for name in ("below", "above", "half") if not math.isfinite(values[name])}
         for name, known in (("facts", facts), ("devices", devices)):
             values[name] = known.setdefault(json.dumps(values[name]), len(known))
         cases[key] = {name: value for name, value in values.items() if name != "key"}
