@@ -90,13 +90,17 @@ def test_kernels_and_gaps_are_the_latency_of_a_case_that_keeps_the_gpu_busy(
 
 @pytest.mark.skipif(shutil.which(ncu.PROGRAM) is None, reason="no ncu on the path")
 def test_ncu_counts_most_of_the_time_or_says_why_not(profiled: tuple[str, Run, list[Profile]]) -> None:
-    for profile in profiled[2]:
+    kind, _, found = profiled
+    for profile in found:
         counted = [kernel for kernel in profile.kernels if kernel.counters]
         if not counted:
             assert "NVreg_RestrictProfilingToAdminUsers" in " ".join(profile.notes), profile.notes
             continue
-        share = sum(kernel.time_us for kernel in counted) / sum(kernel.time_us for kernel in profile.kernels)
-        assert share > 0.8, profile.notes
+        missed = 1 - sum(kernel.time_us for kernel in counted) / sum(kernel.time_us for kernel in profile.kernels)
+        told = f"counted no launch of kernels that take {missed:.0%} of the time" in " ".join(profile.notes)
+        assert told == (missed > 0.05), (missed, profile.notes)
+        if kind != "prompt":  # a mini-batch of the reference in PyTorch has more launches than are counted
+            assert missed < 0.2, profile.notes
         longest = max(counted, key=lambda kernel: kernel.time_us).counters
         assert longest is not None
         assert longest.dram_bytes is not None
