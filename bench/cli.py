@@ -5,7 +5,7 @@ import io
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -39,7 +39,9 @@ Backbone = Annotated[str | None, typer.Option(help="TTT's backbones: mamba, the 
 RetryOption = Annotated[
     str | None,
     typer.Option(
-        "--retry", help="With --resume: rerun cases whose worker was `lost` (the default), or all that `failed`."
+        "--retry",
+        help="With --resume, run again: cases whose worker was `lost` (the default), all that `failed`, or those that "
+        "the page has `marked` as disturbed (by other programs, by heat, or unsteady).",
     ),
 ]
 Checkpoint = Annotated[
@@ -191,15 +193,15 @@ def _folder(out: Path | None, resume: bool) -> Path:
     return out or Path("out") / f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _retry(asked: str | None, resume: bool) -> "Retry":
+def _retry(asked: str | None, resume: bool, known: Sequence[str] = ("lost", "failed", "marked")) -> "Retry":
     """The `Retry` that was asked for."""
     from bench.errors import UserError
 
-    if asked not in (None, "lost", "failed"):
-        raise UserError(f"--retry {asked}: must be lost or failed")
+    if asked not in (None, *known):
+        raise UserError(f"--retry {asked}: must be {', '.join(known[:-1])} or {known[-1]}")
     if asked is not None and not resume:
         raise UserError(f"--retry {asked}: says what --resume does; add --resume")
-    return "failed" if asked == "failed" else "lost"
+    return cast("Retry", asked or "lost")
 
 
 @app.command()
@@ -485,7 +487,9 @@ def profile(
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the profiles that are there; make the rest.")] = False,
-    retry: RetryOption = None,
+    retry: Annotated[
+        str | None, typer.Option(help="With --resume: what was `lost` (the default), or all that `failed`, again.")
+    ] = None,
     time_limit: TimeLimit = 600,
     start_limit: StartLimit = 300,
     device: Device = "auto",
@@ -504,7 +508,7 @@ def profile(
         _folder(out, resume),
         way=way,
         resume=resume,
-        retry=_retry(retry, resume),
+        retry=_retry(retry, resume, ("lost", "failed")),
         limits=Limits(time_limit, start_limit),
         arguments=sys.argv[1:],
         gpus=gpus,

@@ -22,7 +22,7 @@ from harness.worker_slot import WorkerSlot
 
 TRIES = 2  # of a case whose worker was killed or could not be started, over all resumptions
 LOST = ("killed", "unstarted")
-Retry = Literal["lost", "failed"]  # what a resumption tries again
+Retry = Literal["lost", "failed", "marked"]  # what a resumption tries again
 
 
 _UNDISTURBED_TRIES = 3  # of a case that other programs may have made miss a check

@@ -46,6 +46,7 @@ _QUARTILES, _RECORDS = "quartiles_apart", "records"  # of a row, not of the tabl
 # What a point of a figure is marked for, the gravest first.
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "loaded machine", "thermal slowdown"
 UNSTEADY = "unsteady"
+DISTURBED = (LOADED, HOT, UNSTEADY)  # what another measurement may be without
 # Up to which samples agree: half of a median's interval over the median, and how far its quartiles are apart over it.
 STEADY = 0.1
 # Of each mark its sign in a picture, and what it means there.
@@ -101,6 +102,15 @@ def frame(records: Iterable[Record], catalogue: Catalogue, profiles: Iterable[Pr
 def row_keys(records: Iterable[Record]) -> list[str]:
     """The key of the case of each row of `frame`."""
     return [group[0].case.key for case in by_case(records).values() for group in _by_place(case)]
+
+
+def disturbed(records: Sequence[Record], catalogue: Catalogue) -> set[str]:
+    """The keys of the cases with a row that is marked as `DISTURBED`."""
+    rows = frame(records, catalogue).reindex(
+        columns=[MARKS], fill_value=""
+    )  # which has no column where nothing is marked
+    marked = rows[MARKS].map(lambda said: any(mark in said for mark in DISTURBED))
+    return {key for key, is_marked in zip(row_keys(records), marked, strict=True) if is_marked}
 
 
 def option_columns(table: pd.DataFrame) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench import estimate
 from bench.catalogue.systems import ADAPTERS
-from bench.commands.planning import Plan, goes_on, gpus_asked, open_run, places_asked, plan, to_continue
+from bench.commands.planning import Plan, goes_on, gpus_asked, marked, open_run, places_asked, plan, to_continue
 from bench.commands.slurm import asked_of_slurm
 from bench.errors import CANNOT_IMPORT, INTERRUPTED
 from bench.selection import Asked
@@ -53,7 +53,14 @@ def run(
             if places:
                 jobs = estimate.longest_first(jobs, estimate.past_durations(work.machine, out))
             with session(
-                current, work.launches, jobs=jobs, limits=limits, retry=retry, on_event=progress, skip=work.skip
+                current,
+                work.launches,
+                jobs=jobs,
+                limits=limits,
+                retry=retry,
+                marked=marked(current, retry),
+                on_event=progress,
+                skip=work.skip,
             ) as held:
                 here = place_here() if work.device == "cuda" else HERE
                 records = run_pool(held, places) if places else run_at(held, here)
@@ -64,7 +71,8 @@ def run(
     print(summary(records))
     if loaded := sum(record.status == "ok" and is_loaded(record.environment) for record in records):
         said = f"{loaded} of them ran beside other programs: their times may be far off, and the page marks them"
-        print(f"ttt-bench: {said}", file=sys.stderr)
+        again = to_continue(arguments, out, retry="marked")
+        print(f"ttt-bench: {said}; to measure again what it marks: {again}", file=sys.stderr)
     for said in missing_packages(records, unused_systems_file(asked)):
         print(f"ttt-bench: {said}", file=sys.stderr)
     failed = any(record.status not in ("ok", "skipped", "oom") for record in records)
@@ -169,8 +177,9 @@ def _left_of(work: Plan, earlier: Run | None, retry: Retry) -> Iterator[_Left]:
         yield from (_Left(job, [(each, repeat) for repeat in repeats for each in job.cases], 0) for job in work.jobs)
         return
     joined = {job.pair: job for job in earlier.joined(work.jobs)}
+    again = marked(earlier, retry)
     for job in work.asked_of(joined.values()):
-        todo = Todo.of(earlier, job, repeats, retry)
+        todo = Todo.of(earlier, job, repeats, retry, again)
         yield _Left(joined[job.pair], todo.pending, todo.kept)
 
 

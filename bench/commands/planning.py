@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -20,6 +20,7 @@ from bench.models.case_model import Checkpoint, offer, read_checkpoint
 from bench.models.config import CheckpointError
 from bench.plan import Selection, device_of, jobs_of, skip_reason, suite_cases, suite_entry, with_keys
 from bench.selection import Asked, select
+from harness.attempt import Retry
 from harness.catalogue import Catalogue
 from harness.claims import clear
 from harness.environment import device_id_of, snapshot
@@ -204,6 +205,15 @@ def request_of(arguments: Sequence[str], work: Plan) -> Request:
     constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
     at = datetime.now(UTC).isoformat(timespec="seconds")
     return Request(at, tuple(_without_folder(arguments)), machine["commit"], machine["dirty"], constant)
+
+
+def marked(run: Run, retry: Retry) -> Collection[str]:
+    """The keys of the cases that `--retry marked` measures again: what a page marks as disturbed."""
+    if retry != "marked":
+        return ()
+    from reports.stats import disturbed  # pandas, which nothing else here needs
+
+    return disturbed(run.records(), run.catalogue)
 
 
 def to_continue(arguments: Sequence[str], out: Path, retry: str = "") -> str:

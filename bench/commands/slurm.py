@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import estimate
-from bench.commands.planning import open_checkpoint, open_run, plan, to_continue
+from bench.commands.planning import marked, open_checkpoint, open_run, plan, to_continue
 from bench.environments import launches
 from bench.errors import UserError
 from bench.memory import total_memory_bytes
@@ -121,6 +121,7 @@ def work(
                 place=gpus[0] if gpus else HERE,
                 limits=limits,
                 retry=retry,
+                marked=marked(run, retry),
                 skip=lambda planned, earlier: skip_reason(planned, earlier, memory_bytes),
             )
     except KeyboardInterrupt:

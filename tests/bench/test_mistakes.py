@@ -155,7 +155,7 @@ def test_one_is_no_plural(tmp_path):
         (["run", "quick", "--start-limit", "0"], ["--start-limit"]),
         (["run", "quick", "--min-samples", "0"], ["--min-samples"]),
         (["run", "quick", "--repeats", "0"], ["--repeats"]),
-        (["run", "quick", "--retry", "all"], ["--retry all: must be lost or failed"]),
+        (["run", "quick", "--retry", "all"], ["--retry all: must be lost, failed or marked"]),
         (["run", "quick", "--bogus"], ["--bogus"]),
         (["table", "none"], ["none: no such folder"]),
         (["report", "none"], ["none: no such folder"]),

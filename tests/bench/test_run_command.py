@@ -264,6 +264,30 @@ def test_a_run_whose_cases_all_fail_exits_with_1_and_retry_tries_them_again(tmp_
     assert {record.status for record in records_of(tmp_path / "out")} == {"ok"}
 
 
+def test_retry_marked_measures_again_what_the_page_marks_and_nothing_else(measured, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(measured[0] / "out", out)
+    files = {file: [*map(json.loads, file.read_text().splitlines())] for file in (out / "records").glob("*.jsonl")}
+    loaded = next(iter(files))
+    for file, records in files.items():  # as if nothing but one case had been disturbed
+        for each in records:
+            each["samples_ms"] = [1.0] * len(each["samples_ms"])
+            disturbed = file == loaded and each is records[0]
+            each["environment"]["cpu"] |= {"others_share": 0.5 if disturbed else 0.0, "idle_share": 0.0}
+        file.write_text("".join(f"{json.dumps(each)}\n" for each in records))
+    record = files[loaded][0]
+    asked = ("run", "quick", *SMALL, "--min-samples", "3", "--out", "out", "--resume", "--retry", "marked")
+    plan = called(*asked, "--dry-run", cwd=tmp_path)
+    assert plan.stdout.split()[0] == Case.from_dict(record["case"]).key
+    assert "1 case in 1 job" in plan.stdout
+    done = called(*asked, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for file, before in files.items():
+        assert len(file.read_text().splitlines()) == len(before) + (file == loaded)
+    last = json.loads(loaded.read_text().splitlines()[-1])
+    assert (last["case"], last["started_at"] > record["started_at"]) == (record["case"], True)
+
+
 def test_an_interpreter_that_does_not_exist_is_named_before_the_run(tmp_path):
     (tmp_path / "gone.toml").write_text('["transformer/torch"]\npython = "/nope/bin/python"\n')
     done = called("run", "quick", *SMALL, "--out", "out", "--systems-file", "gone.toml", cwd=tmp_path)

@@ -95,6 +95,16 @@ def test_retry_failed_tries_all_that_is_not_ok(folder: Path) -> None:
     assert len(file_of(folder).read()) == 7
 
 
+def test_marked_cases_are_run_again_once_and_their_last_record_counts(folder: Path) -> None:
+    cases = [case("work"), case("work", batch=3)]
+    first = measured(folder, cases)
+    marked = {cases[1].key}
+    assert measured(folder, marked=marked) == first
+    again = measured(folder, retry="marked", marked=marked)
+    assert (again[0], again[1] == first[1], len(file_of(folder).read())) == (first[0], False, 3)
+    assert Run.open(folder).records() == again
+
+
 def test_skip_sees_what_a_retried_case_is_now(folder: Path, tmp_path: Path) -> None:
     def too_large(of: Planned, earlier: Any) -> str:
         return "one was killed" if any(each.status == "killed" for each in earlier if each.case != of.case) else ""

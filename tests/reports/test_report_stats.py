@@ -13,7 +13,16 @@ from harness.catalogue import Catalogue
 from harness.interval import median_interval, repeats_interval
 from harness.record import Record
 from reports.roofline import RATE_COLUMNS
-from reports.stats import COLUMNS, REPEAT_COLUMNS, SAMPLE_COLUMNS, UNSTEADY, frame, option_columns, pooled_interval
+from reports.stats import (
+    COLUMNS,
+    REPEAT_COLUMNS,
+    SAMPLE_COLUMNS,
+    UNSTEADY,
+    disturbed,
+    frame,
+    option_columns,
+    pooled_interval,
+)
 
 FORWARD = Case("ttt-linear", "torch", "1.3b", "forward", 16, 2048, options=(("mini_batch", 32),))
 OTHER = Case("x", "y", "z", "generate", 1, 0)
@@ -105,6 +114,21 @@ def test_what_a_reader_must_know_to_compare_a_latency_is_a_note(case, metrics, s
 def test_doubts_about_a_number_are_notes_and_marks(fields, note, mark):
     row = frame([synthetic.ok(FORWARD, 3.0, **fields)], Catalogue()).iloc[0]
     assert (row.get("notes", ""), row.get("marks", "")) == (note, mark)
+
+
+def test_disturbed_is_what_another_measurement_may_be_without():
+    loaded = {"cpu": {"others_share": 0.43, "idle_share": 0.01}}
+    hot = {"gpu": {"after": {"throttle_reasons": ["sw_thermal_slowdown"], "temperature_c": 79}}}
+    capped = {"gpu": {"after": {"throttle_reasons": ["sw_power_cap"], "temperature_c": 79}}}
+    cases = [replace(FORWARD, batch=batch) for batch in range(1, 6)]
+    records = [
+        synthetic.ok(case, 3.0, environment=each)
+        for case, each in zip(cases, (capped, loaded, hot, capped), strict=False)
+    ]
+    unsteady = replace(synthetic.ok(cases[4], 3.0, count=9), samples_ms=[3.0, 4.0, 2.0] * 3)
+    few = synthetic.ok(replace(FORWARD, batch=9), 3.0, count=3)
+    assert disturbed([*records, unsteady, few], Catalogue()) == {cases[1].key, cases[2].key, cases[4].key}
+    assert disturbed(records[:1], Catalogue()) == set()
 
 
 def test_a_full_cache_is_a_mark_even_of_few_samples():
