@@ -13,8 +13,8 @@ from bench.catalogue.suites import BUDGETS_S
 from harness.interval import FEWEST
 
 if TYPE_CHECKING:
+    from bench.commands.planning import ToRetry
     from bench.selection import Asked
-    from harness.attempt import Retry
 
 app = typer.Typer(
     add_completion=False,
@@ -193,15 +193,15 @@ def _folder(out: Path | None, resume: bool) -> Path:
     return out or Path("out") / f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _retry(asked: str | None, resume: bool, known: Sequence[str] = ("lost", "failed", "marked")) -> "Retry":
-    """The `Retry` that was asked for."""
+def _retry(asked: str | None, resume: bool, known: Sequence[str] = ("lost", "failed", "marked")) -> "ToRetry":
+    """What `--retry` says."""
     from bench.errors import UserError
 
     if asked not in (None, *known):
         raise UserError(f"--retry {asked}: must be {', '.join(known[:-1])} or {known[-1]}")
     if asked is not None and not resume:
         raise UserError(f"--retry {asked}: says what --resume does; add --resume")
-    return cast("Retry", asked or "lost")
+    return cast("ToRetry", asked or "lost")
 
 
 @app.command()
@@ -508,7 +508,7 @@ def profile(
         _folder(out, resume),
         way=way,
         resume=resume,
-        retry=_retry(retry, resume, ("lost", "failed")),
+        retry_failed=_retry(retry, resume, ("lost", "failed")) == "failed",
         limits=Limits(time_limit, start_limit),
         arguments=sys.argv[1:],
         gpus=gpus,

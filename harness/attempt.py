@@ -1,11 +1,11 @@
 """Run one case in a worker; always returns a record, even if the worker dies."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import ceil
-from typing import Any, Literal
+from typing import Any
 
 from harness.answers import case_request, record_of
 from harness.environment import around, commit_and_dirty, snapshot
@@ -22,10 +22,18 @@ from harness.worker_slot import WorkerSlot
 
 TRIES = 2  # of a case whose worker was killed or could not be started, over all resumptions
 LOST = ("killed", "unstarted")
-Retry = Literal["lost", "failed", "marked"]  # what a resumption tries again
-
-
+Retry = Callable[[Record], bool]  # whether a resumption tries again a case that is finished and has this record
 _UNDISTURBED_TRIES = 3  # of a case that other programs may have made miss a check
+
+
+def nothing(record: Record) -> bool:
+    """The `Retry` that tries nothing again."""
+    return False
+
+
+def not_ok(record: Record) -> bool:
+    """The `Retry` of whatever is not ok."""
+    return record.status != "ok"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from harness.attempt import LOST, Retry
+from harness.attempt import LOST
 from harness.environment import device_id_of
 from harness.pool import Pool
 from harness.process import HERE, RUN_VARIABLE, Launch, Limits, Place, PlaceLost, end_marked
@@ -31,8 +31,8 @@ class Profiler:
     stand_in: the case that Nsight Compute runs in a case's place, of the same kernels in less memory: it saves all that
     a kernel may write, half a minute a kernel where the GPU has no room for it. Where that fails, the case itself.
     say: gets sentences for whoever waits. on_times: gets each profile that waits for its ratios, on_profile as it is
-    finished. resume: keep what is finished, of a good profile whose ratios an interruption left out its times, and of
-    what failed what `retry` says.
+    finished. resume: keep what is finished, of a good profile whose ratios an interruption left out its times, and
+    what failed unless `retry_failed`.
     place, stopped: where the workers run, and whether to end, asked while one works.
     """
 
@@ -48,7 +48,7 @@ class Profiler:
     on_profile: Callable[[Profile], object] = lambda profile: None
     stop_s: float = STOP_S
     resume: bool = False
-    retry: Retry = "lost"
+    retry_failed: bool = False
     place: Place = HERE
     stopped: Callable[[], bool] = lambda: False
 
@@ -125,12 +125,12 @@ class Profiler:
             return False
         if found.status == "ok":  # an interruption may lie between times and ratios
             return self.has_ratios(found) or not self.tools.ratios
-        return self.retry != "failed"
+        return not self.retry_failed
 
     def has_ratios(self, found: Profile) -> bool:
         """Whether nothing more is to be counted of a good profile: it was, or failed and is not to be tried again."""
         counted = any(kernel.counters for kernel in found.kernels)
-        return RATIOS in found.stages_s and (counted or not self.resume or self.retry != "failed")
+        return RATIOS in found.stages_s and (counted or not self.resume or not self.retry_failed)
 
     @property
     def mark(self) -> str:

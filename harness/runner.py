@@ -3,11 +3,11 @@
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from harness.attempt import LOST, TRIES, Attempts, Retry
+from harness.attempt import LOST, TRIES, Attempts, Retry, nothing
 from harness.claims import Holder
 from harness.process import HERE, RUN_VARIABLE, Launch, Limits, Place, PlaceLost, Stopped, end_marked
 from harness.reason import counted
@@ -50,8 +50,7 @@ def run_jobs(
     jobs: Sequence[Job] | None = None,
     repeats: Sequence[int] | None = None,
     limits: Limits | None = None,
-    retry: Retry = "lost",
-    marked: Collection[str] = (),
+    retry: Retry = nothing,
     on_event: Callable[[Event], object] = lambda event: None,
     skip: SkipReason = lambda planned, earlier: "",
     place: Place = HERE,
@@ -60,24 +59,15 @@ def run_jobs(
 
     A worker is kept while it is healthy. A case that crashes, is killed, exceeds its limit, exhausts memory or misses
     a check is a record too. What is finished is kept; skipped cases are tried again, as their system may be there now,
-    and those whose worker was killed or could not be started, `TRIES` times. retry: "failed" tries again whatever is
-    not ok, "marked" the cases whose keys are in `marked`. skip: asked before each case, with its job's records so far;
-    a reason skips it. place: where they run.
+    and those whose worker was killed or could not be started, `TRIES` times; of the rest what `retry` says. skip: asked
+    before each case, with its job's records so far; a reason skips it. place: where they run.
     With repeats, every case runs once in a fresh process of its job before any runs a second time.
     Returns the last record of each case and repeat. Raises RecordError for an unusable file, RunError where the place's
     GPU is gone, ValueError for a job without a launch. KeyboardInterrupt (SIGTERM raises its subclass Terminated)
     passes through once the worker has been killed; every finished case is in its file.
     """
     with session(
-        run,
-        launches,
-        jobs=jobs,
-        repeats=repeats,
-        limits=limits,
-        retry=retry,
-        marked=marked,
-        on_event=on_event,
-        skip=skip,
+        run, launches, jobs=jobs, repeats=repeats, limits=limits, retry=retry, on_event=on_event, skip=skip
     ) as work:
         return run_at(work, place)
 
@@ -106,8 +96,7 @@ def session(
     jobs: Sequence[Job] | None = None,
     repeats: Sequence[int] | None = None,
     limits: Limits | None = None,
-    retry: Retry = "lost",
-    marked: Collection[str] = (),
+    retry: Retry = nothing,
     on_event: Callable[[Event], object] = lambda event: None,
     skip: SkipReason = lambda planned, earlier: "",
     task: Holder | None = None,
@@ -122,7 +111,7 @@ def session(
         if job.pair not in launches:
             raise ValueError(f"system {'/'.join(job.pair)}: unknown; there are {_names(launches)}")
     with signals_raise(), run.held(task):
-        todo = {job.name: Todo.of(run, job, repeats, retry, marked) for job in jobs}
+        todo = {job.name: Todo.of(run, job, repeats, retry) for job in jobs}
         total = sum(len(each.pending) for each in todo.values())
         display = _Display(on_event, total, kept=sum(each.kept for each in todo.values()))
         mark = f"{run.folder.resolve()}" + (f" {task.name}" if task else "")
@@ -180,10 +169,8 @@ class Todo:
     kept: int
 
     @classmethod
-    def of(
-        cls, run: Run, job: Job, repeats: Sequence[int], retry: Retry = "lost", marked: Collection[str] = ()
-    ) -> "Todo":
-        """What is left of a job of a run; retry, marked: as of `run_jobs`."""
+    def of(cls, run: Run, job: Job, repeats: Sequence[int], retry: Retry) -> "Todo":
+        """What is left of a job of a run; retry: as of `run_jobs`."""
         records = run.job_records(job)
         last = {(record.case.key, record.repeat): record for record in records}
         tries = Counter((record.case.key, record.repeat) for record in records if record.status in LOST)
@@ -192,9 +179,7 @@ class Todo:
             record = last.get((planned.case.key, repeat))
             if record is None or record.status == "skipped":
                 return False
-            if retry == "failed" and record.status != "ok":
-                return False
-            if retry == "marked" and planned.case.key in marked:
+            if retry(record):
                 return False
             return record.status not in LOST or tries[planned.case.key, repeat] >= TRIES
 

@@ -1,10 +1,10 @@
 """One task of several that share a run: claim its jobs one after another, and run those that nobody else has."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from harness import claims, slurm
-from harness.attempt import Retry
+from harness.attempt import Retry, nothing
 from harness.claims import Claims, Holder
 from harness.process import HERE, Launch, Limits, Place, PlaceLost
 from harness.run import Run
@@ -21,14 +21,13 @@ def run_task(
     on_event: Callable[[Event], object] = lambda event: None,
     place: Place = HERE,
     limits: Limits | None = None,
-    retry: Retry = "lost",
-    marked: Collection[str] = (),
+    retry: Retry = nothing,
     skip: SkipReason = lambda planned, earlier: "",
 ) -> list[str]:
     """Run the `jobs` that are free, in their order, and those of an earlier start of this task; their names.
 
-    holder: this task, with the id of its array. limits, retry, marked, skip: as of `runner.session`. RunError where
-    another array has the run, another start of this task has taken its job over, or the place's GPU is gone.
+    holder: this task, with the id of its array. limits, retry, skip: as of `runner.session`. RunError where another
+    array has the run, another start of this task has taken its job over, or the place's GPU is gone.
     """
     done = []
     with run.held(holder):
@@ -38,15 +37,7 @@ def run_task(
             if claimed.take(job.name, holder):
                 watched = _Watched(run, claimed, job, holder, on_event)
                 with session(
-                    run,
-                    launches,
-                    jobs=[job],
-                    limits=limits,
-                    retry=retry,
-                    marked=marked,
-                    on_event=watched,
-                    skip=skip,
-                    task=holder,
+                    run, launches, jobs=[job], limits=limits, retry=retry, on_event=watched, skip=skip, task=holder
                 ) as work:
                     _run_job(work, job, place)
                     work.refuse_loss(job)

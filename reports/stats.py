@@ -106,11 +106,11 @@ def row_keys(records: Iterable[Record]) -> list[str]:
 
 def disturbed(records: Sequence[Record], catalogue: Catalogue) -> set[str]:
     """The keys of the cases with a row that is marked as `DISTURBED`."""
-    rows = frame(records, catalogue).reindex(
-        columns=[MARKS], fill_value=""
-    )  # which has no column where nothing is marked
-    marked = rows[MARKS].map(lambda said: any(mark in said for mark in DISTURBED))
-    return {key for key, is_marked in zip(row_keys(records), marked, strict=True) if is_marked}
+    rows = frame(records, catalogue)
+    if MARKS not in rows:  # a column of a table in which something is marked
+        return set()
+    marks = zip(row_keys(records), rows[MARKS], strict=True)
+    return {key for key, said in marks if any(mark in said for mark in DISTURBED)}
 
 
 def option_columns(table: pd.DataFrame) -> list[str]:

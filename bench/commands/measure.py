@@ -8,12 +8,21 @@ from pathlib import Path
 
 from bench import estimate
 from bench.catalogue.systems import ADAPTERS
-from bench.commands.planning import Plan, goes_on, gpus_asked, marked, open_run, places_asked, plan, to_continue
+from bench.commands.planning import (
+    Plan,
+    ToRetry,
+    goes_on,
+    gpus_asked,
+    open_run,
+    places_asked,
+    plan,
+    retry_of,
+    to_continue,
+)
 from bench.commands.slurm import asked_of_slurm
 from bench.errors import CANNOT_IMPORT, INTERRUPTED
 from bench.selection import Asked
 from bench.terminal import print_rows
-from harness.attempt import Retry
 from harness.machine_load import is_loaded, warning
 from harness.pool import place_here, run_pool
 from harness.process import HERE, Limits
@@ -32,7 +41,7 @@ def run(
     out: Path,
     *,
     resume: bool,
-    retry: Retry,
+    retry: ToRetry,
     limits: Limits,
     arguments: Sequence[str],
     gpus: str | None = None,
@@ -52,15 +61,9 @@ def run(
         with Progress(str(out), work.total) as progress:
             if places:
                 jobs = estimate.longest_first(jobs, estimate.past_durations(work.machine, out))
+            again = retry_of(current, retry)
             with session(
-                current,
-                work.launches,
-                jobs=jobs,
-                limits=limits,
-                retry=retry,
-                marked=marked(current, retry),
-                on_event=progress,
-                skip=work.skip,
+                current, work.launches, jobs=jobs, limits=limits, retry=again, on_event=progress, skip=work.skip
             ) as held:
                 here = place_here() if work.device == "cuda" else HERE
                 records = run_pool(held, places) if places else run_at(held, here)
@@ -71,14 +74,14 @@ def run(
     print(summary(records))
     if loaded := sum(record.status == "ok" and is_loaded(record.environment) for record in records):
         said = f"{loaded} of them ran beside other programs: their times may be far off, and the page marks them"
-        again = to_continue(arguments, out, retry="marked")
-        print(f"ttt-bench: {said}; to measure again what it marks: {again}", file=sys.stderr)
+        command = to_continue(arguments, out, retry="marked")
+        print(f"ttt-bench: {said}; to measure again what it marks: {command}", file=sys.stderr)
     for said in missing_packages(records, unused_systems_file(asked)):
         print(f"ttt-bench: {said}", file=sys.stderr)
     failed = any(record.status not in ("ok", "skipped", "oom") for record in records)
     if failed and retry != "failed":
-        again = to_continue(arguments, out, retry="failed")
-        print(f"ttt-bench: to measure again what failed: {again}", file=sys.stderr)
+        command = to_continue(arguments, out, retry="failed")
+        print(f"ttt-bench: to measure again what failed: {command}", file=sys.stderr)
     if records and not any(record.status == "ok" for record in records):
         sys.exit(1)
 
@@ -90,7 +93,7 @@ def dry_run(
     slurm: str | None = None,
     *,
     resume: bool = False,
-    retry: Retry = "lost",
+    retry: ToRetry = "lost",
 ) -> None:
     """Print the cases and jobs of a run, what is too large, and how long it will take.
 
@@ -170,16 +173,16 @@ class _Left:
         return replace(guess, seconds=guess.seconds + of_known)
 
 
-def _left_of(work: Plan, earlier: Run | None, retry: Retry) -> Iterator[_Left]:
+def _left_of(work: Plan, earlier: Run | None, retry: ToRetry) -> Iterator[_Left]:
     """What is left of each job, of the cases that are asked for, as `run` has it."""
     repeats = range(work.repeats)
     if earlier is None:
         yield from (_Left(job, [(each, repeat) for repeat in repeats for each in job.cases], 0) for job in work.jobs)
         return
     joined = {job.pair: job for job in earlier.joined(work.jobs)}
-    again = marked(earlier, retry)
+    again = retry_of(earlier, retry)
     for job in work.asked_of(joined.values()):
-        todo = Todo.of(earlier, job, repeats, retry, again)
+        todo = Todo.of(earlier, job, repeats, again)
         yield _Left(joined[job.pair], todo.pending, todo.kept)
 
 

@@ -5,11 +5,12 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from bench.catalogue import catalogue
 from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite, refuse_mistakes
@@ -20,7 +21,7 @@ from bench.models.case_model import Checkpoint, offer, read_checkpoint
 from bench.models.config import CheckpointError
 from bench.plan import Selection, device_of, jobs_of, skip_reason, suite_cases, suite_entry, with_keys
 from bench.selection import Asked, select
-from harness.attempt import Retry
+from harness.attempt import Retry, not_ok, nothing
 from harness.catalogue import Catalogue
 from harness.claims import clear
 from harness.environment import device_id_of, snapshot
@@ -32,6 +33,8 @@ from harness.run import Run
 from harness.run_file import MOST_SAMPLES, Job, Planned, Request, RunFile
 from harness.task import refuse_submitted
 from harness.timer import Policy
+
+ToRetry = Literal["lost", "failed", "marked"]  # what `--retry` says
 
 LONGEST_BUDGET_S = 86_400.0  # of a case
 _GPU = re.compile(r"0|[1-9][0-9]*|(GPU|MIG)-.+")  # as CUDA_VISIBLE_DEVICES names one: by its number or its UUID
@@ -207,13 +210,14 @@ def request_of(arguments: Sequence[str], work: Plan) -> Request:
     return Request(at, tuple(_without_folder(arguments)), machine["commit"], machine["dirty"], constant)
 
 
-def marked(run: Run, retry: Retry) -> Collection[str]:
-    """The keys of the cases that `--retry marked` measures again: what a page marks as disturbed."""
-    if retry != "marked":
-        return ()
+def retry_of(run: Run, to_retry: ToRetry) -> Retry:
+    """Which cases of a run are tried again; of "marked" those that a page marks as disturbed."""
+    if to_retry != "marked":
+        return not_ok if to_retry == "failed" else nothing
     from reports.stats import disturbed  # pandas, which nothing else here needs
 
-    return disturbed(run.records(), run.catalogue)
+    keys = disturbed(run.records(), run.catalogue)
+    return lambda record: record.case.key in keys
 
 
 def to_continue(arguments: Sequence[str], out: Path, retry: str = "") -> str:

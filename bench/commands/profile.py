@@ -20,7 +20,6 @@ from bench.estimate import in_words, longest_first, past_durations
 from bench.models.config import SIZES, cut
 from bench.plan import with_keys
 from bench.selection import Asked
-from harness.attempt import Retry
 from harness.machine_load import warning
 from harness.pool import place_here
 from harness.process import HERE, Limits
@@ -47,7 +46,7 @@ def profile(
     *,
     way: str,
     resume: bool,
-    retry: Retry,
+    retry_failed: bool,
     limits: Limits,
     arguments: Sequence[str],
     gpus: str | None = None,
@@ -77,7 +76,7 @@ def profile(
         stand_in=of_few_layers,
         say=lambda text: print(f"ttt-bench: {text}", file=sys.stderr, flush=True),
         resume=resume,
-        retry=retry,
+        retry_failed=retry_failed,
         place=place_here() if work.device == "cuda" else HERE,
     )
     every, left = (sum(map(len, cases)) for cases in ([job.cases for job in jobs], map(profiler.pending, jobs)))

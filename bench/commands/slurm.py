@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import estimate
-from bench.commands.planning import marked, open_checkpoint, open_run, plan, to_continue
+from bench.commands.planning import ToRetry, open_checkpoint, open_run, plan, retry_of, to_continue
 from bench.environments import launches
 from bench.errors import UserError
 from bench.memory import total_memory_bytes
 from bench.plan import device_of, skip_reason, with_keys
 from bench.selection import Asked
 from harness import claims, slurm
-from harness.attempt import Retry
 from harness.claims import Holder
 from harness.environment import snapshot
 from harness.files import refusing, write_atomically
@@ -35,7 +34,7 @@ def submit(
     wanted: str,
     *,
     resume: bool,
-    retry: Retry,
+    retry: ToRetry,
     limits: Limits,
     arguments: Sequence[str],
 ) -> None:
@@ -72,7 +71,7 @@ def asked_of_slurm(asked: Asked, wanted: str) -> tuple[slurm.SlurmRequest, Asked
     return request, replace(asked, device="cuda") if request.gpu and asked.device == "auto" else asked
 
 
-def _command(asked: Asked, out: Path, retry: Retry, limits: Limits) -> list[str]:
+def _command(asked: Asked, out: Path, retry: ToRetry, limits: Limits) -> list[str]:
     """What each task runs: of the run, which earlier calls may have planned more of, the cases that are asked for."""
     command = [sys.executable, "-m", "bench", "work", str(out), "--keys", str(out / KEYS)]
     if asked.checkpoint:
@@ -88,7 +87,7 @@ def work(
     keys: Path | None,
     systems_file: Path | None,
     *,
-    retry: Retry,
+    retry: ToRetry,
     limits: Limits,
     checkpoint: Path | None = None,
 ) -> None:
@@ -120,8 +119,7 @@ def work(
                 on_event=progress,
                 place=gpus[0] if gpus else HERE,
                 limits=limits,
-                retry=retry,
-                marked=marked(run, retry),
+                retry=retry_of(run, retry),
                 skip=lambda planned, earlier: skip_reason(planned, earlier, memory_bytes),
             )
     except KeyboardInterrupt:

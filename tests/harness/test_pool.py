@@ -17,6 +17,7 @@ from harness_helpers import HERE, ROOT, alive, case, launch, lines_of, new_run, 
 from pool_helpers import GPUS, SYSTEMS, cases_of, launches, place, pooled, start_parent
 
 from harness import machine_load, nvml, pool, process
+from harness.attempt import not_ok
 from harness.pool import gpu_places, place_here, shares
 from harness.process import Launch, Limits, Place
 from harness.record import Record, RecordError
@@ -196,7 +197,7 @@ def test_what_the_cpu_measured_is_no_record_of_a_run_on_a_gpu(tmp_path: Path) ->
     assert record.status == "failed"
     assert "it was measured on the CPU: the worker's packages see no GPU" in record.reason
     run.file = replace(run.file, requests=(Request("", (), "", None, {"device_kind": "cpu"}),))
-    assert statuses(pooled(run, launches("a"), [place("0")], retry="failed")) == ["ok"]
+    assert statuses(pooled(run, launches("a"), [place("0")], retry=not_ok)) == ["ok"]
 
 
 def test_an_error_of_one_job_ends_all_and_is_raised(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_resuming_makes_what_is_missing_or_lost_and_what_failed_where_that_is_as
     profile_path(run.folder, case(batch=5).key).unlink()
     again = Profiler(run, launches(), KINETO, resume=True).jobs(run.jobs)
     assert [each.case.batch for each in again] == [3, 5]
-    again = Profiler(run, launches(), KINETO, resume=True, retry="failed").jobs(run.jobs)
+    again = Profiler(run, launches(), KINETO, resume=True, retry_failed=True).jobs(run.jobs)
     assert [each.case.batch for each in again] == [4]
 
 
@@ -320,7 +320,7 @@ def test_without_ratios_the_times_stay_and_a_note_says_why(
     assert [each.case for each in again] == (cases if lasting else [])  # what Nsight Compute was given up for
     assert all(each.kernels[0].counters and not each.notes for each in again)
     assert resumed.jobs(run.jobs) == []
-    failed = replace(resumed, retry="failed")
+    failed = replace(resumed, retry_failed=True)
     assert [each.case for each in failed.jobs(run.jobs)] == ([] if lasting else cases)
     assert all(each.kernels[0].counters and not each.notes for each in run.profiles().values())
     assert failed.jobs(run.jobs) == []

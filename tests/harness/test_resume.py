@@ -25,6 +25,7 @@ from harness_helpers import (
     wait_for,
 )
 
+from harness.attempt import not_ok
 from harness.process import Limits
 from harness.record import Record
 from harness.run import Run
@@ -76,7 +77,7 @@ def test_a_killed_case_is_tried_twice_and_then_final(folder: Path) -> None:
     for lines, run in [(2, 1), (3, 2), (3, 3)]:
         records = measured(folder, cases)
         assert (statuses(records), len(file_of(folder).read())) == (["killed", "ok"], lines), run
-    measured(folder, retry="failed")
+    measured(folder, retry=not_ok)
     assert len(file_of(folder).read()) == 4
 
 
@@ -91,16 +92,15 @@ def test_retry_failed_tries_all_that_is_not_ok(folder: Path) -> None:
     measured(folder, cases)
     assert measured(folder)[0].status == "failed"
     assert len(file_of(folder).read()) == 4
-    assert statuses(measured(folder, retry="failed")) == ["failed", "gate", "oom", "ok"]
+    assert statuses(measured(folder, retry=not_ok)) == ["failed", "gate", "oom", "ok"]
     assert len(file_of(folder).read()) == 7
 
 
-def test_marked_cases_are_run_again_once_and_their_last_record_counts(folder: Path) -> None:
+def test_cases_that_retry_names_are_run_again_once_and_their_last_record_counts(folder: Path) -> None:
     cases = [case("work"), case("work", batch=3)]
     first = measured(folder, cases)
-    marked = {cases[1].key}
-    assert measured(folder, marked=marked) == first
-    again = measured(folder, retry="marked", marked=marked)
+    assert measured(folder) == first
+    again = measured(folder, retry=lambda record: record.case == cases[1])
     assert (again[0], again[1] == first[1], len(file_of(folder).read())) == (first[0], False, 3)
     assert Run.open(folder).records() == again
 

@@ -21,7 +21,7 @@ from harness_helpers import (
     systems,
 )
 
-from harness.attempt import TRIES
+from harness.attempt import TRIES, not_ok
 from harness.process import Launch, Limits
 from harness.record import RecordError
 from harness.run import Run
@@ -156,7 +156,7 @@ def test_a_worker_that_never_starts_is_tried_twice_and_again_at_the_next_resumpt
         assert len(note.read_text()) == TRIES * run
     measured(folder, launches=launches)  # every case had its tries
     assert len(note.read_text()) == TRIES * 2
-    assert statuses(measured(folder, retry="failed")) == ["ok", "ok"]
+    assert statuses(measured(folder, retry=not_ok)) == ["ok", "ok"]
 
 
 def test_a_command_that_does_not_exist(folder: Path) -> None:
