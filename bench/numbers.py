@@ -41,7 +41,7 @@ from harness.profile_record import Profile
 from harness.record import RecordError
 from reports.profiles.parts import LABELS, parts
 from reports.profiles.words import longest
-from reports.stats import MARKS, SIGNS
+from reports.stats import MARKS, SIGNS, marks_in
 
 BLOCK = re.compile(r"(?P<head><!-- numbers\n(?P<text>.*?)-->\n)(?P<table>.*?)(?P<end><!-- /numbers -->)", re.DOTALL)
 BEGINNING = "<!-- numbers\n"
@@ -207,7 +207,7 @@ class Cell:
         if self.profile:
             return self._told(source.profiles[found.iloc[0][KEY]])
         one = found.sort_values(self.value, ascending=self.best != "max").iloc[0]
-        borne = str(one.get(MARKS, "")).split(", ")
+        borne = marks_in(one.get(MARKS))
         signs = [sign for mark, sign, _ in SIGNS if mark in borne]
         value = self.scale * float(one[self.value])
         return Number(value, " ".join([significant(value, self.digits), *signs]))

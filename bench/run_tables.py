@@ -35,7 +35,7 @@ from harness.reason import counted, span
 from harness.run import Run
 from reports.compare.comparison import compare
 from reports.profiles.ceilings import with_common_ceilings
-from reports.stats import MARKS, frame, row_keys, short_commit
+from reports.stats import MARKS, frame, marks_in, row_keys, short_commit
 
 WITHIN = (0.01, 0.02, 0.03)
 NO_COLUMN = "no column {!r}; `ttt-bench table RUN --columns all` shows them"
@@ -98,7 +98,7 @@ def _facts(source: Source) -> list[str]:
     when = _period(began[0], began[-1]) if began else ""
     commits = list(dict.fromkeys(short_commit(each, 8) for each in measured["commit"]))
     commit = commits[0] if len(commits) == 1 else counted(len(commits), "commit")
-    marks = [mark for marks in measured.get(MARKS, ()) for mark in str(marks).split(", ") if mark]
+    marks = [mark for marks in measured.get(MARKS, ()) for mark in marks_in(marks)]
     doubts = [f"{marks.count(mark)} {mark}" for mark in dict.fromkeys(marks)]
     planned = sum(len(job.cases) for job in run.jobs)
     return [gpu, when, commit, "; ".join([f"{measured[KEY].nunique()} of {planned}", *doubts])]

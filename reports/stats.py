@@ -109,8 +109,13 @@ def disturbed(records: Sequence[Record], catalogue: Catalogue) -> set[str]:
     rows = frame(records, catalogue)
     if MARKS not in rows:  # a column of a table in which something is marked
         return set()
-    marks = zip(row_keys(records), rows[MARKS], strict=True)
-    return {key for key, said in marks if any(mark in said for mark in DISTURBED)}
+    cells = zip(row_keys(records), rows[MARKS], strict=True)
+    return {key for key, cell in cells if any(mark in DISTURBED for mark in marks_in(cell))}
+
+
+def marks_in(cell: Any) -> tuple[str, ...]:
+    """What a row is marked for, of its cell of `MARKS`."""
+    return tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
 
 
 def option_columns(table: pd.DataFrame) -> list[str]:

@@ -26,6 +26,7 @@ from reports.stats import (
     REPEAT_COLUMNS,
     UNSTEADY,
     UNTRIED,
+    marks_in,
     option_columns,
 )
 
@@ -180,9 +181,10 @@ class _View:
             value = cells[y]
             if pd.notna(value) and value > 0:
                 low, high = (float(value) / scale * end for end in _bar(cells, y))
-                marks = _marks(cells.get(MARKS))
+                marks = marks_in(cells.get(MARKS))
                 disturbed = LOADED in marks and not cells.get("device_id")
-                yield _Point(float(cells[x]), float(value) / scale, low, high, bool(marks & DOUBTS.keys()), disturbed)
+                is_doubted = any(mark in DOUBTS for mark in marks)
+                yield _Point(float(cells[x]), float(value) / scale, low, high, is_doubted, disturbed)
 
     def reach(self, line: Line) -> float:
         """The largest x at which the line was tried, or skipped as a smaller one had not fitted."""
@@ -353,14 +355,9 @@ def _bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
     return 1.0, 1.0
 
 
-def _marks(cell: Any) -> set[str]:
-    """What a row is marked for."""
-    return set(cell.split(", ")) if isinstance(cell, str) else set()
-
-
 def doubts(rows: pd.DataFrame) -> list[str]:
     """How many rows are marked for what a reader must know of their numbers: `3 in fewer than 6 samples`."""
-    marks = [_marks(cell) for cell in rows[MARKS]] if MARKS in rows else []
+    marks = [marks_in(cell) for cell in rows.get(MARKS, ())]
     counts = {words: sum(mark in own for own in marks) for mark, words in _COUNTED.items()}
     return [f"{count} {words}" for words, count in counts.items() if count]
 
