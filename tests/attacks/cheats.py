@@ -237,10 +237,7 @@ class WorkInAThread(Honest):
 
 
 class WorkInAKeptThread(Honest):
-    """Has a thread from the beginning, which does the work while `run` has returned its buffer.
-
-    Where other programs hold the processors, the thread may end before anybody looks: hence its tries.
-    """
+    """Has a thread from the beginning, which does the work while `run` has returned its buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -511,7 +508,8 @@ CHEATS = (
     Cheat(TokensOfAnEngine, GENERATE, ("tokens_off_the_case",)),
     Cheat(UnitsOverstated, GENERATE, (WRONG,)),
     Cheat(UnitsUnseen, GENERATE, ("outputs_without_the_units",)),
-    Cheat(WorkInAThread, LONG_PROMPT, ("threads_left_at_work",)),
+    # Where other programs hold the processors, the thread may end before `run` does, and the call has taken its time.
+    Cheat(WorkInAThread, LONG_PROMPT, ("threads_left_at_work",), 8),
     Cheat(WorkInAKeptThread, LONG_PROMPT, ("outputs_written_after_the_call", "outputs_not_finite", WRONG), 8),
     Cheat(InputsEased, PROMPT, ("inputs_changed_by_the_work",)),
     Cheat(FirstSequenceOnly, PROMPT, (WRONG,)),
