@@ -4,7 +4,8 @@ A multiply-add is two FLOPs. Every weight multiplies every token once (2 FLOPs a
 arXiv 2001.08361, section 2.1), but for the embedding, whose matrix multiplies the last token of a prompt alone where it
 is the head, and for a learner's initial weights, from which a prompt begins. What mixes tokens is added: causal
 attention (two products of T^2 / 2 pairs), Mamba's scan (arXiv 2312.00752, equation 2: the new state and its output, 6 a
-number of the state), TTT's inner loop (`tk_kernels.ttt_linear.cost`, `tk_kernels.ttt_mlp.cost`). Bytes are those of the
+number of the state), a delta rule token by token, TTT's inner loop (`tk_kernels.ttt_linear.cost`,
+`tk_kernels.ttt_mlp.cost`). Bytes are those of the
 weights, each read once a call or step, of token ids, and of the state or cache and the last inputs of convolutions,
 read and written; activations, which a fused kernel need not write, are not counted.
 """
@@ -15,7 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from bench.kept import ELEMENT_BYTES, generate_precision, state_element_bytes, window_bytes
-from bench.models.config import CONV_KERNEL, MambaConfig, TransformerConfig, TTTConfig
+from bench.models.config import CONV_KERNEL, DeltaRuleConfig, MambaConfig, TransformerConfig, TTTConfig
 from harness.case import Case
 from harness.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work
 
@@ -74,7 +75,7 @@ def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens:
 
 def _windows(config: Any, case: Case, read: bool = False) -> Work:
     """The last inputs of convolutions: written after a prompt; where read, a step replaces the oldest."""
-    if not isinstance(config, MambaConfig | TTTConfig):
+    if not isinstance(config, MambaConfig | DeltaRuleConfig | TTTConfig):
         return Work(0, 0)
     kept = case.batch * window_bytes(config, ELEMENT_BYTES[case.dtype])
     return Work(0, kept * CONV_KERNEL // (CONV_KERNEL - 1) if read else kept)
@@ -94,9 +95,9 @@ def _mixed_prompt(config: Any, case: Case) -> Work | None:
         layer = Work(
             2 * batch * tokens**2 * config.width, 2 * batch * tokens * config.width * state_element_bytes(case)
         )
-    elif isinstance(config, MambaConfig):
-        state = config.inner_width * config.state_dim
-        layer = Work(6 * batch * tokens * state, batch * state * state_element_bytes(case))
+    elif isinstance(config, MambaConfig | DeltaRuleConfig):
+        state = batch * config.state_numbers
+        layer = Work(config.token_flops * tokens * state, state * state_element_bytes(case))
     elif isinstance(config, TTTConfig):
         cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
         shape = (config.heads, config.head_dim)
@@ -115,9 +116,9 @@ def _mixed_step(config: Any, case: Case, form: str) -> Work | None:
     batch, context = case.batch, case.context
     if isinstance(config, TransformerConfig):
         layer = Work(4 * batch * context * config.width, 2 * batch * context * config.width * state_element_bytes(case))
-    elif isinstance(config, MambaConfig):
-        state = config.inner_width * config.state_dim
-        layer = Work(6 * batch * state, 2 * batch * state * state_element_bytes(case))
+    elif isinstance(config, MambaConfig | DeltaRuleConfig):
+        state = batch * config.state_numbers
+        layer = Work(config.token_flops * state, 2 * state * state_element_bytes(case))
     elif isinstance(config, TTTConfig):
         cost = import_module(f"tk_kernels.ttt_{config.learner}.cost")
         shape = (batch, config.heads, config.head_dim, config.mini_batch, form)

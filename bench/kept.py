@@ -19,7 +19,7 @@ def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
     if isinstance(config, TransformerConfig):  # a key and a value of each token in each layer
         return 2 * config.layers * config.width * case.context * size
     if isinstance(config, MambaConfig):
-        return config.layers * config.inner_width * config.state_dim * size + windows
+        return config.layers * config.state_numbers * size + windows
     assert isinstance(config, TTTConfig)
     cost, shape = import_module(f"tk_kernels.ttt_{config.learner}.cost"), (1, config.heads, config.head_dim)
     if case.phase == "forward":

@@ -138,6 +138,38 @@ class MambaConfig:
     def time_step_rank(self) -> int:
         return -(-self.width // 16)
 
+    @property
+    def state_numbers(self) -> int:
+        """Of one layer and sequence."""
+        return self.inner_width * self.state_dim
+
+    @property
+    def token_flops(self) -> int:
+        """FLOPs of a token for each number of the state: the new state and its output (equation 2)."""
+        return 6
+
+
+@dataclass(frozen=True)
+class DeltaRuleConfig:
+    """A linear RNN of another package whose state is a matrix a head, [key_dim, value_dim], changed by a delta rule.
+
+    token_flops: of a token for each number of the state. convolved: channels of a layer that pass a short convolution.
+    """
+
+    width: int
+    layers: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    token_flops: int
+    convolved: int = 0
+    vocabulary: int = VOCABULARY
+
+    @property
+    def state_numbers(self) -> int:
+        """Of one layer and sequence."""
+        return self.heads * self.key_dim * self.value_dim
+
 
 ModelConfig = TTTConfig | TransformerConfig | MambaConfig
 
@@ -176,10 +208,12 @@ def uncut(size: str) -> tuple[str, int]:
     return (name, int(layers)) if layers.isdecimal() and int(layers) else (size, 0)
 
 
-def convolved_channels(config: ModelConfig) -> int:
+def convolved_channels(config: ModelConfig | DeltaRuleConfig) -> int:
     """Channels of a layer that pass a short convolution; each keeps its last CONV_KERNEL - 1 inputs."""
     if isinstance(config, MambaConfig):
         return config.inner_width + 2 * config.groups * config.state_dim
+    if isinstance(config, DeltaRuleConfig):
+        return config.convolved
     if isinstance(config, TTTConfig) and config.backbone == "mamba":
         return 2 * config.width  # the block's own, and what Q and K are both made of
     return 0

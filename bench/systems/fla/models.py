@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from bench.cost import model_work
 from bench.models.base import CausalLM, check_ids
-from bench.models.config import SIZES, VOCABULARY, uncut
+from bench.models.config import SIZES, VOCABULARY, DeltaRuleConfig, uncut
 from bench.systems.logits import logits_verdict
 from bench.systems.model_calls import STEPS, greedy_steps, last_logits, prefill_then_generate, random_ids
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
@@ -21,6 +22,7 @@ from bench.systems.witness import drawn, timed
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.system import Skip, Workload
+from harness.work import Work
 
 # 32 chunks of 64 tokens for each of 64 sequences, or more: as large as the H100 needs, with the states of all chunks.
 PREFILL_TOKENS = 131_072
@@ -137,6 +139,14 @@ class Fla(TunedLanguageModel):
         """By what the same weights round without the measured kernels; see `rounding_verdict`."""
         rounded = prefill_then_generate(FlaModel(model.inner, recurrent=True), ids, self.gate_prompt)
         return rounding_verdict(got, rounded, expected, case.dtype)
+
+    def shape(self, config: Any) -> DeltaRuleConfig:
+        """What the package's configuration says of the state, and what a token costs."""
+        raise NotImplementedError
+
+    def cost(self, model: FlaModel, case: Case) -> dict[str, Work]:
+        """With the package's own state, but for the last inputs of a token shift, which are a hundredth of it."""
+        return model_work(self.shape(model.inner.config), self._facts(model).parameters, case)
 
     def work(self, model: FlaModel, case: Case) -> PhaseWork:
         """See LanguageModel.work."""
@@ -265,6 +275,21 @@ class GatedDeltaNet(Fla):
     classes = ("GatedDeltaNetConfig", "GatedDeltaNetForCausalLM")
     sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 21}}
 
+    def shape(self, config: Any) -> DeltaRuleConfig:
+        """The gated delta rule (arXiv 2412.06464): decay 1, what is kept for the key 2, its change 2, the output 2."""
+        key_dim, value_dim = config.head_dim, int(config.head_dim * config.expand_v)
+        heads = config.num_heads
+        return DeltaRuleConfig(
+            config.hidden_size,
+            config.num_hidden_layers,
+            heads,
+            key_dim,
+            value_dim,
+            token_flops=7,
+            convolved=heads * (2 * key_dim + value_dim),
+            vocabulary=config.vocab_size,
+        )
+
 
 class RWKV7(Fla):
     """rwkv7/fla, with heads of 64, 24 blocks and the low ranks of RWKV-7 World 1.5B; the package has smaller ones."""
@@ -280,6 +305,18 @@ class RWKV7(Fla):
             "gate_low_rank_dim": 256,
         }
     }
+
+    def shape(self, config: Any) -> DeltaRuleConfig:
+        """Its generalized delta rule (arXiv 2503.14456): decays 1, what is removed 4, what is added 2, the output 2."""
+        return DeltaRuleConfig(
+            config.hidden_size,
+            config.num_hidden_layers,
+            config.num_heads,
+            config.head_dim,
+            config.value_dim[0] // config.num_heads,
+            token_flops=9,
+            vocabulary=config.vocab_size,
+        )
 
     def settings(self, case: Case) -> dict[str, str]:
         """With what the package says whenever the model is made; its gate compares it with the same package."""

@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import nn
 
+from bench.cost import model_work
 from bench.systems.fla import layer as fla_layer
 from bench.systems.fla import models as fla_models
-from bench.systems.fla.models import GatedDeltaNet
+from bench.systems.fla.models import RWKV7, GatedDeltaNet
 from harness.case import Case
 from harness.measured_case import CaseRun
 from harness.system import Skip
 from harness.timer import Policy
+from harness.work import EDGES, SCAN, Work
 
 CASE = Case("gated-deltanet", "fla", "1.3b", "generate", 3, 16, dtype="float32", timing="graph")
 LAYER = Case(
@@ -55,6 +57,7 @@ class Config:
     initializer_range = 0.02
 
     def __init__(self, **values):
+        values = {"num_hidden_layers": 1, "num_heads": 1, "head_dim": 2, "expand_v": 3} | values
         self.values = values
         vars(self).update(values)
 
@@ -385,3 +388,35 @@ def test_the_rate_has_the_dtype_of_the_tokens(layer_package):
 def test_what_the_package_has_not_is_skipped(layer_package, options):
     with pytest.raises(Skip, match="flash-linear-attention has"):
         fla_layer.FlaTTTLinear().build(Case("ttt-linear", "fla", "tiny", "forward", 1, 64, options=options))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "config", "state", "windows", "flops"),
+    [
+        (GatedDeltaNet, {"head_dim": 256, "num_heads": 6, "expand_v": 2.0}, 6 * 256 * 512, 4 * 6 * (2 * 256 + 512), 7),
+        (RWKV7, {"head_dim": 64, "num_heads": 32, "value_dim": [2048] * 2}, 32 * 64 * 64, 0, 9),
+    ],
+)
+def test_a_step_reads_and_writes_the_matrix_of_every_head(adapter, config, state, windows, flops):
+    config = SimpleNamespace(hidden_size=2048, num_hidden_layers=2, vocab_size=32000, **config)
+    case = replace(CASE, system="rwkv7", batch=8, dtype="bfloat16", state_dtype="float32")
+    parts = model_work(adapter().shape(config), 10**9, case)
+    assert parts[SCAN] == Work(flops * 2 * 8 * state, 4 * 2 * 2 * 8 * state)
+    assert parts[EDGES].bytes == 2 * 2 * 8 * windows
+    prompt = model_work(adapter().shape(config), 10**9, replace(case, phase="forward"))
+    assert prompt[SCAN] == Work(parts[SCAN].flops * case.context, parts[SCAN].bytes // 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("adapter", "system"), [(GatedDeltaNet, "gated-deltanet"), (RWKV7, "rwkv7")])
+def test_the_state_that_is_counted_is_what_the_package_keeps(adapter, system):
+    pytest.importorskip("fla")
+    adapter = adapter()
+    model = adapter.load(replace(CASE, system=system, size="1.3b/2", dtype="bfloat16", timing="eager"))
+    ids = torch.ones(CASE.batch, dtype=torch.long, device="cuda")
+    with torch.inference_mode():
+        state = model.generate_step(ids, model.init_state(CASE.batch))[1]
+    shape = adapter.shape(model.inner.config)
+    kept = [layer.state["recurrent_state"] for layer in state.layers]
+    assert len(kept) == shape.layers == 2
+    assert all(each.numel() == CASE.batch * shape.state_numbers and each.dtype == torch.float32 for each in kept)
