@@ -1,4 +1,7 @@
-"""Were the models of a comparison alike in what makes it fair? One row for each, as their records say."""
+"""Were the models of a comparison alike in what makes it fair? One row for each, as their records say.
+
+Models of one size whose cases ask for one type are a comparison: a figure of several sizes or types says so itself.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -9,19 +12,21 @@ from harness.record import Record
 # Largest over smallest number of parameters within one size.
 PARAMETERS_LIMIT = 1.08
 FAIRNESS_METRICS = ("parameters", "vocabulary")
+MODEL_COLUMNS = ("system", "backend", "size", "dtype")  # of a table's row: whose it is
 _UNRECORDED = "not checked: its parameters are not recorded"
 
 
 @dataclass(frozen=True)
 class Model:
-    """One system, backend and size; texts are "" and numbers None where its records do not say.
+    """One system, backend, size and dtype asked for; texts are "" and numbers None where its records do not say.
 
-    unlike: what sets it apart from most other models of its size, each in words; none for a fair one.
+    unlike: what sets it apart from most other models of its comparison, each in words; none for a fair one.
     """
 
     system: str
     backend: str
     size: str
+    dtype: str
     parameters: int | None
     vocabulary: int | None
     weights_dtype: str
@@ -32,7 +37,7 @@ class Model:
 
 
 def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
-    """The models of all measured cases, those of one size together, in order of appearance.
+    """The models of all measured cases, those of one comparison together, in order of appearance.
 
     Layers alone and cases without a timing are left out: they are in no comparison of models. None where no record
     says its parameters.
@@ -41,10 +46,10 @@ def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
     models = list(dict.fromkeys(_model(record) for record in timed))
     if all(model.parameters is None for model in models):
         return []
-    sizes = list(dict.fromkeys(model.size for model in models))
-    return [
-        judged for size in sizes for judged in _judged([model for model in models if model.size == size], catalogue)
-    ]
+    compared: dict[tuple[str, str], list[Model]] = {}
+    for model in models:
+        compared.setdefault((model.size, model.dtype), []).append(model)
+    return [judged for together in compared.values() for judged in _judged(together, catalogue)]
 
 
 def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
@@ -65,12 +70,14 @@ def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
     return [*dict.fromkeys(apart), *told]
 
 
-def uneven(models: Iterable[Model]) -> dict[str, str]:
-    """What a sentence says of each system that is unlike the others, or that was not checked for it."""
-    found = {model.system: model.unlike for model in models if model.unlike}
+def uneven(models: Iterable[Model]) -> dict[tuple[str, ...], str]:
+    """What a sentence says of each model, by `MODEL_COLUMNS`, that is unlike the others or was not checked for it."""
     return {
-        system: "not checked for equal terms" if unlike == (_UNRECORDED,) else "not on equal terms"
-        for system, unlike in found.items()
+        tuple(getattr(model, column) for column in MODEL_COLUMNS): (
+            "not checked for equal terms" if model.unlike == (_UNRECORDED,) else "not on equal terms"
+        )
+        for model in models
+        if model.unlike
     }
 
 
@@ -80,6 +87,7 @@ def _model(record: Record) -> Model:
         case.system,
         case.backend,
         case.size,
+        case.dtype,
         _whole(record.metrics.get("parameters")),
         _whole(record.metrics.get("vocabulary")),
         settings.get("weights_dtype", ""),
@@ -121,7 +129,7 @@ def _off(a: int | None, b: int | None) -> bool | None:
 
 
 def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> tuple[str, ...]:
-    """In what a model differs from most others of its size; those of its own system and backend are no others."""
+    """In what a model differs from most others of its comparison; those of its own system and backend are no others."""
     own = (model.system, model.backend)
     others = [other for other in models if (other.system, other.backend) != own]
     found = [_UNRECORDED] if model.parameters is None else []

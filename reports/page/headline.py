@@ -14,6 +14,7 @@ from harness.case import Case
 from harness.catalogue import Catalogue, PaperClaim
 from harness.interval import FEWEST
 from harness.reason import counted, rounded, span
+from reports.fairness import MODEL_COLUMNS
 from reports.page.figures import LATENCIES, RATES, Figure, own_ends
 from reports.page.lines import Line, said_setting, said_x
 from reports.stats import (
@@ -93,7 +94,7 @@ class _View:
     table: pd.DataFrame
     catalogue: Catalogue
     figure: Figure
-    uneven: Mapping[str, str] = field(default_factory=dict)  # systems on unlike terms, in words
+    uneven: Mapping[tuple[str, ...], str] = field(default_factory=dict)  # as `fairness.uneven`
 
     @property
     def unit(self) -> str:
@@ -206,7 +207,7 @@ def headline(
     catalogue: Catalogue,
     figures: Sequence[Figure],
     missing: Sequence[Case] = (),
-    uneven: Mapping[str, str] | None = None,
+    uneven: Mapping[tuple[str, ...], str] | None = None,
 ) -> list[str]:
     """Up to six sentences on the figures that answer the run's question; on the first two where none does.
 
@@ -467,20 +468,21 @@ def _caveat(view: _View, xs: Sequence[float]) -> str:
     said = ["not all from one machine and commit"] if several else []
     if several == ["device_id"]:
         said = [f"from {rows['device_id'].nunique()} GPUs of one model"]
-    said += _uneven(view, rows["system"].unique())
+    said += _uneven(view, rows)
     if doubtful := doubts(rows):
         said.append(f"of {counted(len(rows), 'point')}, {', '.join(doubtful)}")
     said += _absent(view, xs)
     return f" ({'; '.join(said)})" if said else ""
 
 
-def _uneven(view: _View, systems: Iterable[str]) -> Iterator[str]:
-    """Which of the systems are on unlike terms; of more than three how many."""
-    whose: dict[str, list[str]] = {}
-    for system in systems:
-        if words := view.uneven.get(system):
-            whose.setdefault(words, []).append(view.catalogue.system_label(system))
-    for words, labels in whose.items():
+def _uneven(view: _View, rows: pd.DataFrame) -> Iterator[str]:
+    """Which of the rows' systems are on unlike terms; of more than three how many."""
+    whose: dict[str, dict[str, None]] = {}
+    for system, *model in rows[list(MODEL_COLUMNS)].drop_duplicates().itertuples(index=False):
+        if words := view.uneven.get((system, *model)):
+            whose.setdefault(words, {})[view.catalogue.system_label(system)] = None
+    for words, found in whose.items():
+        labels = list(found)
         yield f"{words}: {_listed(labels) if len(labels) <= 3 else f'{len(labels)} systems'}"
 
 

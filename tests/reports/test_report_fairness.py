@@ -1,11 +1,13 @@
 """Does the report see which models of a comparison are unlike the others?"""
 
+from dataclasses import replace
+
 import pytest
 
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.record import Record
-from reports.fairness import fairness, unequal
+from reports.fairness import fairness, unequal, uneven
 from reports.page.html import render
 
 
@@ -96,6 +98,23 @@ def test_the_verdict_stands_beside_the_size():
 
 def test_sizes_are_compared_among_themselves():
     assert unlike(record("a"), record("b", 50_000, size="tiny")) == {"a": "", "b": ""}
+
+
+def test_cases_that_ask_for_another_type_are_compared_among_themselves():
+    exact = record("a", weights_dtype="float32")
+    exact = replace(exact, case=replace(exact.case, dtype="float32"))
+    models = fairness([record("a"), exact, record("b")], Catalogue())
+    assert [(model.system, model.dtype, model.unlike) for model in models] == [
+        ("a", "bfloat16", ()),
+        ("b", "bfloat16", ()),
+        ("a", "float32", ()),
+    ]
+    assert uneven(models) == {}
+    bloated = replace(record("b", weights_dtype="float32"), case=replace(record("b").case, dtype="bfloat16"))
+    assert set(uneven(fairness([record("a"), exact, bloated], Catalogue()))) == {
+        ("a", "torch", "1.3b", "bfloat16"),
+        ("b", "torch", "1.3b", "bfloat16"),
+    }
 
 
 def test_cases_without_a_timing_and_layers_are_in_no_comparison():

@@ -54,8 +54,15 @@ def test_by_how_much_is_told_where_one_is_ahead_if_not_at_the_end():
 def test_a_system_on_unlike_terms_is_named_in_the_sentence():
     made = synthetic.of_suite("fig15-forward", *forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW))
     drawn = figures(made.table, made.catalogue)
-    found = headline(made.table, made.catalogue, drawn, uneven={"transformer": "not checked for equal terms"})[0]
+    words = "not checked for equal terms"
+    found = headline(made.table, made.catalogue, drawn, uneven={(*SLOW, "1.3b", "bfloat16"): words})[0]
     assert found.endswith("as fast as Transformer, the next (not checked for equal terms: Transformer).")
+    for model in (
+        (*SLOW, "125m", "bfloat16"),
+        (*SLOW, "1.3b", "float32"),
+        ("transformer", "torch", "1.3b", "bfloat16"),
+    ):
+        assert "equal terms" not in headline(made.table, made.catalogue, drawn, uneven={model: words})[0]
 
 
 def test_no_sentence_is_empty():
