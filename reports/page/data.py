@@ -8,7 +8,7 @@ import pandas as pd
 
 from harness.catalogue import Catalogue
 from harness.record import Record
-from reports.page.figures import LATENCIES, RATES, Figure, axis_title
+from reports.page.figures import AMOUNTS, LATENCIES, RATES, Figure, axis_title
 from reports.page.lines import system_looks
 from reports.profiles.section import Section
 from reports.roofline import RATE_COLUMNS
@@ -81,6 +81,7 @@ def page_data(
         "untried": UNTRIED,
         "latencies": LATENCIES,
         "rates": RATES,
+        "amounts": AMOUNTS,
         "figures": [figure.to_dict() for figure in drawn],
         "looks": [(system, asdict(look)) for system, look in system_looks(table, catalogue).items()],
         "failures": failures,

@@ -22,6 +22,7 @@ from reports.stats import MACHINE_COLUMNS, NOTES, option_columns, short_commit, 
 WIDE_RANGE = 30  # largest over smallest value of a figure, from which its first choice of axis is logarithmic
 
 LATENCIES, RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "gbs")  # whose bars are a latency's
+AMOUNTS = ("state_bytes", "peak_memory_gb")  # which no disturbance of a time changes
 
 
 @dataclass(frozen=True)

@@ -84,8 +84,11 @@ class Points {
     return !this.marks(best).includes(CACHE_FULL) && points.some((point) => point.x > x && point.y?.high < y.low);
   }
 
+  /* Of an amount of memory no time is in doubt. */
   marks(point) {
-    return [...new Set(point.measured.flatMap((row) => (this.cell(row, "marks") || "").split(", ")))].filter(Boolean);
+    const found = new Set(point.measured.flatMap((row) => (this.cell(row, "marks") || "").split(", ")));
+    const said = page.amounts.includes(this.data.y) ? (mark) => mark === CACHE_FULL : Boolean;
+    return [...found].filter(said);
   }
 
   signs(point) {

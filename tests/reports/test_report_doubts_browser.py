@@ -96,6 +96,20 @@ def test_a_sign_stands_below_where_the_point_of_another_line_is_just_above(brows
         browsing.check(page, wrongs)
 
 
+def test_of_what_is_kept_no_time_is_in_doubt(browser, tmp_path):
+    cases = [Case("ttt-linear", "thunderkittens", "1.3b", "forward", 1, context) for context in (8192, 16384)]
+    kept = {"state_bytes": 1.3e7}
+    records = [synthetic.ok(cases[0], 4.0, spread=1.0, metrics=kept), synthetic.ok(cases[1], 8.0, metrics=kept)]
+    path = browsing.save(synthetic.of_suite("long-context", *records), tmp_path, "kept")
+    with browsing.opened(browser, path) as (page, wrongs):
+        signs = "n => document.querySelector(`#figure-${n} .plot`).data.flatMap(t => t.text || [])"
+        described = page.locator("#figure-1").inner_text()
+        assert "State (MB)" in described
+        assert page.evaluate(signs, 0) == ["§"]
+        assert page.evaluate(signs, 1) == []
+        browsing.check(page, wrongs)
+
+
 def test_other_backends_wait_behind_a_button(doubtful):
     assert browsing.lines_drawn(doubtful, 0) == 2
     entries = doubtful.locator("#figure-0 .legend li:visible button:not(.only)")
