@@ -331,9 +331,11 @@ class Drawing {
     });
   }
 
-  /* The name of each line at its end, at most `room` wide, moved apart where they would lie on each other, within the
-     plot: `pixels` above the foot of the y axis and, beside the lanes of failed cases, below it. */
-  endLabels(range, xLog, pixels, room) {
+  /* The name of each line beside the plot, at the height of its end and at most `room` wide, moved apart where they
+     would lie on each other, within the plot: `pixels` above the foot of the y axis and, beside the lanes of failed
+     cases, below it. A name that was moved further than its height, or whose line ends early, has a thin line to it. */
+  endLabels(range, xaxis, pixels, room) {
+    const xLog = xaxis.type === "log";
     const labels = this.lines.flatMap(([line, points]) => {
       const end = points.filter(({ y }) => y && (y.value > 0 || !this.view.yLog)).at(-1);  // a log axis has no place for 0
       if (!end) return [];
@@ -362,15 +364,14 @@ class Drawing {
       most = label.to - gap;
     }
     const texts = this.endTexts(labels.map(({ line }) => line), room);
-    return labels.map(({ x, y, at, to }, index) => ({
-      x,
-      y,
+    const edge = xaxis.range[1], last = Math.max(...labels.map(({ x }) => x));
+    return labels.map(({ line, x, y, at, to }, index) => ({
       text: neutral(texts[index]),
       xanchor: "left",
       yanchor: "middle",
-      xshift: LABEL_SHIFT,
-      yshift: to - at,
-      showarrow: false,
+      ...(x < last || Math.abs(to - at) > LABEL_GAP
+        ? { x, y, axref: "x", ayref: "y", ax: edge, ay: y + ((to - at) * (range[1] - range[0])) / pixels, arrowhead: 0, arrowwidth: 0.75, arrowcolor: themed(tone(line)), standoff: 7 }
+        : { x: edge, y, showarrow: false, yshift: to - at }),
       font: { size: LABEL_SIZE, color: themed("--ink") },
     }));
   }
@@ -395,7 +396,7 @@ class Drawing {
     const rows = folded(this.notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
     const xaxis = this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 });
     const beside = MARGIN.right + LABEL_SHIFT;
-    const labels = this.endLabels(range, xaxis.type === "log", pixels, LABEL_SHARE * width - beside);
+    const labels = this.endLabels(range, xaxis, pixels, LABEL_SHARE * width - beside);
     // The signs of the first points stand beside them, not on the axis.
     const signed = this.lines.some(([line, all]) => this.signTraces(line, all).length);
     const right = beside + Math.max(0, ...labels.map((label) => textWidth(label.text, LABEL_SIZE)));

@@ -70,6 +70,7 @@ class Figure {
   /* What shows the lines that do not answer the figure's question. */
   moreEntry() {
     this.others = this.measured.filter((line) => !line.primary);
+    this.kinds = this.others.some((line) => line.unnamed) ? "systems and backends" : "backends";
     if (!this.others.length || this.others.length === this.measured.length) return [];
     this.moreButton = element("button", { type: "button", className: "more" });
     this.moreButton.onclick = () => {
@@ -158,7 +159,7 @@ class Figure {
       this.entries[index].querySelector("button")?.setAttribute("aria-pressed", String(this.shown.has(line)));
     });
     if (!this.moreButton) return;
-    this.moreButton.textContent = this.more ? "Fewer backends" : `More backends (${this.others.length})`;
+    this.moreButton.textContent = this.more ? `Fewer ${this.kinds}` : `More ${this.kinds} (${this.others.length})`;
     this.moreButton.setAttribute("aria-expanded", String(this.more));
   }
 

@@ -237,7 +237,7 @@ class _Drawn:
         if any(line.y for line in lines):
             yield (
                 "the floor is the longer of the least bytes at the bandwidth and the FLOPs at the product rate, each "
-                "the highest seen in the run on a GPU of this model"
+                "the highest that a process of the run measured on a GPU of this model or a profiled kernel reached"
             )
             if rows["state_dtype"].nunique() > 1:
                 yield "the floor is of one state precision: a smaller state has a lower one"
@@ -248,6 +248,10 @@ class _Drawn:
             yield f"lines join no points of different {places} or commits"
         if "device_id" in several - apart and measured["device"].nunique() == 1:
             yield f"the points are from {measured['device_id'].nunique()} GPUs of one model"
+        devices = rows["device_id"]
+        ratios = [point for point in points if len(point) > 1]
+        if mixed := sum(devices[list(point)].nunique() > 1 for point in ratios):
+            yield f"of {counted(len(ratios), 'ratio')}, {mixed} of the times of two GPUs"
         if states := self._states():
             yield states
         throttled, timed = {*measured.index[measured["throttled"] > 0]}, {*measured.index}
@@ -268,19 +272,27 @@ class _Drawn:
                 yield f"the table has notes on {count} of the points"
 
     def _states(self) -> str:
-        """Whose states are kept in which precision, where systems differ and the names of lines do not say it."""
+        """Whose states are kept in which precision, where systems differ and the names of lines do not say it.
+
+        The lines of a system with several say it.
+        """
+        rows = self.panel.rows[self.panel.rows["state_dtype"] != ""]
+        own = rows.groupby("system", sort=False)["state_dtype"].unique()
         of: dict[str, list[str]] = {}
-        for (state, system), _ in self.panel.rows.groupby(["state_dtype", "system"], sort=False):
-            if state:
-                of.setdefault(state, []).append(self.panel.looks.catalogue.system_label(system))
-        systems = [system for each in of.values() for system in each]
-        if len(of) < 2 or len(set(systems)) < len(systems):
+        for system, states in own.items():
+            if len(states) == 1:
+                of.setdefault(states[0], []).append(self.panel.looks.catalogue.system_label(str(system)))
+        if rows["state_dtype"].nunique() < 2 or not of:
             return ""
         return "states are kept in " + ", ".join(f"{state} ({', '.join(whose)})" for state, whose in of.items())
 
     def _held(self, column: str, values: pd.Series) -> str:
         """One value, or all of them where the lines differ (their names then say which is whose)."""
-        found = [said for value in values.dropna().unique() if (said := self.panel.looks.said(column, value))]
+        found = [
+            said
+            for value in values.dropna().unique()
+            if (said := self.panel.looks.said(column, value, self.panel.entry.phase))
+        ]
         if len(found) <= 3:
             return _either(found)
         return f"{len(found)} values of {column.replace('_', '-')}"

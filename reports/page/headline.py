@@ -109,8 +109,10 @@ class _View:
         return self.figure.y in LATENCIES + RATES
 
     @property
-    def primary(self) -> list[Line]:
-        return [line for line in self.figure.lines if line.primary and not line.y and not line.base_rows]
+    def ranked(self) -> list[Line]:
+        """The lines that answer the figure's question, and those with a result of systems that it does not name."""
+        drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
+        return [line for line in drawn if line.primary or (line.unnamed and any(self.points(line)))]
 
     @property
     def opening(self) -> str:
@@ -122,15 +124,17 @@ class _View:
 
     @cached_property
     def alike(self) -> list[Line]:
-        """The primary lines that are alike in all but system and backend, with a result or without.
+        """The ranked lines that are alike in all but system and backend, with a result or without.
 
-        Of several such sets that with the most lines that have one, of these the last. A line without a setting that
-        sets others apart is alike with each of them.
+        Of several such sets that with the most lines that have one, of these that of the most options at their
+        defaults, of these the last. A line without a setting that sets others apart is alike with each of them.
         """
-        settings = [(line, self._settings(line)) for line in self.primary]
-        wanted = [self._settings(line) for line in self._measured(self.primary)]
+        settings = [(line, self._settings(line)) for line in self.ranked]
+        wanted = [self._settings(line) for line in self._measured(self.ranked)]
         sets = [[line for line, own in settings if own.items() <= each.items()] for each in wanted]
-        return max(reversed(sets), key=lambda lines: len(self._measured(lines)), default=[])
+        usual = [sum(self.catalogue.axis(name).default == value for name, value in each.items()) for each in wanted]
+        found = [(len(self._measured(lines)), count) for lines, count in zip(sets, usual, strict=True)]
+        return max(reversed([*zip(found, sets, strict=True)]), key=lambda each: each[0], default=((), []))[1]
 
     @cached_property
     def compared(self) -> list[Line]:
@@ -146,7 +150,7 @@ class _View:
 
         A figure of one system compares its settings.
         """
-        rows = self.rows(self.primary)
+        rows = self.rows(self.ranked)
         found = [name for name in _ASKED if rows[name].nunique() > 1]
         if rows["system"].nunique() > 1:
             own = rows.groupby(["system", "backend"], sort=False)[["state_dtype", *option_columns(rows)]]
@@ -416,17 +420,17 @@ def _best(view: _View) -> str:
 
 def _unfit(answering: Iterable[_View]) -> str:
     """What memory did not hold, of the lines that answer the run's question."""
-    beyond: dict[str, list[str]] = {}
-    full: dict[str, list[str]] = {}
+    beyond: dict[str, dict[str, list[str]]] = {}
+    full: dict[str, dict[str, list[str]]] = {}
     for view in answering:
-        labels, title = view.labels(view.primary), view.figure.title
-        for line in view.primary:
+        labels, title = view.labels(view.ranked), view.figure.title
+        for line in view.ranked:
             rows = view.table.loc[line.rows]
             marks = rows[MARKS].fillna("") if MARKS in rows else pd.Series("", rows.index)
             for found, kept in ((beyond, rows["status"] == "oom"), (full, marks.str.contains(CACHE_FULL))):
                 if kept.any():
-                    where = f"at {_kept_words(view, rows, kept)} ({title[:1].lower()}{title[1:]})"
-                    found.setdefault(where, []).append(labels[line.name])
+                    at = f"at {_kept_words(view, rows, kept)}"
+                    found.setdefault(f"{title[:1].lower()}{title[1:]}", {}).setdefault(at, []).append(labels[line.name])
     parts = (("Did not fit in memory", beyond), ("Only a part of the batch ran at once", full))
     return " ".join(f"{what}: {_by_where(found)}." for what, found in parts if found)
 
@@ -441,9 +445,12 @@ def _kept_words(view: _View, rows: pd.DataFrame, kept: pd.Series) -> str:
     return f"{said}, with {_listed([said_x(each) for each in between])} not tried" if between else said
 
 
-def _by_where(found: dict[str, list[str]]) -> str:
-    """The first two places; how many more there are."""
-    said = [f"{_listed(who)} {where}" for where, who in found.items()]
+def _by_where(found: dict[str, dict[str, list[str]]]) -> str:
+    """Who is where in the first two figures; how many more figures there are."""
+    said = [
+        f"{', '.join(f'{_listed(who)} {where}' for where, who in places.items())} ({title})"
+        for title, places in found.items()
+    ]
     more = (
         [f"and in {len(said) - 2} more figures" if len(said) > 3 else "and in another figure"] if len(said) > 2 else []
     )

@@ -19,16 +19,17 @@ FLOOR = "floor_ms"
 _FLOOR_DASHES = ("dot", "dashdot")
 _BACKBONES = {"mamba": "(M)", "transformer": "(T)"}  # as the paper calls them; their names are too long for a legend
 _TIMINGS = {"graph": "timed in CUDA graphs", "eager": "timed eagerly", "engine": "timed by the engine itself"}
+_REQUEST_TIMINGS = _TIMINGS | {"eager": "timed by the host's clock"}  # its steps may be replays of graphs
 
 
 @dataclass(frozen=True)
 class Line:
     """One (place, system, backend, size, options) of a figure: rows of the frame, in order of x.
 
-    `tone`, `marker` and `dash` index or name its look; `hollow` sets lines of one system and backend
-    apart. `primary`: it answers the figure's question. `short`: its name at its end. With `base_rows`, the line is
-    the ratio of each row to the base row in the same place. `y` is the column of a line that is not of the figure's,
-    such as a floor.
+    `tone`, `marker` and `dash` index or name its look; `hollow` sets lines of one system and backend apart. `primary`:
+    it answers the figure's question; `unnamed`: it is of a system of which the figure names no backend that does.
+    `short`: its name at its end. With `base_rows`, the line is the ratio of each row to the base row in the same place.
+    `y` is the column of a line that is not of the figure's, such as a floor.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Line:
     hollow: bool
     rows: list[int]
     primary: bool = True
+    unnamed: bool = False
     base_rows: list[int] = field(default_factory=list)
     y: str = ""
 
@@ -99,8 +101,8 @@ class Looks:
             found[system, backend] = _free(look, beside)
         return found
 
-    def said(self, column: str, value: Any) -> str:
-        """A setting in the words of a legend or caption; "" for one that was not set."""
+    def said(self, column: str, value: Any, phase: str = "") -> str:
+        """A setting in the words of a legend or caption, in a figure of a phase; "" for one that was not set."""
         if value is None or pd.isna(value) or value == "":
             return "device not recorded" if column == "device" else ""
         if column == "system":
@@ -110,7 +112,7 @@ class Looks:
         if column in ("device", "device_id", "commit"):
             return {"device": value, "device_id": f"GPU {value}", "commit": f"commit {short_commit(value, 8)}"}[column]
         if column == "timing":
-            return _TIMINGS.get(value, f"timing {value}")
+            return (_REQUEST_TIMINGS if phase == "request" else _TIMINGS).get(value, f"timing {value}")
         if column == "backbone" and value in _BACKBONES:
             return f"backbone {_BACKBONES[value]}"
         return said_setting(self.catalogue.axis(column), value)
@@ -152,14 +154,15 @@ class Panel:
         groups = self._grouped(self.rows, columns)
         telling = self._telling(columns)
         own_looks = self._own_looks()
-        primary = self._primary(groups)
+        primary, named = self._primary(groups), {pair.partition("/")[0] for pair in self.entry.primary}
         lines: list[Line] = []
         for key in sorted(groups, key=lambda key: self._rank(key, columns)):
             values = dict(zip(columns, key, strict=True))
             pair = (values["system"], values["backend"])
             look = own_looks.get(values[self._told_by_look()]) or self.looks.of_backends[pair]
             line = self._line(values, telling, groups[key], look)
-            lines.append(_set_apart(replace(line, primary=pair in primary), lines))
+            line = replace(line, primary=pair in primary, unnamed=pair[0] not in named)
+            lines.append(_set_apart(line, lines))
         return lines
 
     def _primary(self, groups: Iterable[tuple[Any, ...]]) -> set[tuple[str, str]]:
@@ -193,7 +196,7 @@ class Panel:
         parts = [said for column in columns if (said := self.looks.said(column, values[column]))]
         by_system = self._told_by_look() == "system"
         return Line(
-            name=" · ".join([label, self.looks.catalogue.backend_label(backend), *parts]),
+            name=" · ".join([label, self._backend_label(backend), *parts]),
             short=label if by_system else self.looks.said(self._told_by_look(), values[self._told_by_look()]),
             system=system,
             backend=backend,
@@ -203,6 +206,12 @@ class Panel:
             hollow=look.hollow,
             rows=rows,
         )
+
+    def _backend_label(self, backend: str) -> str:
+        """Of the backends of both forms, which a ratio joins, what they share."""
+        of_dual = self.looks.catalogue.backend_label(f"{backend}-dual")
+        known = of_dual != f"{backend}-dual"
+        return of_dual.removesuffix(" dual") if known else self.looks.catalogue.backend_label(backend)
 
     def _telling(self, columns: list[str]) -> dict[str, set[str]]:
         """Columns worth saying, and of which systems: what differs in the figure is said of all.

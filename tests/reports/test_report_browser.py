@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import re
+from dataclasses import replace
 
 import browsing
 import pytest
@@ -490,6 +491,20 @@ def test_a_name_at_a_lines_end_is_whole_where_there_is_room_and_never_cut_by_the
     assert end <= min(room)
 
 
+def test_the_name_of_a_line_that_ends_early_is_beside_the_plot_with_a_line_to_it(browser, one_place):
+    cases = [Case("ttt-linear", "thunderkittens", "1.3b", "forward", 1, context) for context in (8192, 65536)]
+    records = [*(synthetic.ok(case, 9.0) for case in cases), synthetic.ok(replace(cases[0], system="ttt-mlp"), 20.0)]
+    path = browsing.save(synthetic.of_suite("long-context", *records), one_place, "page")
+    with browsing.opened(browser, path) as (page, _):
+        plot = page.locator("#figure-0 .nsewdrag").bounding_box()
+        names = page.locator("#figure-0 .annotation text")
+        texts = {name.text_content(): name.bounding_box() for name in names.all()}
+        leaders = page.locator("#figure-0 .annotation-arrow-g path").count()
+    assert {"TTT-Linear", "TTT-MLP"} <= set(texts)
+    assert all(texts[name]["x"] >= plot["x"] + plot["width"] - 1 for name in ("TTT-Linear", "TTT-MLP"))
+    assert leaders >= 1
+
+
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory):
     """A kernel's steps in two forms and four state precisions, which end near the top of the plot, and their floors."""
@@ -510,7 +525,7 @@ def steps(tmp_path_factory):
 def test_names_at_the_ends_of_many_lines_stay_in_the_plot_and_differ(browser, steps, width):
     with browsing.opened(browser, steps, viewport={"width": width, "height": 900}) as (page, _):
         plot = page.locator("#figure-0 .nsewdrag").bounding_box()
-        names = page.locator("#figure-0 .annotation")
+        names = page.locator("#figure-0 .annotation text")
         boxes = [name.bounding_box() for name in names.all()]
         texts = names.all_text_contents()
     centres = sorted(box["y"] + box["height"] / 2 for box in boxes)

@@ -177,7 +177,7 @@ def pairs(browser, tmp_path_factory):
 
 
 def test_a_pair_has_the_signs_of_its_dual_and_says_what_became_of_it(pairs):
-    sure, few, lost, unmeasured = numbers(pairs, "TTT-MLP · triton · state float32")
+    sure, few, lost, unmeasured = numbers(pairs, "TTT-MLP · Triton · state float32")
     assert sure[0].startswith("3.")
     assert few[0].startswith("* ")
     assert lost[:2] == ["baseline: skipped", "skipped"]

@@ -155,6 +155,10 @@ def test_caption_says_whose_state_is_in_which_precision():
     made = synthetic.of_suite("fig15-generate", synthetic.ok(planes, 4.0), synthetic.ok(narrow, 8.0))
     (figure,) = figures(made.table, made.catalogue)
     assert "states are kept in float32-planes (TTT-Linear), bfloat16 (Mamba)" in figure.caption
+    whole = synthetic.ok(replace(planes, backend="torch", state_dtype="float32"), 9.0)
+    of_both = synthetic.of_suite("fig15-generate", synthetic.ok(planes, 4.0), whole, synthetic.ok(narrow, 8.0))
+    (figure,) = figures(of_both.table, of_both.catalogue)
+    assert "states are kept in bfloat16 (Mamba)" in figure.caption  # the names of the lines say the others
     alike = synthetic.of_suite("fig15-generate", synthetic.ok(planes, 4.0))
     assert "states" not in figures(alike.table, alike.catalogue)[0].caption
 
@@ -171,6 +175,7 @@ def test_caption_says_which_cases_of_its_panel_have_no_record_yet():
     planned = replace(suite, cases=tuple(each.key for each in requests))
     drawn = figures(made.table, replace(made.catalogue, suites=(planned,)), requests[4:])
     said = {figure.id: "2 cases without a record yet: 1 of TTT-MLP, 1 of Mamba" in figure.caption for figure in drawn}
+    assert all("timed by the host's clock" in figure.caption for figure in drawn)
     assert said["prompt-then-128-request-16"]
     assert not said["prompt-then-128-request-1"]
 
@@ -347,6 +352,9 @@ def test_a_ratio_of_forms_is_of_one_timing():
     pairs = [(table.loc[line.rows[0]], table.loc[line.base_rows[0]]) for line in found[-1].lines]
     ratios = {over["timing"]: over["latency_ms"] / under["latency_ms"] for over, under in pairs}
     assert ratios == {"graph": pytest.approx(2, rel=0.05), "eager": pytest.approx(3, rel=0.05)}
+    assert "two GPUs" not in found[-1].caption
+    elsewhere = replace(records[2], environment=synthetic.environment(device_id="0ddba11d"))
+    assert "of 1 ratio, 1 of the times of two GPUs" in drawn(records[0], elsewhere)[1][-1].caption
     _, alone = drawn(records[0], records[3])
     assert not alone[-1].id.endswith("-ratio")
 

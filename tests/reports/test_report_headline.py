@@ -248,6 +248,29 @@ def test_a_setting_that_a_system_chooses_itself_sets_it_apart_from_itself_alone(
     assert "TTT-Linear is fastest" in said(ours, layered(64, 9.0, "mamba", state_dtype="bfloat16"), suite="quick")[0]
 
 
+def test_of_sets_as_large_that_of_the_usual_options_is_compared():
+    def layer(system, size, ms):
+        options = (("mini_batch", size), ("scope", "layer")) if size != 16 else (("scope", "layer"),)
+        return synthetic.ok(Case(system, "thunderkittens", "1.3b", "forward", 16, 2048, options=options), ms)
+
+    records = [layer(system, size, ms) for size in (16, 32) for system, ms in (("ttt-linear", size), ("ttt-mlp", 99.0))]
+    made = synthetic.of_suite("mini-batch", *records)
+    figure = figures(made.table, made.catalogue)[0]
+    assert "for mini-batch 16, TTT-Linear is fastest" in described(made.table, made.catalogue, figure)
+
+
+def test_a_system_that_the_figure_does_not_name_is_ranked_by_its_results():
+    ours, theirs = stepped("ttt-linear", {64: 8.0}), stepped("mamba", {64: 16.0})
+    case = Case("rwkv7", "fla", "1.3b", "generate", 64, 2048, timing="graph")
+    other = [synthetic.ok(case, 10.0, spread=0.0), synthetic.lost(replace(case, batch=128), "oom", "no memory")]
+    found = throughput(*ours, *theirs, *other)
+    assert "1.25 times that of RWKV-7, the next" in found
+    assert "Did not fit in memory: RWKV-7 at batch 128 (generate throughput)." in found
+    assert "RWKV-7" not in throughput(*ours, *theirs, other[1])
+    slow = replace(case, system="transformer", backend="torch")  # of a system that the figure has on another backend
+    assert "Transformer" not in throughput(*ours, *theirs, synthetic.ok(slow, 10.0, spread=0.0))
+
+
 def test_the_best_throughput_is_of_cases_that_are_alike():
     def reaches(system, backend, ms, context):
         case = Case(system, backend, "1.3b", "generate", 64, context, timing="graph")
@@ -376,6 +399,8 @@ def test_what_did_not_fit_in_memory():
     assert "Did not fit in memory: TTT-Linear at batch 128 to 256 (generate throughput)." in found
     assert "1 of" not in found
     assert "Did not fit" not in throughput(*stepped("ttt-linear", {64: 8.0}), *stepped("mamba", {64: 8.0}))
+    found = throughput(*stepped("ttt-linear", {64: 8.0}, lost=(128,)), *stepped("mamba", {64: 8.0}, lost=(256,)))
+    assert "Did not fit in memory: TTT-Linear at batch 128, Mamba at batch 256 (generate throughput)." in found
 
 
 @pytest.mark.parametrize(
