@@ -9,7 +9,7 @@ import pandas as pd
 from harness.catalogue import Catalogue
 from harness.record import Record
 from reports.page.figures import AMOUNTS, LATENCIES, RATES, Figure, axis_title
-from reports.page.lines import system_looks
+from reports.page.lines import said_setting, system_looks
 from reports.profiles.section import Section
 from reports.roofline import RATE_COLUMNS
 from reports.stats import (
@@ -46,6 +46,7 @@ LABELS = {
     "bound": "Floor set by",
     "cases": "Cases",
     "which": "Which",
+    "others": "Other settings",
     NOTES: "Notes",
     MARKS: "Marks",
 }
@@ -63,16 +64,21 @@ def page_data(
     profiles: Mapping[int, str],
 ) -> dict[str, Any]:
     """JSON values. failures: of the cases without a result; profiles: where in the page that of a row's case is."""
+    settings = [*SETTING_COLUMNS, *option_columns(table)]
+    apart = telling_apart(table, settings)
+    most = _MOST_SETTINGS
+    if len(apart) > most:  # what has no column of its own has one together
+        most -= 1
+        table = table.assign(others=_other_settings(table, apart[most:], catalogue))
     labels = {name: _label(name, catalogue) for name in (*table.columns, "cases", "which")}
     shown = _shown_columns(table, catalogue)
-    settings = [*SETTING_COLUMNS, *option_columns(table)]
-    telling = [name for name in dict.fromkeys([*telling_apart(table, settings), *_SETTINGS]) if name in shown]
+    telling = [name for name in dict.fromkeys([*apart, *_SETTINGS]) if name in shown]
     return {
         "count": len(table),
         "columns": [_column(name, table[name]) for name in table.columns],
         "numeric": [*(name for name in table.columns if _holds_numbers(table[name])), "cases"],
         "shown": shown,
-        "short": [name for name in shown if name in {*_SHORT, *telling[:_MOST_SETTINGS]}],
+        "short": [name for name in shown if name in {*_SHORT, *telling[:most], "others"}],
         "names": _names(table, catalogue, failures),
         "settings": settings,
         "labels": labels,
@@ -93,6 +99,18 @@ def profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, 
     """Where in the page the profile of each row's case is, for the rows that have one."""
     anchors = profiled.anchors if profiled else {}
     return {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
+
+
+def _other_settings(table: pd.DataFrame, names: Sequence[str], catalogue: Catalogue) -> list[str]:
+    """What each row has in these columns in words, but for defaults and, where there is none, what most rows have."""
+    usual = {name: catalogue.axis(name).default for name in names}
+    usual |= {name: table[name].mode().iat[0] for name in names if usual[name] is None and table[name].notna().any()}
+
+    def words(name: str, value: Any) -> str:
+        return "" if pd.isna(value) or value in ("", usual[name]) else said_setting(catalogue.axis(name), value)
+
+    rows = table[list(names)].itertuples(index=False)
+    return [", ".join(filter(None, map(words, names, row))) for row in rows]
 
 
 def _label(name: str, catalogue: Catalogue) -> str:

@@ -142,17 +142,27 @@ def _template() -> Template:
 
 
 def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:
-    """Cases without a result, those of one suite, system and reason together; `which` says which they are."""
-    keys, axes = ["status", "system", "backend", "suites", "reason"], ["phase", "batch", "context"]
+    """Cases without a result, those of one suite, system, reason, phase and L2 together; `which` tells them."""
+    keys, axes = ["status", "system", "backend", "suites", "reason"], ["phase", "l2", "batch", "context"]
     suites = suites_of_cases(catalogue)
     unrun = [
-        (MISSING, case.system, case.backend, suites.get(case.key, ()), "", case.phase, case.batch, case.context)
+        (
+            MISSING,
+            case.system,
+            case.backend,
+            suites.get(case.key, ()),
+            "",
+            case.phase,
+            case.l2,
+            case.batch,
+            case.context,
+        )
         for case in missing
     ]
     lost = [*table.loc[table["status"] != "ok", keys + axes].itertuples(index=False, name=None), *unrun]
-    groups = pd.DataFrame(lost, columns=keys + axes).groupby(keys, sort=False, dropna=False)
+    groups = pd.DataFrame(lost, columns=keys + axes).groupby([*keys, "phase", "l2"], sort=False, dropna=False)
     return [
-        dict(zip(keys, key, strict=True)) | {"cases": len(rows), "which": _which(rows)}
+        dict(zip(keys, key, strict=False)) | {"cases": len(rows), "which": _which(rows)}
         for key, rows in sorted(groups, key=lambda group: group[0])
     ]
 
@@ -162,8 +172,9 @@ def _statuses(failures: Sequence[dict[str, Any]]) -> set[str]:
 
 
 def _which(rows: pd.DataFrame) -> str:
-    phases = ", ".join(rows["phase"].unique())
-    return ", ".join([phases, *(f"{axis} {ends(rows[axis])}" for axis in ("batch", "context"))])
+    (phase,), (l2,) = rows["phase"].unique(), rows["l2"].unique()
+    cold = ["L2 cold"] if l2 == "cold" else []
+    return ", ".join([phase, *(f"{axis} {ends(rows[axis])}" for axis in ("batch", "context")), *cold])
 
 
 def _filters(table: pd.DataFrame) -> dict[str, list[str]]:

@@ -154,7 +154,7 @@ function startTheme(figures) {
 }
 
 function tableCsv() {
-  const names = [...columns.keys()];
+  const names = [...columns.keys()].filter((name) => name !== "others");  // which says others of them in words
   return csvText([names, ...allRows.map((row) => names.map((name) => cell(row, name)))]);
 }
 

@@ -135,16 +135,21 @@ def _why(region: Region) -> str:
         return f"Gaps take most of it: bound by {_cause(region)}."
     if kernel is None or not kernel.time_us:
         return "No kernel took time."
-    share = kernel.time_us / sum(each.time_us for each in region.kernels)
     if _of_operators(region):  # what bounds them nothing counts
+        share = kernel.time_us / sum(each.time_us for each in region.kernels)
         return f"{short(kernel.name)} takes {share:.0%} of the operators' time."
-    return f"{short(kernel.name)} ({share:.0%} of the kernels' time): {bound_of(kernel, region)}."
+    return f"{short(kernel.name)} ({_share_of_time(kernel, region):.0%}): {bound_of(kernel, region)}."
 
 
 def longest(region: Region) -> str:
     """The kernel that takes most of the time, its share of the whole, and what bounds it; for a table."""
     kernel = max(region.kernels, key=lambda each: each.time_us)
-    return f"`{short(kernel.name)}`, {kernel.time_us / region.region_us:.0%}: {bound_of(kernel, region)}"
+    return f"`{short(kernel.name)}`, {_share_of_time(kernel, region):.0%}: {bound_of(kernel, region)}"
+
+
+def _share_of_time(kernel: Kernel, region: Region) -> float:
+    """Of the whole time, gaps included, as parts have it: kernels that run side by side share the time."""
+    return kernel.time_us / sum(each.time_us for each in region.kernels) * region.busy_us / region.region_us
 
 
 def _gaps(region: Region) -> str:

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -113,6 +114,17 @@ def test_failures_of_one_reason_are_one_entry():
         "which": "request, batch 16, context 512–32768",
     } in found
     assert sum(group["cases"] for group in found) == 18
+
+
+def test_failures_of_two_phases_or_states_of_the_cache_are_entries_of_their_own():
+    case = Case("ttt-mlp", "thunderkittens", "1.3b", "forward", 64, 131072)
+    cases = [case, replace(case, l2="cold"), replace(case, phase="generate"), replace(case, batch=128)]
+    made = synthetic.of_suite("kernel-forward", *(synthetic.lost(each, "oom", "no memory") for each in cases))
+    assert {group["which"]: group["cases"] for group in failures(made.table, (), made.catalogue)} == {
+        "forward, batch 64–128, context 131072": 2,
+        "forward, batch 64, context 131072, L2 cold": 1,
+        "generate, batch 64, context 131072": 1,
+    }
 
 
 def test_a_run_that_ended_early_says_which_cases_are_missing(tmp_path):

@@ -1,5 +1,7 @@
 """Do the page's tables show what matters: pivoted numbers, a short long table, names as in the legends?"""
 
+from dataclasses import replace
+
 import browsing
 import pytest
 import synthetic_records as synthetic
@@ -143,7 +145,7 @@ def test_the_long_table_opens_short_and_shows_what_is_chosen(page):
     short = heads.evaluate_all("all => all.map(e => e.dataset.column)")
     assert short == [
         "system", "backend", "phase", "batch", "context", "status", "latency_ms", "us_per_token",
-        "state_dtype", "mini_batch", "part",
+        "state_dtype", "mini_batch", "others",
     ]  # fmt: skip
     assert page.evaluate("(s => s.scrollWidth <= s.clientWidth)(document.querySelector('#results-table .scroller'))")
     page.locator("#results-table th[data-column=latency_ms] button").click()
@@ -170,6 +172,28 @@ def test_systems_and_backends_are_called_alike_everywhere(page):
     lost = page.locator("#failures-table tbody").inner_text()
     assert "Mamba" in lost
     assert "mamba (" not in words
+
+
+def test_what_tells_rows_apart_and_has_no_column_is_said_in_one():
+    case = Case("ttt-linear", "torch", "1.3b", "forward", 16, 2048, dtype="bfloat16", state_dtype="float32")
+    options = [(), (("scope", "layer"),), (("backbone", "transformer"), ("mini_batch", 32)), (("form", "primal"),)]
+    cases = [replace(case, options=each) for each in options]
+    cases += [replace(case, dtype="float32"), replace(case, l2="cold"), replace(case, state_dtype="bfloat16")]
+    made = synthetic.of_suite("quick", *(synthetic.ok(each, 1.0) for each in cases))
+    data = page_data(made.table, made.catalogue, [], [], {})
+    columns = {column["name"]: column for column in data["columns"]}
+    rows = [
+        tuple(
+            each["values"][each["codes"][row]] if "codes" in each else each["numbers"][row]
+            for each in (columns[name] for name in data["short"] if name not in ("latency_ms", "us_per_token"))
+        )
+        for row in range(len(cases))
+    ]
+    assert len(set(rows)) == len(cases)
+    assert "others" in data["short"]
+    said = {text for text in columns["others"]["values"] if text}
+    assert not any("bfloat16" in text or "mini-batch 16" in text for text in said)
+    assert any("a layer" in text for text in said)
 
 
 def test_fields_of_a_table_that_no_catalogue_names_stand_as_they_are():
