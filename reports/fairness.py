@@ -6,6 +6,7 @@ Models of one size whose cases ask for one type are a comparison: a figure of se
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from harness.case import Scalar
 from harness.catalogue import Catalogue
 from harness.record import Record
 
@@ -13,20 +14,22 @@ from harness.record import Record
 PARAMETERS_LIMIT = 1.08
 FAIRNESS_METRICS = ("parameters", "vocabulary")
 MODEL_COLUMNS = ("system", "backend", "size", "dtype")  # of a table's row: whose it is
+_OF_MODEL = ("backbone", "mini_batch", "checkpoint")  # options that make another model
 _UNRECORDED = "not checked: its parameters are not recorded"
 
 
 @dataclass(frozen=True)
 class Model:
-    """One system, backend, size and dtype asked for; texts are "" and numbers None where its records do not say.
+    """One system, backend, size, dtype asked for and (name, value) of the options that make another model.
 
-    unlike: what sets it apart from most other models of its comparison, each in words; none for a fair one.
+    Texts are "" and numbers None where its records do not say. unlike: what sets it apart from most other models of its comparison, each in words; none for a fair one.
     """
 
     system: str
     backend: str
     size: str
     dtype: str
+    options: tuple[tuple[str, Scalar], ...]
     parameters: int | None
     vocabulary: int | None
     weights_dtype: str
@@ -83,11 +86,13 @@ def uneven(models: Iterable[Model]) -> dict[tuple[str, ...], str]:
 
 def _model(record: Record) -> Model:
     case, settings = record.case, record.settings
+    options = tuple((name, value) for name in _OF_MODEL if (value := case.option(name)) is not None)
     return Model(
         case.system,
         case.backend,
         case.size,
         case.dtype,
+        options,
         _whole(record.metrics.get("parameters")),
         _whole(record.metrics.get("vocabulary")),
         settings.get("weights_dtype", ""),

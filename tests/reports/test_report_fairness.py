@@ -92,12 +92,23 @@ def test_a_system_is_not_held_against_itself():
 def test_the_verdict_stands_beside_the_size():
     page = render([record("a"), record("b", 1_090_000)], Catalogue())
     section = page[page.index('id="fairness"') : page.index('id="machines"')]
-    assert '>Size</th><th scope="col">Unlike the others<' in section
-    assert '<td>1.3b</td><td class="wraps">parameters more than 8% off those of a (torch)</td>' in section
+    assert '>Options</th><th scope="col">Unlike the others<' in section
+    assert '<td>1.3b</td><td></td><td class="wraps">parameters more than 8% off those of a (torch)</td>' in section
 
 
 def test_sizes_are_compared_among_themselves():
     assert unlike(record("a"), record("b", 50_000, size="tiny")) == {"a": "", "b": ""}
+
+
+def test_options_that_make_another_model_are_said():
+    other = record("a", 1_010_000)
+    other = replace(other, case=replace(other.case, options=(("backbone", "transformer"), ("compare", "float64"))))
+    models = fairness([record("a"), other, replace(record("a"), case=other.case)], Catalogue())
+    assert [(model.parameters, model.options) for model in models] == [
+        (1_000_000, ()),
+        (1_010_000, (("backbone", "transformer"),)),
+        (1_000_000, (("backbone", "transformer"),)),
+    ]
 
 
 def test_cases_that_ask_for_another_type_are_compared_among_themselves():
