@@ -22,7 +22,8 @@ _UNRECORDED = "not checked: its parameters are not recorded"
 class Model:
     """One system, backend, size, dtype asked for and (name, value) of the options that make another model.
 
-    Texts are "" and numbers None where its records do not say. unlike: what sets it apart from most other models of its comparison, each in words; none for a fair one.
+    Texts are "" and numbers None where its records do not say. unlike: what sets it apart from most other models of its
+    comparison, each in words; none for a fair one.
     """
 
     system: str

@@ -365,12 +365,12 @@ class Drawing {
     }
     const texts = this.endTexts(labels.map(({ line }) => line), room);
     const edge = xaxis.range[1], last = Math.max(...labels.map(({ x }) => x));
-    return labels.map(({ line, x, y, at, to }, index) => ({
+    return labels.map(({ x, y, at, to }, index) => ({
       text: neutral(texts[index]),
       xanchor: "left",
       yanchor: "middle",
       ...(x < last || Math.abs(to - at) > LABEL_GAP
-        ? { x, y, axref: "x", ayref: "y", ax: edge, ay: y + ((to - at) * (range[1] - range[0])) / pixels, arrowhead: 0, arrowwidth: 0.75, arrowcolor: themed(tone(line)), standoff: 7 }
+        ? { x, y, axref: "x", ayref: "y", ax: edge, ay: y + ((to - at) * (range[1] - range[0])) / pixels, arrowhead: 0, arrowwidth: 0.75, arrowcolor: themed("--muted"), standoff: 9 }
         : { x: edge, y, showarrow: false, yshift: to - at }),
       font: { size: LABEL_SIZE, color: themed("--ink") },
     }));
