@@ -92,8 +92,8 @@ def test_a_system_is_not_held_against_itself():
 def test_the_verdict_stands_beside_the_size():
     page = render([record("a"), record("b", 1_090_000)], Catalogue())
     section = page[page.index('id="fairness"') : page.index('id="machines"')]
-    assert '>Options</th><th scope="col">Unlike the others<' in section
-    assert '<td>1.3b</td><td></td><td class="wraps">parameters more than 8% off those of a (torch)</td>' in section
+    assert '>Size</th><th scope="col">Unlike the others<' in section
+    assert '<td class="folds">1.3b</td><td class="wraps">parameters more than 8% off those of a (torch)</td>' in section
 
 
 def test_sizes_are_compared_among_themselves():
