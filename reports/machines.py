@@ -10,6 +10,7 @@ from reports.stats import short_commit
 Path = tuple[str, ...]
 
 _CHANGING = frozenset(("before", "after", "load_1m", "others_share", "idle_share"))
+_ABSENT = "–"
 _UNITS = {"_bytes": ("GB", 1e9), "_mhz": ("MHz", 1), "_c": ("°C", 1), "_w": ("W", 1)}
 
 
@@ -53,14 +54,16 @@ def machines(records: Iterable[Record]) -> list[Machine]:
 
 
 def _apart(machine: Machine, alike: list[Machine]) -> list[str]:
-    """Its facts that are not the same in all of `alike`: `torch 2.10`; "–" for one that it lacks."""
+    """Its facts that are not the same in all of `alike`: `torch 2.10`; if it has none of them what it lacks, as "–"."""
     places = dict.fromkeys((group, name) for each in alike for group, facts in each.facts.items() for name in facts)
     differing = [place for place in places if len({_fact(each, *place) for each in alike}) > 1]
-    return [f"{name} {short_commit(_fact(machine, group, name))}" for group, name in differing]
+    found = [(name, short_commit(_fact(machine, group, name))) for group, name in differing]
+    present = [(name, fact) for name, fact in found if fact != _ABSENT]
+    return [f"{name} {fact}" for name, fact in present or found]
 
 
 def _fact(machine: Machine, group: str, name: str) -> str:
-    return machine.facts.get(group, {}).get(name) or "–"
+    return machine.facts.get(group, {}).get(name) or _ABSENT
 
 
 def _machine(records: list[Record], readings: dict[Path, set]) -> Machine:

@@ -41,6 +41,12 @@ def test_another_version_or_commit_is_another_machine():
     assert found[1].facts == {"": {"device": "A", "dirty": "no"}, "software": {"torch": "2.10"}}
 
 
+def test_what_a_machine_lacks_sets_it_apart_only_where_nothing_else_does():
+    software = ({"vllm": "0.22"}, {"mamba-ssm": "2.3"}, {})
+    found = machines([record(device="A", software={"torch": "2.9", **each}) for each in software])
+    assert [machine.apart for machine in found] == [["vllm 0.22"], ["mamba-ssm 2.3"], ["vllm –", "mamba-ssm –"]]
+
+
 def test_facts_carry_units_and_lists():
     gpu = {"memory_bytes": 85_520_809_984, "power_limit_w": 700.0, "links": ["a", {"b": 1}]}
     [machine] = machines([record(gpu=gpu)])
