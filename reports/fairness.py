@@ -5,6 +5,7 @@ Models of one size whose cases ask for one type are a comparison: a figure of se
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from harness.case import Scalar
 from harness.catalogue import Catalogue
@@ -13,8 +14,8 @@ from harness.record import Record
 # Largest over smallest number of parameters within one size.
 PARAMETERS_LIMIT = 1.08
 FAIRNESS_METRICS = ("parameters", "vocabulary")
-MODEL_COLUMNS = ("system", "backend", "size", "dtype")  # of a table's row: whose it is
-_OF_MODEL = ("backbone", "mini_batch", "checkpoint")  # options that make another model
+MODEL_COLUMNS = ("system", "backend", "size", "dtype")  # of a table's row: whose it is, beside
+MODEL_OPTIONS = ("backbone", "mini_batch", "checkpoint")  # which make another model
 _UNRECORDED = "not checked: its parameters are not recorded"
 
 
@@ -38,6 +39,12 @@ class Model:
     token_ids: str
     kept_between_samples: str
     unlike: tuple[str, ...] = ()
+
+    def said(self, catalogue: Catalogue) -> str:
+        """Its size and options, and what was asked for where its weights are of another type."""
+        options = [catalogue.axis(name).phrase.replace("{}", str(value)) for name, value in self.options]
+        asked = [] if self.weights_dtype in ("", self.dtype) else [f"{self.dtype} asked for"]
+        return ", ".join([self.size, *options, *asked])
 
 
 def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
@@ -66,7 +73,7 @@ def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
     told = [f"Not checked for equal terms, as its parameters are not recorded: {', '.join(silent)}."] if silent else []
     found = {model: [what for what in model.unlike if what != _UNRECORDED] for model in models}
     apart = (
-        f"{catalogue.system_label(model.system)} ({catalogue.backend_label(model.backend)}, {model.size}) "
+        f"{catalogue.system_label(model.system)} ({catalogue.backend_label(model.backend)}, {model.said(catalogue)}) "
         f"is not on equal terms with the others: {', '.join(unlike)}."
         for model, unlike in found.items()
         if unlike
@@ -74,20 +81,24 @@ def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
     return [*dict.fromkeys(apart), *told]
 
 
-def uneven(models: Iterable[Model]) -> dict[tuple[str, ...], str]:
-    """What a sentence says of each model, by `MODEL_COLUMNS`, that is unlike the others or was not checked for it."""
-    return {
-        tuple(getattr(model, column) for column in MODEL_COLUMNS): (
-            "not checked for equal terms" if model.unlike == (_UNRECORDED,) else "not on equal terms"
-        )
-        for model in models
-        if model.unlike
-    }
+def uneven(models: Iterable[Model]) -> dict[tuple[Any, ...], str]:
+    """What a sentence says of each model that is unlike the others or was not checked for it.
+
+    By the values of `MODEL_COLUMNS` and the options.
+    """
+    found: dict[tuple[Any, ...], str] = {}
+    for model in models:
+        key = (*(getattr(model, column) for column in MODEL_COLUMNS), model.options)
+        if model.unlike == (_UNRECORDED,):
+            found.setdefault(key, "not checked for equal terms")
+        elif model.unlike:
+            found[key] = "not on equal terms"
+    return found
 
 
 def _model(record: Record) -> Model:
     case, settings = record.case, record.settings
-    options = tuple((name, value) for name in _OF_MODEL if (value := case.option(name)) is not None)
+    options = tuple((name, value) for name in MODEL_OPTIONS if (value := case.option(name)) is not None)
     return Model(
         case.system,
         case.backend,
@@ -117,6 +128,15 @@ def _judged(models: list[Model], catalogue: Catalogue) -> list[Model]:
     return [replace(model, unlike=_unlike(model, models, catalogue)) for model in models]
 
 
+def _voices(models: Iterable[Model]) -> list[Model]:
+    """Of each system and backend the models without options or, where it has none, those of its first options."""
+    ordered = sorted(models, key=lambda model: bool(model.options))
+    first: dict[tuple[str, str], tuple[tuple[str, Scalar], ...]] = {}
+    for model in ordered:
+        first.setdefault((model.system, model.backend), model.options)
+    return [model for model in ordered if model.options == first[model.system, model.backend]]
+
+
 def _most(others: Iterable[Model], differs: Callable[[Model], bool | None]) -> list[Model]:
     """The others that differ, where they are more than half of those that can be told; none where they are fewer."""
     told = [(other, differing) for other in others if (differing := differs(other)) is not None]
@@ -137,7 +157,7 @@ def _off(a: int | None, b: int | None) -> bool | None:
 def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> tuple[str, ...]:
     """In what a model differs from most others of its comparison; those of its own system and backend are no others."""
     own = (model.system, model.backend)
-    others = [other for other in models if (other.system, other.backend) != own]
+    others = _voices(other for other in models if (other.system, other.backend) != own)
     found = [_UNRECORDED] if model.parameters is None else []
     far = _most(others, lambda other: _off(model.parameters, other.parameters))
     if far:

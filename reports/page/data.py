@@ -102,9 +102,13 @@ def profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, 
 
 
 def _other_settings(table: pd.DataFrame, names: Sequence[str], catalogue: Catalogue) -> list[str]:
-    """What each row has in these columns in words, but for defaults and, where there is none, what most rows have."""
+    """What each row has in these columns in words, but for defaults.
+
+    Of a column without one that every row has a value in, what most rows have is the default.
+    """
     usual = {name: catalogue.axis(name).default for name in names}
-    usual |= {name: table[name].mode().iat[0] for name in names if usual[name] is None and table[name].notna().any()}
+    of_all = [name for name in names if usual[name] is None and table[name].notna().all() and (table[name] != "").all()]
+    usual |= {name: table[name].mode().iat[0] for name in of_all}
 
     def words(name: str, value: Any) -> str:
         return "" if pd.isna(value) or value in ("", usual[name]) else said_setting(catalogue.axis(name), value)

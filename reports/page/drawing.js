@@ -282,6 +282,14 @@ class Drawing {
     };
   }
 
+  /* Where the last value of x is that any line of the figure has, shown or not, in the measure of the axis; beyond all
+     where there is one value alone, which stands in the middle. */
+  lastX(xaxis) {
+    const values = this.data.lines.flatMap((line) => line.rows).map((row) => this.points.cell(row, this.data.x));
+    const last = new Set(values).size > 1 ? Math.max(...values) : Infinity;
+    return xaxis.type === "log" ? Math.log10(last) : last;
+  }
+
   /* From where to where the values of the lines reach, in the axis's own measure, and at least two ticks. */
   yRange() {
     const ends = this.lines.flatMap(([, all]) => all).flatMap((point) => (point.y ? [point.y.low, point.y.value, point.y.high] : []));
@@ -333,8 +341,9 @@ class Drawing {
 
   /* The name of each line beside the plot, at the height of its end and at most `room` wide, moved apart where they
      would lie on each other, within the plot: `pixels` above the foot of the y axis and, beside the lanes of failed
-     cases, below it. A name that was moved further than its height, or whose line ends early, has a thin line to it. */
-  endLabels(range, xaxis, pixels, room) {
+     cases, below it. With them the thin lines to the names that were moved further than their height, or whose lines
+     end before `last`, in the measure of the x axis. */
+  endLabels(range, xaxis, last, pixels, room) {
     const xLog = xaxis.type === "log";
     const labels = this.lines.flatMap(([line, points]) => {
       const end = points.filter(({ y }) => y && (y.value > 0 || !this.view.yLog)).at(-1);  // a log axis has no place for 0
@@ -364,16 +373,28 @@ class Drawing {
       most = label.to - gap;
     }
     const texts = this.endTexts(labels.map(({ line }) => line), room);
-    const edge = xaxis.range[1], last = Math.max(...labels.map(({ x }) => x));
-    return labels.map(({ x, y, at, to }, index) => ({
-      text: neutral(texts[index]),
-      xanchor: "left",
-      yanchor: "middle",
-      ...(x < last || Math.abs(to - at) > LABEL_GAP
-        ? { x, y, axref: "x", ayref: "y", ax: edge, ay: y + ((to - at) * (range[1] - range[0])) / pixels, arrowhead: 0, arrowwidth: 0.75, arrowcolor: themed("--muted"), standoff: 9 }
-        : { x: edge, y, showarrow: false, yshift: to - at }),
-      font: { size: LABEL_SIZE, color: themed("--ink") },
-    }));
+    // A line's place in the plot is in its axes' own values: a logarithm for a name, what it is of for a shape.
+    const value = (log, at) => (log ? 10 ** at : at);
+    const names = [], leaders = [];
+    labels.forEach(({ x, y, at, to }, index) => {
+      const beside = y + ((to - at) * (range[1] - range[0])) / pixels;
+      const led = x < last || Math.abs(to - at) > LABEL_GAP;
+      names.push({
+        text: neutral(texts[index]),
+        xref: "paper",
+        x: 1,
+        xanchor: "left",
+        yanchor: "middle",
+        ...(led ? { y: beside } : { y, yshift: to - at }),
+        showarrow: false,
+        font: { size: LABEL_SIZE, color: themed("--ink") },
+      });
+      if (!led) return;
+      const [x0, x1] = [x, xaxis.range[1]].map((place) => value(xLog, place));
+      const [y0, y1] = [y, beside].map((place) => value(this.view.yLog, place));
+      leaders.push({ type: "line", layer: "below", x0, x1, y0, y1, line: { color: themed("--muted"), width: 0.75 } });
+    });
+    return { names, leaders };
   }
 
   layout(width) {
@@ -396,10 +417,10 @@ class Drawing {
     const rows = folded(this.notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
     const xaxis = this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 });
     const beside = MARGIN.right + LABEL_SHIFT;
-    const labels = this.endLabels(range, xaxis, pixels, LABEL_SHARE * width - beside);
+    const { names, leaders } = this.endLabels(range, xaxis, this.lastX(xaxis), pixels, LABEL_SHARE * width - beside);
     // The signs of the first points stand beside them, not on the axis.
     const signed = this.lines.some(([line, all]) => this.signTraces(line, all).length);
-    const right = beside + Math.max(0, ...labels.map((label) => textWidth(label.text, LABEL_SIZE)));
+    const right = beside + Math.max(0, ...names.map((name) => textWidth(name.text, LABEL_SIZE)));
     // Ticks that do not fit side by side stand upright; the axis's title and the notes are then lower.
     const [place, at] = [xaxis.type === "log" ? Math.log10 : Number, xaxis.ticktext];
     const [from, to] = xaxis.range;
@@ -421,8 +442,8 @@ class Drawing {
       hovermode: "closest",
       dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
       showlegend: false,
-      shapes: this.isRatio ? [one] : [],
-      annotations: [...labels, ...(rows.length ? [{ ...note, text: rows.map(neutral).join("<br>") }] : [])],
+      shapes: [...(this.isRatio ? [one] : []), ...leaders],
+      annotations: [...names, ...(rows.length ? [{ ...note, text: rows.map(neutral).join("<br>") }] : [])],
       xaxis,
       yaxis: this.yAxis(shared, strip, range, title),
       yaxis2: {

@@ -70,7 +70,8 @@ class Figure {
   /* What shows the lines that do not answer the figure's question. */
   moreEntry() {
     this.others = this.measured.filter((line) => !line.primary);
-    this.kinds = this.others.some((line) => line.unnamed) ? "systems and backends" : "backends";
+    const systems = this.others.filter((line) => line.unnamed).length;
+    this.kinds = !systems ? "backends" : systems === this.others.length ? "systems" : "systems and backends";
     if (!this.others.length || this.others.length === this.measured.length) return [];
     this.moreButton = element("button", { type: "button", className: "more" });
     this.moreButton.onclick = () => {

@@ -232,7 +232,8 @@ class _Drawn:
         points = [point for line in lines if not line.y for point in _points(line)]
         rows = self.panel.rows.loc[sorted({row for point in points for row in point})]
         measured = rows[(rows["status"] == "ok") & (rows["samples"] > 0)]
-        if len(measured):
+        is_amount = self.panel.entry.y in AMOUNTS
+        if len(measured) and not is_amount:
             yield _points_words(measured, self.panel.entry.y, any(line.base_rows for line in lines))
         if any(line.y for line in lines):
             yield (
@@ -248,14 +249,14 @@ class _Drawn:
             yield f"lines join no points of different {places} or commits"
         if "device_id" in several - apart and measured["device"].nunique() == 1:
             yield f"the points are from {measured['device_id'].nunique()} GPUs of one model"
-        devices = rows["device_id"]
-        ratios = [point for point in points if len(point) > 1]
+        throttled, timed = {*measured.index[measured["throttled"] > 0]}, {*measured.index}
+        devices, ratios = rows["device_id"], [each for each in points if len(each) > 1 and timed.issuperset(each)]
         if mixed := sum(devices[list(point)].nunique() > 1 for point in ratios):
-            yield f"of {counted(len(ratios), 'ratio')}, {mixed} of the times of two GPUs"
+            each = f"{mixed} of the {counted(len(ratios), 'ratio')}"
+            yield f"{each} {'divides' if mixed == 1 else 'divide'} times of two GPUs"
         if states := self._states():
             yield states
-        throttled, timed = {*measured.index[measured["throttled"] > 0]}, {*measured.index}
-        if count := sum(not throttled.isdisjoint(point) for point in points):
+        if not is_amount and (count := sum(not throttled.isdisjoint(point) for point in points)):
             results = sum(timed.issuperset(point) for point in points)
             yield f"at {count} of the {results} points with a result the GPU was throttled, at its power cap or beyond"
         if self.missing:

@@ -14,8 +14,8 @@ from harness.case import Case
 from harness.catalogue import Catalogue, PaperClaim
 from harness.interval import FEWEST
 from harness.reason import counted, rounded, span
-from reports.fairness import MODEL_COLUMNS
-from reports.page.figures import LATENCIES, RATES, Figure, own_ends
+from reports.fairness import MODEL_COLUMNS, MODEL_OPTIONS
+from reports.page.figures import AMOUNTS, LATENCIES, RATES, Figure, own_ends
 from reports.page.lines import Line, said_setting, said_x
 from reports.stats import (
     CACHE_FULL,
@@ -94,7 +94,7 @@ class _View:
     table: pd.DataFrame
     catalogue: Catalogue
     figure: Figure
-    uneven: Mapping[tuple[str, ...], str] = field(default_factory=dict)  # as `fairness.uneven`
+    uneven: Mapping[tuple[Any, ...], str] = field(default_factory=dict)  # as `fairness.uneven`
 
     @property
     def unit(self) -> str:
@@ -186,7 +186,7 @@ class _View:
             value = cells[y]
             if pd.notna(value) and value > 0:
                 low, high = (float(value) / scale * end for end in _bar(cells, y))
-                marks = marks_in(cells.get(MARKS))
+                marks = () if y in AMOUNTS else marks_in(cells.get(MARKS))
                 disturbed = LOADED in marks and not cells.get("device_id")
                 is_doubted = any(mark in DOUBTS for mark in marks)
                 yield _Point(float(cells[x]), float(value) / scale, low, high, is_doubted, disturbed)
@@ -211,7 +211,7 @@ def headline(
     catalogue: Catalogue,
     figures: Sequence[Figure],
     missing: Sequence[Case] = (),
-    uneven: Mapping[tuple[str, ...], str] | None = None,
+    uneven: Mapping[tuple[Any, ...], str] | None = None,
 ) -> list[str]:
     """Up to six sentences on the figures that answer the run's question; on the first two where none does.
 
@@ -419,7 +419,7 @@ def _best(view: _View) -> str:
 
 
 def _unfit(answering: Iterable[_View]) -> str:
-    """What memory did not hold, of the lines that answer the run's question."""
+    """What memory did not hold, of the ranked lines."""
     beyond: dict[str, dict[str, list[str]]] = {}
     full: dict[str, dict[str, list[str]]] = {}
     for view in answering:
@@ -476,7 +476,7 @@ def _caveat(view: _View, xs: Sequence[float]) -> str:
     if several == ["device_id"]:
         said = [f"from {rows['device_id'].nunique()} GPUs of one model"]
     said += _uneven(view, rows)
-    if doubtful := doubts(rows):
+    if view.figure.y not in AMOUNTS and (doubtful := doubts(rows)):
         said.append(f"of {counted(len(rows), 'point')}, {', '.join(doubtful)}")
     said += _absent(view, xs)
     return f" ({'; '.join(said)})" if said else ""
@@ -485,9 +485,12 @@ def _caveat(view: _View, xs: Sequence[float]) -> str:
 def _uneven(view: _View, rows: pd.DataFrame) -> Iterator[str]:
     """Which of the rows' systems are on unlike terms; of more than three how many."""
     whose: dict[str, dict[str, None]] = {}
-    for system, *model in rows[list(MODEL_COLUMNS)].drop_duplicates().itertuples(index=False):
-        if words := view.uneven.get((system, *model)):
-            whose.setdefault(words, {})[view.catalogue.system_label(system)] = None
+    given = [name for name in MODEL_OPTIONS if name in rows]
+    usual = {name: view.catalogue.axis(name).default for name in given}
+    for row in rows[[*MODEL_COLUMNS, *given]].drop_duplicates().to_dict("records"):
+        options = tuple((name, row[name]) for name in given if pd.notna(row[name]) and row[name] != usual[name])
+        if words := view.uneven.get((*(row[name] for name in MODEL_COLUMNS), options)):
+            whose.setdefault(words, {})[view.catalogue.system_label(row["system"])] = None
     for words, found in whose.items():
         labels = list(found)
         yield f"{words}: {_listed(labels) if len(labels) <= 3 else f'{len(labels)} systems'}"

@@ -20,7 +20,7 @@ from reports.page.data import LABELS, page_data, profiled_rows, said_once
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, days, ends, figures, undrawn
 from reports.page.headline import described, doubts, headline, small_models, unfinished
-from reports.page.lines import said_setting, system_looks
+from reports.page.lines import system_looks
 from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
 from reports.profiles.section import style as profile_style
@@ -112,7 +112,7 @@ def render(
         same=said_once(table, catalogue),
         statuses={status: meaning for status, meaning in STATUS_MEANINGS.items() if status in _statuses(lost)},
         fairness=models,
-        option_words=lambda name, value: said_setting(catalogue.axis(name), value),
+        catalogue=catalogue,
         fidelity=fidelity(records),
         machines=machines(records),
         data=embedded_json(data),
@@ -163,7 +163,7 @@ def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue)
     lost = [*table.loc[table["status"] != "ok", keys + axes].itertuples(index=False, name=None), *unrun]
     groups = pd.DataFrame(lost, columns=keys + axes).groupby([*keys, "phase", "l2"], sort=False, dropna=False)
     return [
-        dict(zip(keys, key, strict=False)) | {"cases": len(rows), "which": _which(rows)}
+        dict(zip(keys, key[: len(keys)], strict=True)) | {"cases": len(rows), "which": _which(rows)}
         for key, rows in sorted(groups, key=lambda group: group[0])
     ]
 

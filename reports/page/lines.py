@@ -196,7 +196,7 @@ class Panel:
         parts = [said for column in columns if (said := self.looks.said(column, values[column]))]
         by_system = self._told_by_look() == "system"
         return Line(
-            name=" · ".join([label, self._backend_label(backend), *parts]),
+            name=" · ".join([label, self.looks.catalogue.backend_label(backend), *parts]),
             short=label if by_system else self.looks.said(self._told_by_look(), values[self._told_by_look()]),
             system=system,
             backend=backend,
@@ -206,12 +206,6 @@ class Panel:
             hollow=look.hollow,
             rows=rows,
         )
-
-    def _backend_label(self, backend: str) -> str:
-        """Of the backends of both forms, which a ratio joins, what they share."""
-        of_dual = self.looks.catalogue.backend_label(f"{backend}-dual")
-        known = of_dual != f"{backend}-dual"
-        return of_dual.removesuffix(" dual") if known else self.looks.catalogue.backend_label(backend)
 
     def _telling(self, columns: list[str]) -> dict[str, set[str]]:
         """Columns worth saying, and of which systems: what differs in the figure is said of all.
@@ -277,6 +271,11 @@ class Panel:
         short = f"floor of {values['state_dtype']}" if "state_dtype" in telling else "floor"
         return Line(name, short, values["system"], "", 0, MARKERS[0], dash, False, rows, y=FLOOR)
 
+    def _shared_label(self, backends: Iterable[str]) -> str:
+        """The words that the labels of two backends begin with alike; of one backend its label."""
+        labels = [self.looks.catalogue.backend_label(backend).split() for backend in backends]
+        return " ".join(words[0] for words in zip(*labels, strict=False) if len(set(words)) == 1)
+
     def form_pairs(self) -> list[Line]:
         """Lines of primal over dual, for rows that are alike in all but the form."""
         rows, x = self.rows, self.entry.x
@@ -298,7 +297,9 @@ class Panel:
             if pairs:
                 look = own_looks.get(values["state_dtype"]) or self.looks.systems[values["system"]]
                 line = self._line(values, telling, [row for row, _ in pairs], look)
-                line = replace(line, base_rows=[base for _, base in pairs])
+                of_both = self._shared_label(rows["backend"].loc[list(pairs[0])])
+                name = line.name.replace(f" · {values['backend']}", f" · {of_both}", 1)
+                line = replace(line, name=name, base_rows=[base for _, base in pairs])
                 lines.append(_set_apart(line, lines))
         return lines
 

@@ -138,7 +138,7 @@ def _why(region: Region) -> str:
     if _of_operators(region):  # what bounds them nothing counts
         share = kernel.time_us / sum(each.time_us for each in region.kernels)
         return f"{short(kernel.name)} takes {share:.0%} of the operators' time."
-    return f"{short(kernel.name)} ({_share_of_time(kernel, region):.0%}): {bound_of(kernel, region)}."
+    return f"{short(kernel.name)} ({_share_of_time(kernel, region):.0%} of the time): {bound_of(kernel, region)}."
 
 
 def longest(region: Region) -> str:

@@ -85,7 +85,7 @@ def test_without_counters_nothing_is_claimed() -> None:
     found = replace(region(Kernel("gemm", 10, 80.0), gaps=20.0), longest_gap_us=3.0)
     assert sentences(found) == (
         "Matrix products 80% of the time; gaps take 20%: 2 µs a launch for what the host does to launch a kernel.",
-        "gemm (80%): what bounds it was not counted.",
+        "gemm (80% of the time): what bounds it was not counted.",
     )
 
 
@@ -146,7 +146,7 @@ def test_of_a_graph_the_host_is_not_blamed() -> None:
 
 def test_the_longest_kernel_is_told_of_wherever_it_stands() -> None:
     found = region(Kernel("small", 1, 10.0), Kernel("gemm", 1, 85.0), gaps=5.0)
-    assert sentences(found)[1].startswith("gemm (85%)")
+    assert sentences(found)[1].startswith("gemm (85% of the time)")
     assert "gaps" not in sentences(found)[0]
 
 

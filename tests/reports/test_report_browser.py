@@ -499,10 +499,30 @@ def test_the_name_of_a_line_that_ends_early_is_beside_the_plot_with_a_line_to_it
         plot = page.locator("#figure-0 .nsewdrag").bounding_box()
         names = page.locator("#figure-0 .annotation text")
         texts = {name.text_content(): name.bounding_box() for name in names.all()}
-        leaders = page.locator("#figure-0 .annotation-arrow-g path").count()
-    assert {"TTT-Linear", "TTT-MLP"} <= set(texts)
-    assert all(texts[name]["x"] >= plot["x"] + plot["width"] - 1 for name in ("TTT-Linear", "TTT-MLP"))
-    assert leaders >= 1
+        leaders = page.locator("#figure-0 .shapelayer path")
+        assert leaders.count() == 1
+        edge = plot["x"] + plot["width"]
+        assert all(texts[name]["x"] >= edge - 1 for name in ("TTT-Linear", "TTT-MLP"))
+        page.mouse.move(plot["x"] + 0.3 * plot["width"], plot["y"] + 0.5 * plot["height"])
+        page.mouse.down()
+        page.mouse.move(plot["x"] + 0.97 * plot["width"], plot["y"] + 0.5 * plot["height"], steps=5)
+        page.mouse.up()
+        page.wait_for_timeout(500)
+        zoomed = {name.text_content(): name.bounding_box()["x"] for name in names.all()}
+        assert {"TTT-Linear", "TTT-MLP"} <= set(zoomed)
+        assert all(edge - 1 <= at <= edge + 30 for at in zoomed.values())
+
+
+def test_a_line_alone_that_ends_early_has_a_line_to_its_name(browser, one_place):
+    cases = [Case("ttt-linear", "thunderkittens", "1.3b", "forward", 1, context) for context in (8192, 65536)]
+    records = [*(synthetic.ok(case, 9.0) for case in cases), synthetic.ok(replace(cases[0], system="ttt-mlp"), 20.0)]
+    path = browsing.save(synthetic.of_suite("long-context", *records), one_place, "page")
+    with browsing.opened(browser, path) as (page, _):
+        page.locator("#figure-0 .legend li", has_text="TTT-MLP").hover()
+        page.locator("#figure-0 .legend li", has_text="TTT-MLP").get_by_text("only this").click()
+        page.wait_for_timeout(500)
+        assert page.locator("#figure-0 .annotation text").all_text_contents()[0].startswith("TTT-MLP")
+        assert page.locator("#figure-0 .shapelayer path").count() == 1
 
 
 @pytest.fixture(scope="module")

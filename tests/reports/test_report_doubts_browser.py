@@ -107,6 +107,9 @@ def test_of_what_is_kept_no_time_is_in_doubt(browser, tmp_path):
         assert "State (MB)" in described
         assert page.evaluate(signs, 0) == ["§"]
         assert page.evaluate(signs, 1) == []
+        assert "samples" in page.locator("#figure-0 figcaption").inner_text()
+        assert "samples" not in page.locator("#figure-1 figcaption").inner_text()
+        assert "unsteady" not in page.locator("#figure-1-said").text_content()
         browsing.check(page, wrongs)
 
 

@@ -111,6 +111,25 @@ def test_options_that_make_another_model_are_said():
     ]
 
 
+def test_a_system_with_many_options_has_one_voice():
+    def of_size(size):
+        other = record("ttt", weights_dtype="float32")
+        return replace(other, case=replace(other.case, options=(("mini_batch", size),)))
+
+    said = unlike(*map(of_size, (8, 32, 64, 128)), record("a"), record("b"), record("c"))
+    assert said == {"ttt": "weights of another type", "a": "", "b": "", "c": ""}
+
+
+def test_what_is_said_of_a_model_is_of_its_options_alone():
+    other = record("a", 2_000_000)
+    other = replace(other, case=replace(other.case, options=(("mini_batch", 32),)))
+    models = fairness([record("a"), other, record("b"), record("c")], Catalogue())
+    assert set(uneven(models)) == {("a", "torch", "1.3b", "bfloat16", (("mini_batch", 32),))}
+    [sentence] = unequal(models, Catalogue())
+    assert sentence.startswith("a (torch, 1.3b, ")
+    assert "32" in sentence
+
+
 def test_cases_that_ask_for_another_type_are_compared_among_themselves():
     exact = record("a", weights_dtype="float32")
     exact = replace(exact, case=replace(exact.case, dtype="float32"))
@@ -123,8 +142,8 @@ def test_cases_that_ask_for_another_type_are_compared_among_themselves():
     assert uneven(models) == {}
     bloated = replace(record("b", weights_dtype="float32"), case=replace(record("b").case, dtype="bfloat16"))
     assert set(uneven(fairness([record("a"), exact, bloated], Catalogue()))) == {
-        ("a", "torch", "1.3b", "bfloat16"),
-        ("b", "torch", "1.3b", "bfloat16"),
+        ("a", "torch", "1.3b", "bfloat16", ()),
+        ("b", "torch", "1.3b", "bfloat16", ()),
     }
 
 

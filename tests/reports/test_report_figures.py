@@ -354,7 +354,7 @@ def test_a_ratio_of_forms_is_of_one_timing():
     assert ratios == {"graph": pytest.approx(2, rel=0.05), "eager": pytest.approx(3, rel=0.05)}
     assert "two GPUs" not in found[-1].caption
     elsewhere = replace(records[2], environment=synthetic.environment(device_id="0ddba11d"))
-    assert "of 1 ratio, 1 of the times of two GPUs" in drawn(records[0], elsewhere)[1][-1].caption
+    assert "1 of the 1 ratio divides times of two GPUs" in drawn(records[0], elsewhere)[1][-1].caption
     _, alone = drawn(records[0], records[3])
     assert not alone[-1].id.endswith("-ratio")
 

@@ -55,12 +55,13 @@ def test_a_system_on_unlike_terms_is_named_in_the_sentence():
     made = synthetic.of_suite("fig15-forward", *forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW))
     drawn = figures(made.table, made.catalogue)
     words = "not checked for equal terms"
-    found = headline(made.table, made.catalogue, drawn, uneven={(*SLOW, "1.3b", "bfloat16"): words})[0]
+    found = headline(made.table, made.catalogue, drawn, uneven={(*SLOW, "1.3b", "bfloat16", ()): words})[0]
     assert found.endswith("as fast as Transformer, the next (not checked for equal terms: Transformer).")
     for model in (
-        (*SLOW, "125m", "bfloat16"),
-        (*SLOW, "1.3b", "float32"),
-        ("transformer", "torch", "1.3b", "bfloat16"),
+        (*SLOW, "125m", "bfloat16", ()),
+        (*SLOW, "1.3b", "float32", ()),
+        ("transformer", "torch", "1.3b", "bfloat16", ()),
+        (*SLOW, "1.3b", "bfloat16", (("mini_batch", 32),)),
     ):
         assert "equal terms" not in headline(made.table, made.catalogue, drawn, uneven={model: words})[0]
 
