@@ -10,6 +10,7 @@ from typing import Any
 from harness.case import Scalar
 from harness.catalogue import Catalogue
 from harness.record import Record
+from reports.spoken import said_setting
 
 # Largest over smallest number of parameters within one size.
 PARAMETERS_LIMIT = 1.08
@@ -42,7 +43,7 @@ class Model:
 
     def said(self, catalogue: Catalogue) -> str:
         """Its size and options, and what was asked for where its weights are of another type."""
-        options = [catalogue.axis(name).phrase.replace("{}", str(value)) for name, value in self.options]
+        options = [said_setting(catalogue.axis(name), value) for name, value in self.options]
         asked = [] if self.weights_dtype in ("", self.dtype) else [f"{self.dtype} asked for"]
         return ", ".join([self.size, *options, *asked])
 

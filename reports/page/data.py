@@ -9,9 +9,10 @@ import pandas as pd
 from harness.catalogue import Catalogue
 from harness.record import Record
 from reports.page.figures import AMOUNTS, LATENCIES, RATES, Figure, axis_title
-from reports.page.lines import said_setting, system_looks
+from reports.page.lines import system_looks
 from reports.profiles.section import Section
 from reports.roofline import RATE_COLUMNS
+from reports.spoken import said_setting
 from reports.stats import (
     CASE_COLUMNS,
     MARKS,

@@ -16,7 +16,8 @@ from harness.interval import FEWEST
 from harness.reason import counted, rounded, span
 from reports.fairness import MODEL_COLUMNS, MODEL_OPTIONS
 from reports.page.figures import AMOUNTS, LATENCIES, RATES, Figure, own_ends
-from reports.page.lines import Line, said_setting, said_x
+from reports.page.lines import Line
+from reports.spoken import said_setting, said_x
 from reports.stats import (
     CACHE_FULL,
     FEW_SAMPLES,

@@ -6,12 +6,12 @@ A line refers to the rows of `stats.frame` by number.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
-from numbers import Integral
 from typing import Any
 
 import pandas as pd
 
-from harness.catalogue import DASHES, MARKERS, TONES, AxisEntry, Catalogue, FigureEntry
+from harness.catalogue import DASHES, MARKERS, TONES, Catalogue, FigureEntry
+from reports.spoken import said_setting
 from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns, short_commit
 
 OWN_LOOKS = 4  # where a figure's own looks begin: behind those of the paper's four systems on the same page
@@ -160,7 +160,7 @@ class Panel:
             values = dict(zip(columns, key, strict=True))
             pair = (values["system"], values["backend"])
             look = own_looks.get(values[self._told_by_look()]) or self.looks.of_backends[pair]
-            line = self._line(values, telling, groups[key], look)
+            line = self._line(values, telling, groups[key], look, self.looks.catalogue.backend_label(values["backend"]))
             line = replace(line, primary=pair in primary, unnamed=pair[0] not in named)
             lines.append(_set_apart(line, lines))
         return lines
@@ -189,14 +189,16 @@ class Panel:
         looks = enumerate(found, OWN_LOOKS)
         return {value: Look(n % TONES, MARKERS[n % len(MARKERS)]) for n, value in looks}
 
-    def _line(self, values: dict[str, Any], telling: dict[str, set[str]], rows: list[int], look: Look) -> Line:
+    def _line(
+        self, values: dict[str, Any], telling: dict[str, set[str]], rows: list[int], look: Look, backend_label: str
+    ) -> Line:
         system, backend = values["system"], values["backend"]
         label = self.looks.catalogue.system_label(system)
         columns = [column for column, systems in telling.items() if system in systems]
         parts = [said for column in columns if (said := self.looks.said(column, values[column]))]
         by_system = self._told_by_look() == "system"
         return Line(
-            name=" · ".join([label, self.looks.catalogue.backend_label(backend), *parts]),
+            name=" · ".join([label, backend_label, *parts]),
             short=label if by_system else self.looks.said(self._told_by_look(), values[self._told_by_look()]),
             system=system,
             backend=backend,
@@ -296,10 +298,9 @@ class Panel:
             pairs = [(row, at_x[at]) for row, at in places if at in at_x]
             if pairs:
                 look = own_looks.get(values["state_dtype"]) or self.looks.systems[values["system"]]
-                line = self._line(values, telling, [row for row, _ in pairs], look)
                 of_both = self._shared_label(rows["backend"].loc[list(pairs[0])])
-                name = line.name.replace(f" · {values['backend']}", f" · {of_both}", 1)
-                line = replace(line, name=name, base_rows=[base for _, base in pairs])
+                line = self._line(values, telling, [row for row, _ in pairs], look, of_both)
+                line = replace(line, base_rows=[base for _, base in pairs])
                 lines.append(_set_apart(line, lines))
         return lines
 
@@ -320,19 +321,6 @@ def _set_apart(line: Line, others: Sequence[Line]) -> Line:
     beside = {(other.dash, other.hollow) for other in others if (other.tone, other.marker) == (line.tone, line.marker)}
     look = _free(Look(line.tone, line.marker, line.dash, line.hollow), beside)
     return replace(line, dash=look.dash, hollow=look.hollow)
-
-
-def said_x(value: float) -> str:
-    """2048 as 2k and 1048576 as 1M, as on the axes."""
-    for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
-        if value >= unit and value % unit == 0:
-            return f"{value / unit:g}{letter}"
-    return f"{value:.15g}"
-
-
-def said_setting(axis: AxisEntry, value: Any) -> str:
-    """A value of an axis as captions say it: `context 2k`."""
-    return axis.phrase.replace("{}", said_x(int(value)) if isinstance(value, Integral) else str(value))
 
 
 def sortable(value: Any) -> tuple[int, float, str]:
