@@ -92,7 +92,11 @@ class LanguageModel:
 
     def cost(self, model: Any, case: Case) -> dict[str, Work]:
         """FLOPs and bytes of one unit of a case, by part."""
-        return model_work(model.config, self._facts(model).parameters, case, self.form)
+        return model_work(self.counted_as(model), self._facts(model).parameters, case, self.form)
+
+    def counted_as(self, model: Any) -> Any:
+        """The configuration by which `bench.cost` counts its work."""
+        return model.config
 
     def kept(self, model: Any, case: Case) -> dict[str, float | None]:
         """What all sequences of a case keep of their past; nothing for models that size themselves."""

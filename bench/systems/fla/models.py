@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bench.cost import model_work
 from bench.models.base import CausalLM, check_ids
 from bench.models.config import SIZES, VOCABULARY, DeltaRuleConfig, uncut
 from bench.systems.logits import logits_verdict
@@ -22,7 +21,6 @@ from bench.systems.witness import drawn, timed
 from harness.case import Case
 from harness.gate import Check, Verdict
 from harness.system import Skip, Workload
-from harness.work import Work
 
 # 32 chunks of 64 tokens for each of 64 sequences, or more: as large as the H100 needs, with the states of all chunks.
 PREFILL_TOKENS = 131_072
@@ -144,9 +142,9 @@ class Fla(TunedLanguageModel):
         """What the package's configuration says of the state, and what a token costs."""
         raise NotImplementedError
 
-    def cost(self, model: FlaModel, case: Case) -> dict[str, Work]:
+    def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
         """With the package's own state, but for the last inputs of a token shift, which are a hundredth of it."""
-        return model_work(self.shape(model.inner.config), self._facts(model).parameters, case)
+        return self.shape(model.inner.config)
 
     def work(self, model: FlaModel, case: Case) -> PhaseWork:
         """See LanguageModel.work."""

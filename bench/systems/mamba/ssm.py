@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bench.cost import model_work
 from bench.models.base import CausalLM, check_ids
 from bench.models.config import MambaConfig, model_config
 from bench.systems.mamba.scan import ScannedMamba, ScannedMamba2
@@ -15,7 +14,6 @@ from bench.systems.on_device import device
 from bench.systems.tuned_model import TunedLanguageModel
 from harness.case import Case
 from harness.system import Skip, Workload
-from harness.work import Work
 
 # Beyond so many numbers (8192 a token: inputs and gate) the package's indices would overflow.
 INDEXED = 1 << 31
@@ -139,11 +137,10 @@ class Mamba2SSM(MambaSSM):
 
     layer = "Mamba2"
 
-    def cost(self, model: MambaSSMModel, case: Case) -> dict[str, Work]:
+    def counted_as(self, model: MambaSSMModel) -> MambaConfig:
         """With the package's own, larger state."""
         mixer = model.inner.backbone.layers[0].mixer
-        config = replace(model.config, state_dim=mixer.d_state, groups=mixer.ngroups)
-        return model_work(config, self._facts(model).parameters, case)
+        return replace(model.config, state_dim=mixer.d_state, groups=mixer.ngroups)
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba2:
         """Chunks in plain PyTorch, with the weights where transformers' Mamba-2 has them."""
