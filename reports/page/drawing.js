@@ -259,9 +259,14 @@ class Drawing {
     return [...drawn, ...lost].sort((a, b) => order.get(a[0]) - order.get(b[0]) || a[1].x - b[1].x);
   }
 
-  xAxis(shared) {
+  /* The values of x that any line of the figure has, shown or not, in order. */
+  xValues() {
     const rows = this.data.lines.flatMap((line) => line.rows);
-    const values = [...new Set(rows.map((row) => this.points.cell(row, this.data.x)))].sort((a, b) => a - b);
+    return [...new Set(rows.map((row) => this.points.cell(row, this.data.x)))].sort((a, b) => a - b);
+  }
+
+  xAxis(shared) {
+    const values = this.xValues();
     const log = this.view.xLog && values[0] > 0;
     // One value alone would leave the axis a single tick.
     if (values.length === 1) values.splice(0, 1, ...(log ? [values[0] / 2, values[0], 2 * values[0]] : [0, values[0] || 1]));
@@ -280,14 +285,6 @@ class Drawing {
       title: { text: neutral(this.data.x_title), standoff: 8 },
       anchor: "y2",
     };
-  }
-
-  /* Where the last value of x is that any line of the figure has, shown or not, in the measure of the axis; beyond all
-     where there is one value alone, which stands in the middle. */
-  lastX(xaxis) {
-    const values = this.data.lines.flatMap((line) => line.rows).map((row) => this.points.cell(row, this.data.x));
-    const last = new Set(values).size > 1 ? Math.max(...values) : Infinity;
-    return xaxis.type === "log" ? Math.log10(last) : last;
   }
 
   /* From where to where the values of the lines reach, in the axis's own measure, and at least two ticks. */
@@ -342,15 +339,17 @@ class Drawing {
   /* The name of each line beside the plot, at the height of its end and at most `room` wide, moved apart where they
      would lie on each other, within the plot: `pixels` above the foot of the y axis and, beside the lanes of failed
      cases, below it. With them the thin lines to the names that were moved further than their height, or whose lines
-     end before `last`, in the measure of the x axis. */
-  endLabels(range, xaxis, last, pixels, room) {
+     end before the last value of x; one value alone stands in the middle. */
+  endLabels(range, xaxis, pixels, room) {
     const xLog = xaxis.type === "log";
+    const values = this.xValues();
+    const last = values.length > 1 ? values.at(-1) : Infinity;
     const labels = this.lines.flatMap(([line, points]) => {
       const end = points.filter(({ y }) => y && (y.value > 0 || !this.view.yLog)).at(-1);  // a log axis has no place for 0
       if (!end) return [];
       const y = this.view.yLog ? Math.log10(end.y.value) : end.y.value;
       const at = (pixels * (y - range[0])) / (range[1] - range[0]);
-      return [{ line, x: xLog ? Math.log10(end.x) : end.x, y, at, to: at }];
+      return [{ line, x: end.x, y, at, to: at }];
     });
     labels.sort((a, b) => a.at - b.at);
     for (let round = 0; round < 40; round += 1) {
@@ -373,7 +372,7 @@ class Drawing {
       most = label.to - gap;
     }
     const texts = this.endTexts(labels.map(({ line }) => line), room);
-    // A line's place in the plot is in its axes' own values: a logarithm for a name, what it is of for a shape.
+    // On a logarithmic axis a name is placed by a logarithm, and a shape by what that is of.
     const value = (log, at) => (log ? 10 ** at : at);
     const names = [], leaders = [];
     labels.forEach(({ x, y, at, to }, index) => {
@@ -390,9 +389,9 @@ class Drawing {
         font: { size: LABEL_SIZE, color: themed("--ink") },
       });
       if (!led) return;
-      const [x0, x1] = [x, xaxis.range[1]].map((place) => value(xLog, place));
+      const x1 = value(xLog, xaxis.range[1]);
       const [y0, y1] = [y, beside].map((place) => value(this.view.yLog, place));
-      leaders.push({ type: "line", layer: "below", x0, x1, y0, y1, line: { color: themed("--muted"), width: 0.75 } });
+      leaders.push({ type: "line", layer: "below", x0: x, x1, y0, y1, line: { color: themed("--muted"), width: 0.75 } });
     });
     return { names, leaders };
   }
@@ -417,7 +416,7 @@ class Drawing {
     const rows = folded(this.notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
     const xaxis = this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 });
     const beside = MARGIN.right + LABEL_SHIFT;
-    const { names, leaders } = this.endLabels(range, xaxis, this.lastX(xaxis), pixels, LABEL_SHARE * width - beside);
+    const { names, leaders } = this.endLabels(range, xaxis, pixels, LABEL_SHARE * width - beside);
     // The signs of the first points stand beside them, not on the axis.
     const signed = this.lines.some(([line, all]) => this.signTraces(line, all).length);
     const right = beside + Math.max(0, ...names.map((name) => textWidth(name.text, LABEL_SIZE)));

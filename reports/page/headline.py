@@ -131,11 +131,14 @@ class _View:
         defaults, of these the last. A line without a setting that sets others apart is alike with each of them.
         """
         settings = [(line, self._settings(line)) for line in self.ranked]
-        wanted = [self._settings(line) for line in self._measured(self.ranked)]
-        sets = [[line for line, own in settings if own.items() <= each.items()] for each in wanted]
-        usual = [sum(self.catalogue.axis(name).default == value for name, value in each.items()) for each in wanted]
-        found = [(len(self._measured(lines)), count) for lines, count in zip(sets, usual, strict=True)]
-        return max(reversed([*zip(found, sets, strict=True)]), key=lambda each: each[0], default=((), []))[1]
+        best: tuple[tuple[int, int], list[Line]] = (0, 0), []
+        for wanted in (self._settings(line) for line in self._measured(self.ranked)):
+            lines = [line for line, own in settings if own.items() <= wanted.items()]
+            usual = sum(self.catalogue.axis(name).default == value for name, value in wanted.items())
+            weight = len(self._measured(lines)), usual
+            if weight >= best[0]:
+                best = weight, lines
+        return best[1]
 
     @cached_property
     def compared(self) -> list[Line]:
@@ -427,8 +430,9 @@ def _unfit(answering: Iterable[_View]) -> str:
         labels, title = view.labels(view.ranked), view.figure.title
         for line in view.ranked:
             rows = view.table.loc[line.rows]
-            marks = rows[MARKS].fillna("") if MARKS in rows else pd.Series("", rows.index)
-            for found, kept in ((beyond, rows["status"] == "oom"), (full, marks.str.contains(CACHE_FULL))):
+            marks = rows.get(MARKS, pd.Series("", rows.index))
+            in_part = marks.map(lambda cell: CACHE_FULL in marks_in(cell)).astype(bool)
+            for found, kept in ((beyond, rows["status"] == "oom"), (full, in_part)):
                 if kept.any():
                     at = f"at {_kept_words(view, rows, kept)}"
                     found.setdefault(f"{title[:1].lower()}{title[1:]}", {}).setdefault(at, []).append(labels[line.name])

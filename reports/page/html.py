@@ -147,20 +147,11 @@ def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue)
     keys, axes = ["status", "system", "backend", "suites", "reason"], ["phase", "l2", "batch", "context"]
     suites = suites_of_cases(catalogue)
     unrun = [
-        (
-            MISSING,
-            case.system,
-            case.backend,
-            suites.get(case.key, ()),
-            "",
-            case.phase,
-            case.l2,
-            case.batch,
-            case.context,
-        )
+        {name: getattr(case, name) for name in ("system", "backend", *axes)}
+        | {"status": MISSING, "suites": suites.get(case.key, ()), "reason": ""}
         for case in missing
     ]
-    lost = [*table.loc[table["status"] != "ok", keys + axes].itertuples(index=False, name=None), *unrun]
+    lost = [*table.loc[table["status"] != "ok", keys + axes].to_dict("records"), *unrun]
     groups = pd.DataFrame(lost, columns=keys + axes).groupby([*keys, "phase", "l2"], sort=False, dropna=False)
     return [
         dict(zip(keys, key[: len(keys)], strict=True)) | {"cases": len(rows), "which": _which(rows)}

@@ -136,8 +136,7 @@ def _why(region: Region) -> str:
     if kernel is None or not kernel.time_us:
         return "No kernel took time."
     if _of_operators(region):  # what bounds them nothing counts
-        share = kernel.time_us / sum(each.time_us for each in region.kernels)
-        return f"{short(kernel.name)} takes {share:.0%} of the operators' time."
+        return f"{short(kernel.name)} takes {_share_of_kernels(kernel, region):.0%} of the operators' time."
     return f"{short(kernel.name)} ({_share_of_time(kernel, region):.0%} of the time): {bound_of(kernel, region)}."
 
 
@@ -149,7 +148,11 @@ def longest(region: Region) -> str:
 
 def _share_of_time(kernel: Kernel, region: Region) -> float:
     """Of the whole time, gaps included, as parts have it: kernels that run side by side share the time."""
-    return kernel.time_us / sum(each.time_us for each in region.kernels) * region.busy_us / region.region_us
+    return _share_of_kernels(kernel, region) * region.busy_us / region.region_us
+
+
+def _share_of_kernels(kernel: Kernel, region: Region) -> float:
+    return kernel.time_us / sum(each.time_us for each in region.kernels)
 
 
 def _gaps(region: Region) -> str:

@@ -491,11 +491,16 @@ def test_a_name_at_a_lines_end_is_whole_where_there_is_room_and_never_cut_by_the
     assert end <= min(room)
 
 
-def test_the_name_of_a_line_that_ends_early_is_beside_the_plot_with_a_line_to_it(browser, one_place):
+@pytest.fixture(scope="module")
+def early(tmp_path_factory):
+    """A line over two contexts, and one that ends at the first."""
     cases = [Case("ttt-linear", "thunderkittens", "1.3b", "forward", 1, context) for context in (8192, 65536)]
     records = [*(synthetic.ok(case, 9.0) for case in cases), synthetic.ok(replace(cases[0], system="ttt-mlp"), 20.0)]
-    path = browsing.save(synthetic.of_suite("long-context", *records), one_place, "page")
-    with browsing.opened(browser, path) as (page, _):
+    return browsing.save(synthetic.of_suite("long-context", *records), tmp_path_factory.mktemp("early"), "early")
+
+
+def test_the_name_of_a_line_that_ends_early_is_beside_the_plot_with_a_line_to_it(browser, early):
+    with browsing.opened(browser, early) as (page, _):
         plot = page.locator("#figure-0 .nsewdrag").bounding_box()
         names = page.locator("#figure-0 .annotation text")
         texts = {name.text_content(): name.bounding_box() for name in names.all()}
@@ -513,11 +518,8 @@ def test_the_name_of_a_line_that_ends_early_is_beside_the_plot_with_a_line_to_it
         assert all(edge - 1 <= at <= edge + 30 for at in zoomed.values())
 
 
-def test_a_line_alone_that_ends_early_has_a_line_to_its_name(browser, one_place):
-    cases = [Case("ttt-linear", "thunderkittens", "1.3b", "forward", 1, context) for context in (8192, 65536)]
-    records = [*(synthetic.ok(case, 9.0) for case in cases), synthetic.ok(replace(cases[0], system="ttt-mlp"), 20.0)]
-    path = browsing.save(synthetic.of_suite("long-context", *records), one_place, "page")
-    with browsing.opened(browser, path) as (page, _):
+def test_a_line_alone_that_ends_early_has_a_line_to_its_name(browser, early):
+    with browsing.opened(browser, early) as (page, _):
         page.locator("#figure-0 .legend li", has_text="TTT-MLP").hover()
         page.locator("#figure-0 .legend li", has_text="TTT-MLP").get_by_text("only this").click()
         page.wait_for_timeout(500)
