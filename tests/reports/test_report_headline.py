@@ -8,8 +8,9 @@ import synthetic_records as synthetic
 
 from harness.case import Case
 from reports.page.figures import figures
-from reports.page.headline import _bar, _Point, described, headline, small_models, unfinished
+from reports.page.headline import described, headline, small_models, unfinished
 from reports.page.html import render
+from reports.page.ranking import Point, bar
 
 FAST, SLOW = ("ttt-linear", "thunderkittens"), ("transformer", "vllm")
 STEPPING = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-ssm"}
@@ -479,11 +480,11 @@ def test_hostile_names_and_single_points_make_a_page():
 
 def test_a_rates_bar_is_that_of_its_latency_turned_round():
     cells = {"tokens_per_s": 100.0, "latency_ms": 4.0, "latency_ms_low": 3.2, "latency_ms_high": 5.0}
-    assert _bar(cells, "tokens_per_s") == pytest.approx((0.8, 1.25))
+    assert bar(cells, "tokens_per_s") == pytest.approx((0.8, 1.25))
 
 
 def test_what_is_level_is_level_however_its_bars_overlap_and_wide_bars_hide_what_is_doubtful():
-    a, b = _Point(1, 4.0, 3.8, 4.2, False), _Point(1, 4.1, 3.9, 4.3, False)
+    a, b = Point(1, 4.0, 3.8, 4.2, False), Point(1, 4.1, 3.9, 4.3, False)
     assert a.differs_little(b)
     assert not a.hides(b)
-    assert _Point(1, 4.0, 3.0, 7.5, True).hides(_Point(1, 7.0, 6.9, 7.1, False))
+    assert Point(1, 4.0, 3.0, 7.5, True).hides(Point(1, 7.0, 6.9, 7.1, False))
