@@ -45,6 +45,7 @@ class Record:
     started_at: ISO 8601, UTC. wall_s: seconds that the case took; stages_s: those of its stages, such as "build",
         "gate", "cool_down" (of a GPU that heat slowed down), "warm_up", "sample", "reference" (its answer for what was
         timed) and "check" (the rest of the check).
+    earlier: what its file has of this case and repeat before it, oldest first; no part of its own line.
     """
 
     case: Case
@@ -64,6 +65,7 @@ class Record:
     wall_s: float = 0.0
     repeat: int = 0
     stages_s: dict[str, float] = field(default_factory=dict)
+    earlier: list["Record"] = field(default_factory=list, init=False, compare=False, repr=False)
     plain: InitVar[bool] = False  # whether every text is known to be printable, which spares a look at each
 
     def __post_init__(self, plain: bool) -> None:
@@ -118,7 +120,7 @@ class Record:
             return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
 
     def _values(self) -> dict[str, Any]:
-        rest = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "case"}
+        rest = {name: getattr(self, name) for name in _written(self) if name != "case"}
         return {"schema": SCHEMA_VERSION, "case": self.case.to_dict(), **rest}
 
     @classmethod
@@ -138,13 +140,17 @@ class Record:
             raise RecordError("is not a record: no field 'schema'")
         if values["schema"] != SCHEMA_VERSION:
             raise RecordError(f"has schema {_shortened(values['schema'])}, this program reads schema {SCHEMA_VERSION}")
-        names = {each.name for each in fields(cls)}
-        for name in sorted(set(values) - names - {"schema"}):
+        for name in sorted(set(values) - _written(cls).keys() - {"schema"}):
             raise RecordError(f"has the unknown field {_shortened(name)}")
         for name in sorted({"case", "status"} - set(values)):
             raise RecordError(f"lacks the field {name!r}")
         rest = {name: value for name, value in values.items() if name not in ("schema", "case")}
         return cls(case=Case.from_dict(values["case"]), **rest, plain=plain)
+
+
+def _written(record: Record | type[Record]) -> dict[str, None]:
+    """The fields that a line has, in order."""
+    return {each.name: None for each in fields(record) if each.init}
 
 
 def _is_text(value: Any) -> bool:

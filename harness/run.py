@@ -213,7 +213,11 @@ class Run:
 
 def latest(job: Job, records: Iterable[Record]) -> list[Record]:
     """The last record of each case and repeat: the repeats of a case together, cases in the order of the job."""
-    last = {(record.case.key, record.repeat): record for record in records}
+    last: dict[tuple[str, int], Record] = {}
+    for record in records:
+        before = last.get((record.case.key, record.repeat))
+        record.earlier = [*before.earlier, before] if before else []
+        last[record.case.key, record.repeat] = record
     by_case: dict[str, list[Record]] = {}
     for key, repeat in sorted(last, key=lambda each: each[1]):
         by_case.setdefault(key, []).append(last[key, repeat])

@@ -300,8 +300,16 @@ def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
         prompt = record.settings.get("prompt_tokens", "")
         if prompt not in ("", "0", str(case.context)):  # 0: a recurrent model's initial state, as the page says
             yield f"read a prompt of {prompt}, not {case.context}"
+    before = [earlier for record in group for earlier in record.earlier if earlier.status not in UNTRIED]
+    if before:
+        yield f"measured again; before: {', '.join(map(_result, before))}"
     if row["status"] == "ok":
         yield from _doubts(group, row)
+
+
+def _result(record: Record) -> str:
+    """The median of a record, or why it has none, in a word."""
+    return f"{median(record.samples_ms):.4g} ms" if record.status == "ok" else record.status
 
 
 def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:

@@ -356,7 +356,12 @@ def test_the_last_record_of_a_case_counts() -> None:
     job = Job("fake", "cpu", (Planned(case(batch=1)), Planned(case(batch=2))))
     of = lambda batch, samples, repeat=0: ok_record(case(batch=batch), samples, repeat=repeat)  # noqa: E731
     records = [of(2, (1.0,)), of(1, (1.0,), 1), of(1, (2.0,)), of(2, (3.0,)), of(1, (4.0,))]
-    assert [r.samples_ms for r in latest(job, records)] == [[4.0], [1.0], [3.0]]
+    found = latest(job, records)
+    assert [r.samples_ms for r in found] == [[4.0], [1.0], [3.0]]
+    assert [[earlier.samples_ms for earlier in r.earlier] for r in found] == [[[2.0]], [], [[1.0]]]
+    third = latest(job, [*records, of(1, (5.0,))])[0]
+    assert [earlier.samples_ms for earlier in third.earlier] == [[2.0], [4.0]]
+    assert "earlier" not in third.to_dict()
 
 
 def test_the_newer_of_two_entries_of_one_name_counts() -> None:

@@ -116,6 +116,18 @@ def test_doubts_about_a_number_are_notes_and_marks(fields, note, mark):
     assert (row.get("notes", ""), row.get("marks", "")) == (note, mark)
 
 
+def test_a_case_that_was_measured_again_says_what_was_found_before():
+    record = synthetic.ok(FORWARD, 3.0)
+    record.earlier = [
+        synthetic.lost(FORWARD, "skipped", "no GPU"),
+        synthetic.lost(FORWARD, "timeout", "no answer"),
+        synthetic.ok(FORWARD, 4.0, spread=0.0),
+    ]
+    assert notes_of(record) == "measured again; before: timeout, 4 ms"
+    record.earlier = record.earlier[:1]
+    assert notes_of(record) == ""
+
+
 def test_disturbed_is_what_another_measurement_may_be_without():
     loaded = {"cpu": {"others_share": 0.43, "idle_share": 0.01}}
     hot = {"gpu": {"after": {"throttle_reasons": ["sw_thermal_slowdown"], "temperature_c": 79}}}
