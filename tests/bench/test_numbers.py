@@ -275,7 +275,7 @@ def test_three_significant_digits(number, shown):
 def test_the_command_rewrites_files_and_names_those_that_it_cannot(tmp_path):
     right, wrong = tmp_path / "right.md", tmp_path / "wrong.md"
     asked = 'where = { suites = "kernel-forward", system = "ttt-mlp", backend = "thunderkittens", l2 = "cold" }'
-    run = os.path.relpath(RESULTS / "h100-2026-11-21", tmp_path)
+    run = os.path.relpath(RESULTS / "h200", tmp_path)
     right.write_text(defined('{ label = "B=16", batch = 16 }', asked, run=run))
     wrong.write_text("no table")
     (tmp_path / "lost.md").write_text(defined('{ label = "B=16", batch = 16 }', run="none"))
@@ -286,7 +286,7 @@ def test_the_command_rewrites_files_and_names_those_that_it_cannot(tmp_path):
     assert right.read_text() == before
     done = ttt_bench("numbers", "right.md", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "wrote right.md\n")
-    assert "| B=16 | 1.17 | 4.37 |" in right.read_text()
+    assert "| B=16 | 1.02 | 3.89 |" in right.read_text()
     written = right.stat().st_mtime_ns
     done = ttt_bench("numbers", "right.md", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "unchanged right.md\n")

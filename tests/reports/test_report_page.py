@@ -20,7 +20,7 @@ from reports.page.embedding import embedded_json
 from reports.page.html import failures, render
 from reports.stats import frame
 
-H100 = Path(__file__).parents[2] / "reports" / "results" / "h100-2026-11-21"
+H100 = Path(__file__).parents[2] / "reports" / "results" / "h100"
 PAPER, HOSTILE = synthetic.paper(), synthetic.hostile()
 
 

@@ -9,7 +9,7 @@ import synthetic_records as synthetic
 from harness.case import Case
 from reports import write_report
 
-H100 = Path(__file__).parents[2] / "reports" / "results" / "h100-2026-11-21"
+H100 = Path(__file__).parents[2] / "reports" / "results" / "h100"
 CHECKED = {"light": (25,), "dark": (1, "color-contrast")}  # rules of axe that must hold, and which one is looked at
 STOPS = """() => [...document.querySelectorAll("figure")].map(figure =>
   [...figure.querySelectorAll("a, button, input, select, summary, [tabindex]")]

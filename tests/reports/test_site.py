@@ -467,6 +467,6 @@ def test_long_lists_of_changes_are_cut_and_counted(tmp_path, monkeypatch):
 
 
 def test_the_committed_run_has_a_site(tmp_path):
-    committed = Path(__file__).parents[2] / "reports" / "results" / "h100-2026-11-21"
+    committed = Path(__file__).parents[2] / "reports" / "results" / "h100"
     write_site([committed], tmp_path / "site")
     assert "NVIDIA H100 80GB HBM3" in (tmp_path / "site" / "index.html").read_text()
