@@ -131,11 +131,12 @@ def _smaller_axis(smaller: Case, case: Case) -> str:
 def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int | None) -> str:
     """Why a case need not be tried on a device of so much memory, if that is known; "" where it must.
 
-    A model that grows until memory ends is: that it did not fit is what its figure shows.
+    A model that grows until memory ends is, as the first: that it did not fit is what its figure shows.
     """
-    shows_end = planned.grows and planned.case.option("scope", "model") == "model"
+    skipped = any(each.status == "skipped" and _smaller_axis(each.case, planned.case) for each in earlier)
+    shows_end = planned.grows and planned.case.option("scope", "model") == "model" and not skipped
     too_large = beyond_memory_of(planned.case, memory_bytes) if memory_bytes and not shows_end else ""
-    return checkpoint_missing(planned.case) or too_large or beyond_memory(planned, earlier)
+    return checkpoint_missing(planned.case) or beyond_memory(planned, earlier) or too_large
 
 
 def _is_in(adapter: Adapter, panel: Panel) -> bool:

@@ -393,6 +393,16 @@ def test_a_model_that_grows_until_memory_ends_is_tried_once_beyond_it():
     assert skip_reason(replace(first, grows=False), [], int(85.5e9)).startswith("needs at least 123 GB")
 
 
+def test_a_model_that_grows_is_not_tried_beyond_one_that_was_known_not_to_fit():
+    """A smaller one of another suite too, which is skipped by its size and not tried."""
+    plan = planned("fig20-throughput", "transformer/torch")
+    [smaller, larger] = [each for each in plan if each.case.phase == "generate" and each.case.batch in (512, 1024)]
+    known = Record(smaller.case, "skipped", skip_reason(replace(smaller, grows=False), [], int(150e9)))
+    assert known.reason.startswith("needs at least 209 GB")
+    assert skip_reason(larger, [known], int(150e9)).startswith("needs at least 415 GB")
+    assert skip_reason(larger, [Record(smaller.case, "skipped", "no GPU")], int(600e9)) == ""
+
+
 @pytest.mark.parametrize(
     ("suite", "label", "batch", "context", "gigabytes"),
     [
