@@ -1,4 +1,4 @@
-/* The section of profiles: tables of kernels sort, bars stand beside others, links open what they lead to. */
+/* The section of profiles: tables of kernels sort, links open what they lead to. */
 
 const PARTS = ["products", "ttt", "scan", "edges", "head", "other", "gaps"];
 const SVG = "http://www.w3.org/2000/svg";
@@ -79,16 +79,6 @@ function startProfile(details) {
   const timeline = details.querySelector(".timeline .plot-host");
   if (roofline) new Roofline(roofline, data, choose);
   if (timeline) new Timeline(timeline, data, choose);
-}
-
-/* The bar beside a case's own is that of the case which its reader chooses. */
-function startBeside(profile) {
-  const select = profile.querySelector(".beside select");
-  if (!select) return;
-  select.onchange = () => {
-    const bar = document.querySelector(`#${CSS.escape(select.value)} > .profile-bar`);
-    profile.querySelector(".beside .other").replaceChildren(bar.cloneNode(true));
-  };
 }
 
 /* Open the profile that the address names, and put the keyboard there. */

@@ -121,7 +121,7 @@ def section(run: Run) -> Section | None:
     latencies = recorded(records)
     groups = [(title, _shown(run, group, latencies)) for title, group in _groups(good, latencies).items()]
     jinja = environment(PACKAGE)
-    jinja.globals |= {"compared": compared, "device_id_of": device_id_of}
+    jinja.globals["device_id_of"] = device_id_of
     jinja.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     html = jinja.get_template("section.html.j2").render(
         groups=groups,
@@ -138,13 +138,6 @@ def section(run: Run) -> Section | None:
         share=_share_of(timed(records), {profile.case.key for profile in good}, run.catalogue),
     )
     return Section(Markup(html), {each.profile.case.key: each.anchor for _, group in groups for each in group})
-
-
-def compared(shown: Shown, group: Iterable[Shown]) -> Shown | None:
-    """What a case is shown beside at first: of other systems of the same work the fastest; else another backend."""
-    others = sorted((each for each in group if each is not shown), key=lambda each: each.profile.unit_ms)
-    case = shown.profile.case
-    return next((each for each in others if each.profile.case.system != case.system), next(iter(others), None))
 
 
 def script() -> str:

@@ -3,7 +3,6 @@
 for (const details of document.querySelectorAll("details[data-profile]")) {
   details.addEventListener("toggle", () => startProfile(details), { once: true });
 }
-for (const profile of document.querySelectorAll(".profile")) startBeside(profile);
 addEventListener("hashchange", openProfile);
 openProfile();
 startLinksToProfiles();

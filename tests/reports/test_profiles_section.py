@@ -2,8 +2,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import synthetic_profiles
@@ -19,7 +17,7 @@ from harness.timer import Policy
 from harness.work import Work
 from reports.page.html import render
 from reports.profiles.drawing import NAMED, roofline, timeline, unplaced
-from reports.profiles.section import COLUMNS, _groups, compared, script, section, style
+from reports.profiles.section import COLUMNS, _groups, script, section, style
 from reports.profiles.words import recorded
 from reports.publish import write_report
 
@@ -62,7 +60,7 @@ def test_a_run_without_profiles_has_no_section(tmp_path: Path) -> None:
 def test_the_section_compares_systems_of_one_work(tmp_path: Path) -> None:
     found = section(run_with(tmp_path, profile(case()), profile(case("mamba")), profile(case(batch=16))))
     assert found.html.count("<h3>") == 2
-    assert found.html.count('class="profile-bar"') == 3 + 2  # each of the two of one work is shown beside the other
+    assert found.html.count('class="profile-bar"') == 3
     assert found.anchors == {each.key: f"profile-{each.key}" for each in (case(), case(batch=16), case("mamba"))}
     for anchor in found.anchors.values():
         assert f'id="{anchor}"' in found.html
@@ -107,16 +105,6 @@ def test_many_groups_are_folded_and_say_what_is_in_them(tmp_path: Path) -> None:
         assert html.count('<details class="work"') == folded
         assert html.count('<details class="work" open>') == bool(folded)
         assert html.count("<small>TTT &lt;b&gt; on the fast one 0.05 ms</small></summary>") == folded
-
-
-def test_a_case_is_shown_beside_the_fastest_other_system() -> None:
-    def shown(system: str, time_us: float) -> Any:
-        return SimpleNamespace(profile=profile(case(system), Kernel("gemm", 1, time_us)))
-
-    ours, mamba, ssm, again = shown("ttt", 9.0), shown("mamba", 7.0), shown("ssm", 5.0), shown("ttt", 1.0)
-    assert compared(ours, [ours, mamba, again, ssm]) is ssm
-    assert compared(ours, [ours, again]) is again
-    assert compared(ours, [ours]) is None
 
 
 def test_a_title_says_what_sets_a_case_apart_in_its_group(tmp_path: Path) -> None:
