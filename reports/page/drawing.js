@@ -376,7 +376,9 @@ class Drawing {
     const value = (log, at) => (log ? 10 ** at : at);
     const names = [], leaders = [];
     labels.forEach(({ x, y, at, to }, index) => {
-      const beside = y + ((to - at) * (range[1] - range[0])) / pixels;
+      // Plotly draws no name whose place is beyond the axis: it is within, and the name moved from there.
+      const within = Math.min(Math.max(to, 1), pixels - 1);
+      const beside = y + ((within - at) * (range[1] - range[0])) / pixels;
       const led = x < last || Math.abs(to - at) > LABEL_GAP;
       names.push({
         text: neutral(texts[index]),
@@ -384,7 +386,7 @@ class Drawing {
         x: 1,
         xanchor: "left",
         yanchor: "middle",
-        ...(led ? { y: beside } : { y, yshift: to - at }),
+        ...(led ? { y: beside, yshift: to - within } : { y, yshift: to - at }),
         showarrow: false,
         font: { size: LABEL_SIZE, color: themed("--ink") },
       });

@@ -518,6 +518,28 @@ def test_the_name_of_a_line_that_ends_early_is_beside_the_plot_with_a_line_to_it
         assert all(edge - 1 <= at <= edge + 30 for at in zoomed.values())
 
 
+def test_names_that_are_pushed_below_the_axis_are_still_there(browser, tmp_path):
+    """Lines at the foot of a plot with a strip of what has no result, one of which ends early."""
+    at = {context: Case("x", "y", "1.3b", "forward", 1, context) for context in (8192, 65536)}
+    systems = ["ttt-linear", "ttt-mlp", "mamba", "mamba2", "gated-deltanet", "rwkv7"]
+    records = [
+        synthetic.ok(replace(case, system=system, backend=backend), 1.0)
+        for case in at.values()
+        for system in systems
+        for backend in ("torch", "vllm")
+        if (system, backend, case.context) != ("ttt-linear", "torch", 65536)
+    ]
+    high = replace(at[8192], system="transformer")
+    records += [synthetic.ok(high, 90.0), synthetic.lost(replace(high, context=65536), "oom", "too large")]
+    path = browsing.save(synthetic.of_suite("long-context", *records), tmp_path, "page")
+    with browsing.opened(browser, path) as (page, _):
+        asked = page.evaluate(
+            "document.querySelector('#figure-0 .plot').layout.annotations.filter(a => a.yref !== 'paper').map(a => a.text)"
+        )
+        assert len(asked) >= 12
+        assert len(page.locator("#figure-0 .annotation text").all()) >= len(asked)
+
+
 def test_a_line_alone_that_ends_early_has_a_line_to_its_name(browser, early):
     with browsing.opened(browser, early) as (page, _):
         page.locator("#figure-0 .legend li", has_text="TTT-MLP").hover()
