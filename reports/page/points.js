@@ -34,6 +34,12 @@ class Points {
     return { value, low, high, within, over };
   }
 
+  /* The value of a case that has one. What a case would have held is known of one that did not fit, too, and so is a
+     floor: `floor` is its column, which is drawn all the same. */
+  result(row, floor = "") {
+    return floor || this.cell(row, "status") === "ok" ? this.value(row, floor || this.data.y) : null;
+  }
+
   /* Of a column without an interval of its own, that of the latency, which a rate divides by; null where there is none. */
   interval(row, column, value, lowest, highest) {
     const [median, low, high] = ["latency_ms", lowest, highest].map((name) => this.cell(row, name));
@@ -56,9 +62,9 @@ class Points {
     const bases = base && new Map(base.rows.map((row) => [this.cell(row, this.data.x), row]));
     return line.rows.map((row, at) => {
       const x = this.cell(row, this.data.x);
-      const own = this.value(row, line.y || this.data.y);
+      const own = this.result(row, line.y);
       const baseline = (base ? bases.get(x) : line.base_rows[at]) ?? null;
-      const divisor = baseline === null ? null : this.value(baseline, base?.y || this.data.y);
+      const divisor = baseline === null ? null : this.result(baseline, base?.y);
       const isItself = own && row === baseline;
       const y = isItself ? { ...own, value: 1, low: 1, high: 1 } : base || line.base_rows.length ? this.quotient(own, divisor) : own;
       const lost = own && !divisor ? baseline : row;

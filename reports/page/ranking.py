@@ -166,11 +166,11 @@ class View:
     def points(self, line: Line) -> Iterator[Point]:
         """The points with a result."""
         x, y, scale = self.figure.x, self.figure.y, self.catalogue.metric(self.figure.y).scale
-        columns = (x, y, *own_ends(y), "latency_ms", *chain(*_BARS), MARKS, "device_id")
+        columns = (x, y, *own_ends(y), "latency_ms", *chain(*_BARS), MARKS, "device_id", "status")
         read = [name for name in dict.fromkeys(columns) if name in self.table]
         for cells in self.table.loc[list(line.rows), read].to_dict("records"):
             value = cells[y]
-            if pd.notna(value) and value > 0:
+            if cells["status"] == "ok" and pd.notna(value) and value > 0:
                 low, high = (float(value) / scale * end for end in bar(cells, y))
                 marks = () if y in AMOUNTS else marks_in(cells.get(MARKS))
                 disturbed = LOADED in marks and not cells.get("device_id")

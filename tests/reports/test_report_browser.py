@@ -13,6 +13,7 @@ import synthetic_records as synthetic
 
 from harness.case import Case
 from reports.page.figures import figures
+from reports.page.ranking import View
 
 PAPER = synthetic.paper()
 TABLE = PAPER.table
@@ -489,6 +490,24 @@ def test_a_name_at_a_lines_end_is_whole_where_there_is_room_and_never_cut_by_the
         [end], room = (page.evaluate(right, f"#figure-0 {part}") for part in (".annotation text", ".main-svg"))
     assert shown == "MAM" * 8 if is_whole else shown.endswith("…")
     assert end <= min(room)
+
+
+def test_what_a_case_that_did_not_fit_would_have_held_is_no_point(browser, tmp_path):
+    """A record of one may say it."""
+    at = [Case("ttt-linear", "thunderkittens", "1.3b", "forward", 1, context) for context in (8192, 65536, 131072)]
+    at += [replace(case, system="mamba", backend="mamba-ssm") for case in at]
+    records = [synthetic.ok(case, 9.0, metrics={"state_bytes": 2e9}) for case in at[:-1]]
+    records.append(replace(synthetic.lost(at[-1], "oom", "too large"), metrics={"state_bytes": 9e9}))
+    made = synthetic.of_suite("long-context", *records)
+    [(number, figure)] = [
+        each for each in enumerate(figures(made.table, made.catalogue)) if each[1].y == "state_bytes"
+    ]
+    view = View(made.table, made.catalogue, figure)
+    assert sorted(point.value for line in figure.lines for point in view.points(line)) == [2e3] * 5
+    with browsing.opened(browser, browsing.save(made, tmp_path, "page")) as (page, _):
+        page.locator(f"#figure-{number} .annotation").first.wait_for()
+        drawn = page.evaluate(f"document.querySelector('#figure-{number} .plot').data.flatMap(t => [...t.y])")
+    assert max(value for value in drawn if value is not None) == 2e3
 
 
 @pytest.fixture(scope="module")
