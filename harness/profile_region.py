@@ -89,13 +89,22 @@ class Kernel:
         """FLOPs of a launch, the mean; None where they were not counted."""
         return self._of_mean_launch(self.counters.operations if self.counters else None)
 
+    @property
+    def mean_us(self) -> float:
+        """The time of a launch, the mean."""
+        return self.time_us / self.launches
+
+    @property
+    def is_counted_unlike(self) -> bool:
+        """Whether the launches that were counted took another time than the mean: a last step also rewrites W."""
+        counted_us = self.counters.time_us if self.counters else 0.0
+        return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
+
     def _of_mean_launch(self, counted: float | None) -> float | None:
-        """What the counted launches did, at their rate where they took unlike times: a last step also rewrites W."""
+        """What the counted launches did, at their rate where they took unlike times."""
         if counted is None or self.counters is None:
             return None
-        mean_us, counted_us = self.time_us / self.launches, self.counters.time_us
-        unlike = abs(counted_us - mean_us) > max(UNLIKE * mean_us, UNLIKE_US)
-        return counted * mean_us / counted_us if unlike and counted_us else counted
+        return counted * self.mean_us / self.counters.time_us if self.is_counted_unlike else counted
 
 
 @dataclass(frozen=True)

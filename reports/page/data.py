@@ -10,6 +10,7 @@ from harness.catalogue import Catalogue
 from harness.record import Record
 from reports.page.figures import AMOUNTS, LATENCIES, RATES, Figure, axis_title
 from reports.page.lines import system_looks
+from reports.page.ranking import LEVEL
 from reports.profiles.section import Section
 from reports.roofline import RATE_COLUMNS
 from reports.spoken import said_setting
@@ -89,6 +90,7 @@ def page_data(
         "latencies": LATENCIES,
         "rates": RATES,
         "amounts": AMOUNTS,
+        "level": LEVEL,
         "figures": [figure.to_dict() for figure in drawn],
         "looks": [(system, asdict(look)) for system, look in system_looks(table, catalogue).items()],
         "failures": failures,

@@ -54,15 +54,15 @@ def headline(
 def described(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     """A figure in a sentence, for who does not see it: who is best, or else what is drawn."""
     view = View(table, catalogue, figure)
-    if not (figure.lines and figure.lines[0].base_rows):
-        found = _best(view) if figure.best else _winners(view)
-        if found:
-            return found
+    if figure.lines and figure.lines[0].base_rows:
+        return _ratios(view)
+    found = _best(view) if figure.best else _parts(view) or _winners(view)
+    if found:
+        return found
     drawn = [(line, list(view.points(line))) for line in figure.lines if not line.y]
     points = [point for _, found in drawn for point in found]
-    if not points or figure.lines[0].base_rows:
-        said = counted(len(figure.lines), "line") if points else "no case has a result"
-        return f"{figure.title}: {said}."
+    if not points:
+        return f"{figure.title}: no case has a result."
     (first, *_, last) = sorted([point.x for point in points] * 2)
     (least, *_, most) = sorted([point.value for point in points] * 2)
     over = view.at(span(said_x(first), said_x(last)))
@@ -70,6 +70,34 @@ def described(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     values = span(rounded(least), rounded(most))
     words = f"{figure.title}: {lines} over {over}, {'from ' if least != most else ''}{values} {view.unit}"
     return words.rstrip() + "."
+
+
+def _ratios(view: View) -> str:
+    """Over what each line of ratios ranges."""
+    values = view.table[view.figure.y].where(view.table["status"] == "ok")
+    said = []
+    for line in view.figure.lines:
+        found = sorted(values[row] / values[base] for row, base in zip(line.rows, line.base_rows, strict=True))
+        known = [ratio for ratio in found if ratio == ratio]
+        if known:
+            said.append(f"{line.name} {span(rounded(known[0]), rounded(known[-1]))}")
+    return f"{view.figure.title}: {'; '.join(said) or 'no case has a result'}."
+
+
+def _parts(view: View) -> str:
+    """Where the parts of one computation take least together; "" for lines that are no parts of one."""
+    parts = [line for line in view.compared if any(view.rows([line]).get("part", pd.Series(dtype=object)).fillna(""))]
+    if len(parts) < 2 or len(parts) < len(view.compared) or len({(line.system, line.backend) for line in parts}) > 1:
+        return ""
+    of = [{point.x: point.value for point in view.points(line)} for line in parts]
+    sums = {x: sum(each[x] for each in of) for x in of[0] if all(x in each for each in of)}
+    if not sums:
+        return ""
+    least = min(sums, key=lambda x: sums[x])
+    labels = [view.labels(parts)[line.name] for line in parts]
+    each = _listed([f"{label} {rounded(values[least])}" for label, values in zip(labels, of, strict=True)])
+    at = view.at(said_x(least))
+    return f"{view.figure.title}: together they take least at {at}, {rounded(sums[least])} {view.unit} ({each})."
 
 
 def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
@@ -187,7 +215,7 @@ def _judged(view: View, claim: PaperClaim) -> str:
     met += "" if whole else f" at {_places(told, due)}"
     verdict = f"does not hold here at {_listed(missed)}" if missed else met
     verdict += f" and{doubt}" if doubt else ""
-    doubtful = [said_x(x) for x in told if own[x].doubtful or other[x].doubtful]
+    doubtful = [said_x(x) for x in told if own[x].off or other[x].off]
     caveat = f" (at {_listed(doubtful)} by a point that is marked as doubtful)" if doubtful else ""
     return f"{said} {verdict}: {names[0]} is {range_said} times as fast as {names[1]}{caveat}."
 

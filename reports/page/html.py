@@ -12,6 +12,7 @@ from markupsafe import Markup
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.record import Record
+from reports.backend_settings import backend_settings
 from reports.fairness import fairness, unequal, uneven
 from reports.fidelity import fidelity
 from reports.machines import machines
@@ -115,6 +116,7 @@ def render(
         catalogue=catalogue,
         fidelity=fidelity(records),
         machines=machines(records),
+        settings=backend_settings(records),
         data=embedded_json(data),
         around=around,
         records=None if around else packed("".join(f"{record.to_json()}\n" for record in records)),

@@ -82,12 +82,12 @@ class Points {
     return points.filter((point) => point.y).reduce((a, b) => (b.y.value > a.y.value ? b : a));
   }
 
-  /* Is a larger batch than the best worse beyond their intervals? Not where fewer sequences than asked for ran at the
+  /* Is a larger batch than the best worse beyond their intervals, and more than level with it? Not where fewer sequences than asked for ran at the
      best: larger batches would have run as many. */
   turns(points) {
     const best = this.best(points);
     const { x, y } = best;
-    return !this.marks(best).includes(CACHE_FULL) && points.some((point) => point.x > x && point.y?.high < y.low);
+    return !this.marks(best).includes(CACHE_FULL) && points.some((point) => point.x > x && point.y?.high < y.low && point.y.value * (1 + page.level) < y.value);
   }
 
   /* Of an amount of memory no time is in doubt. */

@@ -25,7 +25,8 @@ from reports.stats import (
 )
 
 LEVEL = 0.05  # two numbers of one run that differ by less are called level: a run on another day differs by 2 to 3%
-OFF = 0.5  # two numbers, one of them marked as doubtful, that differ by less are not told apart
+# Two numbers, one of them marked as doubtful, that differ by less are not told apart. What is unsteady has an interval.
+OFF = {FEW_SAMPLES: 0.5, LOADED: 0.5, UNSTEADY: 0.25}
 # What a point may be marked for that makes its number doubtful, in words.
 DOUBTS = {FEW_SAMPLES: f"in fewer than {FEWEST} samples", LOADED: "beside other programs", UNSTEADY: "unsteady"}
 # Columns whose bars are drawn, as points.js draws them: that of the latency, which rates divide by.
@@ -36,8 +37,9 @@ _ASKED = ("size", "batch", "context", "dtype", "l2")
 
 @dataclass(frozen=True)
 class Point:
-    """A point with a result, in its unit: its value, the ends of its bar, and whether a mark makes it doubtful.
+    """A point with a result, in its unit: its value and the ends of its bar.
 
+    off: by what share it may be off, as a mark makes it doubtful; 0 where none does.
     disturbed: measured on a CPU that others used, which takes some systems tens of times as long and others not.
     """
 
@@ -45,7 +47,7 @@ class Point:
     value: float
     low: float
     high: float
-    doubtful: bool
+    off: float
     disturbed: bool = False
 
     def overlaps(self, other: "Point") -> bool:
@@ -60,8 +62,8 @@ class Point:
         """Whether the run does not tell which of the two is better."""
         if self.disturbed or other.disturbed:
             return True
-        if self.doubtful or other.doubtful:
-            return self.overlaps(other) or self.differs_little(other, OFF)
+        if off := max(self.off, other.off):
+            return self.overlaps(other) or self.differs_little(other, off)
         return self.overlaps(other) and not self.differs_little(other)
 
 
@@ -174,8 +176,8 @@ class View:
                 low, high = (float(value) / scale * end for end in bar(cells, y))
                 marks = () if y in AMOUNTS else marks_in(cells.get(MARKS))
                 disturbed = LOADED in marks and not cells.get("device_id")
-                is_doubted = any(mark in DOUBTS for mark in marks)
-                yield Point(float(cells[x]), float(value) / scale, low, high, is_doubted, disturbed)
+                off = max((OFF.get(mark, 0.0) for mark in marks), default=0.0)
+                yield Point(float(cells[x]), float(value) / scale, low, high, off, disturbed)
 
     def reach(self, line: Line) -> float:
         """The largest x at which the line was tried, or skipped as a smaller one had not fitted."""

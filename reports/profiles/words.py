@@ -198,11 +198,11 @@ def bound_of(kernel: Kernel, region: Region) -> str:
         return "what bounds it was not counted"
     moved, computed = roofs(kernel, region)
     if moved is not None and moved >= HIGH and moved >= (computed or 0):
-        return f"{moved:.0%} of the highest bandwidth seen: bound by memory"
+        return f"{moved:.0%} of the highest bandwidth seen{_of_which(kernel)}: bound by memory"
     if computed is not None and computed >= HIGH:
         busy = counters.use.get("tensor", 0.0) / 100
         said = f", busy {busy:.0%} of the time" if busy >= HIGH else ""
-        return f"{computed:.0%} of the highest product rate seen: bound by the matrix units{said}"
+        return f"{computed:.0%} of the highest product rate seen{_of_which(kernel)}: bound by the matrix units{said}"
     use = {unit: percent / 100 for unit, percent in counters.use.items() if unit in UNITS}
     if not use:
         return "the use of its units was not counted"
@@ -218,6 +218,13 @@ def bound_of(kernel: Kernel, region: Region) -> str:
     return f"no unit above {HIGH:.0%} ({UNITS[unit]} {use[unit]:.0%}): latency{waited}"
 
 
+def _of_which(kernel: Kernel) -> str:
+    """Which launches a rate is of, where those that were counted are not like the mean."""
+    if not (kernel.counters and kernel.is_counted_unlike):
+        return ""
+    return f" by the launches counted ({kernel.counters.time_us:.3g} µs, in the mean {kernel.mean_us:.3g})"
+
+
 def waits(counters: Counters, most: int = 3) -> list[tuple[str, float]]:
     """(what warps wait for, the share of their time), the longest first."""
     found = [(WAITS.get(reason, reason), share) for reason, share in counters.stalls.items() if reason not in _WORKING]
@@ -227,8 +234,8 @@ def waits(counters: Counters, most: int = 3) -> list[tuple[str, float]]:
 def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
     """(share of the bandwidth ceiling, share of that of products) of a kernel; None where it is not known."""
     copied, multiplied = region.ceilings.get("copy_gbs"), region.ceilings.get("product_tflops")
-    each_us = kernel.time_us / kernel.launches
-    return _share(kernel.dram_bytes, each_us * 1e3, copied), _share(kernel.operations, each_us * 1e6, multiplied)
+    by_copy = _share(kernel.dram_bytes, kernel.mean_us * 1e3, copied)
+    return by_copy, _share(kernel.operations, kernel.mean_us * 1e6, multiplied)
 
 
 def short(name: str) -> str:

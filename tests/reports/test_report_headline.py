@@ -10,7 +10,8 @@ from harness.case import Case
 from reports.page.figures import figures
 from reports.page.headline import described, headline, small_models, unfinished
 from reports.page.html import render
-from reports.page.ranking import Point, bar
+from reports.page.ranking import OFF, Point, bar
+from reports.stats import UNSTEADY
 
 FAST, SLOW = ("ttt-linear", "thunderkittens"), ("transformer", "vllm")
 STEPPING = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-ssm"}
@@ -261,6 +262,29 @@ def test_of_sets_as_large_that_of_the_usual_options_is_compared():
     assert "for mini-batch 16, TTT-Linear is fastest" in described(made.table, made.catalogue, figure)
 
 
+def test_ratios_are_told_by_their_range():
+    made = synthetic.paper()
+    table, drawn = made.table, next(each for each in figures(made.table, made.catalogue) if each.lines[0].base_rows)
+    found = described(table, made.catalogue, drawn)
+    for line in drawn.lines:
+        ratios = [
+            table["latency_ms"][a] / table["latency_ms"][b] for a, b in zip(line.rows, line.base_rows, strict=True)
+        ]
+        assert f"{line.name} {min(ratios):.3g} to {max(ratios):.3g}" in found
+
+
+def test_parts_of_one_computation_are_added_and_not_ranked():
+    def part(name, size, ms):
+        options = (("mini_batch", size), ("part", name), ("scope", "layer"))
+        return synthetic.ok(Case("ttt-linear", "torch", "1.3b", "forward", 1, 2048, options=options), ms, spread=0.0)
+
+    times = {("w", 8): 5.0, ("z", 8): 1.0, ("w", 32): 2.0, ("z", 32): 1.5, ("w", 128): 1.0, ("z", 128): 4.0}
+    made = synthetic.of_suite("fig8-minibatch", *(part(*at, ms) for at, ms in times.items()))
+    found = described(made.table, made.catalogue, figures(made.table, made.catalogue)[0])
+    assert "together they take least at mini-batch 32, 3.5 ms (" in found
+    assert "fastest" not in found
+
+
 def test_a_system_that_the_figure_does_not_name_is_ranked_by_its_results():
     ours, theirs = stepped("ttt-linear", {64: 8.0}), stepped("mamba", {64: 16.0})
     case = Case("rwkv7", "fla", "1.3b", "generate", 64, 2048, timing="graph")
@@ -484,7 +508,10 @@ def test_a_rates_bar_is_that_of_its_latency_turned_round():
 
 
 def test_what_is_level_is_level_however_its_bars_overlap_and_wide_bars_hide_what_is_doubtful():
-    a, b = Point(1, 4.0, 3.8, 4.2, False), Point(1, 4.1, 3.9, 4.3, False)
+    a, b = Point(1, 4.0, 3.8, 4.2, 0.0), Point(1, 4.1, 3.9, 4.3, 0.0)
     assert a.differs_little(b)
     assert not a.hides(b)
-    assert Point(1, 4.0, 3.0, 7.5, True).hides(Point(1, 7.0, 6.9, 7.1, False))
+    assert Point(1, 4.0, 3.0, 7.5, 0.5).hides(Point(1, 7.0, 6.9, 7.1, 0.0))
+    unsteady = Point(1, 4.0, 3.8, 4.2, OFF[UNSTEADY])
+    assert unsteady.hides(Point(1, 4.9, 4.8, 5.0, 0.0))
+    assert not unsteady.hides(Point(1, 5.2, 5.1, 5.3, 0.0))
