@@ -134,7 +134,10 @@ def run(
     ] = False,
     retry: RetryOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the cases, the jobs and how long they will take; needs no GPU.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the cases, the jobs and how long they will take; --device cuda: of a GPU."
+        ),
     ] = False,
     time_limit: TimeLimit = 600,
     start_limit: StartLimit = 300,

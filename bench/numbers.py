@@ -38,6 +38,7 @@ from typing import Any
 from bench.errors import UserError, unknown
 from bench.run_tables import KEY, NO_COLUMN, TABLES, Source, SourceOf, chosen, kind_of
 from harness.profile_record import Profile
+from harness.reason import counted
 from harness.record import RecordError
 from reports.profiles.parts import LABELS, parts
 from reports.profiles.words import longest
@@ -61,7 +62,7 @@ def with_numbers(text: str, source_of: SourceOf) -> str:
     if not begun:
         raise UserError(f"has no table; one begins with {BEGINNING.strip()}")
     if len(found) != begun:
-        raise UserError(f"{begun} tables begin with <!-- numbers and {len(found)} end with <!-- /numbers -->")
+        raise UserError(f"{counted(begun, 'table')} begin with <!-- numbers, and <!-- /numbers --> ends {len(found)}")
     return BLOCK.sub(lambda block: block["head"] + _table_of(block, source_of) + block["end"], text)
 
 

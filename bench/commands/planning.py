@@ -109,7 +109,7 @@ def plan(asked: Asked) -> Plan:
     checkpoint, selection, cases = _cases_asked(asked, device)
     budget_s = asked.budget_s or BUDGETS_S[device]
     for suite, _ in cases:
-        _refuse_without_gpu(suite, device)
+        _refuse_without_gpu(suite, device, asked.suites or (suite.name,))
     if not any(planned for _, planned in cases):
         whose = f"suite {cases[0][0].name}: none of its" if len(cases) == 1 else "none of the suites'"
         folder = checkpoint.folder.name if checkpoint else None
@@ -294,12 +294,12 @@ def _added(
     return f"{changed}: a run of the plain suite does not have them"
 
 
-def _refuse_without_gpu(suite: Suite, device: str) -> None:
+def _refuse_without_gpu(suite: Suite, device: str, typed: Sequence[str]) -> None:
     if suite.device == "cuda" and device != "cuda":
         anywhere = ", ".join(s.name for s in SUITES if not s.device)
         raise UserError(
             f"suite {suite.name}: needs a CUDA GPU and there is none to use; what runs without one is {anywhere}, "
-            f"and `ttt-bench run {suite.name} --device cuda --dry-run` plans it"
+            f"and `ttt-bench run {' '.join(typed)} --device cuda --dry-run` plans it"
         )
 
 

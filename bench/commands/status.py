@@ -1,7 +1,7 @@
 """`ttt-bench status`: how far a run is, who works on it, and how to end that."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.commands.measure import summary
@@ -65,18 +65,26 @@ def _commands_to_continue(run: Run, out: Path, records: Sequence[Record], asked_
     left = {case.key for case in cases if recorded[case.key] < run.file.repeats}
 
     def left_of(arguments: Sequence[str]) -> set[str]:
-        """What is left of a request; of one that cannot be planned here, anything may be."""
+        """What is left of a request; of one that cannot be planned here, anything may be, and what no other has."""
         try:
             return left & keys_asked(asked_by(arguments), device_of(cases[0]))
         except UserError:
-            return left
+            return {*left, " ".join(arguments)}
 
     asked = [each.arguments for each in run.file.requests if each.arguments[:1] in (("run",), ("profile",))]
     commands = {to_continue(arguments, out): left_of(arguments) for arguments in asked}
     if set().union(*commands.values()) < left:  # of suites that have changed since: it is not known whose the rest is
         return list(commands), 0
-    unfinished = [command for command, its in commands.items() if its]
-    return unfinished, len(commands) - len(unfinished)
+    unfinished = {command: its for command, its in commands.items() if its}
+    return list(_needed(unfinished)), len(commands) - len(unfinished)
+
+
+def _needed(left: Mapping[str, set[str]]) -> Iterator[str]:
+    """The commands but those whose cases another one measures too; of two of the same cases the later."""
+    each = list(left.items())
+    for at, (command, own) in enumerate(each):
+        if not any(own < other for _, other in each) and all(own != other for _, other in each[at + 1 :]):
+            yield command
 
 
 def _state(

@@ -1,7 +1,6 @@
 """Show a comparison as text, Markdown, JSON or an HTML page."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -136,8 +135,7 @@ def _apart(rows: Sequence[Row]) -> Iterator[str]:
     """How far two stored runs are apart in all, and how many of those that were not judged are beyond the bar."""
     if not rows:
         return
-    ratios = (row.judged.ratio for row in rows)
-    apart = [max(ratio, 1 / ratio if ratio else math.inf) - 1 for ratio in ratios]  # 0: too small for a float
+    apart = [abs(row.judged.ratio - 1) for row in rows]
     within = ", ".join(f"{sum(each <= near for each in apart)} within {near:.0%}" for near in NEAR)
     said = (
         f"Of {counted(len(rows), 'case')} {within}; {median(apart):.1%} apart in the median, {max(apart):.1%} at most."

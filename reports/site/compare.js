@@ -165,7 +165,7 @@ function counted({ rows, missing }) {
 
 /* How far the two are apart in all, and how many of those that were not judged are beyond the bar. */
 function howFar(rows) {
-  const far = rows.map(({ ratio }) => Math.max(ratio, ratio ? 1 / ratio : Infinity) - 1);
+  const far = rows.map(({ ratio }) => Math.abs(ratio - 1));
   const sorted = [...far].sort((a, b) => a - b);
   const half = Math.floor(sorted.length / 2);
   const middle = sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;

@@ -261,7 +261,7 @@ def test_what_is_wrong_is_said_with_its_table_and_its_line_in_the_file(tmp_path,
 def test_a_table_without_an_end_is_named():
     with pytest.raises(UserError, match="has no table; one begins with <!-- numbers"):
         with_numbers("no table", lambda run: Source(cases()))
-    with pytest.raises(UserError, match=r"1 tables begin with .* and 0 end"):
+    with pytest.raises(UserError, match=r"1 table begin with .*, and .* ends 0"):
         with_numbers(defined("").replace("<!-- /numbers -->", ""), lambda run: Source(cases()))
 
 

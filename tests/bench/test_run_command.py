@@ -17,7 +17,7 @@ from command_line import SMALL, assert_one_sentence, called, one_sentence, start
 from bench import estimate
 from bench.catalogue.suites import SUITES
 from bench.catalogue.systems import ADAPTERS
-from bench.commands import measure, planning
+from bench.commands import measure, planning, status
 from bench.plan import Selection, device_of, suite_cases
 from harness.case import Case
 from harness.claims import Holder, note_holder
@@ -380,6 +380,11 @@ def test_what_is_finished_has_no_command_to_continue(measured, tmp_path, monkeyp
     said, *commands = printed[printed.index("no process") :].splitlines()
     assert said == f"no process is running it{finished}; to continue:"
     assert [re.search(r"--context \d+", command)[0] for command in commands] == listed
+
+
+def test_a_command_whose_cases_another_one_measures_is_not_listed():
+    left = {"paper": {"a", "b"}, "all": {"a", "b", "c"}, "kernels": {"d"}, "again": {"d"}, "own": {"c", "e"}}
+    assert list(status._needed(left)) == ["all", "again", "own"]
 
 
 def test_an_interrupt_is_one_line_where_nothing_can_go_on(tmp_path):
