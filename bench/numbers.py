@@ -89,7 +89,8 @@ def _table(definition: str, source_of: SourceOf) -> str:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"its definition cannot be read: {type(error).__name__} {error}") from None
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *lines))
-    signs = [] if kind else [f"{sign} {meaning}" for _, sign, meaning in SIGNS if f" {sign} " in table]
+    meanings = {} if kind else {sign: meaning for _, sign, meaning in reversed(SIGNS)}
+    signs = [f"{sign} {meaning}" for sign, meaning in reversed(meanings.items()) if f" {sign} " in table]
     return table + (f"\nSigns: {'; '.join(signs)}.\n" if signs else "")
 
 
@@ -208,7 +209,7 @@ class Cell:
         if self.profile:
             return self._told(source.profiles[found.iloc[0][KEY]])
         one = found.sort_values(self.value, ascending=self.best != "max").iloc[0]
-        borne = marks_in(one.get(MARKS))
+        borne = marks_in(one.get(MARKS), self.value)
         signs = [sign for mark, sign, _ in SIGNS if mark in borne]
         value = self.scale * float(one[self.value])
         return Number(value, " ".join([significant(value, self.digits), *signs]))

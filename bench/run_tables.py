@@ -35,7 +35,7 @@ from harness.reason import counted, span
 from harness.run import Run
 from reports.compare.comparison import compare
 from reports.profiles.ceilings import with_common_ceilings
-from reports.stats import MARKS, frame, marks_in, row_keys, short_commit
+from reports.stats import MARKS, UNSTEADY, UNSTEADY_TIMES, frame, marks_in, row_keys, short_commit
 
 WITHIN = (0.01, 0.02, 0.03)
 NO_COLUMN = "no column {!r}; `ttt-bench table RUN --columns all` shows them"
@@ -98,10 +98,15 @@ def _facts(source: Source) -> list[str]:
     when = _period(began[0], began[-1]) if began else ""
     commits = list(dict.fromkeys(short_commit(each, 8) for each in measured["commit"]))
     commit = commits[0] if len(commits) == 1 else counted(len(commits), "commit")
-    marks = [mark for marks in measured.get(MARKS, ()) for mark in marks_in(marks)]
+    marks = [mark for cell in measured.get(MARKS, ()) for mark in _kinds(cell)]
     doubts = [f"{marks.count(mark)} {mark}" for mark in dict.fromkeys(marks)]
     planned = sum(len(job.cases) for job in run.jobs)
     return [gpu, when, commit, "; ".join([f"{measured[KEY].nunique()} of {planned}", *doubts])]
+
+
+def _kinds(cell: Any) -> dict[str, None]:
+    """What a row is marked for, whichever of its times are unsteady."""
+    return dict.fromkeys(UNSTEADY if mark in UNSTEADY_TIMES.values() else mark for mark in marks_in(cell))
 
 
 def _period(first: str, last: str) -> str:

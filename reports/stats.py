@@ -46,7 +46,10 @@ _QUARTILES, _RECORDS = "quartiles_apart", "records"  # of a row, not of the tabl
 # What a point of a figure is marked for, the gravest first.
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "loaded machine", "thermal slowdown"
 UNSTEADY = "unsteady"
-DISTURBED = (LOADED, HOT, UNSTEADY)  # what another measurement may be without
+TIMES_OF_A_REQUEST = {"time_to_first_token_ms": "first token", "time_between_tokens_ms": "time between tokens"}
+UNSTEADY_TIMES = {name: f"unsteady {said}" for name, said in TIMES_OF_A_REQUEST.items()}
+DISTURBED = (LOADED, HOT, UNSTEADY, *UNSTEADY_TIMES.values())  # what another measurement may be without
+AMOUNTS = ("state_bytes", "peak_memory_gb")  # columns that no disturbance of a time changes
 # Up to which samples agree: half of a median's interval over the median, and how far its quartiles are apart over it.
 STEADY = 0.1
 # Of each mark its sign in a picture, and what it means there.
@@ -56,8 +59,8 @@ SIGNS = (
     (LOADED, "‡", "others used the machine"),
     (HOT, "¶", "heat slowed the GPU down"),
     (UNSTEADY, "§", f"unsteady: a time is not known to within {STEADY:.0%}, or half of its samples lie further apart"),
+    *((mark, "§", f"unsteady: a time is not known to within {STEADY:.0%}") for mark in UNSTEADY_TIMES.values()),
 )
-TIMES_OF_A_REQUEST = {"time_to_first_token_ms": "first token", "time_between_tokens_ms": "time between tokens"}
 UNTRIED = ("skipped", "unstarted")  # cases that were not tried at all; every other without a result failed
 # Settings that a reader must know to compare a latency: they go into the column NOTES.
 NOTED_SETTINGS = ("gate_limits", "warning")
@@ -113,9 +116,17 @@ def disturbed(records: Sequence[Record], catalogue: Catalogue) -> set[str]:
     return {key for key, cell in cells if any(mark in DISTURBED for mark in marks_in(cell))}
 
 
-def marks_in(cell: Any) -> tuple[str, ...]:
-    """What a row is marked for, of its cell of `MARKS`."""
-    return tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
+def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
+    """What a row is marked for, of its cell of `MARKS`; y: only what says something of its value in this column."""
+    marks = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
+    return tuple(mark for mark in marks if not y or mark in marks_of(y))
+
+
+def marks_of(y: str) -> tuple[str, ...]:
+    """The marks that say something of a value in the column `y`."""
+    if y in AMOUNTS:
+        return (CACHE_FULL,)
+    return CACHE_FULL, FEW_SAMPLES, LOADED, HOT, UNSTEADY_TIMES.get(y, UNSTEADY)
 
 
 def option_columns(table: pd.DataFrame) -> list[str]:
@@ -338,8 +349,8 @@ def _unsteadiness(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[s
         yield f"{apart} do not tell the median to {STEADY:.0%}"
     elif _is_latency_unsteady(row):
         yield f"samples from {min(_samples(group)):.4g} to {max(_samples(group)):.4g} ms: something disturbed them"
-    for said, low, high in _unsteady_times(row):
-        yield f"{said} between {low:.4g} and {high:.4g} ms (95%): something disturbed it"
+    for name, low, high in _unsteady_times(row):
+        yield f"{TIMES_OF_A_REQUEST[name]} between {low:.4g} and {high:.4g} ms (95%): something disturbed it"
 
 
 def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
@@ -352,7 +363,8 @@ def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
     if row["status"] == "ok" and any(is_hot(record.environment) for record in timed(group)):
         yield HOT
     if _is_unsteady(row):
-        yield UNSTEADY
+        yield from [UNSTEADY] if _is_latency_unsteady(row) else []
+        yield from (UNSTEADY_TIMES[name] for name, *_ in _unsteady_times(row))
 
 
 def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:
@@ -371,11 +383,11 @@ def _is_unsteady(row: Mapping[str, Any]) -> bool:
 
 
 def _unsteady_times(row: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
-    """(its name in words, low, high) of each time of a request whose interval is too wide."""
-    for name, said in TIMES_OF_A_REQUEST.items():
+    """(its column, low, high) of each time of a request whose interval is too wide."""
+    for name in TIMES_OF_A_REQUEST:
         low, high = (row.get(f"{name}_{end}", math.nan) for end in ("low", "high"))
         if high - low > 2 * STEADY * row.get(name, math.nan):
-            yield said, low, high
+            yield name, low, high
 
 
 def _is_latency_unsteady(row: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from harness.catalogue import Catalogue
 from harness.record import Record
-from reports.page.figures import AMOUNTS, LATENCIES, RATES, Figure, axis_title
+from reports.page.figures import LATENCIES, RATES, Figure, axis_title
 from reports.page.lines import system_looks
 from reports.page.ranking import LEVEL
 from reports.profiles.section import Section
@@ -23,6 +23,7 @@ from reports.stats import (
     SIGNS,
     STATISTIC_COLUMNS,
     UNTRIED,
+    marks_of,
     option_columns,
     row_keys,
 )
@@ -89,7 +90,7 @@ def page_data(
         "untried": UNTRIED,
         "latencies": LATENCIES,
         "rates": RATES,
-        "amounts": AMOUNTS,
+        "marks": {y: marks_of(y) for y in ["latency_ms", *(figure.y for figure in drawn)]},
         "level": LEVEL,
         "figures": [figure.to_dict() for figure in drawn],
         "looks": [(system, asdict(look)) for system, look in system_looks(table, catalogue).items()],

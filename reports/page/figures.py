@@ -17,12 +17,11 @@ from harness.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
 from harness.interval import FEWEST
 from harness.reason import counted, span
 from reports.page.lines import Line, Looks, Panel, forms_of, sortable
-from reports.stats import MACHINE_COLUMNS, NOTES, option_columns, short_commit, suites_of_cases
+from reports.stats import AMOUNTS, MACHINE_COLUMNS, NOTES, option_columns, short_commit, suites_of_cases
 
 WIDE_RANGE = 30  # largest over smallest value of a figure, from which its first choice of axis is logarithmic
 
 LATENCIES, RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "gbs")  # whose bars are a latency's
-AMOUNTS = ("state_bytes", "peak_memory_gb")  # which no disturbance of a time changes
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from harness.case import Case
 from harness.catalogue import Catalogue, PaperClaim
 from harness.reason import counted, rounded, span
 from reports.fairness import MODEL_COLUMNS, MODEL_OPTIONS
-from reports.page.figures import AMOUNTS, Figure
+from reports.page.figures import Figure
 from reports.page.ranking import DOUBTS, Standing, View, standings
 from reports.spoken import said_setting, said_x
 from reports.stats import (
@@ -120,7 +120,8 @@ def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogu
         for system, count in counts.items()
     ]
     total = len(table) + len(missing)
-    return f"Unfinished: {len(missing)} of the {total} planned cases have no record, {_listed(who)}."
+    have = "has" if len(missing) == 1 else "have"
+    return f"Unfinished: {len(missing)} of the {total} planned cases {have} no record, {_listed(who)}."
 
 
 def _winners(view: View) -> str:
@@ -181,10 +182,13 @@ def _lead(last: Standing, view: View) -> str:
     return f"; at {at} it takes {own}, {rounded(factor)} times as fast as {next_who}, the next"
 
 
-def doubts(rows: pd.DataFrame) -> list[str]:
-    """How many rows are marked for what a reader must know of their numbers: `3 in fewer than 6 samples`."""
-    marks = [marks_in(cell) for cell in rows.get(MARKS, ())]
-    counts = {words: sum(mark in own for own in marks) for mark, words in _COUNTED.items()}
+def doubts(rows: pd.DataFrame, y: str = "") -> list[str]:
+    """How many rows are marked for what a reader must know of their numbers, in the column `y` or in any.
+
+    Such as `3 in fewer than 6 samples`.
+    """
+    said = [{_COUNTED.get(mark, "") for mark in marks_in(cell, y)} for cell in rows.get(MARKS, ())]
+    counts = {words: sum(words in own for own in said) for words in _COUNTED.values()}
     return [f"{count} {words}" for words, count in counts.items() if count]
 
 
@@ -298,7 +302,7 @@ def _caveat(view: View, xs: Sequence[float]) -> str:
     if several == ["device_id"]:
         said = [f"from {rows['device_id'].nunique()} GPUs of one model"]
     said += _uneven(view, rows)
-    if view.figure.y not in AMOUNTS and (doubtful := doubts(rows)):
+    if doubtful := doubts(rows, view.figure.y):
         said.append(f"of {counted(len(rows), 'point')}, {', '.join(doubtful)}")
     said += _absent(view, xs)
     return f" ({'; '.join(said)})" if said else ""

@@ -90,11 +90,10 @@ class Points {
     return !this.marks(best).includes(CACHE_FULL) && points.some((point) => point.x > x && point.y?.high < y.low && point.y.value * (1 + page.level) < y.value);
   }
 
-  /* Of an amount of memory no time is in doubt. */
+  /* Those that say something of what is drawn: of an amount of memory no time is in doubt. */
   marks(point) {
     const found = new Set(point.measured.flatMap((row) => (this.cell(row, "marks") || "").split(", ")));
-    const said = page.amounts.includes(this.data.y) ? (mark) => mark === CACHE_FULL : Boolean;
-    return [...found].filter(said);
+    return [...found].filter((mark) => page.marks[this.data.y].includes(mark));
   }
 
   signs(point) {
@@ -139,7 +138,7 @@ class Points {
     const signs = new Set(signed.flatMap((point) => [...this.signs(point)]));
     const failed = points.filter((point) => point.failed).map((point) => this.isTried(point));
     return [
-      ...page.signs.filter(([, sign]) => signs.has(sign)).map(([mark, sign, meaning]) => `${sign} ${mark === CACHE_FULL ? this.fullWords(signed) : meaning}`),
+      ...page.signs.filter(([mark, sign]) => signs.has(sign) && page.marks[this.data.y].includes(mark)).map(([mark, sign, meaning]) => `${sign} ${mark === CACHE_FULL ? this.fullWords(signed) : meaning}`),
       ...(failed.includes(true) ? ["× no result"] : []),
       ...(failed.includes(false) ? ["– not tried"] : []),
     ];

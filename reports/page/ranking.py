@@ -11,7 +11,7 @@ import pandas as pd
 
 from harness.catalogue import Catalogue
 from harness.interval import FEWEST
-from reports.page.figures import AMOUNTS, LATENCIES, RATES, Figure, own_ends
+from reports.page.figures import LATENCIES, RATES, Figure, own_ends
 from reports.page.lines import Line
 from reports.stats import (
     FEW_SAMPLES,
@@ -19,6 +19,7 @@ from reports.stats import (
     MARKS,
     REPEAT_COLUMNS,
     UNSTEADY,
+    UNSTEADY_TIMES,
     UNTRIED,
     marks_in,
     option_columns,
@@ -26,9 +27,13 @@ from reports.stats import (
 
 LEVEL = 0.05  # two numbers of one run that differ by less are called level: a run on another day differs by 2 to 3%
 # Two numbers, one of them marked as doubtful, that differ by less are not told apart. What is unsteady has an interval.
-OFF = {FEW_SAMPLES: 0.5, LOADED: 0.5, UNSTEADY: 0.25}
+OFF = {FEW_SAMPLES: 0.5, LOADED: 0.5, **dict.fromkeys((UNSTEADY, *UNSTEADY_TIMES.values()), 0.25)}
 # What a point may be marked for that makes its number doubtful, in words.
-DOUBTS = {FEW_SAMPLES: f"in fewer than {FEWEST} samples", LOADED: "beside other programs", UNSTEADY: "unsteady"}
+DOUBTS = {
+    FEW_SAMPLES: f"in fewer than {FEWEST} samples",
+    LOADED: "beside other programs",
+    **dict.fromkeys((UNSTEADY, *UNSTEADY_TIMES.values()), "unsteady"),
+}
 # Columns whose bars are drawn, as points.js draws them: that of the latency, which rates divide by.
 _BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
 # What is asked of a system: lines that differ in it are not compared.
@@ -174,7 +179,7 @@ class View:
             value = cells[y]
             if cells["status"] == "ok" and pd.notna(value) and value > 0:
                 low, high = (float(value) / scale * end for end in bar(cells, y))
-                marks = () if y in AMOUNTS else marks_in(cells.get(MARKS))
+                marks = marks_in(cells.get(MARKS), y)
                 disturbed = LOADED in marks and not cells.get("device_id")
                 off = max((OFF.get(mark, 0.0) for mark in marks), default=0.0)
                 yield Point(float(cells[x]), float(value) / scale, low, high, off, disturbed)

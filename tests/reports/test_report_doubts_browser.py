@@ -113,6 +113,27 @@ def test_of_what_is_kept_no_time_is_in_doubt(browser, tmp_path):
         browsing.check(page, wrongs)
 
 
+def test_an_unsteady_first_token_is_marked_where_it_is_drawn(browser, tmp_path):
+    """Not at the time between tokens, nor at that of the whole request."""
+    options = (("steps", 128),)
+    cases = [Case("ttt-linear", "thunderkittens", "1.3b", "request", 1, n, options=options) for n in (2048, 4096)]
+    times = {"time_to_first_token_ms": 20.0, "time_to_first_token_ms_low": 19.9, "time_to_first_token_ms_high": 29.0}
+    between = {f"time_between_tokens_ms{end}": 1.0 for end in ("", "_low", "_high")}
+    records = [synthetic.ok(case, 150.0, metrics=times | between) for case in cases]
+    path = browsing.save(synthetic.of_suite("prompt-then-128", *records), tmp_path, "request")
+    with browsing.opened(browser, path) as (page, wrongs):
+        signs = "n => document.querySelector(`#figure-${n} .plot`).data.flatMap(t => t.text || [])"
+        titles = [page.locator(f"#figure-{n} h3").inner_text().removesuffix(": batch 1") for n in range(3)]
+        found = {title: page.evaluate(signs, n) for n, title in enumerate(titles)}
+        assert found == {
+            "Time to a request's first token": ["§", "§"],
+            "Time between a request's tokens": [],
+            "A prompt and the 128 tokens after it": [],
+        }
+        assert page.locator("#figure-0 .annotation", has_text="§ unsteady").count() == 1
+        browsing.check(page, wrongs)
+
+
 def test_other_backends_wait_behind_a_button(doubtful):
     assert browsing.lines_drawn(doubtful, 0) == 2
     entries = doubtful.locator("#figure-0 .legend li:visible button:not(.only)")

@@ -20,6 +20,7 @@ from reports.stats import (
     UNSTEADY,
     disturbed,
     frame,
+    marks_in,
     option_columns,
     pooled_interval,
 )
@@ -283,7 +284,7 @@ def test_samples_are_unsteady_where_their_quartiles_are_a_tenth_of_the_median_ap
 @pytest.mark.parametrize(
     ("high", "count", "marks", "notes"),
     [
-        (221.0, 7, "unsteady", "first token between 180 and 221 ms (95%): something disturbed it"),
+        (221.0, 7, "unsteady first token", "first token between 180 and 221 ms (95%): something disturbed it"),
         (219.0, 7, "", ""),
         (221.0, 5, "few samples", "only 5 samples: the bar is their range, no interval"),
     ],
@@ -294,6 +295,15 @@ def test_a_request_is_unsteady_where_one_of_its_times_is(high, count, marks, not
     request = replace(FORWARD, phase="request")
     row = frame([synthetic.ok(request, 900.0, count=count, metrics=first)], Catalogue()).iloc[0]
     assert (row.get("marks", ""), row.get("notes", "")) == (marks, notes)
+
+
+def test_what_is_unsteady_is_said_of_its_own_column():
+    cell = "few samples, unsteady first token"
+    assert marks_in(cell) == ("few samples", "unsteady first token")
+    assert marks_in(cell, "time_to_first_token_ms") == ("few samples", "unsteady first token")
+    assert marks_in(cell, "time_between_tokens_ms") == marks_in(cell, "latency_ms") == ("few samples",)
+    assert marks_in("cache full, unsteady", "state_bytes") == ("cache full",)
+    assert marks_in("cache full, unsteady", "tokens_per_s") == ("cache full", "unsteady")
 
 
 def test_one_process_on_a_loaded_machine_marks_the_case():
