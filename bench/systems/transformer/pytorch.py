@@ -16,6 +16,10 @@ class TorchTransformer(LanguageModel):
 
     prompt_tokens = None
 
+    def settings(self, case: Case) -> dict[str, str]:
+        """Which attention it is."""
+        return {**super().settings(case), "attention": "SDPA's choice"}
+
     def load(self, case: Case) -> Any:
         """Random weights by seed."""
         config = model_config("transformer", case.size)

@@ -19,6 +19,7 @@ from bench.systems.transformer.attention import (
     FlashTransformer,
     Sdpa,
 )
+from bench.systems.transformer.pytorch import TorchTransformer
 from harness.case import Case
 from harness.measured_case import CaseRun
 from harness.timer import Policy
@@ -129,6 +130,9 @@ def test_the_record_says_which_attention_the_steps_use():
 
     assert settings("forward") == {"attention": "SDPA, FlashAttention 2"}
     assert settings("generate") == {"attention": "SDPA's choice under a mask"}
+    assert TorchTransformer().settings(Case("transformer", "torch", "tiny", "forward", 1, 8)) == {
+        "attention": "SDPA's choice"
+    }
 
 
 class OnCpu(attention.AttentionBackend):
