@@ -39,7 +39,7 @@ template <int ROWS_, int WARPS_, int HEADS_, bool ROPE_> struct linear_layout {
     static constexpr int BLOCKS = HEADS == 1 && ROWS == 16 ? 2 : 1;  // per SM
     static constexpr bool MOVE_REGISTERS = ROWS == 16;  // otherwise there are enough
     static constexpr int PRODUCER_REGISTERS = HEADS == 1 ? 32 : 40;
-    static constexpr int CONSUMER_REGISTERS = HEADS == 1 ? 224 : 232;  // 65,536 in all
+    static constexpr int CONSUMER_REGISTERS = HEADS == 1 ? 224 : 232;  // all of the launch: 256 x 128, or 384 x 168
 
     using tile = st<bf16, ROWS, HEAD_DIM>;
     using tokens = gl<bf16, -1, -1, -1, HEAD_DIM, tma::descriptor<tile, dim::DEPTH>>;  // [B, T, H, D]
