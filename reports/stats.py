@@ -319,8 +319,8 @@ def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 
 
 def _result(record: Record) -> str:
-    """The median of a record, or why it has none, in a word."""
-    return f"{median(record.samples_ms):.4g} ms" if record.status == "ok" else record.status
+    """The median of a record, or what became of it, in a word."""
+    return f"{median(record.samples_ms):.4g} ms" if record.samples_ms else record.status
 
 
 def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:

@@ -77,10 +77,9 @@ def _ratios(view: View) -> str:
     values = view.table[view.figure.y].where(view.table["status"] == "ok")
     said = []
     for line in view.figure.lines:
-        found = sorted(values[row] / values[base] for row, base in zip(line.rows, line.base_rows, strict=True))
-        known = [ratio for ratio in found if ratio == ratio]
-        if known:
-            said.append(f"{line.name} {span(rounded(known[0]), rounded(known[-1]))}")
+        ratios = (values[row] / values[base] for row, base in zip(line.rows, line.base_rows, strict=True))
+        if known := [ratio for ratio in ratios if pd.notna(ratio)]:
+            said.append(f"{line.name} {span(rounded(min(known)), rounded(max(known)))}")
     return f"{view.figure.title}: {'; '.join(said) or 'no case has a result'}."
 
 
