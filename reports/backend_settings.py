@@ -24,19 +24,17 @@ class Backend:
 
 
 def backend_settings(records: Iterable[Record]) -> list[Backend]:
-    """The backends that say settings, in order of appearance; left out is a setting that goes with the case."""
+    """The backends that say settings, in order of appearance; of a setting that goes with the case, how many values."""
     found: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for record in records:
         own = found.setdefault((record.case.system, record.case.backend), {})
         for name, value in record.settings.items():
             if name not in _ELSEWHERE and value:
                 own.setdefault(name, {})[value] = None
-    backends = [Backend(*place, tuple(_said(own))) for place, own in found.items()]
-    return [backend for backend in backends if backend.settings]
+    return [Backend(*place, tuple(_said(own))) for place, own in found.items() if own]
 
 
 def _said(settings: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
     for name, values in settings.items():
         each = list(values)
-        if len(each) <= _MOST:
-            yield name.replace("_", " "), " or ".join(each)
+        yield name.replace("_", " "), " or ".join(each) if len(each) <= _MOST else f"{len(each)} values, by the case"

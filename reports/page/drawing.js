@@ -18,6 +18,7 @@ const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
 const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // a row and a letter of the y axis's title, in pixels
 const SIGN_ROOM = 13;
+const UPRIGHT_ROOM = 13; // of a tick's text that stands upright
 const CROWDED = 0.07; // of the height of a figure, within which a point above leaves no room for a sign
 const TICKS = [1, 2, 5];
 
@@ -431,6 +432,10 @@ class Drawing {
     const upright = at.some((text, i) => i && room(i) < 3.75 * (text.length + at[i - 1].length) + 4);
     const lower = upright ? 6.5 * Math.max(...at.map((text) => text.length)) - 4 : 0;
     xaxis.tickangle = upright ? 90 : 0;
+    if (upright) {
+      const every = Math.ceil(UPRIGHT_ROOM / Math.min(...at.slice(1).map((_, i) => room(i + 1))));
+      xaxis.ticktext = at.map((text, i) => (i % every ? "" : text));
+    }
     const note = { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", yshift: -46 - lower, showarrow: false, align: "left", font: { size: 11.5 } };
     return {
       autosize: true, // Plotly keeps the first width of its element otherwise

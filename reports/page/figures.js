@@ -49,7 +49,7 @@ class Figure {
     this.numbers.addEventListener("toggle", () => this.changed());
     this.plot.addEventListener("keydown", (event) => this.go(event));
     this.plot.addEventListener("blur", () => this.leave());
-    roving(this.host, [this.plot, ".legend button", ".options > summary", ".numbers > summary"]);
+    this.keepReachable = roving(this.host, [this.plot, ".legend button", ".options > summary", ".numbers > summary"]);
   }
 
   buildLegend() {
@@ -131,6 +131,8 @@ class Figure {
   /* The whole figure at `width`, or at that of its place; across the page where its table needs that. */
   draw(width) {
     this.drawLegend();
+    this.keepReachable();
+    this.link.href = this.address();
     this.host.classList.remove("wide");
     if (this.numbers.open) {
       drawPivot(this);
@@ -167,7 +169,7 @@ class Figure {
   /* Drawn anew, with what is chosen in the page's address. */
   changed() {
     this.draw();
-    this.tellAddress();
+    if (page.started) history.replaceState(null, "", this.address());
   }
 
   /* What differs from how the page opens it, as the part of an address behind #. */
@@ -183,11 +185,6 @@ class Figure {
       ...(this.numbers.open ? ["numbers=open"] : []),
     ];
     return `#${encodeURIComponent(this.data.id)}${parts.length ? `?${parts.join("&")}` : ""}`;
-  }
-
-  tellAddress() {
-    this.link.href = this.address();
-    if (page.started) history.replaceState(null, "", this.address());
   }
 
   /* As an address says it; what it names and is not there is passed over. */
@@ -241,11 +238,16 @@ class Figure {
   }
 }
 
-/* The elements with one stop for the tab key; arrow keys move among those that can be seen. */
+/* The elements with one stop for the tab key; arrow keys move among those that can be seen. Returned is what is to be
+   called when elements were hidden: the stop may be one of them. */
 function roving(host, wanted) {
   const items = () => wanted.flatMap((each) => (typeof each === "string" ? [...host.querySelectorAll(each)] : [each])).filter((each) => !each.closest("[hidden]"));
   const reach = (item) => {
     for (const other of wanted.flatMap((each) => (typeof each === "string" ? [...host.querySelectorAll(each)] : [each]))) other.tabIndex = other === item ? 0 : -1;
+  };
+  const keep = () => {
+    const all = items();
+    if (!all.some((item) => item.tabIndex === 0)) reach(all[0]);
   };
   reach(items()[0]);
   host.addEventListener("focusin", (event) => {
@@ -260,4 +262,5 @@ function roving(host, wanted) {
     event.preventDefault();
     all.at((at + step) % all.length).focus();
   });
+  return keep;
 }

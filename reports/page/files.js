@@ -4,6 +4,7 @@ const PICTURE_WIDTH = 900;
 const PRINT_WIDTH = 660;
 const TEXT_WIDTH = 132; // characters of a row of small print
 const LEGEND_ROW = 21;
+const TICK_ROOM = 16;
 
 const FILES = {
   svg: (figure) => savePicture(figure, "svg", 1),
@@ -50,12 +51,14 @@ function savePicture(figure, format, scale) {
 /* The plot under its title and what was held fixed, above the names of its lines. */
 function pictureLayout({ data }, drawing) {
   const plot = drawing.layout(PICTURE_WIDTH);
+  plot.margin.l += TICK_ROOM; // a page makes its own for long ticks
   const source = [data.suite, data.source && `${data.source} of arXiv 2407.04620`].filter(Boolean).join(" · ");
   const words = [source, data.caption, `${axisWords(drawing)}; ${data.provenance}.`].filter(Boolean);
   const small = words.flatMap((text) => folded(text.split(" "), TEXT_WIDTH, " ")).map(neutral);
   const head = 40 + 15 * small.length;
   const names = drawing.lines.map(([line]) => line.name.length);
-  const columns = Math.max(1, Math.floor(PICTURE_WIDTH / (7 * Math.max(0, ...names) + 60)));
+  const across = PICTURE_WIDTH - plot.margin.l - plot.margin.r; // Plotly wraps a legend at the width of the plot
+  const columns = Math.max(1, Math.floor(across / (7 * Math.max(0, ...names) + 60)));
   const foot = LEGEND_ROW * Math.ceil(names.length / columns) + 14;
   const text = { xref: "paper", yref: "paper", yanchor: "top", xanchor: "left", x: 0, y: 1, align: "left", showarrow: false };
   const left = { xshift: 14 - plot.margin.l };

@@ -95,10 +95,7 @@ async function startLinks(figures) {
   await drawAll(figures);
   figure?.host.scrollIntoView();
   page.started = true;
-  for (const each of figures) {
-    each.link.href = each.address();
-    each.plot.on?.("plotly_click", (event) => each.tellTapped(event));
-  }
+  for (const each of figures) each.plot.on?.("plotly_click", (event) => each.tellTapped(event));
 }
 
 /* Paper is white: figures are drawn light for it, and as before afterwards. */

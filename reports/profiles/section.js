@@ -83,7 +83,7 @@ function startProfile(details) {
 
 /* Open the profile that the address names, and put the keyboard there. */
 function openProfile() {
-  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const target = document.getElementById(location.hash.slice(1));
   if (!target?.classList.contains("profile")) return;
   const group = target.closest("details");
   if (group) group.open = true;

@@ -9,6 +9,7 @@ const DASHES = ["solid", "dash", "dot", "dashdot"];
 const TONES = 8;
 /* The least that the axis shows to either side of the values, so that noise does not look like change. */
 const LEAST_REACH = 0.1;
+const DAY = 86400e3; // ms
 const NARROW = 500; // pixels of a figure, in which changes are told by hover and table alone
 
 /* Plotly reads a part of HTML in its texts; words from records are shown as they are. */
@@ -62,6 +63,13 @@ function range(lines) {
   return [Math.max(0, low - margin), high + margin];
 }
 
+/* A day around what was all measured at one moment. */
+function days(lines) {
+  const times = lines.flatMap((line) => line.at).map((at) => Date.parse(`${at}Z`));
+  const [first, last] = [Math.min(...times), Math.max(...times)];
+  return last > first ? {} : { range: [first - DAY / 2, last + DAY / 2].map((time) => new Date(time).toISOString()) };
+}
+
 async function draw() {
   document.documentElement.dataset.ready = "no";
   const { label, lines, unit } = cases.get(select.value);
@@ -70,7 +78,7 @@ async function draw() {
   const axis = { gridcolor: grid, linecolor: muted, tickcolor: muted, zeroline: false, fixedrange: true };
   const layout = {
     height: 420, margin: { t: 20, r: 40, b: 50, l: 60 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 13, family: getComputedStyle(document.body).fontFamily },
-    xaxis: { ...axis, type: "date", title: { text: "first sample, UTC", standoff: 12 }, automargin: true }, yaxis: { ...axis, title: { text: `latency, ${unit}` }, range: range(lines) },
+    xaxis: { ...axis, type: "date", title: { text: "first sample, UTC", standoff: 12 }, automargin: true, ...days(lines) }, yaxis: { ...axis, title: { text: `latency, ${unit}`, standoff: 8 }, range: range(lines), automargin: true },
     showlegend: true, legend: { orientation: "h", y: 0, yref: "container", yanchor: "bottom" }, hoverlabel: { bgcolor: colour("--raised"), font: { color: ink }, align: "left" },
   };
   await Plotly.react(plot, lines.flatMap((line, number) => traces(line, number, unit)), layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });

@@ -10,12 +10,13 @@ const lines = [...document.querySelectorAll("#runs > li")].map((host) => ({
   systems: JSON.parse(host.dataset.systems),
   commits: JSON.parse(host.dataset.commits),
 }));
+const FILTERS = ["words", "device", "system", "from", "to", "commit"];
 const field = (id) => document.getElementById(id).value;
 let pair = [];
 
 function filterRuns() {
   const words = field("words").toLowerCase().split(/\s+/).filter(Boolean);
-  const [device, system, from, to, commit] = ["device", "system", "from", "to", "commit"].map(field);
+  const [, device, system, from, to, commit] = FILTERS.map(field);
   const digits = commit.trim().toLowerCase();
   let kept = 0;
   for (const line of lines) {
@@ -46,11 +47,24 @@ function choose(line) {
   host.replaceChildren(element("a", { href: `compare.html?a=${a.id}&b=${b.id}`, textContent: `Compare ${name(a)} with ${name(b)}` }));
 }
 
+/* The filters that are set are in the address. */
+function changed() {
+  const set = new URLSearchParams(FILTERS.map((id) => [id, field(id)]).filter(([, value]) => value));
+  history.replaceState(null, "", set.size ? `#${set}` : location.pathname);
+  filterRuns();
+}
+
+function restore() {
+  const set = new URLSearchParams(location.hash.slice(1));
+  for (const id of FILTERS) document.getElementById(id).value = set.get(id) ?? "";
+}
+
 for (const part of document.querySelectorAll(".needs-script")) part.hidden = false;
 const filters = document.getElementById("filters");
-filters.oninput = filterRuns;
+filters.oninput = changed;
 filters.onsubmit = (event) => event.preventDefault();
-filters.onreset = () => setTimeout(filterRuns);
+filters.onreset = () => setTimeout(changed);
+restore();
 for (const line of lines) if (line.box) line.box.onchange = () => choose(line);
 filterRuns();
 document.documentElement.dataset.ready = "yes";

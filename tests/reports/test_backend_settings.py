@@ -15,7 +15,7 @@ def with_settings(batch: int, **settings: str):
     return synthetic.ok(replace(CASE, batch=batch), 3.0, settings=settings)
 
 
-def test_each_backend_says_its_settings_once_and_those_of_a_case_are_left_out():
+def test_each_backend_says_its_settings_once_and_those_of_a_case_are_counted():
     records = [
         with_settings(batch, attention="FLASH_ATTN", largest_graph=("512", "8192")[batch % 2], gated=f"{batch} tokens")
         for batch in (1, 2, 3)
@@ -23,7 +23,8 @@ def test_each_backend_says_its_settings_once_and_those_of_a_case_are_left_out():
     records += [with_settings(batch, split=str(batch)) for batch in (4, 5, 6, 7)]
     records.append(synthetic.ok(replace(CASE, system="mamba"), 3.0))
     found = backend_settings(records)
-    assert found == [Backend("transformer", "vllm", (("attention", "FLASH_ATTN"), ("largest graph", "8192 or 512")))]
+    said = (("attention", "FLASH_ATTN"), ("largest graph", "8192 or 512"), ("split", "4 values, by the case"))
+    assert found == [Backend("transformer", "vllm", said)]
 
 
 def test_a_page_has_a_table_of_them():

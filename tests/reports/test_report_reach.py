@@ -80,6 +80,20 @@ def test_a_figure_is_one_stop_and_arrow_keys_move_inside(paper):
     assert "Numbers" in focused(paper)
 
 
+def test_a_system_that_is_hidden_takes_no_stop_and_its_line_out_of_the_link(paper):
+    stop = "[...document.querySelectorAll('#figure-0 [tabindex=\"0\"]')].map(e => e.checkVisibility())"
+    link = paper.locator("#figure-0 .options a[href^='#']")
+    paper.locator("#figure-0 .legend button", has_text="TTT-MLP").first.focus()
+    assert "lines=" not in link.get_attribute("href")
+    box = paper.locator("[data-system='ttt-mlp']")
+    box.evaluate("e => e.click()")
+    paper.wait_for_function("document.querySelector('#figure-0 .options a[href*=\"lines=\"]')")
+    assert "ttt-mlp" not in link.get_attribute("href")
+    assert paper.evaluate(stop) == [True]
+    box.evaluate("e => e.click()")
+    paper.wait_for_function("!document.querySelector('#figure-0 .options a[href*=\"lines=\"]')")
+
+
 def test_points_are_told_by_keyboard_and_by_tap(paper):
     readout = paper.locator("#figure-0 .readout")
     paper.locator("#figure-0 .plot").focus()

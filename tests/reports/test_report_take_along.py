@@ -5,6 +5,7 @@ import io
 import re
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import browsing
@@ -88,10 +89,10 @@ def test_only_this_shows_a_line_alone_and_brings_the_others_back(browser, saved)
         assert browsing.lines_drawn(page, 0) == 3
 
 
-def file_of(page, kind):
+def file_of(page, kind, title="Forward latency per token", name="fig15-forward"):
     with page.expect_download() as download:
-        page.get_by_role("button", name=f"Save {kind} of Forward latency per token").click()
-    assert download.value.suggested_filename == f"fig15-forward.{kind.lower()}"
+        page.get_by_role("button", name=f"Save {kind} of {title}").click()
+    assert download.value.suggested_filename == f"{name}.{kind.lower()}"
     return Path(download.value.path()).read_bytes()
 
 
@@ -115,6 +116,26 @@ def test_a_saved_picture_is_white_and_says_what_it_shows(browser, saved, theme):
         assert "background: rgb(255, 255, 255)" in text or "fill: rgb(255, 255, 255)" in text
         assert "rgb(2, 51, 147)" in text  # the first tone of the light theme
         assert corner(file_of(page, "PNG")) == (255, 255, 255)
+
+
+def test_the_legend_of_a_saved_picture_is_below_the_plot_however_many_lines_it_has(browser, tmp_path):
+    case = Case("ttt-linear", "triton-dual", "1.3b", "generate", 1, 1, timing="graph", options=(("scope", "layer"),))
+    records = [
+        synthetic.ok(replace(case, backend=backend, batch=batch, state_dtype=state), 0.1 * batch)
+        for backend in ("triton-dual", "triton-primal")
+        for state in ("float32-planes", "float32", "bfloat16", "float16", "float8", "int8", "int4")
+        for batch in (1, 64, 4096)
+    ]
+    with browsing.opened(browser, browsing.save(synthetic.of_suite("kernel-generate", *records), tmp_path, "page")) as (
+        page,
+        _,
+    ):
+        browsing.open_options(page)
+        text = file_of(page, "SVG", "One layer's step of generate", "kernel-generate-ttt-linear").decode()
+        page.set_content(text)
+        box = "selector => document.querySelector(selector).getBoundingClientRect()"
+        assert page.evaluate(box, ".legend")["top"] >= page.evaluate(box, ".xtitle")["bottom"]
+        assert page.evaluate(box, ".xtitle")["top"] >= page.evaluate(box, ".scatterlayer")["bottom"]
 
 
 def corner(png):

@@ -314,8 +314,12 @@ def test_the_index_is_searched_and_filtered(browser, site):
         assert kept(page) == ["monday"]
         page.get_by_label("From").fill("2026-11-17")
         assert kept(page) == []
+        page.reload()
+        assert kept(page) == []
+        assert page.get_by_label("From").input_value() == "2026-11-17"
         clear(page)
         assert len(kept(page)) == 7
+        assert "#" not in page.url
 
 
 def test_without_scripts_the_index_is_a_plain_list(browser, site):
