@@ -1,9 +1,13 @@
 """The records of each case, and the latency that those of its processes say."""
 
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import median, quantiles
 
+from harness.interval import FEWEST
 from harness.record import Record
+
+# How far the samples at the beginning of a case may be from those at its end; beyond, something changed between them.
+DRIFT = 0.05
 
 
 def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -24,6 +28,28 @@ def at_once(record: Record) -> int:
     case = record.case
     held = record.metrics.get("sequences_at_once") if case.phase != "forward" else None
     return min(case.batch, int(held or case.batch))
+
+
+def quartiles_apart(samples: Sequence[float]) -> float:
+    """How far the quartiles of the samples are apart, over their median; 0 for fewer than six."""
+    if len(samples) < FEWEST or not (middle := median(samples)):
+        return 0.0
+    first, _, third = quantiles(samples, method="inclusive")
+    return (third - first) / middle
+
+
+def ends_apart(samples: Sequence[float]) -> float:
+    """How far the median of the first quarter is from that of the last, over that.
+
+    0 for fewer than twelve samples, and where the middle halves of the two quarters overlap, as noise would have it.
+    """
+    quarter = len(samples) // 4
+    if quarter < 3:
+        return 0.0
+    (low, first, high), (floor, last, top) = (
+        quantiles(part, method="inclusive") for part in (samples[:quarter], samples[-quarter:])
+    )
+    return abs(first / last - 1) if last and (low > top or high < floor) else 0.0
 
 
 def latency_ms(measured: Sequence[Record]) -> float:

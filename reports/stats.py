@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -22,7 +22,7 @@ from reports.fairness import FAIRNESS_METRICS
 from reports.fidelity import FIDELITY_METRICS
 from reports.profiles.ceilings import common_ceilings
 from reports.roofline import RATE_COLUMNS, WORK_METRICS, explanation
-from reports.samples import by_case, timed
+from reports.samples import DRIFT, by_case, ends_apart, quartiles_apart, timed
 
 CASE_COLUMNS = ("suites", "system", "backend", "size", "phase", "batch", "context")
 OUTCOME_COLUMNS = ("status", "reason")
@@ -42,7 +42,7 @@ MACHINE_COLUMNS = ("device", "device_id", "commit")
 COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS + MACHINE_COLUMNS
 SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
 NOTES, MARKS = "notes", "marks"
-_QUARTILES, _RECORDS = "quartiles_apart", "records"  # of a row, not of the table
+_QUARTILES, _ENDS, _RECORDS = "quartiles_apart", "ends_apart", "records"  # of a row, not of the table
 # What a point of a figure is marked for, the gravest first.
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "loaded machine", "thermal slowdown"
 UNSTEADY = "unsteady"
@@ -58,7 +58,11 @@ SIGNS = (
     (FEW_SAMPLES, "*", f"fewer than {FEWEST} samples"),
     (LOADED, "‡", "others used the machine"),
     (HOT, "¶", "heat slowed the GPU down"),
-    (UNSTEADY, "§", f"unsteady: a time is not known to within {STEADY:.0%}, or half of its samples lie further apart"),
+    (
+        UNSTEADY,
+        "§",
+        f"unsteady: a time is not known to within {STEADY:.0%}, half of its samples lie further apart, or it changed",
+    ),
     *((mark, "§", f"unsteady: a time is not known to within {STEADY:.0%}") for mark in UNSTEADY_TIMES.values()),
 )
 UNTRIED = ("skipped", "unstarted")  # cases that were not tried at all; every other without a result failed
@@ -259,7 +263,8 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
         return values
     latency, low, high = pooled_interval([record.samples_ms for record in measured])
     values |= {"latency_ms": latency, "latency_ms_low": low, "latency_ms_high": high}
-    values[_QUARTILES] = median(map(_quartiles_apart, measured))
+    values[_QUARTILES] = median(quartiles_apart(record.samples_ms) for record in measured)
+    values[_ENDS] = median(ends_apart(record.samples_ms) for record in measured)
     if len(measured) > 1 and latency > 0:
         medians = [median(record.samples_ms) for record in measured]
         values["process_spread"] = (max(medians) - min(medians)) / latency
@@ -270,14 +275,6 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
         a_token = median(median(record.samples_ms) / record.tokens for record in measured)
         values |= {"us_per_token": a_token * 1e3, "tokens_per_s": 1e3 / a_token}
     return values
-
-
-def _quartiles_apart(record: Record) -> float:
-    """How far the quartiles of its samples are apart, over their median."""
-    if len(record.samples_ms) < FEWEST or not (middle := median(record.samples_ms)):
-        return 0.0
-    first, _, third = quantiles(record.samples_ms, method="inclusive")
-    return (third - first) / middle
 
 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
@@ -394,7 +391,7 @@ def _is_latency_unsteady(row: Mapping[str, Any]) -> bool:
     repeats = _has_repeats(row)
     low, high = REPEAT_COLUMNS if repeats else ("latency_ms_low", "latency_ms_high")  # what is drawn
     wide = row[high] - row[low] > 2 * STEADY * row["latency_ms"]
-    return wide or (not repeats and row.get(_QUARTILES, 0.0) > STEADY)
+    return wide or (not repeats and (row.get(_QUARTILES, 0.0) > STEADY or row.get(_ENDS, 0.0) > DRIFT))
 
 
 def _has_repeats(row: Mapping[str, Any]) -> bool:

@@ -169,6 +169,8 @@ class Pair:
             yield "an engine's few sequences on another host, which bounds them"
         if hot := [name for name, side in sides.items() if side.hot]:
             yield f"heat slowed the GPU down in {' and '.join(hot)}"
+        if changed := [name for name, side in sides.items() if side.changed]:
+            yield f"the time changed in the course of the samples in {' and '.join(changed)}"
         throttled = [name for name, side in sides.items() if side.throttled]
         if len(throttled) == 1:
             yield f"throttled in {throttled[0]} only"
@@ -180,8 +182,9 @@ class Pair:
 
     @property
     def is_sound(self) -> bool:
-        """Whether both sides have enough samples, from a cool machine left alone by others, and hosts do not matter."""
-        known = all(side.samples >= FEWEST and not side.others and not side.hot for side in (self.a, self.b))
+        """Whether both sides have enough samples of one time, of a cool machine left alone, and hosts do not matter."""
+        sides = (self.a, self.b)
+        known = all(side.samples >= FEWEST and not side.others and not side.hot and not side.changed for side in sides)
         return known and not self.on_other_hosts
 
 

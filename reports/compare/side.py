@@ -14,7 +14,7 @@ from harness.machine_load import is_loaded
 from harness.reason import counted, printable, span
 from harness.record import Record
 from harness.run import Run
-from reports.samples import by_case, timed
+from reports.samples import DRIFT, by_case, ends_apart, timed
 
 GPU_UNIT = "GPU unit"
 NO_GPU = "none"  # the GPU of what was measured on a CPU
@@ -39,7 +39,8 @@ class CaseSide:
     each of them; an engine's step answers as many sequences as fit into its memory, which differs from start to start.
     below, above: how far the 95% interval of log(ms) goes; infinite where it has no end, as without a result.
     samples, timed: of all rounds, and how many of the `rounds` have any. others: the most of the processors that
-    others used while it was measured, where they disturbed it; else 0. hot: whether heat slowed the GPU down. devices:
+    others used while it was measured, where they disturbed it; else 0. hot: whether heat slowed the GPU down. changed:
+    whether the samples of a process alone are not at the end what they were at the beginning. devices:
     what must be the same for two timings to be compared, of each machine that measured the case. facts: what else may
     differ, by name. host_bound: whether an engine's host bounds it.
     """
@@ -57,6 +58,7 @@ class CaseSide:
     others: float
     throttled: bool
     hot: bool
+    changed: bool
     devices: tuple[Mapping[str, str], ...]
     facts: Mapping[str, str]
     host_bound: bool
@@ -144,6 +146,7 @@ def _case_side(records: Sequence[Record], repeats: int) -> CaseSide:
         others=_others_share(measured),
         throttled=any(any(record.throttled) for record in records),
         hot=any(is_hot(record.environment) for record in measured),
+        changed=len(measured) == 1 and ends_apart(measured[0].samples_ms) > DRIFT,
         devices=_devices(measured),
         facts=_facts(measured[0]) if measured else {},
         host_bound=first.case.timing == "engine" and first.case.batch <= FEW_SEQUENCES,

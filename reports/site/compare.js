@@ -77,7 +77,7 @@ function rowOf([a, b]) {
   const middle = b.log_ms - a.log_ms;
   const onCpu = [a, b].some((side) => side.devices.some((device) => device.GPU === rules.no_gpu));
   const half = Math.hypot(a.half, b.half, rules.between[onCpu ? "cpu" : "gpu"]);
-  const sound = [a, b].every((side) => side.samples >= rules.fewest && !side.others && !side.hot) && !onOtherHosts(a, b);
+  const sound = [a, b].every((side) => side.samples >= rules.fewest && !side.others && !side.hot && !side.changed) && !onOtherHosts(a, b);
   const far = sound && Math.abs(middle) > Math.max(half, Math.log1p(rules.bar));
   const [ratio, low, high] = [middle, middle - half, middle + half].map((each) => Math.exp(Math.min(each, rules.log_limit)));
   const verdict = far ? (middle > 0 ? "slower" : "faster") : "not judged";
@@ -107,6 +107,8 @@ function notesOf(sides) {
   const hot = all.filter(([, side]) => side.hot).map(([name]) => name);
   if (hot.length) notes.push(`heat slowed the GPU down in ${hot.join(" and ")}`);
   const throttled = all.filter(([, side]) => side.throttled);
+  const changed = all.filter(([, side]) => side.changed).map(([name]) => name);
+  if (changed.length) notes.push(`the time changed in the course of the samples in ${changed.join(" and ")}`);
   if (throttled.length === 1) notes.push(`throttled in ${throttled[0][0]} only`);
   return notes;
 }

@@ -32,7 +32,7 @@ function hover(line, at, unit) {
   const interval = line.low[at] === null ? "" : ` (${shown(line.low[at])} to ${shown(line.high[at])})`;
   return [page.names[line.run[at]], `${line.at[at].replace("T", " ")} UTC`, `commit ${line.commit[at] || "not recorded"}`, `${shown(line.ms[at])} ${unit}${interval}`]
     .concat(line.sequences.length ? [`${line.sequences[at]} sequences at once`] : [])
-    .concat(line.doubtful.includes(at) ? ["few samples, or a loaded or hot machine"] : []).map(neutral).join("<br>");
+    .concat(line.doubtful.includes(at) ? ["few samples, or ones that changed in their course, or a loaded or hot machine"] : []).map(neutral).join("<br>");
 }
 
 function traces(line, number, unit) {

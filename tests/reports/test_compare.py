@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 from statistics import stdev
 
 import pytest
@@ -361,6 +362,14 @@ def test_the_last_line_counts_what_regressed(tmp_path):
         views.text(found).splitlines()[-1]
         == "1 case slower by more than 5%, and by more than two runs differ by themselves, or lost."
     )
+
+
+def test_samples_that_changed_in_their_course_are_not_judged(tmp_path):
+    steady = timed(a_case(), 10, samples=32)
+    moved = replace(steady, samples_ms=[12.0] * 8 + [20.0] * (len(steady.samples_ms) - 8))
+    [row] = compare(*two(tmp_path, [steady], [moved])).rows
+    assert row.judged.verdict == "not judged"
+    assert row.notes == ("the time changed in the course of the samples in B",)
 
 
 def test_states_of_another_type_are_told_apart(tmp_path):

@@ -281,6 +281,15 @@ def test_samples_are_unsteady_where_their_quartiles_are_a_tenth_of_the_median_ap
     assert frame([record], Catalogue()).iloc[0].get("marks", "") == marks
 
 
+@pytest.mark.parametrize(("moved", "early", "marks"), [(0.04, 9, ""), (0.06, 9, "unsteady"), (0.06, 3, "")])
+def test_samples_are_unsteady_where_the_first_quarter_is_not_as_the_last(moved, early, marks):
+    """A quarter of 32 is eight: three that differ are no median of them."""
+    samples = [3.0 * (1 + moved)] * early + [3.0] * (32 - early)
+    row = frame([replace(synthetic.ok(FORWARD, 3.0, count=32), samples_ms=samples)], Catalogue()).iloc[0]
+    assert row.get("marks", "") == marks
+    assert bool(row.get("notes", "")) is bool(marks)
+
+
 @pytest.mark.parametrize(
     ("high", "count", "marks", "notes"),
     [
