@@ -89,9 +89,12 @@ def _table(definition: str, source_of: SourceOf) -> str:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"its definition cannot be read: {type(error).__name__} {error}") from None
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *lines))
-    meanings = {} if kind else {sign: meaning for _, sign, meaning in reversed(SIGNS)}
-    signs = [f"{sign} {meaning}" for sign, meaning in reversed(meanings.items()) if f" {sign} " in table]
-    return table + (f"\nSigns: {'; '.join(signs)}.\n" if signs else "")
+    meanings: dict[str, str] = {}
+    for _, sign, meaning in () if kind else SIGNS:
+        if f" {sign} " in table:
+            meanings.setdefault(sign, meaning)  # marks may share a sign
+    signs = "; ".join(f"{sign} {meaning}" for sign, meaning in meanings.items())
+    return table + (f"\nSigns: {signs}.\n" if signs else "")
 
 
 def _cases(asked: Mapping[str, Any], source_of: SourceOf) -> list[list[str]]:

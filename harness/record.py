@@ -120,7 +120,7 @@ class Record:
             return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
 
     def _values(self) -> dict[str, Any]:
-        rest = {name: getattr(self, name) for name in _written(self) if name != "case"}
+        rest = {name: getattr(self, name) for name in _LINE if name != "case"}
         return {"schema": SCHEMA_VERSION, "case": self.case.to_dict(), **rest}
 
     @classmethod
@@ -140,7 +140,7 @@ class Record:
             raise RecordError("is not a record: no field 'schema'")
         if values["schema"] != SCHEMA_VERSION:
             raise RecordError(f"has schema {_shortened(values['schema'])}, this program reads schema {SCHEMA_VERSION}")
-        for name in sorted(set(values) - _written(cls).keys() - {"schema"}):
+        for name in sorted(set(values) - {*_LINE, "schema"}):
             raise RecordError(f"has the unknown field {_shortened(name)}")
         for name in sorted({"case", "status"} - set(values)):
             raise RecordError(f"lacks the field {name!r}")
@@ -148,9 +148,7 @@ class Record:
         return cls(case=Case.from_dict(values["case"]), **rest, plain=plain)
 
 
-def _written(record: Record | type[Record]) -> dict[str, None]:
-    """The fields that a line has, in order."""
-    return {each.name: None for each in fields(record) if each.init}
+_LINE = tuple(each.name for each in fields(Record) if each.init)  # the fields that a line has, in order
 
 
 def _is_text(value: Any) -> bool:

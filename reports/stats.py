@@ -360,7 +360,8 @@ def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
     if row["status"] == "ok" and any(is_hot(record.environment) for record in timed(group)):
         yield HOT
     if _is_unsteady(row):
-        yield from [UNSTEADY] if _is_latency_unsteady(row) else []
+        if _is_latency_unsteady(row):
+            yield UNSTEADY
         yield from (UNSTEADY_TIMES[name] for name, *_ in _unsteady_times(row))
 
 

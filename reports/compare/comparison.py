@@ -182,10 +182,8 @@ class Pair:
 
     @property
     def is_sound(self) -> bool:
-        """Whether both sides have enough samples of one time, of a cool machine left alone, and hosts do not matter."""
-        sides = (self.a, self.b)
-        known = all(side.samples >= FEWEST and not side.others and not side.hot and not side.changed for side in sides)
-        return known and not self.on_other_hosts
+        """Whether both sides are, and hosts do not matter."""
+        return self.a.is_sound and self.b.is_sound and not self.on_other_hosts
 
 
 def _is_interleaved(a: Run, b: Run) -> bool:

@@ -9,7 +9,7 @@ from statistics import median, stdev
 from typing import Any
 
 from harness.heat import is_hot
-from harness.interval import median_interval
+from harness.interval import FEWEST, median_interval
 from harness.machine_load import is_loaded
 from harness.reason import counted, printable, span
 from harness.record import Record
@@ -40,9 +40,9 @@ class CaseSide:
     below, above: how far the 95% interval of log(ms) goes; infinite where it has no end, as without a result.
     samples, timed: of all rounds, and how many of the `rounds` have any. others: the most of the processors that
     others used while it was measured, where they disturbed it; else 0. hot: whether heat slowed the GPU down. changed:
-    whether the samples of a process alone are not at the end what they were at the beginning. devices:
-    what must be the same for two timings to be compared, of each machine that measured the case. facts: what else may
-    differ, by name. host_bound: whether an engine's host bounds it.
+    whether the samples of a process alone are not at the end what they were at the beginning. devices: what must be
+    the same for two timings to be compared, of each machine that measured the case. facts: what else may differ, by
+    name. host_bound: whether an engine's host bounds it.
     """
 
     key: str
@@ -74,6 +74,11 @@ class CaseSide:
     def half(self) -> float:
         """How far the interval goes to its longer side."""
         return max(self.below, self.above)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it has enough samples of one time, from a cool machine left alone by others."""
+        return self.samples >= FEWEST and not (self.others or self.hot or self.changed)
 
     @property
     def on_cpu(self) -> bool:

@@ -241,9 +241,10 @@ class Figure {
 /* The elements with one stop for the tab key; arrow keys move among those that can be seen. Returned is what is to be
    called when elements were hidden: the stop may be one of them. */
 function roving(host, wanted) {
-  const items = () => wanted.flatMap((each) => (typeof each === "string" ? [...host.querySelectorAll(each)] : [each])).filter((each) => !each.closest("[hidden]"));
+  const every = () => wanted.flatMap((each) => (typeof each === "string" ? [...host.querySelectorAll(each)] : [each]));
+  const items = () => every().filter((each) => !each.closest("[hidden]"));
   const reach = (item) => {
-    for (const other of wanted.flatMap((each) => (typeof each === "string" ? [...host.querySelectorAll(each)] : [each]))) other.tabIndex = other === item ? 0 : -1;
+    for (const other of every()) other.tabIndex = other === item ? 0 : -1;
   };
   const keep = () => {
     const all = items();

@@ -85,16 +85,18 @@ def _ratios(view: View) -> str:
 
 def _parts(view: View) -> str:
     """Where the parts of one computation take least together; "" for lines that are no parts of one."""
-    parts = [line for line in view.compared if any(view.rows([line]).get("part", pd.Series(dtype=object)).fillna(""))]
-    if len(parts) < 2 or len(parts) < len(view.compared) or len({(line.system, line.backend) for line in parts}) > 1:
+    parts = view.compared
+    if len({(line.system, line.backend) for line in parts}) != 1 or len(parts) < 2 or "part" not in view.table:
+        return ""
+    if not all(view.rows(parts)["part"].fillna("")):
         return ""
     of = [{point.x: point.value for point in view.points(line)} for line in parts]
     sums = {x: sum(each[x] for each in of) for x in of[0] if all(x in each for each in of)}
     if not sums:
         return ""
     least = min(sums, key=lambda x: sums[x])
-    labels = [view.labels(parts)[line.name] for line in parts]
-    each = _listed([f"{label} {rounded(values[least])}" for label, values in zip(labels, of, strict=True)])
+    labels = view.labels(parts)
+    each = _listed([f"{labels[line.name]} {rounded(found[least])}" for line, found in zip(parts, of, strict=True)])
     at = view.at(said_x(least))
     return f"{view.figure.title}: together they take least at {at}, {rounded(sums[least])} {view.unit} ({each})."
 

@@ -9,7 +9,7 @@ const profileOf = (row) => page.profiles[row] ?? null;
 /* Which GPU a row was measured on, where the run has several of one model; "" elsewhere. */
 const severalUnits = new Set((columns.get("device_id") ?? []).filter(Boolean)).size > 1;
 const unitOf = (row) => (severalUnits && cell(row, "device_id") ? `GPU ${cell(row, "device_id")}` : "");
-const rowSigns = (row) => signsOf((cell(row, "marks") ?? "").split(", ").filter((mark) => page.marks.latency_ms.includes(mark)));
+const rowSigns = (row) => signsOf(marksIn(cell(row, "marks"), "latency_ms"));
 const allRows = [...Array(page.count).keys()];
 const hiddenSystems = new Set();
 

@@ -9,6 +9,11 @@ function signsOf(marks) {
   return page.signs.filter(([mark]) => marks.includes(mark));
 }
 
+/* The marks in a cell that say something of a value in the column `y`. */
+function marksIn(cell, y) {
+  return (cell || "").split(", ").filter((mark) => page.marks[y].includes(mark));
+}
+
 function axisLabel(value) {
   if (typeof value !== "number" || value < 1024 || value % 1024) return String(value);
   return value % 1048576 ? `${value / 1024}k` : `${value / 1048576}M`;
@@ -82,8 +87,8 @@ class Points {
     return points.filter((point) => point.y).reduce((a, b) => (b.y.value > a.y.value ? b : a));
   }
 
-  /* Is a larger batch than the best worse beyond their intervals, and more than level with it? Not where fewer sequences than asked for ran at the
-     best: larger batches would have run as many. */
+  /* Is a larger batch than the best worse beyond their intervals, and not level with it? Not where fewer sequences than
+     asked for ran at the best: larger batches would have run as many. */
   turns(points) {
     const best = this.best(points);
     const { x, y } = best;
@@ -92,8 +97,7 @@ class Points {
 
   /* Those that say something of what is drawn: of an amount of memory no time is in doubt. */
   marks(point) {
-    const found = new Set(point.measured.flatMap((row) => (this.cell(row, "marks") || "").split(", ")));
-    return [...found].filter((mark) => page.marks[this.data.y].includes(mark));
+    return [...new Set(point.measured.flatMap((row) => marksIn(this.cell(row, "marks"), this.data.y)))];
   }
 
   signs(point) {

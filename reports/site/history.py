@@ -145,7 +145,7 @@ def _line(place: str, key: str, points: list[Point]) -> Line:
 def _changes(key: str, points: Sequence[Point]) -> Iterable[Change]:
     before = None
     for point in points:
-        if not _is_sound(point):
+        if not point.side.is_sound:
             continue
         if before is not None:
             pair = Pair(before.side, point.side)
@@ -160,10 +160,6 @@ def _differs(pair: Pair) -> Iterator[str]:
     if a != b:
         yield Difference("sequences at once", a, b).sentence
     yield from (each.sentence for each in differences([pair]))
-
-
-def _is_sound(point: Point) -> bool:
-    return Pair(point.side, point.side).is_sound
 
 
 def _drawn(case: Case) -> dict[str, Any]:
@@ -188,7 +184,7 @@ def _line_drawn(line: Line, is_by_token: bool) -> dict[str, Any]:
         "high": [_rounded(ms * math.exp(side.above)) for ms, side in zip(times, sides, strict=True)],
         "sequences": [side.tokens_said for side in sides] if is_by_token else [],
         "commit": [side.facts.get("commit", "") for side in sides],
-        "doubtful": [at for at, point in enumerate(line.points) if not _is_sound(point)],
+        "doubtful": [at for at, point in enumerate(line.points) if not point.side.is_sound],
         "changes": [_change(change, line.points) for change in line.changes],
     }
 
