@@ -135,13 +135,13 @@ def _distances(a: Source, b: Source, where: Mapping[str, Any], without: Mapping[
     rows = chosen(a.rows, where)
     keys = set(rows[KEY]) - (set(chosen(rows, without)[KEY]) if without else set())
     runs = _run_of(a), _run_of(b)
-    found = [(row.judged.ratio - 1, row.label) for row in compare(*runs).rows if row.key in keys]
+    found = [row for row in compare(*runs).rows if row.key in keys]
     if not found:
         raise UserError(f"{runs[0].folder} and {runs[1].folder}: no such case has a result in both")
-    off = [abs(difference) for difference, _ in found]
-    farthest, label = max(found, key=lambda each: abs(each[0]))
-    within = [str(sum(each <= bar for each in off)) for bar in WITHIN]
-    return [str(len(found)), f"{median(each for each, _ in found):+.1%}", *within, f"{farthest:+.1%}: {label}"]
+    farthest = max(found, key=lambda row: row.apart)
+    within = [str(sum(row.apart <= bar for row in found)) for bar in WITHIN]
+    middle = median(row.judged.ratio - 1 for row in found)
+    return [str(len(found)), f"{middle:+.1%}", *within, f"{farthest.judged.ratio - 1:+.1%}: {farthest.label}"]
 
 
 TABLES: Mapping[str, Callable[[Mapping[str, Any], SourceOf], Lines]] = {"runs": runs_table, "apart": apart_table}

@@ -17,7 +17,8 @@ from reports.compare.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
 from reports.compare.side import GPU_UNIT, CaseSide, Side, case_sides, run_side
 
 STORED_BAR = 0.05  # two stored runs are not judged below it: the same case has differed by up to 2.6%
-BETWEEN_RUNS = {"gpu": 0.02, "cpu": 0.3}  # within which 95% of cases lie in two runs of the same commit
+# Within which 95% of cases lie in two runs of the same commit: of one GPU, of two of a kind, of a CPU.
+BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
 VERDICTS = ("slower", "lost", "faster", "gained", "same", "undecided", "not judged")
 LOG_LIMIT = 700.0  # of what a float can hold
 NAMED = 3  # values of a setting that are named one by one
@@ -56,6 +57,12 @@ class Row:
     b_ms: float
     judged: Judged
     notes: tuple[str, ...] = ()
+
+    @property
+    def apart(self) -> float:
+        """How much longer the longer of the two is, as a share; the same whichever is called A."""
+        ratio = max(self.judged.ratio, math.exp(-LOG_LIMIT))
+        return max(ratio, 1 / ratio) - 1
 
 
 @dataclass(frozen=True)
@@ -176,9 +183,14 @@ class Pair:
             yield f"throttled in {throttled[0]} only"
 
     @property
+    def on_other_gpus(self) -> bool:
+        """Whether the two sides ran on two units."""
+        return self.a.facts.get(GPU_UNIT) != self.b.facts.get(GPU_UNIT)
+
+    @property
     def on_other_hosts(self) -> bool:
         """Whether two hosts are compared rather than what ran on them: a GPU of another unit is taken for another."""
-        return self.a.host_bound and self.a.facts.get(GPU_UNIT) != self.b.facts.get(GPU_UNIT)
+        return self.a.host_bound and self.on_other_gpus
 
     @property
     def is_sound(self) -> bool:
@@ -222,8 +234,8 @@ def _judgement(verdict: str, middle: float, half: float, rounds: int, regressed:
 
 def _stored_ratio(pair: Pair) -> tuple[float, float]:
     """log(B/A), and the half width of its 95% interval: of each side's median, and between two runs."""
-    between = BETWEEN_RUNS["cpu" if pair.a.on_cpu or pair.b.on_cpu else "gpu"]
-    return pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, between)
+    where = "cpu" if pair.a.on_cpu or pair.b.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
+    return pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])
 
 
 def _refuse_another_device(pairs: Iterable[Pair]) -> None:

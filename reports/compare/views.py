@@ -14,8 +14,9 @@ from reports.compare.judge import BAR, SAME
 
 COLUMNS = ("verdict", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
 STORED_MEANING = (
-    f"Two stored runs differ by up to 3% by themselves, on a CPU by up to {BETWEEN_RUNS['cpu']:.0%}, and by more where "
-    f"the host's launches bound a case: nothing is judged below {STORED_BAR:.0%}. "
+    f"Of two stored runs of one commit 95% of the cases are within {BETWEEN_RUNS['gpu']:.0%} on one GPU, within "
+    f"{BETWEEN_RUNS['gpus']:.0%} on two of a kind and within {BETWEEN_RUNS['cpu']:.0%} on a CPU, and some that the "
+    f"host bounds are further apart: nothing is judged below {STORED_BAR:.0%}. "
     "`ttt-bench ab` measures two commits in turns and judges from 1%."
 )
 _NUMBERS = (1, 2, 3, 4)
@@ -135,7 +136,7 @@ def _apart(rows: Sequence[Row]) -> Iterator[str]:
     """How far two stored runs are apart in all, and how many of those that were not judged are beyond the bar."""
     if not rows:
         return
-    apart = [abs(row.judged.ratio - 1) for row in rows]
+    apart = [row.apart for row in rows]
     within = ", ".join(f"{sum(each <= near for each in apart)} within {near:.0%}" for near in NEAR)
     said = (
         f"Of {counted(len(rows), 'case')} {within}; {median(apart):.1%} apart in the median, {max(apart):.1%} at most."

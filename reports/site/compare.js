@@ -76,7 +76,7 @@ function namesOf(a, b) {
 function rowOf([a, b]) {
   const middle = b.log_ms - a.log_ms;
   const onCpu = [a, b].some((side) => side.devices.some((device) => device.GPU === rules.no_gpu));
-  const half = Math.hypot(a.half, b.half, rules.between[onCpu ? "cpu" : "gpu"]);
+  const half = Math.hypot(a.half, b.half, rules.between[onCpu ? "cpu" : onOtherGpus(a, b) ? "gpus" : "gpu"]);
   const sound = [a, b].every((side) => side.samples >= rules.fewest && !side.others && !side.hot && !side.changed) && !onOtherHosts(a, b);
   const far = sound && Math.abs(middle) > Math.max(half, Math.log1p(rules.bar));
   const [ratio, low, high] = [middle, middle - half, middle + half].map((each) => Math.exp(Math.min(each, rules.log_limit)));
@@ -84,9 +84,13 @@ function rowOf([a, b]) {
   return { label: a.label, a_ms: a.ms, b_ms: b.ms, ratio, low, high, verdict, notes: notesOf({ A: a, B: b }) };
 }
 
+function onOtherGpus(a, b) {
+  return own(a.facts, rules.gpu_unit) !== own(b.facts, rules.gpu_unit);
+}
+
 /* Whether two hosts are compared rather than what ran on them: a GPU of another unit is taken for another. */
 function onOtherHosts(a, b) {
-  return a.host_bound && own(a.facts, rules.gpu_unit) !== own(b.facts, rules.gpu_unit);
+  return a.host_bound && onOtherGpus(a, b);
 }
 
 function notesOf(sides) {
@@ -167,7 +171,7 @@ function counted({ rows, missing }) {
 
 /* How far the two are apart in all, and how many of those that were not judged are beyond the bar. */
 function howFar(rows) {
-  const far = rows.map(({ ratio }) => Math.abs(ratio - 1));
+  const far = rows.map(({ ratio }) => Math.max(ratio, 1 / Math.max(ratio, Math.exp(-rules.log_limit))) - 1);
   const sorted = [...far].sort((a, b) => a - b);
   const half = Math.floor(sorted.length / 2);
   const middle = sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;

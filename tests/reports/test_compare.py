@@ -301,9 +301,9 @@ def test_few_samples_and_a_loaded_or_hot_machine_are_named_and_not_judged(tmp_pa
 @pytest.mark.parametrize(
     ("case", "unit", "verdict"),
     [
-        ({"timing": "engine", "batch": 2}, "another", "not judged"),
-        ({"timing": "engine", "batch": 2}, "12345678", "slower"),
-        ({"timing": "engine", "batch": 4}, "another", "slower"),
+        ({"timing": "engine", "batch": 4}, "another", "not judged"),
+        ({"timing": "engine", "batch": 4}, "12345678", "slower"),
+        ({"timing": "engine", "batch": 8}, "another", "slower"),
         ({"timing": "graph", "batch": 2}, "another", "slower"),
     ],
 )
@@ -314,6 +314,17 @@ def test_an_engine_of_few_sequences_is_not_judged_on_another_host(tmp_path, case
     found = compare(*two(tmp_path, [timed(case, 10)], [timed(case, 11, there)])).rows[0]
     assert found.judged.verdict == verdict
     assert any("another host" in note for note in found.notes) == (verdict == "not judged")
+
+
+def test_two_gpus_of_a_kind_differ_more_than_one_and_which_run_is_called_a_does_not_matter(tmp_path):
+    there = on_gpu()
+    there["gpu"] = there["gpu"] | {"device_id": "another"}
+    here = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 10.306)]))
+    a, b = two(tmp_path / "other", [timed(a_case(), 10)], [timed(a_case(), 10.306, there)])
+    onto, back = compare(a, b), compare(b, a)
+    assert here.rows[0].judged.low > 1 > onto.rows[0].judged.low
+    assert onto.rows[0].apart == pytest.approx(back.rows[0].apart) == pytest.approx(0.0306)
+    assert "1 case 0 within 1%, 0 within 2%, 0 within 3%; 3.1% apart" in views.text(back)
 
 
 def test_of_several_processes_the_most_disturbed_one_says_how_loaded_the_machine_was(tmp_path):

@@ -241,7 +241,7 @@ def test_of_runs_on_a_cpu_and_of_one_without_records_the_site_says_what_compare_
 
 
 def test_of_an_engines_few_sequences_on_another_host_the_site_says_what_compare_says(browser, tmp_path):
-    cases = [a_case(timing="engine", batch=batch) for batch in (1, 2, 4)]
+    cases = [a_case(timing="engine", batch=batch) for batch in (1, 4, 8)]
     here, there = on_gpu(), on_gpu(gpu=on_gpu()["gpu"] | {"device_id": "another"})
     runs, site = {}, tmp_path / "site"
     for name, ms, place in (("first", 10, here), ("beside", 12, here), ("elsewhere", 12, there)):
