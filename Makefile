@@ -24,6 +24,9 @@ INSTALL_MAMBA := .venv-mamba/bin/python -m pip install --quiet --no-deps --no-bu
 # Which versions of Python 3 an environment is locked for: a condition on the second number, and the same in words.
 FOR_PYTHON = @$(PYTHON) -c "import sys; v = sys.version_info[1]; sys.exit(0 if $(1) else 'make: this needs Python $(2), and $(PYTHON) is 3.%d; say PYTHON=python3.12' % v)"
 
+# With VENV= nothing is installed.
+HAS_PACKAGES = $(if $(VENV),,@$(PY) -c "import sys; from importlib.util import find_spec; sys.exit(0 if all(map(find_spec, ('torch', 'typer', 'pandas'))) else 'make: $(PY) lacks packages of ttt-bench; name another by PYTHON=, or leave VENV= out to install them')")
+
 .PHONY: help install bench baselines venv-vllm venv-mamba test test-gpu sanitize lint chromium axe slurm clean
 
 help:
@@ -32,6 +35,7 @@ help:
 install: $(INSTALLED)
 
 bench: $(INSTALLED)
+	$(HAS_PACKAGES)
 ifeq ($(TARGET),cuda)
 	$(if $(VENV),-@$(MAKE) --no-print-directory venv-vllm)
 	$(if $(VENV),-@$(MAKE) --no-print-directory venv-mamba)

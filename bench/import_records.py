@@ -42,9 +42,17 @@ def imported(old: Sequence[Path], out: Path) -> Run:
             latest[record.case.key] = record
     if not latest:
         raise RecordError(f"no records in {', '.join(map(str, old))}")
-    jobs = jobs_of(Planned(record.case) for record in latest.values())
     entries = tuple(_entry(name, keys) for name, keys in suites.items())
-    run = Run.create(out, RunFile("measure", jobs, catalogue(entries)))
+    try:
+        jobs = jobs_of(Planned(record.case) for record in latest.values())
+        whole = RunFile("measure", jobs, catalogue(entries))
+    except ValueError as error:  # of names of systems that cannot be those of files
+        raise RecordError(f"{', '.join(map(str, old))}: {error}") from None
+    for job in jobs:
+        for planned in job.cases:
+            if why := Run(out, whole).foreign(latest[planned.case.key], job):
+                raise RecordError(f"{planned.case.label}: {why}")
+    run = Run.create(out, whole)
     for job in jobs:
         with run.record_file(job) as file:
             for planned in job.cases:

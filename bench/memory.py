@@ -24,7 +24,7 @@ def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> N
         shape = (case.phase, case.batch, case.context)
         least[shape] = min(least.get(shape, least_bytes(case)), least_bytes(case))
     for (phase, batch, context), needed in least.items():
-        if needed > total:
+        if total is not None and needed > total:
             raise UserError(f"{phase} with --batch {batch} --context {context}: {_shortage(needed, total)}")
 
 
@@ -58,10 +58,10 @@ def sequences_that_fit(config: TTTConfig, state_bytes: float, dtype: str, total:
     return max(0, int(left // (config.layers * state_bytes + window_bytes(config, ELEMENT_BYTES[dtype]))))
 
 
-def total_memory_bytes(machine: Mapping[str, Any]) -> int:
-    """The GPU's memory in an environment snapshot, or without one the machine's."""
+def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:
+    """The GPU's memory in an environment snapshot, None where it does not tell, or without a GPU the machine's."""
     gpu = machine.get("gpu")
-    return int(gpu["memory_bytes"]) if gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return gpu["memory_bytes"] if gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def least_bytes(case: Case) -> int:

@@ -11,7 +11,7 @@ from bench.errors import UserError, unknown
 from bench.models.case_model import Checkpoint
 from bench.models.config import BACKBONES, SIZES
 from bench.plan import Selection
-from harness.case import PHASES, Scalar
+from harness.case import MOST, PHASES, Scalar
 
 T = TypeVar("T")
 
@@ -118,13 +118,15 @@ def _count(option: str, word: str) -> int:
         raise UserError(f"{option} {word}: not a whole number{_as_number(word)}") from None
     if value < 1:
         raise UserError(f"{option} {word}: must be at least 1")
+    if value > MOST:
+        raise UserError(f"{option} {word}: must be at most {MOST}")
     return value
 
 
 def _as_number(word: str) -> str:
     """What is to be written for `2k`."""
     number, unit = word[:-1], word[-1:].lower()
-    return f"; write {int(number) << 10}" if unit == "k" and number.isdecimal() else ""
+    return f"; write {int(number) << 10}" if unit == "k" and number.isdecimal() and len(number) < 16 else ""
 
 
 def words(option: str, text: str | None, parse: Callable[[str], T]) -> tuple[T, ...]:

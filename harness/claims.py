@@ -9,14 +9,13 @@ import json
 import os
 import shutil
 import socket
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.files import refusing, write_atomically
+from harness.files import create_atomically, refusing, write_atomically
 from harness.reason import printable
 from harness.record import RecordError
 
@@ -83,7 +82,7 @@ class Claims:
             return False
         with refusing(self.folder, "written", RecordError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            if _create(self._path(job), _text(holder)):
+            if create_atomically(self._path(job), _text(holder)):
                 return not self.is_finished(job)
             before = self.holder(job)
             if before is None or before.name != holder.name or before.restart > holder.restart:
@@ -170,22 +169,6 @@ def clear(run_folder: Path) -> None:
 
 def _folder(run_folder: Path) -> Path:
     return run_folder / "claims"
-
-
-def _create(path: Path, text: str) -> bool:
-    """Whether the file was made: as a link, which like O_EXCL succeeds for one alone, and is never half written."""
-    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=".")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(aside, path)
-    except FileExistsError:
-        return False
-    finally:
-        os.unlink(aside)
-    return True
 
 
 def _read(path: Path) -> Holder | None:

@@ -1,5 +1,6 @@
 """Write files whole or not at all; give up locks; say in a sentence why a file could not be had."""
 
+import errno
 import fcntl
 import os
 import tempfile
@@ -13,6 +14,31 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
     What UTF-8 cannot hold becomes a question mark.
     """
+    with _written_beside(path, content) as aside:
+        os.replace(aside, path)
+
+
+def create_atomically(path: Path, content: str | bytes) -> bool:
+    """Whether `path` was made, whole; False where it is there: of several processes one makes it. Raises OSError."""
+    with _written_beside(path, content) as aside:
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+                raise
+            try:  # a file system without links
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return False
+            os.replace(aside, path)
+    return True
+
+
+@contextmanager
+def _written_beside(path: Path, content: str | bytes) -> Iterator[str]:
+    """A file with `content` in the folder of `path`, which is gone afterwards."""
     data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
     descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -21,10 +47,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.chmod(aside, 0o644)
-        os.replace(aside, path)
-    except BaseException:
+        yield aside
+    finally:
         Path(aside).unlink(missing_ok=True)
-        raise
 
 
 @contextmanager

@@ -276,7 +276,8 @@ class CaseRun:
             _forget_what_slowed(gpu)
             policy = self.policy
             if self._metered(gpu):
-                policy = replace(policy, interval_s=max(LASTS_S, policy.interval_s))
+                interval_s, budget_s = (max(LASTS_S, each) for each in (policy.interval_s, policy.budget_s))
+                policy = replace(policy, interval_s=interval_s, budget_s=budget_s)
             with self._stage("sample"), energy:
                 timing = take_samples(clock, policy, throttled, inspector.before_sample)
         timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]

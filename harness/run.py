@@ -25,6 +25,8 @@ from harness.record import Record
 from harness.record_file import RecordFile
 from harness.run_file import FILE, Job, Request, RunError, RunFile, read_run_file, write_run_file
 
+_HELD = "{}: holds a run already; resume it (--resume) or name another folder"
+_OURS = ("records", "profiles", "claims")  # what a folder may hold before its run.json
 _SUBMIT_S = 60.0  # that a task waits for whoever submits it to let the folder go
 
 
@@ -36,10 +38,10 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, file: RunFile) -> "Run":
-        """A new run in `folder`, which may exist but must hold no run."""
+        """A new run in `folder`, which may exist but must hold no run; of several made at once the first is."""
         cls.refuse_held(folder)
         run = cls(folder, file)
-        run.save()
+        run.save(new=True)
         return run
 
     @staticmethod
@@ -48,12 +50,14 @@ class Run:
         with refusing(folder, "read", RunError):
             held, recorded = os.path.lexists(folder / FILE), _has_entries(folder / "records")
         if held:
-            raise RunError(f"{folder}: holds a run already; resume it (--resume) or name another folder")
+            raise RunError(_HELD.format(folder))
         if recorded:
             raise RunError(f"{folder}: has records but no {FILE}; put its {FILE} back or name another folder")
         if folder.exists() and not folder.is_dir():
             raise RunError(f"{folder}: is not a folder; name another for the run")
-        if others := sorted(_entries(folder) - {"records", "profiles", "claims"}):
+        if others := sorted(
+            name for name in _entries(folder) if name not in _OURS and not name.startswith(f".{FILE}.")
+        ):
             raise RunError(f"{folder}: holds no run, but {others[0]}; name another folder")
 
     @classmethod
@@ -81,13 +85,15 @@ class Run:
         """measure, verify or profile."""
         return self.file.mode
 
-    def save(self) -> None:
-        """Write run.json whole or not at all."""
+    def save(self, *, new: bool = False) -> None:
+        """Write run.json whole or not at all; new: RunError where there is one."""
         try:
             (self.folder / "records").mkdir(parents=True, exist_ok=True)
-            write_run_file(self.folder, self.file)
+            written = write_run_file(self.folder, self.file, new=new)
         except (OSError, ValueError) as error:  # also a number that JSON has not, or a name that no file can have
             raise RunError(f"{self.folder}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+        if not written:
+            raise RunError(_HELD.format(self.folder))
 
     def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
         """The run's jobs with those of a later request: cases that are not planned yet go to the end of their job.

@@ -14,7 +14,7 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 
 from harness.case import Case, CaseError, Mode
 from harness.catalogue import FORBID_EXTRA, Catalogue
-from harness.files import refusing, write_atomically
+from harness.files import create_atomically, refusing, write_atomically
 from harness.reason import clipped
 from harness.record import NESTING_LIMIT, RecordError, is_deeper
 from harness.timer import Policy
@@ -166,10 +166,16 @@ def read_run_file(folder: Path) -> RunFile:
     return _parsed(folder / FILE, _json_of(folder))
 
 
-def write_run_file(folder: Path, file: RunFile) -> None:
-    """Write run.json whole or not at all; ValueError for a number that JSON has not, or OSError."""
-    text = json.dumps(_ADAPTER.dump_python(file, mode="json"), separators=(",", ":"), allow_nan=False)
-    write_atomically(folder / FILE, text + "\n")
+def write_run_file(folder: Path, file: RunFile, *, new: bool = False) -> bool:
+    """Write run.json whole or not at all; ValueError for a number that JSON has not, or OSError.
+
+    new: write it where there is none alone; whether it was written.
+    """
+    text = json.dumps(_ADAPTER.dump_python(file, mode="json"), separators=(",", ":"), allow_nan=False) + "\n"
+    if new:
+        return create_atomically(folder / FILE, text)
+    write_atomically(folder / FILE, text)
+    return True
 
 
 def _json_of(folder: Path) -> Any:

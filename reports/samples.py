@@ -39,17 +39,25 @@ def quartiles_apart(samples: Sequence[float]) -> float:
 
 
 def ends_apart(samples: Sequence[float]) -> float:
-    """How far the median of the first quarter is from that of the last, over that.
+    """How far the median of the first quarter, six samples at least, is from that of the last, over that.
 
-    0 for fewer than twelve samples, and where the middle halves of the two quarters overlap, as noise would have it.
+    0 for fewer than twelve samples, and where the two overlap, as noise would have it: of ten samples and more the
+    middle halves, of fewer all. Of steady Gaussian noise of 5% it is above 5% in 1.6% of cases of 40 samples, and in at
+    most 0.4% of cases of fewer, or of more than 60.
     """
-    quarter = len(samples) // 4
-    if quarter < 3:
+    if len(samples) < 2 * FEWEST:
         return 0.0
-    (low, first, high), (floor, last, top) = (
-        quantiles(part, method="inclusive") for part in (samples[:quarter], samples[-quarter:])
-    )
+    count = max(FEWEST, len(samples) // 4)
+    (low, first, high), (floor, last, top) = map(_middle, (samples[:count], samples[-count:]))
     return abs(first / last - 1) if last and (low > top or high < floor) else 0.0
+
+
+def _middle(samples: Sequence[float]) -> tuple[float, float, float]:
+    """The median between the quartiles, or of fewer than ten samples between the ends."""
+    if len(samples) < 10:
+        return min(samples), median(samples), max(samples)
+    low, middle, high = quantiles(samples, method="inclusive")
+    return low, middle, high
 
 
 def latency_ms(measured: Sequence[Record]) -> float:

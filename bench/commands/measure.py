@@ -1,5 +1,6 @@
 """`ttt-bench run`: say what will happen, run the jobs, sum up."""
 
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -83,7 +84,7 @@ def run(
         command = to_continue(arguments, out, retry="failed")
         print(f"ttt-bench: to measure again what failed: {command}", file=sys.stderr)
     if records and not any(record.status == "ok" for record in records):
-        sys.exit(1)
+        sys.exit(f"ttt-bench: no case has a result; why: ttt-bench table {shlex.quote(str(out))}")
 
 
 def dry_run(

@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -160,6 +160,8 @@ def open_run(work: Plan, out: Path, *, resume: bool, arguments: Sequence[str]) -
     """The new run in `out`, or the one there with what is asked for added; RunError where another has it."""
     request = request_of(arguments, work)
     if not goes_on(work, out, resume):
+        if resume:
+            print(f"ttt-bench: {out}: no run yet; it begins now", file=sys.stderr)
         file = RunFile("measure", work.jobs, work.catalogue, work.policy, work.repeats, (request,))
         return Run.create(out, file)
     return extended(work, out, request)
@@ -195,8 +197,6 @@ def goes_on(work: Plan, out: Path, resume: bool) -> bool:
     refuse_submitted(out)
     if not (Run.exists(out) and resume):
         Run.refuse_held(out)
-        if resume:
-            print(f"ttt-bench: {out}: no run yet; it begins now", file=sys.stderr)
         return False
     _refuse_another_kind(Run.open(out), work)
     return True
@@ -207,7 +207,7 @@ def request_of(arguments: Sequence[str], work: Plan) -> Request:
     machine = work.machine
     constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    return Request(at, tuple(_without_folder(arguments)), machine["commit"], machine["dirty"], constant)
+    return Request(at, tuple(_published(arguments)), machine["commit"], machine["dirty"], constant)
 
 
 def retry_of(run: Run, to_retry: ToRetry) -> Retry:
@@ -225,7 +225,7 @@ def to_continue(arguments: Sequence[str], out: Path, retry: str = "") -> str:
 
     retry: its `--retry`, in place of theirs.
 
-    Of a checkpoint it has what the arguments have: those of a run.json name its folder without the path.
+    Of paths it has what the arguments have: those of a run.json are without their folders (`_published`).
     """
     anew = ("--out", "--retry") if retry else ("--out",)
     kept = [
@@ -347,17 +347,41 @@ def refuse_another_device(current: Run, work: Plan) -> None:
         )
 
 
-def _without_folder(arguments: Sequence[str]) -> list[str]:
-    """The arguments with the name of a checkpoint's folder in place of its path: a run is published."""
+def _published(arguments: Sequence[str]) -> list[str]:
+    """The arguments without what says who ran them and where, as a run is published.
+
+    Of a checkpoint's path its folder's name is kept, of a path to an absolute place what is below the current folder,
+    else its name, and of a Slurm account that there is one.
+    """
     kept = []
     for before, word in zip(("", *arguments), arguments, strict=False):
-        option, equals, path = word.partition("=")
-        if before == "--checkpoint":
-            word = Path(word).resolve().name
-        elif option == "--checkpoint" and equals:
-            word = f"{option}={Path(path).resolve().name}"
+        option, equals, value = word.partition("=")
+        if before in _SAID:
+            word = _SAID[before](word)
+        elif option in _SAID and equals:
+            word = f"{option}={_SAID[option](value)}"
+        elif word[:2] == "-o" and word != "-o":  # its value may follow at once, as in -oFILE
+            word = f"-o{_place(word[2:])}"
         kept.append(word)
     return kept
+
+
+def _place(path: str) -> str:
+    """A path as it was given, and an absolute one from the current folder, or where it is not below that its name."""
+    place = Path(path)
+    if not place.is_absolute():
+        return path
+    here = Path.cwd()
+    return str(place.relative_to(here)) if place.is_relative_to(here) else place.name
+
+
+_SAID: Mapping[str, Callable[[str], str]] = {
+    "--checkpoint": lambda path: Path(path).resolve().name,
+    "--out": _place,
+    "-o": _place,
+    "--systems-file": _place,
+    "--slurm": lambda options: re.sub(r"\b(account|mail-user|comment)=[^,]*", r"\1=...", options),
+}
 
 
 def places_asked(gpus: str | None, device: str) -> list[Place]:

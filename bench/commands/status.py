@@ -51,7 +51,7 @@ def status(out: Path, cancel: bool, asked_by: AskedBy) -> None:
     if not states and not unknown and (elsewhere or any(row[2] == "left" for row in rows)):
         said = f"{alone} may be gone" if elsewhere else "no process is running it"
         commands, finished = _commands_to_continue(run, out, records, asked_by)
-        said += f"; {finished} of {finished + len(commands)} commands finished" if finished else ""
+        said += f"; {finished} of {finished + len(commands)} different commands finished" if finished else ""
         print("\n  ".join([f"{said}{'; to continue:' if commands else ''}", *commands]))
 
 

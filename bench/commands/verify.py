@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.commands.measure import summary
-from bench.commands.planning import plan
+from bench.commands.planning import plan, request_of
 from bench.model_facts import PARAMETERS_OFF
 from bench.selection import Asked
 from harness.measured_case import NO_REFERENCE
@@ -24,7 +24,8 @@ def verify(asked: Asked, *, limits: Limits) -> None:
     work = plan(asked)
     work.refuse_elsewhere()
     with tempfile.TemporaryDirectory() as folder:
-        file = RunFile("verify", work.jobs, work.catalogue, work.policy)
+        # The request says what this machine has: a worker that sees no GPU must not verify for one.
+        file = RunFile("verify", work.jobs, work.catalogue, work.policy, requests=(request_of((), work),))
         current = Run.create(Path(folder) / "run", file)
         with Progress("verify", work.total) as progress:
             records = run_jobs(current, work.launches, limits=limits, on_event=progress, skip=work.skip)

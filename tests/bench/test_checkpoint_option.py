@@ -168,11 +168,16 @@ def test_a_model_that_errs_late_in_what_it_generates_is_seen(folder: Path) -> No
 def test_a_run_says_its_name_and_never_its_path(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ["run", "quick", "--checkpoint", str(folder), f"--checkpoint={folder}"]
+    arguments += ["-o", str(tmp_path / "secret" / "out"), f"-o{tmp_path}/secret/out", "--out=a/b"]
+    arguments += [f"--systems-file={Path.cwd()}/a/x.toml", "--slurm", "account=secret,time=1"]
     asked = Asked(("quick",), batch="1", context="16", device="cpu", budget_s=0.05, checkpoint=folder)
     measure.run(asked, out, resume=False, retry="lost", limits=Limits(), arguments=arguments)
     run = Run.open(out)
     assert {record.status for record in run.records()} == {"ok"}
-    assert run.file.requests[0].arguments == ("run", "quick", "--checkpoint", "my-model", "--checkpoint=my-model")
+    assert run.file.requests[0].arguments == (
+        *("run", "quick", "--checkpoint", "my-model", "--checkpoint=my-model", "-o", "out", "-oout", "--out=a/b"),
+        *("--systems-file=a/x.toml", "--slurm", "account=...,time=1"),
+    )
     texts = [path.read_text() for path in out.rglob("*") if path.is_file()]
     assert texts
     assert not any("secret" in text for text in texts)

@@ -18,6 +18,7 @@ from bench.commands import listing, measure, planning, verify
 from bench.errors import FOR_A_CPU
 from bench.selection import Asked
 from harness.case import Case
+from harness.environment import snapshot
 from harness.gate import Check, Verdict
 from harness.measured_case import NO_REFERENCE
 from harness.probe import Probe
@@ -60,6 +61,18 @@ def test_verify_prints_the_checks(tmp_path):
     for line in cases:
         assert re.fullmatch(r"ok      transformer/torch tiny .*: \d+ checks passed, the worst \S+ \S+ of \S+", line)
     assert not list(tmp_path.iterdir())
+
+
+def test_verify_for_a_gpu_does_not_pass_where_the_worker_sees_none(monkeypatch, capsys):
+    gpu = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 << 30}
+    there = {**snapshot("cpu"), "device": gpu["name"], "device_kind": "cuda", "gpu": gpu}
+    monkeypatch.setattr(planning, "snapshot", lambda *_: there)
+    asked = Asked(("quick",), "transformer/torch", batch="1", context="64", phase="forward", device="cuda")
+    with pytest.raises(SystemExit):
+        verify.verify(asked, limits=Limits())
+    said = capsys.readouterr().out
+    assert "it was measured on the CPU: the worker's packages see no GPU" in said
+    assert not re.search(r"^ok ", said, re.MULTILINE)
 
 
 def verified(monkeypatch, capsys, *records):

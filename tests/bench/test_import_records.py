@@ -124,6 +124,22 @@ def test_a_bad_line_is_one_sentence_and_nothing_is_written(tmp_path, bad, words)
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ([line(case={"system": "a b"})], "'a b"),
+        ([line(case={"system": "a-b", "backend": "c"}), line(case={"system": "a", "backend": "b-c"})], "called a-b-c"),
+        ([line(repeat=1)], "repeat 1 of a run of 1"),
+        ([line(samples_ms=[], throttled=[])], "status 'ok' without samples"),
+    ],
+    ids=["name", "one name", "repeat", "no samples"],
+)
+def test_records_that_no_run_can_hold_are_one_sentence_and_nothing_is_written(tmp_path, bad, words):
+    with pytest.raises(RecordError, match=words):
+        imported([folder(tmp_path, *bad)], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_file_that_is_not_there_and_a_folder_without_records(tmp_path):
     with pytest.raises(RecordError, match="no such file or folder"):
         imported([tmp_path / "none"], tmp_path / "new")

@@ -136,6 +136,7 @@ def test_one_is_no_plural(tmp_path):
         (["run", "quick", "--context", "2048", "--context=8192"], ["--context is given twice", "commas"]),
         (["run", "quick", "--gpus", "0", "--gpus", "1", "--dry-run"], ["--gpus is given twice"]),
         (["run", "quick", "-o", "a", "--out=b", "--dry-run"], ["--out is given twice"]),
+        (["run", "quick", "-oa", "--out", "b", "--dry-run"], ["--out is given twice"]),
         (["run", "quick", "--phase", "decode"], ["--phase decode: unknown; there are forward, generate, request"]),
         (
             ["run", "fig20-throughput", "--device", "cuda", "--dry-run", "--systems", "mamba", "--phase", "request"],
@@ -144,6 +145,9 @@ def test_one_is_no_plural(tmp_path):
         (["run", "quick", "--context", "many"], ["--context many: not a whole number"]),
         (["run", "quick", "--context", "2k"], ["--context 2k: not a whole number; write 2048"]),
         (["run", "quick", "--context", "10000000000000"], ["GB"]),
+        (["run", "quick", "--batch", "9223372036854775808"], ["must be at most 9223372036854775807"]),
+        (["run", "quick", "--mini-batch", "9223372036854775808"], ["must be at most 9223372036854775807"]),
+        (["run", "quick", "--context", f"{'9' * 5000}k"], ["not a whole number"]),
         (["run", "quick", "--time-limit", "soon"], ["--time-limit", "number"]),
         (["run", "quick", "--time-limit", "0"], ["--time-limit"]),
         (["run", "quick", "--budget", "-1"], ["--budget"]),

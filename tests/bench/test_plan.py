@@ -347,6 +347,7 @@ def test_what_some_chosen_systems_cannot_hold_is_tried_for_the_others():
     assert {case.system for case in asked} == {"transformer", "ttt-linear"}
     assert {case.system for case in asked if least_bytes(case) > 20e9} == {"transformer"}
     refuse_beyond_memory(asked, {"gpu": {"memory_bytes": 20e9}})
+    refuse_beyond_memory(asked, {"gpu": {"memory_bytes": None}})  # which some GPUs do not tell
 
 
 def kernel_forward(backend, **axes):

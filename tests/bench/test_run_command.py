@@ -353,8 +353,8 @@ def test_a_run_that_is_whole_has_no_command_to_continue(measured, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "finished", "listed"),
     [
-        ({}, "; 1 of 2 commands finished", ["--context 64"]),
-        ({"64": "0"}, "; 1 of 2 commands finished", ["--context 0"]),  # what cannot be planned may have it
+        ({}, "; 1 of 2 different commands finished", ["--context 64"]),
+        ({"64": "0"}, "; 1 of 2 different commands finished", ["--context 0"]),  # what cannot be planned may have it
         ({"quick": "gone"}, "", ["--context 32", "--context 64"]),
         ({"--budget": "--gone"}, "", ["--context 32", "--context 64"]),
         ({"64": "128"}, "", ["--context 32", "--context 128"]),  # none has the case that is left

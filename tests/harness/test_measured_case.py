@@ -392,6 +392,8 @@ def test_a_case_whose_energy_is_told_is_sampled_for_a_second(
     """A sample takes 0.4 s, and others are known well enough after half a second."""
     few = {"min_samples": 1, "max_samples": 9, "interval_samples": 1, "interval_s": 0.5}
     assert len(on_fake_device(monkeypatch, FakeDevice(), case(l2=l2), policy=few).samples_ms) == samples
+    short = few | {"budget_s": 0.5}  # of one of two repeats
+    assert len(on_fake_device(monkeypatch, FakeDevice(), case(l2=l2), policy=short).samples_ms) == samples
 
 
 def test_energy_is_of_the_samples_alone_and_of_all_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """A run folder, whoever made it: what is wrong with it is one sentence, and nothing is lost or written elsewhere."""
 
+import errno
 import fcntl
 import json
 import os
@@ -26,7 +27,7 @@ from harness import run_file as run_file_module
 from harness.catalogue import Catalogue, FigureEntry, MetricEntry, SuiteEntry
 from harness.record import Record, RecordError
 from harness.run import Run, latest
-from harness.run_file import Job, Planned, Request, RunError
+from harness.run_file import FILE, Job, Planned, Request, RunError
 from harness.runner import run_jobs
 
 REQUEST = Request("2025-01-01T00:00:00+00:00", ("run", "quick"), "abc", False, {"cpu": {"model": "x"}})
@@ -234,6 +235,31 @@ def test_places_where_no_run_can_be_made(tmp_path: Path) -> None:
             new_run(name, [case()])
         assert "\n" not in str(error.value)
     assert (tmp_path / "plain").read_text() == "mine"
+
+
+def no_links(*_: Any) -> None:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_two_that_make_a_run_at_once_the_first_has_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """Both have seen that there is none."""
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(Run, "refuse_held", staticmethod(lambda folder: None))
+    first = new_run(folder, [case()])
+    with pytest.raises(RunError, match="holds a run already"):
+        new_run(folder, [case(batch=2)])
+    assert Run.open(folder).file == first.file
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_what_a_killed_process_left_of_a_run_file_is_no_run(folder: Path) -> None:
+    folder.mkdir()
+    (folder / f".{FILE}.abc").write_text("{")
+    assert Run.open(new_run(folder, [case()]).folder).jobs
 
 
 def test_a_linked_records_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""Whether the samples of a case changed in their course, and how often noise is taken for it."""
+
+import random
+from itertools import repeat
+
+import pytest
+
+from reports.samples import ends_apart
+
+
+@pytest.mark.parametrize(
+    ("samples", "apart"),
+    [
+        ([1.0] * 6 + [1.1] * 6, 1 - 1 / 1.1),
+        ([1.1] * 6 + [1.0] * 6, 0.1),
+        ([1.0] * 5 + [1.1] * 6, 0.0),  # eleven are too few
+        ([1.0] * 5 + [1.2] * 2 + [1.1] * 5, 0.0),  # the sixth of the first is beyond the last
+        ([2.07] * 10 + [1.86] * 44, 2.07 / 1.86 - 1),  # of the first 13 the middle half is
+        ([1.0] * 100, 0.0),
+        ([0.0] * 100, 0.0),
+    ],
+)
+def test_the_first_samples_are_held_against_the_last(samples, apart):
+    assert ends_apart(samples) == pytest.approx(apart)
+
+
+@pytest.mark.parametrize(("count", "most"), [(12, 0.01), (20, 0.01), (39, 0.01), (40, 0.03), (100, 0.01)])
+def test_noise_is_seldom_taken_for_a_change(count, most):
+    chance = random.Random(count)
+    found = [ends_apart([chance.gauss(1, 0.05) for _ in repeat(None, count)]) > 0.05 for _ in range(1_000)]
+    assert sum(found) <= most * len(found)
