@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import mean, median, stdev
 
 FEWEST = 6  # samples whose extremes hold the median with 95%
+TOGETHER = 5  # successive samples whose median says where a drift is, whatever one of them is
 # Standard errors of a correlation of independent samples: of whether samples lie above the median, and of their ranks.
 _CORRELATED, _RANKS_CORRELATED = 1.3, 0.5
 
@@ -19,7 +20,9 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple
     samples below the median is binomial(n, 1/2), so the r-th smallest and r-th largest hold it with probability
     1 - 2 P(binomial <= r - 1). Samples that follow each other are often correlated; the interval is then that of as
     many independent samples as they are worth (`independent_samples`). Where no pair reaches `confidence` (fewer than
-    `FEWEST` at 0.95), low and high are the extremes: no interval of that confidence, but the range.
+    `FEWEST` at 0.95), low and high are the extremes: no interval of that confidence, but the range. Of many samples
+    that are worth so few it is the range of the medians of `TOGETHER` at a time, which is how far they drifted: one
+    sample of a thousand that something else delayed is no part of it.
 
     It says nothing of other processes, whose medians differ by more (`repeats_interval`). Raises ValueError without
     samples, or for a confidence outside of (0, 1).
@@ -30,6 +33,10 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple
         raise ValueError(f"confidence {confidence}: must lie between 0 and 1")
     ordered = sorted(samples)
     count, worth = len(samples), independent_samples(samples)
+    if worth < FEWEST and count >= FEWEST * TOGETHER:
+        blocks = count // TOGETHER
+        drift = [median(samples[at * count // blocks : (at + 1) * count // blocks]) for at in range(blocks)]
+        return median(ordered), min(drift), max(drift)
     rank = _lower_rank(worth, confidence)
     if worth < count:
         # The r-th of `worth` samples lies on average at the quantile r / (worth + 1).

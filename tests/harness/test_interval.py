@@ -96,7 +96,15 @@ def test_correlated_samples_are_worth_fewer(correlation: float, least: int, most
 def test_a_drift_is_worth_hardly_a_sample() -> None:
     drift = [float(i) for i in range(100)]
     assert independent_samples(drift) < 6
-    assert median_interval(drift) == (49.5, 0.0, 99.0)
+    assert median_interval(drift) == (49.5, 2.0, 97.0)  # medians of the first and of the last five
+    assert median_interval(drift[:29]) == (14.0, 0.0, 28.0)
+
+
+def test_one_late_sample_is_no_part_of_a_drift() -> None:
+    drift = [1 + i * 1e-5 for i in range(1000)]
+    drift[500] = 2.0
+    middle, low, high = median_interval(drift)
+    assert 1 <= low < middle < high < 1.01
 
 
 def test_of_fewer_than_six_samples_no_correlation_is_known() -> None:
