@@ -12,7 +12,7 @@ from harness.catalogue import Catalogue, PaperClaim
 from harness.reason import counted, rounded, span
 from reports.fairness import MODEL_COLUMNS, MODEL_OPTIONS
 from reports.page.figures import Figure
-from reports.page.ranking import DOUBTS, Standing, View, standings
+from reports.page.ranking import DOUBTS, LEVEL, Standing, View, standings
 from reports.spoken import said_setting, said_x
 from reports.stats import (
     CACHE_FULL,
@@ -56,7 +56,7 @@ def described(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     view = View(table, catalogue, figure)
     if figure.lines and figure.lines[0].base_rows:
         return _ratios(view)
-    found = _best(view) if figure.best else _parts(view) or _winners(view)
+    found = _best(view) if figure.best else _parts(view) or " ".join(filter(None, (_winners(view), _costs(view))))
     if found:
         return found
     drawn = [(line, list(view.points(line))) for line in figure.lines if not line.y]
@@ -135,6 +135,40 @@ def _winners(view: View) -> str:
     caveat = _caveat(view, [standing.x for standing in found])
     told = [standing for standing in found if len(standing.level) == 1]
     return f"{_opening(view)} {words}{_lead(told[-1], view) if told else ''}{caveat}."
+
+
+def _costs(view: View) -> str:
+    """How many times as long each other setting takes than the compared one, of the systems that have both."""
+    if not view.is_speed:
+        return ""
+    usual = {(line.system, line.backend): line for line in view.compared}
+    found: dict[str, dict[str, list[float]]] = {}
+    for line in view.ranked:
+        base = usual.get((line.system, line.backend))
+        if base is None or base is line:
+            continue
+        settings = [
+            (name, value) for name, value in view.settings(line).items() if view.settings(base).get(name) != value
+        ]
+        beside = {point.x: point for point in view.points(base)}
+        pairs = [(point, beside[point.x]) for point in view.points(line) if point.x in beside]
+        if not settings or not pairs or any(point.off or other.off or point.disturbed for point, other in pairs):
+            continue
+        said = _listed([said_setting(view.catalogue.axis(name), value) for name, value in settings])
+        times = [point.value / other.value for point, other in pairs]
+        label = view.catalogue.system_label(line.system)
+        found.setdefault(said, {})[label] = times if view.lower_is_better else [1 / each for each in times]
+    return " ".join(
+        f"For {said}, {_listed([f'{label} takes {_times_words(times)}' for label, times in own.items()])}."
+        for said, own in found.items()
+    )
+
+
+def _times_words(times: Sequence[float]) -> str:
+    least, most = min(times), max(times)
+    if least > 1 - LEVEL and most < 1 + LEVEL:
+        return "as long"
+    return f"{span(rounded(least), rounded(most))} times as long"
 
 
 def _opening(view: View) -> str:

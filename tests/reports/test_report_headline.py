@@ -263,6 +263,30 @@ def test_of_sets_as_large_that_of_the_usual_options_is_compared():
     assert "for mini-batch 16, TTT-Linear is fastest" in described(made.table, made.catalogue, figure)
 
 
+@pytest.mark.parametrize(
+    ("ms", "said"),
+    [
+        ((3.0, 6.4), "For mini-batch 32, TTT-Linear takes 1.5 to 1.6 times as long and TTT-MLP takes as long."),
+        ((2.04, 3.96), "For mini-batch 32, TTT-Linear takes as long and TTT-MLP takes as long."),
+    ],
+)
+def test_what_another_setting_costs_a_system_is_told_beside_the_ranking(ms, said):
+    def layer(system, context, size, ms):
+        options = (("mini_batch", size), ("scope", "layer")) if size != 16 else (("scope", "layer"),)
+        return synthetic.ok(
+            Case(system, "thunderkittens", "1.3b", "forward", 16, context, options=options), ms, spread=0.0
+        )
+
+    usual = [layer("ttt-linear", context, 16, took) for context, took in ((2048, 2.0), (8192, 4.0))]
+    other = [layer("ttt-linear", context, 32, took) for context, took in zip((2048, 8192), ms, strict=True)]
+    beside = [layer("ttt-mlp", context, size, 9.0) for context in (2048, 8192) for size in (16, 32)]
+    made = synthetic.of_suite("mini-batch", *usual, *other, *beside)
+    figure = figures(made.table, made.catalogue)[0]
+    assert described(made.table, made.catalogue, figure).endswith(said)
+    one = synthetic.of_suite("mini-batch", *usual, *beside)
+    assert "TTT-Linear takes" not in described(one.table, one.catalogue, figures(one.table, one.catalogue)[0])
+
+
 def test_ratios_are_told_by_their_range():
     made = synthetic.paper()
     table, drawn = made.table, next(each for each in figures(made.table, made.catalogue) if each.lines[0].base_rows)
