@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -29,7 +30,9 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
     records = _records(run)
     kept, missing = of_systems(records, systems), [case for case in run.missing(records) if _is_of(case, systems)]
     table = frame(kept, run.catalogue, run.profiles().values())
-    page = render(kept, run.catalogue, title, section(run), table=table, missing=missing)
+    page = render(
+        kept, run.catalogue, title, section(run, partial(_is_of, systems=systems)), table=table, missing=missing
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
 

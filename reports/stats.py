@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -104,6 +105,12 @@ def frame(records: Iterable[Record], catalogue: Catalogue, profiles: Iterable[Pr
     filled = [name for name in late if table[name].replace("", None).notna().any()]
     # convert_dtypes: registers are whole numbers, also where some records have none
     return pd.concat([table[list(COLUMNS)], extra, table[list(SAMPLE_COLUMNS)], table[filled].convert_dtypes()], axis=1)
+
+
+def case_statuses(table: pd.DataFrame) -> Counter[str]:
+    """How many cases of a frame have which status; one that several machines measured is counted once."""
+    columns = [*CASE_COLUMNS[1:], *SETTING_COLUMNS, *option_columns(table)]
+    return Counter(table.drop_duplicates(columns)["status"])
 
 
 def row_keys(records: Iterable[Record]) -> list[str]:
@@ -273,7 +280,7 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
     if latency > 0 and all(record.tokens for record in measured):
         # Of each process, as engines hold unlike numbers of sequences.
         a_token = median(median(record.samples_ms) / record.tokens for record in measured)
-        values |= {"us_per_token": a_token * 1e3, "tokens_per_s": 1e3 / a_token}
+        values |= {"us_per_token": a_token * 1e3, "tokens_per_s": 1e3 / a_token if a_token else math.nan}
     return values
 
 
@@ -328,7 +335,7 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
         yield from _unsteadiness(group, row)
     if row["throttled"]:
         yield f"{row['throttled']} of {row['samples']} samples under a throttle"
-    yield from (load_note(record.environment) for record in group if is_loaded(record.environment))
+    yield from (load_note(record.environment) for record in timed(group) if is_loaded(record.environment))
     yield from (heat_note(record.environment) for record in timed(group) if is_hot(record.environment))
     for record in group:
         if record.status != "ok":
@@ -355,7 +362,7 @@ def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
         yield CACHE_FULL
     if row["status"] == "ok" and 0 < row["samples"] < FEWEST:
         yield FEW_SAMPLES
-    if row["status"] == "ok" and any(is_loaded(record.environment) for record in group):
+    if row["status"] == "ok" and any(is_loaded(record.environment) for record in timed(group)):
         yield LOADED
     if row["status"] == "ok" and any(is_hot(record.environment) for record in timed(group)):
         yield HOT

@@ -97,7 +97,7 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
     if said_once := ", ".join(f"{name} {text}" for name, text in same.items()):
         out.write(f"in every row: {said_once}\n\n")
     head = [_heading(name, catalogue) for name in names]
-    columns = [[_shown(value, catalogue.metric(name).scale) for value in table[name]] for name in names]
+    columns = [[shown(value, catalogue.metric(name).scale) for value in table[name]] for name in names]
     numeric = [pd.api.types.is_numeric_dtype(table[name]) for name in names]
     if fmt == "markdown":
         _write_markdown(head, columns, numeric, out)
@@ -169,7 +169,7 @@ def _settings(table: pd.DataFrame) -> list[str]:
 
 def _widest(table: pd.DataFrame, name: str, catalogue: Catalogue) -> int:
     scale = catalogue.metric(name).scale
-    return max([len(_heading(name, catalogue)), *(len(_shown(value, scale)) for value in table[name].unique())])
+    return max([len(_heading(name, catalogue)), *(len(shown(value, scale)) for value in table[name].unique())])
 
 
 def _same(table: pd.DataFrame, names: Sequence[str]) -> dict[str, str]:
@@ -186,7 +186,7 @@ def _heading(name: str, catalogue: Catalogue) -> str:
     return printable(f"{name} [{metric.unit}]" if metric.scale != 1 else name)
 
 
-def _shown(value: Any, scale: float) -> str:
+def shown(value: Any, scale: float) -> str:
     """Four significant digits, or all before the point; control characters, which a record may hold, become spaces."""
     number = plain(value)
     if isinstance(number, int | float) and not isinstance(number, bool) and scale != 1:

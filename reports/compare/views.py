@@ -117,7 +117,8 @@ def _named(labels: list[str]) -> str:
 
 def _closing(comparison: Comparison) -> list[str]:
     """The verdicts counted, and what they mean."""
-    lines = [", ".join(f"{count} {verdict}" for verdict, count in comparison.counts.items())]
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts.items())
+    lines = [counts or "No case has a result in both."]
     if comparison.interleaved:
         lines.append(
             f"Measured in turns, a fresh process a round and side; B/A is the geometric mean of the rounds. "

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 import pandas as pd
 
 from reports.page.figures import days
-from reports.stats import short_commit
+from reports.stats import case_statuses, short_commit
 
 _SPECIAL = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
 _SPECIAL["^"] = r"\textasciicircum{}"
@@ -20,12 +20,12 @@ def citation(title: str, table: pd.DataFrame, missing: int = 0) -> str:
     when = days(table["started_at"])
     devices = [device for device in table["device"].unique() if device]
     commits = [short_commit(commit) for commit in table["commit"].unique() if commit]
-    measured = int((table["status"] == "ok").sum())
+    statuses = case_statuses(table)
     said = [
         f"Measured on {' and '.join(devices) or 'a device that was not recorded'}",
         when,
         f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}" if commits else "",
-        f"{measured} of {len(table) + missing} cases",
+        f"{statuses['ok']} of {statuses.total() + missing} cases",
     ]
     fields = {
         "title": f"{{{_escaped(title)}}}: a run of ttt-bench",

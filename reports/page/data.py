@@ -27,7 +27,7 @@ from reports.stats import (
     option_columns,
     row_keys,
 )
-from reports.tables import plain, said, telling_apart
+from reports.tables import plain, shown, telling_apart
 
 DIGITS = 6
 # Of the page's own columns; metrics and axes are called as the catalogue says.
@@ -143,7 +143,8 @@ def _shown_columns(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 def said_once(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, str]:
     """What is the same in every row, by the column's label."""
     varied = _varied(table)
-    same = {name: said(table[name].iloc[0]) for name in table.columns if name not in varied and len(table)}
+    values = {name: table[name].iloc[0] for name in table.columns if name not in varied and len(table)}
+    same = {name: shown(value, catalogue.metric(name).scale) for name, value in values.items()}
     return {_label(name, catalogue): value for name, value in same.items() if value}
 
 

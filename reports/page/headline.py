@@ -20,6 +20,7 @@ from reports.stats import (
     MACHINE_COLUMNS,
     MARKS,
     UNTRIED,
+    case_statuses,
     marks_in,
 )
 
@@ -56,7 +57,9 @@ def described(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     view = View(table, catalogue, figure)
     if figure.lines and figure.lines[0].base_rows:
         return _ratios(view)
-    found = _best(view) if figure.best else _parts(view) or " ".join(filter(None, (_winners(view), _costs(view))))
+    found = _best(view) if figure.best else _parts(view)
+    if not found and (found := "" if figure.best else _winners(view)):
+        found = f"{found} {_costs(view)}".rstrip()
     if found:
         return found
     drawn = [(line, list(view.points(line))) for line in figure.lines if not line.y]
@@ -120,7 +123,7 @@ def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogu
         f"{'all ' if system not in measured else ''}{count} of {catalogue.system_label(system)}"
         for system, count in counts.items()
     ]
-    total = len(table) + len(missing)
+    total = case_statuses(table).total() + len(missing)
     have = "has" if len(missing) == 1 else "have"
     return f"Unfinished: {len(missing)} of the {total} planned cases {have} no record, {_listed(who)}."
 
@@ -138,30 +141,28 @@ def _winners(view: View) -> str:
 
 
 def _costs(view: View) -> str:
-    """How many times as long each other setting takes than the compared one, of the systems that have both."""
+    """How many times as long each other setting takes than the compared one, of the lines that have both."""
     if not view.is_speed:
         return ""
+    labels = view.labels(view.compared)
     usual = {(line.system, line.backend): line for line in view.compared}
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, list[str]] = {}
     for line in view.ranked:
         base = usual.get((line.system, line.backend))
         if base is None or base is line:
             continue
-        settings = [
-            (name, value) for name, value in view.settings(line).items() if view.settings(base).get(name) != value
-        ]
-        beside = {point.x: point for point in view.points(base)}
+        own, beside = view.settings(line), {point.x: point for point in view.points(base)}
+        settings = [(name, value) for name, value in own.items() if view.settings(base).get(name) != value]
         pairs = [(point, beside[point.x]) for point in view.points(line) if point.x in beside]
         if not settings or not pairs or any(point.off or other.off or point.disturbed for point, other in pairs):
             continue
         said = _listed([said_setting(view.catalogue.axis(name), value) for name, value in settings])
         times = [point.value / other.value for point, other in pairs]
-        label = view.catalogue.system_label(line.system)
-        found.setdefault(said, {})[label] = times if view.lower_is_better else [1 / each for each in times]
-    return " ".join(
-        f"For {said}, {_listed([f'{label} takes {_times_words(times)}' for label, times in own.items()])}."
-        for said, own in found.items()
-    )
+        words = _times_words(times if view.lower_is_better else [1 / each for each in times])
+        xs = [point.x for point, _ in pairs]
+        at = "" if xs == sorted(beside) else f" at {_places(xs, sorted(beside))}"
+        found.setdefault(said, []).append(f"{labels[base.name]} takes {words}{at}")
+    return " ".join(f"For {said}, {_listed(own)}." for said, own in found.items())
 
 
 def _times_words(times: Sequence[float]) -> str:
@@ -319,9 +320,10 @@ def _by_where(found: dict[str, dict[str, list[str]]]) -> str:
 
 
 def _lost(table: pd.DataFrame, missing: int) -> str:
-    counts = table["status"].value_counts().drop("ok", errors="ignore").to_dict()
+    statuses = case_statuses(table)
+    counts = {status: count for status, count in statuses.items() if status != "ok"}
     counts |= {"without a record": missing} if missing else {}
-    cases = len(table) + missing
+    cases = statuses.total() + missing
     if not counts:
         return f"Every one of the {cases} cases has a result."
     said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))

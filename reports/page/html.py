@@ -1,5 +1,6 @@
 """How do records become one page that opens from a disk, with no network?"""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,7 +27,7 @@ from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
 from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
-from reports.stats import frame, short_commit, suites_of_cases
+from reports.stats import case_statuses, frame, short_commit, suites_of_cases
 
 TITLE = "Test-Time Training, measured"
 PACKAGE = "reports.page"
@@ -191,8 +192,9 @@ def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]
 
 
 def _facts(table: pd.DataFrame, missing: int) -> list[Fact]:
-    counts = table["status"].value_counts().to_dict() | ({MISSING: missing} if missing else {})
-    ok, cases = counts.pop("ok", 0), len(table) + missing
+    counts = case_statuses(table) + Counter({MISSING: missing})
+    ok, cases = counts["ok"], counts.total()
+    del counts["ok"]
     lost = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())
     return [
@@ -207,11 +209,11 @@ def _facts(table: pd.DataFrame, missing: int) -> list[Fact]:
 
 def _meta(table: pd.DataFrame, missing: int) -> str:
     """The run in a line: where, when, by which commit, how much."""
-    measured = int((table["status"] == "ok").sum())
+    statuses = case_statuses(table)
     devices = " and ".join(device for device in table["device"].unique() if device) or "device not recorded"
     commits = table["commit"].replace("", None).nunique()
     by = f"{commits} commits" if commits > 1 else f"commit {_commits(table)}"
-    count = f"{measured} of {len(table) + missing} cases {_done(table)}"
+    count = f"{statuses['ok']} of {statuses.total() + missing} cases {_done(table)}"
     unrun = [f"{missing} without a record"] if missing else []
     return " · ".join([devices, _dates(table), by, count, *unrun, *doubts(table)])
 

@@ -15,7 +15,7 @@ const hiddenSystems = new Set();
 
 /* `names`: how values are called in legends, where that differs. */
 function tableColumns(names) {
-  return names.map((key) => ({ key, label: page.labels[key] ?? key, numeric: page.numeric.includes(key), scale: page.scales[key] ?? 1, names: page.names[key] ?? {} }));
+  return names.map((key) => ({ key, label: page.labels[key] ?? key, numeric: page.numeric.includes(key), scale: page.scales[key] ?? 1, names: page.names[key] ?? Object.create(null) }));
 }
 
 /* Of the columns shown in the results, those that are `needed` or not the same in all `rows`. */

@@ -102,7 +102,8 @@ class Roofline {
 
   words({ part, kernel, x, y, ms }) {
     const name = kernel === null ? `${partLabel(part)} as a whole` : this.names[kernel];
-    const under = `${Math.round((100 * y) / this.roof(x))}% of the highest ${x < this.ridge() ? "bandwidth" : "product rate"} seen`;
+    // A kernel too short to be a ceiling, or counted in launches of another length, may pass it by.
+    const under = `${Math.round((100 * y) / this.roof(x))}% of the ceiling of ${x < this.ridge() ? "bandwidth" : "products"}`;
     return `${name}: ${shown(y)} TFLOP/s at ${shown(x)} FLOPs a byte, ${under}, ${shown(ms)} ms`;
   }
 

@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,12 +110,13 @@ class Shown:
         return sum(known) / self.profile.units / 1e3 if len(known) == len(floors) else None
 
 
-def section(run: Run) -> Section | None:
-    """The section of a run's profiles; None where it has none that are good."""
-    profiles, records = run.profiles().values(), run.records()
-    good = with_common_ceilings(
-        [profile for profile in profiles if profile.status == "ok" and profile.region_us], records
-    )
+def section(run: Run, is_of: Callable[[Case], bool] = lambda _: True) -> Section | None:
+    """The section of a run's profiles, of the cases that `is_of` wants; None where it has none that are good."""
+    records = run.records()
+    every = [profile for profile in run.profiles().values() if profile.status == "ok" and profile.region_us]
+    good = [profile for profile in with_common_ceilings(every, records) if is_of(profile.case)]
+    records = [record for record in records if is_of(record.case)]
+    profiles = [profile for profile in run.profiles().values() if is_of(profile.case)]
     if not good:
         return None
     latencies = recorded(records)

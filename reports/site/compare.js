@@ -187,6 +187,8 @@ function show(a, b) {
   const said = [element("p", { className: "verdict", textContent: counted(found) || "No case has a result in both." })];
   if (found.rows.length) said.push(paragraph(howFar(found.rows)));
   said.push(paragraph(rules.meaning));
+  const worse = found.rows.filter(({ verdict }) => verdict === "slower").length + found.missing.filter(({ lost }) => lost).length;
+  if (worse) said.push(paragraph(`${worse} ${worse === 1 ? "case" : "cases"} slower by more than ${Math.round(100 * rules.bar)}%, and by more than two runs differ by themselves, or lost.`));
   if (a.turns && a.turns === b.turns && a.id !== b.id) {
     said.push(paragraph("These are the two sides of one `ttt-bench ab`, measured in turns; `ttt-bench compare` judges their rounds from 1%. Here they stand as two stored runs."));
   }

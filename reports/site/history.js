@@ -102,9 +102,18 @@ function numbers(lines, unit) {
   new Table(document.getElementById("numbers"), { caption: "Numbers", columns, rows, cell });
 }
 
+/* What an address was made of; one that was cut stays as it is. */
+function fromAddress(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 /* The case that the address names behind its #; else the first, which changed most. */
 function follow() {
-  const wanted = decodeURIComponent(location.hash.slice(1));
+  const wanted = fromAddress(location.hash.slice(1));
   select.value = cases.has(wanted) ? wanted : page.cases[0].key;
   draw();
 }

@@ -180,7 +180,10 @@ def _line_drawn(line: Line, is_by_token: bool) -> dict[str, Any]:
         "run": [point.run for point in line.points],
         "at": [f"{point.at:%Y-%m-%dT%H:%M:%S}" for point in line.points],
         "ms": [_rounded(ms) for ms in times],
-        "low": [_rounded(ms * math.exp(-side.below)) for ms, side in zip(times, sides, strict=True)],
+        "low": [
+            _rounded(ms * math.exp(-side.below)) if side.below < math.inf else None
+            for ms, side in zip(times, sides, strict=True)
+        ],
         "high": [_rounded(ms * math.exp(side.above)) for ms, side in zip(times, sides, strict=True)],
         "sequences": [side.tokens_said for side in sides] if is_by_token else [],
         "commit": [side.facts.get("commit", "") for side in sides],

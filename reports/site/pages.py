@@ -10,7 +10,7 @@ from harness.environment import DIRTY
 from harness.interval import FEWEST
 from harness.reason import span
 from reports.compare.comparison import BETWEEN_RUNS, LOG_LIMIT, NAMED, STORED_BAR, VERDICTS
-from reports.compare.side import GPU_UNIT, NO_GPU
+from reports.compare.side import FEW_SEQUENCES, GPU_UNIT, NO_GPU
 from reports.compare.views import COLUMNS, NAMED_CASES, NEAR, SCALE, STORED_MEANING, WIDTH
 from reports.page.embedding import embedded_json
 from reports.page.html import PACKAGE as PAGE
@@ -95,6 +95,7 @@ def _over_time(history: History, entries: Sequence[Entry]) -> str:
         names=names,
         changes=changes[:_CHANGES_SHOWN],
         left_out=max(0, len(changes) - _CHANGES_SHOWN),
+        few_sequences=FEW_SEQUENCES,
         data=embedded_json(data),
     )
 

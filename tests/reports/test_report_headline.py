@@ -283,6 +283,8 @@ def test_what_another_setting_costs_a_system_is_told_beside_the_ranking(ms, said
     made = synthetic.of_suite("mini-batch", *usual, *other, *beside)
     figure = figures(made.table, made.catalogue)[0]
     assert described(made.table, made.catalogue, figure).endswith(said)
+    few = synthetic.of_suite("mini-batch", *usual, other[1], *beside)
+    assert "long at 8k and TTT-MLP takes" in described(few.table, few.catalogue, figures(few.table, few.catalogue)[0])
     one = synthetic.of_suite("mini-batch", *usual, *beside)
     assert "TTT-Linear takes" not in described(one.table, one.catalogue, figures(one.table, one.catalogue)[0])
 

@@ -16,6 +16,7 @@ from harness.case import Case
 from harness.record import Record, RecordError
 from harness.run import Run
 from reports import write_report
+from reports.page.data import said_once
 from reports.page.embedding import embedded_json
 from reports.page.html import failures, render
 from reports.stats import frame
@@ -143,6 +144,26 @@ def test_a_run_that_ended_early_says_which_cases_are_missing(tmp_path):
     of_others = next(job.system for job in opened.jobs if not file.name.startswith(job.name))
     write_report(run, tmp_path / "page.html", systems=[of_others])
     assert "without a record" not in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_what_is_said_once_is_in_the_unit_of_its_label():
+    case = Case("ttt-linear", "triton-dual", "1.3b", "generate", 512, 2048)
+    made = synthetic.of_suite("fig15-generate", synthetic.ok(case, 4.0, metrics={"state_bytes": 8455716864.0}))
+    once = said_once(made.table, made.catalogue)
+    assert once["State (MB)"] == "8456"
+
+
+def test_a_case_of_two_machines_is_counted_once():
+    there = synthetic.environment(commit="b" * 40)
+    case = Case("ttt-linear", "torch", "1.3b", "forward", 2, 64)
+    records = [
+        synthetic.ok(case, 3.0, repeat=n, environment=each) for n, each in enumerate((synthetic.environment(), there))
+    ]
+    made = synthetic.of_suite("quick", *records)
+    assert len(made.table) == 2
+    page = render(made.records, made.catalogue, table=made.table)
+    assert "1 of 1 cases measured" in page
+    assert "2 of 2" not in page
 
 
 def test_write_report_replaces_the_page_and_makes_its_folder(tmp_path):

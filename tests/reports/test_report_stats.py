@@ -15,9 +15,11 @@ from harness.record import Record
 from reports.roofline import RATE_COLUMNS
 from reports.stats import (
     COLUMNS,
+    MARKS,
     REPEAT_COLUMNS,
     SAMPLE_COLUMNS,
     UNSTEADY,
+    case_statuses,
     disturbed,
     frame,
     marks_in,
@@ -226,6 +228,7 @@ def test_processes_of_two_machines_or_commits_are_never_pooled():
     assert list(table["samples"]) == [30, 30]
     assert list(table["latency_ms"]) == pytest.approx([3.0, 9.0], rel=0.05)
     assert table["commit"].nunique() == 2
+    assert case_statuses(table) == {"ok": 1}
 
 
 def test_rates_and_memory_follow_from_latency_tokens_and_bytes():
@@ -320,6 +323,13 @@ def test_one_process_on_a_loaded_machine_marks_the_case():
     quiet = synthetic.environment() | {"cpu": {"others_share": 0.0, "idle_share": 0.9}}
     records = [synthetic.ok(FORWARD, 3.0, repeat=n, environment=each) for n, each in enumerate((quiet, loaded, quiet))]
     assert frame(records, Catalogue())["marks"].tolist() == ["loaded machine"]
+
+
+def test_a_process_that_failed_on_a_loaded_machine_is_no_doubt_of_those_that_were_timed():
+    loaded = synthetic.environment() | {"cpu": {"others_share": 0.9, "idle_share": 0.0}}
+    lost = Record(FORWARD, "failed", "late", repeat=2, environment=loaded)
+    records = [*(synthetic.ok(FORWARD, 3.0, repeat=n, environment=synthetic.environment()) for n in (0, 1)), lost]
+    assert MARKS not in frame(records, Catalogue())  # a column of a table in which something is marked
 
 
 def test_metrics_of_a_process_that_failed_do_not_count():
