@@ -5,9 +5,10 @@ arXiv 2001.08361, section 2.1), but for the embedding, whose matrix multiplies t
 is the head, and for a learner's initial weights, from which a prompt begins. What mixes tokens is added: causal
 attention (two products of T^2 / 2 pairs), Mamba's scan (arXiv 2312.00752, equation 2: the new state and its output, 6 a
 number of the state), a delta rule token by token (7 a number of Gated DeltaNet's state and 9 of RWKV-7's:
-`bench.systems.fla.models`), TTT's inner loop (`tk_kernels.ttt_linear.cost`, `tk_kernels.ttt_mlp.cost`). Bytes are those
-of the weights, each read once a call or step, of token ids, and of the state or cache and the last inputs of
-convolutions, read and written; activations, which a fused kernel need not write, are not counted.
+`bench.systems.fla.models`), TTT's inner loop (`tk_kernels.ttt_linear.cost`, `tk_kernels.ttt_mlp.cost`: in a forward
+with the products within a mini-batch whole, as matrix units compute them, 4 to 14% of it more than their triangles).
+Bytes are those of the weights, each read once a call or step, of token ids, and of the state or cache and the last
+inputs of convolutions, read and written; activations, which a fused kernel need not write, are not counted.
 """
 
 from collections.abc import Mapping

@@ -29,7 +29,8 @@ class FusedBlock(TTTBlock):
     """`TTTBlock` with its elementwise steps in Triton; same parameters, same names, same state.
 
     Adds in place to the residual stream, its own or ((T) only) the caller's, so it computes no gradients. Parameters
-    may be changed in place, moved or converted; what is made from them follows at the next call.
+    may be changed in place, replaced, moved or converted; what is made from them follows at the next call. A change
+    through `.data`, of which PyTorch keeps no count, is not seen in the learning rates and the token scale.
     """
 
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -108,22 +109,26 @@ class FusedBlock(TTTBlock):
         if config.backbone == "mamba":
             for conv in (self.conv.conv, layer.conv_q, layer.conv_k):
                 conv.weight.data = taps_apart(conv.weight.data)
-        linears = (layer.q_proj, layer.v_proj, third, self.mlp.gate_proj, self.mlp.up_proj)
-        self._packed = [linear.weight for linear in linears]
-        self._addresses = [weight.data_ptr() for weight in self._packed]
-        self._versions: list[int] = []
+        self._packed = (layer.q_proj, layer.v_proj, third, self.mlp.gate_proj, self.mlp.up_proj)
+        self._addresses = self._places()
+        self._made_of: list[tuple[int, int]] = []
+
+    def _places(self) -> list[int]:
+        """Where the weights lie that are parts of one matrix."""
+        return [linear.weight.data_ptr() for linear in self._packed]
 
     def _follow_parameters(self, rope: Rotation) -> bool:
         """Make anew what is made from parameters where these have moved or changed; whether anything was."""
-        if [weight.data_ptr() for weight in self._packed] != self._addresses:
+        if self._places() != self._addresses:
             self._pack()
         layer = self.seq_modeling_block
-        versions = [layer.learnable_ttt_lr_weight._version, layer.learnable_token_idx._version]
-        changed = versions != self._versions
+        weights = (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)
+        made_of = [(id(weight), weight._version) for weight in weights]
+        changed = made_of != self._made_of
         if changed:
             self._projections[self._rate_rows()].copy_(layer.learnable_ttt_lr_weight[:, 0])
             self._learner = layer.learner(rope)
-            self._versions = versions
+            self._made_of, self._weights = made_of, weights  # kept, so that no other weight can have their ids
         return changed
 
 

@@ -7,6 +7,7 @@ the arrays' shapes, and epsilon and RoPE theta are those of all published config
 """
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -75,11 +76,16 @@ def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
 
     try:
         with file.open("rb") as opened:
-            for path, packed in msgpack.Unpacker(opened, max_buffer_size=0):
+            unpacker, end = msgpack.Unpacker(opened, max_buffer_size=0), 0
+            for path, packed in unpacker:
+                end = unpacker.tell()
                 path = tuple("/".join(path).split("/"))  # some parameters have a slash in their names
                 of_train_state = path[:2] == TRAIN_STATE
                 if of_train_state or path[0] in ("model", "lm_head"):
                     yield path[2:] if of_train_state else path, _array(path, msgpack.unpackb(packed, raw=False))
+            # The unpacker ends in silence where the file does, also within a pair.
+            if beyond := opened.seek(0, os.SEEK_END) - end:
+                raise CheckpointError(f"{file}: is cut short: its last {beyond} bytes are no whole (path, array) pair")
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
     except CheckpointError:
@@ -126,7 +132,7 @@ def config_of_weights(file: Path, weights: dict[str, Tensor], base_lr: float | N
     inner = (f"{block}W1", f"{block}learnable_token_idx")
     needed = ("model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight", *inner)
     if missing := [name for name in needed if name not in weights]:
-        raise CheckpointError(f"{file}: holds no {missing[0]}, so it is of no TTT model")
+        raise CheckpointError(f"{file}: holds no {missing[0]}, so it is of no TTT model or cut short")
     embedding, gate, first, index = (weights[name] for name in needed)
     learner = "mlp" if f"{block}W2" in weights else "linear"
     layers = {name.split(".")[2] for name in weights if name.startswith("model.layers.")}

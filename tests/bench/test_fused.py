@@ -145,6 +145,20 @@ def test_parameters_may_move_between_calls(backbone: str) -> None:
 
 
 @backbones
+def test_parameters_may_be_replaced_between_calls(backbone: str) -> None:
+    fused, plain = models(small(backbone))
+    error_of(fused, plain, (1,))
+    generator = torch.Generator().manual_seed(3)
+    weights = {
+        name: weight + 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
+        for name, weight in fused.state_dict().items()
+    }
+    fused.load_state_dict(weights, assign=True)
+    copy_weights(fused, plain)
+    assert error_of(fused, plain, (2, -1)) <= LIMIT[torch.float32]
+
+
+@backbones
 def test_packed_weights_keep_their_names_and_values(backbone: str) -> None:
     config = model_config("ttt-linear", "tiny", backbone=backbone)
     fused, plain = (from_seed(config, 0, "cpu", torch.float32, **options) for options in ({"block": FusedBlock}, {}))

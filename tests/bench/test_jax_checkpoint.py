@@ -155,6 +155,21 @@ def test_another_file_is_refused_by_what_is_wrong(change: Any, words: str, tmp_p
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.parametrize("layers_last", [True, False])
+def test_a_file_that_was_cut_is_refused_wherever_its_end_is(layers_last: bool, tmp_path: Path) -> None:
+    """With its layers last, a model of fewer layers would be left."""
+    params = jax_params(model_of("linear").weights())
+    params = dict(sorted(params.items(), key=lambda each: ("h" in each[0]) == layers_last))
+    file = tmp_path / "file"
+    write(file, params)
+    whole = file.read_bytes()
+    for length in (len(whole) - 1, len(whole) * 3 // 4, len(whole) // 2, 100):
+        file.write_bytes(whole[:length])
+        with pytest.raises(UserError, match="cut short"):
+            convert_checkpoint(file, tmp_path / "made", None)
+        assert not (tmp_path / "made").exists()
+
+
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     write(tmp_path / "file", jax_params(model_of("linear").weights()))
     with pytest.raises(UserError, match="file/made: cannot be written: Not a directory"):

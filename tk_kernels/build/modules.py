@@ -61,14 +61,14 @@ def unavailable(name: str) -> str:
 
 
 @functools.cache
-def load(name: str, flags: tuple[str, ...] = ()) -> Any:
+def load(name: str) -> Any:
     """The module of `name`, its launchers as attributes. Raises BuildError with one sentence where it cannot be."""
     reason = unavailable(name)
     if reason:
         raise BuildError(reason)
     import tvm_ffi
 
-    built = build(name, flags)
+    built = build(name)
     _load_driver()
     return tvm_ffi.load_module(str(built.library))
 

@@ -15,7 +15,7 @@ from bench.systems.tuned_model import TunedLanguageModel
 from harness.case import Case
 from harness.system import Skip, Workload
 
-# Beyond so many numbers (8192 a token: inputs and gate) the package's indices would overflow.
+# Beyond so many numbers the package's indices of the first product's rows would overflow.
 INDEXED = 1 << 31
 PREFILL_TOKENS = 131_072  # of all sequences at once; they fill any GPU
 
@@ -47,9 +47,8 @@ class MambaSSMModel(CausalLM):
     def reset_state(self, state: Any) -> None:
         """Back before the first token, in place."""
         state.seqlen_offset = 0
-        for tensors in state.key_value_memory_dict.values():
-            for tensor in tensors:
-                tensor.zero_()
+        # In one launch: a prompt begins with this, and one of few tokens would be longer by 96.
+        torch._foreach_zero_([tensor for tensors in state.key_value_memory_dict.values() for tensor in tensors])
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         """ids [B, T] into an empty state -> (logits [B, V] after the last token, state).
@@ -100,12 +99,16 @@ class MambaSSM(TunedLanguageModel):
         """See LanguageModel.build; Skip for a prompt that the package's kernels cannot index."""
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
-        if case.phase != "generate" and 2 * config.inner_width * case.context > INDEXED:
+        if case.phase != "generate" and self.row_numbers(config) * case.context > INDEXED:
             raise Skip(
                 f"{case.system_backend} scans a prompt at once, and a scan of {case.context} tokens has too many "
                 "numbers for its kernels' indices of 32 bits"
             )
         return super().build(case)
+
+    def row_numbers(self, config: MambaConfig) -> int:
+        """How many numbers of a token the first product makes: inputs and gate."""
+        return 2 * config.inner_width
 
     def settings(self, case: Case) -> dict[str, str]:
         """Whether the convolution has its kernel, as without causal-conv1d the package falls back without a word.
@@ -136,6 +139,10 @@ class Mamba2SSM(MambaSSM):
     """mamba2/mamba-ssm: as wide and as deep as Mamba, which gives it as many parameters."""
 
     layer = "Mamba2"
+
+    def row_numbers(self, config: MambaConfig) -> int:
+        """With B and C of one group, of a state of 128, and a time step for each head of 64."""
+        return 2 * config.inner_width + 2 * 128 + config.inner_width // 64
 
     def counted_as(self, model: MambaSSMModel) -> MambaConfig:
         """With the package's own, larger state."""

@@ -202,9 +202,12 @@ class AttentionBackend(TorchTransformer):
         return no_gpu()
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Which attention it is."""
+        """Which attention it is; of a request that of its prompt and, where that is another, of its steps."""
         attend = self.attend()
-        return {"attention": attend.step_name if case.phase == "generate" else attend.name}
+        used = {"forward": [attend.name], "generate": [attend.step_name]}.get(
+            case.phase, [attend.name, attend.step_name]
+        )
+        return {"attention": ", steps: ".join(dict.fromkeys(used))}
 
     def load(self, case: Case) -> FlashTransformer:
         """Random weights by seed."""

@@ -142,7 +142,7 @@ class VllmSystem:
         return Settings(
             size=case.size,
             dtype=case.dtype,
-            max_model_len=max(MODEL_LENGTH, case.context + MODEL_LENGTH - 32768),
+            max_model_len=max(MODEL_LENGTH, case.context + max(MODEL_LENGTH - 32768, case.new_tokens + 1)),
             max_num_seqs=self._sequences(case),
             block_size=None if block is None else int(block),
             max_num_batched_tokens=int(case.option("max_num_batched_tokens", self.max_num_batched_tokens)),

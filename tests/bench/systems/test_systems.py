@@ -21,7 +21,7 @@ from bench.systems import logits, phases, token_times
 from bench.systems.fla.models import GatedDeltaNet
 from bench.systems.language_model import LanguageModel
 from bench.systems.mamba.pytorch import TorchMamba
-from bench.systems.mamba.ssm import MambaSSM
+from bench.systems.mamba.ssm import Mamba2SSM, MambaSSM
 from bench.systems.transformer.attention import SdpaCudnn
 from bench.systems.transformer.pytorch import TorchTransformer
 from bench.systems.ttt import layer
@@ -248,6 +248,7 @@ def test_a_kernel_refuses_the_function_that_it_does_not_compute(options):
         ),
         (LinearThunderKittens, replace(case("ttt-linear"), size="760m"), "heads of 96 channels; ttt-linear/torch has"),
         (MambaSSM, replace(case("mamba"), size="1.3b", context=1 << 19), "a scan of 524288 tokens"),
+        (Mamba2SSM, replace(case("mamba2"), size="1.3b", context=1 << 18), "a scan of 262144 tokens"),
     ],
 )
 def test_what_an_adapter_cannot_do_is_skipped_with_its_reason(adapter, asked, words):
