@@ -62,15 +62,15 @@ def test_one_task_alone_gets_a_job_and_a_finished_one_is_not_taken_again(folder:
 def test_a_job_that_was_finished_while_it_was_asked_for_is_not_taken_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claimed, create = Claims(folder, "77"), claims._create
+    claimed, create = Claims(folder, "77"), claims.create_atomically
 
     def slow(path: Path, text: str) -> bool:
-        monkeypatch.setattr(claims, "_create", create)
+        monkeypatch.setattr(claims, "create_atomically", create)
         claimed.take("a", replace(TASK, index="1"))
         claimed.finish("a")
         return create(path, text)
 
-    monkeypatch.setattr(claims, "_create", slow)
+    monkeypatch.setattr(claims, "create_atomically", slow)
     assert not claimed.take("a", TASK)
 
 
