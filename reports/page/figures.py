@@ -222,6 +222,7 @@ class _Drawn:
         unsaid = {self.panel.entry.x, "part", "scope"}
         unsaid |= {"form"} if forms_of(rows).nunique() > 1 else set()
         unsaid |= {"l2"} if set(rows["l2"]) == {"warm"} else set()
+        unsaid |= set() if (rows["status"] == "ok").any() else {"timing"}  # nothing was timed
         fixed = [self._held(column, rows[column]) for column in columns if column not in unsaid]
         devices = " and ".join(said("device", device) for device in rows["device"].unique())
         sentence = ", ".join([*filter(None, fixed), f"on {devices}"])

@@ -144,6 +144,16 @@ def test_caption_is_one_sentence_of_what_was_held_fixed():
     )
 
 
+def test_a_caption_of_cases_without_a_result_does_not_say_how_they_were_timed():
+    case = Case("mamba", "vllm", "1.3b", "forward", 2, 64, timing="engine")
+    captions = [
+        figures(each.table, each.catalogue)[0].caption
+        for record in (synthetic.lost(case, "skipped", "no GPU"), synthetic.ok(case, 1.0))
+        for each in (synthetic.of_suite("quick", record),)
+    ]
+    assert ["timed by the engine" in caption for caption in captions] == [False, True]
+
+
 def test_caption_says_whose_state_is_in_which_precision():
     planes, narrow = (
         replace(Case(system, backend, "1.3b", "generate", 512, 2048), state_dtype=state)
