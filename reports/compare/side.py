@@ -18,8 +18,8 @@ from reports.samples import DRIFT, by_case, ends_apart, timed
 
 GPU_UNIT = "GPU unit"
 NO_GPU = "none"  # the GPU of what was measured on a CPU
-# Of an engine, up to which its host bounds it: a prompt of one took up to 20% more or less on another host, and each
-# step 0.12 ms more, which is 5% of a step of four sequences.
+# Of an engine, up to which its host bounds it: on another host a prompt of one took 5% less, and each step 0.12 ms
+# more, which is 5% of a step of four sequences.
 FEW_SEQUENCES = 4
 
 
