@@ -49,7 +49,9 @@ def test_a_step_of_mamba_does_not_depend_on_the_context():
     assert work(prompt).bytes == 2 * parameter_count(config) + 8 * 16 + 16 * 2 * state + 2 * 16 * windows * 3 // 4
 
 
-@pytest.mark.parametrize(("state_dtype", "form"), [("float32-planes", "dual"), ("float32", "primal")])
+@pytest.mark.parametrize(
+    ("state_dtype", "form"), [("float32-planes", "dual"), ("float32", "dual"), ("float32", "primal")]
+)
 def test_a_step_of_ttt_is_that_of_its_layers_beside_the_projections(state_dtype, form):
     case = replace(CASE, system="ttt-linear", phase="generate", state_dtype=state_dtype)
     config = model_config("ttt-linear", "1.3b")

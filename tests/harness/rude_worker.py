@@ -48,6 +48,8 @@ def lines_for(do: str, request: dict[str, Any]) -> list[str]:
         return [json.dumps(answer) + "\n" + json.dumps(answer)]
     if do == "another-id":
         answer["id"] += 1
+    elif do == "long-calls":
+        record["calls"] = 1_000_000
     elif do == "no-id":
         del answer["id"]
     elif do == "stale":

@@ -18,6 +18,7 @@ WRONG = {
     "forged": "the worker answered a question that it was not asked",
     "nothing": "the worker answered a question that it was not asked",
     "another-case": UNUSABLE + "ValueError: it is of another case: fake/cpu tiny forward B=3",
+    "long-calls": UNUSABLE + "ValueError: its samples add up to 500 s",
     "surrogate": "the worker's answer is not JSON",
     "deep": "the worker's answer is not JSON",
     "array-in-object": "the worker's answer is not JSON",

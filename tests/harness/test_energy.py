@@ -61,3 +61,10 @@ def test_a_thread_looks_while_the_block_runs() -> None:
     with EnergyMeter(watts_since(time.monotonic())) as meter:
         time.sleep(1.2)
     assert meter.per_token(1, 1.2)["energy_j_per_token"] == pytest.approx(120, rel=0.25)
+
+
+def test_a_late_look_does_not_thin_the_power() -> None:
+    late, meter = metered(3.0, 1.0), metered(3.0, 1.0)
+    assert meter.per_token(100, 1.2) != {}
+    late.look(4.2, 500 * 4.0)  # refreshed at 4.0
+    assert late.per_token(100, 1.2) == meter.per_token(100, 1.2)

@@ -1,11 +1,13 @@
 """What the check of a timed call rests on: inputs nobody foresees, glimpses of all of a tensor, the right floor."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from harness_helpers import case
 
+from harness import inspection
 from harness.inspection import Inspector, _equal, _glimpse, floor_check
 from harness.system import Input, Workload
 
@@ -43,3 +45,14 @@ def test_a_glimpse_sees_all_of_a_large_tensor(shape: Callable[[Any], Any]) -> No
         y[part] = 1
         assert not _equal(_glimpse(shape(x), 100), _glimpse(shape(y), 100))
         assert _glimpse(shape(y), 100).numel() <= 200
+
+
+def test_work_after_the_call_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "wait_for", lambda device: time.sleep(0.01))
+    [late] = Inspector(case(), Workload(run=print, device="cuda"))._late()
+    assert (late.name, late.passed) == ("seconds_of_work_after_the_call", False)
+
+
+def test_what_a_call_takes_is_that_of_all_its_units() -> None:
+    inspector = Inspector(case(), Workload(run=print, device="cuda", units=8))
+    assert inspector._typical_ms([2.0] * 3) == 16.0

@@ -177,3 +177,8 @@ def test_repeats_hold_what_other_processes_show() -> None:
         alone += low <= 0 <= high
     assert held / 200 >= 0.93
     assert alone / 200 <= 0.2
+
+
+def test_both_estimates_are_corrected_for_their_own_mean() -> None:
+    assert independent_samples([1.0, 2.0, 3.0, 4.0, 8.0, 7.0, 6.0, 5.0] * 3) == 4  # 7 without
+    assert independent_samples([float(i % 10 < 5) * 10 + i * 7 % 5 for i in range(100)]) == 35  # 37 without

@@ -1,5 +1,6 @@
 """Who used the processors while something was measured?"""
 
+import os
 import subprocess
 import sys
 import threading
@@ -143,3 +144,28 @@ def test_a_case_that_others_may_have_made_miss_its_check_is_tried_again(
 def test_a_warning_before_a_run(monkeypatch: pytest.MonkeyPatch, others: float, said: str) -> None:
     monkeypatch.setattr(LoadMeter, "reading", lambda self: {"others_share": others, "idle_share": 0.0})
     assert warning("beware", 0.0) == said
+
+
+def test_a_core_that_waits_for_a_disk_is_idle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    core, tick = min(os.sched_getaffinity(0)), os.sysconf("SC_CLK_TCK")
+    (tmp_path / "stat").write_text(f"cpu 9 9 9 9 9 9 9 9 9 9\ncpu{core} 100 0 0 200 300 0 0 0 50 0\n")
+    monkeypatch.setattr(machine_load, "_STAT", str(tmp_path / "stat"))
+    busy, idle, _ = machine_load._times()
+    assert (busy * tick, idle * tick) == (100, 500)
+
+
+def test_a_case_that_misses_another_check_too_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoadMeter, "reading", lambda self: {"others_share": 0.5, "idle_share": 0.0})
+    asked: list[str] = []
+
+    def missed(self: Attempts, planned: Planned, answer: Any) -> Record:
+        asked.append(planned.case.key)
+        late = Check.at_most("time_on_new_inputs_over_samples", 3.0, 2.5)
+        gate = Verdict([Check.at_most("error", 2.0, 1.0), late])
+        return Record(planned.case, "gate", "checks were missed", gate=gate.to_dict())
+
+    monkeypatch.setattr(Attempts, "_checked", missed)
+    measured(tmp_path / "out", [case("work")])
+    assert len(asked) == 1

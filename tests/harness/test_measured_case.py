@@ -13,6 +13,7 @@ from harness import measured_case
 from harness.case import Mode
 from harness.gate import Check, Verdict
 from harness.heat import Cooler
+from harness.inspection import NO_ROOM
 from harness.measured_case import CaseRun, is_out_of_memory
 from harness.system import Input, Workload
 from harness.timer import Policy
@@ -558,3 +559,58 @@ def test_outputs_need_not_change_where_the_inputs_were_drawn_alike(tokens: int, 
     record = CaseRun(case(), QUICK).record(Constant())
     assert record.status == status, record.reason
     assert ("outputs_unchanged_by_new_inputs" in record.reason) == (status == "gate")
+
+
+@pytest.mark.parametrize(("timing", "l2"), [("eager", "cold"), ("graph", "warm"), ("graph", "cold")])
+def test_the_clock_of_a_gpu_times_as_the_case_asks(monkeypatch: pytest.MonkeyPatch, timing: str, l2: str) -> None:
+    monkeypatch.setattr(measured_case, "CudaEventClock", lambda *asked: asked)
+    workload = Workload(run=print, device="cuda")
+    assert measured_case.clock_for(case(timing=timing, l2=l2), workload) == (timing, l2)
+
+
+def test_what_slowed_the_warm_up_of_an_engine_is_not_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
+    device.facts = {"throttle_reasons": [], "temperature_c": 70}
+    device.slowed_by.add("sw_thermal_slowdown")
+    engine = {"engine_samples": lambda policy: [[100.0] * 5] * 2, "policy": {"warmup_max_s": 0}}
+    environment = on_fake_device(monkeypatch, device, case(timing="engine"), **engine).environment
+    assert environment["gpu"]["after"]["throttle_reasons"] == []
+
+
+def test_a_record_says_how_hot_a_gpu_was_while_it_was_slowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
+    device.facts, device.hottest_c = {"throttle_reasons": [], "temperature_c": 70}, 88
+    environment = on_fake_device(monkeypatch, device, case()).environment
+    assert environment["gpu"]["after"]["temperature_c"] == 88
+
+
+def test_an_engine_without_a_witness_is_said_to_be_unchecked() -> None:
+    record = CaseRun(case("engine"), QUICK).record(Fake())
+    assert record.gate is not None
+    assert record.gate["unchecked"] == "what the engine answered was compared with nothing"
+
+
+def test_an_engine_that_is_slowed_down_settles(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def warm(batches: Any, policy: Any, clock: Any, throttled: Callable[[], bool] = lambda: False) -> None:
+        asked.append(throttled())
+
+    monkeypatch.setattr(measured_case, "warm_up_engine", warm)
+    engine = {"engine_samples": lambda policy: [[1.0] * 5]}
+    on_fake_device(monkeypatch, FakeDevice(hot=True), case(timing="engine"), **engine)
+    assert asked == [True]
+
+
+def test_what_a_witness_could_not_compare_is_in_the_record() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Roomless(Fake):
+        def build(self, case: Any) -> Workload:
+            workload, out = super().build(case), torch.ones(case.batch)
+            workload.run, workload.witness = out.clone, lambda chance: lambda outputs, calls: Verdict([], NO_ROOM)
+            return workload
+
+    record = CaseRun(case(), QUICK).record(Roomless())
+    assert record.gate is not None
+    assert NO_ROOM in record.gate["unchecked"]

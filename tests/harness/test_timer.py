@@ -355,3 +355,9 @@ def test_policy_refuses(change: dict, message: str) -> None:
 def test_policy_round_trip() -> None:
     policy = Policy(budget_s=3, interval=0.02)
     assert Policy.from_dict(policy.to_dict()) == policy
+
+
+def test_a_load_that_is_throttled_spares_the_warm_up_only_where_it_settled() -> None:
+    clock = FakeClock(itertools.repeat(10.0), settles_s=2.0, wakes_s=0.5)
+    clock.loaded_s = 0.6
+    assert len(warm_up(clock, Policy(), lambda: True)) == 200

@@ -461,3 +461,30 @@ def test_a_page_shows_each_case_and_what_is_missing(tmp_path):
     assert page.count("<svg") == 1
     assert "only in A: ttt-linear/torch" in page
     assert "http" not in page.replace("http-equiv", "")
+
+
+def test_the_interval_holds_that_of_b_too(tmp_path):
+    middles = [10, 10.3, 10.5]
+    judged = compare(*two(tmp_path, rounds(a_case(), [10.3] * 3), rounds(a_case(), middles), repeats=3)).rows[0].judged
+    half = stats.t.isf(0.025, 2) * stdev(map(math.log, middles)) / math.sqrt(3)
+    assert math.log(judged.high) == pytest.approx(math.hypot(half, 0.02))
+
+
+def test_a_process_of_a_longer_tail_below_has_the_wider_interval_there(tmp_path):
+    skewed, even = timed(a_case(), 10), timed(a_case(), 10)
+    skewed.samples_ms[:] = [8, 9, 9.5, 9.8, 10, 10, 10, 10.05, 10.1]
+    random.Random(1).shuffle(skewed.samples_ms)
+    even.samples_ms[:] = [10.0] * 9
+    judged = compare(*two(tmp_path, [skewed], [even])).rows[0].judged
+    assert math.log(judged.high) == pytest.approx(math.hypot(math.log(10 / 9), 0.02))
+
+
+def test_one_round_beside_several_is_not_judged_as_rounds(tmp_path):
+    a = a_run(tmp_path / "a", *rounds(a_case(), [10]), repeats=1, arguments=AB)
+    b = a_run(tmp_path / "b", *rounds(a_case(), [10, 10]), repeats=2, arguments=AB)
+    assert not compare(a, b).interleaved
+
+
+def test_a_case_that_is_judged_is_not_counted_as_one_that_may_not_be(tmp_path):
+    found = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 12)]))
+    assert "may not be judged" not in views.text(found)

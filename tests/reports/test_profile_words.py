@@ -446,3 +446,8 @@ def test_an_entry_of_cutlass_is_named_by_what_it_runs(wrapped: str, shown: str) 
 
 def test_waits_leave_out_warps_that_work() -> None:
     assert waits(counted()) == [("for barriers", 0.34), ("for the fixed latency of instructions", 0.1)]
+
+
+def test_a_kernel_whose_counted_launches_were_far_shorter_is_no_ceiling():
+    odd = Kernel("a", 2, 200.0, counters=counted(time_us=80.0, operations=6.6e10, dram_bytes=1e7))
+    assert reached(region(odd)) == CEILINGS

@@ -530,8 +530,8 @@ def test_hostile_names_and_single_points_make_a_page():
 
 
 def test_a_rates_bar_is_that_of_its_latency_turned_round():
-    cells = {"tokens_per_s": 100.0, "latency_ms": 4.0, "latency_ms_low": 3.2, "latency_ms_high": 5.0}
-    assert bar(cells, "tokens_per_s") == pytest.approx((0.8, 1.25))
+    cells = {"tokens_per_s": 100.0, "latency_ms": 4.0, "latency_ms_low": 3.2, "latency_ms_high": 8.0}
+    assert bar(cells, "tokens_per_s") == pytest.approx((0.5, 1.25))
 
 
 def test_what_is_level_is_level_however_its_bars_overlap_and_wide_bars_hide_what_is_doubtful():
@@ -542,3 +542,8 @@ def test_what_is_level_is_level_however_its_bars_overlap_and_wide_bars_hide_what
     unsteady = Point(1, 4.0, 3.8, 4.2, OFF[UNSTEADY])
     assert unsteady.hides(Point(1, 4.9, 4.8, 5.0, 0.0))
     assert not unsteady.hides(Point(1, 5.2, 5.1, 5.3, 0.0))
+
+
+def test_a_value_with_an_interval_of_its_own_has_its_bar():
+    cells = {"energy_j_per_token": 4.0, "energy_j_per_token_low": 3.0, "energy_j_per_token_high": 6.0}
+    assert bar(cells, "energy_j_per_token") == (0.75, 1.5)

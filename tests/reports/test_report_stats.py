@@ -403,3 +403,17 @@ def test_repeats_have_the_interval_over_their_processes_and_a_single_process_has
     assert (row["latency_ms_repeats_low"], row["latency_ms_repeats_high"]) == (low, high)
     assert low < row["latency_ms_low"] < row["latency_ms_high"] < high
     assert not set(REPEAT_COLUMNS) & set(table_of(runs[0]).columns)
+
+
+def test_one_hot_process_marks_the_case():
+    cool, hot = (synthetic.environment() for _ in range(2))
+    hot = hot | {"gpu": hot["gpu"] | {"after": {"throttle_reasons": ["sw_thermal_slowdown"], "temperature_c": 88}}}
+    records = [synthetic.ok(FORWARD, 3.0, repeat=n, environment=each) for n, each in enumerate((cool, hot, cool))]
+    assert frame(records, Catalogue())["marks"].tolist() == ["thermal slowdown"]
+
+
+def test_processes_that_agree_are_steady_however_wide_their_samples():
+    wide = [2.6, 3.0, 3.4] * 20
+    records = [replace(synthetic.ok(FORWARD, 3.0, repeat=n), samples_ms=wide, throttled=[False] * 60) for n in range(3)]
+    [row] = frame(records, Catalogue()).to_dict("records")
+    assert UNSTEADY not in row.get("marks", "")

@@ -529,3 +529,12 @@ def test_nobody_foresees_which_sequences_are_compared(llm):
     made = workload.run().outputs[-1].outputs[0].token_ids
     made[-1] = (made[-1] + 1) % 512
     assert not workload.witness(Last())(None, 1).passed
+
+
+def test_the_work_of_a_step_is_that_of_the_sequences_in_flight(llm):
+    llm.blocks = 18
+    held = VllmTransformer().build(CASE).metrics
+    llm.blocks = 400
+    two = VllmTransformer().build(replace(CASE, batch=2)).metrics
+    assert held["sequences_at_once"] == 2
+    assert (held["flops"], held["bytes"]) == (two["flops"], two["bytes"])
