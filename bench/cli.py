@@ -550,16 +550,14 @@ def _refuse_repeated(words: Sequence[str]) -> None:
     for option in command.params if command else ():
         if getattr(option, "multiple", True) or getattr(option, "is_flag", False):
             continue
-        short = [
-            name for name in option.opts if not name.startswith("--")
-        ]  # its value may follow at once, as in -oFILE
+        short = [name for name in option.opts if not name.startswith("--")]
         if sum(given.count(name) for name in option.opts) + sum(_is_glued(word, short) for word in words) > 1:
             name = max(option.opts, key=len)
             raise UserError(f"{name} is given twice{': separate its values by commas' if name in LISTS else ''}")
 
 
 def _is_glued(word: str, short: Sequence[str]) -> bool:
-    """Whether a word is one of these short options and its value."""
+    """Whether a word is one of these short options with its value behind it at once, as in -oFILE."""
     return any(word.startswith(name) and word.partition("=")[0] != name for name in short)
 
 

@@ -47,7 +47,7 @@ class MambaSSMModel(CausalLM):
     def reset_state(self, state: Any) -> None:
         """Back before the first token, in place."""
         state.seqlen_offset = 0
-        # In one launch: a prompt begins with this, and one of few tokens would be longer by 96.
+        # In one launch: a prompt begins with this, and would be longer by 96 small ones.
         torch._foreach_zero_([tensor for tensors in state.key_value_memory_dict.values() for tensor in tensors])
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:

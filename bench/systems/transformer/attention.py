@@ -204,10 +204,9 @@ class AttentionBackend(TorchTransformer):
     def settings(self, case: Case) -> dict[str, str]:
         """Which attention it is; of a request that of its prompt and, where that is another, of its steps."""
         attend = self.attend()
-        used = {"forward": [attend.name], "generate": [attend.step_name]}.get(
-            case.phase, [attend.name, attend.step_name]
-        )
-        return {"attention": ", steps: ".join(dict.fromkeys(used))}
+        prompt = [attend.name] if case.phase != "generate" else []
+        steps = [attend.step_name] if case.phase != "forward" else []
+        return {"attention": ", steps: ".join(dict.fromkeys([*prompt, *steps]))}
 
     def load(self, case: Case) -> FlashTransformer:
         """Random weights by seed."""
