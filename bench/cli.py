@@ -1,15 +1,15 @@
 """The command line `ttt-bench`."""
 
-import errno
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from bench.catalogue.suites import BUDGETS_S
+from bench.ending import guarded
 from harness.interval import FEWEST
 
 if TYPE_CHECKING:
@@ -523,7 +523,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows no µ shows a mark
-    sys.exit(_guarded(_command))
+    sys.exit(guarded(_command))
 
 
 def _command() -> Any:
@@ -559,56 +559,3 @@ def _refuse_repeated(words: Sequence[str]) -> None:
 def _is_glued(word: str, short: Sequence[str]) -> bool:
     """Whether a word is one of these short options with its value behind it at once, as in -oFILE."""
     return any(word.startswith(name) and word.partition("=")[0] != name for name in short)
-
-
-def _guarded(call: Callable[[], Any]) -> int:
-    from bench.errors import INTERRUPTED, UserError
-    from harness.record import RecordError
-
-    try:
-        status = call() or 0
-        sys.stdout.flush()
-        # Typer hands back this status for Ctrl-C; a command that has said what it means ends by SystemExit.
-        return _print_error("interrupted", INTERRUPTED) if status == INTERRUPTED else status
-    except (UserError, RecordError) as error:
-        return _print_error(str(error), 2)
-    except (typer.Abort, KeyboardInterrupt):
-        return _print_error("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        return _end_of_stdout("")
-    except OSError as error:
-        if error.filename is not None and error.strerror:  # of a path that somebody gave
-            return _print_error(f"{error.filename}: {error.strerror}", 2)
-        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
-            raise
-        return _end_of_stdout(f"the output cannot be written: {error.strerror}")
-    except Exception as error:
-        # Typer brings its own click in newer releases, so its usage errors have no one class to catch.
-        if not hasattr(error, "format_message"):
-            raise
-        return _print_error("; ".join(filter(None, (error.format_message().rstrip("."), _usage(error)))), 2)
-
-
-def _usage(error: Any) -> str:
-    """Which arguments a command takes, where one is missing or too many; else ""."""
-    wrong = type(error).__name__ == "MissingParameter" or "unexpected extra argument" in error.format_message()
-    context = error.ctx if wrong else None
-    if context is None:
-        return ""
-    return " ".join(["usage: ttt-bench", context.info_name, *context.command.collect_usage_pieces(context)])
-
-
-def _end_of_stdout(message: str) -> int:
-    """Nothing more can be printed; the interpreter must not try when it ends."""
-    import os
-
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    return _print_error(message, 1) if message else 1
-
-
-def _print_error(message: str, status: int) -> int:
-    from harness.reason import printable
-
-    print(f"ttt-bench: {' '.join(printable(message).split())}", file=sys.stderr)
-    return status
