@@ -48,9 +48,10 @@ def imported(old: Sequence[Path], out: Path) -> Run:
         whole = RunFile("measure", jobs, catalogue(entries))
     except ValueError as error:  # of names of systems that cannot be those of files
         raise RecordError(f"{', '.join(map(str, old))}: {error}") from None
+    found = Run(out, whole)
     for job in jobs:
         for planned in job.cases:
-            if why := Run(out, whole).foreign(latest[planned.case.key], job):
+            if why := found.foreign(latest[planned.case.key], job):
                 raise RecordError(f"{planned.case.label}: {why}")
     run = Run.create(out, whole)
     for job in jobs:

@@ -34,10 +34,10 @@ from harness.profile_record import Profile
 from harness.reason import counted, span
 from harness.run import Run
 from reports.compare.comparison import compare
+from reports.compare.views import NEAR
 from reports.profiles.ceilings import with_common_ceilings
 from reports.stats import MARKS, UNSTEADY, UNSTEADY_TIMES, frame, marks_in, row_keys, short_commit
 
-WITHIN = (0.01, 0.02, 0.03)
 NO_COLUMN = "no column {!r}; `ttt-bench table RUN --columns all` shows them"
 KEY = "key of the case"  # a column of `Source.rows` beside those of the table
 
@@ -123,7 +123,7 @@ def _run_of(source: Source) -> Run:
 
 def apart_table(asked: Mapping[str, Any], source_of: SourceOf) -> Lines:
     """A row a pair of runs."""
-    lines = [["b over a, time a token", "points", "median", *(f"within {bar:.0%}" for bar in WITHIN), "farthest"]]
+    lines = [["b over a, time a token", "points", "median", *(f"within {bar:.0%}" for bar in NEAR), "farthest"]]
     for each in asked["apart"]:
         where = dict(asked.get("where", {})) | each.get("where", {})
         a, b = source_of(each["a"]), source_of(each["b"])
@@ -139,7 +139,7 @@ def _distances(a: Source, b: Source, where: Mapping[str, Any], without: Mapping[
     if not found:
         raise UserError(f"{runs[0].folder} and {runs[1].folder}: no such case has a result in both")
     farthest = max(found, key=lambda row: row.apart)
-    within = [str(sum(row.apart <= bar for row in found)) for bar in WITHIN]
+    within = [str(sum(row.apart <= bar for row in found)) for bar in NEAR]
     middle = median(row.judged.ratio - 1 for row in found)
     return [str(len(found)), f"{middle:+.1%}", *within, f"{farthest.judged.ratio - 1:+.1%}: {farthest.label}"]
 

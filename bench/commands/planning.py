@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -228,13 +228,7 @@ def to_continue(arguments: Sequence[str], out: Path, retry: str = "") -> str:
     Of paths it has what the arguments have: those of a run.json are without their folders (`_published`).
     """
     anew = ("--out", "--retry") if retry else ("--out",)
-    kept = [
-        word
-        for before, word in zip(("", *arguments), arguments, strict=False)
-        if before not in (*anew, "-o")
-        and word.partition("=")[0] not in (*anew, "--resume")
-        and not word.startswith("-o")  # also -oFOLDER
-    ]
+    kept = [word for word, option, _ in _options_of(arguments) if option not in (*anew, "--resume")]
     return shlex.join(["ttt-bench", *kept, "--resume", "--out", str(out), *(["--retry", retry] if retry else [])])
 
 
@@ -353,17 +347,25 @@ def _published(arguments: Sequence[str]) -> list[str]:
     Of a checkpoint's path its folder's name is kept, of a path to an absolute place what is below the current folder,
     else its name, and of a Slurm account that there is one.
     """
-    kept = []
+    return [
+        word[:at] + _SAID[option](word[at:]) if option in _SAID and word[at:] else word
+        for word, option, at in _options_of(arguments)
+    ]
+
+
+def _options_of(arguments: Sequence[str]) -> Iterator[tuple[str, str, int]]:
+    """(word, the option that it names or is the value of, where in it the value begins) of each word.
+
+    FOLDER after --out or -o, --out=FOLDER and -oFOLDER are of --out.
+    """
     for before, word in zip(("", *arguments), arguments, strict=False):
-        option, equals, value = word.partition("=")
-        if before in _SAID:
-            word = _SAID[before](word)
-        elif option in _SAID and equals:
-            word = f"{option}={_SAID[option](value)}"
-        elif word[:2] == "-o" and word != "-o":  # its value may follow at once, as in -oFILE
-            word = f"-o{_place(word[2:])}"
-        kept.append(word)
-    return kept
+        name, equals, _ = word.partition("=")
+        if before == "-o" or before in _VALUED:
+            yield word, "--out" if before == "-o" else before, 0
+        elif word.startswith("-o"):
+            yield word, "--out", 2
+        else:
+            yield word, name, len(name + equals)
 
 
 def _place(path: str) -> str:
@@ -378,10 +380,10 @@ def _place(path: str) -> str:
 _SAID: Mapping[str, Callable[[str], str]] = {
     "--checkpoint": lambda path: Path(path).resolve().name,
     "--out": _place,
-    "-o": _place,
     "--systems-file": _place,
     "--slurm": lambda options: re.sub(r"\b(account|mail-user|comment)=[^,]*", r"\1=...", options),
 }
+_VALUED = {*_SAID, "--retry"}  # options whose value may be the next word, of those that are looked for
 
 
 def places_asked(gpus: str | None, device: str) -> list[Place]:

@@ -151,8 +151,9 @@ def _costs(view: View) -> str:
         base = usual.get((line.system, line.backend))
         if base is None or base is line:
             continue
-        own, beside = view.settings(line), {point.x: point for point in view.points(base)}
-        settings = [(name, value) for name, value in own.items() if view.settings(base).get(name) != value]
+        own, usually = view.settings(line), view.settings(base)
+        settings = [(name, value) for name, value in own.items() if usually.get(name) != value]
+        beside = {point.x: point for point in view.points(base)}
         pairs = [(point, beside[point.x]) for point in view.points(line) if point.x in beside]
         if not settings or not pairs or any(point.off or other.off or point.disturbed for point, other in pairs):
             continue

@@ -112,11 +112,11 @@ class Shown:
 
 def section(run: Run, is_of: Callable[[Case], bool] = lambda _: True) -> Section | None:
     """The section of a run's profiles, of the cases that `is_of` wants; None where it has none that are good."""
-    records = run.records()
-    every = [profile for profile in run.profiles().values() if profile.status == "ok" and profile.region_us]
-    good = [profile for profile in with_common_ceilings(every, records) if is_of(profile.case)]
-    records = [record for record in records if is_of(record.case)]
-    profiles = [profile for profile in run.profiles().values() if is_of(profile.case)]
+    every, all_records = run.profiles().values(), run.records()
+    with_work = [profile for profile in every if profile.status == "ok" and profile.region_us]
+    good = [profile for profile in with_common_ceilings(with_work, all_records) if is_of(profile.case)]
+    profiles = [profile for profile in every if is_of(profile.case)]
+    records = [record for record in all_records if is_of(record.case)]
     if not good:
         return None
     latencies = recorded(records)
