@@ -37,6 +37,11 @@ class Verdict:
     def passed(self) -> bool:
         return bool(self.checks) and all(check.passed for check in self.checks)
 
+    def __add__(self, other: "Verdict") -> "Verdict":
+        """The checks of both, and what neither could compare."""
+        unchecked = dict.fromkeys(filter(None, (self.unchecked, other.unchecked)))
+        return Verdict([*self.checks, *other.checks], "; ".join(unchecked))
+
     @property
     def reason(self) -> str:
         """Which checks are missed, by how much; "" where all pass."""

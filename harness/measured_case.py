@@ -180,8 +180,7 @@ class CaseRun:
 
     def _accepts(self, verdict: Verdict) -> bool:
         """Whether the verdict is passed; it joins what was checked before."""
-        before = self.found.verdict.checks if self.found.verdict else []
-        whole = Verdict([*before, *verdict.checks], verdict.unchecked)
+        whole = (self.found.verdict or Verdict([])) + verdict
         if whole.checks:
             self.found.verdict = whole
         if whole.checks and not whole.passed:
@@ -235,9 +234,10 @@ class CaseRun:
     def _measure(self, workload: Workload, peak: PeakMemory) -> None:
         gpu = open_gpu() if workload.device == "cuda" else None
         clock, inspector = clock_for(self.case, workload), Inspector(self.case, workload, self._reference)
-        self.found.settings = workload.settings | sampling_settings(clock, self.policy)
+        policy = self._policy_of(workload, gpu)
+        self.found.settings = workload.settings | sampling_settings(clock, policy)
         energy = EnergyMeter(self._metered(gpu))
-        timing = self._timed(workload, clock, gpu, energy, inspector)
+        timing = self._timed(workload, clock, gpu, policy, energy, inspector)
         # At once: clocks and throttle reasons are those of the work, not of a GPU at rest or at its check.
         self.found.after = _machine_after(workload, gpu)
         bytes_held = peak.peak_bytes()
@@ -256,28 +256,37 @@ class CaseRun:
         """The GPU whose energy is told: of a cold case, flushing the cache draws some that is not the work's."""
         return gpu if self.case.l2 == "warm" else None
 
+    def _policy_of(self, workload: Workload, gpu: Gpu | None) -> Policy:
+        """How this case is sampled: where energy is told, for as long as its counter needs."""
+        if workload.engine_samples is not None or not self._metered(gpu):
+            return self.policy
+        interval_s, budget_s = (max(LASTS_S, each) for each in (self.policy.interval_s, self.policy.budget_s))
+        return replace(self.policy, interval_s=interval_s, budget_s=budget_s)
+
     def _timed(
-        self, workload: Workload, clock: Clock, gpu: Gpu | None, energy: EnergyMeter, inspector: Inspector
+        self,
+        workload: Workload,
+        clock: Clock,
+        gpu: Gpu | None,
+        policy: Policy,
+        energy: EnergyMeter,
+        inspector: Inspector,
     ) -> Timing:
         """Samples in ms of one unit, from the clock or from the engine itself."""
         throttled = gpu.throttled if gpu else never_throttled
         with nvtx_range(range_name(self.case.phase)):
             if workload.engine_samples is not None:
-                batches = iter(workload.engine_samples(self.policy))
+                batches = iter(workload.engine_samples(policy))
                 with self._stage("warm_up"):
-                    warm_up_engine(batches, self.policy, clock, throttled)
+                    warm_up_engine(batches, policy, clock, throttled)
                 _forget_what_slowed(gpu)
                 with self._stage("sample"), energy:
-                    return take_engine_samples(batches, self.policy, throttled)
+                    return take_engine_samples(batches, policy, throttled)
             with self._stage("warm_up"):
                 clock.prepare(inspector.run)
                 inspector.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests
-                warm_up(clock, self.policy, throttled)
+                warm_up(clock, policy, throttled)
             _forget_what_slowed(gpu)
-            policy = self.policy
-            if self._metered(gpu):
-                interval_s, budget_s = (max(LASTS_S, each) for each in (policy.interval_s, policy.budget_s))
-                policy = replace(policy, interval_s=interval_s, budget_s=budget_s)
             with self._stage("sample"), energy:
                 timing = take_samples(clock, policy, throttled, inspector.before_sample)
         timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
@@ -293,7 +302,7 @@ class CaseRun:
                 verdict = judged(lambda: _engine_verdict(workload))
         else:
             verdict = Verdict([], "what the engine answered was compared with nothing")
-        return Verdict([*verdict.checks, *claim_checks(self.case, workload), *floor], verdict.unchecked)
+        return verdict + Verdict([*claim_checks(self.case, workload), *floor])
 
     def _close(self, workload: Workload) -> None:
         try:

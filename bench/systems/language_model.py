@@ -147,7 +147,7 @@ class LanguageModel:
         """The model against its reference, and whether it is a fair one, once for each model that is loaded."""
         if self._verdict is None:
             fair = model_facts.checks(self._facts(model, **self._counted(model)), case)
-            self._verdict = Verdict([*self._compare(model, case).checks, *fair])
+            self._verdict = self._compare(model, case) + Verdict(fair)
         return self._verdict
 
     @torch.inference_mode()

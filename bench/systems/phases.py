@@ -163,7 +163,7 @@ class Generate(PhaseWork):
             # The first token that the call chose, and the last: the logits are those after them, whatever they are.
             chosen = sorted({1, len(tokens) - 1}) if len(tokens) > 1 else []
             own = [self.chosen(expected(step), tokens[step]) for step in chosen]
-            return Verdict([*self.verdict(logits, expected(len(tokens))).checks, *own])
+            return self.verdict(logits, expected(len(tokens))) + Verdict(own)
 
         return judge
 
@@ -253,6 +253,6 @@ class Request(PhaseWork):
                 self.chosen(last_logits(reference, whole[:, :at]), whole[:, at])
                 for at in sorted({self.case.context, tokens - 1})
             ]
-            return Verdict([*self.verdict(logits[rows], last_logits(reference, whole)).checks, *own])
+            return self.verdict(logits[rows], last_logits(reference, whole)) + Verdict(own)
 
         return judge

@@ -24,6 +24,14 @@ def test_verdict_needs_every_check() -> None:
     assert Verdict([]).reason
 
 
+def test_two_verdicts_have_the_checks_of_both_and_say_what_neither_could_compare() -> None:
+    good, bad = Check.at_most("a", 0, 1), Check.at_most("b", 2, 1)
+    both = Verdict([good], "half of the heads") + Verdict([bad])
+    assert both == Verdict([good, bad], "half of the heads")
+    assert (both + Verdict([], "the last token")).unchecked == "half of the heads; the last token"
+    assert (both + both).unchecked == "half of the heads"
+
+
 def test_verdict_is_valid_json_even_of_nan() -> None:
     verdict = Verdict([Check.at_most("error", math.nan, 0.1)])
     text = json.dumps(verdict.to_dict(), allow_nan=False)

@@ -394,7 +394,9 @@ def test_a_case_whose_energy_is_told_is_sampled_for_a_second(
     few = {"min_samples": 1, "max_samples": 9, "interval_samples": 1, "interval_s": 0.5}
     assert len(on_fake_device(monkeypatch, FakeDevice(), case(l2=l2), policy=few).samples_ms) == samples
     short = few | {"budget_s": 0.5}  # of one of two repeats
-    assert len(on_fake_device(monkeypatch, FakeDevice(), case(l2=l2), policy=short).samples_ms) == samples
+    record = on_fake_device(monkeypatch, FakeDevice(), case(l2=l2), policy=short)
+    assert len(record.samples_ms) == samples
+    assert float(record.settings["budget_s"]) == (1.0 if l2 == "warm" else 0.5)
 
 
 def test_energy_is_of_the_samples_alone_and_of_all_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

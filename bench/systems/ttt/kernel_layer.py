@@ -64,7 +64,7 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
     def gate() -> Verdict:
         piece = inputs_of(inputs, last, gated_tokens)
         verdict = forward_verdict(lambda some: forward(**some), reference, "dual", piece)
-        return Verdict([*verdict.checks, _repeats(lambda: forward(**inputs)[0], case.batch)])
+        return verdict + Verdict([_repeats(lambda: forward(**inputs)[0], case.batch)])
 
     work = layer_work(config, case)
     found, built = kernel_launches(lambda: forward(**inputs)), build_kernel(module)

@@ -260,7 +260,7 @@ class Engine:
         expected = self._expected(torch.tensor([p + t for p, t in zip(prompts, tokens, strict=True)]))
         rows = head.rows / len(first.outputs)
         fair = model_facts.checks(self.facts(rows), case)
-        return Verdict([*logits_verdict(got, expected, case.dtype).checks, *fair])
+        return logits_verdict(got, expected, case.dtype) + Verdict(fair)
 
     def reference(self) -> CausalLM:
         """The repository's model with these weights in float32, on the host: beside the engine's cache is no room."""

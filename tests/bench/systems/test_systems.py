@@ -15,6 +15,7 @@ import torch
 
 from bench.catalogue.suites import find_suite
 from bench.catalogue.systems import ADAPTERS
+from bench.models.operator import TorchOperator
 from bench.plan import suite_cases
 from bench.selection import Asked, select
 from bench.systems import logits, phases, token_times
@@ -26,6 +27,7 @@ from bench.systems.transformer.attention import SdpaCudnn
 from bench.systems.transformer.pytorch import TorchTransformer
 from bench.systems.ttt import layer
 from bench.systems.ttt.kernels import LinearThunderKittens, LinearTritonDual
+from bench.systems.ttt.model import model_of
 from bench.systems.ttt.pytorch import TTTTorch
 from harness.case import Case
 from harness.gate import Check, Verdict, relative_error
@@ -205,6 +207,40 @@ def test_the_gate_notices_a_step_that_is_off_by_a_thousandth():
     step = model.generate_step
     model.generate_step = lambda ids, state: (step(ids, state)[0] * 1.001, state)
     assert not workload.gate().passed
+
+
+class WrongOperator(TorchOperator):
+    """One that computes another function, in both phases or in its steps alone."""
+
+    def __init__(self, learner, wrong, in_prefill):
+        super().__init__(learner)
+        self.wrong, self.in_prefill = wrong, in_prefill
+
+    def forward(self, projections, learner, state, start=None):
+        given = self._without_learning(projections) if self.in_prefill else projections
+        out = super().forward(given, learner, state, start)
+        return self._other(out, projections) if self.in_prefill else out
+
+    def generate_step(self, projections, learner, state):
+        return self._other(super().generate_step(self._without_learning(projections), learner, state), projections)
+
+    def _without_learning(self, projections):
+        return projections._replace(lr_logits=projections.lr_logits - 100) if self.wrong == "learns" else projections
+
+    def _other(self, out, projections):
+        return {"zeros": 0 * out, "queries": projections.q, "more": out + 0.1 * projections.q}.get(self.wrong, out)
+
+
+@pytest.mark.parametrize("in_prefill", [True, False])
+@pytest.mark.parametrize("wrong", ["zeros", "queries", "more", "learns"])
+def test_the_gate_notices_a_wrong_operator_in_a_model_whose_logits_hardly_show_it(wrong, in_prefill, monkeypatch):
+    """Two layers of 128 channels in bfloat16: of zeros for outputs, logits are within the limit of their rounding."""
+    adapter, small = TTTTorch(), replace(case("ttt-linear"), dtype="bfloat16")
+    model = model_of(small, operator=WrongOperator("linear", wrong, in_prefill))
+    monkeypatch.setattr(adapter, "load", lambda case: model)
+    missed = {check.name for check in adapter.build(small).gate().checks if not check.passed}
+    assert "inner_loop_steps_relative_error" in missed
+    assert ("inner_loop_prefill_relative_error" in missed) is in_prefill
 
 
 @pytest.mark.parametrize("options", [{"form": "dual"}, {"form": "primal"}, {"part": "w"}, {"part": "z"}])

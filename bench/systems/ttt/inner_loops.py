@@ -1,0 +1,95 @@
+"""Each layer's inner loop by itself against the reference: of a model of few layers, logits hardly show it."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from bench.models.layers import rotation
+from bench.models.operator import Learner, Operator, Projections, TorchOperator, outer_parameters
+from bench.models.ttt import TTTBlock, TTTLayer, TTTModel
+from bench.systems.logits import rounding_of
+from bench.systems.model_calls import prefill_then_generate
+from bench.systems.ttt.layer import LAYER_LIMITS
+from harness.case import Case
+from harness.gate import Check, relative_error
+
+Call = tuple[Projections, Tensor]  # what a layer gave its operator, and what it got
+
+
+class RecordedOperator:
+    """An operator whose calls are kept, in their order: the layers' of a prompt, then of each step."""
+
+    def __init__(self, operator: Operator) -> None:
+        self.calls: list[Call] = []
+        self._operator = operator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operator, name)
+
+    def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
+        """See Operator.forward."""
+        given = _copy(projections)
+        return self._kept(given, self._operator.forward(projections, learner, state, start))
+
+    def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
+        """See Operator.generate_step."""
+        given = _copy(projections)
+        return self._kept(given, self._operator.generate_step(projections, learner, state))
+
+    def _kept(self, given: Projections, out: Tensor) -> Tensor:
+        self.calls.append((given, out.clone()))
+        return out
+
+
+@torch.inference_mode()
+def inner_loop_checks(model: TTTModel, case: Case, ids: Tensor, prompt: int) -> list[Check]:
+    """The layers' outputs of a prompt and of the steps after it, ids [B, T], by the relative error of the worst layer.
+
+    The reference is the primal form in float64, of the projections that the model made.
+    """
+    operator = model.operator
+    recorded = RecordedOperator(operator)
+    model.operator = recorded
+    try:
+        prefill_then_generate(model, ids, prompt)
+    finally:
+        model.operator = operator
+    layers = [cast(TTTBlock, block).seq_modeling_block for block in model.model.layers]
+    errors = [_errors(layer, recorded.calls[index :: len(layers)]) for index, layer in enumerate(layers)]
+    prefill, steps = (max(each) for each in zip(*errors, strict=True))
+    limit = LAYER_LIMITS[rounding_of(case)]
+    return [
+        Check.at_most("inner_loop_prefill_relative_error", prefill, limit),
+        Check.at_most("inner_loop_steps_relative_error", steps, limit),
+    ]
+
+
+def _errors(layer: TTTLayer, calls: list[Call]) -> tuple[float, float]:
+    """Of one layer's calls: of the first, a prompt's, and of all others, its steps."""
+    config, (prompt, out), steps = layer.config, calls[0], calls[1:]
+    exact = TorchOperator(config.learner, form="primal")
+    learner = _exact_learner(layer)
+    weights = [each.double() for each in layer.learner_weights()]
+    state = exact.init_state(weights, len(out), config.mini_batch, torch.float64)
+    expected = exact.forward(_copy(prompt, torch.float64), learner, state, 0)
+    state = exact.generate_state(state)
+    after = [exact.generate_step(_copy(token, torch.float64), learner, state) for token, _ in steps]
+    return relative_error(out, expected), relative_error(torch.stack([got for _, got in steps]), torch.stack(after))
+
+
+def _exact_learner(layer: TTTLayer) -> Learner:
+    """A layer's learner in float64."""
+    config = layer.config
+    positions = torch.arange(config.mini_batch, device=layer.ttt_norm_weight.device)
+    cos, sin = rotation(positions, config.head_dim, torch.float64, config.rope_theta)
+    learner = layer.learner((cos.squeeze(-2), sin.squeeze(-2)))
+    scale, weight, bias = (each.double() for each in outer_parameters(learner))
+    return replace(learner, token_scale=scale, ln_weight=weight, ln_bias=bias)
+
+
+def _copy(projections: Projections, dtype: torch.dtype | None = None) -> Projections:
+    """The same numbers in tensors of their own, in `dtype` where one is named."""
+    q, k, v, lr_logits = (each.to(dtype or each.dtype, copy=True) for each in projections[:4])
+    return Projections(q, k, v, lr_logits, ready=projections.ready)
