@@ -11,6 +11,8 @@ from harness.record import RecordError
 _PATIENCE_S = 60.0
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 # What the script itself must say, or the run cannot be shared and gone on with.
+_FLAGS = ("contiguous", "exclusive", "oversubscribe", "spread-job", "use-min-nodes")  # that may have no value
+_GPU = re.compile(r"gpu(:[\w.-]+)?:1")
 _OURS = ("array", "requeue", "no-requeue", "output", "error", "open-mode", "chdir", "wrap", "parsable")
 
 REQUEUES = 3  # of a task that was killed, by itself; a lost node requeues it as often as Slurm allows
@@ -41,14 +43,16 @@ def parsed(text: str) -> SlurmRequest:
         if name in options:
             raise SlurmError(f"--slurm {name}: is said twice")
         options[name] = value
+    for name in (name for name, value in options.items() if not value and name not in _FLAGS):
+        raise SlurmError(f"--slurm {name}: is not NAME=VALUE; a value cannot hold a comma")
     counts = [name for name in ("gpus", "tasks") if name in options]
     if len(counts) != 1:
-        for name in (name for name, value in options.items() if not value):
-            raise SlurmError(f"--slurm {name}: is not KEY=VALUE; say how many GPUs, gpus=N, or tasks=N without one")
         raise SlurmError("--slurm: say how many GPUs, gpus=N, or how many tasks without one, tasks=N")
     count = options.pop(counts[0])
     if not count.isdecimal() or not 1 <= int(count) <= 1000:
         raise SlurmError(f"--slurm {counts[0]}={count}: must be a number from 1 to 1000")
+    if counts[0] == "gpus" and not _GPU.fullmatch(gres := options.get("gres", "gpu:1")):
+        raise SlurmError(f"--slurm gres={gres}: is of one task, which has one GPU; say gres=gpu:1 or gres=gpu:TYPE:1")
     return SlurmRequest(int(count), counts[0] == "gpus", options)
 
 

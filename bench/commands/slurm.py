@@ -108,7 +108,7 @@ def work(
             raise UserError(f"{out}: has the job {job.name}, which this version of the program cannot run")
     memory_bytes = total_memory_bytes(machine)
     gpus = gpu_places(visible_gpus()[:1]) if device == "cuda" else []
-    ordered = estimate.longest_first(jobs, estimate.past_durations(None, out))
+    ordered = estimate.longest_first(jobs, estimate.past_durations(machine, out))
     try:
         with Progress(f"task {holder.name}") as progress:
             done = run_task(

@@ -223,7 +223,7 @@ def test_status_of_a_copied_run_needs_no_slurm(tmp_path: Path, commands: Path) -
     ("slurm", "message"),
     [
         ("partition=gpu", "--slurm: say how many GPUs, gpus=N"),
-        ("foo", "--slurm foo: is not KEY=VALUE; say how many GPUs, gpus=N"),
+        ("foo", "--slurm foo: is not NAME=VALUE"),
         ("gpus=0", "--slurm gpus=0: must be a number from 1 to 1000"),
         ("gpus=1,array=7", "--slurm array=7: is set by the run itself"),
     ],

@@ -247,6 +247,10 @@ def test_a_submission_is_not_thought_over_where_slurm_cannot_be_asked(folder: Pa
         ("gpus=1,time=1,time=2", "time: is said twice"),
         ("gpus=1,Partition gpu", "Partition gpu: must be an option of sbatch"),
         ("gpus=1,time=1\n2", "must be an option of sbatch"),
+        ("gpus=2,nodelist=n1,n2", "n2: is not NAME=VALUE; a value cannot hold a comma"),
+        ("gpus=2,time", "time: is not NAME=VALUE"),
+        ("gpus=2,gres=gpu:4", "gres=gpu:4: is of one task, which has one GPU"),
+        ("gres=gpu:4", "say how many GPUs"),
     ],
 )
 def test_a_request_that_cannot_be_is_one_sentence(text: str, message: str) -> None:
