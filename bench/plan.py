@@ -122,9 +122,9 @@ def _smaller_axis(smaller: Case, case: Case) -> str:
     A larger one may be timed in another way, and is the same work.
     """
     for axis in ("batch", "context"):
-        value = getattr(case, axis)
-        if getattr(smaller, axis) < value and replace(smaller, **{axis: value}, timing=case.timing) == case:
-            return axis
+        if getattr(smaller, axis) < getattr(case, axis):
+            others = (name for name in Case.__dataclass_fields__ if name not in (axis, "timing"))
+            return axis if all(getattr(smaller, name) == getattr(case, name) for name in others) else ""
     return ""
 
 
@@ -135,8 +135,10 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     """
     skipped = any(each.status == "skipped" and _smaller_axis(each.case, planned.case) for each in earlier)
     shows_end = planned.grows and planned.case.option("scope", "model") == "model" and not skipped
+    if missing := checkpoint_missing(planned.case):
+        return missing
     too_large = beyond_memory_of(planned.case, memory_bytes) if memory_bytes and not shows_end else ""
-    return checkpoint_missing(planned.case) or beyond_memory(planned, earlier) or too_large
+    return beyond_memory(planned, earlier) or too_large
 
 
 def _is_in(adapter: Adapter, panel: Panel) -> bool:

@@ -345,10 +345,10 @@ def _published(arguments: Sequence[str]) -> list[str]:
     """The arguments without what says who ran them and where, as a run is published.
 
     Of a checkpoint's path its folder's name is kept, of a path to an absolute place what is below the current folder,
-    else its name, and of a Slurm account that there is one.
+    else its name, and of a Slurm account or the nodes' names that there were some.
     """
     return [
-        word[:at] + _SAID[option](word[at:]) if option in _SAID and word[at:] else word
+        word[:at] + _SAID.get(option, _place)(word[at:]) if word[at:] else word
         for word, option, at in _options_of(arguments)
     ]
 
@@ -364,8 +364,10 @@ def _options_of(arguments: Sequence[str]) -> Iterator[tuple[str, str, int]]:
             yield word, "--out" if before == "-o" else before, 0
         elif word.startswith("-o"):
             yield word, "--out", 2
-        else:
+        elif word.startswith("-"):
             yield word, name, len(name + equals)
+        else:
+            yield word, "", 0
 
 
 def _place(path: str) -> str:
@@ -379,11 +381,9 @@ def _place(path: str) -> str:
 
 _SAID: Mapping[str, Callable[[str], str]] = {
     "--checkpoint": lambda path: Path(path).resolve().name,
-    "--out": _place,
-    "--systems-file": _place,
-    "--slurm": lambda options: re.sub(r"\b(account|mail-user|comment)=[^,]*", r"\1=...", options),
+    "--slurm": lambda options: re.sub(r"\b(account|mail-user|comment|nodelist|exclude)=[^,]*", r"\1=...", options),
 }
-_VALUED = {*_SAID, "--retry"}  # options whose value may be the next word, of those that are looked for
+_VALUED = {*_SAID, "--out", "--systems-file", "--retry"}  # whose value may be the next word, of those looked for
 
 
 def places_asked(gpus: str | None, device: str) -> list[Place]:

@@ -12,7 +12,7 @@ import torch
 
 from bench.catalogue.suites import find_suite
 from bench.commands import measure
-from bench.commands.planning import open_checkpoint, plan
+from bench.commands.planning import open_checkpoint, plan, request_of
 from bench.errors import UserError
 from bench.models import TTTConfig, model_config
 from bench.models.case_model import VARIABLE, checkpoint_folder, config_of, offer, read_checkpoint
@@ -125,7 +125,8 @@ def test_a_case_whose_checkpoint_nobody_named_is_skipped(folder: Path) -> None:
     case = case_of(folder)
     with pytest.raises(CheckpointError, match="say where it lies"):
         checkpoint_folder(case)
-    assert "say where it lies, --checkpoint DIR" in skip_reason(Planned(case), [], None)
+    for memory_bytes in (None, int(80e9)):
+        assert "say where it lies, --checkpoint DIR" in skip_reason(Planned(case), [], memory_bytes)
     offer(read_checkpoint(folder))
     assert skip_reason(Planned(case), [], None) == ""
 
@@ -182,6 +183,14 @@ def test_a_run_says_its_name_and_never_its_path(folder: Path, tmp_path: Path) ->
     assert texts
     assert not any("secret" in text for text in texts)
     assert json.loads(os.environ[VARIABLE]) == {read_checkpoint(folder).name: str(folder)}
+
+
+def test_a_comparison_of_two_commits_says_no_path_either() -> None:
+    said = ["ab", "/home/alice/old", "HEAD", "quick", "--html", "/home/alice/x.html", f"--html={Path.cwd()}/y.html"]
+    work = plan(Asked(("quick",), batch="1", context="16", device="cpu"))
+    request = request_of([*said, "--slurm", "nodelist=n7,time=1"], work)
+    expected = ("ab", "old", "HEAD", "quick", "--html", "x.html", "--html=y.html", "--slurm", "nodelist=...,time=1")
+    assert request.arguments == expected
 
 
 def test_a_broken_file_is_named_without_its_path(folder: Path) -> None:
