@@ -10,7 +10,7 @@ import pandas as pd
 from harness.catalogue import Catalogue
 from harness.reason import printable
 from harness.record import RecordError
-from reports.stats import CASE_COLUMNS, MARKS, option_columns, short_commit
+from reports.stats import CASE_COLUMNS, MARKS, OUTCOME_COLUMNS, option_columns, short_commit
 
 FORMATS = ("csv", "json", "markdown", "text")
 WIDTH = 80  # of a terminal that does not say its own
@@ -113,7 +113,7 @@ def _width() -> int:
 
 
 def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int | None) -> tuple[list[str], list[str]]:
-    """What sets the cases apart, their status where one has no result, and of the others as many as fit.
+    """What sets the cases apart, their status where one has no result, why where none has, and of the rest what fits.
 
     Then what has no room: columns in which rows differ, and marks. Without a width, as in Markdown, no two rows of
     other cases look alike.
@@ -122,7 +122,8 @@ def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int | None) -> tu
     settings = _settings(table)
     apart = telling_apart(table, settings)
     names += apart if width is None else []
-    names += ["status"] if set(table["status"]) - {"ok"} else []
+    statuses = set(table["status"])
+    names += (["status"] if "ok" in statuses else [*OUTCOME_COLUMNS]) if statuses != {"ok"} else []
     left = math.inf if width is None else width + 2 - sum(_widest(table, name, catalogue) + 2 for name in names)
     unsaid = []
     for name in _wanted(table, catalogue, apart):
@@ -134,7 +135,7 @@ def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int | None) -> tu
             left -= needed
         elif name == MARKS or _varies(table, name):
             unsaid.append(name)
-    order = [*CASE_COLUMNS, *settings, "status"]
+    order = [*CASE_COLUMNS, *settings, *OUTCOME_COLUMNS]
     names.sort(key=lambda name: (order.index(name) if name in order else len(order), name == MARKS))
     return names, unsaid
 

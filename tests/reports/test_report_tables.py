@@ -10,7 +10,7 @@ import pytest
 import synthetic_records as synthetic
 
 from harness.case import Case
-from harness.record import RecordError
+from harness.record import Record, RecordError
 from reports import write_table
 from reports.publish import of_systems
 from reports.stats import COLUMNS
@@ -100,6 +100,17 @@ def test_in_markdown_no_rows_of_other_cases_look_alike():
     rows = [line for line in lines if line.startswith("|")][2:]
     settings = [line.rpartition(" | ")[0] for line in rows]
     assert len(set(settings)) == len(rows) == len(KERNELS.records)
+
+
+def test_text_says_why_where_nothing_has_a_result():
+    cases = [Case("a", "torch", "tiny", "forward", batch, 64) for batch in (1, 2, 3)]
+    missed, broken = (Record(cases[0], "gate", "error is 2, limit 1"), Record(cases[1], "failed", "ImportError: x"))
+    text = written(synthetic.made([("quick", missed), ("quick", broken)]), "text")
+    assert [re.split("  +", line)[-1] for line in text.splitlines()[-2:]] == ["error is 2, limit 1", "ImportError: x"]
+    known = Record(cases[2], "ok", samples_ms=[1.0], throttled=[False])
+    assert "ImportError" not in written(
+        synthetic.made([("quick", missed), ("quick", broken), ("quick", known)]), "text"
+    )
 
 
 def test_text_says_what_sets_rows_apart_that_look_alike():
