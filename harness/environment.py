@@ -19,6 +19,7 @@ SOURCES = (".py", ".cu", ".cuh", ".h")
 RECORDS_APART = ":(exclude)reports/results"
 COMMIT_VARIABLE = "TTT_BENCH_COMMIT"
 DIRTY = "-dirty"  # after a commit: with uncommitted changes, as git describe says it
+UNKNOWN = "-unknown"  # the same where git did not say whether there are any
 
 _CONSTANT_OF_GPU = ("name", "driver", "memory_bytes", "device_id", "power_limit_w", "max_sm_clock_mhz", "ecc")
 _CONSTANT = {*_CONSTANT_OF_GPU, "model", "cores", "threads"}
@@ -126,7 +127,7 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
 
     Files that git does not know count where they are source code: a page or a table that was written there is none.
     A committed run that goes on is none either.
-    Without one, what TTT_BENCH_COMMIT says: COMMIT or COMMIT with DIRTY. ("", None) where neither is known.
+    Without one, what TTT_BENCH_COMMIT says: COMMIT, or COMMIT with DIRTY or UNKNOWN. ("", None) where neither is known.
     """
     root = root or Path(__file__).resolve().parent.parent
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
@@ -135,7 +136,12 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
         return commit, None if changed is None else bool(changed)
     said = os.environ.get(COMMIT_VARIABLE, "")
     named = said.partition("-")[0]
-    return named, said == named + DIRTY if named else None
+    return named, None if said in ("", named + UNKNOWN) else said == named + DIRTY
+
+
+def marked_commit(commit: str, dirty: bool | None) -> str:
+    """What TTT_BENCH_COMMIT says of a checkout."""
+    return commit and commit + {True: DIRTY, False: "", None: UNKNOWN}[dirty]
 
 
 def uncommitted(root: Path) -> list[str] | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import warden
-from harness.environment import COMMIT_VARIABLE, DIRTY, commit_and_dirty
+from harness.environment import COMMIT_VARIABLE, commit_and_dirty, marked_commit
 from harness.machine_load import count_ended, seconds_until_now
 from harness.reason import last_words, sentence
 
@@ -103,8 +103,11 @@ class WorkerProcess:
         """stopped: whether the run is to end, asked while an answer is waited for."""
         self._stopped = stopped
         self._used_s = 0.0  # of processors, until it was told to end; 0 once that is counted
-        # Append mode, so that it can be emptied between cases under the writer's feet.
-        self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by `kill`
+        try:
+            # Append mode, so that it can be emptied between cases under the writer's feet.
+            self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by `kill`
+        except OSError as error:
+            raise WorkerLost("failed", f"no temporary file could be made: {error.strerror or error}") from None
         self._buffer = bytearray()
         # From a number that nothing but the worker is told: what is forged or left over answers no question.
         self._ids = itertools.count(secrets.randbits(48))
@@ -299,8 +302,8 @@ def _environment(launch: Launch) -> dict[str, str]:
     An installed package stays where it is: its folder holds packages that other interpreters must not see. The
     current folder is not searched for modules: what lies there must not stand in for an installed package.
     """
-    commit, dirty = commit_and_dirty(launch.root)
-    env = {**os.environ, COMMIT_VARIABLE: commit + (DIRTY if dirty else ""), "PYTHONSAFEPATH": "1", **launch.env}
+    commit = marked_commit(*commit_and_dirty(launch.root))
+    env = {**os.environ, COMMIT_VARIABLE: commit, "PYTHONSAFEPATH": "1", **launch.env}
     root = launch.root or (None if _ROOT.name in ("site-packages", "dist-packages") else _ROOT)
     if root:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))

@@ -46,9 +46,18 @@ def clipped(text: str, limit: int) -> str:
 
 def sentence(text: str) -> str:
     """`text` on one line, without folders, at most 300 characters."""
-    line = " ".join(printable(text).split()).replace(str(Path.home()), "~")
+    line = _without_home(" ".join(printable(text).split()))
     line = _FOLDERS.sub("", line)
     return clipped(line, LIMIT)
+
+
+def _without_home(line: str) -> str:
+    """The home folder as `~`: its name may have letters that end a path in a sentence. A user may have none, or `/`."""
+    try:
+        home = str(Path.home())
+    except RuntimeError:
+        return line
+    return line if home == "/" else line.replace(home, "~")
 
 
 def of_exception(error: BaseException) -> str:

@@ -303,7 +303,13 @@ def test_asking_for_the_commit_takes_no_lock(package_in: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [(None, ("", None)), ("abc", ("abc", False)), ("abc-dirty", ("abc", True))]
+    ("value", "expected"),
+    [
+        (None, ("", None)),
+        ("abc", ("abc", False)),
+        ("abc-dirty", ("abc", True)),
+        ("abc-unknown", ("abc", None)),
+    ],
 )
 def test_commit_without_a_checkout(
     package_in: Path, monkeypatch: pytest.MonkeyPatch, value: str | None, expected: tuple
@@ -311,6 +317,7 @@ def test_commit_without_a_checkout(
     if value is not None:
         monkeypatch.setenv("TTT_BENCH_COMMIT", value)
     assert environment.commit_and_dirty() == expected
+    assert environment.marked_commit(*expected) == (value or "")
 
 
 def test_a_checkout_without_git(package_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:

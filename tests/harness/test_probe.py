@@ -1,11 +1,13 @@
 """Systems are asked what they find, those of one interpreter together, before anything is measured."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 from harness_helpers import launch
 
+from harness import process
 from harness.probe import probe
 
 
@@ -39,6 +41,16 @@ def test_where_there_are_cores_the_packages_of_one_interpreter_are_asked_in_proc
     found = probe([launch(f"{entry}:Fake", FAKE_NOTE=note, PYTHONPATH=paths) for entry in ("one.a", "one.b", "two.a")])
     assert [each.available for each in found] == [True] * 3
     assert len(set(Path(note).read_text().split())) == processes
+
+
+def test_a_full_disk_is_the_reason_of_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(mode: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(process.tempfile, "TemporaryFile", full)
+    [found] = probe([launch()])
+    assert found.status == "unstarted"
+    assert "no temporary file could be made: No space left on device" in found.reason
 
 
 def test_a_probe_that_hangs_takes_no_other_with_it() -> None:

@@ -25,6 +25,17 @@ def test_no_folders(text: str, expected: str) -> None:
     assert sentence(text) == expected
 
 
+@pytest.mark.parametrize("home", ["/", None])
+def test_a_user_may_have_no_home(monkeypatch: pytest.MonkeyPatch, home: str | None) -> None:
+    def home_of_nobody() -> Path:
+        if home is None:
+            raise RuntimeError("Could not determine home directory.")
+        return Path(home)
+
+    monkeypatch.setattr(Path, "home", home_of_nobody)
+    assert sentence("a/b failed: 3 GB/s at /srv/alice/run/x.py") == "a/b failed: 3 GB/s at x.py"
+
+
 def test_of_exception() -> None:
     assert of_exception(RuntimeError("\nCUDA error: bad\nCompile with ...")) == "RuntimeError: CUDA error: bad"
     assert of_exception(MemoryError()) == "MemoryError"
