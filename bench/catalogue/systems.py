@@ -1,7 +1,8 @@
 """Every system and backend that can be measured: label, look, what it needs, and the adapter that runs it.
 
 An adapter is imported only in its worker, so that this list costs nothing and systems whose packages conflict can live
-in environments of their own. To add a system, write its adapter and one entry here; to add a backend, one line.
+in environments of their own. To add a system, write its adapter and one entry here; to add a backend, its adapter and
+two (`CONTRIBUTING.md`).
 """
 
 from dataclasses import dataclass, replace

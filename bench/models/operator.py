@@ -142,7 +142,7 @@ class TorchOperator:
         """See Operator.generate_step. Raises ValueError for a state that is not of this operator's form."""
         if _is_primal(state) != (self.form == "primal"):
             raise ValueError(f"generate_step: a state of another form than {self.form}; make one with generate_state")
-        q, k, v, lr = _with_rope_and_rates(projections, learner, state.position)[:4]
+        q, k, v, lr = ready_at(projections, learner, state.position)[:4]
         return self._reference.generate_step(q, k, v, lr, *outer_parameters(learner), state, inplace=True)[0]
 
 
@@ -153,11 +153,11 @@ def _is_primal(state: Any) -> bool:
 def ready_for_prefill(projections: Projections, learner: Learner, position: Tensor) -> Projections:
     """Projections with RoPE and learning rates, of sequences that stand at `position` [B] in their mini-batch."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
-    return _with_rope_and_rates(projections, learner, (position[:, None] + ahead) % learner.token_scale.shape[0])
+    return ready_at(projections, learner, (position[:, None] + ahead) % learner.token_scale.shape[0])
 
 
-def _with_rope_and_rates(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Projections with RoPE by each token's `position` in its mini-batch, and with learning rates."""
+def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Projections:
+    """Projections with RoPE by each token's `position` in its mini-batch, [B] of a step, and with learning rates."""
     if projections.ready:
         return projections
     cos, sin = (table[position].unsqueeze(-2) for table in learner.rope)

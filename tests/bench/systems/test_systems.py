@@ -39,6 +39,7 @@ from harness.worker import load
 from tk_kernels import FORMS
 
 README = Path(__file__).resolve().parents[3] / "README.md"
+CONTRIBUTING = README.with_name("CONTRIBUTING.md")
 
 
 def case(system, phase="forward", **options):
@@ -311,6 +312,16 @@ def test_the_readmes_adapter_is_complete():
     assert not judge(torch.zeros_like(out), 1).passed
     with pytest.raises(names["Skip"]):
         adapter.build(case("my-rnn", "generate"))
+
+
+def test_the_backend_of_the_documents_passes_its_gate_and_is_complete():
+    example = re.findall(r"```python\n(\"\"\"Run a TTT model.*?)```", CONTRIBUTING.read_text(), re.DOTALL)[0]
+    names: dict = {}
+    exec(compile(example, "CONTRIBUTING.md", "exec"), names)
+    for system, phase in (("ttt-linear", "forward"), ("ttt-mlp", "generate")):
+        verdict = names["TTTTokenByToken"]().build(case(system, phase)).gate()
+        assert verdict.passed, verdict.reason
+        assert "inner_loop_prefill_relative_error" in {check.name for check in verdict.checks}
 
 
 def test_the_readme_names_every_command_that_it_shows():
