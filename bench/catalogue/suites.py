@@ -6,6 +6,7 @@ To add a suite with its figure, add one entry to SUITES.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from bench.catalogue.metrics import AXES, METRICS
 from bench.catalogue.systems import ADAPTERS, HEADLINES, SYSTEMS
 from bench.errors import UserError, unknown
 from bench.models.config import SIZES
@@ -393,7 +394,10 @@ def refuse_mistakes(suites: Sequence[Suite]) -> None:
         "backend": list(dict.fromkeys(adapter.backend for adapter in ADAPTERS)),
         "size": list(SIZES),
         "primary": [adapter.label for adapter in ADAPTERS],
+        "metric": [metric.name for metric in METRICS],
+        "axis": ["system", "backend", *(axis.name for axis in AXES)],
     }
+    where = {"metric": "METRICS", "axis": "AXES"}  # what a suite of one's own may have to add
     seen: set[str] = set()
     for suite in suites:
         if suite.name in seen:
@@ -401,7 +405,9 @@ def refuse_mistakes(suites: Sequence[Suite]) -> None:
         seen.add(suite.name)
         for kind, name in _names_of(suite):
             if name not in known[kind]:
-                raise UserError(f"suite {suite.name!r}: {kind} {name!r} is unknown; there are {', '.join(known[kind])}")
+                add = f"; add it to {where[kind]} of bench/catalogue/metrics.py" if kind in where else ""
+                there = ", ".join(known[kind])
+                raise UserError(f"suite {suite.name!r}: {kind} {name!r} is unknown; there are {there}{add}")
 
 
 def _names_of(suite: Suite) -> Iterator[tuple[str, str]]:
@@ -411,6 +417,8 @@ def _names_of(suite: Suite) -> Iterator[tuple[str, str]]:
             yield from ((kind, name) for name in names)
     for figure in suite.figures:
         yield from (("primary", label) for label in figure.primary)
+        yield "metric", figure.y
+        yield from (("axis", name) for name in (figure.x, *figure.split))
 
 
 def find_suite(name: str) -> Suite:

@@ -54,6 +54,8 @@ def test_a_figure_of_an_unknown_axis_or_metric_is_one_sentence(monkeypatch, caps
         ({"backends": ("torch", "tritn")}, {}, "backend 'tritn' is unknown; there are thunderkittens, "),
         ({"sizes": ("1.4b",)}, {}, "size '1.4b' is unknown; there are tiny, "),
         ({}, {"primary": ("mamba/fla",)}, "primary 'mamba/fla' is unknown; there are ttt-linear/thunderkittens, "),
+        ({}, {"split": ("chunk",)}, "axis 'chunk' is unknown; there are system, "),
+        ({}, {"y": "speed"}, "metric 'speed' is unknown; there are latency_ms, "),
     ],
 )
 @pytest.mark.parametrize("command", [["suites"], ["run", "quick", "--device", "cpu", "--dry-run"]])
