@@ -35,7 +35,7 @@ from harness.reason import counted, span
 from harness.run import Run
 from reports.compare.comparison import compare
 from reports.compare.views import NEAR
-from reports.profiles.ceilings import with_common_ceilings
+from reports.profiles.ceilings import common_ceilings, with_common_ceilings
 from reports.stats import MARKS, UNSTEADY, UNSTEADY_TIMES, frame, marks_in, row_keys, short_commit
 
 NO_COLUMN = "no column {!r}; `ttt-bench table RUN --columns all` shows them"
@@ -54,7 +54,8 @@ class Source:
     def of(cls, run: Run) -> "Source":
         """That of a run; its profiles by common ceilings, as its page has them."""
         records, profiles = run.records(), run.profiles()
-        rows = frame(records, run.catalogue, profiles.values()).assign(**{KEY: row_keys(records)})
+        ceilings = common_ceilings(records, profiles.values())
+        rows = frame(records, run.catalogue, ceilings).assign(**{KEY: row_keys(records)})
         return cls(rows, dict(zip(profiles, with_common_ceilings([*profiles.values()], records), strict=True)), run)
 
 

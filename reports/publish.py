@@ -22,6 +22,7 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
     else than a page.
     """
     from reports.page.html import render
+    from reports.profiles.ceilings import common_ceilings
     from reports.profiles.section import section
     from reports.stats import frame
 
@@ -29,7 +30,7 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
     refuse_what_is_no_page(out, run_folder)
     records = _records(run)
     kept, missing = of_systems(records, systems), [case for case in run.missing(records) if _is_of(case, systems)]
-    table = frame(kept, run.catalogue, run.profiles().values())
+    table = frame(kept, run.catalogue, common_ceilings(records, run.profiles().values()))
     page = render(
         kept, run.catalogue, title, section(run, partial(_is_of, systems=systems)), table=table, missing=missing
     )
@@ -45,12 +46,15 @@ def write_table(
     systems, columns: only these; ("all",) for every column. Raises harness.record.RecordError for another format or
     column, where the run cannot be read, and where a system has no records.
     """
+    from reports.profiles.ceilings import common_ceilings
     from reports.stats import frame
     from reports.tables import write_frame
 
     run = Run.open(run_folder)
-    records = of_systems(_records(run), systems)
-    write_frame(frame(records, run.catalogue, run.profiles().values()), fmt, out or sys.stdout, run.catalogue, columns)
+    records = _records(run)
+    ceilings = common_ceilings(records, run.profiles().values())
+    table = frame(of_systems(records, systems), run.catalogue, ceilings)
+    write_frame(table, fmt, out or sys.stdout, run.catalogue, columns)
 
 
 def _records(run: Run) -> list[Record]:

@@ -15,7 +15,6 @@ from harness.environment import DIRTY, device_id_of
 from harness.heat import heat_note, is_hot
 from harness.interval import FEWEST, median_interval, repeats_interval
 from harness.machine_load import is_loaded, load_note
-from harness.profile_record import Profile
 from harness.reason import counted, printable
 from harness.record import Record
 from harness.system import REPLAYED
@@ -75,7 +74,9 @@ _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences
 Place = tuple[str, ...]
 
 
-def frame(records: Iterable[Record], catalogue: Catalogue, profiles: Iterable[Profile] = ()) -> pd.DataFrame:
+def frame(
+    records: Iterable[Record], catalogue: Catalogue, ceilings: Mapping[str, Mapping[str, float]] | None = None
+) -> pd.DataFrame:
     """One row for each case and each machine and commit that measured it, in the order of the records.
 
     Columns: `COLUMNS`, then one for each option in use, then `SAMPLE_COLUMNS`, then what any record fills:
@@ -83,13 +84,13 @@ def frame(records: Iterable[Record], catalogue: Catalogue, profiles: Iterable[Pr
     its interval the 95% interval within a process (below 6 samples their range), process_spread the range of the
     processes' medians over their median, `REPEAT_COLUMNS` the 95% interval over processes
     (`interval.repeats_interval`); processes are those that were timed, or all where none was. What a record does not
-    say is NaN, or "" where it is text; an option at its default has the catalogue's. profiles: of the run, whose
-    kernels may have been faster than what its processes measured as the GPU's best.
+    say is NaN, or "" where it is text; an option at its default has the catalogue's. ceilings: `common_ceilings` of all
+    of the run, where these are some of its records or it has profiles.
     """
     records = list(records)
     cases = by_case(records)
     groups = [group for case in cases.values() for group in _by_place(case)]
-    ceilings = common_ceilings(records, profiles)
+    ceilings = common_ceilings(records) if ceilings is None else ceilings
     memberships = suites_of_cases(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
     rows = [

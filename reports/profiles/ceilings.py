@@ -14,7 +14,7 @@ _PLAUSIBLE = 1.25  # of the measured ceiling: a kernel beyond that is miscounted
 _LIKE = 0.15  # of the mean time, within which the counted launches took theirs: else they may have done other work
 
 
-def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile]) -> dict[str, dict[str, float]]:
+def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ()) -> dict[str, dict[str, float]]:
     """By the device's name, the highest rates that any process measured or that a counted kernel reached.
 
     So the shares of systems can be compared: each process measures them once before its first case, and a GPU at its

@@ -25,6 +25,7 @@ from harness.run_file import FILE
 from reports.compare.side import CaseSide, Side, case_sides, run_side
 from reports.page.embedding import embedded_json
 from reports.page.html import Around, render
+from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import section
 from reports.stats import commit_said, frame
 from reports.tables import said, write_frame
@@ -118,7 +119,8 @@ def files_of(run: Run) -> tuple[Entry, dict[str, str | bytes]]:
     records = run.records()
     found = run_id(run, records)
     sides = case_sides(records, run.file.repeats)
-    table = frame(records, run.catalogue, run.profiles().values()) if records else None
+    ceilings = common_ceilings(records, run.profiles().values())
+    table = frame(records, run.catalogue, ceilings) if records else None
     files: dict[str, str | bytes] = {f"data/{found}.js": _data(run, found, records, sides)}
     if table is not None:
         files |= {f"downloads/{found}.{ending}": content for ending, content in _downloads(table, records, run).items()}

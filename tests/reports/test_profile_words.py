@@ -8,7 +8,7 @@ from harness.profile_record import Profile
 from harness.profile_region import Counters, Kernel, Range, RangeKernel, Region, Timeline
 from harness.record import Record
 from harness.work import Work
-from reports.profiles.ceilings import reached, with_common_ceilings
+from reports.profiles.ceilings import common_ceilings, reached, with_common_ceilings
 from reports.profiles.parts import (
     EDGES,
     GAPS,
@@ -312,7 +312,7 @@ def test_records_and_profiles_of_a_run_have_the_same_ceilings() -> None:
     [found] = with_common_ceilings([profiled], [record])
     assert found.ceilings == {"product_tflops": pytest.approx(650.0), "copy_gbs": 3000.0}
     for profiles, floor_ms in (([], 0.13), ([profiled], 0.1)):
-        table = frame([record], Catalogue(), profiles)
+        table = frame([record], Catalogue(), common_ceilings([record], profiles))
         assert list(table["floor_ms"]) == [pytest.approx(floor_ms)]
 
 

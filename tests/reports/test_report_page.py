@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import synthetic_records as synthetic
 from harness.case import Case
 from harness.record import Record, RecordError
 from harness.run import Run
-from reports import write_report
+from reports import write_report, write_table
 from reports.page.data import said_once
 from reports.page.embedding import embedded_json
 from reports.page.html import failures, render
@@ -144,6 +145,23 @@ def test_a_run_that_ended_early_says_which_cases_are_missing(tmp_path):
     of_others = next(job.system for job in opened.jobs if not file.name.startswith(job.name))
     write_report(run, tmp_path / "page.html", systems=[of_others])
     assert "without a record" not in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_case_has_one_floor_whichever_systems_are_selected(tmp_path):
+    """The ceilings are those of the run: the fastest product may be of a system that is not selected."""
+    cases = [Case(system, "torch", "1.3b", "forward", 16, 2048) for system in ("ttt-linear", "mamba")]
+    rates = [synthetic.work(1e9, 6e11, product_tflops=rate) for rate in (600.0, 500.0)]
+    records = [synthetic.ok(case, 3.0, metrics=each) for case, each in zip(cases, rates, strict=True)]
+    run, page, table = (
+        synthetic.of_suite("fig15-forward", *records).run(tmp_path / "run"),
+        tmp_path / "page",
+        StringIO(),
+    )
+    write_report(run, page, systems=["mamba"])
+    write_table(run, "csv", table, ["mamba"], ["floor_ms"])
+    [data] = [json.loads(each) for each in Elements(page.read_text("utf-8")).scripts if '"numeric"' in each]
+    assert [each["numbers"] for each in data["columns"] if each["name"] == "floor_ms"] == [[1.0]]
+    assert [float(each) for each in table.getvalue().split()[1:]] == [pytest.approx(1.0)]
 
 
 def test_what_is_said_once_is_in_the_unit_of_its_label():
