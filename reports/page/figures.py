@@ -17,7 +17,16 @@ from harness.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
 from harness.interval import FEWEST
 from harness.reason import counted, span
 from reports.page.lines import Line, Looks, Panel, forms_of, sortable
-from reports.stats import AMOUNTS, MACHINE_COLUMNS, NOTES, option_columns, short_commit, suites_of_cases
+from reports.stats import (
+    AMOUNTS,
+    CASE_COLUMNS,
+    MACHINE_COLUMNS,
+    NOTES,
+    SETTING_COLUMNS,
+    option_columns,
+    short_commit,
+    suites_of_cases,
+)
 
 WIDE_RANGE = 30  # largest over smallest value of a figure, from which its first choice of axis is logarithmic
 
@@ -151,12 +160,13 @@ class _Drawing:
         return (case for case in self.missing if case.phase == phase and suite in suites.get(case.key, ()))
 
     def _is_in(self, case: Case, held: Mapping[str, Any]) -> bool:
-        """Whether a case has the values that a panel holds."""
+        """Whether a case has the values that a panel holds; NA is that of a case without the option."""
 
         def own(name: str) -> Any:
-            return getattr(case, name) if hasattr(case, name) else case.option(name, self.catalogue.axis(name).default)
+            is_option = name not in (*CASE_COLUMNS, *SETTING_COLUMNS)
+            return case.option(name, self.catalogue.axis(name).default) if is_option else getattr(case, name)
 
-        return all(own(name) == value for name, value in held.items())
+        return all(own(name) is None if pd.isna(value) else own(name) == value for name, value in held.items())
 
     def _panels(self, rows: pd.DataFrame, entry: FigureEntry) -> Iterator[tuple[pd.DataFrame, FigureEntry]]:
         """The rows of each figure of an entry, with the entry under the figure's own title."""
@@ -167,7 +177,8 @@ class _Drawing:
         groups = dict(iter(rows.groupby(split, sort=False, dropna=False)))
         for key in sorted(groups, key=lambda key: [sortable(self.looks.order.get(value, value)) for value in key]):
             parts = [self.looks.said(name, value) for name, value in zip(split, key, strict=True)]
-            yield groups[key], replace(entry, title=f"{entry.title}: {', '.join(reversed(parts))}")
+            said = ", ".join(filter(None, reversed(parts)))
+            yield groups[key], replace(entry, title=f"{entry.title}: {said}" if said else entry.title)
 
 
 @dataclass(frozen=True)
@@ -183,7 +194,7 @@ class _Drawn:
         entry, rows, catalogue = self.panel.entry, self.panel.rows, self.panel.looks.catalogue
         lines = self.panel.lines()
         floors = self.panel.floors() if entry.floor else []
-        parts = [str(rows[name].iloc[0]) for name in entry.split if name in rows]
+        parts = [str(value) for name in entry.split if name in rows and pd.notna(value := rows[name].iloc[0])]
         figure = Figure(
             id="-".join([*_named(self.suite or "other", entry.phase), *filter(None, parts)]),
             suite=self.suite,

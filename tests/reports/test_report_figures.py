@@ -1,5 +1,6 @@
 """Are the figures those of the suites, with lines that never mix what differs?"""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import synthetic_records as synthetic
 from markupsafe import escape
 
 from harness.case import Case
-from harness.catalogue import Catalogue
+from harness.catalogue import AxisEntry, Catalogue, FigureEntry, MetricEntry, SuiteEntry
 from reports.page.figures import _either, figures, undrawn
 from reports.page.html import render
 from reports.stats import frame
@@ -66,6 +67,32 @@ def test_a_caption_tells_of_the_bars_that_are_there():
     assert "samples with their 95% intervals within one process" in whole
     assert "samples" in between
     assert "interval" not in between
+
+
+@pytest.mark.parametrize("option", ["policy", "label", "key"])  # a case has properties of the last two names
+def test_figures_of_an_option_that_some_systems_lack_tell_of_the_cases_without_a_record(option):
+    with_one, other = (case(options=((option, value),)) for value in ("greedy", "fair"))
+    without = case(system="mamba")
+    planned = [replace(each, context=2048) for each in (with_one, with_one, other, without)]
+    planned[1] = replace(planned[1], context=4096)
+    records = [synthetic.ok(each, 3.0) for each in (with_one, other, without)]
+    entry = SuiteEntry(
+        "split",
+        "?",
+        (FigureEntry("forward", "Split", y="latency_ms", split=(option,)),),
+        tuple(each.key for each in (with_one, other, without, *planned)),
+    )
+    axes = tuple(AxisEntry(name, name, f"{name} {{}}") for name in ("context", option))
+    of = Catalogue(metrics=(MetricEntry("latency_ms", "Latency", "ms"),), axes=axes, suites=(entry,))
+    found = {each.id: each for each in figures(frame(records, of), of, planned)}
+    told = {name: re.findall(r"\d+ cases? without a record yet: [^.;]*", each.caption) for name, each in found.items()}
+    assert told == {
+        "split-forward-greedy": ["2 cases without a record yet: 2 of ttt-linear"],
+        "split-forward-fair": ["1 case without a record yet: 1 of ttt-linear"],
+        "split-forward": ["1 case without a record yet: 1 of mamba"],
+    }
+    titles = [each.title for each in found.values()]
+    assert sorted(titles) == ["Split", f"Split: {option} fair", f"Split: {option} greedy"]
 
 
 def test_only_suites_that_are_there_are_drawn():
