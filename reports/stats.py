@@ -246,7 +246,7 @@ def _row(
         "processes": len(timed(measured)) or len(group),
         "throttled": sum(sum(map(bool, record.throttled)) for record in measured),
         "stop": ", ".join(dict.fromkeys(record.stop for record in measured if record.stop)),
-        "started_at": min(record.started_at for record in group),
+        "started_at": min((record.started_at for record in group if record.started_at), default=""),
     }
     row[NOTES] = "; ".join(dict.fromkeys(_notes(group, found, row)))
     return row | {MARKS: ", ".join(_marks(group, found, row))}

@@ -396,6 +396,18 @@ def test_no_records_give_an_empty_table():
     assert list(frame([], Catalogue()).columns) == [*CSV_COLUMNS, *SAMPLE_COLUMNS]
 
 
+@pytest.mark.parametrize(
+    ("times", "began"),
+    [
+        (("", "2026-11-24T10:00:00+00:00", "2026-11-23T10:00:00+00:00"), "2026-11-23T10:00:00+00:00"),
+        (("", ""), ""),
+    ],
+)
+def test_a_record_without_a_time_leaves_its_case_that_of_the_others(times, began):
+    records = [synthetic.ok(FORWARD, 3.0, repeat=n, started_at=each) for n, each in enumerate(times)]
+    assert list(frame(records, Catalogue())["started_at"]) == [began]
+
+
 def test_repeats_have_the_interval_over_their_processes_and_a_single_process_has_none():
     runs = [synthetic.ok(FORWARD, 3.0 + 0.2 * repeat, repeat=repeat) for repeat in range(3)]
     row = table_of(*runs).loc[0]
