@@ -82,10 +82,10 @@ def _machine(records: list[Record], readings: dict[Path, set]) -> Machine:
 def _split(value: dict, path: Path, readings: list[tuple[Path, Any]]) -> tuple:
     """What of nested objects does not change by itself, as a key; (path, scalar) of what does goes to `readings`.
 
-    Long flat objects, such as the packages, become a key at once.
+    The order of names tells no two apart. Long flat objects, such as the packages, become a key at once.
     """
     if _CHANGING.isdisjoint(value):
-        flat = tuple(value.items())
+        flat = tuple(sorted(value.items()))
         try:
             hash(flat)
         except TypeError:  # an object or a list is in it
@@ -100,7 +100,7 @@ def _split(value: dict, path: Path, readings: list[tuple[Path, Any]]) -> tuple:
             key += [(name, _split(inner, (*path, name), readings))] if inner else []
         elif inner != []:
             key.append((name, repr(inner) if isinstance(inner, list) else inner))
-    return tuple(key)
+    return tuple(sorted(key))
 
 
 def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tuple[Path, Any, bool]]:

@@ -28,6 +28,14 @@ def test_how_busy_others_were_is_a_reading():
     assert machine.readings["cpu others share"] == "0.2 to 0.8"
 
 
+def test_the_order_of_names_makes_no_machine():
+    software = ({"torch": "2.9", "numpy": "2.3"}, {"numpy": "2.3", "torch": "2.9"})
+    gpus = ({"name": "H100", "before": {"power_w": 300}}, {"before": {"power_w": 310}, "name": "H100"})
+    first, second = ({"software": each, "gpu": gpu} for each, gpu in zip(software, gpus, strict=True))
+    [machine] = machines([record(device="A", **first), record(device="A", **dict(reversed(second.items())))])
+    assert (machine.records, machine.apart) == (2, [])
+
+
 def test_another_version_or_commit_is_another_machine():
     found = machines(
         [
