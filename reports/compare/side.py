@@ -44,7 +44,7 @@ class CaseSide:
     others used while it was measured, where they disturbed it; else 0. hot: whether heat slowed the GPU down. changed:
     whether the samples of a process alone are not at the end what they were at the beginning. devices: what must be
     the same for two timings to be compared, of each machine that measured the case. facts: what else may differ, by
-    name. host_bound: whether an engine's host bounds it.
+    name, of all processes. host_bound: whether an engine's host bounds it.
     """
 
     key: str
@@ -155,7 +155,7 @@ def _case_side(records: Sequence[Record], repeats: int) -> CaseSide:
         hot=any(is_hot(record.environment) for record in measured),
         changed=len(measured) == 1 and ends_apart(measured[0].samples_ms) > DRIFT,
         devices=_devices(measured),
-        facts=_facts(measured[0]) if measured else {},
+        facts=_facts(measured),
         host_bound=first.case.timing == "engine" and first.case.batch <= FEW_SEQUENCES,
         started_at=min((record.started_at for record in measured if record.started_at), default=""),
         why="" if medians else _why(records[-1]),
@@ -204,7 +204,17 @@ def _device(record: Record) -> dict[str, str]:
     return {"GPU": _said(gpu.get("name")), "driver": _said(gpu.get("driver"))}
 
 
-def _facts(record: Record) -> dict[str, str]:
+def _facts(measured: Iterable[Record]) -> dict[str, str]:
+    """What the processes say, by name: each value once, in an order that is not theirs."""
+    own = [_facts_of(record) for record in measured]
+    found = {name: {facts.get(name, "") for facts in own} for facts in own for name in facts}
+    return {
+        name: " and ".join(sorted(value or "not recorded" for value in values)) if len(values) > 1 else values.pop()
+        for name, values in found.items()
+    }
+
+
+def _facts_of(record: Record) -> dict[str, str]:
     gpu, cpu = _object(record, "gpu"), _object(record, "cpu")
     facts = {"commit": _commit(record), GPU_UNIT: _said(gpu.get("device_id"))}
     facts |= {"CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}

@@ -238,6 +238,34 @@ def test_what_differs_is_named_with_the_systems_it_is_true_of(tmp_path):
     assert views.text(found).index("differs: commit") < views.text(found).index("verdict")
 
 
+def test_what_differs_is_that_of_every_process(tmp_path):
+    """In whichever order, so that nothing differs between a run and itself."""
+    there = on_gpu(commit="b" * 40)
+    there["gpu"] = there["gpu"] | {"device_id": "another"}
+    del there["software"]
+    of_a, of_b, turned = (
+        [timed(a_case(), 10, each, repeat) for repeat, each in enumerate(environments)]
+        for environments in ((on_gpu(), on_gpu()), (on_gpu(), there), (there, on_gpu()))
+    )
+    found = compare(*two(tmp_path, of_a, of_b, repeats=2))
+    assert [each.sentence for each in found.differences] == [
+        "commit aaaaaaaaaa → aaaaaaaaaa and bbbbbbbbbb",
+        "GPU unit 12345678 → 12345678 and another",
+        "python 3.12 → 3.12 and not recorded",
+        "torch 2.11 → 2.11 and not recorded",
+    ]
+    assert not compare(*two(tmp_path / "turned", of_b, turned, repeats=2)).differences
+
+
+def test_engines_are_on_other_hosts_where_one_process_is(tmp_path):
+    case, there = a_case(timing="engine", batch=4), on_gpu()
+    there["gpu"] = there["gpu"] | {"device_id": "another"}
+    of_b = [timed(case, 11, each, repeat) for repeat, each in enumerate((on_gpu(), there))]
+    [row] = compare(*two(tmp_path, rounds(case, [10, 10]), of_b, repeats=2)).rows
+    assert row.judged.verdict == "not judged"
+    assert any("another host" in note for note in row.notes)
+
+
 def test_a_setting_that_varies_from_case_to_case_is_named_once(tmp_path):
     cases = [a_case(context) for context in range(1, 9)]
     of_a, of_b = ([timed(case, 10) for case in cases] for _ in "ab")
