@@ -28,12 +28,11 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
 
     run = Run.open(run_folder)
     refuse_what_is_no_page(out, run_folder)
-    records = _records(run)
+    records, profiles = _records(run), run.profiles().values()
     kept, missing = of_systems(records, systems), [case for case in run.missing(records) if _is_of(case, systems)]
-    table = frame(kept, run.catalogue, common_ceilings(records, run.profiles().values()))
-    page = render(
-        kept, run.catalogue, title, section(run, partial(_is_of, systems=systems)), table=table, missing=missing
-    )
+    table = frame(kept, run.catalogue, common_ceilings(records, profiles))
+    profiled = section(records, profiles, run.catalogue, partial(_is_of, systems=systems))
+    page = render(kept, run.catalogue, title, profiled, table=table, missing=missing)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
 

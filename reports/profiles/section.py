@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from harness.profile_record import Profile
 from harness.profile_region import TIMELINE_LIMIT, Kernel, short_name
 from harness.reason import counted
 from harness.record import Record
-from harness.run import Run
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
 from reports.profiles.parts import LABELS, Part, kernel_floor_us, kernel_parts, parts
@@ -110,17 +109,20 @@ class Shown:
         return sum(known) / self.profile.units / 1e3 if len(known) == len(floors) else None
 
 
-def section(run: Run, is_of: Callable[[Case], bool] = lambda _: True) -> Section | None:
+def section(
+    records: Sequence[Record],
+    profiles: Collection[Profile],
+    catalogue: Catalogue,
+    is_of: Callable[[Case], bool] = lambda _: True,
+) -> Section | None:
     """The section of a run's profiles, of the cases that `is_of` wants; None where it has none that are good."""
-    every, all_records = run.profiles().values(), run.records()
-    with_work = [profile for profile in every if profile.status == "ok" and profile.region_us]
-    good = [profile for profile in with_common_ceilings(with_work, all_records) if is_of(profile.case)]
-    profiles = [profile for profile in every if is_of(profile.case)]
-    records = [record for record in all_records if is_of(record.case)]
+    with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
+    good = [profile for profile in with_common_ceilings(with_work, records) if is_of(profile.case)]
     if not good:
         return None
-    latencies = recorded(records)
-    groups = [(title, _shown(run, group, latencies)) for title, group in _groups(good, latencies).items()]
+    measured = [record for record in records if is_of(record.case)]
+    latencies = recorded(measured)
+    groups = [(title, _shown(catalogue, group, latencies)) for title, group in _groups(good, latencies).items()]
     jinja = environment(PACKAGE)
     jinja.globals["device_id_of"] = device_id_of
     jinja.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
@@ -130,13 +132,13 @@ def section(run: Run, is_of: Callable[[Case], bool] = lambda _: True) -> Section
         failed=[
             (each.case.label, each.reason or "nothing ran")
             for each in profiles
-            if each.status != "skipped" and not (each.status == "ok" and each.region_us)
+            if is_of(each.case) and each.status != "skipped" and not (each.status == "ok" and each.region_us)
         ],
         bar=_BAR,
         most_open=_MOST_OPEN,
         has_ceilings=any(value for profile in good for value in profile.ceilings.values()),
         is_counted=any(kernel.counters for profile in good for kernel in profile.kernels),
-        share=_share_of(timed(records), {profile.case.key for profile in good}, run.catalogue),
+        share=_share_of(timed(measured), {profile.case.key for profile in good}, catalogue),
     )
     return Section(Markup(html), {each.profile.case.key: each.anchor for _, group in groups for each in group})
 
@@ -197,12 +199,12 @@ def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> d
     return groups
 
 
-def _shown(run: Run, profiles: list[Profile], latencies: Mapping[str, Recorded]) -> list[Shown]:
+def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str, Recorded]) -> list[Shown]:
     """The cases of a group, their bars on one scale."""
     widest = max(profile.unit_ms for profile in profiles)
     cases = [profile.case for profile in profiles]
     return [
-        _shown_case(profile, _title(run.catalogue, profile.case, cases), widest, latencies.get(profile.case.key))
+        _shown_case(profile, _title(catalogue, profile.case, cases), widest, latencies.get(profile.case.key))
         for profile in profiles
     ]
 

@@ -26,7 +26,7 @@ from reports.compare.side import CaseSide, Side, case_sides, run_side
 from reports.page.embedding import embedded_json
 from reports.page.html import Around, render
 from reports.profiles.ceilings import common_ceilings
-from reports.profiles.section import section
+from reports.profiles.section import Section, section
 from reports.stats import commit_said, frame
 from reports.tables import said, write_frame
 
@@ -116,15 +116,15 @@ def run_digest(folder: Path, program: str) -> str:
 
 def files_of(run: Run) -> tuple[Entry, dict[str, str | bytes]]:
     """A run's line of the index, and its files by their path in the site. Raises RecordError for what is no run."""
-    records = run.records()
+    records, profiles = run.records(), run.profiles().values()
     found = run_id(run, records)
     sides = case_sides(records, run.file.repeats)
-    ceilings = common_ceilings(records, run.profiles().values())
-    table = frame(records, run.catalogue, ceilings) if records else None
+    table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
     files: dict[str, str | bytes] = {f"data/{found}.js": _data(run, found, records, sides)}
     if table is not None:
         files |= {f"downloads/{found}.{ending}": content for ending, content in _downloads(table, records, run).items()}
-        files[f"runs/{found}.html"] = _page(run, found, records, table, files)
+        profiled = section(records, profiles, run.catalogue)
+        files[f"runs/{found}.html"] = _page(run, found, records, table, profiled, files)
     return _entry(run, found, records, tuple(files)), files
 
 
@@ -183,7 +183,9 @@ def _distinct(values: Iterable[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(value) for value in values if value))
 
 
-def _page(run: Run, found: str, records: list[Record], table: pd.DataFrame, files: Iterable[str]) -> str:
+def _page(
+    run: Run, found: str, records: list[Record], table: pd.DataFrame, profiled: Section | None, files: Iterable[str]
+) -> str:
     downloads = [(_FORMATS[path.rpartition(".")[2]], f"../{path}") for path in files if path.startswith("downloads/")]
     around = Around(
         plotly=f"../{PLOTLY}",
@@ -192,7 +194,7 @@ def _page(run: Run, found: str, records: list[Record], table: pd.DataFrame, file
     )
     title = printable(run.folder.resolve().name)
     missing = run.missing(records)
-    return render(records, run.catalogue, title, section(run), around, table, missing)
+    return render(records, run.catalogue, title, profiled, around, table, missing)
 
 
 def _downloads(table: pd.DataFrame, records: Iterable[Record], run: Run) -> dict[str, str | bytes]:

@@ -1,5 +1,6 @@
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from harness.timer import Policy
 from harness.work import Work
 from reports.page.html import render
 from reports.profiles.drawing import NAMED, roofline, timeline, unplaced
-from reports.profiles.section import COLUMNS, _groups, script, section, style
+from reports.profiles.section import COLUMNS, Section, _groups, script, section, style
 from reports.profiles.words import recorded
 from reports.publish import write_report
+from reports.site.entry import files_of
 
 CATALOGUE = Catalogue(
     (SystemEntry("ttt", "TTT <b>", "TTT", 0, "circle"),), (BackendEntry("fast", "the fast one", "solid"),)
@@ -53,12 +55,16 @@ def run_with(folder: Path, *profiles: Profile) -> Run:
     return run
 
 
+def section_of(run: Run, *is_of: Callable[[Case], bool]) -> Section | None:
+    return section(run.records(), run.profiles().values(), run.catalogue, *is_of)
+
+
 def test_a_run_without_profiles_has_no_section(tmp_path: Path) -> None:
-    assert section(run_with(tmp_path)) is None
+    assert section_of(run_with(tmp_path)) is None
 
 
 def test_the_section_compares_systems_of_one_work(tmp_path: Path) -> None:
-    found = section(run_with(tmp_path, profile(case()), profile(case("mamba")), profile(case(batch=16))))
+    found = section_of(run_with(tmp_path, profile(case()), profile(case("mamba")), profile(case(batch=16))))
     assert found.html.count("<h3>") == 2
     assert found.html.count('class="profile-bar"') == 3
     assert found.anchors == {each.key: f"profile-{each.key}" for each in (case(), case(batch=16), case("mamba"))}
@@ -74,15 +80,15 @@ def test_the_section_compares_systems_of_one_work(tmp_path: Path) -> None:
 def test_floors_are_explained_where_there_are_ceilings(
     tmp_path: Path, ceilings: dict[str, float | None], told: bool
 ) -> None:
-    found = section(run_with(tmp_path, profile(case(), ceilings=ceilings)))
+    found = section_of(run_with(tmp_path, profile(case(), ceilings=ceilings)))
     assert "on one scale for cases of the same work." in found.html
     assert ("on a GPU of this model" in found.html) is told
 
 
 def test_the_section_of_some_systems_has_their_profiles_alone(tmp_path: Path) -> None:
     run = run_with(tmp_path, profile(case()), profile(case("mamba")))
-    assert section(run, lambda each: each.system == "ttt").anchors == {case().key: f"profile-{case().key}"}
-    assert section(run, lambda each: each.system == "none") is None
+    assert section_of(run, lambda each: each.system == "ttt").anchors == {case().key: f"profile-{case().key}"}
+    assert section_of(run, lambda each: each.system == "none") is None
 
 
 def test_a_step_of_fewer_sequences_is_not_compared_with_those_of_all() -> None:
@@ -96,7 +102,7 @@ def test_a_step_of_fewer_sequences_is_not_compared_with_those_of_all() -> None:
 
 
 def test_the_section_says_which_share_of_the_cases_was_profiled(tmp_path: Path) -> None:
-    html = section(run_with(tmp_path, profile(case(batch=16)), profile(case("mamba")))).html
+    html = section_of(run_with(tmp_path, profile(case(batch=16)), profile(case("mamba")))).html
     assert "<p>Profiled: 0 of 1 measured case (TTT &lt;b&gt; 0 of 1).</p>" in html
 
 
@@ -107,7 +113,7 @@ def test_many_groups_are_folded_and_say_what_is_in_them(tmp_path: Path) -> None:
         run = Run.create(tmp_path / str(count), RunFile("measure", (job,), CATALOGUE, Policy()))
         for each in many[:count]:
             write_profile(run.folder, profile(each))
-        html = section(run).html
+        html = section_of(run).html
         assert html.count('<details class="work"') == folded
         assert html.count('<details class="work" open>') == bool(folded)
         assert html.count("<small>TTT &lt;b&gt; on the fast one 0.05 ms</small></summary>") == folded
@@ -125,7 +131,9 @@ def test_a_title_says_what_sets_a_case_apart_in_its_group(tmp_path: Path) -> Non
         run = Run.create(folder / "run", RunFile("measure", jobs, catalogue, Policy()))
         for each in cases:
             write_profile(run.folder, profile(each))
-        return sorted(re.findall(r'<p class="profiled"><b>TTT &lt;b&gt; on the fast one(.*?)</b>', section(run).html))
+        return sorted(
+            re.findall(r'<p class="profiled"><b>TTT &lt;b&gt; on the fast one(.*?)</b>', section_of(run).html)
+        )
 
     ours, mamba = case(), case("mamba")
     planes, half = (replace(ours, state_dtype=state) for state in ("float32-planes", "float16"))
@@ -137,7 +145,7 @@ def test_a_title_says_what_sets_a_case_apart_in_its_group(tmp_path: Path) -> Non
 
 
 def test_texts_cannot_become_markup(tmp_path: Path) -> None:
-    html = section(
+    html = section_of(
         run_with(tmp_path, profile(case(), notes=("a <note>'\"",), timeline=Timeline((0,), (-1,), (0,), (9,))))
     ).html
     assert html is not None
@@ -149,7 +157,7 @@ def test_texts_cannot_become_markup(tmp_path: Path) -> None:
 
 def test_bars_of_a_group_have_one_scale(tmp_path: Path) -> None:
     half = profile(case("mamba"), Kernel("gemm", 1, 40.0))
-    html = section(run_with(tmp_path, profile(case()), half)).html
+    html = section_of(run_with(tmp_path, profile(case()), half)).html
     bars = re.findall(r'<svg class="profile-bar".*?</svg>', html, re.DOTALL)
     ends = [
         sum(float(width) for width in re.findall(r'class="part-\w+" x="[\d.]+" width="([\d.]+)"', bar)) for bar in bars
@@ -159,7 +167,7 @@ def test_bars_of_a_group_have_one_scale(tmp_path: Path) -> None:
 
 def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
     """Of 60 us in two units, with 10 MB and a GFLOP in each of four launches; shares are of kernels, not of gaps."""
-    html = section(run_with(tmp_path, profile(case()))).html
+    html = section_of(run_with(tmp_path, profile(case()))).html
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr data-kernel.*?</tr>", html)]
     headings = [heading for _, heading, _, _ in COLUMNS]
     first, second = (dict(zip(headings, row, strict=True)) for row in rows)
@@ -185,7 +193,7 @@ def widths_of(html: str, drawn: str) -> list[float]:
 
 def test_the_floor_of_a_case_is_of_one_unit_and_none_where_a_part_has_none(tmp_path: Path) -> None:
     def shown(name: str, **work: Work) -> str:
-        return section(run_with(tmp_path / name, profile(case(), work=work))).html
+        return section_of(run_with(tmp_path / name, profile(case(), work=work))).html
 
     # Two units took 60 us and 30 us; the floors of one are 10 us and 5 us.
     both = shown("both", products=Work(6e9, 3e6), ttt=Work(3e9, 0))
@@ -200,14 +208,14 @@ def test_the_floor_of_a_case_is_of_one_unit_and_none_where_a_part_has_none(tmp_p
 
 def test_kernels_without_a_row_are_told_of_one_unit(tmp_path: Path) -> None:
     kernels = [Kernel(f"k{number}", 1, 50.0) for number in range(NAMED + 3)]
-    html = section(run_with(tmp_path, profile(case(), *kernels))).html
+    html = section_of(run_with(tmp_path, profile(case(), *kernels))).html
     assert "and 3 more kernels, 0.075 ms together" in html
 
 
 def test_failures_say_why_and_skipped_cases_are_silent(tmp_path: Path) -> None:
     failed = Profile(case=case(batch=16), status="oom", reason="it did not fit")
     skipped = Profile(case=case("mamba"), status="skipped", reason="not here")
-    html = section(run_with(tmp_path, profile(case()), failed, skipped)).html
+    html = section_of(run_with(tmp_path, profile(case()), failed, skipped)).html
     assert "it did not fit" in html
     assert "not here" not in html
 
@@ -221,7 +229,7 @@ def test_a_case_of_names_without_end_adds_at_most_150_kb(tmp_path: Path) -> None
         (9999,) * len(launches),
         (123456,) * len(launches),
     )
-    html = section(run_with(tmp_path, profile(case(), *kernels, timeline=longest))).html
+    html = section_of(run_with(tmp_path, profile(case(), *kernels, timeline=longest))).html
     assert len(html.encode()) + len(script()) + len(style()) < 150_000
     assert html.count('<th scope="row" title=') == NAMED
     assert "and 900 more kernels" in html
@@ -259,14 +267,14 @@ def test_without_counters_whole_parts_have_points(tmp_path: Path) -> None:
     both = replace(found, work={"products": Work(6e9, 3e7), "ttt": Work(0, 5)})
     # of two units in 60 us
     assert roofline(both)["parts"] == [(0, 200.0, 200.0, 0.03)]
-    html = section(run_with(tmp_path, both)).html
+    html = section_of(run_with(tmp_path, both)).html
     assert "Roofline: whole parts, by the work that the adapter counts" in html
     assert "Without a point" not in html
     assert "GB/s" not in html
     assert "the same numbers are in the table" not in html
     assert "or of a kernel that did more" not in html
     assert "work of the model: weights, state, products" in html
-    bare = section(run_with(tmp_path / "bare", replace(found, work={}, ceilings={}))).html
+    bare = section_of(run_with(tmp_path / "bare", replace(found, work={}, ceilings={}))).html
     assert "No ceilings were measured in this process, so there is no roofline." in bare
 
 
@@ -276,12 +284,30 @@ def test_a_timeline_has_the_paths_and_parts_of_its_launches(tmp_path: Path) -> N
     drawn = timeline(found)
     assert drawn["paths"] == [("prefill", "layer 0", "operator")]
     assert (drawn["kernel"], drawn["part"]) == ([1, 0], [1, 0])
-    html = section(run_with(tmp_path, found)).html
+    html = section_of(run_with(tmp_path, found)).html
     assert "2 launches in 0.01707 ms; 5 later ones of the run are not drawn." in html
     assert "Timeline: the first piece of the prompt by phase" in html
     assert "no times of single launches" not in html
-    without = section(run_with(tmp_path / "without", profile(case()))).html
+    without = section_of(run_with(tmp_path / "without", profile(case()))).html
     assert "This profile has no times of single launches, so there is no timeline." in without
+
+
+@pytest.mark.parametrize("written", [write_report, lambda folder, _: files_of(Run.open(folder))])
+def test_a_page_is_of_one_reading_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Callable[..., object]
+) -> None:
+    """A run that still goes on has more records the next time."""
+    run = run_with(tmp_path, profile(case()))
+    read: list[str] = []
+
+    def counting(name: str) -> Callable[[Run], object]:
+        own = getattr(Run, name)
+        return lambda self: read.append(name) or own(self)
+
+    for name in ("records", "profiles"):
+        monkeypatch.setattr(Run, name, counting(name))
+    written(run.folder, tmp_path / "page.html")
+    assert sorted(read) == ["profiles", "records"]
 
 
 def test_the_row_of_a_case_knows_its_profile(tmp_path: Path) -> None:
@@ -289,7 +315,7 @@ def test_the_row_of_a_case_knows_its_profile(tmp_path: Path) -> None:
     [measured] = run.records()
     other = replace(measured, case=case("ttt", 16))
     records = [other, measured, replace(measured, repeat=1)]  # two rows: the processes of a case share one
-    page = render(records, run.catalogue, None, section(run))
+    page = render(records, run.catalogue, None, section_of(run))
     data = json.loads(re.search(r'id="page-data">(.*?)</script>', page).group(1))
     assert data["profiles"] == {"1": f"profile-{case().key}"}
     assert 'href="#profiles"' in page
