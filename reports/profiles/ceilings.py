@@ -11,7 +11,9 @@ from reports.roofline import CEILINGS
 
 _TELLS = 0.005  # of the kernels' time, from which a kernel's rate may be a ceiling
 _PLAUSIBLE = 1.25  # of the measured ceiling: a kernel beyond that is miscounted
-_LIKE = 0.15  # of the mean time, within which the counted launches took theirs: else they may have done other work
+# Of the mean time, within which the counted launches took theirs: else they may have done other work. Narrower than
+# `profile_region.UNLIKE`, as a ceiling moves the floors of the whole run and not a kernel's own numbers alone.
+_LIKE = 0.15
 
 
 def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ()) -> dict[str, dict[str, float]]:
@@ -52,11 +54,10 @@ def reached(region: Region) -> dict[str, float | None]:
     found = dict(region.ceilings)
     for name, done, per_us in (("copy_gbs", "dram_bytes", 1e3), ("product_tflops", "operations", 1e6)):
         if measured := found.get(name):
-            rates = [(getattr(each, done) or 0.0) * each.launches / each.time_us / per_us for each in long]
+            rates = [(getattr(each, done) or 0.0) / each.mean_us / per_us for each in long]
             found[name] = max([measured, *(rate for rate in rates if rate <= _PLAUSIBLE * measured)])
     return found
 
 
 def _counted_alike(kernel: Kernel) -> bool:
-    mean_us = kernel.time_us / kernel.launches
-    return kernel.counters is not None and abs(kernel.counters.time_us - mean_us) <= _LIKE * mean_us
+    return kernel.counters is not None and abs(kernel.counters.time_us - kernel.mean_us) <= _LIKE * kernel.mean_us

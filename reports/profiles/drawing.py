@@ -62,13 +62,12 @@ def timeline(profile: Profile) -> dict[str, Any]:
 
 def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
     """(GB/s, TFLOP/s, FLOPs a byte) of a kernel; None where it is not known."""
-    each_us = kernel.time_us / kernel.launches
-    if not each_us:
+    if not kernel.mean_us:
         return None, None, None
     moved, computed = kernel.dram_bytes, kernel.operations
     return (
-        None if moved is None else moved / (each_us * 1e3),
-        None if computed is None else computed / (each_us * 1e6),
+        None if moved is None else moved / (kernel.mean_us * 1e3),
+        None if computed is None else computed / (kernel.mean_us * 1e6),
         computed / moved if moved and computed is not None else None,
     )
 
