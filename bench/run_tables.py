@@ -33,10 +33,11 @@ from bench.errors import UserError
 from harness.profile_record import Profile
 from harness.reason import counted, span
 from harness.run import Run
+from reports.commits import short_commit
 from reports.compare.comparison import compare
 from reports.compare.views import NEAR
 from reports.profiles.ceilings import common_ceilings, with_common_ceilings
-from reports.stats import MARKS, UNSTEADY, UNSTEADY_TIMES, frame, marks_in, row_keys, short_commit
+from reports.stats import MARKS, UNSTEADY, UNSTEADY_TIMES, frame, marks_in, row_keys
 
 NO_COLUMN = "no column {!r}; `ttt-bench table RUN --columns all` shows them"
 KEY = "key of the case"  # a column of `Source.rows` beside those of the table

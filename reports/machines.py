@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.record import Record
-from reports.stats import short_commit
+from reports.commits import short_commit
 
 Path = tuple[str, ...]
 

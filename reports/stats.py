@@ -1,7 +1,6 @@
 """What do the raw samples of each case say? One row for each, whatever the number of processes it ran in."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
@@ -11,13 +10,14 @@ import pandas as pd
 
 from harness.case import Case
 from harness.catalogue import Catalogue
-from harness.environment import DIRTY, device_id_of
+from harness.environment import device_id_of
 from harness.heat import heat_note, is_hot
 from harness.interval import FEWEST, median_interval, repeats_interval
 from harness.machine_load import is_loaded, load_note
 from harness.reason import counted, printable
 from harness.record import Record
 from harness.system import REPLAYED
+from reports.commits import commit_said
 from reports.fairness import FAIRNESS_METRICS
 from reports.fidelity import FIDELITY_METRICS
 from reports.profiles.ceilings import common_ceilings
@@ -172,18 +172,6 @@ def _by_place(repeats: list[Record]) -> list[list[Record]]:
 def _place(record: Record) -> Place:
     environment = record.environment
     return str(environment.get("device") or ""), device_id_of(environment), commit_said(environment)
-
-
-def commit_said(environment: Mapping[str, Any]) -> str:
-    """The commit of a record's environment, with DIRTY where there were uncommitted changes; "" for none."""
-    commit = environment.get("commit")
-    return f"{commit}{DIRTY}" if commit and environment.get("dirty") else str(commit or "")
-
-
-def short_commit(commit: str, digits: int = 10) -> str:
-    """A commit's first digits, and whether there were uncommitted changes; other texts as they are."""
-    name, mark = commit.removesuffix(DIRTY), DIRTY if commit.endswith(DIRTY) else ""
-    return (name[:digits] if re.fullmatch(r"[0-9a-f]{11,}", name) else name) + mark
 
 
 def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:

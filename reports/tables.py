@@ -10,7 +10,8 @@ import pandas as pd
 from harness.catalogue import Catalogue
 from harness.reason import printable
 from harness.record import RecordError
-from reports.stats import CASE_COLUMNS, MARKS, OUTCOME_COLUMNS, option_columns, short_commit
+from reports.commits import short_commit
+from reports.stats import CASE_COLUMNS, MARKS, OUTCOME_COLUMNS, option_columns
 
 FORMATS = ("csv", "json", "markdown", "text")
 WIDTH = 80  # of a terminal that does not say its own

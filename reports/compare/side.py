@@ -14,6 +14,7 @@ from harness.machine_load import is_loaded
 from harness.reason import counted, printable, span
 from harness.record import Record
 from harness.run import Run
+from reports.commits import commit_said, commit_words
 from reports.samples import DRIFT, by_case, ends_apart, timed
 
 GPU_UNIT = "GPU unit"
@@ -113,13 +114,13 @@ def run_side(run: Run, records: Sequence[Record]) -> Side:
     measured = timed(records)
     unfinished = _unfinished(run, records)
     days = sorted({record.started_at[:10] for record in measured if record.started_at})
-    asked = run.file.requests[-1] if run.file.requests else None
-    commits = map(_commit, measured) if measured else [asked.commit[:10] if asked else ""]
-    devices = [_said(record.environment.get("device")) for record in measured]
+    places = [record.environment for record in measured] or [
+        asked.machine | {"commit": asked.commit, "dirty": asked.dirty} for asked in run.file.requests[-1:]
+    ]
     return Side(
         name=printable(run.folder.resolve().name),
-        commit=_joined(commits),
-        device=_joined(devices or [_said(asked.machine.get("device")) if asked else ""]),
+        commit=_joined(map(_commit, places)),
+        device=_joined(_said(place.get("device")) for place in places),
         measured=", ".join(filter(None, [span(days[0], days[-1]) if days else "", unfinished])),
     )
 
@@ -216,7 +217,7 @@ def _facts(measured: Iterable[Record]) -> dict[str, str]:
 
 def _facts_of(record: Record) -> dict[str, str]:
     gpu, cpu = _object(record, "gpu"), _object(record, "cpu")
-    facts = {"commit": _commit(record), GPU_UNIT: _said(gpu.get("device_id"))}
+    facts = {"commit": _commit(record.environment), GPU_UNIT: _said(gpu.get("device_id"))}
     facts |= {"CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
     facts |= {"CPU threads": _said(cpu["threads"])} if "threads" in cpu else {}
     facts |= {name: _said(version) for name, version in _object(record, "software").items()}
@@ -232,9 +233,8 @@ def _said(value: Any) -> str:
     return "" if value is None else printable(str(value))
 
 
-def _commit(record: Record) -> str:
-    commit = _said(record.environment.get("commit"))[:10]
-    return f"{commit} with uncommitted changes" if commit and record.environment.get("dirty") else commit
+def _commit(environment: Mapping[str, Any]) -> str:
+    return printable(commit_words(commit_said(environment)))
 
 
 def _joined(words: Iterable[str]) -> str:

@@ -5,8 +5,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pandas as pd
 
+from reports.commits import short_commit
 from reports.page.figures import days
-from reports.stats import case_statuses, short_commit
+from reports.stats import case_statuses
 
 _SPECIAL = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
 _SPECIAL["^"] = r"\textasciicircum{}"

@@ -16,6 +16,7 @@ from harness.case import Case
 from harness.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
 from harness.interval import FEWEST
 from harness.reason import counted, span
+from reports.commits import short_commit
 from reports.page.lines import Line, Looks, Panel, forms_of, sortable
 from reports.stats import (
     AMOUNTS,
@@ -24,7 +25,6 @@ from reports.stats import (
     NOTES,
     SETTING_COLUMNS,
     option_columns,
-    short_commit,
     suites_of_cases,
 )
 

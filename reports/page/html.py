@@ -14,6 +14,7 @@ from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.record import Record
 from reports.backend_settings import backend_settings
+from reports.commits import short_commit
 from reports.fairness import fairness, unequal, uneven
 from reports.fidelity import fidelity
 from reports.machines import machines
@@ -27,7 +28,7 @@ from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
 from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
-from reports.stats import case_statuses, frame, short_commit, suites_of_cases
+from reports.stats import case_statuses, frame, suites_of_cases
 
 TITLE = "Test-Time Training, measured"
 PACKAGE = "reports.page"

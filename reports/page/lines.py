@@ -11,8 +11,9 @@ from typing import Any
 import pandas as pd
 
 from harness.catalogue import DASHES, MARKERS, TONES, Catalogue, FigureEntry
+from reports.commits import short_commit
 from reports.spoken import said_setting
-from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns, short_commit
+from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns
 
 OWN_LOOKS = 4  # where a figure's own looks begin: behind those of the paper's four systems on the same page
 FLOOR = "floor_ms"

@@ -22,12 +22,13 @@ from harness.reason import printable
 from harness.record import Record
 from harness.run import Run
 from harness.run_file import FILE
+from reports.commits import commit_said
 from reports.compare.side import CaseSide, Side, case_sides, run_side
 from reports.page.embedding import embedded_json
 from reports.page.html import Around, render
 from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import Section, section
-from reports.stats import commit_said, frame
+from reports.stats import frame
 from reports.tables import said, write_frame
 
 PLOTLY = "assets/plotly.js"

@@ -6,9 +6,9 @@ from typing import Any
 
 from jinja2 import Environment
 
-from harness.environment import DIRTY
 from harness.interval import FEWEST
 from harness.reason import span
+from reports.commits import commit_words
 from reports.compare.comparison import BETWEEN_RUNS, LOG_LIMIT, NAMED, STORED_BAR, VERDICTS
 from reports.compare.side import FEW_SEQUENCES, GPU_UNIT, NO_GPU
 from reports.compare.views import COLUMNS, NAMED_CASES, NEAR, SCALE, STORED_MEANING, WIDTH
@@ -18,7 +18,6 @@ from reports.resources import environment, source
 from reports.site.entry import PLOTLY, Entry
 from reports.site.feed import feed
 from reports.site.history import History
-from reports.stats import short_commit
 
 PACKAGE = "reports.site"
 _SCRIPTS = {"site.js": "index.js", "compare.js": "compare.js", "over-time.js": "history.js"}
@@ -102,6 +101,5 @@ def _over_time(history: History, entries: Sequence[Entry]) -> str:
 
 def short(entry: Entry) -> str:
     """The commits of a run in a few words."""
-    first = short_commit(entry.commits[0]) if entry.commits else "not recorded"
-    first = f"{first.removesuffix(DIRTY)} with uncommitted changes" if first.endswith(DIRTY) else first
+    first = commit_words(entry.commits[0]) if entry.commits else "not recorded"
     return f"commit {first} and {len(entry.commits) - 1} more" if len(entry.commits) > 1 else f"commit {first}"

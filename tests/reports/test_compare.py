@@ -12,8 +12,10 @@ from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
 
 from harness.record import Record, RecordError
 from harness.run import Run
+from harness.run_file import Request
 from reports.compare import views
 from reports.compare.comparison import NotComparable, compare
+from reports.compare.side import run_side
 
 AB = ("ab", "HEAD~1", "HEAD")
 
@@ -236,6 +238,19 @@ def test_what_differs_is_named_with_the_systems_it_is_true_of(tmp_path):
         "torch 2.11 → 2.12 (transformer/torch)",
     ]
     assert views.text(found).index("differs: commit") < views.text(found).index("verdict")
+
+
+@pytest.mark.parametrize(
+    ("commit", "said"), [("release-2026-build", "release-2026-build"), ("0123456789ab", "0123456789")]
+)
+def test_a_commit_that_is_a_name_is_said_whole(tmp_path, commit, said):
+    at = Request("2026-11-21T04:50:00+00:00", ("run",), commit, True, {"device": "H100"})
+    told = []
+    for records in ([timed(a_case(), 10, on_gpu(commit=commit, dirty=True))], [without(a_case())]):
+        run = a_run(tmp_path / str(len(told)), *records)
+        side = run_side(Run(run.folder, replace(run.file, requests=(at,))), records)
+        told.append((side.commit, side.device))
+    assert told == [(f"{said} with uncommitted changes", "H100")] * 2
 
 
 def test_what_differs_is_that_of_every_process(tmp_path):
