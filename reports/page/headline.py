@@ -12,7 +12,7 @@ from harness.catalogue import Catalogue, PaperClaim
 from harness.reason import counted, rounded, span
 from reports.fairness import MODEL_COLUMNS, MODEL_OPTIONS
 from reports.page.figures import Figure
-from reports.page.ranking import DOUBTS, LEVEL, Standing, View, standings
+from reports.page.ranking import BESIDE, DOUBTS, LEVEL, Standing, View, standings
 from reports.spoken import said_setting, said_x
 from reports.stats import (
     CACHE_FULL,
@@ -190,7 +190,7 @@ def _who(standing: Standing, view: View) -> str:
     if len(standing.level) == 1:
         least = "has the least" if view.lower_is_better else "has the most"
         return f"{standing.level[0]} {'is fastest' if view.is_speed else least}"
-    return f"{_listed(standing.level)} are {'not told apart' if standing.untold else 'level'}"
+    return f"{_listed(standing.level)} are {standing.tie}"
 
 
 def _span_words(who: str, xs: list[float], view: View) -> str:
@@ -274,7 +274,8 @@ def _best(view: View) -> str:
     there = "" if after.x == best.x else f", at {view.at(said_x(after.x))}"
     ahead = f"{rounded(best.value / after.value)} times that of {next_who}, the next{there}"
     if best.hides(after):
-        ahead = f"not told apart from {next_who}"
+        near, far = f"not told apart from {next_who}", f"not ranked against {next_who} {BESIDE}"
+        ahead = near if best.is_near(after) else far
     elif best.differs_little(after):
         ahead = f"level with {next_who}"
     return f"{_opening(view)} {who} reaches {rounded(best.value)} {view.unit} at {at}, {ahead}{_caveat(view, [])}."

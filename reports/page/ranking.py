@@ -34,6 +34,7 @@ DOUBTS = {
     LOADED: "beside other programs",
     **dict.fromkeys((UNSTEADY, *UNSTEADY_TIMES.values()), "unsteady"),
 }
+BESIDE = "as other programs ran beside them"  # why numbers are not ranked, however far apart they are
 # Columns whose bars are drawn, as points.js draws them: that of the latency, which rates divide by.
 _BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
 # What is asked of a system: lines that differ in it are not compared.
@@ -65,8 +66,10 @@ class Point:
 
     def hides(self, other: "Point") -> bool:
         """Whether the run does not tell which of the two is better."""
-        if self.disturbed or other.disturbed:
-            return True
+        return self.disturbed or other.disturbed or self.is_near(other)
+
+    def is_near(self, other: "Point") -> bool:
+        """Whether their bars overlap, or a mark makes it doubtful that they differ; not of two that are level."""
         if off := max(self.off, other.off):
             return self.overlaps(other) or self.differs_little(other, off)
         return self.overlaps(other) and not self.differs_little(other)
@@ -76,13 +79,13 @@ class Point:
 class Standing:
     """The lines at one x, the best first, as (point, label).
 
-    `level`: those of them that are level with the best; `untold`: of these the run does not say which is better.
+    `level`: those of them that are level with the best, or not told from it; `tie`: what they are, in words.
     """
 
     x: float
     places: list[tuple[Point, str]]
     level: tuple[str, ...]
-    untold: bool
+    tie: str
 
 
 @dataclass(frozen=True)
@@ -216,8 +219,14 @@ def _standing(x: float, places: list[tuple[Point, str]], lower_is_better: bool) 
     ordered = sorted(places, key=lambda place: place[0].value if lower_is_better else -place[0].value)
     best = ordered[0][0]
     level = tuple(who for point, who in places if best.differs_little(point) or best.hides(point))
-    untold = any(best.hides(point) for point, _ in ordered[1:])
-    return Standing(x, ordered, level, untold)
+    return Standing(x, ordered, level, _tie(best, [point for point, _ in ordered[1:]]))
+
+
+def _tie(best: Point, others: Iterable[Point]) -> str:
+    hidden = [point for point in others if best.hides(point)]
+    if not all(map(best.is_near, hidden)):
+        return f"not ranked {BESIDE}"
+    return "not told apart" if hidden else "level"
 
 
 def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:

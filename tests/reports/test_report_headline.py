@@ -182,12 +182,22 @@ def test_what_is_doubtful_wins_only_by_far(theirs, told):
         assert "of 2 points, 1 " in found
 
 
-def test_a_cpu_that_others_use_tells_no_winner():
+@pytest.mark.parametrize(
+    ("theirs", "words"), [(4.1, "are not told apart"), (120.0, "are not ranked as other programs ran beside them")]
+)
+def test_a_cpu_that_others_use_tells_no_winner(theirs, words):
     """Threads that wait for one without a processor made one system 30 times slower, and another not."""
     cpu = {"model": "Xeon", "others_share": 0.5, "idle_share": 0.0}
     loaded = synthetic.environment() | {"device": "Xeon", "device_kind": "cpu", "gpu": None, "cpu": cpu}
-    ours, theirs = forward({2048: 4.0}, environment=loaded), forward({2048: 120.0}, *SLOW, environment=loaded)
-    assert "are not told apart" in said(*ours, *theirs)[0]
+    contexts = (2048, 4096, 8192)
+    ours, slow = (dict.fromkeys(contexts, us) for us in (4.0, theirs))
+    found = said(*forward(ours, environment=loaded), *forward(slow, *SLOW, environment=loaded))[0]
+    assert f"TTT-Linear and Transformer {words} at every context tried (2k to 8k) (of 6 points, 6 beside" in found
+    best = throughput(
+        *stepped("ttt-linear", {64: 8.0}, environment=loaded), *stepped("mamba", {64: 2 * theirs}, environment=loaded)
+    )
+    against = {4.1: "not told apart from Mamba", 120.0: "not ranked against Mamba as other programs ran beside them"}
+    assert f"at batch 64, the only one tried, {against[theirs]} (of 2 points, 2 beside" in best
 
 
 def test_a_best_throughput_that_is_not_told_apart():
