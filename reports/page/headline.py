@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any
 
 import pandas as pd
@@ -144,7 +144,7 @@ def _costs(view: View) -> str:
     """How many times as long each other setting takes than the compared one, of the lines that have both."""
     if not view.is_speed:
         return ""
-    labels = view.labels(view.compared)
+    labels = view.labels(view.compared, view.held)
     usual = {(line.system, line.backend): line for line in view.compared}
     found: dict[str, list[str]] = {}
     for line in view.ranked:
@@ -175,10 +175,7 @@ def _times_words(times: Sequence[float]) -> str:
 
 def _opening(view: View) -> str:
     """What a sentence begins with: the figure's title, and what the compared lines have and others have not."""
-    shared = dict(chain.from_iterable(view.settings(line).items() for line in view.compared))
-    phrases = (said_setting(view.catalogue.axis(name), value) for name, value in shared.items())
-    said = _listed(list(phrases)) if shared else ""
-    return f"{view.figure.title}: for {said}," if said else f"{view.figure.title}:"
+    return f"{view.figure.title}: for {_listed(view.held)}," if view.held else f"{view.figure.title}:"
 
 
 def _spans(found: list[Standing], view: View) -> Iterator[list[Standing]]:
@@ -263,7 +260,7 @@ def _judged(view: View, claim: PaperClaim) -> str:
 
 def _best(view: View) -> str:
     """The line with the highest best, where, and the next of those that were tried there or at a larger batch."""
-    labels, reach = view.labels(view.alike), {line.name: view.reach(line) for line in view.compared}
+    labels, reach = view.labels(view.alike, view.held), {line.name: view.reach(line) for line in view.compared}
     tops = [(max(view.points(line), key=lambda point: point.value), line.name) for line in view.compared]
     tops.sort(key=lambda top: -top[0].value)
     tops = [(top, labels[name]) for top, name in tops if reach[name] >= tops[0][0].x]
@@ -363,7 +360,7 @@ def _uneven(view: View, rows: pd.DataFrame) -> Iterator[str]:
 
 def _absent(view: View, xs: Sequence[float]) -> list[str]:
     """Which lines have no result at all, or none at some of these x; of more than three how many."""
-    labels, found = view.labels(view.alike), dict[str, list[str]]()
+    labels, found = view.labels(view.alike, view.held), dict[str, list[str]]()
     for line in view.alike:
         own = {point.x for point in view.points(line)}
         gone = [x for x in xs if x not in own]

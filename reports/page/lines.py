@@ -17,6 +17,7 @@ from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns
 
 OWN_LOOKS = 4  # where a figure's own looks begin: behind those of the paper's four systems on the same page
 FLOOR = "floor_ms"
+BETWEEN = " · "  # the parts of a line's name
 _FLOOR_DASHES = ("dot", "dashdot")
 _BACKBONES = {"mamba": "(M)", "transformer": "(T)"}  # as the paper calls them; their names are too long for a legend
 _TIMINGS = {"graph": "timed in CUDA graphs", "eager": "timed eagerly", "engine": "timed by the engine itself"}
@@ -199,7 +200,7 @@ class Panel:
         parts = [said for column in columns if (said := self.looks.said(column, values[column]))]
         by_system = self._told_by_look() == "system"
         return Line(
-            name=" · ".join([label, backend_label, *parts]),
+            name=BETWEEN.join([label, backend_label, *parts]),
             short=label if by_system else self.looks.said(self._told_by_look(), values[self._told_by_look()]),
             system=system,
             backend=backend,
@@ -270,7 +271,7 @@ class Panel:
 
     def _floor(self, values: dict[str, Any], rows: list[int], telling: list[str], dash: str) -> Line:
         parts = [said for name in telling if (said := self.looks.said(name, values[name]))]
-        name = " · ".join(["Floor", *parts])
+        name = BETWEEN.join(["Floor", *parts])
         short = f"floor of {values['state_dtype']}" if "state_dtype" in telling else "floor"
         return Line(name, short, values["system"], "", 0, MARKERS[0], dash, False, rows, y=FLOOR)
 

@@ -1,7 +1,7 @@
 """What do the lines of a figure show: points with bars, which lines may be compared, and who is ahead where?"""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -12,7 +12,8 @@ import pandas as pd
 from harness.catalogue import Catalogue
 from harness.interval import FEWEST
 from reports.page.figures import LATENCIES, RATES, Figure, own_ends
-from reports.page.lines import Line
+from reports.page.lines import BETWEEN, Line
+from reports.spoken import said_setting
 from reports.stats import (
     FEW_SAMPLES,
     LOADED,
@@ -164,10 +165,22 @@ class View:
         rows = self.rows(self.alike)
         return sorted(rows[self.figure.x][~rows["status"].isin(UNTRIED)].unique())
 
-    def labels(self, lines: Sequence[Line]) -> dict[str, str]:
-        """What a sentence calls each of these lines: its system where no other of them is of it."""
-        shorts = [line.short for line in lines]
-        return {line.name: line.short if shorts.count(line.short) == 1 else line.name for line in lines}
+    @cached_property
+    def held(self) -> list[str]:
+        """What the compared lines have and others have not, in words."""
+        values = dict(chain.from_iterable(self.settings(line).items() for line in self.compared))
+        return [said_setting(self.catalogue.axis(name), value) for name, value in values.items()]
+
+    def labels(self, lines: Sequence[Line], said: Container[str] = ()) -> dict[str, str]:
+        """What a sentence calls each of these lines: its system where no other of them is of it.
+
+        Else its name, without what the sentence has `said` of all, where no other is called so.
+        """
+        rests = [BETWEEN.join(part for part in line.name.split(BETWEEN) if part not in said) for line in lines]
+        found = {line.name: line.name for line in lines}
+        for own in (rests, [line.short for line in lines]):
+            found |= {line.name: label for line, label in zip(lines, own, strict=True) if own.count(label) == 1}
+        return found
 
     def at(self, x: str) -> str:
         """A value of x in words: `batch 16`."""
@@ -207,7 +220,7 @@ def standings(view: View) -> list[Standing]:
     if not view.catalogue.metric(view.figure.y).better:
         return []
     at: dict[float, list[tuple[Point, str]]] = {}
-    labels = view.labels(view.alike)
+    labels = view.labels(view.alike, view.held)
     for line in view.compared:
         for point in view.points(line):
             at.setdefault(point.x, []).append((point, labels[line.name]))

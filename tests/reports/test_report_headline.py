@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import synthetic_records as synthetic
@@ -10,7 +11,7 @@ from harness.case import Case
 from reports.page.figures import figures
 from reports.page.headline import described, headline, small_models, unfinished
 from reports.page.html import render
-from reports.page.ranking import OFF, Point, bar
+from reports.page.ranking import OFF, Point, View, bar
 from reports.stats import UNSTEADY
 
 FAST, SLOW = ("ttt-linear", "thunderkittens"), ("transformer", "vllm")
@@ -250,6 +251,22 @@ def test_only_cases_that_are_alike_are_compared():
     found = said(*ours, theirs[0], layered(64, 4.1, "ttt-mlp"), suite="quick")[0]
     assert found.startswith("Generate latency per token: for context 64, TTT-Linear and TTT-MLP are level")
     assert said(*ours, layered(256, 4.0, "mamba"), suite="quick") == ["Every one of the 3 cases has a result."]
+
+
+def test_what_a_sentence_holds_is_in_no_name():
+    ours = [layered(context, 4.0, backend=backend) for backend in ("torch", "triton-dual") for context in (64, 128)]
+    gone = [synthetic.lost(replace(ours[0].case, backend="primal", context=each), "oom", "no") for each in (64, 128)]
+    found = said(*ours, *gone, suite="quick")[0]
+    assert found == (
+        "Generate latency per token: for context 128, TTT-Linear · Triton dual and TTT-Linear · PyTorch are level "
+        "(TTT-Linear · primal has no result)."
+    )
+
+
+def test_a_name_keeps_what_alone_tells_it_from_another():
+    lines = [SimpleNamespace(name=name, short="TTT") for name in ("TTT · PyTorch", "TTT · PyTorch · context 128")]
+    assert View.labels(None, lines, ["context 128"]) == {line.name: line.name for line in lines}
+    assert View.labels(None, lines[1:], ["context 128"]) == {lines[1].name: "TTT"}
 
 
 def test_a_setting_that_a_system_chooses_itself_sets_it_apart_from_itself_alone():
