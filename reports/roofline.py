@@ -2,7 +2,9 @@
 
 The floor of a case, of a part of it or of a kernel is the longer of two times: its bytes at the measured bandwidth of a
 copy, and its FLOPs at the measured rate of a large bfloat16 product. Neither is the most that the GPU can do: kernels
-that only read, or that follow a rest, may pass them by a few percent.
+that only read, or that follow a rest, may pass them by a few percent. Of a case, whose floor systems are compared by,
+both times must be known; of a part or a kernel, of which one may not be counted, the other is its floor
+(`harness.work.floor_ms`).
 """
 
 import math
