@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from heapq import heapreplace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,25 +29,55 @@ def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     here: dict[str, list[float]] = {}
     elsewhere: dict[str, list[float]] = {}
     skipped: dict[str, list[float]] = {}
-    bases = [base for base in (out.parent, out, RESULTS) if base.is_dir()]
-    folders = {path.parent for base in bases for path in base.glob("*/run.json")}
-    for folder in sorted({*folders, out}):
-        try:
-            run = Run.open(folder) if Run.exists(folder) else None
-            records = run.records() if run and run.mode == "measure" else []
-        except RecordError:
-            continue
-        for record in records:
-            if not record.wall_s or record.status not in ("ok", "gate", "oom", "timeout", "skipped"):
-                continue
-            if record.status == "skipped":
-                if record.environment.get("device_kind") == kind:
-                    skipped.setdefault(record.case.key, []).append(record.wall_s)
-            elif device and record.environment.get("device") == device:
-                here.setdefault(record.case.key, []).append(record.wall_s)
-            elif record.environment.get("device_kind") == kind:
-                elsewhere.setdefault(record.case.key, []).append(record.wall_s)
+    own = {out, *_runs_in(out.parent), *_runs_in(out)}
+    timed = [*map(_timed, sorted(own)), *map(_published, sorted(_runs_in(RESULTS) - own))]
+    for case in chain.from_iterable(timed):
+        if case.skipped:
+            if case.device_kind == kind:
+                skipped.setdefault(case.key, []).append(case.seconds)
+        elif device and case.device == device:
+            here.setdefault(case.key, []).append(case.seconds)
+        elif case.device_kind == kind:
+            elsewhere.setdefault(case.key, []).append(case.seconds)
     return {key: median(seconds) for key, seconds in (skipped | elsewhere | here).items()}
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """How long a case took in a run, in `seconds`, and where."""
+
+    key: str
+    seconds: float
+    skipped: bool
+    device: str | None
+    device_kind: str | None
+
+
+def _runs_in(folder: Path) -> set[Path]:
+    return {path.parent for path in folder.glob("*/run.json")} if folder.is_dir() else set()
+
+
+def _timed(folder: Path) -> tuple[_Timed, ...]:
+    """The cases that the run in `folder` says the time of; none where there is no run or it cannot be read."""
+    try:
+        run = Run.open(folder) if Run.exists(folder) else None
+        records = run.records() if run and run.mode == "measure" else []
+    except RecordError:
+        return ()
+    return tuple(
+        _Timed(
+            record.case.key,
+            record.wall_s,
+            record.status == "skipped",
+            record.environment.get("device"),
+            record.environment.get("device_kind"),
+        )
+        for record in records
+        if record.wall_s and record.status in ("ok", "gate", "oom", "timeout", "skipped")
+    )
+
+
+_published = cache(_timed)  # what is published does not change while a process plans, and takes a second to read
 
 
 @dataclass(frozen=True)

@@ -460,6 +460,10 @@ def test_a_case_takes_what_it_took_on_this_gpu_or_else_on_another(tmp_path, monk
     assert estimate.past_durations(here, out) == {both.case.key: 2.0, elsewhere.case.key: 3.0}
     assert estimate.past_durations(here, tmp_path / "runs") == estimate.past_durations(here, out)  # --out as it is
     assert estimate.past_durations(None, out) == {both.case.key: 2.5, elsewhere.case.key: 3.0}
+    assert estimate.past_durations(here, tmp_path / "mine" / "next") == {}
+    monkeypatch.setattr(estimate, "RESULTS", tmp_path / "runs")
+    for _ in range(2):  # published runs are read once
+        assert estimate.past_durations(here, tmp_path / "mine" / "next") == estimate.past_durations(here, out)
 
 
 def test_what_was_skipped_or_failed_says_nothing_of_how_long_a_case_takes(tmp_path, monkeypatch):

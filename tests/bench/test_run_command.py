@@ -475,7 +475,7 @@ def test_a_dry_run_knows_how_long_jobs_take_side_by_side(tmp_path):
     assert estimate.side_by_side([5.0, 3.0, 4.0, 1.0], 2) == 7.0
     assert estimate.side_by_side([5.0, 3.0], 1) == 8.0
     one, two = (
-        ttt_bench("run", "--device", "cuda", "--dry-run", *gpus, cwd=tmp_path).stdout.splitlines()[-1]
+        called("run", "--device", "cuda", "--dry-run", *gpus, cwd=tmp_path).stdout.splitlines()[-1]
         for gpus in ([], ["--gpus", "0,1"])
     )
     assert "128 cases in 6 jobs: " in one
@@ -494,7 +494,7 @@ def test_a_dry_run_of_the_paper_has_the_headlines(tmp_path):
 
 def test_a_groups_systems_are_those_of_its_suites_whatever_stands_beside_it(tmp_path):
     def planned(*words):
-        done = ttt_bench("run", *words, "--device", "cuda", "--dry-run", cwd=tmp_path)
+        done = called("run", *words, "--device", "cuda", "--dry-run", cwd=tmp_path)
         return done.stdout.splitlines()[-1].partition(":")[0]
 
     assert planned("paper") == planned("paper", "paper") == "128 cases in 6 jobs"
@@ -505,9 +505,9 @@ def test_a_groups_systems_are_those_of_its_suites_whatever_stands_beside_it(tmp_
 
 def test_a_dry_run_for_slurm_plans_what_is_submitted(tmp_path):
     call = ("run", "--slurm", "partition=x,gpus=4", "--dry-run")
-    done = ttt_bench(*call, cwd=tmp_path)
+    done = called(*call, cwd=tmp_path)
     assert "128 cases in 6 jobs in 4 tasks: " in done.stdout.splitlines()[-1]
-    assert "--slurm nonsense" in ttt_bench("run", "--slurm", "nonsense", "--dry-run", cwd=tmp_path).stderr
+    assert "--slurm nonsense" in called("run", "--slurm", "nonsense", "--dry-run", cwd=tmp_path).stderr
 
 
 def test_the_table_of_a_system(measured):
