@@ -110,16 +110,23 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["pyproject.toml"]
 
 
-def test_by_default_a_run_has_a_folder_of_its_moment(tmp_path):
-    for _ in range(2):
+@pytest.fixture
+def only_planned(monkeypatch):
+    """Runs begin and measure nothing."""
+    monkeypatch.setattr(measure, "run_at", lambda *_, **__: [])
+
+
+def test_by_default_a_run_has_a_folder_of_its_moment(tmp_path, only_planned):
+    for call in range(2):
+        if call:
+            time.sleep(1.0 - time.time() % 1)
         assert called("run", "quick", *SMALL, "--min-samples", "3", cwd=tmp_path).returncode == 0
-        time.sleep(1.0 - time.time() % 1)
     first, second = sorted((tmp_path / "out").iterdir())
     assert all(re.fullmatch(r"\d{8}-\d{6}", folder.name) for folder in (first, second))
     assert_one_sentence(called("run", "quick", *SMALL, "--resume", cwd=tmp_path), "--resume: say by --out which run")
 
 
-def test_a_resumption_of_nothing_says_that_it_begins(tmp_path):
+def test_a_resumption_of_nothing_says_that_it_begins(tmp_path, only_planned):
     done = called("run", "quick", *SMALL, "--min-samples", "3", "--out", "nuw", "--resume", cwd=tmp_path)
     assert "ttt-bench: nuw: no run yet; it begins now\n" in done.stderr
 
@@ -131,7 +138,7 @@ def test_without_resume_a_finished_run_is_not_overwritten(measured):
     assert records_of(folder / "out") == before
 
 
-def test_what_another_call_plans_in_the_same_moment_is_kept(measured, tmp_path, monkeypatch):
+def test_what_another_call_plans_in_the_same_moment_is_kept(measured, tmp_path, monkeypatch, only_planned):
     """Between its first look at run.json and its hold of the folder, another call adds a case."""
     out = tmp_path / "out"
     shutil.copytree(measured[0] / "out", out)
