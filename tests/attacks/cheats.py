@@ -533,9 +533,9 @@ CHEATS = (
 HONEST_CASES = (PROMPT, SMALL_PROMPT, GENERATE)
 
 
-def record_of(adapter: type[Honest], case: Case) -> Record:
+def record_of(adapter: type[Honest], case: Case, policy: Policy = POLICY) -> Record:
     """The record of a case by a new adapter, made in this process."""
-    return CaseRun(case, POLICY).record(adapter())
+    return CaseRun(case, policy).record(adapter())
 
 
 def uncaught(cheat: Cheat) -> str:

@@ -1,11 +1,12 @@
 """Every cheat is caught and named; an honest adapter of the same shape never is."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
-from tests.attacks.cheats import CHEATS, HONEST_CASES, Cheat, Honest, record_of, uncaught
+from tests.attacks.cheats import CHEATS, HONEST_CASES, POLICY, Cheat, Honest, record_of, uncaught
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +24,7 @@ def test_a_cheat_is_caught_and_named(cheat: Cheat) -> None:
 
 @pytest.mark.parametrize("case", HONEST_CASES, ids=["prompt", "small prompt", "generate"])
 def test_honest_work_is_ok_in_twenty_of_twenty_runs(case: object) -> None:
-    records = [record_of(Honest, case) for _ in range(20)]  # type: ignore[arg-type]
+    brief = replace(POLICY, budget_s=0.05)
+    records = [record_of(Honest, case, brief) for _ in range(20)]  # type: ignore[arg-type]
     assert [(record.status, record.reason) for record in records] == [("ok", "")] * 20
     assert all(record.gate and "unchecked" not in record.gate for record in records)
