@@ -4,7 +4,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain, product
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from harness.catalogue import Catalogue, SuiteEntry
 from harness.record import Record
 from harness.run import Run
 from harness.run_file import Job, Planned, RunFile
+from reports.page.figures import Figure, figures
 from reports.stats import frame
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -155,9 +156,16 @@ def lost(case: Case, status: str, reason: str) -> Record:
     return Record(case, status, reason, environment=environment(), started_at="2026-03-02T11:00:00+00:00")
 
 
+@cache
 def paper() -> Made:
-    """Every suite of the paper's figures, with cases that do not fit, fail or cannot run."""
+    """Every suite of the paper's figures, with cases that do not fit, fail or cannot run; tests share and keep it."""
     return made(chain(_fig15(), _fig20(), _fig8(), _dual_and_primal(), _requests(), _quick(), kernels(), fidelity()))
+
+
+@cache
+def paper_figures() -> list[Figure]:
+    """The figures of `paper`'s table, which take a second."""
+    return figures(paper().table, paper().catalogue)
 
 
 Told = Iterator[tuple[str, Record]]

@@ -17,7 +17,7 @@ from reports.page.ranking import View
 
 PAPER = synthetic.paper()
 TABLE = PAPER.table
-FIGURES = figures(TABLE, PAPER.catalogue)
+FIGURES = synthetic.paper_figures()
 PHONE = {"width": 390, "height": 844}
 CONTRASTS = """() => {
   const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);

@@ -15,7 +15,7 @@ from reports.stats import frame
 
 PAPER = synthetic.paper()
 TABLE = PAPER.table
-FIGURES = {figure.id: figure for figure in figures(TABLE, PAPER.catalogue)}
+FIGURES = {figure.id: figure for figure in synthetic.paper_figures()}
 
 
 def case(**fields):

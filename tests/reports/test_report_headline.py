@@ -318,7 +318,7 @@ def test_what_another_setting_costs_a_system_is_told_beside_the_ranking(ms, said
 
 def test_ratios_are_told_by_their_range():
     made = synthetic.paper()
-    table, drawn = made.table, next(each for each in figures(made.table, made.catalogue) if each.lines[0].base_rows)
+    table, drawn = made.table, next(each for each in synthetic.paper_figures() if each.lines[0].base_rows)
     found = described(table, made.catalogue, drawn)
     for line in drawn.lines:
         ratios = [
@@ -518,7 +518,7 @@ def test_how_many_cases_have_no_result():
 
 def test_a_run_that_has_all_sentences_says_last_how_many_cases_have_no_result():
     paper = synthetic.paper()
-    found = headline(paper.table, paper.catalogue, figures(paper.table, paper.catalogue))
+    found = headline(paper.table, paper.catalogue, synthetic.paper_figures())
     claims = "Forward latency per token: the paper's"
     begun = ("Forward latency", "Generate latency", claims, "Forward throughput", "Did not fit in memory")
     assert [sentence.startswith(words) for sentence, words in zip(found, begun, strict=False)] == [True] * 5

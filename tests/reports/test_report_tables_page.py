@@ -8,12 +8,11 @@ import synthetic_records as synthetic
 
 from harness.case import Case
 from reports.page.data import page_data
-from reports.page.figures import figures
 from reports.page.html import failures, render
 
 PAPER = synthetic.paper()
 TABLE = PAPER.table
-FIGURES = figures(TABLE, PAPER.catalogue)
+FIGURES = synthetic.paper_figures()
 FIG20 = next(number for number, figure in enumerate(FIGURES) if figure.id == "fig20-throughput-generate")
 DESK, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
 
