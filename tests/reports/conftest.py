@@ -1,5 +1,7 @@
 """Fixtures for the tests of the reports."""
 
+import fcntl
+
 import pytest
 
 
@@ -10,6 +12,23 @@ def browser():
 
     with browsing.browser() as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def paper_page(request, tmp_path_factory):
+    """The page of synthetic_records.paper, written once for all processes of a call of pytest."""
+    import browsing
+    import synthetic_records
+
+    folder = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):  # xdist's workers have folders of their own, in that of the call
+        folder = folder.parent
+    path = folder / "paper.html"
+    with (folder / "paper.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            browsing.save(synthetic_records.paper(), folder, "paper.part").rename(path)
+    return path
 
 
 @pytest.fixture(scope="module")

@@ -38,12 +38,9 @@ REQUEST = next(number for number, figure in enumerate(FIGURES) if figure.suite =
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("reports")
-    return {
-        name: browsing.save(records, folder, name)
-        for name, records in {"paper": PAPER, "hostile": synthetic.hostile()}.items()
-    }
+def saved(tmp_path_factory, paper_page):
+    hostile = browsing.save(synthetic.hostile(), tmp_path_factory.mktemp("reports"), "hostile")
+    return {"paper": paper_page, "hostile": hostile}
 
 
 @pytest.fixture(scope="module")

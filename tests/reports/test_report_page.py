@@ -45,8 +45,8 @@ class Elements(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def paper():
-    return Elements(render(PAPER.records, PAPER.catalogue))
+def paper(paper_page):
+    return Elements(paper_page.read_text("utf-8"))
 
 
 @pytest.fixture(scope="module")

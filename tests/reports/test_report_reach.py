@@ -52,9 +52,8 @@ def test_axe_finds_no_violation(browser, pages, name, theme):
 
 
 @pytest.fixture(scope="module")
-def paper(browser, tmp_path_factory):
-    path = browsing.save(synthetic.paper(), tmp_path_factory.mktemp("paper"), "paper")
-    with browsing.opened(browser, path) as (page, wrongs):
+def paper(browser, paper_page):
+    with browsing.opened(browser, paper_page) as (page, wrongs):
         yield page
         browsing.check(page, wrongs)
 

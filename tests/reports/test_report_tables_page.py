@@ -18,13 +18,8 @@ DESK, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return browsing.save(PAPER, tmp_path_factory.mktemp("tables"), "paper")
-
-
-@pytest.fixture(scope="module")
-def shared(browser, saved):
-    with browsing.opened(browser, saved, viewport=DESK) as (page, wrongs):
+def shared(browser, paper_page):
+    with browsing.opened(browser, paper_page, viewport=DESK) as (page, wrongs):
         yield page, wrongs
 
 
@@ -59,8 +54,8 @@ def test_numbers_are_pivoted_x_by_line_with_intervals_marks_and_lost_cases(page)
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
-def test_pivoted_numbers_need_no_scrolling(browser, saved, viewport):
-    with browsing.opened(browser, saved, viewport=viewport) as (page, _):
+def test_pivoted_numbers_need_no_scrolling(browser, paper_page, viewport):
+    with browsing.opened(browser, paper_page, viewport=viewport) as (page, _):
         open_numbers(page)
         beyond = page.evaluate(
             """() => [...document.querySelectorAll(".pivot, .pivot *")].filter(e => {
@@ -77,8 +72,8 @@ def test_pivoted_numbers_need_no_scrolling(browser, saved, viewport):
         assert narrow > 200
 
 
-def test_no_table_of_numbers_breaks_a_word_of_its_head(browser, saved):
-    with browsing.opened(browser, saved, viewport={"width": 1280, "height": 900}) as (page, _):
+def test_no_table_of_numbers_breaks_a_word_of_its_head(browser, paper_page):
+    with browsing.opened(browser, paper_page, viewport={"width": 1280, "height": 900}) as (page, _):
         open_numbers(page)
         broken = page.evaluate(
             """() => [...document.querySelectorAll(".pivot thead th")].flatMap(head => {
@@ -95,8 +90,8 @@ def test_no_table_of_numbers_breaks_a_word_of_its_head(browser, saved):
 
 
 @pytest.mark.parametrize("section", ["failures", "fairness"])
-def test_words_leave_room_for_the_last_column(browser, saved, section):
-    with browsing.opened(browser, saved, viewport={"width": 1280, "height": 900}) as (page, _):
+def test_words_leave_room_for_the_last_column(browser, paper_page, section):
+    with browsing.opened(browser, paper_page, viewport={"width": 1280, "height": 900}) as (page, _):
         beyond = "section => (s => s.scrollWidth - s.clientWidth)(document.querySelector(`#${section} .scroller`))"
         assert page.evaluate(beyond, section) == 0
 
