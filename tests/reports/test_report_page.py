@@ -130,14 +130,20 @@ def test_failures_of_two_phases_or_states_of_the_cache_are_entries_of_their_own(
 
 
 def test_a_run_that_ended_early_says_which_cases_are_missing(tmp_path):
-    run = PAPER.run(tmp_path / "run")
+    cases = [
+        Case(system, "torch", "tiny", "forward", 2, context)
+        for system in ("ttt-linear", "transformer")
+        for context in (64, 128, 256)
+    ]
+    last = synthetic.lost(cases[-1], "oom", "no memory")
+    run = synthetic.of_suite("quick", *(synthetic.ok(case, 3.0) for case in cases[:-1]), last).run(tmp_path / "run")
     file = sorted((run / "records").glob("*.jsonl"))[0]
     first, *others = file.read_text("utf-8").splitlines(keepends=True)
     file.write_text(first, "utf-8")
     write_report(run, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
     measured = sum(record.status == "ok" for record in Run.open(run).records())
-    assert f"{measured} of {len(PAPER.table)} cases measured · {len(others)} without a record" in page
+    assert f"{measured} of {len(cases)} cases measured · {len(others)} without a record" in page
     assert '<b data-status="missing">missing</b>: planned, and has no record' in page
     opened = Run.open(run)
     gone = failures(frame(opened.records(), opened.catalogue), opened.missing(opened.records()), opened.catalogue)
@@ -185,7 +191,8 @@ def test_a_case_of_two_machines_is_counted_once():
 
 
 def test_write_report_replaces_the_page_and_makes_its_folder(tmp_path):
-    run = PAPER.run(tmp_path / "run")
+    record = synthetic.ok(Case("ttt-linear", "torch", "tiny", "forward", 2, 64), 1.0)
+    run = synthetic.of_suite("quick", record).run(tmp_path / "run")
     out = tmp_path / "new" / "report.html"
     for title in ("One", "Two & three"):
         write_report(run, out, title)
