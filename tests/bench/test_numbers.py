@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from command_line import assert_one_sentence, ttt_bench
+from command_line import assert_one_sentence, called, ttt_bench
 
 from bench.commands import results
 from bench.errors import UserError
@@ -280,14 +280,14 @@ def test_the_command_rewrites_files_and_names_those_that_it_cannot(tmp_path):
     wrong.write_text("no table")
     (tmp_path / "lost.md").write_text(defined('{ label = "B=16", batch = 16 }', run="none"))
     before = right.read_text()
-    assert_one_sentence(ttt_bench("numbers", "right.md", "wrong.md", cwd=tmp_path), "wrong.md: has no table")
-    assert_one_sentence(ttt_bench("numbers", "none.md", cwd=tmp_path), "none.md: cannot be read: No such")
-    assert_one_sentence(ttt_bench("numbers", "right.md", "lost.md", cwd=tmp_path), "lost.md: ", "none: no such folder")
+    assert_one_sentence(called("numbers", "right.md", "wrong.md", cwd=tmp_path), "wrong.md: has no table")
+    assert_one_sentence(called("numbers", "none.md", cwd=tmp_path), "none.md: cannot be read: No such")
+    assert_one_sentence(called("numbers", "right.md", "lost.md", cwd=tmp_path), "lost.md: ", "none: no such folder")
     assert right.read_text() == before
     done = ttt_bench("numbers", "right.md", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "wrote right.md\n")
     assert "| B=16 | 1.02 | 3.89 |" in right.read_text()
     written = right.stat().st_mtime_ns
-    done = ttt_bench("numbers", "right.md", cwd=tmp_path)
+    done = called("numbers", "right.md", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "unchanged right.md\n")
     assert right.stat().st_mtime_ns == written
