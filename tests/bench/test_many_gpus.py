@@ -3,7 +3,10 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import command_line
 import pytest
@@ -12,7 +15,7 @@ from command_line import Done, one_sentence
 from bench.commands.status import status
 from bench.estimate import longest_first
 from bench.selection import Asked
-from harness import claims
+from harness import claims, nvml
 from harness.case import Case
 from harness.catalogue import Catalogue
 from harness.claims import Claims, Holder
@@ -54,6 +57,27 @@ def fake(folder: Path, name: str, text: str) -> None:
     (folder / name).chmod(0o755)
 
 
+@contextmanager
+def two_gpus() -> Iterator[None]:
+    """Commands in this process find the GPUs of PYNVML."""
+    module = ModuleType("pynvml")
+    exec(PYNVML, vars(module))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "pynvml", module)
+        nvml._initialised.cache_clear()
+        try:
+            yield
+        finally:
+            nvml._initialised.cache_clear()
+
+
+def with_two_gpus(folder: Path) -> dict[str, str]:
+    """The variables by which a process of its own finds them, from a module in `folder`."""
+    (folder / "nvml").mkdir()
+    (folder / "nvml" / "pynvml.py").write_text(PYNVML)
+    return {"PYTHONPATH": str(folder / "nvml")}
+
+
 def environment(path: Path | None = None, **env: str) -> dict[str, str]:
     """Ours without a task of Slurm and a choice of GPUs, and with no commands but those of `path`."""
     without = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CUDA_VISIBLE"))}
@@ -80,11 +104,18 @@ def alone(*arguments: object, cwd: Path, path: Path | None = None, **env: str) -
     ],
 )
 def test_gpus_that_are_not_there(tmp_path: Path, command: str, gpus: str, visible: str | None, message: str) -> None:
-    (tmp_path / "nvml").mkdir()
-    (tmp_path / "nvml" / "pynvml.py").write_text(PYNVML)
-    env = {"PYTHONPATH": str(tmp_path / "nvml")} | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
-    done = alone(command, "quick", "--gpus", gpus, cwd=tmp_path, **env)
+    env = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
+    with two_gpus():
+        done = ttt_bench(command, "quick", "--gpus", gpus, cwd=tmp_path, **env)
     assert message in one_sentence(done)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "profile"])
+def test_gpus_that_are_not_there_for_a_process_of_its_own(tmp_path: Path, command: str) -> None:
+    env = with_two_gpus(tmp_path) | {"CUDA_VISIBLE_DEVICES": "1"}
+    said = one_sentence(alone(command, "quick", "--gpus", "0", cwd=tmp_path, **env))
+    assert "--gpus 0: there is no GPU '0' to use; there are 1" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -101,10 +132,9 @@ def test_gpus_that_are_not_there(tmp_path: Path, command: str, gpus: str, visibl
     ],
 )
 def test_gpus_that_cannot_be_are_refused_by_a_run_and_by_its_plan(tmp_path: Path, gpus: str, message: str) -> None:
-    (tmp_path / "nvml").mkdir()
-    (tmp_path / "nvml" / "pynvml.py").write_text(PYNVML)
     run = ("run", "quick", "--device", "cuda", "--gpus", gpus)
-    said = one_sentence(alone(*run, cwd=tmp_path, PYTHONPATH=str(tmp_path / "nvml")))
+    with two_gpus():
+        said = one_sentence(ttt_bench(*run, cwd=tmp_path))
     assert message in said
     planned = ttt_bench(*run, "--dry-run", cwd=tmp_path)  # where there is no GPU
     assert (one_sentence(planned), planned.stdout) == (said, "")
@@ -125,9 +155,8 @@ def test_a_plan_names_gpus_of_another_machine(tmp_path: Path) -> None:
 def test_gpus_of_a_run_on_the_cpu(tmp_path: Path) -> None:
     call = ("run", "quick", "--gpus", "all", "--device", "cpu")
     assert "--gpus all: no CUDA GPU was found" in one_sentence(ttt_bench(*call, cwd=tmp_path))
-    (tmp_path / "nvml").mkdir()
-    (tmp_path / "nvml" / "pynvml.py").write_text(PYNVML)
-    done = alone(*call, cwd=tmp_path, PYTHONPATH=str(tmp_path / "nvml"))
+    with two_gpus():
+        done = ttt_bench(*call, cwd=tmp_path)
     assert "--gpus all: this run is on the CPU; say --device cuda" in one_sentence(done)
 
 
