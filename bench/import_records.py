@@ -14,7 +14,7 @@ from bench.catalogue.metrics import OPTION_DEFAULTS
 from bench.catalogue.suites import SUITES
 from bench.catalogue.systems import ADAPTERS
 from bench.plan import jobs_of
-from harness.case import Case, CaseError
+from harness.case import Case, CaseError, Device
 from harness.catalogue import SuiteEntry
 from harness.files import refusing
 from harness.record import Record, RecordError
@@ -45,7 +45,7 @@ def imported(old: Sequence[Path], out: Path) -> Run:
     entries = tuple(_entry(name, keys) for name, keys in suites.items())
     try:
         jobs = jobs_of(Planned(record.case) for record in latest.values())
-        whole = RunFile("measure", jobs, catalogue(entries))
+        whole = RunFile("measure", _device(latest.values()), jobs, catalogue(entries))
     except ValueError as error:  # of names of systems that cannot be those of files
         raise RecordError(f"{', '.join(map(str, old))}: {error}") from None
     found = Run(out, whole)
@@ -59,6 +59,14 @@ def imported(old: Sequence[Path], out: Path) -> Run:
             for planned in job.cases:
                 file.append(latest[planned.case.key])
     return run
+
+
+def _device(records: Iterable[Record]) -> Device:
+    """The kind of device that the records are of, a GPU where none says; ValueError where they are of both."""
+    kinds = {record.environment.get("device_kind") for record in records}
+    if {"cpu", "cuda"} <= kinds:
+        raise ValueError("records of a CPU and of a GPU are two runs; import each by itself")
+    return "cpu" if "cpu" in kinds else "cuda"
 
 
 def _rank(record: Record) -> tuple[bool, str]:

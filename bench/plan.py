@@ -94,11 +94,6 @@ def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: 
     return "graph" if panel.phase == "generate" or (adapter.replays and launch_bound) else "eager"
 
 
-def device_of(case: Case) -> str:
-    """The kind of device, "cpu" or "cuda", that a case was planned for: those for a CPU are eager and in float32."""
-    return "cuda" if case.timing == "graph" or case.dtype != "float32" else "cpu"
-
-
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
     """Why a case that grows until memory ends need not be tried: the smaller one that did not fit, or took too long."""
     if not planned.grows:

@@ -15,6 +15,7 @@ Scalar = str | int | float | bool
 PHASES = ("forward", "generate", "request")
 MOST = (1 << 63) - 1  # what a column of a table holds
 STEPS = 128  # new tokens of a request that does not say how many
+Device = Literal["cpu", "cuda"]
 Mode = Literal["measure", "verify", "profile"]  # what is done with cases: time them, check them alone, or profile them
 TIMINGS = ("eager", "graph", "engine")
 CACHE_STATES = ("warm", "cold")

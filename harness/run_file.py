@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
-from harness.case import Case, CaseError, Mode
+from harness.case import Case, CaseError, Device, Mode
 from harness.catalogue import FORBID_EXTRA, Catalogue
 from harness.files import create_atomically, refusing, write_atomically
 from harness.reason import clipped
@@ -125,7 +125,7 @@ class Request:
 class RunFile:
     """What run.json holds, its tool and schema first.
 
-    repeats: fresh processes for each case.
+    device: the kind that its cases are of. repeats: fresh processes for each case.
     """
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
@@ -133,6 +133,7 @@ class RunFile:
     tool: str = field(default=TOOL, kw_only=True)
     schema: int = field(default=SCHEMA_VERSION, kw_only=True)
     mode: Mode
+    device: Device
     jobs: tuple[Job, ...]
     catalogue: Catalogue
     policy: Annotated[Policy, PlainValidator(_parsed_policy), PlainSerializer(lambda policy: policy.to_dict())] = field(

@@ -195,7 +195,7 @@ class _Side:
     def create(cls, folder: Path, root: Path, work: Plan, request: Request) -> "_Side":
         commit, dirty = commit_and_dirty(root)
         request = replace(request, commit=commit, dirty=dirty)
-        file = RunFile("measure", work.jobs, work.catalogue, work.policy, work.repeats, (request,))
+        file = RunFile("measure", work.device, work.jobs, work.catalogue, work.policy, work.repeats, (request,))
         launches = {pair: replace(launch, root=root) for pair, launch in work.launches.items()}
         return cls(Run.create(folder, file), launches, commit)
 

@@ -19,9 +19,10 @@ from bench.errors import UserError
 from bench.memory import refuse_beyond_memory, total_memory_bytes
 from bench.models.case_model import Checkpoint, offer, read_checkpoint
 from bench.models.config import CheckpointError
-from bench.plan import Selection, device_of, jobs_of, skip_reason, suite_cases, suite_entry, with_keys
+from bench.plan import Selection, jobs_of, skip_reason, suite_cases, suite_entry, with_keys
 from bench.selection import Asked, select
 from harness.attempt import Retry, not_ok, nothing
+from harness.case import Device
 from harness.catalogue import Catalogue
 from harness.claims import clear
 from harness.environment import device_id_of, snapshot
@@ -44,7 +45,7 @@ _GPU = re.compile(r"0|[1-9][0-9]*|(GPU|MIG)-.+")  # as CUDA_VISIBLE_DEVICES name
 class Plan:
     """What a command will do, and on what."""
 
-    device: str
+    device: Device
     here: bool  # whether this machine has the device
     jobs: tuple[Job, ...]
     catalogue: Catalogue
@@ -162,7 +163,7 @@ def open_run(work: Plan, out: Path, *, resume: bool, arguments: Sequence[str]) -
     if not goes_on(work, out, resume):
         if resume:
             print(f"ttt-bench: {out}: no run yet; it begins now", file=sys.stderr)
-        file = RunFile("measure", work.jobs, work.catalogue, work.policy, work.repeats, (request,))
+        file = RunFile("measure", work.device, work.jobs, work.catalogue, work.policy, work.repeats, (request,))
         return Run.create(out, file)
     return extended(work, out, request)
 
@@ -244,12 +245,12 @@ def open_checkpoint(folder: Path | None) -> Checkpoint | None:
     return checkpoint
 
 
-def _device(asked: str, found: str) -> tuple[str, bool]:
+def _device(asked: str, found: Device) -> tuple[Device, bool]:
     """The device to measure, and whether it is here."""
-    if asked not in ("auto", "cpu", "cuda"):
+    known: dict[str, Device] = {"auto": found, "cpu": "cpu", "cuda": "cuda"}
+    if asked not in known:
         raise UserError(f"--device {asked}: must be auto, cpu or cuda")
-    device = found if asked == "auto" else asked
-    return device, device == "cpu" or found == "cuda"
+    return known[asked], known[asked] == "cpu" or found == "cuda"
 
 
 def _suites(asked: Asked, device: str, checkpoint: Checkpoint | None) -> dict[str, str | None]:
@@ -328,9 +329,8 @@ def refuse_another_device(current: Run, work: Plan) -> None:
 
     The machine does not count where it only submits what others run.
     """
-    kinds = {device_of(planned.case) for job in current.jobs for planned in job.cases}
-    if kinds and work.device not in kinds:
-        words = f"is a run of {kinds.pop()} cases, and these are of {work.device}"
+    if current.jobs and work.device != current.file.device:
+        words = f"is a run of {current.file.device} cases, and these are of {work.device}"
         raise UserError(f"{current.folder}: {words}; name another --out")
     before = current.file.requests[-1].machine if current.file.requests else {}
     here = {before.get("device_kind"), work.machine["device_kind"], work.device}

@@ -105,7 +105,7 @@ def _run_of(out: Path, work: Plan, resume: bool, arguments: Sequence[str]) -> Ru
         if not resume:
             raise UserError(f"{out}: holds profiles already; resume it (--resume) or name another folder")
         return extended(work, out, request)
-    file = RunFile("profile", work.jobs, work.catalogue, requests=(request,))
+    file = RunFile("profile", work.device, work.jobs, work.catalogue, requests=(request,))
     return Run.create(out, file)
 
 

@@ -10,7 +10,7 @@ from bench.commands.planning import ToRetry, open_checkpoint, open_run, plan, re
 from bench.environments import launches
 from bench.errors import UserError
 from bench.memory import total_memory_bytes
-from bench.plan import device_of, skip_reason, with_keys
+from bench.plan import skip_reason, with_keys
 from bench.selection import Asked
 from harness import claims, slurm
 from harness.claims import Holder
@@ -98,7 +98,7 @@ def work(
         raise UserError("work: is what a task of Slurm runs, and SLURM_JOB_ID is not set; see `ttt-bench run --slurm`")
     run = Run.open(out)
     jobs = _jobs(run, keys)
-    device = device_of(run.jobs[0].cases[0].case)
+    device = run.file.device
     machine = snapshot("cpu" if device == "cpu" else "")  # a node may have a GPU that the run is not of
     if machine["device_kind"] != device:
         raise UserError(f"{out}: is a run of a GPU, and none was found on this task's node; ask for gpus=N by --slurm")

@@ -7,7 +7,6 @@ from pathlib import Path
 from bench.commands.measure import summary
 from bench.commands.planning import keys_asked, to_continue
 from bench.errors import UserError
-from bench.plan import device_of
 from bench.selection import Asked
 from bench.terminal import print_rows
 from harness import claims, slurm
@@ -67,7 +66,7 @@ def _commands_to_continue(run: Run, out: Path, records: Sequence[Record], asked_
     def left_of(arguments: Sequence[str]) -> set[str]:
         """What is left of a request; of one that cannot be planned here, anything may be, and what no other has."""
         try:
-            return left & keys_asked(asked_by(arguments), device_of(cases[0]))
+            return left & keys_asked(asked_by(arguments), run.file.device)
         except UserError:
             return {*left, " ".join(arguments)}
 

@@ -25,7 +25,7 @@ def verify(asked: Asked, *, limits: Limits) -> None:
     work.refuse_elsewhere()
     with tempfile.TemporaryDirectory() as folder:
         # The request says what this machine has: a worker that sees no GPU must not verify for one.
-        file = RunFile("verify", work.jobs, work.catalogue, work.policy, requests=(request_of((), work),))
+        file = RunFile("verify", work.device, work.jobs, work.catalogue, work.policy, requests=(request_of((), work),))
         current = Run.create(Path(folder) / "run", file)
         with Progress("verify", work.total) as progress:
             records = run_jobs(current, work.launches, limits=limits, on_event=progress, skip=work.skip)

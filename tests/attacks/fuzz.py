@@ -45,6 +45,7 @@ RECORD = Record(
 )
 RUN_FILE = RunFile(
     "measure",
+    "cpu",
     (Job("sys", "cpu", (Planned(CASE, 6, grows=True),)),),
     Catalogue(
         systems=(SystemEntry("sys", "System", "TTT", 0, "circle"),),

@@ -96,7 +96,7 @@ def _launches(mark: str) -> dict[tuple[str, str], Launch]:
 
 def _new_run(folder: Path) -> Run:
     jobs = tuple(Job("victim", backend, tuple(map(Planned, _cases(backend)))) for backend in ("a", "b"))
-    return Run.create(folder, RunFile("measure", jobs, Catalogue(), POLICY, repeats=REPEATS))
+    return Run.create(folder, RunFile("measure", "cpu", jobs, Catalogue(), POLICY, repeats=REPEATS))
 
 
 def _cases(backend: str) -> list[Case]:

@@ -50,6 +50,7 @@ def attack(measurements: int) -> Agreement:
     launches = {("same", "cpu"): Launch([sys.executable], "tests.attacks.same:Same", {"PYTHONPATH": paths})}
     file = RunFile(
         "measure",
+        "cpu",
         (Job("same", "cpu", (Planned(CASE),)),),
         Catalogue(),
         POLICY,

@@ -215,7 +215,7 @@ def a_run(folder, ms, context=64, driver="580"):
     case = Case("ttt-linear", "torch", "tiny", "forward", 2, context)
     environment = {"device_kind": "cuda", "device": "H100", "gpu": {"name": "H100", "driver": driver}}
     jobs = (Job("ttt-linear", "torch", (Planned(case),)),)
-    run = Run.create(folder, RunFile("measure", jobs, Catalogue()))
+    run = Run.create(folder, RunFile("measure", "cpu", jobs, Catalogue()))
     run.record_file(jobs[0]).append(
         Record(case, "ok", samples_ms=[ms] * 7, throttled=[False] * 7, environment=environment)
     )

@@ -65,6 +65,11 @@ def test_an_old_record_is_the_case_that_is_measured_today(tmp_path):
     assert (suite.name, suite.cases) == ("quick", (record.case.key,))
     assert suite.figures == find_suite("quick").figures
     assert [job.name for job in run.jobs] == ["transformer-torch"]
+    assert run.file.device == "cuda"  # as nothing says
+
+
+def test_a_run_is_of_the_device_that_its_records_say(tmp_path):
+    assert run_of(tmp_path, line(environment={"device_kind": "cpu"})).file.device == "cpu"
 
 
 def test_the_timing_says_what_happened(tmp_path):
@@ -131,8 +136,15 @@ def test_a_bad_line_is_one_sentence_and_nothing_is_written(tmp_path, bad, words)
         ([line(case={"system": "a-b", "backend": "c"}), line(case={"system": "a", "backend": "b-c"})], "called a-b-c"),
         ([line(repeat=1)], "repeat 1 of a run of 1"),
         ([line(samples_ms=[], throttled=[])], "status 'ok' without samples"),
+        (
+            [
+                line(environment={"device_kind": kind}, case={"batch": batch})
+                for batch, kind in ((1, "cpu"), (2, "cuda"))
+            ],
+            "records of a CPU and of a GPU are two runs",
+        ),
     ],
-    ids=["name", "one name", "repeat", "no samples"],
+    ids=["name", "one name", "repeat", "no samples", "two devices"],
 )
 def test_records_that_no_run_can_hold_are_one_sentence_and_nothing_is_written(tmp_path, bad, words):
     with pytest.raises(RecordError, match=words):

@@ -208,7 +208,7 @@ def test_status_says_who_works_and_cancels(tmp_path: Path, commands: Path) -> No
 
 def test_status_counts_the_jobs_that_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = [Job(system, "b", (Planned(Case(system, "b", "tiny", "forward", 1, 8)),)) for system in ("one", "two")]
-    run = Run.create(tmp_path / "out", RunFile("measure", tuple(jobs), Catalogue()))
+    run = Run.create(tmp_path / "out", RunFile("measure", "cpu", tuple(jobs), Catalogue()))
 
     def lines() -> list[str]:
         status(run.folder, cancel=False, asked_by=lambda _: Asked())
@@ -225,7 +225,7 @@ def test_status_counts_the_jobs_that_are_done(tmp_path: Path, capsys: pytest.Cap
 
 def test_status_leaves_out_a_process_that_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = Planned(Case("a", "b", "tiny", "forward", 1, 8))
-    run = Run.create(tmp_path / "out", RunFile("measure", (Job("a", "b", (case,)),), Catalogue()))
+    run = Run.create(tmp_path / "out", RunFile("measure", "cpu", (Job("a", "b", (case,)),), Catalogue()))
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     here = Holder.here({}).host
@@ -291,7 +291,7 @@ def test_work_is_for_slurm(tmp_path: Path) -> None:
 def test_a_run_that_was_not_submitted_cannot_be_cancelled(tmp_path: Path) -> None:
     planned = Planned(Case("transformer", "torch", "tiny", "forward", 1, 32))
     jobs = (Job("transformer", "torch", (planned,)),)
-    Run.create(tmp_path / "run", RunFile("measure", jobs, Catalogue()))
+    Run.create(tmp_path / "run", RunFile("measure", "cpu", jobs, Catalogue()))
     assert "--cancel: was not submitted" in one_sentence(ttt_bench("status", "run", "--cancel", cwd=tmp_path))
 
 

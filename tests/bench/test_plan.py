@@ -445,13 +445,13 @@ def test_a_case_takes_what_it_took_on_this_gpu_or_else_on_another(tmp_path, monk
     both, elsewhere = (Planned(Case("a", "b", "tiny", "forward", batch, 8)) for batch in (1, 2))
     for name, kind, seconds in (("H100", "cuda", 3.0), ("H200", "cuda", 2.0), ("some CPU", "cpu", 90.0)):
         cases = (both,) if name == "H200" else (both, elsewhere)
-        file = RunFile("measure", (Job("a", "b", cases),), Catalogue())
+        file = RunFile("measure", "cpu", (Job("a", "b", cases),), Catalogue())
         run = Run.create(tmp_path / "runs" / name, file)
         environment = {"device": name, "device_kind": kind}
         with run.held(), run.record_file(run.jobs[0]) as records:
             for each in cases:
                 records.append(Record(each.case, "timeout", "no answer", environment=environment, wall_s=seconds))
-    profiled = Run.create(tmp_path / "runs/p", RunFile("profile", (Job("a", "b", (both,)),), Catalogue()))
+    profiled = Run.create(tmp_path / "runs/p", RunFile("profile", "cpu", (Job("a", "b", (both,)),), Catalogue()))
     with profiled.held(), profiled.record_file(profiled.jobs[0]) as records:
         environment = {"device": "H200", "device_kind": "cuda"}
         records.append(Record(both.case, "timeout", "no answer", environment=environment, wall_s=500.0))
@@ -470,7 +470,7 @@ def test_what_was_skipped_or_failed_says_nothing_of_how_long_a_case_takes(tmp_pa
     monkeypatch.setattr(estimate, "RESULTS", tmp_path / "none")
     case = Case("a", "b", "tiny", "forward", 1, 8)
     for name, status, seconds in (("1", "oom", 30.0), ("2", "skipped", 0.1), ("3", "failed", 0.2), ("4", "gate", 50.0)):
-        file = RunFile("measure", (Job("a", "b", (Planned(case),)),), Catalogue())
+        file = RunFile("measure", "cpu", (Job("a", "b", (Planned(case),)),), Catalogue())
         run = Run.create(tmp_path / "runs" / name, file)
         environment = {"device": "H100", "device_kind": "cuda"}
         with run.held(), run.record_file(run.jobs[0]) as records:

@@ -76,7 +76,7 @@ def run_file(
     cases: Sequence[Case | Planned], mode: Mode = "measure", policy: Policy = QUICK, repeats: int = 1, **changes: Any
 ) -> RunFile:
     values: dict[str, Any] = {"policy": policy, "repeats": repeats, "catalogue": catalogue(cases)}
-    return RunFile(mode, planned_jobs(cases), **(values | changes))
+    return RunFile(mode, "cpu", planned_jobs(cases), **(values | changes))
 
 
 def new_run(folder: Path, cases: Sequence[Case | Planned], **changes: Any) -> Run:

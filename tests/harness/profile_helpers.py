@@ -30,7 +30,7 @@ def case(do: str = "work", **changes: Any) -> Case:
 
 def run_of(folder: Path, *cases: Case, mode: Any = "profile") -> Run:
     job = Job(*PAIR, tuple(Planned(each) for each in cases or (case(),)))
-    return Run.create(folder / "run", RunFile(mode, (job,), Catalogue(), Policy()))
+    return Run.create(folder / "run", RunFile(mode, "cpu", (job,), Catalogue(), Policy()))
 
 
 def launches(module: str = "profile_worker") -> dict[tuple[str, str], Launch]:

@@ -133,7 +133,7 @@ def many(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             Job(system, "cpu", tuple(Planned(replace(case(batch=batch), system=system)) for batch in (2, 3)))
             for system in ("a", "b", "c")
         )
-        run = Run.create(tmp_path / "run", RunFile("measure", jobs, Catalogue(), Policy()))
+        run = Run.create(tmp_path / "run", RunFile("measure", "cpu", jobs, Catalogue(), Policy()))
         for job, gpu in zip(jobs, measured, strict=False):
             with run.record_file(job) as file:
                 for planned in job.cases:

@@ -55,7 +55,7 @@ def a_run(folder: Path, *records, repeats=1, arguments=("run",), at="2026-11-21T
         jobs.setdefault((record.case.system, record.case.backend), {})[record.case.key] = Planned(record.case)
     request = Request(at, tuple(arguments), "a" * 40, False, {})
     planned = tuple(Job(*pair, tuple(cases.values())) for pair, cases in jobs.items())
-    run = Run.create(folder, RunFile(mode, planned, Catalogue(), Policy(), repeats, (request,)))
+    run = Run.create(folder, RunFile(mode, "cuda", planned, Catalogue(), Policy(), repeats, (request,)))
     for job in run.jobs:
         with run.record_file(job) as file:
             for record in records:

@@ -122,7 +122,7 @@ class Made:
             cases.setdefault((record.case.system, record.case.backend), {})[record.case] = None
         jobs = tuple(Job(*pair, tuple(map(Planned, found))) for pair, found in cases.items())
         repeats = 1 + max((record.repeat for record in self.records), default=0)
-        Run.create(folder, RunFile("measure", jobs, self.catalogue, repeats=repeats))
+        Run.create(folder, RunFile("measure", "cuda", jobs, self.catalogue, repeats=repeats))
         for job in jobs:
             own = [record for record in self.records if record.case.system_backend == f"{job.system}/{job.backend}"]
             text = "".join(f"{record.to_json()}\n" for record in own)

@@ -47,7 +47,7 @@ def run_with(folder: Path, *profiles: Profile) -> Run:
     job = Job("ttt", "fast", tuple(Planned(each) for each in cases))
     other = Job("mamba", "fast", (Planned(case("mamba")),))
     folder.mkdir(exist_ok=True)
-    run = Run.create(folder / "run", RunFile("measure", (job, other), CATALOGUE, Policy()))
+    run = Run.create(folder / "run", RunFile("measure", "cuda", (job, other), CATALOGUE, Policy()))
     with run.record_file(job) as file:
         file.append(Record(case(), "ok", samples_ms=[0.049, 0.05, 0.051], throttled=[False] * 3, stop="count"))
     for each in profiles:
@@ -110,7 +110,7 @@ def test_many_groups_are_folded_and_say_what_is_in_them(tmp_path: Path) -> None:
     many = [case(batch=2**power) for power in range(9)]
     for count, folded in ((8, 0), (9, 9)):
         job = Job("ttt", "fast", tuple(Planned(each) for each in many))
-        run = Run.create(tmp_path / str(count), RunFile("measure", (job,), CATALOGUE, Policy()))
+        run = Run.create(tmp_path / str(count), RunFile("measure", "cuda", (job,), CATALOGUE, Policy()))
         for each in many[:count]:
             write_profile(run.folder, profile(each))
         html = section_of(run).html
@@ -128,7 +128,7 @@ def test_a_title_says_what_sets_a_case_apart_in_its_group(tmp_path: Path) -> Non
         for each in cases:
             systems[each.system].append(Planned(each))
         jobs = tuple(Job(name, "fast", tuple(planned)) for name, planned in systems.items())
-        run = Run.create(folder / "run", RunFile("measure", jobs, catalogue, Policy()))
+        run = Run.create(folder / "run", RunFile("measure", "cuda", jobs, catalogue, Policy()))
         for each in cases:
             write_profile(run.folder, profile(each))
         return sorted(
