@@ -23,6 +23,10 @@ def site(tmp_path_factory):
     return folder / "site"
 
 
+def test_the_committed_run_has_a_site(site):
+    assert "NVIDIA H100 80GB HBM3" in (site / "index.html").read_text()
+
+
 def test_a_second_build_says_that_nothing_was_drawn(site):
     done = called("site", COMMITTED, "-o", site, "--url", "https://example.org", cwd=site.parent)
     assert (done.returncode, done.stderr) == (0, "")

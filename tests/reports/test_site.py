@@ -8,7 +8,6 @@ import shutil
 import uuid
 from datetime import datetime
 from html.parser import HTMLParser
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -464,9 +463,3 @@ def test_long_lists_of_changes_are_cut_and_counted(tmp_path, monkeypatch):
     text = only(tmp_path / "site", "over-time/ttt-linear-*.html").read_text()
     assert "The newest 2; 2 older ones are marked in the figure." in text
     assert text.count("compare.html?a=") == 2
-
-
-def test_the_committed_run_has_a_site(tmp_path):
-    committed = Path(__file__).parents[2] / "reports" / "results" / "h100"
-    write_site([committed], tmp_path / "site")
-    assert "NVIDIA H100 80GB HBM3" in (tmp_path / "site" / "index.html").read_text()
