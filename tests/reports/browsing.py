@@ -73,12 +73,6 @@ def _context(browser, **options):
     return context
 
 
-def close_contexts(browser) -> None:
-    for context in browser.contexts:
-        context.close()
-    _context.cache_clear()
-
-
 @contextmanager
 def in_front(page, wrongs: list[str]) -> Iterator:
     """A page that tests share, for one of them: a page behind another may wait seconds for a frame."""

@@ -5,22 +5,13 @@ import fcntl
 import pytest
 
 
-@pytest.fixture(scope="package")
-def one_browser():
-    """Until the last test of the reports, as starting it takes a second."""
+@pytest.fixture(scope="module")
+def browser():
+    """See browsing.browser."""
     import browsing
 
     with browsing.browser() as opened:
         yield opened
-
-
-@pytest.fixture(scope="module")
-def browser(one_browser):
-    """See browsing.browser; what a module opened in it is closed with the module."""
-    import browsing
-
-    yield one_browser
-    browsing.close_contexts(one_browser)
 
 
 @pytest.fixture(scope="session")
