@@ -8,8 +8,33 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from bench.arguments import refuse_arguments
 from bench.catalogue.suites import BUDGETS_S
 from bench.ending import guarded
+from bench.options import (
+    COLUMNS,
+    SLOWER,
+    Backbone,
+    Batch,
+    Checkpoint,
+    Context,
+    Device,
+    Gpus,
+    Json,
+    Markdown,
+    MiniBatch,
+    Out,
+    Page,
+    Phase,
+    RetryOption,
+    RunFolder,
+    Sizes,
+    StartLimit,
+    Suites,
+    Systems,
+    SystemsFile,
+    TimeLimit,
+)
 from harness.interval import FEWEST
 
 if TYPE_CHECKING:
@@ -24,38 +49,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     help="Build, measure and explain Test-Time Training (TTT) kernels.",
 )
-
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
-Suites = Annotated[
-    list[str] | None, typer.Argument(help="Suites or groups of them (paper, all); by default those for this machine.")
-]
-Systems = Annotated[str | None, typer.Option(help="Systems, as NAME or NAME/BACKEND, comma-separated.")]
-Sizes = Annotated[str | None, typer.Option(help="Model sizes instead of the suite's, comma-separated.")]
-Batch = Annotated[str | None, typer.Option(help="Batch sizes instead of the suite's, comma-separated.")]
-Context = Annotated[str | None, typer.Option(help="Context lengths instead of the suite's, comma-separated.")]
-Phase = Annotated[str | None, typer.Option(help="Only these: forward, generate, request, comma-separated.")]
-MiniBatch = Annotated[str | None, typer.Option(help="TTT's mini-batch sizes, such as 16,32, comma-separated.")]
-Backbone = Annotated[str | None, typer.Option(help="TTT's backbones: mamba, the paper's (M), transformer, its (T).")]
-RetryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--retry",
-        help="With --resume, run again: cases whose worker was `lost` (the default), all that `failed`, or those that "
-        "the page has `marked` as disturbed (by other programs, by heat, or unsteady).",
-    ),
-]
-Checkpoint = Annotated[
-    Path | None, typer.Option(help="A folder with config.json and safetensors: its model in place of random weights.")
-]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the run; by default out/DATE-TIME.")]
-SystemsFile = Annotated[Path | None, typer.Option(help="A systems.toml: which interpreter runs which system.")]
-Gpus = Annotated[
-    str | None, typer.Option(help="A job per GPU: `all` of this machine, or those numbered 0,1,3 by nvidia-smi.")
-]
-TimeLimit = Annotated[float, typer.Option(help="Seconds that one case may take, model and checks included.", min=0.001)]
-StartLimit = Annotated[float, typer.Option(help="Seconds that a worker may take to start.", min=0.001)]
-COLUMNS = "Columns, comma-separated, such as system,context,latency_ms; `all` for every one, under its name."
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.")]
 
 
 def _version(asked: bool) -> None:
@@ -388,12 +381,6 @@ def convert(
     convert_checkpoint(file, output, base_lr)
 
 
-SLOWER = "Exit with status 1 for a case that is shown to be slower by more than this,"
-Page = Annotated[Path | None, typer.Option(help="Write an HTML page of the comparison too.")]
-Markdown = Annotated[bool, typer.Option("--markdown", help="Markdown, for a pull request.")]
-Json = Annotated[bool, typer.Option("--json", help="A JSON object, unrounded.")]
-
-
 @app.command()
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="The folder of a run.")],
@@ -527,35 +514,5 @@ def main() -> None:
 
 
 def _command() -> Any:
-    from bench.errors import UserError
-
-    _refuse_repeated(sys.argv[1:])
-    for word, after in zip(sys.argv[1:], [*sys.argv[2:], None], strict=False):
-        option, equals, value = word.partition("=")
-        if option in ("--out", "--output", "-o") and (value if equals else after) == "":
-            raise UserError(f"{option} '': is empty; name a folder or file")  # a path of it would be the current folder
+    refuse_arguments(sys.argv[1:], typer.main.get_command(app))
     return app(standalone_mode=False)
-
-
-LISTS = ("--systems", "--sizes", "--batch", "--context", "--phase", "--mini-batch", "--backbone", "--columns")
-
-
-def _refuse_repeated(words: Sequence[str]) -> None:
-    """UserError for an option of one value that is given twice: the last would be taken, without a word."""
-    from bench.errors import UserError
-
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    command = commands.get(next((word for word in words if not word.startswith("-")), ""))
-    given = [word.partition("=")[0] for word in words]
-    for option in command.params if command else ():
-        if getattr(option, "multiple", True) or getattr(option, "is_flag", False):
-            continue
-        short = [name for name in option.opts if not name.startswith("--")]
-        if sum(given.count(name) for name in option.opts) + sum(_is_glued(word, short) for word in words) > 1:
-            name = max(option.opts, key=len)
-            raise UserError(f"{name} is given twice{': separate its values by commas' if name in LISTS else ''}")
-
-
-def _is_glued(word: str, short: Sequence[str]) -> bool:
-    """Whether a word is one of these short options with its value behind it at once, as in -oFILE."""
-    return any(word.startswith(name) and word.partition("=")[0] != name for name in short)
