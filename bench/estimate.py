@@ -29,6 +29,7 @@ def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     here: dict[str, list[float]] = {}
     elsewhere: dict[str, list[float]] = {}
     skipped: dict[str, list[float]] = {}
+    out = out.resolve()  # as RESULTS is
     own = {out, *_runs_in(out.parent), *_runs_in(out)}
     timed = [*map(_timed, sorted(own)), *map(_published, sorted(_runs_in(RESULTS) - own))]
     for case in chain.from_iterable(timed):

@@ -220,6 +220,10 @@ def _parsed(path: Path, values: Any) -> RunFile:
         raise RunError(f"{path}: was made by {str(values['tool'])[:60]!r}, this program reads runs of {TOOL!r}")
     if values["schema"] != SCHEMA_VERSION:
         raise RunError(f"{path}: has schema {str(values['schema'])[:20]}, this program reads schema {SCHEMA_VERSION}")
+    if "device" not in values:  # as of runs until 2026-11-26
+        raise RunError(
+            f'{path}: does not say its device; write `"device": "cuda"` into it, or "cpu", as its records say'
+        )
     try:
         return _ADAPTER.validate_json(json.dumps(values))
     except ValidationError as error:

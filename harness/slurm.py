@@ -10,9 +10,13 @@ from harness.record import RecordError
 
 _PATIENCE_S = 60.0
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
+_FLAGS = (  # that may have no value
+    "contiguous", "exclusive", "get-user-env", "hold", "nice", "no-kill", "overcommit", "oversubscribe", "propagate",
+    "reboot", "spread-job", "use-min-nodes",
+)  # fmt: skip
+_ONE_GPU = re.compile(r"gpu(:[A-Za-z][\w.-]*)?(:1)?")
+_OTHER_GPUS = ("gpus-per-", "tres-per-")  # other ways to ask for what gpus=N says
 # What the script itself must say, or the run cannot be shared and gone on with.
-_FLAGS = ("contiguous", "exclusive", "oversubscribe", "spread-job", "use-min-nodes")  # that may have no value
-_GPU = re.compile(r"gpu(:[\w.-]+)?:1")
 _OURS = ("array", "requeue", "no-requeue", "output", "error", "open-mode", "chdir", "wrap", "parsable")
 
 REQUEUES = 3  # of a task that was killed, by itself; a lost node requeues it as often as Slurm allows
@@ -40,6 +44,10 @@ def parsed(text: str) -> SlurmRequest:
             raise SlurmError(f"--slurm {part}: must be an option of sbatch as NAME=VALUE")
         if name in _OURS:
             raise SlurmError(f"--slurm {part}: is set by the run itself")
+        if name.startswith(_OTHER_GPUS):
+            raise SlurmError(f"--slurm {part}: say gpus=N, for N tasks of a GPU each")
+        if value == "...":
+            raise SlurmError(f"--slurm {part}: is what a run says in place of a name; say the name")
         if name in options:
             raise SlurmError(f"--slurm {name}: is said twice")
         options[name] = value
@@ -51,7 +59,7 @@ def parsed(text: str) -> SlurmRequest:
     count = options.pop(counts[0])
     if not count.isdecimal() or not 1 <= int(count) <= 1000:
         raise SlurmError(f"--slurm {counts[0]}={count}: must be a number from 1 to 1000")
-    if counts[0] == "gpus" and not _GPU.fullmatch(gres := options.get("gres", "gpu:1")):
+    if counts[0] == "gpus" and not _ONE_GPU.fullmatch(gres := options.get("gres", "gpu:1")):
         raise SlurmError(f"--slurm gres={gres}: is of one task, which has one GPU; say gres=gpu:1 or gres=gpu:TYPE:1")
     return SlurmRequest(int(count), counts[0] == "gpus", options)
 

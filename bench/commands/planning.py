@@ -376,12 +376,14 @@ def _place(path: str) -> str:
     if not place.is_absolute():
         return path
     here = Path.cwd()
-    return str(place.relative_to(here)) if place.is_relative_to(here) else place.name
+    return str(place.relative_to(here)) if place.is_relative_to(here) else place.name or path
 
 
 _SAID: Mapping[str, Callable[[str], str]] = {
     "--checkpoint": lambda path: Path(path).resolve().name,
-    "--slurm": lambda options: re.sub(r"\b(account|mail-user|comment|nodelist|exclude)=[^,]*", r"\1=...", options),
+    "--slurm": lambda options: re.sub(
+        r"\b(account|comment|exclude|mail-user|nodefile|nodelist|reservation|wckey)=[^,]*", r"\1=...", options
+    ),
 }
 _VALUED = {*_SAID, "--out", "--systems-file", "--retry"}  # whose value may be the next word, of those looked for
 

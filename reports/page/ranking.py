@@ -35,7 +35,7 @@ DOUBTS = {
     LOADED: "beside other programs",
     **dict.fromkeys((UNSTEADY, *UNSTEADY_TIMES.values()), "unsteady"),
 }
-BESIDE = "as other programs ran beside them"  # why numbers are not ranked, however far apart they are
+BESIDE = "as other programs ran beside some of them"  # why numbers are not ranked, however far apart they are
 # Columns whose bars are drawn, as points.js draws them: that of the latency, which rates divide by.
 _BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
 # What is asked of a system: lines that differ in it are not compared.

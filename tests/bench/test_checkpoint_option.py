@@ -31,7 +31,7 @@ from harness.timer import Policy
 from tests.bench.published_config import PUBLISHED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-RATE = 0.25  # of the inner loop; no size of the table has it
+RATE, THETA = 0.25, 50.0  # of the inner loop and of RoPE; no size of the table has them
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +45,13 @@ def folder(tmp_path: Path) -> Path:
     """A tiny TTT-MLP that no option of the table can ask for: another rate, mini-batch and backbone."""
     base = model_config("ttt-mlp", "tiny", backbone="transformer", mini_batch=8)
     assert isinstance(base, TTTConfig)
-    config = replace(base, base_lr=RATE, width=64, heads=1)
+    config = replace(base, base_lr=RATE, rope_theta=THETA, width=64, heads=1)
     place = tmp_path / "secret" / "my-model"
     place.mkdir(parents=True)
     save(from_seed(config, 7, "cpu", torch.float32), place / "model.safetensors")
     switches = {"pre_conv": False, "share_qk": False, "use_gate": False, "ttt_layer_type": "mlp"}
     sizes = {"hidden_size": 64, "num_attention_heads": 1, "num_hidden_layers": 2, "vocab_size": config.vocabulary}
-    own = {"intermediate_size": config.ffn_width, "mini_batch_size": 8, "ttt_base_lr": RATE}
+    own = {"intermediate_size": config.ffn_width, "mini_batch_size": 8, "ttt_base_lr": RATE, "rope_theta": THETA}
     (place / "config.json").write_text(json.dumps({**PUBLISHED, **switches, **sizes, **own}))
     return place
 

@@ -69,7 +69,8 @@ def test_an_old_record_is_the_case_that_is_measured_today(tmp_path):
 
 
 def test_a_run_is_of_the_device_that_its_records_say(tmp_path):
-    assert run_of(tmp_path, line(environment={"device_kind": "cpu"})).file.device == "cpu"
+    odd = line(environment={"device_kind": ["cpu"]}, case={"batch": 1})
+    assert run_of(tmp_path, odd, line(environment={"device_kind": "cpu"})).file.device == "cpu"
 
 
 def test_the_timing_says_what_happened(tmp_path):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise, product
+from pathlib import Path
 
 import pytest
 
@@ -461,9 +462,27 @@ def test_a_case_takes_what_it_took_on_this_gpu_or_else_on_another(tmp_path, monk
     assert estimate.past_durations(here, tmp_path / "runs") == estimate.past_durations(here, out)  # --out as it is
     assert estimate.past_durations(None, out) == {both.case.key: 2.5, elsewhere.case.key: 3.0}
     assert estimate.past_durations(here, tmp_path / "mine" / "next") == {}
-    monkeypatch.setattr(estimate, "RESULTS", tmp_path / "runs")
-    for _ in range(2):  # published runs are read once
-        assert estimate.past_durations(here, tmp_path / "mine" / "next") == estimate.past_durations(here, out)
+
+
+def test_published_runs_are_read_once_and_those_beside_a_run_at_each_plan(tmp_path, monkeypatch):
+    case, read = Case("a", "b", "tiny", "forward", 1, 8), []
+    runs = {}
+    for place in ("published", "mine"):
+        file = RunFile("measure", "cuda", (Job("a", "b", (Planned(case),)),), Catalogue())
+        runs[place] = Run.create(tmp_path / place / "run", file)
+    monkeypatch.setattr(estimate, "RESULTS", (tmp_path / "published").resolve())
+    opened = Run.open
+    monkeypatch.setattr(Run, "open", lambda folder: read.append(folder.parent.name) or opened(folder))
+    monkeypatch.chdir(tmp_path)
+    here = {"device": "H200", "device_kind": "cuda"}
+    for seconds in (2.0, 4.0):
+        with runs["mine"].held(), runs["mine"].record_file(runs["mine"].jobs[0]) as records:
+            records.append(Record(case, "timeout", "no answer", environment=here, wall_s=seconds, repeat=0))
+        assert estimate.past_durations(here, Path("mine/next")) == {case.key: seconds}
+    assert read == ["mine", "published", "mine"]
+    read.clear()
+    estimate.past_durations(here, Path("published/run"))  # which is one of its own now
+    assert read == ["published"]
 
 
 def test_what_was_skipped_or_failed_says_nothing_of_how_long_a_case_takes(tmp_path, monkeypatch):

@@ -93,7 +93,7 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v.update(tool="their-bench"), "was made by 'their-bench', this program reads runs of 'ttt-bench'"),
     (lambda v: v.pop("tool") and None, "does not say its tool and schema"),
     (lambda v: v.pop("jobs") and None, "jobs: Field required"),
-    (lambda v: v.pop("device") and None, "device: Field required"),
+    (lambda v: v.pop("device") and None, 'does not say its device; write `"device": "cuda"` into it'),
     (lambda v: v.update(device="tpu"), "device: Input should be 'cpu' or 'cuda'"),
     (lambda v: [v], "does not say its tool and schema"),
     (lambda v: "text", "does not say its tool and schema"),

@@ -251,11 +251,18 @@ def test_a_submission_is_not_thought_over_where_slurm_cannot_be_asked(folder: Pa
         ("gpus=2,time", "time: is not NAME=VALUE"),
         ("gpus=2,gres=gpu:4", "gres=gpu:4: is of one task, which has one GPU"),
         ("gres=gpu:4", "say how many GPUs"),
+        ("gpus=2,gpus-per-node=4", "gpus-per-node=4: say gpus=N"),
+        ("gpus=2,account=...", "account=...: is what a run says in place of a name"),
     ],
 )
 def test_a_request_that_cannot_be_is_one_sentence(text: str, message: str) -> None:
     with pytest.raises(slurm.SlurmError, match=message):
         slurm.parsed(text)
+
+
+@pytest.mark.parametrize("gres", ["gpu", "gpu:1", "gpu:h100", "gpu:h100:1"])
+def test_a_gpu_may_be_of_a_kind(gres: str) -> None:
+    assert slurm.parsed(f"gpus=2,gres={gres},hold").options == {"gres": gres, "hold": ""}
 
 
 def test_the_script_says_what_was_asked_for() -> None:

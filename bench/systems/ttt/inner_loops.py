@@ -10,11 +10,12 @@ from bench.models.layers import rotation
 from bench.models.operator import Learner, Operator, Projections, TorchOperator, outer_parameters
 from bench.models.ttt import TTTBlock, TTTLayer, TTTModel
 from bench.systems.logits import rounding_of
-from bench.systems.model_calls import prefill_then_generate
+from bench.systems.model_calls import prefill_then_generate, random_ids
 from bench.systems.ttt.layer import LAYER_LIMITS
 from harness.case import Case
 from harness.gate import Check, relative_error
 
+SEQUENCES = 2
 Call = tuple[Projections, Tensor]  # what a layer gave its operator, and what it got
 
 
@@ -44,11 +45,14 @@ class RecordedOperator:
 
 
 @torch.inference_mode()
-def inner_loop_checks(model: TTTModel, case: Case, ids: Tensor, prompt: int) -> list[Check]:
-    """The layers' outputs of a prompt and of the steps after it, ids [B, T], by the relative error of the worst layer.
+def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
+    """The layers' outputs of a prompt of so many tokens and of steps, by the relative error of the worst layer.
 
-    The reference is the primal form in float64, of the projections that the model made.
+    The steps go to the end of a mini-batch, where the state's weights are rewritten, and through the next. The
+    reference is the primal form in float64, of the projections that the model made.
     """
+    mini_batch = model.config.mini_batch
+    ids = random_ids(model, SEQUENCES, prompt + 2 * mini_batch - prompt % mini_batch)
     operator = model.operator
     recorded = RecordedOperator(operator)
     model.operator = recorded
@@ -58,7 +62,7 @@ def inner_loop_checks(model: TTTModel, case: Case, ids: Tensor, prompt: int) -> 
         model.operator = operator
     layers = [cast(TTTBlock, block).seq_modeling_block for block in model.model.layers]
     errors = [_errors(layer, recorded.calls[index :: len(layers)]) for index, layer in enumerate(layers)]
-    prefill, steps = (max(each) for each in zip(*errors, strict=True))
+    prefill, steps = torch.tensor(errors, dtype=torch.float64).amax(0).tolist()  # NaN where one is
     limit = LAYER_LIMITS[rounding_of(case)]
     return [
         Check.at_most("inner_loop_prefill_relative_error", prefill, limit),

@@ -9,7 +9,7 @@ from bench.models.checkpoint import load
 from bench.models.config import CheckpointError
 from bench.models.operator import TorchOperator
 from bench.models.ttt import TTTModel
-from bench.systems.language_model import GATE_BATCH, GATE_STEPS, LanguageModel
+from bench.systems.language_model import GATE_BATCH, LanguageModel
 from bench.systems.logits import choice_check, logits_verdict, widening
 from bench.systems.model_calls import greedy_steps, prefill_then_generate, random_ids
 from bench.systems.on_device import device
@@ -46,8 +46,7 @@ class TTTLanguageModel(LanguageModel):
     def _compare(self, model: Any, case: Case) -> Verdict:
         """See LanguageModel._compare; each layer's inner loop too, and of a checkpoint the tokens that it generates."""
         verdict = super()._compare(model, case)
-        ids = random_ids(model, GATE_BATCH, self.gate_prompt + GATE_STEPS)
-        verdict += Verdict(inner_loop_checks(model, case, ids, self.gate_prompt))
+        verdict += Verdict(inner_loop_checks(model, case, self.gate_prompt))
         return verdict + Verdict(self._token_for_token(model, case)) if case.option("checkpoint") else verdict
 
     @torch.inference_mode()
