@@ -128,10 +128,10 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
     A model that grows until memory ends is, as the first: that it did not fit is what its figure shows.
     """
-    skipped = any(each.status == "skipped" and _smaller_axis(each.case, planned.case) for each in earlier)
-    shows_end = planned.grows and planned.case.option("scope", "model") == "model" and not skipped
     if missing := checkpoint_missing(planned.case):
         return missing
+    skipped = any(each.status == "skipped" and _smaller_axis(each.case, planned.case) for each in earlier)
+    shows_end = planned.grows and planned.case.option("scope", "model") == "model" and not skipped
     too_large = beyond_memory_of(planned.case, memory_bytes) if memory_bytes and not shows_end else ""
     return beyond_memory(planned, earlier) or too_large
 

@@ -50,9 +50,9 @@ def parsed(text: str) -> SlurmRequest:
             raise SlurmError(f"--slurm {part}: is what a run says in place of a name; say the name")
         if name in options:
             raise SlurmError(f"--slurm {name}: is said twice")
+        if not value and name not in _FLAGS:
+            raise SlurmError(f"--slurm {name}: is not NAME=VALUE; a value cannot hold a comma")
         options[name] = value
-    for name in (name for name, value in options.items() if not value and name not in _FLAGS):
-        raise SlurmError(f"--slurm {name}: is not NAME=VALUE; a value cannot hold a comma")
     counts = [name for name in ("gpus", "tasks") if name in options]
     if len(counts) != 1:
         raise SlurmError("--slurm: say how many GPUs, gpus=N, or how many tasks without one, tasks=N")

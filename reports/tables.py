@@ -123,8 +123,9 @@ def _telling(table: pd.DataFrame, catalogue: Catalogue, width: int | None) -> tu
     settings = _settings(table)
     apart = telling_apart(table, settings)
     names += apart if width is None else []
-    statuses = set(table["status"])
-    names += (["status"] if "ok" in statuses else [*OUTCOME_COLUMNS]) if statuses != {"ok"} else []
+    ok = table["status"] == "ok"
+    if not ok.all():
+        names += ["status"] if ok.any() else OUTCOME_COLUMNS
     left = math.inf if width is None else width + 2 - sum(_widest(table, name, catalogue) + 2 for name in names)
     unsaid = []
     for name in _wanted(table, catalogue, apart):

@@ -206,6 +206,13 @@ class TTTBlock(nn.Module):
         return h + self.mlp(self.ffn_norm(h))
 
 
+def rope_tables(config: TTTConfig, device: torch.device, dtype: torch.dtype) -> Rotation:
+    """cos and sin [m, D/2] of the positions in a mini-batch, in at least float32."""
+    positions = torch.arange(config.mini_batch, device=device)
+    cos, sin = (table.squeeze(-2) for table in rotation(positions, config.head_dim, dtype, config.rope_theta))
+    return cos, sin
+
+
 class TTTModel(ChunkedModel):
     """TTT-Linear or TTT-MLP with the (M) or (T) backbone; parameters bear the names of the authors' state dict.
 
@@ -235,9 +242,7 @@ class TTTModel(ChunkedModel):
         self.model = Decoder(config.vocabulary, config.width, blocks, device, dtype, config.norm_eps)
         if not config.tied:
             self.lm_head = linear(config.width, config.vocabulary, device, dtype)
-        positions = torch.arange(config.mini_batch, device=device)
-        angles = rotation(positions, config.head_dim, dtype, config.rope_theta)
-        cos, sin = (table.squeeze(-2) for table in angles)
+        cos, sin = rope_tables(config, device, dtype)
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
 
@@ -259,7 +264,7 @@ class TTTModel(ChunkedModel):
                 state.whole.caches.zero_()
             self.operator.restart_states(state.whole.inner, self._learner_weights)
             return
-        for block, layer in zip(self._blocks, state.layers, strict=True):
+        for block, layer in zip(self.blocks, state.layers, strict=True):
             for cache in (layer.block_conv, layer.qk_conv):
                 if cache is not None:
                     cache.zero_()
@@ -285,7 +290,7 @@ class TTTModel(ChunkedModel):
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
         """See CausalLM.init_generate_state; at most one layer exists in both forms at a time."""
-        inner = (self.operator.generate_state(self._inner_state(block, batch)) for block in self._blocks)
+        inner = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         caches = self._by_layer(self._conv_caches(batch))
         return TTTState(batch, [LayerState(*each) for each in zip(*caches, inner, strict=True)])
 
@@ -301,14 +306,15 @@ class TTTModel(ChunkedModel):
 
     @property
     def _learner_weights(self) -> list[list[Tensor]]:
-        return [block.seq_modeling_block.learner_weights() for block in self._blocks]
+        return [block.seq_modeling_block.learner_weights() for block in self.blocks]
 
     def _inner_state(self, block: TTTBlock, batch: int) -> Any:
         weights = block.seq_modeling_block.learner_weights()
         return self.operator.init_state(weights, batch, self.config.mini_batch, at_least_float32(self.dtype))
 
     @property
-    def _blocks(self) -> list[TTTBlock]:
+    def blocks(self) -> list[TTTBlock]:
+        """The blocks, in their order."""
         return cast(list[TTTBlock], list(self.model.layers))
 
     def _through_prompt(self, ids: Tensor, state: TTTState) -> Tensor:
@@ -339,7 +345,7 @@ class TTTModel(ChunkedModel):
     ) -> Tensor:
         start = None if state.length is None else state.length % self.config.mini_batch
         h = self.model.embed_tokens(ids)
-        for index, (block, layer) in enumerate(zip(self._blocks, state.layers, strict=True)):
+        for index, (block, layer) in enumerate(zip(self.blocks, state.layers, strict=True)):
             with around_layer(index), layer_range(index):
                 h = block(h, self._rope, layer, self.operator, start)
         state.length = None if state.length is None else state.length + ids.shape[1]
@@ -347,7 +353,7 @@ class TTTModel(ChunkedModel):
 
     def _hidden_step(self, ids: Tensor, state: TTTState) -> Tensor:
         h = self.model.embed_tokens(ids)
-        for index, (block, layer) in enumerate(zip(self._blocks, state.layers, strict=True)):
+        for index, (block, layer) in enumerate(zip(self.blocks, state.layers, strict=True)):
             with layer_range(index):
                 h = block.generate_step(h, self._rope, layer, self.operator)
         state.length = None

@@ -47,7 +47,7 @@ def measured(folder: Path, gpu: str, cores: Sequence[int], policy: Policy = POLI
     """Every case once, in one process on one GPU and some cores."""
     os.sched_setaffinity(0, cores)
     jobs = jobs_of(Planned(case, 6) for case in CASES.values())
-    run = Run.create(folder, RunFile("measure", "cpu", jobs, catalogue(()), policy))
+    run = Run.create(folder, RunFile("measure", "cuda", jobs, catalogue(()), policy))
     with session(run, launches()) as work:
         return run_pool(work, gpu_places([gpu]))
 

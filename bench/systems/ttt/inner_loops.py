@@ -1,22 +1,21 @@
 """Each layer's inner loop by itself against the reference: of a model of few layers, logits hardly show it."""
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench.models.layers import rotation
 from bench.models.operator import Learner, Operator, Projections, TorchOperator, outer_parameters
-from bench.models.ttt import TTTBlock, TTTLayer, TTTModel
+from bench.models.ttt import TTTLayer, TTTModel, rope_tables
+from bench.systems.language_model import GATE_BATCH
 from bench.systems.logits import rounding_of
 from bench.systems.model_calls import prefill_then_generate, random_ids
 from bench.systems.ttt.layer import LAYER_LIMITS
 from harness.case import Case
 from harness.gate import Check, relative_error
 
-SEQUENCES = 2
-Call = tuple[Projections, Tensor]  # what a layer gave its operator, and what it got
+Call = tuple[Projections, Tensor]  # what a layer gave its operator, in float64, and what it got
 
 
 class RecordedOperator:
@@ -31,12 +30,12 @@ class RecordedOperator:
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
         """See Operator.forward."""
-        given = _copy(projections)
+        given = _exact(projections)
         return self._kept(given, self._operator.forward(projections, learner, state, start))
 
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
         """See Operator.generate_step."""
-        given = _copy(projections)
+        given = _exact(projections)
         return self._kept(given, self._operator.generate_step(projections, learner, state))
 
     def _kept(self, given: Projections, out: Tensor) -> Tensor:
@@ -52,7 +51,7 @@ def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
     reference is the primal form in float64, of the projections that the model made.
     """
     mini_batch = model.config.mini_batch
-    ids = random_ids(model, SEQUENCES, prompt + 2 * mini_batch - prompt % mini_batch)
+    ids = random_ids(model, GATE_BATCH, prompt + 2 * mini_batch - prompt % mini_batch)
     operator = model.operator
     recorded = RecordedOperator(operator)
     model.operator = recorded
@@ -60,7 +59,7 @@ def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
         prefill_then_generate(model, ids, prompt)
     finally:
         model.operator = operator
-    layers = [cast(TTTBlock, block).seq_modeling_block for block in model.model.layers]
+    layers = [block.seq_modeling_block for block in model.blocks]
     errors = [_errors(layer, recorded.calls[index :: len(layers)]) for index, layer in enumerate(layers)]
     prefill, steps = torch.tensor(errors, dtype=torch.float64).amax(0).tolist()  # NaN where one is
     limit = LAYER_LIMITS[rounding_of(case)]
@@ -77,23 +76,20 @@ def _errors(layer: TTTLayer, calls: list[Call]) -> tuple[float, float]:
     learner = _exact_learner(layer)
     weights = [each.double() for each in layer.learner_weights()]
     state = exact.init_state(weights, len(out), config.mini_batch, torch.float64)
-    expected = exact.forward(_copy(prompt, torch.float64), learner, state, 0)
+    expected = exact.forward(prompt, learner, state, 0)
     state = exact.generate_state(state)
-    after = [exact.generate_step(_copy(token, torch.float64), learner, state) for token, _ in steps]
+    after = [exact.generate_step(token, learner, state) for token, _ in steps]
     return relative_error(out, expected), relative_error(torch.stack([got for _, got in steps]), torch.stack(after))
 
 
 def _exact_learner(layer: TTTLayer) -> Learner:
     """A layer's learner in float64."""
-    config = layer.config
-    positions = torch.arange(config.mini_batch, device=layer.ttt_norm_weight.device)
-    cos, sin = rotation(positions, config.head_dim, torch.float64, config.rope_theta)
-    learner = layer.learner((cos.squeeze(-2), sin.squeeze(-2)))
+    learner = layer.learner(rope_tables(layer.config, layer.ttt_norm_weight.device, torch.float64))
     scale, weight, bias = (each.double() for each in outer_parameters(learner))
     return replace(learner, token_scale=scale, ln_weight=weight, ln_bias=bias)
 
 
-def _copy(projections: Projections, dtype: torch.dtype | None = None) -> Projections:
-    """The same numbers in tensors of their own, in `dtype` where one is named."""
-    q, k, v, lr_logits = (each.to(dtype or each.dtype, copy=True) for each in projections[:4])
+def _exact(projections: Projections) -> Projections:
+    """The same numbers in float64, in tensors of their own."""
+    q, k, v, lr_logits = (each.to(torch.float64, copy=True) for each in projections[:4])
     return Projections(q, k, v, lr_logits, ready=projections.ready)

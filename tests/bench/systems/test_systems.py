@@ -1,7 +1,6 @@
 """The adapters keep the protocol, gates and witnesses notice a wrong model, and the README's example runs."""
 
 import ast
-import math
 import re
 import time
 from dataclasses import replace
@@ -16,7 +15,6 @@ import torch
 
 from bench.catalogue.suites import find_suite
 from bench.catalogue.systems import ADAPTERS
-from bench.models.operator import TorchOperator
 from bench.plan import suite_cases
 from bench.selection import Asked, select
 from bench.systems import logits, phases, token_times
@@ -27,9 +25,7 @@ from bench.systems.mamba.ssm import Mamba2SSM, MambaSSM
 from bench.systems.transformer.attention import SdpaCudnn
 from bench.systems.transformer.pytorch import TorchTransformer
 from bench.systems.ttt import layer
-from bench.systems.ttt.inner_loops import inner_loop_checks
 from bench.systems.ttt.kernels import LinearThunderKittens, LinearTritonDual
-from bench.systems.ttt.model import model_of
 from bench.systems.ttt.pytorch import TTTTorch
 from harness.case import Case
 from harness.gate import Check, Verdict, relative_error
@@ -210,94 +206,6 @@ def test_the_gate_notices_a_step_that_is_off_by_a_thousandth():
     step = model.generate_step
     model.generate_step = lambda ids, state: (step(ids, state)[0] * 1.001, state)
     assert not workload.gate().passed
-
-
-class WrongOperator(TorchOperator):
-    """One that computes another function, in both phases or in its steps alone."""
-
-    def __init__(self, learner, wrong, in_prefill):
-        super().__init__(learner)
-        self.wrong, self.in_prefill = wrong, in_prefill
-
-    def forward(self, projections, learner, state, start=None):
-        given = self._without_learning(projections) if self.in_prefill else projections
-        out = super().forward(given, learner, state, start)
-        return self._other(out, projections) if self.in_prefill else out
-
-    def generate_step(self, projections, learner, state):
-        return self._other(super().generate_step(self._without_learning(projections), learner, state), projections)
-
-    def _without_learning(self, projections):
-        return projections._replace(lr_logits=projections.lr_logits - 100) if self.wrong == "learns" else projections
-
-    def _other(self, out, projections):
-        return {"zeros": 0 * out, "queries": projections.q, "more": out + 0.1 * projections.q}.get(self.wrong, out)
-
-
-@pytest.mark.parametrize("in_prefill", [True, False])
-@pytest.mark.parametrize("wrong", ["zeros", "queries", "more", "learns"])
-def test_the_gate_notices_a_wrong_operator_in_a_model_whose_logits_hardly_show_it(wrong, in_prefill, monkeypatch):
-    """Two layers of 128 channels in bfloat16: of zeros for outputs, logits are within the limit of their rounding."""
-    adapter, small = TTTTorch(), replace(case("ttt-linear"), dtype="bfloat16")
-    model = model_of(small, operator=WrongOperator("linear", wrong, in_prefill))
-    monkeypatch.setattr(adapter, "load", lambda case: model)
-    missed = {check.name for check in adapter.build(small).gate().checks if not check.passed}
-    assert "inner_loop_steps_relative_error" in missed
-    assert ("inner_loop_prefill_relative_error" in missed) is in_prefill
-
-
-class ForgetfulOperator(TorchOperator):
-    """One whose steps never rewrite the weights at the end of a mini-batch."""
-
-    def generate_step(self, projections, learner, state):
-        weights = [getattr(state, name).clone() for name in state._fields if name[0] in "Wb"]
-        out = super().generate_step(projections, learner, state)
-        for kept, now in zip(weights, state, strict=False):
-            now.copy_(kept)
-        return out
-
-
-class BrokenInTheLastLayer(TorchOperator):
-    """Not a number in the second of two layers, of a prompt alone."""
-
-    calls = 0
-
-    def forward(self, projections, learner, state, start=None):
-        self.calls += 1
-        out = super().forward(projections, learner, state, start)
-        return out * math.nan if self.calls == 2 else out
-
-
-@pytest.mark.parametrize("mini_batch", [8, 16, 32])
-def test_the_steps_of_the_gate_go_beyond_the_end_of_a_mini_batch(mini_batch):
-    small = replace(case("ttt-linear", mini_batch=mini_batch), dtype="bfloat16")
-    model = model_of(small, operator=ForgetfulOperator("linear"))
-    prefill, steps = inner_loop_checks(model, small, 37)
-    assert prefill.passed
-    assert steps.value > 2 * steps.limit
-
-
-def test_a_layer_that_is_no_number_is_not_hidden_by_another():
-    prefill, steps = inner_loop_checks(
-        model_of(case("ttt-mlp"), operator=BrokenInTheLastLayer("mlp")), case("ttt-mlp"), 37
-    )
-    assert math.isnan(prefill.value)
-    assert not prefill.passed
-    assert steps.passed
-
-
-def test_what_is_timed_is_not_recorded_after_the_gate():
-    adapter = TTTTorch()
-    workload = adapter.build(case("ttt-linear"))
-    _, model = adapter._loaded
-    before = model.operator
-    assert workload.gate().passed
-    assert model.operator is before
-    broken = model_of(case("ttt-linear"), operator=TorchOperator("mlp"))
-    before = broken.operator
-    with pytest.raises(Exception, match=r".*"):
-        inner_loop_checks(broken, case("ttt-linear"), 37)
-    assert broken.operator is before
 
 
 @pytest.mark.parametrize("options", [{"form": "dual"}, {"form": "primal"}, {"part": "w"}, {"part": "z"}])
