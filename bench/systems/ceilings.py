@@ -13,8 +13,9 @@ from harness.timer import Policy, measure
 COPY_BYTES = 1 << 30
 PRODUCT = (32768, 2048, 8192)  # tokens x width x the widest projection of the 1.3B models
 # One after another they run at the power cap, an H100's at 650 TFLOP/s, where a model, whose other kernels let it rest,
-# computes products at up to 758: no ceiling. So the fastest of many that follow a rest; of 20, it was 658 to 769.
-PRODUCTS, REST_S = 60, 0.01
+# computes products at up to 758: no ceiling. So the fastest of many that follow a rest. After longer ones it is slower:
+# on one H100 the fastest in half a second was 697 to 742 after 3 ms, 625 to 745 after 10, 604 to 638 after 100.
+PRODUCTS, REST_S = 100, 0.003
 
 
 def ceilings_of(device: str) -> dict[str, float | None]:
