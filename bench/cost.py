@@ -62,9 +62,9 @@ def _step(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work
 def _parts(config: Any, parameters: int, case: Case, mixed: Work | None, tokens: int) -> dict[str, Work]:
     """Parts of a call that reads `tokens` tokens and answers with the logits of one for each sequence."""
     table, tables = config.vocabulary * config.width, 1 if getattr(config, "tied", True) else 2
-    products, element = parameters - tables * table - _learner(config), ELEMENT_BYTES[case.dtype]
+    weights, element = parameters - tables * table - _learner(config), ELEMENT_BYTES[case.dtype]
     found = {
-        PRODUCTS: Work(2 * products * tokens, element * products),
+        PRODUCTS: Work(2 * (weights - _decays(config)) * tokens, element * weights),
         HEAD: Work(2 * case.batch * table, element * table),
         EDGES: Work(0, 0),
         OTHER: Work(0, ID_BYTES * tokens),
@@ -87,6 +87,11 @@ def _learner(config: Any) -> int:
     if not isinstance(config, TTTConfig):
         return 0
     return config.layers * sum(heads * rows * columns for heads, rows, columns in config.weight_shapes.values())
+
+
+def _decays(config: Any) -> int:
+    """Mamba's decays, one a number of the state: what multiplies by them is counted with the scan."""
+    return config.layers * config.state_numbers if isinstance(config, MambaConfig) and not config.groups else 0
 
 
 def _mixed_prompt(config: Any, case: Case) -> Work | None:

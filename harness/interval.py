@@ -1,6 +1,7 @@
 """Distribution-free confidence interval of the median, of the samples of a process and of processes."""
 
 import math
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
@@ -11,6 +12,7 @@ FEWEST = 6  # samples whose extremes hold the median with 95%
 TOGETHER = 5  # successive samples whose median says where a drift is, whatever one of them is
 # Standard errors of a correlation of independent samples: of whether samples lie above the median, and of their ranks.
 _CORRELATED, _RANKS_CORRELATED = 1.3, 0.5
+_LARGEST = math.log(sys.float_info.max)
 
 
 def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
@@ -102,22 +104,25 @@ def _worth_by_signs(samples: Sequence[float]) -> int:
 
 
 def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """(median, low, high) of the samples of fresh processes, each in its order: of what any further one would show.
+    """(median, low, high) of the samples of fresh processes, each in its order, of what they have in common.
 
-    The middle is the median of their medians. The interval is Student's at 95% for the mean of the medians, as a few
-    processes have no other, and holds that of each process (`median_interval`). It is that of the process where there
-    is one, which says nothing of others. Raises ValueError without samples.
+    The middle is the median of their medians. The interval is Student's at 95% for the mean of the medians'
+    logarithms, as a few processes have no other, and holds that of each process (`median_interval`); a further process
+    may lie outside, of five with independent medians in a quarter of cases. It is that of the process where there is
+    one, which says nothing of others. Raises ValueError without samples.
     """
     if not processes:
         raise ValueError("median of no processes")
     within = [median_interval(samples) for samples in processes]
     medians = [middle for middle, _, _ in within]
     low, high = min(low for _, low, _ in within), max(high for _, _, high in within)
-    if len(medians) > 1:
+    if len(medians) > 1 and min(medians) > 0:
         from scipy.special import stdtrit  # here, as only reports need it: workers' environments may lack it
 
-        half = float(stdtrit(len(medians) - 1, 0.975)) * stdev(medians) / math.sqrt(len(medians))
-        low, high = min(low, mean(medians) - half), max(high, mean(medians) + half)
+        logs = [math.log(middle) for middle in medians]
+        half = float(stdtrit(len(logs) - 1, 0.975)) * stdev(logs) / math.sqrt(len(logs))
+        low = min(low, math.exp(mean(logs) - half))
+        high = max(high, math.exp(min(mean(logs) + half, _LARGEST)))
     return median(medians), low, high
 
 

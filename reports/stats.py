@@ -35,7 +35,7 @@ STATISTIC_COLUMNS = (
     "tokens_per_s",
     "peak_memory_gb",
 )
-# Of a run with repeats: what any further process would show.
+# Of a run with repeats: the interval over its processes (`interval.repeats_interval`).
 REPEAT_COLUMNS = ("latency_ms_repeats_low", "latency_ms_repeats_high")
 SETTING_COLUMNS = ("dtype", "state_dtype", "timing", "l2")
 MACHINE_COLUMNS = ("device", "device_id", "commit")
@@ -81,7 +81,7 @@ def frame(
 
     Columns: `COLUMNS`, then one for each option in use, then `SAMPLE_COLUMNS`, then what any record fills:
     `REPEAT_COLUMNS`, rates, metrics, `NOTES` and `MARKS`. latency_ms is the median of the medians of the processes,
-    its interval the 95% interval within a process (below 6 samples their range), process_spread the range of the
+    its interval the 95% interval within a process (below 6 samples its range), process_spread the range of the
     processes' medians over their median, `REPEAT_COLUMNS` the 95% interval over processes
     (`interval.repeats_interval`); processes are those that were timed, or all where none was. What a record does not
     say is NaN, or "" where it is text; an option at its default has the catalogue's. ceilings: `common_ceilings` of all
@@ -274,18 +274,16 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
 
 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """(median of the processes' medians, low, high): the 95% interval of a median within a process.
+    """(median of the processes' medians, low, high): the 95% interval of a median within one process, the usual one.
 
-    The samples of each process are moved to the common median before they are pooled: what sets processes apart is
-    no part of the interval.
+    So far as in the median process its own interval (`median_interval`) goes, as a share of its median: what sets
+    processes apart is no part of it.
     """
-    if len(processes) == 1:
-        return median_interval(processes[0])
-    medians = [median(samples) for samples in processes]
-    centre = median(medians)
-    scales = [centre / own if own > 0 else 1.0 for own in medians]
-    _, low, high = median_interval([x * scale for xs, scale in zip(processes, scales, strict=True) for x in xs])
-    return centre, min(low, centre), max(high, centre)
+    within = [median_interval(samples) for samples in processes]
+    centre = median(middle for middle, _, _ in within)
+    below = median(low / middle if middle > 0 else 1.0 for middle, low, _ in within)
+    above = median(high / middle if middle > 0 else 1.0 for middle, _, high in within)
+    return (centre, centre * below, centre * above) if len(within) > 1 else within[0]
 
 
 def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
@@ -386,6 +384,8 @@ def _unsteady_times(row: Mapping[str, Any]) -> Iterator[tuple[str, float, float]
 
 def _is_latency_unsteady(row: Mapping[str, Any]) -> bool:
     repeats = _has_repeats(row)
+    if repeats and row["processes"] == 2:  # their interval is nine times as far as they are apart
+        return row["process_spread"] > STEADY
     low, high = REPEAT_COLUMNS if repeats else ("latency_ms_low", "latency_ms_high")  # what is drawn
     wide = row[high] - row[low] > 2 * STEADY * row["latency_ms"]
     return wide or (not repeats and (row.get(_QUARTILES, 0.0) > STEADY or row.get(_ENDS, 0.0) > DRIFT))

@@ -67,19 +67,16 @@ class Suite:
     trial: bool = False
 
 
-def _setting(phase: str, block: int, step_tokens: int, graphs: str = "engine", batch: int | None = None) -> Panel:
-    """Figure 15's case, at few contexts, of vLLM's Transformer under some settings.
+def _setting(phase: str, batch: int | None = None, system: str = "transformer", **options: str | int) -> Panel:
+    """Figure 15's case, at few contexts, of vLLM's Transformer (or another system in vLLM) under some settings.
 
     Of 1,024 tokens 335 sequences fit at once, between two powers of two: there the sizes of the graphs can matter.
     """
-    usual: dict[str, tuple[int, tuple[int, ...]]] = {"forward": (16, (2048, 8192)), "generate": (512, (1024,))}
-    usual_batch, contexts = usual[phase]
-    options: dict[str, tuple[str | int, ...]] = {
-        "block_size": (block,),
-        "max_num_batched_tokens": (step_tokens,),
-        "graphs": (graphs,),
+    usual_batch, contexts = {"forward": (16, (2048, 8192)), "generate": (512, (512, 1024, 2048))}[phase]
+    chosen: dict[str, tuple[str | int, ...]] = {
+        name: (value,) for name, value in ({"graphs": "engine"} | options).items()
     }
-    return Panel(phase, ("transformer",), ("1.3b",), (batch or usual_batch,), contexts, options, backends=("vllm",))
+    return Panel(phase, (system,), ("1.3b",), (batch or usual_batch,), contexts, chosen, backends=("vllm",))
 
 
 def _request(systems: tuple[str, ...], *backends: str, state_dtypes: tuple[str, ...] = ()) -> Panel:
@@ -364,19 +361,24 @@ SUITES: tuple[Suite, ...] = (
     ),
     Suite(
         "vllm-settings",
-        "Which block size, tokens a step and graph sizes suit vLLM best? Its adapter's defaults come from here",
+        "Which attention, block size, tokens a step and graphs suit vLLM best? Its adapters' defaults are from here",
         # In an order that starts each engine once.
         (
-            _setting("forward", 16, 8192),
-            _setting("forward", 16, 32768),
-            _setting("forward", 128, 32768),
-            _setting("forward", 128, 32768, batch=1),
-            _setting("forward", 128, 32768, graphs="prompts", batch=1),
-            _setting("forward", 16, 16384),
-            _setting("generate", 16, 16384),
-            _setting("generate", 128, 16384),
-            _setting("forward", 128, 16384),
-            _setting("generate", 16, 16384, graphs="doubling"),
+            _setting("forward", block_size=16, max_num_batched_tokens=8192),
+            _setting("forward", block_size=16, max_num_batched_tokens=32768),
+            _setting("forward", block_size=128, max_num_batched_tokens=32768),
+            _setting("forward", 1, block_size=128, max_num_batched_tokens=32768),
+            _setting("forward", 1, block_size=128, max_num_batched_tokens=32768, graphs="prompts"),
+            _setting("forward", block_size=16, max_num_batched_tokens=16384),
+            _setting("generate", block_size=16, max_num_batched_tokens=16384),
+            _setting("generate", block_size=128, max_num_batched_tokens=16384),
+            _setting("forward", block_size=128, max_num_batched_tokens=16384),
+            _setting("generate", block_size=16, max_num_batched_tokens=16384, graphs="doubling"),
+            *(
+                _setting("generate", block_size=16, max_num_batched_tokens=16384, attention=name)
+                for name in ("FLASH_ATTN-2", "TRITON_ATTN", "FLASHINFER")
+            ),
+            *(_setting("forward", system="mamba", max_num_batched_tokens=tokens) for tokens in (16384, 131072)),
         ),
         device="cuda",
         trial=True,

@@ -77,7 +77,7 @@ BACKENDS: tuple[Backend, ...] = (
     Backend("mamba-ssm", "mamba-ssm"),
     Backend("vllm", "vLLM"),
     Backend("triton-dual", "Triton dual"),
-    Backend("flash-attn", "FlashAttention", "dash"),
+    Backend("flash-attn", "PyTorch + FlashAttention", "dash"),
     Backend("triton-primal", "Triton primal", "dashdot"),
     Backend("torch", "PyTorch", "dot"),
     Backend("torch-compile", "torch.compile", "longdashdot"),

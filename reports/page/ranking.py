@@ -27,8 +27,9 @@ from reports.stats import (
 )
 
 LEVEL = 0.05  # two numbers of one run that differ by less are called level: a run on another day differs by 2 to 3%
-# Two numbers, one of them marked as doubtful, that differ by less are not told apart. What is unsteady has an interval.
-OFF = {FEW_SAMPLES: 0.5, LOADED: 0.5, **dict.fromkeys((UNSTEADY, *UNSTEADY_TIMES.values()), 0.25)}
+# Two numbers that differ by less are not told apart where one of them is doubtful: a step of vLLM's, unsteady in both of
+# two runs, took 36% longer in one of them.
+OFF = 0.5
 # What a point may be marked for that makes its number doubtful, in words.
 DOUBTS = {
     FEW_SAMPLES: f"in fewer than {FEWEST} samples",
@@ -197,7 +198,7 @@ class View:
                 low, high = (float(value) / scale * end for end in bar(cells, y))
                 marks = marks_in(cells.get(MARKS), y)
                 disturbed = LOADED in marks and not cells.get("device_id")
-                off = max((OFF.get(mark, 0.0) for mark in marks), default=0.0)
+                off = OFF if any(mark in DOUBTS for mark in marks) else 0.0
                 yield Point(float(cells[x]), float(value) / scale, low, high, off, disturbed)
 
     def reach(self, line: Line) -> float:

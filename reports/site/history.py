@@ -23,10 +23,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Change:
-    """Two runs, one after the other on machines of one kind, between which a case became slower or faster.
+    """Two runs on machines of one kind, between which a case became slower or faster.
 
-    before: the last run with enough samples and a cool machine to itself. differs: what is not the same in them, in
-    words.
+    before: the last run with enough samples and a cool machine to itself, or, where the two differ by too little to
+    tell, the first of those that have not changed since: many small steps are a change, too. differs: what is not the
+    same in them, in words.
     """
 
     case: str
@@ -143,16 +144,18 @@ def _line(place: str, key: str, points: list[Point]) -> Line:
 
 
 def _changes(key: str, points: Sequence[Point]) -> Iterable[Change]:
-    before = None
+    level: list[Point] = []  # since the last change
     for point in points:
         if not point.side.is_sound:
             continue
-        if before is not None:
+        for before in (*level[-1:], *level[:-1][:1]):
             pair = Pair(before.side, point.side)
             judged = judged_stored(pair)
             if judged.verdict in ("slower", "faster"):
                 yield Change(key, point.side.label, before, point, judged, tuple(_differs(pair)))
-        before = point
+                level = []
+                break
+        level.append(point)
 
 
 def _differs(pair: Pair) -> Iterator[str]:

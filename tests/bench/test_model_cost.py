@@ -86,6 +86,14 @@ def test_an_embedding_that_is_no_head_multiplies_nothing(phase):
     assert apart == shared
 
 
+def test_the_decays_of_mamba_count_with_its_scan_alone():
+    """Of 48 layers of 4,096 channels with 16 of them each; they are read once."""
+    case = replace(CASE, system="mamba", batch=1, context=100)
+    parts = model_work(model_config("mamba", "1.3b"), 10**9, case)
+    others = 10**9 - 32000 * 2048
+    assert parts[PRODUCTS] == Work(2 * (others - 48 * 4096 * 16) * 100, 2 * others)
+
+
 def test_mamba_2_keeps_its_own_state_and_convolves_what_its_groups_share():
     case = replace(CASE, system="mamba2", phase="generate", batch=512)
     mamba = model_config("mamba", "1.3b")

@@ -291,13 +291,17 @@ def test_after_a_batch_that_an_engine_could_not_hold_at_once_larger_ones_are_ski
 
 
 def test_a_trial_of_settings_is_run_when_it_is_named_and_starts_each_engine_once():
-    (job,) = jobs_of(planned("vllm-settings"))
-    found = [each.case for each in job.cases]
-    assert job.name == "transformer-vllm"
-    engines = [case.options for case in found]
-    started = [now for now, before in zip(engines, [None, *engines], strict=False) if now != before]
-    assert len(started) == len(set(started)) == 7
-    assert {case.option("graphs") for case in found if case.phase == "generate"} == {"engine", "doubling"}
+    jobs = {job.name: [each.case for each in job.cases] for job in jobs_of(planned("vllm-settings"))}
+    starts = {}
+    for name, found in jobs.items():
+        engines = [case.options for case in found]
+        started = [now for now, before in zip(engines, [None, *engines], strict=False) if now != before]
+        assert len(started) == len(set(started))
+        starts[name] = len(started)
+    assert starts == {"transformer-vllm": 10, "mamba-vllm": 2}
+    generate = [case for case in jobs["transformer-vllm"] if case.phase == "generate"]
+    assert {case.option("graphs") for case in generate} == {"engine", "doubling"}
+    assert {case.option("attention") for case in generate} == {None, "FLASH_ATTN-2", "TRITON_ATTN", "FLASHINFER"}
     assert all("vllm-settings" not in group.suites for group in GROUPS)
 
 

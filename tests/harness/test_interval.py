@@ -145,9 +145,20 @@ def test_refuses_what_has_no_median() -> None:
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 10, 31])
 def test_repeats_have_the_interval_of_student(count: int) -> None:
     medians = [random.Random(count + i).gauss(10, 1) for i in range(count)]
-    low, high = t.interval(0.95, count - 1, fmean(medians), stdev(medians) / math.sqrt(count))
+    logs = [math.log(each) for each in medians]
+    low, high = map(math.exp, t.interval(0.95, count - 1, fmean(logs), stdev(logs) / math.sqrt(count)))
     expected = (median(medians), min(low, *medians), max(high, *medians))
     assert repeats_interval([[each] for each in medians]) == pytest.approx(expected)
+
+
+def test_repeats_that_lie_far_apart_have_an_interval_of_times() -> None:
+    """No end of it is negative, or too large a number to be one."""
+    _, low, high = repeats_interval([[10.0], [12.5]])
+    assert 0 < low < 10 < 12.5 < high < 100
+    _, low, high = repeats_interval([[1e-300], [1e300]])
+    assert 0 <= low <= 1e-300
+    assert 1e300 <= high < math.inf
+    assert repeats_interval([[0.0], [1.0]]) == (0.5, 0.0, 1.0)
 
 
 def test_repeats_are_known_no_better_than_each_process() -> None:
@@ -169,12 +180,12 @@ def test_repeats_hold_what_other_processes_show() -> None:
     chance = random.Random(4)
     held = alone = 0
     for _ in range(200):
-        shifts = [chance.gauss(0, 1) for _ in range(3)]
-        processes = [[shift + each for each in autoregressive(60, 0.3, chance)] for shift in (10 * s for s in shifts)]
+        shifts = [1000 + chance.gauss(0, 10) for _ in range(3)]
+        processes = [[shift + each for each in autoregressive(60, 0.3, chance)] for shift in shifts]
         _, low, high = repeats_interval(processes)
-        held += low <= 0 <= high
+        held += low <= 1000 <= high
         _, low, high = median_interval(processes[0])
-        alone += low <= 0 <= high
+        alone += low <= 1000 <= high
     assert held / 200 >= 0.93
     assert alone / 200 <= 0.2
 

@@ -397,6 +397,14 @@ def test_a_change_beyond_5_percent_is_marked_and_its_commits_are_named(tmp_path)
     assert f"compare.html?a={line['run'][1]}&amp;b={line['run'][2]}" in text
 
 
+def test_many_small_steps_are_a_change(tmp_path):
+    """Against the level since the last change; the run that goes beyond begins a new one."""
+    runs = [nightly(tmp_path, day, 10 * 1.03**day) for day in range(7)]
+    write_site(runs, tmp_path / "site")
+    _, changes = changes_of(tmp_path / "site")
+    assert changes == [("H100 · driver 580", "slower", at) for at in (2, 4, 6)]
+
+
 def test_a_bar_has_the_ends_of_its_interval(tmp_path):
     """The second and the eighth of nine: a sample that took twice as long does not draw one that took half."""
     skewed = timed(a_case(), 10)
