@@ -27,8 +27,8 @@ from reports.stats import (
 )
 
 LEVEL = 0.05  # two numbers of one run that differ by less are called level: a run on another day differs by 2 to 3%
-# Two numbers that differ by less are not told apart where one of them is doubtful: a step of vLLM's, unsteady in both of
-# two runs, took 36% longer in one of them.
+# Two numbers that differ by less are not told apart where one of them is doubtful: a step of vLLM's, unsteady in both
+# of two runs, took 36% longer in one of them.
 OFF = 0.5
 # What a point may be marked for that makes its number doubtful, in words.
 DOUBTS = {

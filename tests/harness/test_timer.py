@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from fake_systems import spin
+from simulate_coverage import held
 
 from harness import timer
 from harness.interval import median_interval
@@ -126,6 +127,12 @@ def test_a_rare_spike_does_not_keep_it_going() -> None:
     timing = take_samples(FakeClock(itertools.cycle([10.0] * 9 + [100.0])), Policy(min_samples=20))
     assert timing.stop == "interval"
     assert len(timing.samples_ms) <= 40
+
+
+def test_the_rule_that_ends_sampling_leaves_the_interval_its_confidence() -> None:
+    """Of independent samples; of correlated ones README says how far it falls."""
+    assert held(20, 0, series=100) >= 0.93
+    assert held(150, 0.5, series=100) >= 0.85
 
 
 def test_the_interval_of_the_policy_counts() -> None:

@@ -1,0 +1,62 @@
+"""How often does the 95% interval of a case hold the true median, the rule that ends sampling included?
+
+`python -m tests.harness.simulate_coverage [SERIES]` prints the share of simulated series by how long a sample takes and
+how far successive samples are correlated, as those of a GPU at its power cap are: normal, 1% (standard deviation).
+"""
+
+import sys
+
+import numpy as np
+
+from harness.interval import median_interval
+from harness.timer import Policy, take_samples
+
+CORRELATIONS = (0.0, 0.5, 0.8, 0.95)
+SAMPLES_MS = (1, 20, 150, 1300)
+BETWEEN_MS = 5  # two samples
+SPREAD = 0.01
+POLICY = Policy(min_samples=6, budget_s=1.0)  # of the published runs
+
+
+class Series:
+    """A clock of correlated samples with the true median `ms`."""
+
+    def __init__(self, random: np.random.Generator, ms: float, correlation: float) -> None:
+        self._seconds, self._samples = 0.0, iter(self._drawn(random, ms, correlation))
+
+    def _drawn(self, random: np.random.Generator, ms: float, correlation: float) -> list[float]:
+        noise = random.standard_normal(POLICY.max_samples + 20)
+        noise[1:] *= np.sqrt(1 - correlation**2)
+        for at in range(1, noise.size):
+            noise[at] += correlation * noise[at - 1]
+        return (ms * (1 + SPREAD * noise)).tolist()
+
+    def now(self) -> float:
+        """Seconds since the first sample began."""
+        return self._seconds
+
+    def sample(self) -> float:
+        """Milliseconds of the next one."""
+        taken = next(self._samples)
+        self._seconds += (taken + BETWEEN_MS) / 1e3
+        return taken
+
+
+def held(ms: float, correlation: float, series: int, seed: int = 1) -> float:
+    """The share of so many series whose interval holds `ms`."""
+    random = np.random.default_rng(seed)
+    taken = (take_samples(Series(random, ms, correlation), POLICY).samples_ms for _ in range(series))
+    return sum(low <= ms <= high for _, low, high in map(median_interval, taken)) / series
+
+
+def main(series: int = 500) -> None:
+    """Print the study."""
+    print("| a sample takes | " + " | ".join(f"correlation {each}" for each in CORRELATIONS) + " |")
+    print("| --- " * (1 + len(CORRELATIONS)) + "|")
+    for ms in SAMPLES_MS:
+        shares = (f"{held(ms, each, series):.0%}" for each in CORRELATIONS)
+        print(f"| {ms} ms | {' | '.join(shares)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
