@@ -408,7 +408,9 @@ def ab(
     batch: Batch = None,
     context: Context = None,
     phase: Phase = None,
-    rounds: Annotated[int, typer.Option(help="Fresh processes of each case and side, in turns.")] = 6,
+    rounds: Annotated[
+        int, typer.Option(help="Fresh processes of each case and side, in turns; fewer than 5 raise false alarms.")
+    ] = 6,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the two runs, OUT/old and OUT/new.")] = Path(
         "out/ab"
     ),
