@@ -10,7 +10,7 @@ import typer
 
 from bench.arguments import refuse_arguments
 from bench.catalogue.suites import BUDGETS_S
-from bench.ending import guarded
+from bench.ending import guarded, replace_closed_streams
 from bench.options import (
     COLUMNS,
     SLOWER,
@@ -509,6 +509,7 @@ def profile(
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence on stderr and exit status 2."""
+    replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows no µ shows a mark

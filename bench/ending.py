@@ -39,6 +39,17 @@ def guarded(call: Callable[[], Any]) -> int:
         return _print_error("; ".join(filter(None, (error.format_message().rstrip("."), _usage(error)))), 2)
 
 
+def replace_closed_streams() -> None:
+    """Give nobody's stdin, stdout and stderr where they are closed: else a file of a run would get their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
 def _usage(error: Any) -> str:
     """Which arguments a command takes, where one is missing or too many; else ""."""
     wrong = type(error).__name__ == "MissingParameter" or "unexpected extra argument" in error.format_message()

@@ -104,13 +104,17 @@ def _converted(where: str, values: Any) -> tuple[str, Record]:
         raise RecordError(f"{where}: is no record of schema 1")
     if not all(isinstance(values.get(name) or {}, Mapping) for name in ("case", "settings")):
         raise RecordError(f"{where}: its case or its settings are no object")
+    if "plain" in values:
+        raise RecordError(f"{where}: has a field 'plain', which no record has")
     case, settings = dict(values.get("case") or {}), dict(values.get("settings") or {})
-    suite, options = str(case.pop("suite", "")), case.get("options") or {}
+    suite, options = str(case.pop("suite", None) or ""), case.get("options") or {}
     if not isinstance(options, Mapping):
         raise RecordError(f"{where}: the options of its case are no object")
     case["options"] = {name: value for name, value in options.items() if OPTION_DEFAULTS.get(name) != value}
     if settings.get("mode", "measure") != "measure":
         raise RecordError(f"{where}: is of mode {settings['mode']!r}, and no measurement")
+    if not all(isinstance(case.get(name, ""), str) for name in ("system", "backend")):
+        raise RecordError(f"{where}: its system or its backend is no text")
     if values.get("stop") == "engine" or (case.get("system"), case.get("backend")) in _ENGINES:
         case["timing"] = "engine"
     elif settings.get("launch") == _REPLAYED:

@@ -87,6 +87,8 @@ class Claims:
             before = self.holder(job)
             if before is None or before.name != holder.name or before.restart > holder.restart:
                 return False
+            if before.restart == holder.restart and before != holder and not before.is_dead:
+                return False  # two processes of one allocation
             write_atomically(self._path(job), _text(holder))
             return True
 

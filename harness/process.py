@@ -150,7 +150,7 @@ class WorkerProcess:
     def is_quiet(self) -> bool:
         """Whether the worker lives and has said nothing since its last answer."""
         assert self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout.fileno()], [], [], 0)
+        readable = _is_ready(self._process.stdout.fileno(), select.POLLIN, 0.0)
         return not self._buffer and not readable and self._process.poll() is None
 
     def stop(self, limit_s: float = _STOP_S) -> int | None:
@@ -197,8 +197,7 @@ class WorkerProcess:
         os.set_blocking(pipe, False)
         try:
             while data and time.monotonic() < deadline:
-                _, writable, _ = select.select([], [pipe], [], _POLL_S)
-                data = data[os.write(pipe, data) :] if writable else data
+                data = data[os.write(pipe, data) :] if _is_ready(pipe, select.POLLOUT, _POLL_S) else data
         except OSError:
             raise self._death() from None
 
@@ -207,7 +206,7 @@ class WorkerProcess:
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         wait_s = max(0.0, min(_POLL_S, deadline - time.monotonic()))
-        readable, _, _ = select.select([pipe], [], [], wait_s)
+        readable = _is_ready(pipe, select.POLLIN, wait_s)
         data = os.read(pipe, 1 << 16) if readable else b""
         self._buffer += data
         if len(self._buffer) > OUTPUT_LIMIT:
@@ -296,6 +295,13 @@ def _name_of(pid: int) -> str:
         return "a process"
 
 
+def _is_ready(descriptor: int, event: int, wait_s: float) -> bool:
+    """Whether it can be read or written, or is closed at its other end, within that time."""
+    waiting = select.poll()
+    waiting.register(descriptor, event)
+    return bool(waiting.poll(wait_s * 1e3))
+
+
 def _environment(launch: Launch) -> dict[str, str]:
     """Ours and the launch's, with the commit and the place of the code for workers that cannot find them.
 
@@ -304,10 +310,13 @@ def _environment(launch: Launch) -> dict[str, str]:
     """
     commit = marked_commit(*commit_and_dirty(launch.root))
     env = {**os.environ, COMMIT_VARIABLE: commit, "PYTHONSAFEPATH": "1", **launch.env}
-    root = launch.root or (None if _ROOT.name in ("site-packages", "dist-packages") else _ROOT)
-    if root:
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))
-    return env
+    return env | path_of_code(env, launch.root)
+
+
+def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:
+    """PYTHONPATH, for an interpreter that is to find the code in `root`, or else this one where it is not installed."""
+    root = root or (None if _ROOT.name in ("site-packages", "dist-packages") else _ROOT)
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))} if root else {}
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

@@ -36,8 +36,9 @@ class RecordFile:
             self._fd = _open_regular(self.path, os.O_RDWR | os.O_CREAT)
         try:
             _lock(self._fd, self.path)
-            self._repair(self._fd)
-            self._end = os.lseek(self._fd, 0, os.SEEK_END)
+            with refusing(self.path, "written", RecordError):
+                self._repair(self._fd)
+                self._end = os.lseek(self._fd, 0, os.SEEK_END)
         except BaseException:
             self.close()
             raise
@@ -144,8 +145,10 @@ def _is_torn(line: bytes) -> bool:
         return False
     try:
         json.loads(line)
+    except json.JSONDecodeError as error:
+        return not error.msg.startswith("Extra data")  # after a whole record, which is not to be lost
     except ValueError:
-        return bool(line)
+        return True
     except RecursionError:  # whole as far as it was read, and nothing that `to_json` wrote
         return False
     return False

@@ -95,10 +95,10 @@ def _directive(name: str, value: str) -> str:
 def submit(script_path: str) -> str:
     """The id of the job that sbatch makes of a script."""
     said = _ask(["sbatch", "--parsable", script_path])
-    job = said.strip().split(";")[0]
-    if not job.isdecimal():
+    ids = [line.strip().split(";")[0] for line in said.splitlines()]  # a site may say more
+    if not (jobs := [job for job in ids if job.isdecimal()]):
         raise SlurmError(f"sbatch answered {said.strip()[:60]!r}, which is no id of a job")
-    return job
+    return jobs[-1]
 
 
 def task_states(job: str) -> dict[str, str]:
@@ -109,8 +109,8 @@ def task_states(job: str) -> dict[str, str]:
         if "Invalid job id" in str(error):  # what squeue says once Slurm has forgotten a job that ended
             return {}
         raise
-    pairs = (line.split(maxsplit=1) for line in said.splitlines() if line.strip())
-    return {index if index.isdecimal() else "0": state for index, state in pairs}
+    pairs = (line.split(maxsplit=1) for line in said.splitlines())
+    return {pair[0] if pair[0].isdecimal() else "0": pair[1] for pair in pairs if len(pair) == 2}
 
 
 def cancel(job: str) -> None:

@@ -1,5 +1,6 @@
 """`ttt-bench run --slurm` and `ttt-bench work`: share a run among the tasks of a Slurm array."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from harness.environment import snapshot
 from harness.files import refusing, write_atomically
 from harness.nvml import visible_gpus
 from harness.pool import gpu_places
-from harness.process import HERE, Limits
+from harness.process import HERE, Limits, path_of_code
 from harness.progress import Progress
 from harness.reason import counted
 from harness.run import Run
@@ -72,8 +73,12 @@ def asked_of_slurm(asked: Asked, wanted: str) -> tuple[slurm.SlurmRequest, Asked
 
 
 def _command(asked: Asked, out: Path, retry: ToRetry, limits: Limits) -> list[str]:
-    """What each task runs: of the run, which earlier calls may have planned more of, the cases that are asked for."""
-    command = [sys.executable, "-m", "bench", "work", str(out), "--keys", str(out / KEYS)]
+    """What each task runs: of the run, which earlier calls may have planned more of, the cases that are asked for.
+
+    By this code (-P): what lies in the folder where a task begins must not stand in for it.
+    """
+    here = [f"{name}={value}" for name, value in path_of_code(os.environ).items()]
+    command = ["env", *here, sys.executable, "-P", "-m", "bench", "work", str(out), "--keys", str(out / KEYS)]
     if asked.checkpoint:
         command += ["--checkpoint", str(asked.checkpoint.resolve())]
     if asked.systems_file:

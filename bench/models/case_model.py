@@ -15,17 +15,21 @@ from bench.models.hugging_face import CONFIG_FILE, INDEX_FILE, read_config
 from harness.case import Case, Scalar
 from harness.reason import printable
 
-VARIABLE = "TTT_BENCH_CHECKPOINTS"  # a JSON object: NAME@DIGEST -> folder
+VARIABLE = "TTT_BENCH_CHECKPOINTS"  # a JSON object: NAME@DIGEST -> [folder, its files' states]
 DIGITS = 16  # of the digest, in a case
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder with config.json and safetensors files, and what its config.json says. name: NAME@DIGEST."""
+    """A folder with config.json and safetensors files, and what its config.json says.
+
+    name: NAME@DIGEST. states: of its files (`_states`) as they were digested.
+    """
 
     name: str
     folder: Path
     config: TTTConfig
+    states: str
 
     @property
     def system(self) -> str:
@@ -59,30 +63,46 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
     Every byte that `bench.models.checkpoint.load` may read is digested: seconds for some gigabytes.
     """
+    states = _states(folder)
     config = read_config(folder)
     digest = hashlib.sha256()
-    for file in (folder / CONFIG_FILE, folder / INDEX_FILE, *sorted(folder.glob("*.safetensors"))):
-        if file.exists():
-            digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-            with file.open("rb") as opened:
-                digest.update(hashlib.file_digest(opened, "sha256").digest())
+    for file in _files(folder):
+        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
     name = printable(folder.resolve().name)[:100]
-    return Checkpoint(f"{name}@{digest.hexdigest()[:DIGITS]}", folder.resolve(), config)
+    return Checkpoint(f"{name}@{digest.hexdigest()[:DIGITS]}", folder.resolve(), config, states)
+
+
+def _files(folder: Path) -> list[Path]:
+    every = (folder / CONFIG_FILE, folder / INDEX_FILE, *sorted(folder.glob("*.safetensors")))
+    return [file for file in every if file.is_file()]
+
+
+def _states(folder: Path) -> str:
+    """The sizes of the files and when they were written: others where a file was since, as by a training job."""
+    states = [(file.name, file.stat()) for file in _files(folder)]
+    return " ".join(f"{name}:{state.st_size}:{state.st_mtime_ns}" for name, state in states)
 
 
 def offer(checkpoint: Checkpoint) -> None:
     """Tell this process, and those that it starts, where a checkpoint lies."""
-    os.environ[VARIABLE] = json.dumps(_offered() | {checkpoint.name: str(checkpoint.folder)})
+    os.environ[VARIABLE] = json.dumps(_offered() | {checkpoint.name: [str(checkpoint.folder), checkpoint.states]})
 
 
 def checkpoint_folder(case: Case) -> Path | None:
-    """Where the checkpoint of a case lies, None for a case without; CheckpointError where nobody has said it."""
+    """Where the checkpoint of a case lies, None for a case without.
+
+    CheckpointError where nobody has said it, or its files are no longer those of the case's digest.
+    """
     name = str(case.option("checkpoint", ""))
     if not name:
         return None
-    folder = _offered().get(name)
-    if folder is None:
+    folder, states = _offered().get(name, ("", ""))
+    if not folder:
         raise CheckpointError(f"checkpoint {name}: say where it lies, --checkpoint DIR")
+    if _states(Path(folder)) != states:
+        raise CheckpointError(f"checkpoint {name}: its files were written since it was read; begin another run")
     return Path(folder)
 
 
@@ -111,5 +131,5 @@ def ttt_config_of(case: Case) -> TTTConfig:
     return config
 
 
-def _offered() -> dict[str, str]:
+def _offered() -> dict[str, tuple[str, str]]:
     return json.loads(os.environ.get(VARIABLE, "{}"))

@@ -133,7 +133,7 @@ def _opened(file: Path) -> Iterator[Any]:
     try:
         with safe_open(file, framework="pt") as opened:
             yield opened
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, UnicodeError) as error:
         raise CheckpointError(f"{file}: not a whole safetensors file ({error})") from None
 
 

@@ -9,7 +9,7 @@ them. Its blocks `ttt_linear` and `ttt_mlp` are the (M) backbone (`pre_conv`, `s
 """
 
 import json
-import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file; CheckpointError where there is none."""
     try:
         values = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not a readable JSON file ({error})") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{file}: holds {type(values).__name__}, must be a JSON object")
@@ -139,7 +139,7 @@ def _count(file: Path, key: str, value: Any) -> int:
 
 
 def _number(file: Path, key: str, value: Any) -> float:
-    if type(value) not in (int, float) or not 0 < value < math.inf:
+    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
         raise _refused(file, key, value, "must be a positive number")
     return float(value)
 

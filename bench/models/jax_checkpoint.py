@@ -7,6 +7,7 @@ the arrays' shapes, and epsilon and RoPE theta are those of all published config
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -58,15 +60,20 @@ def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
         raise CheckpointError(f"{folder}: is there already; name a new folder")
     weights = {}
     for path, array in read_arrays(file):
-        weights[renamed(path)] = turned(path, array)
+        name = renamed(path)
+        if name in weights:
+            raise CheckpointError(f"{file}: holds {'/'.join(path)} twice")
+        weights[name] = turned(path, array)
     values = config_of_weights(file, weights, base_lr)
     folder.mkdir(parents=True)
     try:
         (folder / CONFIG_FILE).write_text(json.dumps(values, indent=1) + "\n")
         save_file(weights, folder / WEIGHTS_FILE, {"format": "pt"})
         load(folder, "cpu", torch.bfloat16)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(folder)
+        if isinstance(error, SafetensorError):
+            raise CheckpointError(f"{folder}: cannot be written: {error}") from None
         raise
 
 
@@ -100,10 +107,13 @@ def _array(path: tuple[str, ...], value: Any) -> Tensor:
     if not isinstance(value, msgpack.ExtType) or value.code != ARRAY:
         raise CheckpointError(f"{'/'.join(path)}: is no array in one piece; arrays beyond 1 GiB are not read")
     shape, dtype, data = msgpack.unpackb(value.data, raw=True)
-    name = dtype.decode()
+    name = dtype.decode() if isinstance(dtype, bytes) else repr(dtype)
     if name not in DTYPES:
         raise CheckpointError(f"{'/'.join(path)}: has dtype {name}, must be one of {', '.join(DTYPES)}")
-    return torch.frombuffer(bytearray(data), dtype=DTYPES[name]).reshape(shape)
+    sizes = shape if isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape) else None
+    if sizes is None or not isinstance(data, bytes) or len(data) != math.prod(sizes) * DTYPES[name].itemsize:
+        raise CheckpointError(f"{'/'.join(path)}: its data is not an array of {name} of shape {shape}")
+    return torch.frombuffer(bytearray(data), dtype=DTYPES[name]).reshape(sizes) if data else torch.empty(sizes)
 
 
 def renamed(path: tuple[str, ...]) -> str:
@@ -119,9 +129,9 @@ def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
 
     RoPE pairs are interleaved in both codes: Q and K are not permuted.
     """
-    if path[-1] != "kernel" or array.ndim < 2:
+    if path[-1:] != ("kernel",) or array.ndim < 2:
         return array
-    if path[-2] == "learnable_ttt_lr":
+    if path[-2:-1] == ("learnable_ttt_lr",) and array.ndim == 3:
         return array.transpose(1, 2).contiguous()
     return array.permute(*reversed(range(array.ndim))).contiguous()
 

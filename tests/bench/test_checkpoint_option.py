@@ -182,7 +182,20 @@ def test_a_run_says_its_name_and_never_its_path(folder: Path, tmp_path: Path) ->
     texts = [path.read_text() for path in out.rglob("*") if path.is_file()]
     assert texts
     assert not any("secret" in text for text in texts)
-    assert json.loads(os.environ[VARIABLE]) == {read_checkpoint(folder).name: str(folder)}
+    found = read_checkpoint(folder)
+    assert json.loads(os.environ[VARIABLE]) == {found.name: [str(folder), found.states]}
+
+
+def test_a_checkpoint_that_is_written_during_a_run_is_no_longer_measured(folder: Path) -> None:
+    """As by a training job: its cases have the digest of what was there before."""
+    checkpoint = read_checkpoint(folder)
+    offer(checkpoint)
+    case = Case("ttt-mlp", "torch", "tiny", "forward", 1, 16, options=(("checkpoint", checkpoint.name),))
+    assert checkpoint_folder(case) == folder
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"ttt_base_lr": 2 * RATE}))
+    with pytest.raises(CheckpointError, match="its files were written since it was read"):
+        checkpoint_folder(case)
 
 
 def test_a_comparison_of_two_commits_says_no_path_either() -> None:

@@ -143,6 +143,10 @@ def test_bfloat16_and_a_rate_of_the_run_are_kept(tmp_path: Path) -> None:
             "model/ln_f/kernel",
         ),
         (lambda params: params.update({("model", "ln_f", "kernel"): packed(torch.ones(2), "int4")}), "dtype int4"),
+        (
+            lambda params: params.update({("model", "ln_f", "kernel"): packed(torch.ones(2), "bfloat16")}),
+            "not an array of bfloat16 of shape",
+        ),
     ],
 )
 def test_another_file_is_refused_by_what_is_wrong(change: Any, words: str, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_a_login_node_without_gpu_plans_and_submits(tmp_path: Path, commands: Pa
     assert "Slurm job 4711: 4 tasks for 6 jobs of 128 cases" in done.stdout
     assert "ttt-bench status out --cancel" in done.stdout
     script = (tmp_path / "out" / "slurm.sbatch").read_text()
-    assert f"{sys.executable} -m bench work out" in script
+    assert f"{sys.executable} -P -m bench work out" in script
     assert "#SBATCH --partition=gpu" in script
     assert {planned.case.dtype for job in Run.open(tmp_path / "out").jobs for planned in job.cases} == {"bfloat16"}
 
@@ -317,7 +317,7 @@ def test_tasks_run_what_was_asked_for_of_a_larger_run(tmp_path: Path, commands: 
     assert "1 task for 2 jobs of 4 cases" in submitted.stdout
     command = next(line for line in (tmp_path / "out" / "slurm.sbatch").read_text().splitlines() if " work " in line)
     task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
-    done = alone(*command.split()[3:], cwd=tmp_path, path=commands, **task)
+    done = alone(*command.split()[command.split().index("bench") + 1 :], cwd=tmp_path, path=commands, **task)
     assert done.returncode == 0, done.stderr
     assert {record.case.context for record in Run.open(tmp_path / "out").records()} == {16}
 

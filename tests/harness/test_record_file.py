@@ -85,6 +85,18 @@ def test_torn_line_ended_by_a_newline_is_cut(file: RecordFile) -> None:
     assert [r.case.batch for r in file.read()] == [2, 3]
 
 
+@pytest.mark.parametrize("between", [b"", b"\r"])
+def test_whole_records_on_one_line_are_not_taken_for_a_torn_one(file: RecordFile, between: bytes) -> None:
+    """As a merge or an editor may leave them: nothing that is there may be lost."""
+    file.append(ok_record())
+    file.path.write_bytes(file.path.read_bytes().strip() + between + file.path.read_bytes().strip())
+    before = file.path.read_bytes()
+    for use in (file.read, lambda: file.append(ok_record())):
+        with pytest.raises(RecordError, match=r"records\.jsonl, (line 1|last line): is not JSON"):
+            use()
+    assert file.path.read_bytes() == before
+
+
 def test_long_torn_line_is_cut(file: RecordFile) -> None:
     file.append(ok_record())
     with file.path.open("ab") as raw:

@@ -1,6 +1,7 @@
 """Tasks that share a run: claims, what is asked of Slurm, and a real Slurm of two nodes whose parts are killed."""
 
 import os
+import socket
 import subprocess
 import threading
 import time
@@ -81,6 +82,16 @@ def test_a_task_may_ask_again_for_its_own_job_and_holds_none_that_it_finished(fo
     assert claims.holders(folder) == [TASK]
     claimed.finish("a")
     assert claims.holders(folder) == []
+
+
+def test_two_processes_of_one_allocation_do_not_take_a_job_from_each_other(folder: Path) -> None:
+    other = replace(TASK, host="n2", process=99)
+    assert Claims(folder, "77").take("a", TASK)
+    assert not Claims(folder, "77").take("a", other)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert Claims(folder, "77").take("b", replace(TASK, host=socket.gethostname(), process=ended.pid))
+    assert Claims(folder, "77").take("b", TASK)
 
 
 def test_of_many_that_claim_at_once_one_gets_the_job(folder: Path) -> None:
@@ -285,7 +296,7 @@ def test_what_sbatch_refuses_is_said(squeue: Path) -> None:
     fake_command(squeue, "sbatch", "echo welcome")
     with pytest.raises(slurm.SlurmError, match="sbatch answered 'welcome', which is no id"):
         slurm.submit("x")
-    fake_command(squeue, "sbatch", 'echo "123;cluster"')
+    fake_command(squeue, "sbatch", 'echo Welcome; echo "123;cluster"')
     assert slurm.submit("x") == "123"
 
 

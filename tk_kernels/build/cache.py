@@ -144,9 +144,9 @@ def _builds() -> Path:
 
 def _built_at(folder: Path, wanted: Mapping[str, str | None]) -> float:
     """When a build of what is wanted was made, in seconds since 1970; 0 for another build, or a damaged one."""
-    if not ((folder / LIBRARY).is_file() and (folder / LOG).is_file()):
-        return 0
     try:
+        if not ((folder / LIBRARY).stat().st_size and (folder / LOG).is_file()):  # empty after a loss of power
+            return 0
         note = json.loads((folder / NOTE).read_text())
         made_of, built_at = note["ingredients"], float(note["built_at"])
         matches = all(value is None or made_of.get(field) == value for field, value in wanted.items())

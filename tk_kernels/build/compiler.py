@@ -65,7 +65,7 @@ def compiler_version(nvcc: Path | None) -> str | None:
     if nvcc is None:
         return None
     with os_errors("nvcc cannot be run"):
-        answer = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=False)
+        answer = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, errors="replace", check=False)
     match = re.search(r"release (.+)", answer.stdout)
     return match.group(1).strip() if match else "unknown"
 
@@ -89,7 +89,7 @@ def run_nvcc(source: Path, include: Path, library: Path, flags: tuple[str, ...])
         "-o",
         str(library),
     ]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    answer = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     return answer.returncode, " ".join(command) + "\n" + answer.stdout + answer.stderr
 
 
@@ -128,4 +128,7 @@ def demangle(name: str) -> str:
     tool = shutil.which("c++filt")
     if tool is None:
         return name
-    return subprocess.run([tool, name], capture_output=True, text=True, check=False).stdout.strip() or name
+    return (
+        subprocess.run([tool, name], capture_output=True, text=True, errors="replace", check=False).stdout.strip()
+        or name
+    )

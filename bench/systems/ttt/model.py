@@ -73,6 +73,7 @@ def model_of(case: Case, **options: Any) -> TTTModel:
         return TTTModel.from_seed(ttt_config_of(case), 0, device(), dtype, **options)
     try:
         model = load(folder, device(), dtype, **options)
+        checkpoint_folder(case)  # its files are still those of the case
     except CheckpointError as error:  # it becomes the reason of a record, which is published
         raise CheckpointError(str(error).replace(str(folder), folder.name)) from None
     assert isinstance(model, TTTModel)
