@@ -11,6 +11,7 @@ from harness.files import refusing, write_atomically
 from harness.record import Record, RecordError
 from harness.run import Run
 from harness.run_file import FILE
+from reports.page.part import is_of, part_of
 
 _PAGE_STARTS = (b"<!doctype html", b"<html")
 
@@ -29,10 +30,12 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
     run = Run.open(run_folder)
     refuse_what_is_no_page(out, run_folder)
     records, profiles = _records(run), run.profiles().values()
-    kept, missing = of_systems(records, systems), [case for case in run.missing(records) if _is_of(case, systems)]
+    kept, unrun = of_systems(records, systems), run.missing(records)
+    missing = [case for case in unrun if is_of(case, systems)]
+    part = part_of([*(record.case for record in records), *unrun], systems, run.catalogue)
     table = frame(kept, run.catalogue, common_ceilings(records, profiles))
-    profiled = section(records, profiles, run.catalogue, partial(_is_of, systems=systems))
-    page = render(kept, run.catalogue, title, profiled, table=table, missing=missing)
+    profiled = section(records, profiles, run.catalogue, partial(is_of, systems=systems))
+    page = render(kept, run.catalogue, title, profiled, table=table, missing=missing, part=part)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
 
@@ -66,14 +69,10 @@ def _records(run: Run) -> list[Record]:
 def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record]:
     """The records of these systems, each NAME or NAME/BACKEND; all for none. RecordError where one has no records."""
     for system in systems:
-        if not any(_is_of(record.case, [system]) for record in records):
+        if not any(is_of(record.case, [system]) for record in records):
             there = ", ".join(dict.fromkeys(record.case.system_backend for record in records))
             raise RecordError(f"--systems {system}: no records; there are those of {there}")
-    return [record for record in records if _is_of(record.case, systems)]
-
-
-def _is_of(case: Case, systems: Sequence[str]) -> bool:
-    return not systems or case.system in systems or case.system_backend in systems
+    return [record for record in records if is_of(record.case, systems)]
 
 
 def refuse_what_is_no_page(out: Path, run_folder: Path) -> None:

@@ -1,5 +1,6 @@
 """How a value of an axis is said: 2048 as `2k`, a setting in its phrase."""
 
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
@@ -17,3 +18,8 @@ def said_x(value: float) -> str:
 def said_setting(axis: AxisEntry, value: Any) -> str:
     """A value of an axis as captions say it: `context 2k`."""
     return axis.phrase.replace("{}", said_x(int(value)) if isinstance(value, Integral) else str(value))
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

@@ -5,18 +5,20 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pandas as pd
 
+from harness.reason import counted
 from reports.commits import short_commit
 from reports.page.figures import days
+from reports.page.part import Part
 from reports.stats import case_statuses
 
 _SPECIAL = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
 _SPECIAL["^"] = r"\textasciicircum{}"
 
 
-def citation(title: str, table: pd.DataFrame, missing: int = 0) -> str:
+def citation(title: str, table: pd.DataFrame, missing: int = 0, part: Part | None = None) -> str:
     """A BibTeX entry of the run in `table` (of `stats.frame`): project, version, commit, device and date.
 
-    missing: how many planned cases have no record.
+    missing: how many planned cases have no record. part: which of the run's systems are in it, where not all are.
     """
     when = days(table["started_at"])
     devices = [device for device in table["device"].unique() if device]
@@ -27,6 +29,7 @@ def citation(title: str, table: pd.DataFrame, missing: int = 0) -> str:
         when,
         f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}" if commits else "",
         f"{statuses['ok']} of {statuses.total() + missing} cases",
+        f"only {part.names}: the run has {counted(part.others, 'other case')}" if part else "",
     ]
     fields = {
         "title": f"{{{_escaped(title)}}}: a run of ttt-bench",
@@ -35,7 +38,7 @@ def citation(title: str, table: pd.DataFrame, missing: int = 0) -> str:
         "version": _version(),
         "note": _escaped(", ".join(filter(None, said))),
     }
-    key = "-".join(filter(None, ["ttt-bench", re.sub(r"\W+", "-", when[:10]), *commits[:1]]))
+    key = "-".join(filter(None, ["ttt-bench", re.sub(r"\W+", "-", when[:10]), *commits[:1], part.key if part else ""]))
     lines = ",\n".join(f"  {name:<7} = {{{value}}}" for name, value in fields.items() if value)
     return f"@misc{{{re.sub(r'[^A-Za-z0-9-]', '', key)},\n{lines}\n}}"
 

@@ -13,7 +13,7 @@ from harness.reason import counted, rounded, span
 from reports.fairness import MODEL_COLUMNS, MODEL_OPTIONS
 from reports.page.figures import Figure
 from reports.page.ranking import BESIDE, DOUBTS, LEVEL, Standing, View, standings
-from reports.spoken import said_setting, said_x
+from reports.spoken import listed, said_setting, said_x
 from reports.stats import (
     CACHE_FULL,
     HOT,
@@ -34,20 +34,22 @@ def headline(
     figures: Sequence[Figure],
     missing: Sequence[Case] = (),
     uneven: Mapping[tuple[Any, ...], str] | None = None,
+    is_part: bool = False,
 ) -> list[str]:
     """Up to six sentences on the figures that answer the run's question; on the first two where none does.
 
-    missing: the planned cases without a record. uneven: as `fairness.uneven` says it.
+    missing: the planned cases without a record. uneven: as `fairness.uneven` says it. is_part: the table has not all
+    systems of its run.
     """
     answering = [figure for figure in figures if figure.headline] or figures[:2]
-    views = [View(table, catalogue, figure, uneven or {}) for figure in answering]
+    views = [View(table, catalogue, figure, uneven or {}, is_part) for figure in answering]
     curves = [each for each in views if not each.figure.best]
     sentences = [
         *map(_winners, curves[:2]),
         " ".join(filter(None, map(_claims, curves))),
         " ".join(filter(None, (_best(each) for each in views if each.figure.best))),
         _unfit(views),
-        _lost(table, len(missing)),
+        _lost(table, len(missing), is_part),
     ]
     return [sentence for sentence in sentences if sentence]
 
@@ -99,7 +101,7 @@ def _parts(view: View) -> str:
         return ""
     least = min(sums, key=lambda x: sums[x])
     labels = view.labels(parts)
-    each = _listed([f"{labels[line.name]} {rounded(found[least])}" for line, found in zip(parts, of, strict=True)])
+    each = listed([f"{labels[line.name]} {rounded(found[least])}" for line, found in zip(parts, of, strict=True)])
     at = view.at(said_x(least))
     return f"{view.figure.title}: together they take least at {at}, {rounded(sums[least])} {view.unit} ({each})."
 
@@ -125,7 +127,7 @@ def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogu
     ]
     total = case_statuses(table).total() + len(missing)
     have = "has" if len(missing) == 1 else "have"
-    return f"Unfinished: {len(missing)} of the {total} planned cases {have} no record, {_listed(who)}."
+    return f"Unfinished: {len(missing)} of the {total} planned cases {have} no record, {listed(who)}."
 
 
 def _winners(view: View) -> str:
@@ -157,13 +159,13 @@ def _costs(view: View) -> str:
         pairs = [(point, beside[point.x]) for point in view.points(line) if point.x in beside]
         if not settings or not pairs or any(point.off or other.off or point.disturbed for point, other in pairs):
             continue
-        said = _listed([said_setting(view.catalogue.axis(name), value) for name, value in settings])
+        said = listed([said_setting(view.catalogue.axis(name), value) for name, value in settings])
         times = [point.value / other.value for point, other in pairs]
         words = _times_words(times if view.lower_is_better else [1 / each for each in times])
         xs = [point.x for point, _ in pairs]
         at = "" if xs == sorted(beside) else f" at {_places(xs, sorted(beside))}"
         found.setdefault(said, []).append(f"{labels[base.name]} takes {words}{at}")
-    return " ".join(f"For {said}, {_listed(own)}." for said, own in found.items())
+    return " ".join(f"For {said}, {listed(own)}." for said, own in found.items())
 
 
 def _times_words(times: Sequence[float]) -> str:
@@ -175,7 +177,8 @@ def _times_words(times: Sequence[float]) -> str:
 
 def _opening(view: View) -> str:
     """What a sentence begins with: the figure's title, and what the compared lines have and others have not."""
-    return f"{view.figure.title}: for {_listed(view.held)}," if view.held else f"{view.figure.title}:"
+    title = f"{view.figure.title}, of the systems shown:" if view.is_part else f"{view.figure.title}:"
+    return f"{title} for {listed(view.held)}," if view.held else title
 
 
 def _spans(found: list[Standing], view: View) -> Iterator[list[Standing]]:
@@ -187,14 +190,14 @@ def _who(standing: Standing, view: View) -> str:
     if len(standing.level) == 1:
         least = "has the least" if view.lower_is_better else "has the most"
         return f"{standing.level[0]} {'is fastest' if view.is_speed else least}"
-    return f"{_listed(standing.level)} are {standing.tie}"
+    return f"{listed(standing.level)} are {standing.tie}"
 
 
 def _span_words(who: str, xs: list[float], view: View) -> str:
     """`every`, `up to` and `from ... on` are of all x tried; where one between these is missing, each is said."""
     tried = view.tried
     if len(xs) == 1 or not _are_neighbours(xs, tried):
-        return who if xs == tried else f"{who} at {_listed([said_x(x) for x in xs])}"
+        return who if xs == tried else f"{who} at {listed([said_x(x) for x in xs])}"
     if xs == tried:
         axis = view.at("").strip() or view.figure.x
         return f"{who} at every {axis} tried ({said_x(xs[0])} to {said_x(xs[-1])})"
@@ -251,10 +254,10 @@ def _judged(view: View, claim: PaperClaim) -> str:
     whole = len(told) > 1 and told == due and claim.at_least in (0, due[0])
     met = "is exceeded here" if claim.margin and min(faster.values()) > 1 + claim.margin else "holds here"
     met += "" if whole else f" at {_places(told, due)}"
-    verdict = f"does not hold here at {_listed(missed)}" if missed else met
+    verdict = f"does not hold here at {listed(missed)}" if missed else met
     verdict += f" and{doubt}" if doubt else ""
     doubtful = [said_x(x) for x in told if own[x].off or other[x].off]
-    caveat = f" (at {_listed(doubtful)} by a point that is marked as doubtful)" if doubtful else ""
+    caveat = f" (at {listed(doubtful)} by a point that is marked as doubtful)" if doubtful else ""
     return f"{said} {verdict}: {names[0]} is {range_said} times as fast as {names[1]}{caveat}."
 
 
@@ -303,13 +306,13 @@ def _kept_words(view: View, rows: pd.DataFrame, kept: pd.Series) -> str:
     said, between = view.at(_places(xs, every)), [each for each in untried if xs[0] < each < xs[-1]]
     if untried and len(xs) + len(untried) == len(every):
         return f"{said}, the others not tried"
-    return f"{said}, with {_listed([said_x(each) for each in between])} not tried" if between else said
+    return f"{said}, with {listed([said_x(each) for each in between])} not tried" if between else said
 
 
 def _by_where(found: dict[str, dict[str, list[str]]]) -> str:
     """Who is where in the first two figures; how many more figures there are."""
     said = [
-        f"{', '.join(f'{_listed(who)} {where}' for where, who in places.items())} ({title})"
+        f"{', '.join(f'{listed(who)} {where}' for where, who in places.items())} ({title})"
         for title, places in found.items()
     ]
     more = (
@@ -318,15 +321,15 @@ def _by_where(found: dict[str, dict[str, list[str]]]) -> str:
     return "; ".join([*said[:2], *more])
 
 
-def _lost(table: pd.DataFrame, missing: int) -> str:
+def _lost(table: pd.DataFrame, missing: int, is_part: bool) -> str:
     statuses = case_statuses(table)
     counts = {status: count for status, count in statuses.items() if status != "ok"}
     counts |= {"without a record": missing} if missing else {}
-    cases = statuses.total() + missing
+    cases = f"{statuses.total() + missing} cases{' shown' if is_part else ''}"
     if not counts:
-        return f"Every one of the {cases} cases has a result."
+        return f"Every one of the {cases} has a result."
     said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    return f"{sum(counts.values())} of {cases} cases have no result ({said})."
+    return f"{sum(counts.values())} of {cases} have no result ({said})."
 
 
 def _caveat(view: View, xs: Sequence[float]) -> str:
@@ -355,7 +358,7 @@ def _uneven(view: View, rows: pd.DataFrame) -> Iterator[str]:
             whose.setdefault(words, {})[view.catalogue.system_label(row["system"])] = None
     for words, found in whose.items():
         labels = list(found)
-        yield f"{words}: {_listed(labels) if len(labels) <= 3 else f'{len(labels)} systems'}"
+        yield f"{words}: {listed(labels) if len(labels) <= 3 else f'{len(labels)} systems'}"
 
 
 def _absent(view: View, xs: Sequence[float]) -> list[str]:
@@ -366,7 +369,7 @@ def _absent(view: View, xs: Sequence[float]) -> list[str]:
         gone = [x for x in xs if x not in own]
         if gone or not own:
             found.setdefault(_gone_words(gone, xs) if own else "", []).append(labels[line.name])
-    named = {where: _listed(who) if len(who) <= 3 else f"{len(who)} lines" for where, who in found.items()}
+    named = {where: listed(who) if len(who) <= 3 else f"{len(who)} lines" for where, who in found.items()}
     return [f"{who} {'has' if len(found[where]) == 1 else 'have'} no result{where}" for where, who in named.items()]
 
 
@@ -378,12 +381,8 @@ def _gone_words(gone: Sequence[float], xs: Sequence[float]) -> str:
 def _places(xs: Sequence[float], among: Sequence[float]) -> str:
     """These of the x in words: their span where no other lies between them, else each."""
     said = [said_x(x) for x in xs]
-    return span(said[0], said[-1]) if _are_neighbours(xs, among) else _listed(said)
+    return span(said[0], said[-1]) if _are_neighbours(xs, among) else listed(said)
 
 
 def _are_neighbours(xs: Sequence[float], among: Sequence[float]) -> bool:
     return list(xs) == [x for x in among if xs[0] <= x <= xs[-1]]
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from harness.case import Case
 from harness.catalogue import Catalogue
+from harness.reason import counted
 from harness.record import Record
 from reports.backend_settings import backend_settings
 from reports.commits import short_commit
@@ -24,6 +25,7 @@ from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_
 from reports.page.figures import Figure, days, ends, figures, undrawn
 from reports.page.headline import described, doubts, headline, small_models, unfinished
 from reports.page.lines import system_looks
+from reports.page.part import Part
 from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
 from reports.profiles.section import style as profile_style
@@ -78,12 +80,14 @@ def render(
     around: Around | None = None,
     table: pd.DataFrame | None = None,
     missing: Sequence[Case] = (),
+    part: Part | None = None,
 ) -> str:
     """The page of `records` as HTML; everything it needs is in it, and its policy forbids all else.
 
     profiled: the section on the run's profiles, where it has any. around: of a page that is part of a site, which
     takes Plotly from there and offers the site's downloads instead of its own. table: `stats.frame` of the records,
-    where it is at hand. missing: the planned cases without a record.
+    where it is at hand. missing: the planned cases without a record. part: which of the run's systems these are,
+    where they are not all.
     """
     table = frame(records, catalogue) if table is None else table
     lost = failures(table, missing, catalogue)
@@ -94,21 +98,22 @@ def render(
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
     loader, plotly = source(PACKAGE, "load.js"), None if around else plotly_source()
     models = fairness(records, catalogue)
-    found = headline(table, catalogue, drawn, missing, uneven(models)) if timed else [UNTIMED]
+    found = headline(table, catalogue, drawn, missing, uneven(models), is_part=part is not None) if timed else [UNTIMED]
     return _template().render(
         label=LABELS.get,
         system_label=catalogue.system_label,
         backend_label=catalogue.backend_label,
         title=title or TITLE,
-        meta=_meta(table, len(missing)),
+        meta=_meta(table, len(missing), part),
         notices=[
+            part.notice if part else "",
             unfinished(table, missing, catalogue),
             small_models(table, (str(record.environment.get("device_kind")) for record in records)),
         ],
         findings=[*found[:1], *unequal(models, catalogue), *found[1:], *(undrawn(table, catalogue) if timed else ())],
         descriptions=[described(table, catalogue, figure) for figure in drawn],
-        citation=citation(title or TITLE, table, len(missing)),
-        facts=_facts(table, len(missing)),
+        citation=citation(title or TITLE, table, len(missing), part),
+        facts=_facts(table, len(missing), part),
         suites=_by_suite(drawn),
         systems=[system for system in system_looks(table, catalogue) if any(_has(system, figure) for figure in drawn)],
         filters=_filters(table),
@@ -192,7 +197,7 @@ def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]
     return list(suites.items())
 
 
-def _facts(table: pd.DataFrame, missing: int) -> list[Fact]:
+def _facts(table: pd.DataFrame, missing: int, part: Part | None) -> list[Fact]:
     counts = case_statuses(table) + Counter({MISSING: missing})
     ok, cases = counts["ok"], counts.total()
     del counts["ok"]
@@ -202,13 +207,13 @@ def _facts(table: pd.DataFrame, missing: int) -> list[Fact]:
         Fact("Device", " · ".join(device for device in table["device"].unique() if device) or "not recorded"),
         Fact("Commit", _commits(table)),
         Fact("Measured", _dates(table)),
-        Fact("Cases", f"{ok} {_done(table)}", f"of {cases}"),
+        Fact("Cases", f"{ok} {_done(table)}", f"of {cases}{f' shown, beside {part.others} others' if part else ''}"),
         Fact("Without a result", str(cases - ok), lost),
         Fact("Samples", f"{samples:,}", f"of which {throttled:,} while the device was throttled" if throttled else ""),
     ]
 
 
-def _meta(table: pd.DataFrame, missing: int) -> str:
+def _meta(table: pd.DataFrame, missing: int, part: Part | None) -> str:
     """The run in a line: where, when, by which commit, how much."""
     statuses = case_statuses(table)
     devices = " and ".join(device for device in table["device"].unique() if device) or "device not recorded"
@@ -216,6 +221,7 @@ def _meta(table: pd.DataFrame, missing: int) -> str:
     by = f"{commits} commits" if commits > 1 else f"commit {_commits(table)}"
     count = f"{statuses['ok']} of {statuses.total() + missing} cases {_done(table)}"
     unrun = [f"{missing} without a record"] if missing else []
+    unrun += [f"{counted(part.others, 'other case')} not shown"] if part else []
     return " · ".join([devices, _dates(table), by, count, *unrun, *doubts(table)])
 
 

@@ -98,6 +98,7 @@ class View:
     catalogue: Catalogue
     figure: Figure
     uneven: Mapping[tuple[Any, ...], str] = field(default_factory=dict)  # as `fairness.uneven`
+    is_part: bool = False  # the run has other systems, which are not in the table
 
     @property
     def unit(self) -> str:

@@ -153,6 +153,29 @@ def test_a_run_that_ended_early_says_which_cases_are_missing(tmp_path):
     assert "without a record" not in (tmp_path / "page.html").read_text("utf-8")
 
 
+def test_a_page_of_some_systems_says_that_it_is_a_part(tmp_path):
+    systems = {"ttt-linear": "triton-dual", "mamba": "mamba-ssm", "transformer": "sdpa-cudnn"}
+    records = [
+        synthetic.ok(Case(*system, "1.3b", "forward", 16, 2048), ms)
+        for system, ms in zip(systems.items(), (3.0, 9.0, 1.0), strict=True)
+    ]
+    run, pages = synthetic.of_suite("fig15-forward", *records).run(tmp_path / "run"), []
+    for shown in ([], ["ttt-linear/triton-dual", "mamba"], ["mamba", "ttt-linear", "transformer"]):
+        write_report(run, tmp_path / "page.html", systems=shown)
+        pages.append((tmp_path / "page.html").read_text("utf-8"))
+    whole, part, all_named = pages
+    notice = '<p class="notice">Only TTT-Linear on Triton dual and Mamba are shown; the run has 1 other case.</p>'
+    assert notice in part
+    assert "Forward latency per token, of the systems shown: TTT-Linear is fastest" in part
+    assert "2 of 2 cases measured · 1 other case not shown" in part
+    assert "Every one of the 2 cases shown has a result." in part
+    assert "2 of 2 cases, only TTT-Linear on Triton dual and Mamba: the run has 1 other case" in part
+    keys = [re.search(r"@misc{([^,]*),", page)[1] for page in pages]
+    assert keys[1] == f"{keys[0]}-ttt-linear-triton-dual-mamba"
+    assert keys[2] == keys[0]
+    assert not any(words in page for page in (whole, all_named) for words in ("shown;", "systems shown", "other case"))
+
+
 def test_a_case_has_one_floor_whichever_systems_are_selected(tmp_path):
     """The ceilings are those of the run: the fastest product may be of a system that is not selected."""
     cases = [Case(system, "torch", "1.3b", "forward", 16, 2048) for system in ("ttt-linear", "mamba")]
