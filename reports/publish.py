@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from harness.case import Case
 from harness.files import refusing, write_atomically
 from harness.record import Record, RecordError
 from harness.run import Run

@@ -3,9 +3,9 @@
 A line refers to the rows of `stats.frame` by number.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle
+from itertools import count, cycle
 from typing import Any
 
 import pandas as pd
@@ -15,7 +15,6 @@ from reports.commits import short_commit
 from reports.spoken import said_setting
 from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns
 
-OWN_LOOKS = 4  # where a figure's own looks begin: behind those of the paper's four systems on the same page
 FLOOR = "floor_ms"
 BETWEEN = " · "  # the parts of a line's name
 _FLOOR_DASHES = ("dot", "dashdot")
@@ -80,6 +79,7 @@ class Looks:
     def __init__(self, table: pd.DataFrame, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
         self.systems = system_looks(table, catalogue)
+        self.drawn = set(table["system"])
         self.order = {name: number for number, name in enumerate(self.systems)}
         backends = [entry.name for entry in catalogue.backends]
         backends += sorted(set(table["backend"]) - set(backends))
@@ -102,6 +102,19 @@ class Looks:
             look = replace(self.systems[system], dash=dashes.get(backend, DASHES[0]))
             found[system, backend] = _free(look, beside)
         return found
+
+    def of_no_other(self, system: str) -> Iterator[Look]:
+        """Looks for the lines of a figure of one system, without end, in colours and markers of no other on the page.
+
+        First those that no system has, and the system's own look late.
+        """
+        looks = [look for name, look in self.systems.items() if name in self.drawn]
+        own = self.systems[system]
+        tones = [*(tone for tone in range(TONES) if tone not in {look.tone for look in looks}), own.tone]
+        markers = [*(each for each in MARKERS if each not in {look.marker for look in looks}), own.marker]
+        for number in count():
+            turn = number // len(tones)
+            yield Look(tones[number % len(tones)], markers[(number + turn) % len(markers)])
 
     def said(self, column: str, value: Any, phase: str = "") -> str:
         """A setting in the words of a legend or caption, in a figure of a phase; "" for one that was not set."""
@@ -188,8 +201,7 @@ class Panel:
         if column == "system":
             return {}
         found = sorted(self.rows[column].unique(), key=lambda value: (self.looks.backends.get(value, 0), value))
-        looks = enumerate(found, OWN_LOOKS)
-        return {value: Look(n % TONES, MARKERS[n % len(MARKERS)]) for n, value in looks}
+        return dict(zip(found, self.looks.of_no_other(self.rows["system"].iloc[0]), strict=False))
 
     def _line(
         self, values: dict[str, Any], telling: dict[str, set[str]], rows: list[int], look: Look, backend_label: str

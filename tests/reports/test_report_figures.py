@@ -11,6 +11,7 @@ from harness.case import Case
 from harness.catalogue import AxisEntry, Catalogue, FigureEntry, MetricEntry, SuiteEntry
 from reports.page.figures import _either, figures, undrawn
 from reports.page.html import render
+from reports.page.lines import system_looks
 from reports.stats import frame
 
 PAPER = synthetic.paper()
@@ -463,6 +464,27 @@ def test_in_a_figure_of_one_system_the_colour_says_the_precision_or_the_backend(
     assert len(by_state) == len({tone for _, tone, _ in by_state}) == 2
     lines = [line for line in FIGURES["kernel-forward-16-ttt-mlp"].lines if not line.y]
     assert len({line.tone for line in lines}) == len({line.marker for line in lines}) == 2
+
+
+@pytest.mark.parametrize("system", ["ttt-linear", "transformer"])
+def test_lines_of_a_figure_of_one_system_look_like_no_other_system(system):
+    """Whichever systems are on the page: with seven of them one colour is free, and no marker."""
+    names = ["ttt-linear", "ttt-mlp", "transformer", "mamba", "mamba2", "gated-deltanet", "rwkv7"]
+    for others in (names[:4], names[:6], names):
+        records = [synthetic.ok(case(system=name), 1.0) for name in others]
+        layers = [
+            synthetic.ok(case(system=system, backend=backend, options=(("scope", "layer"),)), 1.0)
+            for backend in ("torch", "thunderkittens", "triton-dual", "fla")
+        ]
+        made = synthetic.of_suite("kernel-forward", *layers)
+        table = frame([*records, *layers], made.catalogue)
+        figure = next(each for each in figures(table, made.catalogue) if each.id.endswith(f"-{system}"))
+        looks = system_looks(table, made.catalogue)
+        taken = [looks[name] for name in others if name != system]
+        assert not {line.tone for line in figure.lines} & {look.tone for look in taken}
+        assert not {line.marker for line in figure.lines} & {look.marker for look in taken}
+        found = {(line.tone, line.marker, line.dash, line.hollow) for line in figure.lines}
+        assert len(found) == len(figure.lines) == 4
 
 
 def test_what_a_table_answers_has_no_figure():
