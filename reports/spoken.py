@@ -1,10 +1,14 @@
 """How a value of an axis is said: 2048 as `2k`, a setting in its phrase."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
-from harness.catalogue import AxisEntry
+import pandas as pd
+
+from harness.case import Case
+from harness.catalogue import AxisEntry, Catalogue
 
 
 def said_x(value: float) -> str:
@@ -23,3 +27,27 @@ def said_setting(axis: AxisEntry, value: Any) -> str:
 def listed(words: Sequence[str]) -> str:
     """`a, b and c`."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def share_of(number: int, whole: int, thing: str) -> str:
+    """`3 of the 12 points`, `all 12 points`, `the only point`; thing: one of them, such as `point`."""
+    if whole == 1:
+        return f"the only {thing}"
+    return f"all {whole:,} {thing}s" if number == whole else f"{number:,} of the {whole:,} {thing}s"
+
+
+def counts_of_missing(
+    missing: Iterable[Case], rows: pd.DataFrame, catalogue: Catalogue
+) -> dict[tuple[str, str], tuple[str, int]]:
+    """Of each (system, backend) of the cases without a record its name and how many they are.
+
+    The backend is named where the system has several, in `rows` of `stats.frame` and these cases together.
+    """
+    counts = Counter((case.system, case.backend) for case in missing)
+    pairs = set(counts) | set(zip(rows["system"], rows["backend"], strict=True))
+    several = {system for system, number in Counter(system for system, _ in pairs).items() if number > 1}
+    found = {}
+    for (system, backend), number in counts.items():
+        on = f" on {catalogue.backend_label(backend)}" if system in several else ""
+        found[system, backend] = f"{catalogue.system_label(system)}{on}", number
+    return found

@@ -4,7 +4,6 @@ A figure refers to the rows of `stats.frame` by number; the page draws it (`figu
 copy of the numbers serves figures, tables and downloads.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -18,6 +17,7 @@ from harness.interval import FEWEST
 from harness.reason import counted, span
 from reports.commits import short_commit
 from reports.page.lines import Line, Looks, Panel, forms_of, sortable
+from reports.spoken import counts_of_missing, share_of
 from reports.stats import (
     AMOUNTS,
     CASE_COLUMNS,
@@ -240,7 +240,8 @@ class _Drawn:
         return "; ".join([sentence[0].upper() + sentence[1:], *self._remarks(lines)]) + "."
 
     def _remarks(self, lines: list[Line]) -> Iterator[str]:
-        points = [point for line in lines if not line.y for point in _points(line)]
+        shown, under_more = self._at_first(lines)
+        points = [point for line in shown for point in _points(line)]
         rows = self.panel.rows.loc[sorted({row for point in points for row in point})]
         measured = rows[(rows["status"] == "ok") & (rows["samples"] > 0)]
         is_amount = self.panel.entry.y in AMOUNTS
@@ -263,17 +264,16 @@ class _Drawn:
         throttled, timed = {*measured.index[measured["throttled"] > 0]}, {*measured.index}
         devices, ratios = rows["device_id"], [each for each in points if len(each) > 1 and timed.issuperset(each)]
         if mixed := sum(devices[list(point)].nunique() > 1 for point in ratios):
-            each = f"{mixed} of the {counted(len(ratios), 'ratio')}"
-            yield f"{each} {'divides' if mixed == 1 else 'divide'} times of two GPUs"
+            yield f"{share_of(mixed, len(ratios), 'ratio')} {'divides' if mixed == 1 else 'divide'} times of two GPUs"
         if states := self._states():
             yield states
         if not is_amount and (count := sum(not throttled.isdisjoint(point) for point in points)):
             results = sum(timed.issuperset(point) for point in points)
-            yield f"at {count} of the {results} points with a result the GPU was throttled, at its power cap or beyond"
+            at = share_of(count, results, "point")
+            yield f"at {at} with a result the GPU was throttled, at its power cap or beyond"
         if self.missing:
-            label = self.panel.looks.catalogue.system_label
-            whose = Counter(label(case.system) for case in self.missing)
-            said = ", ".join(f"{count} of {system}" for system, count in whose.items())
+            whose = counts_of_missing(self.missing, self.panel.rows, self.panel.looks.catalogue)
+            said = ", ".join(f"{count} of {name}" for name, count in whose.values())
             yield f"{counted(len(self.missing), 'case')} without a record yet: {said}"
         if NOTES in rows:
             has_result, noted = (
@@ -281,7 +281,24 @@ class _Drawn:
             )
             drawn = {point for point in points if has_result.issuperset(point)}
             if count := sum(not noted.isdisjoint(point) for point in drawn):
-                yield f"the table has notes on {count} of the points"
+                noted_share = share_of(count, len(drawn), "point")
+                yield f"there are notes on {noted_share} with a result (column Notes of Numbers)"
+        if under_more:
+            count = sum(map(self._results, under_more))
+            yield f"under More: {counted(len(under_more), 'line')} with {counted(count, 'other point')} with a result"
+
+    def _at_first(self, lines: list[Line]) -> tuple[list[Line], list[Line]]:
+        """The lines that the page shows when it opens, and those with a result that it keeps under More; no floors."""
+        drawn = [line for line in lines if not line.y]
+        others = [line for line in drawn if not line.primary and self._results(line)]
+        if not any(line.primary and self._results(line) for line in drawn):
+            return drawn, []
+        return [line for line in drawn if line.primary], others
+
+    def _results(self, line: Line) -> int:
+        """How many points of a line have a result."""
+        rows = self.panel.rows.loc[line.rows]
+        return int(((rows["status"] == "ok") & rows[self.panel.entry.y].notna()).sum())
 
     def _states(self) -> str:
         """Whose states are kept in which precision, where systems differ and the names of lines do not say it.

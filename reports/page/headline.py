@@ -1,6 +1,5 @@
 """What did the run find? A few sentences, each computed from the records."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -13,7 +12,7 @@ from harness.reason import counted, rounded, span
 from reports.fairness import MODEL_COLUMNS, MODEL_OPTIONS
 from reports.page.figures import Figure
 from reports.page.ranking import BESIDE, DOUBTS, LEVEL, Standing, View, standings
-from reports.spoken import listed, said_setting, said_x
+from reports.spoken import counts_of_missing, listed, said_setting, said_x, share_of
 from reports.stats import (
     CACHE_FULL,
     HOT,
@@ -119,15 +118,15 @@ def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogu
     """What the reader of a run that ended early, or still goes on, must know first; "" for a whole one."""
     if not missing:
         return ""
-    counts = Counter(case.system for case in missing)
-    measured = set(table["system"])
-    who = [
-        f"{'all ' if system not in measured else ''}{count} of {catalogue.system_label(system)}"
-        for system, count in counts.items()
-    ]
+    counts = counts_of_missing(missing, table, catalogue)
+    measured = set(zip(table["system"], table["backend"], strict=True))
+    all_or_some = {pair: "all " if pair not in measured else "" for pair in counts}
+    who = [f"{all_or_some[pair]}{count} of {name}" for pair, (name, count) in counts.items()]
+    if len(who) == 1:
+        who = [f"{all_or_some[pair]}of {name}" for pair, (name, _) in counts.items()]
     total = case_statuses(table).total() + len(missing)
     have = "has" if len(missing) == 1 else "have"
-    return f"Unfinished: {len(missing)} of the {total} planned cases {have} no record, {listed(who)}."
+    return f"Unfinished: {share_of(len(missing), total, 'planned case')} {have} no record, {listed(who)}."
 
 
 def _winners(view: View) -> str:

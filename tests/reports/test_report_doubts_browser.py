@@ -231,7 +231,7 @@ def test_captions_of_pairs_tell_of_ratios(pairs):
     assert f"in brackets the widest ratio that the two {allowed}" in pairs.locator("caption").inner_text()
     caption = pairs.locator("figcaption").inner_text()
     assert f"; ratios of medians of 3–30 samples with the widest ratios that their {allowed} (below 6 " in caption
-    assert caption.endswith("the table has notes on 1 of the points.")
+    assert caption.endswith("(column Notes of Numbers).")
 
 
 def test_the_numbers_of_a_ratio_say_what_its_intervals_are_over(browser, one_place):

@@ -218,6 +218,39 @@ def test_caption_says_which_cases_of_its_panel_have_no_record_yet():
     assert not said["prompt-then-128-request-1"]
 
 
+def test_caption_names_the_backend_of_what_has_no_record_where_its_system_has_several():
+    fast, slow = (case(system="transformer", backend=backend, size="1.3b", batch=16) for backend in ("vllm", "torch"))
+    unrun = [replace(slow, context=2048), replace(fast, system="mamba")]
+    keys = tuple(each.key for each in (fast, *unrun))
+    made = synthetic.of_suite("fig15-forward", synthetic.ok(fast, 1.0))
+    (suite,) = made.catalogue.suites
+    (figure,) = figures(made.table, replace(made.catalogue, suites=(replace(suite, cases=keys),)), unrun)
+    assert "2 cases without a record yet: 1 of Transformer on PyTorch, 1 of Mamba" in figure.caption
+
+
+def test_caption_counts_the_points_that_are_shown_at_first_and_names_what_is_under_more():
+    first = synthetic.ok(case(system="transformer", backend="vllm"), 1.0)
+    place = synthetic.environment(device_id="0ther6pu")
+    others = [
+        synthetic.ok(case(system="transformer", context=context), 2.0, environment=place) for context in (1024, 2048)
+    ]
+    _, [figure] = drawn(first, *others, suite="fig15-forward")
+    assert [(line.primary, len(line.rows)) for line in figure.lines] == [(True, 1), (False, 2)]
+    assert "GPUs of one model" not in figure.caption
+    assert figure.caption.endswith("; under More: 1 line with 2 other points with a result.")
+    _, [alone] = drawn(*others, suite="fig15-forward")
+    assert "under More" not in alone.caption
+
+
+@pytest.mark.parametrize(("throttled", "said"), [(1, "1 of the 2 points"), (2, "all 2 points")])
+def test_caption_says_at_how_many_points_the_gpu_was_throttled(throttled, said):
+    records = [synthetic.ok(case(context=1024 << at), 1.0, throttled=[at < throttled] * 30) for at in range(2)]
+    _, [figure] = drawn(*records)
+    assert f"at {said} with a result the GPU was throttled" in figure.caption
+    _, [figure] = drawn(records[0])
+    assert "at the only point with a result the GPU was throttled" in figure.caption
+
+
 @pytest.mark.parametrize(("count", "said"), [(5, True), (6, False)])
 def test_caption_says_where_a_bar_is_a_range_and_no_interval(count, said):
     _, [figure] = drawn(synthetic.ok(case(), 1.0), synthetic.ok(case(context=2048), 1.0, count=count))
@@ -244,8 +277,8 @@ def test_caption_says_how_many_points_have_notes():
         suite="quick",
     )
     assert (
-        "medians of 30 samples with their 95% intervals within one process; the table has notes on 1 of the points"
-        in figure.caption
+        "medians of 30 samples with their 95% intervals within one process; "
+        "there are notes on 1 of the 2 points with a result (column Notes of Numbers)" in figure.caption
     )
     assert "notes" not in FIGURES["dual-vs-primal-forward"].caption
 
@@ -392,7 +425,7 @@ def test_a_ratio_of_forms_is_of_one_timing():
     assert ratios == {"graph": pytest.approx(2, rel=0.05), "eager": pytest.approx(3, rel=0.05)}
     assert "two GPUs" not in found[-1].caption
     elsewhere = replace(records[2], environment=synthetic.environment(device_id="0ddba11d"))
-    assert "1 of the 1 ratio divides times of two GPUs" in drawn(records[0], elsewhere)[1][-1].caption
+    assert "the only ratio divides times of two GPUs" in drawn(records[0], elsewhere)[1][-1].caption
     _, alone = drawn(records[0], records[3])
     assert not alone[-1].id.endswith("-ratio")
 

@@ -541,6 +541,10 @@ def test_a_run_that_ended_early_says_so_first_and_of_which_systems():
     assert "1 of 4 cases" in page.partition('id="citation"')[2]
     found = headline(made.table, made.catalogue, figures(made.table, made.catalogue), gone)
     assert "3 of 4 cases have no result (3 without a record)." in found
+    begun = "Unfinished: 1 of the 2 planned cases has no record"
+    assert unfinished(made.table, gone[:1], made.catalogue) == f"{begun}, of TTT-Linear."
+    other = [Case("ttt-linear", "torch", "1.3b", "forward", 16, 2048)]
+    assert unfinished(made.table, other, made.catalogue) == f"{begun}, all of TTT-Linear on PyTorch."
 
 
 def test_a_page_of_a_cpu_says_that_it_is_not_the_papers():
