@@ -6,6 +6,7 @@ A line refers to the rows of `stats.frame` by number.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle
+from math import lcm
 from typing import Any
 
 import pandas as pd
@@ -112,9 +113,9 @@ class Looks:
         own = self.systems[system]
         tones = [*(tone for tone in range(TONES) if tone not in {look.tone for look in looks}), own.tone]
         markers = [*(each for each in MARKERS if each not in {look.marker for look in looks}), own.marker]
+        turn = lcm(len(tones), len(markers))  # after so many the same pairs would come again
         for number in count():
-            turn = number // len(tones)
-            yield Look(tones[number % len(tones)], markers[(number + turn) % len(markers)])
+            yield Look(tones[number % len(tones)], markers[(number + number // turn) % len(markers)])
 
     def said(self, column: str, value: Any, phase: str = "") -> str:
         """A setting in the words of a legend or caption, in a figure of a phase; "" for one that was not set."""

@@ -43,7 +43,7 @@ class Entry:
     """A run in the index. day: of its first record, UTC; updated: when its last case was started, ISO; "" for none.
 
     commits: with DIRTY where there were uncommitted changes. systems: (name, label) of each that has a record.
-    measured: cases with a result, of `cases` planned.
+    measured: cases with a result, of `cases` planned; missing: those without a record.
     files: what there is of it, relative to the site.
     """
 
@@ -57,6 +57,7 @@ class Entry:
     mode: str
     measured: int
     cases: int
+    missing: int
     files: tuple[str, ...]
 
     @property
@@ -176,6 +177,7 @@ def _entry(run: Run, found: str, records: list[Record], files: tuple[str, ...]) 
         mode=run.mode,
         measured=len({record.case.key for record in records if record.status == "ok"}),
         cases=sum(len(job.cases) for job in run.jobs),
+        missing=len(run.missing(records)),
         files=files,
     )
 

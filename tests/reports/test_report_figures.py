@@ -518,6 +518,7 @@ def test_lines_of_a_figure_of_one_system_look_like_no_other_system(system):
         assert not {line.marker for line in figure.lines} & {look.marker for look in taken}
         found = {(line.tone, line.marker, line.dash, line.hollow) for line in figure.lines}
         assert len(found) == len(figure.lines) == 4
+        assert len({(line.tone, line.marker) for line in figure.lines}) >= min(4, 2 * (8 - len(taken) - 1))
 
 
 def test_what_a_table_answers_has_no_figure():
