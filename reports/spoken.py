@@ -1,5 +1,6 @@
 """How a value of an axis is said: 2048 as `2k`, a setting in its phrase."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from numbers import Integral
@@ -27,6 +28,22 @@ def said_setting(axis: AxisEntry, value: Any) -> str:
 def listed(words: Sequence[str]) -> str:
     """`a, b and c`."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def said_number(number: float, digits: int = 3) -> str:
+    """`3,340`, `4.46`, `4.20`: to so many significant digits, without an exponent."""
+    short = float(f"{number:.{digits}g}")
+    return f"{short:,.{max(0, digits - 1 - _power(short))}f}"
+
+
+def with_sign(share: float, digits: int) -> str:
+    """0.012 as `+1.2%` and -0.012 as `−1.2%`, with a real minus."""
+    return f"{share:+.{digits}%}".replace("-", "−")
+
+
+def _power(number: float) -> int:
+    """Of ten in a number's first digit."""
+    return math.floor(math.log10(abs(number))) if number else 0
 
 
 def share_of(number: int, whole: int, thing: str) -> str:

@@ -8,11 +8,11 @@ import pandas as pd
 
 from harness.case import Case
 from harness.catalogue import Catalogue, PaperClaim
-from harness.reason import counted, rounded, span
+from harness.reason import counted, span
 from reports.fairness import MODEL_COLUMNS, MODEL_OPTIONS
 from reports.page.figures import Figure
 from reports.page.ranking import BESIDE, DOUBTS, LEVEL, Standing, View, standings
-from reports.spoken import counts_of_missing, listed, said_setting, said_x, share_of
+from reports.spoken import counts_of_missing, listed, said_number, said_setting, said_x, share_of
 from reports.stats import (
     CACHE_FULL,
     HOT,
@@ -71,7 +71,7 @@ def described(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     (least, *_, most) = sorted([point.value for point in points] * 2)
     over = view.at(span(said_x(first), said_x(last)))
     lines = counted(sum(bool(found) for _, found in drawn), "line")
-    values = span(rounded(least), rounded(most))
+    values = span(said_number(least), said_number(most))
     words = f"{figure.title}: {lines} over {over}, {'from ' if least != most else ''}{values} {view.unit}"
     return words.rstrip() + "."
 
@@ -83,7 +83,7 @@ def _ratios(view: View) -> str:
     for line in view.figure.lines:
         ratios = (values[row] / values[base] for row, base in zip(line.rows, line.base_rows, strict=True))
         if known := [ratio for ratio in ratios if pd.notna(ratio)]:
-            said.append(f"{line.name} {span(rounded(min(known)), rounded(max(known)))}")
+            said.append(f"{line.name} {span(said_number(min(known)), said_number(max(known)))}")
     return f"{view.figure.title}: {'; '.join(said) or 'no case has a result'}."
 
 
@@ -100,9 +100,9 @@ def _parts(view: View) -> str:
         return ""
     least = min(sums, key=lambda x: sums[x])
     labels = view.labels(parts)
-    each = listed([f"{labels[line.name]} {rounded(found[least])}" for line, found in zip(parts, of, strict=True)])
+    each = listed([f"{labels[line.name]} {said_number(found[least])}" for line, found in zip(parts, of, strict=True)])
     at = view.at(said_x(least))
-    return f"{view.figure.title}: together they take least at {at}, {rounded(sums[least])} {view.unit} ({each})."
+    return f"{view.figure.title}: together they take least at {at}, {said_number(sums[least])} {view.unit} ({each})."
 
 
 def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
@@ -171,7 +171,7 @@ def _times_words(times: Sequence[float]) -> str:
     least, most = min(times), max(times)
     if least > 1 - LEVEL and most < 1 + LEVEL:
         return "as long"
-    return f"{span(rounded(least), rounded(most))} times as long"
+    return f"{span(said_number(least), said_number(most))} times as long"
 
 
 def _opening(view: View) -> str:
@@ -211,11 +211,11 @@ def _lead(last: Standing, view: View) -> str:
     """By how much, at the largest x at which one is ahead."""
     (best, _), (after, next_who) = last.places[:2]
     at = said_x(last.x) if view.figure.x == "context" else view.at(said_x(last.x))
-    own, others = (f"{rounded(point.value)} {view.unit}" for point in (best, after))
+    own, others = (f"{said_number(point.value)} {view.unit}" for point in (best, after))
     if not view.is_speed:
         return f"; at {at} it has {own}, {next_who}, the next, has {others}"
     factor = after.value / best.value if view.lower_is_better else best.value / after.value
-    return f"; at {at} it takes {own}, {rounded(factor)} times as fast as {next_who}, the next"
+    return f"; at {at} it takes {own}, {said_number(factor)} times as fast as {next_who}, the next"
 
 
 def doubts(rows: pd.DataFrame, y: str = "") -> list[str]:
@@ -249,7 +249,7 @@ def _judged(view: View, claim: PaperClaim) -> str:
     faster = {x: better[x].value / worse[x].value for x in told}
     names = [view.catalogue.system_label(system) for system in (claim.system, claim.other)]
     missed = [said_x(x) for x, factor in faster.items() if factor < 1 - claim.margin]
-    range_said = span(rounded(min(faster.values())), rounded(max(faster.values())))
+    range_said = span(said_number(min(faster.values())), said_number(max(faster.values())))
     whole = len(told) > 1 and told == due and claim.at_least in (0, due[0])
     met = "is exceeded here" if claim.margin and min(faster.values()) > 1 + claim.margin else "holds here"
     met += "" if whole else f" at {_places(told, due)}"
@@ -271,13 +271,13 @@ def _best(view: View) -> str:
     (best, who), (after, next_who) = tops[:2]
     at = view.at(said_x(best.x)) + (", the only one tried" if len(view.tried) == 1 else "")
     there = "" if after.x == best.x else f", at {view.at(said_x(after.x))}"
-    ahead = f"{rounded(best.value / after.value)} times that of {next_who}, the next{there}"
+    ahead = f"{said_number(best.value / after.value)} times that of {next_who}, the next{there}"
     if best.hides(after):
         near, far = f"not told apart from {next_who}", f"not ranked against {next_who} {BESIDE}"
         ahead = near if best.is_near(after) else far
     elif best.differs_little(after):
         ahead = f"level with {next_who}"
-    return f"{_opening(view)} {who} reaches {rounded(best.value)} {view.unit} at {at}, {ahead}{_caveat(view, [])}."
+    return f"{_opening(view)} {who} reaches {said_number(best.value)} {view.unit} at {at}, {ahead}{_caveat(view, [])}."
 
 
 def _unfit(answering: Iterable[View]) -> str:

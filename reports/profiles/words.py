@@ -10,10 +10,10 @@ from harness.heat import is_hot
 from harness.machine_load import is_loaded
 from harness.profile_record import Profile
 from harness.profile_region import Counters, Kernel, Region
-from harness.reason import rounded
 from harness.record import Record
 from reports.profiles.parts import GAPS, LABELS, parts
 from reports.samples import at_once, by_case, latency_ms, timed
+from reports.spoken import said_number, with_sign
 
 HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds
 AGREES = 0.03  # of a record's latency, within which the sum of kernels and gaps is to be
@@ -68,15 +68,15 @@ def sentences(region: Region) -> tuple[str, str]:
 
 def agreement(region: Region, recorded: Recorded | None) -> str:
     """A unit's kernels and gaps together, against the latency that a record says."""
-    said = f"{region.unit_ms:.4g} ms in kernels and gaps"
+    said = f"{said_number(region.unit_ms, 4)} ms in kernels and gaps"
     if not (recorded and recorded.ms):
         return f"{said}; the run has no latency of this case to hold it against"
     off = region.unit_ms / recorded.ms - 1
     beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}, {_apart(region, off, recorded)}"
     digits = 3 if beyond and round(abs(off), 3) <= AGREES else 1  # what is beyond by little is seen to be
-    by = f"{off:+.{digits}%}" if off < _MANY else f"{rounded(off + 1, 2)} times"
+    by = with_sign(off, digits) if off < _MANY else f"{said_number(off + 1, 2)} times"
     by = "0.0%" if round(off, 3) == 0 else by
-    return f"{said}, recorded {recorded.ms:.4g} ms ({by}{beyond})"
+    return f"{said}, recorded {said_number(recorded.ms, 4)} ms ({by}{beyond})"
 
 
 def _apart(region: Region, off: float, recorded: Recorded) -> str:
@@ -158,14 +158,14 @@ def _share_of_kernels(kernel: Kernel, region: Region) -> float:
 def _gaps(region: Region) -> str:
     """What the gaps are: one that outlasts all others together, or many."""
     if region.longest_gap_us > region.gaps_us / 2:
-        return f"most of it one gap of {rounded(region.longest_gap_us / 1e3, 2)} ms"
+        return f"most of it one gap of {said_number(region.longest_gap_us / 1e3, 2)} ms"
     if _between_steps(region):
-        return f"{rounded(region.gaps_us / region.units, 2)} µs a step for {_cause(region)}"
+        return f"{said_number(region.gaps_us / region.units, 2)} µs a step for {_cause(region)}"
     launches = sum(kernel.launches for kernel in region.kernels)
     each = region.gaps_us / max(1, launches)
     if _of_operators(region):
-        return f"{rounded(each, 2)} µs a call, spent in Python"
-    return f"{rounded(each, 2)} µs a launch for {_cause(region)}"
+        return f"{said_number(each, 2)} µs a call, spent in Python"
+    return f"{said_number(each, 2)} µs a launch for {_cause(region)}"
 
 
 def _cause(region: Region) -> str:
@@ -222,7 +222,8 @@ def _of_which(kernel: Kernel) -> str:
     """Which launches a rate is of, where those that were counted are not like the mean."""
     if not (kernel.counters and kernel.is_counted_unlike):
         return ""
-    return f" by the launches counted ({kernel.counters.time_us:.3g} µs, in the mean {kernel.mean_us:.3g})"
+    counted, mean = map(said_number, (kernel.counters.time_us, kernel.mean_us))
+    return f" by the launches counted ({counted} µs, in the mean {mean})"
 
 
 def waits(counters: Counters, most: int = 3) -> list[tuple[str, float]]:

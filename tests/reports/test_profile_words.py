@@ -87,7 +87,7 @@ def test_what_bounds_a_kernel(changes: dict, words: str) -> None:
 def test_without_counters_nothing_is_claimed() -> None:
     found = replace(region(Kernel("gemm", 10, 80.0), gaps=20.0), longest_gap_us=3.0)
     assert sentences(found) == (
-        "Matrix products 80% of the time; gaps take 20%: 2 µs a launch for what the host does to launch a kernel.",
+        "Matrix products 80% of the time; gaps take 20%: 2.0 µs a launch for what the host does to launch a kernel.",
         "gemm (80% of the time): what bounds it was not counted.",
     )
 
@@ -142,7 +142,7 @@ def test_of_a_graph_the_host_is_not_blamed() -> None:
     assert sentences(engine)[1] == "Gaps take most of it: bound by what the host does to launch a kernel."
     engine = replace(engine, longest_gap_us=4.0)
     assert sentences(engine)[1] == "Gaps take most of it: bound by what the engine does on the host between steps."
-    assert "gaps take 80%: 5 µs a step for what the engine does on the host between steps" in sentences(engine)[0]
+    assert "gaps take 80%: 5.0 µs a step for what the engine does on the host between steps" in sentences(engine)[0]
     eager = replace(found, case=replace(case, timing="eager"))
     assert sentences(eager)[1] == "Gaps take most of it: bound by what the host does to launch a kernel."
 
@@ -162,9 +162,9 @@ def test_what_took_no_time_has_its_words() -> None:
 
 def test_kernels_and_gaps_are_held_against_the_record() -> None:
     found = region(Kernel("gemm", 1, 9000.0), gaps=1000.0)
-    assert agreement(found, Recorded(9.8)) == "10 ms in kernels and gaps, recorded 9.8 ms (+2.0%)"
+    assert agreement(found, Recorded(9.8)) == "10.00 ms in kernels and gaps, recorded 9.800 ms (+2.0%)"
     assert "(+4.2%: not within 3%, and why is not known" in agreement(found, Recorded(9.6))
-    assert "(-4.8%: not within 3%, and why is not known" in agreement(found, Recorded(10.5))
+    assert "(−4.8%: not within 3%, and why is not known" in agreement(found, Recorded(10.5))
     waiting = replace(found, region_us=10100.0)
     assert "as a profiler holds up a host that its GPU waits for" in agreement(waiting, Recorded(9.6))
     assert "and why is not known" in agreement(waiting, Recorded(10.5))
@@ -174,7 +174,7 @@ def test_kernels_and_gaps_are_held_against_the_record() -> None:
     assert "(+3.008%: not within 3%, and why is not known)" in agreement(found, Recorded(9.708))
     assert agreement(found, Recorded(10.001)).endswith("(0.0%)")
     hot = Recorded(10.5, hot=True)
-    assert "(-4.8%: not within 3%, and heat slowed the GPU down when it was recorded" in agreement(found, hot)
+    assert "(−4.8%: not within 3%, and heat slowed the GPU down when it was recorded" in agreement(found, hot)
     assert "and why is not known" in agreement(found, replace(hot, ms=9.6))
     assert agreement(found, None).endswith("no latency of this case to hold it against")
 

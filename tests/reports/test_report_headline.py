@@ -12,6 +12,7 @@ from reports.page.figures import figures
 from reports.page.headline import described, headline, small_models, unfinished
 from reports.page.html import render
 from reports.page.ranking import OFF, Point, View, bar
+from reports.spoken import said_number
 
 FAST, SLOW = ("ttt-linear", "thunderkittens"), ("transformer", "vllm")
 STEPPING = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-ssm"}
@@ -40,17 +41,18 @@ def test_who_is_fastest_everywhere_and_by_how_much():
     found = winners({2048: 4.0, 8192: 4.0}, {2048: 5.0, 8192: 10.0})
     assert found == (
         "Forward latency per token: TTT-Linear is fastest at every context tried (2k to 8k); "
-        "at 8k it takes 4 µs, 2.5 times as fast as Transformer, the next."
+        "at 8k it takes 4.00 µs, 2.50 times as fast as Transformer, the next."
     )
     assert winners({2048: 9.0, 8192: 30.0}, {2048: 5.0, 8192: 10.0}).startswith(
-        "Forward latency per token: Transformer is fastest at every context tried (2k to 8k); at 8k it takes 10 µs, 3 "
+        "Forward latency per token: Transformer is fastest at every context tried (2k to 8k); "
+        "at 8k it takes 10.0 µs, 3.00 times"
     )
 
 
 def test_by_how_much_is_told_where_one_is_ahead_if_not_at_the_end():
     """As where a sample of the longest prompts was held up."""
     found = winners({2048: 4.0, 8192: 4.0, 32768: 4.0}, {2048: 5.0, 8192: 10.0, 32768: 4.1})
-    assert "are level at 32k; at 8k it takes 4 µs, 2.5 times as fast as Transformer, the next." in found
+    assert "are level at 32k; at 8k it takes 4.00 µs, 2.50 times as fast as Transformer, the next." in found
 
 
 def test_a_system_on_unlike_terms_is_named_in_the_sentence():
@@ -76,7 +78,7 @@ def test_where_lines_cross():
     found = winners({2048: 4.0, 4096: 4.0, 8192: 4.0}, {2048: 3.0, 4096: 4.1, 8192: 8.0})
     assert (
         "Transformer is fastest at 2k, TTT-Linear and Transformer are level at 4k, TTT-Linear is fastest at 8k; "
-        "at 8k it takes 4 µs, 2 times"
+        "at 8k it takes 4.00 µs, 2.00 times"
     ) in found
     found = winners(dict.fromkeys((1024, 2048, 4096, 8192), 4.0), {1024: 2.0, 2048: 3.0, 4096: 8.0, 8192: 16.0})
     assert "Transformer is fastest up to 2k, TTT-Linear is fastest from 4k on" in found
@@ -90,7 +92,7 @@ def unmeasured(contexts, system, backend, status="oom"):
 def test_a_context_without_a_comparison_is_not_among_every_context_tried():
     theirs = dict.fromkeys((2048, 4096, 8192, 32768), 9.0)
     found = winners({2048: 4.0, 32768: 4.0}, theirs)
-    assert "TTT-Linear is fastest at 2k and 32k; at 32k it takes 4 µs" in found
+    assert "TTT-Linear is fastest at 2k and 32k; at 32k it takes 4.00 µs" in found
     found = winners({2048: 4.0, 4096: 4.0}, theirs)
     assert "TTT-Linear is fastest up to 4k; at 4k it" in found
     found = winners({4096: 4.0, 8192: 4.0}, theirs)
@@ -140,7 +142,7 @@ def test_many_lines_without_a_result_are_counted():
 def test_a_best_throughput_names_who_has_no_result():
     ran = [*stepped("ttt-linear", {64: 8.0, 128: 8.0}), *stepped("mamba", {64: 8.0}, lost=(128,))]
     found = throughput(*ran, *stepped("transformer", {}, lost=(64, 128)))
-    assert "2 times that of Mamba, the next, at batch 64 (Transformer has no result)." in found
+    assert "2.00 times that of Mamba, the next, at batch 64 (Transformer has no result)." in found
 
 
 @pytest.mark.parametrize(("theirs", "level"), [(4.19, True), (4.21, False), (3.82, True), (3.8, False)])
@@ -216,7 +218,15 @@ def test_a_best_throughput_that_is_not_told_apart():
 
 def test_large_numbers_have_no_exponent():
     found = winners({2048: 3340.0}, {2048: 33400.0})
-    assert "it takes 3,340 µs, 10 times as fast" in found
+    assert "it takes 3,340 µs, 10.0 times as fast" in found
+
+
+def test_numbers_keep_their_last_zeros():
+    found = winners({2048: 4.198}, {2048: 9.1})
+    assert "it takes 4.20 µs, 2.17 times as fast" in found
+    assert [said_number(each) for each in (0, 0.0999, 0.09996, 1, 99.96, 1146, 239_400)] == (
+        ["0.00", "0.0999", "0.100", "1.00", "100", "1,150", "239,000"]
+    )
 
 
 def test_the_page_counts_what_is_doubtful():
@@ -276,7 +286,7 @@ def test_a_setting_that_a_system_chooses_itself_sets_it_apart_from_itself_alone(
     ours = [layered(64, ms, options=(("mini_batch", size),)) for size, ms in ((8, 4.0), (32, 6.0))]
     found = said(*ours, layered(64, 9.0, "mamba"), suite="quick")[0]
     assert found.startswith(
-        "Generate latency per token: for mini-batch 32, TTT-Linear is fastest; at batch 8 it takes 750 µs, 1.5 times"
+        "Generate latency per token: for mini-batch 32, TTT-Linear is fastest; at batch 8 it takes 750 µs, 1.50 times"
     )
     ours = layered(64, 4.0, state_dtype="float32")
     assert "TTT-Linear is fastest" in said(ours, layered(64, 9.0, "mamba", state_dtype="bfloat16"), suite="quick")[0]
@@ -296,7 +306,7 @@ def test_of_sets_as_large_that_of_the_usual_options_is_compared():
 @pytest.mark.parametrize(
     ("ms", "said"),
     [
-        ((3.0, 6.4), "For mini-batch 32, TTT-Linear takes 1.5 to 1.6 times as long and TTT-MLP takes as long."),
+        ((3.0, 6.4), "For mini-batch 32, TTT-Linear takes 1.50 to 1.60 times as long and TTT-MLP takes as long."),
         ((2.04, 3.96), "For mini-batch 32, TTT-Linear takes as long and TTT-MLP takes as long."),
     ],
 )
@@ -338,7 +348,7 @@ def test_parts_of_one_computation_are_added_and_not_ranked():
     times = {("w", 8): 5.0, ("z", 8): 1.0, ("w", 32): 2.0, ("z", 32): 1.5, ("w", 128): 1.0, ("z", 128): 4.0}
     made = synthetic.of_suite("fig8-minibatch", *(part(*at, ms) for at, ms in times.items()))
     found = described(made.table, made.catalogue, figures(made.table, made.catalogue)[0])
-    assert "together they take least at mini-batch 32, 3.5 ms (" in found
+    assert "together they take least at mini-batch 32, 3.50 ms (" in found
     assert "fastest" not in found
 
 
@@ -371,9 +381,9 @@ def test_one_line_alone_is_compared_with_nothing():
 @pytest.mark.parametrize(
     ("theirs", "verdict"),
     [
-        ({2048: 1.0, 8192: 5.0, 16384: 8.0}, "holds here: TTT-Linear is 1.25 to 2 times as fast as Transformer"),
-        ({8192: 3.0, 16384: 8.0}, "does not hold here at 8k: TTT-Linear is 0.75 to 2 times as fast as Transformer"),
-        ({8192: 3.0, 16384: 3.0}, "does not hold here at 8k and 16k: TTT-Linear is 0.75 times"),
+        ({2048: 1.0, 8192: 5.0, 16384: 8.0}, "holds here: TTT-Linear is 1.25 to 2.00 times as fast as Transformer"),
+        ({8192: 3.0, 16384: 8.0}, "does not hold here at 8k: TTT-Linear is 0.750 to 2.00 times as fast as Transformer"),
+        ({8192: 3.0, 16384: 3.0}, "does not hold here at 8k and 16k: TTT-Linear is 0.750 times"),
     ],
 )
 def test_the_papers_claim_is_held_against_the_contexts_that_it_is_about(theirs, verdict):
@@ -386,9 +396,9 @@ def test_the_papers_claim_is_held_against_the_contexts_that_it_is_about(theirs, 
     ("theirs", "verdict"),
     [
         ({8192: 5.0}, "holds here at 8k: TTT-Linear is 1.25 times as fast as Transformer."),
-        ({16384: 6.0, 32768: 8.0}, "holds here at 16k to 32k: TTT-Linear is 1.5 to 2 times"),
-        ({8192: 5.0, 32768: 8.0}, "holds here at 8k and 32k: TTT-Linear is 1.25 to 2 times"),
-        ({8192: 5.0, 16384: 6.0, 32768: 8.0}, "holds here: TTT-Linear is 1.25 to 2 times"),
+        ({16384: 6.0, 32768: 8.0}, "holds here at 16k to 32k: TTT-Linear is 1.50 to 2.00 times"),
+        ({8192: 5.0, 32768: 8.0}, "holds here at 8k and 32k: TTT-Linear is 1.25 to 2.00 times"),
+        ({8192: 5.0, 16384: 6.0, 32768: 8.0}, "holds here: TTT-Linear is 1.25 to 2.00 times"),
     ],
 )
 def test_a_verdict_says_where_it_was_judged(theirs, verdict):
@@ -398,7 +408,7 @@ def test_a_verdict_says_where_it_was_judged(theirs, verdict):
 
 def test_a_claim_about_smaller_contexts_than_were_tried_is_judged_at_those_that_were():
     found = " ".join(said(*forward({16384: 4.0, 32768: 4.0}), *forward({16384: 5.0, 32768: 8.0}, *SLOW)))
-    assert "from 8k tokens on” holds here at 16k to 32k: TTT-Linear is 1.25 to 2 times" in found
+    assert "from 8k tokens on” holds here at 16k to 32k: TTT-Linear is 1.25 to 2.00 times" in found
 
 
 @pytest.mark.parametrize(
@@ -406,10 +416,10 @@ def test_a_claim_about_smaller_contexts_than_were_tried_is_judged_at_those_that_
     [
         (
             (5.0, 8.0),
-            "holds here at 16k and is not told at 8k: TTT-Linear is 2 times as fast as Transformer "
+            "holds here at 16k and is not told at 8k: TTT-Linear is 2.00 times as fast as Transformer "
             "(at 16k by a point that is marked as doubtful).",
         ),
-        ((3.0, 1.0), "does not hold here at 16k and is not told at 8k: TTT-Linear is 0.25 times"),
+        ((3.0, 1.0), "does not hold here at 16k and is not told at 8k: TTT-Linear is 0.250 times"),
         ((5.0, 5.0), "is not told at 8k to 16k."),
     ],
 )
@@ -464,7 +474,8 @@ def throughput(*records):
 def test_the_best_throughput_and_where():
     found = throughput(*stepped("ttt-linear", {64: 8.0, 128: 8.0, 256: 32.0}), *stepped("mamba", {64: 8.0, 128: 16.0}))
     assert (
-        "Generate throughput: TTT-Linear reaches 16,000 tokens/s at batch 128, 2 times that of Mamba, the next" in found
+        "Generate throughput: TTT-Linear reaches 16,000 tokens/s at batch 128, 2.00 times that of Mamba, the next"
+        in found
     )
     found = throughput(*stepped("ttt-linear", {64: 8.0}), *stepped("mamba", {64: 7.9}))
     assert "Mamba reaches 8,100 tokens/s at batch 64, the only one tried, level with TTT-Linear" in found
@@ -474,7 +485,7 @@ def test_a_system_that_was_not_tried_at_the_batch_of_the_best_is_not_ranked():
     best, small = stepped("transformer", {1: 8.0, 1024: 16.0}), stepped("ttt-linear", {1: 4.0})
     assert "Generate throughput" not in throughput(*best, *small)
     found = throughput(*best, *small, *stepped("mamba", {64: 8.0}, lost=(2048,)))
-    assert "Transformer reaches 64,000 tokens/s at batch 1k, 8 times that of Mamba, the next" in found
+    assert "Transformer reaches 64,000 tokens/s at batch 1k, 8.00 times that of Mamba, the next" in found
 
 
 def test_what_did_not_fit_in_memory():
