@@ -18,10 +18,10 @@ _PAGE_STARTS = (b"<!doctype html", b"<html")
 def write_report(run_folder: Path, out: Path, title: str | None = None, systems: Sequence[str] = ()) -> None:
     """Write the page of a run to `out`, whole or not at all; of `systems`, or of all.
 
-    Raises harness.record.RecordError where the run cannot be read, a system has no records, or `out` is something
-    else than a page.
+    title: else it names the run and its devices. Raises harness.record.RecordError where the run cannot be read, a
+    system has no records, or `out` is something else than a page.
     """
-    from reports.page.html import render
+    from reports.page.html import TITLE, render, run_title
     from reports.profiles.ceilings import common_ceilings
     from reports.profiles.section import section
     from reports.stats import frame
@@ -34,6 +34,7 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
     part = part_of([*(record.case for record in records), *unrun], systems, run.catalogue)
     table = frame(kept, run.catalogue, common_ceilings(records, profiles))
     profiled = section(records, profiles, run.catalogue, partial(is_of, systems=systems))
+    title = title or f"{TITLE}: {run_title(run.folder.resolve().name, table)}"
     page = render(kept, run.catalogue, title, profiled, table=table, missing=missing, part=part)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from harness.case import Case
 from harness.catalogue import Catalogue
-from harness.reason import counted
+from harness.reason import counted, printable
 from harness.record import Record
 from reports.backend_settings import backend_settings
 from reports.commits import short_commit
@@ -136,6 +136,15 @@ def render(
     )
 
 
+def run_title(name: str, table: pd.DataFrame) -> str:
+    """What tells the page of a run from those of others: the name of its folder, and its devices."""
+    return ", ".join(filter(None, [printable(name), " and ".join(_devices(table))]))
+
+
+def _devices(table: pd.DataFrame) -> list[str]:
+    return [device for device in table["device"].unique() if device]
+
+
 def _is_timed(table: pd.DataFrame) -> bool:
     """Whether the run times its cases, and does not only profile or check them."""
     return bool((table["samples"] > 0).any() or not (table["status"] == "ok").any())
@@ -204,7 +213,7 @@ def _facts(table: pd.DataFrame, missing: int, part: Part | None) -> list[Fact]:
     lost = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())
     return [
-        Fact("Device", " · ".join(device for device in table["device"].unique() if device) or "not recorded"),
+        Fact("Device", " · ".join(_devices(table)) or "not recorded"),
         Fact("Commit", _commits(table)),
         Fact("Measured", _dates(table)),
         Fact("Cases", f"{ok} {_done(table)}", f"of {cases}{f' shown, beside {part.others} others' if part else ''}"),
@@ -216,7 +225,7 @@ def _facts(table: pd.DataFrame, missing: int, part: Part | None) -> list[Fact]:
 def _meta(table: pd.DataFrame, missing: int, part: Part | None) -> str:
     """The run in a line: where, when, by which commit, how much."""
     statuses = case_statuses(table)
-    devices = " and ".join(device for device in table["device"].unique() if device) or "device not recorded"
+    devices = " and ".join(_devices(table)) or "device not recorded"
     commits = table["commit"].replace("", None).nunique()
     by = f"{commits} commits" if commits > 1 else f"commit {_commits(table)}"
     count = f"{statuses['ok']} of {statuses.total() + missing} cases {_done(table)}"

@@ -25,7 +25,7 @@ from harness.run_file import FILE
 from reports.commits import commit_said
 from reports.compare.side import CaseSide, Side, case_sides, run_side
 from reports.page.embedding import embedded_json
-from reports.page.html import Around, render
+from reports.page.html import Around, render, run_title
 from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import Section, section
 from reports.stats import frame
@@ -195,7 +195,7 @@ def _page(
         links=(("All runs", "../index.html"), ("Compare", f"../compare.html?a={found}")),
         downloads=tuple(downloads),
     )
-    title = printable(run.folder.resolve().name)
+    title = run_title(run.folder.resolve().name, table)
     missing = run.missing(records)
     return render(records, run.catalogue, title, profiled, around, table, missing)
 

@@ -52,6 +52,10 @@ def one(**changes: object) -> Region:
             {"dram_bytes": 10.92e8, "time_us": 400.0},
             "91% of the highest bandwidth seen by the launches counted (400 µs, in the mean 100): bound by memory",
         ),
+        (
+            {"dram_bytes": 31.3e8, "time_us": 1146.0},
+            "91% of the highest bandwidth seen by the launches counted (1,150 µs, in the mean 100): bound by memory",
+        ),
         ({"operations": 5.1e10}, "85% of the highest product rate seen: bound by the matrix units"),
         (
             {"operations": 5.1e10, "use": {"tensor": 91.4}},

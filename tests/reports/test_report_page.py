@@ -220,6 +220,10 @@ def test_write_report_replaces_the_page_and_makes_its_folder(tmp_path):
     for title in ("One", "Two & three"):
         write_report(run, out, title)
     assert "<h1>Two &amp; three</h1>" in out.read_text("utf-8")
+    write_report(run, out)
+    said = "Test-Time Training, measured: run, NVIDIA H100 80GB HBM3"
+    assert f"<title>{said}</title>" in out.read_text("utf-8")
+    assert f"title   = {{{{{said}}}: a run of ttt-bench}}" in out.read_text("utf-8")
     assert [path.name for path in out.parent.iterdir()] == ["report.html"]
 
 
