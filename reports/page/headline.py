@@ -16,6 +16,7 @@ from reports.spoken import counts_of_missing, listed, said_number, said_setting,
 from reports.stats import (
     CACHE_FULL,
     HOT,
+    LOADED,
     MACHINE_COLUMNS,
     MARKS,
     UNTRIED,
@@ -35,7 +36,7 @@ def headline(
     uneven: Mapping[tuple[Any, ...], str] | None = None,
     is_part: bool = False,
 ) -> list[str]:
-    """Up to six sentences on the figures that answer the run's question; on the first two where none does.
+    """Up to seven sentences on the figures that answer the run's question; on the first two where none does.
 
     missing: the planned cases without a record. uneven: as `fairness.uneven` says it. is_part: the table has not all
     systems of its run.
@@ -43,14 +44,17 @@ def headline(
     answering = [figure for figure in figures if figure.headline] or figures[:2]
     views = [View(table, catalogue, figure, uneven or {}, is_part) for figure in answering]
     curves = [each for each in views if not each.figure.best]
+    unranked = _unranked(table, views)
     sentences = [
+        unranked,
         *map(_winners, curves[:2]),
         " ".join(filter(None, map(_claims, curves))),
         " ".join(filter(None, (_best(each) for each in views if each.figure.best))),
         _unfit(views),
         _lost(table, len(missing), is_part),
     ]
-    return [sentence for sentence in sentences if sentence]
+    said_once = f" {BESIDE}" if unranked else ""
+    return [sentence.replace(said_once, "") for sentence in sentences if sentence]
 
 
 def described(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
@@ -127,6 +131,28 @@ def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogu
     total = case_statuses(table).total() + len(missing)
     have = "has" if len(missing) == 1 else "have"
     return f"Unfinished: {share_of(len(missing), total, 'planned case')} {have} no record, {listed(who)}."
+
+
+def _unranked(table: pd.DataFrame, views: Sequence[View]) -> str:
+    """That a busy CPU ranks nothing, said once for all figures; "" where anything is ranked, or nothing compared."""
+    found = [ranked for view in views for ranked in _is_ranked(view)]
+    if not found or any(found):
+        return ""
+    measured = table[table["status"] == "ok"]
+    beside = sum(LOADED in marks_in(cell) for cell in measured[MARKS])
+    return f"Nothing is ranked: other programs ran beside {share_of(beside, len(measured), 'case')}."
+
+
+def _is_ranked(view: View) -> Iterator[bool]:
+    """Of each comparison of a figure whether other programs leave it standing."""
+    if not view.figure.best:
+        for standing in standings(view):
+            yield len(standing.level) == 1 or not any(point.disturbed for point, _ in standing.places)
+        return
+    bests = [max(view.points(line), key=lambda point: point.value) for line in view.compared]
+    if len(bests) > 1:
+        bests.sort(key=lambda point: -point.value)
+        yield not any(best.disturbed for best in bests[:2])
 
 
 def _winners(view: View) -> str:

@@ -186,7 +186,7 @@ def test_what_is_doubtful_wins_only_by_far(theirs, told):
 
 @pytest.mark.parametrize(
     ("theirs", "words"),
-    [(4.1, "are not told apart"), (120.0, "are not ranked as other programs ran beside some of them")],
+    [(4.1, "are not told apart"), (120.0, "are not ranked")],
 )
 def test_a_cpu_that_others_use_tells_no_winner(theirs, words):
     """Threads that wait for one without a processor made one system 30 times slower, and another not."""
@@ -194,16 +194,30 @@ def test_a_cpu_that_others_use_tells_no_winner(theirs, words):
     loaded = synthetic.environment() | {"device": "Xeon", "device_kind": "cpu", "gpu": None, "cpu": cpu}
     contexts = (2048, 4096, 8192)
     ours, slow = (dict.fromkeys(contexts, us) for us in (4.0, theirs))
-    found = said(*forward(ours, environment=loaded), *forward(slow, *SLOW, environment=loaded))[0]
+    once, found, *_ = said(*forward(ours, environment=loaded), *forward(slow, *SLOW, environment=loaded))
+    assert once == "Nothing is ranked: other programs ran beside all 6 cases."
     assert f"TTT-Linear and Transformer {words} at every context tried (2k to 8k) (of 6 points, 6 beside" in found
     best = throughput(
         *stepped("ttt-linear", {64: 8.0}, environment=loaded), *stepped("mamba", {64: 2 * theirs}, environment=loaded)
     )
     against = {
         4.1: "not told apart from Mamba",
-        120.0: "not ranked against Mamba as other programs ran beside some of them",
+        120.0: "not ranked against Mamba",
     }
     assert f"at batch 64, the only one tried, {against[theirs]} (of 2 points, 2 beside" in best
+
+
+def test_what_other_programs_left_standing_is_ranked_beside_what_they_did_not():
+    cpu = {"model": "Xeon", "others_share": 0.5, "idle_share": 0.0}
+    idle = synthetic.environment() | {"device": "Xeon", "device_kind": "cpu", "gpu": None}
+    ours = forward({2048: 4.0, 8192: 4.0}, environment=idle)
+    slow = forward({2048: 8.0}, *SLOW, environment=idle)
+    slow += forward({8192: 120.0}, *SLOW, environment=idle | {"cpu": cpu})
+    assert said(*ours, *slow)[0].startswith(
+        "Forward latency per token: TTT-Linear is fastest at 2k, "
+        "TTT-Linear and Transformer are not ranked as other programs ran beside some of them at 8k; at 2k"
+    )
+    assert said(ours[1], slow[1])[0] == "Nothing is ranked: other programs ran beside 1 of the 2 cases."
 
 
 def test_a_best_throughput_that_is_not_told_apart():
