@@ -4,6 +4,7 @@ const PICTURE_WIDTH = 900;
 const PRINT_WIDTH = 660;
 const TEXT_WIDTH = 132; // characters of a row of small print
 const LEGEND_ROW = 21;
+const LEGEND_LINE = 60; // of a line in the legend, in pixels: room for the longest dash twice
 const TICK_ROOM = 16;
 
 const FILES = {
@@ -58,7 +59,7 @@ function pictureLayout({ data }, drawing) {
   const head = 40 + 15 * small.length;
   const names = drawing.lines.map(([line]) => line.name.length);
   const across = PICTURE_WIDTH - plot.margin.l - plot.margin.r; // Plotly wraps a legend at the width of the plot
-  const columns = Math.max(1, Math.floor(across / (7 * Math.max(0, ...names) + 60)));
+  const columns = Math.max(1, Math.floor(across / (7 * Math.max(0, ...names) + LEGEND_LINE + 30)));
   const foot = LEGEND_ROW * Math.ceil(names.length / columns) + 14;
   const text = { xref: "paper", yref: "paper", yanchor: "top", xanchor: "left", x: 0, y: 1, align: "left", showarrow: false };
   const left = { xshift: 14 - plot.margin.l };
@@ -70,7 +71,7 @@ function pictureLayout({ data }, drawing) {
     paper_bgcolor: "#ffffff",
     plot_bgcolor: "#ffffff",
     showlegend: true,
-    legend: { orientation: "h", xref: "container", yref: "container", x: 0.015, y: 0.01, xanchor: "left", yanchor: "bottom" },
+    legend: { orientation: "h", itemwidth: LEGEND_LINE, xref: "container", yref: "container", x: 0.015, y: 0.01, xanchor: "left", yanchor: "bottom" },
     annotations: [
       ...plot.annotations,
       { ...text, ...left, yshift: head + 8, text: `<b>${neutral(data.title)}</b>`, font: { size: 17, color: themed("--ink") } },
