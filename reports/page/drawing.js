@@ -302,7 +302,7 @@ class Drawing {
     const rate = this.data.y === "tokens_per_s" && !this.view.ratio;
     // 1, 2 and 5 of each decade, or where these would crowd the decades alone.
     const ticks = log ? { dtick: range[1] - range[0] > 2.5 ? 1 : "D2" } : { nticks: 7 };
-    return { ...shared, type: log ? "log" : "linear", range, tickformat: rate ? "~s" : "~g", ...ticks, domain: [strip, 1], title: { text: title.map(neutral).join("<br>"), standoff: 8 } };
+    return { ...shared, type: log ? "log" : "linear", range, tickformat: rate ? "~s" : "~g", ...ticks, domain: [strip, 1], showticklabels: this.lines.length > 0, title: { text: title.map(neutral).join("<br>"), standoff: 8 } };
   }
 
   /* The short name of a line, and the parts that set it apart from others of that name. */
@@ -413,6 +413,7 @@ class Drawing {
     const range = this.yRange();
     const pixels = (1 - strip) * INNER_HEIGHT;
     const said = this.view.yLog ? `${this.yTitle}, log` : this.yTitle;
+    const none = { xref: "paper", yref: "paper", x: 0.5, y: 0.5, showarrow: false, text: "No line is chosen", font: { size: 14 } };
     const title = folded(said.split(" "), (pixels + 2 * MARGIN.top) / TITLE_LETTER, " ");
     const left = MARGIN.left + TITLE_HEIGHT * (title.length - 1);
     const most = (width - left - 24) / 6;
@@ -449,7 +450,7 @@ class Drawing {
       dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
       showlegend: false,
       shapes: [...(this.isRatio ? [one] : []), ...leaders],
-      annotations: [...names, ...(rows.length ? [{ ...note, text: rows.map(neutral).join("<br>") }] : [])],
+      annotations: [...(this.lines.length ? names : [none]), ...(rows.length ? [{ ...note, text: rows.map(neutral).join("<br>") }] : [])],
       xaxis,
       yaxis: this.yAxis(shared, strip, range, title),
       yaxis2: {

@@ -49,7 +49,7 @@ class Figure {
     this.numbers.addEventListener("toggle", () => this.changed());
     this.plot.addEventListener("keydown", (event) => this.go(event));
     this.plot.addEventListener("blur", () => this.leave());
-    this.keepReachable = roving(this.host, [this.plot, ".legend button", ".options > summary", ".numbers > summary"]);
+    this.keepReachable = roving(this.host, [this.plot, ".legend button"]);
   }
 
   buildLegend() {
@@ -146,6 +146,7 @@ class Figure {
     const drawing = this.drawing();
     const layout = drawing.layout(width ?? this.plot.clientWidth);
     this.place = null;
+    this.said.textContent = ""; // its point may be gone
     this.plot.style.height = `${layout.height}px`; // when the window's size changes, Plotly takes the element's height
     return Plotly.react(this.plot, drawing.traces(), layout, { responsive: true, displayModeBar: false, doubleClick: "reset" });
   }
@@ -218,7 +219,7 @@ class Figure {
   openProfile() {
     const [, point] = this.drawing().places()[this.place] ?? [];
     const anchor = point && profileOf(point.row);
-    if (anchor) goTo(anchor);
+    if (anchor) goTo(anchor, this.plot);
   }
 
   tell([line, point, trace, at, axes]) {

@@ -62,8 +62,8 @@ def focused(page):
     return page.evaluate("document.activeElement.className + ' ' + document.activeElement.textContent.slice(0, 40)")
 
 
-def test_a_figure_is_one_stop_and_arrow_keys_move_inside(paper):
-    assert set(paper.evaluate(STOPS)) == {1}
+def test_a_figures_plot_and_legend_are_one_stop_where_arrow_keys_move_and_what_opens_is_one_each(paper):
+    assert set(paper.evaluate(STOPS)) == {3}
     paper.locator("#figure-0 .plot").focus()
     for expected in ("TTT-Linear · ThunderKittens", "only this", "TTT-MLP · ThunderKittens"):
         paper.keyboard.press("ArrowDown")
@@ -71,12 +71,15 @@ def test_a_figure_is_one_stop_and_arrow_keys_move_inside(paper):
     paper.keyboard.press("Space")
     assert browsing.lines_drawn(paper, 0) == 3
     paper.keyboard.press("Space")
+    for expected in ("Options", "Numbers"):
+        paper.keyboard.press("Tab")
+        assert expected in focused(paper)
     paper.keyboard.press("Tab")
     assert paper.evaluate("document.activeElement.closest('figure')?.id") != "figure-0"
-    assert set(paper.evaluate(STOPS)) == {1}
+    assert set(paper.evaluate(STOPS)) == {3}
     paper.evaluate("document.querySelector('#figure-0 .plot').focus()")
     paper.keyboard.press("ArrowUp")
-    assert "Numbers" in focused(paper)
+    assert "only this" in focused(paper)
 
 
 def test_a_system_that_is_hidden_takes_no_stop_and_its_line_out_of_the_link(paper):
@@ -123,6 +126,23 @@ def test_a_failed_point_is_told_by_keyboard_with_its_reason(paper):
     assert "Batch size (sequences): 1k · oom: torch.OutOfMemoryError" in said
     label = paper.locator(f"#figure-{number} .hoverlayer")
     browsing.eventually(paper, lambda: "oom: " in label.text_content(), True)
+
+
+def test_a_figure_without_a_line_says_so_and_tells_no_point(paper):
+    figure = paper.locator("#figure-0")
+    figure.locator(".plot").focus()
+    paper.keyboard.press("ArrowRight")
+    assert figure.locator(".readout").inner_text()
+    chosen = figure.locator(".legend button[aria-pressed=true]")
+    count = chosen.count()
+    press = "all => all.forEach((each) => each.click())"
+    chosen.evaluate_all(press)
+    assert figure.locator(".annotation").all_text_contents() == ["No line is chosen"]
+    assert not figure.locator(".readout").is_visible()
+    assert not figure.locator(".ytick text").count()
+    figure.locator(".legend button[aria-pressed=false]").evaluate_all(press)
+    assert browsing.lines_drawn(paper, 0) == count
+    assert figure.locator(".ytick text").count()
 
 
 def test_each_figure_has_a_sentence_and_its_controls_its_name(paper):
