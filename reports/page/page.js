@@ -69,10 +69,24 @@ function startFigures() {
   });
 }
 
-/* To a part of the page, also to the one that the address names already, as a reader may have closed or left it. */
-function goTo(anchor) {
-  if (location.hash === `#${anchor}`) dispatchEvent(new HashChangeEvent("hashchange"));
-  else location.hash = anchor;
+let cameFrom = null; // where a reader was who went to a part of the page: the address and the element
+
+/* To a part of the page, `from` an element, also to the one that the address names already, as a reader may have closed or
+   left it. */
+function goTo(anchor, from) {
+  if (location.hash === `#${anchor}`) {
+    dispatchEvent(new HashChangeEvent("hashchange"));
+    return;
+  }
+  cameFrom = { hash: location.hash, from };
+  location.hash = anchor;
+}
+
+/* Who comes back has the focus where it was. */
+function comeBack() {
+  if (cameFrom?.hash !== location.hash) return;
+  cameFrom.from.focus({ preventScroll: true });
+  cameFrom = null;
 }
 
 /* The figure that the address names, as it says, in view. */
@@ -84,16 +98,18 @@ function followAddress(figures) {
   return figure;
 }
 
-/* A figure is shown as a link says, at once and when the address is changed by hand. */
+/* A figure is shown as a link says, before all others, and when the address is changed by hand. */
 async function startLinks(figures) {
   addEventListener("hashchange", async () => {
     const figure = followAddress(figures);
     await figure?.draw();
     figure?.host.scrollIntoView();
   });
+  addEventListener("hashchange", comeBack);
   const figure = followAddress(figures);
-  await drawAll(figures);
-  figure?.host.scrollIntoView();
+  figure?.host.scrollIntoView(); // once: by the time that all are drawn, a reader may be elsewhere
+  await figure?.draw();
+  await drawAll(figures.filter((each) => each !== figure));
   page.started = true;
   for (const each of figures) each.plot.on?.("plotly_click", (event) => each.tellTapped(event));
 }
@@ -143,7 +159,9 @@ function startTheme(figures) {
     drawAll(figures);
   };
   button.onclick = () => {
-    document.documentElement.dataset.theme = dark() ? "light" : "dark";
+    const theme = dark() ? "light" : "dark";
+    document.documentElement.dataset.theme = theme;
+    chosenTheme(theme === (system.matches ? "dark" : "light") ? "" : theme); // who goes back follows the system again
     follow();
   };
   system.onchange = follow;
@@ -162,14 +180,14 @@ function startDownloads() {
   document.getElementById("save-records").onclick = async () => save("records.jsonl", "application/jsonl", await unpacked("records"));
 }
 
-/* On a small screen the first figure comes before what else was found. */
-function foldFindings() {
-  const findings = document.getElementById("findings");
-  if (findings && matchMedia("(max-width: 40rem)").matches) findings.open = false;
+/* On a small screen the first figure comes before what else was found and the choice of systems. */
+function foldOpening() {
+  if (!matchMedia("(max-width: 40rem)").matches) return;
+  for (const details of document.querySelectorAll("#findings, #systems")) details.open = false;
 }
 
 async function start() {
-  foldFindings();
+  foldOpening();
   startDownloads();
   startResults();
   startFailures();

@@ -28,7 +28,8 @@ function compare(a, b, direction) {
   return direction * (numbers ? a - b : collator.compare(String(a), String(b)));
 }
 
-/* `columns`: [{key, label, numeric, scale, names}]; `rows`: anything; `cell(row, key)`: its value, shown divided by the scale.
+/* `columns`: [{key, label, numeric, scale, names, link}]; `rows`: anything; `cell(row, key)`: its value, shown divided by the
+   scale; `link(row)`, where a column has it: the address of what its cell names.
    `signs(row)`: of the marks of a row's latency [mark, sign, meaning]. */
 class Table {
   constructor(host, { caption, columns, rows, cell, signs = () => [] }) {
@@ -48,6 +49,7 @@ class Table {
     scroller.setAttribute("role", "region");
     scroller.setAttribute("aria-label", `${caption} (scrolls)`);
     this.scroller = scroller;
+    scroller.table = this;
     host.replaceChildren(this.pager, scroller);
     this.choose(columns);
   }
@@ -95,11 +97,12 @@ class Table {
     this.scroller.scrollTop = 0;
   }
 
-  draw() {
+  /* The rows of a page, or all that are kept. */
+  draw(whole = false) {
     const { key, direction } = this.sorted;
     const rows = key === null ? this.kept : [...this.kept].sort((a, b) => compare(this.cell(a, key), this.cell(b, key), direction));
-    const start = this.page * ROWS_A_PAGE;
-    const visible = rows.slice(start, start + ROWS_A_PAGE);
+    const start = whole ? 0 : this.page * ROWS_A_PAGE;
+    const visible = whole ? rows : rows.slice(start, start + ROWS_A_PAGE);
     this.body.replaceChildren(...visible.map((row) => this.line(row)));
     const of = this.kept.length === this.rows.length ? `${rows.length}` : `${rows.length} that match (${this.rows.length} in all)`;
     this.count.textContent = rows.length ? `Rows ${start + 1}–${start + visible.length} of ${of}` : `No row of ${this.rows.length} matches`;
@@ -109,9 +112,10 @@ class Table {
   }
 
   line(row) {
-    return element("tr", {}, ...this.columns.map(({ key, numeric, scale, names }) => {
+    return element("tr", {}, ...this.columns.map(({ key, numeric, scale, names, link }) => {
       const value = this.cell(row, key);
       const cell = element("td", { textContent: shown(names[value] ?? (scale === 1 || value === null ? value : value / scale)), className: numeric ? "number" : "" });
+      if (link) cell.replaceChildren(element("a", { href: link(row), textContent: cell.textContent }));
       if (key === "status") cell.dataset.status = value;
       if (key === "latency_ms") this.sign(cell, this.signs(row));
       if (WORDS.includes(key)) cell.className = cell.textContent.length > LONG ? `${key} long` : key;
@@ -122,7 +126,16 @@ class Table {
   /* What a number is marked for stands before it. */
   sign(cell, signs) {
     if (!signs.length) return;
-    cell.prepend(`${signs.map(([, sign]) => sign).join("")} `);
-    cell.title = signs.map(([, , meaning]) => meaning).join("; ");
+    const meaning = signs.map(([, , each]) => each).join("; ");
+    cell.prepend(signs.map(([, sign]) => sign).join(""), element("span", { className: "unseen", textContent: ` (${meaning})` }), " ");
+    cell.title = meaning;
   }
 }
+
+/* Paper turns no pages: tables are whole on it, and as before afterwards. */
+function drawTables(whole) {
+  for (const scroller of document.querySelectorAll(".scroller")) scroller.table?.draw(whole);
+}
+
+addEventListener("beforeprint", () => drawTables(true));
+addEventListener("afterprint", () => drawTables(false));

@@ -5,7 +5,7 @@ class ProfileLinks {
   constructor(plot) {
     Object.assign(this, { plot, offer: null });
     plot.on("plotly_click", ({ points: [{ customdata: anchor }] }) => {
-      if (anchor && matchMedia("(hover: hover)").matches) goTo(anchor);
+      if (anchor && matchMedia("(hover: hover)").matches) goTo(anchor, plot);
       else this.offerLink(anchor);
     });
   }

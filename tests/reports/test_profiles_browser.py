@@ -84,6 +84,14 @@ def test_the_keyboard_goes_from_each_point_to_its_own_profile(page, made):
     is_opened(page, f"profile-{made[1][3]}")
 
 
+def test_who_comes_back_from_a_profile_is_at_the_figure_again(page, made):
+    walk_to(page, "Mamba", "2k")
+    page.keyboard.press("Enter")
+    is_opened(page, f"profile-{made[1][3]}")
+    page.go_back()
+    page.wait_for_function("document.activeElement === document.querySelector('#figure-0 .plot')")
+
+
 def test_a_profile_that_was_closed_opens_again_from_its_point(page, made):
     anchor = f"profile-{made[1][3]}"
     for _ in range(2):
@@ -117,11 +125,13 @@ def test_points_keep_their_links_when_the_figure_is_drawn_anew(page, made):
     page.locator("#figure-0 .legend button").first.click()
 
 
-def test_a_tap_shows_the_card_and_offers_the_profile(browser, made):
+def test_a_tap_tells_the_point_below_the_plot_and_offers_the_profile(browser, made):
     with browsing.opened(browser, made[0], viewport=PHONE, has_touch=True, is_mobile=True) as (page, _):
         page.locator("#figure-0 .plot").scroll_into_view_if_needed()
         box = page.locator("#figure-0 .xy .points path").first.bounding_box()
         page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.locator("#figure-0 .readout", has_text="Profiled").wait_for()
+        assert not page.locator("#figure-0 .hoverlayer").is_visible()  # the readout says the same
         page.get_by_role("link", name="Profile of this point").tap()
         is_opened(page, f"profile-{made[1][0]}")
 

@@ -78,6 +78,7 @@ def test_a_number_of_the_results_has_the_signs_of_its_marks(doubtful):
     assert {cell.split()[0] for cell in signed} == {"†*", "‡¶", "§"}
     meaning = doubtful.locator("#results-table td", has_text="†*").get_attribute("title")
     assert meaning == "fewer sequences at once than asked for; fewer than 6 samples"
+    assert f"({meaning})" in doubtful.locator("#results-table td", has_text="†*").text_content()
 
 
 @pytest.mark.parametrize(("others", "is_below"), [((1.05,), True), ((0.95, 1.05), False), ((2.0,), False)])
