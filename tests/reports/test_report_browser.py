@@ -412,6 +412,9 @@ def check_phone(page):
     )
     assert beyond == []
     assert page.evaluate("(s => s.scrollWidth > s.clientWidth)(document.querySelector('#results-table .scroller'))")
+    page.evaluate("document.querySelector('#results-table .scroller').scrollLeft = 150")
+    edges = "[...document.querySelectorAll('#results-table tr > :first-child')].map(e => e.getBoundingClientRect().left)"
+    assert set(page.evaluate(edges)) == {17}  # a row keeps its name
 
 
 def test_phone_scrolls_only_inside_tables(browser, saved):

@@ -138,6 +138,16 @@ def test_the_legend_of_a_saved_picture_is_below_the_plot_however_many_lines_it_h
         assert page.evaluate(box, ".xtitle")["top"] >= page.evaluate(box, ".scatterlayer")["bottom"]
 
 
+def test_the_legend_of_a_saved_picture_has_room_for_a_dash_twice(browser, saved):
+    with browsing.opened(browser, saved) as (page, _):
+        browsing.open_options(page)
+        page.set_content(file_of(page, "SVG").decode())
+        width = "all => all.map((each) => each.getBBox().width)"
+        assert page.locator(".legend .legendlines path").evaluate_all(width) == [60] * 3
+        boxes = "all => all.map((each) => each.getBoundingClientRect().right)"
+        assert max(page.locator(".legend text").evaluate_all(boxes)) <= 900
+
+
 def corner(png):
     """The first pixel of a PNG of 8 bits a channel."""
     assert png.startswith(b"\x89PNG")
@@ -195,6 +205,57 @@ def test_paper_is_white_and_keeps_a_plot_with_its_legend(browser, saved):
         page.wait_for_timeout(200)
         assert page.evaluate("document.querySelector('#figure-0 .plot').data[0].line.color") == "rgb(71, 193, 237)"
         assert page.pdf(format="A4").startswith(b"%PDF")
+
+
+def test_paper_has_all_rows_of_a_table_under_headers_that_each_page_repeats(browser, paper_page):
+    rows = "document.querySelectorAll('#results-table tbody tr').length"
+    with browsing.opened(browser, paper_page) as (page, _):
+        count = page.evaluate("page.count")
+        page.locator("#results-table").get_by_role("button", name="Next").click()
+        page.emulate_media(media="print")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert page.evaluate(rows) == count > 100
+        assert page.locator("#results-table .count").inner_text() == f"Rows 1–{count} of {count}"
+        # Chromium leaves the box of a button out of all but the first header, and a text without one in.
+        assert page.evaluate("getComputedStyle(document.querySelector('thead button')).display") == "contents"
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        page.emulate_media(media="screen")
+        assert page.locator("#results-table .count").inner_text() == f"Rows 101–200 of {count}"
+
+
+def test_a_link_shows_its_figure_before_the_others_are_drawn(browser, paper_page):
+    drawn = """() => {
+      window.order = [];
+      const draw = Figure.prototype.draw;
+      Figure.prototype.draw = function (...all) {
+        order.push([this.data.id, Math.round(scrollY) > 0]);
+        return draw.apply(this, all);
+      };
+    }"""
+    with browsing.opened(browser, paper_page) as (page, _):
+        figures = page.evaluate("page.figures.map(({ id }) => id)")
+        page.evaluate(drawn)
+        page.evaluate("scrollTo(0, 0)")
+        page.evaluate("id => history.replaceState(null, '', `#${id}`)", figures[-1])
+        page.evaluate("startLinks(startFigures())")
+        order = page.evaluate("order")
+        assert [order[0][0], *sorted(each for each, _ in order[1:])] == [figures[-1], *sorted(figures[:-1])]
+        assert all(scrolled for _, scrolled in order)
+
+
+def test_a_theme_that_was_chosen_is_there_again(browser, saved):
+    with browsing.opened(browser, saved) as (page, _):
+        for chosen, other in (("dark", "Light theme"), ("light", "Dark theme")):
+            page.get_by_role("button", name=f"{chosen} theme").click()
+            page.reload()
+            page.wait_for_selector("html[data-ready]", state="attached")
+            page.get_by_role("button", name=other).wait_for()
+        assert page.evaluate("localStorage.length") == 0  # the system's own is not kept
+    refusing = "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('', 'SecurityError') } })"
+    with browsing.opened(browser, saved) as (page, _):
+        page.evaluate(refusing)
+        page.get_by_role("button", name="Dark theme").click()
+        page.get_by_role("button", name="Light theme").click()
 
 
 def test_a_run_is_cited_by_project_version_commit_device_and_date():
