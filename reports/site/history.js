@@ -93,6 +93,7 @@ function numbers(lines, unit) {
   const held = lines.some(({ sequences }) => sequences.length) ? [["sequences", "Sequences at once", true]] : [];
   const columns = [["at", "First sample, UTC"], ["run", "Run"], ["commit", "Commit"], ["ms", `Latency (${unit})`, true], ["low", "From", true], ["high", "To", true], ...held, ["place", "Machine"], ["change", "Change"]]
     .map(([key, label, numeric]) => ({ key, label, numeric: Boolean(numeric), scale: 1, names: Object.create(null) }));
+  columns.find(({ key }) => key === "run").link = ({ line, at }) => `../runs/${line.run[at]}.html`;
   const cell = ({ line, at }, key) => {
     const change = line.changes.find((each) => each.at === at);
     if (key === "change") return change ? `${change.verdict}, ${percent(change.ratio)}` : null;
@@ -111,14 +112,24 @@ function fromAddress(text) {
   }
 }
 
-/* The case that the address names behind its #; else the first, which changed most. */
+/* The cases of several runs, those that changed most first, then apart those of one run, which have nothing to show yet. */
+function offerCases() {
+  const changes = ({ lines }) => lines.reduce((sum, line) => sum + line.changes.length, 0);
+  const isRepeated = ({ lines }) => new Set(lines.flatMap(({ run }) => run)).size > 1;
+  const option = ({ key, label }) => element("option", { value: key, textContent: label });
+  const sorted = page.cases.toSorted((a, b) => changes(b) - changes(a) || collator.compare(a.label, b.label));
+  const [several, single] = [true, false].map((wanted) => sorted.filter((each) => isRepeated(each) === wanted).map(option));
+  select.append(...several, ...(single.length ? [element("optgroup", { label: "In one run" }, ...single)] : []));
+}
+
+/* The case that the address names behind its #; else the first. */
 function follow() {
   const wanted = fromAddress(location.hash.slice(1));
-  select.value = cases.has(wanted) ? wanted : page.cases[0].key;
+  select.value = cases.has(wanted) ? wanted : select.options[0].value;
   draw();
 }
 
-for (const { key, label } of page.cases) select.append(element("option", { value: key, textContent: label }));
+offerCases();
 select.onchange = () => { location.hash = select.value; };
 select.form.onsubmit = (event) => event.preventDefault();
 for (const part of document.querySelectorAll(".needs-script")) part.hidden = false;

@@ -338,6 +338,8 @@ def test_no_page_is_wider_than_a_phone(browser, site, scheme):
     for path in pages_of(site):
         with opened(browser, site, path, viewport=PHONE, color_scheme=scheme) as page:
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
+            if compared := page.locator(".compared").all():  # blocks below each other, which scroll with the page
+                assert compared[0].evaluate("e => e.scrollHeight === e.clientHeight")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -382,6 +384,28 @@ def test_a_system_over_time_marks_changes_and_follows_the_chosen_case(browser, t
         assert page.evaluate(COMPARED)["verdict"] == "1 slower, 1 not judged"
     with opened(browser, site, f"over-time/{path.name}#%") as page:  # an address that was cut
         assert page.evaluate(traces)[0]["y"] == [10, 10.1, 12]
+
+
+def test_a_system_over_time_offers_cases_of_several_runs_first_and_leads_to_the_runs(browser, tmp_path):
+    runs = []
+    for day, contexts in enumerate(((1024, 256, 64, 8192), (1024, 64))):
+        at = f"2026-11-1{day}T03:00:00+00:00"
+        records = [timed(a_case(context), 5, at=at) for context in contexts]
+        runs.append(a_run(tmp_path / f"day-{day}", *records, at=at).folder)
+    site = tmp_path / "site"
+    write_site(runs, site)
+    (path,) = site.glob("over-time/*.html")
+    with opened(browser, site, f"over-time/{path.name}") as page:
+        offered = page.evaluate(
+            "[...document.querySelectorAll('#case option')].map(e => [e.parentNode.label ?? '', e.textContent])"
+        )
+        found = [(group, re.search(r"T=(\d+)", text)[1]) for group, text in offered]
+        assert found == [("", "64"), ("", "1024"), ("In one run", "256"), ("In one run", "8192")]
+        assert "T=64 " in page.inner_text("#figure-title")
+        page.locator("summary").click()
+        page.locator("#numbers").get_by_role("link", name="day-0").click()
+        page.wait_for_url("**/runs/day-0-*.html")
+        settle(page)
 
 
 def test_a_system_over_time_says_where_it_draws_the_time_of_a_token(browser, tmp_path):
