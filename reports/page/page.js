@@ -71,8 +71,8 @@ function startFigures() {
 
 let cameFrom = null; // where a reader was who went to a part of the page: the address and the element
 
-/* To a part of the page, `from` an element, also to the one that the address names already, as a reader may have closed or
-   left it. */
+/* `from` an element to a part of the page, also to the one that the address names already, as a reader may have closed
+   or left it. */
 function goTo(anchor, from) {
   if (location.hash === `#${anchor}`) {
     dispatchEvent(new HashChangeEvent("hashchange"));

@@ -112,7 +112,7 @@ function fromAddress(text) {
   }
 }
 
-/* The cases of several runs, those that changed most first, then apart those of one run, which have nothing to show yet. */
+/* The cases of several runs, those that changed most first; apart, those of one run, which have no change to show. */
 function offerCases() {
   const changes = ({ lines }) => lines.reduce((sum, line) => sum + line.changes.length, 0);
   const isRepeated = ({ lines }) => new Set(lines.flatMap(({ run }) => run)).size > 1;
