@@ -18,6 +18,7 @@ class Figure {
     this.reset();
     this.offerRatios();
     this.buildLegend();
+    this.drawLegend(); // at once, so that no drawing of a figure moves those below it by as much
     this.listen();
   }
 

@@ -28,8 +28,8 @@ function compare(a, b, direction) {
   return direction * (numbers ? a - b : collator.compare(String(a), String(b)));
 }
 
-/* `columns`: {key, label, numeric, scale, names, link} each; `rows`: anything; `cell(row, key)`: its value, shown divided by
-   the scale; `link(row)`, where a column has it: the address of what its cell names.
+/* `columns`: {key, label, numeric, scale, names, link} each; `rows`: anything; `cell(row, key)`: its value, shown divided
+   by the scale; `link(row)`, where a column has it: the address of what its cell names.
    `signs(row)`: of the marks of a row's latency [mark, sign, meaning]. */
 class Table {
   constructor(host, { caption, columns, rows, cell, signs = () => [] }) {

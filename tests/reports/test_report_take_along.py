@@ -241,6 +241,9 @@ def test_a_link_shows_its_figure_before_the_others_are_drawn(browser, paper_page
         order = page.evaluate("order")
         assert [order[0][0], *sorted(each for each, _ in order[1:])] == [figures[-1], *sorted(figures[:-1])]
         assert all(scrolled for _, scrolled in order)
+    with browsing.opened(browser, paper_page, f"#{figures[-1]}") as (page, _):
+        top = page.locator("figure").last.evaluate("e => e.getBoundingClientRect().top")
+        assert top == pytest.approx(64, abs=4)  # below the bar, whatever was drawn above
 
 
 def test_a_theme_that_was_chosen_is_there_again(browser, saved):
