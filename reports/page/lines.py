@@ -107,12 +107,12 @@ class Looks:
     def of_no_other(self, system: str) -> Iterator[Look]:
         """Looks for the lines of a figure of one system, without end, in colours and markers of no other on the page.
 
-        First those that no system has, and the system's own look late.
+        First the system's own look, which the first line has in every figure.
         """
         looks = [look for name, look in self.systems.items() if name in self.drawn]
         own = self.systems[system]
-        tones = [*(tone for tone in range(TONES) if tone not in {look.tone for look in looks}), own.tone]
-        markers = [*(each for each in MARKERS if each not in {look.marker for look in looks}), own.marker]
+        tones = [own.tone, *(tone for tone in range(TONES) if tone not in {look.tone for look in looks})]
+        markers = [own.marker, *(each for each in MARKERS if each not in {look.marker for look in looks})]
         turn = lcm(len(tones), len(markers))  # after so many the same pairs would come again
         for number in count():
             yield Look(tones[number % len(tones)], markers[(number + number // turn) % len(markers)])
