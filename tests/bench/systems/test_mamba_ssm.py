@@ -37,6 +37,7 @@ class MambaLMHeadModel(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, device=device, dtype=dtype)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.lm_head.weight = self.embedding.weight
+        self.A_log = nn.Parameter(torch.zeros(config.n_layer, 2 * config.d_model, 16))  # as many as there really are
 
     def allocate_inference_cache(self, batch, context, dtype):
         width = self.embedding.weight.shape[1]
