@@ -43,7 +43,7 @@ def with_sign(share: float, digits: int) -> str:
 
 def _power(number: float) -> int:
     """Of ten in a number's first digit."""
-    return math.floor(math.log10(abs(number))) if number else 0
+    return math.floor(math.log10(abs(number))) if number and math.isfinite(number) else 0
 
 
 def share_of(number: int, whole: int, thing: str) -> str:

@@ -238,6 +238,7 @@ def test_large_numbers_have_no_exponent():
 def test_numbers_keep_their_last_zeros():
     found = winners({2048: 4.198}, {2048: 9.1})
     assert "it takes 4.20 µs, 2.17 times as fast" in found
+    assert said_number(float("nan")) == "nan"
     assert [said_number(each) for each in (0, 0.0999, 0.09996, 1, 99.96, 1146, 239_400)] == (
         ["0.00", "0.0999", "0.100", "1.00", "100", "1,150", "239,000"]
     )
