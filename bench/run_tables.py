@@ -140,10 +140,10 @@ def _distances(a: Source, b: Source, where: Mapping[str, Any], without: Mapping[
     found = [row for row in compare(*runs).rows if row.key in keys]
     if not found:
         raise UserError(f"{runs[0].folder} and {runs[1].folder}: no such case has a result in both")
-    farthest = max(found, key=lambda row: abs(row.judged.ratio - 1))
-    within = [str(sum(abs(row.judged.ratio - 1) <= bar for row in found)) for bar in NEAR]
-    middle = median(row.judged.ratio - 1 for row in found)
-    return [str(len(found)), f"{middle:+.1%}", *within, f"{farthest.judged.ratio - 1:+.1%}: {farthest.label}"]
+    off = [row.judged.ratio - 1 for row in found]
+    farthest, label = max(zip(off, (row.label for row in found), strict=True), key=lambda each: abs(each[0]))
+    within = [str(sum(abs(each) <= bar for each in off)) for bar in NEAR]
+    return [str(len(found)), f"{median(off):+.1%}", *within, f"{farthest:+.1%}: {label}"]
 
 
 TABLES: Mapping[str, Callable[[Mapping[str, Any], SourceOf], Lines]] = {"runs": runs_table, "apart": apart_table}

@@ -15,13 +15,18 @@ _SPECIAL = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{
 _SPECIAL["^"] = r"\textasciicircum{}"
 
 
+def devices_of(table: pd.DataFrame) -> list[str]:
+    """The devices that a table (of `stats.frame`) names, each once."""
+    return [device for device in table["device"].unique() if device]
+
+
 def citation(title: str, table: pd.DataFrame, missing: int = 0, part: Part | None = None) -> str:
     """A BibTeX entry of the run in `table` (of `stats.frame`): project, version, commit, device and date.
 
     missing: how many planned cases have no record. part: which of the run's systems are in it, where not all are.
     """
     when = days(table["started_at"])
-    devices = [device for device in table["device"].unique() if device]
+    devices = devices_of(table)
     commits = [short_commit(commit) for commit in table["commit"].unique() if commit]
     statuses = case_statuses(table)
     said = [

@@ -19,7 +19,7 @@ from reports.commits import short_commit
 from reports.fairness import fairness, unequal, uneven
 from reports.fidelity import fidelity
 from reports.machines import machines
-from reports.page.citation import citation
+from reports.page.citation import citation, devices_of
 from reports.page.data import LABELS, page_data, profiled_rows, said_once
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, days, ends, figures, undrawn
@@ -138,11 +138,7 @@ def render(
 
 def run_title(name: str, table: pd.DataFrame) -> str:
     """What tells the page of a run from those of others: the name of its folder, and its devices."""
-    return ", ".join(filter(None, [printable(name), " and ".join(_devices(table))]))
-
-
-def _devices(table: pd.DataFrame) -> list[str]:
-    return [device for device in table["device"].unique() if device]
+    return ", ".join(filter(None, [printable(name), " and ".join(devices_of(table))]))
 
 
 def _is_timed(table: pd.DataFrame) -> bool:
@@ -213,7 +209,7 @@ def _facts(table: pd.DataFrame, missing: int, part: Part | None) -> list[Fact]:
     lost = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())
     return [
-        Fact("Device", " · ".join(_devices(table)) or "not recorded"),
+        Fact("Device", " · ".join(devices_of(table)) or "not recorded"),
         Fact("Commit", _commits(table)),
         Fact("Measured", _dates(table)),
         Fact("Cases", f"{ok} {_done(table)}", f"of {cases}{f' shown, beside {part.others} others' if part else ''}"),
@@ -225,7 +221,7 @@ def _facts(table: pd.DataFrame, missing: int, part: Part | None) -> list[Fact]:
 def _meta(table: pd.DataFrame, missing: int, part: Part | None) -> str:
     """The run in a line: where, when, by which commit, how much."""
     statuses = case_statuses(table)
-    devices = " and ".join(_devices(table)) or "device not recorded"
+    devices = " and ".join(devices_of(table)) or "device not recorded"
     commits = table["commit"].replace("", None).nunique()
     by = f"{commits} commits" if commits > 1 else f"commit {_commits(table)}"
     count = f"{statuses['ok']} of {statuses.total() + missing} cases {_done(table)}"
