@@ -59,6 +59,7 @@ AXES: tuple[AxisEntry, ...] = (
     AxisEntry("block_size", "Tokens of a cache block", "blocks of {} tokens"),
     AxisEntry("max_num_batched_tokens", "Tokens of a step", "steps of {} tokens"),
     AxisEntry("graphs", "Graph sizes", "graph sizes {}"),
+    AxisEntry("attention", "Attention", "attention {}"),
 )
 
 OPTION_DEFAULTS = {axis.name: axis.default for axis in AXES if axis.default is not None}

@@ -1,6 +1,7 @@
 """What did the run find? A few sentences, each computed from the records."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -11,7 +12,7 @@ from harness.catalogue import Catalogue, PaperClaim
 from harness.reason import counted, span
 from reports.fairness import MODEL_COLUMNS, MODEL_OPTIONS
 from reports.page.figures import Figure
-from reports.page.ranking import BESIDE, DOUBTS, LEVEL, Standing, View, standings
+from reports.page.ranking import DOUBTS, LEVEL, Standing, View, standings
 from reports.spoken import counts_of_missing, listed, said_number, said_setting, said_x, share_of
 from reports.stats import (
     CACHE_FULL,
@@ -43,8 +44,9 @@ def headline(
     """
     answering = [figure for figure in figures if figure.headline] or figures[:2]
     views = [View(table, catalogue, figure, uneven or {}, is_part) for figure in answering]
+    if unranked := _unranked(table, views):
+        views = [replace(view, beside="") for view in views]
     curves = [each for each in views if not each.figure.best]
-    unranked = _unranked(table, views)
     sentences = [
         unranked,
         *map(_winners, curves[:2]),
@@ -53,8 +55,7 @@ def headline(
         _unfit(views),
         _lost(table, len(missing), is_part),
     ]
-    said_once = f" {BESIDE}" if unranked else ""
-    return [sentence.replace(said_once, "") for sentence in sentences if sentence]
+    return [sentence for sentence in sentences if sentence]
 
 
 def described(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
@@ -299,7 +300,7 @@ def _best(view: View) -> str:
     there = "" if after.x == best.x else f", at {view.at(said_x(after.x))}"
     ahead = f"{said_number(best.value / after.value)} times that of {next_who}, the next{there}"
     if best.hides(after):
-        near, far = f"not told apart from {next_who}", f"not ranked against {next_who} {BESIDE}"
+        near, far = f"not told apart from {next_who}", f"not ranked against {next_who} {view.beside}".rstrip()
         ahead = near if best.is_near(after) else far
     elif best.differs_little(after):
         ahead = f"level with {next_who}"

@@ -99,6 +99,7 @@ class View:
     figure: Figure
     uneven: Mapping[tuple[Any, ...], str] = field(default_factory=dict)  # as `fairness.uneven`
     is_part: bool = False  # the run has other systems, which are not in the table
+    beside: str = BESIDE  # behind "not ranked"; empty where it was said before
 
     @property
     def unit(self) -> str:
@@ -226,21 +227,21 @@ def standings(view: View) -> list[Standing]:
     for line in view.compared:
         for point in view.points(line):
             at.setdefault(point.x, []).append((point, labels[line.name]))
-    return [_standing(x, places, view.lower_is_better) for x, places in sorted(at.items()) if len(places) > 1]
+    return [_standing(view, x, places) for x, places in sorted(at.items()) if len(places) > 1]
 
 
-def _standing(x: float, places: list[tuple[Point, str]], lower_is_better: bool) -> Standing:
+def _standing(view: View, x: float, places: list[tuple[Point, str]]) -> Standing:
     """Level with the best is what differs little from it, and what the run does not tell from it."""
-    ordered = sorted(places, key=lambda place: place[0].value if lower_is_better else -place[0].value)
+    ordered = sorted(places, key=lambda place: place[0].value if view.lower_is_better else -place[0].value)
     best = ordered[0][0]
     level = tuple(who for point, who in places if best.differs_little(point) or best.hides(point))
-    return Standing(x, ordered, level, _tie(best, [point for point, _ in ordered[1:]]))
+    return Standing(x, ordered, level, _tie(view, best, [point for point, _ in ordered[1:]]))
 
 
-def _tie(best: Point, others: Iterable[Point]) -> str:
+def _tie(view: View, best: Point, others: Iterable[Point]) -> str:
     hidden = [point for point in others if best.hides(point)]
     if not all(map(best.is_near, hidden)):
-        return f"not ranked {BESIDE}"
+        return f"not ranked {view.beside}".rstrip()
     return "not told apart" if hidden else "level"
 
 

@@ -112,13 +112,11 @@ function fromAddress(text) {
   }
 }
 
-/* The cases of several runs, those that changed most first; apart, those of one run, which have no change to show. */
+/* The cases of several runs; apart, those of one run, which have no change to show. */
 function offerCases() {
-  const changes = ({ lines }) => lines.reduce((sum, line) => sum + line.changes.length, 0);
   const isRepeated = ({ lines }) => new Set(lines.flatMap(({ run }) => run)).size > 1;
   const option = ({ key, label }) => element("option", { value: key, textContent: label });
-  const sorted = page.cases.toSorted((a, b) => changes(b) - changes(a) || collator.compare(a.label, b.label));
-  const [several, single] = [true, false].map((wanted) => sorted.filter((each) => isRepeated(each) === wanted).map(option));
+  const [several, single] = [true, false].map((wanted) => page.cases.filter((each) => isRepeated(each) === wanted).map(option));
   select.append(...several, ...(single.length ? [element("optgroup", { label: "In one run" }, ...single)] : []));
 }
 

@@ -1,6 +1,7 @@
 """How did a system change over time? Each of its cases through the runs of a site, in the order of their dates."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -61,11 +62,6 @@ class Case:
         return [change for line in self.lines for change in line.changes]
 
     @property
-    def points(self) -> int:
-        """On all machines."""
-        return sum(len(line.points) for line in self.lines)
-
-    @property
     def is_by_token(self) -> bool:
         """Whether its points are ms a token: an engine held unlike numbers of sequences at once."""
         tokens = {each for line in self.lines for point in line.points for each in point.side.tokens.values()}
@@ -74,7 +70,7 @@ class Case:
 
 @dataclass
 class History:
-    """A system through the runs of a site. cases: those that changed first, then those of most runs."""
+    """A system through the runs of a site. cases: those that changed most first, then by label."""
 
     name: str
     label: str
@@ -116,10 +112,15 @@ def histories(entries: Iterable[Entry], held: Iterable[Held]) -> list[History]:
     found = []
     for name, by_key in points.items():
         cases = [_case(key, lines) for key, lines in by_key.items()]
-        cases.sort(key=lambda case: (-len(case.changes), -case.points, case.label))
+        cases.sort(key=lambda case: (-len(case.changes), _by_numbers(case.label)))
         if cases:
             found.append(History(name, labels.get(name, name), cases))
     return found
+
+
+def _by_numbers(label: str) -> list[str | int]:
+    """A key that sorts `B=2` before `B=16`."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", label)]
 
 
 def _place(side: CaseSide) -> str:
