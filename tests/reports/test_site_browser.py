@@ -354,8 +354,8 @@ def test_a_system_over_time_marks_changes_and_follows_the_chosen_case(browser, t
     runs = [
         a_run(
             tmp_path / f"day-{day}",
-            timed(a_case(64), ms, on_commit(str(day)), at=f"2026-11-1{day}T03:00:00+00:00"),
-            timed(a_case(128), 5, on_commit(str(day)), at=f"2026-11-1{day}T03:01:00+00:00"),
+            timed(a_case(64), 5, on_commit(str(day)), at=f"2026-11-1{day}T03:00:00+00:00"),
+            timed(a_case(128), ms, on_commit(str(day)), at=f"2026-11-1{day}T03:01:00+00:00"),
             at=f"2026-11-1{day}T03:00:00+00:00",
         ).folder
         for day, ms in enumerate((10, 10.1, 12))
@@ -371,7 +371,7 @@ def test_a_system_over_time_marks_changes_and_follows_the_chosen_case(browser, t
         assert page.get_attribute("#plot", "aria-label").startswith("Line chart of the latency of ttt-linear/torch")
         page.locator("#case").focus()
         page.keyboard.press("ArrowDown")
-        page.locator("#figure-title", has_text="T=128").wait_for()
+        page.locator("#figure-title", has_text="T=64").wait_for()
         settle(page)
         points, changes = page.evaluate(traces)
         assert points["y"] == [5, 5, 5]
