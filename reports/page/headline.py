@@ -300,7 +300,7 @@ def _best(view: View) -> str:
     there = "" if after.x == best.x else f", at {view.at(said_x(after.x))}"
     ahead = f"{said_number(best.value / after.value)} times that of {next_who}, the next{there}"
     if best.hides(after):
-        near, far = f"not told apart from {next_who}", f"not ranked against {next_who} {view.beside}".rstrip()
+        near, far = f"not told apart from {next_who}", view.not_ranked(f" against {next_who}")
         ahead = near if best.is_near(after) else far
     elif best.differs_little(after):
         ahead = f"level with {next_who}"

@@ -113,6 +113,9 @@ class View:
     def is_speed(self) -> bool:
         return self.figure.y in LATENCIES + RATES
 
+    def not_ranked(self, against: str = "") -> str:
+        return f"not ranked{against} {self.beside}".rstrip()
+
     @cached_property
     def ranked(self) -> list[Line]:
         """The lines that answer the figure's question, and those with a result of systems that it does not name."""
@@ -241,7 +244,7 @@ def _standing(view: View, x: float, places: list[tuple[Point, str]]) -> Standing
 def _tie(view: View, best: Point, others: Iterable[Point]) -> str:
     hidden = [point for point in others if best.hides(point)]
     if not all(map(best.is_near, hidden)):
-        return f"not ranked {view.beside}".rstrip()
+        return view.not_ranked()
     return "not told apart" if hidden else "level"
 
 

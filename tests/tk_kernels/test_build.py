@@ -229,6 +229,20 @@ def test_who_builds_at_once_builds_once(machine):
     assert {each.library for each in built} == {built[0].library}
 
 
+def test_what_a_killed_build_left_is_removed_by_the_next(machine, tmp_path):
+    machine.nvcc(body="kill -9 $PPID")
+    building = os.fork()
+    if not building:
+        build.build(NAME)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(building, 0)[1]) == -signal.SIGKILL
+    builds = tmp_path / "cache" / "kernels"
+    assert len(list(builds.glob(".ttt_linear.forward_sm90.building-*"))) == 1
+    machine.nvcc()
+    folder = build.build(NAME).library.parent
+    assert sorted(path.name for path in builds.iterdir()) == [".ttt_linear.forward_sm90.lock", folder.name]
+
+
 def damage_note(folder, **changes):
     note = json.loads((folder / "build.json").read_text()) | changes
     (folder / "build.json").write_text(json.dumps({key: value for key, value in note.items() if value is not None}))

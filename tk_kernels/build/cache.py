@@ -108,18 +108,25 @@ def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
 def compile_into_cache(wanted: Mapping[str, str | None], flags: tuple[str, ...]) -> Built:
     """Compile what is wanted into a folder of its own, which gets its final name when it is whole.
 
-    Another process that wants the same meanwhile waits, and takes what this one has built.
+    Another process that wants the same meanwhile waits, and takes what this one has built. What a build left that was
+    killed is removed.
     """
     name = str(wanted["name"])
     _builds().mkdir(parents=True, exist_ok=True)
     with alone(_builds() / f".{name.replace('/', '.')}.lock"):
+        for killed in _builds().glob(f"{_scratch_prefix(name)}*"):
+            shutil.rmtree(killed, ignore_errors=True)
         return find_cached(wanted) or _compiled(name, wanted, flags)
+
+
+def _scratch_prefix(name: str) -> str:
+    return f".{name.replace('/', '.')}.building-"
 
 
 def _compiled(name: str, wanted: Mapping[str, str | None], flags: tuple[str, ...]) -> Built:
     key = hashlib.sha256(json.dumps(dict(wanted), sort_keys=True).encode()).hexdigest()[:16]
     folder = _builds() / f"{name.replace('/', '.')}-{key}"
-    scratch = Path(tempfile.mkdtemp(dir=_builds(), prefix=".building-"))
+    scratch = Path(tempfile.mkdtemp(dir=_builds(), prefix=_scratch_prefix(name)))
     try:
         status, log = run_nvcc(source_path(name), SOURCE_ROOT, scratch / LIBRARY, flags)
         if status != 0:
