@@ -96,7 +96,7 @@ def render(
     data = page_data(table, catalogue, drawn, lost, profiled_rows(records, profiled))
     sources = [source(PACKAGE, name) for name in PROGRAM]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
-    loader, plotly = source(PACKAGE, "load.js"), None if around else plotly_source()
+    loader, plotly = source(PACKAGE, "theme.js") + source(PACKAGE, "load.js"), None if around else plotly_source()
     models = fairness(records, catalogue)
     found = headline(table, catalogue, drawn, missing, uneven(models), is_part=part is not None) if timed else [UNTIMED]
     return _template().render(

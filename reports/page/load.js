@@ -1,18 +1,5 @@
 /* How does the page come to its programs and records, which lie in it compressed? */
 
-const THEME = "ttt-bench theme"; // what a browser keeps a reader's choice by
-
-/* The theme that a reader chose: read, or kept where one is given, and forgotten for "". A browser may refuse it. */
-function chosenTheme(theme) {
-  try {
-    if (theme) localStorage.setItem(THEME, theme);
-    else if (theme === "") localStorage.removeItem(THEME);
-    return localStorage.getItem(THEME);
-  } catch {
-    return null;
-  }
-}
-
 /* The text that `packed` of html.py put into an element: base 85 of gzip. */
 async function unpacked(id) {
   const digits = new Uint8Array(128);
@@ -38,5 +25,4 @@ async function run(id) {
   document.head.append(script);
 }
 
-if (["light", "dark"].includes(chosenTheme())) document.documentElement.dataset.theme = chosenTheme();
 run("program");

@@ -1,4 +1,4 @@
-/* What does the page do: read its data, draw, filter, change theme, hand out the records. */
+/* What does the page do: read its data, draw, filter, hand out the records. */
 
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const columns = new Map(page.columns.map(({ name, values, codes, numbers }) => [name, numbers ?? codes.map((code) => values[code])]));
@@ -150,24 +150,6 @@ function startSystems(figures) {
   }
 }
 
-function startTheme(figures) {
-  const button = document.getElementById("theme");
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const dark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
-  const follow = () => {
-    button.textContent = dark() ? "Light theme" : "Dark theme";
-    drawAll(figures);
-  };
-  button.onclick = () => {
-    const theme = dark() ? "light" : "dark";
-    document.documentElement.dataset.theme = theme;
-    chosenTheme(theme === (system.matches ? "dark" : "light") ? "" : theme); // who goes back follows the system again
-    follow();
-  };
-  system.onchange = follow;
-  button.textContent = dark() ? "Light theme" : "Dark theme";
-}
-
 function tableCsv() {
   const names = [...columns.keys()].filter((name) => name !== "others");  // which says others of them in words
   return csvText([names, ...allRows.map((row) => names.map((name) => cell(row, name)))]);
@@ -194,7 +176,7 @@ async function start() {
   if (document.getElementById("plotly")) await run("plotly"); // the pages of a site share a file
   const figures = startFigures();
   startSystems(figures);
-  startTheme(figures);
+  startTheme(() => drawAll(figures));
   startPrint(figures);
   startCitation();
   await startLinks(figures);

@@ -321,5 +321,6 @@ for (const select of selects) {
 document.getElementById("swap").onclick = () => choose(...selects.map((each) => each.value).reverse());
 document.getElementById("sides").onsubmit = (event) => event.preventDefault();
 for (const part of document.querySelectorAll(".needs-script")) part.hidden = false;
+startTheme(() => {});
 addEventListener("hashchange", follow);
 follow();

@@ -132,5 +132,6 @@ select.onchange = () => { location.hash = select.value; };
 select.form.onsubmit = (event) => event.preventDefault();
 for (const part of document.querySelectorAll(".needs-script")) part.hidden = false;
 addEventListener("hashchange", follow);
-for (const medium of ["(prefers-color-scheme: dark)", "print"]) matchMedia(medium).onchange = draw;
+startTheme(draw);
+matchMedia("print").onchange = draw;
 follow();

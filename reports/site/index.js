@@ -60,6 +60,7 @@ function restore() {
 }
 
 for (const part of document.querySelectorAll(".needs-script")) part.hidden = false;
+startTheme(() => {});
 const filters = document.getElementById("filters");
 filters.oninput = changed;
 filters.onsubmit = (event) => event.preventDefault();
