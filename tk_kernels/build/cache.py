@@ -11,8 +11,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -30,7 +28,13 @@ from tk_kernels.build.compiler import (
     run_nvcc,
 )
 from tk_kernels.build.errors import BuildError
-from tk_kernels.build.thunderkittens import alone, cache_directory, find_thunderkittens, thunderkittens_version
+from tk_kernels.build.thunderkittens import (
+    alone,
+    cache_directory,
+    find_thunderkittens,
+    named_when_whole,
+    thunderkittens_version,
+)
 
 LIBRARY, LOG, NOTE = "kernel.so", "compiler.log", "build.json"  # the files of a build
 SOURCE_ROOT = Path(__file__).resolve().parent.parent
@@ -100,7 +104,7 @@ def _tvm_ffi_version() -> str | None:
 def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
     """The newest build that every known ingredient matches; one that is damaged or lacks a file is passed over."""
     name = str(wanted["name"])
-    times = {folder: _built_at(folder, wanted) for folder in _builds().glob(f"{name.replace('/', '.')}-*")}
+    times = {folder: _built_at(folder, wanted) for folder in _builds().glob(f"{_dotted(name)}-*")}
     folder = max((folder for folder in times if times[folder]), key=times.__getitem__, default=None)
     return Built(name, folder / LIBRARY, folder / LOG, compiled=False) if folder else None
 
@@ -113,36 +117,29 @@ def compile_into_cache(wanted: Mapping[str, str | None], flags: tuple[str, ...])
     """
     name = str(wanted["name"])
     _builds().mkdir(parents=True, exist_ok=True)
-    with alone(_builds() / f".{name.replace('/', '.')}.lock"):
-        for killed in _builds().glob(f"{_scratch_prefix(name)}*"):
-            shutil.rmtree(killed, ignore_errors=True)
+    with alone(_builds() / f".{_dotted(name)}.lock"):
         return find_cached(wanted) or _compiled(name, wanted, flags)
-
-
-def _scratch_prefix(name: str) -> str:
-    return f".{name.replace('/', '.')}.building-"
 
 
 def _compiled(name: str, wanted: Mapping[str, str | None], flags: tuple[str, ...]) -> Built:
     key = hashlib.sha256(json.dumps(dict(wanted), sort_keys=True).encode()).hexdigest()[:16]
-    folder = _builds() / f"{name.replace('/', '.')}-{key}"
-    scratch = Path(tempfile.mkdtemp(dir=_builds(), prefix=_scratch_prefix(name)))
-    try:
+    folder = _builds() / f"{_dotted(name)}-{key}"
+    with named_when_whole(folder, f".{_dotted(name)}.building-") as scratch:
         status, log = run_nvcc(source_path(name), SOURCE_ROOT, scratch / LIBRARY, flags)
         if status != 0:
-            failed = _builds() / f"{name.replace('/', '.')}.failed.log"
+            failed = _builds() / f"{_dotted(name)}.failed.log"
             failed.write_text(log)
             raise compile_error(name, log, failed)
         (scratch / LOG).write_text(log)
         resources = [asdict(kernel) for kernel in parse_resources(log)]
         note = {"ingredients": dict(wanted), "built_at": time.time(), "resources": resources}
         (scratch / NOTE).write_text(json.dumps(note, indent=1))
-        shutil.rmtree(folder, ignore_errors=True)
-        scratch.chmod(0o755)  # mkdtemp makes a private folder, and a cache may be shared
-        scratch.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return Built(name, folder / LIBRARY, folder / LOG, compiled=True)
+
+
+def _dotted(name: str) -> str:
+    """What the files of a kernel begin with in the cache."""
+    return name.replace("/", ".")
 
 
 def _builds() -> Path:

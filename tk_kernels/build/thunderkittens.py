@@ -40,23 +40,15 @@ def fetch_thunderkittens() -> Path:
     with os_errors(f"ThunderKittens cannot be kept in {cache_directory()} ({ANOTHER_CACHE})"):
         target.parent.mkdir(parents=True, exist_ok=True)
         with alone(target.parent / ".fetch.lock"):
-            for killed in target.parent.glob(f"{_ASIDE}*"):
-                shutil.rmtree(killed, ignore_errors=True)
             if thunderkittens_version(target) == THUNDERKITTENS_COMMIT:
                 return target
-            aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=_ASIDE))
-            try:
+            with named_when_whole(target, _ASIDE) as aside:
                 for arguments in (
                     ["init", "--quiet"],
                     ["fetch", "--quiet", "--depth", "1", THUNDERKITTENS_URL, THUNDERKITTENS_COMMIT],
                     ["checkout", "--quiet", "FETCH_HEAD"],
                 ):
                     _git(arguments, aside)
-                aside.chmod(0o755)  # mkdtemp makes a private folder, and a cache may be shared
-                shutil.rmtree(target, ignore_errors=True)
-                aside.rename(target)
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
     return target
 
 
@@ -67,6 +59,24 @@ def alone(path: Path) -> Iterator[None]:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def named_when_whole(target: Path, prefix: str) -> Iterator[Path]:
+    """A folder that takes the place of `target` if the block ends well, and is removed if not.
+
+    For who is `alone`: what was left by one that was killed, whose name begins with `prefix` too, is removed.
+    """
+    for killed in target.parent.glob(f"{prefix}*"):
+        shutil.rmtree(killed, ignore_errors=True)
+    aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=prefix))
+    try:
+        yield aside
+        aside.chmod(0o755)  # mkdtemp makes a private folder, and a cache may be shared
+        shutil.rmtree(target, ignore_errors=True)
+        aside.rename(target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def thunderkittens_version(root: Path | None) -> str | None:
