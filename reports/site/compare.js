@@ -320,7 +320,6 @@ for (const select of selects) {
 }
 document.getElementById("swap").onclick = () => choose(...selects.map((each) => each.value).reverse());
 document.getElementById("sides").onsubmit = (event) => event.preventDefault();
-for (const part of document.querySelectorAll(".needs-script")) part.hidden = false;
-startTheme(() => {});
+startPage();
 addEventListener("hashchange", follow);
 follow();

@@ -130,8 +130,7 @@ function follow() {
 offerCases();
 select.onchange = () => { location.hash = select.value; };
 select.form.onsubmit = (event) => event.preventDefault();
-for (const part of document.querySelectorAll(".needs-script")) part.hidden = false;
 addEventListener("hashchange", follow);
-startTheme(draw);
+startPage(draw);
 matchMedia("print").onchange = draw;
 follow();

@@ -59,8 +59,7 @@ function restore() {
   for (const id of FILTERS) document.getElementById(id).value = set.get(id) ?? "";
 }
 
-for (const part of document.querySelectorAll(".needs-script")) part.hidden = false;
-startTheme(() => {});
+startPage();
 const filters = document.getElementById("filters");
 filters.oninput = changed;
 filters.onsubmit = (event) => event.preventDefault();

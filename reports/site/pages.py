@@ -26,8 +26,8 @@ _CHANGES_SHOWN = 200
 
 def shared_files(entries: Sequence[Entry], histories: Sequence[History], url: str) -> dict[str, str]:
     """Their texts by their path in the site. entries: the newest first; url: "" for no feed."""
-    table = source(PAGE, "table.js")
-    found = {f"assets/{name}": table + source(PACKAGE, script) for name, script in _SCRIPTS.items()}
+    shared = source(PAGE, "table.js") + source(PACKAGE, "start.js")
+    found = {f"assets/{name}": shared + source(PACKAGE, script) for name, script in _SCRIPTS.items()}
     found["assets/theme.js"] = source(PAGE, "theme.js")
     found["assets/site.css"] = source(PAGE, "style.css") + source(PACKAGE, "site.css")
     found["index.html"] = _index(entries, histories, bool(url))
