@@ -43,7 +43,10 @@ def main() -> None:
         trace = next(report.parent.glob("*.trace.json.gz"))
         (FIXTURES / "h100.trace.json").write_text(pruned_trace(gzip.decompress(trace.read_bytes())))
         if shutil.which("nsys"):
-            prune_database(_profiled(MODEL, Path(folder) / "nsys", "nsys", ".sqlite"), FIXTURES / "h100.sqlite")
+            pruned = Path(folder) / "pruned.sqlite"
+            prune_database(_profiled(MODEL, Path(folder) / "nsys", "nsys", ".sqlite"), pruned)
+            with closing(sqlite3.connect(pruned)) as database:
+                (FIXTURES / "h100.nsys.sql").write_text("\n".join([*database.iterdump(), ""]))
     print(*sorted(path.name for path in FIXTURES.iterdir()), sep="\n")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -61,8 +62,11 @@ def test_the_counters_of_an_h100_are_read() -> None:
     assert sum(counted.stalls.values()) == pytest.approx(1.0)
 
 
-def test_the_export_of_an_h100_is_read() -> None:
-    timed, ranged = nsys.read(fixture("h100.sqlite"))
+def test_the_export_of_an_h100_is_read(tmp_path: Path) -> None:
+    export = tmp_path / "h100.sqlite"
+    with closing(sqlite3.connect(export)) as database:
+        database.executescript(fixture("h100.nsys.sql").read_text())
+    timed, ranged = nsys.read(export)
     assert len(timed) == len(ranged) == LAUNCHES // 2
     assert {each.path for each in ranged} == {("prefill", "layer 0"), ("prefill", "layer 0", "operator")}
     assert {each.path for each in timed} == {("timed", "layer 23"), ("timed",)}
