@@ -24,7 +24,7 @@ class VllmTransformer(VllmSystem):
     # The best of the suite vllm-settings, one H100. Forward, B = 16, ms at 2k, 8k and 32k tokens: blocks of 128 tokens
     # and steps of 32,768 168.8, 808 and 5,713; blocks of 16 170.6, 843 and 6,049. Shorter steps are slower: blocks of
     # 16, at 2k and 8k, steps of 8,192 170.2 and 862, of 16,384 167.6 and 849, of 32,768 166.0 and 848. Generate after
-    # 512, 1,024 and 2,048 tokens, us a token: blocks of 16 44.1, 77.7 and 150.2, of 128 42.9, 80.6 and 148.5; graphs at
+    # 512, 1,024 and 2,048 tokens, us a token: blocks of 16 44.0, 77.7 and 150.2, of 128 42.9, 80.6 and 148.5; graphs at
     # powers of two 43.9, 79.9 and 150.2. On another H100, blocks of 16, Triton's attention 43.9, 81.1 and 157.6,
     # FlashInfer's 44.4, 80.0 and 155.3.
     # Graphs of prompts change little where the host is fast (at 2k, B = 1, 2, 4 and 16, 12.8, 23.6, 44.1 and 168.9 ms
