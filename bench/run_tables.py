@@ -17,8 +17,8 @@ has a row a run: its GPU, when and by which commit it was measured, how many of 
     -->
 
 has a row a pair: by how much b's times a token differ from a's, in the median, how many of the points lie within 1, 2
-and 3%, and the point farthest off. `where`, and `without` in the same words, choose points by columns of
-`ttt-bench table`.
+and 3%, counted as `ttt-bench compare` does, and the point farthest off. `where`, and `without` in the same words,
+choose points by columns of `ttt-bench table`.
 """
 
 from collections.abc import Callable, Mapping
@@ -140,10 +140,10 @@ def _distances(a: Source, b: Source, where: Mapping[str, Any], without: Mapping[
     found = [row for row in compare(*runs).rows if row.key in keys]
     if not found:
         raise UserError(f"{runs[0].folder} and {runs[1].folder}: no such case has a result in both")
-    off = [row.judged.ratio - 1 for row in found]
-    farthest, label = max(zip(off, (row.label for row in found), strict=True), key=lambda each: abs(each[0]))
-    within = [str(sum(abs(each) <= bar for each in off)) for bar in NEAR]
-    return [str(len(found)), f"{median(off):+.1%}", *within, f"{farthest:+.1%}: {label}"]
+    change = median(row.judged.ratio - 1 for row in found)
+    farthest = max(found, key=lambda row: row.apart)
+    within = [str(sum(row.apart <= bar for row in found)) for bar in NEAR]
+    return [str(len(found)), f"{change:+.1%}", *within, f"{farthest.judged.ratio - 1:+.1%}: {farthest.label}"]
 
 
 TABLES: Mapping[str, Callable[[Mapping[str, Any], SourceOf], Lines]] = {"runs": runs_table, "apart": apart_table}
