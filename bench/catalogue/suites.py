@@ -453,13 +453,13 @@ BUDGETS_S = {"cuda": 1.0, "cpu": 1.5}
 GROUPS: tuple[Group, ...] = (
     Group(
         "fig15",
-        "Figure 15: latency over context length, of the four headline systems on their best backends",
+        "Figure 15: latency over context length, of the four headline systems on the paper's backends",
         ("fig15-forward", "fig15-generate"),
         HEADLINES,
     ),
     Group(
         "paper",
-        "Figures 15 and 20: TTT-Linear, TTT-MLP, vLLM's Transformer and Mamba on their best backends",
+        "Figures 15 and 20: TTT-Linear, TTT-MLP, vLLM's Transformer and Mamba on the paper's backends",
         ("fig15-forward", "fig15-generate", "fig20-throughput"),
         HEADLINES,
     ),
