@@ -108,10 +108,11 @@ async function startLinks(figures) {
   addEventListener("hashchange", comeBack);
   const figure = followAddress(figures);
   figure?.host.scrollIntoView(); // once: by the time that all are drawn, a reader may be elsewhere
-  await figure?.draw();
-  await drawAll(figures.filter((each) => each !== figure));
+  for (const each of [...(figure ? [figure] : []), ...figures.filter((other) => other !== figure)]) {
+    await drawAll([each]);
+    each.plot.on?.("plotly_click", (event) => each.tellTapped(event));
+  }
   page.started = true;
-  for (const each of figures) each.plot.on?.("plotly_click", (event) => each.tellTapped(event));
 }
 
 /* Paper is white: figures are drawn light for it, and as before afterwards. */

@@ -91,6 +91,11 @@ class Shown:
         return [column for column in COLUMNS if any(row[column[0]] not in (None, "") for row in self.rows)]
 
     @property
+    def key(self) -> list[tuple[str, str]]:
+        """(name, label) of each of its parts: which colour is which."""
+        return [(piece.part.name, piece.part.label) for piece in self.pieces]
+
+    @property
     def summary(self) -> str:
         """The bar in words."""
         return ", ".join(f"{piece.part.label} {piece.share:.0%}" for piece in self.pieces)
@@ -157,9 +162,9 @@ def style() -> str:
 # Of the table of kernels: (name in a row, heading, whether it is a number, digits)
 COLUMNS = (
     ("name", "Kernel", False, 0),
-    ("part", "Part", False, 0),
     ("time_ms", "Time (ms)", True, 4),
     ("share", "Share (%)", True, 1),
+    ("part", "Part", False, 0),
     ("launches", "Launches", True, 0),
     ("floor_ms", "Floor as counted (ms)", True, 4),
     ("gbs", "GB/s", True, 0),

@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.reason import printable
+from harness.reason import printable, span
 from harness.record import Record
 from harness.run import Run
 from harness.run_file import FILE
@@ -40,7 +40,7 @@ _FORMATS = {"csv": "Table (CSV)", "jsonl": "Records (JSON lines)", "parquet": "T
 
 @dataclass(frozen=True)
 class Entry:
-    """A run in the index. day: of its first record, UTC; updated: when its last case was started, ISO; "" for none.
+    """A run in the index. day: of its first record, UTC; updated: when its last case was started, UTC; "" for none.
 
     commits: with DIRTY where there were uncommitted changes. systems: (name, label) of each that has a record.
     measured: cases with a result, of `cases` planned; missing: those without a record.
@@ -59,6 +59,16 @@ class Entry:
     cases: int
     missing: int
     files: tuple[str, ...]
+
+    @property
+    def last_day(self) -> str:
+        """Of its last record, UTC; "" for none."""
+        return self.updated.partition("T")[0]
+
+    @property
+    def days(self) -> str:
+        """From its first record to its last, in words; "" for none."""
+        return span(self.day, self.last_day)
 
     @property
     def page(self) -> str:

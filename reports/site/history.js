@@ -112,18 +112,27 @@ function fromAddress(text) {
   }
 }
 
-/* The cases of several runs; apart, those of one run, which have no change to show. */
+/* In how many runs a kind of machine measured a case, at the most. */
+const runsOf = ({ lines }) => Math.max(...lines.map(({ run }) => new Set(run).size));
+
+/* The cases of several runs on one kind of machine; apart, the others, which have no change to show. */
 function offerCases() {
-  const isRepeated = ({ lines }) => new Set(lines.flatMap(({ run }) => run)).size > 1;
+  const isRepeated = (each) => runsOf(each) > 1;
   const option = ({ key, label }) => element("option", { value: key, textContent: label });
   const [several, single] = [true, false].map((wanted) => page.cases.filter((each) => isRepeated(each) === wanted).map(option));
-  select.append(...several, ...(single.length ? [element("optgroup", { label: "In one run" }, ...single)] : []));
+  select.append(...several, ...(single.length ? [element("optgroup", { label: "In one run on each machine" }, ...single)] : []));
 }
 
-/* The case that the address names behind its #; else the first. */
+/* The first, where cases changed, as those come first; else that of most runs. */
+function opening() {
+  if (page.cases[0].lines.some(({ changes }) => changes.length)) return page.cases[0].key;
+  return page.cases.reduce((best, each) => (runsOf(each) > runsOf(best) ? each : best)).key;
+}
+
+/* The case that the address names behind its #; else the one to open with. */
 function follow() {
   const wanted = fromAddress(location.hash.slice(1));
-  select.value = cases.has(wanted) ? wanted : select.options[0].value;
+  select.value = cases.has(wanted) ? wanted : opening();
   draw();
 }
 

@@ -4,7 +4,8 @@ const lines = [...document.querySelectorAll("#runs > li")].map((host) => ({
   host,
   box: host.querySelector("input"),
   id: host.dataset.id,
-  day: host.dataset.day,
+  first: host.dataset.first,
+  last: host.dataset.last,
   text: host.innerText.toLowerCase(),
   devices: JSON.parse(host.dataset.devices),
   systems: JSON.parse(host.dataset.systems),
@@ -23,8 +24,8 @@ function filterRuns() {
     const isKept = words.every((word) => line.text.includes(word))
       && (!device || line.devices.includes(device))
       && (!system || line.systems.includes(system))
-      && (!from || line.day >= from)
-      && (!to || (line.day && line.day <= to))
+      && (!from || line.last >= from)
+      && (!to || (line.first && line.first <= to))
       && (!digits || line.commits.some((each) => each.toLowerCase().startsWith(digits)));
     line.host.hidden = !isKept;
     kept += isKept;
@@ -32,14 +33,17 @@ function filterRuns() {
   document.getElementById("count").textContent = kept === lines.length ? `${kept} runs` : `${kept} of ${lines.length} runs`;
 }
 
-/* The last two that were chosen; the older of them is A. */
+/* The last two that were chosen; the older of them is A. Two that have no machine in common are not compared. */
 function choose(line) {
   pair = pair.filter((each) => each !== line);
   if (line.box.checked) pair = [...pair, line].slice(-2);
-  for (const each of lines) if (each.box) each.box.checked = pair.includes(each);
+  for (const each of lines.filter(({ box }) => box)) {
+    each.box.checked = pair.includes(each);
+    each.box.disabled = pair.length > 0 && !pair[0].devices.some((device) => each.devices.includes(device));
+  }
   const host = document.getElementById("pair");
   if (pair.length < 2) {
-    host.textContent = pair.length ? "Choose another run to compare it with." : "Choose two runs to compare them.";
+    host.textContent = pair.length ? "Choose another run of this GPU or machine to compare it with." : "Choose two runs to compare them.";
     return;
   }
   const [a, b] = lines.filter((each) => pair.includes(each)).reverse();

@@ -47,7 +47,7 @@ def _drawn(template: str, up: str = "", **values: Any) -> str:
 
 
 def _index(entries: Sequence[Entry], histories: Sequence[History], has_feed: bool) -> str:
-    days = sorted(entry.day for entry in entries if entry.day)
+    days = sorted(day for entry in entries for day in (entry.day, entry.last_day) if day)
     return _drawn(
         "index.html.j2",
         entries=entries,
@@ -78,7 +78,7 @@ def _compare(entries: Sequence[Entry]) -> str:
         "width": WIDTH,
     }
     runs = [
-        {"id": entry.id, "words": " · ".join(filter(None, [entry.name, entry.day, *entry.devices, short(entry)]))}
+        {"id": entry.id, "words": " · ".join(filter(None, [entry.name, entry.days, *entry.devices, short(entry)]))}
         for entry in entries
     ]
     return _drawn("compare.html.j2", data=embedded_json({"rules": rules, "runs": runs}))

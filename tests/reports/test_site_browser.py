@@ -322,6 +322,29 @@ def test_the_index_is_searched_and_filtered(browser, site):
         assert "#" not in page.url
 
 
+def test_a_run_of_two_days_is_of_both_and_another_gpu_is_not_offered_beside_it(browser, tmp_path):
+    days = ["2026-11-10T23:00:00+00:00", "2026-11-11T01:00:00+00:00"]
+    long = [timed(a_case(64 * (2 + day)), 5, at=at) for day, at in enumerate(days)]
+    other = timed(a_case(64), 5, on_gpu("H200"), at="2026-11-12T03:00:00+00:00")
+    same = timed(a_case(128), 5, at="2026-11-09T03:00:00+00:00")
+    runs = [a_run(tmp_path / name, *of).folder for name, of in (("long", long), ("other", [other]), ("same", [same]))]
+    write_site(runs, tmp_path / "site")
+    with opened(browser, tmp_path / "site", "index.html") as page:
+        page.get_by_label("From").fill("2026-11-11")
+        page.get_by_label("To").fill("2026-11-11")
+        assert kept(page) == ["long"]
+        assert "2026-11-10 to 2026-11-11" in page.inner_text("#runs > li:not([hidden])")
+        clear(page)
+        boxes = {name: page.get_by_label(f"Compare {name}", exact=True) for name in ("long", "other", "same")}
+        boxes["long"].check()
+        assert [name for name, box in boxes.items() if box.is_disabled()] == ["other"]
+        boxes["same"].check()
+        assert page.get_by_role("link", name="Compare same with long").count()
+        boxes["long"].uncheck()
+        boxes["same"].uncheck()
+        assert not boxes["other"].is_disabled()
+
+
 def test_without_scripts_the_index_is_a_plain_list(browser, site):
     context = browser.new_context(java_script_enabled=False, offline=True)
     page = context.new_page()
@@ -405,7 +428,7 @@ def test_a_system_over_time_marks_changes_and_follows_the_chosen_case(browser, t
 
 def test_a_system_over_time_offers_cases_of_several_runs_first_and_leads_to_the_runs(browser, tmp_path):
     runs = []
-    for day, contexts in enumerate(((1024, 256, 64, 8192), (1024, 64))):
+    for day, contexts in enumerate(((1024, 256, 64, 8192), (1024, 64), (1024,))):
         at = f"2026-11-1{day}T03:00:00+00:00"
         records = [timed(a_case(context), 5, at=at) for context in contexts]
         runs.append(a_run(tmp_path / f"day-{day}", *records, at=at).folder)
@@ -417,8 +440,9 @@ def test_a_system_over_time_offers_cases_of_several_runs_first_and_leads_to_the_
             "[...document.querySelectorAll('#case option')].map(e => [e.parentNode.label ?? '', e.textContent])"
         )
         found = [(group, re.search(r"T=(\d+)", text)[1]) for group, text in offered]
-        assert found == [("", "64"), ("", "1024"), ("In one run", "256"), ("In one run", "8192")]
-        assert "T=64 " in page.inner_text("#figure-title")
+        once = "In one run on each machine"
+        assert found == [("", "64"), ("", "1024"), (once, "256"), (once, "8192")]
+        assert "T=1024 " in page.inner_text("#figure-title")  # of the most runs
         page.locator("summary").click()
         page.locator("#numbers").get_by_role("link", name="day-0").click()
         page.wait_for_url("**/runs/day-0-*.html")
