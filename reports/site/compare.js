@@ -270,7 +270,7 @@ function intervalPlot(row, reach) {
   };
   const middle = rules.width / 2;
   return part(
-    "svg", { width: rules.width, height: 14, "aria-hidden": "true" },
+    "svg", { viewBox: `0 0 ${rules.width} 14`, width: rules.width, height: 14, "aria-hidden": "true" },
     part("line", { x1: middle, x2: middle, y1: 0, y2: 14 }),
     part("line", { class: "bar", x1: place(row.low), x2: place(row.high), y1: 7, y2: 7 }),
     part("circle", { cx: place(row.ratio), cy: 7, r: 3 }),
