@@ -1,4 +1,4 @@
-"""Check that a comparison of language models is fair: what each is, found out from it, against what all must be."""
+"""Check that a comparison of language models is fair: what each is, read from it, against what all must be."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,8 +17,9 @@ PARAMETERS_OFF_LIMIT = 0.08
 class Facts:
     """What must be alike: sizes are counts; `head_rows` is rows of the LM head for each prompt of a prefill.
 
-    dtype: of most weights; learners, decays and norms may be wider. token_ids: how they are drawn. kept: what one
-    sample leaves for the next, weights apart.
+    dtype: of most weights; learners, decays and norms may be wider. token_ids: how they are drawn, which the harness or
+    the adapter does. kept: what one sample leaves for the next, weights apart, as far as an engine says (its prefix
+    cache); the check of what was timed, on inputs drawn anew, would find it of any.
     """
 
     parameters: int

@@ -141,7 +141,7 @@ class LanguageModel:
         return self._loaded and self._loaded[0]
 
     def _facts(self, model: Any, **counted: float) -> model_facts.Facts:
-        return model_facts.facts_of(model.weights(), model.config.vocabulary, **counted)
+        return model_facts.facts_of(model.weights(), model.head.shape[0], **counted)
 
     def _gate(self, model: Any, case: Case) -> Verdict:
         """The model against its reference, and whether it is a fair one, once for each model that is loaded."""

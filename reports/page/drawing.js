@@ -430,7 +430,7 @@ class Drawing {
     const scale = (width - left - right - (signed ? SIGN_ROOM : 0)) / (to - from);
     if (signed) xaxis.range = [from - SIGN_ROOM / scale, to];
     const room = (i) => scale * (place(xaxis.tickvals[i]) - place(xaxis.tickvals[i - 1]));
-    const upright = at.some((text, i) => i && room(i) < 3.75 * (text.length + at[i - 1].length) + 4);
+    const upright = at.some((text, i) => i && room(i) < 3.75 * (text.length + at[i - 1].length) + 8);
     const lower = upright ? 6.5 * Math.max(...at.map((text) => text.length)) - 4 : 0;
     xaxis.tickangle = upright ? 90 : 0;
     if (upright) {
