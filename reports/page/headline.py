@@ -365,7 +365,8 @@ def _caveat(view: View, xs: Sequence[float]) -> str:
     several = [name for name in MACHINE_COLUMNS if rows[name].nunique() > 1]
     said = ["not all from one machine and commit"] if several else []
     if several == ["device_id"]:
-        said = [f"from {rows['device_id'].nunique()} GPUs of one model"]
+        systems = counted(rows["system"].nunique(), "system")
+        said = [f"{systems} on {rows['device_id'].nunique()} GPUs of one model"]
     said += _uneven(view, rows)
     if doubtful := doubts(rows, view.figure.y):
         said.append(f"of {counted(len(rows), 'point')}, {', '.join(doubtful)}")

@@ -254,7 +254,7 @@ def test_numbers_of_two_machines_or_commits_say_so():
     elsewhere = synthetic.environment(commit="b" * 40)
     assert "not all from one machine and commit" in winners({2048: 4.0}, {2048: 5.0}, environment=elsewhere)
     beside = synthetic.environment(device_id="another")
-    assert "(from 2 GPUs of one model)" in winners({2048: 4.0}, {2048: 5.0}, environment=beside)
+    assert "(2 systems on 2 GPUs of one model)" in winners({2048: 4.0}, {2048: 5.0}, environment=beside)
     found = winners({2048: 4.0}, {2048: 5.0})
     assert "machine" not in found
     assert "GPUs" not in found
