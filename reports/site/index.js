@@ -33,13 +33,18 @@ function filterRuns() {
   document.getElementById("count").textContent = kept === lines.length ? `${kept} runs` : `${kept} of ${lines.length} runs`;
 }
 
+/* Whether two runs have no machine in common; of one that says none that is not known. */
+function areStrangers(one, other) {
+  return one.devices.length > 0 && other.devices.length > 0 && !one.devices.some((device) => other.devices.includes(device));
+}
+
 /* The last two that were chosen; the older of them is A. Two that have no machine in common are not compared. */
 function choose(line) {
   pair = pair.filter((each) => each !== line);
   if (line.box.checked) pair = [...pair, line].slice(-2);
   for (const each of lines.filter(({ box }) => box)) {
     each.box.checked = pair.includes(each);
-    each.box.disabled = pair.length > 0 && !pair[0].devices.some((device) => each.devices.includes(device));
+    each.box.disabled = pair.length > 0 && areStrangers(pair[0], each);
   }
   const host = document.getElementById("pair");
   if (pair.length < 2) {

@@ -327,7 +327,9 @@ def test_a_run_of_two_days_is_of_both_and_another_gpu_is_not_offered_beside_it(b
     long = [timed(a_case(64 * (2 + day)), 5, at=at) for day, at in enumerate(days)]
     other = timed(a_case(64), 5, on_gpu("H200"), at="2026-11-12T03:00:00+00:00")
     same = timed(a_case(128), 5, at="2026-11-09T03:00:00+00:00")
-    runs = [a_run(tmp_path / name, *of).folder for name, of in (("long", long), ("other", [other]), ("same", [same]))]
+    unknown = timed(a_case(256), 5, on_gpu(""), at="2026-11-08T03:00:00+00:00")
+    named = {"long": long, "other": [other], "same": [same], "unknown": [unknown]}
+    runs = [a_run(tmp_path / name, *of).folder for name, of in named.items()]
     write_site(runs, tmp_path / "site")
     with opened(browser, tmp_path / "site", "index.html") as page:
         page.get_by_label("From").fill("2026-11-11")
@@ -335,14 +337,15 @@ def test_a_run_of_two_days_is_of_both_and_another_gpu_is_not_offered_beside_it(b
         assert kept(page) == ["long"]
         assert "2026-11-10 to 2026-11-11" in page.inner_text("#runs > li:not([hidden])")
         clear(page)
-        boxes = {name: page.get_by_label(f"Compare {name}", exact=True) for name in ("long", "other", "same")}
+        boxes = {name: page.get_by_label(f"Compare {name}", exact=True) for name in named}
         boxes["long"].check()
         assert [name for name, box in boxes.items() if box.is_disabled()] == ["other"]
         boxes["same"].check()
         assert page.get_by_role("link", name="Compare same with long").count()
         boxes["long"].uncheck()
         boxes["same"].uncheck()
-        assert not boxes["other"].is_disabled()
+        boxes["unknown"].check()
+        assert not any(box.is_disabled() for box in boxes.values())
 
 
 def test_without_scripts_the_index_is_a_plain_list(browser, site):
