@@ -28,6 +28,10 @@ def on_gpu(name="H100", driver="580", commit="a" * 40, **changes):
     } | changes
 
 
+def on_commit(letter, **changes):
+    return on_gpu(commit=letter * 40, **changes)
+
+
 def on_cpu(model="Xeon", cores=16):
     return {"device": model, "device_kind": "cpu", "gpu": None, "cpu": {"model": model, "cores": cores}}
 

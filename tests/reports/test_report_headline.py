@@ -1,40 +1,18 @@
 """Is each sentence at the top of the page true of the records, and left out or turned where it is not?"""
 
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import synthetic_records as synthetic
+from headline_records import FAST, SLOW, forward, said, spread, stepped, throughput, winners
 
 from harness.case import Case
 from reports.page.figures import figures
-from reports.page.headline import described, headline, small_models, unfinished
+from reports.page.headline import described, headline, small_models
 from reports.page.html import render
 from reports.page.ranking import OFF, Point, View, bar
 from reports.spoken import said_number
-
-FAST, SLOW = ("ttt-linear", "thunderkittens"), ("transformer", "vllm")
-STEPPING = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-ssm"}
-
-
-def forward(latencies, system="ttt-linear", backend="thunderkittens", **fields):
-    """A record for each context: milliseconds a token of 16 prompts."""
-    return [
-        synthetic.ok(
-            Case(system, backend, "1.3b", "forward", 16, context), us * 16 * context / 1e3, spread=0.0, **fields
-        )
-        for context, us in latencies.items()
-    ]
-
-
-def said(*records, suite="fig15-forward"):
-    made = synthetic.of_suite(suite, *records)
-    return headline(made.table, made.catalogue, figures(made.table, made.catalogue))
-
-
-def winners(ours, theirs, **fields):
-    return said(*forward(ours), *forward(theirs, *SLOW, **fields))[0]
 
 
 def test_who_is_fastest_everywhere_and_by_how_much():
@@ -150,19 +128,6 @@ def test_what_differs_by_less_than_runs_do_is_level(theirs, level):
     found = winners({2048: 4.0, 4096: 4.0}, {2048: theirs, 4096: theirs})
     assert ("are level" in found) is level
     assert ("fastest" in found) is not level
-
-
-def spread(latencies, wide, system="ttt-linear", backend="thunderkittens", count=30, **fields):
-    """As `forward`, of samples that lie so far about their middle, in an order that changes nothing in their course."""
-    order = [n * 7 % count for n in range(count)]  # 7 divides no count here
-    return [
-        replace(
-            record,
-            samples_ms=[record.samples_ms[0] * (1 + wide * (2 * n / (count - 1) - 1)) for n in order],
-            throttled=[False] * count,
-        )
-        for record in forward(latencies, system, backend, **fields)
-    ]
 
 
 def test_bars_that_overlap_name_no_winner():
@@ -393,72 +358,6 @@ def test_one_line_alone_is_compared_with_nothing():
     assert not any("fastest" in sentence for sentence in said(*forward({2048: 4.0, 4096: 4.0})))
 
 
-@pytest.mark.parametrize(
-    ("theirs", "verdict"),
-    [
-        ({2048: 1.0, 8192: 5.0, 16384: 8.0}, "holds here: TTT-Linear is 1.25 to 2.00 times as fast as Transformer"),
-        ({8192: 3.0, 16384: 8.0}, "does not hold here at 8k: TTT-Linear is 0.750 to 2.00 times as fast as Transformer"),
-        ({8192: 3.0, 16384: 3.0}, "does not hold here at 8k and 16k: TTT-Linear is 0.750 times"),
-    ],
-)
-def test_the_papers_claim_is_held_against_the_contexts_that_it_is_about(theirs, verdict):
-    found = " ".join(said(*forward({2048: 4.0, 8192: 4.0, 16384: 4.0}), *forward(theirs, *SLOW)))
-    claim = "TTT-Linear is faster than the Transformer from 8k tokens on"
-    assert f"Forward latency per token: the paper's “{claim}” {verdict}" in found
-
-
-@pytest.mark.parametrize(
-    ("theirs", "verdict"),
-    [
-        ({8192: 5.0}, "holds here at 8k: TTT-Linear is 1.25 times as fast as Transformer."),
-        ({16384: 6.0, 32768: 8.0}, "holds here at 16k to 32k: TTT-Linear is 1.50 to 2.00 times"),
-        ({8192: 5.0, 32768: 8.0}, "holds here at 8k and 32k: TTT-Linear is 1.25 to 2.00 times"),
-        ({8192: 5.0, 16384: 6.0, 32768: 8.0}, "holds here: TTT-Linear is 1.25 to 2.00 times"),
-    ],
-)
-def test_a_verdict_says_where_it_was_judged(theirs, verdict):
-    found = " ".join(said(*forward(dict.fromkeys((2048, 8192, 16384, 32768), 4.0)), *forward(theirs, *SLOW)))
-    assert f"from 8k tokens on” {verdict}" in found
-
-
-def test_a_claim_about_smaller_contexts_than_were_tried_is_judged_at_those_that_were():
-    found = " ".join(said(*forward({16384: 4.0, 32768: 4.0}), *forward({16384: 5.0, 32768: 8.0}, *SLOW)))
-    assert "from 8k tokens on” holds here at 16k to 32k: TTT-Linear is 1.25 to 2.00 times" in found
-
-
-@pytest.mark.parametrize(
-    ("theirs", "verdict"),
-    [
-        (
-            (5.0, 8.0),
-            "holds here at 16k and is not told at 8k: TTT-Linear is 2.00 times as fast as Transformer "
-            "(at 16k by a point that is marked as doubtful).",
-        ),
-        ((3.0, 1.0), "does not hold here at 16k and is not told at 8k: TTT-Linear is 0.250 times"),
-        ((5.0, 5.0), "is not told at 8k to 16k."),
-    ],
-)
-def test_a_claim_is_not_judged_where_the_two_are_not_told_apart(theirs, verdict):
-    contexts = (8192, 16384)
-    few = spread(dict(zip(contexts, theirs, strict=True)), 0.0, *SLOW, count=3)
-    found = " ".join(said(*forward(dict.fromkeys(contexts, 4.0)), *few))
-    assert f"from 8k tokens on” {verdict}" in found
-
-
-def test_a_claim_that_the_run_cannot_judge_is_left_out():
-    found = " ".join(said(*forward({2048: 4.0}), *forward({2048: 1.0}, *SLOW)))
-    assert "paper's" not in found
-
-
-@pytest.mark.parametrize(
-    ("theirs", "verdict"),
-    [(3.5, "does not hold here at 2k"), (3.7, "holds here"), (4.3, "holds here"), (4.5, "is exceeded here")],
-)
-def test_a_match_may_be_a_little_slower_and_much_faster_is_more(theirs, verdict):
-    found = " ".join(said(*forward({2048: 4.0}), *forward({2048: theirs}, "mamba", "mamba-ssm")))
-    assert f"“TTT-Linear matches Mamba” {verdict}" in found
-
-
 def test_a_cold_cache_is_not_told_to_be_faster_than_a_warm_one():
     def layers(l2, latency_ms):
         size, layer = {"size": "1.3b", "phase": "forward", "batch": 16}, {"options": (("scope", "layer"),)}
@@ -471,19 +370,6 @@ def test_a_cold_cache_is_not_told_to_be_faster_than_a_warm_one():
     assert any(
         {made.table.loc[line.rows, "l2"].iloc[0] for line in figure.lines} == {"cold", "warm"} for figure in drawn
     )
-
-
-def stepped(system, latencies, lost=(), **fields):
-    backend = STEPPING[system]
-    cases = {
-        batch: Case(system, backend, "1.3b", "generate", batch, 2048, timing="graph") for batch in (*latencies, *lost)
-    }
-    records = [synthetic.ok(cases[batch], ms, spread=0.0, **fields) for batch, ms in latencies.items()]
-    return [*records, *(synthetic.lost(cases[batch], "oom", "no memory") for batch in lost)]
-
-
-def throughput(*records):
-    return " ".join(said(*records, suite="fig20-throughput"))
 
 
 def test_the_best_throughput_and_where():
@@ -501,76 +387,6 @@ def test_a_system_that_was_not_tried_at_the_batch_of_the_best_is_not_ranked():
     assert "Generate throughput" not in throughput(*best, *small)
     found = throughput(*best, *small, *stepped("mamba", {64: 8.0}, lost=(2048,)))
     assert "Transformer reaches 64,000 tokens/s at batch 1k, 8.00 times that of Mamba, the next" in found
-
-
-def test_what_did_not_fit_in_memory():
-    found = throughput(*stepped("ttt-linear", {64: 8.0}, lost=(128, 256)), *stepped("mamba", {64: 8.0}))
-    assert "Did not fit in memory: TTT-Linear at batch 128 to 256 (generate throughput)." in found
-    assert "1 of" not in found
-    assert "Did not fit" not in throughput(*stepped("ttt-linear", {64: 8.0}), *stepped("mamba", {64: 8.0}))
-    found = throughput(*stepped("ttt-linear", {64: 8.0}, lost=(128,)), *stepped("mamba", {64: 8.0}, lost=(256,)))
-    assert "Did not fit in memory: TTT-Linear at batch 128, Mamba at batch 256 (generate throughput)." in found
-
-
-@pytest.mark.parametrize(
-    ("fitted", "lost", "skipped", "where"),
-    [
-        ((), (1, 16), (2, 4, 8, 32), "1 and 16, the others not tried"),
-        ((1,), (2, 16), (4, 8, 32), "2 and 16, with 4 and 8 not tried"),
-        ((4,), (2, 16), (8,), "2 and 16, with 8 not tried"),
-        ((1, 4), (2, 8), (), "2 and 8"),
-        ((1, 2), (4, 8), (16,), "4 to 8"),
-        ((), (1,), (2, 4), "1, the others not tried"),
-    ],
-)
-def test_where_memory_was_too_small_is_a_span_only_of_neighbours(fitted, lost, skipped, where):
-    ours = stepped("ttt-linear", dict.fromkeys(fitted, 8.0), lost=lost)
-    case = Case("ttt-linear", STEPPING["ttt-linear"], "1.3b", "generate", 1, 2048, timing="graph")
-    ours += [synthetic.lost(replace(case, batch=batch), "skipped", "batch 1 did not fit") for batch in skipped]
-    found = throughput(*ours, *stepped("mamba", {64: 8.0}))
-    assert f"Did not fit in memory: TTT-Linear at batch {where} (generate throughput)." in found
-
-
-def test_where_only_a_part_of_the_batch_ran():
-    full = stepped("transformer", {64: 8.0}, metrics={"sequences_at_once": 40})
-    found = throughput(*stepped("ttt-linear", {64: 8.0}), *full)
-    assert "Only a part of the batch ran at once: Transformer at batch 64 (generate throughput)." in found
-    assert "Only a part" not in throughput(*stepped("ttt-linear", {64: 8.0}), *stepped("transformer", {64: 8.0}))
-
-
-def test_how_many_cases_have_no_result():
-    assert "Every one of the 2 cases has a result." in said(*forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW))
-    lost = synthetic.lost(Case(*SLOW, "1.3b", "forward", 16, 4096), "failed", "no")
-    found = said(*forward({2048: 4.0, 4096: 4.0}), *forward({2048: 5.0}, *SLOW), lost)
-    assert "1 of 4 cases have no result (1 failed)." in found
-
-
-def test_a_run_that_has_all_sentences_says_last_how_many_cases_have_no_result():
-    paper = synthetic.paper()
-    found = headline(paper.table, paper.catalogue, synthetic.paper_figures())
-    claims = "Forward latency per token: the paper's"
-    begun = ("Forward latency", "Generate latency", claims, "Forward throughput", "Did not fit in memory")
-    assert [sentence.startswith(words) for sentence, words in zip(found, begun, strict=False)] == [True] * 5
-    assert re.fullmatch(r"\d+ of \d+ cases have no result \(.*\)\.", found[5])
-    assert all(sentence.endswith(".") for sentence in found)
-
-
-def test_a_run_that_ended_early_says_so_first_and_of_which_systems():
-    made = synthetic.of_suite("fig15-forward", *forward({2048: 4.0}))
-    gone = [Case("ttt-linear", "thunderkittens", "1.3b", "forward", 16, 4096)]
-    gone += [Case(*SLOW, "1.3b", "forward", 16, context) for context in (2048, 4096)]
-    words = "Unfinished: 3 of the 4 planned cases have no record, 1 of TTT-Linear and all 2 of Transformer."
-    assert unfinished(made.table, gone, made.catalogue) == words
-    assert unfinished(made.table, [], made.catalogue) == ""
-    page = render(made.records, made.catalogue, missing=gone)
-    assert words in page
-    assert "1 of 4 cases" in page.partition('id="citation"')[2]
-    found = headline(made.table, made.catalogue, figures(made.table, made.catalogue), gone)
-    assert "3 of 4 cases have no result (3 without a record)." in found
-    begun = "Unfinished: 1 of the 2 planned cases has no record"
-    assert unfinished(made.table, gone[:1], made.catalogue) == f"{begun}, of TTT-Linear."
-    other = [Case("ttt-linear", "torch", "1.3b", "forward", 16, 2048)]
-    assert unfinished(made.table, other, made.catalogue) == f"{begun}, all of TTT-Linear on PyTorch."
 
 
 def test_a_page_of_a_cpu_says_that_it_is_not_the_papers():

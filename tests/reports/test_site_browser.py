@@ -1,12 +1,12 @@
 """The site of many runs in a browser: from a disk, by keyboard, on a phone; it says what `ttt-bench compare` says."""
 
 import re
-from contextlib import contextmanager
 from itertools import permutations
 
 import browsing
 import pytest
-from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
+from site_browsing import COMPARED, opened, settle
+from small_runs import a_case, a_run, on_commit, on_cpu, on_gpu, timed, without
 
 from harness.record import RecordError
 from harness.run import Run
@@ -16,24 +16,6 @@ from reports.site.build import write_site
 
 PHONE = {"width": 390, "height": 844}
 CHECKED = {"light": (15,), "dark": (1, "color-contrast")}  # rules of axe that must hold, and which one is looked at
-COMPARED = """() => {
-  const all = (host, selector) => [...(host?.querySelectorAll(selector) ?? [])];
-  const parts = new Map(all(document, '#found section').map((each) => [each.firstChild.textContent, each]));
-  const items = (title) => all(parts.get(title), 'li').map((each) => each.textContent);
-  const cells = (row) => [...row.cells].filter((cell) => !cell.querySelector('svg')).map((cell) => cell.textContent);
-  return {
-    verdict: document.querySelector('.verdict')?.textContent,
-    said: document.querySelector('#said').textContent,
-    rows: all(parts.get('Cases'), 'tbody tr').map(cells),
-    sides: all(parts.get('The two runs'), 'tbody tr').map((row) => cells(row).slice(1)),
-    differs: items('What differs'),
-    missing: items('Not compared'),
-  };
-}"""
-
-
-def on_commit(letter, **changes):
-    return on_gpu(commit=letter * 40, **changes)
 
 
 def runs_of(folder):
@@ -99,23 +81,10 @@ def id_of(site, name):
     return path.stem
 
 
-@contextmanager
-def opened(browser, site, path, **options):
-    """A page of the site, and a check that it asked for nothing but the site's own files and erred nowhere."""
-    with browsing.watched(browser, lambda url: url.startswith(f"{site.as_uri()}/"), **options) as (page, _):
-        page.goto(f"{site.as_uri()}/{path}")
-        settle(page)
-        yield page
-
-
 def pages_of(site):
     """Its own pages, each filled."""
     compared = f"compare.html?a={id_of(site, 'monday')}&b={id_of(site, 'friday')}"
     return ["index.html", compared, *(f"over-time/{path.name}" for path in site.glob("over-time/*"))]
-
-
-def settle(page):
-    page.wait_for_selector("html[data-ready=yes]", state="attached")
 
 
 def focused(page):
@@ -391,99 +360,6 @@ def test_axe_finds_no_violation(browser, site, scheme):
         with opened(browser, site, path, color_scheme=scheme) as page:
             page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
             assert not browsing.violations(page, *CHECKED[scheme]), path
-
-
-def test_a_system_over_time_marks_changes_and_follows_the_chosen_case(browser, tmp_path):
-    runs = [
-        a_run(
-            tmp_path / f"day-{day}",
-            timed(a_case(64), 5, on_commit(str(day)), at=f"2026-11-1{day}T03:00:00+00:00"),
-            timed(a_case(128), ms, on_commit(str(day)), at=f"2026-11-1{day}T03:01:00+00:00"),
-            at=f"2026-11-1{day}T03:00:00+00:00",
-        ).folder
-        for day, ms in enumerate((10, 10.1, 12))
-    ]
-    site = tmp_path / "site"
-    write_site(runs, site)
-    (path,) = site.glob("over-time/*.html")
-    traces = "document.getElementById('plot').data.map((each) => ({y: each.y, text: each.text}))"
-    with opened(browser, site, f"over-time/{path.name}") as page:
-        points, changes = page.evaluate(traces)
-        assert points["y"] == [10, 10.1, 12]
-        assert changes == {"y": [12], "text": ["+18.8%<br>2222222"]}
-        assert page.get_attribute("#plot", "aria-label").startswith("Line chart of the latency of ttt-linear/torch")
-        page.locator("#case").focus()
-        page.keyboard.press("ArrowDown")
-        page.locator("#figure-title", has_text="T=64").wait_for()
-        settle(page)
-        points, changes = page.evaluate(traces)
-        assert points["y"] == [5, 5, 5]
-        assert changes["y"] == []
-        page.locator("summary").click()
-        assert page.locator("#numbers tbody tr").count() == 3
-        page.get_by_role("link", name="day-1 and day-2").click()
-        page.wait_for_url("**/compare.html?a=day-1-*&b=day-2-*")
-        settle(page)
-        assert page.evaluate(COMPARED)["verdict"] == "1 slower, 1 not judged"
-    with opened(browser, site, f"over-time/{path.name}#%") as page:  # an address that was cut
-        assert page.evaluate(traces)[0]["y"] == [10, 10.1, 12]
-
-
-def test_a_system_over_time_offers_cases_of_several_runs_first_and_leads_to_the_runs(browser, tmp_path):
-    runs = []
-    for day, contexts in enumerate(((1024, 256, 64, 8192), (1024, 64), (1024,))):
-        at = f"2026-11-1{day}T03:00:00+00:00"
-        records = [timed(a_case(context), 5, at=at) for context in contexts]
-        runs.append(a_run(tmp_path / f"day-{day}", *records, at=at).folder)
-    site = tmp_path / "site"
-    write_site(runs, site)
-    (path,) = site.glob("over-time/*.html")
-    with opened(browser, site, f"over-time/{path.name}") as page:
-        offered = page.evaluate(
-            "[...document.querySelectorAll('#case option')].map(e => [e.parentNode.label ?? '', e.textContent])"
-        )
-        found = [(group, re.search(r"T=(\d+)", text)[1]) for group, text in offered]
-        once = "In one run on each machine"
-        assert found == [("", "64"), ("", "1024"), (once, "256"), (once, "8192")]
-        assert "T=1024 " in page.inner_text("#figure-title")  # of the most runs
-        page.locator("summary").click()
-        page.locator("#numbers").get_by_role("link", name="day-0").click()
-        page.wait_for_url("**/runs/day-0-*.html")
-        settle(page)
-
-
-def test_a_system_over_time_says_where_it_draws_the_time_of_a_token(browser, tmp_path):
-    runs = []
-    for day, tokens in enumerate((11, 10)):
-        at = f"2026-11-1{day}T03:00:00+00:00"
-        records = [timed(a_case(64), 22, tokens=tokens, at=at), timed(a_case(128), 22, tokens=11, at=at)]
-        runs.append(a_run(tmp_path / f"day-{day}", *records, at=at).folder)
-    site = tmp_path / "site"
-    write_site(runs, site)
-    (path,) = site.glob("over-time/*.html")
-    drawn = """() => {
-      const plot = document.getElementById('plot');
-      const [points, changes] = plot.data;
-      return {y: points.y, text: points.text, changes: changes.hovertext, title: plot.layout.yaxis.title.text};
-    }"""
-    with opened(browser, site, f"over-time/{path.name}") as page:
-        page.locator("summary").click()
-        said = page.evaluate(drawn)
-        assert said["y"] == [2, 2.2]
-        assert said["title"] == "latency, ms a token"
-        assert ["ms a token" in text for text in said["text"]] == [True, True]
-        assert [text.split("<br>")[-1] for text in said["text"]] == ["11 sequences at once", "10 sequences at once"]
-        assert said["changes"][0].split("<br>")[:2] == ["slower: +10.0% against day-0", "sequences at once 11 → 10"]
-        heads, newest = "#numbers thead th", "#numbers tbody tr:first-child td"
-        row = dict(zip(page.locator(heads).all_inner_texts(), page.locator(newest).all_inner_texts(), strict=True))
-        assert (float(row["Latency (ms a token)"]), row["Sequences at once"]) == (2.2, "10")
-        page.locator("#case").select_option(index=1)
-        page.locator("#figure-title", has_text="T=128").wait_for()
-        settle(page)
-        said = page.evaluate(drawn)
-        assert (said["y"], said["title"]) == ([22, 22], "latency, ms")
-        assert not [text for text in said["text"] if "token" in text or "sequences" in text]
-        assert "Sequences at once" not in page.locator(heads).all_inner_texts()
 
 
 def test_a_strangers_words_are_shown_and_never_run(browser, tmp_path):

@@ -1,0 +1,57 @@
+"""Records of two and three systems, and the sentences at the top of their page."""
+
+from dataclasses import replace
+
+import synthetic_records as synthetic
+
+from harness.case import Case
+from reports.page.figures import figures
+from reports.page.headline import headline
+
+FAST, SLOW = ("ttt-linear", "thunderkittens"), ("transformer", "vllm")
+STEPPING = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-ssm"}
+
+
+def forward(latencies, system="ttt-linear", backend="thunderkittens", **fields):
+    """A record for each context: milliseconds a token of 16 prompts."""
+    return [
+        synthetic.ok(
+            Case(system, backend, "1.3b", "forward", 16, context), us * 16 * context / 1e3, spread=0.0, **fields
+        )
+        for context, us in latencies.items()
+    ]
+
+
+def said(*records, suite="fig15-forward"):
+    made = synthetic.of_suite(suite, *records)
+    return headline(made.table, made.catalogue, figures(made.table, made.catalogue))
+
+
+def winners(ours, theirs, **fields):
+    return said(*forward(ours), *forward(theirs, *SLOW, **fields))[0]
+
+
+def spread(latencies, wide, system="ttt-linear", backend="thunderkittens", count=30, **fields):
+    """As `forward`, of samples that lie so far about their middle, in an order that changes nothing in their course."""
+    order = [n * 7 % count for n in range(count)]  # 7 divides no count here
+    return [
+        replace(
+            record,
+            samples_ms=[record.samples_ms[0] * (1 + wide * (2 * n / (count - 1) - 1)) for n in order],
+            throttled=[False] * count,
+        )
+        for record in forward(latencies, system, backend, **fields)
+    ]
+
+
+def stepped(system, latencies, lost=(), **fields):
+    backend = STEPPING[system]
+    cases = {
+        batch: Case(system, backend, "1.3b", "generate", batch, 2048, timing="graph") for batch in (*latencies, *lost)
+    }
+    records = [synthetic.ok(cases[batch], ms, spread=0.0, **fields) for batch, ms in latencies.items()]
+    return [*records, *(synthetic.lost(cases[batch], "oom", "no memory") for batch in lost)]
+
+
+def throughput(*records):
+    return " ".join(said(*records, suite="fig20-throughput"))
