@@ -108,10 +108,8 @@ async function startLinks(figures) {
   addEventListener("hashchange", comeBack);
   const figure = followAddress(figures);
   figure?.host.scrollIntoView(); // once: by the time that all are drawn, a reader may be elsewhere
-  for (const each of [...(figure ? [figure] : []), ...figures.filter((other) => other !== figure)]) {
-    await drawAll([each]);
-    each.plot.on?.("plotly_click", (event) => each.tellTapped(event));
-  }
+  const others = figures.filter((each) => each !== figure);
+  await drawAll(figure ? [figure, ...others] : others, (drawn) => drawn.plot.on?.("plotly_click", (event) => drawn.tellTapped(event)));
   page.started = true;
 }
 
@@ -131,10 +129,11 @@ function startCitation() {
   };
 }
 
-/* One figure at a time, so that the page answers in between. */
-async function drawAll(figures) {
+/* One figure at a time, so that the page answers in between; `after` is called with each. */
+async function drawAll(figures, after = () => {}) {
   for (const figure of figures) {
     await figure.draw();
+    after(figure);
     await new Promise((resolve) => setTimeout(resolve));
   }
 }

@@ -91,7 +91,7 @@ class Shown:
         return [column for column in COLUMNS if any(row[column[0]] not in (None, "") for row in self.rows)]
 
     @property
-    def key(self) -> list[tuple[str, str]]:
+    def legend(self) -> list[tuple[str, str]]:
         """(name, label) of each of its parts: which colour is which."""
         return [(piece.part.name, piece.part.label) for piece in self.pieces]
 
