@@ -15,8 +15,6 @@ from bench.systems.tuned_model import TunedLanguageModel
 from harness.case import Case
 from harness.system import Skip, Workload
 
-# Beyond so many numbers the package's indices of the first product's rows would overflow.
-INDEXED = 1 << 31
 PREFILL_TOKENS = 131_072  # of all sequences at once; they fill any GPU
 
 
@@ -99,16 +97,19 @@ class MambaSSM(TunedLanguageModel):
         """See LanguageModel.build; Skip for a prompt that the package's kernels cannot index."""
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
-        if case.phase != "generate" and self.row_numbers(config) * case.context > INDEXED:
+        if case.phase != "generate" and case.context > (longest := self.longest(config)):
             raise Skip(
-                f"{case.system_backend} scans a prompt at once, and a scan of {case.context} tokens has too many "
-                "numbers for its kernels' indices of 32 bits"
+                f"{case.system_backend} scans a prompt at once, and the 32 bits of its kernels' indices hold one of "
+                f"{longest} tokens, not of {case.context}"
             )
         return super().build(case)
 
-    def row_numbers(self, config: MambaConfig) -> int:
-        """How many numbers of a token the first product makes: inputs and gate."""
-        return 2 * config.inner_width
+    def longest(self, config: MambaConfig) -> int:
+        """Tokens of one prompt that the kernels can index, one channel after the other, without a sign.
+
+        mamba-ssm 2.3.1 (csrc/selective_scan/selective_scan.h) and causal-conv1d 1.6.2 (csrc/causal_conv1d.h).
+        """
+        return (1 << 32) // config.inner_width
 
     def settings(self, case: Case) -> dict[str, str]:
         """Whether the convolution has its kernel, as without causal-conv1d the package falls back without a word.
@@ -140,9 +141,12 @@ class Mamba2SSM(MambaSSM):
 
     layer = "Mamba2"
 
-    def row_numbers(self, config: MambaConfig) -> int:
-        """With B and C of one group, of a state of 128, and a time step for each head of 64."""
-        return 2 * config.inner_width + 2 * 128 + config.inner_width // 64
+    def longest(self, config: MambaConfig) -> int:
+        """See MambaSSM.longest: in Triton, with a sign, one token after the other.
+
+        A token has inputs, gate, B and C of one group of a state of 128, and a time step for each head of 64.
+        """
+        return (1 << 31) // (2 * config.inner_width + 2 * 128 + config.inner_width // 64)
 
     def counted_as(self, model: MambaSSMModel) -> MambaConfig:
         """With the package's own, larger state."""
