@@ -35,7 +35,7 @@ from bench.options import (
     SystemsFile,
     TimeLimit,
 )
-from harness.interval import FEWEST
+from harness.measure.interval import FEWEST
 
 if TYPE_CHECKING:
     from bench.commands.planning import ToRetry
@@ -160,7 +160,7 @@ def run(
     from bench.commands import measure
     from bench.errors import UserError
     from bench.selection import Asked
-    from harness.process import Limits
+    from harness.workers.process import Limits
 
     axes = (systems, sizes, batch, context, phase, mini_batch, backbone, checkpoint)
     asked = Asked(tuple(suite or ()), *axes, device, systems_file, budget, min_samples, repeats)
@@ -241,7 +241,7 @@ def work(
 ) -> None:
     """Be one task of a run that Slurm's tasks share."""
     from bench.commands.slurm import work
-    from harness.process import Limits
+    from harness.workers.process import Limits
 
     limits = Limits(time_limit, start_limit)
     work(run, keys, systems_file, retry=_retry(retry, resume=True), limits=limits, checkpoint=checkpoint)
@@ -266,7 +266,7 @@ def verify(
     """Check outputs and fidelity without timing; exit status 1 when a case differs or fails, or all are skipped."""
     from bench.commands.verify import verify as check
     from bench.selection import Asked
-    from harness.process import Limits
+    from harness.workers.process import Limits
 
     axes = (systems, sizes, batch, context, phase, mini_batch, backbone, checkpoint)
     asked = Asked(tuple(suite or ()), *axes, device, systems_file)
@@ -428,7 +428,7 @@ def ab(
     """Measure two commits in turns on this machine: faster, slower, same or undecided; exit status 1 if slower."""
     from bench.commands import compare as commands
     from bench.selection import Asked
-    from harness.process import Limits
+    from harness.workers.process import Limits
 
     asked = Asked(
         tuple(suite or ()), systems, sizes, batch, context, phase, device=device, systems_file=systems_file,
@@ -491,7 +491,7 @@ def profile(
     """Run cases again under a profiler, never timed: OUT/profiles/ holds where the time of each went, and why."""
     from bench.commands.profile import profile
     from bench.selection import Asked
-    from harness.process import Limits
+    from harness.workers.process import Limits
 
     axes = (systems, sizes, batch, context, phase, mini_batch, backbone, checkpoint)
     asked = Asked(tuple(suite or ()), *axes, device, systems_file)

@@ -18,8 +18,8 @@ from typing import Any
 
 from bench.kept import ELEMENT_BYTES, generate_precision, state_element_bytes, window_bytes
 from bench.models.config import CONV_KERNEL, DeltaRuleConfig, MambaConfig, TransformerConfig, TTTConfig
-from harness.case import Case
-from harness.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work
+from harness.schema.case import Case
+from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work
 
 ID_BYTES = 8
 LEARNER_BYTES = 4  # of a number of a learner's initial weights, in whatever dtype the model is

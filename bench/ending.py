@@ -9,8 +9,8 @@ from typing import Any
 import typer
 
 from bench.errors import INTERRUPTED, UserError
-from harness.reason import printable
-from harness.record import RecordError
+from harness.schema.reason import printable
+from harness.schema.record import RecordError
 
 
 def guarded(call: Callable[[], Any]) -> int:

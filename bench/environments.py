@@ -16,8 +16,8 @@ from pathlib import Path
 
 from bench.catalogue.systems import ADAPTERS, Adapter
 from bench.errors import UserError, unknown
-from harness.nvml import VARIABLE as GPU_VARIABLE
-from harness.process import Launch
+from harness.measure.nvml import VARIABLE as GPU_VARIABLE
+from harness.workers.process import Launch
 
 SIZE_LIMIT = 1 << 20
 # How often OpenMP's threads look before they sleep. Where another program has a core, threads that look on keep the one

@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness.case import Case
-from harness.record import RecordError
-from harness.run import Run
-from harness.run_file import Job
+from harness.schema.case import Case
+from harness.schema.record import RecordError
+from harness.schema.run import Run
+from harness.schema.run_file import Job
 
 RESULTS = Path(__file__).resolve().parent.parent / "reports" / "results"
 

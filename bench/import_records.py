@@ -14,12 +14,12 @@ from bench.catalogue.metrics import OPTION_DEFAULTS
 from bench.catalogue.suites import SUITES
 from bench.catalogue.systems import ADAPTERS
 from bench.plan import jobs_of
-from harness.case import Case, CaseError, Device
-from harness.catalogue import SuiteEntry
-from harness.files import refusing
-from harness.record import Record, RecordError
-from harness.run import Run
-from harness.run_file import Planned, RunFile
+from harness.schema.case import Case, CaseError, Device
+from harness.schema.catalogue import SuiteEntry
+from harness.schema.files import refusing
+from harness.schema.record import Record, RecordError
+from harness.schema.run import Run
+from harness.schema.run_file import Planned, RunFile
 
 _REPLAYED = "the prefill is replayed from a CUDA graph"
 _DROPPED_SETTINGS = ("mode", "launch")

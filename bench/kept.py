@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from bench.models.config import CONV_KERNEL, MambaConfig, TransformerConfig, TTTConfig, convolved_channels
-from harness.case import Case
+from harness.schema.case import Case
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _PRECISIONS = {"float32-planes": "planes"}

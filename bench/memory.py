@@ -9,8 +9,8 @@ from bench.errors import UserError
 from bench.kept import ELEMENT_BYTES, kept_bytes, state_element_bytes, window_bytes
 from bench.models.case_model import config_of
 from bench.models.config import MODELS, TTTConfig, parameter_count
-from harness.case import Case
-from harness.reason import rounded
+from harness.schema.case import Case
+from harness.schema.reason import rounded
 
 
 def refuse_beyond_memory(cases: Iterable[Case], machine: Mapping[str, Any]) -> None:

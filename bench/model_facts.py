@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.models.config import model_config, parameter_count
-from harness.case import Case
-from harness.gate import Check
+from harness.measure.gate import Check
+from harness.schema.case import Case
 
 PARAMETERS_OFF = "parameters_off_transformer"  # a check's name
 # The published sizes lie within 6% of each other, and Mamba's 48 blocks within 8% of the Transformer.

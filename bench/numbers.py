@@ -37,9 +37,9 @@ from typing import Any
 
 from bench.errors import UserError, unknown
 from bench.run_tables import KEY, NO_COLUMN, TABLES, Source, SourceOf, chosen, kind_of
-from harness.profile_record import Profile
-from harness.reason import counted
-from harness.record import RecordError
+from harness.schema.profile import Profile
+from harness.schema.reason import counted
+from harness.schema.record import RecordError
 from reports.profiles.parts import LABELS, parts
 from reports.profiles.words import longest
 from reports.stats import MARKS, SIGNS, marks_in

@@ -13,10 +13,10 @@ from bench.catalogue.suites import TTT, Panel, Suite
 from bench.catalogue.systems import ADAPTERS, LAUNCH_BOUND_TOKENS, Adapter
 from bench.memory import beyond_memory_of
 from bench.models.case_model import checkpoint_missing
-from harness.case import Case, Scalar
-from harness.catalogue import SuiteEntry
-from harness.record import Record
-from harness.run_file import Job, Planned
+from harness.schema.case import Case, Scalar
+from harness.schema.catalogue import SuiteEntry
+from harness.schema.record import Record
+from harness.schema.run_file import Job, Planned
 
 
 @dataclass(frozen=True)

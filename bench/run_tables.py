@@ -30,9 +30,9 @@ from typing import Any
 import pandas as pd
 
 from bench.errors import UserError
-from harness.profile_record import Profile
-from harness.reason import counted, span
-from harness.run import Run
+from harness.schema.profile import Profile
+from harness.schema.reason import counted, span
+from harness.schema.run import Run
 from reports.commits import short_commit
 from reports.compare.comparison import compare
 from reports.compare.views import NEAR

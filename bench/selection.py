@@ -11,7 +11,7 @@ from bench.errors import UserError, unknown
 from bench.models.case_model import Checkpoint
 from bench.models.config import BACKBONES, SIZES
 from bench.plan import Selection
-from harness.case import MOST, PHASES, Scalar
+from harness.schema.case import MOST, PHASES, Scalar
 
 T = TypeVar("T")
 

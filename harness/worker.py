@@ -8,7 +8,7 @@
                                         -> {..., "profile": {...}}, fields of a `Profile`; {} without one
     {"id": 3, "do": "stop"}             -> the process ends, as it does at the end of its input
 
-ATTRIBUTE is an adapter (`harness.system.SystemAdapter`) or a class of it; a probe may name another as "entry". Answers
+ATTRIBUTE is an adapter (`harness.SystemAdapter`) or a class of it; a probe may name another as "entry". Answers
 go to the original stdout; what libraries print goes to stderr. "healthy" is false where the process must not be trusted
 with another case; with "fresh" it leaves this one to a new process.
 """
@@ -23,14 +23,14 @@ import sys
 import threading
 from typing import Any, TextIO
 
-from harness.case import Case
-from harness.environment import snapshot, versions_of
-from harness.heat import Cooler
-from harness.measured_case import CaseRun
-from harness.profiled_case import ProfilerChoice
-from harness.reason import sentence
-from harness.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
-from harness.timer import Policy
+from harness.measure.environment import snapshot, versions_of
+from harness.measure.measured_case import CaseRun
+from harness.measure.nvml import Cooler
+from harness.measure.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
+from harness.profiling.in_worker import ProfilerChoice
+from harness.schema.case import Case
+from harness.schema.policy import Policy
+from harness.schema.reason import sentence
 
 _PR_SET_PDEATHSIG = 1
 
@@ -65,7 +65,8 @@ def _probe(system: SystemAdapter) -> dict[str, Any]:
 
 def _case(system: SystemAdapter, request: dict[str, Any], cooler: Cooler) -> dict[str, Any]:
     case, policy = Case.from_dict(request["case"]), Policy.from_dict(request["policy"])
-    run = CaseRun(case, policy, request["mode"], ProfilerChoice(**request.get("profiler", {})), cooler)
+    profiler = ProfilerChoice(**request.get("profiler", {})) if request["mode"] == "profile" else None
+    run = CaseRun(case, policy, request["mode"], profiler, cooler)
     try:
         record = run.record(system)
     except NeedsFreshProcess:

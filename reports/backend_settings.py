@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from harness.record import Record
+from harness.schema.record import Record
 
 _MOST = 3  # values of a setting that are said; one with more goes with the case
 # Said elsewhere on the page: on equal terms, as notes, of kernels; and how long the run sampled.

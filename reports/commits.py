@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from harness.environment import DIRTY
+from harness.measure.environment import DIRTY
 
 
 def commit_said(environment: Mapping[str, Any]) -> str:

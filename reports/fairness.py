@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.case import Scalar
-from harness.catalogue import Catalogue
-from harness.record import Record
+from harness.schema.case import Scalar
+from harness.schema.catalogue import Catalogue
+from harness.schema.record import Record
 from reports.spoken import said_setting
 
 # Largest over smallest number of parameters within one size.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.record import Record
+from harness.schema.record import Record
 
 # Beside those of the catalogue, what makes the table.
 FIDELITY_METRICS = ("compared_tokens", "total_variation_first", "total_variation_last")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.record import Record
+from harness.schema.record import Record
 from reports.commits import short_commit
 
 Path = tuple[str, ...]

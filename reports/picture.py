@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.record import RecordError
+from harness.schema.record import RecordError
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM_ARGS = (
@@ -41,7 +41,7 @@ def write_picture(
 ) -> None:
     """Write a PNG of the figures of a suite, of the page's first figures, or ("all") of the whole page.
 
-    Raises harness.record.RecordError where the run cannot be read, there is no browser, the page has no such figures,
+    Raises RecordError where the run cannot be read, there is no browser, the page has no such figures,
     or `out` is something else than a picture.
     """
     from reports.publish import write_report

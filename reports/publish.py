@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from harness.files import refusing, write_atomically
-from harness.record import Record, RecordError
-from harness.run import Run
-from harness.run_file import FILE
+from harness.schema.files import refusing, write_atomically
+from harness.schema.record import Record, RecordError
+from harness.schema.run import Run
+from harness.schema.run_file import FILE
 from reports.page.part import is_of, part_of
 
 _PAGE_STARTS = (b"<!doctype html", b"<html")
@@ -18,7 +18,7 @@ _PAGE_STARTS = (b"<!doctype html", b"<html")
 def write_report(run_folder: Path, out: Path, title: str | None = None, systems: Sequence[str] = ()) -> None:
     """Write the page of a run to `out`, whole or not at all; of `systems`, or of all.
 
-    title: else it names the run and its devices. Raises harness.record.RecordError where the run cannot be read, a
+    title: else it names the run and its devices. Raises RecordError where the run cannot be read, a
     system has no records, or `out` is something else than a page.
     """
     from reports.page.html import TITLE, render, run_title
@@ -45,7 +45,7 @@ def write_table(
 ) -> None:
     """Write one row for each case to `out` (standard output), as "csv", "json", "markdown" or "text".
 
-    systems, columns: only these; ("all",) for every column. Raises harness.record.RecordError for another format or
+    systems, columns: only these; ("all",) for every column. Raises RecordError for another format or
     column, where the run cannot be read, and where a system has no records.
     """
     from reports.profiles.ceilings import common_ceilings

@@ -4,15 +4,15 @@ The floor of a case, of a part of it or of a kernel is the longer of two times: 
 copy, and its FLOPs at the measured rate of a large bfloat16 product. Neither is the most that the GPU can do: kernels
 that only read, or that follow a rest, may pass them by a few percent. Of a case, whose floor systems are compared by,
 both times must be known; of a part or a kernel, of which one may not be counted, the other is its floor
-(`harness.work.floor_ms`).
+(`harness.schema.work.floor_ms`).
 """
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from harness.case import Case
-from harness.work import known, needed_ms, positive
+from harness.schema.case import Case
+from harness.schema.work import known, needed_ms, positive
 
 RATE_COLUMNS = ("tflops", "gbs", "floor_ms", "bound", "floor_share", "copy_share")
 # Metrics from which the rates follow.

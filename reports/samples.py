@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from statistics import median, quantiles
 
-from harness.interval import FEWEST
-from harness.record import Record
+from harness.measure.interval import FEWEST
+from harness.schema.record import Record
 
 # How far the samples at the beginning of a case may be from those at its end; beyond, something changed between them.
 DRIFT = 0.05

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from harness.case import Case
-from harness.catalogue import AxisEntry, Catalogue
+from harness.schema.case import Case
+from harness.schema.catalogue import AxisEntry, Catalogue
 
 
 def said_x(value: float) -> str:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pandas as pd
 
-from harness.case import Case
-from harness.catalogue import Catalogue
-from harness.environment import device_id_of
-from harness.heat import heat_note, is_hot
-from harness.interval import FEWEST, median_interval, repeats_interval
-from harness.machine_load import is_loaded, load_note
-from harness.reason import counted, printable
-from harness.record import Record
-from harness.system import REPLAYED
+from harness.measure.environment import device_id_of
+from harness.measure.interval import FEWEST, median_interval, repeats_interval
+from harness.measure.nvml import heat_note, is_hot
+from harness.measure.system import REPLAYED
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.reason import counted, printable
+from harness.schema.record import Record
+from harness.workers.machine_load import is_loaded, load_note
 from reports.commits import commit_said
 from reports.fairness import FAIRNESS_METRICS
 from reports.fidelity import FIDELITY_METRICS

@@ -7,9 +7,9 @@ from typing import Any, TextIO
 
 import pandas as pd
 
-from harness.catalogue import Catalogue
-from harness.reason import printable
-from harness.record import RecordError
+from harness.schema.catalogue import Catalogue
+from harness.schema.reason import printable
+from harness.schema.record import RecordError
 from reports.commits import short_commit
 from reports.stats import CASE_COLUMNS, MARKS, OUTCOME_COLUMNS, option_columns
 

@@ -3,7 +3,7 @@
 from bench.catalogue.metrics import AXES, METRICS, PHASE_LABELS
 from bench.catalogue.systems import BACKENDS, SYSTEMS
 from bench.errors import UserError
-from harness.catalogue import BackendEntry, Catalogue, SuiteEntry, SystemEntry
+from harness.schema.catalogue import BackendEntry, Catalogue, SuiteEntry, SystemEntry
 
 
 def catalogue(suites: tuple[SuiteEntry, ...]) -> Catalogue:

@@ -1,7 +1,7 @@
 """Every number that a record holds or that follows from it, every axis of a case, and the phases: label and unit."""
 
-from harness.case import STEPS
-from harness.catalogue import AxisEntry, MetricEntry
+from harness.schema.case import STEPS
+from harness.schema.catalogue import AxisEntry, MetricEntry
 
 METRICS: tuple[MetricEntry, ...] = (
     # Statistics of the samples.

@@ -10,9 +10,9 @@ from bench.catalogue.metrics import AXES, METRICS
 from bench.catalogue.systems import ADAPTERS, HEADLINES, SYSTEMS
 from bench.errors import UserError, unknown
 from bench.models.config import SIZES
-from harness.catalogue import FigureEntry as Figure
-from harness.catalogue import PaperClaim as Claim
-from harness.interval import FEWEST
+from harness.measure.interval import FEWEST
+from harness.schema.catalogue import FigureEntry as Figure
+from harness.schema.catalogue import PaperClaim as Claim
 
 LANGUAGE_MODELS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
 # Today's recurrent models stand beside the paper's four in its figures.

@@ -21,7 +21,7 @@ LAUNCH_BOUND_TOKENS = 8192
 class Adapter:
     """What runs a system on one backend.
 
-    entry: MODULE:CLASS (see `harness.system.SystemAdapter`). scopes: the whole language model, or one layer of it.
+    entry: MODULE:CLASS (see `harness.SystemAdapter`). scopes: the whole language model, or one layer of it.
     state_dtype: of the recurrent state or cache, "" for the type of the weights. install: what makes it available.
     devices: elsewhere it is left out, unless it is named. replays: whether a prefill that is shorter than its launches
     is timed as replays of a CUDA graph. engine: whether it times itself. headline: whether it answers the paper's
@@ -52,7 +52,7 @@ class System:
     """A system as it is called and drawn, and what runs it.
 
     tone: index of its colour, 0 to 7. marker: circle, square, diamond, triangle-up, pentagon, triangle-down or star
-    (`harness.catalogue.MARKERS`).
+    (`harness.schema.catalogue.MARKERS`).
     """
 
     name: str

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from bench.commands.planning import Plan, plan, request_of
 from bench.errors import INTERRUPTED, NOT_COMPARABLE, REGRESSION, UserError
 from bench.selection import Asked
-from harness.environment import commit_and_dirty, uncommitted
-from harness.files import refusing, write_atomically
-from harness.process import Launch, Limits
-from harness.progress import Progress
-from harness.record import Record
-from harness.run import Run
-from harness.run_file import Job, Request, RunFile
-from harness.runner import Event, run_jobs
+from harness.measure.environment import commit_and_dirty, uncommitted
+from harness.schema.files import refusing, write_atomically
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Request, RunFile
+from harness.workers.process import Launch, Limits
+from harness.workers.progress import Progress
+from harness.workers.runner import Event, run_jobs
 
 if TYPE_CHECKING:
     from reports.compare.comparison import Comparison

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bench.errors import UserError
-from harness.files import refusing
+from harness.schema.files import refusing
 
 
 def convert_checkpoint(file: Path, folder: Path, base_lr: float | None) -> None:

@@ -8,7 +8,7 @@ from bench.catalogue.systems import ADAPTERS
 from bench.environments import launches
 from bench.errors import FOR_A_CPU
 from bench.terminal import print_rows
-from harness.probe import probe
+from harness.workers.probe import probe
 from tk_kernels.build import NO_GPU, OTHER_GPU
 
 

@@ -24,15 +24,15 @@ from bench.commands.slurm import asked_of_slurm
 from bench.errors import CANNOT_IMPORT, INTERRUPTED
 from bench.selection import Asked
 from bench.terminal import print_rows
-from harness.machine_load import is_loaded, warning
-from harness.pool import place_here, run_pool
-from harness.process import HERE, Limits
-from harness.progress import Progress
-from harness.reason import counted
-from harness.record import Record
-from harness.run import Run
-from harness.run_file import Job, Planned
-from harness.runner import Todo, run_at, session
+from harness.schema.reason import counted
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned
+from harness.workers.machine_load import is_loaded, warning
+from harness.workers.pool import place_here, run_pool
+from harness.workers.process import HERE, Limits
+from harness.workers.progress import Progress
+from harness.workers.runner import Todo, run_at, session
 
 SYSTEMS_FILE = "systems.toml"  # as `make baselines` writes it
 

@@ -21,19 +21,19 @@ from bench.models.case_model import Checkpoint, offer, read_checkpoint
 from bench.models.config import CheckpointError
 from bench.plan import Selection, jobs_of, skip_reason, suite_cases, suite_entry, with_keys
 from bench.selection import Asked, select
-from harness.attempt import Retry, not_ok, nothing
-from harness.case import Device
-from harness.catalogue import Catalogue
-from harness.claims import clear
-from harness.environment import device_id_of, snapshot
-from harness.nvml import visible_gpus
-from harness.pool import gpu_places
-from harness.process import Launch, Place
-from harness.record import Record
-from harness.run import Run
-from harness.run_file import MOST_SAMPLES, Job, Planned, Request, RunFile
-from harness.task import refuse_submitted
-from harness.timer import Policy
+from harness.measure.environment import device_id_of, snapshot
+from harness.measure.nvml import visible_gpus
+from harness.schema.case import Device
+from harness.schema.catalogue import Catalogue
+from harness.schema.claims import clear
+from harness.schema.policy import Policy
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import MOST_SAMPLES, Job, Planned, Request, RunFile
+from harness.workers.attempt import Retry, not_ok, nothing
+from harness.workers.pool import gpu_places
+from harness.workers.process import Launch, Place
+from harness.workers.task import refuse_submitted
 
 ToRetry = Literal["lost", "failed", "marked"]  # what `--retry` says
 

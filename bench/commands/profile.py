@@ -20,18 +20,18 @@ from bench.estimate import in_words, longest_first, past_durations
 from bench.models.config import SIZES, cut
 from bench.plan import with_keys
 from bench.selection import Asked
-from harness.machine_load import warning
-from harness.pool import place_here
-from harness.process import HERE, Limits
-from harness.profile_jobs import Profiler
-from harness.profile_record import Profile
-from harness.profiled_job import BUILD
-from harness.profilers.choice import choose
-from harness.ranges import COUNTED
-from harness.reason import counted
-from harness.run import Run
-from harness.run_file import Job, Planned, RunFile
-from harness.task import refuse_submitted
+from harness.measure.ranges import COUNTED
+from harness.profiling.jobs import Profiler
+from harness.profiling.request import BUILD
+from harness.profiling.tools.choice import choose
+from harness.schema.profile import Profile
+from harness.schema.reason import counted
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned, RunFile
+from harness.workers.machine_load import warning
+from harness.workers.pool import place_here
+from harness.workers.process import HERE, Limits
+from harness.workers.task import refuse_submitted
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import Recorded, agreement, recorded, sentences
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from bench.errors import UserError
 from bench.selection import words
-from harness.files import refusing, write_atomically
-from harness.record import RecordError
+from harness.schema.files import refusing, write_atomically
+from harness.schema.record import RecordError
 
 
 def table(run: Path, fmt: str, systems: str | None, columns: str | None) -> None:
@@ -31,7 +31,7 @@ def numbers(files: Sequence[Path]) -> None:
     """Write the tables of Markdown files anew from the runs that they name; none is touched where one cannot be."""
     from bench.numbers import with_numbers
     from bench.run_tables import Source
-    from harness.run import Run
+    from harness.schema.run import Run
 
     source_of = cache(lambda folder: Source.of(Run.open(folder)))
 

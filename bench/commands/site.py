@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UserError
-from harness.files import refusing
-from harness.reason import counted
-from harness.run import Run
+from harness.schema.files import refusing
+from harness.schema.reason import counted
+from harness.schema.run import Run
 
 _LOOPBACK = "127.0.0.1"
 

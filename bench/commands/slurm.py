@@ -13,18 +13,19 @@ from bench.errors import UserError
 from bench.memory import total_memory_bytes
 from bench.plan import skip_reason, with_keys
 from bench.selection import Asked
-from harness import claims, slurm
-from harness.claims import Holder
-from harness.environment import snapshot
-from harness.files import refusing, write_atomically
-from harness.nvml import visible_gpus
-from harness.pool import gpu_places
-from harness.process import HERE, Limits, path_of_code
-from harness.progress import Progress
-from harness.reason import counted
-from harness.run import Run
-from harness.run_file import Job, RunError
-from harness.task import run_task
+from harness.measure.environment import snapshot
+from harness.measure.nvml import visible_gpus
+from harness.schema import claims
+from harness.schema.claims import Holder
+from harness.schema.files import refusing, write_atomically
+from harness.schema.reason import counted
+from harness.schema.run import Run
+from harness.schema.run_file import Job, RunError
+from harness.workers import slurm
+from harness.workers.pool import gpu_places
+from harness.workers.process import HERE, Limits, path_of_code
+from harness.workers.progress import Progress
+from harness.workers.task import run_task
 
 SCRIPT, KEYS = "slurm.sbatch", "slurm.keys"
 

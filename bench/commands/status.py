@@ -9,11 +9,12 @@ from bench.commands.planning import keys_asked, to_continue
 from bench.errors import UserError
 from bench.selection import Asked
 from bench.terminal import print_rows
-from harness import claims, slurm
-from harness.claims import Claims, Holder
-from harness.record import Record
-from harness.run import Run, latest
-from harness.run_file import Job
+from harness.schema import claims
+from harness.schema.claims import Claims, Holder
+from harness.schema.record import Record
+from harness.schema.run import Run, latest
+from harness.schema.run_file import Job
+from harness.workers import slurm
 
 AskedBy = Callable[[Sequence[str]], Asked]  # of a call's arguments; raises UserError where they cannot be read
 

@@ -9,14 +9,14 @@ from bench.commands.measure import summary
 from bench.commands.planning import plan, request_of
 from bench.model_facts import PARAMETERS_OFF
 from bench.selection import Asked
-from harness.measured_case import NO_REFERENCE
-from harness.process import Limits
-from harness.progress import Progress
-from harness.reason import counted
-from harness.record import Record
-from harness.run import Run
-from harness.run_file import RunFile
-from harness.runner import run_jobs
+from harness.measure.measured_case import NO_REFERENCE
+from harness.schema.reason import counted
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import RunFile
+from harness.workers.process import Limits
+from harness.workers.progress import Progress
+from harness.workers.runner import run_jobs
 
 
 def verify(asked: Asked, *, limits: Limits) -> None:

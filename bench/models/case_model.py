@@ -12,8 +12,8 @@ from pathlib import Path
 
 from bench.models.config import SIZES, CheckpointError, ModelConfig, TTTConfig, model_config
 from bench.models.hugging_face import CONFIG_FILE, INDEX_FILE, read_config
-from harness.case import Case, Scalar
-from harness.reason import printable
+from harness.schema.case import Case, Scalar
+from harness.schema.reason import printable
 
 VARIABLE = "TTT_BENCH_CHECKPOINTS"  # a JSON object: NAME@DIGEST -> [folder, its files' states]
 DIGITS = 16  # of the digest, in a case

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.config import CONV_KERNEL, NORM_EPS, ROPE_THETA
-from harness.ranges import OPERATOR, is_recorded, layer_name, nvtx_range
+from harness.measure.ranges import OPERATOR, is_recorded, layer_name, nvtx_range
 
 INITIALIZER_RANGE = 0.02
 

@@ -6,9 +6,10 @@ from functools import lru_cache
 
 import torch
 
-from harness.cuda_clock import CudaEventClock
-from harness.interval import median_interval
-from harness.timer import Policy, measure
+from harness.measure.cuda_clock import CudaEventClock
+from harness.measure.interval import median_interval
+from harness.measure.timer import measure
+from harness.schema.policy import Policy
 
 COPY_BYTES = 1 << 30
 PRODUCT = (32768, 2048, 8192)  # tokens x width x the widest projection of the 1.3B models

@@ -14,17 +14,17 @@ from bench.systems.logits import logits_verdict, widening
 from bench.systems.model_calls import last_logits, prefill_then_generate, random_ids
 from bench.systems.on_device import device
 from bench.systems.phases import Forward, Generate, PhaseWork, Request
-from harness.case import Case
-from harness.gate import Verdict
-from harness.system import Input, Workload
-from harness.work import Work
+from harness.measure.gate import Verdict
+from harness.measure.system import Input, Workload
+from harness.schema.case import Case
+from harness.schema.work import Work
 
 GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # past three mini-batch ends
 WITHOUT_EFFECT = ("steps", "compare")  # options that leave the model as it is
 
 
 class LanguageModel:
-    """An adapter (`harness.system.SystemAdapter`) of a model with the interface of `bench.models.base.CausalLM`.
+    """An adapter (`harness.SystemAdapter`) of a model with the interface of `bench.models.base.CausalLM`.
 
     A subclass says how to load its model; weights are random by seed, the same for the model and its reference.
     """

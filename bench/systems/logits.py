@@ -2,8 +2,8 @@
 
 import torch
 
-from harness.case import Case
-from harness.gate import Check, Verdict, relative_error, total_variation
+from harness.measure.gate import Check, Verdict, relative_error, total_variation
+from harness.schema.case import Case
 
 # Relative error of the logits and total variation of the next token's probabilities against the reference. Rounding
 # of 24 layers of bfloat16 activations reaches 2e-2; float32 against float64 stays far below 1e-4.

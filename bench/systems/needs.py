@@ -4,8 +4,8 @@ import importlib
 import importlib.util
 
 from bench.errors import CANNOT_IMPORT
-from harness.reason import of_exception
-from harness.system import Skip
+from harness.measure.system import Skip
+from harness.schema.reason import of_exception
 from tk_kernels.build import NO_GPU
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from harness import cuda_clock
+from harness.measure import cuda_clock
 
 
 def device() -> str:

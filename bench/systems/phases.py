@@ -14,10 +14,10 @@ from bench.systems.logits import choice_check, logits_verdict, rounding_of, wide
 from bench.systems.model_calls import greedy_steps, last_logits, random_ids, steps_of
 from bench.systems.on_device import device, repeatable
 from bench.systems.witness import LONGEST_WITNESS, drawn, not_compared, timed
-from harness.case import Case
-from harness.gate import Check, Verdict
-from harness.ranges import nvtx_range
-from harness.system import REPLAYED
+from harness.measure.gate import Check, Verdict
+from harness.measure.ranges import nvtx_range
+from harness.measure.system import REPLAYED
+from harness.schema.case import Case
 
 if TYPE_CHECKING:
     from bench.systems.language_model import LanguageModel

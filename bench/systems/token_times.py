@@ -6,7 +6,7 @@ from statistics import fmean, median
 
 import torch
 
-from harness.interval import median_interval
+from harness.measure.interval import median_interval
 
 TIMED_REQUESTS = 64  # calls whose moments are kept
 

@@ -7,8 +7,8 @@ import torch
 from bench.systems.language_model import LanguageModel
 from bench.systems.phases import PhaseWork
 from bench.systems.triton_tuning import chosen_anew, compile_ahead, keep_choices, prepare, untuned
-from harness.case import Case
-from harness.gate import Verdict
+from harness.measure.gate import Verdict
+from harness.schema.case import Case
 
 SPAN_BITS = 4  # one choice serves up to 16 times as many tokens at once
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from harness.gate import Check, Verdict
+from harness.measure.gate import Check, Verdict
 
 # Tokens of the sequences whose timed outputs are compared with the reference: 2 s of it at 1.3B on one H100.
 WITNESS_TOKENS = 16384

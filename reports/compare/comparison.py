@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from harness.interval import FEWEST
-from harness.reason import counted
-from harness.record import Record, RecordError
-from harness.run import Run
+from harness.measure.interval import FEWEST
+from harness.schema.reason import counted
+from harness.schema.record import Record, RecordError
+from harness.schema.run import Run
 from reports.compare.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
 from reports.compare.side import GPU_UNIT, CaseSide, Side, case_sides, run_side
 

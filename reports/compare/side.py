@@ -8,12 +8,12 @@ from functools import cached_property
 from statistics import median, stdev
 from typing import Any
 
-from harness.heat import is_hot
-from harness.interval import FEWEST, median_interval
-from harness.machine_load import is_loaded
-from harness.reason import counted, printable, span
-from harness.record import Record
-from harness.run import Run
+from harness.measure.interval import FEWEST, median_interval
+from harness.measure.nvml import is_hot
+from harness.schema.reason import counted, printable, span
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.workers.machine_load import is_loaded
 from reports.commits import commit_said, commit_words
 from reports.samples import DRIFT, by_case, ends_apart, timed
 

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from harness.reason import counted, printable
-from harness.record import finite
+from harness.schema.reason import counted, printable
+from harness.schema.record import finite
 from reports.compare.comparison import BETWEEN_RUNS, STORED_BAR, Comparison, Row
 from reports.compare.judge import BAR, SAME
 

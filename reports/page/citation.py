@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pandas as pd
 
-from harness.reason import counted
+from harness.schema.reason import counted
 from reports.commits import short_commit
 from reports.page.figures import days
 from reports.page.part import Part

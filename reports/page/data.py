@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from harness.catalogue import Catalogue
-from harness.record import Record
+from harness.schema.catalogue import Catalogue
+from harness.schema.record import Record
 from reports.page.figures import LATENCIES, RATES, Figure, axis_title
 from reports.page.lines import system_looks
 from reports.page.ranking import LEVEL

@@ -11,10 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from harness.case import Case
-from harness.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
-from harness.interval import FEWEST
-from harness.reason import counted, span
+from harness.measure.interval import FEWEST
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
+from harness.schema.reason import counted, span
 from reports.commits import short_commit
 from reports.page.lines import Line, Looks, Panel, forms_of, sortable
 from reports.spoken import counts_of_missing, share_of

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from harness.case import Case
-from harness.catalogue import Catalogue, PaperClaim
-from harness.reason import counted, span
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue, PaperClaim
+from harness.schema.reason import counted, span
 from reports.fairness import MODEL_COLUMNS, MODEL_OPTIONS
 from reports.page.figures import Figure
 from reports.page.ranking import DOUBTS, LEVEL, Standing, View, standings

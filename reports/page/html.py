@@ -10,10 +10,10 @@ import pandas as pd
 from jinja2 import Template
 from markupsafe import Markup
 
-from harness.case import Case
-from harness.catalogue import Catalogue
-from harness.reason import counted, printable
-from harness.record import Record
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.reason import counted, printable
+from harness.schema.record import Record
 from reports.backend_settings import backend_settings
 from reports.commits import short_commit
 from reports.fairness import fairness, unequal, uneven

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.catalogue import DASHES, MARKERS, TONES, Catalogue, FigureEntry
+from harness.schema.catalogue import DASHES, MARKERS, TONES, Catalogue, FigureEntry
 from reports.commits import short_commit
 from reports.spoken import said_setting
 from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns

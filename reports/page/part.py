@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.case import Case
-from harness.catalogue import Catalogue
-from harness.reason import counted
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.reason import counted
 from reports.spoken import listed
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from harness.catalogue import Catalogue
-from harness.interval import FEWEST
+from harness.measure.interval import FEWEST
+from harness.schema.catalogue import Catalogue
 from reports.page.figures import LATENCIES, RATES, Figure, own_ends
 from reports.page.lines import BETWEEN, Line
 from reports.spoken import said_setting

@@ -4,9 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from harness.profile_record import Profile
-from harness.profile_region import Kernel, Region
-from harness.record import Record
+from harness.schema.profile import Kernel, Profile, Region
+from harness.schema.record import Record
 from reports.roofline import CEILINGS
 
 _TELLS = 0.005  # of the kernels' time, from which a kernel's rate may be a ceiling

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from harness.profile_record import Profile
-from harness.profile_region import Kernel, Region
+from harness.schema.profile import Kernel, Profile, Region
 from reports.profiles.parts import LABELS, kernel_parts, launch_parts, parts, work_of
 from reports.profiles.words import short
 

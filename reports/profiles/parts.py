@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.profile_region import Kernel, Region
-from harness.ranges import OPERATOR, is_layer
-from harness.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work, floor_ms
+from harness.measure.ranges import OPERATOR, is_layer
+from harness.schema.profile import Kernel, Region
+from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work, floor_ms
 
 GAPS = "gaps"  # beside the parts of the work
 LABELS = {

@@ -10,13 +10,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from harness.case import Case
-from harness.catalogue import Catalogue
-from harness.environment import device_id_of
-from harness.profile_record import Profile
-from harness.profile_region import TIMELINE_LIMIT, Kernel, short_name
-from harness.reason import counted
-from harness.record import Record
+from harness.measure.environment import device_id_of
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.profile import TIMELINE_LIMIT, Kernel, Profile, short_name
+from harness.schema.reason import counted
+from harness.schema.record import Record
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
 from reports.profiles.parts import LABELS, Part, kernel_floor_us, kernel_parts, parts

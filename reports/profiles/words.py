@@ -5,12 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from harness.environment import device_id_of
-from harness.heat import is_hot
-from harness.machine_load import is_loaded
-from harness.profile_record import Profile
-from harness.profile_region import Counters, Kernel, Region
-from harness.record import Record
+from harness.measure.environment import device_id_of
+from harness.measure.nvml import is_hot
+from harness.schema.profile import Counters, Kernel, Profile, Region
+from harness.schema.record import Record
+from harness.workers.machine_load import is_loaded
 from reports.profiles.parts import GAPS, LABELS, parts
 from reports.samples import at_once, by_case, latency_ms, timed
 from reports.spoken import said_number, with_sign

@@ -17,10 +17,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from harness.files import refusing, write_atomically
-from harness.record import RecordError
-from harness.run import Run
-from harness.run_file import RunError
+from harness.schema.files import refusing, write_atomically
+from harness.schema.record import RecordError
+from harness.schema.run import Run
+from harness.schema.run_file import RunError
 from reports.page.embedding import plotly_source
 from reports.site.entry import ID, PLOTLY, Entry, Held, files_of, has_parquet, read_held, run_digest
 from reports.site.feed import checked_url

@@ -18,10 +18,10 @@ from typing import Any
 
 import pandas as pd
 
-from harness.reason import printable, span
-from harness.record import Record
-from harness.run import Run
-from harness.run_file import FILE
+from harness.schema.reason import printable, span
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import FILE
 from reports.commits import commit_said
 from reports.compare.side import CaseSide, Side, case_sides, run_side
 from reports.page.embedding import embedded_json

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
-from harness.record import RecordError
+from harness.schema.record import RecordError
 from reports.site.entry import Entry
 
 _ATOM = "http://www.w3.org/2005/Atom"

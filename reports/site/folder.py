@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.record import RecordError
-from harness.run import Run
+from harness.schema.record import RecordError
+from harness.schema.run import Run
 
 MARKER = "ttt-bench-site.json"
 FOLDERS = ("assets", "data", "downloads", "over-time", "runs")

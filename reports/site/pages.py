@@ -6,8 +6,8 @@ from typing import Any
 
 from jinja2 import Environment
 
-from harness.interval import FEWEST
-from harness.reason import span
+from harness.measure.interval import FEWEST
+from harness.schema.reason import span
 from reports.commits import commit_words
 from reports.compare.comparison import BETWEEN_RUNS, LOG_LIMIT, NAMED, STORED_BAR, VERDICTS
 from reports.compare.side import FEW_SEQUENCES, GPU_UNIT, NO_GPU

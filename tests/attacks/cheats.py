@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from harness.case import Case
-from harness.gate import Check, Verdict, relative_error
-from harness.measured_case import CaseRun
-from harness.record import Record
-from harness.system import Input, Workload
-from harness.timer import Policy
+from harness.measure.gate import Check, Verdict, relative_error
+from harness.measure.measured_case import CaseRun
+from harness.measure.system import Input, Workload
+from harness.schema.case import Case
+from harness.schema.policy import Policy
+from harness.schema.record import Record
 
 VOCABULARY, WIDTH, STEPS = 97, 64, 16
 LIMIT = 1e-3

@@ -11,15 +11,23 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from harness.case import Case, CaseError
-from harness.catalogue import AxisEntry, BackendEntry, Catalogue, FigureEntry, MetricEntry, SuiteEntry, SystemEntry
-from harness.machine_load import is_loaded, load_note
-from harness.progress import outcome
-from harness.record import Record, RecordError
-from harness.record_file import RecordFile
-from harness.run import Run
-from harness.run_file import Job, Planned, Request, RunError, RunFile
-from harness.timer import Policy
+from harness.schema.case import Case, CaseError
+from harness.schema.catalogue import (
+    AxisEntry,
+    BackendEntry,
+    Catalogue,
+    FigureEntry,
+    MetricEntry,
+    SuiteEntry,
+    SystemEntry,
+)
+from harness.schema.policy import Policy
+from harness.schema.record import Record, RecordError
+from harness.schema.record_file import RecordFile
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned, Request, RunError, RunFile
+from harness.workers.machine_load import is_loaded, load_note
+from harness.workers.progress import outcome
 
 CASE = Case("sys", "cpu", "1.3b", "generate", 16, 2048, timing="graph", options=(("form", "dual"), ("steps", 128)))
 RECORD = Record(

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.attempt import LOST, TRIES
-from harness.case import Case
-from harness.catalogue import Catalogue
-from harness.process import Launch
-from harness.run import Run
-from harness.run_file import Job, Planned, RunFile
-from harness.runner import run_jobs
-from harness.timer import Policy
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.policy import Policy
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned, RunFile
+from harness.workers.attempt import LOST, TRIES
+from harness.workers.process import Launch
+from harness.workers.runner import run_jobs
 from tests.attacks.victims import MARK
 
 HERE = Path(__file__).resolve().parent

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from harness.case import Case
-from harness.catalogue import Catalogue
-from harness.interval import median_interval, repeats_interval
-from harness.process import Launch
-from harness.run import Run
-from harness.run_file import Job, Planned, RunFile
-from harness.runner import run_jobs
-from harness.system import Workload
-from harness.timer import Policy
+from harness.measure.interval import median_interval, repeats_interval
+from harness.measure.system import Workload
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.policy import Policy
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned, RunFile
+from harness.workers.process import Launch
+from harness.workers.runner import run_jobs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROCESSES = 3  # of one measurement, as `--repeats 3` makes them

@@ -6,8 +6,8 @@ import subprocess
 import sys
 import time
 
-from harness.case import Case
-from harness.system import Workload
+from harness.measure.system import Workload
+from harness.schema.case import Case
 
 # In the environment: what the command lines of all grandchildren end with. They end by themselves after two minutes.
 MARK = "ATTACK_MARK"

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from bench import cli
-from harness.environment import commit_and_dirty
+from harness.measure.environment import commit_and_dirty
 
 ROOT = Path(__file__).resolve().parents[2]
 Done = subprocess.CompletedProcess[str]

@@ -23,14 +23,14 @@ from statistics import median
 from bench.catalogue import catalogue
 from bench.environments import launches
 from bench.plan import jobs_of
-from harness.case import Case
-from harness.interval import repeats_interval
-from harness.pool import cores_by_share, gpu_places, run_pool
-from harness.record import Record
-from harness.run import Run
-from harness.run_file import Planned, RunFile
-from harness.runner import session
-from harness.timer import Policy
+from harness.measure.interval import repeats_interval
+from harness.schema.case import Case
+from harness.schema.policy import Policy
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import Planned, RunFile
+from harness.workers.pool import cores_by_share, gpu_places, run_pool
+from harness.workers.runner import session
 
 SETTINGS = ("whole", "half", "beside")
 POLICY, BUSY = Policy(budget_s=2.0), Policy(min_samples=100, max_samples=1_000_000, budget_s=15.0)

@@ -22,12 +22,12 @@ from bench.models.factory import from_seed
 from bench.plan import skip_reason, suite_cases
 from bench.selection import Asked, select
 from bench.systems.ttt.pytorch import TTTTorch
-from harness.case import Case
-from harness.measured_case import CaseRun
-from harness.run import Run
-from harness.run_file import Planned
-from harness.runner import Limits
-from harness.timer import Policy
+from harness.measure.measured_case import CaseRun
+from harness.schema.case import Case
+from harness.schema.policy import Policy
+from harness.schema.run import Run
+from harness.schema.run_file import Planned
+from harness.workers.runner import Limits
 from tests.bench.published_config import PUBLISHED
 
 pytestmark = pytest.mark.usefixtures("one_thread")

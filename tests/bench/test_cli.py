@@ -17,14 +17,14 @@ from bench.commands import build as build_command
 from bench.commands import listing, measure, planning, verify
 from bench.errors import FOR_A_CPU
 from bench.selection import Asked
-from harness.case import Case
-from harness.environment import snapshot
-from harness.gate import Check, Verdict
-from harness.measured_case import NO_REFERENCE
-from harness.probe import Probe
-from harness.process import Limits
-from harness.record import Record
-from harness.run import Run
+from harness.measure.environment import snapshot
+from harness.measure.gate import Check, Verdict
+from harness.measure.measured_case import NO_REFERENCE
+from harness.schema.case import Case
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.workers.probe import Probe
+from harness.workers.process import Limits
 from tk_kernels import build
 from tk_kernels.build import NO_GPU, OTHER_GPU
 

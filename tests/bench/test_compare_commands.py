@@ -10,12 +10,12 @@ import pytest
 
 from bench import cli
 from bench.commands import compare as commands
-from harness.case import Case
-from harness.catalogue import Catalogue
-from harness.environment import commit_and_dirty
-from harness.record import Record
-from harness.run import Run
-from harness.run_file import Job, Planned, RunFile
+from harness.measure.environment import commit_and_dirty
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned, RunFile
 
 ROOT = Path(__file__).resolve().parents[2]
 # It hands back samples of its own, so that no load of the machine changes them.
@@ -23,7 +23,7 @@ ADAPTER = """
 import os
 from itertools import repeat
 
-from harness.system import Workload
+from harness.measure.system import Workload
 
 FORWARD, GENERATE = {forward}, {generate}
 

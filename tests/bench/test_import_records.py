@@ -6,8 +6,8 @@ import pytest
 
 from bench.catalogue.suites import find_suite
 from bench.import_records import imported
-from harness.record import RecordError
-from harness.run import Run
+from harness.schema.record import RecordError
+from harness.schema.run import Run
 
 
 def line(**changes):

@@ -9,7 +9,7 @@ import torch
 from bench.kept import kept_bytes, window_bytes
 from bench.models.config import model_config
 from bench.models.factory import from_seed
-from harness.case import Case
+from harness.schema.case import Case
 
 CASE = Case("ttt-linear", "triton-dual", "tiny", "generate", 3, 64, dtype="bfloat16")
 POSITION = 4  # bytes of a head's place in its mini-batch, which are not counted

@@ -15,13 +15,14 @@ from command_line import Done, one_sentence
 from bench.commands.status import status
 from bench.estimate import longest_first
 from bench.selection import Asked
-from harness import claims, nvml
-from harness.case import Case
-from harness.catalogue import Catalogue
-from harness.claims import Claims, Holder
-from harness.record import Record
-from harness.run import Run
-from harness.run_file import Job, Planned, RunFile
+from harness.measure import nvml
+from harness.schema import claims
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.claims import Claims, Holder
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned, RunFile
 
 SMALL = ["quick", "--systems", "transformer,ttt-linear/torch", "--batch", "1", "--context", "32", "--budget", "0.05"]
 

@@ -9,8 +9,8 @@ import pytest
 
 from bench.cost import model_work, total
 from bench.models.config import model_config, parameter_count
-from harness.case import Case
-from harness.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work
+from harness.schema.case import Case
+from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work
 from tk_kernels.ttt_linear import cost
 
 CASE = Case("transformer", "torch", "1.3b", "forward", 16, 2048)

@@ -11,7 +11,7 @@ from bench.models.transformer import Transformer
 from bench.models.ttt import TTTModel
 from bench.systems.transformer.pytorch import TorchTransformer
 from bench.systems.ttt.pytorch import TTTTorch
-from harness.case import Case
+from harness.schema.case import Case
 
 CASE = Case("transformer", "torch", "tiny", "forward", 2, 16, dtype="float32")
 

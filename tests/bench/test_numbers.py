@@ -12,10 +12,9 @@ from bench.commands import results
 from bench.errors import UserError
 from bench.numbers import BEGINNING, significant, with_numbers
 from bench.run_tables import KEY, Source
-from harness.case import Case
-from harness.profile_record import Profile
-from harness.profile_region import Counters, Kernel
-from harness.run import Run
+from harness.schema.case import Case
+from harness.schema.profile import Counters, Kernel, Profile
+from harness.schema.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "reports/results"

@@ -14,11 +14,11 @@ from bench.errors import UserError
 from bench.memory import beyond_memory_of, least_bytes, refuse_beyond_memory
 from bench.plan import Selection, beyond_memory, jobs_of, skip_reason, suite_cases, timing_of
 from bench.selection import Asked, select
-from harness.case import Case
-from harness.catalogue import Catalogue
-from harness.record import Record
-from harness.run import Run
-from harness.run_file import Job, Planned, RunFile
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned, RunFile
 
 EVERYTHING = Selection(ADAPTERS)
 GPU_80GB = {"gpu": {"memory_bytes": 80e9}}

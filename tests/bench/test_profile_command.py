@@ -9,11 +9,11 @@ import pytest
 from command_line import called, one_sentence, ttt_bench
 
 from bench.commands.profile import of_few_layers
-from harness.case import Case
-from harness.machine_load import LoadMeter
-from harness.profile_jobs import Profiler
-from harness.run import Run
-from harness.run_file import Planned
+from harness.profiling.jobs import Profiler
+from harness.schema.case import Case
+from harness.schema.run import Run
+from harness.schema.run_file import Planned
+from harness.workers.machine_load import LoadMeter
 
 SMALL = ["quick", "--systems", "transformer/torch", "--batch", "1", "--context", "32", "--device", "cpu"]
 

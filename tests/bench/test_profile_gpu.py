@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from harness.profile_record import Profile
-from harness.profilers import ncu, nsys
-from harness.run import Run
-from harness.work import HEAD, PRODUCTS, SCAN, TTT
+from harness.profiling.tools import ncu, nsys
+from harness.schema.profile import Profile
+from harness.schema.run import Run
+from harness.schema.work import HEAD, PRODUCTS, SCAN, TTT
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.parts import GAPS, parts
 from reports.profiles.words import AGREES, recorded

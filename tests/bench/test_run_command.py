@@ -16,10 +16,10 @@ from command_line import SMALL, assert_one_sentence, called, one_sentence, start
 
 from bench import estimate
 from bench.commands import measure, planning, status
-from harness.case import Case
-from harness.claims import Holder, note_holder
-from harness.run import Run
-from harness.run_file import Request
+from harness.schema.case import Case
+from harness.schema.claims import Holder, note_holder
+from harness.schema.run import Run
+from harness.schema.run_file import Request
 
 CASE = Case("ttt-linear", "torch", "tiny", "forward", 2, 64)
 

@@ -8,7 +8,7 @@ import pytest
 from bench.errors import UserError
 from bench.numbers import with_numbers
 from bench.run_tables import Source
-from harness.run import Run
+from harness.schema.run import Run
 from tests.reports.small_runs import a_case, a_run, on_gpu, timed, without
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from fake_systems import Fake
 
-from harness import measured_case, worker
-from harness.case import Case
-from harness.system import Workload
+from harness import worker
+from harness.measure import measured_case
+from harness.measure.system import Workload
+from harness.schema.case import Case
 
 WANTED = os.environ.get("FAKE_DEVICE_ID")
 if WANTED:

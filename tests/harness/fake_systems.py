@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from harness.case import Case
-from harness.gate import Check, Verdict
-from harness.system import NeedsFreshProcess, Skip, Workload
+from harness.measure.gate import Check, Verdict
+from harness.measure.system import NeedsFreshProcess, Skip, Workload
+from harness.schema.case import Case
 
 SPIN_MS = 2.0
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.case import Case, Mode
-from harness.catalogue import AxisEntry, Catalogue, FigureEntry, MetricEntry, SuiteEntry
-from harness.process import Launch
-from harness.record import Record
-from harness.record_file import RecordFile
-from harness.run import Run
-from harness.run_file import Job, Planned, RunFile
-from harness.runner import run_jobs
-from harness.timer import Policy
+from harness.schema.case import Case, Mode
+from harness.schema.catalogue import AxisEntry, Catalogue, FigureEntry, MetricEntry, SuiteEntry
+from harness.schema.policy import Policy
+from harness.schema.record import Record
+from harness.schema.record_file import RecordFile
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned, RunFile
+from harness.workers.process import Launch
+from harness.workers.runner import run_jobs
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

@@ -20,7 +20,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from harness.profilers import ncu
+from harness.profiling.tools import ncu
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 LAUNCHES = 10

@@ -9,11 +9,11 @@ from typing import Any
 
 from harness_helpers import HERE, ROOT, case, launch
 
-from harness.pool import run_pool
-from harness.process import Launch, Place
-from harness.record import Record
-from harness.run import Run
-from harness.runner import session
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.workers.pool import run_pool
+from harness.workers.process import Launch, Place
+from harness.workers.runner import session
 
 GPUS = ("0", "1", "2", "3")
 
@@ -46,7 +46,7 @@ PARENT = """
 import sys
 from pathlib import Path
 from pool_helpers import SYSTEMS, cases_of, launches, pooled
-from harness.run import Run
+from harness.schema.run import Run
 pooled(Run.open(Path(sys.argv[1])), launches(*SYSTEMS[:4], FAKE_PIDS=sys.argv[2]))
 """
 

@@ -7,17 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.case import Case
-from harness.catalogue import Catalogue
-from harness.gate import Check, Verdict
-from harness.process import Launch
-from harness.profilers import ncu
-from harness.ranges import nvtx_range
-from harness.run import Run
-from harness.run_file import Job, Planned, RunFile
-from harness.system import Workload
-from harness.timer import Policy
-from harness.work import Work
+from harness.measure.gate import Check, Verdict
+from harness.measure.ranges import nvtx_range
+from harness.measure.system import Workload
+from harness.profiling.tools import ncu
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.policy import Policy
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned, RunFile
+from harness.schema.work import Work
+from harness.workers.process import Launch
 
 HERE = Path(__file__).resolve().parent
 PAIR = ("fake", "cpu")

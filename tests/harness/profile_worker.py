@@ -10,8 +10,8 @@ import os
 import sys
 import time
 
-from harness.case import Case
-from harness.record import Record
+from harness.schema.case import Case
+from harness.schema.record import Record
 
 KERNELS = [{"name": name, "launches": 4, "time_us": 10.0} for name in ("aten::mm", "aten::add")]
 SEEN = {"runs": 1, "units": 5, "calls": 1, "host_us": [], "alone_us": 0.0}

@@ -8,8 +8,9 @@ import sys
 
 import numpy as np
 
-from harness.interval import median_interval
-from harness.timer import Policy, take_samples
+from harness.measure.interval import median_interval
+from harness.measure.timer import take_samples
+from harness.schema.policy import Policy
 
 CORRELATIONS = (0.0, 0.5, 0.8, 0.95)
 SAMPLES_MS = (1, 20, 150, 1300)

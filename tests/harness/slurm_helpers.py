@@ -10,9 +10,10 @@ from pathlib import Path
 from harness_helpers import HERE, ROOT, wait_for
 from slurm_cluster import Cluster
 
-from harness import claims, slurm
-from harness.claims import Claims, Holder
-from harness.run import Run
+from harness.schema import claims
+from harness.schema.claims import Claims, Holder
+from harness.schema.run import Run
+from harness.workers import slurm
 
 
 @contextmanager

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from pool_helpers import launches
 
-from harness.claims import Holder
-from harness.run import Run
-from harness.task import run_task
+from harness.schema.claims import Holder
+from harness.schema.run import Run
+from harness.workers.task import run_task
 
 if __name__ == "__main__":
     run = Run.open(Path(sys.argv[1]))

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from harness_helpers import case, launch, lines_of, measured, statuses, systems
 
-from harness import process
-from harness.process import Limits
+from harness.workers import process
+from harness.workers.process import Limits
 
 UNUSABLE = "the worker's answer is unusable: "
 WRONG = {

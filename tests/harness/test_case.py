@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from harness_helpers import ROOT, case
 
-from harness.case import Case, CaseError
+from harness.schema.case import Case, CaseError
 
 BASE = {
     "system": "ttt-linear",
@@ -72,7 +72,7 @@ def test_neither_a_default_nor_a_suite_is_in_the_key() -> None:
 
 
 def test_key_is_the_same_in_another_process() -> None:
-    code = f"from harness.case import Case; print(Case(**{BASE!r}, options=(('b', 2), ('a', 'ü'))).key)"
+    code = f"from harness.schema.case import Case; print(Case(**{BASE!r}, options=(('b', 2), ('a', 'ü'))).key)"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     key = Case(**BASE, options=(("a", "ü"), ("b", 2))).key
     assert other.stdout.strip() == key

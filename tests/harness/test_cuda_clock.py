@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from harness import cuda_clock
-from harness.cuda_clock import CudaEventClock, input_sets, launches_for
-from harness.measured_case import is_out_of_memory
-from harness.timer import Policy, measure, warm_up
+from harness.measure import cuda_clock
+from harness.measure.cuda_clock import CudaEventClock, input_sets, launches_for
+from harness.measure.measured_case import is_out_of_memory
+from harness.measure.timer import measure, warm_up
+from harness.schema.policy import Policy
 
 torch = pytest.importorskip("torch")
 

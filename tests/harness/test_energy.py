@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.energy import EnergyMeter
+from harness.measure.nvml import EnergyMeter
 
 
 def metered(begin: float, seconds: float, watts: float = 500.0) -> EnergyMeter:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from harness import environment, nvml
-from harness.environment import around, snapshot
+from harness.measure import environment, nvml
+from harness.measure.environment import around, snapshot
 
 
 class FakeNvml(ModuleType):
@@ -248,7 +248,7 @@ def test_says_neither_who_nor_where() -> None:
 
 @pytest.fixture
 def package_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "harness" / "environment.py"))
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "harness" / "measure" / "environment.py"))
     monkeypatch.delenv("TTT_BENCH_COMMIT", raising=False)
     environment.commit_and_dirty.cache_clear()
     yield tmp_path

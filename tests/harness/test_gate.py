@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from harness.gate import Check, Verdict, relative_error, total_variation
+from harness.measure.gate import Check, Verdict, relative_error, total_variation
 
 torch = pytest.importorskip("torch")
 
@@ -58,7 +58,7 @@ def test_relative_error_of_low_precision_is_taken_in_float64() -> None:
 def test_relative_error_by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     out, ref = torch.randn(3, 50), torch.randn(3, 50)
     expected = float((out - ref).double().norm() / ref.double().norm())
-    monkeypatch.setattr("harness.gate._CHUNK", 7)
+    monkeypatch.setattr("harness.measure.gate._CHUNK", 7)
     assert relative_error(out, ref) == pytest.approx(expected)
 
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from harness.heat import LONGEST_S, Cooler, heat_note, is_hot
+from harness.measure.nvml import LONGEST_S, Cooler, heat_note, is_hot
 
 
 def environment(reasons: Any, celsius: Any = 79) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from harness_helpers import case
 
-from harness import inspection
-from harness.inspection import Inspector, _equal, _glimpse, floor_check
-from harness.system import Input, Workload
+from harness.measure import inspection
+from harness.measure.inspection import Inspector, _equal, _glimpse, floor_check
+from harness.measure.system import Input, Workload
 
 torch = pytest.importorskip("torch")
 

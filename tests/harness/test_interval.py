@@ -5,7 +5,7 @@ from statistics import fmean, median, stdev
 import pytest
 from scipy.stats import binom, t
 
-from harness.interval import independent_samples, median_interval, repeats_interval
+from harness.measure.interval import independent_samples, median_interval, repeats_interval
 
 
 def shuffled(count: int) -> list[int]:

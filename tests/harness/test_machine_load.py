@@ -12,12 +12,12 @@ import pytest
 from fake_systems import spin
 from harness_helpers import case, measured
 
-from harness import machine_load
-from harness.attempt import Attempts
-from harness.gate import Check, Verdict
-from harness.machine_load import LoadMeter, is_loaded, load_note, warning
-from harness.record import Record
-from harness.run_file import Planned
+from harness.measure.gate import Check, Verdict
+from harness.schema.record import Record
+from harness.schema.run_file import Planned
+from harness.workers import machine_load
+from harness.workers.attempt import Attempts
+from harness.workers.machine_load import LoadMeter, is_loaded, load_note, warning
 
 
 def environment(others: Any, idle: Any) -> dict[str, Any]:

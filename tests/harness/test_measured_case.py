@@ -1,7 +1,7 @@
 import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,14 +9,14 @@ import pytest
 from fake_systems import Fake, OutOfMemoryError
 from harness_helpers import QUICK, case
 
-from harness import measured_case
-from harness.case import Mode
-from harness.gate import Check, Verdict
-from harness.heat import Cooler
-from harness.inspection import NO_ROOM
-from harness.measured_case import CaseRun, is_out_of_memory
-from harness.system import Input, Workload
-from harness.timer import Policy
+from harness.measure import measured_case
+from harness.measure.gate import Check, Verdict
+from harness.measure.inspection import NO_ROOM
+from harness.measure.measured_case import CaseRun, is_out_of_memory
+from harness.measure.nvml import Cooler
+from harness.measure.system import Input, Workload
+from harness.schema.case import Case, Mode
+from harness.schema.policy import Policy
 
 
 class Counting(Fake):
@@ -131,9 +131,24 @@ def test_what_the_reference_took_is_a_stage_of_its_own() -> None:
     assert record.stages_s["reference"] + record.stages_s["check"] <= record.wall_s
 
 
+@dataclass
+class FakeProfiler:
+    """Finds nothing, and lets a test look at the device meanwhile."""
+
+    look: Callable[[Callable[[], bool]], object] = lambda throttled: None
+
+    def measured_ceilings(self) -> dict[str, float | None]:
+        return {}
+
+    def profile(self, case: Case, workload: Workload, throttled: Callable[[], bool]) -> dict[str, Any]:
+        self.look(throttled)
+        return {}
+
+
 def test_only_what_is_sampled_says_so() -> None:
     for mode, do in [("verify", "work"), ("profile", "work"), ("measure", "miss"), ("measure", "skip")]:
-        assert "budget_s" not in CaseRun(case(do), QUICK, mode).record(Fake()).settings
+        profiler = FakeProfiler() if mode == "profile" else None
+        assert "budget_s" not in CaseRun(case(do), QUICK, mode, profiler).record(Fake()).settings
 
 
 def test_the_warm_up_of_a_gpu_is_in_the_record() -> None:
@@ -310,7 +325,6 @@ def test_what_is_replayed_is_captured_once_after_the_gate_and_its_memory_counts(
     monkeypatch: pytest.MonkeyPatch, mode: Mode
 ) -> None:
     device, done = FakeDevice(), list[str]()
-    monkeypatch.setattr(measured_case, "profile", lambda *asked: done.append("profiled") or {})
 
     def gate() -> Verdict:
         done.append("gate")
@@ -324,6 +338,7 @@ def test_what_is_replayed_is_captured_once_after_the_gate_and_its_memory_counts(
         gate=gate,
         capture=lambda: done.append(f"captured, peak of this case {device.peak_started}"),
         mode=mode,
+        profiler=FakeProfiler() if mode == "profile" else None,
     )
     expected = "captured, peak of this case True"
     assert done.count(expected) == 1
@@ -350,7 +365,7 @@ def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any,
     """The record of 5 samples of work of 8 units of 16 tokens; `changes` are those of the workload and the policy."""
     torch = pytest.importorskip("torch")
     policy = Policy(**{"min_samples": 5, "max_samples": 5, "warmup_s": 0, **changes.pop("policy", {})})
-    run = {name: changes.pop(name) for name in ("mode", "cooler") if name in changes}
+    run = {name: changes.pop(name) for name in ("mode", "cooler", "profiler") if name in changes}
     workload = Workload(**{"run": lambda: None, "device": "cuda", "units": 8, "tokens": 16, **changes})
 
     class OnFake(Fake):
@@ -458,13 +473,12 @@ def test_a_profile_says_what_slowed_its_gpu_down_and_the_next_case_rests(monkeyp
     device, cooler = FakeDevice(), FakeCooler()
     device.facts = {"throttle_reasons": [], "temperature_c": 80}  # when the trace has been read
 
-    def profiled(of: Any, workload: Any, asked: Any, throttled: Callable[[], bool]) -> dict[str, Any]:
+    def profiled(throttled: Callable[[], bool]) -> None:
         assert throttled() is False
         device.slowed_by.add("sw_thermal_slowdown")
-        return {}
 
-    monkeypatch.setattr(measured_case, "profile", profiled)
-    record = on_fake_device(monkeypatch, device, case(), cooler=cooler, mode="profile")
+    profiler = FakeProfiler(profiled)
+    record = on_fake_device(monkeypatch, device, case(), cooler=cooler, mode="profile", profiler=profiler)
     assert record.environment["gpu"]["after"]["throttle_reasons"] == ["sw_thermal_slowdown"]
     assert cooler.goal_c == 65
 

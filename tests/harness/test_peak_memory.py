@@ -1,7 +1,7 @@
 import pytest
 
-from harness import peak_memory
-from harness.peak_memory import ResidentPeak
+from harness.measure import peak_memory
+from harness.measure.peak_memory import ResidentPeak
 
 
 def test_a_peak_is_seen_although_it_is_over() -> None:

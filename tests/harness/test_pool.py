@@ -16,13 +16,14 @@ import pytest
 from harness_helpers import HERE, ROOT, alive, case, launch, lines_of, new_run, statuses, wait_for
 from pool_helpers import GPUS, SYSTEMS, cases_of, launches, place, pooled, start_parent
 
-from harness import machine_load, nvml, pool, process
-from harness.attempt import not_ok
-from harness.pool import gpu_places, place_here, shares
-from harness.process import Launch, Limits, Place
-from harness.record import Record, RecordError
-from harness.run_file import Request, RunError
-from harness.runner import Event, run_jobs
+from harness.measure import nvml
+from harness.schema.record import Record, RecordError
+from harness.schema.run_file import Request, RunError
+from harness.workers import machine_load, pool, process
+from harness.workers.attempt import not_ok
+from harness.workers.pool import gpu_places, place_here, shares
+from harness.workers.process import Launch, Limits, Place
+from harness.workers.runner import Event, run_jobs
 
 SOON = Limits(case_s=1.5)
 
@@ -297,7 +298,7 @@ STUBBORN = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from pool_helpers import place
-from harness.pool import Pool
+from harness.workers.pool import Pool
 pool, ended = Pool(Path("."), [place("0"), place("1")], print), []
 def do(seconds, at):
     pool.stop.wait(60)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from harness_helpers import launch
 
-from harness import process
-from harness.probe import probe
+from harness.workers import process
+from harness.workers.probe import probe
 
 
 def test_probe() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from harness_helpers import HERE, QUICK, ROOT, alive, case, launch, measured, statuses, systems, wait_for
 
-from harness import process
-from harness.process import Launch, Limits, WorkerLost, WorkerProcess, end_marked
-from harness.runner import Event
+from harness.workers import process
+from harness.workers.process import Launch, Limits, WorkerLost, WorkerProcess, end_marked
+from harness.workers.runner import Event
 
 CASE = {"do": "case", "case": case().to_dict(), "policy": QUICK.to_dict(), "mode": "measure"}
 

@@ -10,10 +10,10 @@ import pytest
 from fake_systems import Fake
 from harness_helpers import QUICK, case, measured, statuses, systems
 
-from harness.case import Case
-from harness.measured_case import CaseRun
-from harness.process_state import ProcessState
-from harness.system import Workload
+from harness.measure.measured_case import CaseRun
+from harness.measure.process_state import ProcessState
+from harness.measure.system import Workload
+from harness.schema.case import Case
 
 torch = pytest.importorskip("torch")
 

@@ -9,8 +9,8 @@ import pytest
 from profile_helpers import ncu_table, nsys_database
 from trace_events import GPU_TRACE
 
-from harness.profilers import kineto, ncu, nsys
-from harness.profilers.trace import found_in
+from harness.profiling.tools import kineto, ncu, nsys
+from harness.profiling.tools.trace import found_in
 from tests.harness.make_profile_fixtures import FIXTURES, LAUNCHES, prune_database, pruned_table, pruned_trace
 
 

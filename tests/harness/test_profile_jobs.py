@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 from profile_helpers import NCU_TABLE_NAMES, PAIR, case, launches, ncu_table, nsys_database, put_profilers, run_of
 
-from harness.catalogue import Catalogue
-from harness.process import RUN_VARIABLE, Limits, Place, Stopped, _marked, end_marked
-from harness.profile_jobs import Profiler
-from harness.profile_record import Profile, profile_path, write_profile
-from harness.profile_region import ProfileError
-from harness.profiled_job import TOGETHER, by_worker
-from harness.profilers.choice import Tools, choose
-from harness.record import Record
-from harness.run import Run
-from harness.run_file import Job, Planned, RunError, RunFile
-from harness.runner import Terminated
-from harness.timer import Policy
-from harness.under_profiler import STOP_S, UnderProfiler
+from harness.profiling.job import TOGETHER, by_worker
+from harness.profiling.jobs import Profiler
+from harness.profiling.tools.choice import Tools, choose
+from harness.profiling.under_profiler import STOP_S, UnderProfiler
+from harness.schema.catalogue import Catalogue
+from harness.schema.policy import Policy
+from harness.schema.profile import Profile, ProfileError, profile_path, write_profile
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned, RunError, RunFile
+from harness.workers.process import RUN_VARIABLE, Limits, Place, Stopped, _marked, end_marked
+from harness.workers.runner import Terminated
 
 KINETO = Tools("kineto")
 WITH_NCU = Tools("kineto", "ncu", {"ncu": "2025.3.0"})

@@ -8,9 +8,9 @@ import pytest
 from profile_helpers import DUAL, GEMM, HERE, PROCESS, ncu_table, nsys_database, nsys_row
 from trace_events import GPU_TRACE, event
 
-from harness.profile_region import NAME_LIMIT, TIMELINE_LIMIT, Counters, ProfileError, Timeline, short_name
-from harness.profilers import kineto, ncu, nsys
-from harness.profilers.trace import (
+from harness.measure.ranges import range_names
+from harness.profiling.tools import kineto, ncu, nsys
+from harness.profiling.tools.trace import (
     Launched,
     Nesting,
     Runs,
@@ -22,7 +22,7 @@ from harness.profilers.trace import (
     ranges_of,
     timeline_of,
 )
-from harness.ranges import range_names
+from harness.schema.profile import NAME_LIMIT, TIMELINE_LIMIT, Counters, ProfileError, Timeline, short_name
 
 
 def test_kineto_joins_kernels_to_the_ranges_of_their_launch() -> None:
@@ -126,7 +126,7 @@ def test_a_trace_with_a_broken_event() -> None:
 
 def test_a_recording_on_the_cpu_finds_the_operators_in_their_ranges(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    from harness.ranges import nvtx_range
+    from harness.measure.ranges import nvtx_range
 
     x = torch.ones(32, 32)
     with kineto.recording("cpu", with_ranges=True, keep=tmp_path / "a.trace.json.gz") as found, nvtx_range("prefill"):

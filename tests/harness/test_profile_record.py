@@ -6,19 +6,22 @@ from typing import Any
 import pytest
 from profile_helpers import case, run_of
 
-from harness.profile_record import Profile, profile_path, read_profile, write_profile
-from harness.profile_region import (
+from harness.schema.profile import (
     NAME_LIMIT,
     Counters,
     Kernel,
+    Profile,
     ProfileError,
     Range,
     RangeKernel,
     Timeline,
+    profile_path,
+    read_profile,
     short_name,
+    write_profile,
 )
-from harness.run_file import RunError
-from harness.work import Work
+from harness.schema.run_file import RunError
+from harness.schema.work import Work
 
 KERNELS = (
     Kernel("gemm", 4, 60.0, 32, 1024, Counters(2, 15.0, 1e6, 2e6, 3e9, {"sm": 40.0}, 55.0, 10.0, {"barrier": 0.4})),

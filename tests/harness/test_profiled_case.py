@@ -1,6 +1,4 @@
 import itertools
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -10,15 +8,15 @@ from typing import Any
 import pytest
 from profile_helpers import WithTorch, case
 
-from harness import profiled_case
-from harness.measured_case import CaseRun
-from harness.profile_region import ProfileError
-from harness.profiled_case import RUNS, WARM_RUNS, ProfilerChoice, ceilings_by
-from harness.profilers import kineto
-from harness.profilers.trace import Launched, Runs, found_of, last_runs
-from harness.ranges import nvtx_range
-from harness.system import Workload
-from harness.timer import Policy
+from harness.measure.measured_case import CaseRun
+from harness.measure.ranges import nvtx_range
+from harness.measure.system import Workload
+from harness.profiling import in_worker
+from harness.profiling.in_worker import RUNS, WARM_RUNS, ProfilerChoice, ceilings_by
+from harness.profiling.tools import kineto
+from harness.profiling.tools.trace import Launched, Runs, found_of, last_runs
+from harness.schema.policy import Policy
+from harness.schema.profile import ProfileError
 
 
 @pytest.fixture
@@ -32,20 +30,20 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         yield
         noted.append("end")
 
-    monkeypatch.setattr(profiled_case, "nvtx_range", noting)
-    monkeypatch.setattr(profiled_case, "profiler_range", noting)
+    monkeypatch.setattr(in_worker, "nvtx_range", noting)
+    monkeypatch.setattr(in_worker, "profiler_range", noting)
     return noted
 
 
 def test_nsight_captures_a_call_under_ranges_and_then_what_is_timed(events: list[str]) -> None:
     workload = Workload(run=lambda: events.append("run"), units=16)
     call = ["prefill", "run", "end"]
-    found = profiled_case.profile(case(), workload, ProfilerChoice("nsys"))
+    found = in_worker.profile(case(), workload, ProfilerChoice("nsys"))
     seen = {"runs": RUNS, "units": 16, "calls": 1, "host_us": [], "alone_us": 0.0, "replayed": False}
     assert found == {"seen": seen, "apart": True, "notes": [], "work": {}}
     assert events == [*call * WARM_RUNS, "cpu", *call, "lead", "end", "timed", *["run"] * RUNS, "end", "end"]
     events.clear()
-    assert profiled_case.profile(case(), workload, ProfilerChoice("ncu")) == {"notes": [], "work": {}}
+    assert in_worker.profile(case(), workload, ProfilerChoice("ncu")) == {"notes": [], "work": {}}
     assert events == [*call * WARM_RUNS, "cpu", *call, "end"]
 
 
@@ -56,12 +54,12 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(work: Any, run: Any) -> None:
         work.lead, work.runs = 4, 6
 
-    monkeypatch.setattr(profiled_case._Work, "load", load)
+    monkeypatch.setattr(in_worker._Work, "load", load)
 
 
 def test_what_leads_in_is_not_in_the_range_that_nsight_times(events: list[str], loaded: None) -> None:
     workload = Workload(run=lambda: events.append("run"), units=16)
-    found = profiled_case.profile(case(), workload, ProfilerChoice("nsys"))
+    found = in_worker.profile(case(), workload, ProfilerChoice("nsys"))
     assert found["seen"]["runs"] == 6
     assert events[events.index("cpu") :] == [
         *("cpu", "prefill", "run", "end", "lead", *["run"] * 4, "end"),
@@ -112,12 +110,12 @@ def test_kineto_sees_the_last_runs_on_a_gpu_without_the_pauses_between_samples(
         def sample(self) -> float:
             return self.alone_ms
 
-    monkeypatch.setattr(profiled_case, "CudaEventClock", TwoCalls)
-    monkeypatch.setattr(profiled_case, "wait_for", pause)
+    monkeypatch.setattr(in_worker, "CudaEventClock", TwoCalls)
+    monkeypatch.setattr(in_worker, "wait_for", pause)
     monkeypatch.setattr(kineto, "recording", recording)
     monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
     workload = Workload(run=run, units=16, device="cuda")
-    found = profiled_case.profile(case(timing="graph"), workload, ProfilerChoice())
+    found = in_worker.profile(case(timing="graph"), workload, ProfilerChoice())
     assert len(launched) == WARM_RUNS + 1 + 2 * (4 + 6)
     assert found["units"] == 4 * 2 * 16  # four of six runs, of two calls
     assert [(kernel["launches"], kernel["time_us"]) for kernel in found["kernels"]] == [(8, 80.0)]
@@ -125,15 +123,15 @@ def test_kineto_sees_the_last_runs_on_a_gpu_without_the_pauses_between_samples(
     assert len(found["timeline"]["kernel"]) == 1  # of one call
     assert found["notes"] == []
     TwoCalls.alone_ms = 0.0105
-    again = profiled_case.profile(case(timing="graph"), workload, ProfilerChoice())
+    again = in_worker.profile(case(timing="graph"), workload, ProfilerChoice())
     assert (again["region_us"], again["busy_us"], again["longest_gap_us"]) == (84.0, 80.0, 1.0)
     assert again["notes"][0].startswith("under the profiler a run took 5% longer than without it")
     del TwoCalls.sample
-    known = profiled_case.profile(case(timing="graph"), workload, ProfilerChoice(alone_us=10.5))
+    known = in_worker.profile(case(timing="graph"), workload, ProfilerChoice(alone_us=10.5))
     assert (known["region_us"], known["longest_gap_us"]) == (84.0, 1.0)
     before = len(launched)
     TwoCalls.sample = lambda self: 0.011  # type: ignore[method-assign]
-    assert profiled_case.profile(case(timing="graph"), workload, ProfilerChoice("none")) == {"alone_us": 11.0}
+    assert in_worker.profile(case(timing="graph"), workload, ProfilerChoice("none")) == {"alone_us": 11.0}
     assert len(launched) == before + WARM_RUNS  # nothing is recorded
 
 
@@ -154,8 +152,8 @@ def test_a_run_is_what_a_measurement_takes_a_sample_of(monkeypatch: pytest.Monke
             sample=lambda: 0.5,
         )
 
-    monkeypatch.setattr(profiled_case, "CudaEventClock", clock)
-    work = profiled_case._Work(case(timing=timing), Workload(run=print, device="cuda"))
+    monkeypatch.setattr(in_worker, "CudaEventClock", clock)
+    work = in_worker._Work(case(timing=timing), Workload(run=print, device="cuda"))
     work.call_s = 0.125
     work.alone()
     assert prepared == [(print, 0.125)]
@@ -166,7 +164,7 @@ def test_a_run_is_what_a_measurement_takes_a_sample_of(monkeypatch: pytest.Monke
 
 
 def test_on_a_cpu_a_run_is_a_call() -> None:
-    work = profiled_case._Work(case(), Workload(run=print))
+    work = in_worker._Work(case(), Workload(run=print))
     work.alone()
     assert (work.timed(), work.calls, work.alone_us) == (print, 1, 0.0)
 
@@ -193,32 +191,32 @@ def test_nsight_counts_in_the_last_steps_of_a_call(
                     if inside and layer == 1:
                         seen.append(step)
 
-    monkeypatch.setattr(profiled_case, "profiler_range", region)
+    monkeypatch.setattr(in_worker, "profiler_range", region)
     workload = Workload(run=run, units=steps)
-    found = profiled_case.profile(case(phase="generate"), workload, ProfilerChoice("ncu"))
+    found = in_worker.profile(case(phase="generate"), workload, ProfilerChoice("ncu"))
     assert (found["notes"], seen, inside) == ([], counted, False)
 
 
 def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiled_case, "SETTLES_S", 20)
-    monkeypatch.setattr(profiled_case, "WAKES_S", 10)
-    monkeypatch.setattr(profiled_case, "RUNS_S", 7)
-    monkeypatch.setattr(profiled_case, "wait_for", lambda device: None)
+    monkeypatch.setattr(in_worker, "SETTLES_S", 20)
+    monkeypatch.setattr(in_worker, "WAKES_S", 10)
+    monkeypatch.setattr(in_worker, "RUNS_S", 7)
+    monkeypatch.setattr(in_worker, "wait_for", lambda device: None)
     calls: list[str] = []  # each takes a second
-    monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=lambda: len(calls)))
-    on_gpu, on_cpu = (profiled_case._Work(case(), Workload(run=print, device=device)) for device in ("cuda", "cpu"))
+    monkeypatch.setattr(in_worker, "time", SimpleNamespace(monotonic=lambda: len(calls)))
+    on_gpu, on_cpu = (in_worker._Work(case(), Workload(run=print, device=device)) for device in ("cuda", "cpu"))
     on_gpu.load(lambda: calls.append("run"))
     assert (len(calls), on_gpu.lead, on_gpu.runs) == (20, 10, 7)
-    monkeypatch.setattr(profiled_case, "RUNS_S", 0.25)
+    monkeypatch.setattr(in_worker, "RUNS_S", 0.25)
     calls.clear()
     on_gpu.load(lambda: calls.append("run"))
     assert on_gpu.runs == 5  # which takes 5 of 6 seconds
-    monkeypatch.setattr(profiled_case, "LONGEST_S", 2.5)
+    monkeypatch.setattr(in_worker, "LONGEST_S", 2.5)
     calls.clear()
     on_gpu.load(lambda: calls.append("run"))
     assert on_gpu.runs == 2
     calls.clear()
-    monkeypatch.setattr(profiled_case, "CAPPED_S", 4.0)
+    monkeypatch.setattr(in_worker, "CAPPED_S", 4.0)
     on_gpu.throttled = lambda: len(calls) == 7  # once in a while is at the cap
     on_gpu.load(lambda: calls.append("run"))
     assert (on_gpu.lead, on_gpu.runs) == (20, 4)
@@ -230,8 +228,8 @@ def test_a_gpu_is_loaded_before_what_is_timed_is_profiled(monkeypatch: pytest.Mo
 def test_it_rests_where_a_measurement_does(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     runs: list[str] = []
-    monkeypatch.setattr(profiled_case, "wait_for", lambda device: waits.append(len(runs)))
-    work = profiled_case._Work(case(), Workload(run=print, device="cuda"))
+    monkeypatch.setattr(in_worker, "wait_for", lambda device: waits.append(len(runs)))
+    work = in_worker._Work(case(), Workload(run=print, device="cuda"))
     work.repeat(lambda: runs.append("run"), 3)
     assert (len(runs), waits) == (3, [1, 2, 3])
 
@@ -247,7 +245,7 @@ def test_it_rests_where_a_measurement_does(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_most_of_what_is_recorded_is_seen(lead: int, runs: int, most: int, window: tuple[int, int]) -> None:
-    work = profiled_case._Work(case(), Workload(run=print))
+    work = in_worker._Work(case(), Workload(run=print))
     work.lead, work.runs = lead, runs
     assert work.window(most) == window
 
@@ -298,12 +296,12 @@ def test_of_several_calls_on_a_cpu_the_one_of_median_length_is_told(
     monkeypatch.setattr(kineto, "recording", recording)
     monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
     keep = tmp_path / "key.trace.json.gz"
-    found = profiled_case.profile(case(), Workload(run=print), ProfilerChoice(keep=str(keep)))
+    found = in_worker.profile(case(), Workload(run=print), ProfilerChoice(keep=str(keep)))
     assert (calls, found["region_us"], keep.read_text()) == (lengths, 10.0, "trace 4")
     calls.clear()
     clock = itertools.count(0.0, 1.5)
-    monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    found = profiled_case.profile(case(), Workload(run=print), ProfilerChoice(keep=str(keep)))
+    monkeypatch.setattr(in_worker, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    found = in_worker.profile(case(), Workload(run=print), ProfilerChoice(keep=str(keep)))
     assert (calls, found["region_us"]) == ([9.0, 200.0], 9.0)  # calls that take long are fewer
 
 
@@ -382,13 +380,13 @@ def test_the_runs_before_the_last_ones_only_load_the_gpu() -> None:
 def test_an_engine_without_a_batch_for_a_profiler_is_refused() -> None:
     workload = Workload(run=print, engine_samples=lambda policy: [[1.0]])
     with pytest.raises(ProfileError, match="no batch for a profiler"):
-        profiled_case.profile(case(timing="engine"), workload, ProfilerChoice())
+        in_worker.profile(case(timing="engine"), workload, ProfilerChoice())
 
 
 @pytest.fixture
 def engine(events: list[str], monkeypatch: pytest.MonkeyPatch) -> Workload:
     """Runs batches of 7 units and takes samples of 2 ms. Before the profile, some warm up, some are kept."""
-    monkeypatch.setattr(profiled_case, "ALONE", Policy(budget_s=0.0, warmup_max_s=1e-9))
+    monkeypatch.setattr(in_worker, "ALONE", Policy(budget_s=0.0, warmup_max_s=1e-9))
 
     def batch(around: AbstractContextManager[object]) -> int:
         events.append("prompts")
@@ -408,7 +406,7 @@ def engine(events: list[str], monkeypatch: pytest.MonkeyPatch) -> Workload:
 def test_of_an_engines_steps_only_the_steady_ones_are_seen(
     events: list[str], engine: Workload, tool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = profiled_case.profile(case(phase="generate", timing="engine"), engine, ProfilerChoice(tool))
+    found = in_worker.profile(case(phase="generate", timing="engine"), engine, ProfilerChoice(tool))
     alone = [] if tool == "ncu" else ["sampled"] * 2
     assert events == ["prompts", "steps", *alone, "prompts", "cpu", "generate", "steps", "end", "end"]
     assert found["notes"] == []
@@ -418,13 +416,11 @@ def test_of_an_engines_steps_only_the_steady_ones_are_seen(
         seen = {"runs": 1, "units": 7, "calls": 1, "alone_us": pytest.approx(7 * 2e3), "replayed": False}
         assert found["seen"] == seen
         assert found["apart"] is False
-        assert profiled_case.profile(case(phase="generate", timing="engine"), engine, ProfilerChoice("none")) == {
+        assert in_worker.profile(case(phase="generate", timing="engine"), engine, ProfilerChoice("none")) == {
             "alone_us": pytest.approx(2e3)
         }
         events.clear()
-        again = profiled_case.profile(
-            case(phase="generate", timing="engine"), engine, ProfilerChoice(tool, alone_us=3e3)
-        )
+        again = in_worker.profile(case(phase="generate", timing="engine"), engine, ProfilerChoice(tool, alone_us=3e3))
         assert again["seen"]["alone_us"] == 7 * 3e3
         assert "sampled" not in events
 
@@ -433,9 +429,9 @@ def test_an_engines_prompts_are_led_in_and_timed_by_the_host(
     events: list[str], engine: Workload, loaded: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = itertools.count(0.0, 2.0)  # a batch reads it twice
-    monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr(profiled_case, "wait_for", lambda device: None)
-    found = profiled_case.profile(case(timing="engine"), engine, ProfilerChoice("nsys"))
+    monkeypatch.setattr(in_worker, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(in_worker, "wait_for", lambda device: None)
+    found = in_worker.profile(case(timing="engine"), engine, ProfilerChoice("nsys"))
     batch = ["prompts", "steps"]
     assert events == [
         *(*batch, "sampled", "sampled", "cpu", "prompts", "prefill", "steps", "end"),
@@ -459,13 +455,13 @@ def test_kineto_times_an_engine_without_its_ranges(
             before()
         yield SimpleNamespace(events=launched if phase == "forward" and not with_ranges else launched[:1])
 
-    monkeypatch.setattr(profiled_case, "wait_for", lambda device: None)
+    monkeypatch.setattr(in_worker, "wait_for", lambda device: None)
     monkeypatch.setattr(kineto, "recording", recording)
     monkeypatch.setattr(kineto, "launched", lambda events, device: list(events))
-    monkeypatch.setattr(profiled_case, "time", SimpleNamespace(monotonic=itertools.count(0.0, 1e-5).__next__))
-    monkeypatch.setattr(profiled_case, "SETTLES_S", 1e-3)
+    monkeypatch.setattr(in_worker, "time", SimpleNamespace(monotonic=itertools.count(0.0, 1e-5).__next__))
+    monkeypatch.setattr(in_worker, "SETTLES_S", 1e-3)
     engine.device = "cuda"
-    found = profiled_case.profile(case(phase=phase, timing="engine"), engine, ProfilerChoice())
+    found = in_worker.profile(case(phase=phase, timing="engine"), engine, ProfilerChoice())
     assert recordings == [True, False]
     runs = 4 if phase == "forward" else 1  # of six the middle ones
     assert (found["units"], found["region_us"]) == (runs * 7, pytest.approx(runs * 10.0))
@@ -502,9 +498,3 @@ def test_ceilings_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(profile_helpers, "ceilings", broken)
     with pytest.raises(ValueError, match="no such device"):
         ceilings_by("profile_helpers:ceilings")
-
-
-def test_a_worker_needs_no_pydantic_to_profile() -> None:
-    program = "import sys; sys.modules['pydantic'] = None; import harness.worker, harness.profilers.kineto"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr

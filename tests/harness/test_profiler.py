@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.profile_region import ProfileError
-from harness.profiler import profiled
+from harness.profiling.block import profiled
+from harness.schema.profile import ProfileError
 
 
 def test_a_script_profiles_a_block(tmp_path: Path) -> None:
@@ -44,8 +44,8 @@ def test_what_a_script_cannot_ask_for_is_refused_before_its_block_runs(arguments
 
 
 def test_a_script_imports_nothing_that_runs_or_keeps_cases() -> None:
-    script = "import sys, harness.profiler; print([name for name in sys.modules if name.startswith('harness.')])"
+    script = "import sys, harness.profiling.block; print([name for name in sys.modules if name.startswith('harness.')])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert "'harness.profilers.kineto'" in done.stdout
-    for name in ("run", "pool", "process", "profile_jobs", "under_profiler"):
-        assert f"'harness.{name}'" not in done.stdout
+    assert "'harness.profiling.tools.kineto'" in done.stdout
+    for name in ("schema.run", "workers", "profiling.jobs", "profiling.under_profiler"):
+        assert f"'harness.{name}" not in done.stdout

@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 from harness_helpers import case, ok_record
 
-from harness.progress import Progress, outcome, remaining
-from harness.record import Record
-from harness.run_file import Planned
-from harness.runner import Event
+from harness.schema.record import Record
+from harness.schema.run_file import Planned
+from harness.workers.progress import Progress, outcome, remaining
+from harness.workers.runner import Event
 
 
 class Terminal(io.StringIO):

@@ -16,8 +16,8 @@ from pool_helpers import launches, pooled, start_parent
 from slurm_cluster import cluster_or_skip
 from slurm_helpers import claimed, kill_node, kill_step, using
 
-from harness.run import Run
-from harness.warden import descendants
+from harness.schema.run import Run
+from harness.workers.warden import descendants
 
 SYSTEMS = ("a", "b", "c", "d")
 CASES = 24

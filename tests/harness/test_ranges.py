@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.ranges import nvtx_range, profiler_range, told
+from harness.measure.ranges import nvtx_range, profiler_range, told
 
 
 class FakeNvtx:

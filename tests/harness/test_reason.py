@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.reason import LIMIT, last_words, of_exception, rounded, sentence
+from harness.schema.reason import LIMIT, last_words, of_exception, rounded, sentence
 
 
 def test_one_line_of_limited_length() -> None:

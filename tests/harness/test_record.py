@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from harness_helpers import case
 
-from harness.record import REASON_LIMIT, Record, RecordError
+from harness.schema.record import REASON_LIMIT, Record, RecordError
 
 
 def refuse_constant(name: str) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from harness_helpers import ROOT, case, ok_record
 
-from harness import record_file
-from harness.record import SCHEMA_VERSION, Record, RecordError
-from harness.record_file import RecordFile
+from harness.schema import record_file
+from harness.schema.record import SCHEMA_VERSION, Record, RecordError
+from harness.schema.record_file import RecordFile
 
 
 def cases(count: int) -> list:
@@ -216,7 +216,7 @@ def test_a_process_that_was_being_started_does_not_keep_the_file(file: RecordFil
 
 
 def test_a_writer_in_another_process_is_refused(file: RecordFile) -> None:
-    code = f"from harness.record_file import RecordFile\nwith RecordFile({str(file.path)!r}): print('in')"
+    code = f"from harness.schema.record_file import RecordFile\nwith RecordFile({str(file.path)!r}): print('in')"
     with file:
         other = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert "another run is writing" in other.stderr
@@ -242,7 +242,7 @@ def test_a_failed_write_is_undone(file: RecordFile, monkeypatch: pytest.MonkeyPa
 
     with file:
         with monkeypatch.context() as patch:
-            patch.setattr("harness.record_file._write_all", full)
+            patch.setattr("harness.schema.record_file._write_all", full)
             with pytest.raises(RecordError, match="No space left on device"):
                 file.append(ok_record(case(batch=4)))
         file.append(ok_record(case(batch=5)))

@@ -25,12 +25,12 @@ from harness_helpers import (
     wait_for,
 )
 
-from harness.attempt import not_ok
-from harness.process import Limits
-from harness.record import Record
-from harness.run import Run
-from harness.run_file import Planned, RunError
-from harness.runner import Event, Terminated
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import Planned, RunError
+from harness.workers.attempt import not_ok
+from harness.workers.process import Limits
+from harness.workers.runner import Event, Terminated
 
 SOON = Limits(case_s=1.0)
 

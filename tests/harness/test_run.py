@@ -23,12 +23,12 @@ from harness_helpers import (
     systems,
 )
 
-from harness import run_file as run_file_module
-from harness.catalogue import Catalogue, FigureEntry, MetricEntry, SuiteEntry
-from harness.record import Record, RecordError
-from harness.run import Run, latest
-from harness.run_file import FILE, Job, Planned, Request, RunError
-from harness.runner import run_jobs
+from harness.schema import run_file as run_file_module
+from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, SuiteEntry
+from harness.schema.record import Record, RecordError
+from harness.schema.run import Run, latest
+from harness.schema.run_file import FILE, Job, Planned, Request, RunError
+from harness.workers.runner import run_jobs
 
 REQUEST = Request("2025-01-01T00:00:00+00:00", ("run", "quick"), "abc", False, {"cpu": {"model": "x"}})
 

@@ -21,13 +21,13 @@ from harness_helpers import (
     systems,
 )
 
-from harness.attempt import TRIES, not_ok
-from harness.process import Launch, Limits
-from harness.record import RecordError
-from harness.run import Run
-from harness.run_file import Planned, RunError
-from harness.runner import Event, run_jobs
-from harness.timer import Policy
+from harness.schema.policy import Policy
+from harness.schema.record import RecordError
+from harness.schema.run import Run
+from harness.schema.run_file import Planned, RunError
+from harness.workers.attempt import TRIES, not_ok
+from harness.workers.process import Launch, Limits
+from harness.workers.runner import Event, run_jobs
 
 SOON = Limits(case_s=1.0)
 
@@ -334,8 +334,8 @@ import sys
 sys.path.insert(0, {here!r})
 from pathlib import Path
 from harness_helpers import case, measured
-import harness.progress
-measured(Path(sys.argv[1]), [case()], on_event=harness.progress.Progress())
+import harness.workers.progress
+measured(Path(sys.argv[1]), [case()], on_event=harness.workers.progress.Progress())
 print(*sorted({{"torch", "pandas", "numpy", "rich"}} & set(sys.modules)))
 # Not ru_maxrss, which a process inherits from the one that started it.
 print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])

@@ -16,11 +16,12 @@ from pool_helpers import launches, place, pooled
 from slurm_cluster import Cluster, cluster_or_skip
 from slurm_helpers import claimed, kill_job, kill_node, kill_step, submit, using
 
-from harness import claims, slurm
-from harness.claims import Claims, Holder
-from harness.run import Run
-from harness.run_file import RunError
-from harness.task import refuse_submitted, run_task
+from harness.schema import claims
+from harness.schema.claims import Claims, Holder
+from harness.schema.run import Run
+from harness.schema.run_file import RunError
+from harness.workers import slurm
+from harness.workers.task import refuse_submitted, run_task
 
 TASK = Holder("n1", 10, "77", "0")
 JOBS = tuple(f"s{number}" for number in range(10))

@@ -8,12 +8,11 @@ import pytest
 from fake_systems import spin
 from simulate_coverage import held
 
-from harness import timer
-from harness.interval import median_interval
-from harness.timer import (
+from harness.measure import timer
+from harness.measure.interval import median_interval
+from harness.measure.timer import (
     BATCHES,
     CpuClock,
-    Policy,
     least_warmup_s,
     measure,
     stop_reason,
@@ -22,6 +21,7 @@ from harness.timer import (
     warm_up,
     warm_up_engine,
 )
+from harness.schema.policy import Policy
 
 
 class FakeClock:
@@ -305,7 +305,7 @@ def test_the_budget_of_an_engine_is_of_what_it_timed(
 ) -> None:
     """Each batch is 0.4 s of steps; prompts are read before, for up to ten times the budget in all."""
     moment = itertools.count(0.0, batch_s)
-    monkeypatch.setattr("harness.timer.time.monotonic", lambda: next(moment))
+    monkeypatch.setattr("harness.measure.timer.time.monotonic", lambda: next(moment))
     steps = [100.0, 101.0, 99.0, 100.0]
     timing = take_engine_samples(itertools.repeat(steps), Policy(budget_s=1.0))
     assert (timing.stop, len(timing.samples_ms)) == ("budget", batches * len(steps))
@@ -313,7 +313,7 @@ def test_the_budget_of_an_engine_is_of_what_it_timed(
 
 def test_an_engine_warms_up_by_whole_batches_for_as_long_as_its_device_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     moment = itertools.count(0.0, 0.5)  # each batch takes 0.5 s
-    monkeypatch.setattr("harness.timer.time.monotonic", lambda: next(moment))
+    monkeypatch.setattr("harness.measure.timer.time.monotonic", lambda: next(moment))
     clock = FakeClock(itertools.repeat(1.0))
     clock.wakes_s, clock.settles_s = 0.5, 2.0
     for throttled, policy, dropped in (

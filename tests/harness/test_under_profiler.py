@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from profile_helpers import PAIR, case, launches, run_of
 
-from harness.process import HERE, Limits, WorkerLost
-from harness.record import Record
-from harness.run_file import Planned
-from harness.under_profiler import ToolLost, UnderProfiler
+from harness.profiling.under_profiler import ToolLost, UnderProfiler
+from harness.schema.record import Record
+from harness.schema.run_file import Planned
+from harness.workers.process import HERE, Limits, WorkerLost
 
 LAUNCH = launches()[PAIR]
 

@@ -8,8 +8,8 @@ import pytest
 from fake_systems import Fake
 from harness_helpers import QUICK, ROOT, case, launch
 
-from harness.heat import Cooler
-from harness.record import Record
+from harness.measure.nvml import Cooler
+from harness.schema.record import Record
 from harness.worker import answer, load
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from synthetic_records import Made
 
-from harness.record import RecordError
+from harness.schema.record import RecordError
 from reports.page.html import render
 from reports.picture import chromium, chromium_path
 

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from harness.case import Case
-from harness.catalogue import Catalogue
-from harness.record import Record
-from harness.run import Run
-from harness.run_file import Job, Planned, Request, RunFile
-from harness.timer import Policy
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.policy import Policy
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned, Request, RunFile
 
 
 def a_case(context=64, system="ttt-linear", **changes):

@@ -8,12 +8,11 @@ import synthetic_records as synthetic
 
 from bench.cost import model_work
 from bench.models.config import model_config, parameter_count
-from harness.case import Case
-from harness.profile_record import Profile, write_profile
-from harness.profile_region import Counters
-from harness.profilers.trace import Launched, found_in
-from harness.run import Run
-from harness.work import Work
+from harness.profiling.tools.trace import Launched, found_in
+from harness.schema.case import Case
+from harness.schema.profile import Counters, Profile, write_profile
+from harness.schema.run import Run
+from harness.schema.work import Work
 
 LAYERS = 24
 RUNS = 5

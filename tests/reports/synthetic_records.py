@@ -12,11 +12,11 @@ import pandas as pd
 
 from bench.catalogue import catalogue
 from bench.catalogue.suites import SUITES
-from harness.case import Case
-from harness.catalogue import Catalogue, SuiteEntry
-from harness.record import Record
-from harness.run import Run
-from harness.run_file import Job, Planned, RunFile
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue, SuiteEntry
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned, RunFile
 from reports.page.figures import Figure, figures
 from reports.stats import frame
 

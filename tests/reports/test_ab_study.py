@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.run import Run
+from harness.schema.run import Run
 from reports.compare import comparison
 
 STUDY = Path(__file__).resolve().parents[2] / "reports" / "studies" / "ab-h100"

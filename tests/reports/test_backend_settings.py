@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import synthetic_records as synthetic
 
-from harness.case import Case
+from harness.schema.case import Case
 from reports.backend_settings import Backend, backend_settings
 from reports.page.html import render
 

@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
 
-from harness.record import Record, RecordError
-from harness.run import Run
-from harness.run_file import Request
+from harness.schema.record import Record, RecordError
+from harness.schema.run import Run
+from harness.schema.run_file import Request
 from reports.compare import views
 from reports.compare.comparison import NotComparable, compare
 from reports.compare.side import run_side

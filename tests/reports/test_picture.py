@@ -4,7 +4,7 @@ import browsing
 import pytest
 import synthetic_records as synthetic
 
-from harness.record import RecordError
+from harness.schema.record import RecordError
 from reports.picture import take, write_picture
 
 

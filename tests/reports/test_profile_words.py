@@ -2,12 +2,11 @@ from dataclasses import fields, replace
 
 import pytest
 
-from harness.case import Case
-from harness.catalogue import Catalogue
-from harness.profile_record import Profile
-from harness.profile_region import Counters, Kernel, Range, RangeKernel, Region, Timeline
-from harness.record import Record
-from harness.work import Work
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.profile import Counters, Kernel, Profile, Range, RangeKernel, Region, Timeline
+from harness.schema.record import Record
+from harness.schema.work import Work
 from reports.profiles.ceilings import common_ceilings, reached, with_common_ceilings
 from reports.profiles.parts import (
     EDGES,

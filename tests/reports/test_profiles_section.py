@@ -7,15 +7,24 @@ from pathlib import Path
 import pytest
 import synthetic_profiles
 
-from harness.case import Case
-from harness.catalogue import AxisEntry, BackendEntry, Catalogue, SystemEntry
-from harness.profile_record import Profile, write_profile
-from harness.profile_region import NAME_LIMIT, TIMELINE_LIMIT, Counters, Kernel, Range, RangeKernel, Timeline
-from harness.record import Record
-from harness.run import Run
-from harness.run_file import Job, Planned, RunFile
-from harness.timer import Policy
-from harness.work import Work
+from harness.schema.case import Case
+from harness.schema.catalogue import AxisEntry, BackendEntry, Catalogue, SystemEntry
+from harness.schema.policy import Policy
+from harness.schema.profile import (
+    NAME_LIMIT,
+    TIMELINE_LIMIT,
+    Counters,
+    Kernel,
+    Profile,
+    Range,
+    RangeKernel,
+    Timeline,
+    write_profile,
+)
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned, RunFile
+from harness.schema.work import Work
 from reports.page.html import render
 from reports.profiles.drawing import NAMED, roofline, timeline, unplaced
 from reports.profiles.section import COLUMNS, Section, _groups, script, section, style

@@ -8,9 +8,9 @@ import pytest
 import synthetic_records as synthetic
 
 from bench.cli import main
-from harness.case import Case
-from harness.record import RecordError
-from harness.run_file import SCHEMA_VERSION
+from harness.schema.case import Case
+from harness.schema.record import RecordError
+from harness.schema.run_file import SCHEMA_VERSION
 from reports import write_report, write_table
 from reports.page.html import render
 

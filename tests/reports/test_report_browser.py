@@ -11,7 +11,7 @@ import browsing
 import pytest
 import synthetic_records as synthetic
 
-from harness.case import Case
+from harness.schema.case import Case
 from reports.page.figures import figures
 from reports.page.ranking import View
 

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from harness.catalogue import TONES
+from harness.schema.catalogue import TONES
 
 STYLE = files("reports.page").joinpath("style.css").read_text("utf-8")
 LEAST = 15  # CIEDE2000

@@ -7,7 +7,7 @@ import pytest
 import synthetic_records as synthetic
 from headline_records import SLOW, STEPPING, forward, said, stepped, throughput
 
-from harness.case import Case
+from harness.schema.case import Case
 from reports.page.figures import figures
 from reports.page.headline import headline, unfinished
 from reports.page.html import render

@@ -8,7 +8,7 @@ import browsing
 import pytest
 import synthetic_records as synthetic
 
-from harness.case import Case
+from harness.schema.case import Case
 
 
 @pytest.fixture(scope="module")

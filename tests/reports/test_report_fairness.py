@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from harness.case import Case
-from harness.catalogue import Catalogue
-from harness.record import Record
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.record import Record
 from reports.fairness import fairness, unequal, uneven
 from reports.page.html import render
 

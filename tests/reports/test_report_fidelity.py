@@ -2,7 +2,7 @@
 
 import synthetic_records as synthetic
 
-from harness.case import Case
+from harness.schema.case import Case
 from reports.fidelity import fidelity
 from reports.page.html import render
 

@@ -7,8 +7,8 @@ import pytest
 import synthetic_records as synthetic
 from markupsafe import escape
 
-from harness.case import Case
-from harness.catalogue import AxisEntry, Catalogue, FigureEntry, MetricEntry, SuiteEntry
+from harness.schema.case import Case
+from harness.schema.catalogue import AxisEntry, Catalogue, FigureEntry, MetricEntry, SuiteEntry
 from reports.page.figures import _either, figures, undrawn
 from reports.page.html import render
 from reports.page.lines import system_looks

@@ -7,7 +7,7 @@ import pytest
 import synthetic_records as synthetic
 from headline_records import FAST, SLOW, forward, said, spread, stepped, throughput, winners
 
-from harness.case import Case
+from harness.schema.case import Case
 from reports.page.figures import figures
 from reports.page.headline import described, headline, small_models
 from reports.page.html import render

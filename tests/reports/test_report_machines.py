@@ -2,8 +2,8 @@
 
 import synthetic_records as synthetic
 
-from harness.case import Case
-from harness.record import Record
+from harness.schema.case import Case
+from harness.schema.record import Record
 from reports.machines import machines
 
 

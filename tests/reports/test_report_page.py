@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import synthetic_records as synthetic
 
-from harness.case import Case
-from harness.record import Record, RecordError
-from harness.run import Run
+from harness.schema.case import Case
+from harness.schema.record import Record, RecordError
+from harness.schema.run import Run
 from reports import write_report, write_table
 from reports.page.data import said_once
 from reports.page.embedding import embedded_json

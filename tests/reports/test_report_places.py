@@ -4,8 +4,8 @@ import browsing
 import pytest
 import synthetic_records as synthetic
 
-from harness.case import Case
-from harness.interval import repeats_interval
+from harness.measure.interval import repeats_interval
+from harness.schema.case import Case
 
 
 def forward(context, system="ttt-linear", backend="thunderkittens"):

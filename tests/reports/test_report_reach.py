@@ -6,7 +6,7 @@ import browsing
 import pytest
 import synthetic_records as synthetic
 
-from harness.case import Case
+from harness.schema.case import Case
 from reports import write_report
 
 H100 = Path(__file__).parents[2] / "reports" / "results" / "h100"

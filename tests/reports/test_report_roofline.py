@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import synthetic_records as synthetic
 
-from harness.case import Case
+from harness.schema.case import Case
 from reports.roofline import RATE_COLUMNS, explanation
 
 CASE = Case("ttt-linear", "thunderkittens", "1.3b", "forward", 16, 2048)

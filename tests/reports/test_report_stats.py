@@ -8,10 +8,10 @@ import pytest
 import synthetic_records as synthetic
 
 from bench.catalogue.metrics import METRICS
-from harness.case import Case
-from harness.catalogue import Catalogue
-from harness.interval import median_interval, repeats_interval
-from harness.record import Record
+from harness.measure.interval import median_interval, repeats_interval
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.record import Record
 from reports.roofline import RATE_COLUMNS
 from reports.stats import (
     COLUMNS,

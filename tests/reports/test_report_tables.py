@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import synthetic_records as synthetic
 
-from harness.case import Case
-from harness.record import Record, RecordError
+from harness.schema.case import Case
+from harness.schema.record import Record, RecordError
 from reports import write_table
 from reports.publish import of_systems
 from reports.stats import COLUMNS

@@ -6,7 +6,7 @@ import browsing
 import pytest
 import synthetic_records as synthetic
 
-from harness.case import Case
+from harness.schema.case import Case
 from reports.page.data import page_data
 from reports.page.html import failures, render
 

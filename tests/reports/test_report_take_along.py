@@ -12,7 +12,7 @@ import browsing
 import pytest
 import synthetic_records as synthetic
 
-from harness.case import Case
+from harness.schema.case import Case
 from reports.page.citation import citation
 
 STATE = """number => {

@@ -15,8 +15,8 @@ import pytest
 import synthetic_records as synthetic
 from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
 
-from harness.record import RecordError
-from harness.run import Run
+from harness.schema.record import RecordError
+from harness.schema.run import Run
 from reports.compare.comparison import compare
 from reports.publish import write_table
 from reports.site import build, entry, pages

@@ -8,8 +8,8 @@ import pytest
 from site_browsing import COMPARED, opened, settle
 from small_runs import a_case, a_run, on_commit, on_cpu, on_gpu, timed, without
 
-from harness.record import RecordError
-from harness.run import Run
+from harness.schema.record import RecordError
+from harness.schema.run import Run
 from reports.compare import views
 from reports.compare.comparison import Comparison, NotComparable, compare
 from reports.site.build import write_site

@@ -25,12 +25,13 @@ from bench.systems.ttt.layer import (
     timed_verdict,
 )
 from bench.systems.witness import drawn
-from harness.case import Case
-from harness.cuda_clock import CudaEventClock
-from harness.gate import Check, Verdict, relative_error
-from harness.reason import of_exception
-from harness.system import Input, Skip, Workload
-from harness.timer import CpuClock, Policy, measure
+from harness.measure.cuda_clock import CudaEventClock
+from harness.measure.gate import Check, Verdict, relative_error
+from harness.measure.system import Input, Skip, Workload
+from harness.measure.timer import CpuClock, measure
+from harness.schema.case import Case
+from harness.schema.policy import Policy
+from harness.schema.reason import of_exception
 
 PER_TOKEN = ("q", "k", "v", "eta")
 # The package's two forms: states first and outputs after them, or both in one kernel.

@@ -18,9 +18,9 @@ from bench.systems.phases import Forward, Generate, PhaseWork
 from bench.systems.triton_tuning import compile_ahead, untuned
 from bench.systems.tuned_model import TunedLanguageModel
 from bench.systems.witness import drawn, timed
-from harness.case import Case
-from harness.gate import Check, Verdict
-from harness.system import Skip, Workload
+from harness.measure.gate import Check, Verdict
+from harness.measure.system import Skip, Workload
+from harness.schema.case import Case
 
 # 32 chunks of 64 tokens for each of 64 sequences, or more: as large as the H100 needs, with the states of all chunks.
 PREFILL_TOKENS = 131_072

@@ -9,7 +9,7 @@ from bench.models.config import MambaConfig, model_config
 from bench.systems.language_model import LanguageModel
 from bench.systems.mamba.scan import ScannedMamba
 from bench.systems.on_device import device
-from harness.case import Case
+from harness.schema.case import Case
 
 
 class TorchMamba(LanguageModel):

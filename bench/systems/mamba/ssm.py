@@ -12,8 +12,8 @@ from bench.systems.mamba.scan import ScannedMamba, ScannedMamba2
 from bench.systems.needs import cannot_import, needs_gpu
 from bench.systems.on_device import device
 from bench.systems.tuned_model import TunedLanguageModel
-from harness.case import Case
-from harness.system import Skip, Workload
+from harness.measure.system import Skip, Workload
+from harness.schema.case import Case
 
 PREFILL_TOKENS = 131_072  # of all sequences at once; they fill any GPU
 

@@ -16,7 +16,7 @@ from bench.models.transformer import Transformer, TransformerState
 from bench.systems.needs import cannot_import, no_gpu
 from bench.systems.on_device import device
 from bench.systems.transformer.pytorch import TorchTransformer
-from harness.case import Case
+from harness.schema.case import Case
 
 # In the order in which they are looked for: the newest for this GPU first. vLLM's wheel brings a FlashAttention 3.
 PACKAGES = ("flash_attn_interface", "flash_attn.cute", "vllm.vllm_flash_attn", "flash_attn")

@@ -8,7 +8,7 @@ from bench.models.config import TransformerConfig, model_config
 from bench.models.transformer import Transformer, TransformerState
 from bench.systems.language_model import LanguageModel
 from bench.systems.on_device import device
-from harness.case import Case
+from harness.schema.case import Case
 
 
 class TorchTransformer(LanguageModel):

@@ -19,9 +19,9 @@ from bench.systems.ttt.layer import (
     outputs_of,
     renewed,
 )
-from harness.case import Case
-from harness.gate import Verdict
-from harness.system import Skip, Workload
+from harness.measure.gate import Verdict
+from harness.measure.system import Skip, Workload
+from harness.schema.case import Case
 
 TOGETHER = 4  # mini-batches of a piece
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from bench.systems.language_model import LanguageModel
 from bench.systems.logits import LOGIT_LIMITS, rounding_of, widening
 from bench.systems.on_device import repeatable
-from harness.case import Case
-from harness.gate import Check, Verdict
-from harness.system import Workload
+from harness.measure.gate import Check, Verdict
+from harness.measure.system import Workload
+from harness.schema.case import Case
 
 SEED = 0  # of the drawn tokens, so that every state precision reads the same
 PARTS = 8  # the first and the last of so many equal parts show whether the distance grows

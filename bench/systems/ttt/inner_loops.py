@@ -12,8 +12,8 @@ from bench.systems.language_model import GATE_BATCH
 from bench.systems.logits import rounding_of
 from bench.systems.model_calls import prefill_then_generate, random_ids
 from bench.systems.ttt.layer import LAYER_LIMITS
-from harness.case import Case
-from harness.gate import Check, relative_error
+from harness.measure.gate import Check, relative_error
+from harness.schema.case import Case
 
 Call = tuple[Projections, Tensor]  # what a layer gave its operator, in float64, and what it got
 

@@ -30,11 +30,11 @@ from bench.systems.ttt.layer import (
     timed_verdict,
     to_float64,
 )
-from harness.case import Case
-from harness.cuda_clock import input_sets, l2_bytes
-from harness.gate import Check, Verdict, relative_error
-from harness.system import Input, Workload
-from harness.work import TTT, Work
+from harness.measure.cuda_clock import input_sets, l2_bytes
+from harness.measure.gate import Check, Verdict, relative_error
+from harness.measure.system import Input, Workload
+from harness.schema.case import Case
+from harness.schema.work import TTT, Work
 from tk_kernels.build import Built
 from tk_kernels.build import build as build_kernel
 from tk_kernels.build.parallel import compile_all

@@ -9,8 +9,8 @@ from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.systems.ttt import kernel_layer
 from bench.systems.ttt.model import TTTLanguageModel, model_of
-from harness.case import Case
-from harness.system import Skip, Workload
+from harness.measure.system import Skip, Workload
+from harness.schema.case import Case
 from tk_kernels.edges import few_rows, swiglu_product
 from tk_kernels.forward.operator import HEAD_DIM
 

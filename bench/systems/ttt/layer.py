@@ -13,10 +13,10 @@ from bench.models.config import TTTConfig
 from bench.systems.ceilings import ceilings_of
 from bench.systems.on_device import device
 from bench.systems.witness import drawn
-from harness.case import Case
-from harness.gate import Check, Verdict, relative_error
-from harness.system import Input, Workload
-from harness.work import TTT, Work
+from harness.measure.gate import Check, Verdict, relative_error
+from harness.measure.system import Input, Workload
+from harness.schema.case import Case
+from harness.schema.work import TTT, Work
 
 # Against float64: one product of bfloat16 inputs rounds to 2e-3, and the layer chains a few.
 LAYER_LIMITS = {"bfloat16": 1e-2, "float16": 5e-3, "float32": 1e-5}

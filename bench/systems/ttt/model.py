@@ -16,9 +16,9 @@ from bench.systems.on_device import device
 from bench.systems.ttt.drift import compared
 from bench.systems.ttt.inner_loops import inner_loop_checks
 from bench.systems.ttt.replayed import ReplayedOperator
-from harness.case import Case
-from harness.gate import Check, Verdict
-from harness.system import Workload
+from harness.measure.gate import Check, Verdict
+from harness.measure.system import Workload
+from harness.schema.case import Case
 
 CHECKPOINT_TOKENS = 128  # that a checkpoint generates, each compared
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from bench.systems.ttt import layer
 from bench.systems.ttt.model import TTTLanguageModel, model_of
-from harness.case import Case
-from harness.system import Workload
+from harness.measure.system import Workload
+from harness.schema.case import Case
 
 
 class TTTTorch(TTTLanguageModel):

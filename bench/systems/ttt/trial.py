@@ -13,8 +13,9 @@ from bench.systems.ttt.kernel_layer import (
     generate_verdict,
     steps_in_turn,
 )
-from harness.cuda_clock import CudaEventClock
-from harness.timer import Clock, Policy, measure
+from harness.measure.cuda_clock import CudaEventClock
+from harness.measure.timer import Clock, measure
+from harness.schema.policy import Policy
 from tk_kernels.build.parallel import compile_all
 from tk_kernels.generate.common import SM90
 from tk_kernels.generate.tuning import Tuning, candidates

@@ -22,8 +22,8 @@ from bench.systems.language_model import GATE_BATCH, GATE_PROMPT, GATE_STEPS
 from bench.systems.logits import logits_verdict
 from bench.systems.on_device import device
 from bench.systems.vllm.model_folder import ModelFolder
-from harness.case import Case
-from harness.gate import Verdict
+from harness.measure.gate import Verdict
+from harness.schema.case import Case
 
 SEQUENCES = 512  # vLLM captures graphs up to here unless told otherwise
 GRAPH_STEP = 256  # between the sizes of the graphs beyond them

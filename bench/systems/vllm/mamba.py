@@ -8,7 +8,7 @@ from bench.models.config import CONV_KERNEL, MambaConfig, model_config
 from bench.systems.mamba.scan import ScannedMamba
 from bench.systems.on_device import device
 from bench.systems.vllm.system import VllmSystem
-from harness.case import Case
+from harness.schema.case import Case
 
 # Of a generate case: enough for the state to be one of real tokens. Its size and a step's work do not depend on how
 # many were read, and reading 512 prompts of 32,768 tokens would take minutes that are not timed.

@@ -22,10 +22,10 @@ from bench.systems.needs import cannot_import, import_or_skip, needs_gpu
 from bench.systems.on_device import device
 from bench.systems.vllm.engine import MEMORY_SHARE, SEQUENCES, Batch, Engine, Settings
 from bench.systems.witness import drawn, not_compared
-from harness.case import Case
-from harness.gate import Check, Verdict
-from harness.system import NeedsFreshProcess, Workload
-from harness.timer import Policy
+from harness.measure.gate import Check, Verdict
+from harness.measure.system import NeedsFreshProcess, Workload
+from harness.schema.case import Case
+from harness.schema.policy import Policy
 
 # In this process, or requests are admitted piecemeal and a batch splits; offline; without flashinfer's sampler, which
 # would be compiled at the first request.
@@ -45,7 +45,7 @@ MODEL_LENGTH = 33_024  # the figures' longest prompt, 32,768, and its steps; one
 
 
 class VllmSystem:
-    """An adapter (`harness.system.SystemAdapter`) of one architecture in vLLM, with one engine a process."""
+    """An adapter (`harness.measure.system.SystemAdapter`) of one architecture in vLLM, with one engine a process."""
 
     packages: tuple[str, ...] = ("vllm",)
     implementation: ClassVar[str]  # vLLM's own, MODULE:CLASS

@@ -11,7 +11,7 @@ from bench.systems.blockwise import transformer_logits
 from bench.systems.on_device import device
 from bench.systems.vllm.engine import Engine
 from bench.systems.vllm.system import VllmSystem
-from harness.case import Case
+from harness.schema.case import Case
 
 # FlashAttention's version by the GPU's major compute capability, as vLLM's wheel has it.
 BEST_VERSION = {9: "3", 10: "4"}

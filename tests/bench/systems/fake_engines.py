@@ -10,8 +10,8 @@ import torch
 
 from bench.systems.vllm import system, transformer
 from bench.systems.vllm.transformer import VllmTransformer
-from harness.case import Case
-from harness.system import Workload
+from harness.measure.system import Workload
+from harness.schema.case import Case
 
 HELD_BYTES = 4 << 30
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from bench.systems.ceilings import PRODUCT, ceilings_of
-from harness.cuda_clock import CudaEventClock
-from harness.timer import Policy, measure
+from harness.measure.cuda_clock import CudaEventClock
+from harness.measure.timer import measure
+from harness.schema.policy import Policy
 
 
 def test_a_cpu_has_none() -> None:

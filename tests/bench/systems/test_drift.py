@@ -17,13 +17,13 @@ from bench.plan import Selection, suite_cases
 from bench.systems.ttt import drift as drift_module
 from bench.systems.ttt.drift import drift, exact_run
 from bench.systems.ttt.pytorch import TTTTorch
-from harness.case import Case
+from harness.schema.case import Case
 from tk_kernels.generate.common import PRECISIONS
 
 INTERPRETED = """
 import json
 from bench.systems.ttt.kernels import LinearTritonDual
-from harness.case import Case
+from harness.schema.case import Case
 adapter = LinearTritonDual()
 for state in ("float32", "bfloat16"):
     case = Case("ttt-linear", "triton-dual", "tiny", "generate", 1, 17, dtype="float32",

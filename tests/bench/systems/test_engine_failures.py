@@ -9,14 +9,14 @@ import pytest
 import torch
 from fake_engines import HELD_BYTES
 
-from harness.case import Case
-from harness.catalogue import Catalogue
-from harness.process import Launch, Limits
-from harness.record import Record
-from harness.run import Run
-from harness.run_file import Job, Planned, RunFile
-from harness.runner import run_jobs
-from harness.timer import Policy
+from harness.schema.case import Case
+from harness.schema.catalogue import Catalogue
+from harness.schema.policy import Policy
+from harness.schema.record import Record
+from harness.schema.run import Run
+from harness.schema.run_file import Job, Planned, RunFile
+from harness.workers.process import Launch, Limits
+from harness.workers.runner import run_jobs
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 20.0

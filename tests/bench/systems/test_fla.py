@@ -14,11 +14,11 @@ from bench.cost import model_work
 from bench.systems.fla import layer as fla_layer
 from bench.systems.fla import models as fla_models
 from bench.systems.fla.models import RWKV7, GatedDeltaNet
-from harness.case import Case
-from harness.measured_case import CaseRun
-from harness.system import Skip
-from harness.timer import Policy
-from harness.work import EDGES, SCAN, Work
+from harness.measure.measured_case import CaseRun
+from harness.measure.system import Skip
+from harness.schema.case import Case
+from harness.schema.policy import Policy
+from harness.schema.work import EDGES, SCAN, Work
 
 CASE = Case("gated-deltanet", "fla", "1.3b", "generate", 3, 16, dtype="float32", timing="graph")
 LAYER = Case(

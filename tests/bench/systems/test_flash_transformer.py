@@ -20,9 +20,9 @@ from bench.systems.transformer.attention import (
     Sdpa,
 )
 from bench.systems.transformer.pytorch import TorchTransformer
-from harness.case import Case
-from harness.measured_case import CaseRun
-from harness.timer import Policy
+from harness.measure.measured_case import CaseRun
+from harness.schema.case import Case
+from harness.schema.policy import Policy
 
 BATCH, PROMPT, STEPS = 3, 21, 4
 

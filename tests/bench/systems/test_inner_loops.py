@@ -9,7 +9,7 @@ from bench.models.operator import TorchOperator
 from bench.systems.ttt.inner_loops import inner_loop_checks
 from bench.systems.ttt.model import model_of
 from bench.systems.ttt.pytorch import TTTTorch
-from harness.case import Case
+from harness.schema.case import Case
 
 
 def case(system, **options):

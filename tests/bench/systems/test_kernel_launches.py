@@ -118,7 +118,7 @@ def test_launches_of_a_real_graph():
 @pytest.mark.gpu
 def test_registers_of_a_compiled_kernel_are_those_that_ptxas_reports():
     from bench.systems.ttt.kernels import LinearThunderKittens
-    from harness.case import Case
+    from harness.schema.case import Case
     from tk_kernels import build
 
     case = Case(

@@ -12,10 +12,10 @@ from bench.models.config import MambaConfig, model_config
 from bench.models.mamba import Mamba
 from bench.systems.mamba import ssm
 from bench.systems.mamba.ssm import MambaSSM, MambaSSMModel, copy_weights
-from harness.case import Case
-from harness.gate import Verdict
-from harness.measured_case import CaseRun
-from harness.timer import Policy
+from harness.measure.gate import Verdict
+from harness.measure.measured_case import CaseRun
+from harness.schema.case import Case
+from harness.schema.policy import Policy
 
 CONFIG = MambaConfig(width=8, layers=2, vocabulary=32)
 

@@ -27,12 +27,12 @@ from bench.systems.transformer.pytorch import TorchTransformer
 from bench.systems.ttt import layer
 from bench.systems.ttt.kernels import LinearThunderKittens, LinearTritonDual
 from bench.systems.ttt.pytorch import TTTTorch
-from harness.case import Case
-from harness.gate import Check, Verdict, relative_error
-from harness.inspection import tensors_of
-from harness.measured_case import CaseRun
-from harness.system import Skip, Workload
-from harness.timer import Policy
+from harness.measure.gate import Check, Verdict, relative_error
+from harness.measure.inspection import tensors_of
+from harness.measure.measured_case import CaseRun
+from harness.measure.system import Skip, Workload
+from harness.schema.case import Case
+from harness.schema.policy import Policy
 from harness.worker import load
 from tk_kernels import FORMS
 

@@ -8,8 +8,8 @@ import torch
 
 from bench.systems.ttt import compiled
 from bench.systems.ttt.compiled import CompiledLinear, CompiledMLP
-from harness.case import Case
-from harness.system import Skip
+from harness.measure.system import Skip
+from harness.schema.case import Case
 
 
 def case(system, context=64, **options):

@@ -8,7 +8,7 @@ import torch
 from bench.commands import tune as command
 from bench.errors import UserError
 from bench.systems.ttt import kernel_layer, trial
-from harness.timer import CpuClock
+from harness.measure.timer import CpuClock
 from tk_kernels.generate.tuning import Tuning
 from tk_kernels.ttt_linear import generate, reference
 

@@ -23,12 +23,13 @@ from bench.systems.vllm import transformer as vllm_transformer
 from bench.systems.vllm.engine import Batch, Settings
 from bench.systems.vllm.mamba import GENERATE_PROMPT, VllmMamba
 from bench.systems.vllm.transformer import VllmTransformer
-from harness import profiled_case
-from harness.case import Case
-from harness.measured_case import CaseRun
-from harness.profiled_case import ProfilerChoice
-from harness.system import NeedsFreshProcess, Skip, Workload
-from harness.timer import Policy, take_engine_samples
+from harness.measure.measured_case import CaseRun
+from harness.measure.system import NeedsFreshProcess, Skip, Workload
+from harness.measure.timer import take_engine_samples
+from harness.profiling import in_worker
+from harness.profiling.in_worker import ProfilerChoice
+from harness.schema.case import Case
+from harness.schema.policy import Policy
 
 CASE = Case("transformer", "vllm", "tiny", "generate", 4, 48, dtype="float32", timing="engine")
 FEW = Policy(min_samples=1, max_samples=5)
@@ -150,7 +151,7 @@ def test_a_profiler_sees_prompts_from_their_first_step_on(llm):
 @pytest.mark.parametrize(("phase", "units"), [("forward", 1), ("generate", vllm_system.STEPS_SEEN)])
 def test_an_engines_case_is_profiled(llm, phase, units):
     workload = OnCpu().build(replace(CASE, phase=phase))
-    found = profiled_case.profile(replace(CASE, phase=phase), workload, ProfilerChoice("ncu"))
+    found = in_worker.profile(replace(CASE, phase=phase), workload, ProfilerChoice("ncu"))
     assert (workload.engine_batch(nullcontext()), found["notes"]) == (units, [])
 
 

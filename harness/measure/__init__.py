@@ -1,0 +1,1 @@
+"""Measure one case in this process: clocks, stopping rule, checks, device state."""

@@ -1,0 +1,53 @@
+"""Profile a block of anybody's script by PyTorch's profiler; `profile_jobs` profiles the cases of a run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.measure.cuda_clock import wait_for
+from harness.measure.ranges import is_recorded
+from harness.profiling.tools import kineto
+from harness.profiling.tools.trace import found_in
+from harness.schema.profile import ProfileError, Region
+
+
+class Profiled:
+    """What `profiled` found; `region` is there once its block has ended."""
+
+    region: Region
+
+
+@contextmanager
+def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -> Iterator[Profiled]:
+    """Profile a block by torch.profiler, its `harness.measure.ranges.nvtx_range` as ranges.
+
+        from harness.profiling.block import profiled
+        from reports.profiles.words import sentences
+
+        with profiled(units=10) as found:
+            for _ in range(10):
+                model(x)
+        for sentence in sentences(found.region):
+            print(sentence)
+
+    device: "cuda" where there is a GPU, else "cpu". units: of work in the block. keep: where the trace is left, as
+    .json.gz. Raises ValueError for arguments that cannot be, before the block runs, and ProfileError where nothing ran
+    in it, or where it lies in another such block.
+    """
+    import torch
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise ValueError(f"device {device!r}: must be cpu, or cuda where there is a GPU")
+    if units < 1:
+        raise ValueError(f"units is {units}, must be at least 1")
+    if keep is not None and (not str(keep).endswith(".json.gz") or not Path(keep).parent.is_dir()):
+        raise ValueError(f"keep {str(keep)!r}: must end in .json.gz, in a folder that is there")
+    if is_recorded():
+        raise ProfileError("a profiled block lies in another one: torch.profiler cannot record both")
+    wait_for(device)
+    found = Profiled()
+    with kineto.recording(device, with_ranges=True, keep=Path(keep) if keep else None) as recorded:
+        yield found
+    launched = kineto.launched(recorded.events, device)
+    found.region = Region(units=units, **found_in(launched, launched))

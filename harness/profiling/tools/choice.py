@@ -1,0 +1,75 @@
+"""Which profilers are here, and which of them tells times and which ratios?"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from harness.profiling.tools import ncu, nsys
+from harness.schema.profile import ProfileError
+
+WAYS = ("auto", "ncu", "nsys", "torch")
+_VERSION = re.compile(r"\b(\d{4})\.(\d+)(?:\.\d+)*\b")
+_ADVICE = {
+    "nsys": "install Nsight Systems, or say --with torch",
+    "ncu": "install Nsight Compute, or say --with torch",
+}
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Which profiler tells times, and which ratios ("" for none); said: the choice in one sentence.
+
+    fallback: whether Kineto takes the place of a profiler of times that fails.
+    """
+
+    times: Literal["kineto", "nsys"]
+    ratios: Literal["", "ncu"] = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    said: str = ""
+    fallback: bool = True
+
+
+def choose(way: str, device: str) -> Tools:
+    """The profilers of a way on a device ("cpu", "cuda"); ProfileError for one that was named and cannot be used."""
+    if way not in WAYS:
+        raise ProfileError(f"--with {way}: must be one of {', '.join(WAYS)}")
+    if device == "cpu":
+        if way in ("nsys", "ncu"):
+            raise ProfileError(f"--with {way}: it profiles GPUs, and there is none to use; say --with torch")
+        return Tools("kineto", said="torch.profiler tells the times of operators on the CPU")
+    versions, missing = {}, {}
+    for program, oldest in ((nsys.PROGRAM, nsys.OLDEST), (ncu.PROGRAM, ncu.OLDEST)):
+        versions[program], missing[program] = usable(program, oldest)
+    if missing.get(way):
+        raise ProfileError(f"--with {way}: {missing[way]}; {_ADVICE[way]}")
+    by_nsys = way == "nsys" or (way == "auto" and not missing["nsys"])
+    by_ncu = way == "ncu" or (way == "auto" and not missing["ncu"])
+    times = f"Nsight Systems {versions['nsys']}" if by_nsys else "torch.profiler"
+    ratios = f"Nsight Compute {versions['ncu']} counts the rest" if by_ncu else "nothing counts bytes and stalls"
+    absent = "; ".join(why for why in missing.values() if why) if way == "auto" else ""
+    return Tools(
+        "nsys" if by_nsys else "kineto",
+        "ncu" if by_ncu else "",
+        versions,
+        f"{times} tells times and {ratios}" + (f" ({absent})" if absent else ""),
+        fallback=way == "auto",
+    )
+
+
+def usable(program: str, oldest: tuple[int, int]) -> tuple[str, str]:
+    """(version, "") of a profiler on the path, or ("", why it cannot be used)."""
+    if shutil.which(program) is None:
+        return "", f"{program} is not on the path"
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, errors="replace")
+    except (OSError, subprocess.TimeoutExpired):
+        return "", f"{program} does not say its version"
+    found = _VERSION.search(done.stdout)
+    if found is None:
+        return "", f"{program} does not say its version"
+    if (int(found.group(1)), int(found.group(2))) < oldest:
+        return "", f"{program} {found.group(0)} is too old, it must be {'.'.join(map(str, oldest))} or later"
+    return found.group(0), ""

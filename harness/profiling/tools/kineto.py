@@ -1,0 +1,127 @@
+"""Kernels, ranges and gaps from a trace of `torch.profiler` (Kineto); on a CPU, its operators instead of kernels."""
+
+import gzip
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from harness.measure.cuda_clock import wait_for
+from harness.measure.ranges import recorded
+from harness.profiling.tools.trace import Launched, Nesting, Span, after_the_one_before
+from harness.schema.profile import ProfileError
+
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCH = ("cuda_runtime", "cuda_driver")
+
+
+class Recording:
+    """What a recording holds once its `with` block has ended: the trace's events."""
+
+    events: list[Mapping[str, Any]]
+
+
+@contextmanager
+def recording(
+    device: str, with_ranges: bool, keep: Path | None = None, before: Callable[[], object] | None = None
+) -> Iterator[Recording]:
+    """Record what runs inside of the block on `device`, "cpu" or "cuda", with its ranges or undisturbed by them.
+
+    keep: where the trace is left, compressed, for a viewer such as Perfetto. before: runs first, not recorded.
+    """
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    # A graph's kernels are lost where CUPTI is torn down between two recordings.
+    os.environ.setdefault("TEARDOWN_CUPTI", "0")
+    activities = [ProfilerActivity.CUDA] if device == "cuda" else []
+    if with_ranges or device == "cpu":
+        activities.append(ProfilerActivity.CPU)
+    found = Recording()
+    plan = schedule(wait=0, warmup=1, active=1) if before else None
+    with recorded(with_ranges), profile(activities=activities, schedule=plan) as profiler:
+        if before:
+            before()
+            profiler.step()
+        yield found
+        wait_for(device)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        text = path.read_bytes()
+    if keep is not None:
+        with suppress(OSError):  # the worker may run where that folder is not
+            keep.write_bytes(gzip.compress(text, compresslevel=3, mtime=0))
+    found.events = events_of(text)
+
+
+def events_of(text: bytes) -> list[Mapping[str, Any]]:
+    """The events of a trace; ProfileError where it is truncated or something else."""
+    try:
+        events = json.loads(text)["traceEvents"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ProfileError("the trace of torch.profiler is truncated or is none") from None
+    if not isinstance(events, list) or not all(isinstance(event, Mapping) for event in events):
+        raise ProfileError("the trace of torch.profiler is none: it has no list of events")
+    return events
+
+
+def launched(events: Iterable[Mapping[str, Any]], device: str) -> list[Launched]:
+    """Every launch on the device, or call of an operator on the CPU, in the trace's events."""
+    complete = [event for event in events if event.get("ph") == "X"]
+    try:
+        nesting = Nesting(_span(event) for event in complete if event.get("cat") == "user_annotation")
+        return _operators(complete, nesting) if device == "cpu" else _kernels(complete, nesting)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProfileError(f"the trace of torch.profiler has an event without {error}") from None
+
+
+def _kernels(events: list[Mapping[str, Any]], nesting: Nesting) -> list[Launched]:
+    launches = {e["args"]["correlation"]: e for e in events if e.get("cat") in _LAUNCH and "correlation" in e["args"]}
+    kernels = [event for event in events if event.get("cat") in _ON_DEVICE]
+    # A kernel whose launch was not seen has no thread, and so no ranges.
+    hosts = [launches.get(event["args"].get("correlation")) for event in kernels]
+    moments = [(host["tid"], host["ts"]) if host else (None, 0.0) for host in hosts]
+    return after_the_one_before(
+        Launched(
+            event["name"],
+            event["ts"],
+            event["ts"] + event["dur"],
+            event["dur"],
+            path,
+            event["args"].get("registers per thread"),
+            event["args"].get("shared memory"),
+            (event["args"].get("device"), event["args"]["stream"]) if "stream" in event["args"] else None,
+        )
+        for event, path in zip(kernels, nesting.paths(moments), strict=True)
+    )
+
+
+def _operators(events: list[Mapping[str, Any]], nesting: Nesting) -> list[Launched]:
+    calls = sorted(
+        (event for event in events if event.get("cat") == "cpu_op"),
+        key=lambda event: (event["tid"], event["ts"], -event["dur"]),
+    )
+    own = [call["dur"] for call in calls]
+    open_calls: list[int] = []
+    for number, call in enumerate(calls):
+        while open_calls and not _holds(calls[open_calls[-1]], call):
+            open_calls.pop()
+        if open_calls:
+            own[open_calls[-1]] -= call["dur"]
+        open_calls.append(number)
+    paths = nesting.paths((call["tid"], call["ts"]) for call in calls)
+    return [
+        Launched(call["name"], call["ts"], call["ts"] + call["dur"], max(0.0, own_us), path)
+        for call, own_us, path in zip(calls, own, paths, strict=True)
+    ]
+
+
+def _holds(outer: Mapping[str, Any], inner: Mapping[str, Any]) -> bool:
+    return outer["tid"] == inner["tid"] and inner["ts"] < outer["ts"] + outer["dur"]
+
+
+def _span(event: Mapping[str, Any]) -> Span:
+    return Span(event["name"], event["tid"], event["ts"], event["ts"] + event["dur"])

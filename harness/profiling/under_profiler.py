@@ -1,0 +1,207 @@
+"""Run a case in a worker under a profiler, and read what the worker answers and what the profiler's report says."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.measure.ranges import range_names
+from harness.profiling.tools import ncu, nsys
+from harness.profiling.tools.trace import Runs, found_of
+from harness.schema.case import Case
+from harness.schema.profile import Counters, ProfileError
+from harness.schema.reason import of_exception
+from harness.schema.record import Record, RecordError
+from harness.schema.run import Run
+from harness.schema.run_file import Planned
+from harness.workers.answers import case_request, record_of
+from harness.workers.process import Launch, Limits, Place, WorkerLost
+from harness.workers.worker_slot import WorkerSlot
+
+STOP_S = 180.0  # a profiler writes its report when the worker has ended
+_READ_S = 300.0  # for a program that reads a report
+_FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
+
+
+class ToolLost(Exception):
+    """A profiler that gave nothing for a case; the message is one sentence.
+
+    lasting: nor will it for another case of the job; everywhere: nor for any on this machine.
+    """
+
+    def __init__(self, reason: str, lasting: bool = False, status: str = "failed", *, everywhere: bool = False) -> None:
+        super().__init__(reason)
+        self.lasting, self.status, self.everywhere = lasting, status, everywhere
+
+
+@dataclass(frozen=True)
+class UnderProfiler:
+    """Lets workers run cases of a run under a profiler, and reads what they answer and what it reports.
+
+    place: where. ceilings: MODULE:FUNCTION that measures what the GPU does at best. stop_s: how long a profiler
+    may take to write its report when its worker has ended. stopped: whether to end, asked while a worker works.
+    Each way raises ToolLost or ProfileError where there is nothing to read.
+    """
+
+    run: Run
+    place: Place
+    limits: Limits
+    ceilings: str
+    stop_s: float
+    stopped: Callable[[], bool]
+
+    def alone(self, slot: WorkerSlot, planned: Planned) -> tuple[float, Record]:
+        """How long a call of a case takes in the slot's worker while nothing is profiled, and the worker's record.
+
+        In µs; 0 if not known.
+        """
+        answer = _answer(slot, self._request(planned, tool="none"), self.limits.case_s)
+        record = self._record_of(answer, planned)
+        found = answer["profile"].get("alone_us")
+        return found if isinstance(found, float) and 0 < found < inf else 0.0, record
+
+    def by_kineto(
+        self, slot: WorkerSlot, launch: Launch, planned: Planned, alone_us: float = 0.0
+    ) -> tuple[dict[str, Any], Record]:
+        """Fields of the profile of a case by Kineto, inside of the slot's worker, and the worker's record.
+
+        alone_us: what `alone` found, 0 where the worker is to find it.
+        """
+        keep = str(self._raw(planned.case, ".trace.json.gz"))
+        answer = _answer(slot, self._request(planned, tool="kineto", keep=keep, alone_us=alone_us), self.limits.case_s)
+        record = self._record_of(answer, planned)
+        command = _without_folders([*launch.command, "-m", launch.module, launch.entry])
+        version = str(record.environment.get("software", {}).get("torch", ""))
+        return answer["profile"] | {"tools": {"torch.profiler": version}, "commands": [command]}, record
+
+    def by_nsys(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
+        """The same by Nsight Systems, around a worker of its own."""
+        report, database = self._raw(planned.case, ".nsys-rep"), self._raw(planned.case, ".sqlite")
+        wrapped = replace(launch, command=[*nsys.wrapping(report), *launch.command])
+        answer, record = self._under(wrapped, planned, "nsys", report)
+        _read_by(nsys.exporting(report, database))
+        timed, ranged = nsys.read(database)
+        command = _without_folders([*wrapped.command, "-m", launch.module, launch.entry])
+        values = dict(answer["profile"])
+        seen, apart = Runs(**values.pop("seen")), values.pop("apart")
+        if apart and not timed:
+            raise ProfileError("the report of Nsight Systems has no kernel in the range of the timed runs")
+        found = values | found_of(timed if apart else ranged, ranged, seen)
+        found["notes"] = [*values["notes"], *found["notes"]]
+        return found | {"commands": [command]}, record
+
+    def by_ncu(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str, Record]:
+        """Counters by kernel of what is planned, the command, and the record; the raw report is that of `case`."""
+        report, log = self._raw(case, ".ncu-rep"), self._raw(case, ".log")
+        wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_names(case.phase)), *launch.command])
+        _, record = self._under(wrapped, planned, "ncu", report, log)
+        counters = ncu.read(_read_by(ncu.importing(report)), ncu.profiled_launches(_text(log)))
+        return counters, _without_folders([*wrapped.command, "-m", launch.module, launch.entry]), record
+
+    def _under(
+        self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
+    ) -> tuple[dict[str, Any], Record]:
+        """What a worker of its own answers under a profiler that leaves its report; ToolLost where there is none."""
+        report.unlink(missing_ok=True)
+        if log is not None:
+            log.write_text("")
+        with WorkerSlot(wrapped, self.limits.start_s, self.stopped) as slot:
+            try:
+                answer = _answer(slot, self._request(planned, tool=tool), self.limits.case_s, last=True)
+                record = self._record_of(answer, planned)
+                status = slot.stop(self.stop_s)
+            except ToolLost as lost:
+                raise _why(tool, _text(log), str(lost), lost.status) from None
+        if status is None:
+            raise ToolLost(f"{tool} did not end within {self.stop_s:g} s and was killed; try a smaller case", True)
+        said = _text(log)
+        if ncu.FORBIDDEN in said or status or not report.exists():
+            raise _why(tool, said, _ending(status), "failed")
+        return answer, record
+
+    def _request(self, planned: Planned, **asked: Any) -> dict[str, Any]:
+        ceilings = self.ceilings if asked["tool"] in ("kineto", "nsys") else ""
+        return case_request(planned, self.run.file.policy, "profile", {**asked, "ceilings": ceilings})
+
+    def _record_of(self, answer: Mapping[str, Any], planned: Planned) -> Record:
+        """The record in an answer; ToolLost where it cannot be this case's, or with its status where it is not "ok"."""
+        try:
+            record = record_of(answer, planned, self.place)
+            if not isinstance(answer["profile"], dict):
+                raise ValueError("its profile is no object")
+        except (KeyError, TypeError, ValueError, RecordError) as error:
+            raise ToolLost(f"the worker's answer is unusable: {of_exception(error)}") from None
+        if record.status != "ok":
+            raise ToolLost(record.reason, status=record.status)
+        return record
+
+    def _raw(self, case: Case, suffix: str) -> Path:
+        return (self.run.folder / "profiles" / f"{case.key}{suffix}").resolve()
+
+
+def _answer(slot: WorkerSlot, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
+    """The answer of the worker; ToolLost with the status and the reason of its record where there is none."""
+    try:
+        return slot.ask(request, limit_s, last=last)
+    except WorkerLost as lost:
+        raise ToolLost(lost.reason, status=lost.status) from None
+
+
+def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
+    """What happened under a profiler in one sentence that says what to do."""
+    if ncu.FORBIDDEN in log:
+        return ToolLost(
+            "ncu may not read the GPU's counters: load the driver with NVreg_RestrictProfilingToAdminUsers=0, "
+            "or run as root or in a container with CAP_SYS_ADMIN",
+            lasting=True,
+            everywhere=True,
+        )
+    said = ncu.complaint(log)
+    if ncu.NOTHING in log:
+        return ToolLost("ncu profiled no kernel: it saw no range of the case; --with torch does without it", True)
+    if status == "timeout":
+        return ToolLost(f"{tool} gave nothing in time: {otherwise}; give it more --time-limit", True, status)
+    if status == "unstarted":
+        advice = "" if said else "give it more --start-limit, or "
+        return ToolLost(f"{tool} failed: {said or otherwise}; {advice}--with torch does without it", True, status)
+    if status == "oom":
+        return ToolLost(f"the case did not fit beside {tool}: {otherwise}; try a smaller batch", status=status)
+    return ToolLost(f"{tool} failed: {said or otherwise}; --with torch does without it", status=status)
+
+
+def _ending(status: int) -> str:
+    """How a profiler ended that left no good report; a shell's 128 and more are signals."""
+    number = status - 128 if status > 128 else -status
+    if number in {each.value for each in signal.Signals}:
+        return f"it was killed by {signal.Signals(number).name}"
+    return f"it ended with status {status}" if status else "it left no report"
+
+
+def _read_by(command: Sequence[str]) -> str:
+    """What a profiler's own program prints of a report; ProfileError where it cannot read it."""
+    env = {**os.environ, "LC_ALL": "C"}  # a comma means thousands and nothing else
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_READ_S, env=env)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ProfileError(f"{command[0]} could not read its report: {of_exception(error)}") from None
+    if done.returncode:
+        words = ncu.complaint(done.stdout) or (done.stderr or done.stdout).strip().rpartition("\n")[2]
+        raise ProfileError(f"{command[0]} could not read its report: {words or f'status {done.returncode}'}")
+    return done.stdout
+
+
+def _text(path: Path | None) -> str:
+    try:
+        return path.read_text(errors="replace") if path else ""
+    except OSError:
+        return ""
+
+
+def _without_folders(command: Sequence[str]) -> str:
+    return shlex.join(_FOLDERS.sub("", word) for word in command)

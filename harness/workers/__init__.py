@@ -1,0 +1,1 @@
+"""Run cases in subprocesses: protocol, process, scheduler, Slurm, progress."""

@@ -1,0 +1,206 @@
+"""Jobs on several GPUs of one host: one a GPU at a time, each with cores of its own."""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from harness.measure.nvml import VARIABLE, open_gpu
+from harness.schema.reason import counted
+from harness.schema.record import Record
+from harness.schema.run_file import RunError
+from harness.workers.process import HERE, Place, PlaceLost
+from harness.workers.runner import Session
+
+T = TypeVar("T")
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+def gpu_places(gpus: Sequence[str]) -> list[Place]:
+    """A place for each GPU, as CUDA_VISIBLE_DEVICES names it."""
+    return [_gpu_place(gpu) for gpu in gpus]
+
+
+def place_here() -> Place:
+    """Where a run of one GPU works: it is lost once no GPU answers."""
+    return replace(HERE, is_there=lambda: bool(_device_id())) if _device_id() else HERE
+
+
+def _gpu_place(gpu: str) -> Place:
+    device_id = _device_id(gpu)
+    # NVML numbers GPUs by their bus, and CUDA otherwise unless told.
+    env = {VARIABLE: gpu, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return Place(f"GPU {gpu}", env, device_id, lambda: _device_id(gpu) == device_id)
+
+
+def _device_id(gpu: str | None = None) -> str:
+    found = open_gpu(gpu)
+    return found.constants()["device_id"] if found else ""
+
+
+def run_pool(work: Session, places: Sequence[Place]) -> list[Record]:
+    """Run the session's jobs in their order, each on the first place that is free, all its repeats there.
+
+    Returns and raises as `run_jobs`; RunError as of `Pool.each`.
+    """
+    pool = Pool(work.run.folder, places, lambda text: work.display.emit("lost", message=text), work.stop)
+    pool.each(work.jobs, lambda job, place: work.run_job(job, place=place))
+    return work.finished()
+
+
+@dataclass
+class Pool:
+    """Places that do jobs, each in a thread of its own. folder: the run's. say: gets a sentence for each lost GPU."""
+
+    folder: Path
+    places: Sequence[Place]
+    say: Callable[[str], object]
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def each(
+        self, jobs: Iterable[T], do: Callable[[T, Place], object], home: Callable[[T], str] = lambda job: ""
+    ) -> None:
+        """Do the jobs in their order, each at the first place that is free; `stop` is set at the end.
+
+        home: the device_id of the place that a job waits for while that is there; "" is for any. `do` raises PlaceLost
+        where the place's GPU is gone, and Stopped once `stop` is set. RunError where every place's GPU is gone before
+        the end. What ends one job by an error, or Ctrl-C, ends all.
+        """
+        queue = _Queue(jobs, home, self.places)
+        errors: list[BaseException] = []
+        under_way: list[threading.Event] = []  # of each thread, set at its end
+        try:
+            for place, cores in zip(self.places, cores_by_share(len(self.places)), strict=True):
+                # Each for as long as its workers: the kernel ends a worker with the thread that started it.
+                ended = threading.Event()
+                threading.Thread(target=self._serve, args=(queue, place, cores, do, errors, ended), daemon=True).start()
+                under_way.append(ended)
+            _wait_for(under_way)
+        finally:
+            self.stop.set()
+            _wait_for(under_way)
+        if errors:
+            raise errors[0]
+        if left := queue.left():
+            raise RunError(
+                f"{self.folder}: no GPU is left for {counted(len(left), 'job')}, every one is gone; "
+                "what is finished is kept, resume it (--resume)"
+            )
+
+    def _serve(
+        self,
+        queue: "_Queue[T]",
+        place: Place,
+        cores: frozenset[int],
+        do: Callable[[T, Place], object],
+        errors: list[BaseException],
+        ended: threading.Event,
+    ) -> None:
+        """Do jobs at a place until none is left; of errors, the first counts."""
+        try:
+            if cores:
+                os.sched_setaffinity(0, cores)  # of this thread, and of the workers that it starts
+            while (job := queue.take(place, self.stop.is_set)) is not None:
+                lost = False
+                try:
+                    do(job, place)
+                except PlaceLost:
+                    lost = True
+                finally:
+                    queue.done(place, job if lost else None)
+                if lost:
+                    self.say(f"{place.name} is gone; what is left goes to the others")
+                    return
+        except BaseException as error:
+            if not self.stop.is_set():
+                errors.append(error)
+            self.stop.set()
+        finally:
+            ended.set()
+
+
+def _wait_for(under_way: Iterable[threading.Event]) -> None:
+    """Until all are set; in steps, so that signals are handled in between.
+
+    A thread that is joined while a signal raises counts as ended before Python 3.13, whatever it does.
+    """
+    for ended in under_way:
+        while not ended.wait(0.2):
+            pass
+
+
+class _Queue(Generic[T]):
+    """Jobs in order; one whose GPU is gone comes back, so nobody leaves while a job is under way."""
+
+    def __init__(self, jobs: Iterable[T], home: Callable[[T], str], places: Iterable[Place]) -> None:
+        self._jobs, self._home = list(jobs), home
+        self._there = {place.device_id for place in places} - {""}
+        self._running, self._changed = 0, threading.Condition()
+
+    def take(self, place: Place, stopped: Callable[[], bool]) -> T | None:
+        """The next job for a place; None where there is no more, or once it is to stop."""
+        with self._changed:
+            while (job := self._next(place)) is None and (self._jobs or self._running) and not stopped():
+                self._changed.wait(0.2)
+            if job is None or stopped():
+                return None
+            self._running += 1
+            self._jobs.remove(job)
+            return job
+
+    def done(self, place: Place, back: T | None = None) -> None:
+        """A job ended at a place, or goes back to the front, as the place is gone."""
+        with self._changed:
+            self._running -= 1
+            if back is not None:
+                self._jobs.insert(0, back)
+                self._there.discard(place.device_id)
+            self._changed.notify_all()
+
+    def left(self) -> list[T]:
+        """The jobs that nobody took."""
+        return self._jobs
+
+    def _next(self, place: Place) -> T | None:
+        elsewhere = self._there - {place.device_id}
+        return next((job for job in self._jobs if self._home(job) not in elsewhere), None)
+
+
+def cores_by_share(count: int) -> list[frozenset[int]]:
+    """The processors of this thread, shared among `count` workers; empty sets where they cannot be set."""
+    return shares(_cores(), count)
+
+
+def shares(cores: Sequence[tuple[int, ...]], count: int) -> list[frozenset[int]]:
+    """Processors for each of `count` workers: whole cores next to each other, as many for each as there are.
+
+    cores: the processors of each core. Where there are fewer cores than workers, workers share them.
+    """
+    if not cores:
+        return [frozenset()] * count
+    if len(cores) < count:
+        return [frozenset(cores[number % len(cores)]) for number in range(count)]
+    each = len(cores) // count
+    return [frozenset(cpu for core in cores[at * each : (at + 1) * each] for cpu in core) for at in range(count)]
+
+
+def _cores() -> list[tuple[int, ...]]:
+    """The processors that this process may use by core, those of one socket together; empty where it cannot be set."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    by_core: dict[tuple[int, int], list[int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        by_core.setdefault(_core_of(cpu), []).append(cpu)
+    return [tuple(by_core[core]) for core in sorted(by_core)]
+
+
+def _core_of(cpu: int) -> tuple[int, int]:
+    """(socket, core) of a processor; two of one core are neighbours that disturb each other."""
+    with suppress(OSError, ValueError):
+        folder = _TOPOLOGY / f"cpu{cpu}" / "topology"
+        socket, core = (int((folder / name).read_text()) for name in ("physical_package_id", "core_id"))
+        return socket, core
+    return 0, cpu

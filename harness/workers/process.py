@@ -1,0 +1,330 @@
+"""Start, ask and end a worker that may crash, hang, lie or be killed at any moment."""
+
+import itertools
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.measure.environment import COMMIT_VARIABLE, commit_and_dirty, marked_commit
+from harness.schema.reason import last_words, sentence
+from harness.workers import warden
+from harness.workers.machine_load import count_ended, seconds_until_now
+
+OUTPUT_LIMIT = 64 << 20  # bytes that a case may print before the worker's log is emptied, or answer
+RUN_VARIABLE, WORKER_VARIABLE = "TTT_BENCH_RUN", "TTT_BENCH_WORKER"  # in the environment of all that a run starts
+_STOP_S = 10.0  # for a worker that was told to stop; engines take a while to shut down
+_KILL_S = 25.0
+_POLL_S = 0.1
+_TAIL_BYTES = 1 << 16
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to start the worker of a system: `*command -m harness.worker entry`, with `env` added to ours.
+
+    command: an interpreter, or what runs one elsewhere, such as ["docker", "run", "-i", IMAGE, "python"].
+    entry: MODULE:ATTRIBUTE of the adapter. module: what answers, `harness.worker`. root: the checkout whose code the
+    worker runs, where it is not the one that runs this.
+    """
+
+    command: Sequence[str] = (sys.executable,)
+    entry: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    module: str = "harness.worker"
+    root: Path | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds: for one case, its model and its checks included; for the start of a worker."""
+
+    case_s: float = 600.0
+    start_s: float = 300.0  # importing an engine from a cold disk takes minutes
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where workers run: what is added to their environment and, of a GPU, what their records must say of it.
+
+    name: as a display calls it, "" where there is only one. device_id: of its GPU, "" where it is not known.
+    is_there: whether the GPU still answers, asked after a case that did not succeed.
+    """
+
+    name: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    device_id: str = ""
+    is_there: Callable[[], bool] = lambda: True
+
+    def another_gpu(self, environment: Mapping[str, Any]) -> str:
+        """Where an environment is of another GPU than this place's: "the GPU X, not on Y"; else ""."""
+        found = (environment.get("gpu") or {}).get("device_id")
+        if not self.device_id or not found or found == self.device_id:
+            return ""
+        return f"the GPU {found}, not on {self.device_id}"
+
+
+HERE = Place()
+
+
+class WorkerLost(Exception):
+    """A worker that gave no usable answer; `status` and `reason` are those of the record of its case."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+class Stopped(KeyboardInterrupt):
+    """The run ends: for threads that wait for a worker, as Ctrl-C reaches only the main one."""
+
+
+class PlaceLost(Exception):
+    """The GPU of a place is gone; what it was measuring has no record and can be measured elsewhere."""
+
+
+class WorkerProcess:
+    """A running worker behind a warden, which kills whatever the worker started when either of them ends."""
+
+    def __init__(self, launch: Launch, stopped: Callable[[], bool] = lambda: False) -> None:
+        """stopped: whether the run is to end, asked while an answer is waited for."""
+        self._stopped = stopped
+        self._used_s = 0.0  # of processors, until it was told to end; 0 once that is counted
+        try:
+            # Append mode, so that it can be emptied between cases under the writer's feet.
+            self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by `kill`
+        except OSError as error:
+            raise WorkerLost("failed", f"no temporary file could be made: {error.strerror or error}") from None
+        self._buffer = bytearray()
+        # From a number that nothing but the worker is told: what is forged or left over answers no question.
+        self._ids = itertools.count(secrets.randbits(48))
+        self._token = uuid.uuid4().hex
+        command = [*launch.command, "-m", launch.module, *([launch.entry] if launch.entry else [])]
+        guard = [sys.executable, "-I", "-S", warden.__file__] if sys.platform == "linux" else []
+        try:
+            self._process = subprocess.Popen(
+                [*guard, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                env=_environment(launch) | {WORKER_VARIABLE: self._token},
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            self._stderr.close()
+            why = getattr(error, "strerror", None) or error
+            raise WorkerLost("failed", sentence(f"{launch.command[0]} could not be started: {why}")) from None
+
+    def ask(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """The worker's answer; WorkerLost if it dies, answers something else or gives none within `limit_s` seconds.
+
+        Stopped where the run is to end.
+        """
+        number = next(self._ids)
+        deadline = time.monotonic() + limit_s
+        self._send({"id": number, **request}, deadline)
+        while True:
+            answer = self._answer_to(number)
+            if answer is not None:
+                self._empty_log()  # now, as a command that cannot be started has said so before it is asked
+                return answer
+            if self._stopped():
+                raise Stopped
+            if time.monotonic() >= deadline:
+                raise WorkerLost("timeout", self._with_last_words(f"no answer within {limit_s:g} s"))
+            self._receive(deadline)
+
+    def is_quiet(self) -> bool:
+        """Whether the worker lives and has said nothing since its last answer."""
+        assert self._process.stdout is not None
+        readable = _is_ready(self._process.stdout.fileno(), select.POLLIN, 0.0)
+        return not self._buffer and not readable and self._process.poll() is None
+
+    def stop(self, limit_s: float = _STOP_S) -> int | None:
+        """Ask the worker to end, then make it; its exit status, None where it had to be made to end."""
+        status = None
+        self._see_seconds()
+        with suppress(WorkerLost):  # it has ended already, or is about to
+            self._send({"id": next(self._ids), "do": "stop"}, time.monotonic() + _STOP_S)
+        with suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(limit_s)
+        self.kill()
+        return status
+
+    def kill(self) -> None:
+        """End the worker and whatever it started, and wait until its memory is free."""
+        self._see_seconds()
+        if sys.platform == "linux":
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                self._process.terminate()  # the warden ends the rest
+                self._process.wait(_KILL_S)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        count_ended(self._used_s)
+        self._used_s = 0.0
+        end_marked(WORKER_VARIABLE, self._token)
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
+            with suppress(OSError):  # what was not yet written to a dead worker
+                if pipe is not None:
+                    pipe.close()
+
+    def _see_seconds(self) -> None:
+        """While its processes are there; where its warden is dead, nothing comes before the end of the rest."""
+        if sys.platform == "linux" and self._process.poll() is None:
+            self._used_s = seconds_until_now(self._process.pid)
+
+    def _empty_log(self) -> None:
+        os.ftruncate(self._stderr.fileno(), 0)
+
+    def _send(self, request: Mapping[str, Any], deadline: float) -> None:
+        """Write a request; a worker that does not read it is not waited for beyond the deadline."""
+        assert self._process.stdin is not None
+        pipe, data = self._process.stdin.fileno(), json.dumps(request).encode() + b"\n"
+        os.set_blocking(pipe, False)
+        try:
+            while data and time.monotonic() < deadline:
+                data = data[os.write(pipe, data) :] if _is_ready(pipe, select.POLLOUT, _POLL_S) else data
+        except OSError:
+            raise self._death() from None
+
+    def _receive(self, deadline: float) -> None:
+        """Wait for more of the answer, at most until the deadline or for a tenth of a second."""
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        wait_s = max(0.0, min(_POLL_S, deadline - time.monotonic()))
+        readable = _is_ready(pipe, select.POLLIN, wait_s)
+        data = os.read(pipe, 1 << 16) if readable else b""
+        self._buffer += data
+        if len(self._buffer) > OUTPUT_LIMIT:
+            raise WorkerLost("failed", f"the worker's answer is longer than {OUTPUT_LIMIT >> 20} MB")
+        if os.fstat(self._stderr.fileno()).st_size > OUTPUT_LIMIT:
+            self._empty_log()
+        # A child of the worker may hold the pipe open after its death, so its end alone is not waited for.
+        if not data and (readable or self._process.poll() is not None):
+            raise self._death()
+
+    def _answer_to(self, number: int) -> dict[str, Any] | None:
+        """The answer in the buffer, if it is there; WorkerLost for one to another question, or for two."""
+        while (end := self._buffer.find(b"\n")) >= 0:
+            line = bytes(self._buffer[:end])
+            del self._buffer[: end + 1]
+            if not line.lstrip().startswith(b"{"):
+                continue  # what a container's client or an interpreter's start-up printed
+            answer = _parsed(line)
+            if answer.get("id") != number:
+                raise WorkerLost("failed", "the worker answered a question that it was not asked")
+            if self._buffer.lstrip().startswith(b"{"):
+                raise WorkerLost("failed", "the worker answered twice")
+            return answer
+        return None
+
+    def _death(self) -> WorkerLost:
+        try:
+            code = self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            return WorkerLost("failed", self._with_last_words("the worker closed its output"))
+        if code == warden.NOT_STARTED:
+            return WorkerLost("failed", self._last_words() or "the worker could not be started")
+        # The warden, shells and container clients report a signal as 128 + its number.
+        number = -code if code < 0 else code - 128 if code > 128 else 0
+        if number in {each.value for each in signal.Signals}:
+            name = signal.Signals(number).name
+            hint = " (by hand, or by the system when memory ended)" if name == "SIGKILL" else ""
+            return WorkerLost("killed", self._with_last_words(f"the worker was killed by {name}{hint}"))
+        return WorkerLost("failed", self._with_last_words(f"the worker exited with status {code}"))
+
+    def _with_last_words(self, what: str) -> str:
+        words = self._last_words()
+        return sentence(f"{what}; its last words: {words}" if words else what)
+
+    def _last_words(self) -> str:
+        descriptor = self._stderr.fileno()
+        size = os.fstat(descriptor).st_size
+        tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        return last_words(tail.decode(errors="replace"))
+
+
+def end_marked(variable: str, value: str) -> list[str]:
+    """Kill the processes whose environment says VARIABLE=VALUE; their names with their ids. None without /proc."""
+    found: dict[int, str] = {}
+    deadline = time.monotonic() + _KILL_S
+    while time.monotonic() < deadline:
+        alive = _marked(os.fsencode(f"{variable}={value}"))
+        if not alive:
+            break
+        for pid in alive:
+            found.setdefault(pid, f"{_name_of(pid)} ({pid})")
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    return list(found.values())
+
+
+def _marked(mark: bytes) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        pid = int(entry.parent.name)
+        with suppress(OSError):  # another user's, or gone
+            if pid != os.getpid() and mark in entry.read_bytes().split(b"\0") and not _is_zombie(pid):
+                found.append(pid)
+    return found
+
+
+def _is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return sentence(Path(f"/proc/{pid}/comm").read_text(errors="replace")) or "a process"
+    except OSError:
+        return "a process"
+
+
+def _is_ready(descriptor: int, event: int, wait_s: float) -> bool:
+    """Whether it can be read or written, or is closed at its other end, within that time."""
+    waiting = select.poll()
+    waiting.register(descriptor, event)
+    return bool(waiting.poll(wait_s * 1e3))
+
+
+def _environment(launch: Launch) -> dict[str, str]:
+    """Ours and the launch's, with the commit and the place of the code for workers that cannot find them.
+
+    An installed package stays where it is: its folder holds packages that other interpreters must not see. The
+    current folder is not searched for modules: what lies there must not stand in for an installed package.
+    """
+    commit = marked_commit(*commit_and_dirty(launch.root))
+    env = {**os.environ, COMMIT_VARIABLE: commit, "PYTHONSAFEPATH": "1", **launch.env}
+    return env | path_of_code(env, launch.root)
+
+
+def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:
+    """PYTHONPATH, for an interpreter that is to find the code in `root`, or else this one where it is not installed."""
+    root = root or (None if _ROOT.name in ("site-packages", "dist-packages") else _ROOT)
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))} if root else {}
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+        json.dumps(answer, ensure_ascii=False).encode()  # no lone surrogates
+    except (ValueError, RecursionError):
+        raise WorkerLost("failed", "the worker's answer is not JSON") from None
+    if not isinstance(answer, dict):
+        raise WorkerLost("failed", "the worker's answer is not an object")
+    return answer
