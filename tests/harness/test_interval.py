@@ -107,6 +107,25 @@ def test_one_late_sample_is_no_part_of_a_drift() -> None:
     assert 1 <= low < middle < high < 1.01
 
 
+@pytest.mark.parametrize(
+    ("prime", "square", "linear", "worth"),
+    [
+        (43, 1, 0, 20),  # signs 1.26 below their limit of 1.3: 20 by ranks, where signs would say 6
+        (41, 10, 1, 6),  # signs at 1.301: 6 by signs, 31 by ranks
+        (103, 5, 2, 48),  # ranks 0.498 below their limit of 0.5, where they would say 39
+        (61, 4, 2, 39),  # ranks at 0.504
+    ],
+)
+def test_what_correlation_may_be_chance(prime: int, square: int, linear: int, worth: int) -> None:
+    """48 samples; the limits are in standard errors, 1 / sqrt(48)."""
+    assert independent_samples([(square * i * i + linear * i) % prime for i in range(48)]) == worth
+
+
+def test_the_ends_of_fewer_samples_lie_at_their_quantile_among_all() -> None:
+    """48 samples worth 39: the 13th of 39 lies at the quantile 13/40, as the 15th of 48 does. The 16th largest is 34."""
+    assert median_interval([float((4 * i * i + 2 * i) % 61) for i in range(48)]) == (27.0, 16.0, 35.0)
+
+
 def test_of_fewer_than_six_samples_no_correlation_is_known() -> None:
     assert independent_samples([float(i) for i in range(5)]) == 5
     assert independent_samples([float(i) for i in range(6)]) < 6

@@ -111,6 +111,19 @@ def test_one_long_sample_of_six_that_was_held_up_is_waited_for() -> None:
     assert median_interval(timing.samples_ms, 0.95)[2] < 2240
 
 
+def test_long_samples_that_never_settle_end_at_half_as_many_again() -> None:
+    timing = take_samples(FakeClock(itertools.cycle([2000.0, 3000.0])), Policy(budget_s=1.0, min_samples=6))
+    assert (timing.stop, len(timing.samples_ms)) == ("budget", 9)
+
+
+@pytest.mark.parametrize(("longer", "stop"), [(10.09, "interval"), (10.11, "")])
+def test_the_longer_side_of_the_interval_is_within_1_percent_of_the_median(longer: float, stop: str) -> None:
+    """The median and the lower end are 10.0."""
+    samples = [10.0, longer, 10.0] * 6 + [10.0, longer]
+    assert median_interval(samples) == (10.0, 10.0, longer)
+    assert stop_reason(samples, 1.0, Policy()) == stop
+
+
 def test_few_samples_that_agree_are_not_enough() -> None:
     """Six samples of a machine that is about to change agree as well as twenty."""
     policy = Policy(min_samples=6, interval_samples=20)

@@ -41,14 +41,28 @@ def test_the_variance_of_a_case_is_drawn_to_that_of_all():
     assert judge([lucky, *noisy])[0].verdict == "undecided"
 
 
-@pytest.mark.parametrize(("times", "own"), [(6.5, False), (7.5, True)])
+@pytest.mark.parametrize(("times", "own"), [(6.94, False), (6.95, True)])
 def test_a_variance_keeps_its_own_beyond_what_the_others_allow(times, own):
-    """F(2, 4) exceeds 6.94 once in twenty."""
+    """F(2, 4) exceeds 6.944 once in twenty; F(3, 4), F(1, 4), F(2, 3) and F(2, 5) have other limits."""
     deviations = [0.01] * 4 + [0.01 * math.sqrt(times)]
     found = judge([[-each, 0.0, each] for each in deviations])[-1]
     variance, shared = 1e-4 * times, (4 * 1e-4 + 2 * 1e-4 * times) / 6
     expected = stats.t.isf(0.025, 2 if own else 6) * math.sqrt((variance if own else shared) / 3)
     assert math.log(found.high) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("by", "verdict"),
+    [(0.0099, "same"), (0.0101, "slower"), (-0.0101, "faster"), (-0.0097, "same")],
+)
+def test_rounds_without_noise_are_slower_or_faster_beyond_1_percent(by, verdict):
+    assert judge([[math.log1p(by)] * 3])[0].verdict == verdict
+
+
+@pytest.mark.parametrize(("noise", "verdict"), [(0.00313, "same"), (0.00314, "undecided")])
+def test_two_rounds_are_the_same_where_their_error_keeps_2_percent_out(noise, verdict):
+    """Student's limit at one degree of freedom is 6.314; log(1.02) / 6.314 is 0.003136."""
+    assert judge([[noise, -noise]])[0].verdict == verdict
 
 
 def test_a_slowdown_below_the_bar_is_no_verdict_however_sure():
@@ -76,6 +90,42 @@ def test_undecided_says_how_many_rounds_would_decide_and_they_do(by, verdict):
     assert 5 < found.decided_by < 30
     whole = 5 * math.ceil(found.decided_by / 5)
     assert judge([(values * 6)[:whole]])[0].verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("by", "noise", "rounds"),
+    [
+        (0.025, 0.7, 6),  # one more than there are
+        (0.03, 1.0, 7),
+        (0.022, 0.9, 13),  # 12 by one degree of freedom more
+        (0.025, 1.0, 11),
+        (-0.03, 2.0, 19),
+        (0.0, 2.0, 20),
+        (0.008, 1.3, 24),
+        (0.022, 2.0, 53),
+        (0.03, 4.6, 99),
+        (0.03, 4.62, None),  # 100
+    ],
+)
+def test_how_many_rounds_would_decide(by, noise, rounds):
+    """The least n at which Student's limit times deviation / sqrt(n) keeps the mean out of the bar or within 2%."""
+    values = [math.log1p(by) + noise * each for each in (0.03, -0.03, 0.02, -0.02, 0.0)]
+    assert judge([values])[0].decided_by == rounds
+
+
+@pytest.mark.parametrize(("others", "rounds"), [((), 12), ((0.1,), 9), ((0.1, 0.11), 8), ((0.1, -0.1), 9)])
+def test_discoveries_among_the_others_make_fewer_rounds_enough(others, rounds):
+    """Five cases of one noise: four degrees of freedom come from the others, the level is 0.05 (1 + found) / 5."""
+    means = [0.03, *others, *[0.0] * (4 - len(others))]
+    noise = (0.03, -0.03, 0.02, -0.02, 0.0)
+    found = judge([[math.log1p(mean) + each for each in noise] for mean in means])
+    assert (found[0].verdict, found[0].decided_by) == ("undecided", rounds)
+
+
+def test_being_the_same_asks_no_more_of_one_case_among_many():
+    """At the level 0.05, as of one case alone; at 0.05 / 5 it would take 21 rounds."""
+    noise = [1.4 * each for each in (0.03, -0.03, 0.02, -0.02, 0.0)]
+    assert [each.decided_by for each in judge([noise] * 5)] == [11] * 5
 
 
 def test_what_no_number_of_rounds_decides_has_none():

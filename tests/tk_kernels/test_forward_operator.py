@@ -131,6 +131,19 @@ def test_tensors_on_another_device_are_named():
             check_arguments(first, rest, there, operator.WEIGHTS, operator.MINI_BATCHES)
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("width", [4, 12])
+def test_a_token_that_begins_between_two_multiples_of_16_bytes_is_named(name, width):
+    """Strides of 8-byte multiples: a vector of 8 bfloat16 would be read from a misaligned address."""
+    operator, tokens, outer, state = operator_arguments("linear")
+    wide = torch.zeros(1, 20, 2 * HEAD_DIM + width, dtype=torch.bfloat16)[..., : 2 * HEAD_DIM].unflatten(
+        2, (2, HEAD_DIM)
+    )
+    given = dict(zip(("q", "k", "v", "lr"), tokens, strict=True)) | {name: wide}
+    with pytest.raises(ValueError, match=rf"^{name} has strides .* the others multiples of 8$"):
+        check_arguments(tuple(given.values()), outer, state, operator.WEIGHTS, operator.MINI_BATCHES)
+
+
 def fake_kernel(layer: str, module, calls: list):
     """In place of a CUDA kernel: the reference in float32, on the arguments that the custom operator gets."""
 
