@@ -237,7 +237,7 @@ class CaseRun:
             clock = CpuClock() if workload.device == "cpu" else CudaEventClock()
             inspector = Inspector(self.case, workload)
             clock.prepare(inspector.run)
-            self._accepts(inspector.checked_call(clock, [clock.sample() / workload.units]))
+            self._accepts(inspector.checked_call(clock))
         return None
 
     def _measure(self, workload: Workload, peak: PeakMemory) -> None:
@@ -305,7 +305,7 @@ class CaseRun:
         """What the timed callable left, against the reference."""
         floor = floor_check(workload, timing.samples_ms)
         if workload.engine_samples is None:
-            verdict = inspector.checked_call(clock, timing.samples_ms)
+            verdict = inspector.checked_call(clock)
         elif workload.witness:
             with self._reference():
                 verdict = judged(lambda: _engine_verdict(workload))

@@ -8,14 +8,13 @@ from math import ceil
 from typing import Any
 
 from harness.measure.environment import around, commit_and_dirty, snapshot
-from harness.measure.inspection import TIME_ON_NEW_INPUTS
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.schema.reason import of_exception
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
 from harness.workers.answers import case_request, record_of
-from harness.workers.machine_load import LoadMeter, is_loaded
+from harness.workers.machine_load import LoadMeter
 from harness.workers.probe import Probe
 from harness.workers.process import Place, WorkerLost
 from harness.workers.worker_slot import WorkerSlot
@@ -23,7 +22,6 @@ from harness.workers.worker_slot import WorkerSlot
 TRIES = 2  # of a case whose worker was killed or could not be started, over all resumptions
 LOST = ("killed", "unstarted")
 Retry = Callable[[Record], bool]  # whether a resumption tries again a case that is finished and has this record
-_UNDISTURBED_TRIES = 3  # of a case that other programs may have made miss a check
 
 
 def nothing(record: Record) -> bool:
@@ -54,11 +52,7 @@ class Attempts:
             return self.unmeasured(planned, found.status, found.reason, found)
         started_at, start = _now(), time.monotonic()
         try:
-            for _ in range(_UNDISTURBED_TRIES):
-                record = self._measured(planned)
-                if not _may_be_disturbed(record):
-                    break
-            return record
+            return self._measured(planned)
         except WorkerLost as lost:
             record = self.unmeasured(planned, lost.status, lost.reason, found)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -109,13 +103,6 @@ class Attempts:
         machine = snapshot(visible=self.place.env.get(GPU_VARIABLE))
         commit, dirty = commit_and_dirty(self.slot.launch.root)
         return machine | {"software": {}, "commit": commit, "dirty": dirty}
-
-
-def _may_be_disturbed(record: Record) -> bool:
-    """Whether other programs used the machine while all that a case missed was a check that they can make it miss."""
-    checks = record.gate["checks"] if record.status == "gate" and record.gate else []
-    missed = {check["name"] for check in checks if not check["passed"]}
-    return missed == {TIME_ON_NEW_INPUTS} and is_loaded(record.environment)
 
 
 def _now() -> str:

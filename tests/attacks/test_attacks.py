@@ -31,10 +31,10 @@ def test_changed_runs_are_a_sentence_or_a_run() -> None:
 
 
 def test_the_table_says_what_failed() -> None:
-    lines = [Line("cheats", 13, 0), Line("kills: cases lost", 1000, 2, "999 of a parent")]
+    lines = [Line("mistakes", 13, 0), Line("kills: cases lost", 1000, 2, "999 of a parent")]
     assert table(lines).splitlines() == [
         "attack             count  failures",
-        "cheats                13         0",
+        "mistakes              13         0",
         "kills: cases lost   1000         2  999 of a parent",
     ]
 

@@ -1,14 +1,12 @@
-"""What the check of a timed call rests on: inputs nobody foresees, glimpses of all of a tensor, the right floor."""
+"""What the check of a timed call rests on: fresh inputs, some of every sequence's outputs, the right lower bound."""
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from harness_helpers import case
 
 from harness.measure import inspection
-from harness.measure.inspection import Inspector, _equal, _glimpse, floor_check
+from harness.measure.inspection import Inspector, _rows, claim_checks, fill, floor_check, shape_checks
 from harness.measure.system import Input, Workload
 
 torch = pytest.importorskip("torch")
@@ -37,22 +35,49 @@ def test_what_is_no_number_is_no_floor(flops: float | None) -> None:
     assert floor_check(Workload(run=print, metrics=known), [490.0])
 
 
-@pytest.mark.parametrize("shape", [lambda x: x, lambda x: x.view(50, 100).T], ids=["contiguous", "strided"])
-def test_a_glimpse_sees_all_of_a_large_tensor(shape: Callable[[Any], Any]) -> None:
-    x = torch.zeros(5000)
-    for part in (slice(1000), slice(2000, 3000), slice(4000, None)):
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_some_of_every_sequence_is_compared_from_all_over_it(monkeypatch: pytest.MonkeyPatch, axis: int) -> None:
+    monkeypatch.setattr(inspection, "_LOOKED_AT", 100)
+    x = torch.zeros(8, 3, 1000).movedim(0, axis)
+    for part in (slice(100), slice(400, 600), slice(-100, None)):
         y = x.clone()
-        y[part] = 1
-        assert not _equal(_glimpse(shape(x), 100), _glimpse(shape(y), 100))
-        assert _glimpse(shape(y), 100).numel() <= 200
+        y.movedim(axis, 0)[5, :, part] = 1
+        changed = (_rows(x, axis) != _rows(y, axis)).any(1).tolist()
+        assert changed == [False] * 5 + [True, False, False]
+        assert _rows(x, axis).numel() <= 200
+
+
+@pytest.mark.parametrize(("tokens", "kept"), [(1, 0), (9, 4), (128, 64), (1000, 64)])
+def test_early_tokens_are_all_but_the_last_64_or_half(tokens: int, kept: int) -> None:
+    x, other = torch.zeros(2, tokens), torch.zeros(2)
+    fill(Input(x, "normal", 1.0, 0, 1), 1, early_only=True)
+    fill(Input(other, "normal", 1.0, 0), 1, early_only=True)
+    assert (x == 0).sum(1).tolist() == [kept, kept]
+    assert other.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("phase", "units", "shapes", "missed"),
+    [
+        ("forward", 1, [(2, 5)], []),
+        ("forward", 16, [(16, 2)], ["units_off_the_case"]),
+        ("request", 16, [(16, 2)], ["units_off_the_case"]),
+        ("generate", 16, [(2, 5)], ["outputs_without_the_units"]),
+        ("generate", 16, [(1, 2)] * 15, ["outputs_without_the_units"]),
+        ("generate", 16, [(2, 5), (16, 2)], []),
+        ("generate", 16, [(2, 5)] * 16, []),
+    ],
+)
+def test_units_are_those_of_the_phase_and_seen_in_the_outputs(
+    phase: str, units: int, shapes: list[tuple[int, ...]], missed: list[str]
+) -> None:
+    of = case(phase=phase, batch=2, context=1)
+    workload = Workload(run=print, units=units, tokens=2 * (1 + of.new_tokens) if phase == "request" else 2)
+    outputs = tuple(torch.zeros(shape) for shape in shapes)
+    assert [each.name for each in (*claim_checks(of, workload), *shape_checks(of, workload, outputs))] == missed
 
 
 def test_work_after_the_call_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "wait_for", lambda device: time.sleep(0.01))
     [late] = Inspector(case(), Workload(run=print, device="cuda"))._late()
     assert (late.name, late.passed) == ("seconds_of_work_after_the_call", False)
-
-
-def test_what_a_call_takes_is_that_of_all_its_units() -> None:
-    inspector = Inspector(case(), Workload(run=print, device="cuda", units=8))
-    assert inspector._typical_ms([2.0] * 3) == 16.0

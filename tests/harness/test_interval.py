@@ -122,7 +122,7 @@ def test_what_correlation_may_be_chance(prime: int, square: int, linear: int, wo
 
 
 def test_the_ends_of_fewer_samples_lie_at_their_quantile_among_all() -> None:
-    """48 samples worth 39: the 13th of 39 lies at the quantile 13/40, as the 15th of 48 does. The 16th largest is 34."""
+    """48 samples worth 39: the 13th of 39 is at quantile 13/40, like the 15th of 48. The 16th largest is 34."""
     assert median_interval([float((4 * i * i + 2 * i) % 61) for i in range(48)]) == (27.0, 16.0, 35.0)
 
 

@@ -10,13 +10,8 @@ from typing import Any
 
 import pytest
 from fake_systems import spin
-from harness_helpers import case, measured
 
-from harness.measure.gate import Check, Verdict
-from harness.schema.record import Record
-from harness.schema.run_file import Planned
 from harness.workers import machine_load
-from harness.workers.attempt import Attempts
 from harness.workers.machine_load import LoadMeter, is_loaded, load_note, warning
 
 
@@ -119,26 +114,6 @@ def test_shares_lie_within_their_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "others", "tries"),
-    [("time_on_new_inputs_over_samples", 0.5, 3), ("time_on_new_inputs_over_samples", 0.0, 1), ("error", 0.5, 1)],
-)
-def test_a_case_that_others_may_have_made_miss_its_check_is_tried_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, check: str, others: float, tries: int
-) -> None:
-    monkeypatch.setattr(LoadMeter, "reading", lambda self: {"others_share": others, "idle_share": 0.0})
-    asked: list[str] = []
-
-    def missed(self: Attempts, planned: Planned, answer: Any) -> Record:
-        asked.append(planned.case.key)
-        gate = Verdict([Check.at_most("output", 0.0, 1.0), Check.at_most(check, 3.0, 2.5)]).to_dict()
-        return Record(planned.case, "gate", "a check was missed", gate=gate)
-
-    monkeypatch.setattr(Attempts, "_checked", missed)
-    [record] = measured(folder, [case("work")])
-    assert (record.status, len(asked)) == ("gate", tries)
-
-
-@pytest.mark.parametrize(
     ("others", "said"), [(0.4, "other programs use 40% of this machine's processors; beware"), (0.05, "")]
 )
 def test_a_warning_before_a_run(monkeypatch: pytest.MonkeyPatch, others: float, said: str) -> None:
@@ -152,20 +127,3 @@ def test_a_core_that_waits_for_a_disk_is_idle(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(machine_load, "_STAT", str(tmp_path / "stat"))
     busy, idle, _ = machine_load._times()
     assert (busy * tick, idle * tick) == (100, 500)
-
-
-def test_a_case_that_misses_another_check_too_is_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LoadMeter, "reading", lambda self: {"others_share": 0.5, "idle_share": 0.0})
-    asked: list[str] = []
-
-    def missed(self: Attempts, planned: Planned, answer: Any) -> Record:
-        asked.append(planned.case.key)
-        late = Check.at_most("time_on_new_inputs_over_samples", 3.0, 2.5)
-        gate = Verdict([Check.at_most("error", 2.0, 1.0), late])
-        return Record(planned.case, "gate", "checks were missed", gate=gate.to_dict())
-
-    monkeypatch.setattr(Attempts, "_checked", missed)
-    measured(tmp_path / "out", [case("work")])
-    assert len(asked) == 1

@@ -81,11 +81,21 @@ def test_verify_without_a_reference_claims_nothing() -> None:
 
 
 def test_a_sample_is_of_one_unit() -> None:
-    whole = CaseRun(case(), QUICK).record(Fake())
-    part = CaseRun(case(options={"units": 16}), QUICK).record(Fake())
+    torch = pytest.importorskip("torch")
+
+    class Stepping(Fake):
+        def build(self, case: Any) -> Workload:
+            workload, out = super().build(case), torch.zeros(16, case.batch)
+            run = workload.run
+            workload.run = lambda: (run(), out.clone())[1]
+            return workload
+
+    whole, part = (
+        CaseRun(case(phase="generate", options={"units": units}), QUICK).record(Stepping()) for units in (1, 16)
+    )
     assert min(part.samples_ms) == pytest.approx(2.0 / 16, rel=0.5)
     assert min(whole.samples_ms) == pytest.approx(2.0, rel=0.5)
-    assert part.tokens == whole.tokens == 16
+    assert part.tokens == whole.tokens == 2
 
 
 def test_engine_samples_are_kept_as_they_are() -> None:
@@ -298,10 +308,11 @@ class FakeDevice:
         self.slowed_by.clear()
 
     def prepare(self, run: Callable[[], object]) -> None:
-        self.sampled += 3  # a first run compiles
+        self.sampled, self.run = self.sampled + 3, run  # a first run compiles
 
     def sample(self) -> float:
         self.sampled += 1
+        self.run()
         return 100.0
 
     def now(self) -> float:
@@ -362,11 +373,11 @@ class FakeMeter:
 
 
 def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any, **changes: Any) -> Any:
-    """The record of 5 samples of work of 8 units of 16 tokens; `changes` are those of the workload and the policy."""
+    """The record of 5 samples of 8 generate steps of 2 tokens; `changes` are those of the workload and the policy."""
     torch = pytest.importorskip("torch")
     policy = Policy(**{"min_samples": 5, "max_samples": 5, "warmup_s": 0, **changes.pop("policy", {})})
     run = {name: changes.pop(name) for name in ("mode", "cooler", "profiler") if name in changes}
-    workload = Workload(**{"run": lambda: None, "device": "cuda", "units": 8, "tokens": 16, **changes})
+    workload = Workload(**{"run": lambda: torch.zeros(8, 2), "device": "cuda", "units": 8, "tokens": 2, **changes})
 
     class OnFake(Fake):
         def build(self, case: Any) -> Workload:
@@ -383,7 +394,7 @@ def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any,
     for name, fake in fakes.items():
         monkeypatch.setattr(measured_case, name, fake)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    return CaseRun(of, policy, **run).record(OnFake())
+    return CaseRun(replace(of, phase="generate"), policy, **run).record(OnFake())
 
 
 def test_a_sample_on_a_gpu_spans_its_launches_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,7 +427,7 @@ def test_a_case_whose_energy_is_told_is_sampled_for_a_second(
 
 def test_energy_is_of_the_samples_alone_and_of_all_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     record = on_fake_device(monkeypatch, FakeDevice(), case())
-    assert record.metrics["energy_j_per_token"] == 5 * 40.0 / (5 * 4 * 8 * 16)
+    assert record.metrics["energy_j_per_token"] == 5 * 40.0 / (5 * 4 * 8 * 2)
     assert record.metrics["seconds"] == pytest.approx(5 * 4 * 0.1)
     # Flushing the cache draws energy that is not the work's.
     assert "energy_j_per_token" not in on_fake_device(monkeypatch, FakeDevice(), case(l2="cold")).metrics
@@ -492,7 +503,7 @@ def test_what_followed_from_samples_goes_with_them_where_the_outputs_are_wrong(m
     ):
         device = FakeDevice()
         witness = (lambda chance, verdict=verdict: lambda outputs, calls: verdict) if verdict else None
-        record = on_fake_device(monkeypatch, device, case(), **changes, witness=witness, run=lambda: None)
+        record = on_fake_device(monkeypatch, device, case(), **changes, witness=witness)
         assert record.status == ("gate" if verdict else "ok")
         assert names <= record.metrics.keys() <= names | {"seconds"}
 

@@ -1,0 +1,252 @@
+"""Adapters with one mistake each, an honest one of the same shape, and the check that must name each mistake.
+
+All run one tiny recurrent language model on the CPU: h <- d h Q + E[token] with an orthogonal Q, logits = h E^T. The
+decay d is 1, so that the model forgets nothing, except where a mistake hides behind what it forgets.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import repeat
+from random import Random
+from typing import Any
+
+import torch
+
+from harness.measure.gate import Check, Verdict, relative_error
+from harness.measure.measured_case import CaseRun
+from harness.measure.system import Input, Workload
+from harness.measure.timer import Policy
+from harness.schema.case import Case
+from harness.schema.record import Record
+
+VOCABULARY, WIDTH, STEPS, LIMIT = 97, 64, 16, 1e-3
+POLICY = Policy(min_samples=5, max_samples=2000, budget_s=0.15, warmup_s=0.01, warmup_max_s=0.05)
+PROMPT = Case("mistaken", "cpu", "tiny", "forward", batch=8, context=128, dtype="float32")
+GENERATE = replace(PROMPT, phase="generate")
+HONEST_CASES = (PROMPT, replace(PROMPT, batch=2, context=1), GENERATE)
+
+
+class Model:
+    """The model; `reference` is itself in float64."""
+
+    def __init__(self, width: int = WIDTH, seed: int = 0, decay: float = 1.0) -> None:
+        chance = torch.Generator().manual_seed(seed)
+        self.recurrence = decay * torch.linalg.qr(torch.randn(width, width, generator=chance))[0]
+        self.embedding = torch.randn(VOCABULARY, width, generator=chance)
+
+    def reference(self) -> "Model":
+        other = Model(len(self.recurrence))
+        other.recurrence, other.embedding = self.recurrence.double(), self.embedding.double()
+        return other
+
+    def prefill(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits [B, V] after ids [B, T]."""
+        state = self.embedding.new_zeros(len(ids), len(self.recurrence))
+        for column in ids.T:
+            state = state @ self.recurrence + self.embedding[column]
+        return state @ self.embedding.T
+
+    def generate(self, ids: torch.Tensor, steps: int = STEPS) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [B, V] of the last of `steps` greedy steps from ids [B], and the tokens [steps, B] that they read."""
+        read = ids[None]
+        while len(read) < steps:
+            read = torch.cat([read, self.prefill(read.T).argmax(-1)[None]])
+        return self.prefill(read.T), read
+
+
+class Honest:
+    """An adapter that does all of its work; the mistakes change `run` or a claim, never the gate and the reference."""
+
+    packages = ()
+    decay = 1.0
+
+    def __init__(self) -> None:
+        self.model = Model(decay=self.decay)
+        self.kept: Any = None
+
+    def unavailable(self) -> str:
+        return ""
+
+    def build(self, case: Case) -> Workload:
+        self.case, generates = case, case.phase == "generate"
+        self.ids = torch.randint(0, VOCABULARY, (case.batch,) if generates else (case.batch, case.context))
+        workload = Workload(
+            run=self.run,
+            units=STEPS if generates else 1,
+            tokens=case.batch * (1 if generates else case.context),
+            inputs={"ids": Input(self.ids, "tokens", VOCABULARY, 0, None if generates else 1)},
+            witness=self.witness,
+        )
+        self.claim(workload)
+        return workload
+
+    def claim(self, workload: Workload) -> None:
+        """Change what the workload says of itself."""
+
+    def run(self) -> Any:
+        return self.model.generate(self.ids) if self.case.phase == "generate" else self.model.prefill(self.ids)
+
+    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+        """Two sequences that are drawn, by the reference."""
+        rows = sorted(chance.sample(range(self.case.batch), 2))
+
+        def judge(outputs: Any, calls: int) -> Verdict:
+            logits, ids = (outputs[0], outputs[1].T) if self.case.phase == "generate" else (outputs, self.ids)
+            error = relative_error(logits[rows], self.model.reference().prefill(ids[rows]))
+            return Verdict([Check.at_most("timed_error", error, LIMIT)])
+
+        return judge
+
+
+class LastOutputAgain(Honest):
+    def run(self) -> Any:
+        self.kept = super().run() if self.kept is None else self.kept
+        return self.kept
+
+
+class CopyOfTheLastOutput(LastOutputAgain):
+    def run(self) -> Any:
+        return super().run().clone()
+
+
+class OneSequenceStale(Honest):
+    """Its last sequence keeps the outputs of the first call: the drawn sequences are mostly others."""
+
+    def run(self) -> Any:
+        out = super().run()
+        self.kept = out[-1].clone() if self.kept is None else self.kept
+        out[-1] = self.kept
+        return out
+
+
+class TruncatedPrompt(Honest):
+    """Reads the last 64 tokens; the others change the logits by less than the limit, as the model forgets."""
+
+    decay = 0.85
+
+    def run(self) -> Any:
+        return self.model.prefill(self.ids[:, -64:])
+
+
+class HalfOfThePrompt(Honest):
+    def claim(self, workload: Workload) -> None:
+        self.ids = self.ids[:, : self.case.context // 2].contiguous()
+        workload.inputs = {"ids": Input(self.ids, "tokens", VOCABULARY, 0, 1)}
+
+
+class TokensOverstated(Honest):
+    def claim(self, workload: Workload) -> None:
+        workload.tokens *= 2
+
+
+class TokensOfAnEngine(TokensOverstated):
+    """Says so as an engine does whose cache holds more than the batch."""
+
+    def claim(self, workload: Workload) -> None:
+        super().claim(workload)
+        workload.witness, workload.engine_samples = None, lambda policy: repeat([1.0])
+        workload.metrics = {"sequences_at_once": workload.tokens}
+
+
+class UnitsOverstated(Honest):
+    """Does one call for sixteen."""
+
+    def claim(self, workload: Workload) -> None:
+        workload.units = 16
+
+
+class OneStepForSixteen(Honest):
+    """Its reference reads whatever tokens it is given."""
+
+    def run(self) -> Any:
+        return self.model.generate(self.ids, 1)
+
+
+class InputsChanged(Honest):
+    def run(self) -> Any:
+        self.ids.zero_()
+        return super().run()
+
+
+class NotANumber(Honest):
+    def run(self) -> Any:
+        return super().run() * math.nan
+
+
+class NotANumberWhileTimed(Honest):
+    """Works on a state that is no number until it is put back for the check; a GPU does that on less power."""
+
+    def run(self) -> Any:
+        return super().run() * (math.nan if self.kept is None else 1)
+
+    def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
+        self.kept = True
+        return super().witness(chance)
+
+
+class SmallerModelTimed(Honest):
+    def run(self) -> Any:
+        return Model(WIDTH // 8, seed=1).prefill(self.ids)
+
+
+class InventedSamples(Honest):
+    """Times itself, and says less than its bytes and FLOPs can take."""
+
+    def claim(self, workload: Workload) -> None:
+        workload.witness, workload.engine_samples = None, lambda policy: repeat([1.0])
+        workload.metrics = {"flops": 1e12, "bytes": 1e9, "product_tflops": 1.0, "copy_gbs": 10.0}  # 1 s at least
+
+
+class Nothing(Honest):
+    def run(self) -> Any:
+        return None
+
+    def claim(self, workload: Workload) -> None:
+        workload.witness = None
+
+
+class HalfWritten(LastOutputAgain):
+    """Computes half of its logits, beside those that the first call left in a buffer; nothing is compared."""
+
+    def claim(self, workload: Workload) -> None:
+        workload.witness = None
+
+    def run(self) -> Any:
+        super().run()[:, : VOCABULARY // 2] = self.model.prefill(self.ids)[:, : VOCABULARY // 2]
+        return self.kept
+
+
+UNCHANGED = "outputs_unchanged_by_new_inputs"
+MISTAKES = (
+    (LastOutputAgain, PROMPT, "outputs_not_finite"),
+    (CopyOfTheLastOutput, PROMPT, UNCHANGED),
+    (OneSequenceStale, PROMPT, UNCHANGED),
+    (TruncatedPrompt, PROMPT, "outputs_unchanged_by_early_tokens"),
+    (HalfOfThePrompt, PROMPT, "input_sizes_off_the_case"),
+    (TokensOverstated, PROMPT, "tokens_off_the_case"),
+    (TokensOfAnEngine, PROMPT, "tokens_off_the_case"),
+    (TokensOfAnEngine, GENERATE, "tokens_off_the_case"),
+    (UnitsOverstated, PROMPT, "units_off_the_case"),
+    (OneStepForSixteen, GENERATE, "outputs_without_the_units"),
+    (InputsChanged, PROMPT, "inputs_changed_by_the_work"),
+    (NotANumber, PROMPT, "outputs_not_finite"),
+    (NotANumberWhileTimed, PROMPT, "outputs_not_finite_while_timed"),
+    (SmallerModelTimed, PROMPT, "timed_error"),
+    (InventedSamples, PROMPT, "floor_over_shortest_sample"),
+    (Nothing, PROMPT, "outputs_that_are_no_tensors"),
+    (HalfWritten, PROMPT, "outputs_not_finite"),
+)
+
+
+def record_of(adapter: type[Honest], case: Case, policy: Policy = POLICY) -> Record:
+    """The record of a case by a new adapter, made in this process."""
+    return CaseRun(case, policy).record(adapter())
+
+
+def uncaught() -> Iterator[str]:
+    """The mistakes whose record does not name the check, each with what it says instead."""
+    for adapter, case, check in MISTAKES:
+        record = record_of(adapter, case)
+        if record.status != "gate" or record.samples_ms or f"{check} " not in record.reason:
+            yield f"{adapter.__name__} ({case.phase}): {record.status}: {record.reason}"

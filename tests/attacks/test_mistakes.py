@@ -1,0 +1,34 @@
+"""Every mistake is caught and named; an honest adapter of the same shape never is accused."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from harness.schema.case import Case
+from tests.attacks.mistakes import HONEST_CASES, MISTAKES, POLICY, Honest, record_of
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "case", "check"), MISTAKES, ids=[f"{each.__name__} {case.phase}" for each, case, _ in MISTAKES]
+)
+def test_a_mistake_is_caught_and_named(adapter: type[Honest], case: Case, check: str) -> None:
+    record = record_of(adapter, case)
+    assert (record.status, record.samples_ms) == ("gate", [])
+    assert f"{check} is" in record.reason
+
+
+@pytest.mark.parametrize("case", HONEST_CASES, ids=["prompt", "one token", "generate"])
+def test_honest_work_is_ok(case: Case) -> None:
+    records = [record_of(Honest, case, replace(POLICY, budget_s=0.02)) for _ in range(5)]
+    assert [(record.status, record.reason) for record in records] == [("ok", "")] * 5
+    assert all(record.gate and "unchecked" not in record.gate for record in records)
