@@ -16,7 +16,7 @@ from bench.catalogue.systems import ADAPTERS
 from bench.plan import jobs_of
 from harness.case import Case, CaseError, Device
 from harness.catalogue import SuiteEntry
-from harness.files import refusing
+from harness.files import read_regular, refusing
 from harness.record import Record, RecordError
 from harness.run import Run
 from harness.run_file import Planned, RunFile
@@ -87,7 +87,7 @@ def _lines(old: Sequence[Path]) -> Iterator[tuple[str, Any]]:
             raise RecordError(f"{place}: is a run already; import makes one of records that an earlier version wrote")
         for path in sorted(place.rglob("*.jsonl")) if place.is_dir() else [place]:
             with refusing(path, "read", RecordError):
-                lines = path.read_bytes().splitlines()
+                lines = read_regular(path).splitlines()
             for number, line in enumerate(lines, start=1):
                 where = f"{path}, line {number}"
                 try:

@@ -5,7 +5,6 @@ counted, which replays each kernel alone, is under `counters`, as means of one l
 """
 
 import json
-import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from harness.case import Case, CaseError
-from harness.files import refusing, write_atomically
+from harness.files import read_regular, refusing, write_atomically
 from harness.profile_region import ProfileError, Region
 from harness.record import STATUSES
 
@@ -91,10 +90,7 @@ def write_profile(folder: Path, profile: Profile) -> None:
 def read_profile(path: Path) -> Profile:
     """The profile in a file; ProfileError where it is none."""
     with refusing(path, "read", ProfileError):
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _SIZE_LIMIT:
-            raise ProfileError(f"{path}: is no profile: it is too large or no regular file")
-        data = path.read_bytes()
+        data = read_regular(path, _SIZE_LIMIT)
     try:
         values = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError):

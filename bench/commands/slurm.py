@@ -16,7 +16,7 @@ from bench.selection import Asked
 from harness import claims, slurm
 from harness.claims import Holder
 from harness.environment import snapshot
-from harness.files import refusing, write_atomically
+from harness.files import read_regular, refusing, write_atomically
 from harness.nvml import visible_gpus
 from harness.pool import gpu_places
 from harness.process import HERE, Limits, path_of_code
@@ -137,5 +137,5 @@ def _jobs(run: Run, keys: Path | None) -> list[Job]:
     if keys is None:
         return list(run.jobs)
     with refusing(keys, "read", UserError):
-        wanted = set(keys.read_text().split())
+        wanted = set(read_regular(keys).decode(errors="replace").split())
     return with_keys(run.jobs, wanted)
