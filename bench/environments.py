@@ -17,6 +17,7 @@ from pathlib import Path
 from bench.catalogue.systems import ADAPTERS, Adapter
 from bench.errors import UserError, unknown
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
+from harness.schema.files import read_regular, refusing
 from harness.workers.process import Launch
 
 SIZE_LIMIT = 1 << 20
@@ -44,14 +45,13 @@ def _launch(adapter: Adapter, entry: Launch | None) -> Launch:
 
 
 def _read(file: Path) -> dict[str, Launch]:
-    if not file.is_file():
-        why = "is no regular file" if file.exists() else "no such file; `make baselines` makes one"
-        raise UserError(f"{file}: {why}")
-    if file.stat().st_size > SIZE_LIMIT:
-        raise UserError(f"{file}: is larger than {SIZE_LIMIT >> 10} kB, so it is no systems.toml")
+    if not file.exists():
+        raise UserError(f"{file}: no such file; `make baselines` makes one")
+    with refusing(file, "read", UserError):
+        content = read_regular(file, SIZE_LIMIT)
     try:
-        tables = tomllib.loads(file.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
+        tables = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = '; a name with a slash needs quotes: ["transformer/vllm"]' if "table declaration" in str(error) else ""
         raise UserError(f"{file}: cannot be read as TOML: {error}{hint}") from None
     return {label: _checked(file, label, table) for label, table in tables.items()}

@@ -16,7 +16,7 @@ from bench.catalogue.systems import ADAPTERS
 from bench.plan import jobs_of
 from harness.schema.case import Case, CaseError, Device
 from harness.schema.catalogue import SuiteEntry
-from harness.schema.files import refusing
+from harness.schema.files import read_regular, refusing
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import Planned, RunFile
@@ -87,7 +87,7 @@ def _lines(old: Sequence[Path]) -> Iterator[tuple[str, Any]]:
             raise RecordError(f"{place}: is a run already; import makes one of records that an earlier version wrote")
         for path in sorted(place.rglob("*.jsonl")) if place.is_dir() else [place]:
             with refusing(path, "read", RecordError):
-                lines = path.read_bytes().splitlines()
+                lines = read_regular(path).splitlines()
             for number, line in enumerate(lines, start=1):
                 where = f"{path}, line {number}"
                 try:

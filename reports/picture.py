@@ -61,8 +61,13 @@ def _refuse_what_is_no_picture(out: Path) -> None:
         raise RecordError(f"{out}: is a folder; name a PNG file")
     if out.suffix.lower() != ".png":
         raise RecordError(f"{out}: a picture is a PNG; name a file that ends in .png")
-    if out.exists() and not (out.is_file() and out.read_bytes()[: len(_PNG)] == _PNG):
+    if out.exists() and not (out.is_file() and _is_png(out)):
         raise RecordError(f"{out}: is there and is no PNG picture; it is left as it is, name another file")
+
+
+def _is_png(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_PNG)) == _PNG
 
 
 def chromium_path() -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.errors import UserError
 from bench.selection import words
-from harness.schema.files import refusing, write_atomically
+from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.record import RecordError
 
 
@@ -42,7 +42,7 @@ def numbers(files: Sequence[Path]) -> None:
     untouched = "; none of the files is changed" if len(files) > 1 else ""
     for file in files:
         try:
-            before[file] = file.read_text(encoding="utf-8")
+            before[file] = read_regular(file).decode()
             texts[file] = with_numbers(before[file], named_in(file))
         except (UserError, RecordError) as error:
             raise UserError(f"{file}: {error}{untouched}") from None

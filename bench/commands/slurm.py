@@ -17,7 +17,7 @@ from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
 from harness.schema import claims
 from harness.schema.claims import Holder
-from harness.schema.files import refusing, write_atomically
+from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.reason import counted
 from harness.schema.run import Run
 from harness.schema.run_file import Job, RunError
@@ -138,5 +138,5 @@ def _jobs(run: Run, keys: Path | None) -> list[Job]:
     if keys is None:
         return list(run.jobs)
     with refusing(keys, "read", UserError):
-        wanted = set(keys.read_text().split())
+        wanted = set(read_regular(keys).decode(errors="replace").split())
     return with_keys(run.jobs, wanted)

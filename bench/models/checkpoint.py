@@ -5,6 +5,7 @@ settings are supported and how the authors' JAX checkpoints relate. `load_weight
 caller.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from bench.models.base import CausalLM
 from bench.models.config import CheckpointError, ModelConfig
 from bench.models.factory import default_dtype, model_class
 from bench.models.hugging_face import INDEX_FILE, read_config, read_json
+from harness.schema.files import open_regular
 
 WEIGHTS_FILE = "model.safetensors"
 FLOATING = ("F64", "F32", "F16", "BF16")
@@ -131,6 +133,7 @@ def _safetensors(path: Path) -> Path:
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     try:
+        os.close(open_regular(file))
         with safe_open(file, framework="pt") as opened:
             yield opened
     except (SafetensorError, OSError, UnicodeError) as error:

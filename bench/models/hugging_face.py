@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.models.config import CONV_KERNEL, CheckpointError, ConfigError, TTTConfig
+from harness.schema.files import read_regular
+from harness.schema.reason import clipped
 
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
@@ -58,6 +60,7 @@ _WITHOUT_EFFECT = {
     "transformers_version",
     "use_cache",
 }
+_MOST = 1 << 20  # of layers, tokens of the vocabulary, ...: a larger model fits no machine
 _KNOWN = {*_COUNTS, *_NUMBERS, *_SWITCHES, *_CHOICES, *_KINDS, *_WITHOUT_EFFECT, "conv_kernel"}
 
 
@@ -95,9 +98,10 @@ def read_config(folder: str | Path) -> TTTConfig:
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file; CheckpointError where there is none."""
     try:
-        values = json.loads(file.read_text())
+        values = json.loads(read_regular(file))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: not a readable JSON file ({error})") from None
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{file}: not a readable JSON file ({why})") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{file}: holds {type(values).__name__}, must be a JSON object")
     return values
@@ -133,8 +137,8 @@ def _backbone(file: Path, values: dict[str, Any], switches: dict[str, bool]) -> 
 
 
 def _count(file: Path, key: str, value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise _refused(file, key, value, "must be an integer of at least 1")
+    if type(value) is not int or not 1 <= value <= _MOST:
+        raise _refused(file, key, value, f"must be an integer from 1 to {_MOST}")
     return value
 
 
@@ -152,4 +156,4 @@ def _one_of(file: Path, key: str, value: Any, known: tuple[Any, ...]) -> Any:
 
 
 def _refused(file: Path, key: str, value: Any, expected: str) -> CheckpointError:
-    return CheckpointError(f"{file}: {key} = {json.dumps(value)}: {expected}")
+    return CheckpointError(f"{file}: {key} = {clipped(json.dumps(value), 60)}: {expected}")

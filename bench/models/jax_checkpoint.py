@@ -23,6 +23,7 @@ from torch import Tensor
 from bench.models.checkpoint import WEIGHTS_FILE, load
 from bench.models.config import BASE_LR, CheckpointError
 from bench.models.hugging_face import CONFIG_FILE
+from harness.schema.files import open_regular
 
 ARRAY = 1  # flax's extension type
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -82,7 +83,7 @@ def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
     import msgpack
 
     try:
-        with file.open("rb") as opened:
+        with os.fdopen(open_regular(file), "rb") as opened:
             unpacker, end = msgpack.Unpacker(opened, max_buffer_size=0), 0
             for path, packed in unpacker:
                 end = unpacker.tell()

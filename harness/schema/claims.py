@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.schema.files import create_atomically, refusing, write_atomically
+from harness.schema.files import create_atomically, read_regular, refusing, write_atomically
 from harness.schema.reason import printable
 from harness.schema.record import RecordError
 
@@ -175,7 +175,7 @@ def _folder(run_folder: Path) -> Path:
 
 def _read(path: Path) -> Holder | None:
     try:
-        values: Any = json.loads(path.read_text())
+        values: Any = json.loads(read_regular(path))
         holder = Holder(**values)
     except (OSError, ValueError, TypeError):
         return None

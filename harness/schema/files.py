@@ -1,12 +1,35 @@
-"""Write files whole or not at all; give up locks; say in a sentence why a file could not be had."""
+"""Write files whole or not at all; read none without a bound; give up locks; say why a file could not be had."""
 
 import errno
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+READ_LIMIT = 256 << 20  # bytes of a file that is read whole
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor to read a regular file from. OSError for a pipe or a device, which may block or never end."""
+    # O_NONBLOCK: opening a FIFO waits for its writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "Not a regular file")
+    return descriptor
+
+
+def read_regular(path: Path, limit: int = READ_LIMIT) -> bytes:
+    """The content of a regular file of at most `limit` bytes; OSError for any other."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"Larger than {limit >> 20} MB" if limit >> 20 else f"Larger than {limit >> 10} kB")
+    return content
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

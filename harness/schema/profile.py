@@ -2,7 +2,6 @@
 
 import json
 import math
-import stat
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,7 +12,7 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 
 from harness.schema.case import Case, CaseError
 from harness.schema.catalogue import FORBID_EXTRA
-from harness.schema.files import refusing, write_atomically
+from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.reason import printable
 from harness.schema.record import STATUSES, RecordError
 from harness.schema.work import Work
@@ -298,10 +297,7 @@ def write_profile(folder: Path, profile: Profile) -> None:
 def read_profile(path: Path) -> Profile:
     """The profile in a file; ProfileError where it is none."""
     with refusing(path, "read", ProfileError):
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _SIZE_LIMIT:
-            raise ProfileError(f"{path}: is no profile: it is too large or no regular file")
-        data = path.read_bytes()
+        data = read_regular(path, _SIZE_LIMIT)
     try:
         values = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError):

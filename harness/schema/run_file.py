@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import stat
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,17 +11,16 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
+from harness.measure.timer import Policy
 from harness.schema.case import Case, CaseError, Device, Mode
 from harness.schema.catalogue import FORBID_EXTRA, Catalogue
-from harness.schema.files import create_atomically, refusing, write_atomically
-from harness.schema.policy import Policy
+from harness.schema.files import create_atomically, read_regular, refusing, write_atomically
 from harness.schema.reason import clipped
 from harness.schema.record import NESTING_LIMIT, RecordError, is_deeper
 
 SCHEMA_VERSION = 1
 TOOL = "ttt-bench"
 FILE = "run.json"
-_SIZE_LIMIT = 256 << 20  # bytes of a run.json
 MOST_SAMPLES = 1_000_000  # of samples of a case; _REPEATS_LIMIT: of processes
 _REPEATS_LIMIT = 1000
 _SAID_LIMIT = 400  # characters of what is wrong with a run.json
@@ -188,12 +186,7 @@ def _json_of(folder: Path) -> Any:
             )
         if not path.exists():
             raise RunError(f"{folder}: is not a run: it has no {FILE} (older records: ttt-bench import FOLDER -o RUN)")
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise RunError(f"{path}: is not a run file: it is no regular file")
-        if status.st_size > _SIZE_LIMIT:
-            raise RunError(f"{path}: is not a run file: it is larger than {_SIZE_LIMIT >> 20} MB")
-        data = path.read_bytes()
+        data = read_regular(path)
     try:
         return json.loads(data.decode("utf-8"), parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):

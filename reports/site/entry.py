@@ -18,6 +18,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.schema.files import read_regular
 from harness.schema.reason import printable, span
 from harness.schema.record import Record
 from harness.schema.run import Run
@@ -142,7 +143,7 @@ def files_of(run: Run) -> tuple[Entry, dict[str, str | bytes]]:
 
 def read_held(path: Path) -> Held:
     """What `files_of` wrote to data/ID.js. Raises OSError, and ValueError, KeyError or TypeError for another file."""
-    text = path.read_text("utf-8")
+    text = read_regular(path).decode()
     values = json.loads(json.loads(text.removeprefix(_DATA_START).removesuffix(_DATA_END)))
     facts, devices = values["facts"], [tuple(each) for each in values["devices"]]
     cases = {}

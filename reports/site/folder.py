@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.schema.files import read_regular
 from harness.schema.record import RecordError
 from harness.schema.run import Run
 
@@ -41,7 +42,7 @@ def refuse_what_belongs_to_others(out: Path, runs: Sequence[Path]) -> None:
 def read_marker(out: Path) -> list[Any]:
     """What the site in `out` keeps of its runs, JSON values; RecordError for a folder that is no site."""
     try:
-        values = json.loads((out / MARKER).read_text("utf-8"))
+        values = json.loads(read_regular(out / MARKER))
         if values["tool"] != _TOOL:
             raise ValueError
         return list(values["runs"])

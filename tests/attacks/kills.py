@@ -1,4 +1,4 @@
-"""SIGKILL of parents, wardens, workers and grandchildren at random moments: is a case lost, doubled, a process left?"""
+"""SIGKILL of every kind of process of a run at random moments: is a case lost, doubled, a process left?"""
 
 import os
 import random
@@ -26,9 +26,10 @@ POLICY = Policy(min_samples=2, max_samples=3, budget_s=0.0, warmup_s=0, warmup_m
 CHILDREN = ("", "group", "session", "orphan", "group session orphan")
 REPEATS = 2
 KILLS_A_RUN = 12
-_ENDS_S = 60.0  # of a parent that nobody kills
+KINDS = ("parent", "warden", "worker", "starting worker", "grandchild")
+_ENDS_S = 300.0  # of a parent that nobody kills
 _STARTS_S = 0.2  # about as long as a worker takes to import what it needs
-_DEAD_S = 10.0  # until what a dead parent had started must be gone
+_DEAD_S = 60.0  # until what a dead parent had started must be gone
 
 
 @dataclass
@@ -43,15 +44,24 @@ class Kills:
     left: int = 0
     broken: list[str] = field(default_factory=list)  # runs that could not be resumed or read
 
+    def is_done(self, wanted: int) -> bool:
+        """Whether so many processes are dead, and one of every kind."""
+        return self.hit.total() >= wanted and not self.missed
+
+    @property
+    def missed(self) -> list[str]:
+        """The kinds that no kill has hit."""
+        return [kind for kind in KINDS if not self.hit[kind]]
+
     @property
     def failures(self) -> int:
         return self.lost + self.doubled + self.left + len(self.broken)
 
 
 def attack(kills: int, seed: int = 0) -> Kills:
-    """Kill until `kills` processes are dead, in as many runs as that takes; each run is then brought to its end."""
+    """Kill until `kills` processes are dead and every kind was killed; each run is then brought to its end."""
     chance, found = random.Random(seed), Kills()
-    while found.hit.total() < kills:
+    while not found.is_done(kills):
         with tempfile.TemporaryDirectory(prefix="attack-") as folder:
             _attack_run(Path(folder) / "out", chance, found, kills)
     return found
@@ -64,7 +74,7 @@ def _attack_run(folder: Path, chance: random.Random, found: Kills, kills: int) -
     run = _new_run(folder)
     wanted = min(kills, found.hit.total() + KILLS_A_RUN)
     try:
-        while found.hit.total() < wanted:
+        while not found.is_done(wanted):
             if _is_finished(run):
                 _forget_some(run, chance)
             parent = _start(lambda: run_jobs(Run.open(folder), launches))
@@ -122,11 +132,11 @@ def _start(run: Callable[[], object]) -> int:
 
 def _harass(parent: int, mark: str, chance: random.Random, found: Kills, wanted: int) -> None:
     """Kill victims of a parent at random moments until it is dead or done, or enough are killed."""
-    while found.hit.total() < wanted:
+    while not found.is_done(wanted):
         status = _wait(parent, chance.uniform(0.0, 0.25))
         if status is not None:
             return
-        kind = chance.choice(("parent", "warden", "worker", "starting worker", "grandchild"))
+        kind = chance.choice(found.missed if found.hit.total() >= wanted else KINDS)
         victims = [parent] if kind == "parent" else _family(mark).get(kind, [])
         if not victims:
             continue

@@ -15,7 +15,13 @@ def test_fifty_kills_lose_double_and_leave_nothing() -> None:
     found = attack(50, seed=1)
     assert (found.lost, found.doubled, found.left, found.broken) == (0, 0, 0, [])
     assert found.hit.total() >= 50
-    assert {"parent", "warden", "grandchild"} <= set(found.hit)
+    assert set(found.hit) == {"parent", "warden", "worker", "starting worker", "grandchild"}
+
+
+def test_an_attack_goes_on_until_each_kind_of_process_was_killed() -> None:
+    found = attack(1, seed=3)
+    assert set(found.hit) == {"parent", "warden", "worker", "starting worker", "grandchild"}
+    assert found.failures == 0
 
 
 def test_changed_records_are_a_sentence_or_a_record() -> None:

@@ -1,6 +1,7 @@
 """A folder as Hugging Face holds it loads as the function that its config.json describes, or not at all."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -92,6 +93,7 @@ def test_absent_settings_have_the_authors_defaults(tmp_path):
         ("num_hidden_layers", True),
         ("vocab_size", "32"),
         ("hidden_size", -64),
+        ("intermediate_size", (1 << 20) + 1),
     ],
 )
 def test_every_other_function_is_refused_by_name_and_value(key, value, tmp_path):
@@ -122,6 +124,32 @@ def test_unknown_settings_that_are_null_have_no_effect(tmp_path):
 def test_a_config_that_is_no_json_object(text, tmp_path):
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointError, match=r"config\.json: (not a readable JSON|holds \w+, must be a JSON object)"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "rope_theta", "unknown"])
+def test_a_very_long_number_is_refused_in_a_short_sentence(key, tmp_path):
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key} = 1000.*…: (must|not a setting)") as refused:
+        read_config(write(tmp_path, PUBLISHED | {key: 10**4000}))
+    assert len(str(refused.value)) < 300 + len(str(tmp_path))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "endless", "folder"])
+def test_a_checkpoint_file_that_is_no_regular_file_is_refused(name, kind, tmp_path):
+    save(from_seed(CONFIG, 0, "cpu"), write(tmp_path, PUBLISHED) / "model.safetensors")
+    path = tmp_path / name
+    path.unlink(missing_ok=True)
+    {"pipe": os.mkfifo, "endless": lambda path: path.symlink_to("/dev/zero"), "folder": os.mkdir}[kind](path)
+    with pytest.raises(CheckpointError, match=r"Is a directory|Not a regular file"):
+        load(tmp_path, "cpu")
+
+
+def test_a_config_of_more_than_256_mb_is_refused(tmp_path):
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate((256 << 20) + 1)
+    with pytest.raises(CheckpointError, match=r"config\.json: not a readable JSON file \(Larger than 256 MB\)"):
         read_config(tmp_path)
 
 
