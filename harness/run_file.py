@@ -187,7 +187,7 @@ def _json_of(folder: Path) -> Any:
                 f"{folder}: {'is not a folder' if folder.exists() else 'no such folder'}; name that of a run"
             )
         if not path.exists():
-            raise RunError(f"{folder}: is not a run: it has no {FILE} (older records: ttt-bench import FOLDER -o RUN)")
+            raise RunError(f"{folder}: is not a run: it has no {FILE}")
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise RunError(f"{path}: is not a run file: it is no regular file")
