@@ -29,6 +29,7 @@ from harness.environment import device_id_of, snapshot
 from harness.nvml import visible_gpus
 from harness.pool import gpu_places
 from harness.process import Launch, Place
+from harness.quality import disturbed
 from harness.record import Record
 from harness.run import Run
 from harness.run_file import MOST_SAMPLES, Job, Planned, Request, RunFile
@@ -215,9 +216,7 @@ def retry_of(run: Run, to_retry: ToRetry) -> Retry:
     """Which cases of a run are tried again; of "marked" those that a page marks as disturbed."""
     if to_retry != "marked":
         return not_ok if to_retry == "failed" else nothing
-    from reports.stats import disturbed  # pandas, which nothing else here needs
-
-    keys = disturbed(run.records(), run.catalogue)
+    keys = disturbed(run.records())
     return lambda record: record.case.key in keys
 
 

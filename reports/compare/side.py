@@ -11,11 +11,11 @@ from typing import Any
 from harness.heat import is_hot
 from harness.interval import FEWEST, median_interval
 from harness.machine_load import is_loaded
+from harness.quality import DRIFT, by_case, ends_apart, timed
 from harness.reason import counted, printable, span
 from harness.record import Record
 from harness.run import Run
 from reports.commits import commit_said, commit_words
-from reports.samples import DRIFT, by_case, ends_apart, timed
 
 GPU_UNIT = "GPU unit"
 NO_GPU = "none"  # the GPU of what was measured on a CPU

@@ -15,6 +15,7 @@ from harness.catalogue import Catalogue
 from harness.environment import device_id_of
 from harness.profile_record import Profile
 from harness.profile_region import TIMELINE_LIMIT, Kernel, short_name
+from harness.quality import timed
 from harness.reason import counted
 from harness.record import Record
 from reports.profiles.ceilings import with_common_ceilings
@@ -22,7 +23,6 @@ from reports.profiles.drawing import NAMED, drawing, rates, unplaced
 from reports.profiles.parts import LABELS, Part, kernel_floor_us, kernel_parts, parts
 from reports.profiles.words import Recorded, agreement, recorded, roofs, sentences, short, waits
 from reports.resources import environment, source
-from reports.samples import timed
 
 PACKAGE = "reports.profiles"
 SCRIPTS = ("section.js", "roofline.js", "timeline.js", "links.js", "start.js")

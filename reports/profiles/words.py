@@ -10,9 +10,10 @@ from harness.heat import is_hot
 from harness.machine_load import is_loaded
 from harness.profile_record import Profile
 from harness.profile_region import Counters, Kernel, Region
+from harness.quality import by_case, timed
 from harness.record import Record
 from reports.profiles.parts import GAPS, LABELS, parts
-from reports.samples import at_once, by_case, latency_ms, timed
+from reports.samples import at_once, latency_ms
 from reports.spoken import said_number, with_sign
 
 HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds
