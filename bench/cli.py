@@ -355,17 +355,6 @@ def preview(
     commands.preview(site, port)
 
 
-@app.command(name="import")
-def import_(
-    old: Annotated[list[Path], typer.Argument(help="Record files of schema 1 (.jsonl), or folders of them.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the new run.")],
-) -> None:
-    """Make a run of records that an earlier version wrote."""
-    from bench.commands import results
-
-    results.import_records(old, output)
-
-
 @app.command()
 def convert(
     file: Annotated[Path, typer.Argument(metavar="JAX_FILE", help="`streaming_params` or `streaming_train_state`.")],

@@ -9,9 +9,10 @@ from typing import Any
 import pandas as pd
 
 from harness.measure.environment import device_id_of
-from harness.measure.interval import FEWEST, median_interval, repeats_interval
+from harness.measure.interval import FEWEST
 from harness.measure.nvml import heat_note, is_hot
 from harness.measure.system import REPLAYED
+from harness.quality import STEADY, by_case, by_place, merged_metrics, quality_of, timed, timing_of
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
@@ -22,7 +23,6 @@ from reports.fairness import FAIRNESS_METRICS
 from reports.fidelity import FIDELITY_METRICS
 from reports.profiles.ceilings import common_ceilings
 from reports.roofline import RATE_COLUMNS, WORK_METRICS, explanation
-from reports.samples import DRIFT, by_case, ends_apart, quartiles_apart, timed
 
 CASE_COLUMNS = ("suites", "system", "backend", "size", "phase", "batch", "context")
 OUTCOME_COLUMNS = ("status", "reason")
@@ -42,16 +42,13 @@ MACHINE_COLUMNS = ("device", "device_id", "commit")
 COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS + MACHINE_COLUMNS
 SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
 NOTES, MARKS = "notes", "marks"
-_QUARTILES, _ENDS, _RECORDS = "quartiles_apart", "ends_apart", "records"  # of a row, not of the table
+_TIMING, _QUALITY, _RECORDS = "_timing", "_quality", "records"  # of a row, not of the table
 # What a point of a figure is marked for, the gravest first.
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "loaded machine", "thermal slowdown"
 UNSTEADY = "unsteady"
 TIMES_OF_A_REQUEST = {"time_to_first_token_ms": "first token", "time_between_tokens_ms": "time between tokens"}
 UNSTEADY_TIMES = {name: f"unsteady {said}" for name, said in TIMES_OF_A_REQUEST.items()}
-DISTURBED = (LOADED, HOT, UNSTEADY, *UNSTEADY_TIMES.values())  # what another measurement may be without
 AMOUNTS = ("state_bytes", "peak_memory_gb")  # columns that no disturbance of a time changes
-# Up to which samples agree: half of a median's interval over the median, and how far its quartiles are apart over it.
-STEADY = 0.1
 # Of each mark its sign in a picture, and what it means there.
 SIGNS = (
     (CACHE_FULL, "†", "fewer sequences at once than asked for"),
@@ -89,7 +86,7 @@ def frame(
     """
     records = list(records)
     cases = by_case(records)
-    groups = [group for case in cases.values() for group in _by_place(case)]
+    groups = [group for case in cases.values() for group in by_place(case)]
     ceilings = common_ceilings(records) if ceilings is None else ceilings
     memberships = suites_of_cases(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
@@ -116,16 +113,7 @@ def case_statuses(table: pd.DataFrame) -> Counter[str]:
 
 def row_keys(records: Iterable[Record]) -> list[str]:
     """The key of the case of each row of `frame`."""
-    return [group[0].case.key for case in by_case(records).values() for group in _by_place(case)]
-
-
-def disturbed(records: Sequence[Record], catalogue: Catalogue) -> set[str]:
-    """The keys of the cases with a row that is marked as `DISTURBED`."""
-    rows = frame(records, catalogue)
-    if MARKS not in rows:  # a column of a table in which something is marked
-        return set()
-    cells = zip(row_keys(records), rows[MARKS], strict=True)
-    return {key for key, cell in cells if any(mark in DISTURBED for mark in marks_in(cell))}
+    return [group[0].case.key for case in by_case(records).values() for group in by_place(case)]
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
@@ -152,21 +140,6 @@ def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
     return [*known, *sorted(found - {metric.name for metric in catalogue.metrics} - _USED_METRICS)]
-
-
-def _by_place(repeats: list[Record]) -> list[list[Record]]:
-    """The repeats of a case by machine and commit; those without a result join theirs, or the first that has one."""
-    places: dict[Place, list[Record]] = {}
-    for record in repeats:
-        if record.status == "ok":
-            places.setdefault(_place(record), []).append(record)
-    lost = [record for record in repeats if record.status != "ok"]
-    if not places:
-        return [lost]
-    first = next(iter(places))
-    for record in lost:
-        places[place if (place := _place(record)) in places else first].append(record)
-    return list(places.values())
 
 
 def _place(record: Record) -> Place:
@@ -220,10 +193,11 @@ def _row(
     """The row of the records of a case from one place; records: how many it has in all."""
     first = group[0]
     measured = [record for record in group if record.status == "ok"]
-    found = _merged_metrics(measured or group)
+    found = merged_metrics(measured or group)
     row: dict[str, Any] = {column: getattr(first.case, column) for column in (*CASE_COLUMNS[1:], *SETTING_COLUMNS)}
     row |= {"suites": suites, "status": first.status, "reason": first.reason, _RECORDS: records}
     row |= _statistics(measured, group)
+    row[_QUALITY] = quality_of(group, row.get(_TIMING))
     row |= {name: math.nan if found.get(name) is None else found[name] for name in metrics}
     common = ceilings[str(first.environment.get("device"))]
     reached = {name: highest for name, highest in common.items() if found.get(name)}
@@ -240,50 +214,24 @@ def _row(
     return row | {MARKS: ", ".join(_marks(group, found, row))}
 
 
-def _merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
-    """Each metric's median over the processes that say it."""
-    if len(records) == 1:
-        return records[0].metrics
-    names = dict.fromkeys(name for record in records for name in record.metrics)
-    values = {name: [v for record in records if (v := record.metrics.get(name)) is not None] for name in names}
-    return {name: median(known) if known else None for name, known in values.items()}
-
-
-def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, float]:
+def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
     """Median latency with its interval, and what follows from it; memory is known even without samples."""
     memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
-    values = dict.fromkeys((*STATISTIC_COLUMNS, *REPEAT_COLUMNS), math.nan)
+    values: dict[str, Any] = dict.fromkeys((*STATISTIC_COLUMNS, *REPEAT_COLUMNS), math.nan)
     values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan
     measured = timed(measured)
     if not measured:
         return values
-    latency, low, high = pooled_interval([record.samples_ms for record in measured])
-    values |= {"latency_ms": latency, "latency_ms_low": low, "latency_ms_high": high}
-    values[_QUARTILES] = median(quartiles_apart(record.samples_ms) for record in measured)
-    values[_ENDS] = median(ends_apart(record.samples_ms) for record in measured)
-    if len(measured) > 1 and latency > 0:
-        medians = [median(record.samples_ms) for record in measured]
-        values["process_spread"] = (max(medians) - min(medians)) / latency
-        _, *ends = repeats_interval([record.samples_ms for record in measured])
-        values |= dict(zip(REPEAT_COLUMNS, ends, strict=True))
+    timing = timing_of(measured)
+    latency, low, high = timing.within
+    values |= {"latency_ms": latency, "latency_ms_low": low, "latency_ms_high": high, "process_spread": timing.spread}
+    values |= dict(zip(REPEAT_COLUMNS, timing.over_processes or (math.nan, math.nan), strict=True))
+    values[_TIMING] = timing
     if latency > 0 and all(record.tokens for record in measured):
         # Of each process, as engines hold unlike numbers of sequences.
         a_token = median(median(record.samples_ms) / record.tokens for record in measured)
         values |= {"us_per_token": a_token * 1e3, "tokens_per_s": 1e3 / a_token if a_token else math.nan}
     return values
-
-
-def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """(median of the processes' medians, low, high): the 95% interval of a median within one process, the usual one.
-
-    So far as in the median process its own interval (`median_interval`) goes, as a share of its median: what sets
-    processes apart is no part of it.
-    """
-    within = [median_interval(samples) for samples in processes]
-    centre = median(middle for middle, _, _ in within)
-    below = median(low / middle if middle > 0 else 1.0 for middle, low, _ in within)
-    above = median(high / middle if middle > 0 else 1.0 for middle, _, high in within)
-    return (centre, centre * below, centre * above) if len(within) > 1 else within[0]
 
 
 def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
@@ -318,8 +266,7 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
     """Why a number may be less than it seems."""
     if 0 < row["samples"] < FEWEST:
         yield f"only {counted(row['samples'], 'sample')}: the bar is their range, no interval"
-    if _is_unsteady(row):
-        yield from _unsteadiness(group, row)
+    yield from _unsteadiness(group, row)
     if row["throttled"]:
         yield f"{row['throttled']} of {row['samples']} samples under a throttle"
     yield from (load_note(record.environment) for record in timed(group) if is_loaded(record.environment))
@@ -335,28 +282,23 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
 
 def _unsteadiness(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
     """What an unsteady point is not known to within `STEADY`."""
-    if _is_latency_unsteady(row) and _has_repeats(row):
+    found = row[_QUALITY]
+    if found.unsteady and row[_TIMING].over_processes:
         apart = f"{row['processes']} processes, {row['process_spread']:.1%} apart,"
         yield f"{apart} do not tell the median to {STEADY:.0%}"
-    elif _is_latency_unsteady(row):
+    elif found.unsteady:
         yield f"samples from {min(_samples(group)):.4g} to {max(_samples(group)):.4g} ms: something disturbed them"
-    for name, low, high in _unsteady_times(row):
+    for name, low, high in found.unsteady_times:
         yield f"{TIMES_OF_A_REQUEST[name]} between {low:.4g} and {high:.4g} ms (95%): something disturbed it"
 
 
 def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
     if is_cache_full(group[0].case, metrics):
         yield CACHE_FULL
-    if row["status"] == "ok" and 0 < row["samples"] < FEWEST:
-        yield FEW_SAMPLES
-    if row["status"] == "ok" and any(is_loaded(record.environment) for record in timed(group)):
-        yield LOADED
-    if row["status"] == "ok" and any(is_hot(record.environment) for record in timed(group)):
-        yield HOT
-    if _is_unsteady(row):
-        if _is_latency_unsteady(row):
-            yield UNSTEADY
-        yield from (UNSTEADY_TIMES[name] for name, *_ in _unsteady_times(row))
+    found = row[_QUALITY]
+    facts = (FEW_SAMPLES, found.few_samples), (LOADED, found.contended), (HOT, found.hot), (UNSTEADY, found.unsteady)
+    yield from (mark for mark, holds in facts if holds)
+    yield from (UNSTEADY_TIMES[name] for name, *_ in found.unsteady_times)
 
 
 def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:
@@ -366,31 +308,3 @@ def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:
 
 def _samples(group: Sequence[Record]) -> list[float]:
     return [sample for record in group for sample in record.samples_ms]
-
-
-def _is_unsteady(row: Mapping[str, Any]) -> bool:
-    """Of six samples or more, as fewer have no interval and a mark of their own."""
-    known = row["status"] == "ok" and row["samples"] >= FEWEST
-    return known and (_is_latency_unsteady(row) or any(_unsteady_times(row)))
-
-
-def _unsteady_times(row: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
-    """(its column, low, high) of each time of a request whose interval is too wide."""
-    for name in TIMES_OF_A_REQUEST:
-        low, high = (row.get(f"{name}_{end}", math.nan) for end in ("low", "high"))
-        if high - low > 2 * STEADY * row.get(name, math.nan):
-            yield name, low, high
-
-
-def _is_latency_unsteady(row: Mapping[str, Any]) -> bool:
-    repeats = _has_repeats(row)
-    if repeats and row["processes"] == 2:  # their interval is nine times as far as they are apart
-        return row["process_spread"] > STEADY
-    low, high = REPEAT_COLUMNS if repeats else ("latency_ms_low", "latency_ms_high")  # what is drawn
-    wide = row[high] - row[low] > 2 * STEADY * row["latency_ms"]
-    return wide or (not repeats and (row.get(_QUARTILES, 0.0) > STEADY or row.get(_ENDS, 0.0) > DRIFT))
-
-
-def _has_repeats(row: Mapping[str, Any]) -> bool:
-    """Whether its interval is that over processes."""
-    return not any(math.isnan(row[name]) for name in REPEAT_COLUMNS)

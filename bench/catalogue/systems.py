@@ -82,8 +82,6 @@ BACKENDS: tuple[Backend, ...] = (
     Backend("torch", "PyTorch", "dot"),
     Backend("torch-compile", "torch.compile", "longdashdot"),
     Backend("fla", "flash-linear-attention", "longdash"),
-    Backend("sdpa-cudnn", "SDPA cuDNN", "dashdot"),
-    Backend("sdpa-flash", "SDPA flash", "longdash"),
 )
 
 
@@ -122,8 +120,6 @@ SYSTEMS: tuple[System, ...] = (
         "diamond",
         (
             Adapter("vllm", "bench.systems.vllm.transformer:VllmTransformer", install=VLLM, engine=True, headline=True),
-            Adapter("sdpa-cudnn", "bench.systems.transformer.attention:SdpaCudnn", phases=FORWARD, replays=True),
-            Adapter("sdpa-flash", "bench.systems.transformer.attention:SdpaFlash", phases=FORWARD, replays=True),
             Adapter("flash-attn", "bench.systems.transformer.attention:FlashAttn", install=VLLM, replays=True),
             Adapter(
                 "torch", "bench.systems.transformer.pytorch:TorchTransformer", devices=ANYWHERE, replays=True, slow=True

@@ -23,6 +23,7 @@ from bench.plan import Selection, jobs_of, skip_reason, suite_cases, suite_entry
 from bench.selection import Asked, select
 from harness.measure.environment import device_id_of, snapshot
 from harness.measure.nvml import visible_gpus
+from harness.quality import disturbed
 from harness.schema.case import Device
 from harness.schema.catalogue import Catalogue
 from harness.schema.claims import clear
@@ -215,9 +216,7 @@ def retry_of(run: Run, to_retry: ToRetry) -> Retry:
     """Which cases of a run are tried again; of "marked" those that a page marks as disturbed."""
     if to_retry != "marked":
         return not_ok if to_retry == "failed" else nothing
-    from reports.stats import disturbed  # pandas, which nothing else here needs
-
-    keys = disturbed(run.records(), run.catalogue)
+    keys = disturbed(run.records())
     return lambda record: record.case.key in keys
 
 

@@ -66,11 +66,3 @@ def picture(run: Path, output: Path, figures: str, theme: str, width: int, log_y
     with refusing(output, "written", UserError):
         write_picture(run, output, figures, theme, width, log_y, words("--systems", systems, str))
     print(f"wrote {output}")
-
-
-def import_records(old: Sequence[Path], out: Path) -> None:
-    """Make a run of record files of schema 1."""
-    from bench.import_records import imported
-
-    run = imported(old, out)
-    print(f"wrote {out}: {len(run.records())} records in {len(run.jobs)} jobs")

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import InitVar, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
 
@@ -66,12 +66,10 @@ class Record:
     repeat: int = 0
     stages_s: dict[str, float] = field(default_factory=dict)
     earlier: list["Record"] = field(default_factory=list, init=False, compare=False, repr=False)
-    plain: InitVar[bool] = False  # whether every text is known to be printable, which spares a look at each
 
-    def __post_init__(self, plain: bool) -> None:
+    def __post_init__(self) -> None:
         self.validate()
-        if not plain:
-            self._make_printable()
+        self._make_printable()
         self.reason = self.reason[:REASON_LIMIT].encode()[:REASON_LIMIT].decode("utf-8", "ignore")
         self.metrics = {name: _number(name, value) for name, value in self.metrics.items()}
         self.settings = {name: str(value) for name, value in self.settings.items()}
@@ -126,16 +124,11 @@ class Record:
     @classmethod
     def from_json(cls, line: bytes) -> "Record":
         """The record of a line of JSON; ValueError or RecursionError where it is none, and see `from_dict`."""
-        # In such a line no text has a character outside of printable ASCII: `to_json` escapes all others.
-        plain = line.isascii() and b"\\" not in line and b"\x7f" not in line
-        return cls.from_dict(json.loads(line), plain)
+        return cls.from_dict(json.loads(line))
 
     @classmethod
-    def from_dict(cls, values: Any, plain: bool = False) -> "Record":
-        """The record that `to_dict` wrote; RecordError (CaseError for its case) names what is wrong.
-
-        plain: whether all its texts are known to be printable.
-        """
+    def from_dict(cls, values: Any) -> "Record":
+        """The record that `to_dict` wrote; RecordError (CaseError for its case) names what is wrong."""
         if not isinstance(values, Mapping) or "schema" not in values:
             raise RecordError("is not a record: no field 'schema'")
         if values["schema"] != SCHEMA_VERSION:
@@ -145,7 +138,7 @@ class Record:
         for name in sorted({"case", "status"} - set(values)):
             raise RecordError(f"lacks the field {name!r}")
         rest = {name: value for name, value in values.items() if name not in ("schema", "case")}
-        return cls(case=Case.from_dict(values["case"]), **rest, plain=plain)
+        return cls(case=Case.from_dict(values["case"]), **rest)
 
 
 _LINE = tuple(each.name for each in fields(Record) if each.init)  # the fields that a line has, in order

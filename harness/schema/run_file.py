@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
-from harness.measure.timer import Policy
 from harness.schema.case import Case, CaseError, Device, Mode
 from harness.schema.catalogue import FORBID_EXTRA, Catalogue
 from harness.schema.files import create_atomically, read_regular, refusing, write_atomically
+from harness.schema.policy import Policy
 from harness.schema.reason import clipped
 from harness.schema.record import NESTING_LIMIT, RecordError, is_deeper
 
@@ -185,7 +185,7 @@ def _json_of(folder: Path) -> Any:
                 f"{folder}: {'is not a folder' if folder.exists() else 'no such folder'}; name that of a run"
             )
         if not path.exists():
-            raise RunError(f"{folder}: is not a run: it has no {FILE} (older records: ttt-bench import FOLDER -o RUN)")
+            raise RunError(f"{folder}: is not a run: it has no {FILE}")
         data = read_regular(path)
     try:
         return json.loads(data.decode("utf-8"), parse_constant=_finite, parse_float=_finite)

@@ -10,12 +10,12 @@ from typing import Any
 
 from harness.measure.interval import FEWEST, median_interval
 from harness.measure.nvml import is_hot
+from harness.quality import DRIFT, by_case, ends_apart, timed
 from harness.schema.reason import counted, printable, span
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.workers.machine_load import is_loaded
 from reports.commits import commit_said, commit_words
-from reports.samples import DRIFT, by_case, ends_apart, timed
 
 GPU_UNIT = "GPU unit"
 NO_GPU = "none"  # the GPU of what was measured on a CPU

@@ -11,6 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from harness.measure.environment import device_id_of
+from harness.quality import timed
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.profile import TIMELINE_LIMIT, Kernel, Profile, short_name
@@ -21,7 +22,6 @@ from reports.profiles.drawing import NAMED, drawing, rates, unplaced
 from reports.profiles.parts import LABELS, Part, kernel_floor_us, kernel_parts, parts
 from reports.profiles.words import Recorded, agreement, recorded, roofs, sentences, short, waits
 from reports.resources import environment, source
-from reports.samples import timed
 
 PACKAGE = "reports.profiles"
 SCRIPTS = ("section.js", "roofline.js", "timeline.js", "links.js", "start.js")

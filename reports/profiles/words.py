@@ -7,11 +7,12 @@ from typing import TypeGuard
 
 from harness.measure.environment import device_id_of
 from harness.measure.nvml import is_hot
+from harness.quality import by_case, timed
 from harness.schema.profile import Counters, Kernel, Profile, Region
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded
 from reports.profiles.parts import GAPS, LABELS, parts
-from reports.samples import at_once, by_case, latency_ms, timed
+from reports.samples import at_once, latency_ms
 from reports.spoken import said_number, with_sign
 
 HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds

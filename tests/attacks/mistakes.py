@@ -16,8 +16,8 @@ import torch
 from harness.measure.gate import Check, Verdict, relative_error
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import Input, Workload
-from harness.measure.timer import Policy
 from harness.schema.case import Case
+from harness.schema.policy import Policy
 from harness.schema.record import Record
 
 VOCABULARY, WIDTH, STEPS, LIMIT = 97, 64, 16, 1e-3

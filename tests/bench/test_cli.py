@@ -22,7 +22,6 @@ from harness.measure.gate import Check, Verdict
 from harness.measure.measured_case import NO_REFERENCE
 from harness.schema.case import Case
 from harness.schema.record import Record
-from harness.schema.run import Run
 from harness.workers.probe import Probe
 from harness.workers.process import Limits
 from tk_kernels import build
@@ -39,17 +38,6 @@ def test_version_and_short_help(tmp_path):
     bare = ttt_bench(cwd=tmp_path)
     assert (bare.returncode, bare.stderr.strip()) == (2, "")
     assert "Usage:" in bare.stdout
-
-
-def test_old_records_are_imported(tmp_path):
-    case = {"suite": "quick", "system": "transformer", "backend": "torch", "size": "tiny", "phase": "forward",
-            "batch": 2, "context": 64, "dtype": "float32", "timing": "eager", "options": {}}  # fmt: skip
-    record = {"schema": 1, "case": case, "status": "oom", "reason": "MemoryError"}
-    (tmp_path / "quick.jsonl").write_text(json.dumps(record) + "\n")
-    done = ttt_bench("import", "quick.jsonl", "-o", "new", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "wrote new: 1 records in 1 jobs\n")
-    assert [each.reason for each in Run.open(tmp_path / "new").records()] == ["MemoryError"]
-    assert_one_sentence(called("import", "none.jsonl", "-o", "other", cwd=tmp_path), "none.jsonl")
 
 
 def test_verify_prints_the_checks(tmp_path):

@@ -9,6 +9,7 @@ import synthetic_records as synthetic
 
 from bench.catalogue.metrics import METRICS
 from harness.measure.interval import median_interval, repeats_interval
+from harness.quality import disturbed, pooled_interval
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.record import Record
@@ -20,11 +21,9 @@ from reports.stats import (
     SAMPLE_COLUMNS,
     UNSTEADY,
     case_statuses,
-    disturbed,
     frame,
     marks_in,
     option_columns,
-    pooled_interval,
 )
 
 FORWARD = Case("ttt-linear", "torch", "1.3b", "forward", 16, 2048, options=(("mini_batch", 32),))
@@ -142,8 +141,8 @@ def test_disturbed_is_what_another_measurement_may_be_without():
     ]
     unsteady = replace(synthetic.ok(cases[4], 3.0, count=9), samples_ms=[3.0, 4.0, 2.0] * 3)
     few = synthetic.ok(replace(FORWARD, batch=9), 3.0, count=3)
-    assert disturbed([*records, unsteady, few], Catalogue()) == {cases[1].key, cases[2].key, cases[4].key}
-    assert disturbed(records[:1], Catalogue()) == set()
+    assert disturbed([*records, unsteady, few]) == {cases[1].key, cases[2].key, cases[4].key}
+    assert disturbed(records[:1]) == set()
 
 
 def test_a_full_cache_is_a_mark_even_of_few_samples():

@@ -1,4 +1,4 @@
-"""Run this repository's Transformer on each attention: SDPA through cuDNN, SDPA's flash, FlashAttention."""
+"""Run this repository's Transformer on the FlashAttention that is installed."""
 
 import importlib
 import sys
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.models.config import TransformerConfig, model_config
 from bench.models.layers import Rotation, layer_range
@@ -36,18 +35,6 @@ class Attend:
         """q [B, H, 1, D] over the rows 0 to `position` [1], on the device, of the caches [B, H, capacity, D]."""
         mask = (torch.arange(k_cache.shape[2], device=q.device) <= position)[None]
         return F.scaled_dot_product_attention(q, k_cache, v_cache, attn_mask=mask)
-
-
-class Sdpa(Attend):
-    """Prefill by one kernel of scaled_dot_product_attention; flash takes no mask, so steps are left to SDPA."""
-
-    def __init__(self, backend: SDPBackend, name: str) -> None:
-        self.backend, self.name = backend, name
-
-    def prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See Attend.prefill; RuntimeError where this kernel cannot run."""
-        with sdpa_kernel(self.backend):
-            return super().prefill(q, k, v)
 
 
 class FlashAttention(Attend):
@@ -219,22 +206,6 @@ class AttentionBackend(TorchTransformer):
         reference = Transformer(model.config, device(), dtype)
         reference.copy_weights(model)
         return reference
-
-
-class SdpaCudnn(AttentionBackend):
-    """transformer/sdpa-cudnn."""
-
-    def attend(self) -> Attend:
-        """cuDNN's fused attention."""
-        return Sdpa(SDPBackend.CUDNN_ATTENTION, "SDPA, cuDNN")
-
-
-class SdpaFlash(AttentionBackend):
-    """transformer/sdpa-flash."""
-
-    def attend(self) -> Attend:
-        """PyTorch's own FlashAttention 2."""
-        return Sdpa(SDPBackend.FLASH_ATTENTION, "SDPA, FlashAttention 2")
 
 
 class FlashAttn(AttentionBackend):

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend
 
 from bench.models.config import model_config
 from bench.models.transformer import Transformer
@@ -17,7 +16,6 @@ from bench.systems.transformer.attention import (
     FlashAttentionCute,
     FlashAttentionOfVllm,
     FlashTransformer,
-    Sdpa,
 )
 from bench.systems.transformer.pytorch import TorchTransformer
 from harness.measure.measured_case import CaseRun
@@ -65,7 +63,6 @@ with_cache = SimpleNamespace(
 )
 ATTENTIONS = {
     "choice": Attend(),
-    "sdpa": Sdpa(SDPBackend.MATH, "math"),
     "flash_attn": FlashAttention(with_cache, "flash_attn"),
     "cute": FlashAttentionCute(SimpleNamespace(flash_attn_func=flash_attn_func), "flash_attn.cute"),
     "vllm": FlashAttentionOfVllm(SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func), "vllm"),
@@ -125,10 +122,14 @@ def test_without_any_package_the_reason_is_that_of_each(monkeypatch):
 
 
 def test_the_record_says_which_attention_the_steps_use():
-    def settings(phase):
-        return attention.SdpaFlash().settings(Case("transformer", "sdpa-flash", "tiny", phase, 1, 8))
+    class Cute(attention.AttentionBackend):
+        def attend(self):
+            return ATTENTIONS["cute"]
 
-    assert settings("forward") == {"attention": "SDPA, FlashAttention 2"}
+    def settings(phase):
+        return Cute().settings(Case("transformer", "flash-attn", "tiny", phase, 1, 8))
+
+    assert settings("forward") == {"attention": "flash_attn.cute"}
     assert settings("generate") == {"attention": "SDPA's choice under a mask"}
     assert TorchTransformer().settings(Case("transformer", "torch", "tiny", "forward", 1, 8)) == {
         "attention": "SDPA's choice"

@@ -22,7 +22,7 @@ from bench.systems.fla.models import GatedDeltaNet
 from bench.systems.language_model import LanguageModel
 from bench.systems.mamba.pytorch import TorchMamba
 from bench.systems.mamba.ssm import Mamba2SSM, MambaSSM
-from bench.systems.transformer.attention import SdpaCudnn
+from bench.systems.transformer.attention import FlashAttn
 from bench.systems.transformer.pytorch import TorchTransformer
 from bench.systems.ttt import layer
 from bench.systems.ttt.kernels import LinearThunderKittens, LinearTritonDual
@@ -194,7 +194,7 @@ def test_the_record_says_that_generate_read_no_prompt_unless_its_state_stands_at
 
 def test_adapters_whose_state_is_put_at_the_context_are_those_that_claim_no_prompt():
     models = [kind for kind in (type(load(each.entry)) for each in ADAPTERS) if issubclass(kind, LanguageModel)]
-    assert {LinearThunderKittens, MambaSSM, SdpaCudnn, GatedDeltaNet} <= set(models)
+    assert {LinearThunderKittens, MambaSSM, FlashAttn, GatedDeltaNet} <= set(models)
     for kind in models:
         assert (kind.place is not LanguageModel.place) is (kind.prompt_tokens is None), kind
 

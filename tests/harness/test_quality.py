@@ -5,7 +5,7 @@ from itertools import repeat
 
 import pytest
 
-from reports.samples import ends_apart
+from harness.quality import ends_apart
 
 
 @pytest.mark.parametrize(
