@@ -336,12 +336,11 @@ def picture(
 def site(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folders of runs.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the site.")],
-    url: Annotated[str, typer.Option(help="Where the site will be; the Atom feed needs it.")] = "",
 ) -> None:
     """Make a static site of runs, or bring it up to date: a page a run, systems over time, any two runs compared."""
     from bench.commands import site as commands
 
-    commands.site(runs, output, url)
+    commands.site(runs, output)
 
 
 @app.command()

@@ -16,12 +16,12 @@ from harness.schema.run import Run
 _LOOPBACK = "127.0.0.1"
 
 
-def site(runs: Sequence[Path], output: Path, url: str) -> None:
+def site(runs: Sequence[Path], output: Path) -> None:
     """Write the site of `runs`, or bring it up to date."""
     from reports.site.build import write_site
 
     with refusing(output, "written", UserError):
-        built = write_site(runs, output, url, lambda text: print(text, file=sys.stderr, flush=True))
+        built = write_site(runs, output, lambda text: print(text, file=sys.stderr, flush=True))
     for note in built.notes:
         print(f"ttt-bench: {note}", file=sys.stderr)
     drawn = f"{built.drawn} drawn, {built.runs - built.drawn} as they were"

@@ -1,4 +1,4 @@
-"""Make a static site of any number of runs: an index, a page a run, systems over time, any two runs compared, a feed.
+"""Make a static site of any number of runs: an index, a page a run, systems over time, any two runs compared.
 
 A run is drawn again where its files, or the program, are others than when it was drawn last, or where a file of it is
 missing. Everything else is written where it differs from what is there. The site asks for nothing but its own files,
@@ -22,15 +22,12 @@ from harness.schema.record import RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import RunError
 from reports.page.embedding import plotly_source
-from reports.site.entry import ID, PLOTLY, Entry, Held, files_of, has_parquet, read_held, run_digest
-from reports.site.feed import checked_url
+from reports.site.entry import ID, PLOTLY, Entry, Held, files_of, read_held, run_digest
 from reports.site.folder import FOLDERS, MARKER, marker_text, read_marker, refuse_what_belongs_to_others
 from reports.site.history import histories
 from reports.site.pages import shared_files
 
-NO_PARQUET = "Parquet is left out of the downloads: pip install 'ttt-bench[site]'"
-NO_FEED = "the Atom feed is left out: it needs --url, where the site will be"
-_OURS = re.compile(rf"(data|downloads|over-time|runs)/{ID.pattern}\.(js|html|csv|jsonl|parquet)")
+_OURS = re.compile(rf"(data|downloads|over-time|runs)/{ID.pattern}\.(js|html|csv|jsonl)")
 _FEW = 8  # runs that are drawn sooner than another process starts
 _MOST_PROCESSES = 8
 
@@ -54,16 +51,12 @@ class _Drawn:
     held: Held
 
 
-def write_site(
-    runs: Sequence[Path], out: Path, url: str = "", on_run: Callable[[str], object] = lambda text: None
-) -> Built:
+def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] = lambda text: None) -> Built:
     """Write the site of `runs` to the folder `out`, or bring the site there up to date.
 
-    url: where it will be published, for the feed's links. on_run: told each run as it is drawn. Raises RecordError for
-    a folder that is no run, for the same run twice, for an `out` that is neither empty nor a site, and OSError where it
-    cannot be written.
+    on_run: called with each run as it is drawn. Raises RecordError for a folder that is no run, for the same run
+    twice, for an `out` that is neither empty nor a site, and OSError where it cannot be written.
     """
-    url = checked_url(url) if url else ""
     refuse_what_belongs_to_others(out, runs)
     digests = _digests(runs)
     before = {entry.id for entry in _known(out).values()}
@@ -77,12 +70,11 @@ def write_site(
         drawn[each.digest] = each
         on_run(f"[{len(drawn)}/{len(digests)}] {changed[each.digest].name}")
     ordered = [drawn[digest] for digest in digests]
-    removed = _remove_others(out, _write_shared(out, ordered, url))
+    removed = _remove_others(out, _write_shared(out, ordered))
     _write_marker(out, ordered)
-    notes = ([] if has_parquet() else [NO_PARQUET]) + ([] if url else [NO_FEED])
-    if gone := before - {each.entry.id for each in ordered}:
-        notes.append(f"no longer on the site, as they were not named: {', '.join(sorted(gone))}")
-    return Built(len(digests), len(changed), removed, tuple(notes))
+    gone = sorted(before - {each.entry.id for each in ordered})
+    notes = (f"no longer on the site, as they were not named: {', '.join(gone)}",) if gone else ()
+    return Built(len(digests), len(changed), removed, notes)
 
 
 def _unchanged(out: Path, digests: Iterable[str]) -> dict[str, _Drawn]:
@@ -145,7 +137,7 @@ def _program() -> str:
         for source in sorted(Path(str(files(package))).rglob("*")):
             if source.suffix in (".py", ".j2", ".js", ".css"):
                 total.update(f"\n{source.name}\n".encode() + source.read_bytes())
-    packages = ["jinja2", "numpy", "pandas", "plotly", *(["pyarrow"] if has_parquet() else [])]
+    packages = ("jinja2", "numpy", "pandas", "plotly")
     total.update(" ".join(f"{name} {version(name)}" for name in packages).encode())
     return total.hexdigest()
 
@@ -162,7 +154,7 @@ def _held(out: Path, entry: Entry) -> Held | None:
         return None
 
 
-def _files(folders: Sequence[Path]) -> Iterator[tuple[Entry, dict[str, str | bytes]]]:
+def _files(folders: Sequence[Path]) -> Iterator[tuple[Entry, dict[str, str]]]:
     """The runs' files, made by as many processes as there are cores, in the order of the folders."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if len(folders) <= _FEW or cores == 1:
@@ -172,15 +164,15 @@ def _files(folders: Sequence[Path]) -> Iterator[tuple[Entry, dict[str, str | byt
         yield from pool.map(_files_of, folders, chunksize=4)
 
 
-def _files_of(folder: Path) -> tuple[Entry, dict[str, str | bytes]]:
+def _files_of(folder: Path) -> tuple[Entry, dict[str, str]]:
     return files_of(Run.open(folder))
 
 
-def _write_shared(out: Path, drawn: Sequence[_Drawn], url: str) -> set[str]:
+def _write_shared(out: Path, drawn: Sequence[_Drawn]) -> set[str]:
     """Write what all runs share; the paths of everything that belongs to the site."""
     entries = sorted((each.entry for each in drawn), key=lambda entry: (entry.updated, entry.id), reverse=True)
     found = histories(entries, [each.held for each in drawn])
-    content = shared_files(entries, found, url) | {PLOTLY: plotly_source()}
+    content = shared_files(entries, found) | {PLOTLY: plotly_source()}
     for path, text in content.items():
         _write(out / path, text)
     return {*content, *(path for entry in entries for path in entry.files)}
@@ -194,7 +186,7 @@ def _write(path: Path, text: str) -> None:
 
 def _remove_others(out: Path, expected: set[str]) -> int:
     """Remove what is left of runs and systems that the site has no more, and nothing that is not called like ours."""
-    others = [out / "feed.xml"] if (out / "feed.xml").is_file() and "feed.xml" not in expected else []
+    others: list[Path] = []
     for name in ("data", "downloads", "over-time", "runs"):
         there = {f"{name}/{path.name}" for path in (out / name).iterdir()}
         others += [out / path for path in there - expected if _OURS.fullmatch(path)]

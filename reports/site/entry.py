@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,13 @@ from reports.page.html import Around, render, run_title
 from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import Section, section
 from reports.stats import frame
-from reports.tables import said, write_frame
+from reports.tables import write_frame
 
 PLOTLY = "assets/plotly.js"
 ID = re.compile(r"[a-z0-9][a-z0-9-]{0,60}-[0-9a-f]{8}")
 _SLUG_LIMIT = 48
 _DATA_START, _DATA_END = "ttt_bench_run(", ");\n"
-_FORMATS = {"csv": "Table (CSV)", "jsonl": "Records (JSON lines)", "parquet": "Table (Parquet)"}
+_FORMATS = {"csv": "Table (CSV)", "jsonl": "Records (JSON lines)"}
 
 
 @dataclass(frozen=True)
@@ -93,11 +92,6 @@ class Held:
     cases: Mapping[str, CaseSide]
 
 
-def has_parquet() -> bool:
-    """Whether the package that writes Parquet is installed."""
-    return find_spec("pyarrow") is not None
-
-
 def slug(name: str) -> str:
     """What a file may be called after `name` anywhere: lower case, digits and single hyphens, never empty."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower())[:_SLUG_LIMIT].strip("-") or "x"
@@ -127,13 +121,13 @@ def run_digest(folder: Path, program: str) -> str:
     return total.hexdigest()
 
 
-def files_of(run: Run) -> tuple[Entry, dict[str, str | bytes]]:
+def files_of(run: Run) -> tuple[Entry, dict[str, str]]:
     """A run's line of the index, and its files by their path in the site. Raises RecordError for what is no run."""
     records, profiles = run.records(), run.profiles().values()
     found = run_id(run, records)
     sides = case_sides(records, run.file.repeats)
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
-    files: dict[str, str | bytes] = {f"data/{found}.js": _data(run, found, records, sides)}
+    files: dict[str, str] = {f"data/{found}.js": _data(run, found, records, sides)}
     if table is not None:
         files |= {f"downloads/{found}.{ending}": content for ending, content in _downloads(table, records, run).items()}
         profiled = section(records, profiles, run.catalogue)
@@ -211,24 +205,11 @@ def _page(
     return render(records, run.catalogue, title, profiled, around, table, missing)
 
 
-def _downloads(table: pd.DataFrame, records: Iterable[Record], run: Run) -> dict[str, str | bytes]:
-    """What a run can be taken away as, by the ending of the file; Parquet where it can be written."""
+def _downloads(table: pd.DataFrame, records: Iterable[Record], run: Run) -> dict[str, str]:
+    """The downloads of a run by the ending of their file."""
     text = io.StringIO()
     write_frame(table, "csv", text, run.catalogue)
-    files: dict[str, str | bytes] = {"csv": text.getvalue()}
-    files["jsonl"] = "".join(f"{record.to_json()}\n" for record in records)
-    if has_parquet():
-        content = io.BytesIO()
-        _of_one_type(table).to_parquet(content, engine="pyarrow", index=False)
-        files["parquet"] = content.getvalue()
-    return files
-
-
-def _of_one_type(table: pd.DataFrame) -> pd.DataFrame:
-    """Parquet's columns have one type: a column of several, such as an option that is a number or a word, is words."""
-    words = [name for name in table.columns if table[name].dtype == object]
-    mixed = [name for name in words if len({type(value) for value in table[name].dropna()}) > 1]
-    return table.assign(**{name: table[name].map(said).replace("", None) for name in mixed})
+    return {"csv": text.getvalue(), "jsonl": "".join(f"{record.to_json()}\n" for record in records)}
 
 
 def _data(run: Run, found: str, records: list[Record], sides: Mapping[str, CaseSide]) -> str:

@@ -1,4 +1,4 @@
-"""The pages and files that the runs of a site share: index, systems over time, comparison, feed, scripts and styles."""
+"""The pages and files that the runs of a site share: index, systems over time, comparison, scripts and styles."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -16,7 +16,6 @@ from reports.page.embedding import embedded_json
 from reports.page.html import PACKAGE as PAGE
 from reports.resources import environment, source
 from reports.site.entry import PLOTLY, Entry
-from reports.site.feed import feed
 from reports.site.history import History
 
 PACKAGE = "reports.site"
@@ -24,16 +23,15 @@ _SCRIPTS = {"site.js": "index.js", "compare.js": "compare.js", "over-time.js": "
 _CHANGES_SHOWN = 200
 
 
-def shared_files(entries: Sequence[Entry], histories: Sequence[History], url: str) -> dict[str, str]:
-    """Their texts by their path in the site. entries: the newest first; url: "" for no feed."""
+def shared_files(entries: Sequence[Entry], histories: Sequence[History]) -> dict[str, str]:
+    """Their texts by their path in the site. entries: the newest first."""
     shared = source(PAGE, "table.js") + source(PACKAGE, "start.js")
     found = {f"assets/{name}": shared + source(PACKAGE, script) for name, script in _SCRIPTS.items()}
     found["assets/theme.js"] = source(PAGE, "theme.js")
     found["assets/site.css"] = source(PAGE, "style.css") + source(PACKAGE, "site.css")
-    found["index.html"] = _index(entries, histories, bool(url))
+    found["index.html"] = _index(entries, histories)
     found["compare.html"] = _compare(entries)
-    found |= {history.page: _over_time(history, entries) for history in histories}
-    return found | ({"feed.xml": feed([entry for entry in entries if entry.page], url)} if url else {})
+    return found | {history.page: _over_time(history, entries) for history in histories}
 
 
 @cache
@@ -46,13 +44,12 @@ def _drawn(template: str, up: str = "", **values: Any) -> str:
     return _environment().get_template(template).render(up=up, plotly=PLOTLY, **values)
 
 
-def _index(entries: Sequence[Entry], histories: Sequence[History], has_feed: bool) -> str:
+def _index(entries: Sequence[Entry], histories: Sequence[History]) -> str:
     days = sorted(day for entry in entries for day in (entry.day, entry.last_day) if day)
     return _drawn(
         "index.html.j2",
         entries=entries,
         histories=histories,
-        has_feed=has_feed,
         span=span(days[0], days[-1]) if days else "",
         devices=sorted({device for entry in entries for device in entry.devices}),
         systems=sorted(dict(system for entry in entries for system in entry.systems).items()),

@@ -18,8 +18,7 @@ def site(tmp_path_factory):
     done = ttt_bench("site", COMMITTED, "-o", "site", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "wrote site/index.html: 1 run, 1 drawn, 0 as they were\n"
-    feed = "ttt-bench: the Atom feed is left out: it needs --url, where the site will be"
-    assert done.stderr == f"[1/1] h100\n{feed}\n"
+    assert done.stderr == "[1/1] h100\n"
     return folder / "site"
 
 
@@ -28,10 +27,9 @@ def test_the_committed_run_has_a_site(site):
 
 
 def test_a_second_build_says_that_nothing_was_drawn(site):
-    done = called("site", COMMITTED, "-o", site, "--url", "https://example.org", cwd=site.parent)
+    done = called("site", COMMITTED, "-o", site, cwd=site.parent)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("1 run, 0 drawn, 1 as they were\n")
-    assert (site / "feed.xml").exists()
 
 
 @pytest.mark.parametrize(
@@ -40,7 +38,6 @@ def test_a_second_build_says_that_nothing_was_drawn(site):
         (["site", "none", "-o", "new"], "none: no such folder"),
         (["site", ".", "-o", "new"], "is not a run"),
         (["site", COMMITTED, "-o", ROOT], "is no site of ttt-bench"),
-        (["site", COMMITTED, "-o", "new", "--url", "here"], "--url here: must be where the site will be"),
         (["site", COMMITTED], "--output"),
         (["preview", "none"], "none: no such folder"),
         (["preview", ROOT], "is no site of ttt-bench"),

@@ -1,16 +1,11 @@
 """The site of many runs, without a browser: what it writes, what it leaves alone, what it refuses."""
 
-import csv
 import io
 import json
 import re
 import shutil
-import uuid
-from datetime import datetime
 from html.parser import HTMLParser
-from xml.etree import ElementTree
 
-import pandas as pd
 import pytest
 import synthetic_records as synthetic
 from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
@@ -19,12 +14,10 @@ from harness.schema.record import RecordError
 from harness.schema.run import Run
 from reports.compare.comparison import compare
 from reports.publish import write_table
-from reports.site import build, entry, pages
-from reports.site.build import NO_FEED, NO_PARQUET, write_site
+from reports.site import build, pages
+from reports.site.build import write_site
 from reports.site.entry import read_held, run_id, slug
 from reports.site.folder import MARKER
-
-URL = "https://example.org/bench"
 
 
 def nightly(folder, day, ms=10.0, cases=1, environment=None, name="", samples=9):
@@ -55,11 +48,11 @@ def two_runs(tmp_path):
 
 def test_of_30_runs_nothing_is_built_twice(tmp_path):
     runs = [nightly(tmp_path / "runs", day) for day in range(30)]
-    built = write_site(runs, tmp_path / "site", URL)
+    built = write_site(runs, tmp_path / "site")
     assert (built.runs, built.drawn, built.removed) == (30, 30, 0)
     before = times(tmp_path / "site")
     assert len([name for name in before if name.startswith("runs/")]) == 30
-    assert write_site(runs, tmp_path / "site", URL).drawn == 0
+    assert write_site(runs, tmp_path / "site").drawn == 0
     assert times(tmp_path / "site") == before
 
 
@@ -113,12 +106,12 @@ def test_data_that_cannot_be_read_back_is_made_again(two_runs, tmp_path):
 
 def test_a_run_that_is_left_out_disappears_with_its_files(two_runs, tmp_path):
     out = tmp_path / "site"
-    write_site(two_runs, out, URL)
+    write_site(two_runs, out)
     (out / "downloads" / "mine.txt").write_text("not of the site")
     gone = {name for name in files_in(out) if "day-02" in name}
     assert len(gone) >= 4
     built = write_site(two_runs[:1], out)
-    assert built.removed == len(gone) + 1  # and the feed
+    assert built.removed == len(gone)
     assert any(re.fullmatch(r"no longer on the site, as they were not named: day-02-\w+", note) for note in built.notes)
     assert not gone & files_in(out)
     assert {"downloads/mine.txt"} <= files_in(out)
@@ -246,7 +239,7 @@ def test_a_run_without_records_is_a_line_and_one_without_a_result_a_page(tmp_pat
     file = only(failed, "records/*.jsonl")
     file.write_text(file.read_text().partition("\n")[0] + "\n")
     out = tmp_path / "site"
-    write_site([planned, failed], out, URL)
+    write_site([planned, failed], out)
     index = (out / "index.html").read_text()
     assert "no records yet" in index
     assert "0 of 2 cases measured · unfinished: 1 without a record" in index
@@ -289,7 +282,7 @@ def test_a_strangers_words_are_never_markup(tmp_path):
     folder = a_run(tmp_path / "<b onclick=x>&quot;", *records, at=evil).folder
     tame = a_run(tmp_path / "tame", timed(a_case(), 1)).folder
     out = tmp_path / "site"
-    write_site([folder, tame], out, URL)
+    write_site([folder, tame], out)
     for path in out.rglob("*.html"):
         found = Markup(path.read_text())
         assert not found.events, path
@@ -300,12 +293,11 @@ def test_a_strangers_words_are_never_markup(tmp_path):
         assert "<" not in path.read_text()
         read_held(path)
     assert all(name.isascii() and " " not in name for name in files_in(out))
-    ElementTree.parse(out / "feed.xml")
 
 
 def test_every_address_leads_to_a_file_of_the_site(two_runs, tmp_path):
     out = tmp_path / "site"
-    write_site(two_runs, out, URL)
+    write_site(two_runs, out)
     for path in out.rglob("*.html"):
         for address in Markup(path.read_text()).addresses:
             target = address.partition("#")[0].partition("?")[0]
@@ -320,61 +312,8 @@ def test_the_downloads_hold_what_the_run_does(tmp_path):
     write_table(folder, "csv", table)
     assert downloads[".csv"].read_text() == table.getvalue()
     assert downloads[".jsonl"].read_text().splitlines() == [each.to_json() for each in Run.open(folder).records()]
-    parquet = pd.read_parquet(downloads[".parquet"])
-    rows = list(csv.DictReader(io.StringIO(table.getvalue())))
-    assert list(parquet.columns) == list(rows[0])
-    for name in ("system", "latency_ms", "started_at", "batch", "reason"):
-        said = ["" if pd.isna(value) else str(value) for value in parquet[name]]
-        assert said == [row[name] for row in rows]
-    assert [", ".join(suites) for suites in parquet["suites"]] == [row["suites"] for row in rows]
     page = only(tmp_path / "site", "runs/*.html").read_text()
     assert all(f'href="../downloads/{path.name}"' in page for path in downloads.values())
-
-
-def test_an_option_of_several_types_is_words_in_parquet(tmp_path):
-    cases = [a_case(64 << at, options=(("form", value),)) for at, value in enumerate((1, "dual", True))]
-    write_site([a_run(tmp_path / "mixed", *(timed(case, 1) for case in cases)).folder], tmp_path / "site")
-    assert list(pd.read_parquet(only(tmp_path / "site", "downloads/*.parquet"))["form"]) == ["1", "dual", "True"]
-
-
-def test_without_pyarrow_parquet_is_left_out_and_said(two_runs, tmp_path, monkeypatch):
-    out = tmp_path / "site"
-    assert NO_PARQUET not in write_site(two_runs, out).notes
-    for module in (build, entry):
-        monkeypatch.setattr(module, "has_parquet", lambda: False)
-    built = write_site(two_runs, out)
-    assert NO_PARQUET in built.notes
-    assert built.drawn == 2  # their pages name no Parquet any more
-    assert not [name for name in files_in(out) if name.endswith(".parquet")]
-    assert "Parquet" not in only(out, "runs/day-01-*.html").read_text()
-
-
-def test_the_feed_is_valid_and_its_ids_stay(two_runs, tmp_path):
-    write_site(two_runs, tmp_path / "site", URL)
-    write_site(two_runs[:1], tmp_path / "other", "https://example.com/")
-    feeds = [ElementTree.parse(tmp_path / name / "feed.xml").getroot() for name in ("site", "other")]
-    atom = "{http://www.w3.org/2005/Atom}"
-    first, moved = ([entry.findtext(f"{atom}id") for entry in feed.iter(f"{atom}entry")] for feed in feeds)
-    assert len(set(first)) == 2
-    assert moved == first[1:]  # the older of the two is last
-    for part in (feeds[0], *feeds[0].iter(f"{atom}entry")):
-        assert part.findtext(f"{atom}id").startswith("urn:uuid:")
-        uuid.UUID(part.findtext(f"{atom}id").removeprefix("urn:uuid:"))
-        assert part.findtext(f"{atom}title")
-        assert datetime.fromisoformat(part.findtext(f"{atom}updated")).utcoffset() is not None
-        assert part.find(f"{atom}link[@rel='alternate']").get("href").startswith(f"{URL}/")
-    assert feeds[0].findtext(f"{atom}author/{atom}name")
-    assert feeds[0].findtext(f"{atom}updated") == "2026-01-03T03:00:00+00:00"
-    assert feeds[0].find(f"{atom}link[@rel='self']").get("href") == f"{URL}/feed.xml"
-
-
-def test_without_an_address_there_is_no_feed(two_runs, tmp_path):
-    assert NO_FEED in write_site(two_runs, tmp_path / "site").notes
-    assert "feed.xml" not in files_in(tmp_path / "site")
-    assert "feed.xml" not in (tmp_path / "site" / "index.html").read_text()
-    for bad in ("example.org", "ftp://example.org", "https://", "https://example.org/?a", 'https://e.org/"><b>', "//e"):
-        with pytest.raises(RecordError, match="--url"):
-            write_site(two_runs, tmp_path / "site", bad)
 
 
 def changes_of(out):
