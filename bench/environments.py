@@ -50,7 +50,7 @@ def _read(file: Path) -> dict[str, Launch]:
     if file.stat().st_size > SIZE_LIMIT:
         raise UserError(f"{file}: is larger than {SIZE_LIMIT >> 10} kB, so it is no systems.toml")
     try:
-        tables = tomllib.loads(file.read_text())
+        tables = tomllib.loads(file.read_text("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
         hint = '; a name with a slash needs quotes: ["transformer/vllm"]' if "table declaration" in str(error) else ""
         raise UserError(f"{file}: cannot be read as TOML: {error}{hint}") from None

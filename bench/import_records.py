@@ -16,7 +16,7 @@ from bench.catalogue.systems import ADAPTERS
 from bench.plan import jobs_of
 from harness.case import Case, CaseError, Device
 from harness.catalogue import SuiteEntry
-from harness.files import refusing
+from harness.files import listed, refusing
 from harness.record import Record, RecordError
 from harness.run import Run
 from harness.run_file import Planned, RunFile
@@ -85,7 +85,7 @@ def _lines(old: Sequence[Path]) -> Iterator[tuple[str, Any]]:
             raise RecordError(f"{place}: no such file or folder")
         if Run.exists(place):
             raise RecordError(f"{place}: is a run already; import makes one of records that an earlier version wrote")
-        for path in sorted(place.rglob("*.jsonl")) if place.is_dir() else [place]:
+        for path in _record_files(place) if place.is_dir() else [place]:
             with refusing(path, "read", RecordError):
                 lines = path.read_bytes().splitlines()
             for number, line in enumerate(lines, start=1):
@@ -96,6 +96,11 @@ def _lines(old: Sequence[Path]) -> Iterator[tuple[str, Any]]:
                     if number == len(lines) and number > 1 and not line.endswith(b"}"):
                         continue  # it was being written when its process ended
                     raise RecordError(f"{where}: is not JSON") from None
+
+
+def _record_files(folder: Path) -> list[Path]:
+    inner = [file for each in listed(folder) if each.is_dir() for file in _record_files(each)]
+    return sorted([*listed(folder, "*.jsonl"), *inner])
 
 
 def _converted(where: str, values: Any) -> tuple[str, Record]:

@@ -96,7 +96,7 @@ def read_profile(path: Path) -> Profile:
             raise ProfileError(f"{path}: is no profile: it is too large or no regular file")
         data = path.read_bytes()
     try:
-        values = json.loads(data.decode("utf-8"))
+        values = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         raise ProfileError(f"{path}: is not JSON, so it is damaged or no profile; delete it, profile again") from None
     if not isinstance(values, Mapping) or values.get("tool") != TOOL:

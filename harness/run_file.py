@@ -16,7 +16,7 @@ from harness.case import Case, CaseError, Device, Mode
 from harness.catalogue import FORBID_EXTRA, Catalogue
 from harness.files import create_atomically, refusing, write_atomically
 from harness.reason import clipped
-from harness.record import NESTING_LIMIT, RecordError, is_deeper
+from harness.record import RecordError, unfit
 from harness.timer import Policy
 
 SCHEMA_VERSION = 1
@@ -117,8 +117,8 @@ class Request:
     machine: dict[str, Any]
 
     def __post_init__(self) -> None:
-        if is_deeper(self.machine, NESTING_LIMIT):
-            raise ValueError(f"request: machine is nested more than {NESTING_LIMIT} levels deep")
+        if said := unfit(self.machine):
+            raise ValueError(f"request: machine {said}")
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def _json_of(folder: Path) -> Any:
             raise RunError(f"{path}: is not a run file: it is larger than {_SIZE_LIMIT >> 20} MB")
         data = path.read_bytes()
     try:
-        return json.loads(data.decode("utf-8"), parse_constant=_finite, parse_float=_finite)
+        return json.loads(data.decode("utf-8-sig"), parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
         raise RunError(f"{path}: is not JSON, so this is no run or it is damaged") from None
 

@@ -95,7 +95,7 @@ def read_config(folder: str | Path) -> TTTConfig:
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file; CheckpointError where there is none."""
     try:
-        values = json.loads(file.read_text())
+        values = json.loads(file.read_text("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not a readable JSON file ({error})") from None
     if not isinstance(values, dict):

@@ -35,6 +35,14 @@ def wrapping(report: Path) -> list[str]:
     ]
 
 
+def not_imported(report: Path) -> str:
+    """What to do where Nsight Systems recorded something and made no report of it; "" where it did not."""
+    recorded = report.with_suffix(".qdstrm")
+    if report.exists() or not recorded.exists():
+        return ""
+    return f"it recorded {recorded.name} and could not import it; make room in TMPDIR, or install {PROGRAM}'s host part"
+
+
 def exporting(report: Path, database: Path) -> list[str]:
     """The command that makes a database of a report."""
     return [PROGRAM, "export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)]
