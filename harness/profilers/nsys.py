@@ -35,12 +35,18 @@ def wrapping(report: Path) -> list[str]:
     ]
 
 
-def not_imported(report: Path) -> str:
-    """What to do where Nsight Systems recorded something and made no report of it; "" where it did not."""
-    recorded = report.with_suffix(".qdstrm")
-    if report.exists() or not recorded.exists():
+def recorded(report: Path) -> Path:
+    """What Nsight Systems records and then imports into a report."""
+    return report.with_suffix(".qdstrm")
+
+
+def not_imported(report: Path, words: str) -> str:
+    """What to do where Nsight Systems recorded and made no report; "" elsewhere. words: what it said as it ended."""
+    if report.exists() or not recorded(report).exists():
         return ""
-    return f"it recorded {recorded.name} and could not import it; make room in TMPDIR, or install {PROGRAM}'s host part"
+    why = f" ({words})" if words else ""
+    advice = f"free space in TMPDIR, or import it with the QdstrmImporter of {PROGRAM}"
+    return f"it recorded profiles/{recorded(report).name} and could not import it{why}: {advice}"
 
 
 def exporting(report: Path, database: Path) -> list[str]:
