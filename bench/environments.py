@@ -50,7 +50,7 @@ def _read(file: Path) -> dict[str, Launch]:
     with refusing(file, "read", UserError):
         content = read_regular(file, SIZE_LIMIT)
     try:
-        tables = tomllib.loads(content.decode())
+        tables = tomllib.loads(content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = '; a name with a slash needs quotes: ["transformer/vllm"]' if "table declaration" in str(error) else ""
         raise UserError(f"{file}: cannot be read as TOML: {error}{hint}") from None

@@ -13,6 +13,7 @@ from pathlib import Path
 from bench.models.config import SIZES, CheckpointError, ModelConfig, TTTConfig, model_config
 from bench.models.hugging_face import CONFIG_FILE, INDEX_FILE, read_config
 from harness.schema.case import Case, Scalar
+from harness.schema.files import listed
 from harness.schema.reason import printable
 
 VARIABLE = "TTT_BENCH_CHECKPOINTS"  # a JSON object: NAME@DIGEST -> [folder, its files' states]
@@ -75,7 +76,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _files(folder: Path) -> list[Path]:
-    every = (folder / CONFIG_FILE, folder / INDEX_FILE, *sorted(folder.glob("*.safetensors")))
+    every = (folder / CONFIG_FILE, folder / INDEX_FILE, *listed(folder, "*.safetensors"))
     return [file for file in every if file.is_file()]
 
 

@@ -20,7 +20,7 @@ from bench.models.base import CausalLM
 from bench.models.config import CheckpointError, ModelConfig
 from bench.models.factory import default_dtype, model_class
 from bench.models.hugging_face import INDEX_FILE, read_config, read_json
-from harness.schema.files import open_regular
+from harness.schema.files import listed, open_regular
 
 WEIGHTS_FILE = "model.safetensors"
 FLOATING = ("F64", "F32", "F16", "BF16")
@@ -82,7 +82,7 @@ def _entries(path: Path) -> dict[str, _Entry]:
         raise CheckpointError(f"{path}: no such file or folder")
     if not path.is_dir():
         return _header(_safetensors(path))
-    index, files = path / INDEX_FILE, sorted(path.glob("*.safetensors"))
+    index, files = path / INDEX_FILE, listed(path, "*.safetensors")
     if index.exists():
         return _indexed(index)
     if not files:

@@ -98,7 +98,7 @@ def read_config(folder: str | Path) -> TTTConfig:
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file; CheckpointError where there is none."""
     try:
-        values = json.loads(read_regular(file))
+        values = json.loads(read_regular(file).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or error
         raise CheckpointError(f"{file}: not a readable JSON file ({why})") from None

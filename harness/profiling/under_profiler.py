@@ -108,7 +108,8 @@ class UnderProfiler:
         self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
     ) -> tuple[dict[str, Any], Record]:
         """What a worker of its own answers under a profiler that leaves its report; ToolLost where there is none."""
-        report.unlink(missing_ok=True)
+        for stale in (report, nsys.recorded(report)):
+            stale.unlink(missing_ok=True)
         if log is not None:
             log.write_text("")
         with WorkerSlot(wrapped, self.limits.start_s, self.stopped) as slot:
@@ -122,7 +123,7 @@ class UnderProfiler:
             raise ToolLost(f"{tool} did not end within {self.stop_s:g} s and was killed; try a smaller case", True)
         said = _text(log)
         if ncu.FORBIDDEN in said or status or not report.exists():
-            raise _why(tool, said, _ending(status), "failed")
+            raise _why(tool, said, nsys.not_imported(report, slot.ending_words) or _ending(status), "failed")
         return answer, record
 
     def _request(self, planned: Planned, **asked: Any) -> dict[str, Any]:

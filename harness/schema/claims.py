@@ -25,6 +25,7 @@ class Holder:
     """A process that holds a run or one of its jobs.
 
     array, index, restart: of a task, Slurm's id of the array, its index in it, and how often it was requeued.
+    started: when the process began, in the kernel's ticks since the machine's start; 0 where that is not known.
     """
 
     host: str
@@ -32,6 +33,7 @@ class Holder:
     array: str = ""
     index: str = ""
     restart: int = 0
+    started: int = 0
 
     @classmethod
     def here(cls, environment: Mapping[str, str] = os.environ) -> "Holder":
@@ -39,7 +41,8 @@ class Holder:
         array = environment.get("SLURM_ARRAY_JOB_ID") or environment.get("SLURM_JOB_ID", "")
         index = environment.get("SLURM_ARRAY_TASK_ID", "0") if array else ""
         restart = environment.get("SLURM_RESTART_COUNT", "0") if array else "0"
-        return cls(socket.gethostname(), os.getpid(), array, index, int(restart) if restart.isdecimal() else 0)
+        requeued = int(restart) if restart.isdecimal() else 0
+        return cls(socket.gethostname(), os.getpid(), array, index, requeued, _started(os.getpid()))
 
     @property
     def name(self) -> str:
@@ -53,16 +56,17 @@ class Holder:
 
     @property
     def is_dead(self) -> bool:
-        """Whether its process is known to have ended: it was of this machine, and is no more."""
+        """Whether its process is known to have ended: no process of this machine has its number and began with it."""
         if not self.is_here:
             return False
         try:
             os.kill(self.process, 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, OverflowError):
             return True
         except OSError:  # another user's
-            return False
-        return False
+            pass
+        now = _started(self.process)
+        return 0 not in (now, self.started) and now != self.started
 
     def __str__(self) -> str:
         restart = f", restart {self.restart}" if self.restart else ""
@@ -180,8 +184,16 @@ def _read(path: Path) -> Holder | None:
     except (OSError, ValueError, TypeError):
         return None
     kinds = {name: type(value) for name, value in asdict(holder).items()}
-    wanted = {"host": str, "process": int, "array": str, "index": str, "restart": int}
+    wanted = {"host": str, "process": int, "array": str, "index": str, "restart": int, "started": int}
     return holder if kinds == wanted and holder.host == printable(holder.host) else None
+
+
+def _started(process: int) -> int:
+    """When a process began, as `Holder.started`."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):  # no /proc, or the process is gone
+        return 0
 
 
 def _text(holder: Holder) -> str:

@@ -1,14 +1,16 @@
-"""Write files whole or not at all; read none without a bound; give up locks; say why a file could not be had."""
+"""Write files whole or not at all; list and read them as people have them; say why a file could not be had."""
 
 import errno
 import fcntl
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_LEFT_BEHIND = ("Thumbs.db", "desktop.ini", "__MACOSX")
 READ_LIMIT = 256 << 20  # bytes of a file that is read whole
 
 
@@ -63,16 +65,26 @@ def create_atomically(path: Path, content: str | bytes) -> bool:
 def _written_beside(path: Path, content: str | bytes) -> Iterator[str]:
     """A file with `content` in the folder of `path`, which is gone afterwards."""
     data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
-    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    aside = str(path.parent / f".{path.name}.{secrets.token_hex(4)}")
+    # The umask sets its mode, and no chmod follows: some mounts refuse it.
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(aside, 0o644)
         yield aside
     finally:
         Path(aside).unlink(missing_ok=True)
+
+
+def listed(folder: Path, pattern: str = "*") -> list[Path]:
+    """The entries of a folder by name, without those that a file manager or another system leaves (`._records.jsonl`).
+
+    Raises OSError where there is a folder that cannot be read.
+    """
+    found = (path for path in folder.iterdir() if path.match(pattern)) if folder.is_dir() else ()
+    return sorted(path for path in found if not path.name.startswith(".") and path.name not in _LEFT_BEHIND)
 
 
 @contextmanager

@@ -299,7 +299,7 @@ def read_profile(path: Path) -> Profile:
     with refusing(path, "read", ProfileError):
         data = read_regular(path, _SIZE_LIMIT)
     try:
-        values = json.loads(data.decode("utf-8"))
+        values = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         raise ProfileError(f"{path}: is not JSON, so it is damaged or no profile; delete it, profile again") from None
     if not isinstance(values, Mapping) or values.get("tool") != TOOL:

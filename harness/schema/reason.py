@@ -13,6 +13,12 @@ _ERROR = re.compile(r"^(\[\w+\]:? )?[\w.]*(Error|Exception|Exit|Interrupt)\b|\b(
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)(:|$)")
 _FRAME = re.compile(r'^\s+File "(.*)", line (\d+)', re.MULTILINE)
 _INSTALLED = re.compile(r"^<|[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]")
+_AMOUNT = r"([\d.]+) ([KMG]?i?B|bytes)"
+_CUDA_MEMORY = re.compile(
+    rf"CUDA out of memory\. Tried to allocate {_AMOUNT}\."
+    rf"(?: GPU \S+ has a total capacity of {_AMOUNT} of which {_AMOUNT} is free\.)?.*"
+)
+_UNITS = {"bytes": 2**30, "B": 2**30, "KiB": 2**20, "MiB": 2**10, "GiB": 1}
 _NOISE = re.compile(r"^(\s|Traceback|frame #|During handling|The above exception|Current thread|Thread 0x|[^\w]*$)")
 
 
@@ -40,15 +46,31 @@ def printable(text: str) -> str:
 
 
 def clipped(text: str, limit: int) -> str:
-    """`text`, printable and at most `limit` characters long."""
-    return printable(text) if len(text) <= limit else printable(text[: limit - 1]) + "…"
+    """`text`, printable and at most `limit` characters long; it ends between two words where one begins late enough."""
+    if len(text) <= limit:
+        return printable(text)
+    words = text[:limit].rpartition(" ")[0]
+    return printable(words if len(words) > limit // 2 else text[: limit - 1]) + "…"
 
 
 def sentence(text: str) -> str:
     """`text` on one line, without folders, at most 300 characters."""
     line = _without_home(" ".join(printable(text).split()))
-    line = _FOLDERS.sub("", line)
+    line = _CUDA_MEMORY.sub(_memory_said, _FOLDERS.sub("", line))
     return clipped(line, LIMIT)
+
+
+def _memory_said(found: re.Match[str]) -> str:
+    """`CUDA out of memory: needed 3.0 GiB more, 2.0 of 79.2 free`, of PyTorch's paragraph."""
+    asked, total, free = (_gib(*found.groups()[at : at + 2]) for at in (0, 2, 4))
+    return f"CUDA out of memory: needed {asked} GiB more" + (f", {free} of {total} free" if total else "")
+
+
+def _gib(number: str | None, unit: str | None) -> str:
+    if number is None or unit not in _UNITS:
+        return ""
+    gib = float(number) / _UNITS[unit]
+    return f"{gib:.1f}" if gib >= 1 else f"{gib:.2g}"
 
 
 def _without_home(line: str) -> str:

@@ -15,6 +15,7 @@ STATUSES = ("ok", "gate", "failed", "killed", "unstarted", "timeout", "oom", "sk
 STOPS = ("", "interval", "budget", "count")
 REASON_LIMIT = 2000  # bytes
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
+LEAST_MS, MOST_MS = 1e-9, 1e12  # of a sample that is not 0: readers divide by samples and add them up
 NESTING_LIMIT = 16  # levels of `gate` and `environment`, which readers walk by recursion
 
 _NESTING = (dict, list, tuple)  # what JSON nests
@@ -100,8 +101,8 @@ class Record:
         _check_samples(self.samples_ms, self.throttled)
         _check_gate(self.gate)
         for name in ("gate", "environment"):
-            if is_deeper(getattr(self, name), NESTING_LIMIT):
-                raise RecordError(f"record: {name} is nested more than {NESTING_LIMIT} levels deep")
+            if said := unfit(getattr(self, name)):
+                raise RecordError(f"record: {name} {said}")
         _check_environment(self.environment)
         if self.status == "ok" and self.gate is not None and self.gate.get("passed") is not True:
             raise RecordError("record: status 'ok' with a gate that was not passed")
@@ -198,10 +199,9 @@ def _shortened(value: Any) -> str:
 
 def _check_samples(samples: list[Any], throttled: list[Any]) -> None:
     for sample in samples:
-        if not _is_number(sample) or not math.isfinite(sample) or sample < 0:
-            raise RecordError(
-                f"record: sample {_shortened(sample)}, must be a finite number of milliseconds, at least 0"
-            )
+        if not _is_number(sample) or not (sample == 0 or LEAST_MS <= sample <= MOST_MS):
+            said = f"must be 0 or a number of milliseconds from {LEAST_MS:g} to {MOST_MS:g}"
+            raise RecordError(f"record: sample {_shortened(sample)}, {said}")
     if len(throttled) != len(samples):
         raise RecordError(f"record: {len(throttled)} throttle marks for {len(samples)} samples")
     for mark in throttled:
@@ -239,13 +239,15 @@ def _is_check(value: Any) -> bool:
     return all(each in value and (value[each] is None or _is_number(value[each])) for each in ("value", "limit"))
 
 
-def is_deeper(value: Any, levels: int) -> bool:
-    """Whether more than `levels` objects and lists lie within each other."""
+def unfit(value: Any) -> str:
+    """Why readers cannot hold JSON values: they are nested too deep, or an integer fits no float; "" where they can."""
     level = [value] if isinstance(value, _NESTING) else []
-    for _ in range(levels):
+    for _ in range(NESTING_LIMIT):
         inner = [each for outer in level for each in (outer.values() if isinstance(outer, dict) else outer)]
+        if any(isinstance(each, int) and not -_WHOLE_LIMIT < each < _WHOLE_LIMIT for each in inner):
+            return "holds an integer of 2^64 or more"
         level = [each for each in inner if isinstance(each, _NESTING)]
-    return bool(level)
+    return f"is nested more than {NESTING_LIMIT} levels deep" if level else ""
 
 
 def _number(name: str, value: Any) -> float | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from harness.schema.case import CaseError
-from harness.schema.files import refusing, unlock_and_close
+from harness.schema.files import BYTE_ORDER_MARK, refusing, unlock_and_close
 from harness.schema.record import LINE_START, Record, RecordError
 
 LINE_LIMIT = 256 << 20  # bytes, beyond what a worker may answer however it is escaped
@@ -126,7 +126,7 @@ class RecordFile:
 def _open_regular(path: Path, flags: int) -> int:
     """A descriptor of a file that is no link (a stranger's run must not lead outside of its folder), pipe or device."""
     try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise RecordError(f"{path}: is a link; a run holds its records itself") from None
@@ -141,6 +141,7 @@ def _open_regular(path: Path, flags: int) -> int:
 
 def _is_torn(line: bytes) -> bool:
     """Whether a last line is the beginning of a record whose writer died; never true of what is not ours."""
+    line = line.removeprefix(BYTE_ORDER_MARK)
     if not line.startswith(LINE_START[: len(line)]):
         return False
     try:

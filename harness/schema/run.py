@@ -19,7 +19,7 @@ from harness.schema import claims
 from harness.schema.case import Case, Mode
 from harness.schema.catalogue import Catalogue
 from harness.schema.claims import Holder
-from harness.schema.files import refusing, unlock_and_close
+from harness.schema.files import listed, refusing, unlock_and_close
 from harness.schema.profile import Profile, profile_path, read_profile
 from harness.schema.record import Record
 from harness.schema.record_file import RecordFile
@@ -48,16 +48,15 @@ class Run:
     def refuse_held(folder: Path) -> None:
         """RunError where `folder` cannot hold a new run, as one is in it or it is a file."""
         with refusing(folder, "read", RunError):
-            held, recorded = os.path.lexists(folder / FILE), _has_entries(folder / "records")
+            held, recorded = os.path.lexists(folder / FILE), listed(folder / "records")
+            others = [path.name for path in listed(folder) if path.name not in _OURS]
         if held:
             raise RunError(_HELD.format(folder))
         if recorded:
             raise RunError(f"{folder}: has records but no {FILE}; put its {FILE} back or name another folder")
         if folder.exists() and not folder.is_dir():
             raise RunError(f"{folder}: is not a folder; name another for the run")
-        if others := sorted(
-            name for name in _entries(folder) if name not in _OURS and not name.startswith(f".{FILE}.")
-        ):
+        if others:
             raise RunError(f"{folder}: holds no run, but {others[0]}; name another folder")
 
     @classmethod
@@ -163,7 +162,7 @@ class Run:
         """The profiles by the key of their case, in the order of the plan; ProfileError for one that cannot be used."""
         folder = self.folder / "profiles"
         planned = [each.case.key for job in self.jobs for each in job.cases]
-        stray = {path.stem for path in folder.glob("*.json")} - set(planned)
+        stray = {path.stem for path in listed(folder, "*.json")} - set(planned)
         if stray:
             raise RunError(f"{folder / sorted(stray)[0]}.json: is of a case that the run has not")
         paths = {key: profile_path(self.folder, key) for key in planned}
@@ -175,7 +174,7 @@ class Run:
 
     def _refuse_stray_files(self) -> None:
         names = {f"{job.name}.jsonl" for job in self.jobs}
-        for path in sorted((self.folder / "records").glob("*.jsonl")):
+        for path in listed(self.folder / "records", "*.jsonl"):
             if path.name not in names:
                 raise RunError(f"{path}: belongs to no job of the run")
 
@@ -228,11 +227,3 @@ def latest(job: Job, records: Iterable[Record]) -> list[Record]:
     for key, repeat in sorted(last, key=lambda each: each[1]):
         by_case.setdefault(key, []).append(last[key, repeat])
     return [record for planned in job.cases for record in by_case.get(planned.case.key, [])]
-
-
-def _has_entries(folder: Path) -> bool:
-    return bool(_entries(folder))
-
-
-def _entries(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()

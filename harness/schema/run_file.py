@@ -16,7 +16,7 @@ from harness.schema.catalogue import FORBID_EXTRA, Catalogue
 from harness.schema.files import create_atomically, read_regular, refusing, write_atomically
 from harness.schema.policy import Policy
 from harness.schema.reason import clipped
-from harness.schema.record import NESTING_LIMIT, RecordError, is_deeper
+from harness.schema.record import RecordError, unfit
 
 SCHEMA_VERSION = 1
 TOOL = "ttt-bench"
@@ -115,8 +115,8 @@ class Request:
     machine: dict[str, Any]
 
     def __post_init__(self) -> None:
-        if is_deeper(self.machine, NESTING_LIMIT):
-            raise ValueError(f"request: machine is nested more than {NESTING_LIMIT} levels deep")
+        if said := unfit(self.machine):
+            raise ValueError(f"request: machine {said}")
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _json_of(folder: Path) -> Any:
             raise RunError(f"{folder}: is not a run: it has no {FILE}")
         data = read_regular(path)
     try:
-        return json.loads(data.decode("utf-8"), parse_constant=_finite, parse_float=_finite)
+        return json.loads(data.decode("utf-8-sig"), parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
         raise RunError(f"{path}: is not JSON, so this is no run or it is damaged") from None
 

@@ -109,6 +109,7 @@ class WorkerProcess:
         except OSError as error:
             raise WorkerLost("failed", f"no temporary file could be made: {error.strerror or error}") from None
         self._buffer = bytearray()
+        self.ending_words = ""  # what it said on stderr while it ended
         # From a number that nothing but the worker is told: what is forged or left over answers no question.
         self._ids = itertools.count(secrets.randbits(48))
         self._token = uuid.uuid4().hex
@@ -161,6 +162,7 @@ class WorkerProcess:
             self._send({"id": next(self._ids), "do": "stop"}, time.monotonic() + _STOP_S)
         with suppress(subprocess.TimeoutExpired):
             status = self._process.wait(limit_s)
+        self.ending_words = self._last_words()
         self.kill()
         return status
 

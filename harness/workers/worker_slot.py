@@ -21,6 +21,7 @@ class WorkerSlot:
 
     def __init__(self, launch: Launch, start_s: float, stopped: Callable[[], bool] = lambda: False) -> None:
         self.found: Probe | None = None
+        self.ending_words = ""  # of the last worker that was told to end, on stderr
         self.launch = launch
         self._start_s, self._stopped = start_s, stopped
         self._worker: WorkerProcess | None = None
@@ -70,7 +71,10 @@ class WorkerSlot:
 
     def stop(self, *limit_s: float) -> int | None:
         """Let the worker end, with time to clean up; its exit status, None where it had to be killed."""
-        status = self._worker.stop(*limit_s) if self._worker is not None else 0
+        if self._worker is None:
+            return 0
+        status = self._worker.stop(*limit_s)
+        self.ending_words = self._worker.ending_words
         self._worker = None
         return status
 

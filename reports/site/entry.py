@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.schema.files import read_regular
+from harness.schema.files import listed, read_regular
 from harness.schema.reason import printable, span
 from harness.schema.record import Record
 from harness.schema.run import Run
@@ -113,7 +113,7 @@ def system_id(name: str) -> str:
 def run_digest(folder: Path, program: str) -> str:
     """Of all files of a run that a site shows, and of the program that shows them. Raises OSError."""
     total = hashlib.sha256(f"{program}\n{folder.resolve().name}".encode("utf-8", "replace"))
-    parts = [folder / FILE, *sorted(folder.glob("records/*.jsonl")), *sorted(folder.glob("profiles/*.json"))]
+    parts = [folder / FILE, *listed(folder / "records", "*.jsonl"), *listed(folder / "profiles", "*.json")]
     for path in parts:
         content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
         total.update(f"\n{path.name} {len(content)}\n".encode("utf-8", "replace"))

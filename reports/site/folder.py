@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.schema.files import read_regular
+from harness.schema.files import listed, read_regular
 from harness.schema.record import RecordError
 from harness.schema.run import Run
 
@@ -32,7 +32,7 @@ def refuse_what_belongs_to_others(out: Path, runs: Sequence[Path]) -> None:
         return
     if not out.is_dir():
         raise RecordError(f"{out}: is not a folder; name one for the site")
-    if any(out.iterdir()):
+    if listed(out):
         read_marker(out)
     for path in (out / name for name in FOLDERS):
         if path.is_symlink() or (path.exists() and not path.is_dir()):

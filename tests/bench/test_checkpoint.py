@@ -114,6 +114,12 @@ def test_only_the_shards_of_the_index_are_read(shards):
     assert all(torch.equal(weights[key], tensors[key]) for key in tensors)
 
 
+def test_what_other_systems_leave_beside_weights_is_no_shard(linear):
+    config, tensors, path = linear
+    path.with_name("._model.safetensors").write_bytes(b"\x00\x05\x16\x07")
+    assert load_weights(config, path.parent, "cpu").weights().keys() == tensors.keys()
+
+
 def test_shards_without_an_index(shards):
     config, _, folder, _ = shards
     (folder / "model.safetensors.index.json").unlink()

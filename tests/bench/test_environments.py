@@ -34,6 +34,11 @@ def test_an_interpreter_of_its_own(tmp_path):
     assert launches(file)["ttt-mlp", "torch"].command == [sys.executable]
 
 
+def test_a_byte_order_mark_before_it_is_passed_over(tmp_path):
+    (tmp_path / "systems.toml").write_bytes(b'\xef\xbb\xbf["mamba/torch"]\npython = "/opt/python"\n')
+    assert launches(tmp_path / "systems.toml")["mamba", "torch"].command == ["/opt/python"]
+
+
 def test_a_container_command(tmp_path):
     file = write(tmp_path, '["mamba/torch"]\ncommand = ["docker", "run", "-i", "image", "python"]\n')
     assert launches(file)["mamba", "torch"].command == ["docker", "run", "-i", "image", "python"]

@@ -430,6 +430,7 @@ def test_without_nsys_kineto_takes_its_place_unless_told_otherwise(tmp_path: Pat
         ("kill", "was killed by SIGKILL"),  # before or after its answer
         ("kill late", "nsys failed: it was killed by SIGKILL; --with torch does without it"),
         ("nothing", "nsys failed: it left no report"),
+        ("no importer", ".qdstrm and could not import it (Importer error status: Importation failed.): free space in"),
         ("unreadable", "nsys could not read its report: the report cannot be opened; try again (--retry"),
         ("truncate", "the export of Nsight Systems is truncated or is none"),
         ("foreign", "the export of Nsight Systems is truncated or is none"),

@@ -110,6 +110,17 @@ def test_a_kernel_that_ends_while_it_waits_takes_no_time() -> None:
     assert found == {"long": (100, 150, 50), "short": (150, 150, 0), "next": (150, 160, 10)}
 
 
+@pytest.mark.parametrize("byte", [b"\xff", b"\x01"])
+def test_a_name_of_another_encoding_costs_a_trace_one_letter(byte: bytes) -> None:
+    (event,) = kineto.events_of(b'\xef\xbb\xbf{"traceEvents": [{"name": "ge' + byte + b'mm"}]}')
+    assert event["name"] in ("ge\ufffdmm", "ge\x01mm")
+
+
+def test_a_truncated_trace_says_where_it_ends() -> None:
+    with pytest.raises(ProfileError, match=r"truncated or is none \(JSONDecodeError: .*char 17\)"):
+        kineto.events_of(b'{"traceEvents": [')
+
+
 @pytest.mark.parametrize(
     "text", [b"", b'{"traceEvents": [', b"{}", b"[]", b'{"traceEvents": 1}', b'{"traceEvents": [1]}']
 )
@@ -304,7 +315,8 @@ TIME = "gpu__time_duration.sum"
 def counters_of(*launches: dict[str, str], units: dict[str, str] | None = None) -> Counters:
     """What is read of launches of one kernel, from what the table says of each."""
     names = list(dict.fromkeys(name for each in launches for name in each))
-    rows = [["ID", "Kernel Name", *names], ["", "", *((units or {}).get(name, "") for name in names)]]
+    base = {TIME: "us", "dram__bytes.sum": "byte", "lts__t_bytes.sum": "byte"} | (units or {})
+    rows = [["ID", "Kernel Name", *names], ["", "", *(base.get(name, "") for name in names)]]
     rows += [[str(place), "one", *(each.get(name, "n/a") for name in names)] for place, each in enumerate(launches)]
     return ncu.read("".join(",".join(f'"{field}"' for field in row) + "\n" for row in rows))["one"]
 
@@ -325,10 +337,33 @@ def test_ncu_times_are_read_in_any_unit(unit: str, us: float) -> None:
     assert counters_of({TIME: "2.50"}, units={TIME: unit}).time_us == pytest.approx(us)
 
 
-@pytest.mark.parametrize(("unit", "size"), [("byte", 2.5), ("Kbyte", 2.5e3), ("Mbyte", 2.5e6), ("Gbyte", 2.5e9)])
+@pytest.mark.parametrize(
+    ("unit", "size"), [("byte", 2.5), ("Kbyte", 2.5e3), ("Mbyte", 2.5e6), ("Gbyte", 2.5e9), ("Tbyte", 2.5e12)]
+)
 def test_ncu_sizes_are_read_in_any_unit(unit: str, size: float) -> None:
     said = {TIME: "1", "dram__bytes.sum": "2.50"}
     assert counters_of(said, units={"dram__bytes.sum": unit}).dram_bytes == size
+
+
+@pytest.mark.parametrize(("unit", "count"), [("inst", 2.5), ("Kinst", 2.5e3), ("Minst", 2.5e6), ("M", 2.5e6)])
+def test_ncu_counts_are_read_in_any_unit(unit: str, count: float) -> None:
+    name = "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum"
+    assert counters_of({TIME: "1", name: "2.50"}, units={name: unit}).operations == pytest.approx(count)
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit"), [(TIME, "cycle"), (TIME, ""), ("dram__bytes.sum", "Kibyte"), ("dram__bytes.sum", "sector")]
+)
+def test_an_unknown_unit_of_ncu_is_an_error(metric: str, unit: str) -> None:
+    with pytest.raises(ProfileError, match=rf"{metric} in the unknown unit '{unit}'$"):
+        counters_of({TIME: "1", "dram__bytes.sum": "1"}, units={metric: unit})
+
+
+@pytest.mark.parametrize(
+    "said", ["==WARNING== The report was written by another version", "Warning: no symbols", "", "==PROF== Done"]
+)
+def test_what_ncu_says_behind_its_table_is_no_launch(said: str) -> None:
+    assert list(ncu.read(ncu_table("_dual") + said + "\n", 2)) == ["_dual"]
 
 
 @pytest.mark.parametrize(

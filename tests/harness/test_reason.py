@@ -11,6 +11,34 @@ def test_one_line_of_limited_length() -> None:
     assert sentence("x " * 1000).endswith("…")
 
 
+def test_a_long_reason_ends_between_two_words() -> None:
+    assert sentence("seven77 " * 100).endswith("seven77 seven77…")
+    assert len(sentence("x" * 1000)) == LIMIT
+
+
+_MORE = (
+    "Including non-PyTorch memory, this process has 77.13 GiB memory in use. Of the allocated memory 73.56 GiB is "
+    "allocated by PyTorch, and 82.78 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
+    "large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "free", "said"),
+    [
+        ("3.00 GiB", "2.04 GiB", "needed 3.0 GiB more, 2.0 of 79.2 free"),
+        ("1024.00 MiB", "978.19 MiB", "needed 1.0 GiB more, 0.96 of 79.2 free"),
+        ("64.00 MiB", "512.00 KiB", "needed 0.062 GiB more, 0.00049 of 79.2 free"),
+        ("96.00 GiB", "0 bytes", "needed 96.0 GiB more, 0 of 79.2 free"),
+    ],
+)
+@pytest.mark.parametrize("before", ["", "RuntimeError: the work cannot be captured: "])
+def test_out_of_memory_is_one_sentence(before: str, asked: str, free: str, said: str) -> None:
+    place = f"GPU 0 has a total capacity of 79.18 GiB of which {free} is free."
+    text = f"{before}OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. {place} {_MORE}"
+    assert sentence(text) == f"{before}OutOfMemoryError: CUDA out of memory: {said}"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -5,9 +5,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,10 +69,10 @@ def named_when_whole(target: Path, prefix: str) -> Iterator[Path]:
     """
     for killed in target.parent.glob(f"{prefix}*"):
         shutil.rmtree(killed, ignore_errors=True)
-    aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=prefix))
+    aside = target.parent / f"{prefix}{secrets.token_hex(4)}"
+    aside.mkdir()
     try:
         yield aside
-        aside.chmod(0o755)  # mkdtemp makes a private folder, and a cache may be shared
         shutil.rmtree(target, ignore_errors=True)
         aside.rename(target)
     finally:

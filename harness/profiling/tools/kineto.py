@@ -13,6 +13,7 @@ from harness.measure.cuda_clock import wait_for
 from harness.measure.ranges import recorded
 from harness.profiling.tools.trace import Launched, Nesting, Span, after_the_one_before
 from harness.schema.profile import ProfileError
+from harness.schema.reason import of_exception
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCH = ("cuda_runtime", "cuda_driver")
@@ -60,9 +61,10 @@ def recording(
 def events_of(text: bytes) -> list[Mapping[str, Any]]:
     """The events of a trace; ProfileError where it is truncated or something else."""
     try:
-        events = json.loads(text)["traceEvents"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise ProfileError("the trace of torch.profiler is truncated or is none") from None
+        # Names of kernels may be of another encoding, and may hold control characters.
+        events = json.loads(text.decode("utf-8-sig", "replace"), strict=False)["traceEvents"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ProfileError(f"the trace of torch.profiler is truncated or is none ({of_exception(error)})") from None
     if not isinstance(events, list) or not all(isinstance(event, Mapping) for event in events):
         raise ProfileError("the trace of torch.profiler is none: it has no list of events")
     return events

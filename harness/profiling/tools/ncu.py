@@ -16,6 +16,7 @@ from pathlib import Path
 from harness.measure.ranges import COUNTED_LAYER
 from harness.profiling.tools.names import demangled
 from harness.schema.profile import Counters, ProfileError, short_name
+from harness.schema.reason import clipped
 
 PROGRAM = "ncu"
 OLDEST = (2023, 1)  # the first that counts Hopper's matrix units by these names
@@ -79,8 +80,10 @@ METRICS = (
     _CONFLICTS,
     *(_STALL.format(reason) for reason in STALLS),
 )
-_MICROSECONDS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3, "second": 1e6}
-_SCALES = {"": 1.0, "byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "%": 1.0} | _MICROSECONDS
+_PREFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+# Base units of metrics that are no counts, and what their number is multiplied by.
+_BASES = {_TIME: {"s": 1e6, "sec": 1e6, "second": 1e6}, _DRAM: {"byte": 1.0}, _L2: {"byte": 1.0}}
+_COUNTS = dict.fromkeys(("", "%", "inst", "op", "cycle", "warp", "wavefront"), 1.0)
 _PROFILED = re.compile(r"^==PROF== Profiling ", re.MULTILINE)
 _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 
@@ -150,7 +153,7 @@ def read(table: str, launches: int | None = None) -> dict[str, Counters]:
 
 def _rows(table: str) -> list[tuple[str, Mapping[str, float]]]:
     """(kernel, its numbers by metric) of each launch; times in us, sizes in bytes."""
-    lines = table.splitlines()
+    lines = [line for line in table.splitlines() if line.startswith('"')]  # others are what the program says
     begin = next((place for place, line in enumerate(lines) if line.startswith('"ID"')), None)
     if begin is None:
         raise ProfileError("the table of Nsight Compute has no header: no kernel was profiled, or it is none")
@@ -162,7 +165,9 @@ def _rows(table: str) -> list[tuple[str, Mapping[str, float]]]:
     if not rows:
         raise ProfileError("the report of Nsight Compute holds no launch")
     wanted = {place: name for place, name in enumerate(header) if name in METRICS}
-    scales = {place: _scale(units[place]) for place in wanted}
+    if len(units) != len(header):
+        raise ProfileError("the table of Nsight Compute is truncated at its units")
+    scales = {place: _scale(name, units[place]) for place, name in wanted.items()}
     found: list[tuple[str, Mapping[str, float]]] = []
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
@@ -175,8 +180,13 @@ def _rows(table: str) -> list[tuple[str, Mapping[str, float]]]:
     return found
 
 
-def _scale(unit: str) -> float:
-    return _SCALES.get(unit, 1.0)
+def _scale(metric: str, unit: str) -> float:
+    """What a metric's number is multiplied by; ProfileError for a unit that is none of the metric's."""
+    for base, scale in _BASES.get(metric, _COUNTS).items():
+        prefix = unit.removesuffix(base) if unit.endswith(base) else None
+        if prefix in _PREFIXES:
+            return scale * _PREFIXES[prefix]
+    raise ProfileError(f"the table of Nsight Compute has {metric} in the unknown unit {clipped(unit, 40)!r}")
 
 
 def _number(text: str) -> float | None:

@@ -35,6 +35,20 @@ def wrapping(report: Path) -> list[str]:
     ]
 
 
+def recorded(report: Path) -> Path:
+    """What Nsight Systems records and then imports into a report."""
+    return report.with_suffix(".qdstrm")
+
+
+def not_imported(report: Path, words: str) -> str:
+    """What to do where Nsight Systems recorded and made no report; "" elsewhere. words: what it said as it ended."""
+    if report.exists() or not recorded(report).exists():
+        return ""
+    why = f" ({words})" if words else ""
+    advice = f"free space in TMPDIR, or import it with the QdstrmImporter of {PROGRAM}"
+    return f"it recorded profiles/{recorded(report).name} and could not import it{why}: {advice}"
+
+
 def exporting(report: Path, database: Path) -> list[str]:
     """The command that makes a database of a report."""
     return [PROGRAM, "export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)]

@@ -1,0 +1,133 @@
+"""Files as people have them: the umask's modes, mounts without chmod, what other systems leave, byte-order marks."""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness_helpers import case, file_of, lines_of, new_run, ok_record
+
+from harness.schema import claims
+from harness.schema.files import create_atomically, write_atomically
+from harness.schema.record import RecordError
+from harness.schema.run import Run
+
+MARK = b"\xef\xbb\xbf"
+
+
+@pytest.fixture
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+@pytest.mark.parametrize(
+    ("umask", "mode"), [(0o002, 0o664), (0o022, 0o644), (0o027, 0o640), (0o077, 0o600)], indirect=["umask"]
+)
+def test_the_umask_sets_the_mode_of_every_file(folder: Path, umask: int, mode: int) -> None:
+    run = new_run(folder, [case()])
+    run.record_file(run.jobs[0]).append(ok_record())
+    claims.note_holder(folder, claims.Holder.here({}))
+    assert claims.Claims(folder, "7").take("fake-cpu", claims.Holder.here({}))
+    write_atomically(folder / "run.json", (folder / "run.json").read_bytes())
+    assert create_atomically(folder / "page.html", "x")
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) == 5
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {mode}
+
+
+def test_a_mount_that_refuses_chmod_can_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    for name in ("chmod", "fchmod", "link"):
+        monkeypatch.setattr(os, name, refused)
+    new_run(folder, [case()])
+    claims.note_holder(folder, claims.Holder.here({}))
+    assert claims.holder_alone(folder) == claims.Holder.here({})
+    assert Run.open(folder).jobs[0].name == "fake-cpu"
+
+
+def test_what_other_systems_leave_in_a_run_is_passed_over(folder: Path) -> None:
+    folder.mkdir()
+    for name in (".DS_Store", "._run.json", "Thumbs.db", "desktop.ini"):
+        (folder / name).write_bytes(b"\x00\x05\x16\x07")
+    run = new_run(folder, [case()])
+    file_of(folder).append(ok_record())
+    (folder / "profiles").mkdir()
+    for name in ("records/._fake-cpu.jsonl", "profiles/._0123456789abcdef.json"):
+        (folder / name).write_bytes(b"\x00\x05\x16\x07")
+    assert len(run.records()) == 1
+    assert run.profiles() == {}
+
+
+def test_a_byte_order_mark_is_passed_over(folder: Path) -> None:
+    new_run(folder, [case()])
+    file_of(folder).append(ok_record())
+    for path in (folder / "run.json", folder / "records" / "fake-cpu.jsonl"):
+        path.write_bytes(MARK + path.read_bytes())
+    assert len(Run.open(folder).records()) == 1
+
+
+def test_a_torn_only_line_behind_a_byte_order_mark_is_cut(folder: Path) -> None:
+    new_run(folder, [case()])
+    file_of(folder).append(ok_record())
+    path = folder / "records" / "fake-cpu.jsonl"
+    path.write_bytes((MARK + path.read_bytes())[:60])
+    assert Run.open(folder).records() == []
+    file_of(folder).append(ok_record())
+    assert len(lines_of(folder)) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"environment": {"gpu": None, "load": 10**400}},
+        {"environment": {"gpu": {"after": {"power_w": -(10**400)}}}},
+        {"gate": {"passed": True, "checks": [], "seed": [10**400]}},
+        {"metrics": {"flops": 10**400}},
+        {"samples_ms": [5e-324] * 3},
+        {"samples_ms": [1e308] * 3},
+    ],
+)
+def test_a_number_that_readers_cannot_hold_is_a_rejected_record(folder: Path, fields: dict[str, Any]) -> None:
+    run = new_run(folder, [case()])
+    values = ok_record().to_dict() | fields
+    (folder / "records" / "fake-cpu.jsonl").write_text(json.dumps(values) + "\n")
+    with pytest.raises(RecordError, match=r"fake-cpu\.jsonl, line 1: record: (environment|gate|metric|sample)"):
+        run.records()
+
+
+def test_a_number_that_readers_cannot_hold_is_a_rejected_run_file(folder: Path) -> None:
+    request = {"at": "", "arguments": [], "commit": "", "dirty": None, "machine": {"cpu": {"cores": 10**400}}}
+    new_run(folder, [case()])
+    values = json.loads((folder / "run.json").read_text()) | {"requests": [request]}
+    (folder / "run.json").write_text(json.dumps(values))
+    with pytest.raises(RecordError, match=r"machine holds an integer of 2\^64 or more"):
+        Run.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dead"),
+    [({}, False), ({"started": 0}, False), ({"started": 1}, True), ({"process": 10**400, "started": 1}, True)],
+)
+def test_a_process_number_that_is_in_use_again_holds_nothing(folder: Path, changes: dict[str, int], dead: bool) -> None:
+    """started 0: the note of an earlier version, or of a machine that does not say when a process began."""
+    new_run(folder, [case()])
+    here = claims.Holder.here({})
+    assert here.started > 1
+    (folder / "claims").mkdir()
+    (folder / "claims" / "run.json").write_text(json.dumps(vars(here) | changes))
+    assert (claims.holder_alone(folder) is None) is dead
+
+
+def test_a_tasks_claim_with_a_reused_process_number_is_taken_over(folder: Path) -> None:
+    task = claims.Holder.here({"SLURM_ARRAY_JOB_ID": "7"})
+    jobs = claims.Claims(folder, "7")
+    assert jobs.take("a", claims.Holder(**(vars(task) | {"started": 1})))
+    assert jobs.take("a", task)
+    assert jobs.holder("a") == task
