@@ -74,7 +74,7 @@ def _timed(folder: Path) -> tuple[_Timed, ...]:
             record.environment.get("device_kind"),
         )
         for record in records
-        if record.wall_s and record.status in ("ok", "gate", "oom", "timeout", "skipped")
+        if record.wall_s and record.status in ("ok", "incorrect", "oom", "timeout", "skipped")
     )
 
 

@@ -193,7 +193,7 @@ class CaseRun:
         if whole.checks:
             self.found.verdict = whole
         if whole.checks and not whole.passed:
-            self._end("gate", sentence(whole.reason))
+            self._end("incorrect", sentence(whole.reason))
         return self.status == "ok"
 
     def _work(self, workload: Workload) -> None:

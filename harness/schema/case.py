@@ -1,68 +1,87 @@
-"""One thing to measure: frozen, hashable, serialisable, with a key made of what changes the work."""
+"""One thing to measure: frozen, hashable, with a key made of what changes the work."""
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from harness.schema.reason import clipped
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_serializer
+from pydantic.dataclasses import dataclass
 
+MOST = (1 << 63) - 1  # the largest integer of a table's column
+STEPS = 128  # new tokens of a request without the option `steps`
+TEXT_LIMIT = 1000  # characters of a field or an option
+
+Device = Literal["cpu", "cuda"]
+Mode = Literal["measure", "verify", "profile"]  # time cases, only check them, or profile them
+PHASES = ("forward", "generate", "request")
+
+
+def one_of(*words: str) -> Any:
+    """A constraint of a text field."""
+    return Field(pattern=f"^({'|'.join(words)})$")
+
+
+def _printable(value: Any) -> Any:
+    if not str(value).isprintable() or len(str(value)) > TEXT_LIMIT:
+        raise ValueError(f"must be printable text of at most {TEXT_LIMIT} characters")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_printable)]
+Name = Annotated[Text, Field(min_length=1)]
 Scalar = str | int | float | bool
 
-PHASES = ("forward", "generate", "request")
-MOST = (1 << 63) - 1  # what a column of a table holds
-STEPS = 128  # new tokens of a request that does not say how many
-Device = Literal["cpu", "cuda"]
-Mode = Literal["measure", "verify", "profile"]  # what is done with cases: time them, check them alone, or profile them
-TIMINGS = ("eager", "graph", "engine")
-CACHE_STATES = ("warm", "cold")
 
-_CHOICES = {"phase": PHASES, "timing": TIMINGS, "l2": CACHE_STATES}
-TEXT_LIMIT = 1000  # characters of a field or of an option
-_REQUIRED_TEXTS = ("system", "backend", "size", "dtype")
+def _scalar(value: Any) -> Any:
+    if isinstance(value, str):
+        return _printable(value)
+    if not isinstance(value, int | float) or not -MOST <= value <= MOST:
+        raise ValueError("must be text, a finite number of 64 bits or a bool")
+    return value
 
 
-class CaseError(ValueError):
-    """A case that cannot be; the message names the field and its value, on one printable line."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(clipped(message, 1000))
+_Value = Annotated[Scalar, PlainValidator(_scalar)]
 
 
-@dataclass(frozen=True)
+def _sorted_options(options: Any) -> Any:
+    """Pairs of name and value sorted by name, from pairs or an object."""
+    try:
+        pairs = [tuple(pair) for pair in (options.items() if isinstance(options, Mapping) else options)]
+        names = {name for name, _ in pairs}
+        ordered = tuple(sorted(pairs, key=lambda pair: pair[0]))
+    except (TypeError, ValueError):
+        raise ValueError("must be an object or pairs of name and value") from None
+    if len(names) < len(pairs):
+        raise ValueError("an option is named twice")
+    return ordered
+
+
+@dataclass(frozen=True, config={"strict": True, "extra": "forbid"})
 class Case:
     """One thing to measure.
 
-    phase: "forward" (a prompt), "generate" (steady-state steps), "request" (prompt then steps, as a whole).
+    phase: "forward" (a prompt), "generate" (steady-state steps), "request" (a prompt, then steps).
     context: tokens of the prompt, or tokens already in the state of a generate step.
     state_dtype: type of the recurrent state or cache, "" for the system's own.
     timing: "eager" launches, CUDA "graph" replays, or "engine" where the system times itself.
-    l2: cache state before each sample, "warm" or "cold".
-    options: further axes that differ from their default, such as (("mini_batch", 32),); kept sorted by name, so that
-        order does not tell cases apart.
-    Raises CaseError where a field cannot be.
+    l2: cache state before each sample.
+    options: further axes that differ from their default, such as (("mini_batch", 32),), sorted by name.
+    Raises pydantic's ValidationError, a ValueError.
     """
 
-    system: str
-    backend: str
-    size: str
-    phase: str
-    batch: int
-    context: int
-    dtype: str = "bfloat16"
-    state_dtype: str = ""
-    timing: str = "eager"
-    l2: str = "warm"
-    options: tuple[tuple[str, Scalar], ...] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "options", _sorted_options(self.options))
-        for name in self.__dataclass_fields__:
-            if name != "options":
-                _check_field(name, getattr(self, name))
+    system: Name
+    backend: Name
+    size: Name
+    phase: Annotated[str, one_of(*PHASES)]
+    batch: Annotated[int, Field(ge=1, le=MOST)]
+    context: Annotated[int, Field(ge=0, le=MOST)]
+    dtype: Name = "bfloat16"
+    state_dtype: Text = ""
+    timing: Annotated[str, one_of("eager", "graph", "engine")] = "eager"
+    l2: Annotated[str, one_of("warm", "cold")] = "warm"
+    options: Annotated[tuple[tuple[Text, _Value], ...], BeforeValidator(_sorted_options)] = ()
 
     @cached_property
     def key(self) -> str:
@@ -95,6 +114,7 @@ class Case:
         """How many tokens a request adds to each prompt: its option `steps`."""
         return int(self.option("steps", STEPS))
 
+    @model_serializer
     def to_dict(self) -> dict[str, Any]:
         """The case as JSON values, without the fields at their default; `options` becomes an object."""
         known = self.__dataclass_fields__.values()
@@ -102,61 +122,6 @@ class Case:
         return values | ({"options": dict(self.options)} if self.options else {})
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Case":
-        """The case that `to_dict` wrote; CaseError names a field that is missing, unknown or wrong."""
-        if not isinstance(values, Mapping):
-            raise CaseError(f"case: is {type(values).__name__}, must be an object")
-        known = cls.__dataclass_fields__  # not `fields`, which takes long for ten thousand cases
-        for name in sorted(values.keys() - known.keys()):
-            raise CaseError(f"case: unknown field {name!r}")
-        for name in sorted(name for name in known.keys() - values.keys() if known[name].default is MISSING):
-            raise CaseError(f"case: field {name!r} is missing")
+    def from_dict(cls, values: Any) -> "Case":
+        """The case that `to_dict` wrote; pydantic's ValidationError names a field that is missing, unknown or wrong."""
         return cls(**values)
-
-
-def _sorted_options(options: Any) -> tuple[tuple[str, Scalar], ...]:
-    pairs = _pairs(options)
-    for name, value in pairs:
-        finite = math.isfinite(value) if isinstance(value, float) else not isinstance(value, int) or abs(value) <= MOST
-        if not isinstance(name, str) or not isinstance(value, Scalar) or not finite:
-            raise CaseError(
-                f"case: field 'options': {name!r} is {value!r}, must be text, a number of 64 bits or a bool"
-            )
-        if max(len(name), len(str(value))) > TEXT_LIMIT:
-            raise CaseError(f"case: field 'options': {name[:40]!r} is longer than {TEXT_LIMIT} characters")
-        if not name.isprintable() or not str(value).isprintable():
-            raise CaseError(f"case: field 'options': {name!r} is {value!r}, must be printable text")
-    if len(dict(pairs)) < len(pairs):
-        raise CaseError(f"case: field 'options' names an option twice: {pairs}")
-    return tuple(sorted(pairs))
-
-
-def _pairs(options: Any) -> list[tuple[Any, Any]]:
-    try:
-        return [(name, value) for name, value in (options.items() if isinstance(options, Mapping) else options)]
-    except (TypeError, ValueError):
-        raise CaseError(f"case: field 'options' is {options!r}, must be an object or pairs of name and value") from None
-
-
-def _check_field(name: str, value: Any) -> None:
-    if name in ("batch", "context"):
-        _check_count(name, value, at_least=1 if name == "batch" else 0)
-    elif not isinstance(value, str):
-        raise CaseError(f"case: field {name!r} is {value!r}, must be text")
-    elif len(value) > TEXT_LIMIT:
-        raise CaseError(f"case: field {name!r} is {value[:40]!r}…, longer than {TEXT_LIMIT} characters")
-    elif not value.isprintable():
-        raise CaseError(f"case: field {name!r} is {value!r}, must be printable text")
-    elif name in _CHOICES and value not in _CHOICES[name]:
-        raise CaseError(f"case: field {name!r} is {value!r}, must be one of {', '.join(_CHOICES[name])}")
-    elif name in _REQUIRED_TEXTS and not value:
-        raise CaseError(f"case: field {name!r} is empty")
-
-
-def _check_count(name: str, value: Any, at_least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise CaseError(f"case: field {name!r} is {value!r}, must be a whole number")
-    if value < at_least:
-        raise CaseError(f"case: field {name!r} is {value}, must be at least {at_least}")
-    if value > MOST:
-        raise CaseError(f"case: field {name!r} is beyond 2^63 - 1")

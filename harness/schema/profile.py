@@ -6,14 +6,14 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from harness.schema.case import Case, CaseError
+from harness.schema.case import Case
 from harness.schema.catalogue import FORBID_EXTRA
 from harness.schema.files import read_regular, refusing, write_atomically
-from harness.schema.reason import printable
+from harness.schema.reason import invalid, printable
 from harness.schema.record import STATUSES, RecordError
 from harness.schema.work import Work
 
@@ -239,11 +239,7 @@ class Profile(Region):
     of workers included.
     """
 
-    case: Annotated[
-        Case,
-        PlainValidator(lambda value: value if isinstance(value, Case) else Case.from_dict(value)),
-        PlainSerializer(lambda case: case.to_dict()),
-    ] = field(kw_only=True)
+    case: Case = field(kw_only=True)
     status: str = "ok"
     reason: str = ""
     tools: dict[str, str] = field(default_factory=dict)
@@ -268,11 +264,8 @@ class Profile(Region):
         try:
             return _ADAPTER.validate_json(json.dumps(values, allow_nan=False, default=asdict))
         except ValidationError as error:
-            first = error.errors()[0]
-            at = ".".join(map(str, first["loc"]))
-            what = first["msg"].removeprefix("Value error, ")
-            raise ProfileError(f"{where}: {at + ': ' if at else ''}{what}") from None
-        except (CaseError, TypeError, ValueError, RecursionError) as error:
+            raise ProfileError(f"{where}: {invalid(error)}") from None
+        except (TypeError, ValueError, RecursionError) as error:
             raise ProfileError(f"{where}: {error}") from None
 
     def to_json(self) -> str:

@@ -5,6 +5,8 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
+from pydantic import ValidationError
+
 LIMIT = 300
 
 # Folders say who ran it and where, which a published record must not.
@@ -86,6 +88,16 @@ def of_exception(error: BaseException) -> str:
     """The type of the exception and the first line of its message."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return sentence(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
+
+
+def invalid(error: ValidationError) -> str:
+    """`samples_ms.2: Input should be a valid number, not 'many'`: the first thing that pydantic refused."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    said = first["msg"].removeprefix("Value error, ")
+    shown = first["loc"] and first["type"] != "missing" and not isinstance(first["input"], dict)
+    got = f", not {clipped(repr(first['input']), 60)}" if shown else ""
+    return f"{where}: {said}{got}" if where else said
 
 
 def raised_at(error: BaseException) -> str:

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
-from harness.schema.case import Case, CaseError, Device, Mode
+from harness.schema.case import Case, Device, Mode
 from harness.schema.catalogue import FORBID_EXTRA, Catalogue
 from harness.schema.files import create_atomically, read_regular, refusing, write_atomically
 from harness.schema.policy import Policy
-from harness.schema.reason import clipped
+from harness.schema.reason import clipped, invalid
 from harness.schema.record import RecordError, unfit
 
 SCHEMA_VERSION = 1
@@ -31,13 +31,6 @@ Pair = tuple[str, str]  # (system, backend)
 
 class RunError(RecordError):
     """A run folder that cannot be used; one sentence that says what is wrong and where."""
-
-
-def _parsed_case(value: Any) -> Case:
-    try:
-        return value if isinstance(value, Case) else Case.from_dict(value)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
 
 
 def _parsed_policy(value: Any) -> Policy:
@@ -60,7 +53,7 @@ class Planned:
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
 
-    case: Annotated[Case, PlainValidator(_parsed_case), PlainSerializer(lambda case: case.to_dict())]
+    case: Case
     min_samples: int = 1
     grows: bool = False
 
@@ -220,9 +213,7 @@ def _parsed(path: Path, values: Any) -> RunFile:
     try:
         return _ADAPTER.validate_json(json.dumps(values))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        said = f"{where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
-    except (CaseError, ValueError, RecursionError) as error:
+        said = invalid(error)
+    except (ValueError, RecursionError) as error:
         said = str(error)
     raise RunError(f"{path}: {clipped(said, _SAID_LIMIT)}")

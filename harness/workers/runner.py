@@ -240,7 +240,7 @@ class _JobRun:
                     record = attempts.unmeasured(planned, "skipped", reason, slot.found)
                 else:
                     record = attempts.record(planned)
-                if record.status not in ("ok", "gate") and not self.place.is_there():
+                if record.status not in ("ok", "incorrect") and not self.place.is_there():
                     raise PlaceLost
                 self._finish(planned, record, before.get(planned.case.key))
                 pending.remove((planned, self.repeat))

@@ -38,7 +38,7 @@ PROGRAM = ("table.js", "points.js", "drawing.js", "files.js", "pivot.js", "figur
 MISSING = "missing"
 STATUS_MEANINGS = {
     "ok": "measured",
-    "gate": "a check was missed, mostly as outputs differ from the reference, so it has no time",
+    "incorrect": "a check was missed, mostly as outputs differ from the reference, so it has no time",
     "failed": "raised an error",
     "killed": "its process was killed by a signal",
     "unstarted": "its worker could not be started",

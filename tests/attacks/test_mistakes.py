@@ -23,7 +23,7 @@ def _one_thread() -> Iterator[None]:
 )
 def test_a_mistake_is_caught_and_named(adapter: type[Honest], case: Case, check: str) -> None:
     record = record_of(adapter, case)
-    assert (record.status, record.samples_ms) == ("gate", [])
+    assert (record.status, record.samples_ms) == ("incorrect", [])
     assert f"{check} is" in record.reason
 
 

@@ -492,7 +492,12 @@ def test_published_runs_are_read_once_and_those_beside_a_run_at_each_plan(tmp_pa
 def test_what_was_skipped_or_failed_says_nothing_of_how_long_a_case_takes(tmp_path, monkeypatch):
     monkeypatch.setattr(estimate, "RESULTS", tmp_path / "none")
     case = Case("a", "b", "tiny", "forward", 1, 8)
-    for name, status, seconds in (("1", "oom", 30.0), ("2", "skipped", 0.1), ("3", "failed", 0.2), ("4", "gate", 50.0)):
+    for name, status, seconds in (
+        ("1", "oom", 30.0),
+        ("2", "skipped", 0.1),
+        ("3", "failed", 0.2),
+        ("4", "incorrect", 50.0),
+    ):
         file = RunFile("measure", "cpu", (Job("a", "b", (Planned(case),)),), Catalogue())
         run = Run.create(tmp_path / "runs" / name, file)
         environment = {"device": "H100", "device_kind": "cuda"}

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 from harness_helpers import ROOT, case
+from pydantic import ValidationError
 
-from harness.schema.case import Case, CaseError
+from harness.schema.case import Case
 
 BASE = {
     "system": "ttt-linear",
@@ -67,7 +68,7 @@ def test_neither_a_default_nor_a_suite_is_in_the_key() -> None:
     said = {"dtype": "bfloat16", "state_dtype": "", "timing": "eager", "l2": "warm", "options": ()}
     assert Case(**BASE, **said).to_dict() == BASE
     assert Case(**BASE, **said).key == Case(**BASE).key
-    with pytest.raises(CaseError, match="unknown field 'suite'"):
+    with pytest.raises(ValidationError, match="suite"):
         Case.from_dict(BASE | {"suite": "fig15"})
 
 
@@ -81,42 +82,39 @@ def test_key_is_the_same_in_another_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "field"),
     [
-        ({"batch": 0}, "'batch' is 0, must be at least 1"),
-        ({"batch": True}, "'batch' is True, must be a whole number"),
-        ({"context": -1}, "'context' is -1, must be at least 0"),
-        ({"context": "8"}, "'context' is '8', must be a whole number"),
-        ({"batch": 1 << 63}, "'batch' is beyond 2^63 - 1"),
-        (
-            {"options": {"a": 1 << 63}},
-            "'options': 'a' is 9223372036854775808, must be text, a number of 64 bits or a bool",
-        ),
-        ({"phase": "train"}, "'phase' is 'train', must be one of forward, generate, request"),
-        ({"timing": "guess"}, "'timing' is 'guess'"),
-        ({"l2": "tepid"}, "'l2' is 'tepid'"),
-        ({"system": ""}, "'system' is empty"),
-        ({"size": None}, "'size' is None, must be text"),
-        ({"options": {"a": [1]}}, "'options': 'a' is [1]"),
-        ({"options": {"a": float("nan")}}, "'options': 'a' is nan"),
-        ({"options": [("a", 1), ("a", 2)]}, "names an option twice"),
-        ({"options": [("a",)]}, "'options' is [('a',)], must be an object or pairs of name and value"),
-        ({"options": 5}, "'options' is 5, must be an object or pairs of name and value"),
-        ({"options": [([], 1)]}, "'options': [] is 1"),
-        ({"colour": "red"}, "unknown field 'colour'"),
+        ({"batch": 0}, "batch"),
+        ({"batch": True}, "batch"),
+        ({"batch": 1 << 63}, "batch"),
+        ({"context": -1}, "context"),
+        ({"context": "8"}, "context"),
+        ({"phase": "train"}, "phase"),
+        ({"timing": "guess"}, "timing"),
+        ({"l2": "tepid"}, "l2"),
+        ({"system": ""}, "system"),
+        ({"size": None}, "size"),
+        ({"size": "a\x1b"}, "size"),
+        ({"dtype": "x" * 1001}, "dtype"),
+        ({"options": {"a": 1 << 63}}, "options"),
+        ({"options": {"a": [1]}}, "options"),
+        ({"options": {"a": float("nan")}}, "options"),
+        ({"options": [("a", 1), ("a", 2)]}, "options"),
+        ({"options": [("a",)]}, "options"),
+        ({"options": 5}, "options"),
+        ({"options": [([], 1)]}, "options"),
+        ({"colour": "red"}, "colour"),
     ],
 )
-def test_errors_name_the_field(change: dict, message: str) -> None:
-    with pytest.raises(CaseError) as error:
+def test_errors_name_the_field(change: dict, field: str) -> None:
+    with pytest.raises(ValidationError) as error:
         Case.from_dict(BASE | change)
-    assert message in str(error.value)
+    assert [each["loc"][0] for each in error.value.errors()] == [field]
 
 
-def test_missing_field_and_other_types() -> None:
-    with pytest.raises(CaseError, match="field 'batch' is missing"):
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(ValidationError, match="batch"):
         Case.from_dict({name: value for name, value in BASE.items() if name != "batch"})
-    with pytest.raises(CaseError, match="is list, must be an object"):
-        Case.from_dict([])  # type: ignore[arg-type]
 
 
 def test_option_and_label() -> None:

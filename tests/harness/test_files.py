@@ -98,7 +98,7 @@ def test_a_number_that_readers_cannot_hold_is_a_rejected_record(folder: Path, fi
     run = new_run(folder, [case()])
     values = ok_record().to_dict() | fields
     (folder / "records" / "fake-cpu.jsonl").write_text(json.dumps(values) + "\n")
-    with pytest.raises(RecordError, match=r"fake-cpu\.jsonl, line 1: record: (environment|gate|metric|sample)"):
+    with pytest.raises(RecordError, match=r"fake-cpu\.jsonl, line 1: (environment|gate|metrics|samples_ms)"):
         run.records()
 
 

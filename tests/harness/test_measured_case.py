@@ -58,7 +58,7 @@ def test_gate_comes_before_any_run_and_close_last() -> None:
 def test_a_missed_gate_has_no_timing(do: str) -> None:
     system = Counting()
     record = CaseRun(case(do), QUICK).record(system)
-    assert (record.status, record.samples_ms, record.peak_memory_bytes) == ("gate", [], None)
+    assert (record.status, record.samples_ms, record.peak_memory_bytes) == ("incorrect", [], None)
     assert record.gate is not None
     assert not record.gate["passed"]
     assert record.reason.startswith("error is ")
@@ -504,7 +504,7 @@ def test_what_followed_from_samples_goes_with_them_where_the_outputs_are_wrong(m
         device = FakeDevice()
         witness = (lambda chance, verdict=verdict: lambda outputs, calls: verdict) if verdict else None
         record = on_fake_device(monkeypatch, device, case(), **changes, witness=witness)
-        assert record.status == ("gate" if verdict else "ok")
+        assert record.status == ("incorrect" if verdict else "ok")
         assert names <= record.metrics.keys() <= names | {"seconds"}
 
 
@@ -526,7 +526,9 @@ def test_a_gate_may_find_metrics() -> None:
     assert record.metrics["total_variation_mean"] == 0.1
 
 
-@pytest.mark.parametrize(("tokens", "status"), [(2 * (8 + 128), "ok"), (2 * (8 + 4), "gate"), (10**6, "gate")])
+@pytest.mark.parametrize(
+    ("tokens", "status"), [(2 * (8 + 128), "ok"), (2 * (8 + 4), "incorrect"), (10**6, "incorrect")]
+)
 def test_the_tokens_of_a_request_are_its_prompts_and_what_follows_them(tokens: int, status: str) -> None:
     class Answers(Fake):
         def build(self, asked: Any) -> Workload:
@@ -568,11 +570,11 @@ def test_what_the_gate_and_the_check_of_the_timed_calls_said_is_one_verdict() ->
     assert [check["name"] for check in both.gate["checks"]] == ["error", "outputs_not_finite", "timed_error"]
     Checked.missed = True
     missed = CaseRun(case(), QUICK).record(Checked())
-    assert (missed.status, missed.samples_ms) == ("gate", [])
+    assert (missed.status, missed.samples_ms) == ("incorrect", [])
     assert missed.reason == "timed_error is 2, limit 1"
 
 
-@pytest.mark.parametrize(("tokens", "status"), [(1, "ok"), (1 << 20, "gate")])
+@pytest.mark.parametrize(("tokens", "status"), [(1, "ok"), (1 << 20, "incorrect")])
 def test_outputs_need_not_change_where_the_inputs_were_drawn_alike(tokens: int, status: str) -> None:
     """The one token of a sequence may be the same as before; many are not."""
     import torch
@@ -585,7 +587,7 @@ def test_outputs_need_not_change_where_the_inputs_were_drawn_alike(tokens: int, 
 
     record = CaseRun(case(), QUICK).record(Constant())
     assert record.status == status, record.reason
-    assert ("outputs_unchanged_by_new_inputs" in record.reason) == (status == "gate")
+    assert ("outputs_unchanged_by_new_inputs" in record.reason) == (status == "incorrect")
 
 
 @pytest.mark.parametrize(("timing", "l2"), [("eager", "cold"), ("graph", "warm"), ("graph", "cold")])

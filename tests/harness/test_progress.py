@@ -58,7 +58,7 @@ def test_outcome_marks_a_loaded_machine() -> None:
     assert outcome(loaded).endswith(", others used 50% of the processors")
     quiet = ok_record(environment={"cpu": {"others_share": 0.5, "idle_share": 0.4}})
     assert "others" not in outcome(quiet)
-    late = Record(case(), "gate", "error is 5, limit 2.5", environment=loaded.environment)
+    late = Record(case(), "incorrect", "error is 5, limit 2.5", environment=loaded.environment)
     assert outcome(late).endswith("limit 2.5, others used 50% of the processors")
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness_helpers import case
+from pydantic import ValidationError
 
 from harness.schema.record import REASON_LIMIT, Record, RecordError
 
@@ -41,12 +42,12 @@ def test_what_a_line_writes_as_an_escape_is_made_printable_too() -> None:
 
 
 def test_only_true_is_a_passed_gate_and_lists_are_levels_too() -> None:
-    with pytest.raises(RecordError, match="gate that was not passed"):
+    with pytest.raises(ValidationError, match="gate that was not passed"):
         Record(case(), "ok", gate={"passed": "no", "checks": []})
     nested: Any = []
     for _ in range(16):
         nested = [nested]
-    with pytest.raises(RecordError, match="environment is nested more than 16 levels deep"):
+    with pytest.raises(ValidationError, match="is nested more than 16 levels deep"):
         Record(case(), "ok", environment={"other": nested})
 
 
@@ -55,40 +56,51 @@ def test_numpy_numbers_are_numbers() -> None:
     assert json.loads(record.to_json())["metrics"] == {"a": 3, "b": 0.5}
 
 
+SAMPLE = {"samples_ms": [1.0], "throttled": [False]}
+
+
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "where"),
     [
-        ({"status": "fine"}, "status 'fine'"),
+        ({"status": "fine"}, "status"),
         ({"status": "oom"}, "without a reason"),
-        ({"status": "gate", "reason": "x", "samples_ms": [1.0], "throttled": [False]}, "only 'ok' may be timed"),
-        ({"status": "ok", "samples_ms": [math.nan], "throttled": [False]}, "sample nan"),
-        ({"status": "ok", "samples_ms": [math.inf], "throttled": [False]}, "sample inf"),
-        ({"status": "ok", "samples_ms": [-1.0], "throttled": [False]}, "sample -1.0"),
-        ({"status": "ok", "samples_ms": ["1"], "throttled": [False]}, "sample '1'"),
-        ({"status": "ok", "samples_ms": [1.0]}, "0 throttle marks for 1 samples"),
-        ({"status": "ok", "stop": "bored"}, "stop 'bored'"),
-        ({"status": "ok", "metrics": {"a": "many"}}, "metric 'a' is 'many'"),
-        ({"status": "ok", "metrics": {"a": 10**400}}, "must be a number below 2^64"),
-        ({"status": "ok", "gate": {"passed": False, "checks": []}}, "status 'ok' with a gate that was not passed"),
-        ({"status": "ok", "gate": {"checks": []}}, "status 'ok' with a gate that was not passed"),
-        ({"status": "ok", "samples_ms": [1.0], "throttled": ["no"]}, "throttle mark 'no', must be true or false"),
-        ({"status": "ok", "environment": {"gpu": "H100"}}, "environment has the gpu 'H100', must be an object"),
-        ({"status": "ok", "environment": {"cpu": {"after": 3}}}, "environment has the cpu with the 'after' 3"),
-        ({"status": "ok", "wall_s": -1.0}, "wall_s is -1.0, must be a number, at least 0"),
-        ({"status": "ok", "wall_s": math.nan}, "wall_s is nan"),
-        ({"status": "ok", "repeat": -1}, "repeat is -1"),
-        ({"status": "ok", "calls": 0}, "calls is 0, must be a whole number, at least 1"),
-        ({"status": "ok", "stop": "engine"}, "stop 'engine', must be one of interval, budget, count or empty"),
-        ({"status": "ok", "tokens": 1.5}, "tokens is 1.5, must be a whole number, at least 0"),
-        ({"status": "ok", "tokens": True}, "tokens is True"),
-        ({"status": "ok", "tokens": -1}, "tokens is -1"),
-        ({"status": "ok", "tokens": 10**400}, "tokens is 1000"),
+        ({"status": "incorrect", "reason": "x", **SAMPLE}, "only 'ok' may be timed"),
+        ({"samples_ms": [math.inf]}, "samples_ms.0"),
+        ({"samples_ms": [1.0, -1.0]}, "samples_ms.1"),
+        ({"samples_ms": [5e-324]}, "samples_ms.0"),
+        ({"samples_ms": ["1"]}, "samples_ms.0"),
+        ({"samples_ms": [1.0]}, "0 throttle marks for 1 samples"),
+        ({"throttled": ["no"], "samples_ms": [1.0]}, "throttled.0"),
+        ({"stop": "bored"}, "stop"),
+        ({"metrics": {"a": "many"}}, "metrics.a"),
+        ({"metrics": {"a": 10**400}}, "metrics.a"),
+        ({"gate": {"passed": False, "checks": []}}, "gate that was not passed"),
+        ({"gate": {"passed": True, "checks": [{"name": "x"}]}}, "gate"),
+        ({"environment": {"gpu": "H100"}}, "environment"),
+        ({"environment": {"cpu": {"after": 3}}}, "environment"),
+        ({"environment": {"other": 10**400}}, "environment"),
+        ({"wall_s": -1.0}, "wall_s"),
+        ({"wall_s": math.nan}, "wall_s"),
+        ({"repeat": -1}, "repeat"),
+        ({"calls": 0}, "calls"),
+        ({"tokens": 1.5}, "tokens"),
+        ({"tokens": True}, "tokens"),
+        ({"tokens": 10**400}, "tokens"),
+        ({"colour": "red"}, "colour"),
+        ({"schema": 4}, "schema"),
+        ({"case": {}}, "case.system"),
     ],
 )
-def test_contradictions_are_refused(fields: dict[str, Any], message: str) -> None:
+def test_contradictions_are_refused(fields: dict[str, Any], where: str) -> None:
+    line = json.dumps({"case": case().to_dict(), "status": "ok"} | fields)
     with pytest.raises(RecordError) as error:
-        Record(case(), **fields)
-    assert message in str(error.value)
+        Record.from_json(line)
+    assert where in str(error.value).split(", not")[0]
+
+
+def test_schema_2_called_an_incorrect_output_gate() -> None:
+    old = {"schema": 2, "case": case().to_dict(), "status": "gate", "reason": "error is 2, limit 1"}
+    assert Record.from_dict(old) == Record(case(), "incorrect", "error is 2, limit 1")
 
 
 @pytest.mark.parametrize("letter", ["x", "ü", "😀"])

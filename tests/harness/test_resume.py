@@ -92,7 +92,7 @@ def test_retry_failed_tries_all_that_is_not_ok(folder: Path) -> None:
     measured(folder, cases)
     assert measured(folder)[0].status == "failed"
     assert len(file_of(folder).read()) == 4
-    assert statuses(measured(folder, retry=not_ok)) == ["failed", "gate", "oom", "ok"]
+    assert statuses(measured(folder, retry=not_ok)) == ["failed", "incorrect", "oom", "ok"]
     assert len(file_of(folder).read()) == 7
 
 

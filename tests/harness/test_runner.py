@@ -36,7 +36,7 @@ def test_measures_with_one_worker_while_it_is_healthy(folder: Path) -> None:
     cases = [case(do, batch=i + 1) for i, do in enumerate(["work", "miss", "skip", "print", "engine", "work"])]
     records = measured(folder, cases)
     assert [record.case for record in records] == cases
-    assert statuses(records) == ["ok", "gate", "skipped", "ok", "ok", "ok"]
+    assert statuses(records) == ["ok", "incorrect", "skipped", "ok", "ok", "ok"]
     assert len({r.settings["pid"] for r in records if r.status == "ok"}) == 1
     first = records[0]
     assert 3 <= len(first.samples_ms) == len(first.throttled) <= 4
@@ -193,7 +193,7 @@ def test_a_shell_reports_a_signal_by_its_status(folder: Path) -> None:
 
 def test_verify_only(folder: Path) -> None:
     records = measured(folder, [case("work"), case("miss"), case("kill")], mode="verify")
-    assert statuses(records) == ["ok", "gate", "ok"]  # what kills only when it runs is not run
+    assert statuses(records) == ["ok", "incorrect", "ok"]  # what kills only when it runs is not run
     assert all(not record.samples_ms for record in records)
 
 

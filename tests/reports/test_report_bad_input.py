@@ -55,7 +55,7 @@ def none_measured():
     cases = [forward(at, *pair) for pair in (("ttt-linear", "torch"), ("mamba", "mamba-ssm")) for at in (2048, 4096)]
     lost = [
         synthetic.lost(case, status, "why")
-        for case, status in zip(cases, ("oom", "gate", "skipped", "killed"), strict=True)
+        for case, status in zip(cases, ("oom", "incorrect", "skipped", "killed"), strict=True)
     ]
     return synthetic.of_suite("fig15-forward", *lost)
 

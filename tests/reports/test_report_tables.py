@@ -104,7 +104,10 @@ def test_in_markdown_no_rows_of_other_cases_look_alike():
 
 def test_text_says_why_where_nothing_has_a_result():
     cases = [Case("a", "torch", "tiny", "forward", batch, 64) for batch in (1, 2, 3)]
-    missed, broken = (Record(cases[0], "gate", "error is 2, limit 1"), Record(cases[1], "failed", "ImportError: x"))
+    missed, broken = (
+        Record(cases[0], "incorrect", "error is 2, limit 1"),
+        Record(cases[1], "failed", "ImportError: x"),
+    )
     text = written(synthetic.made([("quick", missed), ("quick", broken)]), "text")
     assert [re.split("  +", line)[-1] for line in text.splitlines()[-2:]] == ["error is 2, limit 1", "ImportError: x"]
     known = Record(cases[2], "ok", samples_ms=[1.0], throttled=[False])

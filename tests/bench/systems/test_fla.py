@@ -196,7 +196,7 @@ def test_a_timed_call_that_differs_is_seen(package, monkeypatch, phase, context)
 
     monkeypatch.setattr(fla_models.FlaModel, name, off)
     record = measured(replace(CASE, phase=phase, context=context))
-    assert (record.status, "timed_logits_relative_error" in record.reason) == ("gate", True)
+    assert (record.status, "timed_logits_relative_error" in record.reason) == ("incorrect", True)
 
 
 def test_a_model_is_tuned_on_the_work_that_is_timed_and_gated_once_after(package, monkeypatch):

@@ -153,7 +153,7 @@ def test_tokens_that_the_model_would_not_choose_are_seen(adapter, system, phase,
     assert CaseRun(asked, policy).record(adapter()).status == "ok"
     monkeypatch.setattr(owner, name, wrong)
     record = CaseRun(asked, policy).record(adapter())
-    assert (record.status, "timed_token_below_best" in record.reason) == ("gate", True)
+    assert (record.status, "timed_token_below_best" in record.reason) == ("incorrect", True)
 
 
 @pytest.mark.parametrize(("adapter", "system", "phase", "options"), MEASURED)
@@ -162,7 +162,7 @@ def test_tokens_that_the_model_would_not_choose_are_seen(adapter, system, phase,
 def test_outputs_that_go_wrong_while_they_are_timed_are_seen(adapter, system, phase, options, spoil):
     spoiled = Later(adapter(), torch.inference_mode()(spoil))
     record = CaseRun(case(system, phase, **options), POLICY).record(spoiled)
-    assert (record.status, record.samples_ms) == ("gate", [])
+    assert (record.status, record.samples_ms) == ("incorrect", [])
     assert "timed_" in record.reason or "outputs_" in record.reason
 
 
