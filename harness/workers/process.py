@@ -1,5 +1,6 @@
 """Start, ask and end a worker that may crash, hang, lie or be killed at any moment."""
 
+import fcntl
 import itertools
 import json
 import os
@@ -104,10 +105,11 @@ class WorkerProcess:
         self._stopped = stopped
         self._used_s = 0.0  # of processors, until it was told to end; 0 once that is counted
         try:
-            # Append mode, so that it can be emptied between cases under the writer's feet.
-            self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by `kill`
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `kill`
         except OSError as error:
             raise WorkerLost("failed", f"no temporary file could be made: {error.strerror or error}") from None
+        # `open` sets no O_APPEND on a temporary file; without it a write after a truncation restores the old length.
+        fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
         self._buffer = bytearray()
         self.ending_words = ""  # what it said on stderr while it ended
         # From a number that nothing but the worker is told: what is forged or left over answers no question.
@@ -160,8 +162,11 @@ class WorkerProcess:
         self._see_seconds()
         with suppress(WorkerLost):  # it has ended already, or is about to
             self._send({"id": next(self._ids), "do": "stop"}, time.monotonic() + _STOP_S)
-        with suppress(subprocess.TimeoutExpired):
-            status = self._process.wait(limit_s)
+        deadline = time.monotonic() + limit_s
+        while status is None and time.monotonic() < deadline:
+            with suppress(subprocess.TimeoutExpired):
+                status = self._process.wait(_POLL_S)
+            self._bound_log()
         self.ending_words = self._last_words()
         self.kill()
         return status
@@ -192,6 +197,11 @@ class WorkerProcess:
     def _empty_log(self) -> None:
         os.ftruncate(self._stderr.fileno(), 0)
 
+    def _bound_log(self) -> None:
+        """Empty a log that is longer than a worker may print."""
+        if os.fstat(self._stderr.fileno()).st_size > OUTPUT_LIMIT:
+            self._empty_log()
+
     def _send(self, request: Mapping[str, Any], deadline: float) -> None:
         """Write a request; a worker that does not read it is not waited for beyond the deadline."""
         assert self._process.stdin is not None
@@ -213,8 +223,7 @@ class WorkerProcess:
         self._buffer += data
         if len(self._buffer) > OUTPUT_LIMIT:
             raise WorkerLost("failed", f"the worker's answer is longer than {OUTPUT_LIMIT >> 20} MB")
-        if os.fstat(self._stderr.fileno()).st_size > OUTPUT_LIMIT:
-            self._empty_log()
+        self._bound_log()
         # A child of the worker may hold the pipe open after its death, so its end alone is not waited for.
         if not data and (readable or self._process.poll() is not None):
             raise self._death()

@@ -203,6 +203,14 @@ def test_a_log_that_grows_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     assert size <= 1 << 16
 
 
+def test_the_log_is_emptied_while_a_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "OUTPUT_LIMIT", 1 << 16)
+    worker = WorkerProcess(launch("fake_systems:PrintsAtExit"))
+    worker.ask({"do": "probe"}, 30.0)
+    assert worker.stop(30.0) == 0
+    assert worker.ending_words == "the log is empty"
+
+
 def test_a_command_that_is_not_there_is_named_however_late_it_is_asked() -> None:
     worker = WorkerProcess(Launch(["/no/such/python"], ""))
     worker._process.wait(10)  # it has said why, and ended
