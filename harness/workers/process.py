@@ -4,14 +4,12 @@ import fcntl
 import itertools
 import json
 import os
-import secrets
 import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,7 +22,6 @@ from harness.workers import warden
 from harness.workers.machine_load import count_ended, seconds_until_now
 
 OUTPUT_LIMIT = 64 << 20  # bytes that a case may print before the worker's log is emptied, or answer
-RUN_VARIABLE, WORKER_VARIABLE = "TTT_BENCH_RUN", "TTT_BENCH_WORKER"  # in the environment of all that a run starts
 _STOP_S = 10.0  # for a worker that was told to stop; engines take a while to shut down
 _KILL_S = 25.0
 _POLL_S = 0.1
@@ -112,9 +109,7 @@ class WorkerProcess:
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
         self._buffer = bytearray()
         self.ending_words = ""  # what it said on stderr while it ended
-        # From a number that nothing but the worker is told: what is forged or left over answers no question.
-        self._ids = itertools.count(secrets.randbits(48))
-        self._token = uuid.uuid4().hex
+        self._ids = itertools.count(1)
         command = [*launch.command, "-m", launch.module, *([launch.entry] if launch.entry else [])]
         guard = [sys.executable, "-I", "-S", warden.__file__] if sys.platform == "linux" else []
         try:
@@ -123,7 +118,7 @@ class WorkerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
-                env=_environment(launch) | {WORKER_VARIABLE: self._token},
+                env=_environment(launch),
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
@@ -183,7 +178,6 @@ class WorkerProcess:
         self._process.wait()
         count_ended(self._used_s)
         self._used_s = 0.0
-        end_marked(WORKER_VARIABLE, self._token)
         for pipe in (self._process.stdin, self._process.stdout, self._stderr):
             with suppress(OSError):  # what was not yet written to a dead worker
                 if pipe is not None:
@@ -267,43 +261,6 @@ class WorkerProcess:
         size = os.fstat(descriptor).st_size
         tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         return last_words(tail.decode(errors="replace"))
-
-
-def end_marked(variable: str, value: str) -> list[str]:
-    """Kill the processes whose environment says VARIABLE=VALUE; their names with their ids. None without /proc."""
-    found: dict[int, str] = {}
-    deadline = time.monotonic() + _KILL_S
-    while time.monotonic() < deadline:
-        alive = _marked(os.fsencode(f"{variable}={value}"))
-        if not alive:
-            break
-        for pid in alive:
-            found.setdefault(pid, f"{_name_of(pid)} ({pid})")
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.005)
-    return list(found.values())
-
-
-def _marked(mark: bytes) -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        pid = int(entry.parent.name)
-        with suppress(OSError):  # another user's, or gone
-            if pid != os.getpid() and mark in entry.read_bytes().split(b"\0") and not _is_zombie(pid):
-                found.append(pid)
-    return found
-
-
-def _is_zombie(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
-
-
-def _name_of(pid: int) -> str:
-    try:
-        return sentence(Path(f"/proc/{pid}/comm").read_text(errors="replace")) or "a process"
-    except OSError:
-        return "a process"
 
 
 def _is_ready(descriptor: int, event: int, wait_s: float) -> bool:
