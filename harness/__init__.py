@@ -1,8 +1,8 @@
 """How to measure: cases in, records out, each system in its own process. Knows nothing of what it measures.
 
-A case (`case`) is planned into a job of a run (`run`, with its `catalogue`). `runner` goes through the cases of a job
-and `attempt` hands each to a worker (`probe`, `process`, `warden`, `worker`); there `measured_case` builds the workload
+A case (`case`) is planned into a job of a run (`run`, with its `catalogue`). `scheduler` hands each case
+of a job to a worker (`probe`, `process`, `warden`, `worker`); there `measured_case` builds the workload
 of the system (`system`), checks it (`gate`, `inspection`), times it (`timer`, `cuda_clock`) and makes a record
-(`record`), which the runner appends to the job's file (`record_file`). Nothing here imports torch, pandas or rich until
-it needs them.
+(`record`), which the scheduler appends to the job's file (`record_file`). Nothing here imports torch, pandas or rich
+until it needs them.
 """

@@ -13,12 +13,10 @@ go to the original stdout; what libraries print goes to stderr. "healthy" is fal
 with another case; with "fresh" it leaves this one to a new process.
 """
 
-import ctypes
 import importlib
 import json
 import os
 import select
-import signal
 import sys
 import threading
 from typing import Any, TextIO
@@ -31,8 +29,6 @@ from harness.profiling.in_worker import ProfilerChoice
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.reason import sentence
-
-_PR_SET_PDEATHSIG = 1
 
 
 def load(entry: str) -> SystemAdapter:
@@ -121,11 +117,8 @@ def _claim_pipes() -> tuple[TextIO, TextIO]:
 def _die_with_parent(answers: int) -> None:
     """Free the GPU when the parent dies, even by SIGKILL and in the middle of a case.
 
-    Linux sends the signal itself; elsewhere, and where another process stands between the two (a container's client),
-    the broken pipe of answers tells.
+    The warden does so on Linux; elsewhere, and in a container, the broken pipe of answers tells.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_exit_when_broken, args=(answers,), daemon=True).start()
 
 

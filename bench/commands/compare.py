@@ -19,7 +19,7 @@ from harness.schema.run import Run
 from harness.schema.run_file import Job, Request, RunFile
 from harness.workers.process import Launch, Limits
 from harness.workers.progress import Progress
-from harness.workers.runner import Event, run_jobs
+from harness.workers.scheduler import Event, Options, run_jobs
 
 if TYPE_CHECKING:
     from reports.compare.comparison import Comparison
@@ -202,9 +202,8 @@ class _Side:
     def measure(self, job: Job, number: int, work: Plan, limits: Limits, show: "_Counted") -> set[str]:
         """Run a job's round in a fresh process; the keys of its cases that have a result."""
         show.turn = " ".join(filter(None, (f"round {number + 1},", self.run.folder.name, self.commit[:10])))
-        records = run_jobs(
-            self.run, self.launches, jobs=[job], repeats=[number], limits=limits, on_event=show, skip=work.skip
-        )
+        options = Options(jobs=[job], repeats=[number], limits=limits, on_event=show, skip=work.skip)
+        records = run_jobs(self.run, self.launches, options)
         keys = {planned.case.key for planned in job.cases}
         ok = [each for each in records if each.case.key in keys and each.repeat == number and each.status == "ok"]
         for record in ok:

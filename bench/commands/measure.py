@@ -29,10 +29,10 @@ from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
 from harness.workers.machine_load import is_loaded, warning
-from harness.workers.pool import place_here, run_pool
+from harness.workers.pool import place_here
 from harness.workers.process import HERE, Limits
 from harness.workers.progress import Progress
-from harness.workers.runner import Todo, run_at, session
+from harness.workers.scheduler import Options, Todo, run_jobs
 
 SYSTEMS_FILE = "systems.toml"  # as `make baselines` writes it
 
@@ -63,11 +63,9 @@ def run(
             if places:
                 jobs = estimate.longest_first(jobs, estimate.past_durations(work.machine, out))
             again = retry_of(current, retry)
-            with session(
-                current, work.launches, jobs=jobs, limits=limits, retry=again, on_event=progress, skip=work.skip
-            ) as held:
-                here = place_here() if work.device == "cuda" else HERE
-                records = run_pool(held, places) if places else run_at(held, here)
+            options = Options(jobs=jobs, limits=limits, retry=again, skip=work.skip, on_event=progress)
+            here = place_here() if work.device == "cuda" else HERE
+            records = run_jobs(current, work.launches, options, places or [here])
     except KeyboardInterrupt:
         print(f"ttt-bench: interrupted; to continue: {to_continue(arguments, out)}", file=sys.stderr)
         sys.exit(INTERRUPTED)

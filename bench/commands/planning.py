@@ -31,9 +31,9 @@ from harness.schema.policy import Policy
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import MOST_SAMPLES, Job, Planned, Request, RunFile
-from harness.workers.attempt import Retry, not_ok, nothing
 from harness.workers.pool import gpu_places
 from harness.workers.process import Launch, Place
+from harness.workers.scheduler import Retry, not_ok, nothing
 from harness.workers.task import refuse_submitted
 
 ToRetry = Literal["lost", "failed", "marked"]  # what `--retry` says

@@ -25,6 +25,7 @@ from harness.workers import slurm
 from harness.workers.pool import gpu_places
 from harness.workers.process import HERE, Limits, path_of_code
 from harness.workers.progress import Progress
+from harness.workers.scheduler import Options
 from harness.workers.task import run_task
 
 SCRIPT, KEYS = "slurm.sbatch", "slurm.keys"
@@ -121,12 +122,14 @@ def work(
                 run,
                 known,
                 holder,
-                jobs=ordered,
-                on_event=progress,
-                place=gpus[0] if gpus else HERE,
-                limits=limits,
-                retry=retry_of(run, retry),
-                skip=lambda planned, earlier: skip_reason(planned, earlier, memory_bytes),
+                Options(
+                    jobs=ordered,
+                    limits=limits,
+                    retry=retry_of(run, retry),
+                    skip=lambda planned, earlier: skip_reason(planned, earlier, memory_bytes),
+                    on_event=progress,
+                ),
+                gpus[0] if gpus else HERE,
             )
     except KeyboardInterrupt:
         # Not 130: the script takes that for a task that was killed and is to continue.

@@ -16,7 +16,7 @@ from harness.schema.run import Run
 from harness.schema.run_file import RunFile
 from harness.workers.process import Limits
 from harness.workers.progress import Progress
-from harness.workers.runner import run_jobs
+from harness.workers.scheduler import Options, run_jobs
 
 
 def verify(asked: Asked, *, limits: Limits) -> None:
@@ -28,7 +28,7 @@ def verify(asked: Asked, *, limits: Limits) -> None:
         file = RunFile("verify", work.device, work.jobs, work.catalogue, work.policy, requests=(request_of((), work),))
         current = Run.create(Path(folder) / "run", file)
         with Progress("verify", work.total) as progress:
-            records = run_jobs(current, work.launches, limits=limits, on_event=progress, skip=work.skip)
+            records = run_jobs(current, work.launches, Options(limits=limits, on_event=progress, skip=work.skip))
     _print_verdicts(records)
     if any(record.status not in ("ok", "skipped") for record in records):
         sys.exit(1)

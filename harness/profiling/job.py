@@ -17,7 +17,7 @@ from harness.schema.profile import Counters, Profile, ProfileError, write_profil
 from harness.schema.reason import sentence
 from harness.schema.record import Record, RecordError
 from harness.schema.run_file import Job, Planned
-from harness.workers.process import RUN_VARIABLE, Launch, Place, PlaceLost, Stopped
+from harness.workers.process import Launch, Place, PlaceLost, Stopped
 from harness.workers.worker_slot import WorkerSlot
 
 NOT_COUNTED = "not counted: "  # begins the note that says why
@@ -37,7 +37,7 @@ class JobProfiler:
         self.asked, self.job, self.place, self.stopped = asked, job, place, stopped
         self.tools, self.lost_everywhere = asked.tools, False
         launch = asked.launches[job.pair]
-        self.launch = replace(launch, env={**launch.env, **place.env, RUN_VARIABLE: asked.mark})
+        self.launch = replace(launch, env={**launch.env, **place.env})
         self.under_profiler = UnderProfiler(asked.run, place, asked.limits, asked.ceilings, asked.stop_s, stopped)
 
     def times(self, found: dict[str, Profile]) -> None:

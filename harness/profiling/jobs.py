@@ -13,8 +13,8 @@ from harness.profiling.request import ProfileRequest
 from harness.schema.profile import Profile
 from harness.schema.run_file import Job, Pair
 from harness.workers.pool import Pool
-from harness.workers.process import RUN_VARIABLE, Place, PlaceLost, end_marked
-from harness.workers.runner import gpu_gone, signals_raise
+from harness.workers.process import Place
+from harness.workers.scheduler import signals_raise
 
 
 class Profiler(ProfileRequest):
@@ -28,7 +28,6 @@ class Profiler(ProfileRequest):
         is gone, or every one of them.
         """
         with signals_raise(), self.run.held():
-            end_marked(RUN_VARIABLE, self.mark)
             (self.run.folder / "profiles").mkdir(exist_ok=True)
             found: list[dict[str, Profile]] = [{} for _ in jobs]  # by their cases' keys, as they come
             homes = self._homes(jobs, places) if places else [""] * len(jobs)
@@ -57,7 +56,7 @@ class Profiler(ProfileRequest):
 
         homes: the GPU that each is for, "" for any.
         """
-        pool = Pool(self.run.folder, places, self.say)
+        pool = Pool(self.run.folder, places or (self.place,), self.say)
         stopped = pool.stop.is_set if places else self.stopped
 
         def at(number: int, place: Place) -> None:
@@ -66,11 +65,4 @@ class Profiler(ProfileRequest):
             if mine.lost_everywhere:
                 self.tools = mine.tools
 
-        if places:
-            pool.each(range(len(jobs)), at, lambda number: homes[number])
-        else:
-            try:
-                for number in range(len(jobs)):
-                    at(number, self.place)
-            except PlaceLost:
-                raise gpu_gone(self.run) from None
+        pool.each(range(len(jobs)), at, lambda number: homes[number])

@@ -9,8 +9,8 @@ from harness.profiling.under_profiler import STOP_S
 from harness.schema.profile import Profile, ProfileError, profile_path, read_profile
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Pair, Planned
-from harness.workers.attempt import LOST
 from harness.workers.process import HERE, Launch, Limits, Place
+from harness.workers.scheduler import LOST
 
 # The stages of a profile: the model is built, by every profiler anew; times are told; Nsight Compute counts.
 BUILD, TIMES, RATIOS = "build", "times", "ratios"
@@ -69,8 +69,3 @@ class ProfileRequest:
         """Whether nothing more is to be counted of a good profile: it was, or failed and is not to be tried again."""
         counted = any(kernel.counters for kernel in found.kernels)
         return RATIOS in found.stages_s and (counted or not self.resume or not self.retry_failed)
-
-    @property
-    def mark(self) -> str:
-        """What its workers bear in their environment, by which those that are left over are found."""
-        return str(self.run.folder.resolve())

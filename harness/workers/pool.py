@@ -10,10 +10,8 @@ from typing import Generic, TypeVar
 
 from harness.measure.nvml import VARIABLE, open_gpu
 from harness.schema.reason import counted
-from harness.schema.record import Record
 from harness.schema.run_file import RunError
 from harness.workers.process import HERE, Place, PlaceLost
-from harness.workers.runner import Session
 
 T = TypeVar("T")
 _TOPOLOGY = Path("/sys/devices/system/cpu")
@@ -41,19 +39,12 @@ def _device_id(gpu: str | None = None) -> str:
     return found.constants()["device_id"] if found else ""
 
 
-def run_pool(work: Session, places: Sequence[Place]) -> list[Record]:
-    """Run the session's jobs in their order, each on the first place that is free, all its repeats there.
-
-    Returns and raises as `run_jobs`; RunError as of `Pool.each`.
-    """
-    pool = Pool(work.run.folder, places, lambda text: work.display.emit("lost", message=text), work.stop)
-    pool.each(work.jobs, lambda job, place: work.run_job(job, place=place))
-    return work.finished()
-
-
 @dataclass
 class Pool:
-    """Places that do jobs, each in a thread of its own. folder: the run's. say: gets a sentence for each lost GPU."""
+    """Places that do jobs: one in this thread, several each in a thread of its own.
+
+    folder: the run's. say: gets a sentence for each lost GPU.
+    """
 
     folder: Path
     places: Sequence[Place]
@@ -69,6 +60,9 @@ class Pool:
         where the place's GPU is gone, and Stopped once `stop` is set. RunError where every place's GPU is gone before
         the end. What ends one job by an error, or Ctrl-C, ends all.
         """
+        if len(self.places) == 1:
+            self._alone(jobs, do)
+            return
         queue = _Queue(jobs, home, self.places)
         errors: list[BaseException] = []
         under_way: list[threading.Event] = []  # of each thread, set at its end
@@ -89,6 +83,14 @@ class Pool:
                 f"{self.folder}: no GPU is left for {counted(len(left), 'job')}, every one is gone; "
                 "what is finished is kept, resume it (--resume)"
             )
+
+    def _alone(self, jobs: Iterable[T], do: Callable[[T, Place], object]) -> None:
+        try:
+            for job in jobs:
+                do(job, self.places[0])
+        except PlaceLost:
+            gone = self.places[0].name or "the GPU"
+            raise RunError(f"{self.folder}: {gone} is gone; what is finished is kept, resume it (--resume)") from None
 
     def _serve(
         self,

@@ -1,16 +1,15 @@
 """Start, ask and end a worker that may crash, hang, lie or be killed at any moment."""
 
+import fcntl
 import itertools
 import json
 import os
-import secrets
 import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ from harness.workers import warden
 from harness.workers.machine_load import count_ended, seconds_until_now
 
 OUTPUT_LIMIT = 64 << 20  # bytes that a case may print before the worker's log is emptied, or answer
-RUN_VARIABLE, WORKER_VARIABLE = "TTT_BENCH_RUN", "TTT_BENCH_WORKER"  # in the environment of all that a run starts
 _STOP_S = 10.0  # for a worker that was told to stop; engines take a while to shut down
 _KILL_S = 25.0
 _POLL_S = 0.1
@@ -104,15 +102,14 @@ class WorkerProcess:
         self._stopped = stopped
         self._used_s = 0.0  # of processors, until it was told to end; 0 once that is counted
         try:
-            # Append mode, so that it can be emptied between cases under the writer's feet.
-            self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by `kill`
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `kill`
         except OSError as error:
             raise WorkerLost("failed", f"no temporary file could be made: {error.strerror or error}") from None
+        # `open` sets no O_APPEND on a temporary file; without it a write after a truncation restores the old length.
+        fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
         self._buffer = bytearray()
         self.ending_words = ""  # what it said on stderr while it ended
-        # From a number that nothing but the worker is told: what is forged or left over answers no question.
-        self._ids = itertools.count(secrets.randbits(48))
-        self._token = uuid.uuid4().hex
+        self._ids = itertools.count(1)
         command = [*launch.command, "-m", launch.module, *([launch.entry] if launch.entry else [])]
         guard = [sys.executable, "-I", "-S", warden.__file__] if sys.platform == "linux" else []
         try:
@@ -121,7 +118,7 @@ class WorkerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
-                env=_environment(launch) | {WORKER_VARIABLE: self._token},
+                env=_environment(launch),
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
@@ -160,8 +157,11 @@ class WorkerProcess:
         self._see_seconds()
         with suppress(WorkerLost):  # it has ended already, or is about to
             self._send({"id": next(self._ids), "do": "stop"}, time.monotonic() + _STOP_S)
-        with suppress(subprocess.TimeoutExpired):
-            status = self._process.wait(limit_s)
+        deadline = time.monotonic() + limit_s
+        while status is None and time.monotonic() < deadline:
+            with suppress(subprocess.TimeoutExpired):
+                status = self._process.wait(_POLL_S)
+            self._bound_log()
         self.ending_words = self._last_words()
         self.kill()
         return status
@@ -178,7 +178,6 @@ class WorkerProcess:
         self._process.wait()
         count_ended(self._used_s)
         self._used_s = 0.0
-        end_marked(WORKER_VARIABLE, self._token)
         for pipe in (self._process.stdin, self._process.stdout, self._stderr):
             with suppress(OSError):  # what was not yet written to a dead worker
                 if pipe is not None:
@@ -191,6 +190,11 @@ class WorkerProcess:
 
     def _empty_log(self) -> None:
         os.ftruncate(self._stderr.fileno(), 0)
+
+    def _bound_log(self) -> None:
+        """Empty a log that is longer than a worker may print."""
+        if os.fstat(self._stderr.fileno()).st_size > OUTPUT_LIMIT:
+            self._empty_log()
 
     def _send(self, request: Mapping[str, Any], deadline: float) -> None:
         """Write a request; a worker that does not read it is not waited for beyond the deadline."""
@@ -213,8 +217,7 @@ class WorkerProcess:
         self._buffer += data
         if len(self._buffer) > OUTPUT_LIMIT:
             raise WorkerLost("failed", f"the worker's answer is longer than {OUTPUT_LIMIT >> 20} MB")
-        if os.fstat(self._stderr.fileno()).st_size > OUTPUT_LIMIT:
-            self._empty_log()
+        self._bound_log()
         # A child of the worker may hold the pipe open after its death, so its end alone is not waited for.
         if not data and (readable or self._process.poll() is not None):
             raise self._death()
@@ -258,43 +261,6 @@ class WorkerProcess:
         size = os.fstat(descriptor).st_size
         tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         return last_words(tail.decode(errors="replace"))
-
-
-def end_marked(variable: str, value: str) -> list[str]:
-    """Kill the processes whose environment says VARIABLE=VALUE; their names with their ids. None without /proc."""
-    found: dict[int, str] = {}
-    deadline = time.monotonic() + _KILL_S
-    while time.monotonic() < deadline:
-        alive = _marked(os.fsencode(f"{variable}={value}"))
-        if not alive:
-            break
-        for pid in alive:
-            found.setdefault(pid, f"{_name_of(pid)} ({pid})")
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.005)
-    return list(found.values())
-
-
-def _marked(mark: bytes) -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        pid = int(entry.parent.name)
-        with suppress(OSError):  # another user's, or gone
-            if pid != os.getpid() and mark in entry.read_bytes().split(b"\0") and not _is_zombie(pid):
-                found.append(pid)
-    return found
-
-
-def _is_zombie(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
-
-
-def _name_of(pid: int) -> str:
-    try:
-        return sentence(Path(f"/proc/{pid}/comm").read_text(errors="replace")) or "a process"
-    except OSError:
-        return "a process"
 
 
 def _is_ready(descriptor: int, event: int, wait_s: float) -> bool:

@@ -13,7 +13,7 @@ from harness.schema.reason import counted
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
 from harness.workers.machine_load import is_loaded, load_note
-from harness.workers.runner import Event
+from harness.workers.scheduler import Event
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -65,7 +65,7 @@ class _Lines:
         """Nothing to clear away."""
 
     def show(self, event: Event) -> None:
-        if event.kind in ("left", "lost"):
+        if event.kind == "lost":
             self._print(event.message)
         elif event.kind == "plan":
             self._start = self._now()
@@ -109,7 +109,7 @@ class _Bar:
 
     def show(self, event: Event) -> None:
         changes: dict[str, Any] = {"total": event.total, "completed": event.done}
-        if event.kind in ("left", "lost"):
+        if event.kind == "lost":
             self._print(event.message)
         elif event.kind == "plan":
             self._print(plan_line(self._title, event))

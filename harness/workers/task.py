@@ -1,62 +1,40 @@
 """One task of several that share a run: claim its jobs one after another, and run those that nobody else has."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from harness.schema import claims
 from harness.schema.claims import Claims, Holder
 from harness.schema.run import Run
-from harness.schema.run_file import Job, RunError
+from harness.schema.run_file import Job, Pair, RunError
 from harness.workers import slurm
-from harness.workers.attempt import Retry, nothing
-from harness.workers.process import HERE, Launch, Limits, Place, PlaceLost
-from harness.workers.runner import Event, Session, SkipReason, session
+from harness.workers.process import HERE, Launch, Place
+from harness.workers.scheduler import Event, Options, run_jobs
 
 
 def run_task(
-    run: Run,
-    launches: Mapping[tuple[str, str], Launch],
-    holder: Holder,
-    *,
-    jobs: Sequence[Job],
-    on_event: Callable[[Event], object] = lambda event: None,
-    place: Place = HERE,
-    limits: Limits | None = None,
-    retry: Retry = nothing,
-    skip: SkipReason = lambda planned, earlier: "",
+    run: Run, launches: Mapping[Pair, Launch], holder: Holder, options: Options, place: Place = HERE
 ) -> list[str]:
-    """Run the `jobs` that are free, in their order, and those of an earlier start of this task; their names.
+    """Run the free ones of `options.jobs` in their order, and those of an earlier start of this task; return names.
 
-    holder: this task, with the id of its array. limits, retry, skip: as of `runner.session`. RunError where another
-    array has the run, another start of this task has taken its job over, or the place's GPU is gone.
+    holder: this task, with the id of its array. RunError where another array has the run, another start of this task
+    has taken its job over, or the place's GPU is gone.
     """
+    jobs = run.jobs if options.jobs is None else options.jobs
     done = []
     with run.held(holder):
         _join(run, holder)
         claimed = Claims(run.folder, holder.array)
         for job in jobs:
             if claimed.take(job.name, holder):
-                watched = _Watched(run, claimed, job, holder, on_event)
-                with session(
-                    run, launches, jobs=[job], limits=limits, retry=retry, on_event=watched, skip=skip, task=holder
-                ) as work:
-                    _run_job(work, job, place)
-                    work.refuse_loss(job)
+                watched = _Watched(run, claimed, job, holder, options.on_event)
+                run_jobs(run, launches, replace(options, jobs=[job], on_event=watched), [place], holder)
                 claimed.finish(job.name)
                 done.append(job.name)
         if all(claimed.is_finished(job.name) for job in jobs):
             claims.forget_submission(run.folder)
     return done
-
-
-def _run_job(work: Session, job: Job, place: Place) -> None:
-    try:
-        work.run_job(job, place=place)
-    except PlaceLost:
-        raise RunError(
-            f"{work.run.folder}: {place.name} is gone; what is left of {job.name} waits for --resume, other jobs for "
-            "other tasks"
-        ) from None
 
 
 def _join(run: Run, holder: Holder) -> None:

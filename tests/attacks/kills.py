@@ -16,9 +16,8 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.policy import Policy
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunFile
-from harness.workers.attempt import LOST, TRIES
 from harness.workers.process import Launch
-from harness.workers.runner import run_jobs
+from harness.workers.scheduler import LOST, TRIES, run_jobs
 from tests.attacks.victims import MARK
 
 HERE = Path(__file__).resolve().parent

@@ -15,7 +15,7 @@ from harness.schema.policy import Policy
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunFile
 from harness.workers.process import Launch
-from harness.workers.runner import run_jobs
+from harness.workers.scheduler import run_jobs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROCESSES = 3  # of one measurement, as `--repeats 3` makes them

@@ -29,8 +29,8 @@ from harness.schema.policy import Policy
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Planned, RunFile
-from harness.workers.pool import cores_by_share, gpu_places, run_pool
-from harness.workers.runner import session
+from harness.workers.pool import cores_by_share, gpu_places
+from harness.workers.scheduler import run_jobs
 
 SETTINGS = ("whole", "half", "beside")
 POLICY, BUSY = Policy(budget_s=2.0), Policy(min_samples=100, max_samples=1_000_000, budget_s=15.0)
@@ -48,8 +48,7 @@ def measured(folder: Path, gpu: str, cores: Sequence[int], policy: Policy = POLI
     os.sched_setaffinity(0, cores)
     jobs = jobs_of(Planned(case, 6) for case in CASES.values())
     run = Run.create(folder, RunFile("measure", "cuda", jobs, catalogue(()), policy))
-    with session(run, launches()) as work:
-        return run_pool(work, gpu_places([gpu]))
+    return run_jobs(run, launches(), places=gpu_places([gpu]))
 
 
 def neighbour(folder: Path) -> None:

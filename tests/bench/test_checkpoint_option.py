@@ -27,7 +27,7 @@ from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.run import Run
 from harness.schema.run_file import Planned
-from harness.workers.runner import Limits
+from harness.workers.scheduler import Limits
 from tests.bench.published_config import PUBLISHED
 
 pytestmark = pytest.mark.usefixtures("one_thread")

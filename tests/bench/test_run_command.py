@@ -110,7 +110,7 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path):
 @pytest.fixture
 def only_planned(monkeypatch):
     """Runs begin and measure nothing."""
-    monkeypatch.setattr(measure, "run_at", lambda *_, **__: [])
+    monkeypatch.setattr(measure, "run_jobs", lambda *_, **__: [])
 
 
 def test_by_default_a_run_has_a_folder_of_its_moment(tmp_path, only_planned):
@@ -326,7 +326,7 @@ def test_the_command_to_continue_plans_what_the_first_one_did(tmp_path, monkeypa
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measure, "run_at", interrupted)
+    monkeypatch.setattr(measure, "run_jobs", interrupted)
     folder = tmp_path / "a folder" / "out"
     folder.parent.mkdir()
     first = called("run", "--out=a folder/out", "quick", *SMALL, cwd=tmp_path)
@@ -368,7 +368,7 @@ def test_what_is_finished_has_no_command_to_continue(measured, tmp_path, monkeyp
 
     out = tmp_path / "out"
     shutil.copytree(measured[0] / "out", out)
-    monkeypatch.setattr(measure, "run_at", interrupted)
+    monkeypatch.setattr(measure, "run_jobs", interrupted)
     longer = [word.replace("32", "64") for word in SMALL]
     assert (
         called("run", "quick", *longer, "--min-samples", "3", "--out", "out", "--resume", cwd=tmp_path).returncode

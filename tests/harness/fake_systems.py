@@ -1,5 +1,6 @@
 """Adapters that behave as a case's option `do` says: well, badly, or not at all. None needs torch."""
 
+import atexit
 import os
 import signal
 import sys
@@ -181,6 +182,20 @@ class NotesItsProcess(Fake):
     def __init__(self) -> None:
         with open(os.environ["FAKE_NOTE"], "a") as file:
             file.write(f"{os.getpid()}\n")
+
+
+def _print_until_the_log_is_emptied() -> None:
+    os.write(2, b"x" * (1 << 20))
+    while os.fstat(2).st_size > 1 << 16:
+        time.sleep(0.01)
+    os.write(2, b"the log is empty\n")
+
+
+class PrintsAtExit(Fake):
+    """Prints 1 MB in its exit handler, and ends once the parent has emptied the log."""
+
+    def __init__(self) -> None:
+        atexit.register(_print_until_the_log_is_emptied)
 
 
 class WithFamily(Fake):

@@ -16,7 +16,7 @@ from harness.schema.record_file import RecordFile
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunFile
 from harness.workers.process import Launch
-from harness.workers.runner import run_jobs
+from harness.workers.scheduler import Options, run_jobs
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -87,10 +87,10 @@ def new_run(folder: Path, cases: Sequence[Case | Planned], **changes: Any) -> Ru
 def measured(
     folder: Path, cases: Sequence[Case | Planned] = (), launches: Any = None, **arguments: Any
 ) -> list[Record]:
-    """Run the cases in `folder`, or go on with the run that is there; `arguments` are those of a run or of run_jobs."""
+    """Run the cases in `folder`, or go on with the run that is there; `arguments` are those of a run or of Options."""
     of_run = {name: arguments.pop(name) for name in ("mode", "policy", "repeats") if name in arguments}
     run = Run.open(folder) if Run.exists(folder) else new_run(folder, cases, **of_run)
-    return run_jobs(run, launches or systems(), **arguments)
+    return run_jobs(run, launches or systems(), Options(**arguments))
 
 
 def lines_of(folder: Path, job: str = "fake-cpu") -> list[dict[str, Any]]:

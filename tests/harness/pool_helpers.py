@@ -11,9 +11,8 @@ from harness_helpers import HERE, ROOT, case, launch
 
 from harness.schema.record import Record
 from harness.schema.run import Run
-from harness.workers.pool import run_pool
 from harness.workers.process import Launch, Place
-from harness.workers.runner import session
+from harness.workers.scheduler import Options, run_jobs
 
 GPUS = ("0", "1", "2", "3")
 
@@ -38,8 +37,7 @@ def pooled(
     places: Sequence[Place] = tuple(map(place, GPUS)),
     **arguments: Any,
 ) -> list[Record]:
-    with session(run, of, **arguments) as work:
-        return run_pool(work, places)
+    return run_jobs(run, of, Options(**arguments), places)
 
 
 PARENT = """

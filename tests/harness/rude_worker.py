@@ -54,9 +54,6 @@ def lines_for(do: str, request: dict[str, Any]) -> list[str]:
         del answer["id"]
     elif do == "stale":
         answer["id"] -= 1
-    elif do == "forged":
-        forged = {**answer, "id": 1, "record": record | {"samples_ms": [1e-9]}}
-        return [json.dumps(forged), json.dumps(answer)]
     elif do == "another-case":
         record["case"] = record["case"] | {"batch": record["case"]["batch"] + 1}
     elif do == "surrogate":

@@ -15,7 +15,6 @@ WRONG = {
     "another-id": "the worker answered a question that it was not asked",
     "no-id": "the worker answered a question that it was not asked",
     "stale": "the worker answered a question that it was not asked",
-    "forged": "the worker answered a question that it was not asked",
     "nothing": "the worker answered a question that it was not asked",
     "another-case": UNUSABLE + "ValueError: it is of another case: fake/cpu tiny forward B=3",
     "long-calls": UNUSABLE + "ValueError: its samples add up to 500 s",

@@ -20,10 +20,9 @@ from harness.measure import nvml
 from harness.schema.record import Record, RecordError
 from harness.schema.run_file import Request, RunError
 from harness.workers import machine_load, pool, process
-from harness.workers.attempt import not_ok
 from harness.workers.pool import gpu_places, place_here, shares
 from harness.workers.process import Launch, Limits, Place
-from harness.workers.runner import Event, run_jobs
+from harness.workers.scheduler import Event, not_ok, run_jobs
 
 SOON = Limits(case_s=1.5)
 
@@ -178,8 +177,8 @@ def test_a_gpu_that_vanishes_leaves_its_job_to_the_others(tmp_path: Path) -> Non
 def test_when_every_gpu_vanishes_the_run_says_so_and_resumes(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     run = new_run(tmp_path / "out", cases_of(SYSTEMS[:3]))
-    lost = [place("1", is_there=lambda: not gone.exists())]
-    with pytest.raises(RunError, match=r"out: no GPU is left for \d jobs, every one is gone; .*resume it"):
+    lost = [place("1", is_there=lambda: not gone.exists())] * 2
+    with pytest.raises(RunError, match=r"out: no GPU is left for 3 jobs, every one is gone; .*resume it"):
         pooled(run, launches(*SYSTEMS[:3], FAKE_GONE=f"1:{gone}"), lost)
     assert statuses(pooled(run, launches(*SYSTEMS[:3]))) == ["ok"] * 9
 
@@ -263,7 +262,7 @@ def test_a_run_of_one_gpu_ends_when_no_gpu_answers(two_gpus: TwoGpus, tmp_path: 
     two_gpus.there.clear()
     run = new_run(tmp_path / "out", cases_of(("a",), count=2))
     with pytest.raises(RunError, match="the GPU is gone; what is finished is kept"):
-        run_jobs(run, {("a", "cpu"): Launch(["/no/such/python"])}, place=place)
+        run_jobs(run, {("a", "cpu"): Launch(["/no/such/python"])}, places=[place])
     assert run.records() == []
     assert place_here() is process.HERE
 

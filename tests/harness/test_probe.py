@@ -44,7 +44,7 @@ def test_where_there_are_cores_the_packages_of_one_interpreter_are_asked_in_proc
 
 
 def test_a_full_disk_is_the_reason_of_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(mode: str) -> None:
+    def full() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(process.tempfile, "TemporaryFile", full)

@@ -14,8 +14,7 @@ import pytest
 from harness_helpers import HERE, QUICK, ROOT, alive, case, launch, measured, statuses, systems, wait_for
 
 from harness.workers import process
-from harness.workers.process import Launch, Limits, WorkerLost, WorkerProcess, end_marked
-from harness.workers.runner import Event
+from harness.workers.process import Launch, Limits, WorkerLost, WorkerProcess
 
 CASE = {"do": "case", "case": case().to_dict(), "policy": QUICK.to_dict(), "mode": "measure"}
 
@@ -75,15 +74,6 @@ def test_the_family_is_gone_when_the_worker_dies(note: Path, number: int) -> Non
     worker.kill()
 
 
-def test_the_family_is_gone_when_the_warden_is_killed(note: Path) -> None:
-    """The worker dies with its warden; what left its group is found by its environment."""
-    worker = started(note)
-    os.kill(worker._process.pid, signal.SIGKILL)
-    assert wait_for(lambda: not alive(family(note)["worker"]))
-    worker.kill()
-    assert not [name for name, pid in family(note).items() if alive(pid)]
-
-
 def test_a_family_that_hides_its_environment_is_gone_all_the_same(note: Path) -> None:
     """It is a descendant of the warden wherever it goes."""
     started(note, FAKE_CLEAN="1").kill()
@@ -114,25 +104,6 @@ def test_the_family_is_gone_when_the_parent_dies(tmp_path: Path, note: Path, num
     assert all_dead(note)
 
 
-def test_what_a_killed_parent_and_warden_left_is_named_and_ended_by_the_next_run(tmp_path: Path, note: Path) -> None:
-    folder = tmp_path / "out"
-    code = PARENT.format(here=str(HERE), folder=str(folder), note=str(note))
-    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL)
-    assert wait_for(lambda: len(family(note)) == 5, 30)
-    warden = int(Path(f"/proc/{family(note)['worker']}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(warden, signal.SIGSTOP)  # so that it cannot react to the end of its parent
-    parent.kill()
-    parent.wait()
-    os.kill(warden, signal.SIGKILL)
-    assert wait_for(lambda: not alive(family(note)["worker"]))
-    assert alive(family(note)["session"])
-    events: list[Event] = []
-    assert statuses(measured(folder, on_event=events.append)) == ["ok"]
-    assert events[0].kind == "left"
-    assert f"sleep ({family(note)['session']})" in events[0].message
-    assert all_dead(note)
-
-
 def test_after_a_timeout_the_family_is_gone(tmp_path: Path, note: Path) -> None:
     launches = systems("fake_systems:WithFamily", FAKE_CHILD=str(note))
     records = measured(tmp_path / "out", [case()], launches, limits=Limits(case_s=2.0))
@@ -152,19 +123,6 @@ def test_what_a_worker_used_is_seen_before_it_ends_and_counted_once(monkeypatch:
     worker.kill()
     assert set(seen) == {True}
     assert sum(counted) == 7.0
-
-
-def test_only_what_is_marked_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = subprocess.Popen(["sleep", "600"], env={**os.environ, "A_MARK": "x"})
-    longer = subprocess.Popen(["sleep", "600"], env={**os.environ, "A_MARK": "xy"})
-    try:
-        assert wait_for(lambda: Path(f"/proc/{longer.pid}/comm").read_text() == "sleep\n")
-        assert end_marked("A_MARK", "x") == [f"sleep ({ours.pid})"]
-        assert longer.poll() is None
-        assert ours.wait(5) == -signal.SIGKILL
-    finally:
-        longer.kill()
-        longer.wait()
 
 
 def test_code_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +159,14 @@ def test_a_log_that_grows_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     size = os.fstat(worker._stderr.fileno()).st_size
     worker.kill()
     assert size <= 1 << 16
+
+
+def test_the_log_is_emptied_while_a_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "OUTPUT_LIMIT", 1 << 16)
+    worker = WorkerProcess(launch("fake_systems:PrintsAtExit"))
+    worker.ask({"do": "probe"}, 30.0)
+    assert worker.stop(30.0) == 0
+    assert worker.ending_words == "the log is empty"
 
 
 def test_a_command_that_is_not_there_is_named_however_late_it_is_asked() -> None:

@@ -22,8 +22,9 @@ from harness.schema.profile import Profile, ProfileError, profile_path, write_pr
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunError, RunFile
-from harness.workers.process import RUN_VARIABLE, Limits, Place, Stopped, _marked, end_marked
-from harness.workers.runner import Terminated
+from harness.workers.process import Limits, Place, Stopped
+from harness.workers.scheduler import Terminated
+from harness.workers.warden import descendants
 
 KINETO = Tools("kineto")
 WITH_NCU = Tools("kineto", "ncu", {"ncu": "2025.3.0"})
@@ -372,10 +373,10 @@ def test_nsys_starts_no_worker_beside_that_of_kineto(
 ) -> None:
     fake("unreadable")
     run, beside = run_of(tmp_path, case(), case(batch=3)), list[int]()
-    by_nsys, mark = UnderProfiler.by_nsys, f"{RUN_VARIABLE}={run.folder.resolve()}".encode()
+    by_nsys = UnderProfiler.by_nsys
 
     def counted(under: UnderProfiler, *arguments: Any) -> Any:
-        beside.append(len(_marked(mark)))
+        beside.append(len(descendants(os.getpid())))
         return by_nsys(under, *arguments)
 
     monkeypatch.setattr(UnderProfiler, "by_nsys", counted)
@@ -489,7 +490,7 @@ def test_a_case_that_hangs_ends_and_leaves_no_process(tmp_path: Path, fake: Any)
     run, begun = run_of(tmp_path), time.monotonic()
     profile_all(run, WITH_NCU, stop_s=1.0)
     assert time.monotonic() - begun < 40
-    assert end_marked(RUN_VARIABLE, str(run.folder.resolve())) == []
+    assert descendants(os.getpid()) == []
 
 
 def test_auto_takes_the_best_that_is_here_and_says_so(fake: Any) -> None:

@@ -7,7 +7,7 @@ from harness_helpers import case, ok_record
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
 from harness.workers.progress import Progress, outcome, remaining
-from harness.workers.runner import Event
+from harness.workers.scheduler import Event
 
 
 class Terminal(io.StringIO):
@@ -16,7 +16,6 @@ class Terminal(io.StringIO):
 
 
 EVENTS = [
-    Event("left", 0, 2, 3, message="ended what an earlier run had left running: python (7)"),
     Event("plan", 0, 2, kept=3),
     Event("start", 0, 2, 3, Planned(case())),
     Event("record", 1, 2, 3, Planned(case()), ok_record(case(batch=7), (12.0, 12.5, 13.0))),
@@ -36,7 +35,6 @@ def test_plain_lines() -> None:
     ticks = iter([0.0, 0.0, 30.0, 60.0])
     lines = shown(io.StringIO(), now=lambda: next(ticks)).splitlines()
     assert lines == [
-        "ended what an earlier run had left running: python (7)",
         "quick: 2 cases to run, 3 kept from before",
         f"[1/2] ok      {case(batch=7).label}: 12.5 ms median of 3  (about 30 s left)",
         f"[2/2] oom     {case('oom').label}: CUDA out of [memory]",

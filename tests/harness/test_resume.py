@@ -28,9 +28,8 @@ from harness_helpers import (
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Planned, RunError
-from harness.workers.attempt import not_ok
 from harness.workers.process import Limits
-from harness.workers.runner import Event, Terminated
+from harness.workers.scheduler import Event, Terminated, not_ok
 
 SOON = Limits(case_s=1.0)
 

@@ -27,7 +27,7 @@ from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, SuiteE
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run, latest
 from harness.schema.run_file import FILE, Job, Planned, Request, RunError
-from harness.workers.runner import run_jobs
+from harness.workers.scheduler import run_jobs
 
 REQUEST = Request("2025-01-01T00:00:00+00:00", ("run", "quick"), "abc", False, {"cpu": {"model": "x"}})
 

@@ -25,9 +25,8 @@ from harness.schema.policy import Policy
 from harness.schema.record import RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import Planned, RunError
-from harness.workers.attempt import TRIES, not_ok
 from harness.workers.process import Launch, Limits
-from harness.workers.runner import Event, run_jobs
+from harness.workers.scheduler import TRIES, Event, Options, not_ok, run_jobs
 
 SOON = Limits(case_s=1.0)
 
@@ -235,7 +234,7 @@ def test_each_job_has_its_file(folder: Path) -> None:
 def test_one_job_of_a_run_alone(folder: Path) -> None:
     both = systems() | {("other", "cpu"): launch()}
     run = new_run(folder, [case(), case(system="other")])
-    run_jobs(run, both, jobs=run.jobs[1:])
+    run_jobs(run, both, Options(jobs=run.jobs[1:]))
     assert [path.name for path in (folder / "records").iterdir()] == ["other-cpu.jsonl"]
 
 

@@ -21,6 +21,7 @@ from harness.schema.claims import Claims, Holder
 from harness.schema.run import Run
 from harness.schema.run_file import RunError
 from harness.workers import slurm
+from harness.workers.scheduler import Options
 from harness.workers.task import refuse_submitted, run_task
 
 TASK = Holder("n1", 10, "77", "0")
@@ -149,7 +150,7 @@ def test_two_tasks_share_the_jobs_and_the_run_is_whole(folder: Path) -> None:
     found: dict[str, list[str]] = {}
 
     def task(index: str) -> None:
-        found[index] = run_task(Run.open(folder), of, replace(TASK, index=index), jobs=run.jobs)
+        found[index] = run_task(Run.open(folder), of, replace(TASK, index=index), Options())
 
     threads = [threading.Thread(target=task, args=(index,)) for index in "01"]
     for thread in threads:
@@ -159,7 +160,7 @@ def test_two_tasks_share_the_jobs_and_the_run_is_whole(folder: Path) -> None:
     assert sorted(found["0"] + found["1"]) == [job.name for job in run.jobs]
     assert statuses(run.records()) == ["ok"] * 4
     assert all(len(lines_of(folder, job.name)) == 1 for job in run.jobs)
-    assert run_task(run, of, replace(TASK, index="2"), jobs=run.jobs) == []
+    assert run_task(run, of, replace(TASK, index="2"), Options()) == []
 
 
 def test_tasks_and_a_run_alone_exclude_each_other_and_the_holder_is_named(folder: Path) -> None:
@@ -181,8 +182,7 @@ def test_a_task_waits_for_whoever_submits_it(folder: Path) -> None:
     with run.held():
         task = threading.Thread(
             target=run_task,
-            args=(run, launches("s0", entry="fake_systems:Fake"), TASK),
-            kwargs={"jobs": run.jobs},
+            args=(run, launches("s0", entry="fake_systems:Fake"), TASK, Options()),
         )
         task.start()
         time.sleep(0.5)
@@ -199,7 +199,7 @@ def test_a_task_whose_job_was_taken_over_writes_no_more(folder: Path) -> None:
             Claims(folder, "77").take("s0-cpu", replace(TASK, restart=1, host="n2"))
 
     with pytest.raises(RunError, match=r"s0-cpu was taken over by Slurm task 77_0, restart 1, .* on n2"):
-        run_task(run, launches("s0", entry="fake_systems:Fake"), TASK, jobs=run.jobs, on_event=requeue)
+        run_task(run, launches("s0", entry="fake_systems:Fake"), TASK, Options(on_event=requeue))
     assert len(run.records()) == 1
 
 
@@ -208,10 +208,10 @@ def test_a_task_whose_gpu_is_gone_takes_no_more_jobs(folder: Path, tmp_path: Pat
     run = new_run(folder, [case(system=job, batch=batch) for job in JOBS[:2] for batch in (1, 2)])
     lost = place("1", is_there=lambda: not gone.exists())
     of = launches(*JOBS, FAKE_GONE=f"1:{gone}")
-    with pytest.raises(RunError, match="GPU 1 is gone; what is left of s0-cpu waits for --resume"):
-        run_task(run, of, TASK, jobs=run.jobs, place=lost)
+    with pytest.raises(RunError, match="GPU 1 is gone; what is finished is kept"):
+        run_task(run, of, TASK, Options(), lost)
     assert len(run.records()) == 1
-    assert run_task(run, of, replace(TASK, index="1"), jobs=run.jobs, place=place("0")) == ["s1-cpu"]
+    assert run_task(run, of, replace(TASK, index="1"), Options(), place("0")) == ["s1-cpu"]
     pooled(run, of, [place("0")])
     assert statuses(run.records()) == ["ok"] * 4
 
@@ -224,7 +224,7 @@ def test_a_run_that_was_submitted_is_refused_with_its_job_and_host(folder: Path)
     with pytest.raises(RunError, match=expected):
         refuse_submitted(folder)
     with pytest.raises(RunError, match=expected):
-        run_task(run, launches("s0"), TASK, jobs=run.jobs)
+        run_task(run, launches("s0"), TASK, Options())
 
 
 def test_a_submission_that_slurm_forgot_is_over(folder: Path, squeue: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_submission_that_slurm_forgot_is_over(folder: Path, squeue: Path) -> N
     claims.note_submission(folder, "55")
     fake_command(squeue, "squeue", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
     refuse_submitted(folder)
-    assert run_task(run, launches("s0", entry="fake_systems:Fake"), TASK, jobs=run.jobs) == ["s0-cpu"]
+    assert run_task(run, launches("s0", entry="fake_systems:Fake"), TASK, Options()) == ["s0-cpu"]
     assert claims.submission(folder) is None  # all is done
 
 

@@ -16,7 +16,7 @@ from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunFile
 from harness.workers.process import Launch, Limits
-from harness.workers.runner import run_jobs
+from harness.workers.scheduler import Options, run_jobs
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 20.0
@@ -36,7 +36,7 @@ def run(folder: Path, *faults: str, time_limit_s: float = LIMIT_S, gpu: bool = F
     ]
     policy = Policy(min_samples=1, max_samples=1, budget_s=0.1, warmup_s=0, warmup_max_s=0)
     file = RunFile("measure", "cuda" if gpu else "cpu", (Job(*PAIR, tuple(cases)),), Catalogue(), policy)
-    return run_jobs(Run.create(folder / "run", file), {PAIR: launch}, limits=Limits(time_limit_s))
+    return run_jobs(Run.create(folder / "run", file), {PAIR: launch}, Options(limits=Limits(time_limit_s)))
 
 
 def test_each_fault_of_an_engine_is_a_record_with_its_reason_and_the_next_case_is_measured(tmp_path):
