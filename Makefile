@@ -27,7 +27,7 @@ FOR_PYTHON = @$(PYTHON) -c "import sys; v = sys.version_info[1]; sys.exit(0 if $
 # With VENV= nothing is installed.
 HAS_PACKAGES = $(if $(VENV),,@$(PY) -c "import sys; from importlib.util import find_spec; sys.exit(0 if all(map(find_spec, ('torch', 'typer', 'pandas'))) else 'make: $(PY) lacks packages of ttt-bench; name another by PYTHON=, or leave VENV= out to install them')")
 
-.PHONY: help install bench baselines venv-vllm venv-mamba test test-gpu sanitize lint chromium axe slurm clean
+.PHONY: help install bench baselines venv-vllm venv-mamba numbers test test-gpu sanitize lint chromium axe slurm clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^PYTHON/q' Makefile
@@ -71,6 +71,10 @@ venv-mamba: .venv-mamba/.installed systems.toml
 
 systems.toml:
 	cp bench/requirements/systems.toml $@
+
+# The tables of Markdown files, each from the runs that the comment above it names.
+numbers: $(INSTALLED)
+	$(PY) -m bench.numbers $(shell git grep --files-with-matches "^<!-- numbers" -- "*.md")
 
 # Files in their order: by the number of their tests, as xdist has them, long ones of few tests would come last. Many
 # tests wait for processes, so there is one more of pytest's than there are cores, up to four.

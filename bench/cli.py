@@ -70,44 +70,49 @@ def root(
         raise typer.Exit(2)
 
 
-@app.command()
-def systems(systems_file: SystemsFile = None) -> None:
-    """List what can run here, with versions, and why the rest cannot."""
-    from bench.commands.listing import list_systems
-
-    list_systems(systems_file)
-
-
-@app.command()
-def suites() -> None:
-    """List the suites, the question each answers, and the groups of suites."""
-    from bench.commands.listing import list_suites
+@app.command("list")
+def list_all() -> None:
+    """List suites, and what can run here and why the rest cannot."""
+    from bench.commands.listing import list_suites, list_systems
 
     list_suites()
+    print()
+    list_systems()
 
 
 @app.command()
-def build() -> None:
-    """Compile the CUDA kernels ahead, and show registers and spills; needs nvcc, no GPU."""
+def build(
+    learner: Annotated[list[str] | None, typer.Argument(help="With --tune: linear, mlp; by default both.")] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Measure launch settings of the generate kernels on this GPU instead.")
+    ] = False,
+    form: Annotated[str | None, typer.Option(help="Of --tune: dual, primal; by default both.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of --tune, the state's: planes, float32, bfloat16, float16; by default all.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Of --tune: sequences that generate together; 512.", min=1)] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Of --tune: a new file of sections; by default printed.")
+    ] = None,
+) -> None:
+    """Compile the CUDA kernels; show their registers and spills.
+
+    It needs nvcc and no GPU. --tune makes sections for tk_kernels/generate/tuning.toml.
+    """
+    from bench.errors import UserError
+
+    if tune:
+        from bench.commands.tune import tune as measure_settings
+
+        measure_settings(learner or (), form, precision, batch or 512, output)
+        return
+    given = {"LEARNER": learner, "--form": form, "--precision": precision, "--batch": batch, "--output": output}
+    for name, value in given.items():
+        if value:
+            raise UserError(f"build {name}: says what to tune; add --tune")
     from bench.commands.build import build_kernels
 
     build_kernels()
-
-
-@app.command()
-def tune(
-    learner: Annotated[list[str] | None, typer.Argument(help="linear, mlp; by default both.")] = None,
-    form: Annotated[str | None, typer.Option(help="dual, primal; by default both.")] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Of the state: planes, float32, bfloat16, float16; by default all.")
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences that generate together.", min=1)] = 512,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A new file; by default printed.")] = None,
-) -> None:
-    """Measure launch settings of the generate kernels on this GPU: sections for tk_kernels/generate/tuning.toml."""
-    from bench.commands.tune import tune
-
-    tune(learner or (), form, precision, batch, output)
 
 
 @app.command()
@@ -156,7 +161,10 @@ def run(
         typer.Option(help="Submit tasks to Slurm instead: partition=gpu,time=01:00:00,gpus=4 and more of sbatch's."),
     ] = None,
 ) -> None:
-    """Measure suites into a run: OUT/run.json says what, OUT/records/ holds a record of every case."""
+    """Measure suites into a run folder.
+
+    OUT/run.json says what is measured, OUT/records/ holds a record of every case.
+    """
     from bench.commands import measure
     from bench.errors import UserError
     from bench.selection import Asked
@@ -263,7 +271,10 @@ def verify(
     device: Device = "auto",
     systems_file: SystemsFile = None,
 ) -> None:
-    """Check outputs and fidelity without timing; exit status 1 when a case differs or fails, or all are skipped."""
+    """Check outputs and fidelity; time nothing.
+
+    Exit status 1 when a case differs or fails, or all are skipped.
+    """
     from bench.commands.verify import verify as check
     from bench.selection import Asked
     from harness.workers.process import Limits
@@ -293,65 +304,54 @@ def table(
 
 
 @app.command()
-def numbers(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Markdown files.")],
-) -> None:
-    """Write the tables of Markdown files from runs, each below a comment that defines it (see bench/numbers.py)."""
-    from bench.commands import results
-
-    results.numbers(files)
-
-
-@app.command()
 def report(
     run: RunFolder,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The page; by default RUN/report.html.")] = None,
     systems: Systems = None,
-) -> None:
-    """Draw a run as one self-contained HTML page."""
-    from bench.commands import results
-
-    results.report(run, output, systems)
-
-
-@app.command()
-def picture(
-    run: RunFolder,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The PNG file.")],
+    png: Annotated[
+        Path | None, typer.Option(help="Draw figures to this PNG file instead; needs Chromium and playwright.")
+    ] = None,
     figures: Annotated[
-        str, typer.Option(help="Figures of the page by their name, such as fig15; `all` for the page; else the first.")
+        str, typer.Option(help="Of --png: figures by their name, such as fig15; `all`: the page; else the first.")
     ] = "",
-    theme: Annotated[str, typer.Option(help="light or dark.")] = "light",
-    width: Annotated[int, typer.Option(help="Of the page, in CSS pixels.", min=320, max=4096)] = 1240,
-    log_y: Annotated[bool, typer.Option("--log-y", help="Logarithmic values.")] = False,
-    systems: Systems = None,
+    theme: Annotated[str, typer.Option(help="Of --png: light or dark.")] = "light",
+    width: Annotated[int, typer.Option(help="Of --png: the page's, in CSS pixels.", min=320, max=4096)] = 1240,
+    log_y: Annotated[bool, typer.Option("--log-y", help="Of --png: logarithmic values.")] = False,
 ) -> None:
-    """Draw figures of a run as a PNG; needs Chromium and playwright."""
+    """Draw a run as one self-contained page, or as a PNG."""
     from bench.commands import results
+    from bench.errors import UserError
 
-    results.picture(run, output, figures, theme, width, log_y, systems)
+    if png is None:
+        results.report(run, output, systems)
+    elif output is not None:
+        raise UserError("--output --png: one of them; --png names the file of a picture")
+    else:
+        results.picture(run, png, figures, theme, width, log_y, systems)
 
 
 @app.command()
 def site(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folders of runs.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the site.")],
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN...", help="The folders of runs.")] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve the site on the loopback address, until Ctrl-C.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Of --serve; 0 for a free one.", min=0, max=65535)] = 8000,
 ) -> None:
-    """Make a static site of runs, or bring it up to date: a page a run, systems over time, any two runs compared."""
+    """Make, update or serve a static site of runs.
+
+    It has a page of each run, systems over time, and any two runs compared.
+    """
     from bench.commands import site as commands
+    from bench.errors import UserError
 
-    commands.site(runs, output)
-
-
-@app.command()
-def preview(
-    site: Annotated[Path, typer.Argument(metavar="SITE", help="The folder of a site.")],
-    port: Annotated[int, typer.Option(help="On the loopback address; 0 for a free one.", min=0, max=65535)] = 8000,
-) -> None:
-    """Serve a site on the loopback address, to look at it."""
-    from bench.commands import site as commands
-
-    commands.preview(site, port)
+    if not runs and not serve:
+        raise UserError("site: name the folders of runs, or add --serve to look at a site")
+    if runs:
+        commands.site(runs, output)
+    if serve:
+        commands.serve(output, port)
 
 
 @app.command()
@@ -363,7 +363,10 @@ def convert(
         typer.Option(help="The run's ttt_base_lr; by default the paper's: 1 of TTT-Linear, 0.1 of TTT-MLP."),
     ] = None,
 ) -> None:
-    """Convert a checkpoint of the authors' JAX code to config.json and safetensors."""
+    """Convert a checkpoint of the authors' JAX code.
+
+    The new folder has config.json and safetensors.
+    """
     from bench.commands.convert import convert_checkpoint
 
     convert_checkpoint(file, output, base_lr)
@@ -380,7 +383,10 @@ def compare(
     json: Json = False,
     html: Page = None,
 ) -> None:
-    """Compare two runs; judges only differences beyond 5%. Shows B/A of each case, and how the machines differ."""
+    """Compare two runs; judge differences beyond 5%.
+
+    It shows B/A of each case, and how the machines differ.
+    """
     from bench.commands import compare as commands
 
     commands.compare(a, b, fail_on, commands.Shown(_format(markdown, json), html))
@@ -413,7 +419,10 @@ def ab(
     device: Device = "auto",
     systems_file: SystemsFile = None,
 ) -> None:
-    """Measure two commits in turns on this machine: faster, slower, same or undecided; exit status 1 if slower."""
+    """Measure two commits in turns on this machine, and judge.
+
+    Each case is faster, slower, same or undecided; exit status 1 if one is slower.
+    """
     from bench.commands import compare as commands
     from bench.selection import Asked
     from harness.workers.process import Limits
@@ -476,7 +485,10 @@ def profile(
     systems_file: SystemsFile = None,
     gpus: Gpus = None,
 ) -> None:
-    """Run cases again under a profiler, never timed: OUT/profiles/ holds where the time of each went, and why."""
+    """Run cases again under a profiler, never timed.
+
+    OUT/profiles/ holds where the time of each went, and why.
+    """
     from bench.commands.profile import profile
     from bench.selection import Asked
     from harness.workers.process import Limits

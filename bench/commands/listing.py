@@ -1,4 +1,4 @@
-"""`ttt-bench systems` and `ttt-bench suites`."""
+"""`ttt-bench list`."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ from harness.workers.probe import probe
 from tk_kernels.build import NO_GPU, OTHER_GPU
 
 
-def list_systems(systems_file: Path | None) -> None:
+def list_systems(systems_file: Path | None = None) -> None:
     """Ask every system whether it can run here, each interpreter once."""
     print("asking each system's packages; importing them takes a few seconds", file=sys.stderr)
     starts = launches(systems_file)

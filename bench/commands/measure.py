@@ -139,7 +139,7 @@ def dry_run(
         print(
             f"ttt-bench: {file} is not used; add --systems-file {file} for the systems that it names", file=sys.stderr
         )
-    print("ttt-bench: `ttt-bench systems`, on the machine that will measure, lists what can run there", file=sys.stderr)
+    print("ttt-bench: `ttt-bench list`, on the machine that will measure, says what can run there", file=sys.stderr)
 
 
 def _on(gpus: str | None, named: Sequence[str]) -> str:

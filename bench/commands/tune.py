@@ -1,4 +1,4 @@
-"""`ttt-bench tune`: launch settings of the generate kernels for this GPU, as sections of `tuning.toml`."""
+"""`ttt-bench build --tune`: launch settings of the generate kernels for this GPU, as sections of `tuning.toml`."""
 
 import sys
 from collections.abc import Iterator, Sequence

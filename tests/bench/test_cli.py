@@ -40,6 +40,16 @@ def test_version_and_short_help(tmp_path):
     assert "Usage:" in bare.stdout
 
 
+def test_the_help_of_twelve_commands_fits_80_columns_without_cutting_words(tmp_path):
+    narrow = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    command = [sys.executable, "-m", "bench", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=narrow, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    commands = lines[lines.index("Commands:") + 1 :]
+    assert len(commands) == 12
+    assert all(len(line) <= 80 and line.endswith(".") and not line.endswith("...") for line in commands)
+
+
 def test_verify_prints_the_checks(tmp_path):
     done = ttt_bench("verify", "quick", *SMALL[:-2], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -161,7 +171,7 @@ def test_systems_name_what_installs_a_package_and_nothing_that_would_install_a_g
 
 
 def test_without_a_gpu_no_system_asks_for_packages_first(tmp_path):
-    lines = called("systems", cwd=tmp_path).stdout.splitlines()[1:]
+    lines = [line for line in called("list", cwd=tmp_path).stdout.splitlines() if line]
     gpu_only = [each.label for each in ADAPTERS if each.install != "make bench" or "triton-" in each.backend]
     named = {line.split()[0]: line for line in lines}
     assert all(named[label].rstrip().endswith(NO_GPU) for label in gpu_only)

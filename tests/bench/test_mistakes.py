@@ -58,7 +58,7 @@ def test_a_figure_of_an_unknown_axis_or_metric_is_one_sentence(monkeypatch, caps
         ({}, {"y": "speed"}, "metric 'speed' is unknown; there are latency_ms, "),
     ],
 )
-@pytest.mark.parametrize("command", [["suites"], ["run", "quick", "--device", "cpu", "--dry-run"]])
+@pytest.mark.parametrize("command", [["list"], ["run", "quick", "--device", "cpu", "--dry-run"]])
 def test_a_suite_that_names_what_does_not_exist_is_one_sentence(monkeypatch, tmp_path, command, panel, figure, said):
     whole = find_suite("fig15-generate")
     panels, figures = (replace(whole.panels[0], **panel),), (replace(whole.figures[0], **figure),)
@@ -68,14 +68,14 @@ def test_a_suite_that_names_what_does_not_exist_is_one_sentence(monkeypatch, tmp
     assert_one_sentence(called(*command, cwd=tmp_path), f"suite 'fig15-generate': {said}")
 
 
-@pytest.mark.parametrize("command", [["suites"], ["run", "quick", "--device", "cpu", "--dry-run"]])
+@pytest.mark.parametrize("command", [["list"], ["run", "quick", "--device", "cpu", "--dry-run"]])
 def test_two_suites_of_one_name_are_one_sentence(monkeypatch, tmp_path, command):
     for module in (listing, planning):
         monkeypatch.setattr(module, "SUITES", (find_suite("quick"), find_suite("quick")))
     assert_one_sentence(called(*command, cwd=tmp_path), "suite 'quick': two suites have this name")
 
 
-@pytest.mark.parametrize("command", [["run", "quick", "--device", "cpu", "--out"], ["preview"]])
+@pytest.mark.parametrize("command", [["run", "quick", "--device", "cpu", "--out"], ["site", "--serve", "--output"]])
 def test_a_name_that_is_too_long_is_one_sentence(tmp_path, command):
     name = "x" * 300
     assert_one_sentence(called(*command, name, cwd=tmp_path), name, "name too long")
@@ -126,7 +126,7 @@ def test_one_is_no_plural(tmp_path):
         (["run", "quick", "--out="], ["--out '': is empty"]),
         (["ab", "HEAD", "HEAD", "-o", ""], ["-o '': is empty"]),
         (["site", "none", "-o", ""], ["-o '': is empty"]),
-        (["picture", ".", "-o", "x.svg"], ["x.svg: a picture is a PNG; name a file that ends in .png"]),
+        (["report", ".", "--png", "x.svg"], ["x.svg: a picture is a PNG; name a file that ends in .png"]),
         (["run", "quick", "--sizes", "7b"], ["7b", "1.3b"]),
         (["run", "quick", "--batch", "0"], ["--batch 0: must be at least 1"]),
         (["run", "quick", "--budget", "inf"], ["--budget inf: must be a number of seconds"]),
@@ -168,11 +168,11 @@ def test_one_is_no_plural(tmp_path):
         (["table", "."], ["is not a run"]),
         (["report", ".", "-o", "page.html"], ["is not a run"]),
         (["table", "none", "--csv", "--json"], ["--csv --json: one format at a time"]),
-        (["import", "none", "-o", "new"], ["none: no such file or folder"]),
-        (["tune", "gru"], ["LEARNER gru: unknown; there are linear, mlp"]),
-        (["tune", "--form", "trial"], ["--form trial: unknown; there are dual, primal"]),
-        (["tune", "mlp", "--precision", "int8"], ["--precision int8: unknown", "planes"]),
-        (["tune", "--batch", "0"], ["--batch"]),
+        (["build", "gru"], ["build LEARNER: says what to tune; add --tune"]),
+        (["build", "--tune", "gru"], ["LEARNER gru: unknown; there are linear, mlp"]),
+        (["build", "--tune", "--form", "trial"], ["--form trial: unknown; there are dual, primal"]),
+        (["build", "--tune", "mlp", "--precision", "int8"], ["--precision int8: unknown", "planes"]),
+        (["build", "--tune", "--batch", "0"], ["--batch"]),
         (["nothing"], ["nothing"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -187,7 +187,9 @@ def test_no_gpu_where_one_is_asked_for(tmp_path):
     if done.returncode == 0:
         pytest.fail("a GPU was found: run this test on a machine without one")
     assert_one_sentence(done, "no CUDA GPU was found")
-    assert_one_sentence(ttt_bench("tune", "linear", cwd=tmp_path), "nothing can be tuned here", "no CUDA GPU")
+    assert_one_sentence(
+        ttt_bench("build", "--tune", "linear", cwd=tmp_path), "nothing can be tuned here", "no CUDA GPU"
+    )
 
 
 @pytest.mark.parametrize("command", ["table", "report"])

@@ -424,7 +424,7 @@ def test_a_dry_run_lists_cases_and_jobs_and_needs_no_gpu(tmp_path, device):
     cases = [line for line in done.stdout.splitlines() if " tiny " in line]
     assert len(cases) == {"cpu": 10, "cuda": 20}[device]
     assert done.stdout.splitlines()[-1].startswith(f"{len(cases)} cases in ")
-    assert "`ttt-bench systems`, on the machine that will measure, lists what can run there" in done.stderr
+    assert "`ttt-bench list`, on the machine that will measure, says what can run there" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
