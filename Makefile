@@ -11,8 +11,6 @@ OUT := out/$(shell date +%Y%m%d-%H%M%S)
 endif
 SUITES ?=
 RUN_OPTIONS ?=
-# Asked by the shell: make expands all lines of a recipe before the first, which writes the file, runs.
-SYSTEMS_FILE = $$(test ! -f systems.toml || echo --systems-file systems.toml)
 TARGET := $(if $(shell nvidia-smi -L 2>/dev/null),cuda,cpu)
 BIN := $(if $(VENV),$(abspath $(VENV))/bin/,)
 PY := $(if $(VENV),$(BIN)python,$(PYTHON))
@@ -41,7 +39,7 @@ ifeq ($(TARGET),cuda)
 	$(if $(VENV),-@$(MAKE) --no-print-directory venv-mamba)
 	-$(PY) -m bench build
 endif
-	$(PY) -m bench run $(SUITES) --out $(OUT) --resume $(SYSTEMS_FILE) $(RUN_OPTIONS)
+	$(PY) -m bench run $(SUITES) --out $(OUT) --resume $(RUN_OPTIONS)
 	$(if $(findstring --dry-run,$(RUN_OPTIONS)),,$(PY) -m bench report $(OUT))
 
 # Environments of their own for systems whose pins conflict, and the systems.toml that names them.

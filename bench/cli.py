@@ -2,9 +2,8 @@
 
 import io
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +13,6 @@ from bench.ending import guarded, replace_closed_streams
 from bench.options import (
     COLUMNS,
     SLOWER,
-    Backbone,
     Batch,
     Checkpoint,
     Context,
@@ -22,24 +20,18 @@ from bench.options import (
     Gpus,
     Json,
     Markdown,
-    MiniBatch,
     Out,
     Page,
     Phase,
     RetryOption,
     RunFolder,
-    Sizes,
-    StartLimit,
     Suites,
     Systems,
-    SystemsFile,
     TimeLimit,
 )
-from harness.measure.interval import FEWEST
 
 if TYPE_CHECKING:
-    from bench.commands.planning import ToRetry
-    from bench.selection import Asked
+    from bench.request import RunRequest
 
 app = typer.Typer(
     add_completion=False,
@@ -119,12 +111,9 @@ def build(
 def run(
     suite: Suites = None,
     systems: Systems = None,
-    sizes: Sizes = None,
     batch: Batch = None,
     context: Context = None,
     phase: Phase = None,
-    mini_batch: MiniBatch = None,
-    backbone: Backbone = None,
     checkpoint: Checkpoint = None,
     out: Out = None,
     resume: Annotated[
@@ -138,7 +127,6 @@ def run(
         ),
     ] = False,
     time_limit: TimeLimit = 600,
-    start_limit: StartLimit = 300,
     budget: Annotated[
         float | None,
         typer.Option(
@@ -146,15 +134,7 @@ def run(
             min=0.001,
         ),
     ] = None,
-    min_samples: Annotated[
-        int | None,
-        typer.Option(help=f"Samples of a case, whatever the budget; {FEWEST} but for quick.", min=1),
-    ] = None,
-    repeats: Annotated[
-        int, typer.Option(help="Fresh processes that each case runs in, one after another.", min=1, max=99)
-    ] = 1,
     device: Device = "auto",
-    systems_file: SystemsFile = None,
     gpus: Gpus = None,
     slurm: Annotated[
         str | None,
@@ -166,46 +146,33 @@ def run(
     OUT/run.json says what is measured, OUT/records/ holds a record of every case.
     """
     from bench.commands import measure
+    from bench.commands import slurm as tasks
     from bench.errors import UserError
-    from bench.selection import Asked
-    from harness.workers.process import Limits
+    from bench.request import RunRequest
 
-    axes = (systems, sizes, batch, context, phase, mini_batch, backbone, checkpoint)
-    asked = Asked(tuple(suite or ()), *axes, device, systems_file, budget, min_samples, repeats)
     if gpus is not None and slurm is not None:
         raise UserError("--gpus --slurm: one of them; --slurm says gpus=N itself")
-    again, limits, arguments = _retry(retry, resume), Limits(time_limit, start_limit), sys.argv[1:]
-    out = _folder(out, resume)
+    request = RunRequest(
+        suites=suite, systems=systems, batch=batch, context=context, phase=phase, checkpoint=checkpoint, device=device,
+        budget_s=budget, time_limit_s=time_limit, gpus=gpus, slurm=slurm, out=out, resume=resume, retry=retry,
+    )  # fmt: skip
     if dry_run:
-        measure.dry_run(asked, out, gpus, slurm, resume=resume, retry=again)
+        measure.dry_run(request, _folder(request))
     elif slurm is not None:
-        from bench.commands.slurm import submit
-
-        submit(asked, out, slurm, resume=resume, retry=again, limits=limits, arguments=arguments)
+        tasks.submit(request, _folder(request))
     else:
-        measure.run(asked, out, resume=resume, retry=again, limits=limits, arguments=arguments, gpus=gpus)
+        measure.run(request, _folder(request))
 
 
-def _folder(out: Path | None, resume: bool) -> Path:
+def _folder(request: "RunRequest") -> Path:
     """OUT, or a new folder that is named after this moment."""
     from datetime import datetime
 
     from bench.errors import UserError
 
-    if out is None and resume:
+    if request.out is None and request.resume:
         raise UserError("--resume: say by --out which run")
-    return out or Path("out") / f"{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def _retry(asked: str | None, resume: bool, known: Sequence[str] = ("lost", "failed", "marked")) -> "ToRetry":
-    """What `--retry` says."""
-    from bench.errors import UserError
-
-    if asked not in (None, *known):
-        raise UserError(f"--retry {asked}: must be {', '.join(known[:-1])} or {known[-1]}")
-    if asked is not None and not resume:
-        raise UserError(f"--retry {asked}: says what --resume does; add --resume")
-    return cast("ToRetry", asked or "lost")
+    return request.out or Path("out") / f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
 @app.command()
@@ -216,23 +183,7 @@ def status(
     """Show how far a run is and who works on it."""
     from bench.commands.status import status
 
-    status(run, cancel, _asked_by)
-
-
-def _asked_by(arguments: Sequence[str]) -> "Asked":
-    """What these arguments of `run` or `profile` ask for; UserError where they cannot be read."""
-    from bench.errors import UserError
-    from bench.selection import Asked
-
-    name, *words = arguments
-    try:
-        given = typer.main.get_command(app).commands[name].make_context(name, words).params  # type: ignore[attr-defined]
-    except Exception as error:
-        if not hasattr(error, "format_message"):
-            raise
-        raise UserError(f"{name}: {error.format_message()}") from None
-    axes = ("systems", "sizes", "batch", "context", "phase", "mini_batch", "backbone", "checkpoint")
-    return Asked(tuple(given["suite"] or ()), *(given[axis] for axis in axes))
+    status(run, cancel)
 
 
 @app.command(hidden=True)
@@ -243,45 +194,39 @@ def work(
     ] = None,
     retry: RetryOption = None,
     time_limit: TimeLimit = 600,
-    start_limit: StartLimit = 300,
-    systems_file: SystemsFile = None,
     checkpoint: Checkpoint = None,
 ) -> None:
     """Be one task of a run that Slurm's tasks share."""
     from bench.commands.slurm import work
-    from harness.workers.process import Limits
+    from bench.request import RunRequest
 
-    limits = Limits(time_limit, start_limit)
-    work(run, keys, systems_file, retry=_retry(retry, resume=True), limits=limits, checkpoint=checkpoint)
+    work(RunRequest(checkpoint=checkpoint, time_limit_s=time_limit, retry=retry), run, keys)
 
 
 @app.command()
 def verify(
     suite: Suites = None,
     systems: Systems = None,
-    sizes: Sizes = None,
     batch: Batch = None,
     context: Context = None,
     phase: Phase = None,
-    mini_batch: MiniBatch = None,
-    backbone: Backbone = None,
     checkpoint: Checkpoint = None,
     time_limit: TimeLimit = 600,
-    start_limit: StartLimit = 300,
     device: Device = "auto",
-    systems_file: SystemsFile = None,
 ) -> None:
     """Check outputs and fidelity; time nothing.
 
     Exit status 1 when a case differs or fails, or all are skipped.
     """
     from bench.commands.verify import verify as check
-    from bench.selection import Asked
-    from harness.workers.process import Limits
+    from bench.request import RunRequest
 
-    axes = (systems, sizes, batch, context, phase, mini_batch, backbone, checkpoint)
-    asked = Asked(tuple(suite or ()), *axes, device, systems_file)
-    check(asked, limits=Limits(time_limit, start_limit))
+    check(
+        RunRequest(
+            command="verify", suites=suite, systems=systems, batch=batch, context=context, phase=phase,
+            checkpoint=checkpoint, device=device, time_limit_s=time_limit,
+        )
+    )  # fmt: skip
 
 
 @app.command()
@@ -398,7 +343,6 @@ def ab(
     new: Annotated[str, typer.Argument(metavar="NEW", help="What is compared with it.")],
     suite: Suites = None,
     systems: Systems = None,
-    sizes: Sizes = None,
     batch: Batch = None,
     context: Context = None,
     phase: Phase = None,
@@ -413,33 +357,21 @@ def ab(
     json: Json = False,
     html: Page = None,
     time_limit: TimeLimit = 600,
-    start_limit: StartLimit = 300,
     budget: Annotated[float | None, typer.Option(help="Seconds of sampling a case and side.", min=0.001)] = None,
-    min_samples: Annotated[int | None, typer.Option(help="Samples of a case and side.", min=1)] = None,
     device: Device = "auto",
-    systems_file: SystemsFile = None,
 ) -> None:
     """Measure two commits in turns on this machine, and judge.
 
     Each case is faster, slower, same or undecided; exit status 1 if one is slower.
     """
     from bench.commands import compare as commands
-    from bench.selection import Asked
-    from harness.workers.process import Limits
+    from bench.request import RunRequest
 
-    asked = Asked(
-        tuple(suite or ()), systems, sizes, batch, context, phase, device=device, systems_file=systems_file,
-        budget_s=budget, min_samples=min_samples, repeats=rounds,
+    request = RunRequest(
+        command="ab", sides=(old, new), suites=suite, systems=systems, batch=batch, context=context, phase=phase,
+        rounds=rounds, budget_s=budget, time_limit_s=time_limit, device=device, out=out,
     )  # fmt: skip
-    commands.ab(
-        asked,
-        (old, new),
-        out,
-        limits=Limits(time_limit, start_limit),
-        fail_on=fail_on,
-        shown=commands.Shown(_format(markdown, json), html),
-        arguments=sys.argv[1:],
-    )
+    commands.ab(request, out, fail_on, commands.Shown(_format(markdown, json), html))
 
 
 def _format(markdown: bool, json: bool) -> str:
@@ -454,12 +386,9 @@ def _format(markdown: bool, json: bool) -> str:
 def profile(
     suite: Suites = None,
     systems: Systems = None,
-    sizes: Sizes = None,
     batch: Batch = None,
     context: Context = None,
     phase: Phase = None,
-    mini_batch: MiniBatch = None,
-    backbone: Backbone = None,
     checkpoint: Checkpoint = None,
     way: Annotated[
         str,
@@ -477,12 +406,11 @@ def profile(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the profiles that are there; make the rest.")] = False,
     retry: Annotated[
-        str | None, typer.Option(help="With --resume: what was `lost` (the default), or all that `failed`, again.")
+        str | None,
+        typer.Option(help="Resume, and make again what was `lost` (the default), or all that `failed`."),
     ] = None,
     time_limit: TimeLimit = 600,
-    start_limit: StartLimit = 300,
     device: Device = "auto",
-    systems_file: SystemsFile = None,
     gpus: Gpus = None,
 ) -> None:
     """Run cases again under a profiler, never timed.
@@ -490,21 +418,14 @@ def profile(
     OUT/profiles/ holds where the time of each went, and why.
     """
     from bench.commands.profile import profile
-    from bench.selection import Asked
-    from harness.workers.process import Limits
+    from bench.request import RunRequest
 
-    axes = (systems, sizes, batch, context, phase, mini_batch, backbone, checkpoint)
-    asked = Asked(tuple(suite or ()), *axes, device, systems_file)
-    profile(
-        asked,
-        _folder(out, resume),
-        way=way,
-        resume=resume,
-        retry_failed=_retry(retry, resume, ("lost", "failed")) == "failed",
-        limits=Limits(time_limit, start_limit),
-        arguments=sys.argv[1:],
-        gpus=gpus,
-    )
+    request = RunRequest(
+        command="profile", suites=suite, systems=systems, batch=batch, context=context, phase=phase,
+        checkpoint=checkpoint, way=way, device=device, time_limit_s=time_limit, gpus=gpus, out=out, resume=resume,
+        retry=retry,
+    )  # fmt: skip
+    profile(request, _folder(request))
 
 
 def main() -> None:

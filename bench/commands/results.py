@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bench.errors import UserError
-from bench.selection import words
+from bench.request import words
 from harness.schema.files import refusing
 
 

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from bench.errors import UserError
 from bench.models.config import BASE_LR
-from bench.selection import words
+from bench.request import words
 from tk_kernels import FORMS
 from tk_kernels.build import NO_GPU
 from tk_kernels.generate.tuning import Tuning, section
