@@ -47,6 +47,8 @@ def test_the_help_of_twelve_commands_fits_80_columns_without_cutting_words(tmp_p
     lines = done.stdout.splitlines()
     commands = lines[lines.index("Commands:") + 1 :]
     assert len(commands) == 12
+    options = [line for line in called("run", "--help", cwd=tmp_path).stdout.splitlines() if re.match(" +-", line)]
+    assert len(options) == 15  # --help among them
     assert all(len(line) <= 80 and line.endswith(".") and not line.endswith("...") for line in commands)
 
 
