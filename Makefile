@@ -11,8 +11,6 @@ OUT := out/$(shell date +%Y%m%d-%H%M%S)
 endif
 SUITES ?=
 RUN_OPTIONS ?=
-# Asked by the shell: make expands all lines of a recipe before the first, which writes the file, runs.
-SYSTEMS_FILE = $$(test ! -f systems.toml || echo --systems-file systems.toml)
 TARGET := $(if $(shell nvidia-smi -L 2>/dev/null),cuda,cpu)
 BIN := $(if $(VENV),$(abspath $(VENV))/bin/,)
 PY := $(if $(VENV),$(BIN)python,$(PYTHON))
@@ -27,7 +25,7 @@ FOR_PYTHON = @$(PYTHON) -c "import sys; v = sys.version_info[1]; sys.exit(0 if $
 # With VENV= nothing is installed.
 HAS_PACKAGES = $(if $(VENV),,@$(PY) -c "import sys; from importlib.util import find_spec; sys.exit(0 if all(map(find_spec, ('torch', 'typer', 'pandas'))) else 'make: $(PY) lacks packages of ttt-bench; name another by PYTHON=, or leave VENV= out to install them')")
 
-.PHONY: help install bench baselines venv-vllm venv-mamba test test-gpu sanitize lint chromium axe slurm clean
+.PHONY: help install bench baselines venv-vllm venv-mamba numbers test test-gpu sanitize lint chromium axe slurm clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^PYTHON/q' Makefile
@@ -41,7 +39,7 @@ ifeq ($(TARGET),cuda)
 	$(if $(VENV),-@$(MAKE) --no-print-directory venv-mamba)
 	-$(PY) -m bench build
 endif
-	$(PY) -m bench run $(SUITES) --out $(OUT) --resume $(SYSTEMS_FILE) $(RUN_OPTIONS)
+	$(PY) -m bench run $(SUITES) --out $(OUT) --resume $(RUN_OPTIONS)
 	$(if $(findstring --dry-run,$(RUN_OPTIONS)),,$(PY) -m bench report $(OUT))
 
 # Environments of their own for systems whose pins conflict, and the systems.toml that names them.
@@ -71,6 +69,10 @@ venv-mamba: .venv-mamba/.installed systems.toml
 
 systems.toml:
 	cp bench/requirements/systems.toml $@
+
+# The tables of Markdown files, each from the runs that the comment above it names.
+numbers: $(INSTALLED)
+	$(PY) -m bench.numbers $(shell git grep --files-with-matches "^<!-- numbers" -- "*.md")
 
 # Files in their order: by the number of their tests, as xdist has them, long ones of few tests would come last. Many
 # tests wait for processes, so there is one more of pytest's than there are cores, up to four.

@@ -5,7 +5,7 @@ from typing import Any
 
 from bench.errors import UserError
 
-LISTS = ("--systems", "--sizes", "--batch", "--context", "--phase", "--mini-batch", "--backbone", "--columns")
+LISTS = ("--systems", "--batch", "--context", "--phase", "--columns")
 _PLACES = ("--out", "--output", "-o")
 
 

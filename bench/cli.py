@@ -2,9 +2,8 @@
 
 import io
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +13,6 @@ from bench.ending import guarded, replace_closed_streams
 from bench.options import (
     COLUMNS,
     SLOWER,
-    Backbone,
     Batch,
     Checkpoint,
     Context,
@@ -22,24 +20,18 @@ from bench.options import (
     Gpus,
     Json,
     Markdown,
-    MiniBatch,
     Out,
     Page,
     Phase,
     RetryOption,
     RunFolder,
-    Sizes,
-    StartLimit,
     Suites,
     Systems,
-    SystemsFile,
     TimeLimit,
 )
-from harness.measure.interval import FEWEST
 
 if TYPE_CHECKING:
-    from bench.commands.planning import ToRetry
-    from bench.selection import Asked
+    from bench.request import RunRequest
 
 app = typer.Typer(
     add_completion=False,
@@ -70,56 +62,58 @@ def root(
         raise typer.Exit(2)
 
 
-@app.command()
-def systems(systems_file: SystemsFile = None) -> None:
-    """List what can run here, with versions, and why the rest cannot."""
-    from bench.commands.listing import list_systems
-
-    list_systems(systems_file)
-
-
-@app.command()
-def suites() -> None:
-    """List the suites, the question each answers, and the groups of suites."""
-    from bench.commands.listing import list_suites
+@app.command("list")
+def list_all() -> None:
+    """List suites, and what can run here and why the rest cannot."""
+    from bench.commands.listing import list_suites, list_systems
 
     list_suites()
+    print()
+    list_systems()
 
 
 @app.command()
-def build() -> None:
-    """Compile the CUDA kernels ahead, and show registers and spills; needs nvcc, no GPU."""
+def build(
+    learner: Annotated[list[str] | None, typer.Argument(help="With --tune: linear, mlp; by default both.")] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Measure launch settings of the generate kernels on this GPU instead.")
+    ] = False,
+    form: Annotated[str | None, typer.Option(help="Of --tune: dual, primal; by default both.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of --tune, the state's: planes, float32, bfloat16, float16; by default all.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Of --tune: sequences that generate together; 512.", min=1)] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Of --tune: a new file of sections; by default printed.")
+    ] = None,
+) -> None:
+    """Compile the CUDA kernels; show their registers and spills.
+
+    It needs nvcc and no GPU. --tune makes sections for tk_kernels/generate/tuning.toml.
+    """
+    from bench.errors import UserError
+
+    if tune:
+        from bench.commands.tune import tune as measure_settings
+
+        measure_settings(learner or (), form, precision, batch or 512, output)
+        return
+    given = {"LEARNER": learner, "--form": form, "--precision": precision, "--batch": batch, "--output": output}
+    for name, value in given.items():
+        if value:
+            raise UserError(f"build {name}: says what to tune; add --tune")
     from bench.commands.build import build_kernels
 
     build_kernels()
 
 
 @app.command()
-def tune(
-    learner: Annotated[list[str] | None, typer.Argument(help="linear, mlp; by default both.")] = None,
-    form: Annotated[str | None, typer.Option(help="dual, primal; by default both.")] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Of the state: planes, float32, bfloat16, float16; by default all.")
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences that generate together.", min=1)] = 512,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A new file; by default printed.")] = None,
-) -> None:
-    """Measure launch settings of the generate kernels on this GPU: sections for tk_kernels/generate/tuning.toml."""
-    from bench.commands.tune import tune
-
-    tune(learner or (), form, precision, batch, output)
-
-
-@app.command()
 def run(
     suite: Suites = None,
     systems: Systems = None,
-    sizes: Sizes = None,
     batch: Batch = None,
     context: Context = None,
     phase: Phase = None,
-    mini_batch: MiniBatch = None,
-    backbone: Backbone = None,
     checkpoint: Checkpoint = None,
     out: Out = None,
     resume: Annotated[
@@ -133,7 +127,6 @@ def run(
         ),
     ] = False,
     time_limit: TimeLimit = 600,
-    start_limit: StartLimit = 300,
     budget: Annotated[
         float | None,
         typer.Option(
@@ -141,63 +134,45 @@ def run(
             min=0.001,
         ),
     ] = None,
-    min_samples: Annotated[
-        int | None,
-        typer.Option(help=f"Samples of a case, whatever the budget; {FEWEST} but for quick.", min=1),
-    ] = None,
-    repeats: Annotated[
-        int, typer.Option(help="Fresh processes that each case runs in, one after another.", min=1, max=99)
-    ] = 1,
     device: Device = "auto",
-    systems_file: SystemsFile = None,
     gpus: Gpus = None,
     slurm: Annotated[
         str | None,
         typer.Option(help="Submit tasks to Slurm instead: partition=gpu,time=01:00:00,gpus=4 and more of sbatch's."),
     ] = None,
 ) -> None:
-    """Measure suites into a run: OUT/run.json says what, OUT/records/ holds a record of every case."""
-    from bench.commands import measure
-    from bench.errors import UserError
-    from bench.selection import Asked
-    from harness.workers.process import Limits
+    """Measure suites into a run folder.
 
-    axes = (systems, sizes, batch, context, phase, mini_batch, backbone, checkpoint)
-    asked = Asked(tuple(suite or ()), *axes, device, systems_file, budget, min_samples, repeats)
+    OUT/run.json says what is measured, OUT/records/ holds a record of every case.
+    """
+    from bench.commands import measure
+    from bench.commands import slurm as tasks
+    from bench.errors import UserError
+    from bench.request import RunRequest
+
     if gpus is not None and slurm is not None:
         raise UserError("--gpus --slurm: one of them; --slurm says gpus=N itself")
-    again, limits, arguments = _retry(retry, resume), Limits(time_limit, start_limit), sys.argv[1:]
-    out = _folder(out, resume)
+    request = RunRequest(
+        suites=suite, systems=systems, batch=batch, context=context, phase=phase, checkpoint=checkpoint, device=device,
+        budget_s=budget, time_limit_s=time_limit, gpus=gpus, slurm=slurm, out=out, resume=resume, retry=retry,
+    )  # fmt: skip
     if dry_run:
-        measure.dry_run(asked, out, gpus, slurm, resume=resume, retry=again)
+        measure.dry_run(request, _folder(request))
     elif slurm is not None:
-        from bench.commands.slurm import submit
-
-        submit(asked, out, slurm, resume=resume, retry=again, limits=limits, arguments=arguments)
+        tasks.submit(request, _folder(request))
     else:
-        measure.run(asked, out, resume=resume, retry=again, limits=limits, arguments=arguments, gpus=gpus)
+        measure.run(request, _folder(request))
 
 
-def _folder(out: Path | None, resume: bool) -> Path:
+def _folder(request: "RunRequest") -> Path:
     """OUT, or a new folder that is named after this moment."""
     from datetime import datetime
 
     from bench.errors import UserError
 
-    if out is None and resume:
+    if request.out is None and request.resume:
         raise UserError("--resume: say by --out which run")
-    return out or Path("out") / f"{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def _retry(asked: str | None, resume: bool, known: Sequence[str] = ("lost", "failed", "marked")) -> "ToRetry":
-    """What `--retry` says."""
-    from bench.errors import UserError
-
-    if asked not in (None, *known):
-        raise UserError(f"--retry {asked}: must be {', '.join(known[:-1])} or {known[-1]}")
-    if asked is not None and not resume:
-        raise UserError(f"--retry {asked}: says what --resume does; add --resume")
-    return cast("ToRetry", asked or "lost")
+    return request.out or Path("out") / f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
 @app.command()
@@ -208,23 +183,7 @@ def status(
     """Show how far a run is and who works on it."""
     from bench.commands.status import status
 
-    status(run, cancel, _asked_by)
-
-
-def _asked_by(arguments: Sequence[str]) -> "Asked":
-    """What these arguments of `run` or `profile` ask for; UserError where they cannot be read."""
-    from bench.errors import UserError
-    from bench.selection import Asked
-
-    name, *words = arguments
-    try:
-        given = typer.main.get_command(app).commands[name].make_context(name, words).params  # type: ignore[attr-defined]
-    except Exception as error:
-        if not hasattr(error, "format_message"):
-            raise
-        raise UserError(f"{name}: {error.format_message()}") from None
-    axes = ("systems", "sizes", "batch", "context", "phase", "mini_batch", "backbone", "checkpoint")
-    return Asked(tuple(given["suite"] or ()), *(given[axis] for axis in axes))
+    status(run, cancel)
 
 
 @app.command(hidden=True)
@@ -235,42 +194,39 @@ def work(
     ] = None,
     retry: RetryOption = None,
     time_limit: TimeLimit = 600,
-    start_limit: StartLimit = 300,
-    systems_file: SystemsFile = None,
     checkpoint: Checkpoint = None,
 ) -> None:
     """Be one task of a run that Slurm's tasks share."""
     from bench.commands.slurm import work
-    from harness.workers.process import Limits
+    from bench.request import RunRequest
 
-    limits = Limits(time_limit, start_limit)
-    work(run, keys, systems_file, retry=_retry(retry, resume=True), limits=limits, checkpoint=checkpoint)
+    work(RunRequest(checkpoint=checkpoint, time_limit_s=time_limit, retry=retry), run, keys)
 
 
 @app.command()
 def verify(
     suite: Suites = None,
     systems: Systems = None,
-    sizes: Sizes = None,
     batch: Batch = None,
     context: Context = None,
     phase: Phase = None,
-    mini_batch: MiniBatch = None,
-    backbone: Backbone = None,
     checkpoint: Checkpoint = None,
     time_limit: TimeLimit = 600,
-    start_limit: StartLimit = 300,
     device: Device = "auto",
-    systems_file: SystemsFile = None,
 ) -> None:
-    """Check outputs and fidelity without timing; exit status 1 when a case differs or fails, or all are skipped."""
-    from bench.commands.verify import verify as check
-    from bench.selection import Asked
-    from harness.workers.process import Limits
+    """Check outputs and fidelity; time nothing.
 
-    axes = (systems, sizes, batch, context, phase, mini_batch, backbone, checkpoint)
-    asked = Asked(tuple(suite or ()), *axes, device, systems_file)
-    check(asked, limits=Limits(time_limit, start_limit))
+    Exit status 1 when a case differs or fails, or all are skipped.
+    """
+    from bench.commands.verify import verify as check
+    from bench.request import RunRequest
+
+    check(
+        RunRequest(
+            command="verify", suites=suite, systems=systems, batch=batch, context=context, phase=phase,
+            checkpoint=checkpoint, device=device, time_limit_s=time_limit,
+        )
+    )  # fmt: skip
 
 
 @app.command()
@@ -293,65 +249,54 @@ def table(
 
 
 @app.command()
-def numbers(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Markdown files.")],
-) -> None:
-    """Write the tables of Markdown files from runs, each below a comment that defines it (see bench/numbers.py)."""
-    from bench.commands import results
-
-    results.numbers(files)
-
-
-@app.command()
 def report(
     run: RunFolder,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The page; by default RUN/report.html.")] = None,
     systems: Systems = None,
-) -> None:
-    """Draw a run as one self-contained HTML page."""
-    from bench.commands import results
-
-    results.report(run, output, systems)
-
-
-@app.command()
-def picture(
-    run: RunFolder,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The PNG file.")],
+    png: Annotated[
+        Path | None, typer.Option(help="Draw figures to this PNG file instead; needs Chromium and playwright.")
+    ] = None,
     figures: Annotated[
-        str, typer.Option(help="Figures of the page by their name, such as fig15; `all` for the page; else the first.")
+        str, typer.Option(help="Of --png: figures by their name, such as fig15; `all`: the page; else the first.")
     ] = "",
-    theme: Annotated[str, typer.Option(help="light or dark.")] = "light",
-    width: Annotated[int, typer.Option(help="Of the page, in CSS pixels.", min=320, max=4096)] = 1240,
-    log_y: Annotated[bool, typer.Option("--log-y", help="Logarithmic values.")] = False,
-    systems: Systems = None,
+    theme: Annotated[str, typer.Option(help="Of --png: light or dark.")] = "light",
+    width: Annotated[int, typer.Option(help="Of --png: the page's, in CSS pixels.", min=320, max=4096)] = 1240,
+    log_y: Annotated[bool, typer.Option("--log-y", help="Of --png: logarithmic values.")] = False,
 ) -> None:
-    """Draw figures of a run as a PNG; needs Chromium and playwright."""
+    """Draw a run as one self-contained page, or as a PNG."""
     from bench.commands import results
+    from bench.errors import UserError
 
-    results.picture(run, output, figures, theme, width, log_y, systems)
+    if png is None:
+        results.report(run, output, systems)
+    elif output is not None:
+        raise UserError("--output --png: one of them; --png names the file of a picture")
+    else:
+        results.picture(run, png, figures, theme, width, log_y, systems)
 
 
 @app.command()
 def site(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folders of runs.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the site.")],
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN...", help="The folders of runs.")] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve the site on the loopback address, until Ctrl-C.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Of --serve; 0 for a free one.", min=0, max=65535)] = 8000,
 ) -> None:
-    """Make a static site of runs, or bring it up to date: a page a run, systems over time, any two runs compared."""
+    """Make, update or serve a static site of runs.
+
+    It has a page of each run, systems over time, and any two runs compared.
+    """
     from bench.commands import site as commands
+    from bench.errors import UserError
 
-    commands.site(runs, output)
-
-
-@app.command()
-def preview(
-    site: Annotated[Path, typer.Argument(metavar="SITE", help="The folder of a site.")],
-    port: Annotated[int, typer.Option(help="On the loopback address; 0 for a free one.", min=0, max=65535)] = 8000,
-) -> None:
-    """Serve a site on the loopback address, to look at it."""
-    from bench.commands import site as commands
-
-    commands.preview(site, port)
+    if not runs and not serve:
+        raise UserError("site: name the folders of runs, or add --serve to look at a site")
+    if runs:
+        commands.site(runs, output)
+    if serve:
+        commands.serve(output, port)
 
 
 @app.command()
@@ -363,7 +308,10 @@ def convert(
         typer.Option(help="The run's ttt_base_lr; by default the paper's: 1 of TTT-Linear, 0.1 of TTT-MLP."),
     ] = None,
 ) -> None:
-    """Convert a checkpoint of the authors' JAX code to config.json and safetensors."""
+    """Convert a checkpoint of the authors' JAX code.
+
+    The new folder has config.json and safetensors.
+    """
     from bench.commands.convert import convert_checkpoint
 
     convert_checkpoint(file, output, base_lr)
@@ -380,7 +328,10 @@ def compare(
     json: Json = False,
     html: Page = None,
 ) -> None:
-    """Compare two runs; judges only differences beyond 5%. Shows B/A of each case, and how the machines differ."""
+    """Compare two runs; judge differences beyond 5%.
+
+    It shows B/A of each case, and how the machines differ.
+    """
     from bench.commands import compare as commands
 
     commands.compare(a, b, fail_on, commands.Shown(_format(markdown, json), html))
@@ -392,7 +343,6 @@ def ab(
     new: Annotated[str, typer.Argument(metavar="NEW", help="What is compared with it.")],
     suite: Suites = None,
     systems: Systems = None,
-    sizes: Sizes = None,
     batch: Batch = None,
     context: Context = None,
     phase: Phase = None,
@@ -407,30 +357,21 @@ def ab(
     json: Json = False,
     html: Page = None,
     time_limit: TimeLimit = 600,
-    start_limit: StartLimit = 300,
     budget: Annotated[float | None, typer.Option(help="Seconds of sampling a case and side.", min=0.001)] = None,
-    min_samples: Annotated[int | None, typer.Option(help="Samples of a case and side.", min=1)] = None,
     device: Device = "auto",
-    systems_file: SystemsFile = None,
 ) -> None:
-    """Measure two commits in turns on this machine: faster, slower, same or undecided; exit status 1 if slower."""
-    from bench.commands import compare as commands
-    from bench.selection import Asked
-    from harness.workers.process import Limits
+    """Measure two commits in turns on this machine, and judge.
 
-    asked = Asked(
-        tuple(suite or ()), systems, sizes, batch, context, phase, device=device, systems_file=systems_file,
-        budget_s=budget, min_samples=min_samples, repeats=rounds,
+    Each case is faster, slower, same or undecided; exit status 1 if one is slower.
+    """
+    from bench.commands import compare as commands
+    from bench.request import RunRequest
+
+    request = RunRequest(
+        command="ab", sides=(old, new), suites=suite, systems=systems, batch=batch, context=context, phase=phase,
+        rounds=rounds, budget_s=budget, time_limit_s=time_limit, device=device, out=out,
     )  # fmt: skip
-    commands.ab(
-        asked,
-        (old, new),
-        out,
-        limits=Limits(time_limit, start_limit),
-        fail_on=fail_on,
-        shown=commands.Shown(_format(markdown, json), html),
-        arguments=sys.argv[1:],
-    )
+    commands.ab(request, out, fail_on, commands.Shown(_format(markdown, json), html))
 
 
 def _format(markdown: bool, json: bool) -> str:
@@ -445,12 +386,9 @@ def _format(markdown: bool, json: bool) -> str:
 def profile(
     suite: Suites = None,
     systems: Systems = None,
-    sizes: Sizes = None,
     batch: Batch = None,
     context: Context = None,
     phase: Phase = None,
-    mini_batch: MiniBatch = None,
-    backbone: Backbone = None,
     checkpoint: Checkpoint = None,
     way: Annotated[
         str,
@@ -468,31 +406,26 @@ def profile(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the profiles that are there; make the rest.")] = False,
     retry: Annotated[
-        str | None, typer.Option(help="With --resume: what was `lost` (the default), or all that `failed`, again.")
+        str | None,
+        typer.Option(help="Resume, and make again what was `lost` (the default), or all that `failed`."),
     ] = None,
     time_limit: TimeLimit = 600,
-    start_limit: StartLimit = 300,
     device: Device = "auto",
-    systems_file: SystemsFile = None,
     gpus: Gpus = None,
 ) -> None:
-    """Run cases again under a profiler, never timed: OUT/profiles/ holds where the time of each went, and why."""
-    from bench.commands.profile import profile
-    from bench.selection import Asked
-    from harness.workers.process import Limits
+    """Run cases again under a profiler, never timed.
 
-    axes = (systems, sizes, batch, context, phase, mini_batch, backbone, checkpoint)
-    asked = Asked(tuple(suite or ()), *axes, device, systems_file)
-    profile(
-        asked,
-        _folder(out, resume),
-        way=way,
-        resume=resume,
-        retry_failed=_retry(retry, resume, ("lost", "failed")) == "failed",
-        limits=Limits(time_limit, start_limit),
-        arguments=sys.argv[1:],
-        gpus=gpus,
-    )
+    OUT/profiles/ holds where the time of each went, and why.
+    """
+    from bench.commands.profile import profile
+    from bench.request import RunRequest
+
+    request = RunRequest(
+        command="profile", suites=suite, systems=systems, batch=batch, context=context, phase=phase,
+        checkpoint=checkpoint, way=way, device=device, time_limit_s=time_limit, gpus=gpus, out=out, resume=resume,
+        retry=retry,
+    )  # fmt: skip
+    profile(request, _folder(request))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""How to start the worker of each system: this interpreter, or what a systems.toml names instead.
+"""How to start the worker of each system: this interpreter, or what the current folder's systems.toml names instead.
 
 ["transformer/vllm"]
 python = "~/.venvs/vllm/bin/python"       # or: command = ["docker", "run", "-i", "IMAGE", "python"]
@@ -20,6 +20,7 @@ from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.schema.files import read_regular, refusing
 from harness.workers.process import Launch
 
+SYSTEMS_FILE = Path("systems.toml")  # of the current folder
 SIZE_LIMIT = 1 << 20
 # How often OpenMP's threads look before they sleep. Where another program has a core, threads that look on keep the one
 # that they wait for from running: a step of 2.4 ms takes 320 with GNU OpenMP's own count and 78 with this one, which
@@ -28,9 +29,14 @@ SIZE_LIMIT = 1 << 20
 OF_A_CPU = {"GOMP_SPINCOUNT": "30000", GPU_VARIABLE: ""}
 
 
-def launches(path: Path | None = None, device: str = "") -> dict[tuple[str, str], Launch]:
-    """How to start the worker of every (system, backend), as `path` says where it is given; device: "cpu" or "cuda"."""
-    entries = _read(path) if path else {}
+def systems_of_file() -> list[str]:
+    """The systems, each SYSTEM/BACKEND, that the current folder's systems.toml names; none where there is no file."""
+    return list(_read(SYSTEMS_FILE))
+
+
+def launches(device: str = "") -> dict[tuple[str, str], Launch]:
+    """How to start the worker of every (system, backend); device: "cpu" or "cuda"."""
+    entries = _read(SYSTEMS_FILE)
     found = {(each.system, each.backend): _launch(each, entries.get(each.label)) for each in ADAPTERS}
     if device != "cpu":
         return found
@@ -45,8 +51,8 @@ def _launch(adapter: Adapter, entry: Launch | None) -> Launch:
 
 
 def _read(file: Path) -> dict[str, Launch]:
-    if not file.exists():
-        raise UserError(f"{file}: no such file; `make baselines` makes one")
+    if not os.path.lexists(file):
+        return {}
     with refusing(file, "read", UserError):
         content = read_regular(file, SIZE_LIMIT)
     try:

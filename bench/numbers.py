@@ -1,4 +1,4 @@
-"""Write the tables of a Markdown file from runs: each stands below a comment that says what is in it.
+"""Write the tables of Markdown files from runs: python -m bench.numbers FILE...; a comment above each defines it.
 
     <!-- numbers
     run = "reports/results/h100"
@@ -29,17 +29,23 @@ Tables of whole runs, `[[runs]]` and `[[apart]]`: see `run_tables`.
 
 import math
 import re
+import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+from bench.ending import guarded
 from bench.errors import UserError, unknown
 from bench.run_tables import KEY, NO_COLUMN, TABLES, Source, SourceOf, chosen, kind_of
+from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.profile import Profile
 from harness.schema.reason import counted
 from harness.schema.record import RecordError
+from harness.schema.run import Run
 from reports.profiles.parts import LABELS, parts
 from reports.profiles.words import longest
 from reports.stats import MARKS, SIGNS, marks_in
@@ -241,3 +247,33 @@ def significant(number: float, digits: int) -> str:
     rounded = float(f"{number:.{digits - 1}e}")
     decimals = digits - 1 - math.floor(math.log10(abs(rounded))) if rounded else 0
     return f"{rounded:,.{max(0, decimals)}f}"
+
+
+def main(files: Sequence[Path]) -> None:
+    """Write the tables of Markdown files anew from the runs that they name; none is touched where one cannot be."""
+    source_of = cache(lambda folder: Source.of(Run.open(folder)))
+
+    def named_in(file: Path) -> Callable[[str], Source]:
+        return lambda run: source_of((file.parent / run).resolve())
+
+    texts, before = {}, {}
+    untouched = "; none of the files is changed" if len(files) > 1 else ""
+    for file in files:
+        try:
+            before[file] = read_regular(file).decode()
+            texts[file] = with_numbers(before[file], named_in(file))
+        except (UserError, RecordError) as error:
+            raise UserError(f"{file}: {error}{untouched}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', error)}{untouched}") from None
+    for file, text in texts.items():
+        if text == before[file]:
+            print(f"unchanged {file}")
+            continue
+        with refusing(file, "written", UserError):
+            write_atomically(file, text)
+        print(f"wrote {file}")
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(partial(main, [Path(word) for word in sys.argv[1:]])))

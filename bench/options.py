@@ -10,17 +10,14 @@ Suites = Annotated[
     list[str] | None, typer.Argument(help="Suites or groups of them (paper, all); by default those for this machine.")
 ]
 Systems = Annotated[str | None, typer.Option(help="Systems, as NAME or NAME/BACKEND, comma-separated.")]
-Sizes = Annotated[str | None, typer.Option(help="Model sizes instead of the suite's, comma-separated.")]
 Batch = Annotated[str | None, typer.Option(help="Batch sizes instead of the suite's, comma-separated.")]
 Context = Annotated[str | None, typer.Option(help="Context lengths instead of the suite's, comma-separated.")]
 Phase = Annotated[str | None, typer.Option(help="Only these: forward, generate, request, comma-separated.")]
-MiniBatch = Annotated[str | None, typer.Option(help="TTT's mini-batch sizes, such as 16,32, comma-separated.")]
-Backbone = Annotated[str | None, typer.Option(help="TTT's backbones: mamba, the paper's (M), transformer, its (T).")]
 RetryOption = Annotated[
     str | None,
     typer.Option(
         "--retry",
-        help="With --resume, run again: cases whose worker was `lost` (the default), all that `failed`, or those that "
+        help="Resume, and run again: cases whose worker was `lost` (the default), all that `failed`, or those that "
         "the page has `marked` as disturbed (by other programs, by heat, or unsteady).",
     ),
 ]
@@ -28,12 +25,10 @@ Checkpoint = Annotated[
     Path | None, typer.Option(help="A folder with config.json and safetensors: its model in place of random weights.")
 ]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the run; by default out/DATE-TIME.")]
-SystemsFile = Annotated[Path | None, typer.Option(help="A systems.toml: which interpreter runs which system.")]
 Gpus = Annotated[
     str | None, typer.Option(help="A job per GPU: `all` of this machine, or those numbered 0,1,3 by nvidia-smi.")
 ]
 TimeLimit = Annotated[float, typer.Option(help="Seconds that one case may take, model and checks included.", min=0.001)]
-StartLimit = Annotated[float, typer.Option(help="Seconds that a worker may take to start.", min=0.001)]
 COLUMNS = "Columns, comma-separated, such as system,context,latency_ms; `all` for every one, under its name."
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.")]
 SLOWER = "Exit with status 1 for a case that is shown to be slower by more than this,"

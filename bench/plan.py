@@ -1,47 +1,226 @@
-"""From what was asked for to the jobs of a run: every case once, in the job of its system and backend.
+"""From a request to the jobs of a run: every case once, in the job of its system and backend.
 
-Planning imports no system and asks no GPU, so it works on a login node.
+Planning imports no system and needs no GPU, so it works on a login node.
 """
 
+import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from math import inf
+from pathlib import Path
+from typing import Any
 
+from bench.catalogue import catalogue
 from bench.catalogue.metrics import OPTION_DEFAULTS
-from bench.catalogue.suites import TTT, Panel, Suite
+from bench.catalogue.suites import (
+    BUDGETS_S,
+    SUITES,
+    Panel,
+    Suite,
+    default_suite,
+    find_group,
+    find_suite,
+    refuse_mistakes,
+)
 from bench.catalogue.systems import ADAPTERS, LAUNCH_BOUND_TOKENS, Adapter
-from bench.memory import beyond_memory_of
-from bench.models.case_model import checkpoint_missing
-from harness.schema.case import Case, Scalar
-from harness.schema.catalogue import SuiteEntry
+from bench.environments import SYSTEMS_FILE, launches, systems_of_file
+from bench.errors import UserError
+from bench.memory import beyond_memory_of, refuse_beyond_memory, total_memory_bytes
+from bench.models.case_model import Checkpoint, checkpoint_missing, offer, read_checkpoint
+from bench.models.config import CheckpointError
+from bench.request import RunRequest
+from bench.selection import Selection, select
+from harness.measure.environment import snapshot
+from harness.schema.case import Case, Device, Scalar
+from harness.schema.catalogue import Catalogue, SuiteEntry
+from harness.schema.policy import Policy
 from harness.schema.record import Record
+from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
+from harness.workers.process import Launch
 
 
 @dataclass(frozen=True)
-class Selection:
-    """What the command line asks for; an empty axis leaves the suite's own.
+class Plan:
+    """What a command will do, and on what. machine: this one, of the device where it has it."""
 
-    Of a checkpoint whole models run: what a layer of a suite works on is drawn at random.
-    """
-
-    adapters: tuple[Adapter, ...]
-    sizes: tuple[str, ...] = ()
-    batches: tuple[int, ...] = ()
-    contexts: tuple[int, ...] = ()
-    options: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)  # of the TTT systems
-    phases: tuple[str, ...] = ()
+    request: RunRequest
+    device: Device
+    machine: dict[str, Any]
+    jobs: tuple[Job, ...]
+    catalogue: Catalogue
+    added: str = ""  # which cases the suites do not have, in a sentence
 
     @property
-    def narrows_axes(self) -> bool:
-        """Whether a size of the work comes from the user and not from the suite."""
-        return bool(self.sizes or self.batches or self.contexts)
+    def here(self) -> bool:
+        """Whether this machine has the device."""
+        return self.machine["device_kind"] == self.device
 
-    def options_of(self, panel: Panel, adapter: Adapter) -> dict[str, tuple[Scalar, ...]]:
-        """The options of a panel's cases, each with its values; mini-batch, backbone and checkpoint are TTT's alone."""
-        own: dict[str, tuple[Scalar, ...]] = {**panel.options, "scope": (panel.scope,)}
-        return {**own, **self.options} if adapter.system in TTT else own
+    def refuse_elsewhere(self) -> None:
+        """UserError where this machine does not have the device."""
+        if not self.here:
+            raise UserError(
+                "--device cuda: no CUDA GPU was found on this machine; `ttt-bench run SUITE --device cuda --dry-run` "
+                "plans what another machine is to measure"
+            )
+
+    @cached_property
+    def launches(self) -> dict[tuple[str, str], Launch]:
+        """How the workers of all systems start."""
+        return launches(device=self.device)
+
+    @cached_property
+    def policy(self) -> Policy:
+        """How a case is sampled. Its time is that of all rounds; a short budget shortens warm-up, too."""
+        budget_s = self.request.budget_s or BUDGETS_S[self.device]
+        return Policy(budget_s=budget_s / self.request.rounds, settle_max_s=2 * budget_s)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user must know before the cases run, each in a sentence."""
+        return [*([self.added] if self.added else []), *self.notes_on_systems]
+
+    @property
+    def notes_on_systems(self) -> list[str]:
+        """What the current folder's systems.toml says of the systems of the plan, each in a sentence."""
+        named = set(systems_of_file())
+        own = [each for job in self.jobs if (each := "/".join(job.pair)) in named]
+        used = f"{SYSTEMS_FILE} of this folder says how to start {', '.join(own)}" if own else ""
+        missing: dict[str, list[str]] = {}
+        for job in self.jobs:
+            program = self.launches[job.pair].command[0]
+            if os.sep in program and not os.path.exists(program):
+                missing.setdefault(program, []).append("/".join(job.pair))
+        said = [f"{program}, which is to run {', '.join(names)}, does not exist" for program, names in missing.items()]
+        not_there = f"{'; '.join(said)}: `make baselines` makes the environments" if said else ""
+        return [each for each in (used, not_there) if each]
+
+    def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
+        """Why a case need not be tried."""
+        return skip_reason(planned, earlier, total_memory_bytes(self.machine) if self.here else None)
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """Those of the cases that are asked for."""
+        return frozenset(planned.case.key for job in self.jobs for planned in job.cases)
+
+    def asked_of(self, jobs: Iterable[Job]) -> list[Job]:
+        """What of a run's jobs is asked for: it may have more cases, of earlier calls."""
+        return with_keys(jobs, self.keys)
+
+    @property
+    def total(self) -> int:
+        """How many cases."""
+        return sum(len(job.cases) for job in self.jobs)
+
+
+def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
+    """The jobs of the request, or UserError with the mistake in one sentence.
+
+    of_run: a run that goes on: a request that names no cases asks for all of its own.
+    """
+    refuse_mistakes(SUITES)
+    machine = snapshot()
+    wanted = of_run.file.device if of_run and request.device == "auto" else request.device
+    device: Device = machine["device_kind"] if wanted == "auto" else wanted  # type: ignore[assignment]
+    if device == "cpu" and machine["device_kind"] != device:
+        machine = snapshot(device)  # a run on the CPU of a machine with a GPU is one of its CPU
+    checkpoint = open_checkpoint(request.checkpoint)
+    if of_run and request.is_bare:
+        for job in of_run.jobs:
+            if job.pair not in launches():
+                raise UserError(
+                    f"{of_run.folder}: was made by a version that had {'/'.join(job.pair)}, which cannot be resumed; "
+                    "say by --systems what is to go on"
+                )
+        return Plan(request, device, machine, of_run.jobs, of_run.catalogue)
+    selection = select(request, device, checkpoint)
+    cases = []
+    for name, systems in _suites(request, device, checkpoint).items():
+        own = select(request.model_copy(update={"systems": systems}), device, checkpoint)
+        cases.append((suite := find_suite(name), suite_cases(suite, own, device)))
+    for suite, _ in cases:
+        _refuse_without_gpu(suite, device, request.suites or (suite.name,))
+    everything = [each for _, planned in cases for each in planned]
+    if not everything:
+        _refuse_nothing(request, [suite for suite, _ in cases])
+    work = Plan(
+        request,
+        device,
+        machine,
+        jobs_of(everything),
+        catalogue(tuple(suite_entry(suite, planned) for suite, planned in cases if planned)),
+        _added(cases, selection, device),
+    )
+    if (selection.batches or selection.contexts) and work.here:
+        refuse_beyond_memory((each.case for each in everything), machine)
+    return work
+
+
+def open_checkpoint(folder: Path | None) -> Checkpoint | None:
+    """The checkpoint of `--checkpoint`, where workers find it; UserError for what is none."""
+    if folder is None:
+        return None
+    try:
+        checkpoint = read_checkpoint(folder)
+    except (CheckpointError, OSError) as error:
+        raise UserError(f"--checkpoint {error}") from None
+    offer(checkpoint)
+    return checkpoint
+
+
+def _suites(request: RunRequest, device: str, checkpoint: Checkpoint | None) -> dict[str, tuple[str, ...]]:
+    """The suites that the names stand for, each with its systems: those asked for, or else of the group that has it.
+
+    Empty for all, also where a suite is named beside its group.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for word in request.suites or (default_suite(device),):
+        group, systems = find_group(word), request.systems
+        if group and not systems:
+            own = f"{checkpoint.system}/" if checkpoint else ""
+            systems = tuple(label for label in group.systems if label.startswith(own))
+        for name in group.suites if group else (word,):
+            found[name] = systems if found.get(name, systems) else ()
+    return found
+
+
+def _added(cases: Sequence[tuple[Suite, Sequence[Planned]]], selection: Selection, device: str) -> str:
+    """One sentence where batches or contexts of the command line make cases that a suite does not have."""
+    whole = replace(selection, batches=(), contexts=(), checkpoint=None)
+    words = []
+    for suite, planned in cases:
+        own = {each.case.key for each in suite_cases(suite, whole, device)}
+        count = sum(each.case.key not in own for each in planned)
+        words += [f"{count} of {len(planned)} cases of {suite.name}"] if count else []
+    if not words:
+        return ""
+    given = {"--batch": selection.batches, "--context": selection.contexts}
+    options = ["--checkpoint"] if selection.checkpoint else [option for option, values in given.items() if values]
+    changed = f"{' and '.join(options)} {'change' if len(options) > 1 else 'changes'} {', '.join(words)}"
+    return f"{changed}: a run of the plain suite does not have them"
+
+
+def _refuse_nothing(request: RunRequest, suites: Sequence[Suite]) -> None:
+    whose = f"suite {suites[0].name}: none of its" if len(suites) == 1 else "none of the suites'"
+    given = {
+        "--systems": ",".join(request.systems),
+        "--phase": ",".join(request.phase),
+        "--checkpoint": request.checkpoint.name if request.checkpoint else "",
+    }
+    by = " ".join(f"{option} {value}" for option, value in given.items() if value)
+    raise UserError(f"{whose} cases is left by {by}")
+
+
+def _refuse_without_gpu(suite: Suite, device: str, typed: Sequence[str]) -> None:
+    if suite.device == "cuda" and device != "cuda":
+        anywhere = ", ".join(s.name for s in SUITES if not s.device)
+        raise UserError(
+            f"suite {suite.name}: needs a CUDA GPU and there is none to use; what runs without one is {anywhere}, "
+            f"and `ttt-bench run {' '.join(typed)} --device cuda --dry-run` plans it"
+        )
 
 
 def suite_cases(suite: Suite, selection: Selection, device: str) -> list[Planned]:
@@ -51,7 +230,7 @@ def suite_cases(suite: Suite, selection: Selection, device: str) -> list[Planned
         for panel in suite.panels
         for adapter in selection.adapters
         if panel.phase in (selection.phases or (panel.phase,)) and _is_in(adapter, panel)
-        if not (panel.scope == "layer" and "checkpoint" in selection.options)
+        if not (panel.scope == "layer" and selection.checkpoint)
         for case in _panel_cases(panel, adapter, selection, device)
     )
     return list({planned.case.key: planned for planned in found}.values())
@@ -145,8 +324,8 @@ def _panel_cases(panel: Panel, adapter: Adapter, selection: Selection, device: s
     dtype = panel.dtype or ("bfloat16" if device == "cuda" else "float32")
     # Settings that start an engine anew vary slowest.
     for size, options, state_dtype, context, batch in product(
-        selection.sizes or panel.sizes,
-        _combinations(selection.options_of(panel, adapter)),
+        selection.sizes_of(panel),
+        _combinations(selection.options_of(panel)),
         panel.state_dtypes or (adapter.state_dtype or dtype,),
         sorted(selection.contexts or panel.contexts),
         sorted(selection.batches or panel.batches),

@@ -9,15 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.commands.planning import Plan, plan, request_of
 from bench.errors import INTERRUPTED, NOT_COMPARABLE, REGRESSION, UserError
-from bench.selection import Asked
+from bench.plan import Plan, plan
+from bench.request import RunRequest
+from bench.run_folder import file_of
 from harness.measure.environment import commit_and_dirty, uncommitted
 from harness.schema.files import listed, refusing, write_atomically
 from harness.schema.record import Record
 from harness.schema.run import Run
-from harness.schema.run_file import Job, Request, RunFile
-from harness.workers.process import Launch, Limits
+from harness.schema.run_file import Job
+from harness.workers.process import Launch
 from harness.workers.progress import Progress
 from harness.workers.scheduler import Event, Options, run_jobs
 
@@ -48,16 +49,7 @@ def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
         sys.exit(REGRESSION)
 
 
-def ab(
-    asked: Asked,
-    sides: tuple[str, str],
-    out: Path,
-    *,
-    limits: Limits,
-    fail_on: str | None,
-    shown: Shown,
-    arguments: Sequence[str],
-) -> None:
+def ab(request: RunRequest, out: Path, fail_on: str | None, shown: Shown) -> None:
     """Measure two commits in turns into the runs OUT/old and OUT/new, and judge.
 
     Exit status 1 for a regression, 3 where nothing can be compared.
@@ -65,24 +57,25 @@ def ab(
     from reports.compare.judge import LEAST_ROUNDS, MOST_ROUNDS
 
     bar = None if fail_on is None else percentage(fail_on)
-    if not LEAST_ROUNDS <= asked.repeats <= MOST_ROUNDS:
+    if not LEAST_ROUNDS <= request.rounds <= MOST_ROUNDS:
         raise UserError(
-            f"--rounds {asked.repeats}: must be from {LEAST_ROUNDS} to {MOST_ROUNDS}; "
+            f"--rounds {request.rounds}: must be from {LEAST_ROUNDS} to {MOST_ROUNDS}; "
             "a verdict needs the spread between rounds"
         )
     folders = (out / "old", out / "new")
     for folder in folders:
         if Run.exists(folder):
             raise UserError(f"{out}: holds a comparison already; name another folder")
-    work = plan(asked)
+    work = plan(request)
     work.refuse_elsewhere()
-    with _checkout(sides[0]) as old, _checkout(sides[1]) as new:
+    for said in work.notes_on_systems:
+        print(f"ttt-bench: {said}", file=sys.stderr)
+    with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
         if _harness_files(old) != _harness_files(new):
             print("ttt-bench: harness/ differs between the two: each side is measured by its own", file=sys.stderr)
-        request = request_of(arguments, work)
-        runs = [_Side.create(*each, work, request) for each in zip(folders, (old, new), strict=True)]
+        runs = [_Side.create(*each, work) for each in zip(folders, (old, new), strict=True)]
         try:
-            _measure_in_turns(runs, work, limits)
+            _measure_in_turns(runs, work)
         except KeyboardInterrupt:
             print(f"ttt-bench: interrupted; {out} cannot be continued: begin anew in another --out", file=sys.stderr)
             sys.exit(INTERRUPTED)
@@ -192,17 +185,17 @@ class _Side:
     commit: str
 
     @classmethod
-    def create(cls, folder: Path, root: Path, work: Plan, request: Request) -> "_Side":
+    def create(cls, folder: Path, root: Path, work: Plan) -> "_Side":
         commit, dirty = commit_and_dirty(root)
-        request = replace(request, commit=commit, dirty=dirty)
-        file = RunFile("measure", work.device, work.jobs, work.catalogue, work.policy, work.repeats, (request,))
+        file = file_of(work, "measure")
+        file = replace(file, requests=tuple(replace(each, commit=commit, dirty=dirty) for each in file.requests))
         launches = {pair: replace(launch, root=root) for pair, launch in work.launches.items()}
         return cls(Run.create(folder, file), launches, commit)
 
-    def measure(self, job: Job, number: int, work: Plan, limits: Limits, show: "_Counted") -> set[str]:
+    def measure(self, job: Job, number: int, work: Plan, show: "_Counted") -> set[str]:
         """Run a job's round in a fresh process; the keys of its cases that have a result."""
         show.turn = " ".join(filter(None, (f"round {number + 1},", self.run.folder.name, self.commit[:10])))
-        options = Options(jobs=[job], repeats=[number], limits=limits, on_event=show, skip=work.skip)
+        options = Options(jobs=[job], repeats=[number], limits=work.request.limits, on_event=show, skip=work.skip)
         records = run_jobs(self.run, self.launches, options)
         keys = {planned.case.key for planned in job.cases}
         ok = [each for each in records if each.case.key in keys and each.repeat == number and each.status == "ok"]
@@ -220,20 +213,21 @@ class _Side:
             )
 
 
-def _measure_in_turns(sides: Sequence[_Side], work: Plan, limits: Limits) -> None:
+def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
     """A B, B A, A B, ...: each job on one side and at once on the other, so that what drifts meets both alike.
 
     A case without a result on either side is not tried again.
     """
     jobs = list(work.jobs)
-    with Progress("ab", 2 * work.total) as progress:
-        show = _Counted(progress, 2 * work.total)
-        for number in range(work.repeats):
+    rounds = work.request.rounds
+    with Progress("ab", 2 * rounds * work.total) as progress:
+        show = _Counted(progress, 2 * rounds * work.total)
+        for number in range(rounds):
             for place, job in enumerate(jobs):
                 order = sides if number % 2 == 0 else list(reversed(sides))
-                finished = [side.measure(job, number, work, limits, show) for side in order if job.cases]
+                finished = [side.measure(job, number, work, show) for side in order if job.cases]
                 left = tuple(each for each in job.cases if all(each.case.key in keys for keys in finished))
-                show.total -= 2 * (len(job.cases) - len(left)) * (work.repeats - number - 1)
+                show.total -= 2 * (len(job.cases) - len(left)) * (rounds - number - 1)
                 jobs[place] = replace(job, cases=left)
 
 

@@ -1,21 +1,22 @@
-"""`ttt-bench systems` and `ttt-bench suites`."""
+"""`ttt-bench list`."""
 
 import sys
-from pathlib import Path
 
 from bench.catalogue.suites import GROUPS, SUITES, refuse_mistakes
 from bench.catalogue.systems import ADAPTERS
-from bench.environments import launches
+from bench.environments import SYSTEMS_FILE, launches, systems_of_file
 from bench.errors import FOR_A_CPU
 from bench.terminal import print_rows
 from harness.workers.probe import probe
 from tk_kernels.build import NO_GPU, OTHER_GPU
 
 
-def list_systems(systems_file: Path | None) -> None:
+def list_systems() -> None:
     """Ask every system whether it can run here, each interpreter once."""
     print("asking each system's packages; importing them takes a few seconds", file=sys.stderr)
-    starts = launches(systems_file)
+    if named := systems_of_file():
+        print(f"{SYSTEMS_FILE} of this folder says how to start {', '.join(named)}", file=sys.stderr)
+    starts = launches()
     found = probe([starts[adapter.system, adapter.backend] for adapter in ADAPTERS])
     rows = []
     for adapter, answer in zip(ADAPTERS, found, strict=True):

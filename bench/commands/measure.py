@@ -9,108 +9,87 @@ from pathlib import Path
 
 from bench import estimate
 from bench.catalogue.systems import ADAPTERS
-from bench.commands.planning import (
-    Plan,
-    ToRetry,
-    goes_on,
-    gpus_asked,
-    open_run,
-    places_asked,
-    plan,
-    retry_of,
-    to_continue,
-)
 from bench.commands.slurm import asked_of_slurm
 from bench.errors import CANNOT_IMPORT, INTERRUPTED
-from bench.selection import Asked
+from bench.gpus import gpus_asked
+from bench.plan import Plan, plan
+from bench.request import RunRequest
+from bench.run_folder import open_run, refuse_another_kind, resumed, retry_of
 from bench.terminal import print_rows
 from harness.schema.reason import counted
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
 from harness.workers.machine_load import is_loaded, warning
-from harness.workers.pool import place_here
-from harness.workers.process import HERE, Limits
+from harness.workers.pool import gpu_places, place_here
+from harness.workers.process import HERE
 from harness.workers.progress import Progress
 from harness.workers.scheduler import Options, Todo, run_jobs
 
-SYSTEMS_FILE = "systems.toml"  # as `make baselines` writes it
 
-
-def run(
-    asked: Asked,
-    out: Path,
-    *,
-    resume: bool,
-    retry: ToRetry,
-    limits: Limits,
-    arguments: Sequence[str],
-    gpus: str | None = None,
-) -> None:
-    """Measure into the run folder `out`; exit status 1 where nothing came of it.
-
-    gpus: as of `--gpus`, to run a job on each at a time.
-    """
-    work = plan(asked)
+def run(request: RunRequest, out: Path) -> None:
+    """Measure into the run folder `out`; exit status 1 where nothing came of it."""
+    before = resumed(request, out)
+    work = plan(request, before)
     work.refuse_elsewhere()
-    places = places_asked(gpus, work.device)
-    current = open_run(work, out, resume=resume, arguments=arguments)
+    places = gpu_places(gpus_asked(request.gpus, work.device))
+    current = open_run(work, out, before)
     jobs = work.asked_of(current.jobs)
     try:
-        for said in filter(None, (work.added, work.not_there, warning("cases that they disturb will be marked"))):
+        for said in filter(None, (*work.notes, warning("cases that they disturb will be marked"))):
             print(f"ttt-bench: {said}", file=sys.stderr)
-        with Progress(str(out), work.total) as progress:
-            if places:
-                jobs = estimate.longest_first(jobs, estimate.past_durations(work.machine, out))
-            again = retry_of(current, retry)
-            options = Options(jobs=jobs, limits=limits, retry=again, skip=work.skip, on_event=progress)
+        if places:
+            jobs = estimate.longest_first(jobs, estimate.past_durations(work.machine, out))
+        with Progress(str(out), work.total * current.file.repeats) as progress:
+            options = Options(
+                jobs=jobs,
+                limits=request.limits,
+                retry=retry_of(current, request.retry),
+                skip=work.skip,
+                on_event=progress,
+            )
             here = place_here() if work.device == "cuda" else HERE
             records = run_jobs(current, work.launches, options, places or [here])
     except KeyboardInterrupt:
-        print(f"ttt-bench: interrupted; to continue: {to_continue(arguments, out)}", file=sys.stderr)
+        print(f"ttt-bench: interrupted; to continue: {request.to_continue(out)}", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    records = [record for record in records if record.case.key in work.keys]
+    _sum_up([record for record in records if record.case.key in work.keys], request, out)
+
+
+def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
+    """Print what came of the cases, and what to do next; exit status 1 where none has a result."""
     print(summary(records))
     if loaded := sum(record.status == "ok" and is_loaded(record.environment) for record in records):
         said = f"{loaded} of them ran beside other programs: their times may be far off, and the page marks them"
-        command = to_continue(arguments, out, retry="marked")
+        command = request.to_continue(out, "marked")
         print(f"ttt-bench: {said}; to measure again what it marks: {command}", file=sys.stderr)
-    for said in missing_packages(records, unused_systems_file(asked)):
+    for said in missing_packages(records):
         print(f"ttt-bench: {said}", file=sys.stderr)
     failed = any(record.status not in ("ok", "skipped", "oom") for record in records)
-    if failed and retry != "failed":
-        command = to_continue(arguments, out, retry="failed")
-        print(f"ttt-bench: to measure again what failed: {command}", file=sys.stderr)
+    if failed and request.retry != "failed":
+        print(f"ttt-bench: to measure again what failed: {request.to_continue(out, 'failed')}", file=sys.stderr)
     if records and not any(record.status == "ok" for record in records):
         sys.exit(f"ttt-bench: no case has a result; why: ttt-bench table {shlex.quote(str(out))}")
 
 
-def dry_run(
-    asked: Asked,
-    out: Path,
-    gpus: str | None = None,
-    slurm: str | None = None,
-    *,
-    resume: bool = False,
-    retry: ToRetry = "lost",
-) -> None:
+def dry_run(request: RunRequest, out: Path) -> None:
     """Print the cases and jobs of a run, what is too large, and how long it will take.
 
-    gpus, slurm: as of `--gpus` and `--slurm`. resume: without the cases that the run in `out` has finished, and how
-    many they are.
+    Of a run that is resumed, without the cases that it has finished, and how many they are.
     """
     tasks = 0
-    if slurm is not None:
-        request, asked = asked_of_slurm(asked, slurm)
-        tasks = request.tasks
-    work = plan(asked)
-    named = gpus_asked(gpus, work.device, here=False)
-    at_once = tasks or len(named) or 1
-    earlier = Run.open(out) if resume and goes_on(work, out, resume) else None
-    every = list(_left_of(work, earlier, retry))
+    if request.slurm is not None:
+        wanted, request = asked_of_slurm(request)
+        tasks = wanted.tasks
+    earlier = resumed(request, out) if request.resume else None
+    work = plan(request, earlier)
+    if earlier:
+        refuse_another_kind(earlier, work)
+    named = gpus_asked(request.gpus, work.device, here=False)
+    every = list(_left_of(work, earlier))
     kept, left = sum(each.kept for each in every), [each for each in every if each.pending]
-    if work.added:
-        print(f"ttt-bench: {work.added}", file=sys.stderr)
+    for said in work.notes:
+        print(f"ttt-bench: {said}", file=sys.stderr)
     past = estimate.past_durations(work.machine if work.here else None, out)
     rows = []
     times = [each.time(past) for each in left]
@@ -123,21 +102,22 @@ def dry_run(
         print(f"{planned.case.key}  {planned.case.label}")
     print_rows(("job", "cases", "phases", "time", "too large"), rows)
     total = sum(len(each.pending) for each in left)
+    on = f" in {tasks} tasks" if tasks else _on(request.gpus, named)
+    took = _time_said(times, total, tasks or len(named) or 1)
+    said = f"{counted(total, 'case')} in {counted(len(left), 'job')}{on}{': ' if took else ''}{took}"
+    print("; ".join([said, *([f"{counted(kept, 'case')} kept from before"] if kept else [])]))
+    print("ttt-bench: `ttt-bench list`, on the machine that will measure, says what can run there", file=sys.stderr)
+
+
+def _time_said(times: Sequence[estimate.JobTime], total: int, at_once: int) -> str:
+    """How long jobs of `total` cases will take, so many of them at once."""
     guessed, untimed = sum(time.guessed for time in times), sum(time.untimed for time in times)
     words = []
     if untimed < total:
         words.append(estimate.in_words(estimate.side_by_side([time.seconds for time in times], at_once)))
         words[0] += f" ({guessed} of the cases guessed from others of their job)" if guessed else ""
     words += [f"{counted(untimed, 'case')} that no earlier run has timed"] if untimed else []
-    on = f" in {tasks} tasks" if tasks else _on(gpus, named)
-    said = [f"{counted(total, 'case')} in {counted(len(left), 'job')}{on}{': ' if words else ''}{', and '.join(words)}"]
-    said += [f"{counted(kept, 'case')} kept from before"] if kept else []
-    print("; ".join(said))
-    if file := unused_systems_file(asked):
-        print(
-            f"ttt-bench: {file} is not used; add --systems-file {file} for the systems that it names", file=sys.stderr
-        )
-    print("ttt-bench: `ttt-bench systems`, on the machine that will measure, lists what can run there", file=sys.stderr)
+    return ", and ".join(words)
 
 
 def _on(gpus: str | None, named: Sequence[str]) -> str:
@@ -172,16 +152,15 @@ class _Left:
         return replace(guess, seconds=guess.seconds + of_known)
 
 
-def _left_of(work: Plan, earlier: Run | None, retry: ToRetry) -> Iterator[_Left]:
+def _left_of(work: Plan, earlier: Run | None) -> Iterator[_Left]:
     """What is left of each job, of the cases that are asked for, as `run` has it."""
-    repeats = range(work.repeats)
     if earlier is None:
-        yield from (_Left(job, [(each, repeat) for repeat in repeats for each in job.cases], 0) for job in work.jobs)
+        yield from (_Left(job, [(each, 0) for each in job.cases], 0) for job in work.jobs)
         return
     joined = {job.pair: job for job in earlier.joined(work.jobs)}
-    again = retry_of(earlier, retry)
+    again = retry_of(earlier, work.request.retry)
     for job in work.asked_of(joined.values()):
-        todo = Todo.of(earlier, job, repeats, again)
+        todo = Todo.of(earlier, job, range(earlier.file.repeats), again)
         yield _Left(joined[job.pair], todo.pending, todo.kept)
 
 
@@ -191,18 +170,8 @@ def summary(records: Sequence[Record]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.most_common())
 
 
-def missing_packages(records: Sequence[Record], unused_file: str = "") -> list[str]:
-    """How to have each system that was skipped because a package of it cannot be imported.
-
-    unused_file: a file that names other environments and was not asked for.
-    """
+def missing_packages(records: Sequence[Record]) -> list[str]:
+    """How to have each system that was skipped because a package of it cannot be imported."""
     skipped = [record for record in records if record.status == "skipped" and CANNOT_IMPORT in record.reason]
     lacking = {f"{record.case.system}/{record.case.backend}" for record in skipped}
-    instead = f"; or, if it is installed, add --systems-file {unused_file}" if unused_file else ""
-    wanted = [each for each in ADAPTERS if each.label in lacking]
-    return [f"{each.label} was skipped; to install it: {each.install}{instead}" for each in wanted]
-
-
-def unused_systems_file(asked: Asked) -> str:
-    """The file of `make baselines`, where it lies here and is not used: files of a folder are used only if named."""
-    return SYSTEMS_FILE if asked.systems_file is None and Path(SYSTEMS_FILE).exists() else ""
+    return [f"{each.label} was skipped; to install it: {each.install}" for each in ADAPTERS if each.label in lacking]

@@ -6,20 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
-from bench.commands.planning import (
-    Plan,
-    extended,
-    places_asked,
-    plan,
-    refuse_another_device,
-    request_of,
-    to_continue,
-)
 from bench.errors import INTERRUPTED, UserError
 from bench.estimate import in_words, longest_first, past_durations
+from bench.gpus import gpus_asked
 from bench.models.config import SIZES, cut
-from bench.plan import with_keys
-from bench.selection import Asked
+from bench.plan import Plan, plan, with_keys
+from bench.request import RunRequest
+from bench.run_folder import extended, file_of, refuse_another_device
 from harness.measure.ranges import COUNTED
 from harness.profiling.jobs import Profiler
 from harness.profiling.request import BUILD
@@ -27,10 +20,10 @@ from harness.profiling.tools.choice import choose
 from harness.schema.profile import Profile
 from harness.schema.reason import counted
 from harness.schema.run import Run
-from harness.schema.run_file import Job, Planned, RunFile
+from harness.schema.run_file import Job, Planned
 from harness.workers.machine_load import warning
-from harness.workers.pool import place_here
-from harness.workers.process import HERE, Limits
+from harness.workers.pool import gpu_places, place_here
+from harness.workers.process import HERE
 from harness.workers.task import refuse_submitted
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import Recorded, agreement, recorded, sentences
@@ -40,73 +33,58 @@ LEAST_WIDTH = 1536  # of a model that is cut: two layers of it are 100 MB, twice
 COUNTED_LAYERS = COUNTED + 1  # up to the one that is counted
 
 
-def profile(
-    asked: Asked,
-    out: Path,
-    *,
-    way: str,
-    resume: bool,
-    retry_failed: bool,
-    limits: Limits,
-    arguments: Sequence[str],
-    gpus: str | None = None,
-) -> None:
-    """Profile into the run folder `out`, one that was measured or a new one; exit status 1 where nothing came of it.
-
-    gpus: as of `--gpus`, to profile a job on each at a time.
-    """
-    work = plan(asked)
+def profile(request: RunRequest, out: Path) -> None:
+    """Profile into the run folder `out`, one that was measured or a new one; exit status 1 where nothing came of it."""
+    refuse_submitted(out)
+    before = Run.open(out) if Run.exists(out) else None
+    work = plan(request, before if before and before.mode == "profile" else None)
     work.refuse_elsewhere()
-    places = places_asked(gpus, work.device)
-    tools = choose(way, work.device)
-    new = "" if Run.exists(out) else f"{out}: a new run, without latencies to hold its profiles against"
-    run = _run_of(out, work, resume, arguments)
+    places = gpu_places(gpus_asked(request.gpus, work.device))
+    tools = choose(request.way, work.device)
+    new = "" if before else f"{out}: a new run, without latencies to hold its profiles against"
+    run = _run_of(out, work, before)
     jobs = _jobs_of(run, work.jobs)
     if places:
         jobs = longest_first(jobs, past_durations(work.machine, out))
-    for said in filter(None, (tools.said, new, warning("they may slow what is profiled"))):
+    for said in filter(None, (*work.notes_on_systems, tools.said, new, warning("they may slow what is profiled"))):
         print(f"ttt-bench: {said}", file=sys.stderr)
     profiler = Profiler(
         run,
         work.launches,
         tools,
-        limits,
+        request.limits,
         ceilings=CEILINGS if work.device == "cuda" else "",
         skip=lambda planned: work.skip(planned, []),
         stand_in=of_few_layers,
         say=lambda text: print(f"ttt-bench: {text}", file=sys.stderr, flush=True),
-        resume=resume,
-        retry_failed=retry_failed,
+        resume=request.resume,
+        retry_failed=request.retry == "failed",
         place=place_here() if work.device == "cuda" else HERE,
     )
     every, left = (sum(map(len, cases)) for cases in ([job.cases for job in jobs], map(profiler.pending, jobs)))
-    if resume:
+    if request.resume:
         print(f"{out}: {counted(every - left, 'profile')} kept from before", flush=True)
     profiler.on_times = lambda profile: print(f"timed, to be counted: {profile.case.label}", flush=True)
     profiler.on_profile = _Shown(left, recorded(run.records()))
     try:
         found = profiler.jobs(jobs, places)
     except KeyboardInterrupt:
-        print(f"ttt-bench: interrupted; to continue: {to_continue(arguments, out)}", file=sys.stderr)
+        print(f"ttt-bench: interrupted; to continue: {request.to_continue(out)}", file=sys.stderr)
         sys.exit(INTERRUPTED)
     if found and not any(each.status == "ok" for each in found):
         sys.exit(1)
 
 
-def _run_of(out: Path, work: Plan, resume: bool, arguments: Sequence[str]) -> Run:
+def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
     """The run to profile into: the one in the folder, or a new one of mode "profile"."""
-    request = request_of(arguments, work)
-    refuse_submitted(out)
-    if Run.exists(out):
-        run = Run.open(out)
-        refuse_another_device(run, work)
-        if run.mode != "profile":
-            return run
-        if not resume:
-            raise UserError(f"{out}: holds profiles already; resume it (--resume) or name another folder")
-        return extended(work, out, request)
-    file = RunFile("profile", work.device, work.jobs, work.catalogue, requests=(request,))
-    return Run.create(out, file)
+    if before is None:
+        return Run.create(out, file_of(work, "profile"))
+    refuse_another_device(before, work)
+    if before.mode != "profile":
+        return before
+    if not work.request.resume:
+        raise UserError(f"{out}: holds profiles already; resume it (--resume) or name another folder")
+    return extended(work, out)
 
 
 def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:

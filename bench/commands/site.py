@@ -1,4 +1,4 @@
-"""`ttt-bench site` and `ttt-bench preview`: publish many runs as a static site, and look at one."""
+"""`ttt-bench site`: publish many runs as a static site, and look at one."""
 
 import sys
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def site(runs: Sequence[Path], output: Path) -> None:
     print(f"wrote {output / 'index.html'}: {counted(built.runs, 'run')}, {drawn}{removed}")
 
 
-def preview(folder: Path, port: int) -> None:
+def serve(folder: Path, port: int) -> None:
     """Serve a site on the loopback address until it is interrupted."""
     from reports.site.folder import refuse_what_is_no_site
 

@@ -2,17 +2,15 @@
 
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from bench import estimate
-from bench.commands.planning import ToRetry, open_checkpoint, open_run, plan, retry_of, to_continue
 from bench.environments import launches
 from bench.errors import UserError
 from bench.memory import total_memory_bytes
-from bench.plan import skip_reason, with_keys
-from bench.selection import Asked
+from bench.plan import open_checkpoint, plan, skip_reason, with_keys
+from bench.request import RunRequest
+from bench.run_folder import open_run, resumed, retry_of
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
 from harness.schema import claims
@@ -23,7 +21,7 @@ from harness.schema.run import Run
 from harness.schema.run_file import Job, RunError
 from harness.workers import slurm
 from harness.workers.pool import gpu_places
-from harness.workers.process import HERE, Limits, path_of_code
+from harness.workers.process import HERE, path_of_code
 from harness.workers.progress import Progress
 from harness.workers.scheduler import Options
 from harness.workers.task import run_task
@@ -31,34 +29,28 @@ from harness.workers.task import run_task
 SCRIPT, KEYS = "slurm.sbatch", "slurm.keys"
 
 
-def submit(
-    asked: Asked,
-    out: Path,
-    wanted: str,
-    *,
-    resume: bool,
-    retry: ToRetry,
-    limits: Limits,
-    arguments: Sequence[str],
-) -> None:
+def submit(request: RunRequest, out: Path) -> None:
     """Plan the run `out` here, without its GPUs, and submit tasks that run it."""
-    request, asked = asked_of_slurm(asked, wanted)
-    work = plan(asked)
-    current = open_run(work, out, resume=resume, arguments=arguments)
-    tasks = min(request.tasks, len(work.jobs))
+    wanted, request = asked_of_slurm(request)
+    before = resumed(request, out)
+    work = plan(request, before)
+    current = open_run(work, out, before)
+    tasks = min(wanted.tasks, len(work.jobs))
     with current.held():
         claims.clear(out)
-        command = _command(asked, out, retry, limits)
         with refusing(out, "written", RunError):
             (out / "log").mkdir(exist_ok=True)
             log = f"{out.resolve()}/log/task-".replace("%", "%%") + "%a.log"
-            write_atomically(out / SCRIPT, slurm.script(request, tasks, command, str(Path.cwd()), log))
+            script = slurm.script(wanted, tasks, _command(request, out), str(Path.cwd()), log)
+            write_atomically(out / SCRIPT, script)
             write_atomically(out / KEYS, "".join(f"{key}\n" for key in sorted(work.keys)))
         try:
             array = slurm.submit(str(out / SCRIPT))
         except slurm.SlurmError as error:
-            raise UserError(f"{error}; the run is planned; to submit it: {to_continue(arguments, out)}") from None
+            raise UserError(f"{error}; the run is planned; to submit it: {request.to_continue(out)}") from None
         claims.note_submission(out, array)
+    for said in work.notes:
+        print(f"ttt-bench: {said}", file=sys.stderr)
     jobs = counted(len(work.jobs), "job")
     print(
         f"Slurm job {array}: {counted(tasks, 'task')} for {jobs} of {counted(work.total, 'case')}\n"
@@ -68,38 +60,28 @@ def submit(
     )
 
 
-def asked_of_slurm(asked: Asked, wanted: str) -> tuple[slurm.SlurmRequest, Asked]:
+def asked_of_slurm(request: RunRequest) -> tuple[slurm.SlurmRequest, RunRequest]:
     """What `--slurm` wants, and the request: tasks with GPUs run on them, whatever this machine has."""
-    request = slurm.parsed(wanted)
-    return request, replace(asked, device="cuda") if request.gpu and asked.device == "auto" else asked
+    wanted = slurm.parsed(request.slurm or "")
+    on_gpus = wanted.gpu and request.device == "auto"
+    return wanted, request.model_copy(update={"device": "cuda"}) if on_gpus else request
 
 
-def _command(asked: Asked, out: Path, retry: ToRetry, limits: Limits) -> list[str]:
+def _command(request: RunRequest, out: Path) -> list[str]:
     """What each task runs: of the run, which earlier calls may have planned more of, the cases that are asked for.
 
     By this code (-P): what lies in the folder where a task begins must not stand in for it.
     """
     here = [f"{name}={value}" for name, value in path_of_code(os.environ).items()]
     command = ["env", *here, sys.executable, "-P", "-m", "bench", "work", str(out), "--keys", str(out / KEYS)]
-    if asked.checkpoint:
-        command += ["--checkpoint", str(asked.checkpoint.resolve())]
-    if asked.systems_file:
-        command += ["--systems-file", str(asked.systems_file)]
-    command += ["--retry", retry, "--time-limit", f"{limits.case_s:g}", "--start-limit", f"{limits.start_s:g}"]
-    return command
+    if request.checkpoint:
+        command += ["--checkpoint", str(request.checkpoint.resolve())]
+    return [*command, "--retry", request.retry, "--time-limit", f"{request.time_limit_s:g}"]
 
 
-def work(
-    out: Path,
-    keys: Path | None,
-    systems_file: Path | None,
-    *,
-    retry: ToRetry,
-    limits: Limits,
-    checkpoint: Path | None = None,
-) -> None:
+def work(request: RunRequest, out: Path, keys: Path | None) -> None:
     """Be one task: run the jobs of `out` that no other task has, of them the cases whose keys a file has."""
-    open_checkpoint(checkpoint)
+    open_checkpoint(request.checkpoint)
     holder = Holder.here()
     if not holder.array:
         raise UserError("work: is what a task of Slurm runs, and SLURM_JOB_ID is not set; see `ttt-bench run --slurm`")
@@ -109,7 +91,7 @@ def work(
     machine = snapshot("cpu" if device == "cpu" else "")  # a node may have a GPU that the run is not of
     if machine["device_kind"] != device:
         raise UserError(f"{out}: is a run of a GPU, and none was found on this task's node; ask for gpus=N by --slurm")
-    known = launches(systems_file, device)
+    known = launches(device)
     for job in jobs:
         if job.pair not in known:
             raise UserError(f"{out}: has the job {job.name}, which this version of the program cannot run")
@@ -124,8 +106,8 @@ def work(
                 holder,
                 Options(
                     jobs=ordered,
-                    limits=limits,
-                    retry=retry_of(run, retry),
+                    limits=request.limits,
+                    retry=retry_of(run, request.retry),
                     skip=lambda planned, earlier: skip_reason(planned, earlier, memory_bytes),
                     on_event=progress,
                 ),

@@ -1,25 +1,21 @@
 """`ttt-bench status`: how far a run is, who works on it, and how to end that."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from bench.commands.measure import summary
-from bench.commands.planning import keys_asked, to_continue
 from bench.errors import UserError
-from bench.selection import Asked
+from bench.request import RunRequest
 from bench.terminal import print_rows
 from harness.schema import claims
 from harness.schema.claims import Claims, Holder
-from harness.schema.record import Record
 from harness.schema.run import Run, latest
 from harness.schema.run_file import Job
 from harness.workers import slurm
 
-AskedBy = Callable[[Sequence[str]], Asked]  # of a call's arguments; raises UserError where they cannot be read
 
-
-def status(out: Path, cancel: bool, asked_by: AskedBy) -> None:
+def status(out: Path, cancel: bool) -> None:
     """Print each job that is not done, with its finished cases and its holder, and how to go on where nobody works.
 
     With `cancel`, end the Slurm job of the run first.
@@ -50,41 +46,21 @@ def status(out: Path, cancel: bool, asked_by: AskedBy) -> None:
     elsewhere = alone is not None and not alone.is_here and bool(rows)
     if not states and not unknown and (elsewhere or any(row[2] == "left" for row in rows)):
         said = f"{alone} may be gone" if elsewhere else "no process is running it"
-        commands, finished = _commands_to_continue(run, out, records, asked_by)
-        said += f"; {finished} of {finished + len(commands)} different commands finished" if finished else ""
-        print("\n  ".join([f"{said}{'; to continue:' if commands else ''}", *commands]))
+        command = _to_continue(run, out)
+        print(f"{said}; to continue:\n  {command}" if command else said)
 
 
-def _commands_to_continue(run: Run, out: Path, records: Sequence[Record], asked_by: AskedBy) -> tuple[list[str], int]:
-    """One for each thing that the run was asked for and has not finished, and how many others it has finished.
+def _to_continue(run: Run, out: Path) -> str:
+    """The command that goes on with a run as its last request had it; "" where it cannot go on, as a side of `ab`.
 
-    None of a run that cannot go on, as a side of `ab`.
+    Of a version that kept no request it goes on with all of the run's cases.
     """
-    recorded = Counter(record.case.key for record in records)
-    cases = [planned.case for job in run.jobs for planned in job.cases]
-    left = {case.key for case in cases if recorded[case.key] < run.file.repeats}
-
-    def left_of(arguments: Sequence[str]) -> set[str]:
-        """What is left of a request; of one that cannot be planned here, anything may be, and what no other has."""
-        try:
-            return left & keys_asked(asked_by(arguments), run.file.device)
-        except UserError:
-            return {*left, " ".join(arguments)}
-
-    asked = [each.arguments for each in run.file.requests if each.arguments[:1] in (("run",), ("profile",))]
-    commands = {to_continue(arguments, out): left_of(arguments) for arguments in asked}
-    if set().union(*commands.values()) < left:  # of suites that have changed since: it is not known whose the rest is
-        return list(commands), 0
-    unfinished = {command: its for command, its in commands.items() if its}
-    return list(_needed(unfinished)), len(commands) - len(unfinished)
-
-
-def _needed(left: Mapping[str, set[str]]) -> Iterator[str]:
-    """The commands but those whose cases another one measures too; of two of the same cases the later."""
-    each = list(left.items())
-    for at, (command, own) in enumerate(each):
-        if not any(own < other for _, other in each) and all(own != other for _, other in each[at + 1 :]):
-            yield command
+    last = run.file.requests[-1] if run.file.requests else None
+    if run.mode == "verify" or (last and last.arguments[:1] == ("ab",)):
+        return ""
+    if last and last.request:
+        return RunRequest.stored(last.request).to_continue(out)
+    return RunRequest(command="profile" if run.mode == "profile" else "run").to_continue(out)
 
 
 def _state(

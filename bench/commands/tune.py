@@ -1,4 +1,4 @@
-"""`ttt-bench tune`: launch settings of the generate kernels for this GPU, as sections of `tuning.toml`."""
+"""`ttt-bench build --tune`: launch settings of the generate kernels for this GPU, as sections of `tuning.toml`."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import TextIO
 
 from bench.errors import UserError
 from bench.models.config import BASE_LR
-from bench.selection import words
+from bench.request import words
 from tk_kernels import FORMS
 from tk_kernels.build import NO_GPU
 from tk_kernels.generate.tuning import Tuning, section

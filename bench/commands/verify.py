@@ -6,29 +6,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.commands.measure import summary
-from bench.commands.planning import plan, request_of
 from bench.model_facts import PARAMETERS_OFF
-from bench.selection import Asked
+from bench.plan import plan
+from bench.request import RunRequest
+from bench.run_folder import file_of
 from harness.measure.measured_case import NO_REFERENCE
 from harness.schema.reason import counted
 from harness.schema.record import Record
 from harness.schema.run import Run
-from harness.schema.run_file import RunFile
-from harness.workers.process import Limits
 from harness.workers.progress import Progress
 from harness.workers.scheduler import Options, run_jobs
 
 
-def verify(asked: Asked, *, limits: Limits) -> None:
+def verify(request: RunRequest) -> None:
     """Check without timing; exit status 1 when a case differs from its reference, has none or fails, or none is ok."""
-    work = plan(asked)
+    work = plan(request)
     work.refuse_elsewhere()
+    for said in work.notes_on_systems:
+        print(f"ttt-bench: {said}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
-        # The request says what this machine has: a worker that sees no GPU must not verify for one.
-        file = RunFile("verify", work.device, work.jobs, work.catalogue, work.policy, requests=(request_of((), work),))
-        current = Run.create(Path(folder) / "run", file)
+        # It says what this machine has: a worker that sees no GPU must not verify for one.
+        current = Run.create(Path(folder) / "run", file_of(work, "verify"))
         with Progress("verify", work.total) as progress:
-            records = run_jobs(current, work.launches, Options(limits=limits, on_event=progress, skip=work.skip))
+            options = Options(limits=request.limits, on_event=progress, skip=work.skip)
+            records = run_jobs(current, work.launches, options)
     _print_verdicts(records)
     if any(record.status not in ("ok", "skipped") for record in records):
         sys.exit(1)

@@ -169,7 +169,7 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
     if status == "timeout":
         return ToolLost(f"{tool} gave nothing in time: {otherwise}; give it more --time-limit", True, status)
     if status == "unstarted":
-        advice = "" if said else "give it more --start-limit, or "
+        advice = "" if said else "give it more --time-limit, or "
         return ToolLost(f"{tool} failed: {said or otherwise}; {advice}--with torch does without it", True, status)
     if status == "oom":
         return ToolLost(f"the case did not fit beside {tool}: {otherwise}; try a smaller batch", status=status)

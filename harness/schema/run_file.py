@@ -97,7 +97,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Request:
-    """One call of the program that planned or resumed the run: when, its arguments, commit and machine."""
+    """One call of the program that planned or resumed the run: when, its arguments, commit and machine.
+
+    request: what the arguments ask for, by name; empty in runs of versions before 0.3.
+    """
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
 
@@ -106,10 +109,12 @@ class Request:
     commit: str
     dirty: bool | None
     machine: dict[str, Any]
+    request: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if said := unfit(self.machine):
-            raise ValueError(f"request: machine {said}")
+        for name in ("machine", "request"):
+            if said := unfit(getattr(self, name)):
+                raise ValueError(f"request: {name} {said}")
 
 
 @dataclass(frozen=True)

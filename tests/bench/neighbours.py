@@ -40,7 +40,7 @@ CASES = {
     "generate, bound by the host": Case("transformer", "torch", "125m", "generate", 1, 64),
     "generate, bound by the device": Case("transformer", "torch", "350m", "generate", 64, 1024, timing="graph"),
 }
-SPLIT = ["paper", "--systems", "ttt-linear,ttt-mlp", "--budget", "1", "--min-samples", "6"]
+SPLIT = ["paper", "--systems", "ttt-linear,ttt-mlp", "--budget", "1"]
 
 
 def measured(folder: Path, gpu: str, cores: Sequence[int], policy: Policy = POLICY) -> list[Record]:

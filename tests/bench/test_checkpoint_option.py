@@ -12,22 +12,22 @@ import torch
 
 from bench.catalogue.suites import find_suite
 from bench.commands import measure
-from bench.commands.planning import open_checkpoint, plan, request_of
 from bench.errors import UserError
 from bench.models import TTTConfig, model_config
 from bench.models.case_model import VARIABLE, checkpoint_folder, config_of, offer, read_checkpoint
 from bench.models.checkpoint import save
 from bench.models.config import CheckpointError
 from bench.models.factory import from_seed
-from bench.plan import skip_reason, suite_cases
-from bench.selection import Asked, select
+from bench.plan import open_checkpoint, plan, skip_reason, suite_cases
+from bench.request import RunRequest
+from bench.run_folder import request_of
+from bench.selection import select
 from bench.systems.ttt.pytorch import TTTTorch
 from harness.measure.measured_case import CaseRun
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.run import Run
 from harness.schema.run_file import Planned
-from harness.workers.scheduler import Limits
 from tests.bench.published_config import PUBLISHED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -87,18 +87,18 @@ def test_the_size_is_the_tables_where_it_is_one(folder: Path) -> None:
 def test_its_cases_have_its_own_options_on_its_own_system_alone(folder: Path) -> None:
     checkpoint = read_checkpoint(folder)
     offer(checkpoint)
-    planned = suite_cases(find_suite("quick"), select(Asked(batch="2"), "cpu", checkpoint), "cpu")
+    planned = suite_cases(find_suite("quick"), select(RunRequest(batch="2"), "cpu", checkpoint), "cpu")
     assert {each.case.system_backend for each in planned} == {"ttt-mlp/torch"}
     assert {each.case.size for each in planned} == {"2x64"}
     own = (("backbone", "transformer"), ("checkpoint", checkpoint.name), ("mini_batch", 8))
     assert {each.case.options for each in planned} == {own}
     assert config_of(planned[0].case) == checkpoint.config
-    layers = suite_cases(find_suite("kernel-forward"), select(Asked(), "cuda", checkpoint), "cuda")
+    layers = suite_cases(find_suite("kernel-forward"), select(RunRequest(), "cuda", checkpoint), "cuda")
     assert layers == []
 
 
 def test_what_it_changes_is_said_of_it_and_not_of_options_that_were_not_given(folder: Path) -> None:
-    work = plan(Asked(("quick",), checkpoint=folder, device="cpu"))
+    work = plan(RunRequest(suites=("quick",), checkpoint=folder, device="cpu"))
     assert work.added.startswith("--checkpoint changes 10 of 10 cases of quick")
 
 
@@ -106,14 +106,11 @@ def test_what_it_changes_is_said_of_it_and_not_of_options_that_were_not_given(fo
     ("asked", "words"),
     [
         ({"systems": "transformer"}, "is of ttt-mlp, which transformer/torch of --systems does not run"),
-        ({"sizes": "tiny"}, "--sizes tiny: a checkpoint has its own"),
-        ({"mini_batch": "16"}, "--mini-batch 16: a checkpoint has its own"),
-        ({"backbone": "mamba"}, "--backbone mamba: a checkpoint has its own"),
     ],
 )
 def test_what_contradicts_it_is_refused(folder: Path, asked: dict[str, str], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        select(Asked(**asked), "cpu", read_checkpoint(folder))
+        select(RunRequest(**asked), "cpu", read_checkpoint(folder))
 
 
 def test_a_folder_that_is_none_is_a_users_mistake(tmp_path: Path) -> None:
@@ -167,18 +164,16 @@ def test_a_model_that_errs_late_in_what_it_generates_is_seen(folder: Path) -> No
 
 
 def test_a_run_says_its_name_and_never_its_path(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    arguments = ["run", "quick", "--checkpoint", str(folder), f"--checkpoint={folder}"]
-    arguments += ["-o", str(tmp_path / "secret" / "out"), f"-o{tmp_path}/secret/out", "--out=a/b"]
-    arguments += [f"--systems-file={Path.cwd()}/a/x.toml", "--slurm", "account=secret,time=1"]
-    asked = Asked(("quick",), batch="1", context="16", device="cpu", budget_s=0.05, checkpoint=folder)
-    measure.run(asked, out, resume=False, retry="lost", limits=Limits(), arguments=arguments)
+    out = tmp_path / "secret" / "out"
+    request = RunRequest(
+        suites=("quick",), batch="1", context="16", device="cpu", budget_s=0.05, checkpoint=folder, out=out
+    )
+    measure.run(request, out)
     run = Run.open(out)
     assert {record.status for record in run.records()} == {"ok"}
-    assert run.file.requests[0].arguments == (
-        *("run", "quick", "--checkpoint", "my-model", "--checkpoint=my-model", "-o", "out", "-oout", "--out=a/b"),
-        *("--systems-file=a/x.toml", "--slurm", "account=...,time=1"),
-    )
+    said = "run quick --batch 1 --context 16 --checkpoint my-model --device cpu --budget 0.05 --out out"
+    assert run.file.requests[0].arguments == tuple(said.split())
+    assert run.file.requests[0].request["checkpoint"] == "my-model"
     texts = [path.read_text() for path in out.rglob("*") if path.is_file()]
     assert texts
     assert not any("secret" in text for text in texts)
@@ -199,11 +194,12 @@ def test_a_checkpoint_that_is_written_during_a_run_is_no_longer_measured(folder:
 
 
 def test_a_comparison_of_two_commits_says_no_path_either() -> None:
-    said = ["ab", "/home/alice/old", "HEAD", "quick", "--html", "/home/alice/x.html", f"--html={Path.cwd()}/y.html"]
-    work = plan(Asked(("quick",), batch="1", context="16", device="cpu"))
-    request = request_of([*said, "--slurm", "nodelist=n7,time=1"], work)
-    expected = ("ab", "old", "HEAD", "quick", "--html", "x.html", "--html=y.html", "--slurm", "nodelist=...,time=1")
-    assert request.arguments == expected
+    request = RunRequest(
+        command="ab", sides=("/home/alice/old", f"{Path.cwd()}/new"), suites=("quick",), device="cpu", rounds=6,
+        slurm="account=secret,nodelist=n7,time=1", out=Path("/home/alice/x"),
+    )  # fmt: skip
+    said = "ab old new quick --rounds 6 --device cpu --slurm account=...,nodelist=...,time=1 --out x"
+    assert request_of(plan(request)).arguments == tuple(said.split())
 
 
 def test_a_broken_file_is_named_without_its_path(folder: Path) -> None:

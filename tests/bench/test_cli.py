@@ -11,19 +11,19 @@ from dataclasses import replace
 import pytest
 from command_line import ROOT, SMALL, assert_one_sentence, called, ttt_bench
 
+from bench import plan
 from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, find_group
 from bench.catalogue.systems import ADAPTERS
 from bench.commands import build as build_command
-from bench.commands import listing, measure, planning, verify
+from bench.commands import listing, measure, verify
 from bench.errors import FOR_A_CPU
-from bench.selection import Asked
+from bench.request import RunRequest
 from harness.measure.environment import snapshot
 from harness.measure.gate import Check, Verdict
 from harness.measure.measured_case import NO_REFERENCE
 from harness.schema.case import Case
 from harness.schema.record import Record
 from harness.workers.probe import Probe
-from harness.workers.process import Limits
 from tk_kernels import build
 from tk_kernels.build import NO_GPU, OTHER_GPU
 
@@ -40,6 +40,18 @@ def test_version_and_short_help(tmp_path):
     assert "Usage:" in bare.stdout
 
 
+def test_the_help_of_twelve_commands_fits_80_columns_without_cutting_words(tmp_path):
+    narrow = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    command = [sys.executable, "-m", "bench", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=narrow, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    commands = lines[lines.index("Commands:") + 1 :]
+    assert len(commands) == 12
+    options = [line for line in called("run", "--help", cwd=tmp_path).stdout.splitlines() if re.match(" +-", line)]
+    assert len(options) == 15  # --help among them
+    assert all(len(line) <= 80 and line.endswith(".") and not line.endswith("...") for line in commands)
+
+
 def test_verify_prints_the_checks(tmp_path):
     done = ttt_bench("verify", "quick", *SMALL[:-2], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -54,10 +66,12 @@ def test_verify_prints_the_checks(tmp_path):
 def test_verify_for_a_gpu_does_not_pass_where_the_worker_sees_none(monkeypatch, capsys):
     gpu = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 << 30}
     there = {**snapshot("cpu"), "device": gpu["name"], "device_kind": "cuda", "gpu": gpu}
-    monkeypatch.setattr(planning, "snapshot", lambda *_: there)
-    asked = Asked(("quick",), "transformer/torch", batch="1", context="64", phase="forward", device="cuda")
+    monkeypatch.setattr(plan, "snapshot", lambda *_: there)
+    request = RunRequest(
+        suites=("quick",), systems="transformer/torch", batch="1", context="64", phase="forward", device="cuda"
+    )
     with pytest.raises(SystemExit):
-        verify.verify(asked, limits=Limits())
+        verify.verify(request)
     said = capsys.readouterr().out
     assert "it was measured on the CPU: the worker's packages see no GPU" in said
     assert not re.search(r"^ok ", said, re.MULTILINE)
@@ -67,9 +81,9 @@ def verified(monkeypatch, capsys, *records):
     """What `verify` prints of these records, and how it exits."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(verify, "run_jobs", lambda *_, **__: list(records))
-    asked = Asked(("quick",), "ttt-linear", batch="2", context="64", device="cpu")
+    request = RunRequest(suites=("quick",), systems="ttt-linear", batch="2", context="64", device="cpu")
     try:
-        verify.verify(asked, limits=Limits())
+        verify.verify(request)
     except SystemExit as end:
         return capsys.readouterr().out, end.code
     return capsys.readouterr().out, None
@@ -153,7 +167,7 @@ def test_systems_name_what_installs_a_package_and_nothing_that_would_install_a_g
     reasons["torch"] = f"it is {FOR_A_CPU}: use another"
     answers = [Probe("skipped", reasons.get(adapter.backend, "not here")) for adapter in ADAPTERS]
     monkeypatch.setattr(listing, "probe", lambda _: answers)
-    listing.list_systems(None)
+    listing.list_systems()
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if "GPU" in line and "install" in line]
     assert not [line for line in lines if FOR_A_CPU in line and "install" in line]
@@ -161,7 +175,7 @@ def test_systems_name_what_installs_a_package_and_nothing_that_would_install_a_g
 
 
 def test_without_a_gpu_no_system_asks_for_packages_first(tmp_path):
-    lines = called("systems", cwd=tmp_path).stdout.splitlines()[1:]
+    lines = [line for line in called("list", cwd=tmp_path).stdout.splitlines() if line]
     gpu_only = [each.label for each in ADAPTERS if each.install != "make bench" or "triton-" in each.backend]
     named = {line.split()[0]: line for line in lines}
     assert all(named[label].rstrip().endswith(NO_GPU) for label in gpu_only)
@@ -177,17 +191,6 @@ def test_a_run_says_how_to_install_what_it_skipped_for_a_missing_package():
         record("mamba", "vllm", "failed", "a tensor cannot be imported"),
     ]
     assert measure.missing_packages(records) == ["transformer/vllm was skipped; to install it: make venv-vllm"]
-    [said] = measure.missing_packages(records, "systems.toml")
-    assert said.endswith("make venv-vllm; or, if it is installed, add --systems-file systems.toml")
-
-
-def test_a_systems_file_that_lies_here_unused_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    asked = Asked(device="cpu")
-    assert measure.unused_systems_file(asked) == ""
-    (tmp_path / "systems.toml").touch()
-    assert measure.unused_systems_file(asked) == "systems.toml"
-    assert measure.unused_systems_file(replace(asked, systems_file=tmp_path / "systems.toml")) == ""
 
 
 def test_the_budgets_that_the_help_names_are_those_of_the_catalogue(tmp_path):
@@ -199,8 +202,6 @@ def test_the_budgets_that_the_help_names_are_those_of_the_catalogue(tmp_path):
 @pytest.mark.parametrize("written", [["-o", "mine"], ["-omine"], ["--out", "mine"], ["--out=mine"]])
 def test_the_folder_of_a_run_can_be_told_shortly(tmp_path, written, command):
     arguments = [command, *written, "quick", "--device", "cpu"]
-    again = planning.to_continue(arguments, tmp_path)
-    assert again == f"ttt-bench {command} quick --device cpu --resume --out {tmp_path}"
     (tmp_path / "mine").touch()
     assert_one_sentence(called(*arguments, cwd=tmp_path), "mine")
 

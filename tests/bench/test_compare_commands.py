@@ -165,7 +165,7 @@ def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monk
     old, new = commit(checkout, "old"), commit(checkout, "new")
     command = ["/usr/bin/env", f"PYTHONPATH={checkout}", sys.executable]
     (tmp_path / "systems.toml").write_text(f'["transformer/torch"]\ncommand = {json.dumps(command)}\n')
-    status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2, "--systems-file", "systems.toml")
+    status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2)
     assert status == 2
     said = f"transformer/torch: its worker ran the code of {new[:10]}, not that of {old[:10]}"
     assert said in capsys.readouterr().err

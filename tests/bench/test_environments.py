@@ -1,4 +1,4 @@
-"""A systems.toml says which interpreter runs a system where it is asked for, and a broken one is explained."""
+"""A systems.toml of the current folder says which interpreter runs a system, and a broken one is explained."""
 
 import sys
 import tomllib
@@ -7,41 +7,47 @@ from pathlib import Path
 import pytest
 
 from bench.catalogue.systems import ADAPTERS
-from bench.commands.planning import plan
 from bench.environments import launches
 from bench.errors import UserError
-from bench.selection import Asked
+from bench.plan import plan
+from bench.request import RunRequest
 
 
-def write(tmp_path, text):
-    file = tmp_path / "systems.toml"
-    file.write_text(text)
-    return file
-
-
-def test_every_system_runs_in_this_interpreter_unless_a_file_is_named(tmp_path, monkeypatch):
-    write(tmp_path, '["mamba/torch"]\npython = "/opt/mamba/bin/python"\n')  # a file that lies there is not asked for
+@pytest.fixture(autouse=True)
+def file(tmp_path, monkeypatch):
+    """Where the current folder's systems.toml would be."""
     monkeypatch.chdir(tmp_path)
+    return tmp_path / "systems.toml"
+
+
+def test_every_system_runs_in_this_interpreter_where_there_is_no_file():
     assert {launch.command[0] for launch in launches().values()} == {sys.executable}
     assert set(launches()) == {(each.system, each.backend) for each in ADAPTERS}
 
 
-def test_an_interpreter_of_its_own(tmp_path):
-    file = write(tmp_path, '["mamba/torch"]\npython = "/opt/mamba/bin/python"\nenv = { A = "1" }\n')
-    launch = launches(file)["mamba", "torch"]
+def test_an_interpreter_of_its_own(file):
+    file.write_text('["mamba/torch"]\npython = "/opt/mamba/bin/python"\nenv = { A = "1" }\n')
+    launch = launches()["mamba", "torch"]
     assert (launch.command, launch.env) == (["/opt/mamba/bin/python"], {"A": "1"})
     assert launch.entry.startswith("bench.systems.")
-    assert launches(file)["ttt-mlp", "torch"].command == [sys.executable]
+    assert launches()["ttt-mlp", "torch"].command == [sys.executable]
 
 
-def test_a_byte_order_mark_before_it_is_passed_over(tmp_path):
-    (tmp_path / "systems.toml").write_bytes(b'\xef\xbb\xbf["mamba/torch"]\npython = "/opt/python"\n')
-    assert launches(tmp_path / "systems.toml")["mamba", "torch"].command == ["/opt/python"]
+def test_a_byte_order_mark_before_it_is_passed_over(file):
+    file.write_bytes(b'\xef\xbb\xbf["mamba/torch"]\npython = "/opt/python"\n')
+    assert launches()["mamba", "torch"].command == ["/opt/python"]
 
 
-def test_a_container_command(tmp_path):
-    file = write(tmp_path, '["mamba/torch"]\ncommand = ["docker", "run", "-i", "image", "python"]\n')
-    assert launches(file)["mamba", "torch"].command == ["docker", "run", "-i", "image", "python"]
+def test_a_container_command(file):
+    file.write_text('["mamba/torch"]\ncommand = ["docker", "run", "-i", "image", "python"]\n')
+    assert launches()["mamba", "torch"].command == ["docker", "run", "-i", "image", "python"]
+
+
+def test_a_plan_names_the_file_in_one_sentence(file):
+    request = RunRequest(suites=("quick",), systems="mamba/torch,ttt-mlp/torch", device="cpu")
+    assert plan(request).notes == []
+    file.write_text('["mamba/torch"]\nenv = { A = "1" }\n["mamba/vllm"]\n')
+    assert plan(request).notes == ["systems.toml of this folder says how to start mamba/torch"]
 
 
 @pytest.mark.parametrize(
@@ -57,9 +63,10 @@ def test_a_container_command(tmp_path):
         ("mamba = 3\n", r"system \[mamba\]: unknown"),
     ],
 )
-def test_a_broken_file_is_one_sentence(tmp_path, text, message):
+def test_a_broken_file_is_one_sentence(file, text, message):
+    file.write_text(text)
     with pytest.raises(UserError, match=message):
-        launches(write(tmp_path, text))
+        launches()
 
 
 def test_a_worker_on_a_cpu_sees_no_gpu():
@@ -68,33 +75,34 @@ def test_a_worker_on_a_cpu_sees_no_gpu():
     assert not any("CUDA_VISIBLE_DEVICES" in launch.env for launch in launches(device="cuda").values())
 
 
-def test_the_threads_of_a_worker_on_a_cpu_soon_wait_asleep(tmp_path, monkeypatch):
+def test_the_threads_of_a_worker_on_a_cpu_soon_wait_asleep(file, monkeypatch):
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     assert {launch.env["GOMP_SPINCOUNT"] for launch in launches(device="cpu").values()} == {"30000"}
     assert not any("GOMP_SPINCOUNT" in launch.env for launch in launches(device="cuda").values())
-    own = write(tmp_path, '["mamba/torch"]\nenv = { GOMP_SPINCOUNT = "7" }\n')
-    assert launches(own, "cpu")["mamba", "torch"].env["GOMP_SPINCOUNT"] == "7"
-    assert plan(Asked(("quick",), device="cpu")).launches == launches(device="cpu")
+    assert plan(RunRequest(suites=("quick",), device="cpu")).launches == launches("cpu")
+    file.write_text('["mamba/torch"]\nenv = { GOMP_SPINCOUNT = "7" }\n')
+    assert launches("cpu")["mamba", "torch"].env["GOMP_SPINCOUNT"] == "7"
+    file.unlink()
     monkeypatch.setenv("GOMP_SPINCOUNT", "9")  # what the user set holds
     assert not any("GOMP_SPINCOUNT" in launch.env for launch in launches(device="cpu").values())
 
 
-def test_a_file_that_is_named_must_exist(tmp_path):
-    with pytest.raises(UserError, match="no such file"):
-        launches(tmp_path / "none.toml")
+def test_a_folder_of_that_name_is_one_sentence(file):
+    file.mkdir()
     with pytest.raises(UserError, match="Is a directory"):
-        launches(tmp_path)
+        launches()
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "#" * ((1 << 20) + 1)], ids=["deep", "huge"])
-def test_a_file_that_is_too_much_is_one_sentence(tmp_path, text):
+def test_a_file_that_is_too_much_is_one_sentence(file, text):
+    file.write_text(text)
     with pytest.raises(UserError, match=r"cannot be read as TOML|Larger than 1 MB"):
-        launches(write(tmp_path, text))
+        launches()
 
 
-def test_what_make_baselines_writes_names_systems_that_exist():
-    file = Path(__file__).parents[2] / "bench/requirements/systems.toml"
-    found = launches(file)
+def test_what_make_baselines_writes_names_systems_that_exist(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2] / "bench/requirements")
+    found = launches()
     assert found["transformer", "vllm"].command == [".venv-vllm/bin/python"]
     own = {pair for pair, launch in found.items() if launch.command != [sys.executable]}
     assert own == {(each.system, each.backend) for each in ADAPTERS if each.install != "make bench"}

@@ -14,7 +14,6 @@ from command_line import Done, one_sentence
 
 from bench.commands.status import status
 from bench.estimate import longest_first
-from bench.selection import Asked
 from harness.measure import nvml
 from harness.schema import claims
 from harness.schema.case import Case
@@ -204,7 +203,7 @@ def test_status_says_who_works_and_cancels(tmp_path: Path, commands: Path) -> No
     assert "held by" not in text
     *_, said, command = text.splitlines()
     assert said == "no process is running it; to continue:"
-    assert command == f"  ttt-bench run {' '.join(SMALL)} --device cpu --slurm tasks=2 --resume --out out"
+    assert command == "  ttt-bench run --slurm tasks=2 --resume --out out"
 
 
 def test_status_counts_the_jobs_that_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,14 +211,14 @@ def test_status_counts_the_jobs_that_are_done(tmp_path: Path, capsys: pytest.Cap
     run = Run.create(tmp_path / "out", RunFile("measure", "cpu", tuple(jobs), Catalogue()))
 
     def lines() -> list[str]:
-        status(run.folder, cancel=False, asked_by=lambda _: Asked())
+        status(run.folder, cancel=False)
         return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
-    nobody = "no process is running it"
+    nobody = ["no process is running it; to continue:", f"ttt-bench run --resume --out {run.folder}"]
     table = ["job cases state", "one-b 0 of 1 left", "two-b 0 of 1 left"]
-    assert lines() == [*table, "0 of 2 cases", nobody]
+    assert lines() == [*table, "0 of 2 cases", *nobody]
     run.record_file(jobs[0]).append(Record(jobs[0].cases[0].case, "failed", "a bug"))
-    assert lines() == [table[0], table[2], "1 of 2 jobs done", "1 of 2 cases: 1 failed", nobody]
+    assert lines() == [table[0], table[2], "1 of 2 jobs done", "1 of 2 cases: 1 failed", *nobody]
     run.record_file(jobs[1]).append(Record(jobs[1].cases[0].case, "failed", "a bug"))
     assert lines() == ["2 of 2 jobs done", "2 of 2 cases: 2 failed"]
 
@@ -236,7 +235,7 @@ def test_status_leaves_out_a_process_that_was_killed(tmp_path: Path, capsys: pyt
         (Holder(here, ended.pid), False),
     ):
         claims.note_holder(run.folder, holder)
-        status(run.folder, cancel=False, asked_by=lambda _: Asked())
+        status(run.folder, cancel=False)
         said = capsys.readouterr().out
         assert (f"held by {holder}" in said) is works
         assert ("no process is running it" in said) is not works
@@ -268,7 +267,7 @@ def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands:
     fake(commands, "sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1')
     said = one_sentence(ttt_bench(*call, cwd=tmp_path, path=commands))
     assert "sbatch refused: sbatch: error: invalid partition specified: gpuu; the run is planned" in said
-    assert said.endswith(f"to submit it: ttt-bench {' '.join(call[:-2])} --resume --out out")
+    assert said.endswith("to submit it: ttt-bench run --slurm tasks=2,partition=gpuu --resume --out out")
     assert "sbatch: is not on this machine" in one_sentence(ttt_bench(*call, "--resume", cwd=tmp_path))
 
 

@@ -9,13 +9,13 @@ import pytest
 from command_line import ROOT, SMALL, assert_one_sentence, called, one_sentence, ttt_bench
 
 import bench.catalogue as entries
-from bench import cli
+from bench import cli, plan
 from bench.catalogue.suites import find_suite
 from bench.catalogue.systems import SYSTEMS
-from bench.commands import listing, planning
+from bench.commands import listing
 
 
-def assert_planning_says(monkeypatch, capsys, said):
+def assert_plan_says(monkeypatch, capsys, said):
     monkeypatch.setattr(sys, "argv", ["ttt-bench", "run", "quick", "--device", "cpu", "--dry-run"])
     with pytest.raises(SystemExit) as end:
         cli.main()
@@ -34,7 +34,7 @@ def assert_planning_says(monkeypatch, capsys, said):
 )
 def test_a_look_that_no_page_can_draw_is_one_sentence(monkeypatch, capsys, wrong, said):
     monkeypatch.setattr(entries, "SYSTEMS", (replace(SYSTEMS[0], **wrong), *SYSTEMS[1:]))
-    assert_planning_says(monkeypatch, capsys, said)
+    assert_plan_says(monkeypatch, capsys, said)
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_a_look_that_no_page_can_draw_is_one_sentence(monkeypatch, capsys, wrong
 def test_a_figure_of_an_unknown_axis_or_metric_is_one_sentence(monkeypatch, capsys, wrong, said):
     quick = find_suite("quick")
     figure = replace(quick.figures[0], **wrong)
-    monkeypatch.setattr(planning, "find_suite", lambda _: replace(quick, figures=(figure,)))
-    assert_planning_says(monkeypatch, capsys, f"catalogue: suite 'quick', figure {figure.title!r}: {said}")
+    monkeypatch.setattr(plan, "find_suite", lambda _: replace(quick, figures=(figure,)))
+    assert_plan_says(monkeypatch, capsys, f"catalogue: suite 'quick', figure {figure.title!r}: {said}")
 
 
 @pytest.mark.parametrize(
@@ -58,24 +58,24 @@ def test_a_figure_of_an_unknown_axis_or_metric_is_one_sentence(monkeypatch, caps
         ({}, {"y": "speed"}, "metric 'speed' is unknown; there are latency_ms, "),
     ],
 )
-@pytest.mark.parametrize("command", [["suites"], ["run", "quick", "--device", "cpu", "--dry-run"]])
+@pytest.mark.parametrize("command", [["list"], ["run", "quick", "--device", "cpu", "--dry-run"]])
 def test_a_suite_that_names_what_does_not_exist_is_one_sentence(monkeypatch, tmp_path, command, panel, figure, said):
     whole = find_suite("fig15-generate")
     panels, figures = (replace(whole.panels[0], **panel),), (replace(whole.figures[0], **figure),)
     wrong = replace(whole, panels=panels, figures=figures)
-    for module in (listing, planning):
+    for module in (listing, plan):
         monkeypatch.setattr(module, "SUITES", (find_suite("quick"), wrong))
     assert_one_sentence(called(*command, cwd=tmp_path), f"suite 'fig15-generate': {said}")
 
 
-@pytest.mark.parametrize("command", [["suites"], ["run", "quick", "--device", "cpu", "--dry-run"]])
+@pytest.mark.parametrize("command", [["list"], ["run", "quick", "--device", "cpu", "--dry-run"]])
 def test_two_suites_of_one_name_are_one_sentence(monkeypatch, tmp_path, command):
-    for module in (listing, planning):
+    for module in (listing, plan):
         monkeypatch.setattr(module, "SUITES", (find_suite("quick"), find_suite("quick")))
     assert_one_sentence(called(*command, cwd=tmp_path), "suite 'quick': two suites have this name")
 
 
-@pytest.mark.parametrize("command", [["run", "quick", "--device", "cpu", "--out"], ["preview"]])
+@pytest.mark.parametrize("command", [["run", "quick", "--device", "cpu", "--out"], ["site", "--serve", "--output"]])
 def test_a_name_that_is_too_long_is_one_sentence(tmp_path, command):
     name = "x" * 300
     assert_one_sentence(called(*command, name, cwd=tmp_path), name, "name too long")
@@ -119,20 +119,16 @@ def test_one_is_no_plural(tmp_path):
         (["run", "quick", "--systems", "ttt-mlp mamba"], ["--systems 'ttt-mlp mamba': names are separated by commas"]),
         (["run", "quick,paper"], ["suite 'quick,paper': names of suites are separated by spaces"]),
         (["run", "quick", "ttt-mlp/torch"], ["suite 'ttt-mlp/torch': is a system; say --systems ttt-mlp/torch"]),
-        (["run", "quick", "--systems", "mamba", "--mini-batch", "32"], ["--mini-batch: none of the systems mamba/"]),
         (["run", "quick", "--systems", ","], ["--systems ',': is an empty list"]),
         (["run", "quick", "--systems", ""], ["--systems '': is an empty list"]),
         (["run", "quick", "--out", ""], ["--out '': is empty"]),
         (["run", "quick", "--out="], ["--out '': is empty"]),
         (["ab", "HEAD", "HEAD", "-o", ""], ["-o '': is empty"]),
         (["site", "none", "-o", ""], ["-o '': is empty"]),
-        (["picture", ".", "-o", "x.svg"], ["x.svg: a picture is a PNG; name a file that ends in .png"]),
-        (["run", "quick", "--sizes", "7b"], ["7b", "1.3b"]),
+        (["report", ".", "--png", "x.svg"], ["x.svg: a picture is a PNG; name a file that ends in .png"]),
         (["run", "quick", "--batch", "0"], ["--batch 0: must be at least 1"]),
         (["run", "quick", "--budget", "inf"], ["--budget inf: must be a number of seconds"]),
         (["run", "quick", "--budget", "1e308"], ["--budget 1e+308: must be a number of seconds, at most 86400"]),
-        (["run", "quick", "--min-samples", "2000000"], ["--min-samples 2000000: must be at most 1000000"]),
-        (["run", "quick", "--retry", "failed"], ["add --resume"]),
         (["run", "quick", "--out", "/dev/null"], ["/dev/null: is not a folder"]),
         (["run", "quick", "--context", "-5"], ["--context -5: must be at least 1"]),
         (["run", "quick", "--context", "2048", "--context=8192"], ["--context is given twice", "commas"]),
@@ -148,7 +144,6 @@ def test_one_is_no_plural(tmp_path):
         (["run", "quick", "--context", "2k"], ["--context 2k: not a whole number; write 2048"]),
         (["run", "quick", "--context", "10000000000000"], ["GB"]),
         (["run", "quick", "--batch", "9223372036854775808"], ["must be at most 9223372036854775807"]),
-        (["run", "quick", "--mini-batch", "9223372036854775808"], ["must be at most 9223372036854775807"]),
         (["run", "quick", "--context", f"{'9' * 5000}k"], ["not a whole number"]),
         (["run", "quick", "--time-limit", "soon"], ["--time-limit", "number"]),
         (["run", "quick", "--time-limit", "0"], ["--time-limit"]),
@@ -157,10 +152,7 @@ def test_one_is_no_plural(tmp_path):
         (["run", "fig15-forward", "--device", "cpu"], ["fig15-forward", "needs a CUDA GPU"]),
         (["run", "fig15-forward", "--device", "cpu", "--dry-run"], ["--device cuda --dry-run` plans it"]),
         (["run", "generate-fidelity", "--device", "cpu"], ["needs a CUDA GPU", "what runs without one is quick"]),
-        (["run", "quick", "--systems-file", "none.toml"], ["none.toml", "no such file"]),
-        (["run", "quick", "--start-limit", "0"], ["--start-limit"]),
-        (["run", "quick", "--min-samples", "0"], ["--min-samples"]),
-        (["run", "quick", "--repeats", "0"], ["--repeats"]),
+        (["run", "quick", "--retry", "failed"], ["--resume: say by --out which run"]),
         (["run", "quick", "--retry", "all"], ["--retry all: must be lost, failed or marked"]),
         (["run", "quick", "--bogus"], ["--bogus"]),
         (["table", "none"], ["none: no such folder"]),
@@ -168,11 +160,11 @@ def test_one_is_no_plural(tmp_path):
         (["table", "."], ["is not a run"]),
         (["report", ".", "-o", "page.html"], ["is not a run"]),
         (["table", "none", "--csv", "--json"], ["--csv --json: one format at a time"]),
-        (["import", "none", "-o", "new"], ["none: no such file or folder"]),
-        (["tune", "gru"], ["LEARNER gru: unknown; there are linear, mlp"]),
-        (["tune", "--form", "trial"], ["--form trial: unknown; there are dual, primal"]),
-        (["tune", "mlp", "--precision", "int8"], ["--precision int8: unknown", "planes"]),
-        (["tune", "--batch", "0"], ["--batch"]),
+        (["build", "gru"], ["build LEARNER: says what to tune; add --tune"]),
+        (["build", "--tune", "gru"], ["LEARNER gru: unknown; there are linear, mlp"]),
+        (["build", "--tune", "--form", "trial"], ["--form trial: unknown; there are dual, primal"]),
+        (["build", "--tune", "mlp", "--precision", "int8"], ["--precision int8: unknown", "planes"]),
+        (["build", "--tune", "--batch", "0"], ["--batch"]),
         (["nothing"], ["nothing"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -187,7 +179,9 @@ def test_no_gpu_where_one_is_asked_for(tmp_path):
     if done.returncode == 0:
         pytest.fail("a GPU was found: run this test on a machine without one")
     assert_one_sentence(done, "no CUDA GPU was found")
-    assert_one_sentence(ttt_bench("tune", "linear", cwd=tmp_path), "nothing can be tuned here", "no CUDA GPU")
+    assert_one_sentence(
+        ttt_bench("build", "--tune", "linear", cwd=tmp_path), "nothing can be tuned here", "no CUDA GPU"
+    )
 
 
 @pytest.mark.parametrize("command", ["table", "report"])

@@ -1,14 +1,16 @@
 """The tables of the Markdown files are those of the committed run, and a definition finds the cases that it names."""
 
 import os
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from command_line import assert_one_sentence, called, ttt_bench
+from command_line import assert_one_sentence
 
-from bench.commands import results
+from bench import numbers as command
 from bench.errors import UserError
 from bench.numbers import BEGINNING, significant, with_numbers
 from bench.run_tables import KEY, Source
@@ -253,7 +255,7 @@ def test_what_is_wrong_is_said_with_its_table_and_its_line_in_the_file(tmp_path,
     for name, text in (("a.md", good), ("b.md", "no table")):
         Path(name).write_text(text)
     with pytest.raises(UserError, match=r"^b\.md: has no table; .*; none of the files is changed$"):
-        results.numbers([Path("a.md"), Path("b.md")])
+        command.main([Path("a.md"), Path("b.md")])
     assert Path("a.md").read_text() == good
 
 
@@ -279,14 +281,20 @@ def test_the_command_rewrites_files_and_names_those_that_it_cannot(tmp_path):
     wrong.write_text("no table")
     (tmp_path / "lost.md").write_text(defined('{ label = "B=16", batch = 16 }', run="none"))
     before = right.read_text()
-    assert_one_sentence(called("numbers", "right.md", "wrong.md", cwd=tmp_path), "wrong.md: has no table")
-    assert_one_sentence(called("numbers", "none.md", cwd=tmp_path), "none.md: cannot be read: No such")
-    assert_one_sentence(called("numbers", "right.md", "lost.md", cwd=tmp_path), "lost.md: ", "none: no such folder")
+    module = [sys.executable, "-m", "bench.numbers"]
+
+    def numbers(*files):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run([*module, *files], cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    assert_one_sentence(numbers("right.md", "wrong.md"), "wrong.md: has no table")
+    assert_one_sentence(numbers("none.md"), "none.md: cannot be read: No such")
+    assert_one_sentence(numbers("right.md", "lost.md"), "lost.md: ", "none: no such folder")
     assert right.read_text() == before
-    done = ttt_bench("numbers", "right.md", cwd=tmp_path)
+    done = numbers("right.md")
     assert (done.returncode, done.stdout) == (0, "wrote right.md\n")
     assert "| B=16 | 1.02 | 3.89 |" in right.read_text()
     written = right.stat().st_mtime_ns
-    done = called("numbers", "right.md", cwd=tmp_path)
+    done = numbers("right.md")
     assert (done.returncode, done.stdout) == (0, "unchanged right.md\n")
     assert right.stat().st_mtime_ns == written

@@ -12,8 +12,9 @@ from bench.catalogue.suites import GROUPS, LANGUAGE_MODELS, SUITES, Panel, Suite
 from bench.catalogue.systems import ADAPTERS, HEADLINES
 from bench.errors import UserError
 from bench.memory import beyond_memory_of, least_bytes, refuse_beyond_memory
-from bench.plan import Selection, beyond_memory, jobs_of, skip_reason, suite_cases, timing_of
-from bench.selection import Asked, select
+from bench.plan import beyond_memory, jobs_of, skip_reason, suite_cases, timing_of
+from bench.request import RunRequest
+from bench.selection import Selection, select
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.record import Record
@@ -29,7 +30,7 @@ def cases(suite, selection, device):
 
 
 def planned(suite, systems=None):
-    selection = select(Asked(systems=systems), "cuda") if systems else EVERYTHING
+    selection = select(RunRequest(systems=systems), "cuda") if systems else EVERYTHING
     return suite_cases(find_suite(suite), selection, "cuda")
 
 
@@ -38,7 +39,7 @@ def adapter(label):
 
 
 def test_quick_has_five_contexts_and_several_batches_of_each_language_model():
-    every = cases(find_suite("quick"), select(Asked(), "cpu"), "cpu")
+    every = cases(find_suite("quick"), select(RunRequest(), "cpu"), "cpu")
     found = [case for case in every if case.system in LANGUAGE_MODELS]
     assert len(found) == 40
     for system in LANGUAGE_MODELS:
@@ -80,18 +81,18 @@ def test_every_case_is_there_once(suite):
 
 
 def test_any_axis_can_be_narrowed():
-    narrow = Selection((adapter("ttt-linear/torch"),), sizes=("125m",), batches=(3,), contexts=(100, 50))
+    narrow = Selection((adapter("ttt-linear/torch"),), batches=(3,), contexts=(100, 50))
     found = cases(find_suite("fig15-forward"), narrow, "cuda")
     assert [(c.system, c.size, c.batch, c.context) for c in found] == [
-        ("ttt-linear", "125m", 3, 50),
-        ("ttt-linear", "125m", 3, 100),
+        ("ttt-linear", "1.3b", 3, 50),
+        ("ttt-linear", "1.3b", 3, 100),
     ]
 
 
 def test_one_phase_of_a_suite_can_be_asked_for():
-    every = cases(find_suite("fig20-throughput"), select(Asked(), "cuda"), "cuda")
+    every = cases(find_suite("fig20-throughput"), select(RunRequest(), "cuda"), "cuda")
     for phases in ("forward", "generate", "generate,forward"):
-        found = cases(find_suite("fig20-throughput"), select(Asked(phase=phases), "cuda"), "cuda")
+        found = cases(find_suite("fig20-throughput"), select(RunRequest(phase=phases), "cuda"), "cuda")
         assert found == [case for case in every if case.phase in phases.split(",")]
 
 
@@ -102,14 +103,14 @@ def test_a_kernel_is_measured_in_its_own_phase():
 
 
 def test_on_a_cpu_systems_of_a_gpu_are_left_out_unless_named():
-    assert {each.backend for each in select(Asked(), "cpu").adapters} == {"torch"}
-    assert [each.label for each in select(Asked(systems="mamba/vllm"), "cpu").adapters] == ["mamba/vllm"]
-    assert "mamba/torch" not in {each.label for each in select(Asked(), "cuda").adapters}
+    assert {each.backend for each in select(RunRequest(), "cpu").adapters} == {"torch"}
+    assert [each.label for each in select(RunRequest(systems="mamba/vllm"), "cpu").adapters] == ["mamba/vllm"]
+    assert "mamba/torch" not in {each.label for each in select(RunRequest(), "cuda").adapters}
 
 
 def test_a_gpu_generates_in_a_graph_in_bfloat16_and_a_cpu_in_float32():
     on_gpu = cases(find_suite("quick"), EVERYTHING, "cuda")
-    on_cpu = cases(find_suite("quick"), select(Asked(), "cpu"), "cpu")
+    on_cpu = cases(find_suite("quick"), select(RunRequest(), "cpu"), "cpu")
     generate = {(c.timing, c.dtype) for c in on_gpu if c.phase == "generate" and c.backend != "vllm"}
     assert generate == {("graph", "bfloat16")}
     assert {(c.timing, c.dtype) for c in on_cpu} == {("eager", "float32")}
@@ -151,7 +152,7 @@ def test_the_headlines_are_the_papers_four_on_their_best_backends():
 
 
 def test_jobs_run_headlines_first_and_slow_references_last():
-    selection = select(Asked(), "cuda")
+    selection = select(RunRequest(), "cuda")
     names = [job.name for job in jobs_of(suite_cases(find_suite("fig15-forward"), selection, "cuda"))]
     assert names[:2] == ["ttt-linear-thunderkittens", "ttt-mlp-thunderkittens"]
     assert set(names[-3:]) == {"ttt-linear-torch", "ttt-mlp-torch", "transformer-torch"}
@@ -263,14 +264,10 @@ def test_a_request_runs_on_each_systems_best_backend_and_ours_on_two_planes():
     ("suite", "option", "values"),
     [("mini-batch", "mini_batch", {16, 32}), ("backbone", "backbone", {"mamba", "transformer"})],
 )
-def test_an_option_of_the_layer_has_a_suite_and_may_be_asked_for_anywhere(suite, option, values):
+def test_an_option_of_the_layer_has_a_suite(suite, option, values):
     default = {axis.name: axis.default for axis in AXES}[option]
     own = cases(find_suite(suite), EVERYTHING, "cuda")
     assert {(case.phase, case.option(option, default)) for case in own} == set(product(("forward", "generate"), values))
-    asked = select(Asked(**{option: ",".join(map(str, values))}), "cuda")
-    found = cases(find_suite("fig15-forward"), asked, "cuda")
-    of = {name: {c.option(option, default) for c in found if c.system == name} for name in ("ttt-mlp", "transformer")}
-    assert of == {"ttt-mlp": values, "transformer": {default}}
 
 
 def test_a_smaller_batch_that_was_replayed_is_the_same_work():
@@ -340,14 +337,9 @@ def test_a_step_reads_one_token_id_of_each_sequence():
     assert least_bytes(replace(generate, batch=9)) - least_bytes(replace(generate, batch=1)) == 8 * 8
 
 
-def test_an_option_that_is_asked_for_stands_for_those_of_the_suite():
-    selection = select(Asked(systems="ttt-linear", mini_batch="32"), "cuda")
-    assert {case.option("mini_batch", 16) for case in cases(find_suite("mini-batch"), selection, "cuda")} == {32}
-
-
 def test_what_some_chosen_systems_cannot_hold_is_tried_for_the_others():
     """A cache of 131,072 tokens is 26 GB, and a state of TTT is as large as ever."""
-    selection = select(Asked(systems="transformer/torch,ttt-linear/torch", batch="1", context="131072"), "cuda")
+    selection = select(RunRequest(systems="transformer/torch,ttt-linear/torch", batch="1", context="131072"), "cuda")
     asked = [case for case in cases(find_suite("fig15-forward"), selection, "cuda") if case.context == 131072]
     assert {case.system for case in asked} == {"transformer", "ttt-linear"}
     assert {case.system for case in asked if least_bytes(case) > 20e9} == {"transformer"}

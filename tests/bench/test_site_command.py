@@ -1,4 +1,4 @@
-"""`ttt-bench site` and `ttt-bench preview` as a user calls them."""
+"""`ttt-bench site` as a user calls it."""
 
 import signal
 import socket
@@ -39,9 +39,10 @@ def test_a_second_build_says_that_nothing_was_drawn(site):
         (["site", ".", "-o", "new"], "is not a run"),
         (["site", COMMITTED, "-o", ROOT], "is no site of ttt-bench"),
         (["site", COMMITTED], "--output"),
-        (["preview", "none"], "none: no such folder"),
-        (["preview", ROOT], "is no site of ttt-bench"),
-        (["preview", COMMITTED], "is a run; make a site of it: ttt-bench site"),
+        (["site", "-o", "new"], "site: name the folders of runs, or add --serve"),
+        (["site", "-o", "none", "--serve"], "none: no such folder"),
+        (["site", "-o", ROOT, "--serve"], "is no site of ttt-bench"),
+        (["site", "-o", COMMITTED, "--serve"], "is a run; make a site of it: ttt-bench site"),
     ],
 )
 def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(tmp_path, arguments, words):
@@ -51,7 +52,9 @@ def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(tmp_path, arguments, 
 
 def test_a_preview_serves_the_site_on_the_loopback_address_until_it_is_interrupted(site):
     server = subprocess.Popen(
-        **started("preview", site, "--port", "0", cwd=ROOT), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        **started("site", "-o", site, "--serve", "--port", "0", cwd=ROOT),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     try:
         address = server.stdout.readline().split()[0]
@@ -62,7 +65,7 @@ def test_a_preview_serves_the_site_on_the_loopback_address_until_it_is_interrupt
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 urllib.request.urlopen(address + path)
         port = int(address.rstrip("/").rpartition(":")[2])
-        done = called("preview", site, "--port", port, cwd=site.parent)
+        done = called("site", "-o", site, "--serve", "--port", port, cwd=site.parent)
         assert (done.returncode, done.stderr) == (
             2,
             f"ttt-bench: --port {port}: cannot be used: Address already in use\n",

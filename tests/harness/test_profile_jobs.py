@@ -463,7 +463,7 @@ def test_a_profiler_that_never_starts_the_worker_is_given_up(tmp_path: Path, fak
     found = Profiler(run, launches(), WITH_NCU, Limits(60, 3), say=said.append).jobs(run.jobs)
     assert [each.status for each in found] == ["ok", "ok"]
     assert "ncu failed: the system could not be started: no answer within 3 s" in found[0].notes[0]
-    assert "give it more --start-limit" in found[0].notes[0]
+    assert "give it more --time-limit" in found[0].notes[0]
     assert "given up" in found[1].notes[0]
     assert len(said) == 1
 

@@ -16,7 +16,8 @@ import torch
 from bench.catalogue.suites import find_suite
 from bench.catalogue.systems import ADAPTERS
 from bench.plan import suite_cases
-from bench.selection import Asked, select
+from bench.request import RunRequest
+from bench.selection import select
 from bench.systems import logits, phases, token_times
 from bench.systems.fla.models import GatedDeltaNet
 from bench.systems.language_model import LanguageModel
@@ -297,7 +298,7 @@ def test_the_readme_names_every_command_that_it_shows():
 
 def test_every_case_of_quick_names_an_adapter():
     known = {(each.system, each.backend) for each in ADAPTERS}
-    found = suite_cases(find_suite("quick"), select(Asked(), "cpu"), "cpu")
+    found = suite_cases(find_suite("quick"), select(RunRequest(), "cpu"), "cpu")
     assert {(each.case.system, each.case.backend) for each in found} <= known
 
 
