@@ -21,7 +21,7 @@ from bench.models.case_model import Checkpoint, offer, read_checkpoint
 from bench.models.config import CheckpointError
 from bench.plan import Selection, jobs_of, skip_reason, suite_cases, suite_entry, with_keys
 from bench.selection import Asked, select
-from harness.measure.environment import device_id_of, snapshot
+from harness.measure.environment import device_id_of, refusal_of_git, snapshot
 from harness.measure.nvml import visible_gpus
 from harness.quality import disturbed
 from harness.schema.case import Device
@@ -161,6 +161,8 @@ def _cases_asked(asked: Asked, device: str) -> tuple[Checkpoint | None, Selectio
 def open_run(work: Plan, out: Path, *, resume: bool, arguments: Sequence[str]) -> Run:
     """The new run in `out`, or the one there with what is asked for added; RunError where another has it."""
     request = request_of(arguments, work)
+    if not request.commit and (refusal := refusal_of_git()):
+        print(f"ttt-bench: no record of this run will name its commit, as git refuses: {refusal}", file=sys.stderr)
     if not goes_on(work, out, resume):
         if resume:
             print(f"ttt-bench: {out}: no run yet; it begins now", file=sys.stderr)
