@@ -13,7 +13,7 @@ from bench.commands.planning import Plan, plan, request_of
 from bench.errors import INTERRUPTED, NOT_COMPARABLE, REGRESSION, UserError
 from bench.selection import Asked
 from harness.measure.environment import ask_git, commit_and_dirty, refusal_of_git, uncommitted
-from harness.schema.files import listed, refusing, write_atomically
+from harness.schema.files import refusing, write_atomically
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Request, RunFile
@@ -171,7 +171,7 @@ def _checkout(name: str) -> Iterator[Path]:
 
 def _harness_files(root: Path) -> dict[str, bytes]:
     """What measures on a side."""
-    return {path.name: path.read_bytes() for path in listed(root / "harness", "*.py")}
+    return {str(path.relative_to(root)): path.read_bytes() for path in (root / "harness").rglob("*.py")}
 
 
 def _refuse_changes(root: Path, name: str) -> None:

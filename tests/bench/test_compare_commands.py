@@ -150,7 +150,7 @@ def test_two_checkouts_by_their_paths(checkout, tmp_path, monkeypatch, capsys):
     commit(checkout, "old")
     other = tmp_path / "other"
     shutil.copytree(checkout, other)
-    (other / "harness" / "timer.py").open("a").write("\n")
+    (other / "harness" / "measure" / "timer.py").open("a").write("\n")
     commit(other, "new", forward=0.5)
     assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--rounds", 3, "--markdown") == 0
     said = capsys.readouterr()
