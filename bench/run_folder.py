@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.errors import UserError
 from bench.plan import Plan
 from bench.request import RunRequest
-from harness.measure.environment import device_id_of
+from harness.measure.environment import device_id_of, refusal_of_git
 from harness.quality import disturbed
 from harness.schema.claims import clear
 from harness.schema.run import Run
@@ -28,6 +28,8 @@ def resumed(request: RunRequest, out: Path) -> Run | None:
 
 def open_run(work: Plan, out: Path, before: Run | None) -> Run:
     """The new run in `out`, or the one there before with what is asked for added; RunError where another has it."""
+    if not work.machine["commit"] and (refusal := refusal_of_git()):
+        print(f"ttt-bench: no record of this run will name its commit, as git refuses: {refusal}", file=sys.stderr)
     if before:
         refuse_another_kind(before, work)
         return extended(work, out)

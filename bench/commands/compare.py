@@ -1,6 +1,6 @@
 """Compare two runs; judges only differences beyond 5% (`compare`). Measure two commits in turns, and judge (`ab`)."""
 
-import subprocess
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +13,8 @@ from bench.errors import INTERRUPTED, NOT_COMPARABLE, REGRESSION, UserError
 from bench.plan import Plan, plan
 from bench.request import RunRequest
 from bench.run_folder import file_of
-from harness.measure.environment import commit_and_dirty, uncommitted
-from harness.schema.files import listed, refusing, write_atomically
+from harness.measure.environment import ask_git, commit_and_dirty, refusal_of_git, uncommitted
+from harness.schema.files import refusing, write_atomically
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job
@@ -144,36 +144,36 @@ def _checkout(name: str) -> Iterator[Path]:
         return
     if not (ROOT / ".git").exists():
         raise UserError(f"{name}: is no folder, and this program is not run from a checkout that could hold a revision")
-    commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-    if commit is None:
-        raise UserError(f"{name}: is neither a folder nor a revision of this checkout")
+    commit, refusal = ask_git(ROOT, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    if refusal and not refusal_of_git(ROOT):
+        shallow = ask_git(ROOT, "rev-parse", "--is-shallow-repository")[0] == "true"
+        hint = ", which lacks older commits: run `git fetch --unshallow`" if shallow else ""
+        raise UserError(f"{name}: is neither a folder nor a revision of this checkout{hint}")
     _refuse_changes(ROOT, "this checkout")
     with tempfile.TemporaryDirectory(prefix="ttt-bench-ab-") as folder:
         root = Path(folder) / commit[:10]
-        if _git("worktree", "add", "--detach", str(root), commit) is None:
-            raise UserError(f"{name}: git could not make a worktree of it in {folder}")
+        no_hooks = ("-c", f"core.hooksPath={os.devnull}")  # theirs are for people's own checkouts, and may fail
         try:
+            _, refusal = ask_git(ROOT, *no_hooks, "worktree", "add", "--detach", str(root), commit, timeout_s=None)
+            if refusal:
+                raise UserError(f"{name}: git could not make a worktree of it in {folder}: {refusal}")
             yield root
         finally:
-            _git("worktree", "remove", "--force", str(root))
+            ask_git(ROOT, "worktree", "remove", "--force", str(root))
 
 
 def _harness_files(root: Path) -> dict[str, bytes]:
     """What measures on a side."""
-    return {path.name: path.read_bytes() for path in listed(root / "harness", "*.py")}
+    return {str(path.relative_to(root)): path.read_bytes() for path in (root / "harness").rglob("*.py")}
 
 
 def _refuse_changes(root: Path, name: str) -> None:
-    """A commit says what was measured only where nothing differs from it."""
+    """A commit says what was measured only where git names it and nothing differs from it."""
+    if refusal := refusal_of_git(root):
+        raise UserError(f"{name}: git does not say its commit: {refusal}")
     if commit_and_dirty(root)[1]:
         changed = uncommitted(root) or ["the working tree"]
         raise UserError(f"{name}: {changed[0]} differs from the commit; commit it or `git stash -u`, then compare")
-
-
-def _git(*arguments: str) -> str | None:
-    """What git says; None where it fails."""
-    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 @dataclass

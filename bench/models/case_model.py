@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.models.config import SIZES, CheckpointError, ModelConfig, TTTConfig, model_config
 from bench.models.hugging_face import CONFIG_FILE, INDEX_FILE, read_config
 from harness.schema.case import Case, Scalar
-from harness.schema.files import listed
+from harness.schema.files import listed, open_regular, refusing
 from harness.schema.reason import printable
 
 VARIABLE = "TTT_BENCH_CHECKPOINTS"  # a JSON object: NAME@DIGEST -> [folder, its files' states]
@@ -62,6 +62,7 @@ def _shape(config: ModelConfig) -> tuple[int, ...]:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """The checkpoint of a folder; CheckpointError where its config.json is not of a TTT model that is supported.
 
+    CheckpointError also for a file that cannot be read, such as a Git LFS pointer.
     Every byte that `bench.models.checkpoint.load` may read is digested: seconds for some gigabytes.
     """
     states = _states(folder)
@@ -69,7 +70,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     digest = hashlib.sha256()
     for file in _files(folder):
         digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-        with file.open("rb") as opened:
+        with refusing(file, "read", CheckpointError), os.fdopen(open_regular(file), "rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
     name = printable(folder.resolve().name)[:100]
     return Checkpoint(f"{name}@{digest.hexdigest()[:DIGITS]}", folder.resolve(), config, states)

@@ -129,7 +129,7 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     A committed run that goes on is none either.
     Without one, what TTT_BENCH_COMMIT says: COMMIT, or COMMIT with DIRTY or UNKNOWN. ("", None) where neither is known.
     """
-    root = root or Path(__file__).resolve().parents[2]
+    root = root or _root()
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     if commit:
         changed = uncommitted(root)
@@ -137,6 +137,16 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     said = os.environ.get(COMMIT_VARIABLE, "")
     named = said.partition("-")[0]
     return named, None if said in ("", named + UNKNOWN) else said == named + DIRTY
+
+
+def refusal_of_git(root: Path | None = None) -> str:
+    """Why git names no commit of a checkout, in its words; "" where it names one, or nothing was checked out."""
+    root = root or _root()
+    return ask_git(root, "rev-parse", "HEAD")[1] if (root / ".git").exists() else ""
+
+
+def _root() -> Path:
+    return Path(__file__).resolve().parents[2]
 
 
 def marked_commit(commit: str, dirty: bool | None) -> str:
@@ -156,10 +166,18 @@ def _differs(line: str) -> bool:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
+    said, refusal = ask_git(root, *arguments)
+    return None if refusal else said
+
+
+def ask_git(root: Path, *arguments: str, timeout_s: float | None = 20) -> tuple[str, str]:
+    """(stdout, ""), or ("", why git refuses in its words) where its command fails."""
     # Without locks: a `git status` that is killed with its run would leave the repository locked.
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.rstrip() if done.returncode == 0 else None
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", str(error)
+    if done.returncode:
+        return "", " ".join(done.stderr.split()) or f"git ended with status {done.returncode}"
+    return done.stdout.rstrip(), ""

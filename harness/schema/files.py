@@ -11,18 +11,30 @@ from pathlib import Path
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LEFT_BEHIND = ("Thumbs.db", "desktop.ini", "__MACOSX")
+_POINTER = b"version https://git-lfs.github.com/spec/"
 READ_LIMIT = 256 << 20  # bytes of a file that is read whole
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor to read a regular file from. OSError for a pipe or a device, which may block or never end."""
+    """A descriptor to read a regular file from. OSError for a Git LFS pointer, and for a pipe or a device.
+
+    A pipe may block, and a device may never end.
+    """
     # O_NONBLOCK: opening a FIFO waits for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "Not a regular file")
+    refuse_pointer(descriptor)
     return descriptor
+
+
+def refuse_pointer(descriptor: int) -> None:
+    """Close a file that Git LFS left in place of its content, and raise OSError."""
+    if os.pread(descriptor, len(_POINTER), 0) == _POINTER:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "Is a Git LFS pointer; run `git lfs pull`")
 
 
 def read_regular(path: Path, limit: int = READ_LIMIT) -> bytes:

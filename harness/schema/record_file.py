@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from harness.schema.files import BYTE_ORDER_MARK, refusing, unlock_and_close
+from harness.schema.files import BYTE_ORDER_MARK, refuse_pointer, refusing, unlock_and_close
 from harness.schema.record import LINE_START, Record, RecordError
 
 LINE_LIMIT = 256 << 20  # bytes, beyond what a worker may answer however it is escaped
@@ -135,6 +135,7 @@ def _open_regular(path: Path, flags: int) -> int:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise RecordError(f"{path}: is not a regular file")
+    refuse_pointer(descriptor)
     return descriptor
 
 

@@ -231,7 +231,7 @@ def _meta(table: pd.DataFrame, missing: int, part: Part | None) -> str:
 
 
 def _commits(table: pd.DataFrame) -> str:
-    return " · ".join(short_commit(commit) for commit in table["commit"].unique() if commit) or "none"
+    return " · ".join(short_commit(commit) for commit in table["commit"].unique() if commit) or "not recorded"
 
 
 def _dates(table: pd.DataFrame) -> str:

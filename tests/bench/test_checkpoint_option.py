@@ -118,6 +118,21 @@ def test_a_folder_that_is_none_is_a_users_mistake(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("model.safetensors", "cannot be read: Is a Git LFS pointer; run `git lfs pull`"),
+        ("model-2.safetensors", "cannot be read: Is a Git LFS pointer; run `git lfs pull`"),
+        ("config.json", "not a readable JSON file (Is a Git LFS pointer; run `git lfs pull`)"),
+    ],
+)
+def test_a_git_lfs_pointer_is_found_before_any_case(folder: Path, name: str, said: str) -> None:
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(UserError) as refused:
+        plan(RunRequest(suites=("quick",), checkpoint=folder, device="cpu"))
+    assert str(refused.value) == f"--checkpoint {folder / name}: {said}"
+
+
 def test_a_case_whose_checkpoint_nobody_named_is_skipped(folder: Path) -> None:
     case = case_of(folder)
     with pytest.raises(CheckpointError, match="say where it lies"):

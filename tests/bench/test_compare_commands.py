@@ -1,6 +1,7 @@
 """`ttt-bench compare` and `ttt-bench ab` on small checkouts whose adapters say how fast they are."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -149,7 +150,7 @@ def test_two_checkouts_by_their_paths(checkout, tmp_path, monkeypatch, capsys):
     commit(checkout, "old")
     other = tmp_path / "other"
     shutil.copytree(checkout, other)
-    (other / "harness" / "timer.py").open("a").write("\n")
+    (other / "harness" / "measure" / "timer.py").open("a").write("\n")
     commit(other, "new", forward=0.5)
     assert ttt_bench(monkeypatch, "ab", checkout, other, *ONE, "--rounds", 3, "--markdown") == 0
     said = capsys.readouterr()
@@ -200,6 +201,61 @@ def test_a_tree_with_changes_is_refused(checkout, monkeypatch, capsys):
     (checkout / "new_file.py").write_text("")
     assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
     assert "new_file.py differs from the commit; commit it or `git stash -u`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_hooks_of_a_checkout_do_not_run_in_its_worktrees(checkout, tmp_path, monkeypatch, capsys, status):
+    commit(checkout, "old")
+    hook = checkout / ".git" / "hooks" / "post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hooked\nexit {status}\n")
+    hook.chmod(0o755)
+    monkeypatch.setattr(commands, "_measure_in_turns", lambda *_: None)
+    assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
+    assert capsys.readouterr().err == "ttt-bench: out/ab/old: has no records to compare\n"
+    assert not (tmp_path / "hooked").exists()
+    assert git(checkout, "worktree", "list").count("\n") == 0
+
+
+def test_a_worktree_that_git_cannot_make_says_why_and_is_not_left(checkout, tmp_path, monkeypatch, capsys):
+    (checkout / ".gitattributes").write_text("*.bin filter=broken\n")
+    (checkout / "weights.bin").write_text("x")
+    commit(checkout, "old")
+    git(checkout, "config", "filter.broken.smudge", "echo no network >&2; false")
+    git(checkout, "config", "filter.broken.required", "true")
+    assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "HEAD: git could not make a worktree of it in " in said
+    assert said.endswith(
+        "no network error: external filter 'echo no network >&2; false' failed 1 error: external "
+        "filter 'echo no network >&2; false' failed fatal: weights.bin: smudge filter broken failed"
+    )
+    assert git(checkout, "worktree", "list").count("\n") == 0
+
+
+def test_a_shallow_clone_lacks_older_commits(checkout, tmp_path, monkeypatch, capsys):
+    commit(checkout, "old")
+    commit(checkout, "new")
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{checkout}", str(tmp_path / "shallow"))
+    monkeypatch.setattr(commands, "ROOT", tmp_path / "shallow")
+    assert ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE) == 2
+    said = "HEAD~1: is neither a folder nor a revision of this checkout, which lacks older commits: run `git fetch "
+    assert said + "--unshallow`" in capsys.readouterr().err
+
+
+DUBIOUS = "fatal: detected dubious ownership in repository at '/src'\nTo add an exception, call:\n\n\tgit config x"
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_a_checkout_that_git_refuses_to_read_says_why(checkout, tmp_path, monkeypatch, capsys, as_folder):
+    side = checkout if as_folder else commit(checkout, "old")
+    (tmp_path / "git").write_text(f'#!/bin/sh\necho "{DUBIOUS}" >&2\nexit 128\n')
+    (tmp_path / "git").chmod(0o755)
+    (checkout / ".git").mkdir(exist_ok=True)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert ttt_bench(monkeypatch, "ab", side, side, *ONE) == 2
+    said = "git does not say its commit: fatal: detected dubious ownership in repository at '/src' To add an exception"
+    assert f"{said}, call: git config x\n" in capsys.readouterr().err
 
 
 def test_a_copy_without_git_is_refused_where_its_commit_is_said_to_have_changes(tmp_path, monkeypatch, capsys):

@@ -14,8 +14,9 @@ from dataclasses import replace
 import pytest
 from command_line import SMALL, assert_one_sentence, called, one_sentence, started, ttt_bench
 
-from bench import estimate, run_folder
+from bench import estimate, plan, run_folder
 from bench.commands import measure
+from bench.request import RunRequest
 from harness.schema.case import Case
 from harness.schema.claims import Holder, note_holder
 from harness.schema.run import Run
@@ -204,6 +205,16 @@ def test_a_run_of_a_cpu_goes_on_whatever_the_type_of_its_numbers(measured, tmp_p
     Run.create(tmp_path / "out", replace(file, jobs=tuple(jobs), catalogue=replace(file.catalogue, suites=())))
     done = called("run", "quick", *SMALL[:-2], "--out", "out", "--resume", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("commit", "lines"), [("", 1), ("a" * 40, 0)])
+def test_a_run_whose_commit_git_refuses_to_name_says_why(tmp_path, monkeypatch, capsys, commit, lines):
+    monkeypatch.setattr(run_folder, "refusal_of_git", lambda: "fatal: detected dubious ownership")
+    work = plan.plan(RunRequest(suites=("quick",), batch=(1,), context=(16,), device="cpu"))
+    vars(work)["machine"] = work.machine | {"commit": commit}
+    run_folder.open_run(work, tmp_path / "out", None)
+    said = "no record of this run will name its commit, as git refuses: fatal: detected dubious ownership"
+    assert capsys.readouterr().err == f"ttt-bench: {said}\n" * lines
 
 
 def test_going_on_by_another_commit_or_gpu_of_the_model_is_said(measured, tmp_path):

@@ -281,6 +281,16 @@ def test_commit_of_a_checkout(package_in: Path) -> None:
         assert environment.commit_and_dirty()[1] is differs, name
 
 
+def test_why_git_names_no_commit(package_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert environment.refusal_of_git() == ""
+    (package_in / ".git").mkdir()
+    (tmp_path / "git").write_text("#!/bin/sh\necho 'fatal: detected dubious ownership\n\n\tcall git' >&2\nexit 128\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert environment.refusal_of_git() == "fatal: detected dubious ownership call git"
+    assert environment.commit_and_dirty() == ("", None)
+
+
 def test_an_edited_file_is_a_change_whatever_it_holds(package_in: Path) -> None:
     git(package_in, "init", "-q")
     (package_in / "notes").write_text("")

@@ -83,6 +83,20 @@ def test_a_torn_only_line_behind_a_byte_order_mark_is_cut(folder: Path) -> None:
     assert len(lines_of(folder)) == 1
 
 
+@pytest.mark.parametrize("name", ["run.json", "records/fake-cpu.jsonl"])
+def test_a_run_that_git_lfs_did_not_fetch_says_so_and_is_kept(folder: Path, name: str) -> None:
+    new_run(folder, [case()])
+    file_of(folder).append(ok_record())
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1"
+    (folder / name).write_text(pointer)
+    with pytest.raises(RecordError, match=r": cannot be read: Is a Git LFS pointer; run `git lfs pull`$"):
+        Run.open(folder).records()
+    if name != "run.json":
+        with pytest.raises(RecordError, match=r": cannot be written: Is a Git LFS pointer; run `git lfs pull`$"):
+            file_of(folder).append(ok_record())
+        assert (folder / name).read_text() == pointer
+
+
 @pytest.mark.parametrize(
     "fields",
     [
