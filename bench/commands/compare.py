@@ -13,6 +13,7 @@ from bench.commands.planning import Plan, plan, request_of
 from bench.errors import INTERRUPTED, NOT_COMPARABLE, REGRESSION, UserError
 from bench.selection import Asked
 from harness.measure.environment import commit_and_dirty, uncommitted
+from harness.measure.variables import child_environment
 from harness.schema.files import listed, refusing, write_atomically
 from harness.schema.record import Record
 from harness.schema.run import Run
@@ -179,7 +180,8 @@ def _refuse_changes(root: Path, name: str) -> None:
 
 def _git(*arguments: str) -> str | None:
     """What git says; None where it fails."""
-    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+    command = ["git", "-C", str(ROOT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=child_environment())
     return done.stdout.strip() if done.returncode == 0 else None
 
 
