@@ -11,8 +11,10 @@ OUT := out/$(shell date +%Y%m%d-%H%M%S)
 endif
 SUITES ?=
 RUN_OPTIONS ?=
-TARGET := $(if $(shell nvidia-smi -L 2>/dev/null),cuda,cpu)
-BIN := $(if $(VENV),$(abspath $(VENV))/bin/,)
+TARGET := $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
+# Not absolute: the folder's own path may hold spaces.
+BIN := $(if $(VENV),$(VENV)/bin/,)
+PIP_FIRST = -m pip install --quiet --require-hashes --requirement bench/requirements/pip.txt
 PY := $(if $(VENV),$(BIN)python,$(PYTHON))
 INSTALLED := $(if $(VENV),$(VENV)/.installed-$(TARGET))
 NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
@@ -39,8 +41,8 @@ ifeq ($(TARGET),cuda)
 	$(if $(VENV),-@$(MAKE) --no-print-directory venv-mamba)
 	-$(PY) -m bench build
 endif
-	$(PY) -m bench run $(SUITES) --out $(OUT) --resume $(RUN_OPTIONS)
-	$(if $(findstring --dry-run,$(RUN_OPTIONS)),,$(PY) -m bench report $(OUT))
+	$(PY) -m bench run $(SUITES) --out "$(OUT)" --resume $(RUN_OPTIONS)
+	$(if $(findstring --dry-run,$(RUN_OPTIONS)),,$(PY) -m bench report "$(OUT)")
 
 # Environments of their own for systems whose pins conflict, and the systems.toml that names them.
 baselines: venv-vllm venv-mamba
@@ -49,9 +51,10 @@ venv-vllm: .venv-vllm/.installed systems.toml
 
 venv-mamba: .venv-mamba/.installed systems.toml
 
-.venv-vllm/.installed: bench/requirements/vllm.txt
+.venv-vllm/.installed: bench/requirements/vllm.txt bench/requirements/pip.txt
 	$(call FOR_PYTHON,v == 12,3.12)
 	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python $(PIP_FIRST)
 	.venv-vllm/bin/python -m pip install --quiet --requirement $<
 	.venv-vllm/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
@@ -61,6 +64,7 @@ venv-mamba: .venv-mamba/.installed systems.toml
 	@test -n "$(NVCC)" || { echo "Mamba is left out: building mamba-ssm needs the nvcc of CUDA 13; install it or set CUDA_HOME" >&2; exit 1; }
 	$(call FOR_PYTHON,v == 12,3.12)
 	$(PYTHON) -m venv .venv-mamba
+	.venv-mamba/bin/python $(PIP_FIRST)
 	.venv-mamba/bin/python -m pip install --quiet --requirement bench/requirements/cuda.txt
 	.venv-mamba/bin/python -m pip install --quiet "setuptools==80.10.2" "wheel==0.48.0"
 	$(INSTALL_MAMBA) || MAMBA_FORCE_BUILD=TRUE CAUSAL_CONV1D_FORCE_BUILD=TRUE $(INSTALL_MAMBA)
@@ -122,6 +126,7 @@ slurm:
 $(VENV)/.installed-%: bench/requirements/%.txt pyproject.toml
 	$(call FOR_PYTHON,11 <= v <= 13,3.11 to 3.13)
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)python $(PIP_FIRST)
 	$(BIN)python -m pip install --quiet --requirement bench/requirements/$*.txt
 	$(BIN)python -m pip install --quiet --no-deps --editable .
 	@touch $@

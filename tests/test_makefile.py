@@ -38,3 +38,36 @@ def test_the_first_run_has_the_baselines(clone: Path) -> None:
 
 def test_an_environment_that_is_there_has_them_itself(clone: Path) -> None:
     assert bench(clone, "VENV=", "SUITES=all") == "RUN -m bench run all --out out --resume"
+
+
+def test_a_folder_and_a_run_may_have_spaces(clone: Path) -> None:
+    spaced = clone.rename(clone.with_name("my clone"))
+    say = spaced / ".venv" / "bin" / "python"
+    say.parent.mkdir()
+    say.write_text('#!/bin/sh\nprintf "[%s]" "$@"\necho\n')
+    say.chmod(0o755)
+    command = ["make", "bench", "TARGET=cuda", "OUT=out/my run"]
+    said = subprocess.run(command, cwd=spaced, capture_output=True, text=True, check=True).stdout
+    assert "\n[-m][bench][run][--out][out/my run][--resume]" in said
+    assert "\n[-m][bench][report][out/my run]\n" in said
+
+
+@pytest.mark.parametrize(("status", "target"), [(0, "cuda"), (9, "cpu")])
+def test_nvidia_smi_tells_of_a_gpu_by_its_exit_status(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, status: int, target: str
+) -> None:
+    smi = clone / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\necho NVIDIA-SMI has failed\nexit {status}\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(clone), prepend=":")
+    said = subprocess.run(
+        ["make", "--dry-run", "--always-make", "install"], cwd=clone, capture_output=True, text=True, check=True
+    ).stdout
+    assert f"--requirement bench/requirements/{target}.txt" in said
+
+
+def test_every_environment_installs_the_pinned_pip_first(clone: Path) -> None:
+    command = ["make", "--dry-run", "--always-make", "TARGET=cuda", "NVCC=nvcc", "install", "baselines"]
+    said = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True).stdout.splitlines()
+    after = [said[i + 1].split(" ", 1)[1] for i, line in enumerate(said) if " -m venv " in line]
+    assert after == ["-m pip install --quiet --require-hashes --requirement bench/requirements/pip.txt"] * 3

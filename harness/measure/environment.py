@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.measure.nvml import open_gpu
+from harness.measure.variables import child_environment, recorded_variables
 
 # Beside those that an adapter names; cuBLAS goes by the major release of CUDA.
 PACKAGES = ("torch", "triton", "numpy", "nvidia-ml-py", "nvidia-cublas", "nvidia-cublas-cu12")
@@ -33,7 +34,7 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
     digits of its UUID's SHA-256, "" if unknown), power_limit_w, max_sm_clock_mhz, ecc (whether it is on), sm_clock_mhz,
     memory_clock_mhz, temperature_c (after a case that heat slowed down, the highest meanwhile), power_w,
     throttle_reasons; cpu: model, cores, threads (of torch, where it is loaded), load_1m; software: name -> version;
-    commit ("" if unknown), dirty (None if unknown).
+    variables: those that are set and change speed; commit ("" if unknown), dirty (None if unknown).
     """
     gpu = None if device_kind == "cpu" else open_gpu(visible)
     kind = device_kind or ("cpu" if gpu is None else "cuda")
@@ -45,6 +46,7 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
         "gpu": gpu_facts,
         "cpu": {"model": cpu_model(), "cores": _cores(), **_threads(), "load_1m": _load()},
         "software": software(),
+        "variables": recorded_variables(),
         "commit": commit,
         "dirty": dirty,
     }
@@ -175,7 +177,14 @@ def ask_git(root: Path, *arguments: str, timeout_s: float | None = 20) -> tuple[
     # Without locks: a `git status` that is killed with its run would leave the repository locked.
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            env=child_environment(),
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", str(error)
     if done.returncode:

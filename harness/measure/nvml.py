@@ -6,11 +6,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Event, Thread
 from typing import Any
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+_UUID = ("GPU-", "MIG-")
 # The driver may take 0.1 ms to say whether it throttles the GPU, which rests meanwhile: asked after each sample of
 # 0.8 ms, one at its power cap ran 4% faster than without a rest.
 ASKED_EVERY_S = 0.02
@@ -137,23 +138,40 @@ def _handle(pynvml: Any, visible: str | None) -> Any:
     """That of `visible`; without it torch's own device if it has one, else the first of CUDA_VISIBLE_DEVICES."""
     uuid = _uuid_in_use() if visible is None else ""
     if uuid:
-        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        names = [uuid] if uuid.startswith(_UUID) else [kind + uuid for kind in _UUID]
+        return next(filter(None, (_by_uuid(pynvml, name) for name in names)), None)
     visible = os.environ.get(VARIABLE) if visible is None else visible
     if visible is None:
         return pynvml.nvmlDeviceGetHandleByIndex(0)
     first = visible.split(",")[0].strip()
     if first.isdecimal():
         return pynvml.nvmlDeviceGetHandleByIndex(int(first))
-    return pynvml.nvmlDeviceGetHandleByUUID(first) if first.startswith(("GPU-", "MIG-")) else None
+    return _by_uuid(pynvml, first) if first.startswith(_UUID) else None
+
+
+def _by_uuid(pynvml: Any, name: str) -> Any:
+    """The GPU or MIG device of a UUID, or of the start of one that no other has, as CUDA takes them."""
+    if found := _quietly(lambda: pynvml.nvmlDeviceGetHandleByUUID(name)):
+        return found
+    devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    if name.startswith("MIG-"):
+        devices = [part for device in devices for part in _mig_devices(pynvml, device)]
+    named = [device for device in devices if _text(pynvml.nvmlDeviceGetUUID(device)).startswith(name)]
+    return named[0] if len(named) == 1 else None
+
+
+def _mig_devices(pynvml: Any, device: Any) -> list[Any]:
+    count = _quietly(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(device)) or 0
+    asked = (partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device, index) for index in range(count))
+    return [found for found in map(_quietly, asked) if found]
 
 
 def _uuid_in_use() -> str:
-    """The UUID of torch's current device; CUDA and NVML may number the devices differently."""
+    """The UUID of torch's current device, mostly without its kind; CUDA and NVML may number the devices differently."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""
-    uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
-    return uuid if not uuid or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+    return str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
 
 
 def _quietly(ask: Callable[[], Any]) -> Any:

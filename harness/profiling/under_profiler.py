@@ -1,6 +1,5 @@
 """Run a case in a worker under a profiler, and read what the worker answers and what the profiler's report says."""
 
-import os
 import re
 import shlex
 import signal
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.measure.ranges import range_names
+from harness.measure.variables import child_environment
 from harness.profiling.tools import ncu, nsys
 from harness.profiling.tools.trace import Runs, found_of
 from harness.schema.case import Case
@@ -186,7 +186,7 @@ def _ending(status: int) -> str:
 
 def _read_by(command: Sequence[str]) -> str:
     """What a profiler's own program prints of a report; ProfileError where it cannot read it."""
-    env = {**os.environ, "LC_ALL": "C"}  # a comma means thousands and nothing else
+    env = child_environment({"LC_ALL": "C"})  # a comma means thousands and nothing else
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_READ_S, env=env)
     except (OSError, subprocess.TimeoutExpired) as error:

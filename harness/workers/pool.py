@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from harness.measure.nvml import VARIABLE, open_gpu
+from harness.measure.variables import DEVICE_ORDER
 from harness.schema.reason import counted
 from harness.schema.run_file import RunError
 from harness.workers.process import HERE, Place, PlaceLost
@@ -29,8 +30,7 @@ def place_here() -> Place:
 
 def _gpu_place(gpu: str) -> Place:
     device_id = _device_id(gpu)
-    # NVML numbers GPUs by their bus, and CUDA otherwise unless told.
-    env = {VARIABLE: gpu, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    env = {VARIABLE: gpu, **DEVICE_ORDER}
     return Place(f"GPU {gpu}", env, device_id, lambda: _device_id(gpu) == device_id)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.measure.environment import COMMIT_VARIABLE, commit_and_dirty, marked_commit
+from harness.measure.variables import child_environment
 from harness.schema.reason import last_words, sentence
 from harness.workers import warden
 from harness.workers.machine_load import count_ended, seconds_until_now
@@ -277,7 +278,7 @@ def _environment(launch: Launch) -> dict[str, str]:
     current folder is not searched for modules: what lies there must not stand in for an installed package.
     """
     commit = marked_commit(*commit_and_dirty(launch.root))
-    env = {**os.environ, COMMIT_VARIABLE: commit, "PYTHONSAFEPATH": "1", **launch.env}
+    env = child_environment({COMMIT_VARIABLE: commit, "PYTHONSAFEPATH": "1", **launch.env})
     return env | path_of_code(env, launch.root)
 
 

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.measure.variables import child_environment
 from harness.schema.record import RecordError
 
 _PATIENCE_S = 60.0
@@ -121,7 +122,13 @@ def cancel(job: str) -> None:
 def _ask(command: Sequence[str]) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PATIENCE_S,
+            stdin=subprocess.DEVNULL,
+            env=child_environment(),
         )
     except FileNotFoundError:
         raise SlurmError(f"{command[0]}: is not on this machine; a node that submits to Slurm has it") from None

@@ -221,6 +221,7 @@ def _facts_of(record: Record) -> dict[str, str]:
     facts |= {"CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
     facts |= {"CPU threads": _said(cpu["threads"])} if "threads" in cpu else {}
     facts |= {name: _said(version) for name, version in _object(record, "software").items()}
+    facts |= {f"variable {name}": _said(value) for name, value in _object(record, "variables").items()}
     return facts | {f"setting {name}": value for name, value in record.settings.items()}
 
 

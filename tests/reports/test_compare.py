@@ -290,6 +290,15 @@ def test_a_setting_that_varies_from_case_to_case_is_named_once(tmp_path):
     assert [each.sentence for each in found.differences] == ["setting tile, from case to case"]
 
 
+def test_a_variable_that_varies_from_case_to_case_is_named_once(tmp_path):
+    cases = [a_case(context) for context in range(1, 9)]
+    of_a, of_b = ([timed(case, 10) for case in cases] for _ in "ab")
+    for record in of_b:
+        record.environment["variables"] = {"TRITON_INTERPRET": str(record.case.context)}
+    found = compare(*two(tmp_path, of_a, of_b))
+    assert [each.sentence for each in found.differences] == ["variable TRITON_INTERPRET, from case to case"]
+
+
 def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):
     cases = [a_case(context) for context in (1, 2, 3, 4, 5, 6)]
     of_a = [timed(cases[0], 1), timed(cases[1], 1), without(cases[2]), timed(cases[3], 1), without(cases[4])]

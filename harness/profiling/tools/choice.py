@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from harness.measure.variables import child_environment
 from harness.profiling.tools import ncu, nsys
 from harness.schema.profile import ProfileError
 
@@ -64,7 +65,14 @@ def usable(program: str, oldest: tuple[int, int]) -> tuple[str, str]:
     if shutil.which(program) is None:
         return "", f"{program} is not on the path"
     try:
-        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, errors="replace")
+        done = subprocess.run(
+            [program, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            errors="replace",
+            env=child_environment(),
+        )
     except (OSError, subprocess.TimeoutExpired):
         return "", f"{program} does not say its version"
     found = _VERSION.search(done.stdout)

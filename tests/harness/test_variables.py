@@ -1,0 +1,86 @@
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from harness.measure import nvml
+from harness.measure.environment import commit_and_dirty, snapshot
+from harness.measure.variables import child_environment, recorded_variables
+from harness.workers import process, slurm
+
+UUIDS = {"slot 0": "GPU-1111-aa", "slot 1": "GPU-1122-bb", "part": "MIG-3333-cc"}
+
+
+@pytest.mark.parametrize(
+    "name", ["GIT_DIR", "GIT_INDEX_FILE", "SQUEUE_STATES", "SBATCH_TIMELIMIT", "SCANCEL_STATE", "SINFO_FORMAT"]
+)
+def test_a_started_program_gets_no_defaults_of_git_and_slurm(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "x")
+    launch = process.Launch(command=[sys.executable], entry="", env={"A": "b"})
+    assert name not in child_environment()
+    assert name not in process._environment(launch)
+    script = f"import os; print(os.environ.get({name!r}), os.environ['CUDA_DEVICE_ORDER'])"
+    assert slurm._ask([sys.executable, "-c", script]) == "None PCI_BUS_ID\n"
+
+
+def test_a_hooks_git_dir_does_not_change_the_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("own", "other"):
+        git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run([*git, "init", "-q", name], check=True)
+        git[2] = str(tmp_path / name)
+        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", name], check=True)
+    own = commit_and_dirty(tmp_path / "own")
+    commit_and_dirty.cache_clear()
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    assert commit_and_dirty(tmp_path / "own") == own
+    assert own[0]
+
+
+def test_a_record_names_the_variables_that_change_speed_and_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {
+        "ATEN_CPU_CAPABILITY": "default", "LD_PRELOAD": "/opt/lib/a.so", "OMP_NUM_THREADS": "3", "VLLM_API_KEY": "k",
+        "CUDA_LAUNCH_BLOCKING": "1", "CUDA_HOME": "/usr", "CUDA_VISIBLE_DEVICES": "GPU-1", "EDITOR": "vi",
+    }  # fmt: skip
+    assert recorded_variables(variables) == {
+        "ATEN_CPU_CAPABILITY": "default", "CUDA_LAUNCH_BLOCKING": "1", "LD_PRELOAD": "...", "OMP_NUM_THREADS": "3"
+    }  # fmt: skip
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert snapshot("cpu")["variables"]["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+
+
+class Nvml(ModuleType):
+    """Two GPUs, the second with a MIG device; a whole UUID opens its device, as in NVML."""
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.nvmlInit = lambda: None
+        self.nvmlDeviceGetCount = lambda: 2
+        self.nvmlDeviceGetHandleByIndex = lambda index: f"slot {index}"
+        self.nvmlDeviceGetHandleByUUID = {uuid: name for name, uuid in UUIDS.items()}.__getitem__
+        self.nvmlDeviceGetUUID = UUIDS.__getitem__
+        self.nvmlDeviceGetMaxMigDeviceCount = {"slot 0": 0, "slot 1": 2}.__getitem__
+        self.nvmlDeviceGetMigDeviceHandleByIndex = lambda device, index: ["part"][index]
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("GPU-1111", "slot 0"), ("GPU-112", "slot 1"), ("GPU-11", None), ("GPU-9", None), ("MIG-3333-cc", "part"),
+        ("MIG-33", "part"),
+    ],
+)  # fmt: skip
+def test_a_gpu_is_found_by_the_start_of_its_uuid(visible: str, expected: str | None) -> None:
+    assert nvml._handle(Nvml(), visible) == expected
+
+
+@pytest.mark.parametrize(("uuid", "expected"), [("3333-cc", "part"), ("1122-bb", "slot 1"), ("GPU-1111-aa", "slot 0")])
+def test_torchs_device_is_a_gpu_or_a_part_of_one(monkeypatch: pytest.MonkeyPatch, uuid: str, expected: str) -> None:
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        current_device=lambda: 0,
+        get_device_properties=lambda _: SimpleNamespace(uuid=uuid),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert nvml._handle(Nvml(), None) == expected
