@@ -132,7 +132,11 @@ def plan(asked: Asked) -> Plan:
         total_memory_bytes(machine) if here else None,
         asked.repeats,
         # The samples of a case are spread over its repeats, and so is the time for them.
-        Policy(budget_s=budget_s / asked.repeats, settle_max_s=2 * budget_s),  # a short budget shortens warm-up, too
+        Policy(
+            budget_s=budget_s / asked.repeats,
+            patience=max(suite.patience for suite, _ in cases),
+            settle_max_s=2 * budget_s,  # a short budget shortens warm-up, too
+        ),
         machine,
         _added(cases, selection, device, of_checkpoint=checkpoint is not None),
         asked.min_samples,
