@@ -13,8 +13,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.resources import files
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from harness.schema.files import refusing, write_atomically
@@ -160,8 +162,20 @@ def _files(folders: Sequence[Path]) -> Iterator[tuple[Entry, dict[str, str]]]:
     if len(folders) <= _FEW or cores == 1:
         yield from map(_files_of, folders)
         return
-    with ProcessPoolExecutor(min(cores, _MOST_PROCESSES), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(min(cores, _MOST_PROCESSES), get_context("spawn"), _end_with_parent) as pool:
         yield from pool.map(_files_of, folders, chunksize=4)
+
+
+def _end_with_parent() -> None:
+    """Make this process end when its parent dies of a signal; else it waits for the next run forever."""
+    parent = parent_process()
+    assert parent is not None
+
+    def end() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    Thread(target=end, daemon=True).start()
 
 
 def _files_of(folder: Path) -> tuple[Entry, dict[str, str]]:

@@ -1,0 +1,53 @@
+"""`quick` is a newcomer's first run: it samples for two minutes at most, also where nothing settles."""
+
+from itertools import cycle
+
+import pytest
+
+from bench.plan import plan
+from bench.request import RunRequest
+from harness.measure.timer import take_samples
+from harness.schema.policy import Policy
+
+
+class Unsettled:
+    """A clock whose samples, of 50 and 100 ms, never agree."""
+
+    own_bytes = 0
+    launches = 1
+    wakes_s = settles_s = loaded_s = 0.0
+    replays = False
+
+    def __init__(self) -> None:
+        self._s = 0.0
+        self._next_ms = cycle([50.0, 100.0])
+
+    def prepare(self, run) -> None:
+        pass
+
+    def sample(self) -> float:
+        taken_ms = next(self._next_ms)
+        self._s += taken_ms / 1e3
+        return taken_ms
+
+    def now(self) -> float:
+        return self._s
+
+
+def sampled_s(policy: Policy) -> float:
+    clock = Unsettled()
+    assert take_samples(clock, policy).stop == "budget"
+    return clock.now()
+
+
+@pytest.mark.parametrize(("device", "cases"), [("cpu", 40), ("cuda", 100)])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_quick_samples_for_two_minutes_at_most(device, cases, rounds):
+    work = plan(RunRequest(suites=("quick",), device=device, rounds=rounds))
+    assert work.total == cases
+    assert work.total * rounds * sampled_s(work.policy) <= 120
+
+
+def test_another_suite_waits_for_what_does_not_settle_also_beside_quick():
+    asked = RunRequest(suites=("fig15-forward", "quick"), device="cuda", systems=("transformer/torch",))
+    assert plan(asked).policy.patience == 5.0
