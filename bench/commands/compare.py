@@ -126,8 +126,13 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
             shown.html.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(shown.html, views.page(found))
         print(f"wrote {shown.html}", file=sys.stderr)
-    if not found.counts.keys() - {"gained"}:
-        print("ttt-bench: nothing could be compared: no case has a result on both sides", file=sys.stderr)
+    if not found.counts.keys() - {"gained", *comparing.ELSEWHERE}:
+        why = (
+            "judged: every case is from another device"
+            if found.rows
+            else "compared: no case has a result on both sides"
+        )
+        print(f"ttt-bench: nothing could be {why}", file=sys.stderr)
         sys.exit(NOT_COMPARABLE)
     return found
 

@@ -1,32 +1,34 @@
 """Compare two runs case by case: the ratio B/A with an interval, what differs between them, and what may be concluded.
 
 Two stored runs of the same commit differ by 0.7% in the median and by 2% in one case of twenty, a whole system at once,
-so they are reported, and judged only beyond `STORED_BAR`. The two sides of `ttt-bench ab` were measured in turns and
-are judged by `reports.compare.judge`.
+so they are judged only beyond `STORED_BAR`. The two sides of `ttt-bench ab` were measured in turns and are judged by
+`reports.compare.judge`. Cases on two models of GPU have a ratio and no verdict.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from harness.measure.interval import FEWEST
 from harness.schema.reason import counted
-from harness.schema.record import Record, RecordError
+from harness.schema.record import RecordError
 from harness.schema.run import Run
 from reports.compare.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
-from reports.compare.side import GPU_UNIT, CaseSide, Side, case_sides, run_side
+from reports.compare.side import GPU_UNIT, CaseSide, RunCases, Side
 
 STORED_BAR = 0.05  # two stored runs are not judged below it: the same case has differed by up to 2.6%
 # Within which 95% of cases lie in two runs of the same commit: of one GPU, of two of a kind, of a CPU.
 BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
-VERDICTS = ("slower", "lost", "faster", "gained", "same", "undecided", "not judged")
+NOISE = "same within noise"
+ELSEWHERE = ("another GPU", "another driver", "another CPU")
+VERDICTS = ("slower", "lost", "faster", "gained", "same", NOISE, "undecided", "not judged", *ELSEWHERE)
 LOG_LIMIT = 700.0  # of what a float can hold
 NAMED = 3  # values of a setting that are named one by one
 _UNFINISHED = "no record in {}, which is unfinished"
 
 
 class NotComparable(RecordError):
-    """Two runs whose difference says nothing of what was measured; one sentence that says why."""
+    """Two runs without a case in common."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Row:
 
     key: str
     label: str
+    system: str
     a_ms: float
     b_ms: float
     judged: Judged
@@ -77,9 +80,10 @@ class Missing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs held against each other; rows from the largest slowdown to the largest speed-up.
+    """Two runs held against each other; rows from the largest difference to the smallest.
 
     interleaved: whether the two are the sides of `ttt-bench ab`. fail_on: the slowdown from which a row has regressed.
+    near: two stored runs of one commit have 95% of their cases within it.
     """
 
     a: Side
@@ -89,6 +93,7 @@ class Comparison:
     missing: tuple[Missing, ...]
     interleaved: bool
     fail_on: float
+    near: float
 
     @property
     def regressions(self) -> int:
@@ -107,33 +112,34 @@ class Comparison:
 def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
     """Pair the cases of two runs and judge what may be judged.
 
-    Raises NotComparable for two that share no case and for a case whose devices are not the same on both sides,
-    RecordError for a run that was not timed or has no records.
+    Raises NotComparable for two that share no case, RecordError for a run that was not timed or has no records.
     """
-    for run in (a, b):
+    sides = (RunCases.of(a), RunCases.of(b))
+    for run, side in zip((a, b), sides, strict=True):
         if run.mode != "measure":
             raise RecordError(f"{run.folder}: is a run of mode {run.mode!r}, whose cases have no timing")
-    records_a, records_b = a.records(), b.records()
-    for run, records in ((a, records_a), (b, records_b)):
-        if not records:
+        if not side.cases:
             raise RecordError(f"{run.folder}: has no records to compare")
-    of_a, of_b = case_sides(records_a, a.file.repeats), case_sides(records_b, b.file.repeats)
-    if not of_a.keys() & of_b.keys():
+    if not sides[0].cases.keys() & sides[1].cases.keys():
         raise NotComparable(f"{a.folder} and {b.folder} have no case in common")
-    pairs = [Pair(of_a[key], of_b[key]) for key in of_a if key in of_b]
-    both = [pair for pair in pairs if pair.has_result]
-    _refuse_another_device(both)
-    interleaved = _is_interleaved(a, b)
+    return compared(*sides, fail_on)
+
+
+def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
+    """Compare two runs of which only the cases are at hand."""
+    both = [pair for key in a.cases if key in b.cases and (pair := Pair(a.cases[key], b.cases[key])).has_result]
+    interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
     judged = _judged_rounds(both, fail_on) if interleaved else [judged_stored(pair, fail_on) for pair in both]
     rows = [pair.row(verdict) for pair, verdict in zip(both, judged, strict=True)]
     return Comparison(
-        run_side(a, records_a),
-        run_side(b, records_b),
+        a.side,
+        b.side,
         tuple(differences(both)),
-        tuple(sorted(rows, key=lambda row: -row.judged.ratio)),
-        tuple(_missing(of_a, of_b, _unmeasured(a, records_a), _unmeasured(b, records_b))),
+        tuple(sorted(rows, key=lambda row: -row.apart)),
+        tuple(_missing(a.cases, b.cases, a.unmeasured, b.unmeasured)),
         interleaved,
         fail_on if interleaved else max(fail_on, STORED_BAR),
+        BETWEEN_RUNS["cpu" if any(pair.on_cpu for pair in both) else "gpus"],
     )
 
 
@@ -155,7 +161,8 @@ class Pair:
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
     def row(self, judged: Judged) -> Row:
-        return Row(self.a.key, self.a.label, self.a.ms, self.b.ms, judged, tuple(self._notes(judged)))
+        notes = tuple(self._notes(judged))
+        return Row(self.a.key, self.a.label, self.a.system, self.a.ms, self.b.ms, judged, notes)
 
     def _notes(self, judged: Judged) -> Iterator[str]:
         if judged.verdict == "undecided":
@@ -183,6 +190,17 @@ class Pair:
             yield f"throttled in {throttled[0]} only"
 
     @property
+    def elsewhere(self) -> str:
+        """The verdict on two timings whose devices differ: the first difference; "" for the same devices."""
+        a, b = _device_facts(self.a), _device_facts(self.b)
+        what = next((what for what in (*a, *b) if a.get(what) != b.get(what)), "")
+        return f"another {what.removesuffix(' cores')}" if what else ""
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.a.on_cpu or self.b.on_cpu
+
+    @property
     def on_other_gpus(self) -> bool:
         """Whether the two sides ran on two units."""
         return self.a.facts.get(GPU_UNIT) != self.b.facts.get(GPU_UNIT)
@@ -198,33 +216,35 @@ class Pair:
         return self.a.is_sound and self.b.is_sound and not self.on_other_hosts
 
 
-def _is_interleaved(a: Run, b: Run) -> bool:
-    """Whether the two runs are the sides of one `ttt-bench ab`."""
-    if not a.file.requests or not b.file.requests or min(a.file.repeats, b.file.repeats) < LEAST_ROUNDS:
-        return False
-    first, second = a.file.requests[0], b.file.requests[0]
-    return first.arguments[:1] == ("ab",) and (first.at, first.arguments) == (second.at, second.arguments)
-
-
 def _judged_rounds(pairs: Sequence[Pair], fail_on: float) -> list[Judged]:
     """Verdicts on rounds in turns; a case that finished fewer than two on both sides is undecided."""
-    enough = [pair for pair in pairs if len(pair.log_ratios) >= LEAST_ROUNDS]
-    verdicts = iter(judge([pair.log_ratios for pair in enough], fail_on))
-    return [next(verdicts) if len(pair.log_ratios) >= LEAST_ROUNDS else _undecided(pair) for pair in pairs]
+    enough = [len(pair.log_ratios) >= LEAST_ROUNDS and not pair.elsewhere for pair in pairs]
+    verdicts = iter(judge([pair.log_ratios for pair, has in zip(pairs, enough, strict=True) if has], fail_on))
+    return [next(verdicts) if has else _undecided(pair) for pair, has in zip(pairs, enough, strict=True)]
 
 
 def _undecided(pair: Pair) -> Judged:
     middle, half = _stored_ratio(pair)
-    return replace(_judgement("undecided", middle, half, rounds=len(pair.log_ratios)), decided_by=LEAST_ROUNDS)
+    verdict = pair.elsewhere or "undecided"
+    return replace(_judgement(verdict, middle, half, rounds=len(pair.log_ratios)), decided_by=LEAST_ROUNDS)
 
 
 def judged_stored(pair: Pair, fail_on: float = BAR) -> Judged:
     """Two stored runs: slower or faster where they are further apart than the same commit has ever been."""
     middle, half = _stored_ratio(pair)
-    far = pair.is_sound and abs(middle) > max(half, math.log1p(STORED_BAR))
-    verdict = ("slower" if middle > 0 else "faster") if far else "not judged"
+    verdict = pair.elsewhere or _stored_verdict(pair, middle, half)
     regressed = verdict == "slower" and middle > math.log1p(fail_on)
     return _judgement(verdict, middle, half, rounds=min(pair.a.rounds, pair.b.rounds), regressed=regressed)
+
+
+def _stored_verdict(pair: Pair, middle: float, half: float) -> str:
+    if not pair.is_sound:
+        return "not judged"
+    if abs(middle) > max(half, math.log1p(STORED_BAR)):
+        return "slower" if middle > 0 else "faster"
+    noise = math.log1p(max(STORED_BAR, BETWEEN_RUNS["cpu"] if pair.on_cpu else 0.0))
+    own = math.hypot(pair.a.half, pair.b.half)
+    return NOISE if max(abs(middle), own) <= noise else "not judged"
 
 
 def _judgement(verdict: str, middle: float, half: float, rounds: int, regressed: bool = False) -> Judged:
@@ -234,37 +254,24 @@ def _judgement(verdict: str, middle: float, half: float, rounds: int, regressed:
 
 def _stored_ratio(pair: Pair) -> tuple[float, float]:
     """log(B/A), and the half width of its 95% interval: of each side's median, and between two runs."""
-    where = "cpu" if pair.a.on_cpu or pair.b.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
+    where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     return pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])
 
 
-def _refuse_another_device(pairs: Iterable[Pair]) -> None:
-    for pair in pairs:
-        of_a = [device for device in pair.a.devices if device not in pair.b.devices]
-        of_b = [device for device in pair.b.devices if device not in pair.a.devices]
-        if of_a or of_b:
-            raise NotComparable(f"not comparable: {_apart(of_a, of_b)} ({pair.a.label})")
-
-
-def _apart(of_a: Sequence[Mapping[str, str]], of_b: Sequence[Mapping[str, str]]) -> str:
-    """The devices that only one side has; where each side has one, what tells the two apart."""
-    if len(of_a) == len(of_b) == 1:
-        [a], [b] = of_a, of_b
-        what = next(what for what in dict.fromkeys((*a, *b)) if a.get(what) != b.get(what))
-        return f"{what} {a.get(what) or 'not recorded'} in A, {b.get(what) or 'not recorded'} in B"
-    sides = (("A", of_a), ("B", of_b))
-    return "; ".join(f"{_device_words(device)} only in {name}" for name, devices in sides for device in devices)
-
-
-def _device_words(device: Mapping[str, str]) -> str:
-    return ", ".join(f"{what} {value or 'not recorded'}" for what, value in device.items())
+def _device_facts(side: CaseSide) -> dict[str, str]:
+    """The GPU and its driver, or the CPU, by name; of several machines all."""
+    names = dict.fromkeys(name for device in side.devices for name in device)
+    return {
+        name: " and ".join(dict.fromkeys(device.get(name) or "not recorded" for device in side.devices))
+        for name in names
+    }
 
 
 def differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
-    """What differs between the records that are compared: commits, machines, packages and settings, in this order."""
+    """What differs between the records that are compared: devices, commits, machines, packages and settings."""
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for pair in pairs:
-        a, b = pair.a.facts, pair.b.facts
+        a, b = (_device_facts(side) | dict(side.facts) for side in (pair.a, pair.b))
         for what in dict.fromkeys((*a, *b)):
             if a.get(what, "") != b.get(what, ""):
                 where = found.setdefault(what, {}).setdefault((a.get(what, ""), b.get(what, "")), [])
@@ -279,11 +286,6 @@ def differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
 
 def _where(names: Sequence[str], everywhere: set[str]) -> tuple[str, ...]:
     return () if set(names) == everywhere else tuple(dict.fromkeys(names))
-
-
-def _unmeasured(run: Run, records: Sequence[Record]) -> set[str]:
-    """The keys of the cases that a run was asked for and has no record of."""
-    return {case.key for case in run.missing(records)}
 
 
 def _missing(

@@ -104,6 +104,41 @@ class CaseSide:
         return {repeat: math.log(ms / self.tokens[repeat]) for repeat, ms in self.medians.items()}
 
 
+@dataclass(frozen=True)
+class RunCases:
+    """A run as comparisons read it.
+
+    turns: the request of a `ttt-bench ab`, which its two runs share; "" for other runs. unmeasured: the keys of the
+    planned cases without a record.
+    """
+
+    mode: str
+    turns: str
+    repeats: int
+    side: Side
+    cases: Mapping[str, CaseSide]
+    unmeasured: frozenset[str]
+
+    @classmethod
+    def of(cls, run: Run, records: Sequence[Record] | None = None) -> "RunCases":
+        """From a run; records: its records, where they are at hand."""
+        records = run.records() if records is None else records
+        asked = run.file.requests[0] if run.file.requests else None
+        return cls(
+            run.mode,
+            json.dumps([asked.at, *asked.arguments]) if asked and asked.arguments[:1] == ("ab",) else "",
+            run.file.repeats,
+            run_side(run, records),
+            case_sides(records, run.file.repeats),
+            frozenset(case.key for case in run.missing(records)),
+        )
+
+    @cached_property
+    def measured(self) -> set[str]:
+        """The keys of the cases with a result."""
+        return {key for key, case in self.cases.items() if case.medians}
+
+
 def case_sides(records: Iterable[Record], repeats: int) -> dict[str, CaseSide]:
     """The cases that have a record, by key, of a run of so many repeats."""
     return {key: _case_side(own, repeats) for key, own in by_case(records).items()}
@@ -188,8 +223,7 @@ def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple
 
 def _others_share(measured: Iterable[Record]) -> float:
     environments = [record.environment for record in measured]
-    # In whole percents, which the site's script rounds as Python does.
-    return round(max((each["cpu"]["others_share"] for each in environments if is_loaded(each)), default=0.0), 2)
+    return max((each["cpu"]["others_share"] for each in environments if is_loaded(each)), default=0.0)
 
 
 def _devices(measured: Iterable[Record]) -> tuple[dict[str, str], ...]:

@@ -2,14 +2,17 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from harness.schema.reason import counted, printable
+from markupsafe import Markup
+
+from harness.schema.reason import counted, printable, span
 from harness.schema.record import finite
-from reports.compare.comparison import BETWEEN_RUNS, STORED_BAR, Comparison, Row
+from reports import grid
+from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, STORED_BAR, Comparison, Row
 from reports.compare.judge import BAR, SAME
 
 COLUMNS = ("verdict", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
@@ -19,35 +22,69 @@ STORED_MEANING = (
     f"host bounds are further apart: nothing is judged below {STORED_BAR:.0%}. "
     "`ttt-bench ab` measures two commits in turns and judges from 1%."
 )
-_NUMBERS = (1, 2, 3, 4)
-NEAR = (0.01, 0.02, 0.03)  # within which cases of two stored runs are counted
+ELSEWHERE_MEANING = "Cases on two devices have a ratio and no verdict."
+NUMERIC = (False, True, True, True, True, False, False)
+NEAR = (0.01, 0.02, 0.03)  # the README's table of two runs counts cases within these
 NAMED_CASES = 12  # cases without a comparison that are named one by one
+BEYOND = 0.05  # the share of points that a confirmed run may have beyond: as many as two runs of one commit have
+NAMED_GROUPS = 3  # groups of cases that the answer names
 SCALE = 0.02  # the least that the axis of the page shows to either side
 WIDTH = 160  # of its plots, in pixels
 
 
+def answer(comparison: Comparison) -> str:
+    """The comparison in one or two sentences."""
+    rows = comparison.rows
+    if not rows:
+        return "Nothing was compared: no case has a result in both runs."
+    elsewhere = {row.judged.verdict for row in rows if row.judged.verdict in ELSEWHERE}
+    if elsewhere and all(row.judged.verdict in elsewhere for row in rows):
+        return _ratios(rows, " or ".join(sorted(elsewhere)))
+    if comparison.interleaved:
+        return f"{', '.join(f'{count} {verdict}' for verdict, count in comparison.counts.items())}."
+    beyond = [row for row in rows if row.apart > comparison.near]
+    judged = comparison.counts.keys() & {"slower", "faster", "lost", *ELSEWHERE}
+    word = "Confirmed" if len(beyond) <= BEYOND * len(rows) else "Not confirmed"
+    within = f"{word}: {len(rows) - len(beyond)} of {counted(len(rows), 'point')} within {comparison.near:.0%}."
+    said = [f"{count} {verdict}" for verdict, count in comparison.counts.items() if verdict in judged]
+    return " ".join([within, *([f"{', '.join(said)}."] if said else []), *_beyond(beyond)])
+
+
+def _ratios(rows: Sequence[Row], where: str) -> str:
+    ratios = sorted(row.judged.ratio for row in rows)
+    times = span(f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}")
+    middle = f", {median(ratios):.2f} in the median" if len(rows) > 1 else ""
+    points = counted(len(rows), "point")
+    return f"{where[0].upper()}{where[1:]}: B takes {times} times as long as A{middle}, over {points}."
+
+
+def _beyond(rows: Sequence[Row]) -> list[str]:
+    """Which systems are beyond, and the first note of each."""
+    if not rows:
+        return []
+    groups = Counter((row.system, row.notes[0] if row.notes else "") for row in rows).most_common()
+    said = [f"{count} of {system}{f' ({note})' if note else ''}" for (system, note), count in groups[:NAMED_GROUPS]]
+    left = sum(count for _, count in groups[NAMED_GROUPS:])
+    return [f"Beyond: {', '.join([*said, *([f'{left} others'] if left else [])])}."]
+
+
 def text(comparison: Comparison) -> str:
     """Lines for a terminal or a log, one for each case."""
-    rows = [[printable(cell) for cell in row] for row in (COLUMNS, *map(_cells, comparison.rows))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = [
-        "  ".join(
-            cell.rjust(width) if place in _NUMBERS else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    parts = [_opening(comparison), table if comparison.rows else [], _without(comparison), _closing(comparison)]
-    return "\n\n".join("\n".join(map(printable, part)) for part in parts if part) + "\n"
+    rows = [_cells(row) for row in comparison.rows]
+    table = grid.text(COLUMNS, rows, NUMERIC).rstrip("\n") if rows else ""
+    parts = [[answer(comparison)], _opening(comparison), [table], _without(comparison), _closing(comparison)]
+    said = ["\n".join(part if part == [table] else map(printable, part)) for part in parts]
+    return "\n\n".join(filter(None, said)) + "\n"
 
 
 def markdown(comparison: Comparison) -> str:
     """The same as Markdown, for a pull request."""
-    right = ["---:" if place in _NUMBERS else "---" for place in range(len(COLUMNS))]
-    table = [_markdown_row(COLUMNS), _markdown_row(right), *(_markdown_row(_cells(row)) for row in comparison.rows)]
-    listed = [f"- {_escaped(line)}" for line in (*_opening(comparison), *_without(comparison))]
-    parts = [listed, table if comparison.rows else [], [_escaped(line) for line in _closing(comparison)]]
-    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+    rows = [[grid.escaped(cell) for cell in _cells(row)] for row in comparison.rows]
+    listed = [f"- {grid.escaped(line)}" for line in (*_opening(comparison), *_without(comparison))]
+    closing = [grid.escaped(line) for line in _closing(comparison)]
+    table = grid.markdown(COLUMNS, rows, NUMERIC).rstrip("\n") if rows else ""
+    parts = [grid.escaped(answer(comparison)), "\n".join(listed), table, "\n".join(closing)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def to_json(comparison: Comparison) -> str:
@@ -55,6 +92,7 @@ def to_json(comparison: Comparison) -> str:
     rows = [_flat(row) for row in comparison.rows]
     values = {
         "tool": "ttt-bench",
+        "answer": answer(comparison),
         "a": asdict(comparison.a),
         "b": asdict(comparison.b),
         "interleaved": comparison.interleaved,
@@ -70,19 +108,46 @@ def to_json(comparison: Comparison) -> str:
 
 def page(comparison: Comparison) -> str:
     """One HTML page with everything in it."""
+    from reports.page.embedding import script_hash
     from reports.resources import environment, source
 
-    reach = _reach(comparison.rows)
+    program = script()
     return (
         environment("reports.compare")
         .get_template("compare.html.j2")
         .render(
-            style=source("reports.page", "style.css"),
+            style=Markup(source("reports.page", "style.css")),
             comparison=comparison,
+            body=body(comparison),
+            program=Markup(program),
+            script_hash=script_hash(program),
+        )
+    )
+
+
+def script() -> str:
+    """The program of a page with the `body` of a comparison."""
+    from reports.resources import source
+
+    return source("reports.compare", "table.js")
+
+
+def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
+    """The page's content; links: the addresses of the two runs, where they have pages."""
+    from reports.resources import environment
+
+    reach = _reach(comparison.rows)
+    template = environment("reports.compare", tidy=True).get_template("body.html.j2")
+    return Markup(
+        template.render(
+            comparison=comparison,
+            answer=answer(comparison),
             columns=COLUMNS,
+            numeric=NUMERIC,
             rows=[(row, _cells(row), _plot(row, reach)) for row in comparison.rows],
             closing=_closing(comparison),
             without=_without(comparison),
+            sides=list(zip("AB", (comparison.a, comparison.b), links, strict=True)),
             width=WIDTH,
             ends=f"{1 - reach:.2f} to {1 + reach:.2f}",
         )
@@ -118,34 +183,21 @@ def _named(labels: list[str]) -> str:
 def _closing(comparison: Comparison) -> list[str]:
     """The verdicts counted, and what they mean."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts.items())
-    lines = [counts or "No case has a result in both."]
+    lines = [f"{counts}." if counts else "No case has a result in both."]
     if comparison.interleaved:
         lines.append(
             f"Measured in turns, a fresh process a round and side; B/A is the geometric mean of the rounds. "
             f"Slower and faster are by more than {BAR:.0%}, same is within {SAME:.0%}."
         )
     else:
-        lines += [*_apart(comparison.rows), STORED_MEANING]
+        verdicts = {row.judged.verdict for row in comparison.rows}
+        lines += [ELSEWHERE_MEANING] if verdicts & {*ELSEWHERE} else []
+        lines += [STORED_MEANING] if verdicts - {*ELSEWHERE} else []
     if comparison.regressions:
         cases = counted(comparison.regressions, "case")
         beyond = "" if comparison.interleaved else ", and by more than two runs differ by themselves"
         lines.append(f"{cases} slower by more than {comparison.fail_on * 100:.3g}%{beyond}, or lost.")
     return lines
-
-
-def _apart(rows: Sequence[Row]) -> Iterator[str]:
-    """How far two stored runs are apart in all, and how many of those that were not judged are beyond the bar."""
-    if not rows:
-        return
-    apart = [row.apart for row in rows]
-    within = ", ".join(f"{sum(each <= near for each in apart)} within {near:.0%}" for near in NEAR)
-    said = (
-        f"Of {counted(len(rows), 'case')} {within}; {median(apart):.1%} apart in the median, {max(apart):.1%} at most."
-    )
-    beyond = sum(row.judged.verdict == "not judged" and far > STORED_BAR for row, far in zip(rows, apart, strict=True))
-    if beyond:
-        said += f" {counted(beyond, 'case')} beyond {STORED_BAR:.0%} may not be judged, as notes or interval say."
-    yield said
 
 
 def _cells(row: Row) -> list[str]:
@@ -165,17 +217,6 @@ def _flat(row: Row) -> dict[str, Any]:
     """A row with its verdict on one level."""
     values = asdict(row)
     return values | values.pop("judged")
-
-
-def _markdown_row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
-
-
-def _escaped(text: str) -> str:
-    """No markup of a stranger's name: what Markdown or HTML would take for its own is written out."""
-    for sign in "\\|`*_<>[]":
-        text = text.replace(sign, f"\\{sign}")
-    return printable(text)
 
 
 def _reach(rows: Sequence[Row]) -> float:

@@ -1,4 +1,4 @@
-"""Make a static site of any number of runs: an index, a page a run, systems over time, any two runs compared.
+"""Make a static site of any number of runs: an index, a page a run, systems over time, runs compared.
 
 A run is drawn again where its files, or the program, are others than when it was drawn last, or where a file of it is
 missing. Everything else is written where it differs from what is there. The site asks for nothing but its own files,
@@ -23,13 +23,17 @@ from harness.schema.files import refusing, write_atomically
 from harness.schema.record import RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import RunError
+from reports.compare.side import RunCases
 from reports.page.embedding import plotly_source
-from reports.site.entry import ID, PLOTLY, Entry, Held, files_of, read_held, run_digest
+from reports.site.compared import comparisons
+from reports.site.entry import ID, PLOTLY, Entry, files_of, read_cases, run_digest
 from reports.site.folder import FOLDERS, MARKER, marker_text, read_marker, refuse_what_belongs_to_others
 from reports.site.history import histories
 from reports.site.pages import shared_files
 
-_OURS = re.compile(rf"(data|downloads|over-time|runs)/{ID.pattern}\.(js|html|csv|jsonl)")
+_OURS = re.compile(
+    rf"(data|downloads|over-time|runs)/{ID.pattern}\.(json|html|csv|jsonl)|compared/{ID.pattern}--{ID.pattern}\.html"
+)
 _FEW = 8  # runs that are drawn sooner than another process starts
 _MOST_PROCESSES = 8
 
@@ -50,7 +54,7 @@ class _Drawn:
 
     digest: str
     entry: Entry
-    held: Held
+    held: RunCases
 
 
 def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] = lambda text: None) -> Built:
@@ -114,7 +118,7 @@ def _draw(out: Path, changed: Mapping[str, Path], places: dict[str, Path]) -> It
         places[entry.id] = folder
         for path, text in content.items():
             write_atomically(out / path, text)
-        yield _Drawn(digest, entry, read_held(out / f"data/{entry.id}.js"))
+        yield _Drawn(digest, entry, read_cases(out / f"data/{entry.id}.json"))
 
 
 def _digests(runs: Sequence[Path]) -> dict[str, Path]:
@@ -144,14 +148,14 @@ def _program() -> str:
     return total.hexdigest()
 
 
-def _held(out: Path, entry: Entry) -> Held | None:
+def _held(out: Path, entry: Entry) -> RunCases | None:
     """What is kept of a run that was drawn before; None where a file of it is missing."""
     if not ID.fullmatch(entry.id) or not all(map(_OURS.fullmatch, entry.files)):
         return None
     try:
         if not all((out / path).stat().st_size for path in entry.files):
             return None
-        return read_held(out / f"data/{entry.id}.js")
+        return read_cases(out / f"data/{entry.id}.json")
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):
         return None
 
@@ -185,8 +189,8 @@ def _files_of(folder: Path) -> tuple[Entry, dict[str, str]]:
 def _write_shared(out: Path, drawn: Sequence[_Drawn]) -> set[str]:
     """Write what all runs share; the paths of everything that belongs to the site."""
     entries = sorted((each.entry for each in drawn), key=lambda entry: (entry.updated, entry.id), reverse=True)
-    found = histories(entries, [each.held for each in drawn])
-    content = shared_files(entries, found) | {PLOTLY: plotly_source()}
+    held = {each.entry.id: each.held for each in drawn}
+    content = shared_files(entries, histories(entries, held), comparisons(entries, held)) | {PLOTLY: plotly_source()}
     for path, text in content.items():
         _write(out / path, text)
     return {*content, *(path for entry in entries for path in entry.files)}
@@ -201,7 +205,7 @@ def _write(path: Path, text: str) -> None:
 def _remove_others(out: Path, expected: set[str]) -> int:
     """Remove what is left of runs and systems that the site has no more, and nothing that is not called like ours."""
     others: list[Path] = []
-    for name in ("data", "downloads", "over-time", "runs"):
+    for name in FOLDERS:
         there = {f"{name}/{path.name}" for path in (out / name).iterdir()}
         others += [out / path for path in there - expected if _OURS.fullmatch(path)]
     for path in others:

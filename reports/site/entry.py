@@ -9,7 +9,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +23,7 @@ from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import FILE
 from reports.commits import commit_said
-from reports.compare.side import CaseSide, Side, case_sides, run_side
-from reports.page.embedding import embedded_json
+from reports.compare.side import CaseSide, RunCases, Side
 from reports.page.html import Around, render, run_title
 from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import Section, section
@@ -34,7 +33,6 @@ from reports.tables import write_frame
 PLOTLY = "assets/plotly.js"
 ID = re.compile(r"[a-z0-9][a-z0-9-]{0,60}-[0-9a-f]{8}")
 _SLUG_LIMIT = 48
-_DATA_START, _DATA_END = "ttt_bench_run(", ");\n"
 _FORMATS = {"csv": "Table (CSV)", "jsonl": "Records (JSON lines)"}
 
 
@@ -81,17 +79,6 @@ class Entry:
         return [(_FORMATS[path.rpartition(".")[2]], path) for path in self.files if path.startswith("downloads/")]
 
 
-@dataclass(frozen=True)
-class Held:
-    """What `compare` needs to know of a run. turns: equal for the two sides of one `ttt-bench ab`, else ""."""
-
-    id: str
-    mode: str
-    turns: str
-    side: Side
-    cases: Mapping[str, CaseSide]
-
-
 def slug(name: str) -> str:
     """What a file may be called after `name` anywhere: lower case, digits and single hyphens, never empty."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower())[:_SLUG_LIMIT].strip("-") or "x"
@@ -125,9 +112,8 @@ def files_of(run: Run) -> tuple[Entry, dict[str, str]]:
     """A run's line of the index, and its files by their path in the site. Raises RecordError for what is no run."""
     records, profiles = run.records(), run.profiles().values()
     found = run_id(run, records)
-    sides = case_sides(records, run.file.repeats)
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
-    files: dict[str, str] = {f"data/{found}.js": _data(run, found, records, sides)}
+    files: dict[str, str] = {f"data/{found}.json": _data(RunCases.of(run, records))}
     if table is not None:
         files |= {f"downloads/{found}.{ending}": content for ending, content in _downloads(table, records, run).items()}
         profiled = section(records, profiles, run.catalogue)
@@ -135,20 +121,19 @@ def files_of(run: Run) -> tuple[Entry, dict[str, str]]:
     return _entry(run, found, records, tuple(files)), files
 
 
-def read_held(path: Path) -> Held:
-    """What `files_of` wrote to data/ID.js. Raises OSError, and ValueError, KeyError or TypeError for another file."""
-    text = read_regular(path).decode()
-    values = json.loads(json.loads(text.removeprefix(_DATA_START).removesuffix(_DATA_END)))
+def read_cases(path: Path) -> RunCases:
+    """What `files_of` wrote to data/ID.json. Raises OSError, and ValueError, KeyError or TypeError for another file."""
+    values = json.loads(read_regular(path))
     facts, devices = values["facts"], [tuple(each) for each in values["devices"]]
     cases = {}
     for key, case in values["cases"].items():
-        case = {name: value for name, value in case.items() if name not in ("ms", "log_ms", "half")}
         case |= {"facts": facts[case["facts"]], "devices": devices[case["devices"]]}
         case |= {name: math.inf for name in ("below", "above") if case[name] is None}
         for name in ("medians", "tokens"):
             case[name] = {int(repeat): each for repeat, each in case[name].items()}
         cases[key] = CaseSide(key=key, **case)
-    return Held(values["id"], values["mode"], values["turns"], Side(**values["side"]), cases)
+    side = Side(**values["side"])
+    return RunCases(values["mode"], values["turns"], values["repeats"], side, cases, frozenset(values["unmeasured"]))
 
 
 def moment(text: str) -> datetime | None:
@@ -197,7 +182,7 @@ def _page(
     downloads = [(_FORMATS[path.rpartition(".")[2]], f"../{path}") for path in files if path.startswith("downloads/")]
     around = Around(
         plotly=f"../{PLOTLY}",
-        links=(("All runs", "../index.html"), ("Compare", f"../compare.html?a={found}")),
+        links=(("All runs", "../index.html"), ("Comparisons", f"../compare.html#{found}")),
         downloads=tuple(downloads),
     )
     title = run_title(run.folder.resolve().name, table)
@@ -212,33 +197,25 @@ def _downloads(table: pd.DataFrame, records: Iterable[Record], run: Run) -> dict
     return {"csv": text.getvalue(), "jsonl": "".join(f"{record.to_json()}\n" for record in records)}
 
 
-def _data(run: Run, found: str, records: list[Record], sides: Mapping[str, CaseSide]) -> str:
-    """A script that hands the cases to the page that compares; facts and devices that cases share are there once.
-
-    It hands over text, as a script would take the name `__proto__` in an object for more than a name.
-    """
+def _data(held: RunCases) -> str:
+    """What `read_cases` reads; facts and devices that cases share are there once."""
     facts: dict[str, int] = {}
     devices: dict[str, int] = {}
-    asked = run.file.requests[0] if run.file.requests else None
-    turns = _digest([asked.at, *asked.arguments]) if asked and asked.arguments[:1] == ("ab",) else ""
     cases = {}
-    for key, side in sides.items():
-        values = asdict(side) | {"ms": None, "log_ms": None, "half": side.half}
-        if side.medians:
-            values |= {"ms": side.ms, "log_ms": side.middle}
-        values |= {name: None for name in ("below", "above", "half") if not math.isfinite(values[name])}
+    for key, side in held.cases.items():
+        values = asdict(side)
+        values |= {name: None for name in ("below", "above") if not math.isfinite(values[name])}
         for name, known in (("facts", facts), ("devices", devices)):
             values[name] = known.setdefault(json.dumps(values[name]), len(known))
         cases[key] = {name: value for name, value in values.items() if name != "key"}
     data = {
-        "id": found,
-        "mode": run.mode,
-        "turns": turns,
-        "side": asdict(run_side(run, records)),
+        "mode": held.mode,
+        "turns": held.turns,
+        "repeats": held.repeats,
+        "side": asdict(held.side),
         "facts": [json.loads(each) for each in facts],
         "devices": [json.loads(each) for each in devices],
         "cases": cases,
-        "unmeasured": [case.key for case in run.missing(records)],
+        "unmeasured": sorted(held.unmeasured),
     }
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return f"{_DATA_START}{embedded_json(text)}{_DATA_END}"
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

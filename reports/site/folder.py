@@ -10,7 +10,7 @@ from harness.schema.record import RecordError
 from harness.schema.run import Run
 
 MARKER = "ttt-bench-site.json"
-FOLDERS = ("assets", "data", "downloads", "over-time", "runs")
+FOLDERS = ("assets", "compared", "data", "downloads", "over-time", "runs")
 _TOOL = "ttt-bench site"
 
 

@@ -2,15 +2,15 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from reports.compare.comparison import Difference, Pair, differences, judged_stored
 from reports.compare.judge import Judged
-from reports.compare.side import CaseSide
-from reports.site.entry import Entry, Held, moment, system_id
+from reports.compare.side import CaseSide, RunCases
+from reports.site.entry import Entry, moment, system_id
 
 
 @dataclass(frozen=True)
@@ -97,18 +97,18 @@ class History:
         return {"cases": [_drawn(case) for case in self.cases]}
 
 
-def histories(entries: Iterable[Entry], held: Iterable[Held]) -> list[History]:
+def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[History]:
     """The systems of the runs, each case with a timing and a date; a system's label is that of its newest run."""
     labels: dict[str, str] = {}
     for entry in sorted(entries, key=lambda entry: entry.updated):
         labels |= dict(entry.systems)
     points: dict[str, dict[str, dict[str, list[Point]]]] = {name: {} for name in labels}
-    for run in held:
-        for key, side in run.cases.items():
+    for run, each in held.items():
+        for key, side in each.cases.items():
             at = moment(side.started_at)
             if side.medians and at:
                 lines = points.setdefault(side.system.partition("/")[0], {}).setdefault(key, {})
-                lines.setdefault(_place(side), []).append(Point(run.id, at, side))
+                lines.setdefault(_place(side), []).append(Point(run, at, side))
     found = []
     for name, by_key in points.items():
         cases = [_case(key, lines) for key, lines in by_key.items()]

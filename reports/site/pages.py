@@ -1,37 +1,43 @@
 """The pages and files that the runs of a site share: index, systems over time, comparison, scripts and styles."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment
 
-from harness.measure.interval import FEWEST
 from harness.schema.reason import span
 from reports.commits import commit_words
-from reports.compare.comparison import BETWEEN_RUNS, LOG_LIMIT, NAMED, STORED_BAR, VERDICTS
-from reports.compare.side import FEW_SEQUENCES, GPU_UNIT, NO_GPU
-from reports.compare.views import COLUMNS, NAMED_CASES, NEAR, SCALE, STORED_MEANING, WIDTH
+from reports.compare import views
+from reports.compare.side import FEW_SEQUENCES
 from reports.page.embedding import embedded_json
 from reports.page.html import PACKAGE as PAGE
 from reports.resources import environment, source
+from reports.site.compared import Compared
 from reports.site.entry import PLOTLY, Entry
 from reports.site.history import History
 
 PACKAGE = "reports.site"
-_SCRIPTS = {"site.js": "index.js", "compare.js": "compare.js", "over-time.js": "history.js"}
+_SCRIPTS = {"site.js": "index.js", "over-time.js": "history.js"}
 _CHANGES_SHOWN = 200
+_READY = 'startPage();\ndocument.documentElement.dataset.ready = "yes";\n'
 
 
-def shared_files(entries: Sequence[Entry], histories: Sequence[History]) -> dict[str, str]:
+def shared_files(
+    entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]
+) -> dict[str, str]:
     """Their texts by their path in the site. entries: the newest first."""
     shared = source(PAGE, "table.js") + source(PACKAGE, "start.js")
     found = {f"assets/{name}": shared + source(PACKAGE, script) for name, script in _SCRIPTS.items()}
     found["assets/theme.js"] = source(PAGE, "theme.js")
     found["assets/site.css"] = source(PAGE, "style.css") + source(PACKAGE, "site.css")
-    found["index.html"] = _index(entries, histories)
-    found["compare.html"] = _compare(entries)
-    return found | {history.page: _over_time(history, entries) for history in histories}
+    found["assets/compared.js"] = shared + views.script() + _READY
+    found["assets/comparisons.js"] = source(PACKAGE, "start.js") + _READY
+    found["index.html"] = _index(entries, histories, comparisons)
+    found["compare.html"] = _drawn("compare.html.j2", comparisons=comparisons)
+    found |= {each.page: _compared(each) for each in comparisons}
+    pages = {(each.a.id, each.b.id): each.page for each in comparisons}
+    return found | {history.page: _over_time(history, entries, pages) for history in histories}
 
 
 @cache
@@ -44,12 +50,13 @@ def _drawn(template: str, up: str = "", **values: Any) -> str:
     return _environment().get_template(template).render(up=up, plotly=PLOTLY, **values)
 
 
-def _index(entries: Sequence[Entry], histories: Sequence[History]) -> str:
+def _index(entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]) -> str:
     days = sorted(day for entry in entries for day in (entry.day, entry.last_day) if day)
     return _drawn(
         "index.html.j2",
         entries=entries,
         histories=histories,
+        comparisons={entry.id: [each for each in comparisons if each.b is entry] for entry in entries},
         span=span(days[0], days[-1]) if days else "",
         devices=sorted({device for entry in entries for device in entry.devices}),
         systems=sorted(dict(system for entry in entries for system in entry.systems).items()),
@@ -57,31 +64,13 @@ def _index(entries: Sequence[Entry], histories: Sequence[History]) -> str:
     )
 
 
-def _compare(entries: Sequence[Entry]) -> str:
-    rules = {
-        "columns": COLUMNS,
-        "verdicts": VERDICTS,
-        "meaning": STORED_MEANING,
-        "bar": STORED_BAR,
-        "near": NEAR,
-        "between": BETWEEN_RUNS,
-        "no_gpu": NO_GPU,
-        "gpu_unit": GPU_UNIT,
-        "fewest": FEWEST,
-        "named": NAMED,
-        "named_cases": NAMED_CASES,
-        "log_limit": LOG_LIMIT,
-        "scale": SCALE,
-        "width": WIDTH,
-    }
-    runs = [
-        {"id": entry.id, "words": " · ".join(filter(None, [entry.name, entry.days, *entry.devices, short(entry)]))}
-        for entry in entries
-    ]
-    return _drawn("compare.html.j2", data=embedded_json({"rules": rules, "runs": runs}))
+def _compared(each: Compared) -> str:
+    links = [f"../{entry.page}" for entry in (each.a, each.b)]
+    title = f"{each.a.name} and {each.b.name} compared"
+    return _drawn("compared.html.j2", up="../", title=title, body=views.body(each.comparison, links))
 
 
-def _over_time(history: History, entries: Sequence[Entry]) -> str:
+def _over_time(history: History, entries: Sequence[Entry], pages: Mapping[tuple[str, str], str]) -> str:
     names = {entry.id: entry.name for entry in entries if entry.id in history.runs}
     data = history.to_dict() | {"names": names}
     changes = history.changes
@@ -90,6 +79,7 @@ def _over_time(history: History, entries: Sequence[Entry]) -> str:
         up="../",
         history=history,
         names=names,
+        pages=pages,
         changes=changes[:_CHANGES_SHOWN],
         left_out=max(0, len(changes) - _CHANGES_SHOWN),
         few_sequences=FEW_SEQUENCES,

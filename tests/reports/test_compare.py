@@ -28,7 +28,7 @@ def rounds(case, middles, environment=None):
     return [timed(case, ms, environment, repeat) for repeat, ms in enumerate(middles)]
 
 
-def test_cases_are_paired_by_key_and_sorted_from_the_largest_slowdown(tmp_path):
+def test_cases_are_paired_by_key_and_sorted_from_the_largest_difference(tmp_path):
     cases = [a_case(context) for context in (64, 128, 256)]
     found = compare(
         *two(
@@ -37,11 +37,11 @@ def test_cases_are_paired_by_key_and_sorted_from_the_largest_slowdown(tmp_path):
             [timed(c, ms) for c, ms in zip(cases, (10, 8, 12), strict=True)],
         )
     )
-    assert [row.key for row in found.rows] == [cases[2].key, cases[0].key, cases[1].key]
-    assert [row.judged.ratio for row in found.rows] == pytest.approx([1.2, 1.0, 0.8])
-    assert [row.judged.verdict for row in found.rows] == ["slower", "not judged", "faster"]
+    assert [row.key for row in found.rows] == [cases[1].key, cases[2].key, cases[0].key]
+    assert [row.judged.ratio for row in found.rows] == pytest.approx([0.8, 1.2, 1.0])
+    assert [row.judged.verdict for row in found.rows] == ["faster", "slower", "same within noise"]
     assert all(row.judged.low < row.judged.ratio < row.judged.high for row in found.rows)
-    assert found.counts == {"slower": 1, "faster": 1, "not judged": 1}
+    assert found.counts == {"slower": 1, "faster": 1, "same within noise": 1}
 
 
 def test_a_run_that_is_not_finished_says_so(tmp_path):
@@ -56,7 +56,7 @@ def test_a_run_that_is_not_finished_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("by", "verdict"), [(1.04, "not judged"), (1.06, "slower"), (0.96, "not judged"), (0.9, "faster")]
+    ("by", "verdict"), [(1.04, "same within noise"), (1.06, "slower"), (0.96, "same within noise"), (0.9, "faster")]
 )
 def test_two_stored_runs_are_not_judged_below_5_percent(tmp_path, by, verdict):
     found = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 10 * by)]), fail_on=0.01)
@@ -64,7 +64,9 @@ def test_two_stored_runs_are_not_judged_below_5_percent(tmp_path, by, verdict):
     assert found.regressions == (verdict == "slower")
 
 
-@pytest.mark.parametrize(("by", "verdict"), [(1.3, "not judged"), (0.75, "not judged"), (1.4, "slower")])
+@pytest.mark.parametrize(
+    ("by", "verdict"), [(1.3, "same within noise"), (0.78, "same within noise"), (0.7, "faster"), (1.4, "slower")]
+)
 def test_two_stored_runs_on_a_cpu_are_further_apart_by_themselves(tmp_path, by, verdict):
     found = compare(*two(tmp_path, [timed(a_case(), 10, on_cpu())], [timed(a_case(), 10 * by, on_cpu())]))
     assert found.rows[0].judged.verdict == verdict
@@ -191,35 +193,40 @@ def test_a_case_of_one_round_is_undecided_and_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "said"),
+    ("a", "b", "verdict"),
     [
-        (on_gpu("H100"), on_gpu("A100"), "GPU H100 in A, A100 in B"),
-        (on_gpu(driver="580"), on_gpu(driver="570"), "driver 580 in A, 570 in B"),
-        (on_gpu(), on_cpu(), "GPU H100 in A, none in B"),
-        (on_cpu(), on_cpu("EPYC"), "CPU Xeon in A, EPYC in B"),
-        (on_cpu(), on_cpu(cores=2), "CPU cores 16 in A, 2 in B"),
-        (on_gpu(), {}, "GPU H100 in A, not recorded in B"),
+        (on_gpu("H100"), on_gpu("A100"), "another GPU"),
+        (on_gpu(driver="580"), on_gpu(driver="570"), "another driver"),
+        (on_gpu(), on_cpu(), "another GPU"),
+        (on_cpu(), on_cpu("EPYC"), "another CPU"),
+        (on_cpu(), on_cpu(cores=2), "another CPU"),
+        (on_gpu(), {}, "another GPU"),
     ],
 )
-def test_another_device_is_not_comparable(tmp_path, a, b, said):
-    with pytest.raises(NotComparable, match=f"not comparable: {said}"):
-        compare(*two(tmp_path, [timed(a_case(), 10, a)], [timed(a_case(), 10, b or {"device": ""})]))
+def test_cases_on_another_device_have_a_ratio_and_no_verdict(tmp_path, a, b, verdict):
+    found = compare(*two(tmp_path, [timed(a_case(), 10, a)], [timed(a_case(), 20, b or {"device": ""})]))
+    assert found.counts == {verdict: 1}
+    assert (found.rows[0].judged.ratio, found.regressions) == (pytest.approx(2), 0)
 
 
 @pytest.mark.parametrize(
-    ("of_a", "of_b", "said"),
-    [
-        (["H100"], ["H100", "H200"], "GPU H200, driver 580 only in B"),
-        (["A100", "H100"], ["H100"], "GPU A100, driver 580 only in A"),
-        (["H100"], ["A100", "H100"], "GPU A100, driver 580 only in B"),
-        (["A100", "H100"], ["A100", "H200"], "GPU H100 in A, H200 in B"),
-        (["H100", "H200"], ["A100"], "GPU H100, driver 580 only in A; GPU H200, driver 580 only in A; GPU A100, "),
-    ],
+    ("of_a", "of_b"),
+    [(["H100"], ["H100", "H200"]), (["A100", "H100"], ["H100"]), (["A100", "H100"], ["A100", "H200"])],
 )
-def test_a_device_that_only_one_side_has_is_not_comparable(tmp_path, of_a, of_b, said):
+def test_a_device_that_only_one_side_has_leaves_no_verdict(tmp_path, of_a, of_b):
     sides = ([timed(a_case(), 10, on_gpu(name), at) for at, name in enumerate(names)] for names in (of_a, of_b))
-    with pytest.raises(NotComparable, match=f"not comparable: {said}"):
-        compare(*two(tmp_path, *sides, repeats=2))
+    found = compare(*two(tmp_path, *sides, repeats=2))
+    assert found.counts == {"another GPU": 1}
+    assert found.differences[0].sentence == f"GPU {' and '.join(of_a)} → {' and '.join(of_b)}"
+
+
+@pytest.mark.parametrize(("beyond", "word"), [(1, "Confirmed: 19 of 20"), (2, "Not confirmed: 18 of 20")])
+def test_a_run_is_confirmed_with_19_of_20_points_within_3_percent(tmp_path, beyond, word):
+    cases = [a_case(64 + number) for number in range(20)]
+    of_b = [timed(case, 10.4 if at < beyond else 10.1) for at, case in enumerate(cases)]
+    found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
+    assert views.answer(found) == f"{word} points within 3%. Beyond: {beyond} of ttt-linear/torch."
+    assert views.text(found).startswith(views.answer(found))
 
 
 def test_how_often_and_in_which_order_devices_measured_a_case_does_not_matter(tmp_path):
@@ -376,7 +383,6 @@ def test_two_gpus_of_a_kind_differ_more_than_one_and_which_run_is_called_a_does_
     onto, back = compare(a, b), compare(b, a)
     assert here.rows[0].judged.low > 1 > onto.rows[0].judged.low
     assert onto.rows[0].apart == pytest.approx(back.rows[0].apart) == pytest.approx(0.0306)
-    assert "1 case 0 within 1%, 0 within 2%, 0 within 3%; 3.1% apart" in views.text(back)
 
 
 def test_of_several_processes_the_most_disturbed_one_says_how_loaded_the_machine_was(tmp_path):
@@ -441,16 +447,7 @@ def test_states_of_another_type_are_told_apart(tmp_path):
     assert len({row.label for row in compare(*two(tmp_path, records, records)).rows}) == 2
 
 
-def test_it_is_said_how_far_two_runs_are_apart_and_what_may_not_be_judged(tmp_path):
-    contexts = {128: 1.004, 256: 0.985, 512: 1.025, 1024: 1.2}
-    of_a = [timed(a_case(context), 10) for context in contexts]
-    of_b = [timed(a_case(context), 10 * by, samples=5 if by == 1.2 else 30) for context, by in contexts.items()]
-    text = views.text(compare(*two(tmp_path, of_a, of_b)))
-    assert "Of 4 cases 1 within 1%, 2 within 2%, 3 within 3%; 2.0% apart in the median, 20.0% at most." in text
-    assert "1 case beyond 5% may not be judged, as notes or interval say." in text
-
-
-@pytest.mark.parametrize("ms", [(0.0, 1.0), (1e-308, 1e308), (1e308, 1e-308)])
+@pytest.mark.parametrize("ms", [(0.0, 1.0), (1e-9, 1e12), (1e12, 1e-9)])
 def test_extreme_medians_are_no_traceback(tmp_path, ms):
     found = compare(*two(tmp_path, [timed(a_case(), ms[0], samples=1)], [timed(a_case(), ms[1], samples=1)]))
     every = (views.text, views.markdown, views.to_json, views.page)
@@ -499,7 +496,7 @@ def test_no_view_lets_a_strangers_markup_through(tmp_path):
     case = a_case(options=(("name", evil),))
     environment = on_gpu(commit="<b>", software={"<i>": "1"})
     found = compare(*two(tmp_path, [timed(case, 10)], [timed(case, 10, environment), without(a_case(1), reason=evil)]))
-    assert "<script>" not in views.page(found)
+    assert views.page(found).count("<script>") == 1
     assert "&lt;script&gt;" in views.page(found)
     shown = views.markdown(found)
     assert not [line for line in shown.splitlines() if "<script>" in line.replace("\\<", "").replace("\\>", "")]
@@ -535,8 +532,3 @@ def test_one_round_beside_several_is_not_judged_as_rounds(tmp_path):
     a = a_run(tmp_path / "a", *rounds(a_case(), [10]), repeats=1, arguments=AB)
     b = a_run(tmp_path / "b", *rounds(a_case(), [10, 10]), repeats=2, arguments=AB)
     assert not compare(a, b).interleaved
-
-
-def test_a_case_that_is_judged_is_not_counted_as_one_that_may_not_be(tmp_path):
-    found = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 12)]))
-    assert "may not be judged" not in views.text(found)

@@ -16,7 +16,7 @@ from reports.compare.comparison import compare
 from reports.publish import write_table
 from reports.site import build, pages
 from reports.site.build import write_site
-from reports.site.entry import read_held, run_id, slug
+from reports.site.entry import read_cases, run_id, slug
 from reports.site.folder import MARKER
 
 
@@ -70,7 +70,7 @@ def test_what_changed_is_built_again_and_nothing_else(two_runs, tmp_path):
     assert after[str(first.relative_to(out))] == before[str(first.relative_to(out))]
 
 
-@pytest.mark.parametrize("pattern", ["runs/day-01-*.html", "data/day-01-*.js", "downloads/day-01-*.csv"])
+@pytest.mark.parametrize("pattern", ["runs/day-01-*.html", "data/day-01-*.json", "downloads/day-01-*.csv"])
 def test_a_file_removed_by_hand_is_built_again(two_runs, tmp_path, pattern):
     write_site(two_runs, tmp_path / "site")
     path = only(tmp_path / "site", pattern)
@@ -96,9 +96,9 @@ def test_another_version_of_the_program_draws_every_run_again(two_runs, tmp_path
 
 def test_data_that_cannot_be_read_back_is_made_again(two_runs, tmp_path):
     write_site(two_runs, tmp_path / "site")
-    path = only(tmp_path / "site", "data/day-01-*.js")
+    path = only(tmp_path / "site", "data/day-01-*.json")
     text = path.read_text()
-    for broken in ("{", 'ttt_bench_run("[]");\n', 'ttt_bench_run("{\\"facts\\":[]}");\n'):
+    for broken in ("{", "[]", '{"facts":[]}'):
         path.write_text(broken)
         assert write_site(two_runs, tmp_path / "site").drawn == 1
         assert path.read_text() == text
@@ -267,11 +267,10 @@ def test_uncommitted_changes_are_said(tmp_path):
     for name, dirty in (("clean", False), ("dirty", True)):
         a_run(tmp_path / name, timed(a_case(), 10.0, on_gpu(commit=name[0] * 40, dirty=dirty)))
     write_site([tmp_path / "clean", tmp_path / "dirty"], tmp_path / "site")
-    for page in ("index.html", "compare.html"):
-        text = (tmp_path / "site" / page).read_text()
-        assert "commit dddddddddd with uncommitted changes" in text
-        assert text.count("with uncommitted changes") == 1
-        assert "commit cccccccccc" in text
+    text = (tmp_path / "site" / "index.html").read_text()
+    assert "commit dddddddddd with uncommitted changes" in text
+    assert text.count("with uncommitted changes") == 1
+    assert "commit cccccccccc" in text
 
 
 def test_a_strangers_words_are_never_markup(tmp_path):
@@ -289,9 +288,8 @@ def test_a_strangers_words_are_never_markup(tmp_path):
         assert "img" not in found.tags, path
         assert not [each for each in found.addresses if each.startswith(("javascript:", "http", "//"))], path
         assert found.tags.count("script") <= 4, path
-    for path in out.rglob("data/*.js"):
-        assert "<" not in path.read_text()
-        read_held(path)
+    for path in out.rglob("data/*.json"):
+        read_cases(path)
     assert all(name.isascii() and " " not in name for name in files_in(out))
 
 
@@ -334,7 +332,7 @@ def test_a_change_beyond_5_percent_is_marked_and_its_commits_are_named(tmp_path)
     assert line["changes"][0]["ratio"] == pytest.approx(11.5 / 10.2, rel=1e-4)
     text = only(out, "over-time/ttt-linear-*.html").read_text()
     assert "0101010101 → 0202020202" in text
-    assert f"compare.html?a={line['run'][1]}&amp;b={line['run'][2]}" in text
+    assert f"../compared/{line['run'][1]}--{line['run'][2]}.html" in text
 
 
 def test_many_small_steps_are_a_change(tmp_path):
@@ -396,7 +394,7 @@ def test_few_samples_and_a_loaded_machine_are_drawn_and_not_judged(tmp_path):
 def test_what_a_site_keeps_of_a_run_is_what_compare_needs(tmp_path):
     runs = [nightly(tmp_path, 1, cases=3), nightly(tmp_path, 2, 11, cases=3)]
     write_site(runs, tmp_path / "site")
-    kept = [read_held(only(tmp_path / "site", f"data/day-0{day}-*.js")) for day in (1, 2)]
+    kept = [read_cases(only(tmp_path / "site", f"data/day-0{day}-*.json")) for day in (1, 2)]
     found = compare(*map(Run.open, runs))
     assert [each.side for each in kept] == [found.a, found.b]
     assert {row.key: (row.a_ms, row.b_ms) for row in found.rows} == {
@@ -410,4 +408,30 @@ def test_long_lists_of_changes_are_cut_and_counted(tmp_path, monkeypatch):
     write_site(runs, tmp_path / "site")
     text = only(tmp_path / "site", "over-time/ttt-linear-*.html").read_text()
     assert "The newest 2; 2 older ones are marked in the figure." in text
-    assert text.count("compare.html?a=") == 2
+    assert text.count("data-verdict=") == 2
+
+
+def compared_in(out):
+    return {re.sub(r"-[0-9a-f]{8}", "", path.stem) for path in (out / "compared").iterdir()}
+
+
+def test_a_run_is_compared_with_the_one_before_and_the_newest_of_its_gpu_model(tmp_path):
+    runs = [nightly(tmp_path, day) for day in range(4)]
+    runs += [nightly(tmp_path, day, environment=on_gpu("H200"), name=f"other-{day}") for day in (1, 2)]
+    unlike = a_run(tmp_path / "unlike", timed(a_case(7), 1, at="2026-02-20T03:00:00+00:00")).folder
+    out = tmp_path / "site"
+    write_site([*runs, unlike], out)
+    before, newest = {"day-00--day-01", "day-01--day-02", "day-02--day-03"}, {"day-00--day-03", "day-01--day-03"}
+    assert compared_in(out) == before | newest | {"other-1--other-2", "other-2--day-03"}
+    write_site(runs[:2], out)
+    assert compared_in(out) == {"day-00--day-01"}
+
+
+def test_the_index_says_whether_a_run_confirms_the_one_before_and_two_gpu_models_are_ratios(tmp_path):
+    runs = [nightly(tmp_path, 1, cases=3), nightly(tmp_path, 2, ms=10.2, cases=3)]
+    runs.append(nightly(tmp_path, 3, ms=5, cases=3, environment=on_gpu("H200"), name="other"))
+    write_site(runs, tmp_path / "site")
+    index = (tmp_path / "site" / "index.html").read_text()
+    assert "Against day-01</a>: Confirmed: 3 of 3 points within 3%." in index
+    assert "Against day-02</a>: Another GPU: B takes 0.49 times as long as A" in index
+    assert "another GPU" in only(tmp_path / "site", "compared/day-02-*--other-*.html").read_text()

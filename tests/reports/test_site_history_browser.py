@@ -2,7 +2,7 @@
 
 import re
 
-from site_browsing import COMPARED, opened, settle
+from site_browsing import opened, settle
 from small_runs import a_case, a_run, on_commit, timed
 
 from reports.site.build import write_site
@@ -37,9 +37,9 @@ def test_a_system_over_time_marks_changes_and_follows_the_chosen_case(browser, t
         page.locator("summary").click()
         assert page.locator("#numbers tbody tr").count() == 3
         page.get_by_role("link", name="day-1 and day-2").click()
-        page.wait_for_url("**/compare.html?a=day-1-*&b=day-2-*")
+        page.wait_for_url("**/compared/day-1-*--day-2-*.html")
         settle(page)
-        assert page.evaluate(COMPARED)["verdict"] == "1 slower, 1 not judged"
+        assert page.locator("#cases tbody tr td:first-child").all_inner_texts() == ["slower", "same within noise"]
     with opened(browser, site, f"over-time/{path.name}#%") as page:  # an address that was cut
         assert page.evaluate(traces)[0]["y"] == [10, 10.1, 12]
 

@@ -1,0 +1,47 @@
+"""Tables of words and numbers as Markdown, or as text for a terminal."""
+
+from collections.abc import Sequence
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.schema.reason import printable
+
+_WHOLE = 100_000  # characters: no line is folded
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool] = ()) -> str:
+    """A Markdown table; cells are Markdown, except that a bar does not end one. Numeric columns are right-aligned."""
+    rule = ["---:" if place < len(numeric) and numeric[place] else "---" for place in range(len(head))]
+    lines = [_cells(head), rule, *map(_cells, rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def escaped(text: str) -> str:
+    """Text in which Markdown and HTML find no markup."""
+    for sign in "\\|`*_<>[]":
+        text = text.replace(sign, f"\\{sign}")
+    return printable(text)
+
+
+def text(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool], width: int | None = None) -> str:
+    """Columns below their names; words beyond `width` go on on the next line, numbers never."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for name, is_number in zip(head, numeric, strict=True):
+        column = Text(printable(name))
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    out = StringIO()
+    Console(file=out, width=width or _WHOLE, color_system=None).print(table)
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def _cells(row: Sequence[str]) -> list[str]:
+    return [_barless(printable(cell)) for cell in row]
+
+
+def _barless(cell: str) -> str:
+    return cell if "\\|" in cell else cell.replace("|", "\\|")

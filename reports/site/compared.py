@@ -1,0 +1,58 @@
+"""Which runs of a site are compared? Each with the one before it and the newest; of two GPU models the newest."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from reports.compare.comparison import Comparison, compared
+from reports.compare.side import RunCases
+from reports.compare.views import answer
+from reports.site.entry import Entry
+
+_SHARED = 0.5  # two runs are compared if they share this part of the cases of the smaller one
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two runs held against each other; a is the older one on one GPU model."""
+
+    a: Entry
+    b: Entry
+    comparison: Comparison
+
+    @property
+    def page(self) -> str:
+        """Its page, relative to the site."""
+        return f"compared/{self.a.id}--{self.b.id}.html"
+
+    @property
+    def answer(self) -> str:
+        """The finding in a sentence or two."""
+        return answer(self.comparison)
+
+
+def comparisons(entries: Sequence[Entry], held: Mapping[str, RunCases]) -> list[Compared]:
+    """The comparisons of a site, the newest first. entries: the newest first."""
+    timed = [entry for entry in entries if entry.mode == "measure" and held[entry.id].measured]
+    pairs = {(a.id, b.id): (a, b) for a, b in _pairs(timed, held)}
+    return [Compared(a, b, compared(held[a.id], held[b.id])) for a, b in pairs.values()]
+
+
+def _pairs(entries: Sequence[Entry], held: Mapping[str, RunCases]) -> Iterator[tuple[Entry, Entry]]:
+    """(a, b), b the newer one."""
+    for at, entry in enumerate(entries):
+        alike = [each for each in entries if each.devices == entry.devices and _share(entry, each, held)]
+        for newest in alike[:1]:
+            if newest is not entry:
+                yield entry, newest
+        for before in [each for each in alike if each in entries[at + 1 :]][:1]:
+            yield before, entry
+        models = dict.fromkeys(each.devices for each in entries if each.devices != entry.devices)
+        for model in models if alike[:1] == [entry] else ():
+            others = [each for each in entries if each.devices == model and _share(entry, each, held)]
+            if others and others[0] in entries[at + 1 :]:
+                yield others[0], entry
+
+
+def _share(one: Entry, other: Entry, held: Mapping[str, RunCases]) -> bool:
+    a, b = held[one.id].measured, held[other.id].measured
+    return len(a & b) >= max(1, _SHARED * min(len(a), len(b)))
