@@ -102,8 +102,8 @@ def gradient_coefficients(s1, s2, s3, s4, s5, D: tl.constexpr):
     With u = weight^2 z and offset o = weight (bias - R): s1 = sum z^2, s2 = sum u, s3 = sum u z, s4 = sum o z,
     s5 = sum o. g = u / std + o.
     """
-    rstd = tl.rsqrt(s1 / D + 1e-6)
-    return rstd, (rstd * s2 + s5) / D, rstd * rstd * (rstd * s3 + s4) / D
+    rstd = tl.rsqrt(s1 * (1.0 / D) + 1e-6)
+    return rstd, (rstd * s2 + s5) * (1.0 / D), rstd * rstd * (rstd * s3 + s4) * (1.0 / D)
 
 
 @jit
@@ -111,9 +111,7 @@ def tanh(x, INTERPRETED: tl.constexpr):
     """tanh in one instruction, exact to 11 bits, as bfloat16 and float16 operands need."""
     if INTERPRETED:
         return 2.0 * tl.sigmoid(2.0 * x) - 1.0
-    return tl.inline_asm_elementwise(
-        "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-    )
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @jit

@@ -135,11 +135,11 @@ def _forward(
         Y = tl.dot(P.to(DOT), G.to(DOT), Y, input_precision="ieee")
         step = tl.where(t + m <= T, -last, 0.0)
         Wt = tl.dot(tl.trans((G * step).to(DOT), 0, 2, 1), K_third, Wt, input_precision="ieee")
-        bias += tl.sum(G, 1) * (step / UP)
+        bias += tl.sum(G, 1) * (step * (1.0 / UP))
 
         # out = Q + LN(Zbar)
         square = tl.sum(tl.sum(Y * Y, 2), 0)
-        x = Q_part + gamma * Y * tl.rsqrt(square / D + 1e-6)[None, :, None] + beta
+        x = Q_part + gamma * Y * tl.rsqrt(square * (1.0 / D) + 1e-6)[None, :, None] + beta
         tl.store(out + token[None, :, None] * (H * D) + o[:, None, :], x.to(out.dtype.element_ty), mask=part)
         if t + m >= T:  # the pending rows; those that do not count are 0
             kept = row[None, :, None] & (o < D)[:, None, :]
