@@ -18,6 +18,7 @@ from tk_kernels.generate.common import dot_type, jit, tl, triton
 LEAST_CAPABILITY = (8, 0)
 MOST_HEAD_DIM = 128
 MINI_BATCHES = tuple(range(4, 65))
+HALF = (torch.bfloat16, torch.float16)  # of tokens on a GPU; the interpreter takes float32 too
 LEAST_ROWS = 16  # of a tile that tensor cores multiply
 # float16 gradients are kept times this, so that they stay clear of its smallest normal numbers.
 GRADIENT_SCALE = {torch.float16: 1024.0}
@@ -36,12 +37,6 @@ def available() -> str:
         found = torch.cuda.get_device_name()
         return f"{OTHER_GPU} {found} (compute capability {major}.{minor}), and the kernels need 8.0 or higher"
     return ""
-
-
-def dtypes() -> tuple[torch.dtype, ...]:
-    """The types of tokens; float32 in Triton's interpreter only, where it tests the mathematics."""
-    half = (torch.bfloat16, torch.float16)
-    return (*half, torch.float32) if triton is not None and triton.knobs.runtime.interpret else half
 
 
 def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:

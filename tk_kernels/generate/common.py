@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 
 from tk_kernels import FORMS
-from tk_kernels.build import NO_GPU
+from tk_kernels.build import NO_GPU, hidden
 from tk_kernels.checks import check_choice, check_devices, check_parameter
 from tk_kernels.reference.token_rows import rows_before
 
@@ -198,7 +198,7 @@ def dot_type(rows: torch.Tensor) -> Any:
 @cache
 def runs_sm90(device: torch.device) -> bool:
     """Whether the kernels in Gluon run here: they need compute capability 9.0, and Gluon changes between releases."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+    if hidden() or device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
     return tuple(int(x) for x in triton.__version__.split(".")[:2]) >= (3, 6)
 

@@ -5,7 +5,8 @@ over the N warps by a leading dimension, so that no product moves it between war
     Z = K W + b, Y = Q W + b       W^T rounded is their right operand
     W^T <- W^T + (-s lr G)^T K     into the accumulator
 The rows of G sum to 0, so the mean of W over its outputs never changes: the kernel takes it out of W and b at the start
-and puts it back at the end, and LayerNorm needs sums of squares only. Short mini-batches are rows of lr = 0 under a mask.
+and puts it back at the end, and LayerNorm needs sums of squares only. Missing tokens of a short mini-batch are rows of
+lr = 0 under a mask.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
@@ -14,10 +15,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tk_kernels.forward.common import add_five, available, gradient_coefficients, rotated, tile
+from tk_kernels.forward.common import MOST_HEAD_DIM, add_five, available, gradient_coefficients, rotated, tile
 from tk_kernels.generate.common import jit, on_its_device, tl
 
-__all__ = ["available", "launch"]
+__all__ = ["MOST_HEAD_DIM", "available", "launch"]
 
 STAGES = 2
 

@@ -23,7 +23,7 @@ from tk_kernels.forward.common import (
 )
 from tk_kernels.generate.common import jit, on_its_device, tl
 
-__all__ = ["available", "launch"]
+__all__ = ["MOST_HEAD_DIM", "available", "launch"]
 
 WARPS, STAGES = 8, 2
 MOST_HEAD_DIM = 64  # a wider head's weights do not fit the registers of an SM
