@@ -1,8 +1,8 @@
 """TTT-MLP forward in Triton, for any CUDA GPU of compute capability 8.0 or higher: the dual form (ttt_layer.md).
 
-One program owns one head of one sequence and keeps both weights in float32 accumulators in registers. W1^T is split
-over the N warps by a leading dimension, by hidden units: Z1, G1 and the update of W1 never leave a warp. W2 passes
-rounded through shared memory once per mini-batch, and its three products read it there. Of W2 and b2 the kernel takes
+One program owns one head of one sequence and keeps W1^T and W2 in float32 accumulators in registers. A leading
+dimension splits both over the N warps, by hidden units: Z1, Y1 and both updates never leave a warp. W2 passes rounded
+through shared memory once per mini-batch, and its three products read it there. Of W2 and b2 the kernel takes
 the mean over outputs out, as rows of G2 sum to 0 (see `ttt_linear/forward.py`).
 """
 # mypy: allow-untyped-defs
@@ -75,19 +75,19 @@ def _forward(
     # k, k_again and k_third are one tensor: each operand has a copy in shared memory, in the layout that it needs.
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
-    d, i, units = tl.arange(0, DP), tl.arange(0, M), tl.arange(0, F)
+    d, i = tl.arange(0, DP), tl.arange(0, M)
     f = tl.arange(0, N)[:, None] * (F // N) + tl.arange(0, F // N)[None, :]  # [N, hidden units of a warp]
     inside, row = d < D, i < m
     at1 = pid * (D * F) + d[None, None, :] * F + f[:, :, None]
-    at2 = pid * (D * F) + units[:, None] * D + d[None, :]
-    whole1, whole2 = (f >= 0)[:, :, None] & inside[None, None, :], (units >= 0)[:, None] & inside[None, :]
-    V1 = tl.load(W1 + at1, mask=whole1, other=0) * UP  # W1^T: [N, units, D]
-    V2 = tl.load(W2 + at2, mask=whole2, other=0)  # [F, D]
+    at2 = pid * (D * F) + f[:, :, None] * D + d[None, None, :]
+    whole = (f >= 0)[:, :, None] & inside[None, None, :]
+    V1 = tl.load(W1 + at1, mask=whole, other=0) * UP  # W1^T: [N, units, D]
+    V2 = tl.load(W2 + at2, mask=whole, other=0)  # W2: [N, units, D]
     bias1 = tl.load(b1 + pid * F + f)
     bias2 = tl.load(b2 + pid * D + d, mask=inside, other=0)
-    W2_mean, b2_mean = tl.sum(V2, 1) / D, tl.sum(bias2, 0) / D
+    W2_mean, b2_mean = tl.sum(V2, 2) / D, tl.sum(bias2, 0) / D
     real = inside.to(tl.float32)
-    V2 = (V2 - W2_mean[:, None] * real[None, :]) * UP
+    V2 = (V2 - W2_mean[:, :, None] * real[None, None, :]) * UP
     bias2 -= b2_mean * real
     gamma = tl.load(ln_weight + head * D + d, mask=inside, other=0)[None, :]
     beta = tl.load(ln_bias + head * D + d, mask=inside, other=0)[None, :]
@@ -129,8 +129,9 @@ def _forward(
         slope = gelu_slope(Z1, th)
 
         # Z2 = X2 W2 + b2, G2 = lr * ln_l2_grad(Z2, V - K)
-        weights2 = (V2 * (1.0 / UP)).to(DOT)
-        x2 = tl.reshape(tl.trans(X2.to(DOT), 1, 0, 2), (M, F))
+        weights2 = tl.reshape((V2 * (1.0 / UP)).to(DOT), (F, DP))
+        X2_low = X2.to(DOT)
+        x2 = tl.reshape(tl.trans(X2_low, 1, 0, 2), (M, F))
         Z2 = tl.dot(x2, weights2, input_precision="ieee") + bias2[None, :]
         offset = gamma * (beta - V.to(tl.float32) + K_again.to(tl.float32))
         u = gamma_squared * Z2
@@ -149,14 +150,17 @@ def _forward(
         X2bar, _ = gelu_tanh(Y1, INTERPRETED)
 
         # Z2bar = X2bar W2 + b2 - tril(s (X2bar X2^T + 1)) G2, out = Q + LN(Z2bar)
-        x2bar = tl.reshape(tl.trans(X2bar.to(DOT), 1, 0, 2), (M, F))
-        P2 = (tl.dot(x2bar, tl.trans(x2), input_precision="ieee") + 1.0) * triangle
+        X2bar_low = X2bar.to(DOT)
+        x2bar = tl.reshape(tl.trans(X2bar_low, 1, 0, 2), (M, F))
+        P2 = tl.sum(tl.dot(X2bar_low, tl.trans(X2_low, 0, 2, 1), input_precision="ieee"), 0)
+        P2 = (P2 + 1.0) * triangle
         Z2bar = tl.dot(x2bar, weights2, input_precision="ieee") + bias2[None, :]
         Z2bar = tl.dot(P2.to(DOT), g2, Z2bar, input_precision="ieee")
 
         # W1 and W2, unless the mini-batch is short
         step = tl.where(t + m <= T, -last, 0.0)
-        V2 = tl.dot(tl.trans(x2), (G2 * step).to(DOT), V2, input_precision="ieee")
+        G2_step = tl.broadcast_to((G2 * step).to(DOT)[None], (N, M, DP))
+        V2 = tl.dot(tl.trans(X2_low, 0, 2, 1), G2_step, V2, input_precision="ieee")
         V1 = tl.dot(tl.trans((G1 * step).to(DOT), 0, 2, 1), Ku, V1, input_precision="ieee")
         bias1 += tl.sum(G1, 1) * (step * (1.0 / UP))
         bias2 += tl.sum(G2, 0) * (step * (1.0 / UP))
@@ -174,7 +178,7 @@ def _forward(
             tl.store(g1_rows + wide, G1 * (1.0 / UP), mask=kept_wide)
 
     tl.debug_barrier()  # weights may be written where they were
-    tl.store(W1_out + at1, V1 * (1.0 / UP), mask=whole1)
-    tl.store(W2_out + at2, V2 * (1.0 / UP) + W2_mean[:, None], mask=whole2)
+    tl.store(W1_out + at1, V1 * (1.0 / UP), mask=whole)
+    tl.store(W2_out + at2, V2 * (1.0 / UP) + W2_mean[:, :, None], mask=whole)
     tl.store(b1_out + pid * F + f, bias1)
     tl.store(b2_out + pid * D + d, bias2 + b2_mean, mask=inside)
