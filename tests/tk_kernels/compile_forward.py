@@ -54,9 +54,15 @@ def main(capability: int) -> None:
         variants.append(("linear-96", linear._forward, wide, 8))
     for name, kernel, constants, warps in variants:
         made = compiled(kernel, capability, constants, warps)
-        found = {"kernel": name, "shared": made.metadata.shared, "stack": stack_bytes(made.asm["cubin"])}
+        found = {
+            "capability": capability,
+            "kernel": name,
+            "shared": made.metadata.shared,
+            "stack": stack_bytes(made.asm["cubin"]),
+        }
         print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    for argument in sys.argv[1:]:
+        main(int(argument))

@@ -32,7 +32,9 @@ def exact(name: str, given: Case, rotate: bool = False) -> tuple[Tensor, Any]:
 
 def in_type(given: Case, dtype: torch.dtype) -> list[Any]:
     """The arguments with tokens of this type and all else float32."""
-    state = type(given.state)(*(x.float().to(DEVICE) for x in given.state[:-1]), given.state.position.clone().to(DEVICE))
+    state = type(given.state)(
+        *(x.float().to(DEVICE) for x in given.state[:-1]), given.state.position.clone().to(DEVICE)
+    )
     tokens = [x.to(DEVICE, dtype) for x in given[:3]]
     return [*tokens, *(x.float().to(DEVICE) for x in given[3:7]), state]
 
@@ -86,7 +88,15 @@ def test_pieces_with_rope_in_place_are_the_whole(triton_kernels, name):
     for cut in (slice(0, 21), slice(21, 40)):
         piece = [x[:, cut] for x in tokens]
         out, state = OPS[name].forward(
-            *piece, scale, weight, bias, state, rope=True, inplace=True, start=0 if cut.start == 0 else 5, backend="triton"
+            *piece,
+            scale,
+            weight,
+            bias,
+            state,
+            rope=True,
+            inplace=True,
+            start=0 if cut.start == 0 else 5,
+            backend="triton",
         )
         outputs.append(out)
     assert_equal((torch.cat(outputs, 1), state), exact(name, given, rotate=True), 5e-6)
