@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.interpreter import DEVICE, INTERPRETED
 from tests.tk_kernels.tolerances import OUTPUT_ERROR, relative_error
 from tk_kernels.forward import common, operator
+from tk_kernels.generate.common import dependent_launch
 from tk_kernels.reference.layer import rope
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_mlp import ops as mlp_ops
@@ -85,7 +86,7 @@ def test_pieces_with_rope_in_place_are_the_whole(triton_kernels, name):
     given = case(name, 40, batch=1, heads=2, head_dim=64)
     *tokens, scale, weight, bias, state = in_type(given, torch.float32)
     outputs = []
-    for cut in (slice(0, 21), slice(21, 40)):
+    for cut, start in ((slice(0, 21), 0), (slice(21, 40), 5)):
         piece = [x[:, cut] for x in tokens]
         out, state = OPS[name].forward(
             *piece,
@@ -95,7 +96,7 @@ def test_pieces_with_rope_in_place_are_the_whole(triton_kernels, name):
             state,
             rope=True,
             inplace=True,
-            start=0 if cut.start == 0 else 5,
+            start=start,
             backend="triton",
         )
         outputs.append(out)
@@ -150,6 +151,15 @@ def test_an_old_gpu_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
     expected = "the GPU is Tesla T4 (compute capability 7.5), and the kernels need 8.0 or higher"
     assert common.available() == expected
+
+
+@pytest.mark.parametrize(("capability", "dependent"), [((8, 6), False), ((9, 0), True), ((12, 0), True)])
+def test_launches_are_plain_before_hopper(monkeypatch, capability, dependent):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert dependent_launch(True)["PDL"] == dependent
+    monkeypatch.setenv("TTT_BENCH_ARCH", "portable")
+    assert dependent_launch(True) == {"PDL": False}
 
 
 @pytest.mark.parametrize(

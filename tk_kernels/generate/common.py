@@ -208,10 +208,15 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
 
     With programmatic dependent launch (PDL) it begins as soon as the launch before it lets it, or has ended; it reads
     its parameters and its state, and then waits until all launches before it have ended. The caller promises that
-    parameters and state were written before the last plain launch began. Needs compute capability 9.0.
+    parameters and state were written before the last plain launch began. A GPU below 9.0 gets plain launches.
     """
-    dependent = pdl and not triton.knobs.runtime.interpret
+    dependent = pdl and not triton.knobs.runtime.interpret and not _before_hopper()
     return {"PDL": True, "launch_pdl": True} if dependent else {"PDL": False}
+
+
+def _before_hopper() -> bool:
+    """Whether the current GPU is below compute capability 9.0, or TTT_BENCH_ARCH asks to take it for such a one."""
+    return bool(hidden()) or (torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0))
 
 
 def section_name(suits_sm90: bool, device: torch.device) -> str:
