@@ -13,7 +13,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 before = os.environ.get("TRITON_INTERPRET")
-KERNELS = ("ttt_linear.generate", "ttt_mlp.generate", "edges.norms_and_gates", "edges.short_convolution")
+KERNELS = (
+    *(f"ttt_{learner}.{part}" for learner in ("linear", "mlp") for part in ("forward", "generate")),
+    "edges.norms_and_gates",
+    "edges.short_convolution",
+)
 
 
 # The variable counts where a kernel is defined, so it is set while test modules are imported; before and afterwards

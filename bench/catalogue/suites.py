@@ -214,7 +214,7 @@ SUITES: tuple[Suite, ...] = (
                 (1,),
                 doubling(8192, 1 << 20),
                 grows=True,
-                backends=("thunderkittens", "mamba-ssm", "vllm", "flash-attn"),
+                backends=("thunderkittens", "triton", "mamba-ssm", "vllm", "flash-attn"),
             ),
         ),
         figures=(
@@ -279,7 +279,7 @@ SUITES: tuple[Suite, ...] = (
                     scope="layer",
                     l2=l2,
                     timing="graph",
-                    backends=("thunderkittens",),
+                    backends=("thunderkittens", "triton"),
                 )
                 for l2 in ("cold", "warm")
             ),

@@ -76,6 +76,7 @@ BACKENDS: tuple[Backend, ...] = (
     Backend("thunderkittens", "ThunderKittens"),
     Backend("mamba-ssm", "mamba-ssm"),
     Backend("vllm", "vLLM"),
+    Backend("triton", "Triton", "dash"),
     Backend("triton-dual", "Triton dual"),
     Backend("flash-attn", "PyTorch + FlashAttention", "dash"),
     Backend("triton-primal", "Triton primal", "dashdot"),
@@ -92,6 +93,7 @@ def _ttt(learner: str) -> tuple[Adapter, ...]:
     return (
         Adapter("thunderkittens", f"{kernels}:{learner}ThunderKittens", BOTH, "float32", phases=PREFILL, replays=True,
                 headline=True),
+        Adapter("triton", f"{kernels}:{learner}Triton", BOTH, "float32", phases=PREFILL, replays=True),
         Adapter("triton-dual", f"{kernels}:{learner}TritonDual", BOTH, planes, phases=GENERATE, headline=True),
         Adapter("triton-primal", f"{kernels}:{learner}TritonPrimal", BOTH, planes, phases=GENERATE),
         Adapter("torch-compile", f"{compiled}:Compiled{learner}", LAYER, "float32", phases=FORWARD, slow=True),

@@ -1,4 +1,4 @@
-"""The inner loop on the project's kernels: prefill on ThunderKittens, generate on Triton, one state between them."""
+"""The inner loop on the project's kernels: prefill on ThunderKittens or Triton, generate on Triton, one state."""
 
 from importlib import import_module
 from typing import Any
@@ -19,20 +19,25 @@ from tk_kernels.generate.common import rope_table
 
 
 class KernelOperator(TorchOperator):
-    """The ThunderKittens forward and the Triton generate kernel of one learner ("linear", "mlp").
+    """The forward and the Triton generate kernel of one learner ("linear", "mlp").
 
     form, precision: of the generate state, see `tk_kernels.ttt_linear.generate`. prefill_on_reference: prefill in
-    PyTorch, for systems that measure generate where the ThunderKittens kernel cannot run.
+    PyTorch, for systems that measure generate. backend: of the forward; "" takes the fastest that runs here.
     """
 
     def __init__(
-        self, learner: str, form: str = "dual", precision: str = "planes", prefill_on_reference: bool = False
+        self,
+        learner: str,
+        form: str = "dual",
+        precision: str = "planes",
+        prefill_on_reference: bool = False,
+        backend: str = "",
     ) -> None:
         super().__init__(learner)
         self._generate = import_module(f"tk_kernels.ttt_{learner}.generate")
         self._forward = None if prefill_on_reference else import_module(f"tk_kernels.ttt_{learner}.ops").forward
         self.block_a_head = self._forward is not None
-        self._generate_form, self._precision = form, precision
+        self._generate_form, self._precision, self._backend = form, precision, backend
         self._table_of: Tensor | None = None
 
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
@@ -45,7 +50,8 @@ class KernelOperator(TorchOperator):
         q, k, v = projections[:3]
         lr = learning_rates(projections, learner)
         outer = outer_parameters(learner)
-        return self._forward(q, k, v, lr, *outer, state, start=start, rope=rope, inplace=True)[0]
+        options = {"start": start, "rope": rope, "inplace": True, "backend": self._backend}
+        return self._forward(q, k, v, lr, *outer, state, **options)[0]
 
     def generate_state(self, state: Any) -> Any:
         """See Operator.generate_state: the same numbers in the kernel's form and precision."""

@@ -54,7 +54,15 @@ def stand_in(reference: ModuleType, calls: list[bool]) -> Any:
     """A forward with the arguments of `ops.forward`: RoPE with theta 10000 by request, the state changed in place."""
 
     def forward(
-        q: Tensor, k: Tensor, v: Tensor, lr: Tensor, *rest: Any, rope: bool, start: int | None, inplace: bool
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lr: Tensor,
+        *rest: Any,
+        rope: bool,
+        start: int | None,
+        inplace: bool,
+        backend: str,
     ) -> tuple[Tensor, Any]:
         assert inplace
         calls.append(rope)

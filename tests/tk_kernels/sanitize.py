@@ -83,7 +83,9 @@ def linear_forward() -> Iterator[str]:
     for tokens, rope, (mini_batch, *plan) in product(TOKENS, (False, True), SCHEDULES):
         linear_ops.schedule = lambda *_, plan=plan: plan  # type: ignore[assignment, misc]
         *tensors, state = arguments("linear", tokens, mini_batch)
-        linear_ops.forward(*on_gpu(*tensors), type(state)(*on_gpu(*state)), rope=rope, start=0)  # type: ignore[misc]
+        linear_ops.forward(
+            *on_gpu(*tensors), type(state)(*on_gpu(*state)), rope=rope, start=0, backend="thunderkittens"
+        )  # type: ignore[misc]
         yield f"T={tokens} rope={rope} mini-batch {mini_batch}, {plan[0]} warps a head, {plan[1]} heads a block"
 
 
@@ -92,8 +94,18 @@ def mlp_forward(mini_batch: int) -> Iterator[str]:
     for tokens, rope in product(TOKENS, (False, True)):
         *tensors, state = arguments("mlp", tokens, mini_batch)
         on_device = (*on_gpu(*tensors), type(state)(*on_gpu(*state)))
-        mlp_ops.forward(*on_device, rope=rope, start=0)  # type: ignore[misc]
+        mlp_ops.forward(*on_device, rope=rope, start=0, backend="thunderkittens")  # type: ignore[misc]
         yield f"T={tokens} rope={rope}"
+
+
+def portable_forward(operator: str) -> Iterator[str]:
+    """The Triton kernel, with a mini-batch that it pads too, and the rotation before it."""
+    forward = {"linear": linear_ops, "mlp": mlp_ops}[operator].forward
+    for tokens, rope, mini_batch in product(TOKENS, (False, True), (8, 16)):
+        *tensors, state = arguments(operator, tokens, mini_batch)
+        on_device = (*on_gpu(*tensors), type(state)(*on_gpu(*state)))
+        forward(*on_device, rope=rope, start=0, backend="triton")
+        yield f"T={tokens} rope={rope} mini-batch {mini_batch}"
 
 
 def convolutions() -> Iterator[str]:
@@ -183,6 +195,8 @@ KERNELS: dict[str, Callable[[], Iterator[str]]] = {
     "edges/norms_and_gates": gates,
     "edges/few_rows": few_rows_products,
     swiglu_product.KERNEL: swiglu_products,
+    "ttt_linear/forward": partial(portable_forward, "linear"),
+    "ttt_mlp/forward": partial(portable_forward, "mlp"),
     "ttt_linear/generate": partial(generate, "linear"),
     "ttt_mlp/generate": partial(generate, "mlp"),
 }

@@ -121,14 +121,14 @@ def operator_arguments(layer: str) -> tuple:
 def test_tensors_on_another_device_are_named():
     operator, tokens, outer, state = operator_arguments("linear")
     tensors = dict(zip(("q", "k", "v", "lr", "token_scale", "ln_weight", "ln_bias"), (*tokens, *outer), strict=True))
-    check_arguments(tokens, outer, state, operator.WEIGHTS, operator.MINI_BATCHES)
+    check_arguments(tokens, outer, state, operator.WEIGHTS)
     for name in [*list(tensors)[1:], "state.W", "state.b"]:
         moved = {each: x.to("meta") if each == name else x for each, x in tensors.items()}
         field = name.removeprefix("state.")
         there = state._replace(**{field: getattr(state, field).to("meta")}) if field != name else state
         first, rest = tuple(moved.values())[:4], tuple(moved.values())[4:]
         with pytest.raises(ValueError, match=f"^{name} is on meta"):
-            check_arguments(first, rest, there, operator.WEIGHTS, operator.MINI_BATCHES)
+            check_arguments(first, rest, there, operator.WEIGHTS)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
@@ -141,14 +141,14 @@ def test_a_token_that_begins_between_two_multiples_of_16_bytes_is_named(name, wi
     )
     given = dict(zip(("q", "k", "v", "lr"), tokens, strict=True)) | {name: wide}
     with pytest.raises(ValueError, match=rf"^{name} has strides .* the others multiples of 8$"):
-        check_arguments(tuple(given.values()), outer, state, operator.WEIGHTS, operator.MINI_BATCHES)
+        check_arguments(tuple(given.values()), outer, state, operator.WEIGHTS)
 
 
 def fake_kernel(layer: str, module, calls: list):
     """In place of a CUDA kernel: the reference in float32, on the arguments that the custom operator gets."""
 
     def kernel(q, k, v, lr, token_scale, ln_weight, ln_bias, *rest):
-        *tensors, rotate = rest
+        *tensors, rotate, _ = rest
         count = 2 if layer == "linear" else 4
         weights, results = tensors[:count], tensors[count:]
         calls.append(weights)
@@ -226,7 +226,7 @@ def test_the_kernel_gets_the_states_own_tensors_to_write(monkeypatch, layer, mod
     with mode():
         state = clone(state)
         before = clone(state)
-        _, same = operator.forward(*tokens, *outer, state, start=0, inplace=True)
+        _, same = operator.forward(*tokens, *outer, state, start=0, inplace=True, backend="thunderkittens")
     assert same is state
     addresses = [x.data_ptr() for x in state[:weights]]
     assert [x.data_ptr() for x in given] == [*addresses, given[weights].data_ptr(), *addresses]

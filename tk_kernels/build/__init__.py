@@ -3,7 +3,7 @@
 from tk_kernels.build.cache import Built, cache_directory, ingredients, source_digest
 from tk_kernels.build.compiler import KernelResources, compiler_version, demangle, find_nvcc, parse_resources
 from tk_kernels.build.errors import BuildError
-from tk_kernels.build.modules import KERNELS, NO_GPU, OTHER_GPU, build, build_all, load, unavailable
+from tk_kernels.build.modules import KERNELS, NO_GPU, OTHER_GPU, build, build_all, hidden, load, unavailable
 from tk_kernels.build.thunderkittens import fetch_thunderkittens, find_thunderkittens, thunderkittens_version
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "fetch_thunderkittens",
     "find_nvcc",
     "find_thunderkittens",
+    "hidden",
     "ingredients",
     "load",
     "parse_resources",

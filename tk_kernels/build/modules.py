@@ -25,6 +25,7 @@ KERNELS = (
 )
 # How reasons about the GPU begin, which no installation can cure.
 NO_GPU, OTHER_GPU = "there is no CUDA GPU", "the GPU is"
+PORTABLE = "portable"  # the value of TTT_BENCH_ARCH that hides the kernels for Hopper
 NO_TVM_FFI = "apache-tvm-ffi is not installed (pip install apache-tvm-ffi)"
 
 
@@ -48,6 +49,8 @@ def build_all() -> list[Built]:
 
 def unavailable(name: str) -> str:
     """Why kernel `name` cannot run here, in one sentence; empty when it can (it may still have to be compiled)."""
+    if reason := hidden():
+        return reason
     reason = NO_TVM_FFI if importlib.util.find_spec("tvm_ffi") is None else _no_hopper_gpu()
     if reason:
         return reason
@@ -71,6 +74,14 @@ def load(name: str) -> Any:
     built = build(name)
     _load_driver()
     return tvm_ffi.load_module(str(built.library))
+
+
+def hidden() -> str:
+    """Why TTT_BENCH_ARCH hides the kernels for Hopper, in one sentence; empty where it does not."""
+    arch = os.environ.get("TTT_BENCH_ARCH", "")
+    if arch in ("", PORTABLE):
+        return f"TTT_BENCH_ARCH={arch} hides the kernels for Hopper" if arch else ""
+    return f"TTT_BENCH_ARCH={arch} is unknown: unset it, or set it to {PORTABLE}"
 
 
 def missing_to_compile() -> str:

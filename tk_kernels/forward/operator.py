@@ -1,44 +1,73 @@
-"""What the forward operators of both layers share: argument checks, and tokens that begin inside a mini-batch."""
+"""What the forward operators share: argument checks, choice of a kernel, tokens that begin inside a mini-batch."""
 
-from collections.abc import Callable
-from typing import TypeVar
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from tk_kernels import build
 from tk_kernels.checks import check_choice, check_contiguous, check_devices, check_outer, check_shape, check_state
+from tk_kernels.forward import common
 from tk_kernels.reference.layer import rope as rotate
 from tk_kernels.reference.token_rows import clone
 
-HEAD_DIM = 64
+HEAD_DIM = 64  # of the Hopper kernels
+HEAD_DIMS = (64, 96, 128)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # the Hopper kernels take the first, Triton on a GPU two
+THUNDERKITTENS, TRITON, REFERENCE = BACKENDS = ("thunderkittens", "triton", "reference")
 State = TypeVar("State", bound=tuple)
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor]  # q, k, v [B, T, H, D], lr [B, T, H]
 Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H, D]
 
 
-def check_arguments(
-    tokens: Tokens,
-    outer: Outer,
-    state: tuple,
-    weights: dict[str, tuple[int, ...]],
-    mini_batches: tuple[int, ...],
-) -> None:
-    """Raise ValueError that names the argument and what is supported, unless the kernel can take these.
+@cache
+def hopper_unavailable(kernel: str, arch: str | None) -> str:
+    """Why this Hopper kernel cannot run here, in one sentence; arch is TTT_BENCH_ARCH, which can hide it."""
+    return build.unavailable(kernel)
 
-    weights: shapes, without [B, H], of the state's tensors that the kernel reads.
+
+def chosen(q: Tensor, mini_batch: int, kernels: dict[int, str], most_head_dim: int) -> str:
+    """The backend for these tokens: the Hopper kernel where it can run, else Triton, else the reference.
+
+    kernels: the Hopper kernels by mini-batch. most_head_dim: of the Triton kernel.
+    """
+    kernel = kernels.get(mini_batch)
+    takes = kernel and q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
+    if takes and not hopper_unavailable(str(kernel), os.environ.get("TTT_BENCH_ARCH")):
+        return THUNDERKITTENS
+    interpreted = common.triton is not None and common.triton.knobs.runtime.interpret
+    takes_type = interpreted or (q.is_cuda and q.dtype in common.HALF)
+    return TRITON if takes_type and q.shape[3] <= most_head_dim and not common.available() else REFERENCE
+
+
+def scaled(shape: Sequence[int], head_dim: int) -> tuple[int, ...]:
+    """A shape of a layer with heads of HEAD_DIM, for heads of head_dim."""
+    return tuple(size * head_dim // HEAD_DIM for size in shape)
+
+
+def check_arguments(tokens: Tokens, outer: Outer, state: tuple, weights: dict[str, tuple[int, ...]]) -> None:
+    """Raise ValueError that names the argument and what is supported, unless the operators can take these.
+
+    weights: shapes, without [B, H] and for heads of HEAD_DIM, of the state's tensors that the kernel reads.
     """
     (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
-    if q.ndim != 4 or q.shape[3] != HEAD_DIM:
-        raise ValueError(f"q has shape {tuple(q.shape)}: the kernel takes [B, T, H, {HEAD_DIM}]")
-    batch, _, heads, _ = q.shape
+    if q.ndim != 4 or q.shape[3] not in HEAD_DIMS:
+        raise ValueError(f"q has shape {tuple(q.shape)}: the kernels take [B, T, H, D], D one of {HEAD_DIMS}")
+    batch, _, heads, head_dim = q.shape
+    check_choice("q.dtype", q.dtype, DTYPES)
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_shape(name, x, tuple(q.shape))
-        check_choice(f"{name}.dtype", x.dtype, (torch.bfloat16,))
+        check_choice(f"{name}.dtype", x.dtype, (q.dtype,))
         _check_strides(name, x)
     check_shape("lr", lr, tuple(q.shape[:3]))
-    check_outer(token_scale, ln_weight, ln_bias, heads, HEAD_DIM)
-    check_choice("len(token_scale), the mini-batch,", len(token_scale), mini_batches)
-    shapes = {name: (batch, heads, *shape) for name, shape in weights.items()}
+    check_outer(token_scale, ln_weight, ln_bias, heads, head_dim)
+    least, most = common.MINI_BATCHES[0], common.MINI_BATCHES[-1]
+    if not least <= len(token_scale) <= most:
+        raise ValueError(f"len(token_scale), the mini-batch, is {len(token_scale)}: must be {least} to {most}")
+    shapes = {name: (batch, heads, *scaled(shape, head_dim)) for name, shape in weights.items()}
     check_state(state, shapes | {"position": (batch,)}, torch.float32)
     others = {"k": k, "v": v, "lr": lr, "token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
     kept = {f"state.{name}": x for name, x in state._asdict().items()}  # type: ignore[attr-defined]
@@ -48,11 +77,12 @@ def check_arguments(
 def check_inplace(state: tuple, mini_batch: int, widths: dict[str, int]) -> None:
     """Raise ValueError unless the kernel can write to the state's tensors, whose weights have been checked.
 
-    widths: of the state's rows [B, H, mini_batch, width], by name.
+    widths: of the state's rows [B, H, mini_batch, width] for heads of HEAD_DIM, by name.
     """
     kept = state._asdict()  # type: ignore[attr-defined]
-    sequences = next(iter(kept.values())).shape[:2]
-    check_state(state, {name: (*sequences, mini_batch, width) for name, width in widths.items()}, torch.float32)
+    *sequences, head_dim, _ = next(iter(kept.values())).shape
+    shapes = {name: (*sequences, mini_batch, *scaled((width,), head_dim)) for name, width in widths.items()}
+    check_state(state, shapes, torch.float32)
     for name, x in kept.items():
         check_contiguous(f"state.{name}, which inplace=True writes to,", x)
 
@@ -100,7 +130,7 @@ def forward_from(
     if not begun:
         return aligned(tokens, outer, state, rope)
     first, rest = (_cut(tokens, cut) for cut in (slice(begun), slice(begun, None)))
-    out, state = _by_reference(reference, first, outer, state, start, rope)
+    out, state = by_reference(reference, first, outer, state, start, rope)
     if begun == count:
         return out, state
     later, state = aligned(rest, outer, state, rope)
@@ -112,12 +142,30 @@ def _cut(tokens: Tokens, cut: slice) -> Tokens:
     return q[:, cut], k[:, cut], v[:, cut], lr[:, cut]
 
 
-def _by_reference(
+def by_reference(
     reference: Callable[..., tuple[Tensor, State]], tokens: Tokens, outer: Outer, state: State, start: int, rope: bool
 ) -> tuple[Tensor, State]:
+    """reference.forward in float32, from tokens at position `start`; outputs in the tokens' dtype."""
     q, k, v, lr = tokens
     if rope:
         position = torch.arange(start, start + q.shape[1], device=q.device)
         q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
     out, state = reference(*to_float32(q, k, v, lr), *outer, state, start=start)
     return out.to(q.dtype), state
+
+
+def reference_into(
+    module: Any,
+    kind: type,
+    tokens: Tokens,
+    outer: Outer,
+    weights: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    rope: bool,
+) -> None:
+    """What a kernel computes, by module.forward: fill outputs (out, weights, rows) from a state of type `kind`."""
+    rows = (torch.zeros_like(x) for x in outputs[1 + len(weights) :])
+    position = torch.zeros(len(tokens[0]), dtype=torch.int32, device=tokens[0].device)
+    found, after = by_reference(module.forward, tokens, outer, kind(*weights, *rows, position), 0, rope)
+    for target, x in zip(outputs, (found, *after[:-1]), strict=True):
+        target.copy_(x)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 
 from tk_kernels import FORMS
-from tk_kernels.build import NO_GPU
+from tk_kernels.build import NO_GPU, hidden
 from tk_kernels.checks import check_choice, check_devices, check_parameter
 from tk_kernels.reference.token_rows import rows_before
 
@@ -198,7 +198,7 @@ def dot_type(rows: torch.Tensor) -> Any:
 @cache
 def runs_sm90(device: torch.device) -> bool:
     """Whether the kernels in Gluon run here: they need compute capability 9.0, and Gluon changes between releases."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+    if hidden() or device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
     return tuple(int(x) for x in triton.__version__.split(".")[:2]) >= (3, 6)
 
@@ -208,10 +208,15 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
 
     With programmatic dependent launch (PDL) it begins as soon as the launch before it lets it, or has ended; it reads
     its parameters and its state, and then waits until all launches before it have ended. The caller promises that
-    parameters and state were written before the last plain launch began. Needs compute capability 9.0.
+    parameters and state were written before the last plain launch began. A GPU below 9.0 gets plain launches.
     """
-    dependent = pdl and not triton.knobs.runtime.interpret
+    dependent = pdl and not triton.knobs.runtime.interpret and not _before_hopper()
     return {"PDL": True, "launch_pdl": True} if dependent else {"PDL": False}
+
+
+def _before_hopper() -> bool:
+    """Whether the current GPU is below compute capability 9.0, or TTT_BENCH_ARCH asks to take it for such a one."""
+    return bool(hidden()) or (torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0))
 
 
 def section_name(suits_sm90: bool, device: torch.device) -> str:

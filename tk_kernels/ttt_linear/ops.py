@@ -1,4 +1,4 @@
-"""The TTT-Linear forward kernel as a PyTorch operator: the function of `reference.forward` (form "dual") on Hopper."""
+"""The TTT-Linear forward as a PyTorch operator: Hopper kernel, Triton kernel or reference, by the GPU."""
 
 from __future__ import annotations
 
@@ -10,29 +10,39 @@ from torch import Tensor
 from tk_kernels import build
 from tk_kernels.checks import check_choice, common_position
 from tk_kernels.forward.operator import (
+    BACKENDS,
     HEAD_DIM,
+    THUNDERKITTENS,
+    TRITON,
     Outer,
     Tokens,
     check_addresses,
     check_arguments,
     check_inplace,
+    chosen,
     forward_from,
+    reference_into,
     to_float32,
 )
 from tk_kernels.reference.token_rows import overwrite
+from tk_kernels.ttt_linear import forward as portable
 from tk_kernels.ttt_linear import reference
 from tk_kernels.ttt_linear.reference import LinearState
 
-KERNELS = dict.fromkeys((16, 32), "ttt_linear/forward_sm90")  # by mini-batch; checkpoints have 16
-MINI_BATCHES = tuple(KERNELS)
+KERNELS = dict.fromkeys((16, 32), "ttt_linear/forward_sm90")  # for Hopper, by mini-batch; checkpoints have 16
 WEIGHTS: dict[str, tuple[int, ...]] = {"W": (HEAD_DIM, HEAD_DIM), "b": (HEAD_DIM,)}
 ROWS = {"k_rows": HEAD_DIM, "g_rows": HEAD_DIM}  # their widths
 
 
 def available(mini_batch: int = 16) -> str:
-    """Why the kernel for this mini-batch cannot run here, in one sentence; empty when it can."""
-    check_choice("mini_batch", mini_batch, MINI_BATCHES)
+    """Why the Hopper kernel for this mini-batch cannot run here, in one sentence; empty when it can."""
+    check_choice("mini_batch", mini_batch, tuple(KERNELS))
     return build.unavailable(KERNELS[mini_batch])
+
+
+def choice(q: Tensor, mini_batch: int) -> str:
+    """The backend that `forward` chooses for tokens like q [B, T, H, D]: one of BACKENDS."""
+    return chosen(q, mini_batch, KERNELS, portable.MOST_HEAD_DIM)
 
 
 def forward(
@@ -48,22 +58,27 @@ def forward(
     rope: bool = False,
     start: int | None = None,
     inplace: bool = False,
+    backend: str = "",
 ) -> tuple[Tensor, LinearState]:
-    """Outputs [B, T, H, 64] of T tokens and the state after them; the given one is kept, or with `inplace` becomes it.
+    """Outputs [B, T, H, D] of T tokens and the state after them; the given one is kept, or with `inplace` becomes it.
 
-    q, k, v [B, T, H, 64] bfloat16, the last dimension contiguous; lr [B, T, H] = base_lr * sigmoid(...) / D;
-    token_scale [m], none below 0, whose length is the mini-batch (MINI_BATCHES); ln_weight, ln_bias [H, 64]; the state
-    float32. rope=True applies RoPE (theta 10000, position in the mini-batch, interleaved pairs) to q and k, which
-    otherwise have it already. T is any number; state.position must be the same for the batch, and a caller that knows
-    it passes it as `start`, so that it need not be read from the device. Tokens up to the end of a mini-batch that the
-    state has begun go through the reference. Raises ValueError for what is not supported.
+    q, k, v [B, T, H, D] of one of DTYPES, the last dimension contiguous, D one of HEAD_DIMS.
+    lr [B, T, H] = base_lr * sigmoid(...) / D.
+    token_scale [m], none below 0; its length is the mini-batch, 4 to 64. ln_weight, ln_bias [H, D].
+    state: float32; its position is the same for the batch. Tokens up to the end of a mini-batch that the state has
+    begun go through the reference.
+    rope: apply RoPE (theta 10000, position in the mini-batch, interleaved pairs) to q and k, which else have it.
+    start: the state's position, where the caller knows it; then nothing is read from the device.
+    backend: one of BACKENDS; "" takes that of `choice`.
+    Raises ValueError for what is not supported.
     """
     tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
-    check_arguments(tokens, outer, state, WEIGHTS, MINI_BATCHES)
+    check_arguments(tokens, outer, state, WEIGHTS)
+    check_choice("backend", backend, ("", *BACKENDS))
     start = common_position(state.position, start, len(token_scale))
     if inplace:
         check_inplace(state, len(token_scale), ROWS)
-    aligned = partial(_aligned, inplace)
+    aligned = partial(_aligned, inplace, backend)
     out, after = forward_from(start, tokens, outer, state, rope, reference.forward, aligned)
     if not inplace:
         return out, after
@@ -71,13 +86,15 @@ def forward(
     return out, state
 
 
-def _aligned(inplace: bool, tokens: Tokens, outer: Outer, state: LinearState, rope: bool) -> tuple[Tensor, LinearState]:
+def _aligned(
+    inplace: bool, backend: str, tokens: Tokens, outer: Outer, state: LinearState, rope: bool
+) -> tuple[Tensor, LinearState]:
     """Tokens whose first begins a mini-batch."""
     q, k, v, lr = tokens
     W, b = to_float32(state.W, state.b)
     after = state if inplace else _empty_state(W, b, state.position, len(outer[0]))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _forward(q, k, v, *to_float32(lr, *outer), W, b, out, *after[:-1], rope)
+    _forward(q, k, v, *to_float32(lr, *outer), W, b, out, *after[:-1], rope, backend)
     after.position.fill_(q.shape[1] % len(outer[0]))
     return out, after
 
@@ -99,14 +116,22 @@ def _forward(
     k_rows: Tensor,
     g_rows: Tensor,
     rope: bool,
+    backend: str,
 ) -> None:
-    """The kernel; W_out and b_out may be W and b: threads have read what of W they write, b lies behind a barrier."""
-    check_addresses(q=q, k=k, v=v, W=W, b=b, W_out=W_out, b_out=b_out, k_rows=k_rows, g_rows=g_rows)
-    module = build.load(KERNELS[len(token_scale)])
-    plan = schedule(q.shape[0] * q.shape[2], len(token_scale), _processors(q))
-    inputs, outputs = (q, k, v, lr, token_scale, ln_weight, ln_bias, W, b), (out, W_out, b_out, k_rows, g_rows)
-    with torch.cuda.device(q.device):
-        module.forward(*inputs, *outputs, rope, *plan)
+    """The backend; W_out and b_out may be W and b."""
+    tokens, outer, weights = (q, k, v, lr), (token_scale, ln_weight, ln_bias), (W, b)
+    outputs = (out, W_out, b_out, k_rows, g_rows)
+    backend = backend or choice(q, len(token_scale))
+    if backend == THUNDERKITTENS:
+        check_addresses(q=q, k=k, v=v, W=W, b=b, W_out=W_out, b_out=b_out, k_rows=k_rows, g_rows=g_rows)
+        module = build.load(KERNELS[len(token_scale)])
+        plan = schedule(q.shape[0] * q.shape[2], len(token_scale), _processors(q))
+        with torch.cuda.device(q.device):
+            module.forward(*tokens, *outer, *weights, *outputs, rope, *plan)
+    elif backend == TRITON:
+        portable.launch(*tokens, *outer, *weights, *outputs, rope)
+    else:
+        reference_into(reference, LinearState, tokens, outer, weights, outputs, rope)
 
 
 def schedule(sequences: int, mini_batch: int, processors: int) -> tuple[int, int]:
@@ -115,7 +140,7 @@ def schedule(sequences: int, mini_batch: int, processors: int) -> tuple[int, int
 
 
 def _empty_state(W: Tensor, b: Tensor, position: Tensor, mini_batch: int) -> LinearState:
-    rows = (*W.shape[:2], mini_batch, HEAD_DIM)
+    rows = (*W.shape[:2], mini_batch, W.shape[-1])
     weights = torch.empty_like(W), torch.empty_like(b)
     return LinearState(*weights, W.new_empty(rows), W.new_empty(rows), torch.empty_like(position))
 

@@ -1,4 +1,4 @@
-"""The TTT-MLP forward kernels as a PyTorch operator: the function of `reference.forward` (form "dual") on Hopper."""
+"""The TTT-MLP forward as a PyTorch operator: Hopper kernel, Triton kernel or reference, by the GPU."""
 
 from __future__ import annotations
 
@@ -10,21 +10,26 @@ from torch import Tensor
 from tk_kernels import build
 from tk_kernels.checks import check_choice, common_position
 from tk_kernels.forward.operator import (
+    BACKENDS,
     HEAD_DIM,
+    THUNDERKITTENS,
+    TRITON,
     Outer,
     Tokens,
     check_addresses,
     check_arguments,
     check_inplace,
+    chosen,
     forward_from,
+    reference_into,
     to_float32,
 )
 from tk_kernels.reference.token_rows import overwrite
+from tk_kernels.ttt_mlp import forward as portable
 from tk_kernels.ttt_mlp import reference
 from tk_kernels.ttt_mlp.reference import MLPState
 
-KERNELS = {16: "ttt_mlp/forward_sm90", 32: "ttt_mlp/forward_32_sm90"}  # by mini-batch; checkpoints have 16
-MINI_BATCHES = tuple(KERNELS)
+KERNELS = {16: "ttt_mlp/forward_sm90", 32: "ttt_mlp/forward_32_sm90"}  # for Hopper, by mini-batch; checkpoints have 16
 HIDDEN = 256
 WEIGHTS: dict[str, tuple[int, ...]] = {
     "W1": (HEAD_DIM, HIDDEN),
@@ -36,9 +41,14 @@ ROWS = {"k_rows": HEAD_DIM, "x2_rows": HIDDEN, "g1_rows": HIDDEN, "g2_rows": HEA
 
 
 def available(mini_batch: int = 16) -> str:
-    """Why the kernel for this mini-batch cannot run here, in one sentence; empty when it can."""
-    check_choice("mini_batch", mini_batch, MINI_BATCHES)
+    """Why the Hopper kernel for this mini-batch cannot run here, in one sentence; empty when it can."""
+    check_choice("mini_batch", mini_batch, tuple(KERNELS))
     return build.unavailable(KERNELS[mini_batch])
+
+
+def choice(q: Tensor, mini_batch: int) -> str:
+    """The backend that `forward` chooses for tokens like q [B, T, H, D]: one of BACKENDS."""
+    return chosen(q, mini_batch, KERNELS, portable.MOST_HEAD_DIM)
 
 
 def forward(
@@ -54,22 +64,27 @@ def forward(
     rope: bool = False,
     start: int | None = None,
     inplace: bool = False,
+    backend: str = "",
 ) -> tuple[Tensor, MLPState]:
-    """Outputs [B, T, H, 64] of T tokens and the state after them; the given one is kept, or with `inplace` becomes it.
+    """Outputs [B, T, H, D] of T tokens and the state after them; the given one is kept, or with `inplace` becomes it.
 
-    q, k, v [B, T, H, 64] bfloat16, the last dimension contiguous; lr [B, T, H] = base_lr * sigmoid(...) / D;
-    token_scale [m], none below 0, whose length is the mini-batch (MINI_BATCHES); ln_weight, ln_bias [H, 64]; the state
-    float32 with F = 256. rope=True applies RoPE (theta 10000, position in the mini-batch, interleaved pairs) to q and
-    k, which otherwise have it already. T is any number; state.position must be the same for the batch, and a caller
-    that knows it passes it as `start`, so that it need not be read from the device. Tokens up to the end of a
-    mini-batch that the state has begun go through the reference. Raises ValueError for what is not supported.
+    q, k, v [B, T, H, D] of one of DTYPES, the last dimension contiguous, D one of HEAD_DIMS.
+    lr [B, T, H] = base_lr * sigmoid(...) / D.
+    token_scale [m], none below 0; its length is the mini-batch, 4 to 64. ln_weight, ln_bias [H, D].
+    state: float32, F = 4 D; its position is the same for the batch. Tokens up to the end of a mini-batch that the
+    state has begun go through the reference.
+    rope: apply RoPE (theta 10000, position in the mini-batch, interleaved pairs) to q and k, which else have it.
+    start: the state's position, where the caller knows it; then nothing is read from the device.
+    backend: one of BACKENDS; "" takes that of `choice`.
+    Raises ValueError for what is not supported.
     """
     tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
-    check_arguments(tokens, outer, state, WEIGHTS, MINI_BATCHES)
+    check_arguments(tokens, outer, state, WEIGHTS)
+    check_choice("backend", backend, ("", *BACKENDS))
     start = common_position(state.position, start, len(token_scale))
     if inplace:
         check_inplace(state, len(token_scale), ROWS)
-    aligned = partial(_aligned, inplace)
+    aligned = partial(_aligned, inplace, backend)
     out, after = forward_from(start, tokens, outer, state, rope, reference.forward, aligned)
     if not inplace:
         return out, after
@@ -77,13 +92,15 @@ def forward(
     return out, state
 
 
-def _aligned(inplace: bool, tokens: Tokens, outer: Outer, state: MLPState, rope: bool) -> tuple[Tensor, MLPState]:
+def _aligned(
+    inplace: bool, backend: str, tokens: Tokens, outer: Outer, state: MLPState, rope: bool
+) -> tuple[Tensor, MLPState]:
     """Tokens whose first begins a mini-batch."""
     q, k, v, lr = tokens
     weights = to_float32(state.W1, state.b1, state.W2, state.b2)
     after = state if inplace else _empty_state(weights, state.position, len(outer[0]))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _forward(q, k, v, *to_float32(lr, *outer), *weights, out, *after[:-1], rope)
+    _forward(q, k, v, *to_float32(lr, *outer), *weights, out, *after[:-1], rope, backend)
     after.position.fill_(q.shape[1] % len(outer[0]))
     return out, after
 
@@ -114,19 +131,26 @@ def _forward(
     g1_rows: Tensor,
     g2_rows: Tensor,
     rope: bool,
+    backend: str,
 ) -> None:
-    """The kernel; it may write weights where they were: threads have read those, biases lie behind a barrier."""
-    check_addresses(q=q, k=k, v=v, W1=W1, b1=b1, W2=W2, b2=b2, W1_out=W1_out, b1_out=b1_out, W2_out=W2_out)
-    check_addresses(b2_out=b2_out, k_rows=k_rows, x2_rows=x2_rows, g1_rows=g1_rows, g2_rows=g2_rows)
-    launcher = build.load(KERNELS[len(token_scale)])
-    inputs = (q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2)
+    """The backend; weights may be written where they were."""
+    tokens, outer, weights = (q, k, v, lr), (token_scale, ln_weight, ln_bias), (W1, b1, W2, b2)
     outputs = (out, W1_out, b1_out, W2_out, b2_out, k_rows, x2_rows, g1_rows, g2_rows)
-    with torch.cuda.device(q.device):
-        launcher.forward(*inputs, *outputs, rope)
+    backend = backend or choice(q, len(token_scale))
+    if backend == THUNDERKITTENS:
+        check_addresses(q=q, k=k, v=v, W1=W1, b1=b1, W2=W2, b2=b2, W1_out=W1_out, b1_out=b1_out, W2_out=W2_out)
+        check_addresses(b2_out=b2_out, k_rows=k_rows, x2_rows=x2_rows, g1_rows=g1_rows, g2_rows=g2_rows)
+        launcher = build.load(KERNELS[len(token_scale)])
+        with torch.cuda.device(q.device):
+            launcher.forward(*tokens, *outer, *weights, *outputs, rope)
+    elif backend == TRITON:
+        portable.launch(*tokens, *outer, *weights, *outputs, rope)
+    else:
+        reference_into(reference, MLPState, tokens, outer, weights, outputs, rope)
 
 
 def _empty_state(weights: tuple[Tensor, ...], position: Tensor, mini_batch: int) -> MLPState:
     W1, b1, W2, b2 = (torch.empty_like(x) for x in weights)
-    narrow, wide = ((*W1.shape[:2], mini_batch, width) for width in (HEAD_DIM, HIDDEN))
+    narrow, wide = ((*W1.shape[:2], mini_batch, width) for width in W1.shape[2:])
     k_rows, x2_rows, g1_rows, g2_rows = (W1.new_empty(shape) for shape in (narrow, wide, wide, narrow))
     return MLPState(W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows, torch.empty_like(position))

@@ -38,6 +38,7 @@ from harness.schema.work import TTT, Work
 from tk_kernels.build import Built
 from tk_kernels.build import build as build_kernel
 from tk_kernels.build.parallel import compile_all
+from tk_kernels.forward.operator import THUNDERKITTENS
 from tk_kernels.generate.common import PRECISIONS
 from tk_kernels.generate.tuning import Tuning
 
@@ -48,16 +49,16 @@ WITNESS_STEPS = 4096  # of the reference, some 30 launches each: a second on an 
 STREAMED = 20  # a set of so many times the L2 leaves nothing of itself in it
 
 
-def build(case: Case, form: str, precision: str) -> Workload:
-    """The forward of a layer, or a mini-batch of its generate steps in `form` and `precision`."""
+def build(case: Case, form: str, precision: str, backend: str) -> Workload:
+    """The forward of a layer by `backend`, or a mini-batch of its generate steps in `form` and `precision`."""
     config = ttt_config_of(case)
-    return _forward(case, config) if case.phase == "forward" else _generate(case, config, form, precision)
+    return _forward(case, config, backend) if case.phase == "forward" else _generate(case, config, form, precision)
 
 
-def _forward(case: Case, config: TTTConfig) -> Workload:
+def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, ops = (import_module(f"{operator}.{part}") for part in ("reference", "ops"))
-    forward, module = partial(ops.forward, start=0), ops.KERNELS[config.mini_batch]
+    forward = partial(ops.forward, start=0, backend=backend)
     inputs = layer_inputs(config, case.batch, case.context, getattr(torch, case.dtype))
     last, gated_tokens = slice(case.batch - 1, case.batch), min(case.context, KERNEL_GATE_TOKENS)
 
@@ -67,7 +68,8 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
         return verdict + Verdict([_repeats(lambda: forward(**inputs)[0], case.batch)])
 
     work = layer_work(config, case)
-    found, built = kernel_launches(lambda: forward(**inputs)), build_kernel(module)
+    found = kernel_launches(lambda: forward(**inputs))
+    built = build_kernel(ops.KERNELS[config.mini_batch]) if backend == THUNDERKITTENS else None
     return Workload(
         run=lambda: outputs_of(forward(**inputs)),
         tokens=case.batch * case.context,
@@ -75,11 +77,15 @@ def _forward(case: Case, config: TTTConfig) -> Workload:
         inputs=renewed(inputs, config),
         witness=forward_witness(reference, inputs, case.dtype),
         gate=gate,
-        metrics={"launches": len(found), **_compiled_metrics(found, built), **layer_metrics(work)},
+        metrics={
+            "launches": len(found),
+            **(_compiled_metrics(found, built) if built else metrics_of(found)),
+            **layer_metrics(work),
+        },
         work=work,
         settings={"gated": f"the first {gated_tokens} tokens of the last sequence"}
         | settings_of(found)
-        | _made_of(built),
+        | (_made_of(built) if built else {}),
     )
 
 

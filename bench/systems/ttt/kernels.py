@@ -1,5 +1,6 @@
-"""Run a TTT model, or one TTT layer, on the project's kernels: ThunderKittens forward, Triton generate."""
+"""Run a TTT model, or one TTT layer, on the project's kernels: ThunderKittens or Triton forward, Triton generate."""
 
+from collections.abc import Collection
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -12,7 +13,8 @@ from bench.systems.ttt.model import TTTLanguageModel, model_of
 from harness.measure.system import Skip, Workload
 from harness.schema.case import Case
 from tk_kernels.edges import few_rows, swiglu_product
-from tk_kernels.forward.operator import HEAD_DIM
+from tk_kernels.forward.common import MINI_BATCHES, MOST_HEAD_DIM
+from tk_kernels.forward.operator import HEAD_DIM, HEAD_DIMS, THUNDERKITTENS, TRITON
 
 
 class TTTKernels(TTTLanguageModel):
@@ -20,11 +22,11 @@ class TTTKernels(TTTLanguageModel):
 
     packages = ("triton", "apache-tvm-ffi")
     learner: ClassVar[str]
-    prefill_on_reference: ClassVar[bool] = False
+    prefill: ClassVar[str] = ""  # the backend of the forward kernel; "" for PyTorch
 
     def unavailable(self) -> str:
-        """What the kernels miss here: a Hopper GPU, nvcc or a build of them, ThunderKittens, Triton."""
-        modules = ["generate"] if self.prefill_on_reference else ["ops", "generate"]
+        """What the kernels miss here: a GPU that they run on, nvcc or a build of them, ThunderKittens, Triton."""
+        modules = [*{THUNDERKITTENS: ["ops"], TRITON: ["forward"], "": []}[self.prefill], "generate"]
         reasons = [import_module(f"tk_kernels.ttt_{self.learner}.{module}").available() for module in modules]
         return next((reason for reason in reasons if reason), "")
 
@@ -32,12 +34,13 @@ class TTTKernels(TTTLanguageModel):
         """The whole model, or with the option scope=layer the kernel alone. Skip for what the kernels do not do."""
         self._refuse_other_functions(case)
         if case.option("scope", "model") == "layer":
-            return kernel_layer.build(case, self.form, generate_precision(case)[0])
+            return kernel_layer.build(case, self.form, generate_precision(case)[0], self.prefill)
         return super().build(case)
 
     def load(self, case: Case) -> Any:
         """In fused blocks."""
-        operator = KernelOperator(self.learner, self.form, generate_precision(case)[0], self.prefill_on_reference)
+        precision = generate_precision(case)[0]
+        operator = KernelOperator(self.learner, self.form, precision, not self.prefill, self.prefill)
         return model_of(case, operator=operator, block=FusedBlock)
 
     def settings(self, case: Case) -> dict[str, str]:
@@ -51,39 +54,61 @@ class TTTKernels(TTTLanguageModel):
 
     def _refuse_other_functions(self, case: Case) -> None:
         """A kernel that ignored an option would be measured under the name of a function that it does not compute."""
-        ops = import_module(f"tk_kernels.ttt_{self.learner}.ops")
         config = ttt_config_of(case)
         refused = [f"{name}={value}" for name in ("form", "part") if (value := case.option(name))]
-        if config.mini_batch not in ops.MINI_BATCHES:
+        mini_batches, head_dims = self._taken()
+        if config.mini_batch not in mini_batches:
             refused.append(f"mini-batches of {config.mini_batch} tokens")
-        if config.head_dim != HEAD_DIM and not self.prefill_on_reference:
+        if config.head_dim not in head_dims:
             refused.append(f"heads of {config.head_dim} channels")
         if refused:
             raise Skip(f"{case.system_backend} has no {' and no '.join(refused)}; {case.system}/torch has")
+
+    def _taken(self) -> tuple[Collection[int], Collection[int]]:
+        """The mini-batches and the head dimensions that the kernels take."""
+        operator = f"tk_kernels.ttt_{self.learner}"
+        if self.prefill == THUNDERKITTENS:
+            return tuple(import_module(f"{operator}.ops").KERNELS), (HEAD_DIM,)
+        if self.prefill == TRITON:
+            most = import_module(f"{operator}.forward").MOST_HEAD_DIM
+            return MINI_BATCHES, [dim for dim in HEAD_DIMS if dim <= most]
+        return MINI_BATCHES, range(1, MOST_HEAD_DIM + 1)
 
 
 class LinearThunderKittens(TTTKernels):
     """ttt-linear/thunderkittens."""
 
-    learner = "linear"
+    learner, prefill = "linear", THUNDERKITTENS
 
 
 class MLPThunderKittens(TTTKernels):
     """ttt-mlp/thunderkittens."""
 
-    learner = "mlp"
+    learner, prefill = "mlp", THUNDERKITTENS
+
+
+class LinearTriton(TTTKernels):
+    """ttt-linear/triton."""
+
+    learner, prefill = "linear", TRITON
+
+
+class MLPTriton(TTTKernels):
+    """ttt-mlp/triton."""
+
+    learner, prefill = "mlp", TRITON
 
 
 class LinearTritonDual(TTTKernels):
     """ttt-linear/triton-dual."""
 
-    learner, prefill_on_reference = "linear", True
+    learner = "linear"
 
 
 class MLPTritonDual(TTTKernels):
     """ttt-mlp/triton-dual."""
 
-    learner, prefill_on_reference = "mlp", True
+    learner = "mlp"
 
 
 class LinearTritonPrimal(LinearTritonDual):

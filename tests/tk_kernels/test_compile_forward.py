@@ -1,0 +1,47 @@
+"""The Triton forward kernels compile for GPUs that are not here, and fit their shared memory and registers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.interpreter import INTERPRETED
+
+# Shared memory per block, in KB, by compute capability.
+SHARED_KB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+# Local memory per thread, in bytes. TTT-MLP holds 128 registers of state in each of its 255, and spills off the chain.
+STACK = {"linear": 0, "linear-96": 128, "mlp": 1024}
+SCRIPT = Path(__file__).with_name("compile_forward.py")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict]]:
+    """What each kernel takes, by compute capability; two compile side by side."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(SCRIPT.parents[2])
+    capabilities = list(SHARED_KB)
+    workers = []
+    for some in (capabilities[::2], capabilities[1::2]):
+        command = [sys.executable, str(SCRIPT), *map(str, some)]
+        folder = tmp_path_factory.mktemp("compiled")
+        workers.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True))
+    found: dict[int, list[dict]] = {capability: [] for capability in capabilities}
+    for worker in workers:
+        for line in worker.communicate()[0].splitlines():
+            each = json.loads(line)
+            found[each["capability"]].append(each)
+        assert worker.returncode == 0
+    return found
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a machine without a GPU compiles for all")
+@pytest.mark.parametrize("capability", SHARED_KB)
+def test_fits(compiled: dict[int, list[dict]], capability: int) -> None:
+    kernels = compiled[capability]
+    assert {"linear", "mlp"} <= {each["kernel"] for each in kernels}
+    for each in kernels:
+        assert each["shared"] <= SHARED_KB[capability] * 1024, each
+        assert each["stack"] is None or each["stack"] <= STACK[each["kernel"]], each

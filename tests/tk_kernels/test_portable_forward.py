@@ -1,0 +1,175 @@
+"""The Triton forward kernels, in Triton's interpreter, and the choice of a backend."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from reference_cases import OPERATORS, Case, case
+from torch import Tensor
+
+from tests.interpreter import DEVICE, INTERPRETED
+from tests.tk_kernels.tolerances import OUTPUT_ERROR, relative_error
+from tk_kernels.forward import common, operator
+from tk_kernels.generate.common import dependent_launch
+from tk_kernels.reference.layer import rope
+from tk_kernels.ttt_linear import ops as linear_ops
+from tk_kernels.ttt_mlp import ops as mlp_ops
+
+OPS: dict[str, Any] = {"linear": linear_ops, "mlp": mlp_ops}
+# float32: as of the references, without a mean that is summed first. 16 bits: only the output is rounded here.
+LIMITS = {torch.float32: 2e-6, torch.bfloat16: OUTPUT_ERROR[torch.bfloat16], torch.float16: 5e-3}
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="float32 tokens run in Triton's interpreter only")
+
+
+def exact(name: str, given: Case, rotate: bool = False) -> tuple[Tensor, Any]:
+    """The float64 reference."""
+    q, k = given.q, given.k
+    if rotate:
+        position = torch.arange(q.shape[1]) % len(given.token_scale)
+        q, k = rope(q, position), rope(k, position)
+    return OPERATORS[name].forward(q, k, *given[2:], start=0)
+
+
+def in_type(given: Case, dtype: torch.dtype) -> list[Any]:
+    """The arguments with tokens of this type and all else float32."""
+    state = type(given.state)(
+        *(x.float().to(DEVICE) for x in given.state[:-1]), given.state.position.clone().to(DEVICE)
+    )
+    tokens = [x.to(DEVICE, dtype) for x in given[:3]]
+    return [*tokens, *(x.float().to(DEVICE) for x in given[3:7]), state]
+
+
+def assert_equal(found: tuple[Tensor, Any], expected: tuple[Tensor, Any], limit: float) -> None:
+    (out, state), (out_exact, state_exact) = found, expected
+    assert relative_error(out.cpu(), out_exact) < limit
+    count = int(state_exact.position[0])
+    assert state.position.tolist() == state_exact.position.tolist()
+    for name, ours, theirs in zip(state._fields, state, state_exact, strict=True):
+        assert ours.isfinite().all(), name
+        pair = (ours[:, :, :count], theirs[:, :, :count]) if name.endswith("rows") else (ours, theirs)
+        assert relative_error(pair[0].cpu(), pair[1]) < limit, name
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("name", "head_dim", "mini_batch", "tokens"),
+    [
+        ("linear", 64, 16, 37),
+        ("linear", 96, 16, 20),
+        ("linear", 128, 16, 16),
+        ("linear", 64, 4, 9),
+        ("linear", 64, 64, 70),
+        ("mlp", 64, 16, 37),
+        ("mlp", 64, 5, 12),
+        ("mlp", 64, 32, 40),
+    ],
+)
+def test_equals_the_reference(triton_kernels, poisoned, name, head_dim, mini_batch, tokens):
+    given = case(name, tokens, batch=1, heads=2, head_dim=head_dim, mini_batch=mini_batch)
+    found = OPS[name].forward(*in_type(given, torch.float32), start=0, backend="triton")
+    assert_equal(found, exact(name, given), LIMITS[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", OPS)
+def test_tokens_of_16_bits(triton_kernels, name, dtype):
+    given = case(name, 20, batch=1, heads=1, head_dim=64)
+    out, state = OPS[name].forward(*in_type(given, dtype), start=0, backend="triton")
+    assert out.dtype == dtype
+    assert_equal((out, state), exact(name, given), LIMITS[dtype])
+
+
+@interpreted
+@pytest.mark.parametrize("name", OPS)
+def test_pieces_with_rope_in_place_are_the_whole(triton_kernels, name):
+    given = case(name, 40, batch=1, heads=2, head_dim=64)
+    *tokens, scale, weight, bias, state = in_type(given, torch.float32)
+    outputs = []
+    for cut, start in ((slice(0, 21), 0), (slice(21, 40), 5)):
+        piece = [x[:, cut] for x in tokens]
+        out, state = OPS[name].forward(
+            *piece,
+            scale,
+            weight,
+            bias,
+            state,
+            rope=True,
+            inplace=True,
+            start=start,
+            backend="triton",
+        )
+        outputs.append(out)
+    assert_equal((torch.cat(outputs, 1), state), exact(name, given, rotate=True), 5e-6)
+
+
+@interpreted
+@pytest.mark.parametrize("name", OPS)
+def test_strided_tokens_of_one_projection(triton_kernels, name):
+    given = case(name, 18, batch=1, heads=2, head_dim=64)
+    arguments = in_type(given, torch.float32)
+    packed = torch.stack(arguments[:3], 3)
+    found = OPS[name].forward(*packed.unbind(3), *arguments[3:], start=0, backend="triton")
+    assert_equal(found, exact(name, given), LIMITS[torch.float32])
+
+
+@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize("name", OPS)
+def test_the_reference_as_a_backend(name, head_dim):
+    given = case(name, 20, batch=1, heads=2, head_dim=head_dim)
+    arguments = in_type(given, torch.float32)
+    found = OPS[name].forward(*arguments, start=0, backend="reference")
+    assert_equal(found, exact(name, given), LIMITS[torch.float32])
+
+
+def tokens_on(device: str, head_dim: int = 64, dtype: torch.dtype = torch.bfloat16) -> Any:
+    return SimpleNamespace(is_cuda=device == "cuda", dtype=dtype, shape=(1, 16, 2, head_dim))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mini_batch", "hopper", "expected"),
+    [
+        (tokens_on("cuda"), 16, True, {"linear": "thunderkittens", "mlp": "thunderkittens"}),
+        (tokens_on("cuda"), 16, False, {"linear": "triton", "mlp": "triton"}),
+        (tokens_on("cuda"), 8, True, {"linear": "triton", "mlp": "triton"}),
+        (tokens_on("cuda", dtype=torch.float16), 16, True, {"linear": "triton", "mlp": "triton"}),
+        (tokens_on("cuda", dtype=torch.float32), 16, True, {"linear": "reference", "mlp": "reference"}),
+        (tokens_on("cuda", head_dim=96), 16, True, {"linear": "triton", "mlp": "reference"}),
+        (tokens_on("cpu"), 16, True, {"linear": "reference", "mlp": "reference"}),
+    ],
+)
+@pytest.mark.parametrize("name", OPS)
+def test_the_operator_takes_the_fastest_backend(monkeypatch, name, tokens, mini_batch, hopper, expected):
+    monkeypatch.setattr(operator, "hopper_unavailable", lambda kernel, arch: "" if hopper else "no Hopper GPU")
+    monkeypatch.setattr(common, "available", lambda: "")
+    assert OPS[name].choice(tokens, mini_batch) == expected[name]
+
+
+def test_an_old_gpu_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    expected = "the GPU is Tesla T4 (compute capability 7.5), and the kernels need 8.0 or higher"
+    assert common.available() == expected
+
+
+@pytest.mark.parametrize(("capability", "dependent"), [((8, 6), False), ((9, 0), True), ((12, 0), True)])
+def test_launches_are_plain_before_hopper(monkeypatch, capability, dependent):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert dependent_launch(True)["PDL"] == dependent
+    monkeypatch.setenv("TTT_BENCH_ARCH", "portable")
+    assert dependent_launch(True) == {"PDL": False}
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("portable", "TTT_BENCH_ARCH=portable hides the kernels for Hopper"),
+        ("sm_80", "TTT_BENCH_ARCH=sm_80 is unknown: unset it, or set it to portable"),
+    ],
+)
+def test_the_hopper_kernels_can_be_hidden(monkeypatch, value, reason):
+    monkeypatch.setenv("TTT_BENCH_ARCH", value)
+    assert linear_ops.available() == reason
+    assert mlp_ops.available(32) == reason

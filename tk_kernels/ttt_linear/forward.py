@@ -1,0 +1,153 @@
+"""TTT-Linear forward in Triton, for any CUDA GPU of compute capability 8.0 or higher: the dual form (ttt_layer.md).
+
+One program owns one head of one sequence. W^T stays in registers as a float32 accumulator, its rows (outputs) split
+over the N warps by a leading dimension, so that no product moves it between warps:
+    Z = K W + b, Y = Q W + b       W^T rounded is their right operand
+    W^T <- W^T + (-s lr G)^T K     into the accumulator
+The rows of G sum to 0, so the mean of W over its outputs never changes: the kernel takes it out of W and b at the start
+and puts it back at the end, and LayerNorm needs sums of squares only. Missing tokens of a short mini-batch are rows of
+lr = 0 under a mask.
+"""
+# mypy: allow-untyped-defs
+# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tk_kernels.forward.common import MOST_HEAD_DIM, add_five, available, gradient_coefficients, rotated, tile
+from tk_kernels.generate.common import jit, on_its_device, tl
+
+__all__ = ["MOST_HEAD_DIM", "available", "launch"]
+
+STAGES = 2
+
+
+def warps(head_dim: int, mini_batch: int) -> int:
+    """Warps per program, each with head_dim / warps outputs of W."""
+    return 4 if head_dim <= 64 and mini_batch <= 16 else 8
+
+
+@on_its_device
+def launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lr: Tensor,
+    token_scale: Tensor,
+    ln_weight: Tensor,
+    ln_bias: Tensor,
+    W: Tensor,
+    b: Tensor,
+    out: Tensor,
+    W_out: Tensor,
+    b_out: Tensor,
+    k_rows: Tensor,
+    g_rows: Tensor,
+    rope: bool,
+) -> None:
+    """Compute T tokens whose first begins a mini-batch; W_out and b_out may be W and b. Shapes as `ops.forward`'s."""
+    batch, tokens, heads, head_dim = q.shape
+    mini_batch = len(token_scale)
+    if rope:
+        q, k = rotated(q, mini_batch), rotated(k, mini_batch)
+    count = warps(head_dim, mini_batch)
+    _forward[(batch * heads,)](
+        q, k, k, k, v, lr, token_scale, ln_weight, ln_bias, W, b, out, W_out, b_out, k_rows, g_rows,
+        tokens, heads, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        **tile(q, mini_batch), N=count, S=STAGES, num_warps=count,
+    )  # fmt: skip
+
+
+@jit
+def _forward(
+    q, k, k_again, k_third, v, lr, token_scale, ln_weight, ln_bias, W, b, out, W_out, b_out, k_rows, g_rows,
+    T, H, q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
+    m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr, UP: tl.constexpr,
+    INTERPRETED: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    # k, k_again and k_third are one tensor: each operand has a copy in shared memory, in the layout that it needs.
+    pid = tl.program_id(0).to(tl.int64)
+    seq, head = pid // H, pid % H
+    d, i = tl.arange(0, DP), tl.arange(0, M)
+    o = tl.arange(0, N)[:, None] * (DP // N) + tl.arange(0, DP // N)[None, :]  # [N, outputs of a warp]
+    inside, row = d < D, i < m
+    at = pid * (D * D) + d[None, None, :] * D + o[:, :, None]
+    whole = inside[None, None, :] & (o < D)[:, :, None]
+    Wt = tl.load(W + at, mask=whole, other=0)  # [N, outputs, inputs]
+    bias = tl.load(b + pid * D + o, mask=o < D, other=0)
+    W_mean = tl.sum(tl.sum(Wt, 1), 0) / D
+    b_mean = tl.sum(tl.sum(bias, 1), 0) / D
+    real = (o < D).to(tl.float32)
+    Wt = (Wt - W_mean[None, None, :] * real[:, :, None]) * UP
+    bias -= b_mean * real
+    gamma = tl.load(ln_weight + head * D + o, mask=o < D, other=0)[:, None, :]
+    beta = tl.load(ln_bias + head * D + o, mask=o < D, other=0)[:, None, :]
+    gamma_squared = gamma * gamma
+    scale = tl.load(token_scale + i, mask=row, other=0)
+    last = tl.load(token_scale + m - 1)
+    triangle = tl.where(i[:, None] >= i[None, :], -scale[:, None] / UP, 0.0)[None]
+    q += seq * q_batch + head * q_head
+    k += seq * k_batch + head * k_head
+    k_again += seq * k_batch + head * k_head
+    k_third += seq * k_batch + head * k_head
+    v += seq * v_batch + head * v_head
+    out += seq * T * (H * D) + head * D
+    lr += seq * T * H + head
+
+    for t in tl.range(0, INTERPRETED if INTERPRETED else T, m, num_stages=S):
+        token = t + i
+        valid = row & (token < T)
+        mask = valid[:, None] & inside[None, :]
+        part = valid[None, :, None] & (o < D)[:, None, :]  # of [N, m, outputs]
+        token = token.to(tl.int64)
+        Q = tl.load(q + token[:, None] * q_token + d[None, :], mask=mask, other=0)
+        keys = token[:, None] * k_token + d[None, :]
+        K = tl.load(k + keys, mask=mask, other=0)
+        K_again = tl.load(k_again + keys, mask=mask, other=0)
+        K_third = tl.load(k_third + keys, mask=mask, other=0)
+        V_part = tl.load(v + token[None, :, None] * v_token + o[:, None, :], mask=part, other=0).to(tl.float32)
+        K_part = tl.load(k + token[None, :, None] * k_token + o[:, None, :], mask=part, other=0).to(tl.float32)
+        Q_part = tl.load(q + token[None, :, None] * q_token + o[:, None, :], mask=part, other=0).to(tl.float32)
+        rate = tl.load(lr + token * H, mask=valid, other=0)
+        Q = tl.broadcast_to(Q.to(DOT)[None], (N, M, DP))
+        K = tl.broadcast_to(K.to(DOT)[None], (N, M, DP))
+        K_again = tl.broadcast_to(K_again.to(DOT)[None], (N, M, DP))
+        K_third = tl.broadcast_to(K_third.to(DOT)[None], (N, M, DP))
+
+        # Z = K W + b, Y = Q W + b, P = -tril(s (Q K^T + 1))
+        weights = tl.trans((Wt * (1.0 / UP)).to(DOT), 0, 2, 1)
+        Z = tl.dot(K, weights, input_precision="ieee") + bias[:, None, :]
+        Y = tl.dot(Q, weights, input_precision="ieee") + bias[:, None, :]
+        P = (tl.dot(Q, tl.trans(K_again, 0, 2, 1), input_precision="ieee") + 1.0) * triangle
+
+        # G = lr * ln_l2_grad(Z, V - K)
+        offset = gamma * (beta - V_part + K_part)
+        u = gamma_squared * Z
+        s1, s2, s3, s4, s5 = tl.reduce((Z * Z, u, u * Z, offset * Z, offset), 2, add_five)
+        s1, s2, s3, s4, s5 = tl.reduce((s1, s2, s3, s4, s5), 0, add_five)
+        rstd, mean_g, mean_gx = gradient_coefficients(s1, s2, s3, s4, s5, D)
+        G = u * rstd[None, :, None] + offset - mean_g[None, :, None] - Z * mean_gx[None, :, None]
+        G *= (rstd * rate)[None, :, None] * UP
+        if DP != D:
+            G = tl.where((o < D)[:, None, :], G, 0.0)
+
+        # Zbar = Y + P G; W^T += (-s_last G)^T K, unless the mini-batch is short
+        Y = tl.dot(P.to(DOT), G.to(DOT), Y, input_precision="ieee")
+        step = tl.where(t + m <= T, -last, 0.0)
+        Wt = tl.dot(tl.trans((G * step).to(DOT), 0, 2, 1), K_third, Wt, input_precision="ieee")
+        bias += tl.sum(G, 1) * (step * (1.0 / UP))
+
+        # out = Q + LN(Zbar)
+        square = tl.sum(tl.sum(Y * Y, 2), 0)
+        x = Q_part + gamma * Y * tl.rsqrt(square * (1.0 / D) + 1e-6)[None, :, None] + beta
+        tl.store(out + token[None, :, None] * (H * D) + o[:, None, :], x.to(out.dtype.element_ty), mask=part)
+        if t + m >= T:  # the pending rows; those that do not count are 0
+            kept = row[None, :, None] & (o < D)[:, None, :]
+            rows = pid * (m * D) + i[None, :, None] * D + o[:, None, :]
+            tl.store(k_rows + rows, K_part, mask=kept)
+            tl.store(g_rows + rows, G * (1.0 / UP), mask=kept)
+
+    tl.debug_barrier()  # W_out and b_out may be W and b
+    tl.store(W_out + at, Wt * (1.0 / UP) + W_mean[None, None, :], mask=whole)
+    tl.store(b_out + pid * D + o, bias + b_mean, mask=o < D)

@@ -1,0 +1,184 @@
+"""TTT-MLP forward in Triton, for any CUDA GPU of compute capability 8.0 or higher: the dual form (ttt_layer.md).
+
+One program owns one head of one sequence and keeps W1^T and W2 in float32 accumulators in registers. A leading
+dimension splits both over the N warps, by hidden units: Z1, Y1 and both updates never leave a warp. W2 passes rounded
+through shared memory once per mini-batch, and its three products read it there. Of W2 and b2 the kernel takes
+the mean over outputs out, as rows of G2 sum to 0 (see `ttt_linear/forward.py`).
+"""
+# mypy: allow-untyped-defs
+# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tk_kernels.forward.common import (
+    add_five,
+    available,
+    gelu_slope,
+    gelu_tanh,
+    gradient_coefficients,
+    rotated,
+    tile,
+)
+from tk_kernels.generate.common import jit, on_its_device, tl
+
+__all__ = ["MOST_HEAD_DIM", "available", "launch"]
+
+WARPS, STAGES = 8, 2
+MOST_HEAD_DIM = 64  # a wider head's weights do not fit the registers of an SM
+
+
+@on_its_device
+def launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lr: Tensor,
+    token_scale: Tensor,
+    ln_weight: Tensor,
+    ln_bias: Tensor,
+    W1: Tensor,
+    b1: Tensor,
+    W2: Tensor,
+    b2: Tensor,
+    out: Tensor,
+    W1_out: Tensor,
+    b1_out: Tensor,
+    W2_out: Tensor,
+    b2_out: Tensor,
+    k_rows: Tensor,
+    x2_rows: Tensor,
+    g1_rows: Tensor,
+    g2_rows: Tensor,
+    rope: bool,
+) -> None:
+    """Compute T tokens whose first begins a mini-batch; weights may be written where they were."""
+    batch, tokens, heads, _ = q.shape
+    mini_batch = len(token_scale)
+    if rope:
+        q, k = rotated(q, mini_batch), rotated(k, mini_batch)
+    _forward[(batch * heads,)](
+        q, k, k, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, out, W1_out, b1_out, W2_out, b2_out,
+        k_rows, x2_rows, g1_rows, g2_rows, tokens, heads, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        **tile(q, mini_batch), F=W1.shape[-1], N=WARPS, S=STAGES, num_warps=WARPS,
+    )  # fmt: skip
+
+
+@jit
+def _forward(
+    q, k, k_again, k_third, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, out, W1_out, b1_out, W2_out,
+    b2_out, k_rows, x2_rows, g1_rows, g2_rows, T, H, q_batch, q_token, q_head, k_batch, k_token, k_head,
+    v_batch, v_token, v_head, m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
+    UP: tl.constexpr, INTERPRETED: tl.constexpr, F: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    # k, k_again and k_third are one tensor: each operand has a copy in shared memory, in the layout that it needs.
+    pid = tl.program_id(0).to(tl.int64)
+    seq, head = pid // H, pid % H
+    d, i = tl.arange(0, DP), tl.arange(0, M)
+    f = tl.arange(0, N)[:, None] * (F // N) + tl.arange(0, F // N)[None, :]  # [N, hidden units of a warp]
+    inside, row = d < D, i < m
+    at1 = pid * (D * F) + d[None, None, :] * F + f[:, :, None]
+    at2 = pid * (D * F) + f[:, :, None] * D + d[None, None, :]
+    whole = (f >= 0)[:, :, None] & inside[None, None, :]
+    V1 = tl.load(W1 + at1, mask=whole, other=0) * UP  # W1^T: [N, units, D]
+    V2 = tl.load(W2 + at2, mask=whole, other=0)  # W2: [N, units, D]
+    bias1 = tl.load(b1 + pid * F + f)
+    bias2 = tl.load(b2 + pid * D + d, mask=inside, other=0)
+    W2_mean, b2_mean = tl.sum(V2, 2) / D, tl.sum(bias2, 0) / D
+    real = inside.to(tl.float32)
+    V2 = (V2 - W2_mean[:, :, None] * real[None, None, :]) * UP
+    bias2 -= b2_mean * real
+    gamma = tl.load(ln_weight + head * D + d, mask=inside, other=0)[None, :]
+    beta = tl.load(ln_bias + head * D + d, mask=inside, other=0)[None, :]
+    gamma_squared = gamma * gamma
+    scale = tl.load(token_scale + i, mask=row, other=0)
+    last = tl.load(token_scale + m - 1)
+    triangle = tl.where(i[:, None] >= i[None, :], -scale[:, None] / UP, 0.0)
+    q += seq * q_batch + head * q_head
+    k += seq * k_batch + head * k_head
+    k_again += seq * k_batch + head * k_head
+    k_third += seq * k_batch + head * k_head
+    v += seq * v_batch + head * v_head
+    out += seq * T * (H * D) + head * D
+    lr += seq * T * H + head
+
+    for t in tl.range(0, INTERPRETED if INTERPRETED else T, m, num_stages=S):
+        token = t + i
+        valid = row & (token < T)
+        mask = valid[:, None] & inside[None, :]
+        token = token.to(tl.int64)
+        Q = tl.load(q + token[:, None] * q_token + d[None, :], mask=mask, other=0)
+        keys = token[:, None] * k_token + d[None, :]
+        K = tl.load(k + keys, mask=mask, other=0)
+        K_again = tl.load(k_again + keys, mask=mask, other=0)
+        K_third = tl.load(k_third + keys, mask=mask, other=0)
+        V = tl.load(v + token[:, None] * v_token + d[None, :], mask=mask, other=0)
+        rate = tl.load(lr + token * H, mask=valid, other=0)
+        Qn = tl.broadcast_to(Q.to(DOT)[None], (N, M, DP))
+        Kn = tl.broadcast_to(K.to(DOT)[None], (N, M, DP))
+        Kt = tl.trans(tl.broadcast_to(K_again.to(DOT)[None], (N, M, DP)), 0, 2, 1)
+        Ku = tl.broadcast_to(K_third.to(DOT)[None], (N, M, DP))
+
+        # Z1 = K W1 + b1, Y1 = Q W1 + b1, P1 = -tril(s (Q K^T + 1)), X2 = gelu(Z1)
+        weights1 = tl.trans((V1 * (1.0 / UP)).to(DOT), 0, 2, 1)
+        Z1 = tl.dot(Kn, weights1, input_precision="ieee") + bias1[:, None, :]
+        Y1 = tl.dot(Qn, weights1, input_precision="ieee") + bias1[:, None, :]
+        P1 = (tl.dot(Qn, Kt, input_precision="ieee") + 1.0) * triangle[None]
+        X2, th = gelu_tanh(Z1, INTERPRETED)
+        slope = gelu_slope(Z1, th)
+
+        # Z2 = X2 W2 + b2, G2 = lr * ln_l2_grad(Z2, V - K)
+        weights2 = tl.reshape((V2 * (1.0 / UP)).to(DOT), (F, DP))
+        X2_low = X2.to(DOT)
+        x2 = tl.reshape(tl.trans(X2_low, 1, 0, 2), (M, F))
+        Z2 = tl.dot(x2, weights2, input_precision="ieee") + bias2[None, :]
+        offset = gamma * (beta - V.to(tl.float32) + K_again.to(tl.float32))
+        u = gamma_squared * Z2
+        s1, s2, s3, s4, s5 = tl.reduce((Z2 * Z2, u, u * Z2, offset * Z2, offset), 1, add_five)
+        rstd, mean_g, mean_gx = gradient_coefficients(s1, s2, s3, s4, s5, D)
+        G2 = u * rstd[:, None] + offset - mean_g[:, None] - Z2 * mean_gx[:, None]
+        G2 *= (rstd * rate)[:, None] * UP
+        if DP != D:
+            G2 = tl.where(inside[None, :], G2, 0.0)
+
+        # G1 = (G2 W2^T) * gelu'(Z1), Z1bar = Y1 + P1 G1
+        g2 = G2.to(DOT)
+        G1 = tl.dot(g2, tl.trans(weights2), input_precision="ieee")
+        G1 = tl.trans(tl.reshape(G1, (M, N, F // N)), 1, 0, 2) * slope
+        Y1 = tl.dot(P1.to(DOT), G1.to(DOT), Y1, input_precision="ieee")
+        X2bar, _ = gelu_tanh(Y1, INTERPRETED)
+
+        # Z2bar = X2bar W2 + b2 - tril(s (X2bar X2^T + 1)) G2, out = Q + LN(Z2bar)
+        X2bar_low = X2bar.to(DOT)
+        x2bar = tl.reshape(tl.trans(X2bar_low, 1, 0, 2), (M, F))
+        P2 = tl.sum(tl.dot(X2bar_low, tl.trans(X2_low, 0, 2, 1), input_precision="ieee"), 0)
+        P2 = (P2 + 1.0) * triangle
+        Z2bar = tl.dot(x2bar, weights2, input_precision="ieee") + bias2[None, :]
+        Z2bar = tl.dot(P2.to(DOT), g2, Z2bar, input_precision="ieee")
+
+        # W1 and W2, unless the mini-batch is short
+        step = tl.where(t + m <= T, -last, 0.0)
+        G2_step = tl.broadcast_to((G2 * step).to(DOT)[None], (N, M, DP))
+        V2 = tl.dot(tl.trans(X2_low, 0, 2, 1), G2_step, V2, input_precision="ieee")
+        V1 = tl.dot(tl.trans((G1 * step).to(DOT), 0, 2, 1), Ku, V1, input_precision="ieee")
+        bias1 += tl.sum(G1, 1) * (step * (1.0 / UP))
+        bias2 += tl.sum(G2, 0) * (step * (1.0 / UP))
+
+        rstd = tl.rsqrt(tl.sum(Z2bar * Z2bar, 1) * (1.0 / D) + 1e-6)
+        x = Q.to(tl.float32) + gamma * Z2bar * rstd[:, None] + beta
+        tl.store(out + token[:, None] * (H * D) + d[None, :], x.to(out.dtype.element_ty), mask=mask)
+        if t + m >= T:  # the pending rows; those that do not count are 0 (of X2: any finite number)
+            rows = pid * (m * D) + i[:, None] * D + d[None, :]
+            wide = pid * (m * F) + i[None, :, None] * F + f[:, None, :]
+            kept, kept_wide = row[:, None] & inside[None, :], row[None, :, None] & (f >= 0)[:, None, :]
+            tl.store(k_rows + rows, K_again.to(tl.float32), mask=kept)
+            tl.store(g2_rows + rows, G2 * (1.0 / UP), mask=kept)
+            tl.store(x2_rows + wide, X2, mask=kept_wide)
+            tl.store(g1_rows + wide, G1 * (1.0 / UP), mask=kept_wide)
+
+    tl.debug_barrier()  # weights may be written where they were
+    tl.store(W1_out + at1, V1 * (1.0 / UP), mask=whole)
+    tl.store(W2_out + at2, V2 * (1.0 / UP) + W2_mean[:, :, None], mask=whole)
+    tl.store(b1_out + pid * F + f, bias1)
+    tl.store(b2_out + pid * D + d, bias2 + b2_mean, mask=inside)
