@@ -83,10 +83,6 @@ def test_committed_tables_are_those_of_the_committed_runs(committed, file):
     assert with_numbers(text, lambda run: committed((path.parent / run).resolve())) == text
 
 
-def test_the_readmes_have_such_tables():
-    assert {"README.md", "tk_kernels/README.md"} < set(FILES)
-
-
 def test_a_cell_is_the_case_of_its_row_and_column():
     text = written('{ label = "B=1", batch = 1 }, { label = "B=16", batch = 16 }')
     assert rows_of(text) == [

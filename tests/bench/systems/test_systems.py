@@ -1,4 +1,4 @@
-"""The adapters keep the protocol, gates and witnesses notice a wrong model, and the README's example runs."""
+"""The adapters keep the protocol, gates and witnesses notice a wrong model, and the example of CONTRIBUTING.md runs."""
 
 import ast
 import re
@@ -37,8 +37,7 @@ from harness.schema.policy import Policy
 from harness.worker import load
 from tk_kernels import FORMS
 
-README = Path(__file__).resolve().parents[3] / "README.md"
-CONTRIBUTING = README.with_name("CONTRIBUTING.md")
+CONTRIBUTING = Path(__file__).resolve().parents[3] / "CONTRIBUTING.md"
 
 
 def case(system, phase="forward", **options):
@@ -259,15 +258,15 @@ def test_what_an_adapter_cannot_do_is_skipped_with_its_reason(adapter, asked, wo
         adapter().build(replace(asked, state_dtype="float32"))
 
 
-def test_the_readmes_adapter_is_complete():
-    example = re.findall(r"```python\n(\"\"\"Run my RNN.*?)```", README.read_text(), re.DOTALL)[0]
+def test_the_adapter_of_the_documents_is_complete():
+    example = re.findall(r"```python\n(\"\"\"Run my RNN.*?)```", CONTRIBUTING.read_text(), re.DOTALL)[0]
     assert len(example.splitlines()) <= 45
     functions = [node for node in ast.walk(ast.parse(example)) if isinstance(node, ast.FunctionDef)]
     for each in functions:  # it is to be copied into bench/systems, where mypy wants them
         assert each.returns, each.name
         assert all(argument.annotation for argument in each.args.args if argument.arg != "self"), each.name
     names: dict = {}
-    exec(compile(example, "README.md", "exec"), names)
+    exec(compile(example, "CONTRIBUTING.md", "exec"), names)
     adapter = names["MyRNN"]()
     workload = adapter.build(case("my-rnn"))
     assert isinstance(workload, Workload)
@@ -288,13 +287,6 @@ def test_the_backend_of_the_documents_passes_its_gate_and_is_complete():
         verdict = names["TTTTokenByToken"]().build(case(system, phase)).gate()
         assert verdict.passed, verdict.reason
         assert "inner_loop_prefill_relative_error" in {check.name for check in verdict.checks}
-
-
-def test_the_readme_names_every_command_that_it_shows():
-    shown = set(re.findall(r"^ttt-bench (\w+)", README.read_text(), re.MULTILINE))
-    from bench.cli import app
-
-    assert shown <= {command.name or command.callback.__name__ for command in app.registered_commands}
 
 
 def test_every_case_of_quick_names_an_adapter():

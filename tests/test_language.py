@@ -1,0 +1,155 @@
+"""The documentation uses the field's words and short sentences, and its commands parse."""
+
+import re
+import shlex
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import typer
+
+from bench.cli import app
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("bench", "harness", "reports", "tests", "tk_kernels")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.md"))])
+NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
+UNTIL_LIST = pytest.mark.xfail(strict=True, reason="the command line has no `list` and no `report --png` yet")
+COMMANDS = (pytest.param("README.md", marks=UNTIL_LIST), "bench/README.md", "CONTRIBUTING.md")
+LONGEST = 30  # words of a sentence
+# What not to write, and what to write for it; a gate of a network (SwiGLU, output) is the field's word.
+BANNED = {
+    r"prefill|decode": "forward, generate",
+    r"time between tokens|between tokens": "ITL",
+    r"(?<!time to )first token": "TTFT",
+    r"products?(?! (GEMM|kernel))": "GEMM, matmul",
+    r"gaps?|host adds": "CPU overhead, launch overhead, idle",
+    r"floors?": "roofline bound, lower bound",
+    r"ceilings?": "measured peak",
+    r"witness(es)?|verdicts?|judges?(?! only)|inspectors?": "check",
+    r"(?<!swiglu )(?<!output )gates?": "check",
+    r"what bounds": "bottleneck, memory-bound",
+    r"at (its|the) power cap": "power-capped",
+    r"heat slowed": "thermally throttled",
+    r"(?<!in )places?": "device, GPU slot",
+    r"marked": "flagged",
+    r"cut": "truncated",
+    r"others used": "contended",
+    r"what (it|the model) keeps": "state, KV cache",
+    r"told|asked|said": "reported, requested",
+    r"beside": "next to",
+    r"but for": "except",
+    r"(µs|ms|mj|time|times) a token": "per token",
+    r"by hand(?! on an h100)|not kept": "a number from a run",
+}
+STARTS = ("Of", "What", "Whose", "As of", "So that")
+GLOSSARY = {"harness/README.md": ("prefill", "decode")}  # the glossary explains the other words
+README_LINES, README_NUMBERS = 200, 60
+
+
+def prose(text: str) -> str:
+    """The text without code, generated tables and targets of links; code in a line becomes one word."""
+    for pattern, instead in (
+        (r"<!-- table .*?<!-- end -->|<!--.*?-->|^```.*?^```", ""),
+        (r"`[^`]*`", "code"),
+        (r"\]\([^)]*\)", "]"),
+        (r"https?://\S+", "link"),
+    ):
+        text = re.sub(pattern, instead, text, flags=re.DOTALL | re.MULTILINE)
+    return text
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of paragraphs, items of lists and cells of tables, each without line breaks."""
+    parts: list[str] = []
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|#]|\d+\.) ?)", prose(text)):
+        cells = block.split("|") if block.lstrip().startswith("|") else [re.sub(r"^\s*(?:[-*#]+|\d+\.)\s+", "", block)]
+        for cell in cells:
+            parts += re.split(r"(?<=[.?!:;])\s+", " ".join(cell.split()))
+    return [part for part in parts if part]
+
+
+def long_sentences(text: str) -> list[str]:
+    return [each for each in sentences(text) if len(re.findall(r"[^\W_][\w'’.,/-]*", each)) > LONGEST]
+
+
+def banned_words(text: str, allowed: tuple[str, ...] = ()) -> list[str]:
+    """What the text should not say, each with what to write."""
+    found = []
+    for pattern, instead in BANNED.items():
+        for match in re.finditer(rf"(?<![\w-])(?:{pattern})(?![\w-])", prose(text).lower().replace("\n", " ")):
+            if match[0] not in allowed:
+                found.append(f"{match[0]}: write {instead}")
+    starts = tuple(f"{start} " for start in STARTS)
+    return found + [each for each in sentences(text) if each.startswith(starts) and not each.endswith("?")]
+
+
+def numbers(text: str) -> list[str]:
+    """The numbers that a reader meets outside of code: not those in names, such as H100."""
+    return re.findall(r"(?<![\w./-])\d[\d.,]*", re.sub(r"<!-- (table|end).*?-->", "", _without_code(text)))
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```|`[^`]*`|\]\([^)]*\)", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def commands(text: str) -> list[str]:
+    """Each command `ttt-bench ...` of fenced blocks and tables, on one line and without its comment."""
+    fences = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    blocks = "\n".join(code for language, code in fences if not language).replace("\\\n", " ")
+    cells = re.findall(r"^\|.*`(ttt-bench [^`]+)`", text, re.MULTILINE)
+    lines = [line.removeprefix(".venv/bin/") for line in blocks.splitlines()]
+    return [line for line in [*lines, *cells] if line.startswith("ttt-bench ")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_documents_use_the_fields_words(name):
+    assert banned_words((ROOT / name).read_text(encoding="utf-8"), GLOSSARY.get(name, ())) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sentences_are_short(name):
+    assert long_sentences((ROOT / name).read_text(encoding="utf-8")) == []
+
+
+def test_the_readme_is_short_and_begins_with_what_to_type():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= README_LINES
+    assert len(numbers(text)) <= README_NUMBERS
+    assert text.splitlines().index("```") < 30
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_of_the_documents_parses(name):
+    known = typer.main.get_command(app).commands
+    found = commands((ROOT / name).read_text(encoding="utf-8"))
+    assert found
+    for line in found:
+        command, *arguments = shlex.split(line, comments=True)[1:]
+        known[command].make_context(command, arguments)
+
+
+def test_each_defined_table_stands_in_one_document():
+    texts = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    defined = tomllib.loads((ROOT / "reports/results/tables.toml").read_text(encoding="utf-8"))
+    assert Counter(re.findall(r"^<!-- table ([\w-]+) -->$", texts, re.MULTILINE)) == Counter(dict.fromkeys(defined, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("It was marked.", ["marked: write flagged"]),
+        ("The\nfloor is `floor`.", ["floor: write roofline bound, lower bound"]),
+        ("Of two runs, one won.", ["Of two runs, one won."]),
+        ("4.2 µs a token", ["µs a token: write per token"]),
+        ("```\nmarked\n```\nSwiGLU gate, in place.", []),
+    ],
+)
+def test_a_banned_word_is_found_outside_of_code(text, found):
+    assert banned_words(text) == found
+
+
+def test_a_sentence_of_31_words_is_found_and_one_of_30_is_not():
+    assert long_sentences("w " * 30 + "w.") == [("w " * 30 + "w.").strip()]
+    assert long_sentences("w " * 29 + "w. Short.") == []
