@@ -76,7 +76,7 @@ systems.toml:
 
 # The tables of Markdown files, each from the runs that the comment above it names.
 numbers: $(INSTALLED)
-	$(PY) -m bench.numbers $(shell git grep --files-with-matches "^<!-- numbers" -- "*.md")
+	$(PY) -m bench.numbers reports/results/tables.toml $(shell git grep --files-with-matches "^<!-- table" -- "*.md")
 
 # Files in their order: by the number of their tests, as xdist has them, long ones of few tests would come last. Many
 # tests wait for processes, so there is one more of pytest's than there are cores, up to four.

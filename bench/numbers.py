@@ -1,17 +1,16 @@
-"""Write the tables of Markdown files from runs: python -m bench.numbers FILE...; a comment above each defines it.
+"""Write the tables of Markdown files from runs: python -m bench.numbers TABLES.toml FILE...
 
-    <!-- numbers
-    run = "reports/results/h100"
+A section of the TOML file defines a table, which replaces what stands between `<!-- table NAME -->` and `<!-- end -->`:
+
+    [linear-forward]
+    run = "h100"
     value = "latency_ms"
     where = { suites = "kernel-forward", system = "ttt-linear", backend = "thunderkittens", l2 = "cold" }
     head = "ms"
     columns = [{ label = "2k", context = 2048 }, { label = "8k", context = 8192 }]
     rows = [{ label = "B=1", batch = 1 }, { label = "B=16", batch = 16 }]
-    -->
-    (what was here is replaced)
-    <!-- /numbers -->
 
-`run` is a run's folder, seen from the file's; a column may name another one. A cell is `value` of the case that
+`run` is a run's folder, relative to the TOML file; a column may name another one. A cell is `value` of the case that
 `where`, its row and its column name by columns of `ttt-bench table`; a row or a column may name another `value`. "a|b"
 is either, and a list gives as many numbers, separated by slashes. `best = "max"` (or "min") takes the best of several
 cases, `scale` multiplies and `digits` (3) are the significant ones. A case that bears a mark has its sign, as in
@@ -24,14 +23,14 @@ most of the time and what bounds it.
 Two kinds of rows stand beside those of cases: `given = [29.6, 116]`, one number a column, was measured elsewhere, and
 `ratio = ["TTT-MLP", "ours"]` is a row above, of that label, over another one.
 
-Tables of whole runs, `[[runs]]` and `[[apart]]`: see `run_tables`.
+Tables of whole runs, `runs` and `apart`: see `run_tables`.
 """
 
 import math
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -50,50 +49,40 @@ from reports.profiles.parts import LABELS, parts
 from reports.profiles.words import longest
 from reports.stats import MARKS, SIGNS, marks_in
 
-BLOCK = re.compile(r"(?P<head><!-- numbers\n(?P<text>.*?)-->\n)(?P<table>.*?)(?P<end><!-- /numbers -->)", re.DOTALL)
-BEGINNING = "<!-- numbers\n"
+BLOCK = re.compile(r"(<!-- table (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BEGINNING = "<!-- table "
 DIGITS = 3
 # Of a row, a column or the whole; no columns of the frame.
 KEYS = {"value", "profile", "unit", "best", "scale", "digits"}
 WHOLE = {"run", "head", "columns", "rows", "where", *KEYS}  # of a table of cases
+Definitions = Mapping[str, Mapping[str, Any]]  # by the names of their tables
 
 
-def with_numbers(text: str, source_of: SourceOf) -> str:
+def with_numbers(text: str, definitions: Definitions, source_of: SourceOf) -> str:
     """The text of a file with its tables written anew. source_of: what the run has that a table names.
 
-    Raises UserError where there is no table, or where one cannot be read or finds no case.
+    Raises UserError where there is no table, or where one is not defined or finds no case.
     """
-    found = list(BLOCK.finditer(text))
-    begun = text.count(BEGINNING)
+    begun, found = text.count(BEGINNING), len(BLOCK.findall(text))
     if not begun:
-        raise UserError(f"has no table; one begins with {BEGINNING.strip()}")
-    if len(found) != begun:
-        raise UserError(f"{counted(begun, 'table')} begin with <!-- numbers, and <!-- /numbers --> ends {len(found)}")
-    return BLOCK.sub(lambda block: block["head"] + _table_of(block, source_of) + block["end"], text)
+        raise UserError(f"has no table; one begins with {BEGINNING}NAME -->")
+    if found != begun:
+        raise UserError(f"{counted(begun, 'table')} begin with {BEGINNING}NAME -->, and <!-- end --> ends {found}")
+    return BLOCK.sub(lambda block: block[1] + _table(block["name"], definitions, source_of) + block[3], text)
 
 
-def _table_of(block: re.Match[str], source_of: SourceOf) -> str:
-    """The lines of a block's table; what is wrong with it is said with its line in the file."""
-    line = block.string.count("\n", 0, block.start()) + 1
+def _table(name: str, definitions: Definitions, source_of: SourceOf) -> str:
+    """The lines of a table, with the meanings of its signs below."""
+    if name not in definitions:
+        raise unknown(f"table {name}", name, sorted(definitions))
+    asked = definitions[name]
     try:
-        return _table(block["text"], source_of)
-    except tomllib.TOMLDecodeError as error:
-        said = re.sub(r"(?<=at line )\d+", lambda found: str(line + int(found[0])), str(error))
-        raise UserError(f"the table of line {line} cannot be read as TOML: {said}") from None
-    except (UserError, RecordError) as error:
-        raise UserError(f"the table of line {line}: {error}") from None
-
-
-def _table(definition: str, source_of: SourceOf) -> str:
-    """The lines of a table."""
-    try:
-        asked = tomllib.loads(definition)
         kind = kind_of(asked)
         head, *lines = TABLES[kind](asked, source_of) if kind else _cases(asked, source_of)
-    except (UserError, RecordError, tomllib.TOMLDecodeError):
-        raise
+    except (UserError, RecordError) as error:
+        raise UserError(f"table {name}: {error}") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"its definition cannot be read: {type(error).__name__} {error}") from None
+        raise UserError(f"table {name}: its definition cannot be read: {type(error).__name__} {error}") from None
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *lines))
     meanings: dict[str, str] = {}
     for _, sign, meaning in () if kind else SIGNS:
@@ -249,31 +238,27 @@ def significant(number: float, digits: int) -> str:
     return f"{rounded:,.{max(0, decimals)}f}"
 
 
-def main(files: Sequence[Path]) -> None:
-    """Write the tables of Markdown files anew from the runs that they name; none is touched where one cannot be."""
-    source_of = cache(lambda folder: Source.of(Run.open(folder)))
-
-    def named_in(file: Path) -> Callable[[str], Source]:
-        return lambda run: source_of((file.parent / run).resolve())
-
-    texts, before = {}, {}
-    untouched = "; none of the files is changed" if len(files) > 1 else ""
-    for file in files:
-        try:
-            before[file] = read_regular(file).decode()
-            texts[file] = with_numbers(before[file], named_in(file))
-        except (UserError, RecordError) as error:
-            raise UserError(f"{file}: {error}{untouched}") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', error)}{untouched}") from None
-    for file, text in texts.items():
-        if text == before[file]:
-            print(f"unchanged {file}")
-            continue
-        with refusing(file, "written", UserError):
-            write_atomically(file, text)
-        print(f"wrote {file}")
+def main(tables: Path, files: Sequence[Path]) -> None:
+    """Write the tables of Markdown files anew as `tables` defines them; none is touched where one cannot be."""
+    source_of = cache(lambda run: Source.of(Run.open(tables.parent / run)))
+    texts: dict[Path, tuple[str, str]] = {}
+    file = tables
+    try:
+        definitions = tomllib.loads(read_regular(tables).decode())
+        for file in files:
+            before = read_regular(file).decode()
+            texts[file] = before, with_numbers(before, definitions, source_of)
+    except (UserError, RecordError) as error:
+        raise UserError(f"{file}: {error}; no file is changed") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', error)}; no file is changed") from None
+    for file, (before, text) in texts.items():
+        if text != before:
+            with refusing(file, "written", UserError):
+                write_atomically(file, text)
+        print(f"{'unchanged' if text == before else 'wrote'} {file}")
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(partial(main, [Path(word) for word in sys.argv[1:]])))
+    paths = [Path(word) for word in sys.argv[1:]]
+    sys.exit(guarded(partial(main, paths[0], paths[1:])) if len(paths) > 1 else __doc__)

@@ -1,22 +1,15 @@
 """Tables of whole runs for Markdown files: what each is, and how far one is from another.
 
-    <!-- numbers
-    [[runs]]
-    run = "reports/results/h100"
-    note = "the paper's suites in one go"
-    -->
+    [runs]
+    runs = [{ run = "h100", note = "the paper's suites in one go" }]
 
 has a row a run: its GPU, when and by which commit it was measured, how many of its cases have a result, the note.
 
-    <!-- numbers
+    [run-to-run]
     where = { suites = "fig15-forward|fig15-generate" }
-    [[apart]]
-    label = "one machine, one run after the other"
-    a = "reports/results/h100"
-    b = "reports/results/h100-again"
-    -->
+    apart = [{ label = "one machine, one run after the other", a = "h100", b = "h100-again" }]
 
-has a row a pair: by how much b's times a token differ from a's, in the median, how many of the points lie within 1, 2
+has a row a pair: by how much b's times per token differ from a's, in the median, how many of the points lie within 1, 2
 and 3%, counted as `ttt-bench compare` does, and the point farthest off. `where`, and `without` in the same words,
 choose points by columns of `ttt-bench table`.
 """
@@ -125,7 +118,7 @@ def _run_of(source: Source) -> Run:
 
 def apart_table(asked: Mapping[str, Any], source_of: SourceOf) -> Lines:
     """A row a pair of runs."""
-    lines = [["b over a, time a token", "points", "median", *(f"within {bar:.0%}" for bar in NEAR), "farthest"]]
+    lines = [["b over a, time per token", "points", "median", *(f"within {bar:.0%}" for bar in NEAR), "farthest"]]
     for each in asked["apart"]:
         where = dict(asked.get("where", {})) | each.get("where", {})
         a, b = source_of(each["a"]), source_of(each["b"])

@@ -1,8 +1,10 @@
 """The tables of the Markdown files are those of the committed run, and a definition finds the cases that it names."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +12,6 @@ import pandas as pd
 import pytest
 from command_line import assert_one_sentence
 
-from bench import numbers as command
 from bench.errors import UserError
 from bench.numbers import BEGINNING, significant, with_numbers
 from bench.run_tables import KEY, Source
@@ -20,25 +21,32 @@ from harness.schema.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "reports/results"
+DEFINITIONS = tomllib.loads((RESULTS / "tables.toml").read_text(encoding="utf-8"))
 FILES = [
     path.relative_to(ROOT).as_posix()
     for path in (ROOT / "README.md", *sorted(ROOT.glob("tk_kernels/**/*.md")), *sorted(ROOT.glob("reports/**/*.md")))
     if BEGINNING in path.read_text(encoding="utf-8")
 ]
 
-DEFINED = """before
-<!-- numbers
+TEXT = """before
+<!-- table t -->
+an older table
+<!-- end -->
+after
+"""
+DEFINED = """
 run = "%s"
 head = "ms"
 value = "latency_ms"
 columns = [{ label = "2k", context = 2048 }, { label = "8k", context = 8192 }]
 rows = [%s]
 %s
--->
-an older table
-<!-- /numbers -->
-after
 """
+
+
+@cache
+def source(run):
+    return Source.of(Run.open(RESULTS / run))
 
 
 def cases():
@@ -55,15 +63,19 @@ def cases():
     )
 
 
-def defined(rows, more="", run="out/run"):
-    return DEFINED % (run, rows, more)
+ROW = '{ label = "B=16", batch = 16 }'
+
+
+def table(definition, source_of=lambda run: Source(cases())):
+    """The text with its table written as a definition in TOML says."""
+    return with_numbers(TEXT, {"t": tomllib.loads(definition)}, source_of)
 
 
 def written(rows, more="", profiles=None):
     asked = []
     source = Source(cases(), profiles or {})
-    text = with_numbers(defined(rows, more), lambda run: asked.append(run) or source)
-    assert asked == ["out/run"]
+    text = table(DEFINED % ("h100", rows, more), lambda run: asked.append(run) or source)
+    assert asked == ["h100"]
     return text
 
 
@@ -71,16 +83,15 @@ def rows_of(text):
     return [line for line in text.splitlines() if line.startswith("| ")]
 
 
-@pytest.fixture(scope="module")
-def committed():
-    return cache(lambda folder: Source.of(Run.open(folder)))
-
-
 @pytest.mark.parametrize("file", FILES)
-def test_committed_tables_are_those_of_the_committed_runs(committed, file):
-    path = ROOT / file
-    text = path.read_text(encoding="utf-8")
-    assert with_numbers(text, lambda run: committed((path.parent / run).resolve())) == text
+def test_committed_tables_are_those_of_the_committed_runs(file):
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert with_numbers(text, DEFINITIONS, source) == text
+
+
+def test_each_definition_has_one_table():
+    tables = [name for file in FILES for name in re.findall(r"<!-- table ([\w-]+) -->", (ROOT / file).read_text())]
+    assert sorted(tables) == sorted(DEFINITIONS)
 
 
 def test_a_cell_is_the_case_of_its_row_and_column():
@@ -93,15 +104,14 @@ def test_a_cell_is_the_case_of_its_row_and_column():
     ]
     assert "an older table" not in text
     assert text.startswith("before\n")
-    meaning = "\n\nSigns: † fewer sequences at once than asked for; * fewer than 6 samples.\n<!-- /numbers -->\nafter\n"
+    meaning = "\n\nSigns: † fewer sequences at once than asked for; * fewer than 6 samples.\n<!-- end -->\nafter\n"
     assert text.endswith(meaning)
-    assert with_numbers(text, lambda run: Source(cases())) == text
 
 
 def test_a_row_says_more_than_the_table_and_a_column_more_than_a_row():
     definition = DEFINED.replace('label = "2k"', 'label = "2k", digits = 1')
     rows = '{ label = "B=1", batch = 1, digits = 2 }'
-    text = with_numbers(definition % ("out", rows, "digits = 4"), lambda run: Source(cases()))
+    text = table(definition % ("out", rows, "digits = 4"))
     assert rows_of(text)[2] == "| B=1 | 0.1 | 0.50 |"
 
 
@@ -110,7 +120,7 @@ def test_a_column_may_be_of_another_run():
     faster = cases().assign(latency_ms=lambda table: table["latency_ms"] / 2)
     definition = DEFINED.replace("context = 8192", 'context = 8192, run = "elsewhere"')
     sources = {"out": Source(cases()), "elsewhere": Source(faster)}
-    text = with_numbers(definition % ("out", '{ label = "B=16", batch = 16 }', ""), sources.__getitem__)
+    text = table(definition % ("out", '{ label = "B=16", batch = 16 }', ""), sources.__getitem__)
     assert rows_of(text)[2] == "| B=16 | 12.6 * | 1,170 † * |"
 
 
@@ -174,8 +184,8 @@ def test_a_row_or_column_asks_for_a_value_where_the_table_asks_for_profiles():
     column = plain.replace('label = "2k"', 'label = "2k", value = "batch"')
 
     def text(defined, rows):
-        source = Source(cases(), {"k0": profiled()})
-        return rows_of(with_numbers(defined % ("out", rows, 'profile = "ms"'), lambda run: source))
+        profiles = {"k0": profiled()}
+        return rows_of(table(defined % ("out", rows, 'profile = "ms"'), lambda run: Source(cases(), profiles)))
 
     assert text(plain, rows)[2:] == ["| p | 0.0120 |  |", "| v | 0.123 | 0.500 |"]
     assert text(column, '{ label = "r", batch = 1 }')[2] == "| r | 1.00 |  |"
@@ -186,7 +196,7 @@ def test_a_row_or_column_asks_for_a_value_where_the_table_asks_for_profiles():
 def test_labels_are_texts_and_what_was_given_stays():
     rows = '{ label = 16, batch = 16 }, { label = "g", given = [1234567, 0.5] }'
     definition = DEFINED.replace('label = "2k"', "label = 2048") % ("out", rows, "")
-    text = rows_of(with_numbers(definition, lambda run: Source(cases())))
+    text = rows_of(table(definition))
     assert (text[0], text[3]) == ("| ms | 2048 | 8k |", "| g | 1,234,567 | 0.5 |")
     assert text[2].startswith("| 16 | ")
 
@@ -222,7 +232,6 @@ def test_a_profile_that_is_not_there_is_named(asked, words):
         ('{ label = "r", btch = 1 }', "", "no column 'btch'"),
         ('{ label = "r", value = "speed" }', "", "no column 'speed'"),
         ('{ batch = 1 }', "", "cannot be read: KeyError 'label'"),
-        ('{ label = "r", batch = 1 }', "= 3", r"the table of line \d+ cannot be read as TOML: Invalid .*at line \d+,"),
         ('{ label = "r", batch = 1 }', "marks = 3", "marks: unknown"),
         ('{ label = "r", batch = 1, scale = inf }', "", "cannot be read: OverflowError"),
     ],
@@ -234,32 +243,20 @@ def test_a_definition_that_finds_nothing_is_named(rows, more, words):
 
 def test_a_column_that_names_no_case_is_named():
     with pytest.raises(UserError, match="column '8k': no case of the run"):
-        with_numbers(
-            DEFINED.replace("8192", "9000") % ("out", '{ label = "r", batch = 1 }', ""), lambda run: Source(cases())
-        )
+        table(DEFINED.replace("8192", "9000") % ("out", '{ label = "r", batch = 1 }', ""))
 
 
-def test_what_is_wrong_is_said_with_its_table_and_its_line_in_the_file(tmp_path, monkeypatch):
-    good = "# Title\n\n<!-- numbers\nruns = []\n-->\n<!-- /numbers -->\n"
-    bad = good + "\n<!-- numbers\nruns = []\nvalue = = 3\n-->\n<!-- /numbers -->\n"
-    with pytest.raises(UserError, match=r"the table of line 8 cannot be read as TOML: .*\(at line 10, column"):
-        with_numbers(bad, lambda run: Source(cases()))
-    unfit = good + bad[len(good) :].replace("value = = 3", "apart = [3]").replace("runs = []\n", "")
-    with pytest.raises(UserError, match=r"the table of line 8: its definition cannot be read: AttributeError"):
-        with_numbers(unfit, lambda run: Source(cases()))
-    monkeypatch.chdir(tmp_path)
-    for name, text in (("a.md", good), ("b.md", "no table")):
-        Path(name).write_text(text)
-    with pytest.raises(UserError, match=r"^b\.md: has no table; .*; none of the files is changed$"):
-        command.main([Path("a.md"), Path("b.md")])
-    assert Path("a.md").read_text() == good
-
-
-def test_a_table_without_an_end_is_named():
-    with pytest.raises(UserError, match="has no table; one begins with <!-- numbers"):
-        with_numbers("no table", lambda run: Source(cases()))
-    with pytest.raises(UserError, match=r"1 table begin with .*, and .* ends 0"):
-        with_numbers(defined("").replace("<!-- /numbers -->", ""), lambda run: Source(cases()))
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("no table", "has no table; one begins with <!-- table NAME -->"),
+        (TEXT.replace("<!-- end -->", ""), "1 table begin with .*, and <!-- end --> ends 0"),
+        (TEXT.replace("table t", "table u"), "table u: unknown; did you mean t"),
+    ],
+)
+def test_a_file_whose_table_cannot_be_found_is_named(text, words):
+    with pytest.raises(UserError, match=words):
+        with_numbers(text, {"t": {"runs": []}}, source)
 
 
 @pytest.mark.parametrize(
@@ -270,23 +267,27 @@ def test_three_significant_digits(number, shown):
 
 
 def test_the_command_rewrites_files_and_names_those_that_it_cannot(tmp_path):
-    right, wrong = tmp_path / "right.md", tmp_path / "wrong.md"
+    right, wrong, tables = tmp_path / "right.md", tmp_path / "wrong.md", tmp_path / "tables.toml"
     asked = 'where = { suites = "kernel-forward", system = "ttt-mlp", backend = "thunderkittens", l2 = "cold" }'
     run = os.path.relpath(RESULTS / "h200", tmp_path)
-    right.write_text(defined('{ label = "B=16", batch = 16 }', asked, run=run))
+    definitions = {"t": (run, asked), "lost": ("none", "")}
+    tables.write_text(
+        "".join(f"[{name}]{DEFINED % (run, ROW, more)}" for name, (run, more) in definitions.items()), encoding="utf-8"
+    )
+    right.write_text(TEXT)
     wrong.write_text("no table")
-    (tmp_path / "lost.md").write_text(defined('{ label = "B=16", batch = 16 }', run="none"))
-    before = right.read_text()
-    module = [sys.executable, "-m", "bench.numbers"]
+    (tmp_path / "lost.md").write_text(TEXT.replace("table t", "table lost"))
 
-    def numbers(*files):
+    def numbers(*files, tables="tables.toml"):
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run([*module, *files], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        command = [sys.executable, "-m", "bench.numbers", tables, *files]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
-    assert_one_sentence(numbers("right.md", "wrong.md"), "wrong.md: has no table")
+    assert_one_sentence(numbers("right.md", "wrong.md"), "wrong.md: has no table", "; no file is changed")
     assert_one_sentence(numbers("none.md"), "none.md: cannot be read: No such")
-    assert_one_sentence(numbers("right.md", "lost.md"), "lost.md: ", "none: no such folder")
-    assert right.read_text() == before
+    assert_one_sentence(numbers("right.md", tables="right.md"), "right.md: cannot be read: ")
+    assert_one_sentence(numbers("right.md", "lost.md"), "lost.md: table lost: ", "none: no such folder")
+    assert right.read_text() == TEXT
     done = numbers("right.md")
     assert (done.returncode, done.stdout) == (0, "wrote right.md\n")
     assert "| B=16 | 1.02 | 3.89 |" in right.read_text()

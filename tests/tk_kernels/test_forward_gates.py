@@ -1,6 +1,7 @@
 """The forward kernels keep their accuracy over long, trained-looking sequences, and heads do not affect each other."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -31,13 +32,16 @@ class Kernel(NamedTuple):
 
 LINEAR = ["linear-16-2-4", "linear-16-4-1", "linear-32-4-1"]
 MLP = [f"mlp-{mini_batch}" for mini_batch in mlp_ops.KERNELS]
+TRITON = [f"{name}-{mini_batch}-triton" for name in ("linear", "mlp") for mini_batch in (16, 32)]
 
 
-@pytest.fixture(params=[*LINEAR, *MLP])
+@pytest.fixture(params=[*LINEAR, *MLP, *TRITON])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    """Each operator and mini-batch; of TTT-Linear every schedule (warps a head, heads a block)."""
+    """Each operator, mini-batch and backend; of TTT-Linear every schedule (warps a head, heads a block)."""
     name, mini_batch, *plan = request.param.split("-")
     ops = linear_ops if name == "linear" else mlp_ops
+    if plan == ["triton"]:
+        return Kernel(name, int(mini_batch), partial(ops.forward, backend="triton"))
     reason = ops.available(int(mini_batch))
     if reason:
         pytest.skip(reason)
