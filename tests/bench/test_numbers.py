@@ -251,7 +251,7 @@ def test_a_column_that_names_no_case_is_named():
     [
         ("no table", "has no table; one begins with <!-- table NAME -->"),
         (TEXT.replace("<!-- end -->", ""), "1 table begin with .*, and <!-- end --> ends 0"),
-        (TEXT.replace("table t", "table u"), "table u: unknown; did you mean t"),
+        (TEXT.replace("table t", "table u"), "table u: unknown; there are t"),
     ],
 )
 def test_a_file_whose_table_cannot_be_found_is_named(text, words):
