@@ -1,6 +1,7 @@
 """`--gpus`, `--slurm`, `status` and `work`: what they say, and every mistake as one sentence with exit status 2."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ def commands(tmp_path: Path) -> Path:
     """A folder of commands that stand in for Slurm's."""
     folder = tmp_path / "commands"
     folder.mkdir()
+    (folder / "git").symlink_to(str(shutil.which("git")))
     fake(folder, "sbatch", f"echo x >>{tmp_path}/submitted; echo 4711")
     fake(folder, "squeue", 'echo "0 RUNNING"; echo "1 PENDING"')
     fake(folder, "scancel", f"echo $1 >{tmp_path}/cancelled")
