@@ -46,7 +46,7 @@ def no_number():
         synthetic.ok(forward(2048), 3.0, tokens=0),
         synthetic.ok(forward(4096), 3.0, metrics=nameless),
         synthetic.ok(forward(8192), 2e-9, metrics={"flops": 1e300, "bytes": 0.0}),
-        synthetic.ok(forward(16384), 1e12),
+        synthetic.ok(forward(16384), 1e11),
     ]
     return synthetic.of_suite("fig15-forward", *records)
 
