@@ -47,6 +47,7 @@ def main(capability: int) -> None:
     head = shape | {"D": 64, "DP": 64}
     variants = [
         ("linear", linear._forward, head | {"N": 4, "S": linear.STAGES}, 4),
+        ("linear-crowded", linear._forward, head | {"N": 2, "S": linear.STAGES}, 2),
         ("mlp", mlp._forward, head | {"N": mlp.WARPS, "S": mlp.STAGES, "F": 256}, mlp.WARPS),
     ]
     if capability == 80:

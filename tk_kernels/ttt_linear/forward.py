@@ -12,6 +12,7 @@ of a short mini-batch are rows of lr = 0 under a mask.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from tk_kernels.forward.common import (
@@ -28,12 +29,15 @@ from tk_kernels.generate.common import jit, on_its_device, tl
 
 __all__ = ["MOST_HEAD_DIM", "available", "launch"]
 
-STAGES = 2
+STAGES = 3
+CROWDED = 3  # programs per SM from which two warps per program are faster than four, on an H200
 
 
-def warps(head_dim: int, mini_batch: int) -> int:
+def warps(head_dim: int, mini_batch: int, programs_per_sm: float) -> int:
     """Warps per program, each with head_dim / warps outputs of W."""
-    return 4 if head_dim <= 64 and mini_batch <= 16 else 8
+    if head_dim > 64 or mini_batch > 16:
+        return 8
+    return 2 if programs_per_sm >= CROWDED else 4
 
 
 @on_its_device
@@ -59,7 +63,8 @@ def launch(
     mini_batch = len(token_scale)
     if rope:
         q, k = rotated(q, mini_batch), rotated(k, mini_batch)
-    count = warps(head_dim, mini_batch)
+    sms = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else batch * heads
+    count = warps(head_dim, mini_batch, batch * heads / sms)
     _forward[(batch * heads,)](
         q, k, k, k, v, lr, token_scale, ln_weight, ln_bias, W, b, out, W_out, b_out, k_rows, g_rows,
         tokens, heads, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
@@ -98,6 +103,9 @@ def _forward(
     v += seq * v_batch + head * v_head
     out += seq * T * (H * D) + head * D
     lr += seq * T * H + head
+    # K of the next mini-batch, as the compiler does not prefetch a third copy.
+    first = (row & (i < T))[:, None] & inside[None, :]
+    K_next = tl.load(k_third + i.to(tl.int64)[:, None] * k_token + d[None, :], mask=first, other=0)
 
     for t in tl.range(0, INTERPRETED if INTERPRETED else T, m, num_stages=S):
         token = t + i
@@ -109,7 +117,10 @@ def _forward(
         keys = token[:, None] * k_token + d[None, :]
         K = tl.load(k + keys, mask=mask, other=0)
         K_again = tl.load(k_again + keys, mask=mask, other=0)
-        K_third = tl.load(k_third + keys, mask=mask, other=0)
+        K_third = K_next
+        after = t + m + i
+        ahead = (row & (after < T))[:, None] & inside[None, :]
+        K_next = tl.load(k_third + after.to(tl.int64)[:, None] * k_token + d[None, :], mask=ahead, other=0)
         V_part = tl.load(v + token[None, :, None] * v_token + o[:, None, :], mask=part, other=0).to(tl.float32)
         K_part = tl.load(k + token[None, :, None] * k_token + o[:, None, :], mask=part, other=0).to(tl.float32)
         Q_part = tl.load(q + token[None, :, None] * q_token + o[:, None, :], mask=part, other=0).to(tl.float32)
