@@ -40,6 +40,7 @@ from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
 from harness.workers.process import Launch
+from tk_kernels.build import hidden
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
         return Plan(request, device, machine, of_run.jobs, of_run.catalogue)
     selection = select(request, device, checkpoint)
     cases = []
-    for name, systems in _suites(request, device, checkpoint).items():
+    for name, systems in _suites(request, device, checkpoint, machine).items():
         own = select(request.model_copy(update={"systems": systems}), device, checkpoint)
         cases.append((suite := find_suite(name), suite_cases(suite, own, device)))
     for suite, _ in cases:
@@ -153,7 +154,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
         device,
         machine,
         jobs_of(everything),
-        catalogue(tuple(suite_entry(suite, planned) for suite, planned in cases if planned)),
+        catalogue(tuple(suite_entry(suite, planned, machine) for suite, planned in cases if planned)),
         _added(cases, selection, device),
     )
     if (selection.batches or selection.contexts) and work.here:
@@ -173,7 +174,17 @@ def open_checkpoint(folder: Path | None) -> Checkpoint | None:
     return checkpoint
 
 
-def _suites(request: RunRequest, device: str, checkpoint: Checkpoint | None) -> dict[str, tuple[str, ...]]:
+def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:
+    """Headline systems with the forward kernels that the machine's GPU runs: Triton's where those for Hopper cannot."""
+    capability = (machine["gpu"] or {}).get("compute_capability")
+    if not hidden() and capability in (None, "9.0"):
+        return tuple(labels)
+    return tuple(label.replace("/thunderkittens", "/triton") for label in labels)
+
+
+def _suites(
+    request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
+) -> dict[str, tuple[str, ...]]:
     """The suites that the names stand for, each with its systems: those asked for, or else of the group that has it.
 
     Empty for all, also where a suite is named beside its group.
@@ -183,7 +194,7 @@ def _suites(request: RunRequest, device: str, checkpoint: Checkpoint | None) -> 
         group, systems = find_group(word), request.systems
         if group and not systems:
             own = f"{checkpoint.system}/" if checkpoint else ""
-            systems = tuple(label for label in group.systems if label.startswith(own))
+            systems = tuple(label for label in runnable(group.systems, machine) if label.startswith(own))
         for name in group.suites if group else (word,):
             found[name] = systems if found.get(name, systems) else ()
     return found
@@ -258,9 +269,10 @@ def with_keys(jobs: Iterable[Job], keys: Container[str]) -> list[Job]:
     return [job for job in found if job.cases]
 
 
-def suite_entry(suite: Suite, planned: Sequence[Planned]) -> SuiteEntry:
-    """A suite as its run carries it."""
-    return SuiteEntry(suite.name, suite.question, suite.figures, tuple(each.case.key for each in planned))
+def suite_entry(suite: Suite, planned: Sequence[Planned], machine: Mapping[str, Any]) -> SuiteEntry:
+    """A suite as a run on this machine carries it."""
+    figures = tuple(replace(figure, primary=runnable(figure.primary, machine)) for figure in suite.figures)
+    return SuiteEntry(suite.name, suite.question, figures, tuple(each.case.key for each in planned))
 
 
 def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:

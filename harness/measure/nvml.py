@@ -39,7 +39,8 @@ class Gpu:
         self.hottest_c: float | None = None  # where heat was one of them
 
     def constants(self) -> dict[str, Any]:
-        """What does not change: name, driver, memory_bytes, device_id, power_limit_w, max_sm_clock_mhz, ecc."""
+        """What does not change: name, driver, memory_bytes and so on; compute_capability as "9.0"."""
+        capability = self._ask("nvmlDeviceGetCudaComputeCapability")
         ecc = self._ask("nvmlDeviceGetEccMode")
         return {
             "name": _text(self._ask("nvmlDeviceGetName")),
@@ -49,6 +50,7 @@ class Gpu:
             "power_limit_w": self._thousandth("nvmlDeviceGetEnforcedPowerLimit"),
             "max_sm_clock_mhz": self._ask("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_SM),
             "ecc": None if ecc is None else bool(ecc[0]),  # now; the other is from the next boot on
+            "compute_capability": capability and ".".join(map(str, capability)),
         }
 
     def readings(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import estimate
+from bench import estimate, plan
 from bench.catalogue.metrics import AXES
 from bench.catalogue.suites import GROUPS, LANGUAGE_MODELS, SUITES, Panel, Suite, default_suite, find_group, find_suite
 from bench.catalogue.systems import ADAPTERS, HEADLINES
@@ -149,6 +149,25 @@ def test_the_headlines_are_the_papers_four_on_their_best_backends():
         "transformer/vllm",
         "mamba/mamba-ssm",
     }
+
+
+@pytest.mark.parametrize(
+    ("gpu", "arch", "backend"),
+    [
+        (None, "", "thunderkittens"),  # a plan for another machine
+        ({"compute_capability": "9.0"}, "", "thunderkittens"),
+        ({"compute_capability": "9.0"}, "portable", "triton"),
+        ({"compute_capability": "8.0"}, "", "triton"),
+        ({"compute_capability": "10.0"}, "", "triton"),
+    ],
+)
+def test_a_gpu_other_than_hopper_runs_the_forward_kernels_in_triton(monkeypatch, gpu, arch, backend):
+    monkeypatch.setenv("TTT_BENCH_ARCH", arch)
+    monkeypatch.setattr(plan, "snapshot", lambda *_: {"device_kind": "cuda", "gpu": gpu, "device": "a GPU"})
+    work = plan.plan(RunRequest(suites=("fig15",), device="cuda"))
+    forward = {job.name for job in work.jobs if job.cases[0].case.phase == "forward" and job.system.startswith("ttt")}
+    assert forward == {f"ttt-linear-{backend}", f"ttt-mlp-{backend}"}
+    assert f"ttt-linear/{backend}" in work.catalogue.suites[0].figures[0].primary
 
 
 def test_jobs_run_headlines_first_and_slow_references_last():
