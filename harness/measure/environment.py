@@ -41,7 +41,8 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
     device_kind: "cuda" or "cpu", whichever is measured; "" is "cuda" where there is a GPU. visible: as in `open_gpu`.
     Keys: device (a name), device_kind, gpu (None without one): name, driver, memory_bytes, device_id (8 hexadecimal
     digits of its UUID's SHA-256, "" if unknown), power_limit_w, max_sm_clock_mhz, ecc (whether it is on),
-    compute_capability ("9.0"), sm_clock_mhz, memory_clock_mhz, temperature_c (after a case that heat slowed down, the highest meanwhile), power_w,
+    compute_capability ("9.0"), sm_clock_mhz,
+    memory_clock_mhz, temperature_c (after a case that heat slowed down, the highest meanwhile), power_w,
     throttle_reasons; cpu: model, cores, threads (of torch, where it is loaded), load_1m; software: name -> version;
     variables: those that are set and change speed; commit ("" if unknown), dirty (None if unknown).
     """

@@ -26,7 +26,7 @@ from tk_kernels.generate.common import jit, on_its_device, tl
 
 __all__ = ["MOST_HEAD_DIM", "available", "launch"]
 
-WARPS, STAGES = 8, 1
+WARPS, STAGES = 8, 2
 MOST_HEAD_DIM = 64  # a wider head's weights do not fit the registers of an SM
 
 
