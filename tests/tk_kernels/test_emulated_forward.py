@@ -21,7 +21,7 @@ from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_mlp import ops
 
 EMULATOR = Path(__file__).parent / "emulator"
-KERNEL = Path(ops.__file__).parent / "block_sm90.cuh"
+SOURCES = {path.name: path.read_text() for path in Path(ops.__file__).parent.glob("block_*.cuh")}
 ORDERS = int(os.environ.get("EMULATED_ORDERS", "3"))  # a race that needs rare delays took some 300
 
 
@@ -39,9 +39,10 @@ pytestmark = [
 ]
 
 
-def compiled(folder: Path, source: str) -> ctypes.CDLL:
-    """The emulated kernel of this source."""
-    (folder / KERNEL.name).write_text(source)
+def compiled(folder: Path, sources: dict[str, str]) -> ctypes.CDLL:
+    """The emulated kernel of these sources, by file name."""
+    for name, source in sources.items():
+        (folder / name).write_text(source)
     library = folder / "forward.so"
     options = ["-std=c++20", "-Og", "-shared", "-fPIC", "-Wno-unknown-pragmas", f"-I{folder}", f"-I{EMULATOR}"]
     subprocess.run(["g++", *options, EMULATOR / "forward.cpp", "-o", library], check=True)
@@ -52,7 +53,7 @@ def compiled(folder: Path, source: str) -> ctypes.CDLL:
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compiled(tmp_path_factory.mktemp("emulated"), KERNEL.read_text())
+    return compiled(tmp_path_factory.mktemp("emulated"), SOURCES)
 
 
 def run(kernel: ctypes.CDLL, tensors: list[Tensor], rope: bool, seed: int = 0) -> str:
@@ -83,7 +84,7 @@ def forward(kernel: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch):
     """The operator, its kernel emulated: results that are not the state's own tensors begin as NaN."""
 
     def emulated(*arguments):
-        *tensors, rope = arguments
+        *tensors, rope, _ = arguments
         inputs, results = tensors[:INPUTS], tensors[INPUTS:]
         for result in results:
             if all(result is not given for given in inputs):
@@ -157,8 +158,8 @@ PLANTED = {
         "race|not published",
     ),
     "no wait for the group's readers": (
-        "if ((i & 3) == 3 && i >= 7) mbarrier_wait(GROUP_READ",
-        "if (false) mbarrier_wait(GROUP_READ",
+        "if (i >= 2 * GROUP - 1 && slot_of<GROUP>(i) == GROUP - 1)",
+        "if (false)",
         "race",
     ),
     "stores that products do not see": (
@@ -167,28 +168,27 @@ PLANTED = {
         "not published",
     ),
     "an operand taken back too early": (
-        "if (k + AHEAD >= BUFFERS && k + AHEAD < 8) await_products<BUFFERS - AHEAD>();",
+        "if (k + AHEAD >= BUFFERS && k + AHEAD < 8) await_matmuls<BUFFERS - AHEAD>();",
         "",
         "changed",
     ),
-    "lanes in no order": ("        sync_warp();  // four lanes share them\n", "", "race: lane"),
+    "lanes in no order": ("        sync_warp();  // four lanes share the sums\n", "", "race: lane"),
     "tokens loaded over ones that are read": (
         "if (loads == VALUES) load_v(a, i + 1);",
         "if (loads == VALUES) load_v(a, i + 2);",
         "race: TMA",
     ),
     "an arrival less": ("mbarrier_arrive(Z2_READY);", "if (i != 3) mbarrier_arrive(Z2_READY);", "deadlock"),
-    "the wrong phase": ("mbarrier_wait(G2_READY, (i + 1) & 1);", "mbarrier_wait(G2_READY, i & 1);", "deadlock|race"),
+    "the wrong phase": ("mbarrier_wait(G2_READY, parity_of<1>(i + 1));", "mbarrier_wait(G2_READY, parity_of<1>(i));", "deadlock|race"),
 }
 
 
 @pytest.mark.parametrize("mistake", PLANTED)
 def test_a_planted_mistake_is_found(tmp_path, mistake):
     right, wrong, message = PLANTED[mistake]
-    source = KERNEL.read_text()
-    assert source.count(right) == 1
+    assert sum(source.count(right) for source in SOURCES.values()) == 1
     tensors = prompt(150)
     results = empty_results(tensors)
-    broken = compiled(tmp_path, source.replace(right, wrong))
+    broken = compiled(tmp_path, {name: source.replace(right, wrong) for name, source in SOURCES.items()})
     found = [run(broken, [*tensors, *results], rope=False, seed=seed) for seed in range(2)]
     assert any(re.search(message, each) for each in found), found
