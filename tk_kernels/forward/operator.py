@@ -147,7 +147,7 @@ def by_reference(
     """Run `reference` in float32 on tokens from position `start`; outputs have the tokens' dtype."""
     q, k, v, lr = tokens
     if rope:
-        position = torch.arange(start, start + q.shape[1], device=q.device)
+        position = torch.arange(start, start + q.shape[1], device=q.device) % len(outer[0])
         q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
     out, state = reference(*to_float32(q, k, v, lr), *outer, state, start=start)
     return out.to(q.dtype), state
