@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tk_kernels.mlp_prompts import arguments, assert_matches, exact
+from tests.tk_kernels.forward_prompts import assert_matches, exact, mlp_arguments
 from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_mlp import ops
 
@@ -69,7 +69,7 @@ INPUTS = 11  # q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2
 
 def prompt(tokens: int) -> list[Tensor]:
     """The inputs of one sequence and head."""
-    args = arguments(tokens, batch=1, heads=1)
+    args = mlp_arguments(tokens, batch=1, heads=1)
     return [x.contiguous() for x in (*args[:-1], *args[-1][:4])]
 
 
@@ -98,22 +98,22 @@ def forward(kernel: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("tokens", "rotate"), [(1, False), (16, True), (50, True), (64, False), (100, False)])
 def test_matches_the_reference(forward, tokens, rotate):
-    args = arguments(tokens, batch=1, heads=2)
-    assert_matches(*forward(*args, start=0, rope=rotate), exact(args, rotate=rotate))
+    args = mlp_arguments(tokens, batch=1, heads=2)
+    assert_matches("mlp", *forward(*args, start=0, rope=rotate), exact("mlp", args, rotate), rotate)
 
 
 def test_continues_from_a_state_and_in_the_middle_of_a_mini_batch(forward):
-    args = arguments(75, batch=2, heads=1)
+    args = mlp_arguments(75, batch=2, heads=1)
     outputs, state = [], args[-1]
     for piece in (slice(16), slice(16, 37), slice(37, None)):
         out, state = forward(*(x[:, piece] for x in args[:4]), *args[4:7], state, rope=True)
         outputs.append(out)
-    assert_matches(torch.cat(outputs, 1), state, exact(args, rotate=True))
+    assert_matches("mlp", torch.cat(outputs, 1), state, exact("mlp", args, rotate=True), rotate=True)
 
 
 @pytest.mark.parametrize("tokens", [5, 40, 64])
 def test_in_place_it_leaves_the_same_bits(forward, tokens):
-    args = arguments(tokens, batch=2, heads=1)
+    args = mlp_arguments(tokens, batch=2, heads=1)
     expected, after = forward(*args, start=0)
     state = clone(args[-1])
     out, same = forward(*args[:-1], state, start=0, inplace=True)
@@ -124,10 +124,10 @@ def test_in_place_it_leaves_the_same_bits(forward, tokens):
 @pytest.mark.parametrize("last", [0.0, 1e-4, 5e-3])
 def test_a_small_last_scale(forward, last):
     """Other scales are then large in units of it: too large for 16 bits, unless the kernel changes the unit."""
-    args = arguments(50, batch=1, heads=1)
+    args = mlp_arguments(50, batch=1, heads=1)
     args[4][-1] = last
     out, state = forward(*args, start=0)
-    assert_matches(out, state, exact(args))
+    assert_matches("mlp", out, state, exact("mlp", args))
     if last == 0:
         assert all(torch.equal(new, old) for new, old in zip(state[:4], args[-1][:4], strict=True))
 
@@ -179,7 +179,11 @@ PLANTED = {
         "race: TMA",
     ),
     "an arrival less": ("mbarrier_arrive(Z2_READY);", "if (i != 3) mbarrier_arrive(Z2_READY);", "deadlock"),
-    "the wrong phase": ("mbarrier_wait(G2_READY, parity_of<1>(i + 1));", "mbarrier_wait(G2_READY, parity_of<1>(i));", "deadlock|race"),
+    "the wrong phase": (
+        "mbarrier_wait(G2_READY, parity_of<1>(i + 1));",
+        "mbarrier_wait(G2_READY, parity_of<1>(i));",
+        "deadlock|race",
+    ),
 }
 
 

@@ -140,7 +140,7 @@ def _checked(
     check_shape("weights", weights, (len(weights), K))
     if not (many and 1 <= math.prod(many) <= MOST_ROWS) or odd or weights.dtype != x.dtype:
         shapes = f"x {tuple(x.shape)} {x.dtype}, weights {tuple(weights.shape)} {weights.dtype}"
-        raise ValueError(f"{shapes}: must be 1 to {MOST_ROWS} rows of one dtype; SwiGLU needs an even N")
+        raise ValueError(f"{shapes}: must be 1 to {MOST_ROWS} rows of one dtype; SwiGLU takes an even len(weights)")
     if swiglu and (out is not None or isinstance(before, NormGate)):
         raise ValueError("swiglu: takes neither `out` nor a NormGate")
     rows = x.flatten(0, -2)
