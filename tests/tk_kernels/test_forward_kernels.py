@@ -110,7 +110,7 @@ def test_error_does_not_grow_at_other_rates(kernel):
     assert parts[-1] < GROWTH * parts[0]
 
 
-@pytest.mark.parametrize("kernel", LINEAR, indirect=True)
+@pytest.mark.parametrize("kernel", LINEAR[:2], indirect=True)
 @pytest.mark.parametrize("factor", [0.0, 1e-3, 30.0])
 def test_extreme_tokens(kernel, factor):
     q, k, v, *rest = prompt(kernel, 64, batch=1, heads=2)
