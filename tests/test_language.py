@@ -1,7 +1,10 @@
-"""The documentation uses the field's words and short sentences, and its commands parse."""
+"""The documentation, docstrings and comments use the field's words and short sentences; documented commands parse."""
 
+import ast
+import io
 import re
 import shlex
+import tokenize
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -15,6 +18,16 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("bench", "harness", "reports", "tests", "tk_kernels")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.md"))])
 NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
+CODE = ("tk_kernels",)  # folders whose docstrings and comments are checked
+LATER = (
+    "tk_kernels/forward/common.py",
+    "tk_kernels/ttt_linear/forward.py",
+    "tk_kernels/ttt_mlp/forward.py",
+)  # in tuning
+MODULES = sorted(
+    {path.relative_to(ROOT).as_posix() for name in CODE for path in (ROOT / name).rglob("*.py")} - {*LATER}
+)
+PRAGMAS = re.compile(r"# ?(fmt|noqa|type|mypy|ruff|pragma)\b")
 COMMANDS = ("README.md", "bench/README.md", "CONTRIBUTING.md")
 LONGEST = 30  # words of a sentence
 # What not to write, and what to write for it; a gate of a network (SwiGLU, output) is the field's word.
@@ -84,6 +97,24 @@ def banned_words(text: str, allowed: tuple[str, ...] = ()) -> list[str]:
     return found + [each for each in sentences(text) if each.startswith(starts) and not each.endswith("?")]
 
 
+def code_text(source: str) -> str:
+    """The docstrings and comments of a Python file, a paragraph each; neighbouring comment lines are one paragraph."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = (ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, documented))
+    paragraphs, previous = [text for text in docstrings if text], (0, 0)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT or PRAGMAS.match(token.string):
+            continue
+        text = token.string.lstrip("# ")
+        row, column = token.start
+        if previous == (row - 1, column):
+            paragraphs[-1] += f"\n{text}"
+        else:
+            paragraphs.append(text)
+        previous = token.start
+    return re.sub(r"\[[^\[\]]*\]", "", "\n\n".join(paragraphs))  # without shapes
+
+
 def numbers(text: str) -> list[str]:
     """The numbers that a reader meets outside of code: not those in names, such as H100."""
     return re.findall(r"(?<![\w./-])\d[\d.,]*", re.sub(r"<!-- (table|end).*?-->", "", _without_code(text)))
@@ -110,6 +141,16 @@ def test_documents_use_the_fields_words(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_sentences_are_short(name):
     assert long_sentences((ROOT / name).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings_and_comments_use_the_fields_words(name):
+    assert banned_words(code_text((ROOT / name).read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_sentences_of_docstrings_and_comments_are_short(name):
+    assert long_sentences(code_text((ROOT / name).read_text(encoding="utf-8"))) == []
 
 
 def test_the_readme_is_short_and_begins_with_what_to_type():
@@ -152,3 +193,10 @@ def test_a_banned_word_is_found_outside_of_code(text, found):
 def test_a_sentence_of_31_words_is_found_and_one_of_30_is_not():
     assert long_sentences("w " * 30 + "w.") == [("w " * 30 + "w.").strip()]
     assert long_sentences("w " * 29 + "w. Short.") == []
+
+
+def test_docstrings_and_comments_are_read_and_code_is_not():
+    source = (
+        '"""A module."""\n# One\n# two.\nmarked = "cut"  # Three [B, T].\n# fmt: skip\n\ndef f():\n    """Four."""\n'
+    )
+    assert code_text(source) == "A module.\n\nFour.\n\nOne\ntwo.\n\nThree ."

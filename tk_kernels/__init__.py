@@ -1,3 +1,3 @@
-"""TTT kernels: a folder an operator (ttt_linear, ttt_mlp), and rooms for what they share. README.md explains them."""
+"""TTT kernels: one folder per operator (ttt_linear, ttt_mlp) and folders of shared code; see README.md."""
 
-FORMS = ("dual", "primal")  # of one function (ttt_layer.md, "Three forms")
+FORMS = ("dual", "primal")  # ttt_layer.md, "Three forms"

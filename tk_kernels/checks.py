@@ -7,7 +7,7 @@ STATE_DTYPE = {torch.float64: torch.float64, torch.float32: torch.float32, torch
 
 
 def check_choice(name: str, value: object, supported: tuple[object, ...]) -> None:
-    """Raise ValueError unless value is one of those supported."""
+    """Raise ValueError unless value is in `supported`."""
     if value not in supported:
         raise ValueError(f"{name} is {value!r}: supported are {', '.join(map(repr, supported))}")
 
@@ -19,7 +19,7 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def check_parameter(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless the tensor has this shape and is contiguous, as kernels read it as it lies in memory."""
+    """Raise ValueError unless the tensor has this shape and is contiguous."""
     check_shape(name, tensor, shape)
     check_contiguous(name, tensor)
 
@@ -31,7 +31,7 @@ def check_contiguous(name: str, tensor: Tensor) -> None:
 
 
 def check_devices(**tensors: Tensor | None) -> None:
-    """Raise ValueError unless all tensors are where the first is; None is left out."""
+    """Raise ValueError unless all tensors are on the device of the first; None is ignored."""
     given = [(name, x) for name, x in tensors.items() if x is not None]
     (first, x), *others = given
     for name, other in others:
@@ -40,7 +40,10 @@ def check_devices(**tensors: Tensor | None) -> None:
 
 
 def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
-    """Check tokens, all of one shape and dtype in this layout ("[B, T, H, D]" or "[B, H, D]"), and lr (no D)."""
+    """Raise ValueError unless all tokens have one shape and dtype in this layout, and lr fits them.
+
+    layout: "[B, T, H, D]" or "[B, H, D]"; lr lacks D.
+    """
     first, *others = tokens
     x = tokens[first]
     if x.ndim != layout.count(",") + 1:
@@ -54,7 +57,7 @@ def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
 
 
 def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: int, head_dim: int) -> None:
-    """Check token_scale [m], ln_weight and ln_bias [H, D]."""
+    """Raise ValueError unless these are token_scale [m], ln_weight and ln_bias [H, D]."""
     if token_scale.ndim != 1 or not len(token_scale):
         raise ValueError(f"token_scale has shape {tuple(token_scale.shape)}: expected [mini_batch], at least 1")
     check_shape("ln_weight", ln_weight, (heads, head_dim))
@@ -62,7 +65,10 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Check the shapes of a state's tensors, and their dtypes: int32 for position, else what belongs to the tokens."""
+    """Raise ValueError for a wrong shape or dtype of a state's tensor.
+
+    position is int32. The other tensors have the STATE_DTYPE of the tokens' dtype.
+    """
     for name, shape in shapes.items():
         tensor = getattr(state, name)
         check_shape(f"state.{name}", tensor, shape)
@@ -71,10 +77,10 @@ def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.d
 
 
 def common_position(position: Tensor, start: int | None, mini_batch: int) -> int:
-    """The position inside the mini-batch, 0 to mini_batch - 1, that all sequences share.
+    """The position inside the mini-batch that all sequences share, 0 to mini_batch - 1.
 
-    position [B] is the state's. start is the same number where the caller knows it; then nothing is read from the
-    device. Raises ValueError for a position outside of the mini-batch, and for positions that differ.
+    position [B] belongs to the state. A caller that knows the number passes it as start: no read from the device.
+    Raises ValueError for a position outside of the mini-batch and for different positions.
     """
     values = sorted(set(position.tolist())) if start is None else [start]
     if len(values) > 1:
@@ -87,6 +93,6 @@ def common_position(position: Tensor, start: int | None, mini_batch: int) -> int
 
 
 def check_aligned(tokens: int, start: int, mini_batch: int) -> None:
-    """Raise ValueError unless these tokens, from position start of a mini-batch on, are whole mini-batches."""
+    """Raise ValueError unless tokens that start at this position are whole mini-batches."""
     if start or tokens % mini_batch:
         raise ValueError(f"{tokens} tokens from position {start}: expected whole mini-batches of {mini_batch}")

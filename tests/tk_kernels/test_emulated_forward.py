@@ -16,12 +16,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tk_kernels.mlp_prompts import arguments, assert_matches, exact
+from tests.tk_kernels.forward_prompts import assert_matches, exact, mlp_arguments
 from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_mlp import ops
 
 EMULATOR = Path(__file__).parent / "emulator"
-KERNEL = Path(ops.__file__).parent / "block_sm90.cuh"
+SOURCES = {path.name: path.read_text() for path in Path(ops.__file__).parent.glob("block_*.cuh")}
 ORDERS = int(os.environ.get("EMULATED_ORDERS", "3"))  # a race that needs rare delays took some 300
 
 
@@ -39,9 +39,10 @@ pytestmark = [
 ]
 
 
-def compiled(folder: Path, source: str) -> ctypes.CDLL:
-    """The emulated kernel of this source."""
-    (folder / KERNEL.name).write_text(source)
+def compiled(folder: Path, sources: dict[str, str]) -> ctypes.CDLL:
+    """The emulated kernel of these sources, by file name."""
+    for name, source in sources.items():
+        (folder / name).write_text(source)
     library = folder / "forward.so"
     options = ["-std=c++20", "-Og", "-shared", "-fPIC", "-Wno-unknown-pragmas", f"-I{folder}", f"-I{EMULATOR}"]
     subprocess.run(["g++", *options, EMULATOR / "forward.cpp", "-o", library], check=True)
@@ -52,7 +53,7 @@ def compiled(folder: Path, source: str) -> ctypes.CDLL:
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compiled(tmp_path_factory.mktemp("emulated"), KERNEL.read_text())
+    return compiled(tmp_path_factory.mktemp("emulated"), SOURCES)
 
 
 def run(kernel: ctypes.CDLL, tensors: list[Tensor], rope: bool, seed: int = 0) -> str:
@@ -68,7 +69,7 @@ INPUTS = 11  # q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2
 
 def prompt(tokens: int) -> list[Tensor]:
     """The inputs of one sequence and head."""
-    args = arguments(tokens, batch=1, heads=1)
+    args = mlp_arguments(tokens, batch=1, heads=1)
     return [x.contiguous() for x in (*args[:-1], *args[-1][:4])]
 
 
@@ -97,22 +98,22 @@ def forward(kernel: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("tokens", "rotate"), [(1, False), (16, True), (50, True), (64, False), (100, False)])
 def test_matches_the_reference(forward, tokens, rotate):
-    args = arguments(tokens, batch=1, heads=2)
-    assert_matches(*forward(*args, start=0, rope=rotate), exact(args, rotate=rotate))
+    args = mlp_arguments(tokens, batch=1, heads=2)
+    assert_matches("mlp", *forward(*args, start=0, rope=rotate), exact("mlp", args, rotate), rotate)
 
 
 def test_continues_from_a_state_and_in_the_middle_of_a_mini_batch(forward):
-    args = arguments(75, batch=2, heads=1)
+    args = mlp_arguments(75, batch=2, heads=1)
     outputs, state = [], args[-1]
     for piece in (slice(16), slice(16, 37), slice(37, None)):
         out, state = forward(*(x[:, piece] for x in args[:4]), *args[4:7], state, rope=True)
         outputs.append(out)
-    assert_matches(torch.cat(outputs, 1), state, exact(args, rotate=True))
+    assert_matches("mlp", torch.cat(outputs, 1), state, exact("mlp", args, rotate=True), rotate=True)
 
 
 @pytest.mark.parametrize("tokens", [5, 40, 64])
 def test_in_place_it_leaves_the_same_bits(forward, tokens):
-    args = arguments(tokens, batch=2, heads=1)
+    args = mlp_arguments(tokens, batch=2, heads=1)
     expected, after = forward(*args, start=0)
     state = clone(args[-1])
     out, same = forward(*args[:-1], state, start=0, inplace=True)
@@ -123,10 +124,10 @@ def test_in_place_it_leaves_the_same_bits(forward, tokens):
 @pytest.mark.parametrize("last", [0.0, 1e-4, 5e-3])
 def test_a_small_last_scale(forward, last):
     """Other scales are then large in units of it: too large for 16 bits, unless the kernel changes the unit."""
-    args = arguments(50, batch=1, heads=1)
+    args = mlp_arguments(50, batch=1, heads=1)
     args[4][-1] = last
     out, state = forward(*args, start=0)
-    assert_matches(out, state, exact(args))
+    assert_matches("mlp", out, state, exact("mlp", args))
     if last == 0:
         assert all(torch.equal(new, old) for new, old in zip(state[:4], args[-1][:4], strict=True))
 
@@ -157,8 +158,8 @@ PLANTED = {
         "race|not published",
     ),
     "no wait for the group's readers": (
-        "if ((i & 3) == 3 && i >= 7) mbarrier_wait(GROUP_READ",
-        "if (false) mbarrier_wait(GROUP_READ",
+        "if (i >= 2 * GROUP - 1 && slot_of<GROUP>(i) == GROUP - 1)",
+        "if (false)",
         "race",
     ),
     "stores that products do not see": (
@@ -167,28 +168,31 @@ PLANTED = {
         "not published",
     ),
     "an operand taken back too early": (
-        "if (k + AHEAD >= BUFFERS && k + AHEAD < 8) await_products<BUFFERS - AHEAD>();",
+        "if (k + AHEAD >= BUFFERS && k + AHEAD < 8) await_matmuls<BUFFERS - AHEAD>();",
         "",
         "changed",
     ),
-    "lanes in no order": ("        sync_warp();  // four lanes share them\n", "", "race: lane"),
+    "lanes in no order": ("        sync_warp();  // four lanes share the sums\n", "", "race: lane"),
     "tokens loaded over ones that are read": (
         "if (loads == VALUES) load_v(a, i + 1);",
         "if (loads == VALUES) load_v(a, i + 2);",
         "race: TMA",
     ),
     "an arrival less": ("mbarrier_arrive(Z2_READY);", "if (i != 3) mbarrier_arrive(Z2_READY);", "deadlock"),
-    "the wrong phase": ("mbarrier_wait(G2_READY, (i + 1) & 1);", "mbarrier_wait(G2_READY, i & 1);", "deadlock|race"),
+    "the wrong phase": (
+        "mbarrier_wait(G2_READY, parity_of<1>(i + 1));",
+        "mbarrier_wait(G2_READY, parity_of<1>(i));",
+        "deadlock|race",
+    ),
 }
 
 
 @pytest.mark.parametrize("mistake", PLANTED)
 def test_a_planted_mistake_is_found(tmp_path, mistake):
     right, wrong, message = PLANTED[mistake]
-    source = KERNEL.read_text()
-    assert source.count(right) == 1
+    assert sum(source.count(right) for source in SOURCES.values()) == 1
     tensors = prompt(150)
     results = empty_results(tensors)
-    broken = compiled(tmp_path, source.replace(right, wrong))
+    broken = compiled(tmp_path, {name: source.replace(right, wrong) for name, source in SOURCES.items()})
     found = [run(broken, [*tensors, *results], rope=False, seed=seed) for seed in range(2)]
     assert any(re.search(message, each) for each in found), found

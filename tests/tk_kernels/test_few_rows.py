@@ -91,7 +91,7 @@ def test_rows_may_be_columns_of_a_wider_tensor() -> None:
         assert_close(few_rows_product(x, weights), x.double() @ weights.double().T, LIMIT[BF16])
 
 
-def test_what_it_cannot_take_is_named() -> None:
+def test_unsupported_arguments_are_named() -> None:
     weights, ones, gate = normal(8, 64), torch.ones(64, device=DEVICE), normal(2, 64)
     norm_gate = NormGate(gate, ones, ones, EPS)
     for x, wrong, options, why in (
@@ -99,7 +99,7 @@ def test_what_it_cannot_take_is_named() -> None:
         (normal(0, 64), weights, {}, "rows"),
         (ones, weights, {}, "rows"),
         (gate, weights.to(BF16), {}, "dtype"),
-        (gate, weights[:3], {"swiglu": True}, "two outputs"),
+        (gate, weights[:3], {"swiglu": True}, "even len"),
         (gate, weights[:, :32], {}, "weights"),
         (normal(2, 32), weights[:, :32], {}, "contiguous"),
         (normal(64, 2).T, weights, {}, "contiguous"),
@@ -110,8 +110,8 @@ def test_what_it_cannot_take_is_named() -> None:
         (gate, weights, {"before": NormGate(gate, ones, ones[:8], EPS)}, "norm bias"),
         (gate[:1], weights, {"before": norm_gate}, "gate"),
         (gate, weights, {"before": NormGate(normal(64, 2).T, ones, ones, EPS)}, "contiguous"),
-        (gate, weights, {"before": norm_gate, "swiglu": True}, "swiglu: neither"),
-        (gate, weights, {"out": gate, "swiglu": True}, "swiglu: neither"),
+        (gate, weights, {"before": norm_gate, "swiglu": True}, "swiglu: takes neither"),
+        (gate, weights, {"out": gate, "swiglu": True}, "swiglu: takes neither"),
         (gate, weights.to("meta"), {}, "weights is on meta"),
         (gate, weights, {"before": Norm(ones.to("meta"), EPS)}, "norm's weight is on meta"),
         (gate, weights, {"before": NormGate(gate.to("meta"), ones, ones, EPS)}, "norm's gate is on meta"),

@@ -285,3 +285,69 @@ def test_a_start_outside_of_the_mini_batch_is_named(layer, start):
     operator, tokens, outer, state = operator_arguments(layer)
     with pytest.raises(ValueError, match=f"start is {start}: .* 0 to 15"):
         operator.forward(*tokens, *outer, state, start=start)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("q", lambda x: x[..., :32], r"q has shape .*\(64, 96, 128\)"),
+        ("q", torch.Tensor.double, r"q\.dtype is torch\.float64: .*bfloat16"),
+        ("k", lambda x: x[:, :10], r"k has shape \(1, 10, 2, 64\)"),
+        ("v", torch.Tensor.half, r"v\.dtype is torch\.float16"),
+        ("v", lambda x: x.mT.contiguous().mT, r"v has strides .*D contiguous"),
+        ("lr", lambda x: x[:, :, :1], r"lr has shape"),
+        ("token_scale", lambda x: x[:3], "mini-batch, is 3: must be 4 to 64"),
+        ("ln_weight", lambda x: x[:1], r"ln_weight has shape"),
+        ("weight", lambda x: x[..., :32], r"state\.W1? has shape"),
+        ("weight", torch.Tensor.double, r"state\.W1?\.dtype is torch\.float64"),
+    ],
+)
+@pytest.mark.parametrize("layer", ["linear", "mlp"])
+def test_unsupported_arguments_are_named(layer, name, change, message):
+    operator, tokens, outer, state = operator_arguments(layer)
+    given = dict(zip(("q", "k", "v", "lr", "token_scale", "ln_weight", "ln_bias"), (*tokens, *outer), strict=True))
+    if name == "weight":
+        state = state._replace(**{state._fields[0]: change(state[0])})
+    else:
+        given[name] = change(given[name])
+    with pytest.raises(ValueError, match=message):
+        operator.forward(*given.values(), state)
+
+
+@pytest.mark.parametrize("layer", ["linear", "mlp"])
+def test_different_positions_are_named(layer):
+    operator, tokens, outer, state = operator_arguments(layer)
+    twice = type(state)(*(torch.cat((x, x)) for x in state))._replace(position=torch.tensor([0, 3], dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"state\.position holds \[0, 3\]"):
+        operator.forward(*(torch.cat((x, x)) for x in tokens), *outer, twice)
+
+
+def test_an_address_that_tma_does_not_take_is_named():
+    operator, (q, k, v, lr), outer, state = operator_arguments("linear")
+    v = torch.zeros(v.numel() + 4, dtype=v.dtype)[4:].view(v.shape)
+    with pytest.raises(ValueError, match="v begins at element 4"):
+        operator.forward(q, k, v, lr, *outer, state, backend="thunderkittens")
+
+
+@pytest.mark.parametrize("layer", ["linear", "mlp"])
+def test_shapes_and_graphs_without_running(layer):
+    operator, tokens, outer, state = operator_arguments(layer)
+    meta = [x.to("meta") for x in (*tokens, *outer)], type(state)(*(x.to("meta") for x in state))
+    out, after = operator.forward(*meta[0], meta[1], start=0)
+    assert (out.shape, out.dtype) == (tokens[0].shape, torch.bfloat16)
+    assert [(x.shape, x.dtype) for x in after] == [(x.shape, x.dtype) for x in state]
+    graphs = []
+
+    def record(graph, example_inputs):
+        graphs.append(graph)
+        return lambda *_: (torch.zeros(()),)
+
+    compiled = torch.compile(lambda *x: operator.forward(*x, start=0)[0], fullgraph=True, backend=record)
+    compiled(*(x[:, :16] for x in tokens), *outer, state)
+    assert f"{layer}_forward" in graphs[0].code
+
+
+def test_the_schedule_fills_the_processors():
+    assert linear_ops.schedule(32, 16, 132) == (4, 1)
+    assert linear_ops.schedule(512, 16, 132) == (2, 4)
+    assert linear_ops.schedule(512, 32, 132) == (4, 1)

@@ -113,13 +113,13 @@ def test_strided_tokens_of_one_projection(triton_kernels, name):
     assert_equal(found, exact(name, given), LIMITS[torch.float32])
 
 
-@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize(("head_dim", "rotate"), [(64, False), (96, True)])
 @pytest.mark.parametrize("name", OPS)
-def test_the_reference_as_a_backend(name, head_dim):
+def test_the_reference_as_a_backend(name, head_dim, rotate):
     given = case(name, 20, batch=1, heads=2, head_dim=head_dim)
     arguments = in_type(given, torch.float32)
-    found = OPS[name].forward(*arguments, start=0, backend="reference")
-    assert_equal(found, exact(name, given), LIMITS[torch.float32])
+    found = OPS[name].forward(*arguments, start=0, rope=rotate, backend="reference")
+    assert_equal(found, exact(name, given, rotate), LIMITS[torch.float32])
 
 
 def tokens_on(device: str, head_dim: int = 64, dtype: torch.dtype = torch.bfloat16) -> Any:

@@ -98,9 +98,11 @@ def test_prefill_then_generate_is_forward_at_every_split(operator: str) -> None:
 
 @each_operator
 @pytest.mark.parametrize("form", ["dual", "primal"])
-def test_forward_in_pieces_is_forward(operator: str, form: str) -> None:
+def test_forward_in_pieces_is_forward_and_keeps_the_given_state(operator: str, form: str) -> None:
     module, args = OPERATORS[operator], case(operator, 71)
+    before = [x.clone() for x in args.state]
     whole, end = module.forward(*args, form=form)
+    assert all(map(torch.equal, args.state, before))
     state, outputs, low = args.state, [], 0
     for size in (7, 1, 16, 8, 39):
         out, state = module.forward(*args.tokens(slice(low, low + size)), *args.outer(), state, form=form)
@@ -154,14 +156,6 @@ def test_sequences_at_mixed_positions(operator: str, rows: bool, inplace: bool) 
         assert relative_error(out, whole[range(4), at]) < EXACT
         assert (state is given) == inplace
         assert inplace or all(torch.equal(x, y) for x, y in zip(given, before, strict=True))
-
-
-@each_operator
-def test_given_state_is_kept_by_forward(operator: str) -> None:
-    args = case(operator, 35)
-    before = [x.clone() for x in args.state]
-    OPERATORS[operator].forward(*args)
-    assert all(torch.equal(x, y) for x, y in zip(args.state, before, strict=True))
 
 
 @each_operator

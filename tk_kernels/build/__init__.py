@@ -1,4 +1,4 @@
-"""Compile the CUDA kernels ahead, cache what was compiled, and load it; compile many Triton kernels at once."""
+"""Compile CUDA kernels ahead of time, cache and load them; compile many Triton kernels at once."""
 
 from tk_kernels.build.cache import Built, cache_directory, ingredients, source_digest
 from tk_kernels.build.compiler import KernelResources, compiler_version, demangle, find_nvcc, parse_resources

@@ -1,8 +1,7 @@
-"""Keep compiled kernels by what they were made of, and find them again.
+"""Cache compiled kernels by their ingredients, and find them again.
 
-A build's ingredients are its sources, flags, architectures of the GPU and the host, compiler, tvm-ffi and
-ThunderKittens commit. Those that a machine does not have are not compared, so a cache folder carried to a GPU machine
-without nvcc serves there.
+A build's ingredients are its sources, flags, GPU and host architectures, compiler, tvm-ffi and ThunderKittens commit.
+Ingredients that a machine lacks are not compared. A cache folder thus works on a GPU machine without nvcc.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ from tk_kernels.build.thunderkittens import (
 
 LIBRARY, LOG, NOTE = "kernel.so", "compiler.log", "build.json"  # the files of a build
 SOURCE_ROOT = Path(__file__).resolve().parent.parent
-NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")  # which nvcc itself reads
-SHARED_HEADERS = "forward/*.cuh"  # beside the headers in a kernel's own folder
+NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")  # nvcc reads them
+SHARED_HEADERS = "forward/*.cuh"  # in addition to headers in a kernel's own folder
 
 
 @dataclass(frozen=True)
 class Built:
-    """One compiled module: `library` (.so), `log` (the compiler's output) and the resources of each kernel in it."""
+    """One compiled module: its library (.so), the compiler's log and the resources of each kernel."""
 
     name: str
     library: Path
     log: Path
-    compiled: bool  # False: it was in the cache
+    compiled: bool  # False: from the cache
 
     @property
     def resources(self) -> list[KernelResources]:
@@ -57,12 +56,12 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """What it was made of, as written when it was compiled, perhaps on another machine."""
+        """The ingredients recorded at compilation, perhaps on another machine."""
         return json.loads((self.library.parent / NOTE).read_text())["ingredients"]
 
 
 def source_path(name: str) -> Path:
-    """`ttt_linear/forward_sm90` -> its `.cu` file. Raises BuildError where there is none."""
+    """`ttt_linear/forward_sm90` -> its `.cu` file. Raises BuildError if there is none."""
     path = SOURCE_ROOT / f"{name}.cu"
     if not path.is_file():
         raise BuildError(f"{name}: there is no {name}.cu in {SOURCE_ROOT.name}")
@@ -70,7 +69,7 @@ def source_path(name: str) -> Path:
 
 
 def source_digest(name: str) -> str:
-    """Digest of the `.cu` file and of every `.cuh` beside it or shared by all."""
+    """Digest of the `.cu` file, every `.cuh` in its folder, and the shared headers."""
     source = source_path(name)
     files = [source, *sorted(SOURCE_ROOT.glob(SHARED_HEADERS)), *sorted(source.parent.glob("*.cuh"))]
     digest = hashlib.sha256()
@@ -80,7 +79,7 @@ def source_digest(name: str) -> str:
 
 
 def ingredients(name: str, flags: tuple[str, ...] = ()) -> dict[str, str | None]:
-    """All that decides the machine code. None stands for what this machine does not have (nvcc, headers)."""
+    """Everything that determines the machine code. None: this machine lacks it (nvcc, headers)."""
     return {
         "name": name,
         "sources": source_digest(name),
@@ -94,7 +93,7 @@ def ingredients(name: str, flags: tuple[str, ...] = ()) -> dict[str, str | None]
 
 
 def _tvm_ffi_version() -> str | None:
-    """Its headers are compiled in, and its library is linked."""
+    """Version of tvm-ffi, whose headers are compiled in and whose library is linked; None if it is not installed."""
     try:
         return version("apache-tvm-ffi")
     except PackageNotFoundError:
@@ -102,7 +101,7 @@ def _tvm_ffi_version() -> str | None:
 
 
 def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
-    """The newest build that every known ingredient matches; one that is damaged or lacks a file is passed over."""
+    """The newest build that matches every known ingredient; None without one. Damaged builds are ignored."""
     name = str(wanted["name"])
     times = {folder: _built_at(folder, wanted) for folder in _builds().glob(f"{_dotted(name)}-*")}
     folder = max((folder for folder in times if times[folder]), key=times.__getitem__, default=None)
@@ -110,10 +109,9 @@ def find_cached(wanted: Mapping[str, str | None]) -> Built | None:
 
 
 def compile_into_cache(wanted: Mapping[str, str | None], flags: tuple[str, ...]) -> Built:
-    """Compile what is wanted into a folder of its own, which gets its final name when it is whole.
+    """Compile a module into its own folder, which gets its final name when it is complete.
 
-    Another process that wants the same meanwhile waits, and takes what this one has built. What a build left that was
-    killed is removed.
+    Another process that needs the same module waits and uses this build. Leftovers of killed builds are removed.
     """
     name = str(wanted["name"])
     _builds().mkdir(parents=True, exist_ok=True)
@@ -138,7 +136,7 @@ def _compiled(name: str, wanted: Mapping[str, str | None], flags: tuple[str, ...
 
 
 def _dotted(name: str) -> str:
-    """What the files of a kernel begin with in the cache."""
+    """The prefix of a kernel's files in the cache."""
     return name.replace("/", ".")
 
 
@@ -147,9 +145,9 @@ def _builds() -> Path:
 
 
 def _built_at(folder: Path, wanted: Mapping[str, str | None]) -> float:
-    """When a build of what is wanted was made, in seconds since 1970; 0 for another build, or a damaged one."""
+    """Time of a matching build in seconds since 1970; 0 for another or a damaged build."""
     try:
-        if not ((folder / LIBRARY).stat().st_size and (folder / LOG).is_file()):  # empty after a loss of power
+        if not ((folder / LIBRARY).stat().st_size and (folder / LOG).is_file()):  # empty after a power failure
             return 0
         note = json.loads((folder / NOTE).read_text())
         made_of, built_at = note["ingredients"], float(note["built_at"])

@@ -1,7 +1,7 @@
 """Find nvcc, run it on one .cu file, and read registers and spills from its output.
 
-nvcc is called directly and not through `tvm_ffi.cpp.build`, which throws away the output of a successful compilation:
-register counts and spills are in it.
+nvcc is called directly, because `tvm_ffi.cpp.build` discards the output of a successful compilation: it holds register
+counts and spills.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tk_kernels.build.errors import BuildError, os_errors
 from tk_kernels.build.thunderkittens import find_thunderkittens
 
 ARCHITECTURE = "90a"
-DEFAULT_NVCC = Path("/usr/local/cuda/bin/nvcc")  # where the CUDA toolkit installs it; often not on the path
+DEFAULT_NVCC = Path("/usr/local/cuda/bin/nvcc")  # the CUDA toolkit's default, often not in PATH
 FLAGS = (
     "-std=c++20",
     "-O3",
@@ -34,7 +34,7 @@ FLAGS = (
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What ptxas reports of one kernel: registers and bytes a thread; `shared` is static shared memory a block."""
+    """ptxas report of one kernel: registers and bytes per thread; `shared` is static shared memory per block."""
 
     name: str
     registers: int
@@ -45,12 +45,12 @@ class KernelResources:
 
     @property
     def spilled_bytes(self) -> int:
-        """Bytes of a thread's registers that are stored to local memory and loaded again, both counted."""
+        """Bytes of spill stores and loads per thread."""
         return self.spill_store_bytes + self.spill_load_bytes
 
 
 def find_nvcc() -> Path | None:
-    """The nvcc of `CUDA_HOME`, else the first on the path, else `DEFAULT_NVCC`, else None."""
+    """The nvcc in `CUDA_HOME`, else in PATH, else `DEFAULT_NVCC`, else None."""
     home = os.environ.get("CUDA_HOME")
     if home and (Path(home) / "bin" / "nvcc").is_file():
         return Path(home) / "bin" / "nvcc"
@@ -61,7 +61,7 @@ def find_nvcc() -> Path | None:
 
 
 def compiler_version(nvcc: Path | None) -> str | None:
-    """For example `13.0, V13.0.88`; None without nvcc. Raises BuildError where nvcc cannot be run."""
+    """For example `13.0, V13.0.88`; None without nvcc. Raises BuildError if nvcc does not run."""
     if nvcc is None:
         return None
     with os_errors("nvcc cannot be run"):
@@ -71,7 +71,7 @@ def compiler_version(nvcc: Path | None) -> str | None:
 
 
 def run_nvcc(source: Path, include: Path, library: Path, flags: tuple[str, ...]) -> tuple[int, str]:
-    """Compile `source` into the shared `library`: nvcc's exit status, and its command line and output."""
+    """Compile `source` into the shared `library`. Returns nvcc's exit status, and its command line and output."""
     from tvm_ffi import libinfo
 
     root = find_thunderkittens()
@@ -94,13 +94,13 @@ def run_nvcc(source: Path, include: Path, library: Path, flags: tuple[str, ...])
 
 
 def compile_error(name: str, log: str, kept_in: Path) -> BuildError:
-    """The first error line of a failed compilation, and where all of its output is."""
+    """The first error line of a failed compilation, and the path of its full output."""
     first = next((line for line in log.splitlines()[1:] if "error" in line.lower()), "nvcc gave no error line")
-    return BuildError(f"{name}: nvcc failed: {first.strip()} (all of it: {kept_in})")
+    return BuildError(f"{name}: nvcc failed: {first.strip()} (full output: {kept_in})")
 
 
 def parse_resources(log: str) -> list[KernelResources]:
-    """The `ptxas -v` lines of a compiler log, one entry a kernel, names demangled where c++filt is installed."""
+    """Parse the `ptxas -v` lines of a compiler log, one entry per kernel; c++filt, if installed, demangles names."""
     pattern = re.compile(
         r"Compiling entry function '(?P<name>[^']+)'.*?"
         r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
@@ -124,7 +124,7 @@ def parse_resources(log: str) -> list[KernelResources]:
 
 
 def demangle(name: str) -> str:
-    """A C++ symbol demangled by c++filt, or as it is where that is not installed."""
+    """Demangle a C++ symbol by c++filt; return it unchanged if that is not installed."""
     tool = shutil.which("c++filt")
     if tool is None:
         return name

@@ -1,4 +1,4 @@
-"""The error of this package, and how an OSError becomes one."""
+"""The error of this package, and its conversion from OSError."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +7,12 @@ ANOTHER_CACHE = "set TTT_BENCH_CACHE to a folder that can be written"
 
 
 class BuildError(RuntimeError):
-    """A kernel cannot be built or loaded here; the message is one sentence that says what is missing."""
+    """A kernel cannot be built or loaded here; the message is one sentence that names the missing part."""
 
 
 @contextmanager
 def os_errors(what: str) -> Iterator[None]:
-    """Turn an OSError into a BuildError that says `what` failed, on which path and why."""
+    """Turn an OSError into a BuildError with `what`, the path and the reason."""
     try:
         yield
     except OSError as error:

@@ -23,14 +23,14 @@ KERNELS = (
     "ttt_mlp/forward_32_sm90",
     "edges/swiglu_product_sm90",
 )
-# How reasons about the GPU begin, which no installation can cure.
+# Prefixes of reasons that no installation can remove
 NO_GPU, OTHER_GPU = "there is no CUDA GPU", "the GPU is"
-PORTABLE = "portable"  # the value of TTT_BENCH_ARCH that hides the kernels for Hopper
+PORTABLE = "portable"  # this value of TTT_BENCH_ARCH hides the kernels for Hopper
 NO_TVM_FFI = "apache-tvm-ffi is not installed (pip install apache-tvm-ffi)"
 
 
 def build(name: str, flags: tuple[str, ...] = ()) -> Built:
-    """Compile one kernel file, or find it compiled (see `cache`). Raises BuildError."""
+    """Compile one kernel file, or find it in the cache. Raises BuildError."""
     with os_errors(f"{name} cannot be built into {cache_directory()} ({ANOTHER_CACHE})"):
         wanted = ingredients(name, flags)
         cached = find_cached(wanted)
@@ -43,12 +43,12 @@ def build(name: str, flags: tuple[str, ...] = ()) -> Built:
 
 
 def build_all() -> list[Built]:
-    """Every kernel file of the package, compiled ahead. Needs nvcc and the headers, no GPU."""
+    """Compile every kernel file of the package. Needs nvcc and the headers, no GPU."""
     return [build(name) for name in KERNELS]
 
 
 def unavailable(name: str) -> str:
-    """Why kernel `name` cannot run here, in one sentence; empty when it can (it may still have to be compiled)."""
+    """Why kernel `name` cannot run here, in one sentence; empty if it can, perhaps after compilation."""
     if reason := hidden():
         return reason
     reason = NO_TVM_FFI if importlib.util.find_spec("tvm_ffi") is None else _no_hopper_gpu()
@@ -65,7 +65,7 @@ def unavailable(name: str) -> str:
 
 @functools.cache
 def load(name: str) -> Any:
-    """The module of `name`, its launchers as attributes. Raises BuildError with one sentence where it cannot be."""
+    """Load the module of `name`, with its launchers as attributes. Raises BuildError with one sentence."""
     reason = unavailable(name)
     if reason:
         raise BuildError(reason)
@@ -77,7 +77,7 @@ def load(name: str) -> Any:
 
 
 def hidden() -> str:
-    """Why TTT_BENCH_ARCH hides the kernels for Hopper, in one sentence; empty where it does not."""
+    """Why TTT_BENCH_ARCH hides the kernels for Hopper, in one sentence; empty if it does not."""
     arch = os.environ.get("TTT_BENCH_ARCH", "")
     if arch in ("", PORTABLE):
         return f"TTT_BENCH_ARCH={arch} hides the kernels for Hopper" if arch else ""
@@ -85,11 +85,11 @@ def hidden() -> str:
 
 
 def missing_to_compile() -> str:
-    """What this machine lacks to compile a kernel, in one sentence; empty where it lacks nothing."""
+    """The missing requirement to compile a kernel here, in one sentence; empty if there is none."""
     if importlib.util.find_spec("tvm_ffi") is None:
         return NO_TVM_FFI
     if find_nvcc() is None:
-        return f"there is no nvcc in CUDA_HOME, on the path or at {DEFAULT_NVCC}"
+        return f"there is no nvcc in CUDA_HOME, in PATH or at {DEFAULT_NVCC}"
     if find_thunderkittens() is None:
         named = os.environ.get("THUNDERKITTENS_ROOT")
         if named:
@@ -111,7 +111,7 @@ def _no_hopper_gpu() -> str:
 
 
 def _load_driver() -> None:
-    """A module leaves `cuTensorMapEncodeTiled`, which makes TMA descriptors, for the driver's library to resolve."""
+    """Load the driver's library: modules call its `cuTensorMapEncodeTiled` to make TMA descriptors."""
     try:
         ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Compile many Triton kernels at once, before any of them runs."""
+"""Compile many Triton kernels at once, before their first launch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 def compile_all(calls: Iterable[Callable[[], object]]) -> None:
-    """Compile the kernels that `calls` ask for with `warmup`, in as many processes as there are processors.
+    """Compile the kernels that `calls` request with `warmup`, in one process per processor.
 
-    A kernel that fails to compile is left for its first launch to report.
+    The first launch of a kernel reports a failed compilation.
     """
     from triton import AsyncCompileMode
 
@@ -21,14 +21,14 @@ def compile_all(calls: Iterable[Callable[[], object]]) -> None:
         try:
             for call in calls:
                 call()
-        finally:  # on leaving, Triton waits for every task that was submitted
+        finally:  # at the exit Triton waits for every submitted task
             pool.work()
 
 
 class ForkedProcesses(Executor):
-    """Run tasks in forked processes, then here again: for tasks that leave their result in a cache on disk.
+    """Run tasks in forked processes, then again here. The tasks cache their results on disk.
 
-    Much of a compilation holds Python's lock, so threads would wait for one another. The children touch no GPU.
+    Compilation mostly holds Python's lock, so threads would wait for one another. The children touch no GPU.
     """
 
     def __init__(self, processes: int) -> None:
@@ -36,7 +36,7 @@ class ForkedProcesses(Executor):
         self._tasks: list[tuple[Future[Any], Callable[[], Any]]] = []
 
     def submit(self, task: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
-        """See Executor; the task waits for `work`."""
+        """Queue a task for `work`."""
         future: Future[Any] = Future()
         self._tasks.append((future, task))
         return future
@@ -45,7 +45,7 @@ class ForkedProcesses(Executor):
         """Run all tasks and set their futures."""
         tasks = [task for _, task in self._tasks]
         count, children = min(self._processes, len(tasks)), []
-        with suppress(OSError):  # no memory for another process: its tasks run below
+        with suppress(OSError):  # no memory for another process: the tasks run below
             for first in range(count):
                 children.append(_fork(tasks[first::count]))
         for child in children:
@@ -58,7 +58,7 @@ class ForkedProcesses(Executor):
 
 
 def _fork(tasks: list[Callable[[], Any]]) -> int:
-    """Start a child that runs `tasks`, whatever they raise, and exits; its process id."""
+    """Fork a child that runs `tasks`, ignores their exceptions and exits. Returns its process id."""
     child = os.fork()
     if child:
         return child

@@ -1,4 +1,4 @@
-"""Find, or clone at the pinned commit, the ThunderKittens checkout whose headers the kernels include."""
+"""Find ThunderKittens, whose headers the kernels include, or clone it at the pinned commit."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tk_kernels.build.errors import ANOTHER_CACHE, BuildError, os_errors
 
 THUNDERKITTENS_URL = "https://github.com/HazyResearch/ThunderKittens.git"
 THUNDERKITTENS_COMMIT = "0b55588d2769dde0c7a9a606ffc015b0ca7a9551"
-_ASIDE = ".fetching-"  # begins the name of a clone that is not whole yet
+_ASIDE = ".fetching-"  # prefix of an incomplete clone
 
 
 def cache_directory() -> Path:
-    """Where builds and the ThunderKittens checkout are kept: `TTT_BENCH_CACHE`, or `~/.cache/ttt-bench`."""
+    """The folder of builds and of the ThunderKittens checkout: `TTT_BENCH_CACHE`, or `~/.cache/ttt-bench`."""
     return Path(os.environ.get("TTT_BENCH_CACHE") or Path.home() / ".cache" / "ttt-bench")
 
 
@@ -32,9 +32,9 @@ def find_thunderkittens() -> Path | None:
 
 
 def fetch_thunderkittens() -> Path:
-    """Clone ThunderKittens at the pinned commit into the cache, once. Raises BuildError where git or the net fail.
+    """Clone ThunderKittens at the pinned commit into the cache, once. Raises BuildError if git or the network fails.
 
-    The clone gets its name when it is whole, so one that was killed half-way is made anew.
+    The clone gets its name when it is complete; an interrupted clone is repeated.
     """
     target = _clone_path()
     with os_errors(f"ThunderKittens cannot be kept in {cache_directory()} ({ANOTHER_CACHE})"):
@@ -54,7 +54,7 @@ def fetch_thunderkittens() -> Path:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """One process at a time inside, by a lock at `path`; a file system without locks goes without."""
+    """Hold a lock at `path`: one process at a time. A file system without locks is not locked."""
     with open(path, "w") as lock:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -63,9 +63,9 @@ def alone(path: Path) -> Iterator[None]:
 
 @contextmanager
 def named_when_whole(target: Path, prefix: str) -> Iterator[Path]:
-    """A folder that takes the place of `target` if the block ends well, and is removed if not.
+    """A new folder that replaces `target` if the block succeeds, and is removed otherwise.
 
-    For who is `alone`: what was left by one that was killed, whose name begins with `prefix` too, is removed.
+    Call it inside `alone`: folders with the same prefix are leftovers of killed processes and are removed.
     """
     for killed in target.parent.glob(f"{prefix}*"):
         shutil.rmtree(killed, ignore_errors=True)
@@ -80,9 +80,9 @@ def named_when_whole(target: Path, prefix: str) -> Iterator[Path]:
 
 
 def thunderkittens_version(root: Path | None) -> str | None:
-    """The commit of a checkout, from a file COMMIT beside `include` or from git.
+    """The commit of a checkout, from a file COMMIT next to `include` or from git.
 
-    Where git says that `include` has changed since, or nobody knows the commit, it ends in a digest of `include`.
+    If git reports changes in `include`, or the commit is unknown, the version ends in a digest of `include`.
     """
     if root is None or not root.is_dir():
         return None
@@ -100,11 +100,11 @@ def thunderkittens_version(root: Path | None) -> str | None:
 
 
 def _git_status(root: Path, folder: str) -> list[str]:
-    """The commit of a checkout and what has changed of a folder, as git says both at once; [] where it says nothing.
+    """git's report of a checkout's commit and of changes in a folder; [] if git fails.
 
-    Without locks: a `git status` that is killed with its worker would leave the checkout locked.
+    Without optional locks: a killed `git status` would leave the checkout locked.
     """
-    if not (root / ".git").exists():  # of a folder in another checkout git tells that one's commit
+    if not (root / ".git").exists():  # inside another checkout git would report that one's commit
         return []
     command = ["git", "--no-optional-locks", "-C", str(root), "status", "--porcelain=v2", "--branch", "--", folder]
     try:

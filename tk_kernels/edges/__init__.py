@@ -1,1 +1,1 @@
-"""What runs around the operators in one pass over memory each: short convolutions, norms, gates."""
+"""Kernels around the operators, each one pass over memory: short convolutions, norms, output gates."""

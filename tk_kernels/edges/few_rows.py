@@ -1,13 +1,12 @@
-"""Products of few rows, as a step of few sequences has them, with what is around them: y = x W^T.
+"""GEMMs with few rows, for steps of few sequences, fused with their neighbours: y = x W^T.
 
-Such a product takes as long as its weights take to be read, so SwiGLU or the residual behind it cost nothing in the
-same kernel, and each saves a launch. Of one row or two each program reads whole rows of the weights, all at once, and
-sums without matrix units; then the norm before the product is in the kernel too: its scale and mean commute with the
-product, so no weight waits for them, and in a dependent launch the first weights are read before x is there. Of more
-rows matrix units multiply tiles of weights.
+Reading the weights takes all the time of such a GEMM. SwiGLU or the residual after it is free in the same kernel and
+saves a launch. With one or two rows each program loads whole rows of the weights at once and sums without tensor cores.
+The norm before the GEMM is then fused too: its scale and mean commute with the GEMM, so no load of a weight waits for
+them. A dependent launch reads the first weights before x is ready. With more rows tensor cores multiply tiles.
 """
 # mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
+# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 
@@ -33,32 +32,32 @@ from tk_kernels.generate.common import (
 )
 
 MANY_OUTPUTS = 4096  # from here on tiles of 64 outputs fill the GPU
-# Rows of x for which these kernels are as fast as cuBLAS's and those around it, or faster, on an H100.
+# Most rows of x for which these kernels are at least as fast as cuBLAS and the kernels around it, on an H100
 MOST_ROWS, MOST_ROWS_FEW_OUTPUTS = 64, 32
-MOST_SUMMED = 2  # rows of x that are summed without matrix units
-INPUTS = 2048  # that such a program reads of each of its rows at once
-SUMS = 4  # of a program: its outputs times the rows of x
-LEAST_TILE = 16  # rows that matrix units multiply at once, some of them spare
-SHARED_BYTES = 196_608  # of a block's shared memory, which the largest tiles take
+MOST_SUMMED = 2  # rows of x that are summed without tensor cores
+INPUTS = 2048  # inputs of each weight row that such a program loads at once
+SUMS = 4  # per program: its outputs times the rows of x
+LEAST_TILE = 16  # rows that tensor cores multiply at once, including padding
+SHARED_BYTES = 196_608  # shared memory of the largest tiles
 
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm of the rows before the product; weight [K]."""
+    """RMSNorm of the rows before the GEMM; weight [K]."""
 
     weight: Tensor
     eps: float
 
     def __call__(self, x: Tensor, *, pdl: bool = False) -> Tensor:
-        """The rows x [..., K] normed, in a kernel of its own."""
+        """Normalize rows x [..., K] in a separate kernel."""
         return rms_norm(x, self.weight, self.eps, pdl=pdl)
 
 
 @dataclass(frozen=True)
 class NormGate:
-    """LayerNorm of the rows, times gelu_tanh(gate), before the product; gate [..., K], weight and bias [K].
+    """LayerNorm of the rows times gelu_tanh(output gate), before the GEMM; `gate` [..., K], weight and bias [K].
 
-    Of one row in the product's kernel: exact to float32 times the row's mean over its deviation.
+    With one row this is fused. The error is then float32 rounding times the row's mean over its deviation.
     """
 
     gate: Tensor
@@ -67,17 +66,17 @@ class NormGate:
     eps: float
 
     def __call__(self, x: Tensor, *, pdl: bool = False) -> Tensor:
-        """The rows x [..., K] normed and gated, in a kernel of its own."""
+        """Apply the norm and the output gate to rows x [..., K] in a separate kernel."""
         return norm_gate(x, self.gate, self.weight, self.bias, self.eps, pdl=pdl)
 
 
 def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether rows x [..., K] and weights [N, K], with SwiGLU [2 N, K], on this GPU are for these kernels."""
+    """Whether to use these kernels for rows x [..., K] and weights [N, K] (SwiGLU: [2 N, K]) on this GPU."""
     return x.is_cuda and suits(x, weights, swiglu=swiglu) and shared_bytes(x.device) >= SHARED_BYTES
 
 
 def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """The same but for the GPU."""
+    """Whether the shapes, strides and dtypes suit these kernels, on any GPU."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
     laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _is_near(x)
@@ -85,13 +84,13 @@ def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
 
 
 def _is_near(x: Tensor) -> bool:
-    """Whether the elements of x lie so near to each other that the kernels' int32 reaches all of them."""
+    """Whether int32 offsets reach all elements of x."""
     return sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) < 1 << 31
 
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Of shared memory that a block may have."""
+    """Bytes of shared memory that a block may have."""
     number = torch.cuda.current_device() if device.index is None else device.index
     return triton.runtime.driver.active.utils.get_device_properties(number)["max_shared_mem"]
 
@@ -106,18 +105,19 @@ def few_rows_product(
     out: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """before(x) W^T for x [..., K] and W [N, K] -> [..., N] in x's dtype; with out [..., N], added to it in place.
+    """before(x) W^T for x [..., K] and W [N, K] -> [..., N] in x's dtype.
 
-    swiglu: of W [2 N, K], Wg's rows before Wu's, silu(x Wg^T) * (x Wu^T); then neither `out` nor a NormGate is allowed.
-    `out` shares no memory with what is read. Float32 inside, rounded once; with `before`, of more than MOST_SUMMED rows
-    and of two behind a NormGate, rounded once more before the product. pdl: see `dependent_launch`; W and the norm's
-    weight and bias are the parameters. Raises ValueError on a wrong shape, dtype, stride or device.
+    out [..., N]: the result is added to it in place; it shares no memory with the inputs.
+    swiglu: W is [2 N, K], Wg's rows before Wu's; the result is silu(x Wg^T) * (x Wu^T). Excludes `out` and a NormGate.
+    pdl: see `dependent_launch`; W and the norm's weight and bias are the parameters.
+    Arithmetic is float32, rounded once. A norm that is not fused rounds once more: with more than MOST_SUMMED rows, or
+    two rows and a NormGate. Raises ValueError on a wrong shape, dtype, stride or device.
     """
     rows, N = _checked(x, weights, before, swiglu, out)
     R, K = rows.shape
     made = torch.empty(*x.shape[:-1], N, device=x.device, dtype=x.dtype) if out is None else out
     shape = {"K": K, "SWIGLU": swiglu, "ADD": out is not None, **dependent_launch(pdl)}
-    # Two rows behind a NormGate are six sums a weight: there the matrix units are faster.
+    # Two rows after a NormGate take six sums per weight: tensor cores are faster.
     if R <= MOST_SUMMED and (R == 1 or not isinstance(before, NormGate)):
         _summed(rows, weights, before, made.view(R, N), **shape)
     else:
@@ -134,15 +134,15 @@ def few_rows_product(
 def _checked(
     x: Tensor, weights: Tensor, before: Norm | NormGate | None, swiglu: bool, out: Tensor | None
 ) -> tuple[Tensor, int]:
-    """The rows of x, and how many outputs each has; ValueError for what the kernels cannot take."""
+    """The rows of x, and the number of outputs. Raises ValueError for arguments that the kernels do not support."""
     *many, K = x.shape
     N, odd = divmod(len(weights), 2) if swiglu else (len(weights), 0)
     check_shape("weights", weights, (len(weights), K))
     if not (many and 1 <= math.prod(many) <= MOST_ROWS) or odd or weights.dtype != x.dtype:
         shapes = f"x {tuple(x.shape)} {x.dtype}, weights {tuple(weights.shape)} {weights.dtype}"
-        raise ValueError(f"{shapes}: must be 1 to {MOST_ROWS} rows of one dtype, and of SwiGLU two outputs each")
+        raise ValueError(f"{shapes}: must be 1 to {MOST_ROWS} rows of one dtype; SwiGLU takes an even len(weights)")
     if swiglu and (out is not None or isinstance(before, NormGate)):
-        raise ValueError("swiglu: neither added to `out` nor behind a NormGate")
+        raise ValueError("swiglu: takes neither `out` nor a NormGate")
     rows = x.flatten(0, -2)
     whole, by_rows = [weights], [rows]
     if out is not None:
@@ -187,7 +187,7 @@ def _few_rows_product(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program computes OUTPUTS outputs of every row, R of ROWS, from INPUTS inputs at a time."""
+    """One program computes OUTPUTS outputs of all R rows, padded to ROWS, from INPUTS inputs at a time."""
     let_next_begin(PDL)
     wait_for_previous(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -220,7 +220,7 @@ def _few_rows_summed(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program computes OUTPUTS outputs of every row, R of them, a power of two, from INPUTS inputs at a time."""
+    """One program computes OUTPUTS outputs of all R rows (a power of two) from INPUTS inputs at a time."""
     let_next_begin(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, R)
@@ -250,14 +250,14 @@ def _few_rows_summed(
             entering = read
             if NORMED:
                 factor = scales
-                if GATED:  # of one row
+                if GATED:  # one row
                     opened = gelu(tl.load(gate + k, mask=valid, other=0).to(tl.float32))
                     factor, shift = factor * opened, shifts * opened
                 entering = read * factor
             total += tl.where(here[:, None], _products(w, entering)[None, :], 0.0)
             if SWIGLU:
                 up += tl.where(here[:, None], _products(v, entering)[None, :], 0.0)
-            # The sums of the norm behind those of the weights: before them, each load of a weight would wait for them.
+            # The norm's sums come after the sums of the weights: before, each load of a weight would wait for them.
             if GATED:
                 of_mean += tl.where(here[:, None], _products(w, factor)[None, :], 0.0)
                 of_bias += tl.where(here[:, None], _products(w, shift)[None, :], 0.0)
@@ -279,5 +279,5 @@ def _few_rows_summed(
 
 @jit
 def _products(w, x):
-    """The sums over inputs of rows w [OUTPUTS, INPUTS] times x [INPUTS], float32."""
+    """w [OUTPUTS, INPUTS] @ x [INPUTS], float32."""
     return tl.sum(w.to(tl.float32) * x[None, :], 1)

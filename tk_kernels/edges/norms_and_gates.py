@@ -1,6 +1,6 @@
-"""In one pass over memory each: the norm and gate after the heads, RMSNorm, and SwiGLU after its product."""
+"""Norm and output gate after the heads, RMSNorm, and SwiGLU after its GEMM, each one pass over memory."""
 # mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
+# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tk_kernels.generate.common import (
     wait_for_previous,
 )
 
-COLUMNS = 2048  # of a SwiGLU row that one program computes
+COLUMNS = 2048  # columns of a SwiGLU row per program
 
 
 @on_its_device
 def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
-    """LayerNorm(z) * gelu_tanh(gate) (ttt_layer.md, "Inside TTT", step 6): z, gate [..., C] -> [..., C] in z's dtype.
+    """LayerNorm(z) * gelu_tanh(output gate): z, `gate` [..., C] -> [..., C] in z's dtype.
 
-    z is copied where it is not contiguous; gate may be columns of a wider projection; weight and bias [C]. Float32
-    inside, rounded once. pdl: see `dependent_launch`; weight and bias are the parameters. Raises ValueError on a wrong
-    shape, stride or device.
+    ttt_layer.md, "Inside TTT", step 6. weight and bias [C]. A z that is not contiguous is copied. The output gate may
+    be columns of a wider projection. pdl: see `dependent_launch`; weight and bias are the parameters.
+    Arithmetic is float32, rounded once. Raises ValueError on a wrong shape, stride or device.
     """
     C = z.shape[-1]
     check_shape("gate", gate, tuple(z.shape))
@@ -48,8 +48,8 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
     """x / rms(x) * weight over the last dimension: x [..., C], weight [C] -> [..., C] in x's dtype.
 
-    Float32 inside, rounded once. pdl: see `dependent_launch`; weight is the parameter. Raises ValueError on a wrong
-    shape, stride or device.
+    pdl: see `dependent_launch`; weight is the parameter. Arithmetic is float32, rounded once.
+    Raises ValueError on a wrong shape, stride or device.
     """
     C = x.shape[-1]
     check_parameter("weight", weight, (C,))
@@ -64,7 +64,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Ten
 
 @on_its_device
 def swiglu(x: Tensor) -> Tensor:
-    """silu(a) * b of x = [a, b] [..., 2 F] -> [..., F] in x's dtype; float32 inside, rounded once.
+    """silu(a) * b for x = [a, b] [..., 2 F] -> [..., F] in x's dtype; float32 arithmetic, rounded once.
 
     Raises ValueError on an odd number of columns or a wrong stride.
     """
@@ -78,7 +78,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[..., C] as [N, C], copied only where rows have no one stride; ValueError where a row is not contiguous."""
+    """[..., C] -> [N, C], copied only if rows have no common stride. Raises ValueError if a row is not contiguous."""
     if x.stride(-1) != 1:
         raise ValueError(f"strides {x.stride()}: the last must be 1")
     return x.view(-1, x.shape[-1]) if x.is_contiguous() else x.flatten(0, -2)

@@ -1,10 +1,10 @@
-"""The causal depthwise convolutions of a TTT block, fused with what is around them: one pass over memory each.
+"""The causal depthwise convolutions of a TTT block, fused with their neighbours, each one pass over memory.
 
-`residual_convolution` is step 1 of a block in ttt_layer.md with the norms on both sides of it; `query_key` is the two
-convolutions of Q and K with RoPE and the learning rate. Both take any T, also 1, and keep the last three inputs.
+`residual_convolution` is step 1 of a block in ttt_layer.md with the norms before and after it. `query_key` is the two
+convolutions of Q and K with RoPE and the learning rate. Both take any T >= 1 and cache the last three inputs.
 """
 # mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
+# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tk_kernels.generate.common import (
 )
 
 TAPS = 4
-CHUNK = 16  # tokens that a program computes one after the other; it reads the three inputs before them too
-BLOCK = 128  # channels of one program of query_key: one warp, four a thread
+CHUNK = 16  # tokens per program, one after the other; it also reads the three inputs before them
+BLOCK = 128  # channels per program of query_key: one warp, four per thread
 
 
 @on_its_device
@@ -40,13 +40,13 @@ def residual_convolution(
     *,
     pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """h + conv(RMSNorm(h)) and the RMSNorm of that, both [B, T, C] in h's dtype; reads h once.
+    """h + conv(RMSNorm(h)) and its RMSNorm, both [B, T, C] in h's dtype; reads h once.
 
-    h [B, T, C] contiguous; cache [B, 3, C], the last three inputs of the convolution, replaced in place; norm and
-    next_norm [C], the weights of the two norms; weight [C, 1, 4] and bias [C]. Sums in float32; what enters
-    the convolution and the residual stream are rounded to h's dtype. pdl: see `dependent_launch`; cache is the state,
-    norms, weight and bias are the parameters. Raises ValueError on a wrong shape, stride or device, and for sequences
-    of more than 2^31 numbers.
+    h [B, T, C] contiguous. cache [B, 3, C]: the last three inputs of the convolution, replaced in place.
+    norm, next_norm [C]: the weights of the two norms. weight [C, 1, 4], bias [C].
+    pdl: see `dependent_launch`; cache is the state; norms, weight and bias are the parameters.
+    Sums are float32. Inputs of the convolution and the residual stream are rounded to h's dtype.
+    Raises ValueError on a wrong shape, stride or device, and for sequences of more than 2^31 numbers.
     """
     B, T, C = h.shape
     if T * C > 1 << 31:
@@ -86,12 +86,12 @@ def query_key(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q and k [B, T, H, D] with RoPE, contiguous in x's dtype, and lr [B, T, H] float32; reads x once.
 
-    x [B, T, C] and lr_logits [B, T, H] (without their bias [H]) may be columns of one wider projection; cache
-    [B, 3, C], the last three inputs, replaced in place; conv_q, conv_k: weight [C, 1, 4] and bias [C]; rope: cos and
-    sin [m, D/2] float32; position [B] or [B, H]: of each sequence in its mini-batch of m.
-    lr = base_lr * sigmoid(lr_logits + lr_bias) / D. Sums in float32, rounded once, after RoPE. pdl: see
-    `dependent_launch`; cache and position are the state, conv_q and conv_k the parameters. Raises ValueError on a wrong
-    shape, dtype, stride or device.
+    x [B, T, C] and lr_logits [B, T, H] (without their bias [H]) may be columns of one wider projection.
+    cache [B, 3, C]: the last three inputs, replaced in place. conv_q, conv_k: weight [C, 1, 4] and bias [C].
+    rope: cos and sin [m, D/2] float32. position [B] or [B, H]: position of each sequence in its mini-batch of m.
+    lr = base_lr * sigmoid(lr_logits + lr_bias) / D.
+    pdl: see `dependent_launch`; cache and position are the state, conv_q and conv_k the parameters.
+    Sums are float32, rounded once after RoPE. Raises ValueError on a wrong shape, dtype, stride or device.
     """
     (B, T, C), (m, pairs), H = x.shape, rope[0].shape, lr_logits.shape[-1]
     _check_rows(x=x, lr_logits=lr_logits)
@@ -130,7 +130,7 @@ def query_key(
 
 
 def _cache_after(cache: Tensor, tokens: int) -> Tensor:
-    """Where a kernel writes the new cache: in place for one token, whose cache one thread reads and writes."""
+    """The tensor for the new cache: the old one for a single token, whose elements belong to one thread each."""
     return cache if tokens == 1 else torch.empty_like(cache)
 
 
@@ -140,7 +140,7 @@ def _store_cache(cache: Tensor, after: Tensor) -> None:
 
 
 def _check_rows(**tensors: Tensor) -> None:
-    """[B, T, N] must be some or all columns of one contiguous tensor, so that rows have one stride."""
+    """Raise ValueError unless each [B, T, N] is columns of one contiguous tensor: rows then have one stride."""
     for name, x in tensors.items():
         in_rows = x.shape[0] <= 1 or x.stride(0) == x.shape[1] * x.stride(1)
         if x.numel() and not (in_rows and x.stride(2) == 1):
@@ -149,13 +149,13 @@ def _check_rows(**tensors: Tensor) -> None:
 
 @jit
 def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
-    """The norm of a row as it enters the convolution and its cache: rounded to the row's type, float32 again."""
+    """The norm of a row, rounded to the row's type as in the cache, as float32."""
     return rms_normed(row.to(tl.float32), weight, C, eps).to(row.dtype).to(tl.float32)
 
 
 @jit
 def _taps(weight, channel, valid, weight_stride, tap_stride):
-    """The weights of the inputs 0, 1, 2 and 3 tokens back, for some channels, float32."""
+    """The weights of the inputs 0, 1, 2 and 3 tokens back for these channels, float32."""
     at = weight + channel * weight_stride
     w3 = tl.load(at, mask=valid, other=0).to(tl.float32)
     w2 = tl.load(at + tap_stride, mask=valid, other=0).to(tl.float32)
@@ -166,7 +166,7 @@ def _taps(weight, channel, valid, weight_stride, tap_stride):
 
 @jit
 def _cached(at, valid, C: tl.constexpr):
-    """The inputs 3, 2 and 1 tokens before, past the L1, as they are read once."""
+    """The inputs 3, 2 and 1 tokens back; they are read once, so the L1 is bypassed."""
     r3 = tl.load(at, mask=valid, other=0, cache_modifier=".cg")
     r2 = tl.load(at + C, mask=valid, other=0, cache_modifier=".cg")
     r1 = tl.load(at + 2 * C, mask=valid, other=0, cache_modifier=".cg")
@@ -178,7 +178,7 @@ def _residual_convolution(
     h, cache, after, norm, weight, bias, next_norm, added, normed, T, weight_stride, tap_stride, eps,
     C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program computes a chunk of a sequence token by token, all channels, the last three inputs in registers."""
+    """One program computes a chunk, all channels, token by token; registers hold the last three inputs."""
     let_next_begin(PDL)
     chunks = tl.cdiv(T, CHUNK)
     seq = (tl.program_id(0) // chunks).to(tl.int64)
@@ -216,7 +216,7 @@ def _residual_convolution(
             tl.store(normed + at + t * C, rms_normed(total.to(tl.float32), next_gamma, C, eps), mask=valid)
             x3, x2, x1 = x2, x1, x0
     if first + CHUNK >= T:
-        tl.debug_barrier()  # one token replaces the cache in place: every thread has read it by now
+        tl.debug_barrier()  # one token replaces the cache in place: wait until every thread has read it
         tl.store(after + cache_at, x3, mask=valid)
         tl.store(after + cache_at + C, x2, mask=valid)
         tl.store(after + cache_at + 2 * C, x1, mask=valid)
@@ -236,7 +236,7 @@ def _query_key(
     m: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program computes a chunk of a sequence token by token, BLOCK channels, the last three inputs in registers."""
+    """One program computes a chunk, BLOCK channels, token by token; registers hold the last three inputs."""
     let_next_begin(PDL)
     C: tl.constexpr = H * D
     BLOCKS: tl.constexpr = (C + BLOCK - 1) // BLOCK
@@ -278,7 +278,7 @@ def _query_key(
             tl.store(k + out, rotated, mask=valid)
             x3, x2, x1 = x2, x1, x0
     if first + CHUNK >= T:
-        tl.debug_barrier()  # as above
+        tl.debug_barrier()  # see above
         tl.store(after + cache_at, x3, mask=valid)
         tl.store(after + cache_at + C, x2, mask=valid)
         tl.store(after + cache_at + 2 * C, x1, mask=valid)

@@ -1,4 +1,4 @@
-"""SwiGLU with its product: silu(x Wg^T) * (x Wu^T) in one kernel on Hopper, in two launches elsewhere."""
+"""SwiGLU with its GEMM: silu(x Wg^T) * (x Wu^T) in one kernel on Hopper, in two launches elsewhere."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tk_kernels import build
 from tk_kernels.edges.norms_and_gates import swiglu
 
 KERNEL = "edges/swiglu_product_sm90"
-LEAST_ROWS = 256  # of fewer the product is bound by its weights, and cuBLAS reads them by smaller tiles
-MULTIPLE = 64  # what outputs and inputs must be multiples of
+LEAST_ROWS = 256  # with fewer rows the GEMM is memory-bound, and cuBLAS has smaller tiles
+MULTIPLE = 64  # outputs and inputs must be multiples of this
 
 
 @functools.cache
 def available(device: torch.device | None = None) -> str:
-    """Why the kernel cannot run on this GPU, else the current one, in one sentence; empty when it can."""
+    """Why the kernel cannot run on this GPU (None: the current one), in one sentence; empty if it can."""
     if device is None:
         return build.unavailable(KERNEL)
     with torch.cuda.device(device):
@@ -28,8 +28,8 @@ def available(device: torch.device | None = None) -> str:
 def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -> Tensor:
     """silu(x Wg^T) * (x Wu^T): x [..., C], weights [2 F, C] with Wg's rows before Wu's -> [..., F] in x's dtype.
 
-    Float32 inside. In one kernel, rounded once, where `fits` says so; else a product, rounded, and `swiglu`.
-    beside_others: other kernels hold some of the SMs meanwhile, so each block of the kernel takes what work is left.
+    Arithmetic is float32. If `fits`, one kernel rounds once. Otherwise a GEMM rounds first, and `swiglu` follows.
+    beside_others: other kernels hold some SMs meanwhile, so blocks take tiles from a counter.
     """
     rows = x.flatten(0, -2)
     if not fits(rows, weights):
@@ -41,7 +41,7 @@ def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -
 
 
 def fits(rows: Tensor, weights: Tensor) -> bool:
-    """Whether the kernel takes rows [M, C] and weights [2 F, C], and can run here."""
+    """Whether the kernel can run here and supports rows [M, C] and weights [2 F, C]."""
     outputs, inputs = len(weights) // 2, weights.shape[1]
     return (
         rows.is_cuda
@@ -52,7 +52,7 @@ def fits(rows: Tensor, weights: Tensor) -> bool:
         and inputs % MULTIPLE == 0
         and rows.is_contiguous()
         and weights.is_contiguous()
-        and not (rows.data_ptr() | weights.data_ptr()) % 16  # as TMA reads them
+        and not (rows.data_ptr() | weights.data_ptr()) % 16  # TMA needs multiples of 16 bytes
         and not available(rows.device)
     )
 

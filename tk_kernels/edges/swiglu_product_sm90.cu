@@ -1,13 +1,13 @@
-// SwiGLU on Hopper: hidden = silu(x Wg^T) * (x Wu^T), the product of gate and up with the activation in its epilogue.
+// SwiGLU on Hopper: hidden = silu(x Wg^T) * (x Wu^T), one GEMM of gate and up with the activation in its epilogue.
 //
-// x [M, K], weights [2 F, K] with Wg before Wu, hidden [M, F], all bfloat16; sums, sigmoid and product in float32, rounded
-// once. What two passes write and read again, [M, 2 F], stays in registers.
+// x [M, K], weights [2 F, K] with Wg before Wu, hidden [M, F], all bfloat16. Arithmetic is float32, rounded once. The
+// [M, 2 F] result of the GEMM stays in registers.
 //
-// A block computes 128 rows of OUTPUTS outputs at a time: two warpgroups of 64 rows each hold gate and up of them as one
-// accumulator [64, 2 OUTPUTS], whose columns j and OUTPUTS + j lie in the same thread. A third warpgroup loads by TMA,
-// STAGES steps of 64 columns of x ahead, also across tiles. There are as many blocks as SMs; tiles are dealt to them in
-// turn, or where other kernels hold some of the SMs, so that blocks begin late, by a counter. OUTPUTS = 128 does most per
-// byte loaded; 96 where that leaves fewer SMs idle in the last round of tiles.
+// A block computes tiles of 128 rows and OUTPUTS columns. Two warpgroups hold 64 rows each: gate and up are one
+// accumulator [64, 2 OUTPUTS], and columns j and OUTPUTS + j are in the same thread. A third warpgroup loads by TMA,
+// STAGES steps of 64 columns of x ahead, also across tiles. The grid has one block per SM. Blocks take tiles in turn,
+// or from a counter: if other kernels hold SMs, some blocks start late. OUTPUTS = 128 does the most work per loaded
+// byte; 96 is chosen if it leaves fewer SMs idle in the last round of tiles.
 #include "forward/common.cuh"
 
 using namespace kittens;
@@ -15,10 +15,11 @@ using namespace kittens;
 namespace ttt {
 
 template <int OUTPUTS_> struct layout {
-    static constexpr int OUTPUTS = OUTPUTS_, STAGES = OUTPUTS == 128 ? 4 : 5, CONSUMERS = 2, DEPTH = 64, ROWS = 64 * CONSUMERS;
+    static constexpr int OUTPUTS = OUTPUTS_, STAGES = OUTPUTS == 128 ? 4 : 5;
+    static constexpr int CONSUMERS = 2, DEPTH = 64, ROWS = 64 * CONSUMERS;
     static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP_THREADS;
-    static constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;  // 504 in all: 3 x 168 of the launch
-    static constexpr int BAND = 16;  // row tiles that run through all columns together, so that both stay in the L2
+    static constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;  // 504 in total: 3 x 168 at launch
+    static constexpr int BAND = 16;  // row tiles that pass through all columns together, so that both stay in the L2
 
     using rows_tile = st_bf<64, DEPTH>;
     using weights_tile = st_bf<OUTPUTS, DEPTH>;
@@ -29,7 +30,7 @@ template <int OUTPUTS_> struct layout {
         gl<bf16, 1, 1, -1, -1, weights_tile> weights[2];
         gl<bf16, 1, 1, -1, -1, out_tile> hidden;
         int row_tiles, column_tiles, steps;
-        int *taken;  // how many tiles have been given out beside the first of each block; null: in turn
+        int *taken;  // number of tiles taken after the first tile of each block; null: tiles in turn
     };
     struct stage {
         rows_tile x[CONSUMERS];
@@ -39,7 +40,7 @@ template <int OUTPUTS_> struct layout {
         stage stages[STAGES];
         out_tile out[CONSUMERS];
         semaphore full[STAGES], empty[STAGES];
-        int number[STAGES];  // of the tile that begins in a stage; negative: there are no more
+        int number[STAGES];  // of the tile that starts in a stage; negative: no more tiles
     };
     static constexpr int SHARED_BYTES = sizeof(shared) + 1024;
 };
@@ -52,10 +53,13 @@ template <typename L> __device__ inline int2 tile_of(const typename L::globals &
     return {first + within % height, within / height};
 }
 
-template <typename L> struct ring_position {  // in the ring of stages
+template <typename L> struct ring_position {
     int stage = 0, phase = 0;
     __device__ void next() {
-        if (++stage == L::STAGES) stage = 0, phase ^= 1;
+        if (++stage == L::STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
     }
 };
 
@@ -84,7 +88,7 @@ template <typename L> __device__ inline void produce(const typename L::globals &
     arrive(s.full[at.stage]);
 }
 
-// silu(gate) * up. A group of four shares one reciprocal: of the product of four numbers 1 + e^-gate of at most e^20.
+// silu(gate) * up. Four elements share one reciprocal: that of the four factors 1 + e^-gate, each at most e^20.
 __device__ inline void activate(float2 &first, float2 &second, float2 gate0, float2 gate1, float2 up0, float2 up1) {
     const auto power = [](float x) {  // e^-x
         float y;
@@ -111,19 +115,23 @@ __device__ inline void consume(const typename L::globals &g, typename L::shared 
         const int number = s.number[at.stage];
         if (number < 0) break;
         rt_fl<16, 2 * L::OUTPUTS> sums;
-        const auto product = [&](auto first) {
+        const auto multiply = [&](auto first) {
             auto &stage = s.stages[at.stage];
             wait(s.full[at.stage], at.phase);
             auto &weights = reinterpret_cast<typename L::pair_tile &>(stage.weights);
-            // Only the first product finds registers that other instructions have touched.
-            if constexpr (decltype(first)::value) warpgroup::mm_ABt(sums, stage.x[group], weights);
-            else warpgroup::mma_ABt<decltype(sums), typename L::rows_tile, typename L::pair_tile, 0, 1>(sums, stage.x[group], weights);
+            using sums_tile = decltype(sums);
+            // Only the first matmul needs a fence: other instructions touch its registers.
+            if constexpr (decltype(first)::value)
+                warpgroup::mm_ABt(sums, stage.x[group], weights);
+            else
+                warpgroup::mma_ABt<sums_tile, typename L::rows_tile, typename L::pair_tile, 0, 1>(
+                    sums, stage.x[group], weights);
         };
-        product(std::true_type{});
+        multiply(std::true_type{});
         int before = at.stage;
         at.next();
         for (int k = 1; k < g.steps; ++k) {
-            product(std::false_type{});
+            multiply(std::false_type{});
             warpgroup::mma_async_wait<1>();
             release(before);
             before = at.stage;
@@ -146,7 +154,7 @@ __device__ inline void consume(const typename L::globals &g, typename L::shared 
                 out.tiles[0][j].data[p + 1] = __float22bfloat162_rn(second);
             }
         }
-        if (warpgroup::laneid() == 0) tma::store_async_read_wait<0>();  // of the tile before
+        if (warpgroup::laneid() == 0) tma::store_async_read_wait<0>();  // the tile before
         warpgroup::sync(1 + group);
         warpgroup::store(s.out[group], out);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -186,7 +194,8 @@ template <typename L>
 void launch(const TensorView &x, const TensorView &weights, const TensorView &hidden, int *taken, int processors) {
     const size_t M = x.size(0), K = x.size(1), F = hidden.size(1);
     const auto half = [&](int i) {
-        return gl<bf16, 1, 1, -1, -1, typename L::weights_tile>{pointer<bf16>(weights) + i * F * K, nullptr, nullptr, F, K};
+        using half_of_weights = gl<bf16, 1, 1, -1, -1, typename L::weights_tile>;
+        return half_of_weights{pointer<bf16>(weights) + i * F * K, nullptr, nullptr, F, K};
     };
     const typename L::globals g{{pointer<bf16>(x), nullptr, nullptr, M, K},
                                 {half(0), half(1)},
@@ -199,7 +208,7 @@ void launch(const TensorView &x, const TensorView &weights, const TensorView &hi
     check_cuda(cudaGetLastError(), "swiglu_product");
 }
 
-// taken: one int32 of 0, the counter of tiles; or none, and tiles are dealt in turn
+// taken: an int32 counter of tiles, 0 at the start; empty: tiles in turn
 void swiglu_product_launch(TensorView x, TensorView weights, TensorView hidden, TensorView taken) {
     const int64_t M = x.size(0), K = x.size(1), F = hidden.size(1);
     check_shape("x", x, {M, K});
@@ -209,16 +218,20 @@ void swiglu_product_launch(TensorView x, TensorView weights, TensorView hidden, 
         TVM_FFI_ICHECK(is_bf16(t)) << "x, weights and hidden must be bfloat16";
         check_contiguous("x, weights and hidden", t);
     }
-    TVM_FFI_ICHECK(taken.dtype() == DLDataType({kDLInt, 32, 1}) && taken.numel() <= 1) << "taken must be at most one int32";
+    TVM_FFI_ICHECK(taken.dtype() == DLDataType({kDLInt, 32, 1}) && taken.numel() <= 1)
+        << "taken must be at most one int32";
     TVM_FFI_ICHECK(M > 0 && F % 64 == 0 && K % 64 == 0) << "F and K must be multiples of 64";
     int processors = 0;
-    check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, x.device().device_id), "attribute");
-    const auto columns_in_turn = [&](int outputs) {  // that an SM computes, one tile after the other
+    const int device = x.device().device_id;
+    check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "attribute");
+    const auto columns_per_sm = [&](int outputs) {  // columns that an SM computes, tile after tile
         return outputs * tiles_of(int64_t(tiles_of(M, 128)) * tiles_of(F, outputs), processors);
     };
     int *counter = taken.numel() ? pointer<int>(taken) : nullptr;
-    if (10 * columns_in_turn(96) < 9 * columns_in_turn(128)) launch<layout<96>>(x, weights, hidden, counter, processors);
-    else launch<layout<128>>(x, weights, hidden, counter, processors);
+    if (10 * columns_per_sm(96) < 9 * columns_per_sm(128))
+        launch<layout<96>>(x, weights, hidden, counter, processors);
+    else
+        launch<layout<128>>(x, weights, hidden, counter, processors);
 }
 
 }  // namespace ttt

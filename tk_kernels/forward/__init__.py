@@ -1,1 +1,1 @@
-"""What the forward kernels of both operators share: argument checks, and common.cuh for the .cu files."""
+"""Shared code of the forward kernels of both operators: argument checks, and common.cuh for the .cu files."""

@@ -1,4 +1,4 @@
-// What the .cu files share: argument checks at the tvm-ffi boundary, the stream, TMA descriptors, one-line PTX.
+// Shared by the .cu files: argument checks at the tvm-ffi boundary, the stream, TMA descriptors, one-line PTX.
 #pragma once
 
 #include "kittens.cuh"
@@ -33,7 +33,7 @@ template <typename T> inline T *pointer(const TensorView &x) {
     return reinterpret_cast<T *>(static_cast<char *>(x.data_ptr()) + x.byte_offset());
 }
 
-// The stream that is current in the caller's framework on x's device.
+// The current stream of the caller's framework on x's device.
 inline cudaStream_t stream_of(const TensorView &x) {
     return static_cast<cudaStream_t>(TVMFFIEnvGetStream(x.device().device_type, x.device().device_id));
 }
@@ -52,11 +52,13 @@ template <typename GL, typename ST> GL strided_tokens(const TensorView &x) {
     const auto bytes = [&](int axis) { return uint64_t(x.stride(axis)) * sizeof(T); };
     const uint64_t shape[5] = {wide, extent(1), extent(3) / wide, extent(2), extent(0)};
     const uint64_t strides[4] = {bytes(1), ST::swizzle_bytes, bytes(2), bytes(0)};
-    const uint32_t box[5] = {uint32_t(wide), ST::rows, ST::cols / uint32_t(wide), 1, 1}, steps[5] = {1, 1, 1, 1, 1};
+    const uint32_t box[5] = {uint32_t(wide), ST::rows, ST::cols / uint32_t(wide), 1, 1};
+    const uint32_t steps[5] = {1, 1, 1, 1, 1};
     static_assert(std::is_same_v<T, bf16>);
     const CUresult status = cuTensorMapEncodeTiled(
         &layout.tma_descs.tma_desc, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, pointer<T>(x), shape, strides, box, steps,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     TVM_FFI_ICHECK(status == CUDA_SUCCESS) << "TMA refuses the tensor: strides must be multiples of 16 bytes";
     return layout;
 }
@@ -64,8 +66,8 @@ template <typename GL, typename ST> GL strided_tokens(const TensorView &x) {
 template <typename T> __device__ inline uint32_t address(const T &x) {  // in shared memory
     return static_cast<uint32_t>(__cvta_generic_to_shared(&x));
 }
-// Starts a copy of 4 or 16 bytes from global to shared memory; writes zeros where `there` is false. `from` must be
-// a valid address in either case.
+// Starts a copy of 4 or 16 bytes from global to shared memory; writes zeros if not `there`. `from` must always be a
+// valid address.
 template <typename T> __device__ inline void copy_ahead(T &to, const void *from, bool there) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 16);
     const int bytes = there ? sizeof(T) : 0;

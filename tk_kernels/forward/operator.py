@@ -1,4 +1,4 @@
-"""What the forward operators share: argument checks, choice of a kernel, tokens that begin inside a mini-batch."""
+"""Shared code of the forward operators: argument checks, choice of a kernel, tokens that start inside a mini-batch."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -14,9 +14,9 @@ from tk_kernels.forward import common
 from tk_kernels.reference.layer import rope as rotate
 from tk_kernels.reference.token_rows import clone
 
-HEAD_DIM = 64  # of the Hopper kernels
+HEAD_DIM = 64  # head dimension of the Hopper kernels
 HEAD_DIMS = (64, 96, 128)
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # the Hopper kernels take the first, Triton on a GPU two
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # Hopper kernels take the first; Triton on a GPU the first two
 THUNDERKITTENS, TRITON, REFERENCE = BACKENDS = ("thunderkittens", "triton", "reference")
 State = TypeVar("State", bound=tuple)
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor]  # q, k, v [B, T, H, D], lr [B, T, H]
@@ -25,14 +25,14 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 
 @cache
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
-    """Why this Hopper kernel cannot run here, in one sentence; arch is TTT_BENCH_ARCH, which can hide it."""
+    """Why this Hopper kernel cannot run here, in one sentence; empty if it can. arch: TTT_BENCH_ARCH, a cache key."""
     return build.unavailable(kernel)
 
 
 def chosen(q: Tensor, mini_batch: int, kernels: dict[int, str], most_head_dim: int) -> str:
-    """The backend for these tokens: the Hopper kernel where it can run, else Triton, else the reference.
+    """The backend for these tokens: the Hopper kernel if it can run, else Triton, else the reference.
 
-    kernels: the Hopper kernels by mini-batch. most_head_dim: of the Triton kernel.
+    kernels: the Hopper kernels by mini-batch. most_head_dim: the largest head dimension of the Triton kernel.
     """
     kernel = kernels.get(mini_batch)
     takes = kernel and q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
@@ -44,14 +44,14 @@ def chosen(q: Tensor, mini_batch: int, kernels: dict[int, str], most_head_dim: i
 
 
 def scaled(shape: Sequence[int], head_dim: int) -> tuple[int, ...]:
-    """A shape of a layer with heads of HEAD_DIM, for heads of head_dim."""
+    """Scale a shape for heads of HEAD_DIM to heads of head_dim."""
     return tuple(size * head_dim // HEAD_DIM for size in shape)
 
 
 def check_arguments(tokens: Tokens, outer: Outer, state: tuple, weights: dict[str, tuple[int, ...]]) -> None:
-    """Raise ValueError that names the argument and what is supported, unless the operators can take these.
+    """Raise ValueError that names the first unsupported argument and the supported values.
 
-    weights: shapes, without [B, H] and for heads of HEAD_DIM, of the state's tensors that the kernel reads.
+    weights: shapes of the state's weights, without [B, H], for heads of HEAD_DIM.
     """
     (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
     if q.ndim != 4 or q.shape[3] not in HEAD_DIMS:
@@ -75,9 +75,9 @@ def check_arguments(tokens: Tokens, outer: Outer, state: tuple, weights: dict[st
 
 
 def check_inplace(state: tuple, mini_batch: int, widths: dict[str, int]) -> None:
-    """Raise ValueError unless the kernel can write to the state's tensors, whose weights have been checked.
+    """Raise ValueError unless the kernel can write to the state's tensors; its weights are already checked.
 
-    widths: of the state's rows [B, H, mini_batch, width] for heads of HEAD_DIM, by name.
+    widths: width of each of the state's rows [B, H, mini_batch, width], by name, for heads of HEAD_DIM.
     """
     kept = state._asdict()  # type: ignore[attr-defined]
     *sequences, head_dim, _ = next(iter(kept.values())).shape
@@ -88,7 +88,7 @@ def check_inplace(state: tuple, mini_batch: int, widths: dict[str, int]) -> None
 
 
 def _check_strides(name: str, x: Tensor) -> None:
-    """The kernels read 16-byte pieces: D contiguous, the other strides multiples of 8 elements."""
+    """Raise ValueError unless D is contiguous and other strides are multiples of 8: kernels read 16-byte pieces."""
     if x.stride(3) != 1 or any(stride % 8 for stride in x.stride()[:3]):
         raise ValueError(
             f"{name} has strides {x.stride()}: the kernel takes D contiguous (stride 1), the others multiples of 8"
@@ -96,7 +96,7 @@ def _check_strides(name: str, x: Tensor) -> None:
 
 
 def check_addresses(**tensors: Tensor) -> None:
-    """The kernels read from multiples of 16 bytes. Addresses are known where they run, not where they are traced."""
+    """Raise ValueError unless addresses are multiples of 16 bytes. They are known at run time, not while tracing."""
     for name, x in tensors.items():
         if x.data_ptr() % 16:
             whole = 16 // x.element_size()
@@ -105,7 +105,7 @@ def check_addresses(**tensors: Tensor) -> None:
 
 
 def to_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Contiguous float32, as the kernels read everything but q, k and v."""
+    """Contiguous float32 copies where needed: kernels read all tensors except q, k and v as float32."""
     return tuple(x.float().contiguous() for x in tensors)
 
 
@@ -118,10 +118,9 @@ def forward_from(
     reference: Callable[..., tuple[Tensor, State]],
     aligned: Callable[[Tokens, Outer, State, bool], tuple[Tensor, State]],
 ) -> tuple[Tensor, State]:
-    """Outputs of tokens that begin at position `start` of a mini-batch, and the state after them.
+    """Outputs of tokens that start at position `start` of a mini-batch, and the state after them.
 
-    The rest of that mini-batch goes through reference.forward in float32; the tokens after it, whose first begins a
-    mini-batch, go through `aligned`.
+    The rest of that mini-batch runs in `reference` in float32. The tokens after it run in `aligned`.
     """
     count = tokens[0].shape[1]
     begun = min(-start % len(outer[0]), count)
@@ -145,10 +144,10 @@ def _cut(tokens: Tokens, cut: slice) -> Tokens:
 def by_reference(
     reference: Callable[..., tuple[Tensor, State]], tokens: Tokens, outer: Outer, state: State, start: int, rope: bool
 ) -> tuple[Tensor, State]:
-    """reference.forward in float32, from tokens at position `start`; outputs in the tokens' dtype."""
+    """Run `reference` in float32 on tokens from position `start`; outputs have the tokens' dtype."""
     q, k, v, lr = tokens
     if rope:
-        position = torch.arange(start, start + q.shape[1], device=q.device)
+        position = torch.arange(start, start + q.shape[1], device=q.device) % len(outer[0])
         q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
     out, state = reference(*to_float32(q, k, v, lr), *outer, state, start=start)
     return out.to(q.dtype), state
@@ -163,7 +162,7 @@ def reference_into(
     outputs: Sequence[Tensor],
     rope: bool,
 ) -> None:
-    """What a kernel computes, by module.forward: fill outputs (out, weights, rows) from a state of type `kind`."""
+    """Compute a kernel's outputs (out, weights, rows) by module.forward from a state of type `kind`."""
     rows = (torch.zeros_like(x) for x in outputs[1 + len(weights) :])
     position = torch.zeros(len(tokens[0]), dtype=torch.int32, device=tokens[0].device)
     found, after = by_reference(module.forward, tokens, outer, kind(*weights, *rows, position), 0, rope)

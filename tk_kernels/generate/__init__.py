@@ -1,1 +1,1 @@
-"""What the generate kernels of both operators share: precisions, kernel helpers, launch settings and their tuning."""
+"""Shared code of the generate kernels: precisions, kernel helpers, launch settings and their tuning."""

@@ -1,6 +1,6 @@
-"""What the generate kernels of both operators share: state precisions, checks, and pieces of Triton kernels."""
+"""Shared code of the generate kernels of both operators: state precisions, checks, parts of Triton kernels."""
 # mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
+# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tk_kernels.reference.token_rows import rows_before
 try:
     import triton
     import triton.language as tl
-except ImportError:  # available() gives the reason; the rest of the package works without Triton
+except ImportError:  # available() gives the reason; the other modules work without Triton
     triton = tl = None
 
 Launch = TypeVar("Launch", bound=Callable[..., Any])
-SM90 = "sm_90"  # how `section_name` begins for the kernels in Gluon (generate_sm90.py)
+SM90 = "sm_90"  # prefix of `section_name` for kernels in Gluon (generate_sm90.py)
 
 
 class Precision(NamedTuple):
-    """How a generate state is stored: the dtypes of W and of the cached rows, and whether W has a second plane."""
+    """Storage of a generate state: the dtypes of W and of the cached rows, and whether W has a second plane."""
 
     weights: torch.dtype
     rows: torch.dtype
@@ -43,18 +43,18 @@ PRECISIONS = {
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """`triton.jit`; the function itself where Triton is not installed, so that its module can still be imported."""
+    """`triton.jit`, or without Triton the function itself, so that its module can be imported."""
     return triton.jit(function) if triton else function
 
 
 def on_its_device(launch: Launch) -> Launch:
-    """A function whose first argument is a tensor, with that tensor's GPU as the current one: there Triton launches."""
+    """Make the GPU of the first argument, a tensor, current during a call: Triton launches on the current GPU."""
     first = next(iter(signature(launch).parameters))
 
     @wraps(launch)
     def launched(*arguments: Any, **named: Any) -> Any:
         given = arguments[0] if arguments else named.get(first)
-        if given is None:  # which the call itself says
+        if given is None:  # the call raises TypeError
             return launch(*arguments, **named)
         with torch.cuda.device_of(given):
             return launch(*arguments, **named)
@@ -63,7 +63,7 @@ def on_its_device(launch: Launch) -> Launch:
 
 
 def available() -> str:
-    """Why the generate kernels cannot run here, in one sentence; empty when they can."""
+    """Why the generate kernels cannot run here, in one sentence; empty if they can."""
     if triton is None:
         return "Triton is not installed (pip install triton)"
     if triton.knobs.runtime.interpret:
@@ -74,10 +74,10 @@ def available() -> str:
 
 
 def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 -> (bfloat16 nearest to it, int16 remainder of its bits); `join_planes` gives every bit back.
+    """float32 -> (nearest bfloat16, int16 remainder of the bits); `join_planes` restores every bit.
 
-    Ties go away from zero, so that the remainder always fits 16 signed bits. Of a NaN, whichever it is, the high plane
-    is one, too: a GPU's own, 0x7FFFFFFF, would round up to -0.
+    Ties round away from zero, so the remainder always fits 16 signed bits. The high plane of any NaN is a NaN: the NaN
+    of a GPU, 0x7FFFFFFF, would round to -0.
     """
     x = x.float().contiguous()
     bits = x.view(torch.int32).masked_fill(x.isnan(), 0x7FC00000)
@@ -86,13 +86,13 @@ def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """The float32 tensor that `split_planes` split, bit for bit."""
+    """The float32 tensor of both planes, bit for bit."""
     bits = (high.view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)
     return bits.view(torch.float32)
 
 
 def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A master weight in a precision: the tensor that every token reads, and its low plane or None."""
+    """Convert a master weight to a precision: the tensor that every token reads, and its low plane or None."""
     if PRECISIONS[precision].planes:
         return split_planes(x)
     return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None
@@ -102,9 +102,9 @@ PIECE_BYTES = 1 << 28
 
 
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
-    """Apply `function` to tensors [B, ...] a few sequences at a time, so that its temporaries stay near `PIECE_BYTES`.
+    """Apply `function` to tensors [B, ...], a few sequences at a time: its temporaries stay near `PIECE_BYTES`.
 
-    Returns its outputs [B, ...], or None where it gives None. So a state that fits into memory can be made there.
+    Returns its outputs [B, ...], each None if the function returns None.
     """
     batch, size = len(given[0]), sum(x.numel() * x.element_size() for x in given)
     step = max(1, batch * PIECE_BYTES // max(1, size))
@@ -124,7 +124,7 @@ def gathered_rows(
     row_type: torch.dtype,
     sums: Callable[..., tuple[torch.Tensor, ...]] | None = None,
 ) -> Any:
-    """Copies of rows [B, H, m, width] in `row_type`, or `sums` of them; those at or beyond position [B] count as 0."""
+    """Copies of rows [B, H, m, width] in `row_type`, or their `sums`. Rows at or after position [B] count as 0."""
     gather = sums or (lambda *kept: tuple(x.to(row_type, copy=True) for x in kept))
     return by_sequences(lambda at, *kept: gather(*(rows_before(x, at) for x in kept)), position, *rows)
 
@@ -135,17 +135,17 @@ def float_copy(x: torch.Tensor) -> torch.Tensor:
 
 
 def restore(weights: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
-    """What `store` wrote, as a new float32 master weight."""
+    """Invert `store`: a new float32 master weight."""
     return weights.to(torch.float32, copy=True) if low is None else join_planes(weights, low)
 
 
 def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """cos and sin [m, D/2] of a position's angles -> [m, 2, D] float32, each angle twice, sin negative at 2i."""
+    """cos and sin [m, D/2] of each position's angles -> [m, 2, D] float32: each angle twice, sin negative at 2i."""
     return torch.stack((cos.repeat_interleave(2, 1), torch.stack((-sin, sin), 2).flatten(1)), 1).float()
 
 
 def check_form(form: str, precision: str) -> None:
-    """Raise ValueError that names the wrong one and the supported ones."""
+    """Raise ValueError for an unknown form or precision; the message lists the supported ones."""
     if form not in FORMS:
         raise ValueError(f"form {form!r}: must be one of {', '.join(FORMS)}")
     if precision not in PRECISIONS:
@@ -169,10 +169,10 @@ def check_step(
     mini_batch: int,
     kept: torch.Tensor,
 ) -> None:
-    """Raise ValueError unless a step of a state of these sizes can take its arguments.
+    """Raise ValueError unless the arguments of a step fit a state of these sizes.
 
-    tokens: q, k, v and out [B, H, D], the shape; parameters: token_scale [m], ln_weight and ln_bias [H, D]; kept: a
-    tensor of the state.
+    tokens: q, k, v and out, each of `shape` [B, H, D]. parameters: token_scale [m], ln_weight and ln_bias [H, D].
+    kept: a tensor of the state.
     """
     dtype = tokens["q"].dtype
     for name, x in tokens.items():
@@ -189,7 +189,7 @@ def check_step(
 
 
 def dot_type(rows: torch.Tensor) -> Any:
-    """The dtype in which tensor cores multiply cached rows: their own; Triton's interpreter cannot do bfloat16."""
+    """The operand dtype of tensor cores: that of the cached rows; float32 in Triton's interpreter."""
     if triton.knobs.runtime.interpret:
         return tl.float32
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[rows.dtype]
@@ -197,32 +197,32 @@ def dot_type(rows: torch.Tensor) -> Any:
 
 @cache
 def runs_sm90(device: torch.device) -> bool:
-    """Whether the kernels in Gluon run here: they need compute capability 9.0, and Gluon changes between releases."""
+    """Whether kernels in Gluon run here: they need compute capability 9.0 and Triton 3.6."""
     if hidden() or device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
     return tuple(int(x) for x in triton.__version__.split(".")[:2]) >= (3, 6)
 
 
 def dependent_launch(pdl: bool) -> dict[str, bool]:
-    """Arguments of a launch of a kernel that takes PDL; without `pdl`, and in Triton's interpreter, of a plain launch.
+    """Launch arguments of a kernel with a PDL parameter; a plain launch without `pdl` and in Triton's interpreter.
 
-    With programmatic dependent launch (PDL) it begins as soon as the launch before it lets it, or has ended; it reads
-    its parameters and its state, and then waits until all launches before it have ended. The caller promises that
-    parameters and state were written before the last plain launch began. A GPU below 9.0 gets plain launches.
+    Programmatic dependent launch (PDL): the kernel starts as soon as the launch before it allows it. It reads its
+    parameters and state, then waits for the end of all earlier launches. The caller guarantees that parameters and
+    state were written before the last plain launch started. A GPU below 9.0 gets plain launches.
     """
     dependent = pdl and not triton.knobs.runtime.interpret and not _before_hopper()
     return {"PDL": True, "launch_pdl": True} if dependent else {"PDL": False}
 
 
 def _before_hopper() -> bool:
-    """Whether the current GPU is below compute capability 9.0, or TTT_BENCH_ARCH asks to take it for such a one."""
+    """Whether the current GPU is below compute capability 9.0, or TTT_BENCH_ARCH treats it as such."""
     return bool(hidden()) or (torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0))
 
 
 def section_name(suits_sm90: bool, device: torch.device) -> str:
-    """What the sections of `tuning.toml` for a state begin: its GPU's name, for a kernel in Gluon with SM90 before it.
+    """The name by which `tuning.toml` has a state: its GPU's name, with the prefix SM90 for a kernel in Gluon.
 
-    suits_sm90: whether such a kernel takes the state.
+    suits_sm90: whether such a kernel supports the state.
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return f"{SM90} {gpu}" if suits_sm90 and runs_sm90(device) else gpu
@@ -233,16 +233,16 @@ def section_name(suits_sm90: bool, device: torch.device) -> str:
 
 @jit
 def let_next_begin(PDL: tl.constexpr):
-    """In a dependent launch: the next one, if it is dependent too, may begin once all programs of this one have."""
+    """In a dependent launch: let the next dependent launch start once all programs of this one have started."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @jit
 def wait_for_previous(PDL: tl.constexpr):
-    """In a dependent launch: wait until all launches before it have ended.
+    """In a dependent launch: wait for the end of all earlier launches.
 
-    Every program does, before it reads what they may write and before it writes anything.
+    Every program calls this before it reads their outputs and before it writes.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -257,7 +257,7 @@ def join(high, low):
 
 @jit
 def store_weights(weights, low, at, x, mask, PLANES: tl.constexpr):
-    """Write a float32 tile in the state's precision; a NaN keeps its high plane a NaN."""
+    """Write a float32 tile in the state's precision; the high plane of a NaN is a NaN."""
     if PLANES:
         bits = tl.where(x == x, x.to(tl.int32, bitcast=True), 0x7FC00000)
         high = ((bits + 0x8000) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
@@ -278,10 +278,10 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """One row of Q or K [D] as stored, and the same row with its pairs swapped (only loaded where ROPE).
+    """One row of Q or K [D] as stored, and with ROPE the same row with its pairs swapped.
 
-    Kernels load everything before they use anything: a use moves registers between threads behind a barrier, and no
-    load passes a barrier. That is one memory latency instead of one per vector.
+    Kernels load everything before the first use: a use moves registers between threads behind a barrier, and no load
+    passes a barrier. All loads together take one memory latency instead of one per vector.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row
@@ -292,7 +292,7 @@ def load_token(x, at, rd, valid, ROPE: tl.constexpr):
 
 @jit
 def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
-    """cos and sin [D] of `rope_table` at this position; unused zeros without ROPE."""
+    """cos and sin [D] of `rope_table` at this position; zeros without ROPE."""
     cos, sin = 0.0, 0.0
     if ROPE:
         cos = tl.load(rope + position * (2 * D) + rd, mask=valid, other=0)
@@ -302,7 +302,7 @@ def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
 
 @jit
 def rotate(row, pair, cos, sin, ROPE: tl.constexpr):
-    """A row as float32, where ROPE rotated by its position (ttt_layer.md, step 2) and rounded to its dtype again."""
+    """A row as float32; with ROPE rotated by its position (ttt_layer.md, step 2) and rounded to its dtype."""
     if ROPE:
         row = (row.to(tl.float32) * cos + pair.to(tl.float32) * sin).to(row.dtype)
     return row.to(tl.float32)
@@ -310,7 +310,7 @@ def rotate(row, pair, cos, sin, ROPE: tl.constexpr):
 
 @jit
 def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
-    """lr_j: given, or base_lr * sigmoid(logit) / D where LOGITS."""
+    """lr_j as given, or base_lr * sigmoid(logit) / D with LOGITS."""
     rate = rate.to(tl.float32)
     if LOGITS:
         rate = base_lr * tl.sigmoid(rate) / D
@@ -319,7 +319,7 @@ def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
 
 @jit
 def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
-    """A vector [N] -> [N, 16] of dtype DOT: its rounded value in column FIRST, the remainder in the next, else 0."""
+    """A vector [N] -> [N, 16] of dtype DOT: rounded values in column FIRST, remainders in the next, else 0."""
     high = x.to(DOT)
     rest = (x - high.to(tl.float32)).to(DOT)
     column = tl.arange(0, 16)[None, :]
@@ -347,8 +347,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 def to_float32_again(x):
     """A 16-bit tile as float32 for a second use.
 
-    Written differently from `.to(tl.float32)` where possible, so that the compiler keeps the 16-bit registers between
-    the two uses and not the converted ones, which are twice as many.
+    Not `.to(tl.float32)` for bfloat16: the compiler would then hold the converted registers, which are twice as many.
     """
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)

@@ -1,6 +1,6 @@
-"""What the kernels in Gluon, Triton's dialect with explicit layouts, share: conversions from and to 16 bits, order."""
+"""Shared code of kernels in Gluon, Triton's dialect with explicit layouts: 16-bit conversions, order of loads."""
 # mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but gl.constexpr)
+# (Triton reads the annotations of kernels and knows no type except gl.constexpr)
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def wide(x):
-    """16 bits to float32; bfloat16 two at a time in two instructions, where the compiler takes three."""
+    """16 bits to float32; two bfloat16 in two instructions, one fewer than the compiler."""
     if x.dtype == gl.bfloat16:
         asm: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
         x = gl.inline_asm_elementwise(asm, "=r,=r,r", [x], dtype=gl.float32, is_pure=True, pack=2)
@@ -19,7 +19,7 @@ def wide(x):
 
 @gluon.jit
 def all_loads_before():
-    """Ask for all that is loaded above before anything waits: else the assembler puts loads off to their first use."""
+    """Issue all loads above before any wait: otherwise the assembler delays loads to their first use."""
     gl.inline_asm_elementwise("bar.warp.sync 0xffffffff; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 

@@ -1,4 +1,4 @@
-"""Bytes that generate keeps, and that one token moves in the mean of a mini-batch, for any learner."""
+"""Bytes of a generate state, and bytes that one token moves on average over a mini-batch, for any learner."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,14 @@ from tk_kernels import FORMS
 
 
 class StatePrecision(NamedTuple):
-    """Bytes of one weight: kept, read at every token, and moved in addition by a token that rewrites the weights."""
+    """Bytes per weight: stored, read at every token, and moved in addition by a token that rewrites the weights."""
 
     kept: int
     read: int
     rewrite: int
 
 
-# planes: the rounded upper half of a float32 serves 15 of 16 tokens; a rewrite reads the lower half and writes both
+# planes: 15 of 16 tokens read the rounded upper half of a float32; a rewrite reads the lower half and writes both
 STATE_PRECISIONS = {
     "planes": StatePrecision(4, 2, 6),
     "float32": StatePrecision(4, 4, 4),
@@ -23,7 +23,7 @@ STATE_PRECISIONS = {
 
 
 class Learner(NamedTuple):
-    """Numbers of a head: weights, biases, and the rows that a token leaves to the rest of its mini-batch (dual)."""
+    """Elements per head: weights, biases, and the rows that one token caches in the dual form."""
 
     weights: int
     biases: int
@@ -37,7 +37,7 @@ def check_form_name(form: str) -> None:
 
 
 def precision_of(state: str) -> StatePrecision:
-    """ValueError for a name that is not in STATE_PRECISIONS."""
+    """The precision of this name. Raises ValueError for an unknown name."""
     if state not in STATE_PRECISIONS:
         raise ValueError(f"state is {state!r}: supported are {', '.join(map(repr, STATE_PRECISIONS))}")
     return STATE_PRECISIONS[state]
@@ -51,9 +51,9 @@ def kept_bytes(
     row_element_bytes: int = 2,
     sum_element_bytes: int = 4,
 ) -> int:
-    """What a head keeps: weights in the precision `state`, biases in float32.
+    """Bytes of a head's state: weights in the precision `state`, biases in float32.
 
-    dual: besides, m rows. primal: the gradient sums, those of the biases in float32.
+    dual adds m rows. primal adds the gradient sums; those of the biases are float32.
     """
     check_form_name(form)
     weights, biases = learner.weights * precision_of(state).kept, 4 * learner.biases
@@ -70,9 +70,9 @@ def moved_bytes(
     row_element_bytes: int = 2,
     sum_element_bytes: int = 4,
 ) -> float:
-    """What of it a token moves at the least: weights as in `weight_bytes`, biases read in float32.
+    """Least bytes of a head's state that a token moves: weights as in `weight_bytes`, biases read in float32.
 
-    dual: besides, the rows. primal: the gradient sums.
+    dual adds the rows, primal the gradient sums.
     """
     weights = weight_bytes(learner.weights, mini_batch, form, state, sum_element_bytes)
     if form == "dual":
@@ -85,8 +85,7 @@ def moved_bytes(
 def weight_bytes(weights: int, mini_batch: int, form: str, state: str, sum_element_bytes: int) -> float:
     """Bytes moved for `weights` weights.
 
-    dual: W is read at every token and rewritten at one in m. primal: besides, the gradient sum is read at every token
-    but a mini-batch's first and written at every one but its last.
+    dual: every token reads W, one in m rewrites it. primal adds the gradient sum, as in `sum_bytes`.
     """
     check_form_name(form)
     _, read, rewrite = precision_of(state)
@@ -95,10 +94,10 @@ def weight_bytes(weights: int, mini_batch: int, form: str, state: str, sum_eleme
 
 
 def sum_bytes(elements: int, mini_batch: int, element_bytes: int) -> float:
-    """Bytes of a gradient sum: read at every token but a mini-batch's first, written at every one but its last."""
+    """Bytes of a gradient sum per token. Each mini-batch starts without a read and ends without a write."""
     return 2 * elements * element_bytes * (mini_batch - 1) / mini_batch
 
 
 def row_bytes(elements: int, mini_batch: int, element_bytes: int) -> float:
-    """Bytes of the rows of `elements` a token: (m-1)/2 earlier ones are read on average, one is written."""
+    """Bytes of rows with `elements` elements per token: (m-1)/2 earlier rows are read on average, one is written."""
     return elements * element_bytes * ((mini_batch - 1) / 2 + 1)

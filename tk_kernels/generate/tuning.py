@@ -1,4 +1,4 @@
-"""Launch settings of the generate kernels: those of the table for this GPU, and those worth a trial on another."""
+"""Launch settings of the generate kernels: the table for known GPUs, and candidates for other GPUs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class Tuning:
 
     warps: int  # warps of the program that owns one head of one sequence
     block: int  # rows (Linear) or hidden units (MLP) of the state rewritten at a time
-    matrix: bool = False  # MLP, dual: products of a weight and a vector on tensor cores, else in float32
-    sm90: bool = False  # dual: the kernel of `generate_sm90.py`, of which only warps and registers are settings
-    registers: int = 0  # most registers a thread; 0 lets the compiler choose
+    matrix: bool = False  # MLP, dual: weight times vector on tensor cores, else in float32
+    sm90: bool = False  # dual: the kernel of `generate_sm90.py`; only warps and registers are settings
+    registers: int = 0  # most registers per thread; 0 lets the compiler choose
 
 
 def check_launch(launch: Tuning, suits_sm90: bool) -> None:
-    """Raise ValueError for the kernel of `generate_sm90.py` where the state does not suit it."""
+    """Raise ValueError if the launch selects the kernel of `generate_sm90.py` and the state does not suit it."""
     if launch.sm90 and not suits_sm90:
         raise ValueError(f"launch {launch}: the kernel of sm_90 takes no such state; see `suits_sm90`")
 
 
 @cache
 def tuning(operator: str, form: str, precision: str, name: str) -> Tuning:
-    """The row of the sections that `name` begins with, the longest first, else of "default".
+    """The row of the section with the longest prefix of `name`, else of "default".
 
-    name: of a GPU, or as `generate.common.section_name` gives it. Raises KeyError with the table's path when even the
-    default has no such row.
+    name: a GPU, or the result of `generate.common.section_name`. Raises KeyError with the table's path if the default
+    has no such row either.
     """
     table = _table()
     own = sorted((section for section in table if name.startswith(section)), key=len, reverse=True)
@@ -53,7 +53,7 @@ def _table() -> dict[str, Any]:
 
 
 def candidates(operator: str, form: str, precision: str, sm90: bool = False) -> Iterator[Tuning]:
-    """The settings worth a trial; sm90: those of the kernel in `generate_sm90.py`, whose layouts fix the warps."""
+    """Candidate settings. sm90: for the kernel in `generate_sm90.py`, whose layouts fix the warps."""
     linear, dual = operator == "ttt_linear", form == "dual"
     if sm90:
         for r in (0, 96, 112, 128, 168):
@@ -67,7 +67,7 @@ def candidates(operator: str, form: str, precision: str, sm90: bool = False) -> 
 
 
 def section(gpu: str, operator: str, form: str, rows: Mapping[str, Tuning]) -> str:
-    """A section of `tuning.toml`: one row per state precision, without the fields at their defaults."""
+    """Format a section of `tuning.toml`: one row per state precision, without default values."""
     lines = [f'["{gpu}".{operator}.{form}]']
     for precision, chosen in rows.items():
         kept = [(f.name, getattr(chosen, f.name)) for f in fields(chosen) if getattr(chosen, f.name) != f.default]

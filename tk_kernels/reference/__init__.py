@@ -1,1 +1,1 @@
-"""What the PyTorch references of both operators share: the layer around the learner, and how tokens are run."""
+"""Shared code of the PyTorch references: the layer around the learner, and the loop over tokens."""

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from tk_kernels.checks import STATE_DTYPE
 
-EPS = 1e-6  # of every LayerNorm
+EPS = 1e-6  # for every LayerNorm
 
 
 class Outer(NamedTuple):
-    """What the outer loop has learned and all sequences share, in the state's dtype."""
+    """Outer-loop parameters, shared by all sequences, in the state's dtype."""
 
     token_scale: Tensor  # [m], s_i
     ln_weight: Tensor  # [H, D]
@@ -45,7 +45,7 @@ def gradient_offset(k: Tensor, v: Tensor, outer: Outer) -> Tensor:
 
 
 def ln_l2_grad(z: Tensor, offset: Tensor, weight_squared: Tensor) -> Tensor:
-    """Gradient of 1/2 |LN(z) - R|^2 with respect to z, [..., D]; offset is gradient_offset's. Three launches on a GPU.
+    """Gradient of 1/2 |LN(z) - R|^2 with respect to z, [..., D]; offset by gradient_offset. Three launches on a GPU.
 
     g = (weight * xhat + bias - R) * weight; the gradient is (g - mean(g) - xhat * mean(g * xhat)) / std.
     """

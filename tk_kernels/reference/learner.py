@@ -1,7 +1,7 @@
 """Run a learner's PyTorch reference: forward over sequences in pieces, generate one token per sequence.
 
-This is what both operators share. A learner defines how whole mini-batches and single tokens are computed; this module
-checks the arguments, cuts sequences at mini-batch boundaries and leaves the caller's state as it is.
+A learner defines the arithmetic of whole mini-batches and single tokens. This module checks the arguments, splits
+sequences at mini-batch boundaries and does not change the caller's state.
 """
 
 from collections.abc import Callable
@@ -27,14 +27,14 @@ from tk_kernels.reference.token_rows import clone
 
 SEQUENCES, TOKENS = "[B, T, H, D]", "[B, H, D]"  # layouts of forward and of generate_step
 
-State = TypeVar("State", bound=tuple)  # weights at the mini-batch's start and the rows of its tokens so far
-PrimalState = TypeVar("PrimalState", bound=tuple)  # the same with gradient sums in place of rows
-Trace = TypeVar("Trace", bound=tuple)  # what the outputs of whole mini-batches need
+State = TypeVar("State", bound=tuple)  # weights at the mini-batch's start, and rows of its tokens so far
+PrimalState = TypeVar("PrimalState", bound=tuple)  # gradient sums instead of rows
+Trace = TypeVar("Trace", bound=tuple)  # inputs of `read`
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _in_its_dtypes(method: Method) -> Method:
-    """A method whose first argument is a tensor, without autocast, which would round what is to be exact."""
+    """Disable autocast, which would round, in a method whose first argument is a tensor."""
 
     @wraps(method)
     def called(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -46,18 +46,18 @@ def _in_its_dtypes(method: Method) -> Method:
 
 
 class Learner(Generic[State, PrimalState, Trace]):
-    """forward, generate_step, states and outputs of one learner f. A name that ends in _ changes a state in place."""
+    """forward, generate_step, states and outputs of one learner f. Methods that end in _ change a state in place."""
 
-    together: int  # mini-batches of 16 whose precomputed parts are held at once
+    together: int  # mini-batches of 16 per precomputed part
 
     def shapes(
         self, state: State | PrimalState, batch: int, heads: int, head_dim: int, mini_batch: int
     ) -> dict[str, tuple[int, ...]]:
-        """The shape that each tensor of this state must have, by name."""
+        """The required shape of each tensor of this state, by name."""
         raise NotImplementedError
 
     def train_(self, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: State) -> Trace:
-        """Train on whole mini-batches, one after the other; updates the weights of the state."""
+        """Train on whole mini-batches, one after the other; update the weights of the state."""
         raise NotImplementedError
 
     def read(self, q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tensor:
@@ -77,7 +77,7 @@ class Learner(Generic[State, PrimalState, Trace]):
     ) -> Tensor:
         """Outputs of n tokens of one mini-batch, from rows, at any positions.
 
-        The primal form needs all sequences at position `start`.
+        In the primal form all sequences are at position `start`.
         """
         raise NotImplementedError
 
@@ -101,13 +101,12 @@ class Learner(Generic[State, PrimalState, Trace]):
         form: str = "dual",
         start: int | None = None,
     ) -> tuple[Tensor, State]:
-        """Outputs of T tokens and the state after them; the given state is left as it is.
+        """Outputs of any number T of tokens and the state after them; the given state is not changed.
 
-        q, k, v [B, T, H, D] of float64, float32 or bfloat16; lr [B, T, H] = base_lr * sigmoid(...) / D;
-        token_scale [m]; ln_weight, ln_bias [H, D]. T is any number. state.position may be any position inside the
-        mini-batch, the same for all sequences; a caller that knows it passes it as `start`, so that it need not be
-        read from the device. Form "primal" computes G and W_t of every token. Raises ValueError for shapes, dtypes
-        and forms that are not supported.
+        q, k, v [B, T, H, D]: float64, float32 or bfloat16. lr [B, T, H] = base_lr * sigmoid(...) / D.
+        token_scale [m]; ln_weight, ln_bias [H, D]. Form "primal" computes G and W_t of every token.
+        state.position: any position inside the mini-batch, the same for all sequences. A caller that knows it passes
+        it as `start`: no read from the device. Raises ValueError for unsupported shapes, dtypes and forms.
         """
         outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES, state)
         check_choice("form", form, FORMS)
@@ -143,9 +142,9 @@ class Learner(Generic[State, PrimalState, Trace]):
     ) -> tuple[Tensor, State | PrimalState]:
         """One token for each sequence, at any mix of positions: q, k, v [B, H, D], lr [B, H] -> out [B, H, D].
 
-        The type of the state picks the form: rows (dual) or gradient sums (primal). There is no host sync and no
-        data-dependent control flow, so a CUDA graph can hold it; inplace=True updates the tensors of the given state,
-        which a graph needs.
+        The type of the state selects the form: rows (dual) or gradient sums (primal). There is no host sync and no
+        data-dependent control flow, so a CUDA graph can capture it. A graph needs inplace=True, which updates the
+        tensors of the given state.
         """
         outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, TOKENS, state)
         state = state if inplace else clone(state)
@@ -167,7 +166,7 @@ class Learner(Generic[State, PrimalState, Trace]):
         *,
         start: int | None = None,
     ) -> tuple[Trace, State]:
-        """The sequential part of forward over whole mini-batches: every W, and the state after them; see outputs."""
+        """The sequential part of forward over whole mini-batches: the trace for `outputs`, and the state after them."""
         outer = self._checked({"k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, SEQUENCES, state)
         mini_batch = len(token_scale)
         start = common_position(state.position, start, mini_batch)  # type: ignore[attr-defined]
@@ -202,7 +201,7 @@ class Learner(Generic[State, PrimalState, Trace]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """The outer parameters in the dtype of the state; ValueError unless they, the tokens and the state fit."""
+        """The outer parameters in the dtype of the state. Raises ValueError unless all arguments fit."""
         check_tokens(tokens, lr, layout)
         x = next(iter(tokens.values()))
         heads, head_dim = x.shape[-2:]

@@ -14,7 +14,7 @@ BIAS_INPUTS = 8  # one input that is always 1, and seven zeros that keep bfloat1
 
 
 class Piece(NamedTuple):
-    """Tokens low..high-1 of a forward; whole: they are complete mini-batches."""
+    """Tokens low..high-1 of a forward; whole: complete mini-batches."""
 
     low: int
     high: int
@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
 
 def pieces(tokens: int, start: int, mini_batch: int, together: int) -> Iterator[Piece]:
-    """Cut T tokens at mini-batch boundaries; at most `together` whole mini-batches share a piece."""
+    """Split T tokens at mini-batch boundaries; at most `together` whole mini-batches share a piece."""
     low = 0
     while low < tokens:
         first = (start + low) % mini_batch
@@ -33,7 +33,7 @@ def pieces(tokens: int, start: int, mini_batch: int, together: int) -> Iterator[
 
 
 def mini_batches_together(mini_batch: int, limit: int) -> int:
-    """How many mini-batches share what is precomputed: enough to amortise it, few enough to bound the memory."""
+    """Mini-batches per precomputed part: enough to amortise launches, few enough to bound the memory."""
     return max(1, min(limit, 16 * limit // mini_batch))
 
 
@@ -49,7 +49,7 @@ def untiled(x: Tensor, batch: int) -> Tensor:
 
 
 def with_bias_input(x: Tensor) -> Tensor:
-    """[..., D] -> [..., D + 8], of which one is 1 for every token, so that one product serves weights and biases."""
+    """[..., D] -> [..., D + 8] with a constant input 1: one matmul then serves weights and biases."""
     x = F.pad(x, (0, BIAS_INPUTS))
     x[..., -BIAS_INPUTS] = 1.0
     return x
@@ -68,8 +68,8 @@ def unpack_(matrix: Tensor, weight: Tensor, bias: Tensor) -> None:
     bias.copy_(matrix[:, inputs].unflatten(0, bias.shape[:2]))
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in batches; bfloat16 inputs, float32 accumulation and float32 result (on a CPU by widening the inputs)."""
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in batches. bfloat16 inputs give float32 sums and a float32 result; a CPU widens the inputs."""
     if a.dtype != torch.bfloat16:
         return torch.bmm(a, b)
     if a.is_cuda:
@@ -77,10 +77,10 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a.float(), b.float())
 
 
-def subtract_product_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """total -= a @ b in batches and in place, with product's dtypes."""
-    if torch.compiler.is_compiling():  # cannot trace baddbmm with an out_dtype
-        return total.sub_(product(a, b))
+def subtract_matmul_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """total -= a @ b in batches and in place, with the dtypes of `matmul`."""
+    if torch.compiler.is_compiling():  # tracing does not support baddbmm with an out_dtype
+        return total.sub_(matmul(a, b))
     if a.dtype == torch.bfloat16 and a.is_cuda:
         return torch.baddbmm(total, a, b, out_dtype=torch.float32, alpha=-1, out=total)
     return total.baddbmm_(a.to(total.dtype), b.to(total.dtype), alpha=-1)
@@ -93,4 +93,4 @@ def causal_eta(lr: Tensor, token_scale: Tensor) -> Tensor:
 
 def read_layer(x: Tensor, weights: Tensor, rows: Tensor, gradients: Tensor, eta: Tensor) -> Tensor:
     """x @ W - (eta * (x @ rows^T)) @ G, all [N*B*H, ...] with bias inputs: one layer of f in the dual form."""
-    return subtract_product_(product(x, weights), (product(x, rows.mT) * eta).to(x.dtype), gradients)
+    return subtract_matmul_(matmul(x, weights), (matmul(x, rows.mT) * eta).to(x.dtype), gradients)

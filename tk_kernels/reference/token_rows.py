@@ -1,6 +1,6 @@
 """Advance one layer of a learner by tokens at any position of a mini-batch, from rows or from gradient sums.
 
-Rows: for each token j so far, its input x_j and lr_j * G_j; W stays as it was at the mini-batch's start until it ends.
+Rows: the input x_j and lr_j * G_j of each token j so far. W changes only at the end of a mini-batch.
 Shapes: x [B, H, n, D] for n tokens, rows [B, H, m, D], weight [B, H, D, F], bias [B, H, F], positions [B, n] int64.
 """
 
@@ -40,12 +40,12 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def row_correction(x: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
-    """What to subtract from x @ W + b for the rows so far: (scale * (x @ x_rows^T + 1)) @ g_rows (dual form)."""
+    """The correction to subtract from x @ W + b (dual form): (scale * (x @ x_rows^T + 1)) @ g_rows."""
     return (scale * (x @ x_rows.mT + 1)) @ g_rows
 
 
 def sum_correction(x: Tensor, dW: Tensor, db: Tensor, scale: Tensor) -> Tensor:
-    """The same from gradient sums: scale * (x @ dW + db); scale [B, 1, 1, 1]."""
+    """The correction from gradient sums: scale * (x @ dW + db); scale [B, 1, 1, 1]."""
     return scale * affine(x, dW, db)
 
 
@@ -70,7 +70,7 @@ def stepped_affine(
 
 
 def completion_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """s_{m-1} for the sequences that end their mini-batch with these tokens, else 0; [B, 1, 1, 1]."""
+    """s_{m-1} for sequences whose mini-batch ends with these tokens, else 0; [B, 1, 1, 1]."""
     return torch.where(positions[:, -1] == len(token_scale) - 1, token_scale[-1], 0)[:, None, None, None]
 
 
@@ -82,13 +82,13 @@ def apply_rows_(weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, sc
 
 
 def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
-    """dW += x^T @ g and db += g for one token a sequence, in place."""
+    """dW += x^T @ g and db += g for one token per sequence, in place."""
     dW.view(-1, *dW.shape[2:]).baddbmm_(x.flatten(0, 1).mT, g.flatten(0, 1))
     db.add_(g.squeeze(2))
 
 
 def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions: Tensor, token_scale: Tensor) -> None:
-    """Where a mini-batch ends: W -= s_{m-1} * dW, b -= s_{m-1} * db, and both sums restart at 0; in place."""
+    """At the end of a mini-batch: W -= s_{m-1} * dW, b -= s_{m-1} * db, and reset both sums to 0, in place."""
     scale = completion_scale(positions, token_scale)
     weight.addcmul_(scale, dW, value=-1)
     bias.addcmul_(scale[..., 0], db, value=-1)
@@ -98,13 +98,13 @@ def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, positions:
 
 
 def rows_before(rows: Tensor, position: Tensor) -> Tensor:
-    """rows with those at or beyond position [B] set to 0."""
+    """Rows, with 0 at and after position [B]."""
     index = torch.arange(rows.shape[2], device=rows.device)
     return torch.where((index < position[:, None])[:, None, :, None], rows, 0)
 
 
 def summed_rows(x_rows: Tensor, g_rows: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient sums dW and db that stand for the rows before position [B]."""
+    """The gradient sums dW and db of the rows before position [B]."""
     g = rows_before(g_rows, position)
     return rows_before(x_rows, position).mT @ g, g.sum(2)
 
@@ -122,7 +122,7 @@ def overwrite(state: Any, after: Any) -> None:
 
 
 def _tensors(state: Any) -> list[Tensor]:
-    """Every tensor of a named tuple or dataclass, with those in its tuples."""
+    """Every tensor of a named tuple or dataclass, including those in its tuples."""
     values = [getattr(state, field.name) for field in fields(state)] if is_dataclass(state) else list(state)
     nested = [value if isinstance(value, tuple) else (value,) for value in values]
     return [value for group in nested for value in group if isinstance(value, Tensor)]

@@ -1,1 +1,1 @@
-"""Close relatives of the TTT layer from other texts, each as a naive form; nothing else here uses them."""
+"""Relatives of the TTT layer from other texts, each in its naive form; no other module uses them."""

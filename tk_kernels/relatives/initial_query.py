@@ -1,7 +1,7 @@
-"""TTT-Linear whose queries read the weights that their mini-batch began with, the simplification in titans-pytorch.
+"""TTT-Linear whose queries read the weights of their mini-batch's start, the simplification in titans-pytorch.
 
-out_t = q_t + LN(q_t @ W + b) with W and b of the mini-batch's start. For those who compare with that code: the product
-of queries with keys and the triangle disappear, and a token no longer sees its own mini-batch.
+out_t = q_t + LN(q_t @ W + b) with W and b of the mini-batch's start. Unlike TTT-Linear it has no matmul of queries
+and keys, and a token does not see its own mini-batch.
 """
 
 from torch import Tensor

@@ -24,8 +24,8 @@ def run(
 ) -> Tensor:
     """f(q_t) for every token: q, k, v [T, D], lr [T], token_scale [m] -> [T, D].
 
-    Token t of a mini-batch takes weights - token_scale_i * sum over j <= t of lr_j * gradient of loss(k_j, v_j), all
-    gradients at the weights that the mini-batch began with. read_updated=False reads q with those too.
+    Token t reads weights - token_scale_i * sum over j <= t of its mini-batch of lr_j * gradient of loss(k_j, v_j).
+    All gradients are at the weights of the mini-batch's start. read_updated=False also reads q with those.
     """
     outputs = []
     for t in range(len(q)):

@@ -1,7 +1,7 @@
-"""The gate and the reversed pass that use a causal TTT layer in a non-causal model (video, arXiv 2504.05298).
+"""Output gate and reversed pass for a causal TTT layer in a non-causal model (video, arXiv 2504.05298).
 
-A block there runs h = gated(layer)(x), then gated(reversed_time(layer))(h). A gate near 0 leaves a pretrained model's
-output nearly as it was, so that TTT layers can be added to it.
+A block runs h = gated(layer)(x), then gated(reversed_time(layer))(h). With an output gate near 0, an added TTT layer
+hardly changes the output of a pretrained model.
 """
 
 from collections.abc import Callable

@@ -28,7 +28,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class TrainingSet(NamedTuple):
-    """What a nonparametric learner keeps: k, v [B, T, H, D]."""
+    """The state of a nonparametric learner: k, v [B, T, H, D]."""
 
     k: Tensor
     v: Tensor
@@ -56,7 +56,7 @@ def nadaraya_watson(
     log_weight = log_kernel(q.transpose(1, 2), k.transpose(1, 2))
     future = torch.ones(log_weight.shape[-2:], dtype=torch.bool, device=q.device).triu(before + 1)
     log_weight = log_weight.masked_fill(future, -math.inf)
-    # the estimate does not depend on a common factor of a query's weights: scale the largest to 1
+    # a common factor of a query's weights cancels: scale the largest to 1
     weight = (log_weight - log_weight.amax(-1, keepdim=True)).exp()
     out = weight @ v.transpose(1, 2) / weight.sum(-1, keepdim=True)
     return out.transpose(1, 2), TrainingSet(k, v)

@@ -1,7 +1,7 @@
 """The two-layer operator of "Implementating Test-Time Training - Part 1": no LayerNorm, ReLU, and a residual inside f.
 
-f(x) = x + relu(x @ W1 + b1) @ W2 + b2 learns v from k, and the output is f(q). For those who come from that text: its
-inner gradient needs no LayerNorm backward, which is most of the arithmetic of ours.
+f(x) = x + relu(x @ W1 + b1) @ W2 + b2 learns v from k, and the output is f(q). Its inner gradient needs no LayerNorm
+backward.
 """
 
 from torch import Tensor

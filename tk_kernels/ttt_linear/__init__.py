@@ -1,4 +1,4 @@
-"""TTT-Linear: naive defines it, reference computes it fast enough to test with, ops and generate run the kernels.
+"""TTT-Linear: naive defines it, reference is the fast PyTorch form for tests, ops and generate run the kernels.
 
-Nothing is imported here, so that `cost` can be read where there is no torch.
+No imports here: `cost` works without torch.
 """

@@ -1,6 +1,6 @@
 """FLOPs and bytes of TTT-Linear: one layer without its projections; a multiply-add is two FLOPs.
 
-D head dimension, m mini-batch size. LayerNorm and the inner gradient are O(D) a token and not counted.
+D head dimension, m mini-batch size. LayerNorm and the inner gradient are O(D) per token and not counted.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from tk_kernels.generate.traffic import Learner, check_form_name, kept_bytes, mo
 
 
 def state_bytes(batch: int, heads: int, head_dim: int, element_bytes: int = 4) -> int:
-    """W [D, D] and b [D] for every sequence and head."""
+    """Bytes of W [D, D] and b [D] of all sequences and heads."""
     return batch * heads * (head_dim + 1) * head_dim * element_bytes
 
 
@@ -19,7 +19,7 @@ def forward_flops(batch: int, tokens: int, heads: int, head_dim: int, mini_batch
 
 
 def token_bytes(batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-    """q, k and v read and z written, [B, T, H, D] each."""
+    """Bytes of q, k, v (read) and z (written), [B, T, H, D] each."""
     return 4 * batch * tokens * heads * head_dim * element_bytes
 
 
@@ -33,9 +33,9 @@ def forward_bytes(batch: int, tokens: int, heads: int, head_dim: int, element_by
 
 
 def generate_flops(batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
-    """One token a sequence, averaged over a mini-batch.
+    """FLOPs of one token per sequence, averaged over a mini-batch.
 
-    dual: k@W, q@W and 1/m of a rank-m update, 2DD each; two products with (m+1)/2 rows, 2D a row each.
+    dual: k@W, q@W and 1/m of a rank-m update, 2DD each; two matmuls with (m+1)/2 rows, 2D per row each.
     primal: k@W, dW += k^T g, W - s dW and q@W_t, 2DD each.
     """
     check_form_name(form)
@@ -44,20 +44,20 @@ def generate_flops(batch: int, heads: int, head_dim: int, mini_batch: int = 16, 
 
 
 def learner(head_dim: int) -> Learner:
-    """W, b, and rows of K and G."""
+    """Elements of W, b, and rows of K and G."""
     return Learner(head_dim**2, head_dim, 2 * head_dim)
 
 
 def generate_state_bytes(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> int:
-    """What generate keeps of all sequences; how: see traffic.kept_bytes."""
+    """Bytes of the generate state of all sequences; how: arguments of traffic.kept_bytes."""
     return batch * heads * kept_bytes(learner(head_dim), *how, **more)
 
 
 def generate_state_traffic(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> float:
-    """What of it one token a sequence moves at the least; how: see traffic.moved_bytes."""
+    """Least state bytes that one token per sequence moves; how: arguments of traffic.moved_bytes."""
     return batch * heads * moved_bytes(learner(head_dim), *how, **more)
 
 
 def generate_bytes(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> float:
-    """Least traffic of one token a sequence: `generate_state_traffic`, and q, k, v and z in 16 bits."""
+    """Least traffic of one token per sequence: `generate_state_traffic`, and q, k, v and z in 16 bits."""
     return generate_state_traffic(batch, heads, head_dim, *how, **more) + batch * heads * 8 * head_dim

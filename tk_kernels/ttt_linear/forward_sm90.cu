@@ -5,15 +5,16 @@
 //     Zbar = Q W + b - tril(s_i lr_j (Q K^T + 1)) G
 //     out  = Q + LN(Zbar)
 //     W   -= s_last K^T (lr G)                b -= s_last sum_j lr_j G_j
-// From `gradient` on, G in the code is -s_last lr G: what is subtracted here is added there.
+// From `gradient` on, G in the code is -s_last lr G, so the code adds where these equations subtract.
 //
-// Every row of G sums to zero over its columns, so the mean of W over its columns never changes, and LN does not see
-// it. The kernel takes it out at the start and puts it back at the end; in between, the rows of Z and Zbar have mean
-// zero, and LN needs only their squares. Rounding lets the mean drift, so it is taken out again every DRIFT_PERIOD.
+// Every row of G sums to zero over its columns, so the mean of W over its columns never changes. LN ignores that mean.
+// The kernel subtracts it at the start and adds it at the end. In between, the rows of Z and Zbar have mean zero, and
+// LN needs only their squares. Rounding lets the mean drift, so it is subtracted again every DRIFT_PERIOD
+// mini-batches.
 //
-// `WARPS` warps share a head, each owns 64 / WARPS columns of W as an accumulator of W^T. In that orientation no
-// operand on the chain W -> Z -> G -> W leaves the registers: W^T's accumulator is the B operand of K W, and the
-// transposed G is both the A operand of W^T += G^T K and the B operand of tril(..) G. Only row sums cross warps.
+// `WARPS` warps share a head. Each owns 64 / WARPS columns of W as an accumulator of W^T. In that orientation no
+// operand on the chain W -> Z -> G -> W leaves the registers. The accumulator of W^T is the B operand of K W. The
+// transposed G is the A operand of W^T += G^T K and the B operand of tril(..) G. Only row sums cross warps.
 #include "forward/common.cuh"
 
 using namespace kittens;
@@ -31,15 +32,15 @@ template <int ROWS_, int WARPS_, int HEADS_, bool ROPE_> struct linear_layout {
     static constexpr int STAGES = 8;
     // Rounding lets the mean of W drift; it is removed again every DRIFT_PERIOD mini-batches (see findings/).
     static constexpr unsigned DRIFT_PERIOD = 64;
-    static constexpr int COLS = HEAD_DIM / WARPS;        // columns of W a warp owns
-    // One warpgroup of producers, one warp per head, gives most of its registers to the consumers (setmaxnreg).
-    // Without that the producers would cost a third of them: registers are divided evenly among a scheduler's warps.
+    static constexpr int COLS = HEAD_DIM / WARPS;        // columns of W per warp
+    // The producers are one warpgroup, one warp per head. They give most of their registers to the consumers
+    // (setmaxnreg): otherwise an even division would leave them a third of all registers.
     static constexpr int CONSUMERS = WARPS * HEADS;
     static constexpr int THREADS = (CONSUMERS + 4) * WARP_THREADS;
     static constexpr int BLOCKS = HEADS == 1 && ROWS == 16 ? 2 : 1;  // per SM
-    static constexpr bool MOVE_REGISTERS = ROWS == 16;  // otherwise there are enough
+    static constexpr bool MOVE_REGISTERS = ROWS == 16;  // otherwise registers suffice
     static constexpr int PRODUCER_REGISTERS = HEADS == 1 ? 32 : 40;
-    static constexpr int CONSUMER_REGISTERS = HEADS == 1 ? 224 : 232;  // all of the launch: 256 x 128, or 384 x 168
+    static constexpr int CONSUMER_REGISTERS = HEADS == 1 ? 224 : 232;  // the launch has 256 x 128, or 384 x 168
 
     using tile = st<bf16, ROWS, HEAD_DIM>;
     using tokens = gl<bf16, -1, -1, -1, HEAD_DIM, tma::descriptor<tile, dim::DEPTH>>;  // [B, T, H, D]
@@ -55,7 +56,7 @@ template <int ROWS_, int WARPS_, int HEADS_, bool ROPE_> struct linear_layout {
 
     struct alignas(1024) head_shared {
         stage stages[STAGES];
-        float4 moments[2][WARPS][ROWS][2];   // of each row, over a warp's columns: see moments()
+        float4 moments[2][WARPS][ROWS][2];   // of each row over a warp's columns, by moments()
         float squares[2][WARPS][ROWS];       // zbar^2
         mean_parts mean, drift;
         float lr[STAGES][ROWS];
@@ -72,7 +73,7 @@ __device__ inline float column_sum(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 16);
 }
 
-// A bf16 is the upper half of a float: two instructions, where the library's conversion takes three.
+// A bf16 is the upper half of a float: two instructions, one fewer than the library's conversion.
 __device__ inline float2 widen(const bf16_2 &x) {
     const uint32_t bits = *reinterpret_cast<const uint32_t *>(&x);
     return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
@@ -81,7 +82,7 @@ __device__ inline bf16_2 narrow(float2 x) { return base_types::convertor<bf16_2,
 
 // One warp per head: loads, RoPE, stores. A block of one head has three more warps for RoPE.
 template <typename L> struct linear_producer {
-    static constexpr int ROWS = L::ROWS, LEAD = L::STAGES / 2;  // how many mini-batches ahead of the store RoPE runs
+    static constexpr int ROWS = L::ROWS, LEAD = L::STAGES / 2;  // mini-batches between RoPE and the store
     static constexpr int ROTATING_WARPS = 3;
     static constexpr bool ROTATES_TOO = L::ROPE && L::HEADS > 1;
     static_assert(ROWS <= WARP_THREADS);  // each lane loads one learning rate
@@ -95,7 +96,7 @@ template <typename L> struct linear_producer {
         : g(g_), shared(shared_), rotations(rotations_), batch(sequence / g_.heads), head(sequence % g_.heads),
           lane(::kittens::laneid()) {}
 
-    // A stage is refilled once its output has been read out of it; that is waited for one mini-batch later.
+    // A stage is refilled after its output is stored. The wait for that comes one mini-batch later.
     __device__ void run(int warp) {
         const int batches = (g.length + ROWS - 1) / ROWS;
         if (L::HEADS == 1 && warp > 0) {
@@ -113,7 +114,7 @@ template <typename L> struct linear_producer {
     __device__ void store(int n) {
         const int stage = n % L::STAGES;
         wait(shared.finished[stage], n / L::STAGES & 1);
-        if (lane == 0) {  // store_async begins with the fence between the consumers' writes and TMA
+        if (lane == 0) {  // store_async starts with the fence between the consumers' writes and TMA
             tma::store_async<dim::DEPTH, cache_policy::NORMAL>(g.out, shared.stages[stage].q, {batch, n, head, 0});
             tma::store_async_read_wait<1>();
         }
@@ -123,7 +124,7 @@ template <typename L> struct linear_producer {
         const int stage = n % L::STAGES;
         auto &in = shared.stages[stage];
         auto &landed = L::ROPE ? shared.landed[stage] : shared.arrived[stage];
-        if (lane < ROWS) {  // learning rates beyond the end are 0, so the rows there change nothing
+        if (lane < ROWS) {  // learning rates beyond the end are 0: their rows change nothing
             const int token = n * ROWS + lane;
             const float *rate = g.lr + (size_t(batch) * g.length + min(token, g.length - 1)) * g.heads + head;
             copy_ahead(shared.lr[stage][lane], rate, token < g.length);
@@ -141,7 +142,7 @@ template <typename L> struct linear_producer {
     __device__ void rotate(int n) {
         const int stage = n % L::STAGES, chunk = lane % 8;
         wait(shared.landed[stage], n / L::STAGES & 1);
-        #pragma unroll 1  // registers are few here
+        #pragma unroll 1  // saves registers
         for (int i = 0; i < ROWS / 2; ++i) {  // rows of q, then of k
             const int row = (lane / 8 + 4 * i) % ROWS;
             const int at = row * 128 + ((chunk ^ (row & 7)) << 4);  // the 128-byte swizzle of st
@@ -157,7 +158,7 @@ template <typename L> struct linear_producer {
             rotate_pair(pairs[3], second.z, second.w);
             *x = w;
         }
-        // Every lane for what it wrote: racecheck does not follow one lane arriving for all.
+        // Every lane arrives for its own writes: racecheck does not accept one arrival for all.
         arrive(shared.arrived[stage]);
     }
     __device__ static void rotate_pair(bf16_2 &pair, float c, float s) {
@@ -171,8 +172,8 @@ template <typename L> struct linear_consumer {
     static constexpr int TALL = ROWS / 16;    // 16-row tiles of a mini-batch
     static constexpr int OWN = L::COLS / 16;  // 16-column tiles a warp owns
     static constexpr int ALL = HEAD_DIM / 16;
-    // Where s_{m-1} is 0 nothing may be added to W. Mini-batches of 32 branch around the products; with 16 a branch
-    // would keep the compiler from filling the chain's waits, so s_{m-1} becomes a number too small to change W.
+    // If s_{m-1} is 0, W must not change. Mini-batches of 32 branch around the matmuls. With 16 a branch would keep the
+    // compiler from filling the chain's waits, so a number too small to change W replaces s_{m-1}.
     static constexpr bool ALWAYS_UPDATES = TALL == 1;
     using own_fl = rt_fl<ROWS, L::COLS>;      // [tokens, own columns]
     using own_in = rt<bf16, ROWS, L::COLS>;
@@ -184,10 +185,10 @@ template <typename L> struct linear_consumer {
     const int row, pair;            // an accumulator's element: rows `row`, `row` + 8; columns 2 `pair`, + 1
     uint32_t tile_offset, tile_offset_b;  // of this lane's ldmatrix row in a tile, see load()
 
-    rt_fl<L::COLS, HEAD_DIM> Wt;    // W^T of the own columns, less its mean over columns
+    rt_fl<L::COLS, HEAD_DIM> Wt;    // W^T of the own columns, minus its mean over columns
     rt_fl<16, L::COLS> bias;        // b in every row
     own_vec gamma, beta, gamma_sq;
-    bf16_2 of_zz[OWN][2], of_z[OWN][2], of_uz, of_u;  // B operands that sum rows: see moments()
+    bf16_2 of_zz[OWN][2], of_z[OWN][2], of_uz, of_u;  // B operands that sum rows, in moments()
     float ratio[TALL][2];           // s_i / last_scale of rows `row`, `row` + 8 of a tile
     float last_scale;
     bool updates;
@@ -196,7 +197,7 @@ template <typename L> struct linear_consumer {
                                int warp_, int slot_)
         : g(g_), shared(shared_), warp(warp_), lane(::kittens::laneid()), head(sequence_ % g_.heads),
           sequence(sequence_), slot(slot_), row(lane / 4), pair(lane % 4) {
-        // the 128-byte swizzle of st; quarters of a 16 x 16 tile in the order of an A operand, and of two B operands
+        // 128-byte swizzle of st; quarters of a 16 x 16 tile in the order of one A operand and of two B operands
         const auto at = [&](int r, int half) { return r * 128 + ((warp * OWN * 32 + half * 16) ^ ((r & 7) << 4)); };
         tile_offset = at(lane % 16, lane / 16);
         tile_offset_b = at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
@@ -231,7 +232,7 @@ template <typename L> struct linear_consumer {
         of_uz = only(row == 6, 1.f, 1.f);
         of_u = only(row == 7, 1.f, 1.f);
 
-        // G is kept as -last_scale lr G with last_scale = s_{m-1}, so that W^T += G^T K.
+        // G is stored as -last_scale lr G with last_scale = s_{m-1}, so that W^T += G^T K.
         const float last = g.token_scale[ROWS - 1];
         updates = last > 0.f;
         last_scale = updates ? last : ALWAYS_UPDATES ? 0x1p-60f : 1.f;
@@ -239,7 +240,7 @@ template <typename L> struct linear_consumer {
         for (int i = 0; i < 2 * TALL; ++i) ratio[i / 2][i % 2] = g.token_scale[row + 8 * i] / last_scale;
     }
 
-    // Loads W^T and b and subtracts their means over columns, which stay in shared memory.
+    // Loads W^T and b and subtracts their means over columns. The means stay in shared memory.
     __device__ void load_state() {
         const float *W = g.W_in + size_t(sequence) * HEAD_DIM * HEAD_DIM, *b = g.b_in + size_t(sequence) * HEAD_DIM;
         #pragma unroll
@@ -263,7 +264,7 @@ template <typename L> struct linear_consumer {
         }
         take_out_mean(shared.mean);
     }
-    // Subtracts from W and b their means over columns, and leaves the means in `parts`.
+    // Subtracts from W and b their means over columns, and stores the means in `parts`.
     __device__ void take_out_mean(typename L::mean_parts &parts) {
         float total = 0.f;
         #pragma unroll
@@ -333,7 +334,7 @@ template <typename L> struct linear_consumer {
             for (int p = 0; p < 4; ++p) {
                 const int d = column_of(n) + 8 * (p / 2);
                 const float x = mean_of(shared.mean, d), y = mean_of(shared.mean, d + 1);
-                asm volatile("" ::: "memory");  // load the means of later columns later: registers are short
+                asm volatile("" ::: "memory");  // delays loads of later means, which saves registers
                 #pragma unroll
                 for (int m = 0; m < OWN; ++m) {
                     const int e = warp * L::COLS + 16 * m + row + 8 * (p % 2);
@@ -355,9 +356,9 @@ template <typename L> struct linear_consumer {
         }
     }
 
-    // ldmatrix at an offset computed once: st::idx would compute the swizzle again at every load. Sixteen rows
-    // begin at a multiple of 2048 bytes, so column tile j is one XOR away. B operands of x y^T are loaded in an order
-    // of their own, because ldmatrix fills neighbouring registers and a B operand consists of two neighbours.
+    // ldmatrix at an offset computed once: st::idx would compute the swizzle at every load. Sixteen rows start at a
+    // multiple of 2048 bytes, so column tile j is one XOR away. B operands of x y^T have their own order: ldmatrix
+    // fills neighbouring registers, and a B operand consists of two neighbours.
     template <bool B_OPERAND = false, typename RT>
     __device__ void load(RT &x, const typename L::tile &source, int i = 0, int first = 0) const {
         const uint32_t base = address(source) + 2048 * i + (B_OPERAND ? tile_offset_b : tile_offset);
@@ -382,17 +383,17 @@ template <typename L> struct linear_consumer {
         }
     }
     __device__ static bf16_2 pack(float x, float y) { return __floats2bfloat162_rn(x, y); }
-    // A row of tiles d += x y^T, one inner tile.
+    // A row of tiles d += x y^T over one inner tile
     template <int M>
-    __device__ static void product_t(rt_base_fl<> (&d)[M], const rt_base<bf16, ducks::rt_layout::row> &x,
+    __device__ static void multiply_t(rt_base_fl<> (&d)[M], const rt_base<bf16, ducks::rt_layout::row> &x,
                                      const rt<bf16, 16 * M, 16> &y) {
         #pragma unroll
         for (int m = 0; m < M; ++m) warp::mma_ABt_base(d[m], x, y.tiles[m][0], d[m]);
     }
 
-    // Sums over the own columns by the tensor core, the columns of an 8-wide product: of each row
+    // Sums of each row over the own columns by tensor cores, in the eight columns of one matmul:
     //     z^2, gamma^2 z^2 (two columns: high and low halves of gamma^2), gamma^2 z (two), z, u z, u.
-    // The A operands are rounded to bf16, whose errors average out; a rounded gamma^2 would not.
+    // The A operands are rounded to bf16: their errors average out. The error of a rounded gamma^2 would not.
     __device__ void moments(const own_fl &z, const own_fl &u, int i, unsigned n) const {
         float2 a[2] = {}, b[2] = {}, c[2] = {};  // columns 2 `pair`, + 1 of rows `row`, `row` + 8
         #pragma unroll
@@ -432,7 +433,7 @@ template <typename L> struct linear_consumer {
             take_out_mean(shared.drift);
         }
         store_state();
-        if (g.length % ROWS) step<false>(zbar, n++);  // a short mini-batch: its rows are stored, W stays as it is
+        if (g.length % ROWS) step<false>(zbar, n++);  // a short mini-batch: its rows are stored, W does not change
         else zero_rows();
         leave_squares(zbar, n);
         sync();
@@ -452,12 +453,13 @@ template <typename L> struct linear_consumer {
         #pragma unroll
         for (int i = 0; i < TALL; ++i) {
             offsets(u, in, i);
-            products(z, zq, scores, in, i);
+            project(z, zq, scores, in, i);
             moments(z, u, i, n);
         }
         sync();
 
-        // out of the previous mini-batch, whose squares this sync made visible: off the chain, it fills its waits
+        // out of the previous mini-batch: this sync made its squares visible. Off the chain, it fills the chain's
+        // waits.
         own_in out;
         finish(out, zbar, n);
 
@@ -485,7 +487,7 @@ template <typename L> struct linear_consumer {
                     for (int m = 0; m < OWN; ++m)
                         warp::mma_AB_base(Wt.tiles[m][c], Gt[i].tiles[m][0], k.tiles[0][0], Wt.tiles[m][c]);
                 }
-                product_t(bias.tiles[0], ones.tiles[0][0], Gt[i]);
+                multiply_t(bias.tiles[0], ones.tiles[0][0], Gt[i]);
             }
         }
 
@@ -498,7 +500,7 @@ template <typename L> struct linear_consumer {
             for (int l = 0; l <= i; ++l) {
                 rt<bf16, 16, 16> A;
                 mask(A, scores, i, l);
-                product_t(zbar.tiles[i], A.tiles[0][0], Gt[l]);
+                multiply_t(zbar.tiles[i], A.tiles[0][0], Gt[l]);
             }
         }
 
@@ -506,7 +508,7 @@ template <typename L> struct linear_consumer {
         if constexpr (!COMPLETE) store_rows(in, G);
     }
 
-    // u = gamma (beta - (V - K)), the part of G's g that does not depend on Z
+    // u = gamma (beta - (V - K)), the part of G that does not depend on Z
     __device__ void offsets(own_fl &u, const typename L::stage &in, int i) const {
         rt<bf16, 16, L::COLS> k, v;
         load(k, in.k, i);
@@ -522,8 +524,8 @@ template <typename L> struct linear_consumer {
         }
     }
 
-    // Z = K W + b ; Zq = Q W + b ; scores = Q K^T, one 16-column tile of K and Q at a time, to save registers
-    __device__ void products(own_fl &z, own_fl &zq, rt_fl<ROWS, ROWS> &scores, const typename L::stage &in,
+    // Z = K W + b, Zq = Q W + b, scores = Q K^T; one 16-column tile of K and Q at a time saves registers
+    __device__ void project(own_fl &z, own_fl &zq, rt_fl<ROWS, ROWS> &scores, const typename L::stage &in,
                              int i) const {
         #pragma unroll
         for (int j = 0; j < OWN; ++j) z.tiles[i][j] = zq.tiles[i][j] = bias.tiles[0][j];
@@ -537,8 +539,8 @@ template <typename L> struct linear_consumer {
             load(q, in.q, i, n);
             #pragma unroll
             for (int m = 0; m < OWN; ++m) warp::copy(w.tiles[m][0], Wt.tiles[m][n]);
-            product_t(z.tiles[i], k.tiles[0][0], w);
-            product_t(zq.tiles[i], q.tiles[0][0], w);
+            multiply_t(z.tiles[i], k.tiles[0][0], w);
+            multiply_t(zq.tiles[i], q.tiles[0][0], w);
             #pragma unroll
             for (int l = 0; l <= i; ++l) {
                 rt<bf16, 16, 16> kb;
@@ -548,7 +550,7 @@ template <typename L> struct linear_consumer {
         }
     }
 
-    // -last_scale lr G = (c1 gamma^2 + c2) z + c3 u + c4, four coefficients a row
+    // -last_scale lr G = (c1 gamma^2 + c2) z + c3 u + c4, with four coefficients per row
     __device__ void gradient(own_fl &G, const own_fl &z, const own_fl &u, int i, unsigned n) const {
         float c1[2], c2[2], c3[2], c4[2];
         #pragma unroll
@@ -558,8 +560,14 @@ template <typename L> struct linear_consumer {
             #pragma unroll
             for (int w = 1; w < L::WARPS; ++w) {
                 const float4 c = shared.moments[n % 2][w][token][0], d = shared.moments[n % 2][w][token][1];
-                a.x += c.x, a.y += c.y, a.z += c.z, a.w += c.w;
-                b.x += d.x, b.y += d.y, b.z += d.z, b.w += d.w;
+                a.x += c.x;
+                a.y += c.y;
+                a.z += c.z;
+                a.w += c.w;
+                b.x += d.x;
+                b.y += d.y;
+                b.z += d.z;
+                b.w += d.w;
             }
             const float zz = a.x, gzz = a.y + a.z, gz = a.w + b.x, z_sum = b.y, uz = b.z, u_sum = b.w;
             const float rstd = reciprocal_root(zz / HEAD_DIM + LN_EPS);
@@ -567,7 +575,7 @@ template <typename L> struct linear_consumer {
             c3[r] = -last_scale * shared.lr[n % L::STAGES][token] * rstd;
             c1[r] = c3[r] * rstd;
             c2[r] = -c1[r] * mean_gx;
-            c4[r] = -(c1[r] * gz + c2[r] * z_sum + c3[r] * u_sum) / HEAD_DIM;  // so that a row sums to zero
+            c4[r] = -(c1[r] * gz + c2[r] * z_sum + c3[r] * u_sum) / HEAD_DIM;  // rows sum to zero
         }
         #pragma unroll
         for (int j = 0; j < OWN; ++j) {
@@ -599,7 +607,7 @@ template <typename L> struct linear_consumer {
         const auto scaled = [](float2 x, float a, float b) {
             return narrow({x.x * a + a, x.y * b + b});
         };
-        // for the two quarters on the diagonal of a tile on the diagonal
+        // for the two diagonal quarters of a diagonal tile
         const bool left = l < i || 2 * pair <= row, right = l < i || 2 * pair + 1 <= row;
         bf16_2 *d = A.tiles[0][0].data;
         d[0] = scaled(x[0], left ? ratio[i][0] : 0.f, right ? ratio[i][0] : 0.f);
@@ -608,7 +616,7 @@ template <typename L> struct linear_consumer {
         d[3] = scaled(x[3], left ? ratio[i][1] : 0.f, right ? ratio[i][1] : 0.f);
     }
 
-    // Sums of squares of a row of Zbar over the own columns, for finish() after the next sync.
+    // Sums of squares of each row of Zbar over the own columns, for finish() after the next sync
     __device__ void leave_squares(const own_fl &zbar, unsigned n) {
         #pragma unroll
         for (int i = 0; i < TALL; ++i) {
@@ -653,7 +661,7 @@ template <typename L> struct linear_consumer {
             }
         }
     }
-    // out over q's tile, which the producer then stores.
+    // Writes out over q's tile; the producer then stores it
     __device__ void hand_over(own_in &out, unsigned n) {
         const unsigned stage = (n - 1) % L::STAGES;
         store(shared.stages[stage].q, out);
@@ -661,7 +669,7 @@ template <typename L> struct linear_consumer {
         if (lane == 0) arrive(shared.finished[stage]);
     }
 
-    // k and lr G of an incomplete mini-batch. Rows beyond its end are 0: k is read and lr is set as 0 there.
+    // k and lr G of a short mini-batch. Rows beyond its end are 0, because k and lr are 0 there.
     __device__ void store_rows(const typename L::stage &in, const own_fl &G) const {
         rt<bf16, 16, L::COLS> k[TALL];
         #pragma unroll
@@ -690,7 +698,7 @@ template <typename L> struct linear_consumer {
     }
 };
 
-// Angles position * 10000^(-2 i / D) of pair i; the position is that in the mini-batch.
+// Angles position * 10000^(-2 i / D) of pair i, by position in the mini-batch
 template <typename L> __device__ void fill_rotations(typename L::rotations &rotations) {
     for (int at = threadIdx.x; at < L::ROWS * HEAD_DIM / 2; at += L::THREADS) {
         const int position = at / (HEAD_DIM / 2), i = at % (HEAD_DIM / 2);
@@ -703,7 +711,7 @@ template <typename L>
 __global__ __launch_bounds__(L::THREADS, L::BLOCKS) void linear_forward(const __grid_constant__ typename L::globals g) {
     extern __shared__ int raw[];
     const uint32_t start = static_cast<uint32_t>(__cvta_generic_to_shared(&raw[0]));
-    // swizzled tiles begin at multiples of 1024 bytes
+    // swizzled tiles start at multiples of 1024 bytes
     auto *heads = reinterpret_cast<typename L::head_shared *>(reinterpret_cast<char *>(raw) + (-start & 1023));
     auto &rotations = *reinterpret_cast<typename L::rotations *>(heads + L::HEADS);
 

@@ -1,13 +1,16 @@
 """TTT-Linear generate in Triton: one token for each sequence of a large batch, one launch that a CUDA graph can hold.
 
-Two forms of the function of `reference.py` (ttt_layer.md, "Three forms"):
-dual    caches, inside a mini-batch, the rows of K and of lr * G, reads W once a token and rewrites it once in m;
-        on Hopper, where a token reads 16 bits a weight, by the kernel of `generate_sm90.py`;
-primal  keeps the running sum of lr * K^T G beside W, reads and writes it at every token (arXiv 2407.04620, 3.1).
-One program owns one head of one sequence and branches on that sequence's own position, which is in device memory.
+Two forms of the function in `reference.py` (ttt_layer.md, "Three forms"):
+
+dual    caches the rows of K and lr * G inside a mini-batch, reads W once per token, rewrites it once in m tokens;
+        on Hopper with 16 bits per weight the kernel of `generate_sm90.py` runs
+
+primal  has the running sum of lr * K^T G next to W, reads and writes it at every token (arXiv 2407.04620, 3.1)
+
+One program owns one head of one sequence. It branches on the position of its sequence in device memory.
 """
 # mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
+# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 
@@ -50,12 +53,12 @@ __all__ = ["GenerateState", "available", "generate_step"]
 
 @dataclass
 class GenerateState:
-    """What `generate_step` carries from token to token, updated in place.
+    """State of `generate_step`, updated in place at every token.
 
-    weights [B, H, D, D] in the precision's type (for "planes" the high one), low [B, H, D, D] int16 or None,
-    b [B, H, D] float32, position [B, H] int32 (the same for all heads of a sequence).
-    gathered: what the tokens of the current mini-batch have left. dual: rows of K and of
-    lr * G, [B, H, m, D] in the precision's row type; primal: dW [B, H, D, D] and db [B, H, D] float32.
+    weights [B, H, D, D] in the precision's type (for "planes" the high one). low [B, H, D, D] int16 or None.
+    b [B, H, D] float32. position [B, H] int32, the same for all heads of a sequence.
+    gathered: data of the current mini-batch. Dual form: rows of K and lr * G [B, H, m, D] in the precision's row type.
+    Primal form: dW [B, H, D, D] and db [B, H, D] float32.
     """
 
     form: str
@@ -69,7 +72,7 @@ class GenerateState:
 
     @classmethod
     def from_state(cls, state: LinearState, form: str = "dual", precision: str = "planes") -> GenerateState:
-        """A copy of the state that forward left, at any position, in this form and precision."""
+        """Convert the state after forward, at any position, to this form and precision. Copies all tensors."""
         check_form(form, precision)
         weights, low = by_sequences(lambda W: store(W, precision), state.W)
         position = state.position[:, None].repeat(1, state.W.shape[1]).to(torch.int32)
@@ -83,11 +86,11 @@ class GenerateState:
         first, second = self.gathered
         if self.form == "dual":
             return LinearState(W, b, float_copy(first), float_copy(second), position)
-        running = (self.position > 0)[..., None]  # a new mini-batch does not clear the sums, it ignores them
+        running = (self.position > 0)[..., None]  # a new mini-batch ignores the old sums
         return LinearPrimalState(W, b, first * running[..., None], second * running, position)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor of the state: what a snapshot copies, and what the size of the state is."""
+        """Every tensor of the state, for snapshots and its size."""
         kept = (self.weights, self.low, self.b, self.position, *self.gathered)
         return [x for x in kept if x is not None]
 
@@ -117,12 +120,13 @@ def generate_step(
 ) -> torch.Tensor:
     """One token for every sequence: `q + LN(f(q))` after the gradient step of (k, v); advances `gstate` in place.
 
-    q, k, v [B, H, D] in one type, out in any (only B may be strided); lr [B, H] float32 or in that type; token_scale
-    [m]; ln_weight, ln_bias [H, D]. rope: the table of `rope_table`, if q and k do not have RoPE yet. base_lr: if given,
-    lr holds the logits x · w_h + c_h. launch: settings in place of the row of `tuning.toml`. pdl: see
-    `dependent_launch`; gstate is the state; the kernels of other GPUs ignore it. compile_only: compile what the first
-    launch would, compute nothing (see `build/parallel.py`). Raises ValueError on a wrong shape, dtype, stride or
-    device, and for a launch that does not take such a state.
+    q, k, v [B, H, D] in one type, out in any; only B may be strided. lr [B, H] float32 or in that type.
+    token_scale [m]; ln_weight, ln_bias [H, D].
+    rope: the table of `rope_table`, if q and k lack RoPE. base_lr: if given, lr holds the logits x · w_h + c_h.
+    launch: settings instead of the row of `tuning.toml`.
+    pdl: see `dependent_launch`; gstate is the state. Only kernels for Hopper use it.
+    compile_only: compile like a first launch and compute nothing (see `build/parallel.py`).
+    Raises ValueError on a wrong shape, dtype, stride or device, and for a launch that does not suit the state.
     """
     B, H, D = gstate.b.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
@@ -135,7 +139,7 @@ def generate_step(
     launch = launch or default_launch(s)
     check_launch(launch, suits_sm90(s))
     if launch.sm90:
-        from tk_kernels.ttt_linear.generate_sm90 import dual  # imported here, as few machines have Gluon
+        from tk_kernels.ttt_linear.generate_sm90 import dual  # a late import: few machines have Gluon
 
         dual.run(
             q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, s.weights, s.low, s.b, *s.gathered, s.position,
@@ -158,17 +162,17 @@ def generate_step(
 
 
 def default_launch(state: GenerateState) -> Tuning:
-    """The row of `tuning.toml` that `generate_step` runs for this state; its `sm90` says which kernel."""
+    """The row of `tuning.toml` for this state; its `sm90` selects the kernel."""
     return tuning("ttt_linear", state.form, state.precision, tuned_as(state))
 
 
 def tuned_as(state: GenerateState) -> str:
-    """The name by which `tuning.toml` knows this state's kernel and GPU."""
+    """The name of this state's kernel and GPU in `tuning.toml`."""
     return section_name(suits_sm90(state), state.b.device)
 
 
 def suits_sm90(state: GenerateState) -> bool:
-    """Whether the kernel of sm_90 takes the state: dual form, 16-bit rows, heads of 64 channels, up to 16 tokens."""
+    """Whether the kernel of sm_90 supports the state: dual form, 16-bit rows, D = 64, m at most 16."""
     in_16_bits = state.form == "dual" and state.precision != "float32"
     return in_16_bits and state.b.shape[2] == 64 and state.mini_batch <= 16
 
@@ -268,7 +272,7 @@ def _primal(
     rate = tl.load(lr + seq * lr_stride + head)
     scale = tl.load(token_scale + pos)
     cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
-    # A new mini-batch starts from 0 whatever is stored, so nothing has to clear the sums
+    # A new mini-batch ignores the stored sums, so no kernel clears them
     sum_W = tl.load(dW + tile, mask=mask & (pos > 0), other=0)
     sum_b = tl.load(db + pid * D + rd, mask=valid & (pos > 0), other=0)
 

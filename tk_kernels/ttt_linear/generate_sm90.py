@@ -1,13 +1,13 @@
-"""TTT-Linear generate on Hopper: the dual form for states of which a token reads 16 bits a weight.
+"""TTT-Linear generate on Hopper: the dual form for states with 16 bits per weight.
 
 The function of `_dual` in `generate.py` for D = 64 and m <= 16, in Gluon, Triton's dialect with explicit layouts. One
-program of one warp owns one head of one sequence. W and the cached rows are copied straight to shared memory
-(`cp.async`): no registers wait for them, and the step that completes a mini-batch reads them there again, not from
-global memory. Sums over W's rows go through shared memory, not through shuffles. Products with a vector are in float32
-on the CUDA cores; the update of W, once in m tokens, is a product on the tensor cores.
+program of one warp owns one head of one sequence. `cp.async` copies W and the cached rows to shared memory, so they
+occupy no registers. The step that completes a mini-batch reads them there again. Sums over W's rows go through shared
+memory, not through shuffles. Matrix times vector is float32 on CUDA cores. The update of W, once in m tokens, runs on
+tensor cores.
 """
 # mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but gl.constexpr)
+# (Triton reads the annotations of kernels and knows no type except gl.constexpr)
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def dual(
     let_next_begin(PDL)
     D: gl.constexpr = 64
     copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
-    tile: gl.constexpr = gl.BlockedLayout([16, 8], [4, 8], [1, 1], [1, 0])  # of W: a thread has 8 columns of 16 rows
-    of_rows: gl.constexpr = gl.BlockedLayout([4, 8], [4, 8], [1, 1], [1, 0])  # of the cached rows
+    tile: gl.constexpr = gl.BlockedLayout([16, 8], [4, 8], [1, 1], [1, 0])  # W: a thread has 8 columns of 16 rows
+    of_rows: gl.constexpr = gl.BlockedLayout([4, 8], [4, 8], [1, 1], [1, 0])  # the cached rows
     spread: gl.constexpr = gl.BlockedLayout([4, 2], [1, 32], [1, 1], [1, 0])  # [4, D]: a thread has two columns
     lane_d: gl.constexpr = gl.SliceLayout(0, spread)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -57,7 +57,7 @@ def dual(
     g_shared = gl.allocate_shared_memory(row_type, [16, D], plain)
     vectors = gl.allocate_shared_memory(gl.float32, [2, D], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     sums = gl.allocate_shared_memory(gl.float32, [4, D], plain)
-    pos = gl.load(position + pid, cache_modifier=".cg")  # the state is read once: past the L1
+    pos = gl.load(position + pid, cache_modifier=".cg")  # the state is read once: bypass the L1
     row = gl.arange(0, D, layout=gl.SliceLayout(1, copied)).expand_dims(1)
     column = gl.arange(0, D, layout=gl.SliceLayout(0, copied)).expand_dims(0)
     async_copy.async_copy_global_to_shared(w_shared, weights + row * D + column)
@@ -69,7 +69,7 @@ def dual(
     bias = gl.load(b + pid * D + rd, cache_modifier=".cg")
     scale = gl.load(token_scale + pos).to(gl.float32)
     cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
-    # Rows from this token's on are not read; they become 0
+    # Rows from this token on are not read; they become 0
     cached = gl.arange(0, 16, layout=gl.SliceLayout(1, copied)).expand_dims(1)
     earlier = (cached < pos) & (column >= 0)
     async_copy.async_copy_global_to_shared(k_shared, rows_k + cached * D + column, mask=earlier)
@@ -81,7 +81,7 @@ def dual(
     v_row = gl.load(v + seq * v_stride + head * D + rd)
     rate = gl.load(lr + seq * lr_stride + head)
 
-    # Z = k @ W + b ; a thread sums its 16 rows, then shared memory the four threads with the same columns
+    # Z = k @ W + b ; a thread sums its 16 rows, then shared memory adds the four threads of the same columns
     kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
     vectors.index(0).store(kf)
     vectors.index(1).store(qf)
@@ -99,7 +99,7 @@ def dual(
     step = gl.sum((wide(g_shared.load(of_rows)) * weight.expand_dims(1)).reshape([4, 4, D]), 1)
     sums.store(zbar - scale * gl.convert_layout(step, zbar.type.layout, assert_trivial=True))
     zbar = gl.sum(sums.load(spread), 0) + bias
-    # g = lr * G, rounded as it will be cached
+    # g = lr * G, rounded as in the cache
     eta = learning_rate(rate, base_lr, D, LOGITS)
     g_row = (eta * ln_l2_grad(z, v_row.to(gl.float32) - kf, gamma, beta, valid, D)).to(row_type)
     zbar -= scale * (gl.sum(qf * kf, 0) + 1.0) * g_row.to(gl.float32)
@@ -124,7 +124,7 @@ def dual(
 def permuted_columns():
     """Layout [16, 64] of rows of 64 elements: bits 5, 2-1, 4-3, 0 of a column's number are the bits of d in order.
 
-    With such columns in its right operand, a product leaves each thread with neighbours in d.
+    With these columns in the right operand of a matmul, each thread gets neighbours in d.
     """
     columns = [[0, 1], [0, 8], [0, 16], [0, 2], [0, 4], [0, 32]]
     return gl.SharedLinearLayout([*columns, [1, 0], [2, 0], [4, 0], [8, 0]])

@@ -1,18 +1,18 @@
 """TTT-Linear token by token, as one would write it from the paper (arXiv 2407.04620, Sections 2.1 to 2.4).
 
-The hidden state of this RNN is a linear model f(x; W, b) = x @ W + b. Reading a token trains that model a little:
-it learns to reconstruct v from k. The output is what the trained model says to q.
+The hidden state of this RNN is a linear model f(x; W, b) = x @ W + b. Each token trains that model a little:
+it learns to reconstruct v from k. The output is the trained model at q.
 
-    loss(W, b; k, v) = 1/2 |LN(f(k; W, b)) - (v - k)|^2   # the residual: k + LN(f(k)) is to be v
+    loss(W, b; k, v) = 1/2 |LN(f(k; W, b)) - (v - k)|^2   # residual: k + LN(f(k)) approximates v
     W_t = W - s_i * sum over tokens j <= t of the mini-batch of lr_j * d loss(W, b; k_j, v_j) / dW      # and b_t
     out_t = q_t + LN(f(q_t; W_t, b_t))
 
-W and b inside the loss are those that the mini-batch of m tokens began with: its m gradients do not depend on each
-other, which is what the fast forms use. i is the position of token t in its mini-batch, after whose last token W_t
-becomes W. lr_j is the learning rate of token j, and s_i = token_scale[i] the factor of position i, 1/(i+1) where
-nothing is learned (ttt_layer.md, steps 3 and 4).
+W and b inside the loss are those at the start of the mini-batch of m tokens. Its m gradients are thus independent of
+each other; the fast forms use this. i is the position of token t in its mini-batch. After the last position W_t becomes
+W. lr_j is the learning rate of token j. s_i = token_scale[i] is the factor of position i, 1/(i+1) in an untrained layer
+(ttt_layer.md, steps 3 and 4).
 
-Slow, and meant to be read: everything else is tested against this. Names are those of ttt_layer.md.
+Slow and simple: all other forms are tested against this one. Names are those of ttt_layer.md.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ EPS = 1e-6
 
 
 class State(NamedTuple):
-    """The learner of one head of one sequence: W [D, D] and b [D] as its mini-batch began, and gradients since then."""
+    """The learner of one head of one sequence: W [D, D] and b [D] at the mini-batch's start, and gradients since."""
 
     W: Tensor
     b: Tensor
@@ -34,7 +34,7 @@ class State(NamedTuple):
 
 
 def fresh_state(W: Tensor, b: Tensor) -> State:
-    """Before the first token."""
+    """The state of a new sequence."""
     return State(W, b, torch.zeros_like(W), torch.zeros_like(b), 0)
 
 

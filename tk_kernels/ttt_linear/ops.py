@@ -29,13 +29,13 @@ from tk_kernels.ttt_linear import forward as portable
 from tk_kernels.ttt_linear import reference
 from tk_kernels.ttt_linear.reference import LinearState
 
-KERNELS = dict.fromkeys((16, 32), "ttt_linear/forward_sm90")  # for Hopper, by mini-batch; checkpoints have 16
+KERNELS = dict.fromkeys((16, 32), "ttt_linear/forward_sm90")  # for Hopper, by mini-batch
 WEIGHTS: dict[str, tuple[int, ...]] = {"W": (HEAD_DIM, HEAD_DIM), "b": (HEAD_DIM,)}
 ROWS = {"k_rows": HEAD_DIM, "g_rows": HEAD_DIM}  # their widths
 
 
 def available(mini_batch: int = 16) -> str:
-    """Why the Hopper kernel for this mini-batch cannot run here, in one sentence; empty when it can."""
+    """Why the Hopper kernel for this mini-batch cannot run here, in one sentence; empty if it can."""
     check_choice("mini_batch", mini_batch, tuple(KERNELS))
     return build.unavailable(KERNELS[mini_batch])
 
@@ -60,17 +60,17 @@ def forward(
     inplace: bool = False,
     backend: str = "",
 ) -> tuple[Tensor, LinearState]:
-    """Outputs [B, T, H, D] of T tokens and the state after them; the given one is kept, or with `inplace` becomes it.
+    """Outputs [B, T, H, D] of T tokens and the state after them; `inplace` updates the given state.
 
     q, k, v [B, T, H, D] of one of DTYPES, the last dimension contiguous, D one of HEAD_DIMS.
     lr [B, T, H] = base_lr * sigmoid(...) / D.
     token_scale [m], none below 0; its length is the mini-batch, 4 to 64. ln_weight, ln_bias [H, D].
-    state: float32; its position is the same for the batch. Tokens up to the end of a mini-batch that the state has
-    begun go through the reference.
-    rope: apply RoPE (theta 10000, position in the mini-batch, interleaved pairs) to q and k, which else have it.
-    start: the state's position, where the caller knows it; then nothing is read from the device.
-    backend: one of BACKENDS; "" takes that of `choice`.
-    Raises ValueError for what is not supported.
+    state: float32; its position is the same for the batch. If it is inside a mini-batch, the rest of that mini-batch
+    runs in the reference.
+    rope: apply RoPE (theta 10000, position in the mini-batch, interleaved pairs); otherwise q and k already have it.
+    start: the state's position, if the caller knows it: no read from the device.
+    backend: one of BACKENDS; "" selects by `choice`.
+    Raises ValueError for unsupported arguments.
     """
     tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
     check_arguments(tokens, outer, state, WEIGHTS)
@@ -89,7 +89,7 @@ def forward(
 def _aligned(
     inplace: bool, backend: str, tokens: Tokens, outer: Outer, state: LinearState, rope: bool
 ) -> tuple[Tensor, LinearState]:
-    """Tokens whose first begins a mini-batch."""
+    """Run tokens that start at a mini-batch's first position."""
     q, k, v, lr = tokens
     W, b = to_float32(state.W, state.b)
     after = state if inplace else _empty_state(W, b, state.position, len(outer[0]))
@@ -118,7 +118,7 @@ def _forward(
     rope: bool,
     backend: str,
 ) -> None:
-    """The backend; W_out and b_out may be W and b."""
+    """Run the backend; W_out and b_out may be W and b."""
     tokens, outer, weights = (q, k, v, lr), (token_scale, ln_weight, ln_bias), (W, b)
     outputs = (out, W_out, b_out, k_rows, g_rows)
     backend = backend or choice(q, len(token_scale))
@@ -135,7 +135,7 @@ def _forward(
 
 
 def schedule(sequences: int, mini_batch: int, processors: int) -> tuple[int, int]:
-    """Warps per head and heads per block: few heads are split over more warps, many share an SM."""
+    """Warps per head and heads per block: few heads split over more warps, many heads share an SM."""
     return (4, 1) if sequences <= 2 * processors or mini_batch > 16 else (2, 4)
 
 

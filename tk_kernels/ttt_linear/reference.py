@@ -2,9 +2,9 @@
 
 f(k) = k @ W + b, then LN; arXiv 2407.04620, Sections 2.3 to 2.7. Inference only: no autograd.
 
-Precision: everything is in the state's dtype (float64 for float64 tokens, else float32), except that whole mini-batches
-of the dual form with bfloat16 tokens round the inputs of their products (q, k, W, G, eta) to bfloat16 and accumulate
-and return them in float32, as tensor cores do. The master state is never rounded.
+Precision: the state's dtype, float64 for float64 tokens, else float32. Whole mini-batches of the dual form with
+bfloat16 tokens round the inputs of their matmuls (q, k, W, G, eta) to bfloat16. Sums and results are float32, as on
+tensor cores. The master state is never rounded.
 """
 
 from typing import NamedTuple
@@ -17,10 +17,10 @@ from tk_kernels.reference.layer import Outer, gradient_offset, ln_l2_grad, outpu
 from tk_kernels.reference.learner import Learner
 from tk_kernels.reference.mini_batches import (
     causal_eta,
+    matmul,
     packed,
-    product,
     read_layer,
-    subtract_product_,
+    subtract_matmul_,
     tiled,
     unpack_,
     untiled,
@@ -69,7 +69,7 @@ class LinearPrimalState(NamedTuple):
 
 
 class LinearTrace(NamedTuple):
-    """What the outputs of N whole mini-batches need, in q's dtype.
+    """Inputs of the outputs of N whole mini-batches, in q's dtype.
 
     W [N, B*H, D + 8, D]: weights at each mini-batch's start, row D the bias, then 7 rows of 0. G [N, B*H, m, D].
     """
@@ -81,7 +81,7 @@ class LinearTrace(NamedTuple):
 def init_state(
     W: Tensor, b: Tensor, batch: int, mini_batch: int = 16, dtype: torch.dtype = torch.float32
 ) -> LinearState:
-    """The state before the first token, from the parameters W [H, D, D] and b [H, 1, D]."""
+    """The state of a new sequence, from the parameters W [H, D, D] and b [H, 1, D]."""
     heads, head_dim = W.shape[:2]
     check_shape("W", W, (heads, head_dim, head_dim))
     check_shape("b", b, (heads, 1, head_dim))
@@ -96,21 +96,20 @@ def init_state(
 
 
 def primal_state(state: LinearState) -> LinearPrimalState:
-    """The same state with gradient sums in place of rows."""
+    """The state with gradient sums instead of rows."""
     state = clone(state)
     sums = summed_rows(state.k_rows, state.g_rows, state.position)
     return LinearPrimalState(state.W, state.b, *sums, state.position)
 
 
 class LinearLearner(Learner[LinearState, LinearPrimalState, LinearTrace]):
-    """TTT-Linear in PyTorch; see Learner for what its methods do."""
+    """TTT-Linear in PyTorch; Learner documents its methods."""
 
     together = 32
 
     def shapes(
         self, state: LinearState | LinearPrimalState, batch: int, heads: int, head_dim: int, mini_batch: int
     ) -> dict[str, tuple[int, ...]]:
-        """See Learner.shapes."""
         matrix, vector = (batch, heads, head_dim, head_dim), (batch, heads, head_dim)
         shapes: dict[str, tuple[int, ...]] = {"W": matrix, "b": vector, "position": (batch,)}
         if isinstance(state, LinearPrimalState):
@@ -120,7 +119,7 @@ class LinearLearner(Learner[LinearState, LinearPrimalState, LinearTrace]):
         return shapes
 
     def train_(self, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: LinearState) -> LinearTrace:
-        """See Learner.train_; seven launches a mini-batch."""
+        """Train with seven launches per mini-batch."""
         mini_batch, batch = len(outer.token_scale), len(k)
         keys = with_bias_input(tiled(k, mini_batch))
         last_eta = outer.token_scale[-1] * tiled(lr, mini_batch).unsqueeze(-1)
@@ -131,8 +130,8 @@ class LinearLearner(Learner[LinearState, LinearPrimalState, LinearTrace]):
         trace = LinearTrace(k.new_empty(len(keys), *weights.shape), k.new_empty(offsets.shape))
         for key, step, offset, W, G in zip(keys, steps, offsets, *trace, strict=True):
             W.copy_(weights)
-            G.copy_(ln_l2_grad(product(key, W), offset, weight_squared))  # Z = K @ W + b
-            subtract_product_(weights, step, G)  # W <- W - (eta_last^T * K)^T @ G, and b
+            G.copy_(ln_l2_grad(matmul(key, W), offset, weight_squared))  # Z = K @ W + b
+            subtract_matmul_(weights, step, G)  # W <- W - (eta_last^T * K)^T @ G, and b
         unpack_(weights, state.W, state.b)
         return trace
 
@@ -156,7 +155,6 @@ class LinearLearner(Learner[LinearState, LinearPrimalState, LinearTrace]):
         form: str = "dual",
         start: int = 0,
     ) -> Tensor:
-        """See Learner.advance_."""
         token_scale, n = outer.token_scale, q.shape[1]
         positions = positions_of(state.position, n)
         layer = (state.W, state.b, state.k_rows, state.g_rows)
@@ -174,7 +172,6 @@ class LinearLearner(Learner[LinearState, LinearPrimalState, LinearTrace]):
     def advance_sums_(
         self, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: LinearPrimalState
     ) -> Tensor:
-        """See Learner.advance_sums_."""
         positions = positions_of(state.position, 1)
         sums = (state.dW, state.db)
         qh, kh, z, gh = _gradients(q, k, v, lr, outer, state)

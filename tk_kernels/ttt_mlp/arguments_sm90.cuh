@@ -1,4 +1,4 @@
-// What the forward kernels of TTT-MLP share: arguments and their checks.
+// Arguments of the TTT-MLP forward kernels and their checks.
 #pragma once
 
 #include "forward/common.cuh"
@@ -7,21 +7,21 @@ namespace ttt::mlp {
 
 constexpr int D = 64, F = 256;  // head dimension, hidden units
 
-// Arguments of a kernel for mini-batches of m tokens
+// Arguments of a kernel with mini-batches of m tokens
 struct arguments {
     const bf16 *q, *k, *v;  // [batch, T, H, D]
-    bf16 *out;              // the same, contiguous
+    bf16 *out;              // [batch, T, H, D], contiguous
     int64_t q_stride[3], k_stride[3], v_stride[3];      // of batch, T and H
     const float *lr, *token_scale;                      // [batch, T, H], [m]; none below 0
     const float *ln_weight, *ln_bias;                   // [H, D]
-    const float *W1, *b1, *W2, *b2;                     // [batch, H, ..] of [D, F], [F], [F, D] and [D]
-    float *W1_out, *b1_out, *W2_out, *b2_out;           // the same
-    float *k_rows, *x2_rows, *g1_rows, *g2_rows;        // [batch, H, m, ..] of D, F, F and D: a short last mini-batch
+    const float *W1, *b1, *W2, *b2;               // [batch, H, D, F], [batch, H, F], [batch, H, F, D], [batch, H, D]
+    float *W1_out, *b1_out, *W2_out, *b2_out;           // the same shapes
+    float *k_rows, *x2_rows, *g1_rows, *g2_rows;        // [batch, H, m, D or F]: rows of a short last mini-batch
     int T, H;
     bool rope;
 };
 
-// All tensors but q, k and v are contiguous; all but q, k, v and out are float32.
+// q, k and v may be strided; the other tensors are contiguous. q, k, v and out are bfloat16, the others float32.
 struct tensors {
     TensorView q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2;
     TensorView out, W1_out, b1_out, W2_out, b2_out, k_rows, x2_rows, g1_rows, g2_rows;
@@ -34,7 +34,8 @@ template <typename T> T *checked(const char *name, const TensorView &x, std::ini
         TVM_FFI_ICHECK(is_fp32(x)) << name << ": must be float32";
     return pointer<T>(x);
 }
-inline const bf16 *tokens(const char *name, const TensorView &x, std::initializer_list<int64_t> shape, int64_t (&stride)[3]) {
+inline const bf16 *tokens(const char *name, const TensorView &x, std::initializer_list<int64_t> shape,
+                          int64_t (&stride)[3]) {
     check_shape(name, x, shape);
     for (int axis = 0; axis < 3; ++axis) stride[axis] = x.stride(axis);
     return pointer<const bf16>(x);
@@ -63,11 +64,13 @@ inline arguments arguments_of(const tensors &x, int64_t m, bool rope) {
     a.x2_rows = checked<float>("x2_rows", x.x2_rows, {batch, H, m, F});
     a.g1_rows = checked<float>("g1_rows", x.g1_rows, {batch, H, m, F});
     a.g2_rows = checked<float>("g2_rows", x.g2_rows, {batch, H, m, D});
-    a.T = T, a.H = H, a.rope = rope;
+    a.T = T;
+    a.H = H;
+    a.rope = rope;
     return a;
 }
 
-// What Python calls. LAUNCH takes (arguments, [tensors,] batch, stream); m: tokens of a mini-batch
+// The function that Python calls. LAUNCH takes (arguments, [tensors,] batch, stream); m: tokens per mini-batch.
 template <int m, auto LAUNCH>
 void forward(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView token_scale, TensorView ln_weight,
              TensorView ln_bias, TensorView W1, TensorView b1, TensorView W2, TensorView b2, TensorView out,
@@ -76,7 +79,7 @@ void forward(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView
     const tensors x{q,   k,      v,      lr,     token_scale, ln_weight, ln_bias, W1,      b1,     W2,
                     b2,  out,    W1_out, b1_out, W2_out,      b2_out,    k_rows,  x2_rows, g1_rows, g2_rows};
     if constexpr (std::is_invocable_v<decltype(LAUNCH), arguments, tensors, int, cudaStream_t>)
-        LAUNCH(arguments_of(x, m, rope), x, q.size(0), stream_of(q));  // that makes descriptors of tensors
+        LAUNCH(arguments_of(x, m, rope), x, q.size(0), stream_of(q));  // it makes tensor maps
     else
         LAUNCH(arguments_of(x, m, rope), q.size(0), stream_of(q));
 }

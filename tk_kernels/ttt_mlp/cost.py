@@ -1,7 +1,7 @@
 """FLOPs and bytes of TTT-MLP: one layer without its projections; a multiply-add is two FLOPs.
 
-D head dimension, F = 4D hidden, m mini-batch size. LayerNorm, GELU and the inner gradient's elementwise part are O(F) a
-token and not counted.
+D head dimension, F = 4D hidden, m mini-batch size. LayerNorm, GELU and other elementwise parts are O(F) per token and
+not counted.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ HIDDEN = 4  # F / D
 
 
 def state_bytes(batch: int, heads: int, head_dim: int, element_bytes: int = 4) -> int:
-    """W1 [D, F], W2 [F, D], b1 [F] and b2 [D] for every sequence and head."""
+    """Bytes of W1 [D, F], W2 [F, D], b1 [F] and b2 [D] of all sequences and heads."""
     hidden = HIDDEN * head_dim
     return batch * heads * (2 * head_dim * hidden + hidden + head_dim) * element_bytes
 
@@ -27,7 +27,7 @@ def forward_flops(batch: int, tokens: int, heads: int, head_dim: int, mini_batch
 
 
 def token_bytes(batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-    """q, k and v read and z written, [B, T, H, D] each."""
+    """Bytes of q, k, v (read) and z (written), [B, T, H, D] each."""
     return 4 * batch * tokens * heads * head_dim * element_bytes
 
 
@@ -41,10 +41,10 @@ def forward_bytes(batch: int, tokens: int, heads: int, head_dim: int, element_by
 
 
 def generate_flops(batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
-    """One token a sequence, averaged over a mini-batch.
+    """FLOPs of one token per sequence, averaged over a mini-batch.
 
-    dual: the seven products of forward, 2DF each; four products with (m+1)/2 rows, 2(D + F) a row in each layer.
-    primal: five products with the weights, and dW += x^T g and W - s dW for each of two layers, 2DF each.
+    dual: the seven matmuls of forward, 2DF each; four matmuls with (m+1)/2 rows, 2(D + F) per row in each layer.
+    primal: five matmuls with the weights, and dW += x^T g and W - s dW for each of two layers, 2DF each.
     """
     check_form_name(form)
     hidden = HIDDEN * head_dim
@@ -53,21 +53,21 @@ def generate_flops(batch: int, heads: int, head_dim: int, mini_batch: int = 16, 
 
 
 def learner(head_dim: int) -> Learner:
-    """W1 and W2, b1 and b2, and rows of K, X2, G1 and G2."""
+    """Elements of W1 and W2, b1 and b2, and rows of K, X2, G1 and G2."""
     hidden = HIDDEN * head_dim
     return Learner(2 * head_dim * hidden, hidden + head_dim, 2 * (head_dim + hidden))
 
 
 def generate_state_bytes(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> int:
-    """What generate keeps of all sequences; how: see traffic.kept_bytes."""
+    """Bytes of the generate state of all sequences; how: arguments of traffic.kept_bytes."""
     return batch * heads * kept_bytes(learner(head_dim), *how, **more)
 
 
 def generate_state_traffic(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> float:
-    """What of it one token a sequence moves at the least; how: see traffic.moved_bytes."""
+    """Least state bytes that one token per sequence moves; how: arguments of traffic.moved_bytes."""
     return batch * heads * moved_bytes(learner(head_dim), *how, **more)
 
 
 def generate_bytes(batch: int, heads: int, head_dim: int, *how: Any, **more: Any) -> float:
-    """Least traffic of one token a sequence: `generate_state_traffic`, and q, k, v and z in 16 bits."""
+    """Least traffic of one token per sequence: `generate_state_traffic`, and q, k, v and z in 16 bits."""
     return generate_state_traffic(batch, heads, head_dim, *how, **more) + batch * heads * 8 * head_dim

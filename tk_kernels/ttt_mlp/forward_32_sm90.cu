@@ -1,15 +1,16 @@
 // TTT-MLP forward (dual form) on Hopper for mini-batches of 32 tokens, all warps in step.
 //
-// One CTA carries one (sequence, head) through all its tokens, two warpgroups of 128 rows of F each. As in `block_sm90.cuh`
-// everything that has F as an axis is held transposed, F down the rows: an accumulator, once rounded to bf16, is the left
-// operand of the next product, and the float32 state never leaves registers. W2 is also in shared memory, as bf16.
+// One CTA carries one (sequence, head) through all its tokens. Two warpgroups hold 128 rows of F each. As in
+// `block_sm90.cuh` matrices with F as an axis are transposed, with F down the rows. An accumulator, rounded to bf16, is
+// the left operand of the next matmul. The float32 state never leaves registers. W2 is also in shared memory as bf16.
 //
-// The order is that of the mathematics, and every step waits for the one before:
+// The steps, in order; each waits for the one before:
 //     Z1 = K W1 + b1, X2 = gelu(Z1), Z2 = X2 W2 + b2, G2 = ln_l2_grad(Z2, V - K), G1 = (G2 W2^T) * gelu'(Z1)
 //     Z1bar = Q W1 + b1 + P1 G1, X2bar = gelu(Z1bar), Z2bar = X2bar W2 + b2 + P2 G2, out = Q + LN(Z2bar)
 //     W1 += (-u lr K)^T G1, W2 += X2^T (-u lr G2), and so the biases
-// with P1 = -tril(eta * (Q K^T + 1)), P2 = -tril(eta * (X2bar X2^T + 1)), and u the scale of the update: s_{m-1}, or 0 for
-// a short last mini-batch, whose gradients are kept and not applied. Z2 and Z2bar are sums of the warpgroups' halves of F.
+// with P1 = -tril(eta * (Q K^T + 1)), P2 = -tril(eta * (X2bar X2^T + 1)), and u the scale of the update:
+// s_{m-1}, or 0 for a short last mini-batch, whose gradients are stored but not applied.
+// Z2 and Z2bar are sums over both halves of F.
 #include "arguments_sm90.cuh"
 #include "instructions_sm90.cuh"
 
@@ -21,10 +22,10 @@ namespace {
 
 using sm90::launder, sm90::publish, sm90::uniform;
 
-constexpr int BLOCK = 64;  // rows of F in one product of a warpgroup
+constexpr int BLOCK = 64;  // rows of F in one matmul of a warpgroup
 constexpr float EPS = 1e-6f;
 
-// Keeps reads of an accumulator behind the wait for the product that writes it.
+// Keeps reads of an accumulator behind the wait for the matmul that writes it.
 template <typename RT> __device__ inline void pin(RT &x) {
 #pragma unroll
     for (int j = 0; j < RT::width; ++j)
@@ -32,7 +33,7 @@ template <typename RT> __device__ inline void pin(RT &x) {
         for (int e = 0; e < 4; ++e)
             asm volatile("" : "+f"(x.tiles[0][j].data[e].x), "+f"(x.tiles[0][j].data[e].y)::"memory");
 }
-// Waits for the products that write x
+// Waits for the matmuls that write x
 template <typename... RT> __device__ inline void wait_for(RT &...x) {
     warpgroup::mma_async_wait<0>();
     (pin(x), ...);
@@ -46,10 +47,11 @@ __device__ inline float tanh_approx(float x) {  // 2^-11 relative: below the rou
     return y;
 }
 
-// Byte offset in a tile with rows of 128 bytes: ThunderKittens swizzles the eight 16-byte pieces of a row by the row's
+// Byte offset in a tile with rows of 128 bytes. ThunderKittens swizzles the eight 16-byte pieces of a row by the row's
 // number modulo 8.
 __device__ inline int swizzled(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
-// Offset of a lane's row for ldmatrix and stmatrix of the leftmost 16 x 16 piece of a tile; the next is 32 bytes on
+// Offset of a lane's row for ldmatrix and stmatrix of the leftmost 16 x 16 piece of a tile. The next piece is 32 bytes
+// further.
 __device__ inline int matrix_offset(int lane, int row0) { return swizzled(row0 + lane % 16, lane / 16); }
 __device__ inline void load(rt_bf<16, 16> &x, uint32_t at) {
     auto &e = x.tiles[0][0].data;
@@ -66,7 +68,7 @@ __device__ inline void store_shared(uint32_t at, uint4 x) {
                  ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
-// Eight neighbouring elements of a token, which one thread loads, normalises and writes; eight threads share a token.
+// Eight neighbouring elements of a token: one thread loads, normalises and writes them. Eight threads share a token.
 struct vec8 {
     float x[8];
     template <typename Fn> __device__ void each(Fn f) {
@@ -77,13 +79,14 @@ struct vec8 {
         float4 low = *reinterpret_cast<const float4 *>(p), high = *reinterpret_cast<const float4 *>(p + 4);
         return {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     }
-    __device__ static vec8 of(uint4 packed) {  // of bfloat16
+    __device__ static vec8 of(uint4 packed) {  // from bfloat16
         vec8 o;
         const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             float2 two = base_types::convertor<float2, bf16_2>::convert(*reinterpret_cast<const bf16_2 *>(&words[e]));
-            o.x[2 * e] = two.x, o.x[2 * e + 1] = two.y;
+            o.x[2 * e] = two.x;
+            o.x[2 * e + 1] = two.y;
         }
         return o;
     }
@@ -104,7 +107,7 @@ template <typename... Float> __device__ inline void sum_over_token(Float &...x) 
     for (int lane = 1; lane < 8; lane *= 2) ((x += __shfl_xor_sync(0xffffffff, x, lane)), ...);
 }
 
-// cos and sin of RoPE's angle of a position in the mini-batch and a pair of elements, by `threads` threads
+// cos and sin of RoPE's angle for each position in a mini-batch and pair of elements; `threads` threads compute them
 template <int m> __device__ inline void fill_rope(float2 (&rope)[m][D / 2], int thread, int threads) {
     constexpr float STEP = -2 * 13.287712379549449f / D;  // log2 of the ratio of neighbouring frequencies, 10000^(-2/D)
     constexpr float ONE_OVER_PI = 0.3183098861837907f;
@@ -113,7 +116,7 @@ template <int m> __device__ inline void fill_rope(float2 (&rope)[m][D / 2], int 
         sincospif((at / (D / 2)) * exp2f((at % (D / 2)) * STEP) * ONE_OVER_PI, &rotation.y, &rotation.x);
     }
 }
-// Eight elements rotated by RoPE where `rope`; `rotation_of(e)` is the cos and sin of pair e
+// Rotates eight elements by RoPE if `rope`; `rotation_of(e)` is the cos and sin of pair e
 template <typename Fn> __device__ inline uint4 rotated(uint4 x, bool rope, Fn rotation_of) {
     if (!rope) return x;
     vec8 o = vec8::of(x);
@@ -138,7 +141,7 @@ struct globals : arguments {
 struct layout {
     using token_tile = st_bf<B, D>;            // [tokens, D], or a block [tokens, 64 of F]
     using hidden_tile = st_bf<B, F>;           // [tokens, F]: its blocks one after the other
-    using hidden_half = st_bf<B, OWN * BLOCK>; // what a warpgroup has of it
+    using hidden_half = st_bf<B, OWN * BLOCK>; // the half of one warpgroup
     using weight_half = st_bf<OWN * BLOCK, D>;
     using weight_block = st_bf<BLOCK, D>;
     using coefficients = st_bf<B, B>;
@@ -181,12 +184,12 @@ struct chain {
 
     __device__ chain(const globals &g, shared &s) : g(g), s(s) {}
 
-    // The grid is heads x sequences, so that these need no registers
+    // The grid is heads x sequences, so these need no registers
     __device__ int h() const { return blockIdx.x; }
     __device__ int batch() const { return blockIdx.y; }
     __device__ int head() const { return batch() * g.H + h(); }
 
-    // This lane's row of F in a block (or of D, in a product that has D down its rows), and its column of a 16 x 16 tile
+    // This lane's row in a block (of F, or of D where D is down the rows), and its column in a 16 x 16 tile
     __device__ int row() const { return thread / 32 * 16 + thread % 32 / 4; }
     __device__ int column() const { return thread % 4 * 2; }
     __device__ int feature(int n, int e) const { return (group * OWN + n) * BLOCK + row() + (e & 1) * 8; }
@@ -197,14 +200,20 @@ struct chain {
     __device__ uint32_t mine(L::token_tile &tile) const { return address(tile) + swizzled(token(), id() % 8); }
     __device__ L::token_tile &block(L::hidden_tile &x, int n) const { return reinterpret_cast<L::token_tile *>(&x)[n]; }
     __device__ L::token_tile &own_block(L::hidden_tile &x, int n) const { return block(x, group * OWN + n); }
-    __device__ L::hidden_half &own_half(L::hidden_tile &x) const { return reinterpret_cast<L::hidden_half *>(&x)[group]; }
-    __device__ L::weight_block &block(L::weight_half &w, int n) const { return reinterpret_cast<L::weight_block *>(&w)[n]; }
+    __device__ L::hidden_half &own_half(L::hidden_tile &x) const {
+        return reinterpret_cast<L::hidden_half *>(&x)[group];
+    }
+    __device__ L::weight_block &block(L::weight_half &w, int n) const {
+        return reinterpret_cast<L::weight_block *>(&w)[n];
+    }
     __device__ float update_scale(int i) const { return (i + 1) * B > g.T ? 0.f : s.scale[B - 1]; }
-    // Within one warpgroup, which alone uses its halves of X2, X2bar and W2
-    __device__ void sync_group() const { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(WARPGROUP_THREADS) : "memory"); }
+    // Within one warpgroup: no other uses its halves of X2, X2bar and W2
+    __device__ void sync_group() const {
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(WARPGROUP_THREADS) : "memory");
+    }
 
-    // Calls f(W1^T's pair, its offset, W2's pair, its offset) for all that this lane holds; offsets in global memory are from
-    // the lane's first element, constants to the compiler, which would otherwise keep an address per element.
+    // Calls f(W1^T's pair, its offset, W2's pair, its offset) for all pairs of this lane. Offsets in global memory
+    // count from the lane's first element, so they are constants: the compiler needs no address per element.
     template <typename Fn> __device__ void each_state(Fn f) {
 #pragma unroll
         for (int n = 0; n < OWN; ++n)
@@ -229,13 +238,14 @@ struct chain {
     __device__ void store_state() {
         float *W1_out = g.W1_out + first_of_W1(), *W2_out = g.W2_out + first_of_W2();
         each_state([&](float2 &w1, int at1, float2 &w2, int at2) {
-            W1_out[at1] = w1.x, W1_out[at1 + F] = w1.y;
+            W1_out[at1] = w1.x;
+            W1_out[at1 + F] = w1.y;
             *reinterpret_cast<float2 *>(W2_out + at2) = w2;
         });
         g.b1_out[head() * F + id()] = s.b1[id()];
         if (id() < D) g.b2_out[head() * D + id()] = s.b2[id()];
     }
-    // The rows of a short last mini-batch; 0 beyond them, as readers of the state may multiply them by 0
+    // Rows of a short last mini-batch. The rows after them are 0: readers may multiply them by 0.
     __device__ void store_rows() {
 #pragma unroll
         for (int n = 0; n < OWN; ++n)
@@ -264,11 +274,12 @@ struct chain {
         for (int at = id(); at < B * B / 2; at += THREADS) reinterpret_cast<uint32_t *>(&s.p)[at] = 0;
         if (id() < B) s.scale[id()] = g.token_scale[id()];
         if (id() < D) {
-            s.gamma[id()] = g.ln_weight[h() * D + id()], s.beta[id()] = g.ln_bias[h() * D + id()];
+            s.gamma[id()] = g.ln_weight[h() * D + id()];
+            s.beta[id()] = g.ln_bias[h() * D + id()];
             s.b2[id()] = g.b2[head() * D + id()];
         }
     }
-    // This warpgroup's half of W2 for its products that sum over F
+    // This warpgroup's half of W2, for its matmuls that sum over F
     __device__ void share_w2() {
 #pragma unroll
         for (int n = 0; n < OWN; ++n) {
@@ -287,7 +298,7 @@ struct chain {
         const bf16 *from = x + batch() * stride[0] + min(t, g.T - 1) * stride[1] + h() * stride[2] + element();
         ttt::copy_ahead(to, from, t < g.T);
     }
-    // Start copying this thread's parts of mini-batch i to shared memory; tokens beyond the end are 0
+    // Starts copies of this thread's parts of mini-batch i to shared memory; tokens beyond the end are 0
     __device__ void load_ahead(int i) {
         int t = i * B + token();
         copy_ahead(s.k_ahead[id()], g.k, g.k_stride, t);
@@ -299,7 +310,7 @@ struct chain {
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
-    // Rotated by RoPE for position token()
+    // RoPE for position token()
     __device__ uint4 rotated(uint4 x) {
         return ::rotated(x, g.rope, [&](int e) { return s.rope[token()][element() / 2 + e]; });
     }
@@ -315,7 +326,10 @@ struct chain {
         float lr = s.lr_ahead[t], step = -update_scale(i) * lr;
         scaled.each([&](int, float &x) { x *= step; });
         store_shared(mine(s.k_step), scaled.pack());
-        if (element() == 0) s.lr[t] = lr, s.step[t] = step;
+        if (element() == 0) {
+            s.lr[t] = lr;
+            s.step[t] = step;
+        }
     }
 
     // Z^T = b1 + W1^T X^T, rows of one block of F
@@ -337,7 +351,8 @@ struct chain {
         for (int j = 0; j < B / 16; ++j) {
             int t = j * 16 + (lane & 7) + ((lane >> 4) << 3);
             auto &e = x.tiles[0][j].data;
-            move<bf16_2>::stsm4t(address(tile) + swizzled(t, thread / 32 * 2 + ((lane >> 3) & 1)), e[0], e[1], e[2], e[3]);
+            const uint32_t to = address(tile) + swizzled(t, thread / 32 * 2 + ((lane >> 3) & 1));
+            move<bf16_2>::stsm4t(to, e[0], e[1], e[2], e[3]);
         }
     }
     // X2 = gelu(Z1), and the slope for G1
@@ -421,7 +436,7 @@ struct chain {
             for (int half = 0; half < 2; ++half) {
                 float sum = row_sum(db1[half]);
                 __syncwarp();
-                if (column() == 0) s.b1[feature(n, half)] += sum;  // read again after a barrier
+                if (column() == 0) s.b1[feature(n, half)] += sum;  // next read after a barrier
             }
         }
         wait_for(W1t[0], W1t[1], W2[0], W2[1]);
@@ -434,15 +449,15 @@ struct chain {
         s.b2[id()] += sum;
     }
 
-    // P = -tril(eta * (X Y^T + 1)): three of its four 16 x 16 tiles are not 0, one warp each. `product(tile, row of X, row of
-    // Y)` adds that tile of X Y^T
-    template <typename Product> __device__ void share_coefficients(Product product) {
+    // P = -tril(eta * (X Y^T + 1)). Three of its four 16 x 16 tiles are not 0; one warp computes each.
+    // `add_scores(tile, row of X, row of Y)` adds that tile of X Y^T.
+    template <typename Scores> __device__ void share_coefficients(Scores add_scores) {
         static_assert(B == 32);
         int tile = id() / 32, lane = thread % 32, row0 = tile > 0 ? 16 : 0, column0 = tile > 1 ? 16 : 0;
         if (tile > 2) return;
         rt_fl<16, 16> p;
         warp::zero(p);
-        product(p, row0, column0);
+        add_scores(p, row0, column0);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             int t = row0 + lane / 4 + (e & 1) * 8, j = column0 + lane % 4 * 2 + (e >> 1) * 8;
@@ -452,9 +467,10 @@ struct chain {
             move<bf16_2>::sts(s.p.idx(address(s.p), {t, j}), pair);
         }
     }
-    // p += 16 rows of x, 16 rows of y, over 64 columns
-    __device__ void add_products(rt_fl<16, 16> &p, L::token_tile &x, L::token_tile &y, int x_row, int y_row) {
-        uint32_t rows = address(x) + matrix_offset(thread % 32, x_row), columns = address(y) + matrix_offset(thread % 32, y_row);
+    // p += x y^T, 16 rows of each, over 64 columns
+    __device__ void add_matmul(rt_fl<16, 16> &p, L::token_tile &x, L::token_tile &y, int x_row, int y_row) {
+        uint32_t rows = address(x) + matrix_offset(thread % 32, x_row);
+        uint32_t columns = address(y) + matrix_offset(thread % 32, y_row);
 #pragma unroll
         for (int d = 0; d < BLOCK / 16; ++d) {
             rt_bf<16, 16> a, b;
@@ -464,12 +480,12 @@ struct chain {
         }
     }
     __device__ void share_p1() {
-        share_coefficients([&](rt_fl<16, 16> &p, int x, int y) { add_products(p, s.q, s.k, x, y); });
+        share_coefficients([&](rt_fl<16, 16> &p, int x, int y) { add_matmul(p, s.q, s.k, x, y); });
     }
     __device__ void share_p2() {
         share_coefficients([&](rt_fl<16, 16> &p, int x, int y) {
-#pragma unroll 1  // registers are few
-            for (int n = 0; n < F / BLOCK; ++n) add_products(p, block(s.x2bar, n), block(s.x2, n), x, y);
+#pragma unroll 1  // saves registers
+            for (int n = 0; n < F / BLOCK; ++n) add_matmul(p, block(s.x2bar, n), block(s.x2, n), x, y);
         });
     }
 
@@ -499,7 +515,10 @@ struct chain {
         float sum = 0, squares = 0;
         z.each([&](int, float x) { sum += x; });
         sum_over_token(sum);
-        z.each([&](int, float &x) { x -= sum * (1.f / D), squares = fmaf(x, x, squares); });
+        z.each([&](int, float &x) {
+            x -= sum * (1.f / D);
+            squares = fmaf(x, x, squares);
+        });
         sum_over_token(squares);
         float rstd = rsqrtf(fmaf(squares, 1.f / D, EPS));
         z.each([&](int, float &x) { x *= rstd; });
@@ -514,7 +533,8 @@ struct chain {
         vec8 g;
         g.each([&](int e, float &x) {
             x = gamma.x[e] * (fmaf(gamma.x[e], z.x[e], target.x[e]) - (v.x[e] - k.x[e]));
-            sum += x, dot = fmaf(x, z.x[e], dot);
+            sum += x;
+            dot = fmaf(x, z.x[e], dot);
         });
         sum_over_token(sum, dot);
         g.each([&](int e, float &x) { x = (x - sum * (1.f / D) - z.x[e] * (dot * (1.f / D))) * rstd; });
@@ -534,7 +554,7 @@ struct chain {
             *reinterpret_cast<uint4 *>(g.out + ((int64_t(batch()) * g.T + t) * g.H + h()) * D + element()) = out.pack();
     }
 
-    // Of all warps; and addresses made from the thread's number are computed again, not kept in registers
+    // All warps. Addresses that depend on the thread's number are recomputed afterwards and occupy no registers.
     __device__ void sync() {
         __syncthreads();
         launder(thread);

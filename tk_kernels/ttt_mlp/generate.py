@@ -1,13 +1,16 @@
 """TTT-MLP generate in Triton: one token for each sequence of a large batch, one launch that a CUDA graph can hold.
 
-Two forms of the function of `reference.py` (ttt_layer.md, "Three forms"):
-dual    caches, inside a mini-batch, the rows of K, X2 and lr * G, reads W1 and W2 at every token and rewrites them
-        once in m; on Hopper, where a token reads 16 bits a weight, by the kernel of `generate_sm90.py`;
-primal  keeps the running sums of the gradients beside W1 and W2, reads and writes them at every token.
-One program owns one head of one sequence and branches on that sequence's own position, which is in device memory.
+Two forms of the function in `reference.py` (ttt_layer.md, "Three forms"):
+
+dual    caches the rows of K, X2 and lr * G inside a mini-batch, reads W1 and W2 at every token, rewrites them once
+        in m tokens; on Hopper with 16 bits per weight the kernel of `generate_sm90.py` runs
+
+primal  has the running sums of the gradients next to W1 and W2, reads and writes them at every token
+
+One program owns one head of one sequence. It branches on the position of its sequence in device memory.
 """
 # mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
+# (Triton reads the annotations of kernels and knows no type except tl.constexpr)
 
 from __future__ import annotations
 
@@ -53,13 +56,13 @@ __all__ = ["GenerateState", "available", "generate_step"]
 
 @dataclass
 class GenerateState:
-    """What `generate_step` carries from token to token, updated in place.
+    """State of `generate_step`, updated in place at every token.
 
-    weights1 (W1 transposed: row f is what hidden unit f reads) and weights2 [B, H, F, D] in the precision's type
-    (for "planes" the high ones), low1, low2 their int16 low planes or None, b1 [B, H, F], b2 [B, H, D] float32,
-    position [B, H] int32 (the same for all heads of a sequence).
-    gathered: what the tokens of the current mini-batch have left. dual: rows of K, X2, lr * G1 and
-    lr * G2, [B, H, m, D or F] in the precision's row type; primal: float32 dW1 (transposed), db1, dW2 and db2.
+    weights1 (W1 transposed) and weights2 [B, H, F, D] in the precision's type (for "planes" the high ones).
+    low1, low2: their int16 low planes or None. b1 [B, H, F], b2 [B, H, D] float32.
+    position [B, H] int32, the same for all heads of a sequence.
+    gathered: data of the current mini-batch. Dual form: rows of K, X2, lr * G1 and lr * G2, [B, H, m, D or F] in the
+    precision's row type. Primal form: float32 dW1 (transposed), db1, dW2 and db2.
     """
 
     form: str
@@ -76,7 +79,7 @@ class GenerateState:
 
     @classmethod
     def from_state(cls, state: MLPState, form: str = "dual", precision: str = "planes") -> GenerateState:
-        """A copy of the state that forward left, at any position, in this form and precision."""
+        """Convert the state after forward, at any position, to this form and precision. Copies all tensors."""
         check_form(form, precision)
         weights1, low1 = by_sequences(lambda W1: store(W1.mT, precision), state.W1)
         weights2, low2 = by_sequences(lambda W2: store(W2, precision), state.W2)
@@ -94,13 +97,13 @@ class GenerateState:
         if self.form == "dual":
             k, x2, g1, g2 = (float_copy(x) for x in self.gathered)
             return MLPState(W1, b1, W2, b2, k, x2, g1, g2, position)
-        running = (self.position > 0)[..., None]  # a new mini-batch does not clear the sums, it ignores them
+        running = (self.position > 0)[..., None]  # a new mini-batch ignores the old sums
         dW1, db1, dW2, db2 = self.gathered
         dW1, dW2 = dW1.mT * running[..., None], dW2 * running[..., None]
         return MLPPrimalState(W1, b1, W2, b2, dW1, db1 * running, dW2, db2 * running, position)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor of the state: what a snapshot copies, and what the size of the state is."""
+        """Every tensor of the state, for snapshots and its size."""
         weights = (self.weights1, self.low1, self.b1, self.weights2, self.low2, self.b2)
         return [x for x in (*weights, self.position, *self.gathered) if x is not None]
 
@@ -135,12 +138,13 @@ def generate_step(
 ) -> torch.Tensor:
     """One token for every sequence: `q + LN(f(q))` after the gradient step of (k, v); advances `gstate` in place.
 
-    q, k, v [B, H, D] in one type, out in any (only B may be strided); lr [B, H] float32 or in that type; token_scale
-    [m]; ln_weight, ln_bias [H, D]. rope: the table of `rope_table`, if q and k do not have RoPE yet. base_lr: if given,
-    lr holds the logits x · w_h + c_h. launch: settings in place of the row of `tuning.toml`. pdl: see
-    `dependent_launch`; gstate is the state; the kernels of other GPUs ignore it. compile_only: compile what the first
-    launch would, compute nothing (see `build/parallel.py`). Raises ValueError on a wrong shape, dtype, stride or
-    device, and for a launch that does not take such a state.
+    q, k, v [B, H, D] in one type, out in any; only B may be strided. lr [B, H] float32 or in that type.
+    token_scale [m]; ln_weight, ln_bias [H, D].
+    rope: the table of `rope_table`, if q and k lack RoPE. base_lr: if given, lr holds the logits x · w_h + c_h.
+    launch: settings instead of the row of `tuning.toml`.
+    pdl: see `dependent_launch`; gstate is the state. Only kernels for Hopper use it.
+    compile_only: compile like a first launch and compute nothing (see `build/parallel.py`).
+    Raises ValueError on a wrong shape, dtype, stride or device, and for a launch that does not suit the state.
     """
     (B, H, D), F = gstate.b2.shape, gstate.b1.shape[2]
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
@@ -153,7 +157,7 @@ def generate_step(
     launch = launch or default_launch(s)
     check_launch(launch, suits_sm90(s))
     if launch.sm90:
-        from tk_kernels.ttt_mlp.generate_sm90 import dual  # imported here, as few machines have Gluon
+        from tk_kernels.ttt_mlp.generate_sm90 import dual  # a late import: few machines have Gluon
 
         dual.run(
             q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope,
@@ -181,17 +185,17 @@ def generate_step(
 
 
 def default_launch(state: GenerateState) -> Tuning:
-    """The row of `tuning.toml` that `generate_step` runs for this state; its `sm90` says which kernel."""
+    """The row of `tuning.toml` for this state; its `sm90` selects the kernel."""
     return tuning("ttt_mlp", state.form, state.precision, tuned_as(state))
 
 
 def tuned_as(state: GenerateState) -> str:
-    """The name by which `tuning.toml` knows this state's kernel and GPU."""
+    """The name of this state's kernel and GPU in `tuning.toml`."""
     return section_name(suits_sm90(state), state.b2.device)
 
 
 def suits_sm90(state: GenerateState) -> bool:
-    """Whether the kernel of sm_90 takes the state: dual form, 16-bit rows, D = 64 and F = 256, up to 16 tokens."""
+    """Whether the kernel of sm_90 supports the state: dual form, 16-bit rows, D = 64, F = 256, m at most 16."""
     in_16_bits = state.form == "dual" and state.precision != "float32"
     return in_16_bits and (state.b2.shape[2], state.b1.shape[2]) == (64, 256) and state.mini_batch <= 16
 
@@ -215,8 +219,8 @@ def _dual(
     # Hidden unit f is row f of weights1 (W1 transposed) and of weights2
     weights1 += pid * (D * F)
     weights2 += pid * (D * F)
-    # The compiler moves the weights to shared memory as they come, and waits for the first before it asks for the
-    # second: what stands between them is asked for while the first comes
+    # The compiler moves the weights to shared memory, and waits for the first before it requests the second. Loads
+    # between them overlap with the first.
     tile = rf[:, None] * D + rd[None, :]
     w1 = tl.load(weights1 + tile, mask=wide[:, None] & valid[None, :], other=0)
     k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
@@ -278,8 +282,8 @@ def _dual(
         )  # fmt: skip
 
 
-# Products of a matrix and a vector. MATRIX: on tensor cores, as matrix products with 16 columns, the least there is: a
-# vector fills two of them (see `columns`), so that only the weights and the cached rows have 16 bits. Else: in float32.
+# Matrix times vector. MATRIX: on tensor cores with 16 columns, the minimum. A vector fills two columns (see `columns`),
+# so only the weights and the cached rows have 16 bits. Otherwise: in float32.
 
 
 @jit

@@ -1,14 +1,13 @@
-"""TTT-MLP generate on Hopper: the dual form for states of which a token reads 16 bits a weight.
+"""TTT-MLP generate on Hopper: the dual form for states with 16 bits per weight.
 
 The function of `_dual` in `generate.py` for D = 64, F = 256 and m <= 16, in Gluon, Triton's dialect with explicit
-layouts. One program of four warps owns one head of one sequence and copies both weights at once, straight to shared
-memory (`cp.async`), so that three programs fit an SM and the loads of one hide behind the work of the others. Each warp
-owns F/4 hidden units: sums over d stay within a warp, and warps exchange data only to add up Z2 and Z2bar. Products
-with a vector are in float32 on the CUDA cores, so vectors need not be split into 16-bit parts. Only the update of the
-weights, once in m tokens, is a product on the tensor cores.
+layouts. One program of four warps owns one head of one sequence. `cp.async` copies both weights to shared memory at
+once. Three programs fit on an SM, and the loads of one overlap with the work of the others. Each warp owns F/4 hidden
+units: sums over d stay within a warp, and warps exchange data only for Z2 and Z2bar. Matrix times vector is float32 on
+CUDA cores. Only the update of the weights, once in m tokens, runs on tensor cores.
 """
 # mypy: allow-untyped-defs
-# (Triton reads the annotations of kernels, and knows no types but gl.constexpr)
+# (Triton reads the annotations of kernels and knows no type except gl.constexpr)
 
 from __future__ import annotations
 
@@ -44,8 +43,8 @@ def dual(
     let_next_begin(PDL)
     D: gl.constexpr = 64
     F: gl.constexpr = 256
-    FW: gl.constexpr = F // G  # hidden units of a warp
-    FT: gl.constexpr = FW // 8  # hidden units of a thread
+    FW: gl.constexpr = F // G  # hidden units per warp
+    FT: gl.constexpr = FW // 8  # hidden units per thread
     # [warp, f, d] of W1 transposed and of W2
     tile: gl.constexpr = gl.BlockedLayout([1, FT, 8], [1, 8, 4], [G, 1, 1], [2, 1, 0])
     copied: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 4, 8], [G, 1, 1], [2, 1, 0])
@@ -74,7 +73,7 @@ def dual(
     async_copy.async_copy_global_to_shared(w2_shared, weights2 + at)
     async_copy.commit_group()
 
-    pos = gl.load(position + pid, cache_modifier=".cg")  # the state is read once: past the L1
+    pos = gl.load(position + pid, cache_modifier=".cg")  # the state is read once: bypass the L1
     rd = gl.arange(0, D, layout=lane_d)
     valid = rd < D
     gamma = gl.load(ln_weight + head * D + rd)
@@ -121,7 +120,7 @@ def dual(
     async_copy.wait_group(1)
     sums_z2.store(gl.sum(wide(w2_shared.load(tile)) * x2.expand_dims(2), 1))
     z2 = gl.sum(sums_z2.load(spread), 0) + bias2
-    # G2 ; G1 = (G2 @ W2^T) * gelu'(Z1) ; g = lr * G, rounded as it will be cached
+    # G2 ; G1 = (G2 @ W2^T) * gelu'(Z1) ; g = lr * G, rounded as in the cache
     rate = learning_rate(rate, base_lr, D, LOGITS)
     gamma, beta = gamma.to(gl.float32), beta.to(gl.float32)
     grad2 = ln_l2_grad(z2, v_row.to(gl.float32) - kf, gamma, beta, valid, D)
@@ -133,7 +132,7 @@ def dual(
     zbar1 -= scale * (gl.sum(qf * kf, 0) + 1.0) * wide(g1)
     xbar2 = gelu(zbar1)
     # Z2bar = X2bar @ W2 + b2 - s_i * sum_{j <= i} (X2bar . X2_j + 1) g2_j
-    # Each warp has its hidden units' part of X2bar . X2_j; the first warp adds the 1
+    # Each warp computes X2bar . X2_j over its hidden units; the first warp adds the 1
     one = gl.where(gl.arange(0, G, layout=gl.SliceLayout(1, partial)) == 0, 1.0, 0.0)
     weight2 = gl.convert_layout(xbar2, gl.SliceLayout(1, of_f)).expand_dims(1) * wide(past_x2)
     weight2 = gl.convert_layout(gl.sum(weight2, 2), gl.SliceLayout(2, of_d))
@@ -142,7 +141,7 @@ def dual(
     g2_wide = wide(narrow(rate * grad2_wide, row_type))
     async_copy.wait_group(0)
     past_g2 = g2_shared.load(gl.SliceLayout(0, of_d)).expand_dims(0)
-    # summed within a thread, then once over the lanes: [warp, 8 lanes, D]
+    # sums within a thread, then once over the lanes: [warp, 8 lanes, D]
     past2 = gl.sum((weight2.expand_dims(2) * wide(past_g2)).reshape([G, 2, 8, D]), 1)
     zbar2 = gl.sum((wide(w2_shared.load(tile)) * xbar2.expand_dims(2)).reshape([G, 8, FT, D]), 2)
     zbar2 = gl.sum(zbar2 - scale * gl.convert_layout(past2, zbar2.type.layout, assert_trivial=True), 1)
@@ -173,7 +172,7 @@ def dual(
 
 @gluon.constexpr_function
 def row_layout(G, FT):
-    """[warp, 16 rows, f]: a thread has the same neighbouring hidden units as of W, of four rows."""
+    """[warp, 16 rows, f]: a thread has the same neighbouring hidden units as in W, for four rows."""
     f = [[0, 0, 1 << i] for i in range(FT.bit_length() - 1)]
     lanes = [[0, 1, 0], [0, 2, 0], [0, 0, FT], [0, 0, 2 * FT], [0, 0, 4 * FT]]
     warps = [[1 << i, 0, 0] for i in range(G.bit_length() - 1)]
@@ -182,7 +181,7 @@ def row_layout(G, FT):
 
 @gluon.constexpr_function
 def spread_layout(rows, G):
-    """[rows, 64]: every lane has two columns of all rows, the same in every warp."""
+    """[rows, 64]: every lane has two columns of all rows; all warps have the same."""
     registers = [[0, 1], *[[1 << i, 0] for i in range(rows.bit_length() - 1)]]
     return gl.DistributedLinearLayout(
         registers, [[0, 2 << i] for i in range(5)], [[0, 0]] * (G.bit_length() - 1), [], [rows, 64]
@@ -203,9 +202,9 @@ def load_rows(
     rows, pos, layout: gl.constexpr, G: gl.constexpr, STEP: gl.constexpr, N: gl.constexpr, ROW: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Rows j < pos [16, ROW] as [G, 16, N], zeros after; STEP: between the first columns of two warps.
+    """Rows j < pos [16, ROW] as [G, 16, N], then zeros; STEP: distance between the first columns of two warps.
 
-    In a dependent launch past the L1, as they are read once.
+    A dependent launch bypasses the L1: the rows are read once.
     """
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     row = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
@@ -222,7 +221,7 @@ def along_d(x):
 
 @gluon.constexpr_function
 def apply_layouts(G):
-    """Layouts of a product [16 G, 64] on tensor cores and of its two operands."""
+    """Layouts of a matmul [16 G, 64] on tensor cores and of its two operands."""
     product = gl.NVMMADistributedLayout([2, 0], [G, 1], [16, 8])
     return product, gl.DotOperandLayout(0, product, 2), gl.DotOperandLayout(1, product, 2)
 
@@ -232,10 +231,10 @@ def apply_rows(
     high, weights, low, bias, rows_f, rows_d, scale,
     G: gl.constexpr, FW: gl.constexpr, m: gl.constexpr, PLANES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
-    """W -= s rows_f^T rows_d, 16 hidden units of each warp at a time; where BIAS, the bias -= s sum(rows_f).
+    """W -= s rows_f^T rows_d, 16 hidden units of each warp at a time; with BIAS also bias -= s sum(rows_f).
 
-    high: W's high plane [G, FW, D]. Columns of the product are numbered so that a thread's are neighbours in memory:
-    bits 5, 4-3, 2-1, 0 of a column's number are bits 5, 2-1, 4-3, 0 of d.
+    high: W's high plane [G, FW, D]. Columns of the matmul are permuted, so that a thread has neighbours in memory: bits
+    5, 4-3, 2-1, 0 of a column's number are bits 5, 2-1, 4-3, 0 of d.
     """
     D: gl.constexpr = 64
     F: gl.constexpr = G * FW

@@ -1,5 +1,5 @@
-// Instructions of Hopper under one name each, on ThunderKittens' wrappers where it has them. Shared memory is addressed by
-// its absolute byte. The tests have a second version of this file's functions that runs on a CPU.
+// Hopper's instructions, one function each, through ThunderKittens' wrappers where it has them. Addresses in shared
+// memory are absolute bytes. The tests have a second version of these functions that runs on a CPU.
 #pragma once
 
 #include "forward/common.cuh"
@@ -7,7 +7,7 @@
 namespace ttt::sm90 {
 
 using tensor_map = CUtensorMap;
-// Tensor map of bfloat16 tokens [B, T, H, 64], as `load_tokens` reads them: 16 of one head at a time, zeros beyond T
+// Tensor map of bfloat16 tokens [B, T, H, 64] for `load_tokens`: 16 tokens of one head, zeros beyond T
 inline tensor_map map_tokens(const TensorView &x) {
     using tile = st_bf<16, 64>;
     return strided_tokens<gl<bf16, -1, -1, -1, 64, tma::descriptor<tile, dim::DEPTH>>, tile>(x).tma_descs.tma_desc;
@@ -15,7 +15,7 @@ inline tensor_map map_tokens(const TensorView &x) {
 
 __device__ inline int block_x() { return blockIdx.x; }
 __device__ inline int block_y() { return blockIdx.y; }
-__device__ inline uint32_t thread_index() {  // read anew at every use, so that no register keeps it
+__device__ inline uint32_t thread_index() {  // read at every use, so that no register holds it
     uint32_t x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
     return x;
@@ -23,7 +23,7 @@ __device__ inline uint32_t thread_index() {  // read anew at every use, so that 
 template <int REGISTERS> __device__ inline void take_registers() { warpgroup::increase_registers<REGISTERS>(); }
 template <int REGISTERS> __device__ inline void give_registers() { warpgroup::decrease_registers<REGISTERS>(); }
 
-// ---- threads with threads
+// ---- synchronization
 __device__ inline int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 __device__ inline float shuffle_xor(float x, int lane) { return __shfl_xor_sync(0xffffffffu, x, lane); }
 __device__ inline bool elected() {  // one lane of a warp
@@ -33,35 +33,37 @@ __device__ inline bool elected() {  // one lane of a warp
 }
 __device__ inline void sync_warp() { __syncwarp(); }
 __device__ inline void sync_block() { __syncthreads(); }
-// Named barriers, of so many threads
+// Named barrier of `threads` threads
 __device__ inline void barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// Mbarriers
 __device__ inline void mbarrier_init(uint32_t at, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 }
 __device__ inline void mbarrier_arrive(uint32_t at) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
-__device__ inline void mbarrier_expect(uint32_t at, int bytes) {  // an arrival, and so many bytes by TMA
+__device__ inline void mbarrier_expect(uint32_t at, int bytes) {  // one arrival, and `bytes` bytes by TMA
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
 __device__ inline void mbarrier_wait(uint32_t at, int parity) {
     asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra end;\nbra again;\nend:\n}"
+        "{\n.reg .pred done;\nagain:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra end;\nbra again;\nend:\n}"
         ::"r"(at), "r"(parity) : "memory");
 }
-// What this thread has written becomes visible to wgmma and TMA, for whoever synchronises with it afterwards
+// Makes this thread's writes visible to wgmma and TMA of all threads that synchronize with it afterwards
 __device__ inline void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- global memory
 __device__ inline void load_tokens(uint32_t to, const tensor_map *x, int batch, int t, int head, uint32_t mbarrier) {
     asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {0, %2, 0, %3, %4}], [%5];"
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {0, %2, 0, %3, %4}], [%5];"
         ::"r"(to), "l"(x), "r"(t), "r"(head), "r"(batch), "r"(mbarrier) : "memory");
 }
-// Four bytes to shared memory, in flight; zeros where not `there`
+// Starts a copy of four bytes to shared memory; zeros if not `there`
 __device__ inline void copy_ahead(uint32_t to, const float *from, bool there) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
 }
@@ -72,7 +74,8 @@ __device__ inline uint32_t load_global(const void *from) {
     return x;
 }
 __device__ inline void store_global(void *to, uint32_t x, bool there) {
-    asm volatile("{.reg .pred there; setp.ne.s32 there, %0, 0; @there st.global.u32 [%1], %2;}" ::"r"(int(there)), "l"(to), "r"(x) : "memory");
+    asm volatile("{.reg .pred there; setp.ne.s32 there, %0, 0; @there st.global.u32 [%1], %2;}"
+                 ::"r"(int(there)), "l"(to), "r"(x) : "memory");
 }
 
 // ---- shared memory
@@ -80,18 +83,21 @@ struct float4_ { float x, y, z, w; };
 struct uint4_ { uint32_t x, y, z, w; };
 __device__ inline uint4_ load_u4(uint32_t at) {
     uint4_ v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
     return v;
 }
 __device__ inline float4_ load_f4(uint32_t at) {
     float4_ v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
     return v;
 }
-// Loads even where the same address was loaded before: the registers of the first load are free in between
+// Loads even if the same address was loaded before, so the registers of the first load are free in between
 __device__ inline float4_ load_f4_again(uint32_t at) {
     float4_ v;
-    asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+    asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
     return v;
 }
 __device__ inline void load_global_f2(float &x, float &y, const float *from) {
@@ -99,7 +105,8 @@ __device__ inline void load_global_f2(float &x, float &y, const float *from) {
 }
 __device__ inline float4_ load_global_f4(const float *from) {
     float4_ v;
-    asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from));
+    asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from));
     return v;
 }
 __device__ inline void load_f2(float &x, float &y, uint32_t at) {
@@ -115,16 +122,22 @@ __device__ inline float load_f(uint32_t at) {
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
     return x;
 }
-__device__ inline void store_f(uint32_t at, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory"); }
-__device__ inline void store_u(uint32_t at, uint32_t x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory"); }
+__device__ inline void store_f(uint32_t at, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory");
+}
+__device__ inline void store_u(uint32_t at, uint32_t x) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+}
 __device__ inline void store_f4(uint32_t at, float4_ v) {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
+                 ::"r"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 __device__ inline void store_u4(uint32_t at, uint4_ v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+                 ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-// Four 8 x 8 matrices of 16-bit elements; `at`: this lane's row
 __device__ inline bf16_2 &pair(uint32_t &x) { return reinterpret_cast<bf16_2 &>(x); }
+// Four 8 x 8 matrices of 16-bit elements; `at`: this lane's row
 __device__ inline void load_matrices(uint32_t (&x)[4], uint32_t at) {
     move<bf16_2>::ldsm4(pair(x[0]), pair(x[1]), pair(x[2]), pair(x[3]), at);
 }
@@ -138,8 +151,8 @@ __device__ inline void store_transposed(uint32_t at, uint32_t (&x)[4]) {
     move<bf16_2>::stsm4t(at, pair(x[0]), pair(x[1]), pair(x[2]), pair(x[3]));
 }
 
-// ---- products: d [64, N] (16 rows a warp) = ADD d + a b, one step of k = 16, in flight
-// No instruction: but what a product does not read would be read from before, and take registers until then
+// ---- wgmma: d [64, N] (16 rows per warp) = ADD d + a b, one asynchronous step of k = 16
+// Compiles to nothing. Without it the old values of d, which the matmul ignores, would occupy registers.
 template <int n> __device__ inline void clear(float (&d)[n]) {
 #pragma unroll
     for (int e = 0; e < n; ++e) d[e] = 0.f;
@@ -163,9 +176,9 @@ __device__ inline void multiply(uint32_t (&d)[n], uint32_t (&a)[4], uint64_t b) 
     auto &left = reinterpret_cast<rt_base<T, ducks::rt_layout::row> &>(a);
     kittens::detail::wgmma::base<half, T, 4 * n, 0, TRANSPOSE_B>::rt_st(sum, left, b, ADD);
 }
-// Registers that products use are as the code has them
-__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.fence: orders earlier register accesses before the matmuls
+__device__ inline void begin_matmuls() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void commit_matmuls() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int n> __device__ inline void pin(float (&x)[n]) {
 #pragma unroll
     for (int e = 0; e < n; ++e) asm volatile("" : "+f"(x[e])::"memory");
@@ -174,21 +187,22 @@ template <int n> __device__ inline void pin(uint32_t (&x)[n]) {
 #pragma unroll
     for (int e = 0; e < n; ++e) asm volatile("" : "+r"(x[e])::"memory");
 }
-// Waits for all commits but the last PENDING, and for the accumulators d of the others
-template <int PENDING, int... n> __device__ inline void await_products(float (&...d)[n]) {
+// Waits for all commits except the last PENDING; d: the accumulators that are then complete
+template <int PENDING, int... n> __device__ inline void await_matmuls(float (&...d)[n]) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
     (pin(d), ...);
 }
-// Of one warp, at once: d [16, 8] += a [16, 16] b [16, 8]
+// One warp, synchronous: d [16, 8] += a [16, 16] b [16, 8]
 template <typename T> __device__ inline void multiply_warp(float (&d)[4], uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     using two = typename base_types::packing<T>::packed_type;
-    auto &d0 = reinterpret_cast<float2 &>(d[0]), &d1 = reinterpret_cast<float2 &>(d[2]);
+    auto &d0 = reinterpret_cast<float2 &>(d[0]);
+    auto &d1 = reinterpret_cast<float2 &>(d[2]);
     const auto &x = reinterpret_cast<const two(&)[4]>(a);
     warp::hmma16816(d0, d1, x[0], x[1], x[2], x[3], reinterpret_cast<two &>(b0), reinterpret_cast<two &>(b1), d0, d1);
 }
 
-// ---- numbers; two of 16 bits in a word, the first in its lower half
-__device__ inline uint32_t to_f16(float first, float second) {  // beyond the range: the largest
+// ---- numbers. A word holds two of 16 bits, the first in its lower half.
+__device__ inline uint32_t to_f16(float first, float second) {  // saturates
     uint32_t d;
     asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(second), "f"(first));
     return d;
@@ -230,7 +244,7 @@ __device__ inline uint32_t min_f16(uint32_t a, uint32_t b) {
     asm("min.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
-__device__ inline uint32_t tanh_f16(uint32_t a) {  // packed by hand: ptxas packs tanh.approx.f16x2 anew at every use
+__device__ inline uint32_t tanh_f16(uint32_t a) {  // two scalars: ptxas repacks tanh.approx.f16x2 at every use
     uint32_t d;
     asm("{.reg .b16 l, h;\n.reg .b32 x, y;\nmov.b32 {l, h}, %1;\ntanh.approx.f16 l, l;\ntanh.approx.f16 h, h;\n"
         "cvt.u32.u16 x, l;\ncvt.u32.u16 y, h;\nprmt.b32 %0, x, y, 0x5410;}" : "=r"(d) : "r"(a));
@@ -245,15 +259,15 @@ __device__ inline uint64_t words(uint32_t low, uint32_t high) {
     return d;
 }
 
-// ---- what ptxas may not do
-// x is there before what follows: a branch on its value that is never taken (ptxas puts arithmetic off past barriers)
+// ---- constraints on ptxas
+// Forces the computation of x here by a branch that is never taken: ptxas delays arithmetic past barriers
 __device__ inline void need(uint32_t x) {
     if (x == 0x7fc12345u) asm volatile("trap;");
 }
 __device__ inline void need(float x) { need(__float_as_uint(x)); }
-// x becomes opaque: addresses are computed from it again and not kept in registers
+// Makes x opaque: addresses are computed from it again instead of held in registers
 template <typename Int> __device__ inline void launder(Int &x) { asm volatile("" : "+r"(x)); }
-// A branch that is never taken, and that ptxas moves nothing past; x: what the loop changes, or the branch leaves the loop
+// A branch that is never taken and that ptxas moves nothing past. x must change in the loop: otherwise ptxas hoists it.
 __device__ inline void hold(int x) {
     if (x == 0x7ffffffe) asm volatile("trap;");
 }

@@ -1,18 +1,18 @@
 """TTT-MLP token by token, as one would write it from the paper (arXiv 2407.04620, Sections 2.1 to 2.4).
 
-The hidden state of this RNN is a two-layer model f(x) = gelu(x @ W1 + b1) @ W2 + b2, gelu by tanh. Reading a token
-trains that model a little: it learns to reconstruct v from k. The output is what the trained model says to q.
+The hidden state of this RNN is a two-layer model f(x) = gelu(x @ W1 + b1) @ W2 + b2, gelu by tanh. Each token
+trains that model a little: it learns to reconstruct v from k. The output is the trained model at q.
 
-    loss(theta; k, v) = 1/2 |LN(f(k; theta)) - (v - k)|^2  # theta = W1, b1, W2, b2; residual: k + LN(f(k)) is to be v
+    loss(theta; k, v) = 1/2 |LN(f(k; theta)) - (v - k)|^2  # theta = W1, b1, W2, b2; k + LN(f(k)) approximates v
     theta_t = theta - s_i * sum over tokens j <= t of the mini-batch of lr_j * d loss(theta; k_j, v_j) / d theta
     out_t = q_t + LN(f(q_t; theta_t))
 
-theta inside the loss is what the mini-batch of m tokens began with: its m gradients do not depend on each other, which
-is what the fast forms use. i is the position of token t in its mini-batch, after whose last token theta_t becomes
-theta. lr_j is the learning rate of token j, and s_i = token_scale[i] the factor of position i, 1/(i+1) where nothing is
-learned (ttt_layer.md, steps 3 and 4).
+theta inside the loss is that at the start of the mini-batch of m tokens. Its m gradients are thus independent of each
+other; the fast forms use this. i is the position of token t in its mini-batch. After the last position theta_t becomes
+theta. lr_j is the learning rate of token j. s_i = token_scale[i] is the factor of position i, 1/(i+1) in an untrained
+layer (ttt_layer.md, steps 3 and 4).
 
-Slow, and meant to be read: everything else is tested against this. Names are those of ttt_layer.md.
+Slow and simple: all other forms are tested against this one. Names are those of ttt_layer.md.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ Weights = tuple[Tensor, Tensor, Tensor, Tensor]  # W1 [D, F], b1 [F], W2 [F, D],
 
 
 class State(NamedTuple):
-    """The learner of one head of one sequence: its weights as the mini-batch began, and the gradients since then."""
+    """The learner of one head of one sequence: its weights at the mini-batch's start, and the gradients since."""
 
     weights: Weights
     sums: Weights  # of lr_j * d loss_j / d weight over the tokens of this mini-batch so far
@@ -35,7 +35,7 @@ class State(NamedTuple):
 
 
 def fresh_state(W1: Tensor, b1: Tensor, W2: Tensor, b2: Tensor) -> State:
-    """Before the first token."""
+    """The state of a new sequence."""
     zeros = (torch.zeros_like(W1), torch.zeros_like(b1), torch.zeros_like(W2), torch.zeros_like(b2))
     return State((W1, b1, W2, b2), zeros, 0)
 

@@ -29,7 +29,7 @@ from tk_kernels.ttt_mlp import forward as portable
 from tk_kernels.ttt_mlp import reference
 from tk_kernels.ttt_mlp.reference import MLPState
 
-KERNELS = {16: "ttt_mlp/forward_sm90", 32: "ttt_mlp/forward_32_sm90"}  # for Hopper, by mini-batch; checkpoints have 16
+KERNELS = {16: "ttt_mlp/forward_sm90", 32: "ttt_mlp/forward_32_sm90"}  # for Hopper, by mini-batch
 HIDDEN = 256
 WEIGHTS: dict[str, tuple[int, ...]] = {
     "W1": (HEAD_DIM, HIDDEN),
@@ -41,7 +41,7 @@ ROWS = {"k_rows": HEAD_DIM, "x2_rows": HIDDEN, "g1_rows": HIDDEN, "g2_rows": HEA
 
 
 def available(mini_batch: int = 16) -> str:
-    """Why the Hopper kernel for this mini-batch cannot run here, in one sentence; empty when it can."""
+    """Why the Hopper kernel for this mini-batch cannot run here, in one sentence; empty if it can."""
     check_choice("mini_batch", mini_batch, tuple(KERNELS))
     return build.unavailable(KERNELS[mini_batch])
 
@@ -66,17 +66,17 @@ def forward(
     inplace: bool = False,
     backend: str = "",
 ) -> tuple[Tensor, MLPState]:
-    """Outputs [B, T, H, D] of T tokens and the state after them; the given one is kept, or with `inplace` becomes it.
+    """Outputs [B, T, H, D] of T tokens and the state after them; `inplace` updates the given state.
 
     q, k, v [B, T, H, D] of one of DTYPES, the last dimension contiguous, D one of HEAD_DIMS.
     lr [B, T, H] = base_lr * sigmoid(...) / D.
     token_scale [m], none below 0; its length is the mini-batch, 4 to 64. ln_weight, ln_bias [H, D].
-    state: float32, F = 4 D; its position is the same for the batch. Tokens up to the end of a mini-batch that the
-    state has begun go through the reference.
-    rope: apply RoPE (theta 10000, position in the mini-batch, interleaved pairs) to q and k, which else have it.
-    start: the state's position, where the caller knows it; then nothing is read from the device.
-    backend: one of BACKENDS; "" takes that of `choice`.
-    Raises ValueError for what is not supported.
+    state: float32, F = 4 D; its position is the same for the batch. If it is inside a mini-batch, the rest of that
+    mini-batch runs in the reference.
+    rope: apply RoPE (theta 10000, position in the mini-batch, interleaved pairs); otherwise q and k already have it.
+    start: the state's position, if the caller knows it: no read from the device.
+    backend: one of BACKENDS; "" selects by `choice`.
+    Raises ValueError for unsupported arguments.
     """
     tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
     check_arguments(tokens, outer, state, WEIGHTS)
@@ -95,7 +95,7 @@ def forward(
 def _aligned(
     inplace: bool, backend: str, tokens: Tokens, outer: Outer, state: MLPState, rope: bool
 ) -> tuple[Tensor, MLPState]:
-    """Tokens whose first begins a mini-batch."""
+    """Run tokens that start at a mini-batch's first position."""
     q, k, v, lr = tokens
     weights = to_float32(state.W1, state.b1, state.W2, state.b2)
     after = state if inplace else _empty_state(weights, state.position, len(outer[0]))
@@ -133,7 +133,7 @@ def _forward(
     rope: bool,
     backend: str,
 ) -> None:
-    """The backend; weights may be written where they were."""
+    """Run the backend; output weights may be the input weights."""
     tokens, outer, weights = (q, k, v, lr), (token_scale, ln_weight, ln_bias), (W1, b1, W2, b2)
     outputs = (out, W1_out, b1_out, W2_out, b2_out, k_rows, x2_rows, g1_rows, g2_rows)
     backend = backend or choice(q, len(token_scale))

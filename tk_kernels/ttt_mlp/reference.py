@@ -2,9 +2,9 @@
 
 f(k) = gelu(k @ W1 + b1) @ W2 + b2, then LN; arXiv 2407.04620, Sections 2.3 to 2.7. Inference only: no autograd.
 
-Precision: everything is in the state's dtype (float64 for float64 tokens, else float32), except that whole mini-batches
-of the dual form with bfloat16 tokens round the inputs of their products (q, k, X2, W1, W2, G1, G2, eta) to bfloat16 and
-accumulate and return them in float32, as tensor cores do. The master state is never rounded.
+Precision: the state's dtype, float64 for float64 tokens, else float32. Whole mini-batches of the dual form with
+bfloat16 tokens round the inputs of their matmuls (q, k, X2, W1, W2, G1, G2, eta) to bfloat16. Sums and results are
+float32, as on tensor cores. The master state is never rounded.
 """
 
 from typing import NamedTuple
@@ -18,10 +18,10 @@ from tk_kernels.reference.layer import Outer, gradient_offset, ln_l2_grad, outpu
 from tk_kernels.reference.learner import Learner
 from tk_kernels.reference.mini_batches import (
     causal_eta,
+    matmul,
     packed,
-    product,
     read_layer,
-    subtract_product_,
+    subtract_matmul_,
     tiled,
     unpack_,
     untiled,
@@ -79,7 +79,7 @@ class MLPPrimalState(NamedTuple):
 
 
 class MLPTrace(NamedTuple):
-    """What the outputs of N whole mini-batches need, in q's dtype.
+    """Inputs of the outputs of N whole mini-batches, in q's dtype.
 
     W1 [N, B*H, D + 8, F], W2 [N, B*H, F + 8, D]: weights at each mini-batch's start, then a row of biases, then 7 rows
     of 0. X2 [N, B*H, m, F + 8], G1 [N, B*H, m, F], G2 [N, B*H, m, D].
@@ -112,7 +112,7 @@ def init_state(
     mini_batch: int = 16,
     dtype: torch.dtype = torch.float32,
 ) -> MLPState:
-    """The state before the first token, from W1 [H, D, F], b1 [H, 1, F], W2 [H, F, D] and b2 [H, 1, D]."""
+    """The state of a new sequence, from W1 [H, D, F], b1 [H, 1, F], W2 [H, F, D] and b2 [H, 1, D]."""
     heads, head_dim, hidden = W1.shape
     check_shape("b1", b1, (heads, 1, hidden))
     check_shape("W2", W2, (heads, hidden, head_dim))
@@ -128,7 +128,7 @@ def init_state(
 
 
 def primal_state(state: MLPState) -> MLPPrimalState:
-    """The same state with gradient sums in place of rows."""
+    """The state with gradient sums instead of rows."""
     state = clone(state)
     sums1 = summed_rows(state.k_rows, state.g1_rows, state.position)
     sums2 = summed_rows(state.x2_rows, state.g2_rows, state.position)
@@ -136,14 +136,13 @@ def primal_state(state: MLPState) -> MLPPrimalState:
 
 
 class MLPLearner(Learner[MLPState, MLPPrimalState, MLPTrace]):
-    """TTT-MLP in PyTorch; see Learner for what its methods do."""
+    """TTT-MLP in PyTorch; Learner documents its methods."""
 
     together = 16
 
     def shapes(
         self, state: MLPState | MLPPrimalState, batch: int, heads: int, head_dim: int, mini_batch: int
     ) -> dict[str, tuple[int, ...]]:
-        """See Learner.shapes."""
         hidden = state.W1.shape[-1]
         first, second = (batch, heads, head_dim, hidden), (batch, heads, hidden, head_dim)
         shapes: dict[str, tuple[int, ...]] = {"W1": first, "W2": second, "position": (batch,)}
@@ -156,7 +155,7 @@ class MLPLearner(Learner[MLPState, MLPPrimalState, MLPTrace]):
         return shapes
 
     def train_(self, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: MLPState) -> MLPTrace:
-        """See Learner.train_; 16 launches a mini-batch."""
+        """Train with 16 launches per mini-batch."""
         mini_batch, batch, hidden = len(outer.token_scale), len(k), state.W1.shape[-1]
         keys = with_bias_input(tiled(k, mini_batch))
         last_eta = outer.token_scale[-1] * tiled(lr, mini_batch).unsqueeze(-1)
@@ -169,12 +168,12 @@ class MLPLearner(Learner[MLPState, MLPPrimalState, MLPTrace]):
         for key, step, rate, offset, W1, W2, X2, G1, G2 in zip(keys, steps, rates, offsets, *trace, strict=True):
             W1.copy_(weights1)
             W2.copy_(weights2)
-            z1 = product(key, W1)  # Z1 = K @ W1 + b1
+            z1 = matmul(key, W1)  # Z1 = K @ W1 + b1
             X2[..., :hidden].copy_(gelu(z1))
-            G2.copy_(ln_l2_grad(product(X2, W2), offset, weight_squared))  # Z2 = X2 @ W2 + b2
-            G1.copy_(gelu_backward(product(G2, W2[:, :hidden].mT), z1))  # G1 = (G2 @ W2^T) * gelu'(Z1)
-            subtract_product_(weights1, step, G1)  # W1 <- W1 - (eta_last^T * K)^T @ G1, and b1
-            subtract_product_(weights2, X2.mT, rate * G2)  # W2 <- W2 - (eta_last^T * X2)^T @ G2, and b2
+            G2.copy_(ln_l2_grad(matmul(X2, W2), offset, weight_squared))  # Z2 = X2 @ W2 + b2
+            G1.copy_(gelu_backward(matmul(G2, W2[:, :hidden].mT), z1))  # G1 = (G2 @ W2^T) * gelu'(Z1)
+            subtract_matmul_(weights1, step, G1)  # W1 <- W1 - (eta_last^T * K)^T @ G1, and b1
+            subtract_matmul_(weights2, X2.mT, rate * G2)  # W2 <- W2 - (eta_last^T * X2)^T @ G2, and b2
         unpack_(weights1, state.W1, state.b1)
         unpack_(weights2, state.W2, state.b2)
         return trace
@@ -201,7 +200,6 @@ class MLPLearner(Learner[MLPState, MLPPrimalState, MLPTrace]):
         form: str = "dual",
         start: int = 0,
     ) -> Tensor:
-        """See Learner.advance_."""
         token_scale, n = outer.token_scale, q.shape[1]
         positions = positions_of(state.position, n)
         layer1 = (state.W1, state.b1, state.k_rows, state.g1_rows)
@@ -224,7 +222,6 @@ class MLPLearner(Learner[MLPState, MLPPrimalState, MLPTrace]):
         return output(z2.transpose(1, 2), q, outer)
 
     def advance_sums_(self, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: MLPPrimalState) -> Tensor:
-        """See Learner.advance_sums_."""
         positions = positions_of(state.position, 1)
         scale = outer.token_scale[positions][:, None, :, None]
         sums1, sums2 = (state.dW1, state.db1), (state.dW2, state.db2)

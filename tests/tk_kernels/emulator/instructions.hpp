@@ -141,10 +141,10 @@ template <typename T, int TRANSPOSE_B, int ADD, int n> void multiply(uint32_t (&
     x.registers = x.f16_sum = true, x.n = 4 * n, x.type = type_of<T>, x.transpose_b = TRANSPOSE_B, x.add = ADD, x.b = b;
     issue(x, d, a);
 }
-inline void begin_products() {}
-inline void commit_products() { ++M->fibres[M->thread].commits; }
+inline void begin_matmuls() {}
+inline void commit_matmuls() { ++M->fibres[M->thread].commits; }
 template <typename T, int n> void pin(T (&x)[n]) { asm volatile("" ::"r"(x) : "memory"); }
-template <int PENDING, int... n> void await_products(float (&...d)[n]) {
+template <int PENDING, int... n> void await_matmuls(float (&...d)[n]) {
     await(PENDING);
     (pin(d), ...);
 }

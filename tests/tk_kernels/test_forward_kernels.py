@@ -1,4 +1,4 @@
-"""The forward kernels keep their accuracy over long, trained-looking sequences, and heads do not affect each other."""
+"""The forward kernels compute the reference at any length, mini-batch and schedule; heads do not affect each other."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from reference_cases import OPERATORS, Case
 from torch import Tensor
 
-from tests.tk_kernels.tolerances import OUTPUT_ERROR, relative_error
+from tests.tk_kernels.forward_prompts import ERROR, OPS, STATE_ERROR, arguments, assert_matches, exact
+from tests.tk_kernels.reference_cases import OPERATORS, Case
+from tests.tk_kernels.tolerances import relative_error
+from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_mlp import ops as mlp_ops
 
-STATE_ERROR = 5e-3  # of the float32 state, whose updates are products of bfloat16
 GROWTH = 1.5  # of the error, from the first quarter of a sequence to the last: W itself grows in the first
-WEIGHTS = {"linear": ("W", "b"), "mlp": ("W1", "b1", "W2", "b2")}
 SHAPES = {"linear": ((64, 64), (1, 64)), "mlp": ((64, 256), (1, 256), (256, 64), (1, 64))}
 BASE_LR = {"linear": 1.0, "mlp": 0.1}
 
@@ -71,25 +71,111 @@ def trained(kernel: Kernel, batch: int, tokens: int, heads: int, correlation: fl
     return Case(q.bfloat16(), k.bfloat16(), v.bfloat16(), lr, scale, *outer, state)
 
 
-def exact(operator: str, args: Case) -> tuple[Tensor, Any]:
-    """The reference in float64, from the same rounded inputs."""
-    state = type(args.state)(*(x.double() for x in args.state[:-1]), args.state.position)
-    return OPERATORS[operator].forward(*(x.double() for x in args[:-1]), state, start=0)
+def prompt(kernel: Kernel, tokens: int, **options: Any) -> list[Any]:
+    return arguments(kernel.operator, tokens, device="cuda", mini_batch=kernel.mini_batch, **options)
+
+
+hopper = pytest.mark.parametrize("kernel", [*LINEAR, *MLP], indirect=True)
+
+
+@hopper
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "batch", "heads"),
+    [(1, 1, 1), (5, 3, 7), (15, 3, 7), (16, 3, 7), (17, 3, 7), (32, 5, 32), (96, 3, 7), (333, 3, 7), (1024, 1, 1)],
+)
+def test_equals_the_reference(kernel, poisoned, tokens, batch, heads, rotate):
+    args = prompt(kernel, tokens, batch=batch, heads=heads)
+    found = kernel.forward(*args, start=0, rope=rotate)
+    assert_matches(kernel.operator, *found, exact(kernel.operator, args, rotate), rotate)
+
+
+@hopper
+@pytest.mark.parametrize("cut", [3, 16, 21, 48])
+def test_two_pieces_with_rope_are_the_whole(kernel, cut):
+    args = prompt(kernel, 90)
+    head, state = kernel.forward(*(x[:, :cut] for x in args[:4]), *args[4:], rope=True)
+    tail, state = kernel.forward(*(x[:, cut:] for x in args[:4]), *args[4:7], state, rope=True)
+    expected = exact(kernel.operator, args, rotate=True)
+    assert_matches(kernel.operator, torch.cat((head, tail), 1), state, expected, rotate=True)
+
+
+@hopper
+def test_error_does_not_grow_at_other_rates(kernel):
+    options = {"linear": {"correlation": 0.9, "speed": 0.1}, "mlp": {"speed": 10.0}}[kernel.operator]
+    args = prompt(kernel, 4096, batch=1, heads=2, **options)
+    found, expected = kernel.forward(*args, start=0), exact(kernel.operator, args)
+    parts = [relative_error(*pair) for pair in zip(found[0].chunk(4, 1), expected[0].chunk(4, 1), strict=True)]
+    assert max(parts) < ERROR
+    assert parts[-1] < GROWTH * parts[0]
+
+
+@pytest.mark.parametrize("kernel", LINEAR[:2], indirect=True)
+@pytest.mark.parametrize("factor", [0.0, 1e-3, 30.0])
+def test_extreme_tokens(kernel, factor):
+    q, k, v, *rest = prompt(kernel, 64, batch=1, heads=2)
+    args = [q * factor, k * factor, v * factor, *rest]
+    assert_matches("linear", *kernel.forward(*args), exact("linear", args))
+
+
+@hopper
+def test_a_last_scale_of_zero_keeps_the_weights(kernel):
+    args = prompt(kernel, 70)
+    args[4][-1] = 0  # the TTT-MLP kernel divides by it
+    out, state = kernel.forward(*args, start=0)
+    assert_matches(kernel.operator, out, state, exact(kernel.operator, args))
+    for name in OPS[kernel.operator].WEIGHTS:
+        assert relative_error(getattr(state, name), getattr(args[-1], name)) < 1e-6
+
+
+@hopper
+def test_strided_tokens_of_one_projection(kernel):
+    q, k, v, *rest = prompt(kernel, 70, heads=8)
+    out, state = kernel.forward(
+        *torch.stack((q, k, v), 3).transpose(0, 1).contiguous().transpose(0, 1).unbind(3), *rest
+    )
+    expected, after = kernel.forward(q, k, v, *rest)
+    assert all(map(torch.equal, (out, *state), (expected, *after)))
+
+
+@hopper
+def test_a_cuda_graph_and_a_compiled_call_give_the_same_bits(kernel):
+    args = prompt(kernel, 100)
+    call = lambda *x: kernel.forward(*x, start=0)[0]  # noqa: E731
+    expected = call(args[0].flip(1), *args[1:])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call(*args)
+    args[0].copy_(args[0].flip(1))
+    out.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(out, expected)
+    assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(*args), expected)
+
+
+@hopper
+@pytest.mark.parametrize("tokens", [7, 64, 100])
+def test_in_place_it_leaves_the_same_bits(kernel, tokens):
+    args = prompt(kernel, tokens)
+    expected, after = kernel.forward(*args, start=0)
+    state = clone(args[-1])
+    out, same = kernel.forward(*args[:-1], state, start=0, inplace=True)
+    assert same is state
+    assert all(map(torch.equal, (out, *state), (expected, *after)))
 
 
 @pytest.mark.parametrize("correlation", [0.5, 0.9])
 @pytest.mark.parametrize("tokens", [2048, 8192, 32768])
 def test_error_does_not_grow_with_length(kernel, tokens, correlation, record_property):
     args = trained(kernel, 1, tokens, 4, correlation)
-    (out, state), (out_exact, state_exact) = kernel.forward(*args, start=0), exact(kernel.operator, args)
+    (out, state), (out_exact, state_exact) = kernel.forward(*args, start=0), exact(kernel.operator, list(args))
     quarters = [relative_error(*pair) for pair in zip(out.chunk(4, 1), out_exact.chunk(4, 1), strict=True)]
-    errors = {
-        name: relative_error(getattr(state, name), getattr(state_exact, name)) for name in WEIGHTS[kernel.operator]
-    }
+    weights = OPS[kernel.operator].WEIGHTS
+    errors = {name: relative_error(getattr(state, name), getattr(state_exact, name)) for name in weights}
     errors["out"] = relative_error(out, out_exact)
     record_property("relative errors", errors | {"quarters of out": quarters})
     print(errors, quarters)
-    assert errors.pop("out") < OUTPUT_ERROR[torch.bfloat16]
+    assert errors.pop("out") < ERROR
     assert max(errors.values()) < STATE_ERROR
     assert quarters[-1] < GROWTH * quarters[0]
 
@@ -106,11 +192,13 @@ def test_every_element_is_written_in_its_dtype(kernel, poisoned, tokens):
         assert result.isfinite().all()
 
 
-def test_two_runs_are_bitwise_equal(kernel):
+def test_two_runs_are_bitwise_equal_and_keep_the_given_state(kernel):
     args = trained(kernel, 3, 1000, 50, 0.5)
+    before = clone(args.state)
     (out, state), (again, state_again) = (kernel.forward(*args, start=0) for _ in range(2))
     assert torch.equal(out, again)
-    assert all(torch.equal(a, b) for a, b in zip(state, state_again, strict=True))
+    assert all(map(torch.equal, state, state_again))
+    assert all(map(torch.equal, args.state, before))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -130,7 +218,7 @@ def test_nan_and_infinity_stay_in_their_head(kernel, name, bad):
 def spoiled(operator: str, args: Case, name: str, bad: float) -> Case:
     """The same arguments with one bad element in head 2 of sequence 1."""
     if name == "weight":
-        weight = WEIGHTS[operator][0]
+        weight = next(iter(OPS[operator].WEIGHTS))
         changed = getattr(args.state, weight).clone()
         changed[1, 2, 30, 40] = bad
         return args._replace(state=args.state._replace(**{weight: changed}))

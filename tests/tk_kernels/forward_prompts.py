@@ -1,0 +1,99 @@
+"""Prompts of the forward operators, and how close results must be to the float64 reference."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.tk_kernels.reference_cases import OPERATORS
+from tests.tk_kernels.tolerances import OUTPUT_ERROR, relative_error
+from tk_kernels.reference.layer import rope
+from tk_kernels.ttt_linear import ops as linear_ops
+from tk_kernels.ttt_mlp import ops as mlp_ops
+
+OPS: dict[str, Any] = {"linear": linear_ops, "mlp": mlp_ops}
+ERROR = OUTPUT_ERROR[torch.bfloat16]
+STATE_ERROR = 5e-3  # float32 state with updates from bfloat16 operands
+ROWS_ERROR = {"linear": STATE_ERROR, "mlp": ERROR}  # rows of gradients and of X2
+
+
+def arguments(operator: str, tokens: int, **options: Any) -> list[Any]:
+    """Random arguments of forward."""
+    return {"linear": linear_arguments, "mlp": mlp_arguments}[operator](tokens, **options)
+
+
+def linear_arguments(
+    tokens: int,
+    *,
+    batch: int = 2,
+    heads: int = 3,
+    device: str = "cpu",
+    correlation: float = 0.0,
+    speed: float = 1.0,
+    mini_batch: int = 16,
+) -> list[Any]:
+    """Tokens with this correlation between them."""
+    generator = torch.Generator(device).manual_seed(tokens)
+
+    def normal(*shape: int, std: float = 1.0) -> Tensor:
+        return std * torch.randn(*shape, device=device, generator=generator)
+
+    common, fresh = correlation, (1 - correlation**2) ** 0.5
+    q, k, v = (common * normal(batch, 1, heads, 64) + fresh * normal(batch, tokens, heads, 64) for _ in range(3))
+    lr = speed * torch.sigmoid(normal(batch, tokens, heads)) / 64
+    scale = (1 / torch.arange(1, mini_batch + 1, device=device) + normal(mini_batch, std=0.01)).clamp_min(0)
+    outer = (1 + normal(heads, 64, std=0.1), normal(heads, 64, std=0.1))
+    weights = (0.01 + normal(heads, 64, 64, std=0.02), normal(heads, 1, 64, std=0.1))  # W's mean over columns is not 0
+    state = OPERATORS["linear"].init_state(*weights, batch, mini_batch)
+    return [q.bfloat16(), k.bfloat16(), v.bfloat16(), lr, scale, *outer, state]
+
+
+def mlp_arguments(
+    tokens: int,
+    *,
+    batch: int = 2,
+    heads: int = 3,
+    device: str = "cpu",
+    speed: float = 1.0,
+    mini_batch: int = 16,
+) -> list[Any]:
+    """Trained-looking tokens: keys and queries share a direction, values follow keys."""
+    generator = torch.Generator().manual_seed(tokens)
+
+    def normal(*shape: int, std: float = 1.0) -> Tensor:
+        return std * torch.randn(*shape, generator=generator)
+
+    shared = normal(batch, 1, heads, 64, std=0.7)
+    q, k = (shared + normal(batch, tokens, heads, 64, std=0.7) for _ in range(2))
+    v = normal(batch, tokens, heads, 64) + k / 2
+    lr = speed * 0.1 * torch.sigmoid(normal(batch, tokens, heads)) / 64
+    scale = (1 / torch.arange(1, mini_batch + 1) + normal(mini_batch, std=0.02)).clamp_min(0)
+    outer = (1 + normal(heads, 64, std=0.1), normal(heads, 64, std=0.1))
+    weights = (normal(heads, *shape, std=0.02) for shape in ((64, 256), (1, 256), (256, 64), (1, 64)))
+    state = OPERATORS["mlp"].init_state(*weights, batch, mini_batch)
+    moved = [x.to(device) for x in (q.bfloat16(), k.bfloat16(), v.bfloat16(), lr, scale, *outer)]
+    return [*moved, type(state)(*(x.to(device) for x in state))]
+
+
+def exact(operator: str, args: list[Any], rotate: bool = False) -> tuple[Tensor, Any]:
+    """The float64 reference of the same arguments, from the start of a mini-batch; RoPE rounds as the kernels do."""
+    q, k, *rest, state = args
+    if rotate:
+        position = torch.arange(q.shape[1], device=q.device) % len(args[4])
+        q, k = rope(q, position), rope(k, position)
+    wide = type(state)(*(x.double() for x in state[:-1]), state.position)
+    return OPERATORS[operator].forward(*(x.double() for x in (q, k, *rest)), wide, start=0)
+
+
+def assert_matches(operator: str, out: Tensor, state: Any, expected: tuple[Tensor, Any], rotate: bool = False) -> None:
+    """Fail unless outputs, weights, position and valid rows are close; no element is NaN or infinite."""
+    assert relative_error(out, expected[0]) < ERROR
+    assert torch.equal(state.position, expected[1].position)
+    count = int(state.position[0])
+    for name, ours, theirs in zip(state._fields, state, expected[1], strict=True):
+        assert ours.isfinite().all(), name
+        if name in OPS[operator].WEIGHTS:
+            assert relative_error(ours, theirs) < STATE_ERROR, name
+        elif name != "position":
+            limit = (1e-3 if rotate else 1e-6) if name == "k_rows" else ROWS_ERROR[operator]
+            assert relative_error(ours[:, :, :count], theirs[:, :, :count]) < limit, name
