@@ -16,14 +16,14 @@ from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from reports.backend_settings import backend_settings
 from reports.commits import short_commit
-from reports.fairness import fairness, unequal, uneven
+from reports.fairness import fairness, unequal
 from reports.fidelity import fidelity
 from reports.machines import machines
 from reports.page.citation import citation, devices_of
-from reports.page.data import LABELS, page_data, profiled_rows, said_once
+from reports.page.data import LABELS, page_data, profiled_rows, said_once, samples
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, days, ends, figures, undrawn
-from reports.page.headline import described, doubts, headline, small_models, unfinished
+from reports.page.findings import doubts, finding, headline, small_models, unfinished
 from reports.page.lines import system_looks
 from reports.page.part import Part
 from reports.profiles.section import Section
@@ -34,7 +34,7 @@ from reports.stats import case_statuses, frame, suites_of_cases
 
 TITLE = "Test-Time Training, measured"
 PACKAGE = "reports.page"
-PROGRAM = ("table.js", "points.js", "drawing.js", "files.js", "pivot.js", "figures.js", "page.js")
+PROGRAM = ("table.js", "points.js", "drawing.js", "files.js", "samples.js", "pivot.js", "figures.js", "page.js")
 MISSING = "missing"
 STATUS_MEANINGS = {
     "ok": "measured",
@@ -98,7 +98,7 @@ def render(
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
     loader, plotly = source(PACKAGE, "theme.js") + source(PACKAGE, "load.js"), None if around else plotly_source()
     models, environments = fairness(records, catalogue), machines(records)
-    found = headline(table, catalogue, drawn, missing, uneven(models), is_part=part is not None) if timed else [UNTIMED]
+    found = headline(table, catalogue, drawn) if timed else [UNTIMED]
     return _template().render(
         label=LABELS.get,
         system_label=catalogue.system_label,
@@ -110,7 +110,7 @@ def render(
             small_models(table, (str(record.environment.get("device_kind")) for record in records)),
         ],
         findings=[*found[:1], *unequal(models, catalogue), *found[1:], *(undrawn(table, catalogue) if timed else ())],
-        descriptions=[described(table, catalogue, figure) for figure in drawn],
+        sentences=[finding(table, catalogue, figure) for figure in drawn],
         citation=citation(title or TITLE, table, len(missing), part),
         facts=_facts(table, len(missing), part, environments.versions),
         suites=_by_suite(drawn),
@@ -124,6 +124,7 @@ def render(
         machines=environments,
         settings=backend_settings(records),
         data=embedded_json(data),
+        samples=packed(samples(records)),
         around=around,
         records=None if around else packed("".join(f"{record.to_json()}\n" for record in records)),
         profiles=profiled.html if profiled else None,
