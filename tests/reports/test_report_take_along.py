@@ -5,7 +5,6 @@ import io
 import re
 import struct
 import zlib
-from dataclasses import replace
 from pathlib import Path
 
 import browsing
