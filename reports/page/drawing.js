@@ -13,7 +13,7 @@ const MARKER_PATHS = {
 const PLOT_HEIGHT = 340;
 const MARGIN = { top: 18, bottom: 48, left: 60, right: 5 };
 const PROFILED = "↗";
-const LANE_HEIGHT = 0.045;
+const LANE_HEIGHT = 0.045, LANES_HEIGHT = 0.25; // of one line and of all
 const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
 const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // a row and a letter of the y axis's title, in pixels
@@ -454,7 +454,7 @@ class Drawing {
 
   layout(width) {
     const lanes = this.broken.length;
-    const strip = lanes ? 0.05 + LANE_HEIGHT * lanes : 0;
+    const strip = lanes ? 0.05 + Math.min(LANE_HEIGHT * lanes, LANES_HEIGHT) : 0;
     const shared = {
       gridcolor: themed("--grid"),
       linecolor: themed("--rule-strong"),

@@ -19,12 +19,16 @@ _MOST_LETTERS = 110  # of a sentence that says who is fastest where
 
 
 def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> list[str]:
-    """Sentences on the figures that answer the run's question, or on the first two: rank, claims, out of memory."""
-    answering = [figure for figure in figures if figure.headline] or figures[:2]
-    views = [View(table, catalogue, figure) for figure in answering]
-    found = [f"{view.figure.title}: {sentence}" for view in views[:1] if (sentence := _ranked(view))]
+    """What the sentences of figures do not say: the claims of the paper, and what ran out of memory."""
+    views = _answering(table, catalogue, figures)
     claims = chain.from_iterable((_judged(view, claim) for claim in view.figure.claims) for view in views)
-    return list(filter(None, [_unranked(table, views), *found, *claims, _unfit(views)]))
+    return list(filter(None, [*claims, _unfit(views)]))
+
+
+def _answering(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> list[View]:
+    """The figures that answer the run's question, or the first two."""
+    answering = [figure for figure in figures if figure.headline] or figures[:2]
+    return [View(table, catalogue, figure) for figure in answering]
 
 
 def finding(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
@@ -81,8 +85,9 @@ def unfinished(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogu
     return f"Unfinished: {share_of(len(missing), total, 'planned case')} {have} no record, {listed(who)}."
 
 
-def _unranked(table: pd.DataFrame, views: Sequence[View]) -> str:
+def unranked(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> str:
     """That a busy CPU ranks nothing; "" where anything is ranked, or nothing compared."""
+    views = _answering(table, catalogue, figures)
     found = [standing for view in views for standing in (standings(view) if not view.figure.best else _best(view))]
     if not found or any(len(each.level) == 1 or not each.disturbed for each in found):
         return ""

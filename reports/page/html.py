@@ -23,7 +23,7 @@ from reports.page.citation import citation, devices_of
 from reports.page.data import LABELS, page_data, profiled_rows, said_once, samples
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, days, ends, figures, undrawn
-from reports.page.findings import doubts, finding, headline, small_models, unfinished
+from reports.page.findings import doubts, finding, headline, small_models, unfinished, unranked
 from reports.page.lines import system_looks
 from reports.page.part import Part
 from reports.profiles.section import Section
@@ -98,7 +98,6 @@ def render(
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
     loader, plotly = source(PACKAGE, "theme.js") + source(PACKAGE, "load.js"), None if around else plotly_source()
     models, environments = fairness(records, catalogue), machines(records)
-    found = headline(table, catalogue, drawn) if timed else [UNTIMED]
     return _template().render(
         label=LABELS.get,
         system_label=catalogue.system_label,
@@ -106,10 +105,11 @@ def render(
         title=title or TITLE,
         notices=[
             part.notice if part else "",
+            unranked(table, catalogue, drawn) if timed else UNTIMED,
             unfinished(table, missing, catalogue),
             small_models(table, (str(record.environment.get("device_kind")) for record in records)),
         ],
-        findings=[*found[:1], *unequal(models, catalogue), *found[1:], *(undrawn(table, catalogue) if timed else ())],
+        findings=[*unequal(models, catalogue), *headline(table, catalogue, drawn), *undrawn(table, catalogue)],
         sentences=[finding(table, catalogue, figure) for figure in drawn],
         citation=citation(title or TITLE, table, len(missing), part),
         facts=_facts(table, len(missing), part, environments.versions),

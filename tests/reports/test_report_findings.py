@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import synthetic_records as synthetic
-from headline_records import FAST, SLOW, finding, forward, said, spread, stepped, throughput, winner
+from headline_records import FAST, SLOW, finding, forward, said, spread, stepped, throughput, unranked, winner
 
 from harness.schema.case import Case
 from reports.page import findings
@@ -71,7 +71,7 @@ def test_a_cpu_that_others_use_tells_no_winner(theirs, tie):
     loaded = synthetic.environment() | {"device": "Xeon", "device_kind": "cpu", "gpu": None, "cpu": cpu}
     ours, slow = (dict.fromkeys(CONTEXTS, us) for us in (4.0, theirs))
     records = [*forward(ours, environment=loaded), *forward(slow, *SLOW, environment=loaded)]
-    assert said(*records)[0].startswith("Nothing is ranked")
+    assert unranked(*records).startswith("Nothing is ranked")
     assert tie in finding(*records)
     best = throughput(
         *stepped("ttt-linear", {64: 8.0}, environment=loaded), *stepped("mamba", {64: 2 * theirs}, environment=loaded)
@@ -87,8 +87,8 @@ def test_what_other_programs_left_standing_is_ranked():
         {8192: 120.0}, *SLOW, environment=idle | {"cpu": cpu}
     )
     assert "TTT-Linear is fastest at 2k, TTT-Linear and Transformer are not ranked at 8k" in finding(*ours, *slow)
-    assert not said(*ours, *slow)[0].startswith("Nothing is ranked")
-    assert said(ours[1], slow[1])[0].startswith("Nothing is ranked")
+    assert not unranked(*ours, *slow)
+    assert unranked(ours[1], slow[1]).startswith("Nothing is ranked")
 
 
 def test_numbers_are_rounded_to_digits_and_have_no_exponent():
