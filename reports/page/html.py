@@ -34,7 +34,17 @@ from reports.stats import case_statuses, frame, suites_of_cases
 
 TITLE = "Test-Time Training, measured"
 PACKAGE = "reports.page"
-PROGRAM = ("table.js", "points.js", "drawing.js", "files.js", "samples.js", "pivot.js", "figures.js", "page.js")
+PROGRAM = (
+    "table.js",
+    "points.js",
+    "stamps.js",
+    "drawing.js",
+    "files.js",
+    "samples.js",
+    "pivot.js",
+    "figures.js",
+    "page.js",
+)
 MISSING = "missing"
 STATUS_MEANINGS = {
     "ok": "measured",

@@ -34,7 +34,7 @@ def save(made: Made, folder: Path, name: str) -> Path:
 def opened(browser, path: Path, part: str = "", every: bool = True, **options) -> Iterator:
     """The page at `path`, drawn, and the list of what went wrong, which stays empty (`check`).
 
-    part: of the page, as an address has it after #, and with it. every: draw also the figures out of view. options: of
+    part: of the page, as an address has it after #, and with it. every: draw also the figures out of view, and open their lines and options. options: of
     `watched`.
     """
     address = path.as_uri()
@@ -47,6 +47,7 @@ def opened(browser, path: Path, part: str = "", every: bool = True, **options) -
         page.wait_for_selector("html[data-ready]", state="attached")
         if every:
             page.evaluate("drawAll(figures)")
+            open_options(page)
         yield page, wrongs
 
 

@@ -209,6 +209,7 @@ def test_checkbox_hides_a_system_everywhere_by_keyboard(page):
     box = page.get_by_role("checkbox", name="TTT-MLP", exact=True)
 
     def counts():
+        page.evaluate("drawAll(figures.filter((figure) => figure.stale))")
         return [browsing.lines_drawn(page, number) for number in range(len(FIGURES))]
 
     before = counts()

@@ -53,7 +53,8 @@ def test_axe_finds_no_violation(browser, pages, name, theme):
 
 @pytest.fixture(scope="module")
 def paper(browser, paper_page):
-    with browsing.opened(browser, paper_page) as (page, wrongs):
+    with browsing.opened(browser, paper_page, every=False) as (page, wrongs):
+        page.evaluate("drawAll(figures)")
         yield page
         browsing.check(page, wrongs)
 
