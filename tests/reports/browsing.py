@@ -34,8 +34,8 @@ def save(made: Made, folder: Path, name: str) -> Path:
 def opened(browser, path: Path, part: str = "", every: bool = True, **options) -> Iterator:
     """The page at `path`, drawn, and the list of what went wrong, which stays empty (`check`).
 
-    part: of the page, as an address has it after #, and with it. every: draw also the figures out of view, and open their lines and options. options: of
-    `watched`.
+    part: of the page, as an address has it after #, and with it. every: draw also the figures out of view, and open the
+    lines and options of each. options: of `watched`.
     """
     address = path.as_uri()
 
