@@ -360,6 +360,7 @@ def test_lost_cases_stand_with_their_reasons(page):
 
 def test_theme_changes_page_and_figures(page):
     def look():
+        page.evaluate("drawAll(figures.filter((figure) => figure.stale))")
         return page.evaluate(
             "n => [getComputedStyle(document.body).backgroundColor,"
             " document.querySelector(`#figure-${n} .plot`).data[2].line.color]",
