@@ -33,6 +33,7 @@ from bench.options import (
 if TYPE_CHECKING:
     from bench.request import RunRequest
 
+_COLUMN_INCHES = 3.3  # the width of a column of a paper
 app = typer.Typer(
     add_completion=False,
     invoke_without_command=True,
@@ -256,6 +257,13 @@ def report(
     png: Annotated[
         Path | None, typer.Option(help="Draw figures to this PNG file instead; needs Chromium and playwright.")
     ] = None,
+    pdf: Annotated[
+        Path | None, typer.Option(help="Draw figures to this PDF file instead, for a paper; needs the same.")
+    ] = None,
+    inches: Annotated[
+        float | None,
+        typer.Option(help="The width of each figure alone, without title and caption.", min=2, max=20),
+    ] = None,
     figures: Annotated[
         str, typer.Option(help="Of --png: figures by their name, such as fig15; `all`: the page; else the first.")
     ] = "",
@@ -263,16 +271,20 @@ def report(
     width: Annotated[int, typer.Option(help="Of --png: the page's, in CSS pixels.", min=320, max=4096)] = 1240,
     log_y: Annotated[bool, typer.Option("--log-y", help="Of --png: logarithmic values.")] = False,
 ) -> None:
-    """Draw a run as one self-contained page, or as a PNG."""
+    """Draw a run as one self-contained page, or its figures as a PNG or PDF."""
     from bench.commands import results
     from bench.errors import UserError
 
-    if png is None:
-        results.report(run, output, systems)
-    elif output is not None:
-        raise UserError("--output --png: one of them; --png names the file of a picture")
+    targets = {"--output": output, "--png": png, "--pdf": pdf}
+    given = [name for name, path in targets.items() if path is not None]
+    if len(given) > 1:
+        raise UserError(f"{' '.join(given)}: one of them; each names the file to write")
+    if pdf is not None:
+        results.picture(run, pdf, figures, theme, width, log_y, systems, inches or _COLUMN_INCHES)
+    elif png is not None:
+        results.picture(run, png, figures, theme, width, log_y, systems, inches)
     else:
-        results.picture(run, png, figures, theme, width, log_y, systems)
+        results.report(run, output, systems)
 
 
 @app.command()

@@ -5,12 +5,11 @@ Models of one size whose cases ask for one type are a comparison: a figure of se
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from harness.schema.case import Scalar
 from harness.schema.catalogue import Catalogue
 from harness.schema.record import Record
-from reports.spoken import said_setting
+from reports.words import said_setting
 
 # Largest over smallest number of parameters within one size.
 PARAMETERS_LIMIT = 1.08
@@ -80,21 +79,6 @@ def unequal(models: Iterable[Model], catalogue: Catalogue) -> list[str]:
         if unlike
     )
     return [*dict.fromkeys(apart), *told]
-
-
-def uneven(models: Iterable[Model]) -> dict[tuple[Any, ...], str]:
-    """What a sentence says of each model that is unlike the others or was not checked for it.
-
-    By the values of `MODEL_COLUMNS` and the options.
-    """
-    found: dict[tuple[Any, ...], str] = {}
-    for model in models:
-        key = (*(getattr(model, column) for column in MODEL_COLUMNS), model.options)
-        if model.unlike == (_UNRECORDED,):
-            found.setdefault(key, "not checked for equal terms")
-        elif model.unlike:
-            found[key] = "not on equal terms"
-    return found
 
 
 def _model(record: Record) -> Model:

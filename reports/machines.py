@@ -10,33 +10,47 @@ from reports.commits import short_commit
 Path = tuple[str, ...]
 
 _CHANGING = frozenset(("before", "after", "load_1m", "others_share", "idle_share"))
-_ABSENT = "–"
+_VERSIONS = {
+    "Driver": ("gpu", "driver"),
+    "Power limit": ("gpu", "power limit"),
+    "CUDA": ("software", "cuda"),
+    "torch": ("software", "torch"),
+    "vLLM": ("software", "vllm"),
+    "mamba-ssm": ("software", "mamba-ssm"),
+}
 _UNITS = {"_bytes": ("GB", 1e9), "_mhz": ("MHz", 1), "_c": ("°C", 1), "_w": ("W", 1)}
 
 
 @dataclass
 class Machine:
-    """Records whose environment agrees in everything that does not change by itself.
+    """Records that agree in `facts`, by name. `systems`: theirs, each with its backend.
 
-    `facts` is what they share, by group ("" for the top, "gpu", "cpu", "software") and name. `readings` is
-    what was read before and after each case (clocks, temperature, power, load): for numbers the lowest and
-    highest, for words all that were seen. `systems` are those of the records,
-    each with its backend. `apart` is what sets it apart from others of its name, in words.
+    readings: values read before and after each case (clocks, temperature, power, load). Numbers show the lowest and
+    highest value, words all values.
     """
 
-    facts: dict[str, dict[str, str]]
-    readings: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, str]
     systems: list[tuple[str, str]] = field(default_factory=list)
     records: int = 0
-    apart: list[str] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return self.facts.get("", {}).get("device") or "device not recorded"
+    readings: dict[str, str] = field(default_factory=dict)
 
 
-def machines(records: Iterable[Record]) -> list[Machine]:
-    """The distinct machines of the records, in order of appearance; records without an environment are left out."""
+@dataclass
+class Machines:
+    """The environments of a run. common: the facts that all records that state them agree in, by group and name.
+
+    places: the machines and commits; software: the sets of packages. Each names only the facts that differ.
+    versions: the distinct values of the facts that identify a run, by name.
+    """
+
+    common: dict[str, dict[str, str]]
+    places: list[Machine]
+    software: list[Machine]
+    versions: dict[str, str]
+
+
+def machines(records: Iterable[Record]) -> Machines:
+    """The environments of the records, in order of appearance; records without one are left out."""
     alike: dict[tuple, list[Record]] = {}
     readings: dict[tuple, dict[Path, set]] = {}
     for record in records:
@@ -46,37 +60,39 @@ def machines(records: Iterable[Record]) -> list[Machine]:
             alike.setdefault(key, []).append(record)
             seen = readings.setdefault(key, {})
             for path, value in changed:
-                seen.setdefault(path, set()).add(value)
-    found = [_machine(group, readings[key]) for key, group in alike.items()]
-    for machine in found:
-        machine.apart = _apart(machine, [other for other in found if other.name == machine.name])
-    return found
+                # Before and after are one span: over many cases it matters little which of them a reading is.
+                seen.setdefault(tuple(part for part in path if part not in ("before", "after")), set()).add(value)
+    facts = {key: _facts(group[0].environment) for key, group in alike.items()}
+    names = dict.fromkeys(place for each in facts.values() for place in each)
+    values = {place: dict.fromkeys(each[place] for each in facts.values() if place in each) for place in names}
+    common: dict[str, dict[str, str]] = {}
+    for (group, name), found in values.items():
+        if len(found) == 1:
+            common.setdefault(group, {})[name] = next(iter(found))
 
+    def apart(is_software: bool) -> list[Machine]:
+        found: dict[tuple, Machine] = {}
+        spans: dict[tuple, dict[Path, set]] = {}
+        for key, group in alike.items():
+            own = {
+                place[1]: short_commit(value)
+                for place, value in facts[key].items()
+                if len(values[place]) > 1 and (place[0] == "software") == is_software
+            }
+            at = tuple(sorted(own.items()))
+            machine = found.setdefault(at, Machine(own))
+            machine.records += len(group)
+            pairs = ((record.case.system, record.case.backend) for record in group)
+            machine.systems = list(dict.fromkeys([*machine.systems, *pairs]))
+            for path, read in readings[key].items():
+                spans.setdefault(at, {}).setdefault(path, set()).update(read)
+        for at, machine in found.items():
+            machine.readings = {_name(path): _span(path[-1], read) for path, read in spans.get(at, {}).items()}
+        return list(found.values())
 
-def _apart(machine: Machine, alike: list[Machine]) -> list[str]:
-    """Its facts that are not the same in all of `alike`: `torch 2.10`; if it has none of them what it lacks, as "–"."""
-    places = dict.fromkeys((group, name) for each in alike for group, facts in each.facts.items() for name in facts)
-    differing = [place for place in places if len({_fact(each, *place) for each in alike}) > 1]
-    found = [(name, short_commit(_fact(machine, group, name))) for group, name in differing]
-    present = [(name, fact) for name, fact in found if fact != _ABSENT]
-    return [f"{name} {fact}" for name, fact in present or found]
-
-
-def _fact(machine: Machine, group: str, name: str) -> str:
-    return machine.facts.get(group, {}).get(name) or _ABSENT
-
-
-def _machine(records: list[Record], readings: dict[Path, set]) -> Machine:
-    """Before and after are one span: which of them a reading was taken at matters little over many cases."""
-    spans: dict[Path, set] = {}
-    for path, values in readings.items():
-        spans.setdefault(tuple(part for part in path if part not in ("before", "after")), set()).update(values)
-    return Machine(
-        facts=_by_group(records[0].environment),
-        readings={_name(path): _span(path[-1], values) for path, values in spans.items()},
-        systems=list(dict.fromkeys((record.case.system, record.case.backend) for record in records)),
-        records=len(records),
-    )
+    versions = {label: " · ".join(filter(None, values.get(place, ()))) for label, place in _VERSIONS.items()}
+    versions = {label: said for label, said in versions.items() if said}
+    return Machines(common, apart(False), apart(True) if alike else [], versions)
 
 
 def _split(value: dict, path: Path, readings: list[tuple[Path, Any]]) -> tuple:
@@ -114,15 +130,15 @@ def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tu
             yield from ((here, str(item) if isinstance(item, dict | list) else item, changes) for item in items)
 
 
-def _by_group(environment: dict) -> dict[str, dict[str, str]]:
-    groups: dict[str, dict[str, str]] = {}
+def _facts(environment: dict) -> dict[tuple[str, str], str]:
+    """What does not change by itself, by group ("" for the top) and name."""
+    found: dict[tuple[str, str], str] = {}
     for path, value, changing in _leaves(environment):
         if changing:
             continue
-        group = groups.setdefault(path[0] if len(path) > 1 else "", {})
-        name, said = _name(path[1:] or path), _said(path[-1], value)
-        group[name] = f"{group[name]}, {said}" if name in group else said
-    return groups
+        place, said = (path[0] if len(path) > 1 else "", _name(path[1:] or path)), _said(path[-1], value)
+        found[place] = f"{found[place]}, {said}" if place in found else said
+    return found
 
 
 def _name(path: Path) -> str:

@@ -27,7 +27,8 @@ RESIZE_MS = 500  # for figures to follow a change of their width
 
 
 WHOLE_PAGE = "all"
-_PNG = b"\x89PNG\r\n"
+_STARTS = {".png": b"\x89PNG\r\n", ".pdf": b"%PDF"}
+_INCH, _DOTS = 96, 300  # CSS pixels and printed dots
 
 
 def write_picture(
@@ -38,9 +39,11 @@ def write_picture(
     width: int = 1240,
     y_log: bool = False,
     systems: Sequence[str] = (),
+    inches: float | None = None,
 ) -> None:
-    """Write a PNG of the figures of a suite, of the page's first figures, or ("all") of the whole page.
+    """Write a PNG or PDF of the figures of a suite, of the page's first figures, or ("all") of the whole page.
 
+    inches: the width of each figure alone, for a paper: white, without title and caption; a PDF has a sheet for each.
     Raises RecordError where the run cannot be read, there is no browser, the page has no such figures,
     or `out` is something else than a picture.
     """
@@ -51,23 +54,28 @@ def write_picture(
         page = Path(folder) / "report.html"
         write_report(run_folder, page, systems=systems)
         with chromium() as browser:
-            picture = take(browser, page, figures, theme, width, y_log)
+            if inches is None:
+                picture = take(browser, page, figures, theme, width, y_log)
+            else:
+                picture = take_alone(browser, page, figures, inches, y_log, out.suffix.lower() == ".pdf")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(picture)
 
 
 def _refuse_what_is_no_picture(out: Path) -> None:
+    kind = out.suffix.lower()
     if out.is_dir():
-        raise RecordError(f"{out}: is a folder; name a PNG file")
-    if out.suffix.lower() != ".png":
-        raise RecordError(f"{out}: a picture is a PNG; name a file that ends in .png")
-    if out.exists() and not (out.is_file() and _is_png(out)):
-        raise RecordError(f"{out}: is there and is no PNG picture; it is left as it is, name another file")
+        raise RecordError(f"{out}: is a folder; name a PNG or PDF file")
+    if kind not in _STARTS:
+        raise RecordError(f"{out}: a picture is a PNG or a PDF; name a file that ends in .png or .pdf")
+    if out.exists() and not (out.is_file() and _starts_with(out, _STARTS[kind])):
+        name = kind[1:].upper()
+        raise RecordError(f"{out}: is there and is no {name}; it is left as it is, name another file")
 
 
-def _is_png(path: Path) -> bool:
+def _starts_with(path: Path, start: bytes) -> bool:
     with path.open("rb") as file:
-        return file.read(len(_PNG)) == _PNG
+        return file.read(len(start)) == start
 
 
 def chromium_path() -> str:
@@ -98,22 +106,47 @@ def take(
     browser: Any, report: Path, figures: str = "", theme: str = "light", width: int = 1240, y_log: bool = False
 ) -> bytes:
     """A PNG as `write_picture` describes it, of the page at `report`."""
+    page = _opened(browser, report, {"width": width, "height": 900}, theme, 2, y_log)
+    if figures == WHOLE_PAGE:
+        page.evaluate("drawAll(figures)")
+        return page.screenshot(full_page=True)
+    section = _suite(page, figures)
+    page.add_style_tag(content=PICTURE_STYLE)
+    section.scroll_into_view_if_needed()
+    page.evaluate("drawAll(figures)")  # the style may put the figures below each other
+    page.wait_for_timeout(RESIZE_MS)
+    return section.screenshot()
+
+
+def take_alone(browser: Any, report: Path, figures: str, inches: float, y_log: bool, is_pdf: bool) -> bytes:
+    """A PDF with a sheet for each figure, or a PNG of them below each other, as `write_picture` describes them."""
+    page = _opened(browser, report, {"width": round(inches * _INCH), "height": 900}, "light", _DOTS / _INCH, y_log)
+    section = _suite(page, figures)
+    numbers = section.locator("figure").evaluate_all("all => all.map(each => Number(each.dataset.figure))")
+    page.evaluate("([numbers, inches]) => showAlone(numbers.map(n => figures[n]), inches)", [numbers, inches])
+    return page.pdf(prefer_css_page_size=True) if is_pdf else page.locator("#alone").screenshot()
+
+
+def _opened(
+    browser: Any, report: Path, viewport: dict[str, int], theme: str, device_scale_factor: float, y_log: bool
+) -> Any:
     page = browser.new_page(
-        viewport={"width": width, "height": 900}, color_scheme=theme, device_scale_factor=2, offline=True
+        viewport=viewport, color_scheme=theme, device_scale_factor=device_scale_factor, offline=True
     )
     page.goto(report.resolve().as_uri())
     page.wait_for_selector("html[data-ready]", state="attached")
     if y_log:
+        page.evaluate("drawAll(figures)")
         page.evaluate("for (const box of document.querySelectorAll('[data-role=y-log]')) if (!box.checked) box.click()")
-    if figures == WHOLE_PAGE:
-        return page.screenshot(full_page=True)
+    return page
+
+
+def _suite(page: Any, figures: str) -> Any:
+    """The section of the figures of a suite, or the first."""
     sections = page.locator("section.suite")
     names = [name.removeprefix("Figures of ") for name in sections.evaluate_all("all => all.map(e => e.ariaLabel)")]
     if not names or (figures and figures not in names):
         asked = f"--figures {figures}: " if figures else ""
         such = f"no such figures; there are {', '.join(names)}" if names else "no figures"
         raise RecordError(f"{asked}the page has {such}")
-    page.add_style_tag(content=PICTURE_STYLE)
-    page.evaluate("dispatchEvent(new Event('resize'))")  # the style may put the figures below each other
-    page.wait_for_timeout(RESIZE_MS)
-    return sections.nth(names.index(figures) if figures else 0).screenshot()
+    return sections.nth(names.index(figures) if figures else 0)

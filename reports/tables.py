@@ -11,6 +11,7 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.reason import printable
 from harness.schema.record import RecordError
 from reports.commits import short_commit
+from reports.grid import markdown, text
 from reports.stats import CASE_COLUMNS, MARKS, OUTCOME_COLUMNS, option_columns
 
 FORMATS = ("csv", "json", "markdown", "text")
@@ -19,8 +20,6 @@ MOST_COLUMNS = 8  # of text that nobody chose
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _QUOTED = frozenset('",\r\n')
 _CASE = ("system", "backend", "phase", "batch", "context")
-# Columns of words that may go on on the next line; their least width.
-_FOLDED = 14
 
 
 def write_frame(
@@ -100,10 +99,15 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
     head = [_heading(name, catalogue) for name in names]
     columns = [[shown(value, catalogue.metric(name).scale) for value in table[name]] for name in names]
     numeric = [pd.api.types.is_numeric_dtype(table[name]) for name in names]
+    rows = list(zip(*columns, strict=True))
     if fmt == "markdown":
-        _write_markdown(head, columns, numeric, out)
+        out.write(markdown(head, [[_escaped(cell) for cell in row] for row in rows], numeric))
     else:
-        _write_text(head, columns, numeric, out, width)
+        out.write(text(head, rows, numeric, width if out.isatty() else None))
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("\\", "\\\\").replace("|", "\\|")
 
 
 def _width() -> int:
@@ -197,50 +201,3 @@ def shown(value: Any, scale: float) -> str:
     if isinstance(number, float):
         return f"{number:.0f}" if 1e4 <= abs(number) < 1e9 else f"{number:.4g}"
     return printable(said(value))
-
-
-def _write_markdown(head: list[str], columns: list[list[str]], numeric: list[bool], out: TextIO) -> None:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |\n"
-
-    out.write(line(head))
-    out.write(line(["---:" if right else "---" for right in numeric]))
-    out.writelines(line(row) for row in zip(*columns, strict=True))
-
-
-def _write_text(head: list[str], columns: list[list[str]], numeric: list[bool], out: TextIO, width: int) -> None:
-    """Columns beside each other; where they are wider than a terminal words go on on the next line, numbers never."""
-    widths = [max(map(len, (name, *column))) for name, column in zip(head, columns, strict=True)]
-    if out.isatty():
-        widths = _folded(widths, numeric, width)
-    for row in ([head], zip(*columns, strict=True)):
-        for cells in row:
-            _write_row(cells, widths, numeric, out)
-
-
-def _folded(widths: list[int], numeric: list[bool], width: int) -> list[int]:
-    """The widths with the widest columns of words made narrower until the row fits, as far as they go."""
-    widths = list(widths)
-    over = sum(widths) + 2 * (len(widths) - 1) - width
-    while over > 0:
-        places = [place for place, right in enumerate(numeric) if not right and widths[place] > _FOLDED]
-        if not places:
-            break
-        widest = max(places, key=widths.__getitem__)
-        widths[widest] -= 1
-        over -= 1
-    return widths
-
-
-def _write_row(cells: Sequence[str], widths: list[int], numeric: list[bool], out: TextIO) -> None:
-    parts = [
-        [cell[at : at + width] for at in range(0, max(len(cell), 1), max(width, 1))]
-        for cell, width in zip(cells, widths, strict=True)
-    ]
-    for at in range(max(map(len, parts), default=0)):
-        pieces = [part[at] if at < len(part) else "" for part in parts]
-        line = "  ".join(
-            piece.rjust(width) if right else piece.ljust(width)
-            for piece, width, right in zip(pieces, widths, numeric, strict=True)
-        )
-        out.write(line.rstrip() + "\n")

@@ -24,12 +24,21 @@ def report(run: Path, output: Path | None, systems: str | None) -> None:
     print(f"wrote {output}")
 
 
-def picture(run: Path, output: Path, figures: str, theme: str, width: int, log_y: bool, systems: str | None) -> None:
-    """Write a PNG of a run's figures."""
+def picture(
+    run: Path,
+    output: Path,
+    figures: str,
+    theme: str,
+    width: int,
+    log_y: bool,
+    systems: str | None,
+    inches: float | None,
+) -> None:
+    """Write a PNG or PDF of a run's figures; inches: their width, each alone for a paper."""
     from reports.picture import write_picture
 
     if theme not in ("light", "dark"):
         raise UserError(f"--theme {theme}: must be light or dark")
     with refusing(output, "written", UserError):
-        write_picture(run, output, figures, theme, width, log_y, words("--systems", systems, str))
+        write_picture(run, output, figures, theme, width, log_y, words("--systems", systems, str), inches)
     print(f"wrote {output}")

@@ -1,11 +1,13 @@
 """What does a page's program read? The rows of the run as columns, the figures, and what everything is called."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
 
+from harness.quality import by_case, by_place
 from harness.schema.catalogue import Catalogue
 from harness.schema.record import Record
 from reports.page.figures import LATENCIES, RATES, Figure, axis_title
@@ -13,7 +15,6 @@ from reports.page.lines import system_looks
 from reports.page.ranking import LEVEL
 from reports.profiles.section import Section
 from reports.roofline import RATE_COLUMNS
-from reports.spoken import said_setting
 from reports.stats import (
     CASE_COLUMNS,
     MARKS,
@@ -28,6 +29,7 @@ from reports.stats import (
     row_keys,
 )
 from reports.tables import plain, shown, telling_apart
+from reports.words import rounded, said_setting
 
 DIGITS = 6
 # Of the page's own columns; metrics and axes are called as the catalogue says.
@@ -97,6 +99,13 @@ def page_data(
         "failures": failures,
         "profiles": profiles,
     }
+
+
+def samples(records: list[Record]) -> str:
+    """JSON: of each row the samples of each of its processes, in ms to four digits."""
+    groups = (group for case in by_case(records).values() for group in by_place(case))
+    found = [[[rounded(ms, 4) for ms in record.samples_ms] for record in group] for group in groups]
+    return json.dumps(found, separators=(",", ":"))
 
 
 def profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, str]:
@@ -181,17 +190,17 @@ def _holds_numbers(column: pd.Series) -> bool:
 def _column(name: str, column: pd.Series) -> dict[str, Any]:
     """A column of the page's data: numbers to `DIGITS` significant digits, words as codes of distinct values."""
     if _holds_numbers(column):
-        return {"name": name, "numbers": [_rounded(value) for value in column.tolist()]}
+        return {"name": name, "numbers": [_number(value) for value in column.tolist()]}
     codes, found = pd.factorize(column, use_na_sentinel=False)
     values: dict[Any, int] = {}
     distinct = [values.setdefault(_word(value), len(values)) for value in found.tolist()]
     return {"name": name, "values": list(values), "codes": [distinct[code] for code in codes.tolist()]}
 
 
-def _rounded(value: Any) -> Any:
-    if value is pd.NA or value - value != 0:  # not a number, or infinite
+def _number(value: Any) -> float | int | None:
+    if value is pd.NA:
         return None
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    return rounded(value, DIGITS) if isinstance(value, float) else value
 
 
 def _word(value: Any) -> tuple[str, ...] | str | None:

@@ -1,33 +1,29 @@
 /* What does Plotly get to draw: traces and axes of the lines shown, at a width, in the colours of a theme? */
 
-const DASH_ARRAYS = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4", longdashdot: "11 3 2 3" };
-const MARKER_PATHS = {
-  circle: "M14 6m-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
-  square: "M10.5 2.5h7v7h-7z",
-  diamond: "M14 1l5 5l-5 5l-5 -5z",
-  "triangle-up": "M14 1.5l4.5 8h-9z",
-  pentagon: "M14 1.5l4.5 3.3l-1.7 5.2h-5.6l-1.7 -5.2z",
-  "triangle-down": "M14 10.5l4.5 -8h-9z",
-  star: "M14 1l1.4 3.2l3.5 .3l-2.7 2.3l.8 3.4l-3 -1.8l-3 1.8l.8 -3.4l-2.7 -2.3l3.5 -.3z",
-};
 const PLOT_HEIGHT = 340;
 const MARGIN = { top: 18, bottom: 48, left: 60, right: 5 };
-const INNER_HEIGHT = PLOT_HEIGHT - MARGIN.top - MARGIN.bottom;
-const LANE_HEIGHT = 0.045;
+const PROFILED = "↗";
+const LANE_HEIGHT = 0.045, LANES_HEIGHT = 0.25; // of one line and of all
 const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
 const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // a row and a letter of the y axis's title, in pixels
 const SIGN_ROOM = 13;
-const UPRIGHT_ROOM = 13; // of a tick's text that stands upright
 const CROWDED = 0.07; // of the height of a figure, within which a point above leaves no room for a sign
 const TICKS = [1, 2, 5];
+const TICK_SIZE = 12.5, TICK_GAP = 5;
 
 const probe = document.body.appendChild(element("span", { hidden: true }));
 
+const colours = new Map(); // of style.css by theme: to ask a browser takes long
+
 /* What a colour of style.css is in the theme of the moment. */
 function themed(name) {
-  probe.style.color = `var(${name})`;
-  return getComputedStyle(probe).color;
+  const key = `${name} ${probe.style.colorScheme || `${document.documentElement.dataset.theme} ${matchMedia("(prefers-color-scheme: dark)").matches}`}`;
+  if (!colours.has(key)) {
+    probe.style.color = `var(${name})`;
+    colours.set(key, getComputedStyle(probe).color);
+  }
+  return colours.get(key);
 }
 
 /* Runs `work` with the colours of the light theme, whatever the page's. */
@@ -48,7 +44,8 @@ function neutral(text) {
 /* How wide a text of the page is, in pixels. */
 function textWidth(text, size) {
   textWidth.context ??= document.createElement("canvas").getContext("2d");
-  textWidth.context.font = `${size}px ${getComputedStyle(document.body).fontFamily}`;
+  textWidth.family ??= getComputedStyle(document.body).fontFamily;
+  textWidth.context.font = `${size}px ${textWidth.family}`;
   return textWidth.context.measureText(text).width;
 }
 
@@ -62,22 +59,6 @@ function fitting(text, size, room) {
 /* The colour of a line: its system's, or for a floor that of the axes. */
 function tone(line) {
   return line.y ? "--muted" : `--tone-${line.tone}`;
-}
-
-/* The picture of a line for legends: its dash and marker in its colour. */
-function swatch(line) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const part = (tag, attributes) => {
-    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-    svg.append(node);
-  };
-  const colour = `var(${tone(line)})`;
-  svg.setAttribute("viewBox", "-3 0 34 12");
-  svg.setAttribute("aria-hidden", "true");
-  part("path", { d: "M-3 6H31", stroke: colour, "stroke-width": 2, "stroke-dasharray": DASH_ARRAYS[line.dash] });
-  if (!line.y) part("path", { d: MARKER_PATHS[line.marker], stroke: colour, "stroke-width": 1.5, fill: line.hollow ? "var(--paper)" : colour });
-  return svg;
 }
 
 /* The largest of 1, 2 and 5 of any decade that is at most `value`, and the smallest that is at least it. */
@@ -105,7 +86,8 @@ function nameParts(line) {
   return line.name.split(" · ");
 }
 
-/* One drawing: `lines` are [line, its points]; `view`: {xLog, yLog, ratio: the line that others are relative to}. */
+/* One drawing: `lines` are [line, its points]; `view`: {xLog, yLog, ratio: the line that others are relative to, paper:
+   the width and height of a picture for a paper}. */
 class Drawing {
   constructor(points, lines, view) {
     Object.assign(this, { points, data: points.data, lines, view });
@@ -114,6 +96,17 @@ class Drawing {
     this.ringed = best ? lines.filter(([, all]) => all.some((point) => point.y) && points.turns(all)) : [];
     this.notes = points.footnotes(lines);
     if (this.ringed.length) this.notes.push("○ the best of a line that falls behind it");
+    if (lines.some(([, all]) => all.some((point) => this.isProfiled(point)))) this.notes.push(`${PROFILED} profiled: click or Enter`);
+    this.height = view.paper?.height ?? PLOT_HEIGHT;
+    this.inner = this.height - MARGIN.top - MARGIN.bottom;
+  }
+
+  isProfiled(point) {
+    return Boolean(point.y && !this.view.paper && profileOf(point.row));
+  }
+
+  signs(point) {
+    return this.points.signs(point) + (this.isProfiled(point) ? PROFILED : "");
   }
 
   get isRatio() {
@@ -133,10 +126,11 @@ class Drawing {
     ];
   }
 
+  /* Three lines; all else is below the plot. */
   hover(line, point) {
-    const fits = Math.min(90, Math.floor(innerWidth / 8) - 8); // characters of a card that a phone does not cut
-    const [name, ...parts] = this.points.words(line, point, this.yTitle).map(neutral);
-    return [`<b>${name}</b>`, ...parts.flatMap((part) => folded(part.split(" "), fits, " "))].join("<br>");
+    const most = Math.min(60, Math.floor(innerWidth / 8) - 8); // characters of a card that a phone does not cut
+    const [name, ...parts] = this.points.brief(line, point, this.yTitle).map((text) => (text.length > most ? `${text.slice(0, most - 1)}…` : text)).map(neutral);
+    return [`<b>${name}</b>`, ...parts].join("<br>");
   }
 
   lineTrace(line, points) {
@@ -163,7 +157,6 @@ class Drawing {
       hovertext: drawn.map((point) => this.hover(line, point)),
       hoverinfo: "text",
       cliponaxis: false, // a marker at the top of the axis is whole
-      customdata: drawn.map((point) => profileOf(point.row)),
     };
   }
 
@@ -201,14 +194,14 @@ class Drawing {
 
   /* The signs of marked points, beside their markers and bars; none where there are none. */
   signTraces(line, points) {
-    const marked = points.filter((point) => point.y && this.points.signs(point));
+    const marked = points.filter((point) => point.y && this.signs(point));
     if (!marked.length) return [];
     return [{
       type: "scatter",
       mode: "markers+text",
       x: marked.map((point) => point.x),
       y: marked.map((point) => point.y.value),
-      text: marked.map((point) => this.points.signs(point)),
+      text: marked.map((point) => this.signs(point)),
       textposition: marked.map((point) => (this.isCrowdedAbove(line, point) ? "bottom left" : "top left")),
       textfont: { size: 14, color: themed(tone(line)) },
       marker: { size: SIGN_ROOM, opacity: 0 }, // keeps the text off the point
@@ -314,15 +307,21 @@ class Drawing {
     return [line.short, ...(own ? [own] : apart)];
   }
 
-  /* What the names of all lines say, where there are several. */
+  /* What the names of all measured lines say, where there are several. */
   get shared() {
-    const [[first], ...others] = this.lines.length > 1 ? this.lines : [[{ name: "" }]];
+    const measured = this.lines.filter(([line]) => !line.y);
+    const [[first], ...others] = measured.length > 1 ? measured : [[{ name: "" }]];
     return nameParts(first).filter((part) => part && others.every(([line]) => nameParts(line).includes(part)));
   }
 
-  /* The end names of lines as texts at most `room` wide. Where two would be cut to the same, all lack the words that
+  /* The end names of lines as texts at most `room` wide, with their backends where these fit. Where two would be cut to the same, all lack the words that
      all measured lines share, and those that are still alike lack the parts that they share at the front. */
   endTexts(lines, room) {
+    const own = lines.map((line) => nameParts(line).filter((part) => !this.shared.includes(part)));
+    for (const most of [Infinity, 2]) {
+      const texts = own.map((parts) => parts.slice(0, most).join(" · "));
+      if (new Set(texts).size === texts.length && texts.every((text) => text && textWidth(text, LABEL_SIZE) <= room)) return texts;
+    }
     const cut = (parts) => fitting(parts.join(" · "), LABEL_SIZE, room);
     const full = lines.map((line) => this.endName(line));
     if (new Set(full.map(cut)).size === lines.length) return full.map(cut);
@@ -362,8 +361,8 @@ class Drawing {
         }
       }
     }
-    const gap = Math.min(LABEL_GAP, INNER_HEIGHT / (labels.length - 1));
-    let least = pixels - INNER_HEIGHT, most = pixels;
+    const gap = Math.min(LABEL_GAP, this.inner / (labels.length - 1));
+    let least = pixels - this.inner, most = pixels;
     for (const label of labels) {
       label.to = Math.max(label.to, least);
       least = label.to + gap;
@@ -399,19 +398,30 @@ class Drawing {
     return { names, leaders };
   }
 
+  /* The texts of ticks at these pixels, without those that would touch the one before. */
+  thinned(pixels, texts) {
+    let end = -Infinity;
+    return texts.map((text, at) => {
+      const half = textWidth(text, TICK_SIZE) / 2;
+      if (pixels[at] - half < end + TICK_GAP) return "";
+      end = pixels[at] + half;
+      return text;
+    });
+  }
+
   layout(width) {
     const lanes = this.broken.length;
-    const strip = lanes ? 0.05 + LANE_HEIGHT * lanes : 0;
+    const strip = lanes ? 0.05 + Math.min(LANE_HEIGHT * lanes, LANES_HEIGHT) : 0;
     const shared = {
       gridcolor: themed("--grid"),
       linecolor: themed("--rule-strong"),
       tickcolor: themed("--rule-strong"),
       zeroline: false,
-      automargin: true,
+      automargin: false,
     };
     const one = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: themed("--muted"), width: 1, dash: "dot" } };
     const range = this.yRange();
-    const pixels = (1 - strip) * INNER_HEIGHT;
+    const pixels = (1 - strip) * this.inner;
     const said = this.view.yLog ? `${this.yTitle}, log` : this.yTitle;
     const none = { xref: "paper", yref: "paper", x: 0.5, y: 0.5, showarrow: false, text: "No line is chosen", font: { size: 14 } };
     const title = folded(said.split(" "), (pixels + 2 * MARGIN.top) / TITLE_LETTER, " ");
@@ -424,27 +434,19 @@ class Drawing {
     // The signs of the first points stand beside them, not on the axis.
     const signed = this.lines.some(([line, all]) => this.signTraces(line, all).length);
     const right = beside + Math.max(0, ...names.map((name) => textWidth(name.text, LABEL_SIZE)));
-    // Ticks that do not fit side by side stand upright; the axis's title and the notes are then lower.
     const [place, at] = [xaxis.type === "log" ? Math.log10 : Number, xaxis.ticktext];
     const [from, to] = xaxis.range;
     const scale = (width - left - right - (signed ? SIGN_ROOM : 0)) / (to - from);
     if (signed) xaxis.range = [from - SIGN_ROOM / scale, to];
-    const room = (i) => scale * (place(xaxis.tickvals[i]) - place(xaxis.tickvals[i - 1]));
-    const upright = at.some((text, i) => i && room(i) < 3.75 * (text.length + at[i - 1].length) + 8);
-    const lower = upright ? 6.5 * Math.max(...at.map((text) => text.length)) - 4 : 0;
-    xaxis.tickangle = upright ? 90 : 0;
-    if (upright) {
-      const every = Math.ceil(UPRIGHT_ROOM / Math.min(...at.slice(1).map((_, i) => room(i + 1))));
-      xaxis.ticktext = at.map((text, i) => (i % every ? "" : text));
-    }
-    const note = { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", yshift: -46 - lower, showarrow: false, align: "left", font: { size: 11.5 } };
+    xaxis.ticktext = this.thinned(xaxis.tickvals.map((value) => scale * place(value)), at);
+    const note = { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", yshift: -46, showarrow: false, align: "left", font: { size: 11.5 } };
     return {
       autosize: true, // Plotly keeps the first width of its element otherwise
-      height: PLOT_HEIGHT + NOTE_HEIGHT * rows.length + lower,
-      margin: { l: left, r: right, t: MARGIN.top, b: MARGIN.bottom + NOTE_HEIGHT * rows.length + lower },
+      height: this.height + NOTE_HEIGHT * rows.length,
+      margin: { l: left, r: right, t: MARGIN.top, b: MARGIN.bottom + NOTE_HEIGHT * rows.length },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: themed("--muted") },
+      font: { family: textWidth.family, size: TICK_SIZE, color: themed("--muted") },
       hoverlabel: { bgcolor: themed("--raised"), bordercolor: themed("--rule-strong"), font: { color: themed("--ink") }, align: "left" },
       hovermode: "closest",
       dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
@@ -462,7 +464,7 @@ class Drawing {
         tickvals: lanes ? [(lanes - 1) / 2] : [],
         ticktext: ["no result"],
         tickfont: { size: 11 },
-        automargin: true,
+        automargin: false,
       },
     };
   }

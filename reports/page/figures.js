@@ -5,27 +5,38 @@ function slug(text) {
   return text.toLowerCase().replaceAll(/[^\p{L}\p{N}.]+/gu, "-").replaceAll(/^-|-$/g, "");
 }
 
+const NEAR = 300; // pixels from the screen within which a figure is drawn
+const MANY_LINES = 8;
+
 class Figure {
   /* `cell(row, column)`: a value of the table; `scales`: what columns are divided by to be shown; `hiddenSystems`: the
-     set that the page's checkboxes keep. */
+     set that the page's checkboxes keep. `stale`: what is drawn is not what would be; it is drawn once it is in view. */
   constructor(host, data, cell, scales, hiddenSystems) {
-    Object.assign(this, { host, data, cell, hiddenSystems, points: new Points(data, cell, scales) });
+    Object.assign(this, { host, data, cell, hiddenSystems, points: new Points(data, cell, scales), stale: true });
     this.plot = host.querySelector(".plot");
     this.said = host.querySelector(".readout");
-    [this.xLog, this.yLog, this.relative, this.link] = ["x-log", "y-log", "ratio", "link"].map((role) => host.querySelector(`[data-role=${role}]`));
+    this.strip = host.querySelector(".strip");
+    [this.xLog, this.yLog, this.relative, this.link, this.inches] = ["x-log", "y-log", "ratio", "link", "inches"].map((role) => host.querySelector(`[data-role=${role}]`));
     this.numbers = host.querySelector("details.numbers");
-    this.measured = data.lines.filter((line) => this.points.hasResult(line));
+    this.more = host.querySelector(".more");
+    this.lines = new Map(); // [line, its ratio] to its points
+  }
+
+  /* What a figure out of view does not need. */
+  prepare() {
+    if (this.measured) return;
+    this.measured = this.data.lines.filter((line) => this.points.hasResult(line));
+    this.others = this.measured.filter((line) => !line.primary);
     this.reset();
     this.offerRatios();
     this.buildLegend();
-    this.drawLegend(); // at once, so that no drawing of a figure moves those below it by as much
     this.listen();
   }
 
   /* As the page opens it. */
   reset() {
     this.shown = new Set(this.measured.filter((line) => line.primary));
-    this.more = !this.shown.size;
+    this.hasMore = !this.shown.size;
     this.ratio = null;
     this.xLog.checked = true;
     this.yLog.checked = this.data.y_log;
@@ -49,13 +60,21 @@ class Figure {
     }
     this.numbers.addEventListener("toggle", () => this.changed());
     this.plot.addEventListener("keydown", (event) => this.go(event));
-    this.plot.addEventListener("blur", () => this.leave());
-    this.keepReachable = roving(this.host, [this.plot, ".legend button"]);
+    this.plot.addEventListener("blur", () => this.measured.length && Plotly.Fx.unhover(this.plot));
+    this.keepReachable = roving(this.host.querySelector(".legend"));
+    this.more.onclick = () => {
+      this.hasMore = !this.hasMore;
+      for (const line of this.others) this.shown[this.hasMore ? "add" : "delete"](line);
+      this.changed();
+    };
   }
 
   buildLegend() {
     this.entries = this.data.lines.map((line) => (this.measured.includes(line) ? this.entry(line) : this.missingEntry(line)));
-    this.host.querySelector(".legend").replaceChildren(...this.entries, ...this.moreEntry());
+    this.host.querySelector(".legend").replaceChildren(...this.entries);
+    const systems = this.others.filter((line) => line.unnamed).length;
+    this.kinds = !systems ? "backends" : systems === this.others.length ? "systems" : "systems and backends";
+    this.more.hidden = !this.others.length || this.others.length === this.measured.length;
   }
 
   entry(line) {
@@ -66,21 +85,6 @@ class Figure {
     const only = element("button", { type: "button", className: "only", textContent: "only this", ariaLabel: `Only ${line.name}` });
     only.onclick = () => this.showOnly(line);
     return element("li", {}, button, ...(this.measured.length > 1 ? [only] : []));
-  }
-
-  /* What shows the lines that do not answer the figure's question. */
-  moreEntry() {
-    this.others = this.measured.filter((line) => !line.primary);
-    const systems = this.others.filter((line) => line.unnamed).length;
-    this.kinds = !systems ? "backends" : systems === this.others.length ? "systems" : "systems and backends";
-    if (!this.others.length || this.others.length === this.measured.length) return [];
-    this.moreButton = element("button", { type: "button", className: "more" });
-    this.moreButton.onclick = () => {
-      this.more = !this.more;
-      for (const line of this.others) this.shown[this.more ? "add" : "delete"](line);
-      this.changed();
-    };
-    return [element("li", {}, this.moreButton)];
   }
 
   bestWords(line) {
@@ -121,20 +125,34 @@ class Figure {
   }
 
   isOffered(line) {
-    return (this.more || line.primary) && !this.hiddenSystems.has(line.system);
+    return (this.hasMore || line.primary) && !this.hiddenSystems.has(line.system);
   }
 
-  drawing() {
-    const lines = this.visibleLines().map((line) => [line, this.points.of(line, this.ratio)]);
-    return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, ratio: this.ratio });
+  pointsOf(line) {
+    if (!this.lines.has(line)) this.lines.set(line, this.points.of(line));
+    return this.ratio ? this.points.of(line, this.ratio) : this.lines.get(line);
   }
 
-  /* The whole figure at `width`, or at that of its place; across the page where its table needs that. */
-  draw(width) {
+  /* `paper`: {width, height} of a picture for a paper, which has no sign that leads elsewhere. */
+  drawing(paper = null) {
+    this.prepare();
+    const lines = this.visibleLines().map((line) => [line, this.pointsOf(line)]);
+    return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, ratio: this.ratio, paper });
+  }
+
+  isInView() {
+    const { top, bottom } = this.host.getBoundingClientRect();
+    return bottom > -NEAR && top < innerHeight + NEAR;
+  }
+
+  /* The whole figure at `width`, or at that of its place; across the page where its lines or its table need that. */
+  async draw(width) {
+    this.stale = false;
+    this.prepare();
     this.drawLegend();
     this.keepReachable();
     this.link.href = this.address();
-    this.host.classList.remove("wide");
+    this.host.classList.toggle("wide", this.visibleLines().length >= MANY_LINES);
     if (this.numbers.open) {
       drawPivot(this);
       startRows(this);
@@ -142,17 +160,23 @@ class Figure {
     if (!this.measured.length) {
       this.plot.className = "empty";
       this.plot.textContent = "No case of this figure has a result; the reasons are in the list of cases without one.";
-      return null;
+      return;
     }
     const drawing = this.drawing();
     const layout = drawing.layout(width ?? this.plot.clientWidth);
+    this.places = drawing.places();
     this.place = null;
     this.said.textContent = ""; // its point may be gone
+    this.strip.hidden = true;
     this.plot.style.height = `${layout.height}px`; // when the window's size changes, Plotly takes the element's height
-    return Plotly.react(this.plot, drawing.traces(), layout, { responsive: true, displayModeBar: false, doubleClick: "reset" });
+    await Plotly.react(this.plot, drawing.traces(), layout, { responsive: true, displayModeBar: false, doubleClick: "reset" });
+    if (this.isDrawn) return;
+    this.isDrawn = true;
+    this.plot.on("plotly_hover", (event) => this.tellAt(event));
+    this.plot.on("plotly_click", (event) => this.click(event));
   }
 
-  /* For paper: light, as wide as a page, and each figure with its legend. */
+  /* For paper: light and as wide as a page. */
   drawForPrint() {
     inLight(() => this.draw(PRINT_WIDTH));
     if (this.measured.length) inLight(() => Plotly.relayout(this.plot, { width: PRINT_WIDTH, autosize: false }));
@@ -163,9 +187,8 @@ class Figure {
       this.entries[index].hidden = !this.isOffered(line);
       this.entries[index].querySelector("button")?.setAttribute("aria-pressed", String(this.shown.has(line)));
     });
-    if (!this.moreButton) return;
-    this.moreButton.textContent = this.more ? `Fewer ${this.kinds}` : `More ${this.kinds} (${this.others.length})`;
-    this.moreButton.setAttribute("aria-expanded", String(this.more));
+    this.more.textContent = this.hasMore ? `Fewer ${this.kinds}` : `More ${this.kinds} (${this.others.length})`;
+    this.more.setAttribute("aria-expanded", String(this.hasMore));
   }
 
   /* Drawn anew, with what is chosen in the page's address. */
@@ -191,11 +214,12 @@ class Figure {
 
   /* As an address says it; what it names and is not there is passed over. */
   restore(parameters) {
+    this.prepare();
     const named = (name) => this.measured.filter((line) => (parameters.get(name) ?? "").split(",").includes(slug(line.name)));
     this.reset();
     if (parameters.has("lines")) {
       this.shown = new Set(named("lines"));
-      this.more ||= [...this.shown].some((line) => !line.primary);
+      this.hasMore ||= [...this.shown].some((line) => !line.primary);
     }
     this.xLog.checked = parameters.get("x") !== "linear";
     if (parameters.has("y")) this.yLog.checked = parameters.get("y") === "log";
@@ -204,59 +228,66 @@ class Figure {
     this.numbers.open = parameters.has("numbers");
   }
 
-  /* Left and right go from point to point, line by line; each is told at its place and below the plot. */
+  /* Left and right go from point to point, line by line; Enter goes to the profile of one. */
   go(event) {
-    if (event.key === "Enter") this.openProfile();
+    if (event.key === "Enter") this.openProfile(this.places?.[this.place]);
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step || !this.measured.length) return;
+    if (!step || !this.places?.length) return;
     event.preventDefault();
-    event.stopPropagation();
-    const places = this.drawing().places();
-    this.place = Math.max(0, Math.min(places.length - 1, (this.place ?? (step > 0 ? -1 : places.length)) + step));
-    if (places.length) this.tell(places[this.place]);
-  }
-
-  /* From the point that was gone to last to the profile of its case. */
-  openProfile() {
-    const [, point] = this.drawing().places()[this.place] ?? [];
-    const anchor = point && profileOf(point.row);
-    if (anchor) goTo(anchor, this.plot);
-  }
-
-  tell([line, point, trace, at, axes]) {
-    this.said.textContent = this.points.words(line, point, this.drawing().yTitle).join(" · ");
+    this.place = Math.max(0, Math.min(this.places.length - 1, (this.place ?? (step > 0 ? -1 : this.places.length)) + step));
+    const [, , trace, at, axes] = this.places[this.place];
     Plotly.Fx.hover(this.plot, [{ curveNumber: trace, pointNumber: at }], [axes]);
+    this.tell(this.places[this.place]);
   }
 
-  leave() {
-    this.said.textContent = "";
-    if (this.measured.length) Plotly.Fx.unhover(this.plot);
+  openProfile(place) {
+    if (!place) return;
+    const anchor = profileOf(place[1].row);
+    if (anchor) goTo(anchor, this.plot);
+    else this.said.append(" · This point has no profile: `ttt-bench profile` makes one.");
   }
 
-  /* A tap or a click tells a point below the plot, where a finger does not lie on it. */
-  tellTapped({ points: [tapped] }) {
-    const found = this.drawing().places().find(([, , trace, at]) => trace === tapped.curveNumber && at === tapped.pointNumber);
-    if (found) this.said.textContent = this.points.words(found[0], found[1], this.drawing().yTitle).join(" · ");
+  /* All that is known of a point, below the plot, where neither a card nor a finger lies on it; and its samples. */
+  tell([line, point]) {
+    const anchor = profileOf(point.row);
+    this.said.textContent = this.points.words(line, point, this.drawing().yTitle).join(" · ");
+    if (anchor) this.said.append(" · ", element("a", { href: `#${anchor}`, className: "offer", textContent: "Profile of this point" }));
+    showSamples(this.strip, line, point);
+  }
+
+  placeAt({ points: [at] }) {
+    return this.places.find(([, , trace, number]) => trace === at.curveNumber && number === at.pointNumber);
+  }
+
+  tellAt(event) {
+    const place = this.placeAt(event);
+    if (place && place[1] !== this.told) this.tell(place);
+    this.told = place?.[1];
+  }
+
+  /* A finger's tap shows a point and must not lead away from it. */
+  click(event) {
+    const place = this.placeAt(event);
+    if (!place) return;
+    this.tell(place);
+    if (profileOf(place[1].row) && matchMedia("(hover: hover)").matches) this.openProfile(place);
   }
 }
 
-/* The elements with one stop for the tab key; arrow keys move among those that can be seen. Returned is what is to be
-   called when elements were hidden: the stop may be one of them. */
-function roving(host, wanted) {
-  const every = () => wanted.flatMap((each) => (typeof each === "string" ? [...host.querySelectorAll(each)] : [each]));
+/* The buttons of a list with one stop for the tab key; arrow keys move among those that can be seen. Returned is what
+   is to be called when elements were hidden: the stop may be one of them. */
+function roving(host) {
+  const every = () => [...host.querySelectorAll("button")];
   const items = () => every().filter((each) => !each.closest("[hidden]"));
   const reach = (item) => {
     for (const other of every()) other.tabIndex = other === item ? 0 : -1;
   };
   const keep = () => {
     const all = items();
-    if (!all.some((item) => item.tabIndex === 0)) reach(all[0]);
+    if (all.length && !all.some((item) => item.tabIndex === 0)) reach(all[0]);
   };
   reach(items()[0]);
-  host.addEventListener("focusin", (event) => {
-    const item = items().find((each) => each === event.target);
-    if (item) reach(item);
-  });
+  host.addEventListener("focusin", (event) => reach(event.target));
   host.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     const all = items();

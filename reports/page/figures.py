@@ -15,9 +15,7 @@ from harness.measure.interval import FEWEST
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
 from harness.schema.reason import counted, span
-from reports.commits import short_commit
 from reports.page.lines import Line, Looks, Panel, forms_of, sortable
-from reports.spoken import counts_of_missing, share_of
 from reports.stats import (
     AMOUNTS,
     CASE_COLUMNS,
@@ -27,6 +25,7 @@ from reports.stats import (
     option_columns,
     suites_of_cases,
 )
+from reports.words import counts_of_missing, share_of
 
 WIDE_RANGE = 30  # largest over smallest value of a figure, from which its first choice of axis is logarithmic
 
@@ -37,7 +36,7 @@ LATENCIES, RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "g
 class Figure:
     """What the page needs to draw one figure; `x` and `y` are columns, `y_log` its first choice of axis.
 
-    id: what a link to it says. provenance: when and by which commit, for a picture that leaves its page.
+    id: what a link to it says. caption: the settings of all lines; remarks: sentences on how they were measured.
     """
 
     id: str
@@ -45,7 +44,7 @@ class Figure:
     title: str
     source: str
     caption: str
-    provenance: str
+    remarks: list[str]
     x: str
     y: str
     x_title: str
@@ -200,8 +199,8 @@ class _Drawn:
             suite=self.suite,
             title=entry.title,
             source=entry.source,
-            caption=self._caption(lines + floors),
-            provenance=_provenance(rows),
+            caption=self._caption(),
+            remarks=self._remarks(lines + floors),
             x=entry.x,
             y=entry.y,
             x_title=_x_title(entry, catalogue),
@@ -222,29 +221,35 @@ class _Drawn:
                 title=f"Primal over dual, {entry.title[:1].lower()}{entry.title[1:]}",
                 y_title=f"{catalogue.metric(entry.y).label} of primal ÷ dual",
                 y_log=False,
-                caption=self._caption(pairs),
+                remarks=self._remarks(pairs),
                 lines=pairs,
             )
 
-    def _caption(self, lines: list[Line]) -> str:
-        """One sentence: what was held fixed, and what points and bars are."""
-        rows, said = self.panel.rows, self.panel.looks.said
-        columns = ["batch", "context", "size", "dtype", "timing", "l2", *option_columns(rows)]
-        unsaid = {self.panel.entry.x, "part", "scope"}
-        unsaid |= {"form"} if forms_of(rows).nunique() > 1 else set()
+    def _caption(self) -> str:
+        """The settings that all lines share."""
+        rows = self.panel.rows
+        columns = ["device", "batch", "context", "size", "dtype", "l2", *option_columns(rows)]
+        unsaid = {self.panel.entry.x, "part", "scope", "form" if forms_of(rows).nunique() > 1 else ""}
         unsaid |= {"l2"} if set(rows["l2"]) == {"warm"} else set()
-        unsaid |= set() if (rows["status"] == "ok").any() else {"timing"}  # nothing was timed
-        fixed = [self._held(column, rows[column]) for column in columns if column not in unsaid]
-        devices = " and ".join(said("device", device) for device in rows["device"].unique())
-        sentence = ", ".join([*filter(None, fixed), f"on {devices}"])
-        return "; ".join([sentence[0].upper() + sentence[1:], *self._remarks(lines)]) + "."
+        unsaid |= {"device"} if self.panel.looks.devices == 1 else set()
+        return ", ".join(filter(None, (self._held(name) for name in columns if name not in unsaid)))
 
-    def _remarks(self, lines: list[Line]) -> Iterator[str]:
-        shown, under_more = self._at_first(lines)
+    def _held(self, column: str) -> str:
+        """The value of a column in words; "" where it has several or none."""
+        values = self.panel.rows[column].dropna().unique()
+        return self.panel.looks.said(column, values[0], self.panel.entry.phase) if len(values) == 1 else ""
+
+    def _remarks(self, lines: list[Line]) -> list[str]:
+        return [f"{said[:1].upper()}{said[1:]}." for said in self._said(lines)]
+
+    def _said(self, lines: list[Line]) -> Iterator[str]:
+        shown = self._at_first(lines)
         points = [point for line in shown for point in _points(line)]
         rows = self.panel.rows.loc[sorted({row for point in points for row in point})]
         measured = rows[(rows["status"] == "ok") & (rows["samples"] > 0)]
         is_amount = self.panel.entry.y in AMOUNTS
+        if len(measured) and (ways := [*filter(None, map(self._timing, rows["timing"].unique()))]):
+            yield _either(ways)
         if len(measured) and not is_amount:
             yield _points_words(measured, self.panel.entry.y, any(line.base_rows for line in lines))
         if any(line.y for line in lines):
@@ -283,22 +288,18 @@ class _Drawn:
             if count := sum(not noted.isdisjoint(point) for point in drawn):
                 noted_share = share_of(count, len(drawn), "point")
                 yield f"there are notes on {noted_share} with a result (column Notes of Numbers)"
-        if under_more:
-            count = sum(map(self._results, under_more))
-            yield f"under More: {counted(len(under_more), 'line')} with {counted(count, 'other point')} with a result"
 
-    def _at_first(self, lines: list[Line]) -> tuple[list[Line], list[Line]]:
-        """The lines that the page shows when it opens, and those with a result that it keeps under More; no floors."""
+    def _timing(self, way: str) -> str:
+        return self.panel.looks.said("timing", way, self.panel.entry.phase)
+
+    def _at_first(self, lines: list[Line]) -> list[Line]:
+        """The lines that the page shows when it opens, without floors."""
         drawn = [line for line in lines if not line.y]
-        others = [line for line in drawn if not line.primary and self._results(line)]
-        if not any(line.primary and self._results(line) for line in drawn):
-            return drawn, []
-        return [line for line in drawn if line.primary], others
+        return [line for line in drawn if line.primary and self._has_result(line)] or drawn
 
-    def _results(self, line: Line) -> int:
-        """How many points of a line have a result."""
+    def _has_result(self, line: Line) -> bool:
         rows = self.panel.rows.loc[line.rows]
-        return int(((rows["status"] == "ok") & rows[self.panel.entry.y].notna()).sum())
+        return bool(((rows["status"] == "ok") & rows[self.panel.entry.y].notna()).any())
 
     def _states(self) -> str:
         """Whose states are kept in which precision, where systems differ and the names of lines do not say it.
@@ -314,17 +315,6 @@ class _Drawn:
         if rows["state_dtype"].nunique() < 2 or not of:
             return ""
         return "states are kept in " + ", ".join(f"{state} ({', '.join(whose)})" for state, whose in of.items())
-
-    def _held(self, column: str, values: pd.Series) -> str:
-        """One value, or all of them where the lines differ (their names then say which is whose)."""
-        found = [
-            said
-            for value in values.dropna().unique()
-            if (said := self.panel.looks.said(column, value, self.panel.entry.phase))
-        ]
-        if len(found) <= 3:
-            return _either(found)
-        return f"{len(found)} values of {column.replace('_', '-')}"
 
 
 def _points(line: Line) -> list[tuple[int, ...]]:
@@ -353,13 +343,6 @@ def _spans_wide(values: pd.Series) -> bool:
 def _named(suite: str, phase: str) -> list[str]:
     """The phase is said once."""
     return [suite] if suite.endswith(f"-{phase}") else [suite, phase]
-
-
-def _provenance(rows: pd.DataFrame) -> str:
-    """The days (UTC) and commits of the rows."""
-    commits = [f"commit {short_commit(commit, 8)}" for commit in rows["commit"].unique() if commit]
-    said = commits if len(commits) <= 3 else [f"{len(commits)} commits"]
-    return ", ".join(filter(None, [days(rows["started_at"]), *said]))
 
 
 def days(started: Iterable[str]) -> str:

@@ -1,15 +1,13 @@
 /* What does a reader take along: a figure as a picture or its numbers, on white, with what it is written inside? */
 
-const PICTURE_WIDTH = 900;
 const PRINT_WIDTH = 660;
-const TEXT_WIDTH = 132; // characters of a row of small print
-const LEGEND_ROW = 21;
-const LEGEND_LINE = 60; // of a line in the legend, in pixels: room for the longest dash twice
-const TICK_ROOM = 16;
+const INCH = 125; // pixels of a picture for a paper, so that its text is set in 7 points
+const PRINTED_DOTS = 300; // an inch
 
 const FILES = {
-  svg: (figure) => savePicture(figure, "svg", 1),
-  png: (figure) => savePicture(figure, "png", 2),
+  svg: async (figure) => save(`${fileName(figure)}.svg`, "image/svg+xml", await paperSvg(figure, Number(figure.inches.value))),
+  png: (figure) => savePng(figure, Number(figure.inches.value)),
+  pdf: (figure) => printAlone([figure], Number(figure.inches.value)),
   csv: (figure) => save(`${fileName(figure)}.csv`, "text/csv", figureCsv(figure)),
 };
 
@@ -36,48 +34,52 @@ function csvText(rows) {
   return rows.map((row) => `${row.map(csvCell).join(",")}\n`).join("");
 }
 
-/* How the axes are to be read, for who sees the picture alone. */
-function axisWords({ view }) {
-  const y = view.yLog ? "y logarithmic" : "y linear from 0";
-  return `${view.xLog ? "x logarithmic" : "x linear"}, ${y}`;
+/* A figure for a paper, so many inches wide: on white, without title and caption, which LaTeX sets. */
+function paperPicture(figure, inches) {
+  const paper = { width: inches * INCH, height: Math.round(INCH * (inches < 5 ? 2.4 : 3.2)) };
+  return inLight(() => {
+    const drawing = figure.drawing(paper);
+    const layout = { ...drawing.layout(paper.width), width: paper.width, autosize: false, paper_bgcolor: "#ffffff", plot_bgcolor: "#ffffff" };
+    return { data: drawing.traces(), layout };
+  });
 }
 
-function savePicture(figure, format, scale) {
-  const drawing = figure.drawing();
-  const picture = inLight(() => ({ data: drawing.traces(), layout: pictureLayout(figure, drawing) }));
+async function paperSvg(figure, inches) {
+  const picture = paperPicture(figure, inches);
   const { width, height } = picture.layout;
-  return Plotly.downloadImage(picture, { format, width, height, scale, filename: fileName(figure) });
+  const svg = await Plotly.toImage(picture, { format: "svg", width, height, imageDataOnly: true });
+  return svg.replace(/ width="[^"]*" height="[^"]*"/, ` width="${width / INCH}in" height="${height / INCH}in"`);
 }
 
-/* The plot under its title and what was held fixed, above the names of its lines. */
-function pictureLayout({ data }, drawing) {
-  const plot = drawing.layout(PICTURE_WIDTH);
-  plot.margin.l += TICK_ROOM; // a page makes its own for long ticks
-  const source = [data.suite, data.source && `${data.source} of arXiv 2407.04620`].filter(Boolean).join(" · ");
-  const words = [source, data.caption, `${axisWords(drawing)}; ${data.provenance}.`].filter(Boolean);
-  const small = words.flatMap((text) => folded(text.split(" "), TEXT_WIDTH, " ")).map(neutral);
-  const head = 40 + 15 * small.length;
-  const names = drawing.lines.map(([line]) => line.name.length);
-  const across = PICTURE_WIDTH - plot.margin.l - plot.margin.r; // Plotly wraps a legend at the width of the plot
-  const columns = Math.max(1, Math.floor(across / (7 * Math.max(0, ...names) + LEGEND_LINE + 30)));
-  const foot = LEGEND_ROW * Math.ceil(names.length / columns) + 14;
-  const text = { xref: "paper", yref: "paper", yanchor: "top", xanchor: "left", x: 0, y: 1, align: "left", showarrow: false };
-  const left = { xshift: 14 - plot.margin.l };
-  return {
-    ...plot,
-    width: PICTURE_WIDTH,
-    height: plot.height + head + foot,
-    margin: { ...plot.margin, t: plot.margin.t + head, b: plot.margin.b + foot, autoexpand: false },
-    paper_bgcolor: "#ffffff",
-    plot_bgcolor: "#ffffff",
-    showlegend: true,
-    legend: { orientation: "h", itemwidth: LEGEND_LINE, xref: "container", yref: "container", x: 0.015, y: 0.01, xanchor: "left", yanchor: "bottom" },
-    annotations: [
-      ...plot.annotations,
-      { ...text, ...left, yshift: head + 8, text: `<b>${neutral(data.title)}</b>`, font: { size: 17, color: themed("--ink") } },
-      { ...text, ...left, yshift: head - 18, text: small.join("<br>"), font: { size: 11.5 } },
-    ],
-  };
+function savePng(figure, inches) {
+  const picture = paperPicture(figure, inches);
+  const { width, height } = picture.layout;
+  return Plotly.downloadImage(picture, { format: "png", width, height, scale: PRINTED_DOTS / INCH, filename: fileName(figure) });
+}
+
+/* The page shows these figures alone, as for a paper, each on a sheet of its size. */
+async function showAlone(figures, inches) {
+  const svgs = [];
+  for (const figure of figures) svgs.push(await paperSvg(figure, inches));
+  const highest = Math.max(...svgs.map((svg) => Number(/height="([\d.]+)in"/.exec(svg)[1])));
+  const style = element("style", { textContent: `@page { size: ${inches}in ${highest}in; margin: 0 }` });
+  const sheets = svgs.map((svg) => {
+    const sheet = element("div");
+    sheet.innerHTML = svg; // Plotly's, which escapes what records say
+    return sheet;
+  });
+  const alone = element("div", { id: "alone" }, style, ...sheets);
+  document.body.append(alone);
+  document.documentElement.classList.add("alone");
+  return alone;
+}
+
+/* Browsers write PDF when they print. */
+async function printAlone(figures, inches) {
+  const alone = await showAlone(figures, inches);
+  print();
+  alone.remove();
+  document.documentElement.classList.remove("alone");
 }
 
 /* The points shown, a row each, with all that the picture says of them: of a ratio also its baseline's doubts. */

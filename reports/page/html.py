@@ -16,14 +16,14 @@ from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from reports.backend_settings import backend_settings
 from reports.commits import short_commit
-from reports.fairness import fairness, unequal, uneven
+from reports.fairness import fairness, unequal
 from reports.fidelity import fidelity
 from reports.machines import machines
 from reports.page.citation import citation, devices_of
-from reports.page.data import LABELS, page_data, profiled_rows, said_once
+from reports.page.data import LABELS, page_data, profiled_rows, said_once, samples
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, days, ends, figures, undrawn
-from reports.page.headline import described, doubts, headline, small_models, unfinished
+from reports.page.findings import doubts, finding, headline, small_models, unfinished, unranked
 from reports.page.lines import system_looks
 from reports.page.part import Part
 from reports.profiles.section import Section
@@ -34,7 +34,17 @@ from reports.stats import case_statuses, frame, suites_of_cases
 
 TITLE = "Test-Time Training, measured"
 PACKAGE = "reports.page"
-PROGRAM = ("table.js", "points.js", "drawing.js", "files.js", "pivot.js", "figures.js", "page.js")
+PROGRAM = (
+    "table.js",
+    "points.js",
+    "stamps.js",
+    "drawing.js",
+    "files.js",
+    "samples.js",
+    "pivot.js",
+    "figures.js",
+    "page.js",
+)
 MISSING = "missing"
 STATUS_MEANINGS = {
     "ok": "measured",
@@ -97,23 +107,22 @@ def render(
     sources = [source(PACKAGE, name) for name in PROGRAM]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
     loader, plotly = source(PACKAGE, "theme.js") + source(PACKAGE, "load.js"), None if around else plotly_source()
-    models = fairness(records, catalogue)
-    found = headline(table, catalogue, drawn, missing, uneven(models), is_part=part is not None) if timed else [UNTIMED]
+    models, environments = fairness(records, catalogue), machines(records)
     return _template().render(
         label=LABELS.get,
         system_label=catalogue.system_label,
         backend_label=catalogue.backend_label,
         title=title or TITLE,
-        meta=_meta(table, len(missing), part),
         notices=[
             part.notice if part else "",
+            unranked(table, catalogue, drawn) if timed else UNTIMED,
             unfinished(table, missing, catalogue),
             small_models(table, (str(record.environment.get("device_kind")) for record in records)),
         ],
-        findings=[*found[:1], *unequal(models, catalogue), *found[1:], *(undrawn(table, catalogue) if timed else ())],
-        descriptions=[described(table, catalogue, figure) for figure in drawn],
+        findings=[*unequal(models, catalogue), *headline(table, catalogue, drawn), *undrawn(table, catalogue)],
+        sentences=[finding(table, catalogue, figure) for figure in drawn],
         citation=citation(title or TITLE, table, len(missing), part),
-        facts=_facts(table, len(missing), part),
+        facts=_facts(table, len(missing), part, environments.versions),
         suites=_by_suite(drawn),
         systems=[system for system in system_looks(table, catalogue) if any(_has(system, figure) for figure in drawn)],
         filters=_filters(table),
@@ -122,9 +131,10 @@ def render(
         fairness=models,
         catalogue=catalogue,
         fidelity=fidelity(records),
-        machines=machines(records),
+        machines=environments,
         settings=backend_settings(records),
         data=embedded_json(data),
+        samples=packed(samples(records)),
         around=around,
         records=None if around else packed("".join(f"{record.to_json()}\n" for record in records)),
         profiles=profiled.html if profiled else None,
@@ -202,32 +212,25 @@ def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]
     return list(suites.items())
 
 
-def _facts(table: pd.DataFrame, missing: int, part: Part | None) -> list[Fact]:
+def _facts(table: pd.DataFrame, missing: int, part: Part | None, versions: dict[str, str]) -> list[Fact]:
+    """The strip under the title: where, with which software, when and how much was measured."""
     counts = case_statuses(table) + Counter({MISSING: missing})
     ok, cases = counts["ok"], counts.total()
     del counts["ok"]
-    lost = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    notes = [f"{count} {status}" for status, count in sorted(counts.items())]
+    notes += [f"{counted(part.others, 'other case')} not shown"] if part else []
+    units = table["device_id"].replace("", None).nunique()
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())
+    flagged = doubts(table)
     return [
-        Fact("Device", " · ".join(devices_of(table)) or "not recorded"),
+        Fact("GPU", " · ".join(devices_of(table)) or "not recorded", counted(units, "GPU") if units > 1 else ""),
+        *(Fact(name, value) for name, value in versions.items()),
         Fact("Commit", _commits(table)),
         Fact("Measured", _dates(table)),
-        Fact("Cases", f"{ok} {_done(table)}", f"of {cases}{f' shown, beside {part.others} others' if part else ''}"),
-        Fact("Without a result", str(cases - ok), lost),
-        Fact("Samples", f"{samples:,}", f"of which {throttled:,} while the device was throttled" if throttled else ""),
+        Fact("Cases", f"{ok} of {cases} {_done(table)}", ", ".join(notes)),
+        Fact("Samples", f"{samples:,}", f"{throttled:,} throttled" if throttled else ""),
+        *([Fact("Flagged", ", ".join(flagged))] if flagged else []),
     ]
-
-
-def _meta(table: pd.DataFrame, missing: int, part: Part | None) -> str:
-    """The run in a line: where, when, by which commit, how much."""
-    statuses = case_statuses(table)
-    devices = " and ".join(devices_of(table)) or "device not recorded"
-    commits = table["commit"].replace("", None).nunique()
-    by = f"{commits} commits" if commits > 1 else f"commit {_commits(table)}"
-    count = f"{statuses['ok']} of {statuses.total() + missing} cases {_done(table)}"
-    unrun = [f"{missing} without a record"] if missing else []
-    unrun += [f"{counted(part.others, 'other case')} not shown"] if part else []
-    return " · ".join([devices, _dates(table), by, count, *unrun, *doubts(table)])
 
 
 def _commits(table: pd.DataFrame) -> str:

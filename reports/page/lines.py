@@ -13,8 +13,8 @@ import pandas as pd
 
 from harness.schema.catalogue import DASHES, MARKERS, TONES, Catalogue, FigureEntry
 from reports.commits import short_commit
-from reports.spoken import said_setting
 from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns
+from reports.words import said_setting
 
 FLOOR = "floor_ms"
 BETWEEN = " · "  # the parts of a line's name
@@ -80,7 +80,7 @@ class Looks:
     def __init__(self, table: pd.DataFrame, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
         self.systems = system_looks(table, catalogue)
-        self.drawn = set(table["system"])
+        self.drawn, self.devices = set(table["system"]), table["device"].replace("", None).nunique()
         self.order = {name: number for number, name in enumerate(self.systems)}
         backends = [entry.name for entry in catalogue.backends]
         backends += sorted(set(table["backend"]) - set(backends))

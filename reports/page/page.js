@@ -32,11 +32,24 @@ function startResults() {
   const haystacks = [];
   const called = (name, value) => [shown(value), page.names[name]?.[value] ?? ""];
   const haystack = (row) => (haystacks[row] ??= [...columns.keys()].flatMap((name) => called(name, cell(row, name))).join("\n").toLowerCase());
+  const filters = () => new URLSearchParams([...controls.map((control) => [control.dataset.filter, control.value]), ["search", words.value]].filter(([, value]) => value));
   const apply = () => {
     const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
     const chosen = controls.filter((control) => control.value !== "").map((control) => [control.dataset.filter, control.value]);
     table.filter((row) => chosen.every(([name, value]) => [cell(row, name)].flat().includes(value)) && wanted.every((word) => haystack(row).includes(word)));
+    if (page.started) history.replaceState(null, "", `#results${filters().size ? `?${filters()}` : ""}`);
   };
+  const follow = () => {
+    const [id, query] = location.hash.slice(1).split("?");
+    if (id !== "results" || !query) return;
+    const wanted = new URLSearchParams(query);
+    for (const control of controls) control.value = wanted.get(control.dataset.filter) ?? "";
+    words.value = wanted.get("search") ?? "";
+    apply();
+    host.closest("section").scrollIntoView();
+  };
+  addEventListener("hashchange", follow);
+  follow();
   words.oninput = apply;
   for (const control of controls) control.onchange = apply;
   document.getElementById("filters").onreset = () => setTimeout(apply);
@@ -89,53 +102,73 @@ function comeBack() {
   cameFrom = null;
 }
 
-/* The figure that the address names, as it says, in view. */
+/* The figure that the address names, as it says, is marked and comes into view. */
 function followAddress(figures) {
   const [id, query] = location.hash.slice(1).split("?");
-  const figure = figures.find(({ data }) => encodeURIComponent(data.id) === id);
-  if (!figure) return null;
-  figure.restore(new URLSearchParams(query));
-  return figure;
+  const named = figures.find(({ data }) => encodeURIComponent(data.id) === id);
+  for (const figure of figures) figure.host.classList.toggle("linked", figure === named);
+  if (!named) return;
+  named.restore(new URLSearchParams(query));
+  named.stale = true;
+  named.host.scrollIntoView();
 }
 
-/* A figure is shown as a link says, before all others, and when the address is changed by hand. */
-async function startLinks(figures) {
-  addEventListener("hashchange", async () => {
-    const figure = followAddress(figures);
-    await figure?.draw();
-    figure?.host.scrollIntoView();
+/* Those in view that are not as they should be, one at a time, so that the page answers in between. */
+async function drawInView(figures) {
+  for (const figure of figures) {
+    if (!figure.stale || !figure.isInView()) continue;
+    await figure.draw();
+    await new Promise((resolve) => setTimeout(resolve));
+  }
+}
+
+async function drawAll(figures) {
+  for (const figure of figures) await figure.draw();
+}
+
+function redraw(figures) {
+  for (const figure of figures) figure.stale = true;
+  return drawInView(figures);
+}
+
+function startDrawing(figures) {
+  const observer = new IntersectionObserver(() => drawInView(figures), { rootMargin: `${NEAR}px` });
+  for (const { host } of figures) observer.observe(host);
+  addEventListener("hashchange", () => {
+    followAddress(figures);
+    comeBack();
+    drawInView(figures);
   });
-  addEventListener("hashchange", comeBack);
-  const figure = followAddress(figures);
-  figure?.host.scrollIntoView(); // once: by the time that all are drawn, a reader may be elsewhere
-  const others = figures.filter((each) => each !== figure);
-  await drawAll(figure ? [figure, ...others] : others, (drawn) => drawn.plot.on?.("plotly_click", (event) => drawn.tellTapped(event)));
-  page.started = true;
+  followAddress(figures);
+  return drawInView(figures);
 }
 
 /* Paper is white: figures are drawn light for it, and as before afterwards. */
 function startPrint(figures) {
   addEventListener("beforeprint", () => {
+    if (document.documentElement.classList.contains("alone")) return;
     for (const figure of figures) figure.drawForPrint();
   });
-  addEventListener("afterprint", () => drawAll(figures));
+  addEventListener("afterprint", () => redraw(figures));
 }
 
+/* The list of all figures, whose stamps are drawn when it is opened. */
+function startIndex(figures) {
+  const index = document.getElementById("index");
+  index?.addEventListener("toggle", () => {
+    for (const link of index.querySelectorAll("a")) link.prepend(thumbnail(figures[link.dataset.thumbnail]));
+  }, { once: true });
+}
+
+/* A page with an address is cited by it. */
 function startCitation() {
+  const entry = document.getElementById("citation");
+  if (location.protocol.startsWith("http")) entry.textContent = entry.textContent.replace(/\n}$/, `,\n  url     = {${location.href.split("#")[0]}}\n}`);
   const button = document.getElementById("copy-citation");
   button.onclick = async () => {
-    await navigator.clipboard.writeText(document.getElementById("citation").textContent);
+    await navigator.clipboard.writeText(entry.textContent);
     document.getElementById("copied").textContent = "Copied.";
   };
-}
-
-/* One figure at a time, so that the page answers in between; `after` is called with each. */
-async function drawAll(figures, after = () => {}) {
-  for (const figure of figures) {
-    await figure.draw();
-    after(figure);
-    await new Promise((resolve) => setTimeout(resolve));
-  }
 }
 
 function startSystems(figures) {
@@ -145,7 +178,7 @@ function startSystems(figures) {
     box.onchange = () => {
       if (box.checked) hiddenSystems.delete(box.dataset.system);
       else hiddenSystems.add(box.dataset.system);
-      drawAll(figures);
+      redraw(figures);
     };
   }
 }
@@ -168,18 +201,22 @@ function foldOpening() {
   for (const details of document.querySelectorAll("#findings, #systems")) details.open = false;
 }
 
+const figures = [];
+
 async function start() {
   foldOpening();
-  startDownloads();
+  if (document.getElementById("plotly")) await run("plotly"); // the pages of a site share a file
+  figures.push(...startFigures());
+  startSystems(figures);
+  startTheme(() => redraw(figures));
+  await startDrawing(figures);
+  startIndex(figures);
   startResults();
   startFailures();
-  if (document.getElementById("plotly")) await run("plotly"); // the pages of a site share a file
-  const figures = startFigures();
-  startSystems(figures);
-  startTheme(() => drawAll(figures));
+  startDownloads();
   startPrint(figures);
   startCitation();
-  await startLinks(figures);
+  page.started = true;
   document.documentElement.dataset.ready = "yes";
 }
 

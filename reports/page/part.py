@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted
-from reports.spoken import listed
+from reports.words import listed
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ function drawPivot(figure) {
   const table = element("table", { className: "pivot" }, caption, element("thead", {}, head), element("tbody", {}, ...body));
   const place = figure.host.querySelector(".pivot-host");
   place.replaceChildren(table);
-  figure.host.classList.toggle("wide", place.scrollWidth > place.clientWidth);
+  if (place.scrollWidth > place.clientWidth) figure.host.classList.add("wide");
   place.tabIndex = place.scrollWidth > place.clientWidth ? 0 : -1;
 }
 

@@ -156,6 +156,12 @@ class Points {
     return `${meaning}: ${ends(full.map(([fit]) => fit))} of ${ends(full.map(([, asked]) => asked))}`;
   }
 
+  /* The line, where the point is, its value and interval. */
+  brief(line, point, yTitle) {
+    const value = point.y ? `${yTitle}: ${shown(point.y.value)}${point.y.low < point.y.high ? ` [${shown(point.y.low)}, ${shown(point.y.high)}]` : ""}` : this.whyNot(point);
+    return [line.name, `${this.data.x_title}: ${axisLabel(point.x)}`, value];
+  }
+
   /* A point in words, each a part: the line, where it is, its value, what it rests on, what is doubtful. */
   words(line, point, yTitle) {
     const parts = [line.name, `${this.data.x_title}: ${axisLabel(point.x)}`];
@@ -169,8 +175,7 @@ class Points {
     if (line.y) return [...parts, `${shown(point.y.value)}, bound by ${this.cell(row, "bound")}`, ...notes];
     const samples = point.measured.map((each) => this.saidOf(each, point, this.sampleWords(each)));
     const value = `${yTitle}: ${shown(point.y.value)}${this.intervalWords(point)}`;
-    const profiled = profileOf(row) ? ["Profiled: click or Enter, or the link after a tap, shows where its time goes"] : [];
-    return [...parts, value, ...samples, ...unit, ...this.work(row), ...notes, ...profiled];
+    return [...parts, value, ...samples, ...unit, ...this.work(row), ...notes];
   }
 
   intervalWords(point) {

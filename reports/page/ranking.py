@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -13,7 +13,6 @@ from harness.measure.interval import FEWEST
 from harness.schema.catalogue import Catalogue
 from reports.page.figures import LATENCIES, RATES, Figure, own_ends
 from reports.page.lines import BETWEEN, Line
-from reports.spoken import said_setting
 from reports.stats import (
     FEW_SAMPLES,
     LOADED,
@@ -25,6 +24,7 @@ from reports.stats import (
     marks_in,
     option_columns,
 )
+from reports.words import said_setting
 
 LEVEL = 0.05  # two numbers of one run that differ by less are called level: a run on another day differs by 2 to 3%
 # Two numbers that differ by less are not told apart where one of them is doubtful: a step of vLLM's, unsteady in both
@@ -36,7 +36,6 @@ DOUBTS = {
     LOADED: "beside other programs",
     **dict.fromkeys((UNSTEADY, *UNSTEADY_TIMES.values()), "unsteady"),
 }
-BESIDE = "as other programs ran beside some of them"  # why numbers are not ranked, however far apart they are
 # Columns whose bars are drawn, as points.js draws them: that of the latency, which rates divide by.
 _BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
 # What is asked of a system: lines that differ in it are not compared.
@@ -89,6 +88,10 @@ class Standing:
     level: tuple[str, ...]
     tie: str
 
+    @property
+    def disturbed(self) -> bool:
+        return any(point.disturbed for point, _ in self.places)
+
 
 @dataclass(frozen=True)
 class View:
@@ -97,9 +100,6 @@ class View:
     table: pd.DataFrame
     catalogue: Catalogue
     figure: Figure
-    uneven: Mapping[tuple[Any, ...], str] = field(default_factory=dict)  # as `fairness.uneven`
-    is_part: bool = False  # the run has other systems, which are not in the table
-    beside: str = BESIDE  # behind "not ranked"; empty where it was said before
 
     @property
     def unit(self) -> str:
@@ -111,10 +111,17 @@ class View:
 
     @property
     def is_speed(self) -> bool:
-        return self.figure.y in LATENCIES + RATES
+        return self.figure.y in LATENCIES + RATES or self.unit in ("ms", "µs")
 
-    def not_ranked(self, against: str = "") -> str:
-        return f"not ranked{against} {self.beside}".rstrip()
+    @property
+    def axis(self) -> str:
+        """What x is called in a sentence: `batch`."""
+        return self.at("").strip() or self.figure.x
+
+    @property
+    def is_parts(self) -> bool:
+        """Whether the lines are parts of one computation, which add up and do not compete."""
+        return "part" in self.table and bool((self.rows(self.ranked)["part"].fillna("") != "").any())
 
     @cached_property
     def ranked(self) -> list[Line]:
@@ -182,7 +189,9 @@ class View:
 
         Else its name, without what the sentence has `said` of all, where no other is called so.
         """
-        rests = [BETWEEN.join(part for part in line.name.split(BETWEEN) if part not in said) for line in lines]
+        names = [line.name.split(BETWEEN) for line in lines]
+        shared = set(names[0]).intersection(*names[1:]) if len(names) > 1 else set()
+        rests = [BETWEEN.join(part for part in name if part not in said and part not in shared) for name in names]
         found = {line.name: line.name for line in lines}
         for own in (rests, [line.short for line in lines]):
             found |= {line.name: label for line, label in zip(lines, own, strict=True) if own.count(label) == 1}
@@ -216,6 +225,15 @@ class View:
         lines = [line for line in self.compared if line.system == system]
         return {point.x: point for line in lines for point in self.points(line)}
 
+    def standing(self, x: float, places: Sequence[tuple[Point, str]]) -> Standing:
+        """Level with the best is what differs little from it, and what the run does not tell from it."""
+        ordered = sorted(places, key=lambda place: place[0].value if self.lower_is_better else -place[0].value)
+        best, others = ordered[0][0], [point for point, _ in ordered[1:]]
+        level = tuple(who for point, who in places if best.differs_little(point) or best.hides(point))
+        hidden = [point for point in others if best.hides(point)]
+        tie = ("not told apart" if hidden else "level") if all(map(best.is_near, hidden)) else "not ranked"
+        return Standing(x, ordered, level, tie)
+
     def rows(self, lines: Iterable[Line]) -> pd.DataFrame:
         """What the lines draw."""
         return self.table.loc[[row for line in lines for row in line.rows]]
@@ -230,22 +248,7 @@ def standings(view: View) -> list[Standing]:
     for line in view.compared:
         for point in view.points(line):
             at.setdefault(point.x, []).append((point, labels[line.name]))
-    return [_standing(view, x, places) for x, places in sorted(at.items()) if len(places) > 1]
-
-
-def _standing(view: View, x: float, places: list[tuple[Point, str]]) -> Standing:
-    """Level with the best is what differs little from it, and what the run does not tell from it."""
-    ordered = sorted(places, key=lambda place: place[0].value if view.lower_is_better else -place[0].value)
-    best = ordered[0][0]
-    level = tuple(who for point, who in places if best.differs_little(point) or best.hides(point))
-    return Standing(x, ordered, level, _tie(view, best, [point for point, _ in ordered[1:]]))
-
-
-def _tie(view: View, best: Point, others: Iterable[Point]) -> str:
-    hidden = [point for point in others if best.hides(point)]
-    if not all(map(best.is_near, hidden)):
-        return view.not_ranked()
-    return "not told apart" if hidden else "level"
+    return [view.standing(x, places) for x, places in sorted(at.items()) if len(places) > 1]
 
 
 def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:

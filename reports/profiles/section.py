@@ -24,7 +24,7 @@ from reports.profiles.words import Recorded, agreement, recorded, roofs, sentenc
 from reports.resources import environment, source
 
 PACKAGE = "reports.profiles"
-SCRIPTS = ("section.js", "roofline.js", "timeline.js", "links.js", "start.js")
+SCRIPTS = ("section.js", "roofline.js", "timeline.js", "start.js")
 _NAME_LIMIT = 108  # characters of a kernel's full name in the page
 _BAR = 1000.0  # units of a bar's width
 _MOST_OPEN = 8  # groups of cases, up to which all are open

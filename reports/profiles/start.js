@@ -5,4 +5,3 @@ for (const details of document.querySelectorAll("details[data-profile]")) {
 }
 addEventListener("hashchange", openProfile);
 openProfile();
-startLinksToProfiles();

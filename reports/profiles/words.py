@@ -13,7 +13,7 @@ from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded
 from reports.profiles.parts import GAPS, LABELS, parts
 from reports.samples import at_once, latency_ms
-from reports.spoken import said_number, with_sign
+from reports.words import said_number, with_sign
 
 HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds
 AGREES = 0.03  # of a record's latency, within which the sum of kernels and gaps is to be

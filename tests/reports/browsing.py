@@ -31,10 +31,11 @@ def save(made: Made, folder: Path, name: str) -> Path:
 
 
 @contextmanager
-def opened(browser, path: Path, part: str = "", **options) -> Iterator:
+def opened(browser, path: Path, part: str = "", every: bool = True, **options) -> Iterator:
     """The page at `path`, drawn, and the list of what went wrong, which stays empty (`check`).
 
-    part: of the page, as an address has it after #, and with it. options: of `watched`.
+    part: of the page, as an address has it after #, and with it. every: draw also the figures out of view, and open the
+    lines and options of each. options: of `watched`.
     """
     address = path.as_uri()
 
@@ -44,6 +45,9 @@ def opened(browser, path: Path, part: str = "", **options) -> Iterator:
     with watched(browser, is_own, **options) as (page, wrongs):
         page.goto(address + part)
         page.wait_for_selector("html[data-ready]", state="attached")
+        if every:
+            page.evaluate("drawAll(figures)")
+            open_options(page)
         yield page, wrongs
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import synthetic_records as synthetic
 
 from harness.schema.case import Case
+from reports.page import findings
 from reports.page.figures import figures
-from reports.page.headline import headline
 
 FAST, SLOW = ("ttt-linear", "thunderkittens"), ("transformer", "vllm")
 STEPPING = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-ssm"}
@@ -23,12 +23,24 @@ def forward(latencies, system="ttt-linear", backend="thunderkittens", **fields):
 
 
 def said(*records, suite="fig15-forward"):
+    """The sentences at the top of the page."""
     made = synthetic.of_suite(suite, *records)
-    return headline(made.table, made.catalogue, figures(made.table, made.catalogue))
+    return findings.headline(made.table, made.catalogue, figures(made.table, made.catalogue))
 
 
-def winners(ours, theirs, **fields):
-    return said(*forward(ours), *forward(theirs, *SLOW, **fields))[0]
+def unranked(*records, suite="fig15-forward"):
+    made = synthetic.of_suite(suite, *records)
+    return findings.unranked(made.table, made.catalogue, figures(made.table, made.catalogue))
+
+
+def finding(*records, suite="fig15-forward"):
+    """The sentence of the first figure."""
+    made = synthetic.of_suite(suite, *records)
+    return findings.finding(made.table, made.catalogue, figures(made.table, made.catalogue)[0])
+
+
+def winner(ours, theirs, **fields):
+    return finding(*forward(ours), *forward(theirs, *SLOW, **fields))
 
 
 def spread(latencies, wide, system="ttt-linear", backend="thunderkittens", count=30, **fields):
@@ -54,4 +66,4 @@ def stepped(system, latencies, lost=(), **fields):
 
 
 def throughput(*records):
-    return " ".join(said(*records, suite="fig20-throughput"))
+    return finding(*records, suite="fig20-throughput")

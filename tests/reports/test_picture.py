@@ -21,7 +21,7 @@ def test_picture_of_a_suite(browser, tmp_path):
 
 def test_a_picture_is_never_written_over_something_else(tmp_path):
     (tmp_path / "thesis.png").write_text("years of work")
-    for out, message in (("thesis.png", "is no PNG picture"), (".", "is a folder"), ("x.svg", "ends in .png")):
+    for out, message in (("thesis.png", "is no PNG"), (".", "is a folder"), ("x.svg", "ends in .png")):
         with pytest.raises(RecordError, match=message):
             write_picture(tmp_path / "run", tmp_path / out)
     assert (tmp_path / "thesis.png").read_text() == "years of work"

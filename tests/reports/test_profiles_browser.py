@@ -61,7 +61,8 @@ def test_a_point_that_was_profiled_says_so_and_a_click_opens_its_profile(page, m
     point = page.locator("#figure-0 .xy .points path").first
     page.locator("#figure-0").scroll_into_view_if_needed()
     point.hover(force=True)
-    page.locator("#figure-0 .hoverlayer").get_by_text("Profiled").wait_for()
+    page.locator("#figure-0 .readout").get_by_text("Profile of this point").wait_for()
+    assert "↗" in page.evaluate("document.querySelector('#figure-0 .plot').data.flatMap((t) => t.text ?? []).join('')")
     box = point.bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     is_opened(page, f"profile-{made[1][0]}")
@@ -79,7 +80,7 @@ def walk_to(page, name, x):
 
 
 def test_the_keyboard_goes_from_each_point_to_its_own_profile(page, made):
-    assert "Profiled" in walk_to(page, "Mamba", "2k")
+    assert "Profile of this point" in walk_to(page, "Mamba", "2k")
     page.keyboard.press("Enter")
     is_opened(page, f"profile-{made[1][3]}")
 
@@ -112,12 +113,14 @@ def test_the_heading_of_a_profile_that_is_opened_is_below_the_bar(page):
 
 
 def test_a_point_without_a_profile_leads_nowhere(page):
-    assert "Profiled" not in walk_to(page, "Mamba", "4k")
+    assert "Profile of this point" not in walk_to(page, "Mamba", "4k")
     page.keyboard.press("Enter")
+    assert "no profile" in page.locator("#figure-0 .readout").inner_text()
     assert "profile" not in page.evaluate("location.hash")
 
 
 def test_points_keep_their_links_when_the_figure_is_drawn_anew(page, made):
+    browsing.open_options(page)
     page.locator("#figure-0 .legend button").first.click()  # TTT-Linear is hidden
     walk_to(page, "TTT-MLP", "2k")
     page.keyboard.press("Enter")
@@ -130,7 +133,7 @@ def test_a_tap_tells_the_point_below_the_plot_and_offers_the_profile(browser, ma
         page.locator("#figure-0 .plot").scroll_into_view_if_needed()
         box = page.locator("#figure-0 .xy .points path").first.bounding_box()
         page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-        page.locator("#figure-0 .readout", has_text="Profiled").wait_for()
+        page.locator("#figure-0 .readout", has_text="30 samples").wait_for()
         assert not page.locator("#figure-0 .hoverlayer").is_visible()  # the readout says the same
         page.get_by_role("link", name="Profile of this point").tap()
         is_opened(page, f"profile-{made[1][0]}")

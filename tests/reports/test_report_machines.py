@@ -16,14 +16,14 @@ def test_readings_span_all_records_of_a_machine():
     hot = {"sm_clock_mhz": 1700, "throttle_reasons": ["heat"]}
     warm = {"before": {"sm_clock_mhz": 1980, "throttle_reasons": []}, "after": hot}
     cool = {"before": {"sm_clock_mhz": 1800, "throttle_reasons": []}, "after": {"sm_clock_mhz": None}}
-    [machine] = machines([record(gpu=warm), record("ttt-mlp", gpu=cool)])
+    [machine] = machines([record(gpu=warm), record("ttt-mlp", gpu=cool)]).places
     assert machine.readings == {"gpu sm clock": "1700 MHz to 1980 MHz", "gpu throttle reasons": "heat"}
     assert (machine.records, machine.systems) == (2, [("mamba", "torch"), ("ttt-mlp", "torch")])
 
 
 def test_how_busy_others_were_is_a_reading():
     loads = [record(cpu={"cores": 2, "others_share": share, "idle_share": 0.1}) for share in (0.2, 0.8)]
-    [machine] = machines(loads)
+    [machine] = machines(loads).places
     assert machine.records == 2
     assert machine.readings["cpu others share"] == "0.2 to 0.8"
 
@@ -32,40 +32,46 @@ def test_the_order_of_names_makes_no_machine():
     software = ({"torch": "2.9", "numpy": "2.3"}, {"numpy": "2.3", "torch": "2.9"})
     gpus = ({"name": "H100", "before": {"power_w": 300}}, {"before": {"power_w": 310}, "name": "H100"})
     first, second = ({"software": each, "gpu": gpu} for each, gpu in zip(software, gpus, strict=True))
-    [machine] = machines([record(device="A", **first), record(device="A", **dict(reversed(second.items())))])
-    assert (machine.records, machine.apart) == (2, [])
+    found = machines([record(device="A", **first), record(device="A", **dict(reversed(second.items())))])
+    assert [(machine.records, machine.facts) for machine in (*found.places, *found.software)] == [(2, {})] * 2
 
 
-def test_another_version_or_commit_is_another_machine():
+def test_common_facts_stand_once_and_a_machine_names_only_what_differs():
     found = machines(
         [
-            record(device="A", software={"torch": "2.9"}, dirty=False),
-            record(device="A", software={"torch": "2.10"}, dirty=False),
-            record(device="A", software={"torch": "2.9"}, dirty=False),
+            record(gpu={"name": "H100", "device_id": unit}, software={"torch": torch, "numpy": "2.3"})
+            for unit, torch in (("a", "2.9"), ("b", "2.10"), ("a", "2.10"))
         ]
     )
-    assert [machine.records for machine in found] == [2, 1]
-    assert [machine.apart for machine in found] == [["torch 2.9"], ["torch 2.10"]]
-    assert found[1].facts == {"": {"device": "A", "dirty": "no"}, "software": {"torch": "2.10"}}
+    assert found.common == {"gpu": {"name": "H100"}, "software": {"numpy": "2.3"}}
+    assert [(machine.facts, machine.records) for machine in found.places] == [
+        ({"device id": "a"}, 2),
+        ({"device id": "b"}, 1),
+    ]
+    assert [(machine.facts, machine.records) for machine in found.software] == [
+        ({"torch": "2.9"}, 1),
+        ({"torch": "2.10"}, 2),
+    ]
+    assert found.versions == {"torch": "2.9 · 2.10"}
 
 
-def test_what_a_machine_lacks_sets_it_apart_only_where_nothing_else_does():
-    software = ({"vllm": "0.22"}, {"mamba-ssm": "2.3"}, {})
-    found = machines([record(device="A", software={"torch": "2.9", **each}) for each in software])
-    assert [machine.apart for machine in found] == [["vllm 0.22"], ["mamba-ssm 2.3"], ["vllm –", "mamba-ssm –"]]
+def test_a_package_that_some_records_lack_is_common_to_those_that_have_it():
+    found = machines([record(software={"torch": "2.9", **each}) for each in ({"vllm": "0.22"}, {})])
+    assert found.common["software"] == {"torch": "2.9", "vllm": "0.22"}
+    assert len(found.software) == 1
 
 
 def test_facts_carry_units_and_lists():
     gpu = {"memory_bytes": 85_520_809_984, "power_limit_w": 700.0, "links": ["a", {"b": 1}]}
-    [machine] = machines([record(gpu=gpu)])
-    assert machine.facts["gpu"] == {"memory": "85.52 GB", "power limit": "700 W", "links": "a, {'b': 1}"}
+    found = machines([record(gpu=gpu)])
+    assert found.common["gpu"] == {"memory": "85.52 GB", "power limit": "700 W", "links": "a, {'b': 1}"}
+    assert found.versions == {"Power limit": "700 W"}
 
 
 def test_records_without_environment_are_left_out():
-    assert machines([record()]) == []
+    assert machines([record()]).places == []
 
 
 def test_synthetic_run_is_one_machine():
-    [machine] = machines(synthetic.paper().records)
-    assert machine.name == synthetic.H100
+    [machine] = machines(synthetic.paper().records).places
     assert "gpu temperature" in machine.readings

@@ -5,7 +5,6 @@ import io
 import re
 import struct
 import zlib
-from dataclasses import replace
 from pathlib import Path
 
 import browsing
@@ -97,63 +96,38 @@ def file_of(page, kind, title="Forward latency per token", name="fig15-forward")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_saved_picture_is_white_and_says_what_it_shows(browser, saved, theme):
+@pytest.mark.parametrize("inches", ["3.3", "7"])
+def test_a_picture_for_a_paper_is_white_and_as_wide_as_asked_for_without_title_and_caption(
+    browser, saved, theme, inches
+):
     with browsing.opened(browser, saved, color_scheme=theme) as (page, _):
         browsing.open_options(page)
+        page.get_by_label("width of downloads").select_option(inches)
         text = file_of(page, "SVG").decode()
-        words = " ".join(re.findall(r">([^<>]+)<", text))
-        for said in (
-            "Forward latency per token",
-            "Figure 15, left of arXiv 2407.04620",
-            "Batch 16",
-            "NVIDIA H100 80GB HBM3",
-            "2026-03-0",
-            "commit 3f2a91c0",
-            "x logarithmic, y linear from 0",
-            "TTT-Linear · ThunderKittens",
-        ):
-            assert said in words, said
+        words = re.findall(r">([^<>]+)<", text)
+        assert {"TTT-Linear", "Latency per token (µs)"} <= {word.split(" · ")[0] for word in words}
+        assert not [word for word in words if "fastest" in word or "Batch 16" in word]
+        assert f'width="{inches}in"' in text
         assert "background: rgb(255, 255, 255)" in text or "fill: rgb(255, 255, 255)" in text
         assert "rgb(2, 51, 147)" in text  # the first tone of the light theme
-        assert corner(file_of(page, "PNG")) == (255, 255, 255)
+        assert corner(file_of(page, "PNG"), float(inches)) == (255, 255, 255)
 
 
-def test_the_legend_of_a_saved_picture_is_below_the_plot_however_many_lines_it_has(browser, tmp_path):
-    case = Case("ttt-linear", "triton-dual", "1.3b", "generate", 1, 1, timing="graph", options=(("scope", "layer"),))
-    records = [
-        synthetic.ok(replace(case, backend=backend, batch=batch, state_dtype=state), 0.1 * batch)
-        for backend in ("triton-dual", "triton-primal")
-        for state in ("float32-planes", "float32", "bfloat16", "float16", "float8", "int8", "int4")
-        for batch in (1, 64, 4096)
-    ]
-    with browsing.opened(browser, browsing.save(synthetic.of_suite("kernel-generate", *records), tmp_path, "page")) as (
-        page,
-        _,
-    ):
-        browsing.open_options(page)
-        text = file_of(page, "SVG", "One layer's step of generate", "kernel-generate-ttt-linear").decode()
-        page.set_content(text)
-        box = "selector => document.querySelector(selector).getBoundingClientRect()"
-        assert page.evaluate(box, ".legend")["top"] >= page.evaluate(box, ".xtitle")["bottom"]
-        assert page.evaluate(box, ".xtitle")["top"] >= page.evaluate(box, ".scatterlayer")["bottom"]
-
-
-def test_the_legend_of_a_saved_picture_has_room_for_a_dash_twice(browser, saved):
+def test_a_figure_printed_alone_is_a_pdf_of_its_size(browser, saved):
     with browsing.opened(browser, saved) as (page, _):
-        browsing.open_options(page)
-        page.set_content(file_of(page, "SVG").decode())
-        width = "all => all.map((each) => each.getBBox().width)"
-        assert page.locator(".legend .legendlines path").evaluate_all(width) == [60] * 3
-        boxes = "all => all.map((each) => each.getBoundingClientRect().right)"
-        assert max(page.locator(".legend text").evaluate_all(boxes)) <= 900
+        page.evaluate("showAlone([figures[0]], 3.3)")
+        pdf = page.pdf(prefer_css_page_size=True)
+    [(width, height)] = re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", pdf)
+    assert float(width) == pytest.approx(3.3 * 72, abs=1)
+    assert 100 < float(height) < 250
 
 
-def corner(png):
+def corner(png, inches):
     """The first pixel of a PNG of 8 bits a channel."""
     assert png.startswith(b"\x89PNG")
     width, height, depth = struct.unpack(">IIB", png[16:25])
-    assert (width, depth) == (1800, 8)
-    assert height > 800
+    assert (width, depth) == (pytest.approx(300 * inches, abs=2), 8)
+    assert height > 600
     at, data = 8, b""
     while at < len(png):
         length, kind = struct.unpack(">I4s", png[at : at + 8])
@@ -178,7 +152,7 @@ def test_a_saved_csv_has_the_points_with_where_they_come_from(browser, saved):
     assert (rows[0]["figure"], rows[0]["batch"], rows[1]["context"]) == ("Forward latency per token", "16", "8192")
 
 
-def test_paper_is_white_and_keeps_a_plot_with_its_legend(browser, saved):
+def test_paper_is_white_and_keeps_a_plot_with_the_names_of_its_lines(browser, saved):
     with browsing.opened(browser, saved, color_scheme="dark") as (page, _):
         page.get_by_role("button", name="Light theme").click()
         page.get_by_role("button", name="Dark theme").click()
@@ -188,7 +162,7 @@ def test_paper_is_white_and_keeps_a_plot_with_its_legend(browser, saved):
           paper: getComputedStyle(document.body).backgroundColor,
           line: document.querySelector("#figure-0 .plot").data[0].line.color,
           together: getComputedStyle(document.querySelector("#figure-0")).breakInside,
-          legend: document.querySelector("#figure-0 .legend").checkVisibility(),
+          names: document.querySelectorAll("#figure-0 .annotation").length,
           options: document.querySelector("#figure-0 .options").checkVisibility(),
           width: document.querySelector("#figure-0 .main-svg").getBoundingClientRect().width,
         })""")
@@ -196,7 +170,7 @@ def test_paper_is_white_and_keeps_a_plot_with_its_legend(browser, saved):
             "paper": "rgb(255, 255, 255)",
             "line": "rgb(2, 51, 147)",
             "together": "avoid",
-            "legend": True,
+            "names": 3,
             "options": False,
             "width": 660,
         }
@@ -223,27 +197,54 @@ def test_paper_has_all_rows_of_a_table_under_headers_that_each_page_repeats(brow
         assert page.locator("#results-table .count").inner_text() == f"Rows 101–200 of {count}"
 
 
-def test_a_link_shows_its_figure_before_the_others_are_drawn(browser, paper_page):
-    drawn = """() => {
-      window.order = [];
-      const draw = Figure.prototype.draw;
-      Figure.prototype.draw = function (...all) {
-        order.push([this.data.id, Math.round(scrollY) > 0]);
-        return draw.apply(this, all);
-      };
-    }"""
-    with browsing.opened(browser, paper_page) as (page, _):
-        figures = page.evaluate("page.figures.map(({ id }) => id)")
-        page.evaluate(drawn)
-        page.evaluate("scrollTo(0, 0)")
-        page.evaluate("id => history.replaceState(null, '', `#${id}`)", figures[-1])
-        page.evaluate("startLinks(startFigures())")
-        order = page.evaluate("order")
-        assert [order[0][0], *sorted(each for each, _ in order[1:])] == [figures[-1], *sorted(figures[:-1])]
-        assert all(scrolled for _, scrolled in order)
-    with browsing.opened(browser, paper_page, f"#{figures[-1]}") as (page, _):
+def test_only_figures_near_the_screen_are_drawn_until_a_reader_comes_to_others(browser, paper_page):
+    drawn = "() => figures.filter((figure) => figure.isDrawn).map((figure) => figure.data.id)"
+    with browsing.opened(browser, paper_page, every=False) as (page, _):
+        ids = page.evaluate("page.figures.map(({ id }) => id)")
+        first = page.evaluate(drawn)
+        assert first[0] == ids[0]
+        assert ids[-1] not in first
+        page.locator("figure").last.scroll_into_view_if_needed()
+        browsing.eventually(page, lambda: ids[-1] in page.evaluate(drawn), True)
+    with browsing.opened(browser, paper_page, f"#{ids[-1]}", every=False) as (page, _):
+        assert page.evaluate(drawn)[-1] == ids[-1]
+        assert ids[0] not in page.evaluate(drawn)
+        assert page.locator("figure.linked").evaluate_all("all => all.map((each) => each.id)") == [
+            f"figure-{len(ids) - 1}"
+        ]
         top = page.locator("figure").last.evaluate("e => e.getBoundingClientRect().top")
-        assert top == pytest.approx(64, abs=4)  # below the bar, whatever was drawn above
+        assert top == pytest.approx(64, abs=4)  # below the bar
+
+
+def test_a_filtered_table_has_an_address(browser, paper_page):
+    with browsing.opened(browser, paper_page, every=False) as (page, _):
+        page.locator("[data-filter=system]").select_option("mamba")
+        page.locator("#filter-text").fill("generate")
+        said, address = page.locator("#results-table .count").inner_text(), page.url
+        assert address.endswith("#results?system=mamba&search=generate")
+        page.goto("about:blank")
+        page.goto(address)
+        page.wait_for_selector("html[data-ready]", state="attached")
+        assert page.locator("#results-table .count").inner_text() == said
+
+
+def test_a_points_samples_are_drawn_and_saved(browser, saved):
+    with browsing.opened(browser, saved) as (page, _):
+        page.locator("#figure-0 .plot").focus()
+        page.keyboard.press("ArrowRight")
+        strip = page.locator("#figure-0 .strip")
+        strip.locator("circle").first.wait_for()
+        assert strip.locator("circle").count() == 30
+        rows = list(csv.DictReader(io.StringIO(browsing.downloaded(page, "Samples (CSV)"))))
+    assert [float(row["ms"]) for row in rows] == pytest.approx(two_backends().records[0].samples_ms, rel=1e-3)
+
+
+def test_the_index_has_a_stamp_of_each_figure(browser, paper_page):
+    with browsing.opened(browser, paper_page, every=False) as (page, _):
+        page.locator("#index > summary").click()
+        stamps = page.locator("#index svg:has(polyline)")
+        stamps.first.wait_for()
+        assert stamps.count() == page.locator("figure").count()
 
 
 def test_a_theme_that_was_chosen_is_there_again(browser, saved):

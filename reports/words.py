@@ -1,4 +1,4 @@
-"""How a value of an axis is said: 2048 as `2k`, a setting in its phrase."""
+"""How values are written: numbers rounded to digits, 2048 as `2k`, a setting in its phrase, lists."""
 
 import math
 from collections import Counter
@@ -30,20 +30,23 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
+def rounded(number: float, digits: int) -> float | None:
+    """To so many significant digits; None for what is not finite, which JSON cannot hold."""
+    return float(f"{number:.{digits}g}") if math.isfinite(number) else None
+
+
 def said_number(number: float, digits: int = 3) -> str:
     """`3,340`, `4.46`, `4.20`: to so many significant digits, without an exponent."""
-    short = float(f"{number:.{digits}g}")
-    return f"{short:,.{max(0, digits - 1 - _power(short))}f}"
+    short = rounded(number, digits)
+    if short is None:
+        return str(number)
+    power = math.floor(math.log10(abs(short))) if short else 0
+    return f"{short:,.{max(0, digits - 1 - power)}f}"
 
 
 def with_sign(share: float, digits: int) -> str:
     """0.012 as `+1.2%` and -0.012 as `−1.2%`, with a real minus."""
     return f"{share:+.{digits}%}".replace("-", "−")
-
-
-def _power(number: float) -> int:
-    """Of ten in a number's first digit."""
-    return math.floor(math.log10(abs(number))) if number and math.isfinite(number) else 0
 
 
 def share_of(number: int, whole: int, thing: str) -> str:

@@ -1,0 +1,35 @@
+/* What did the samples of a point look like? One dot each in the order they were taken, and a file of them. */
+
+const STRIP = { width: 360, height: 44, pad: 6 };
+let allSamples = null; // of each row of each process, once a reader asked for a point
+
+async function showSamples(host, line, point) {
+  allSamples ??= unpacked("samples").then(JSON.parse);
+  host.point = point;
+  const processes = (await allSamples)[point.row];
+  if (host.point !== point) return; // a reader is at another by now
+  const flat = processes.flat();
+  host.hidden = !flat.length || Boolean(line.y);
+  if (host.hidden) return;
+  const [least, most] = [Math.min(...flat), Math.max(...flat)];
+  const x = (ms) => STRIP.pad + ((STRIP.width - 2 * STRIP.pad) * (ms - least)) / (most - least || 1);
+  const middle = flat.toSorted((a, b) => a - b)[Math.floor(flat.length / 2)];
+  const svg = svgElement("svg", { viewBox: `0 0 ${STRIP.width} ${STRIP.height}`, role: "img", "aria-label": `${flat.length} samples from ${shown(least)} to ${shown(most)} ms` });
+  svg.append(svgElement("path", { d: `M${x(middle)} 2V${STRIP.height - 2}`, class: "median" }));
+  let number = 0;
+  processes.forEach((samples) => {
+    for (const ms of samples) {
+      number += 1;
+      svg.append(svgElement("circle", { cx: x(ms).toFixed(1), cy: (4 + ((STRIP.height - 8) * number) / (flat.length + 1)).toFixed(1), r: 2 }));
+    }
+  });
+  const button = element("button", { type: "button", textContent: "Samples (CSV)" });
+  button.onclick = () => save(`${slug(line.name)}-${axisLabel(point.x)}-samples.csv`, "text/csv", samplesCsv(line, point, processes));
+  const scale = element("small", { textContent: `${shown(least)} to ${shown(most)} ms, first sample on top` });
+  host.replaceChildren(svg, element("div", {}, scale, " ", button));
+}
+
+function samplesCsv(line, point, processes) {
+  const rows = processes.flatMap((samples, process) => samples.map((ms, at) => [line.name, point.x, process + 1, at + 1, ms]));
+  return csvText([["line", "x", "process", "sample", "ms"], ...rows]);
+}

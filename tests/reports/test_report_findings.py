@@ -1,0 +1,262 @@
+"""Is the sentence of each figure, and those at the top of the page, true of the records?"""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import synthetic_records as synthetic
+from headline_records import FAST, SLOW, finding, forward, said, spread, stepped, throughput, unranked, winner
+
+from harness.schema.case import Case
+from reports.page import findings
+from reports.page.findings import small_models
+from reports.page.html import render
+from reports.page.ranking import OFF, Point, View, bar
+from reports.words import rounded, said_number
+
+CONTEXTS = (1024, 2048, 4096, 8192)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ({2048: 4.0, 8192: 4.0}, {2048: 5.0, 8192: 10.0}, "at every context, 2.50 times as fast as Transformer at 8k."),
+        ({8192: 4.0}, {2048: 9.0, 8192: 10.0}, "TTT-Linear is fastest at 8k, 2.50 times as fast as Transformer at 8k."),
+        (dict.fromkeys(CONTEXTS[:2], 4.0), dict.fromkeys(CONTEXTS, 5.0), "TTT-Linear is fastest up to 2k, 1.25 times"),
+        (dict.fromkeys(CONTEXTS[2:], 4.0), dict.fromkeys(CONTEXTS, 5.0), "TTT-Linear is fastest from 4k, 1.25 times"),
+        (dict.fromkeys(CONTEXTS[1:3], 4.0), dict.fromkeys(CONTEXTS, 5.0), "TTT-Linear is fastest from 2k to 4k,"),
+        ({1024: 4.0, 8192: 4.0}, dict.fromkeys(CONTEXTS, 5.0), "TTT-Linear is fastest at 1k and 8k,"),
+        ({2048: 4.0, 8192: 4.0}, {2048: 8.0, 8192: 4.1}, "level at 8k, 2.00 times as fast as Transformer at 2k."),
+        (
+            dict.fromkeys(CONTEXTS, 4.0),
+            {1024: 2.0, 2048: 3.0, 4096: 8.0, 8192: 16.0},
+            "Transformer is fastest up to 2k, TTT-Linear is fastest from 4k, 4.00 times",
+        ),
+        (
+            dict.fromkeys(CONTEXTS, 4.0),
+            dict(zip(CONTEXTS, (2.0, 8.0, 2.0, 8.0), strict=True)),
+            "Transformer is fastest at 2 of 4 values of context, 2.00 times",
+        ),
+        ({2048: 3340.0}, {2048: 33400.0}, "10.0 times"),
+        ({2048: 4.198}, {2048: 9.1}, "2.17 times"),
+    ],
+)
+def test_who_is_fastest_where_and_by_how_much(ours, theirs, expected):
+    assert expected in winner(ours, theirs)
+
+
+@pytest.mark.parametrize(("theirs", "level"), [(4.19, True), (4.21, False), (3.82, True), (3.8, False)])
+def test_what_differs_by_less_than_runs_do_is_level(theirs, level):
+    found = winner({2048: 4.0, 4096: 4.0}, {2048: theirs, 4096: theirs})
+    assert (("level" in found), ("fastest" in found)) == (level, not level)
+
+
+def test_bars_that_overlap_name_no_winner():
+    assert "not told apart" in finding(*spread({2048: 4.0}, 0.4), *spread({2048: 4.4}, 0.4, *SLOW))
+    assert "TTT-Linear is fastest" in finding(*spread({2048: 4.0}, 0.04), *spread({2048: 4.4}, 0.04, *SLOW))
+
+
+@pytest.mark.parametrize(("theirs", "told"), [(4.1, False), (5.0, False), (7.0, True)])
+def test_what_is_doubtful_wins_only_by_far(theirs, told):
+    loaded = synthetic.environment() | {"cpu": {"others_share": 0.5, "idle_share": 0.0}}
+    for doubtful in (spread({2048: theirs}, 0.0, *SLOW, count=3), forward({2048: theirs}, *SLOW, environment=loaded)):
+        found = finding(*forward({2048: 4.0}), *doubtful)
+        assert ("not told apart" in found, "fastest" in found) == (not told, told)
+
+
+@pytest.mark.parametrize(("theirs", "tie"), [(4.1, "not told apart"), (120.0, "not ranked")])
+def test_a_cpu_that_others_use_tells_no_winner(theirs, tie):
+    """Threads that wait for one without a processor made one system 30 times slower, and another not."""
+    cpu = {"model": "Xeon", "others_share": 0.5, "idle_share": 0.0}
+    loaded = synthetic.environment() | {"device": "Xeon", "device_kind": "cpu", "gpu": None, "cpu": cpu}
+    ours, slow = (dict.fromkeys(CONTEXTS, us) for us in (4.0, theirs))
+    records = [*forward(ours, environment=loaded), *forward(slow, *SLOW, environment=loaded)]
+    assert unranked(*records).startswith("Nothing is ranked")
+    assert tie in finding(*records)
+    best = throughput(
+        *stepped("ttt-linear", {64: 8.0}, environment=loaded), *stepped("mamba", {64: 2 * theirs}, environment=loaded)
+    )
+    assert f"{tie} from Mamba" in best
+
+
+def test_what_other_programs_left_standing_is_ranked():
+    cpu = {"model": "Xeon", "others_share": 0.5, "idle_share": 0.0}
+    idle = synthetic.environment() | {"device": "Xeon", "device_kind": "cpu", "gpu": None}
+    ours = forward({2048: 4.0, 8192: 4.0}, environment=idle)
+    slow = forward({2048: 8.0}, *SLOW, environment=idle) + forward(
+        {8192: 120.0}, *SLOW, environment=idle | {"cpu": cpu}
+    )
+    assert "TTT-Linear is fastest at 2k, TTT-Linear and Transformer are not ranked at 8k" in finding(*ours, *slow)
+    assert not unranked(*ours, *slow)
+    assert unranked(ours[1], slow[1]).startswith("Nothing is ranked")
+
+
+def test_numbers_are_rounded_to_digits_and_have_no_exponent():
+    assert [said_number(each) for each in (0, 0.0999, 0.09996, 1, 99.96, 1146, 239_400, float("nan"))] == (
+        ["0.00", "0.0999", "0.100", "1.00", "100", "1,150", "239,000", "nan"]
+    )
+    assert [rounded(each, 4) for each in (12345.678, 0.00012345678, float("inf"))] == [12350.0, 0.0001235, None]
+
+
+def test_other_backends_and_systems_without_a_result_take_no_part():
+    gone = [synthetic.lost(Case("mamba", "mamba-ssm", "1.3b", "forward", 16, 2048), "oom", "no")]
+    beside = forward({2048: 1.0}, "transformer", "torch")
+    assert "TTT-Linear is fastest" in finding(*forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW), *beside, *gone)
+
+
+def layered(context, ms, system="ttt-linear", backend="torch", batch=8, **case):
+    return synthetic.ok(Case(system, backend, "125m", "generate", batch, context, **case), ms, spread=0.0)
+
+
+def test_only_cases_that_are_alike_are_compared():
+    ours = [layered(context, 4.0) for context in (64, 128)]
+    theirs = [layered(context, 8.0, "mamba") for context in (64, 128)]
+    assert finding(*ours, *theirs, suite="quick").startswith("Context 128: TTT-Linear is fastest")
+    found = finding(*ours, theirs[0], layered(64, 4.1, "ttt-mlp"), suite="quick")
+    assert found.startswith("Context 64: TTT-Linear and TTT-MLP are level")
+    assert "fastest" not in finding(*ours, layered(256, 4.0, "mamba"), suite="quick")
+
+
+def test_a_name_says_what_tells_it_from_another_and_nothing_that_all_share():
+    ours = [layered(context, 4.0, backend=backend) for backend in ("torch", "triton-dual") for context in (64, 128)]
+    assert finding(*ours, suite="quick") == "Context 128: Triton dual and PyTorch are level."
+    lines = [SimpleNamespace(name=name, short="TTT") for name in ("TTT · PyTorch", "TTT · PyTorch · context 128")]
+    assert View.labels(None, lines, ["context 128"]) == {line.name: line.name for line in lines}
+    assert View.labels(None, lines[1:], ["context 128"]) == {lines[1].name: "TTT"}
+
+
+def test_a_setting_that_a_system_chooses_itself_sets_it_apart_from_itself_alone():
+    ours = [layered(64, ms, options=(("mini_batch", size),)) for size, ms in ((8, 4.0), (32, 6.0))]
+    found = finding(*ours, layered(64, 9.0, "mamba"), suite="quick")
+    assert found.startswith("Mini-batch 32: TTT-Linear is fastest, 1.50 times as fast as Mamba")
+    ours = layered(64, 4.0, state_dtype="float32")
+    assert "TTT-Linear is fastest" in finding(ours, layered(64, 9.0, "mamba", state_dtype="bfloat16"), suite="quick")
+
+
+def test_of_sets_as_large_that_of_the_usual_options_is_compared():
+    def layer(system, size, ms):
+        options = (("mini_batch", size), ("scope", "layer")) if size != 16 else (("scope", "layer"),)
+        return synthetic.ok(Case(system, "thunderkittens", "1.3b", "forward", 16, 2048, options=options), ms)
+
+    records = [layer(system, size, ms) for size in (16, 32) for system, ms in (("ttt-linear", size), ("ttt-mlp", 99.0))]
+    assert "Mini-batch 16: TTT-Linear is fastest" in finding(*records, suite="mini-batch")
+
+
+def test_ratios_are_told_by_their_range():
+    made = synthetic.paper()
+    drawn = next(each for each in synthetic.paper_figures() if each.lines[0].base_rows)
+    ms = made.table["latency_ms"]
+    ratios = [ms[a] / ms[b] for line in drawn.lines for a, b in zip(line.rows, line.base_rows, strict=True)]
+    found = findings.finding(made.table, made.catalogue, drawn)
+    assert f"{said_number(min(ratios))} to {said_number(max(ratios))} times" in found
+
+
+def test_parts_of_one_computation_are_not_ranked():
+    def part(name, size, ms):
+        options = (("mini_batch", size), ("part", name), ("scope", "layer"))
+        return synthetic.ok(Case("ttt-linear", "torch", "1.3b", "forward", 1, 2048, options=options), ms, spread=0.0)
+
+    found = finding(*(part(name, size, size) for name in "wz" for size in (8, 32)), suite="fig8-minibatch")
+    assert found == "2 lines: 8.00 to 32.0 ms over mini-batch 8 to 32."
+
+
+def test_one_line_alone_says_its_range():
+    assert finding(*forward({2048: 4.0, 4096: 6.0})) == "TTT-Linear: 4.00 to 6.00 µs over context 2k to 4k."
+
+
+def test_a_figure_without_a_result_says_so():
+    lost = synthetic.lost(Case(*FAST, "1.3b", "forward", 16, 4096), "failed", "no")
+    assert finding(lost) == "No case has a result."
+
+
+def test_a_cold_cache_is_not_told_to_be_faster_than_a_warm_one():
+    def layers(l2, latency_ms):
+        size, layer = {"size": "1.3b", "phase": "forward", "batch": 16}, {"options": (("scope", "layer"),)}
+        cases = [Case(*FAST, **size, context=context, timing="graph", l2=l2, **layer) for context in (2048, 8192)]
+        return [synthetic.ok(case, latency_ms * case.context / 2048, spread=0.0) for case in cases]
+
+    assert "fastest" not in finding(*layers("cold", 1.0), *layers("warm", 1.2), suite="kernel-forward")
+
+
+def test_the_best_throughput_and_where():
+    found = throughput(*stepped("ttt-linear", {64: 8.0, 128: 8.0, 256: 32.0}), *stepped("mamba", {64: 8.0, 128: 16.0}))
+    assert found == "TTT-Linear reaches 16,000 tokens/s at batch 128, 2.00 times Mamba."
+    found = throughput(*stepped("ttt-linear", {64: 8.0}), *stepped("mamba", {64: 7.9}))
+    assert found == "Mamba reaches 8,100 tokens/s at batch 64, level with TTT-Linear."
+
+
+def test_the_best_throughput_is_of_cases_that_are_alike():
+    def reaches(system, backend, ms, context):
+        case = Case(system, backend, "1.3b", "generate", 64, context, timing="graph")
+        return synthetic.ok(case, ms, spread=0.0)
+
+    ours = [reaches("ttt-linear", "triton-dual", ms, context) for ms, context in ((4.0, 1024), (8.0, 2048))]
+    found = throughput(*ours, reaches("mamba", "mamba-ssm", 16.0, 2048))
+    assert found.startswith("Context 2k: TTT-Linear reaches 8,000 tokens/s at batch 64")
+
+
+def test_a_system_that_was_not_tried_at_the_batch_of_the_best_is_not_ranked():
+    best, small = stepped("transformer", {1: 8.0, 1024: 16.0}), stepped("ttt-linear", {1: 4.0})
+    assert "times" not in throughput(*best, *small)
+    found = throughput(*best, *small, *stepped("mamba", {64: 8.0}, lost=(2048,)))
+    assert found == "Transformer reaches 64,000 tokens/s at batch 1k, 8.00 times Mamba."
+
+
+def test_a_system_that_the_figure_does_not_name_is_ranked_by_its_results():
+    ours, theirs = stepped("ttt-linear", {64: 8.0}), stepped("mamba", {64: 16.0})
+    case = Case("rwkv7", "fla", "1.3b", "generate", 64, 2048, timing="graph")
+    other = [synthetic.ok(case, 10.0, spread=0.0), synthetic.lost(replace(case, batch=128), "oom", "no memory")]
+    assert "1.25 times RWKV-7" in throughput(*ours, *theirs, *other)
+    assert "RWKV-7" not in throughput(*ours, *theirs, other[1])
+    slow = replace(case, system="transformer", backend="torch")  # of a system that the figure has on another backend
+    assert "Transformer" not in throughput(*ours, *theirs, synthetic.ok(slow, 10.0, spread=0.0))
+
+
+@pytest.mark.parametrize(("theirs", "expected"), [((128,), "at batch 128"), ((128, 256), "at batch 128"), ((), "")])
+def test_what_did_not_fit_in_memory_is_named_at_the_smallest_place(theirs, expected):
+    records = [*stepped("ttt-linear", {64: 8.0}), *stepped("mamba", {64: 8.0}, lost=theirs)]
+    found = [sentence for sentence in said(*records, suite="fig20-throughput") if "memory" in sentence]
+    assert [("Mamba" in each, "TTT-Linear" in each, expected in each) for each in found] == (
+        [(True, False, True)] if expected else []
+    )
+
+
+def test_a_page_of_a_cpu_says_that_it_is_not_the_papers():
+    made = synthetic.of_suite("quick", synthetic.ok(Case("ttt-linear", "torch", "tiny", "forward", 2, 64), 1.0))
+    assert small_models(made.table, ["cpu", "cpu"]).startswith("Small models (tiny) on a CPU")
+    assert small_models(made.table, ["cpu", "cuda"]) == ""
+    on_cpu = [replace(record, environment={"device_kind": "cpu", "device": "Xeon"}) for record in made.records]
+    pages = [render(records, made.catalogue) for records in (made.records, on_cpu)]
+    assert ["Small models" in page for page in pages] == [False, True]
+
+
+def test_hostile_names_and_single_points_make_a_page():
+    hostile = synthetic.hostile()
+    assert "<img" not in render(hostile.records, hostile.catalogue).split("</main>")[0]
+
+
+def test_a_rates_bar_is_that_of_its_latency_turned_round():
+    cells = {"tokens_per_s": 100.0, "latency_ms": 4.0, "latency_ms_low": 3.2, "latency_ms_high": 8.0}
+    assert bar(cells, "tokens_per_s") == pytest.approx((0.5, 1.25))
+
+
+def test_what_is_level_is_level_however_its_bars_overlap_and_wide_bars_hide_what_is_doubtful():
+    a, b = Point(1, 4.0, 3.8, 4.2, 0.0), Point(1, 4.1, 3.9, 4.3, 0.0)
+    assert a.differs_little(b)
+    assert not a.hides(b)
+    assert Point(1, 4.0, 3.0, 7.5, 0.5).hides(Point(1, 7.0, 6.9, 7.1, 0.0))
+    unsteady = Point(1, 4.0, 3.8, 4.2, OFF)
+    assert unsteady.hides(Point(1, 5.9, 5.8, 6.0, 0.0))
+    assert not unsteady.hides(Point(1, 6.2, 6.1, 6.3, 0.0))
+
+
+def test_a_value_with_an_interval_of_its_own_has_its_bar():
+    cells = {"energy_j_per_token": 4.0, "energy_j_per_token_low": 3.0, "energy_j_per_token_high": 6.0}
+    assert bar(cells, "energy_j_per_token") == (0.75, 1.5)
+
+
+def test_the_page_counts_what_is_doubtful():
+    wide = synthetic.of_suite("fig15-forward", *spread({2048: 4.0}, 0.4), *spread({2048: 4.0}, 0.0, *SLOW, count=3))
+    page = render(wide.records, wide.catalogue)
+    assert "2 of 2 measured" in page
+    assert "1 in fewer than 6 samples, 1 unsteady" in page
