@@ -60,7 +60,7 @@ def _probe(system: SystemAdapter) -> dict[str, Any]:
 
 
 def _case(system: SystemAdapter, request: dict[str, Any], cooler: Cooler) -> dict[str, Any]:
-    case, policy = Case.from_dict(request["case"]), Policy.from_dict(request["policy"])
+    case, policy = Case.from_dict(request["case"]), Policy(**request["policy"])
     profiler = ProfilerChoice(**request.get("profiler", {})) if request["mode"] == "profile" else None
     run = CaseRun(case, policy, request["mode"], profiler, cooler)
     try:

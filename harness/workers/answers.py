@@ -1,6 +1,7 @@
 """What a worker is asked of a case, and what of its answer may be believed."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from harness.schema.case import Mode
@@ -14,7 +15,7 @@ def case_request(
     planned: Planned, policy: Policy, mode: Mode, profiler: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The request of a case as JSON values. profiler: fields of `profiled_case.ProfilerChoice`."""
-    request = {"do": "case", "case": planned.case.to_dict(), "policy": policy.to_dict(), "mode": mode}
+    request = {"do": "case", "case": planned.case.to_dict(), "policy": asdict(policy), "mode": mode}
     return request | ({"profiler": dict(profiler)} if profiler else {})
 
 

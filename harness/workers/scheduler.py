@@ -275,10 +275,8 @@ class _JobRun:
 
     def _request(self, planned: Planned) -> dict[str, Any]:
         run = self.run
-        policy = run.file.policy
-        least = max(policy.min_samples, ceil(planned.min_samples / run.file.repeats))
-        policy = replace(policy, min_samples=least, max_samples=max(least, policy.max_samples))
-        return case_request(planned, policy, run.mode)
+        least = max(run.file.policy.min_samples, ceil(planned.min_samples / run.file.repeats))
+        return case_request(planned, replace(run.file.policy, min_samples=least), run.mode)
 
     def _unmeasured(self, slot: WorkerSlot, planned: Planned, status: str, reason: str) -> Record:
         """A record made here because no worker made it."""

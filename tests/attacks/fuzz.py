@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ def fuzz_runs(count: int, number: int = 0) -> int:
             (folder / "run.json").write_text(json.dumps(values))
             try:
                 run = Run.open(folder)
-                run.file.policy.to_dict()
+                asdict(run.file.policy)
                 [run.record_file(job).path.relative_to(folder) for job in run.jobs]
                 run.records()
             except RunError as error:

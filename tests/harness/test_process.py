@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from harness_helpers import HERE, QUICK, ROOT, alive, case, launch, measured, st
 from harness.workers import process
 from harness.workers.process import Launch, Limits, WorkerLost, WorkerProcess
 
-CASE = {"do": "case", "case": case().to_dict(), "policy": QUICK.to_dict(), "mode": "measure"}
+CASE = {"do": "case", "case": case().to_dict(), "policy": asdict(QUICK), "mode": "measure"}
 
 
 @pytest.fixture

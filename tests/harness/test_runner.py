@@ -286,7 +286,7 @@ def test_every_repeat_of_a_case_that_is_skipped_has_its_record(folder: Path) -> 
 def test_the_least_number_of_samples_is_spread_over_the_repeats(
     folder: Path, least: int, repeats: int, each: int
 ) -> None:
-    policy = Policy(budget_s=0.0, warmup_s=0, warmup_max_s=0)
+    policy = Policy(budget_s=0.0)
     records = measured(folder, [Planned(case(), least)], policy=policy, repeats=repeats)
     assert [len(record.samples_ms) for record in records] == [each] * repeats
 
