@@ -84,7 +84,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Request:
+class PastRequest:
     """One call of the program that planned or resumed the run: when, its arguments, commit and machine.
 
     request: what the arguments ask for, by name; empty in runs of versions before 0.3.
@@ -122,7 +122,7 @@ class RunFile:
     catalogue: Catalogue
     policy: Policy = field(default_factory=Policy)
     repeats: int = 1
-    requests: tuple[Request, ...] = ()
+    requests: tuple[PastRequest, ...] = ()
 
     def __post_init__(self) -> None:
         for name, count in Counter(job.name for job in self.jobs).items():

@@ -16,7 +16,7 @@ from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
 from harness.schema.reason import counted, span
 from reports.commits import short_commit
-from reports.page.lines import Line, Looks, Panel, forms_of, sortable
+from reports.page.lines import FigurePanel, Line, Looks, forms_of, sortable
 from reports.spoken import counts_of_missing, share_of
 from reports.stats import (
     AMOUNTS,
@@ -152,7 +152,7 @@ class _Drawing:
         for panel, titled in self._panels(rows, entry):
             held = {name: panel[name].iloc[0] for name in entry.split if name in panel}
             missing = [case for case in self._missing(suite, entry.phase) if self._is_in(case, held)]
-            yield from _Drawn(Panel(self.looks, titled, panel), suite, missing).figures()
+            yield from _Drawn(FigurePanel(self.looks, titled, panel), suite, missing).figures()
 
     def _missing(self, suite: str, phase: str) -> Iterator[Case]:
         """The planned cases of a suite's phase that have no record."""
@@ -185,7 +185,7 @@ class _Drawing:
 class _Drawn:
     """The figures of a panel: its title, axes and caption."""
 
-    panel: Panel
+    panel: FigurePanel
     suite: str
     missing: Sequence[Case] = ()
 

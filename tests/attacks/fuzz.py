@@ -26,7 +26,7 @@ from harness.schema.policy import Policy
 from harness.schema.record import Record, RecordError
 from harness.schema.record_file import RecordFile
 from harness.schema.run import Run
-from harness.schema.run_file import Job, Planned, Request, RunError, RunFile
+from harness.schema.run_file import Job, PastRequest, Planned, RunError, RunFile
 from harness.workers.machine_load import is_loaded, load_note
 from harness.workers.progress import outcome
 
@@ -66,7 +66,7 @@ RUN_FILE = RunFile(
     ),
     Policy(),
     3,
-    (Request("2025-01-01T00:00:00+00:00", ("run",), "abc", None, {"cpu": {"model": "y"}}),),
+    (PastRequest("2025-01-01T00:00:00+00:00", ("run",), "abc", None, {"cpu": {"model": "y"}}),),
 )
 
 SCALARS = st.one_of(

@@ -26,10 +26,10 @@ from harness_helpers import (
 from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, SuiteEntry
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run, latest
-from harness.schema.run_file import FILE, Job, Planned, Request, RunError
+from harness.schema.run_file import FILE, Job, PastRequest, Planned, RunError
 from harness.workers.scheduler import run_jobs
 
-REQUEST = Request("2025-01-01T00:00:00+00:00", ("run", "quick"), "abc", False, {"cpu": {"model": "x"}})
+REQUEST = PastRequest("2025-01-01T00:00:00+00:00", ("run", "quick"), "abc", False, {"cpu": {"model": "x"}})
 
 
 def everything_under(folder: Path) -> dict[Path, bytes]:
@@ -417,7 +417,7 @@ def test_ten_thousand_cases_take_ten_times_as_long_as_a_thousand(tmp_path: Path)
         file = run_file([Planned(case(batch=number + 1)) for number in range(cases)])
         Run.create(tmp_path / f"{cases}-{attempt}", file)
         again = Run.open(tmp_path / f"{cases}-{attempt}")
-        again.extend(file.jobs, file.catalogue, Request("", (), "", None, {}))
+        again.extend(file.jobs, file.catalogue, PastRequest("", (), "", None, {}))
         return time.process_time() - start
 
     few, many = (min(seconds(cases, attempt) for attempt in range(3)) for cases in (1_000, 10_000))
