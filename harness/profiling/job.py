@@ -125,8 +125,7 @@ class JobProfiler:
                 environment=around(environment, environment),
                 started_at=profile.started_at,
             )
-            with run.record_file(self.job) as file:
-                file.append(record)
+            run.record_file(self.job).append(record)
 
     def _times(self, worker: WorkerProcess, planned: Planned, alone: "_Alone") -> tuple[Profile, Record | None]:
         """The profile of a case by whatever tells times, and the worker's record; a failed one has its reason."""

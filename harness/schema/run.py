@@ -211,7 +211,7 @@ class Run:
                         f"{self.folder}: another run is writing to it{f' ({by})' if by else ''}; "
                         "wait for it or name another folder"
                     ) from None
-            except OSError:  # a file system without locks: each record file still has its own guard
+            except OSError:  # a file system without locks: a run is worth more than the guard
                 return
             time.sleep(0.1)
 

@@ -16,7 +16,6 @@ from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.schema.claims import Holder
 from harness.schema.reason import counted, of_exception
 from harness.schema.record import Record, RecordError
-from harness.schema.record_file import RecordFile
 from harness.schema.run import Run, latest
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.machine_load import LoadMeter
@@ -112,10 +111,7 @@ def run_jobs(
             for repeat in its_repeats:
                 pending = todo[job.name].pending
                 if any(at == repeat for _, at in pending):
-                    with run.record_file(job) as file:
-                        _JobRun(run, job, launches[job.pair], options, repeat, place, file, display, pool.stop).cases(
-                            pending
-                        )
+                    _JobRun(run, job, launches[job.pair], options, repeat, place, display, pool.stop).cases(pending)
 
         alone = len(places) == 1
         pool.each(
@@ -195,7 +191,6 @@ class _JobRun:
     options: Options
     repeat: int
     place: Place
-    file: RecordFile
     display: _Display
     stop: threading.Event
 
@@ -229,7 +224,7 @@ class _JobRun:
         """Append a record; a case skipped for the same reason as before keeps its old one, and the file stays."""
         if before and record.status == before.status == "skipped" and record.reason == before.reason:
             return before
-        self.file.append(record)
+        self.run.record_file(self.job).append(record)
         return record
 
     def _record(self, worker: WorkerProcess, planned: Planned) -> Record:

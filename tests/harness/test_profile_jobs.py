@@ -135,9 +135,9 @@ def many(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         run = Run.create(tmp_path / "run", RunFile("measure", "cpu", jobs, Catalogue(), Policy()))
         for job, gpu in zip(jobs, measured, strict=False):
-            with run.record_file(job) as file:
-                for planned in job.cases:
-                    file.append(Record(planned.case, "skipped", "-", environment={"gpu": {"device_id": gpu}}))
+            file = run.record_file(job)
+            for planned in job.cases:
+                file.append(Record(planned.case, "skipped", "-", environment={"gpu": {"device_id": gpu}}))
         said: list[str] = []
         of = {job.pair: launches()[PAIR] for job in jobs}
         places = [

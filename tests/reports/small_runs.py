@@ -61,8 +61,8 @@ def a_run(folder: Path, *records, repeats=1, arguments=("run",), at="2026-11-21T
     planned = tuple(Job(*pair, tuple(cases.values())) for pair, cases in jobs.items())
     run = Run.create(folder, RunFile(mode, "cuda", planned, Catalogue(), Policy(), repeats, (request,)))
     for job in run.jobs:
-        with run.record_file(job) as file:
-            for record in records:
-                if (record.case.system, record.case.backend) == job.pair:
-                    file.append(record)
+        file = run.record_file(job)
+        for record in records:
+            if (record.case.system, record.case.backend) == job.pair:
+                file.append(record)
     return run
