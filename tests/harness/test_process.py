@@ -51,8 +51,10 @@ def all_dead(note: Path) -> bool:
     return wait_for(lambda: not [name for name, pid in family(note).items() if alive(pid)])
 
 
-def test_the_family_is_gone_when_the_worker_is_killed_for_it(note: Path) -> None:
-    started(note).kill()
+@pytest.mark.parametrize("env", [{}, {"FAKE_CLEAN": "1"}])  # which hides its environment
+def test_the_family_is_gone_when_the_worker_is_killed_for_it(note: Path, env: dict[str, str]) -> None:
+    """It is a descendant of the warden wherever it goes."""
+    started(note, **env).kill()
     assert not [name for name, pid in family(note).items() if alive(pid)]  # at once: `kill` waits for it
 
 
@@ -74,12 +76,6 @@ def test_the_family_is_gone_when_the_worker_dies(note: Path, number: int) -> Non
         worker._answer({"do": "probe"}, 10.0)
     assert lost.value.status == "killed"
     worker.kill()
-
-
-def test_a_family_that_hides_its_environment_is_gone_all_the_same(note: Path) -> None:
-    """It is a descendant of the warden wherever it goes."""
-    started(note, FAKE_CLEAN="1").kill()
-    assert not [name for name, pid in family(note).items() if alive(pid)]
 
 
 PARENT = """

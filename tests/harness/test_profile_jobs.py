@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from profile_helpers import NCU_TABLE_NAMES, PAIR, case, launches, ncu_table, nsys_database, put_profilers, run_of
+from harness_helpers import case
+from profile_helpers import NCU_TABLE_NAMES, PAIR, launches, ncu_table, nsys_database, put_profilers, run_of
 
 from harness.profiling.job import TOGETHER, by_worker
 from harness.profiling.jobs import Profiler

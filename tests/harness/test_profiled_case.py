@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from profile_helpers import WithTorch, case
+from harness_helpers import case
+from profile_helpers import WithTorch
 
 from harness.measure.measured_case import CaseRun
 from harness.measure.ranges import nvtx_range

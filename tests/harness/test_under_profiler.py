@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from profile_helpers import PAIR, case, launches, run_of
+from harness_helpers import case
+from profile_helpers import PAIR, launches, run_of
 
 from harness.profiling.under_profiler import ToolLost, UnderProfiler
 from harness.schema.record import Record
