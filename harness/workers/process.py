@@ -163,7 +163,7 @@ class WorkerProcess:
         return {**answer, "waited_s": time.monotonic() - start}
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._used_s = 0.0  # of processors, until it was told to end; 0 once that is counted
+        self._used_s = 0.0  # of processors, until it was told to end
         self._buffer = bytearray()
         try:
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `kill`
