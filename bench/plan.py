@@ -74,11 +74,11 @@ class Plan:
 
     @cached_property
     def policy(self) -> Policy:
-        """How a case is sampled. Its time is that of all rounds; a short budget shortens warm-up, too."""
-        budget_s = self.request.budget_s or BUDGETS_S[self.device]
+        """When sampling ends. All rounds share the budget, the highest of the suites'."""
         names = {suite.name for suite in self.catalogue.suites}
-        patience = max((suite.patience for suite in SUITES if suite.name in names), default=Policy.patience)
-        return Policy(budget_s=budget_s / self.request.rounds, patience=patience, settle_max_s=2 * budget_s)
+        own = (suite.budget_s or BUDGETS_S[self.device] for suite in SUITES if suite.name in names)
+        budget_s = self.request.budget_s or max(own, default=BUDGETS_S[self.device])
+        return Policy(budget_s=budget_s / self.request.rounds)
 
     @property
     def notes(self) -> list[str]:

@@ -12,7 +12,7 @@ from harness.measure.environment import device_id_of, refusal_of_git
 from harness.quality import disturbed
 from harness.schema.claims import clear
 from harness.schema.run import Run
-from harness.schema.run_file import Request, RunFile
+from harness.schema.run_file import PastRequest, RunFile
 from harness.workers.scheduler import Retry, not_ok, nothing
 from harness.workers.task import refuse_submitted
 
@@ -51,13 +51,13 @@ def file_of(work: Plan, mode: str) -> RunFile:
     )
 
 
-def request_of(work: Plan) -> Request:
+def request_of(work: Plan) -> PastRequest:
     """This call of the program, as a run keeps it."""
     machine, asked = work.machine, work.request.published()
     constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
     at = datetime.now(UTC).isoformat(timespec="seconds")
     typed = asked.model_dump(mode="json", exclude_defaults=True)
-    return Request(at, tuple(asked.words()), machine["commit"], machine["dirty"], constant, typed)
+    return PastRequest(at, tuple(asked.words()), machine["commit"], machine["dirty"], constant, typed)
 
 
 def extended(work: Plan, out: Path) -> Run:

@@ -20,7 +20,7 @@ TIMES_OF_A_REQUEST = ("time_to_first_token_ms", "time_between_tokens_ms")  # met
 
 
 @dataclass(frozen=True)
-class Timing:
+class ProcessSamples:
     """The samples of the processes of a case: medians, and intervals within a process and over processes."""
 
     processes: tuple[tuple[float, ...], ...]
@@ -79,7 +79,7 @@ class Quality:
         return self.contended or self.hot or self.unsteady or bool(self.unsteady_times)
 
 
-def quality_of(group: Sequence[Record], timing: Timing | None = None) -> Quality:
+def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
     """The facts about the records of a case from one place; timing: theirs, where it is known already."""
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
@@ -102,9 +102,9 @@ def disturbed(records: Iterable[Record]) -> set[str]:
     return {key for key, places in groups.items() if any(quality_of(group).disturbed for group in places)}
 
 
-def timing_of(measured: Iterable[Record]) -> Timing:
+def timing_of(measured: Iterable[Record]) -> ProcessSamples:
     """The samples of records that have some."""
-    return Timing(tuple(tuple(record.samples_ms) for record in measured))
+    return ProcessSamples(tuple(tuple(record.samples_ms) for record in measured))
 
 
 def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:

@@ -1,16 +1,7 @@
-"""Run one system in its own process: `python -m harness.worker MODULE:ATTRIBUTE` answers requests, a JSON line each.
+"""Run one system in its own process: `python -m harness.worker MODULE:ATTRIBUTE` answers requests, one a line.
 
-    {"id": 1, "do": "probe"}            -> {"id": 1, "available": bool,
-                                            "reason": str, "versions": {}, "environment": {}}
-    {"id": 2, "do": "case", "case": {...}, "policy": {...}, "mode": "measure"}
-                                        -> {"id": 2, "record": {...}, "healthy": bool}, or {"id": 2, "fresh": true}
-    the same with "mode": "profile" and "profiler": {"tool": ...}
-                                        -> {..., "profile": {...}}, fields of a `Profile`; {} without one
-    {"id": 3, "do": "stop"}             -> the process ends, as it does at the end of its input
-
-ATTRIBUTE is an adapter (`harness.SystemAdapter`) or a class of it; a probe may name another as "entry". Answers
-go to the original stdout; what libraries print goes to stderr. "healthy" is false where the process must not be trusted
-with another case; with "fresh" it leaves this one to a new process.
+`harness.workers.protocol` says which. ATTRIBUTE is an adapter (`harness.SystemAdapter`) or a class of it. Answers go to
+the original stdout; what libraries print goes to stderr.
 """
 
 import importlib
@@ -19,7 +10,7 @@ import os
 import select
 import sys
 import threading
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from harness.measure.environment import snapshot, versions_of
 from harness.measure.measured_case import CaseRun
@@ -29,6 +20,7 @@ from harness.profiling.in_worker import ProfilerChoice
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.reason import sentence
+from harness.workers.protocol import line_of
 
 
 def load(entry: str) -> SystemAdapter:
@@ -60,7 +52,7 @@ def _probe(system: SystemAdapter) -> dict[str, Any]:
 
 
 def _case(system: SystemAdapter, request: dict[str, Any], cooler: Cooler) -> dict[str, Any]:
-    case, policy = Case.from_dict(request["case"]), Policy.from_dict(request["policy"])
+    case, policy = Case.from_dict(request["case"]), Policy(**request["policy"])
     profiler = ProfilerChoice(**request.get("profiler", {})) if request["mode"] == "profile" else None
     run = CaseRun(case, policy, request["mode"], profiler, cooler)
     try:
@@ -84,10 +76,10 @@ def main(arguments: list[str]) -> int:
         request = json.loads(line)
         if request["do"] == "stop":
             break
-        line = json.dumps({"id": request["id"], **answer(system, request, cooler)}, allow_nan=False) + "\n"
+        data = line_of({"id": request["id"], **answer(system, request, cooler)})
         if os.getpid() != asked:
             os._exit(1)  # a child that a case forked and that came back here; its parent answers
-        answers.write(line)
+        answers.write(data)
         answers.flush()
     return 0
 
@@ -104,9 +96,9 @@ class _NoSystem:
         raise Skip("no system was named")
 
 
-def _claim_pipes() -> tuple[TextIO, TextIO]:
+def _claim_pipes() -> tuple[TextIO, BinaryIO]:
     """The pipes of the protocol, out of reach of libraries: their stdin is empty and their stdout is stderr."""
-    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)

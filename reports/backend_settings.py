@@ -15,7 +15,7 @@ _ELSEWHERE = {
 
 
 @dataclass(frozen=True)
-class Backend:
+class BackendSettings:
     """A system on a backend, and (setting, its values in words) of what its records say."""
 
     system: str
@@ -23,7 +23,7 @@ class Backend:
     settings: tuple[tuple[str, str], ...]
 
 
-def backend_settings(records: Iterable[Record]) -> list[Backend]:
+def backend_settings(records: Iterable[Record]) -> list[BackendSettings]:
     """The backends that say settings, in order of appearance; of a setting that goes with the case, how many values."""
     found: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for record in records:
@@ -31,7 +31,7 @@ def backend_settings(records: Iterable[Record]) -> list[Backend]:
         for name, value in record.settings.items():
             if name not in _ELSEWHERE and value:
                 own.setdefault(name, {})[value] = None
-    return [Backend(*place, tuple(_said(own))) for place, own in found.items() if own]
+    return [BackendSettings(*place, tuple(_said(own))) for place, own in found.items() if own]
 
 
 def _said(settings: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,6 @@ from bench.models.config import SIZES
 from harness.measure.interval import FEWEST
 from harness.schema.catalogue import FigureEntry as Figure
 from harness.schema.catalogue import PaperClaim as Claim
-from harness.schema.policy import Policy
 
 LANGUAGE_MODELS = ("ttt-linear", "ttt-mlp", "transformer", "mamba")
 # Today's recurrent models stand beside the paper's four in its figures.
@@ -56,8 +55,8 @@ class Suite:
     """Panels of cases, the question they answer, and its figures.
 
     device: "cuda" where it needs a GPU. min_samples: of a point, whatever the budget. trial: of a system's settings,
-    whose best is its default; run when it is named. patience: budgets that a case may take while it does not settle;
-    a run of several suites has the highest.
+    whose best is its default; run when it is named. budget_s: seconds of sampling a case, 0 for `BUDGETS_S`; a run of
+    several suites has the highest.
     """
 
     name: str
@@ -67,7 +66,7 @@ class Suite:
     device: str = ""
     min_samples: int = FEWEST
     trial: bool = False
-    patience: float = Policy.patience
+    budget_s: float = 0.0
 
 
 def _setting(phase: str, batch: int | None = None, system: str = "transformer", **options: str | int) -> Panel:
@@ -128,7 +127,7 @@ SUITES: tuple[Suite, ...] = (
             Figure("generate", "Generate latency per token", x="batch"),
         ),
         min_samples=1,
-        patience=1.0,  # 40 cases of 1.5 s: a first run samples for a minute on any machine
+        budget_s=0.2,  # 100 cases of at most five times that: a first run samples for two minutes at most
     ),
     Suite(
         "fig15-forward",

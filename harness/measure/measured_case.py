@@ -20,6 +20,7 @@ from harness.measure.process_state import ProcessState
 from harness.measure.ranges import nvtx_range, range_name
 from harness.measure.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
 from harness.measure.timer import (
+    LEAST_S,
     Clock,
     CpuClock,
     Timing,
@@ -230,7 +231,7 @@ class CaseRun:
         if not self._accepts(Verdict(list(claim_checks(self.case, workload)))) or workload.witness is None:
             return None
         if workload.engine_samples is not None:
-            once = replace(self.policy, min_samples=1, max_samples=1, budget_s=0.0)
+            once = replace(self.policy, min_samples=1, budget_s=0.0)
             take_engine_samples(workload.engine_samples(once), once)
             self._accepts(_engine_verdict(workload))
         else:
@@ -243,7 +244,9 @@ class CaseRun:
     def _measure(self, workload: Workload, peak: PeakMemory) -> None:
         gpu = open_gpu() if workload.device == "cuda" else None
         clock, inspector = clock_for(self.case, workload), Inspector(self.case, workload, self._reference)
-        policy = self._policy_of(workload, gpu)
+        policy = self.policy
+        if self._metered(gpu) and workload.engine_samples is None:  # the energy counter needs that long
+            policy = replace(policy, budget_s=max(policy.budget_s, LASTS_S))
         self.found.settings = workload.settings | sampling_settings(clock, policy)
         energy = EnergyMeter(self._metered(gpu))
         timing = self._timed(workload, clock, gpu, policy, energy, inspector)
@@ -264,13 +267,6 @@ class CaseRun:
     def _metered(self, gpu: Gpu | None) -> Gpu | None:
         """The GPU whose energy is told: of a cold case, flushing the cache draws some that is not the work's."""
         return gpu if self.case.l2 == "warm" else None
-
-    def _policy_of(self, workload: Workload, gpu: Gpu | None) -> Policy:
-        """How this case is sampled: where energy is told, for as long as its counter needs."""
-        if workload.engine_samples is not None or not self._metered(gpu):
-            return self.policy
-        interval_s, budget_s = (max(LASTS_S, each) for each in (self.policy.interval_s, self.policy.budget_s))
-        return replace(self.policy, interval_s=interval_s, budget_s=budget_s)
 
     def _timed(
         self,
@@ -297,7 +293,8 @@ class CaseRun:
                 warm_up(clock, policy, throttled)
             _forget_what_slowed(gpu)
             with self._stage("sample"), energy:
-                timing = take_samples(clock, policy, throttled, inspector.before_sample)
+                least_s = LASTS_S if self._metered(gpu) else LEAST_S
+                timing = take_samples(clock, policy, throttled, inspector.before_sample, least_s)
         timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
         return timing
 
@@ -365,7 +362,6 @@ def sampling_settings(clock: Clock, policy: Policy) -> dict[str, str]:
     allowed: dict[str, float] = {
         "budget_s": policy.budget_s,
         "min_samples": policy.min_samples,
-        "max_samples": policy.max_samples,
         "warmup_s": least_warmup_s(clock, policy, limited=True),
     }
     return {name: str(value) for name, value in allowed.items()}

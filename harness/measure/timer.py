@@ -10,11 +10,20 @@ from typing import Protocol
 from harness.measure.interval import median_interval
 from harness.schema.policy import Policy
 
+LEAST_SAMPLES = 20  # before the interval may end sampling: six of a machine that is about to change agree as well
+LEAST_S = 0.5  # likewise: clocks swing, and a millisecond's twenty samples lie in one swing
+MAX_SAMPLES = 1000  # more narrow the interval of short work by less than runs differ
+DOUBTFUL = 2.0  # precisions: an interval beyond them at the end of the budget shows a disturbance, which is waited for
+PATIENCE = 5.0  # budgets in all for a disturbance to pass
+LONGEST_WAIT_S = 60.0  # beyond the budget, likewise: a case has a time limit
+WARMUP_S = 0.2  # of a device that needs no longer
+WARMUP_MAX_S = 5.0  # whatever still drifts
+WARMUP_BUDGETS = 12  # at most: six rounds share a GPU's budget of a second and still settle for 2 s each
+STEADY = 0.02  # relative difference of two successive windows
 _WINDOW = 5  # samples whose median is compared with that of the five before them
+_WINDOW_S = 0.5  # that a window needs to last: of longer work it has fewer samples, down to one
 BATCHES = 3  # of an engine, from which on its samples tell how well their median is known
 READS = 10  # times the budget may an engine take in all, what it does not time included
-LONGEST_WAIT_S = 60.0  # for what disturbs samples to pass: a case has a limit of time
-_WINDOW_S = 0.5  # that a window needs to last: of longer work it has fewer samples, down to one
 
 
 @dataclass
@@ -102,27 +111,27 @@ def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_
         limited = limited or throttled()
         elapsed, least = clock.now() - start, least_warmup_s(clock, policy, limited)
         each = elapsed / len(samples)
-        steady = each >= least or _is_steady(samples, each, policy.steady)
-        if elapsed >= policy.warmup_max_s or (elapsed >= least and steady):
+        steady = each >= least or _is_steady(samples, each)
+        if elapsed >= _most_warmup_s(policy) or (elapsed >= least and steady):
             return samples
 
 
 def least_warmup_s(clock: Clock, policy: Policy, limited: bool) -> float:
-    """Seconds of warm-up before steadiness is asked for: those of the policy or of the device, whichever are more.
-
-    limited: whether the device slows the load down.
-    """
-    needs_s = clock.settles_s if limited else clock.wakes_s
-    return min(policy.warmup_max_s, max(policy.warmup_s, min(needs_s, policy.settle_max_s)))
+    """Seconds of warm-up before steadiness ends it. limited: whether the device slows the load down."""
+    return min(_most_warmup_s(policy), max(WARMUP_S, clock.settles_s if limited else clock.wakes_s))
 
 
-def _is_steady(samples: list[float], seconds_each: float, tolerance: float) -> bool:
+def _most_warmup_s(policy: Policy) -> float:
+    return min(WARMUP_MAX_S, WARMUP_BUDGETS * policy.budget_s)
+
+
+def _is_steady(samples: list[float], seconds_each: float) -> bool:
     """Whether the last two windows of samples agree."""
     window = min(_WINDOW, max(1, math.ceil(_WINDOW_S / max(seconds_each, 1e-9))))
     if len(samples) < 2 * window:
         return False
     earlier, later = median(samples[-2 * window : -window]), median(samples[-window:])
-    return abs(later - earlier) <= tolerance * earlier
+    return abs(later - earlier) <= STEADY * earlier
 
 
 def take_samples(
@@ -130,15 +139,16 @@ def take_samples(
     policy: Policy,
     throttled: Callable[[], bool] = never_throttled,
     before_sample: Callable[[], None] = no_inspection,
+    least_s: float = LEAST_S,
 ) -> Timing:
-    """Sample until a stopping rule of `policy` holds."""
+    """Sample until a stopping rule of `policy` holds; least_s: seconds before the interval may end sampling."""
     timing = Timing([], [], "")
     start = clock.now()
     while not timing.stop:
         before_sample()
         timing.samples_ms.append(clock.sample())
         timing.throttled.append(throttled())
-        timing.stop = stop_reason(timing.samples_ms, clock.now() - start, policy)
+        timing.stop = stop_reason(timing.samples_ms, clock.now() - start, policy, least_s=least_s)
     return timing
 
 
@@ -163,7 +173,7 @@ def take_engine_samples(
 
     All of a batch are kept, as all were measured: its first steps alone are those of a GPU that has just read prompts.
     How well the median is known is asked of `BATCHES` batches and more, as the steps of one have much in common; with
-    fewer only `patience` or `max_samples` ends sampling. The budget is of what was sampled, and in all `READS` times as
+    fewer only the budget or `MAX_SAMPLES` ends sampling. The budget is of what was sampled, and in all `READS` times as
     much: an engine reads prompts before it makes steps.
     """
     timing = Timing([], [], "")
@@ -181,29 +191,33 @@ def take_engine_samples(
     return timing
 
 
-def stop_reason(samples: list[float], elapsed_s: float, policy: Policy, due: bool | None = None) -> str:
+def stop_reason(
+    samples: list[float], elapsed_s: float, policy: Policy, due: bool | None = None, least_s: float = LEAST_S
+) -> str:
     """Why sampling is over: "interval", "count" or "budget"; "" while it is not.
 
+    Once the budget ends, a disturbed case is sampled for up to `PATIENCE` budgets or `LONGEST_WAIT_S` more. Samples so
+    long that this leaves `min_samples`: half as many again, as one of six alone widens the interval.
     due: whether to look at the interval; None is when a tenth more are taken, as sorting costs more than short samples.
     """
     if len(samples) < policy.min_samples:
         return ""
     if due is None:
         due = not len(samples) % max(1, len(samples) // 10)
-    enough = len(samples) >= policy.interval_samples and elapsed_s >= min(policy.interval_s, policy.budget_s)
-    if due and enough and _is_known(samples, policy.interval, policy):
+    enough = len(samples) >= LEAST_SAMPLES and elapsed_s >= min(least_s, policy.budget_s)
+    if due and enough and _is_known(samples, policy.precision):
         return "interval"
-    if len(samples) >= policy.max_samples:
+    if len(samples) >= MAX_SAMPLES:
         return "count"
     if elapsed_s < policy.budget_s:
         return ""
-    last_s = min(policy.patience * policy.budget_s, policy.budget_s + LONGEST_WAIT_S)
+    last_s = min(PATIENCE * policy.budget_s, policy.budget_s + LONGEST_WAIT_S)
     if last_s and len(samples) < policy.min_samples * 3 // 2:
         last_s = policy.budget_s + LONGEST_WAIT_S
-    known = due and _is_known(samples, policy.doubtful, policy)
+    known = due and _is_known(samples, DOUBTFUL * policy.precision)
     return "budget" if known or elapsed_s >= last_s else ""
 
 
-def _is_known(samples: list[float], within: float, policy: Policy) -> bool:
-    middle, low, high = median_interval(samples, policy.confidence)
+def _is_known(samples: list[float], within: float) -> bool:
+    middle, low, high = median_interval(samples)
     return max(high - middle, middle - low) <= within * middle

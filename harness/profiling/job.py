@@ -17,8 +17,7 @@ from harness.schema.profile import Counters, Profile, ProfileError, write_profil
 from harness.schema.reason import sentence
 from harness.schema.record import Record, RecordError
 from harness.schema.run_file import Job, Planned
-from harness.workers.process import Launch, Place, PlaceLost, Stopped
-from harness.workers.worker_slot import WorkerSlot
+from harness.workers.process import Launch, Place, PlaceLost, Stopped, WorkerProcess
 
 NOT_COUNTED = "not counted: "  # begins the note that says why
 # Cases that share a worker: the model is built once for them, but none has its profile before all were timed.
@@ -50,10 +49,10 @@ class JobProfiler:
             elif planned.case.key not in found:
                 missing.append(planned)
         for cases in by_worker(missing):
-            with WorkerSlot(self.launch, self.asked.limits.start_s, self.stopped) as slot:
-                alone = self._alone(slot, cases)
+            with WorkerProcess(self.launch, self.asked.limits.start_s, self.stopped) as worker:
+                alone = self._alone(worker, cases)
                 for planned in cases:
-                    found[planned.case.key] = self._with_times(slot, planned, alone)
+                    found[planned.case.key] = self._with_times(worker, planned, alone)
 
     def ratios(self, found: dict[str, Profile]) -> None:
         """Put ratios beside the times, each case in a worker of its own.
@@ -74,7 +73,7 @@ class JobProfiler:
             write_profile(self.asked.run.folder, found[key])
             self.asked.on_profile(found[key])
 
-    def _alone(self, slot: WorkerSlot, cases: Sequence[Planned]) -> dict[str, "_Alone"]:
+    def _alone(self, worker: WorkerProcess, cases: Sequence[Planned]) -> dict[str, "_Alone"]:
         """By the cases' keys how long each takes while nothing is profiled, where Kineto is to record several on a GPU.
 
         Before it records any: from then on it holds up what its process launches.
@@ -82,14 +81,14 @@ class JobProfiler:
         asked = [planned for planned in cases if not self.asked.skip(planned)]
         if self.tools.times != "kineto" or len(asked) < 2:
             return {}
-        if slot.ready().environment.get("device_kind") != "cuda":
+        if worker.ready().environment.get("device_kind") != "cuda":
             return {}
         self.asked.say(f"{self.job.name}: {len(asked)} cases are timed before the first is profiled")
         found: dict[str, _Alone] = {}
         for planned in asked:
             start, built_s = time.monotonic(), 0.0
             try:
-                (call_us, record), lost = self.under_profiler.alone(slot, planned), None
+                (call_us, record), lost = self.under_profiler.alone(worker, planned), None
                 built_s = record.stages_s.get(BUILD, 0.0)
             except ToolLost as error:
                 self._end_if_stopped()
@@ -99,11 +98,11 @@ class JobProfiler:
             found[planned.case.key] = _Alone(call_us, lost, time.monotonic() - start, built_s)
         return found
 
-    def _with_times(self, slot: WorkerSlot, planned: Planned, alone: Mapping[str, "_Alone"]) -> Profile:
+    def _with_times(self, worker: WorkerProcess, planned: Planned, alone: Mapping[str, "_Alone"]) -> Profile:
         """A case with its times, which joins the run's folder."""
         before = alone.get(planned.case.key, _Alone())
         start = time.monotonic() - before.took_s
-        profile, record = self._times(slot, planned, before)
+        profile, record = self._times(worker, planned, before)
         if profile.status not in ("ok", "skipped") and not self.place.is_there():
             raise PlaceLost
         profile = _took(profile, TIMES, start, record, before.built_s)
@@ -126,10 +125,9 @@ class JobProfiler:
                 environment=around(environment, environment),
                 started_at=profile.started_at,
             )
-            with run.record_file(self.job) as file:
-                file.append(record)
+            run.record_file(self.job).append(record)
 
-    def _times(self, slot: WorkerSlot, planned: Planned, alone: "_Alone") -> tuple[Profile, Record | None]:
+    def _times(self, worker: WorkerProcess, planned: Planned, alone: "_Alone") -> tuple[Profile, Record | None]:
         """The profile of a case by whatever tells times, and the worker's record; a failed one has its reason."""
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         reason = self.asked.skip(planned)
@@ -138,7 +136,7 @@ class JobProfiler:
         try:
             if alone.lost is not None:
                 raise alone.lost
-            found, record = self._found(slot, planned, alone.us)
+            found, record = self._found(worker, planned, alone.us)
             environment = {name: record.environment.get(name) for name in _ENVIRONMENT}
             profile = _profile(planned, found | {"environment": environment, "started_at": started_at})
         except (ToolLost, ProfileError) as error:
@@ -147,12 +145,12 @@ class JobProfiler:
             return Profile(case=planned.case, status=status, reason=why, started_at=started_at), None
         return profile, record
 
-    def _found(self, slot: WorkerSlot, planned: Planned, alone_us: float) -> tuple[dict[str, Any], Record]:
+    def _found(self, worker: WorkerProcess, planned: Planned, alone_us: float) -> tuple[dict[str, Any], Record]:
         """Fields of the profile of a case, and the worker's record; ToolLost or ProfileError where there are none."""
         if self.tools.times == "kineto":
-            return self.under_profiler.by_kineto(slot, self.launch, planned, alone_us)
+            return self.under_profiler.by_kineto(worker, self.launch, planned, alone_us)
         try:
-            slot.stop()  # what Kineto needed a worker for before
+            worker.stop()  # what Kineto needed a worker for before
             found, record = self.under_profiler.by_nsys(self.launch, planned)
             return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}}, record
         except (ToolLost, ProfileError) as error:
@@ -160,7 +158,7 @@ class JobProfiler:
             if not self.tools.fallback:
                 raise ToolLost(_advised(error), status=getattr(error, "status", "failed")) from None
             why = self._give_up("times", error)
-            found, record = self.under_profiler.by_kineto(slot, self.launch, planned)
+            found, record = self.under_profiler.by_kineto(worker, self.launch, planned)
             return found | {"notes": [why, *found["notes"]]}, record
 
     def _with_ratios(self, launch: Launch, profile: Profile) -> tuple[Profile, Record | None]:

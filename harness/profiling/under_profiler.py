@@ -20,9 +20,8 @@ from harness.schema.reason import of_exception
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import Planned
-from harness.workers.answers import case_request, record_of
-from harness.workers.process import Launch, Limits, Place, WorkerLost
-from harness.workers.worker_slot import WorkerSlot
+from harness.workers.process import Launch, Limits, Place, WorkerProcess
+from harness.workers.protocol import WorkerLost, case_request, record_of
 
 STOP_S = 180.0  # a profiler writes its report when the worker has ended
 _READ_S = 300.0  # for a program that reads a report
@@ -56,25 +55,27 @@ class UnderProfiler:
     stop_s: float
     stopped: Callable[[], bool]
 
-    def alone(self, slot: WorkerSlot, planned: Planned) -> tuple[float, Record]:
-        """How long a call of a case takes in the slot's worker while nothing is profiled, and the worker's record.
+    def alone(self, worker: WorkerProcess, planned: Planned) -> tuple[float, Record]:
+        """How long a call of a case takes in the worker while nothing is profiled, and the worker's record.
 
         In µs; 0 if not known.
         """
-        answer = _answer(slot, self._request(planned, tool="none"), self.limits.case_s)
+        answer = _answer(worker, self._request(planned, tool="none"), self.limits.case_s)
         record = self._record_of(answer, planned)
         found = answer["profile"].get("alone_us")
         return found if isinstance(found, float) and 0 < found < inf else 0.0, record
 
     def by_kineto(
-        self, slot: WorkerSlot, launch: Launch, planned: Planned, alone_us: float = 0.0
+        self, worker: WorkerProcess, launch: Launch, planned: Planned, alone_us: float = 0.0
     ) -> tuple[dict[str, Any], Record]:
-        """Fields of the profile of a case by Kineto, inside of the slot's worker, and the worker's record.
+        """Fields of the profile of a case by Kineto, inside of the worker, and the worker's record.
 
         alone_us: what `alone` found, 0 where the worker is to find it.
         """
         keep = str(self._raw(planned.case, ".trace.json.gz"))
-        answer = _answer(slot, self._request(planned, tool="kineto", keep=keep, alone_us=alone_us), self.limits.case_s)
+        answer = _answer(
+            worker, self._request(planned, tool="kineto", keep=keep, alone_us=alone_us), self.limits.case_s
+        )
         record = self._record_of(answer, planned)
         command = _without_folders([*launch.command, "-m", launch.module, launch.entry])
         version = str(record.environment.get("software", {}).get("torch", ""))
@@ -112,18 +113,18 @@ class UnderProfiler:
             stale.unlink(missing_ok=True)
         if log is not None:
             log.write_text("")
-        with WorkerSlot(wrapped, self.limits.start_s, self.stopped) as slot:
+        with WorkerProcess(wrapped, self.limits.start_s, self.stopped) as worker:
             try:
-                answer = _answer(slot, self._request(planned, tool=tool), self.limits.case_s, last=True)
+                answer = _answer(worker, self._request(planned, tool=tool), self.limits.case_s, last=True)
                 record = self._record_of(answer, planned)
-                status = slot.stop(self.stop_s)
+                status = worker.stop(self.stop_s)
             except ToolLost as lost:
                 raise _why(tool, _text(log), str(lost), lost.status) from None
         if status is None:
             raise ToolLost(f"{tool} did not end within {self.stop_s:g} s and was killed; try a smaller case", True)
         said = _text(log)
         if ncu.FORBIDDEN in said or status or not report.exists():
-            raise _why(tool, said, nsys.not_imported(report, slot.ending_words) or _ending(status), "failed")
+            raise _why(tool, said, nsys.not_imported(report, worker.ending_words) or _ending(status), "failed")
         return answer, record
 
     def _request(self, planned: Planned, **asked: Any) -> dict[str, Any]:
@@ -133,7 +134,8 @@ class UnderProfiler:
     def _record_of(self, answer: Mapping[str, Any], planned: Planned) -> Record:
         """The record in an answer; ToolLost where it cannot be this case's, or with its status where it is not "ok"."""
         try:
-            record = record_of(answer, planned, self.place)
+            record = record_of(answer, planned)
+            self.place.refuse_another_gpu(record.environment)
             if not isinstance(answer["profile"], dict):
                 raise ValueError("its profile is no object")
         except (KeyError, TypeError, ValueError, RecordError) as error:
@@ -146,10 +148,10 @@ class UnderProfiler:
         return (self.run.folder / "profiles" / f"{case.key}{suffix}").resolve()
 
 
-def _answer(slot: WorkerSlot, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
+def _answer(worker: WorkerProcess, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
     """The answer of the worker; ToolLost with the status and the reason of its record where there is none."""
     try:
-        return slot.ask(request, limit_s, last=last)
+        return worker.ask(request, limit_s, last=last)
     except WorkerLost as lost:
         raise ToolLost(lost.reason, status=lost.status) from None
 

@@ -1,68 +1,47 @@
 """A file of records, one JSON line each: appended by one writer, read by any, whole after a kill."""
 
 import errno
-import fcntl
 import json
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
-from harness.schema.files import BYTE_ORDER_MARK, refuse_pointer, refusing, unlock_and_close
+from harness.schema.files import BYTE_ORDER_MARK, refuse_pointer, refusing
 from harness.schema.record import LINE_START, Record, RecordError
 
 LINE_LIMIT = 256 << 20  # bytes, beyond what a worker may answer however it is escaped
 
 
 class RecordFile:
-    """Records in a file, one JSON line each, only ever appended.
+    """Records in a file, one JSON line each, only ever appended by whoever holds the run (`Run.held`).
 
-    As a context manager it holds the file for one writer: a second one gets a RecordError. A last line that a killed
-    writer left incomplete is passed over in reading and cut off before the next line is written. A file that another
-    program removes, replaces or cuts while it is held is a RecordError at the next `append`.
+    A last line that a killed writer left incomplete is passed over in reading and cut off before the next line is
+    written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._fd: int | None = None
-        self._end = 0
-
-    def __enter__(self) -> "RecordFile":
-        with refusing(self.path, "written", RecordError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Not O_TRUNC: nothing that is there may be lost. Not O_APPEND: a failed write is cut off again.
-            self._fd = _open_regular(self.path, os.O_RDWR | os.O_CREAT)
-        try:
-            _lock(self._fd, self.path)
-            with refusing(self.path, "written", RecordError):
-                self._repair(self._fd)
-                self._end = os.lseek(self._fd, 0, os.SEEK_END)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Let the next writer have the file."""
-        if self._fd is not None:
-            unlock_and_close(self._fd)
-            self._fd = None
 
     def append(self, record: Record) -> None:
         """Write one whole line and wait until it is on the disk; RecordError for one that could not be read again."""
         line = (record.to_json() + "\n").encode()
         Record.from_json(line)  # a field may have been set since
-        if self._fd is None:
-            with self:
-                self._write(self._fd, line)  # type: ignore[arg-type]
-        else:
-            self._write(self._fd, line)
+        with refusing(self.path, "written", RecordError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Not O_TRUNC: nothing that is there may be lost. Not O_APPEND: a failed write is cut off again.
+            fd = _open_regular(self.path, os.O_RDWR | os.O_CREAT)
+            try:
+                self._repair(fd)
+                end = os.lseek(fd, 0, os.SEEK_END)
+                try:
+                    _write_all(fd, line)
+                    os.fsync(fd)
+                except BaseException:
+                    os.ftruncate(fd, end)
+                    raise
+            finally:
+                os.close(fd)
 
     def read(self) -> list[Record]:
         """Every record in order; none where there is no file. RecordError names the file and the line."""
@@ -84,30 +63,6 @@ class RecordFile:
                     held = (number, line)
         if held is not None and not _is_torn(held[1]):
             yield _parse(self.path, *held)
-
-    def _write(self, fd: int, line: bytes) -> None:
-        with refusing(self.path, "written", RecordError):
-            self._refuse_tampering(fd)
-            os.lseek(fd, self._end, os.SEEK_SET)
-            try:
-                _write_all(fd, line)
-                os.fsync(fd)
-            except BaseException:
-                os.ftruncate(fd, self._end)
-                raise
-            self._end += len(line)
-
-    def _refuse_tampering(self, fd: int) -> None:
-        """RecordError where the file is not as this writer left it."""
-        held = os.fstat(fd)
-        try:
-            there = os.stat(self.path)
-        except FileNotFoundError:
-            raise RecordError(f"{self.path}: was removed while the run was writing to it") from None
-        if (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino):
-            raise RecordError(f"{self.path}: was replaced while the run was writing to it")
-        if held.st_size != self._end:
-            raise RecordError(f"{self.path}: was changed by another program while the run was writing to it")
 
     def _repair(self, fd: int) -> None:
         """Cut off a last line that is not whole; end one that lacks only its newline."""
@@ -162,16 +117,6 @@ def _parse(path: Path, number: int | None, line: bytes) -> Record:
     except RecordError as error:
         advice = "; delete that line, and `run --resume` measures its case again" if "not JSON" in str(error) else ""
         raise RecordError(f"{where}: {error}{advice}") from None
-
-
-def _lock(fd: int, path: Path) -> None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RecordError(f"{path}: another run is writing to it; wait for it or name another file") from None
-    except OSError:
-        # Some network file systems have no locks; a run there is worth more than the guard against a second one.
-        return
 
 
 def _last_line(fd: int) -> tuple[int, bytes]:

@@ -23,7 +23,7 @@ from harness.schema.files import listed, refusing, unlock_and_close
 from harness.schema.profile import Profile, profile_path, read_profile
 from harness.schema.record import Record
 from harness.schema.record_file import RecordFile
-from harness.schema.run_file import FILE, Job, Request, RunError, RunFile, read_run_file, write_run_file
+from harness.schema.run_file import FILE, Job, PastRequest, RunError, RunFile, read_run_file, write_run_file
 
 _HELD = "{}: holds a run already; resume it (--resume) or name another folder"
 _OURS = ("records", "profiles", "claims")  # what a folder may hold before its run.json
@@ -108,7 +108,7 @@ class Run:
             by_pair[job.pair] = replace(before, cases=tuple(cases.values()))
         return tuple(by_pair.values())
 
-    def extend(self, jobs: Iterable[Job], catalogue: Catalogue, request: Request) -> None:
+    def extend(self, jobs: Iterable[Job], catalogue: Catalogue, request: PastRequest) -> None:
         """Add what a later request asks for; it is measured by the run's policy."""
         self.file = replace(
             self.file,
@@ -211,7 +211,7 @@ class Run:
                         f"{self.folder}: another run is writing to it{f' ({by})' if by else ''}; "
                         "wait for it or name another folder"
                     ) from None
-            except OSError:  # a file system without locks: each record file still has its own guard
+            except OSError:  # a file system without locks: a run is worth more than the guard
                 return
             time.sleep(0.1)
 

@@ -7,22 +7,21 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from harness.schema.case import Case, Device, Mode
 from harness.schema.catalogue import FORBID_EXTRA, Catalogue
 from harness.schema.files import create_atomically, read_regular, refusing, write_atomically
-from harness.schema.policy import Policy
+from harness.schema.policy import MOST_SAMPLES, Policy
 from harness.schema.reason import clipped, invalid
 from harness.schema.record import RecordError, unfit
 
 SCHEMA_VERSION = 1
 TOOL = "ttt-bench"
 FILE = "run.json"
-MOST_SAMPLES = 1_000_000  # of samples of a case; _REPEATS_LIMIT: of processes
-_REPEATS_LIMIT = 1000
+_REPEATS_LIMIT = 1000  # processes of a case
 _SAID_LIMIT = 400  # characters of what is wrong with a run.json
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")  # what may become part of a file's name
 
@@ -31,17 +30,6 @@ Pair = tuple[str, str]  # (system, backend)
 
 class RunError(RecordError):
     """A run folder that cannot be used; one sentence that says what is wrong and where."""
-
-
-def _parsed_policy(value: Any) -> Policy:
-    if isinstance(value, Policy):
-        return value
-    if not isinstance(value, Mapping):
-        raise ValueError("must be an object")
-    try:
-        return Policy.from_dict(value)
-    except ValueError as error:  # it is said where in the file it is
-        raise ValueError(str(error).removeprefix("policy: ")) from None
 
 
 @dataclass(frozen=True)
@@ -96,7 +84,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Request:
+class PastRequest:
     """One call of the program that planned or resumed the run: when, its arguments, commit and machine.
 
     request: what the arguments ask for, by name; empty in runs of versions before 0.3.
@@ -132,11 +120,9 @@ class RunFile:
     device: Device
     jobs: tuple[Job, ...]
     catalogue: Catalogue
-    policy: Annotated[Policy, PlainValidator(_parsed_policy), PlainSerializer(lambda policy: policy.to_dict())] = field(
-        default_factory=Policy
-    )
+    policy: Policy = field(default_factory=Policy)
     repeats: int = 1
-    requests: tuple[Request, ...] = ()
+    requests: tuple[PastRequest, ...] = ()
 
     def __post_init__(self) -> None:
         for name, count in Counter(job.name for job in self.jobs).items():

@@ -1,8 +1,7 @@
-"""Start, ask and end a worker that may crash, hang, lie or be killed at any moment."""
+"""Start, ask and end the worker of a system, which may crash, hang, lie or be killed at any moment."""
 
 import fcntl
 import itertools
-import json
 import os
 import select
 import signal
@@ -21,8 +20,10 @@ from harness.measure.variables import child_environment
 from harness.schema.reason import last_words, sentence
 from harness.workers import warden
 from harness.workers.machine_load import count_ended, seconds_until_now
+from harness.workers.protocol import Probe, WorkerLost, answer_in, line_of, probe_of
 
 OUTPUT_LIMIT = 64 << 20  # bytes that a case may print before the worker's log is emptied, or answer
+_STARTS = 2  # tries to start a worker
 _STOP_S = 10.0  # for a worker that was told to stop; engines take a while to shut down
 _KILL_S = 25.0
 _POLL_S = 0.1
@@ -67,24 +68,14 @@ class Place:
     device_id: str = ""
     is_there: Callable[[], bool] = lambda: True
 
-    def another_gpu(self, environment: Mapping[str, Any]) -> str:
-        """Where an environment is of another GPU than this place's: "the GPU X, not on Y"; else ""."""
+    def refuse_another_gpu(self, environment: Mapping[str, Any]) -> None:
+        """ValueError where an environment is of another GPU than this place's."""
         found = (environment.get("gpu") or {}).get("device_id")
-        if not self.device_id or not found or found == self.device_id:
-            return ""
-        return f"the GPU {found}, not on {self.device_id}"
+        if self.device_id and found and found != self.device_id:
+            raise ValueError(f"it ran on the GPU {found}, not on {self.device_id}")
 
 
 HERE = Place()
-
-
-class WorkerLost(Exception):
-    """A worker that gave no usable answer; `status` and `reason` are those of the record of its case."""
-
-    def __init__(self, status: str, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.reason = reason
 
 
 class Stopped(KeyboardInterrupt):
@@ -96,25 +87,95 @@ class PlaceLost(Exception):
 
 
 class WorkerProcess:
-    """A running worker behind a warden, which kills whatever the worker started when either of them ends."""
+    """At most one worker of a system at a time: started when it is needed, killed when it is not to be trusted.
 
-    def __init__(self, launch: Launch, stopped: Callable[[], bool] = lambda: False) -> None:
-        """stopped: whether the run is to end, asked while an answer is waited for."""
-        self._stopped = stopped
-        self._used_s = 0.0  # of processors, until it was told to end; 0 once that is counted
+    It runs behind a warden, which kills whatever the worker started when either of them ends. The `with` block ends it.
+    start_s: how long a worker may take to start. stopped: whether the run is to end, asked while an answer is waited
+    for. found: what the last worker that was started found, None before the first.
+    """
+
+    def __init__(
+        self, launch: Launch, start_s: float = Limits.start_s, stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.launch = launch
+        self.found: Probe | None = None
+        self.ending_words = ""  # what the last worker that was told to end said on stderr
+        self._start_s, self._stopped = start_s, stopped
+        self._ids = itertools.count(1)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "WorkerProcess":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.stop()
+        self.kill()
+
+    def ready(self) -> Probe:
+        """What a worker found, which is here if it can run the system. A system once refused is not tried again."""
+        if self._process is not None and not self._is_quiet():
+            self.kill()  # it died or spoke out of turn after its last case
+        if self._process is None and (self.found is None or self.found.available):
+            for _ in range(_STARTS):
+                self.found = self.probe()
+                if self.found.status != "unstarted":
+                    break
+        assert self.found is not None
+        if not self.found.available:
+            self.kill()
+        return self.found
+
+    def probe(self, entry: str = "") -> Probe:
+        """What a worker finds of its own system or that of `entry`; it is killed where it finds nothing."""
+        try:
+            found = probe_of(self._answer({"do": "probe"} | ({"entry": entry} if entry else {}), self._start_s))
+        except WorkerLost as lost:
+            found = Probe("unstarted", f"the system could not be started: {lost.reason}")
+        if found.status == "unstarted":
+            self.kill()
+        return found
+
+    def ask(self, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
+        """The answer to a "case", with the seconds it took as "waited_s"; WorkerLost where there is none.
+
+        A worker that asks for a new one gets it once. One that is lost or calls itself unhealthy is killed, the
+        latter not where this is the last that it is asked, so that it may end by itself. Stopped where the run is to
+        end.
+        """
+        try:
+            for _ in range(2):
+                found = self.ready()
+                if not found.available:
+                    raise WorkerLost(found.status, found.reason)
+                start = time.monotonic()
+                answer = self._answer(request, limit_s)
+                if not answer.get("fresh"):
+                    break
+                self.stop()
+            else:
+                raise WorkerLost("failed", "a new worker of the system asked for another one")
+        except WorkerLost:
+            self.kill()
+            raise
+        if not answer.get("healthy") and not last:
+            self.kill()
+        return {**answer, "waited_s": time.monotonic() - start}
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._used_s = 0.0  # of processors, until it was told to end
+        self._buffer = bytearray()
         try:
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `kill`
         except OSError as error:
             raise WorkerLost("failed", f"no temporary file could be made: {error.strerror or error}") from None
         # `open` sets no O_APPEND on a temporary file; without it a write after a truncation restores the old length.
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
-        self._buffer = bytearray()
-        self.ending_words = ""  # what it said on stderr while it ended
-        self._ids = itertools.count(1)
+        launch = self.launch
         command = [*launch.command, "-m", launch.module, *([launch.entry] if launch.entry else [])]
         guard = [sys.executable, "-I", "-S", warden.__file__] if sys.platform == "linux" else []
         try:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [*guard, *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -127,16 +188,17 @@ class WorkerProcess:
             why = getattr(error, "strerror", None) or error
             raise WorkerLost("failed", sentence(f"{launch.command[0]} could not be started: {why}")) from None
 
-    def ask(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """The worker's answer; WorkerLost if it dies, answers something else or gives none within `limit_s` seconds.
+    def _answer(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """The answer of the worker, which is started where there is none.
 
-        Stopped where the run is to end.
+        WorkerLost if it dies, answers something else or gives no answer within `limit_s` seconds.
         """
+        process = self._process = self._process or self._start()
         number = next(self._ids)
         deadline = time.monotonic() + limit_s
-        self._send({"id": number, **request}, deadline)
+        self._send(process, {"id": number, **request}, deadline)
         while True:
-            answer = self._answer_to(number)
+            answer = answer_in(self._buffer, number)
             if answer is not None:
                 self._empty_log()  # now, as a command that cannot be started has said so before it is asked
                 return answer
@@ -144,24 +206,27 @@ class WorkerProcess:
                 raise Stopped
             if time.monotonic() >= deadline:
                 raise WorkerLost("timeout", self._with_last_words(f"no answer within {limit_s:g} s"))
-            self._receive(deadline)
+            self._receive(process, deadline)
 
-    def is_quiet(self) -> bool:
+    def _is_quiet(self) -> bool:
         """Whether the worker lives and has said nothing since its last answer."""
+        assert self._process is not None
         assert self._process.stdout is not None
         readable = _is_ready(self._process.stdout.fileno(), select.POLLIN, 0.0)
         return not self._buffer and not readable and self._process.poll() is None
 
     def stop(self, limit_s: float = _STOP_S) -> int | None:
-        """Ask the worker to end, then make it; its exit status, None where it had to be made to end."""
+        """Let the worker end, with time to clean up; its exit status, None where it had to be killed."""
+        if (process := self._process) is None:
+            return 0
         status = None
-        self._see_seconds()
+        self._see_seconds(process)
         with suppress(WorkerLost):  # it has ended already, or is about to
-            self._send({"id": next(self._ids), "do": "stop"}, time.monotonic() + _STOP_S)
+            self._send(process, {"id": next(self._ids), "do": "stop"}, time.monotonic() + _STOP_S)
         deadline = time.monotonic() + limit_s
         while status is None and time.monotonic() < deadline:
             with suppress(subprocess.TimeoutExpired):
-                status = self._process.wait(_POLL_S)
+                status = process.wait(_POLL_S)
             self._bound_log()
         self.ending_words = self._last_words()
         self.kill()
@@ -169,25 +234,27 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the worker and whatever it started, and wait until its memory is free."""
-        self._see_seconds()
+        if (process := self._process) is None:
+            return
+        self._see_seconds(process)
         if sys.platform == "linux":
             with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                self._process.terminate()  # the warden ends the rest
-                self._process.wait(_KILL_S)
+                process.terminate()  # the warden ends the rest
+                process.wait(_KILL_S)
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         count_ended(self._used_s)
-        self._used_s = 0.0
-        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
+        self._process = None
+        for pipe in (process.stdin, process.stdout, self._stderr):
             with suppress(OSError):  # what was not yet written to a dead worker
                 if pipe is not None:
                     pipe.close()
 
-    def _see_seconds(self) -> None:
+    def _see_seconds(self, process: subprocess.Popen[bytes]) -> None:
         """While its processes are there; where its warden is dead, nothing comes before the end of the rest."""
-        if sys.platform == "linux" and self._process.poll() is None:
-            self._used_s = seconds_until_now(self._process.pid)
+        if sys.platform == "linux" and process.poll() is None:
+            self._used_s = seconds_until_now(process.pid)
 
     def _empty_log(self) -> None:
         os.ftruncate(self._stderr.fileno(), 0)
@@ -197,21 +264,21 @@ class WorkerProcess:
         if os.fstat(self._stderr.fileno()).st_size > OUTPUT_LIMIT:
             self._empty_log()
 
-    def _send(self, request: Mapping[str, Any], deadline: float) -> None:
+    def _send(self, process: subprocess.Popen[bytes], request: Mapping[str, Any], deadline: float) -> None:
         """Write a request; a worker that does not read it is not waited for beyond the deadline."""
-        assert self._process.stdin is not None
-        pipe, data = self._process.stdin.fileno(), json.dumps(request).encode() + b"\n"
+        assert process.stdin is not None
+        pipe, data = process.stdin.fileno(), line_of(request)
         os.set_blocking(pipe, False)
         try:
             while data and time.monotonic() < deadline:
                 data = data[os.write(pipe, data) :] if _is_ready(pipe, select.POLLOUT, _POLL_S) else data
         except OSError:
-            raise self._death() from None
+            raise self._death(process) from None
 
-    def _receive(self, deadline: float) -> None:
+    def _receive(self, process: subprocess.Popen[bytes], deadline: float) -> None:
         """Wait for more of the answer, at most until the deadline or for a tenth of a second."""
-        assert self._process.stdout is not None
-        pipe = self._process.stdout.fileno()
+        assert process.stdout is not None
+        pipe = process.stdout.fileno()
         wait_s = max(0.0, min(_POLL_S, deadline - time.monotonic()))
         readable = _is_ready(pipe, select.POLLIN, wait_s)
         data = os.read(pipe, 1 << 16) if readable else b""
@@ -220,27 +287,12 @@ class WorkerProcess:
             raise WorkerLost("failed", f"the worker's answer is longer than {OUTPUT_LIMIT >> 20} MB")
         self._bound_log()
         # A child of the worker may hold the pipe open after its death, so its end alone is not waited for.
-        if not data and (readable or self._process.poll() is not None):
-            raise self._death()
+        if not data and (readable or process.poll() is not None):
+            raise self._death(process)
 
-    def _answer_to(self, number: int) -> dict[str, Any] | None:
-        """The answer in the buffer, if it is there; WorkerLost for one to another question, or for two."""
-        while (end := self._buffer.find(b"\n")) >= 0:
-            line = bytes(self._buffer[:end])
-            del self._buffer[: end + 1]
-            if not line.lstrip().startswith(b"{"):
-                continue  # what a container's client or an interpreter's start-up printed
-            answer = _parsed(line)
-            if answer.get("id") != number:
-                raise WorkerLost("failed", "the worker answered a question that it was not asked")
-            if self._buffer.lstrip().startswith(b"{"):
-                raise WorkerLost("failed", "the worker answered twice")
-            return answer
-        return None
-
-    def _death(self) -> WorkerLost:
+    def _death(self, process: subprocess.Popen[bytes]) -> WorkerLost:
         try:
-            code = self._process.wait(_STOP_S)
+            code = process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             return WorkerLost("failed", self._with_last_words("the worker closed its output"))
         if code == warden.NOT_STARTED:
@@ -286,14 +338,3 @@ def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, 
     """PYTHONPATH, for an interpreter that is to find the code in `root`, or else this one where it is not installed."""
     root = root or (None if _ROOT.name in ("site-packages", "dist-packages") else _ROOT)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))} if root else {}
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(line)
-        json.dumps(answer, ensure_ascii=False).encode()  # no lone surrogates
-    except (ValueError, RecursionError):
-        raise WorkerLost("failed", "the worker's answer is not JSON") from None
-    if not isinstance(answer, dict):
-        raise WorkerLost("failed", "the worker's answer is not an object")
-    return answer

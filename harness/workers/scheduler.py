@@ -16,14 +16,12 @@ from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.schema.claims import Holder
 from harness.schema.reason import counted, of_exception
 from harness.schema.record import Record, RecordError
-from harness.schema.record_file import RecordFile
 from harness.schema.run import Run, latest
 from harness.schema.run_file import Job, Pair, Planned
-from harness.workers.answers import case_request, record_of
 from harness.workers.machine_load import LoadMeter
 from harness.workers.pool import Pool
-from harness.workers.process import HERE, Launch, Limits, Place, PlaceLost, Stopped, WorkerLost
-from harness.workers.worker_slot import WorkerSlot
+from harness.workers.process import HERE, Launch, Limits, Place, PlaceLost, Stopped, WorkerProcess
+from harness.workers.protocol import WorkerLost, case_request, record_of
 
 TRIES = 2  # attempts at a case whose worker was killed or did not start, over all resumptions
 LOST = ("killed", "unstarted")
@@ -113,10 +111,7 @@ def run_jobs(
             for repeat in its_repeats:
                 pending = todo[job.name].pending
                 if any(at == repeat for _, at in pending):
-                    with run.record_file(job) as file:
-                        _JobRun(run, job, launches[job.pair], options, repeat, place, file, display, pool.stop).cases(
-                            pending
-                        )
+                    _JobRun(run, job, launches[job.pair], options, repeat, place, display, pool.stop).cases(pending)
 
         alone = len(places) == 1
         pool.each(
@@ -196,7 +191,6 @@ class _JobRun:
     options: Options
     repeat: int
     place: Place
-    file: RecordFile
     display: _Display
     stop: threading.Event
 
@@ -210,15 +204,15 @@ class _JobRun:
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.repeat]
         before = {record.case.key: record for record in records}
         launch = replace(self.launch, env={**self.launch.env, **self.place.env})
-        with WorkerSlot(launch, self.options.limits.start_s, self.stop.is_set) as slot:
+        with WorkerProcess(launch, self.options.limits.start_s, self.stop.is_set) as worker:
             for planned in [planned for planned, at in pending if at == self.repeat]:
                 if self.stop.is_set():
                     raise Stopped
                 self.display.emit("start", planned, place=self.place.name)
                 if reason := self.options.skip(planned, records):
-                    record = self._unmeasured(slot, planned, "skipped", reason)
+                    record = self._unmeasured(worker, planned, "skipped", reason)
                 else:
-                    record = self._record(slot, planned)
+                    record = self._record(worker, planned)
                 if record.status not in ("ok", "incorrect") and not self.place.is_there():
                     raise PlaceLost
                 record = self._kept(record, before.get(planned.case.key))
@@ -230,35 +224,36 @@ class _JobRun:
         """Append a record; a case skipped for the same reason as before keeps its old one, and the file stays."""
         if before and record.status == before.status == "skipped" and record.reason == before.reason:
             return before
-        self.file.append(record)
+        self.run.record_file(self.job).append(record)
         return record
 
-    def _record(self, slot: WorkerSlot, planned: Planned) -> Record:
+    def _record(self, worker: WorkerProcess, planned: Planned) -> Record:
         """The record of a case, or of how its worker was lost."""
-        found = slot.ready()
+        found = worker.ready()
         if not found.available:
-            return self._unmeasured(slot, planned, found.status, found.reason)
+            return self._unmeasured(worker, planned, found.status, found.reason)
         started_at, start = _now(), time.monotonic()
         try:
-            return self._measured(slot, planned)
+            return self._measured(worker, planned)
         except WorkerLost as lost:
-            record = self._unmeasured(slot, planned, lost.status, lost.reason)
+            record = self._unmeasured(worker, planned, lost.status, lost.reason)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            slot.discard()
+            worker.kill()
             reason = f"the worker's answer is unusable: {of_exception(error)}"
-            record = self._unmeasured(slot, planned, "failed", reason)
+            record = self._unmeasured(worker, planned, "failed", reason)
         return replace(record, started_at=started_at, wall_s=time.monotonic() - start)
 
-    def _measured(self, slot: WorkerSlot, planned: Planned) -> Record:
+    def _measured(self, worker: WorkerProcess, planned: Planned) -> Record:
         load = LoadMeter()
-        record = self._checked(planned, slot.ask(self._request(planned), self.options.limits.case_s))
+        record = self._checked(planned, worker.ask(self._request(planned), self.options.limits.case_s))
         environment = record.environment
         cpu = {**(environment.get("cpu") or {}), **load.reading()}
         return replace(record, repeat=self.repeat, environment={**environment, "cpu": cpu})
 
     def _checked(self, planned: Planned, answer: Mapping[str, Any]) -> Record:
         """The record in an answer; ValueError where it is not one of this case, or claims more time than has passed."""
-        record = record_of(answer, planned, self.place)
+        record = record_of(answer, planned)
+        self.place.refuse_another_gpu(record.environment)
         asked = self.run.file.requests[-1].machine if self.run.file.requests else {}
         of_gpu = bool(self.place.device_id) or asked.get("device_kind") == "cuda"
         if record.status == "ok" and of_gpu and record.environment.get("device_kind") != "cuda":
@@ -275,14 +270,12 @@ class _JobRun:
 
     def _request(self, planned: Planned) -> dict[str, Any]:
         run = self.run
-        policy = run.file.policy
-        least = max(policy.min_samples, ceil(planned.min_samples / run.file.repeats))
-        policy = replace(policy, min_samples=least, max_samples=max(least, policy.max_samples))
-        return case_request(planned, policy, run.mode)
+        least = max(run.file.policy.min_samples, ceil(planned.min_samples / run.file.repeats))
+        return case_request(planned, replace(run.file.policy, min_samples=least), run.mode)
 
-    def _unmeasured(self, slot: WorkerSlot, planned: Planned, status: str, reason: str) -> Record:
+    def _unmeasured(self, worker: WorkerProcess, planned: Planned, status: str, reason: str) -> Record:
         """A record made here because no worker made it."""
-        found = slot.found
+        found = worker.found
         environment = found.environment if found and found.environment else self._seen_from_here()
         paired = around(environment, environment)
         return Record(planned.case, status, reason, environment=paired, started_at=_now(), repeat=self.repeat)

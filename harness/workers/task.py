@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from harness.schema import claims
@@ -28,7 +29,7 @@ def run_task(
         claimed = Claims(run.folder, holder.array)
         for job in jobs:
             if claimed.take(job.name, holder):
-                watched = _Watched(run, claimed, job, holder, options.on_event)
+                watched = partial(_show_own, run, claimed, job, holder, options.on_event)
                 run_jobs(run, launches, replace(options, jobs=[job], on_event=watched), [place], holder)
                 claimed.finish(job.name)
                 done.append(job.name)
@@ -64,16 +65,11 @@ def refuse_submitted(folder: Path) -> None:
         )
 
 
-class _Watched:
-    """Shows events, and ends the task before a case where another start of it has taken its job over."""
-
-    def __init__(
-        self, run: Run, claimed: Claims, job: Job, holder: Holder, on_event: Callable[[Event], object]
-    ) -> None:
-        self._run, self._claimed, self._job, self._holder, self._on_event = run, claimed, job, holder, on_event
-
-    def __call__(self, event: Event) -> None:
-        now = self._claimed.holder(self._job.name)
-        if event.kind == "start" and now != self._holder:
-            raise RunError(f"{self._run.folder}: the job {self._job.name} was taken over by {now or 'a later run'}")
-        self._on_event(event)
+def _show_own(
+    run: Run, claimed: Claims, job: Job, holder: Holder, on_event: Callable[[Event], object], event: Event
+) -> None:
+    """Show an event, or end the task before a case where another start of it has taken its job over."""
+    now = claimed.holder(job.name)
+    if event.kind == "start" and now != holder:
+        raise RunError(f"{run.folder}: the job {job.name} was taken over by {now or 'a later run'}")
+    on_event(event)

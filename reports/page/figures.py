@@ -15,7 +15,7 @@ from harness.measure.interval import FEWEST
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
 from harness.schema.reason import counted, span
-from reports.page.lines import Line, Looks, Panel, forms_of, sortable
+from reports.page.lines import FigurePanel, Line, Looks, forms_of, sortable
 from reports.stats import (
     AMOUNTS,
     CASE_COLUMNS,
@@ -151,7 +151,7 @@ class _Drawing:
         for panel, titled in self._panels(rows, entry):
             held = {name: panel[name].iloc[0] for name in entry.split if name in panel}
             missing = [case for case in self._missing(suite, entry.phase) if self._is_in(case, held)]
-            yield from _Drawn(Panel(self.looks, titled, panel), suite, missing).figures()
+            yield from _Drawn(FigurePanel(self.looks, titled, panel), suite, missing).figures()
 
     def _missing(self, suite: str, phase: str) -> Iterator[Case]:
         """The planned cases of a suite's phase that have no record."""
@@ -184,7 +184,7 @@ class _Drawing:
 class _Drawn:
     """The figures of a panel: its title, axes and caption."""
 
-    panel: Panel
+    panel: FigurePanel
     suite: str
     missing: Sequence[Case] = ()
 

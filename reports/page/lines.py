@@ -135,7 +135,7 @@ class Looks:
 
 
 @dataclass(frozen=True)
-class Panel:
+class FigurePanel:
     """Rows of one figure, in order of x, and what its entry says of it."""
 
     looks: Looks

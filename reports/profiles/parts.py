@@ -56,7 +56,7 @@ _NAMES = (
 
 
 @dataclass(frozen=True)
-class Part:
+class ProfilePart:
     """A part of the time of a region.
 
     floor_us: the least that what it has to move and compute could take; None where that is not known. of_model: whether
@@ -85,7 +85,7 @@ def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> 
     return HEAD if outside and part == PRODUCTS else part
 
 
-def parts(region: Region) -> list[Part]:
+def parts(region: Region) -> list[ProfilePart]:
     """The parts of a region that take time, in the order of `LABELS`; their times add up to the region's.
 
     Where kernels run at once, each gets its share of the time in which any ran.
@@ -104,14 +104,14 @@ def parts(region: Region) -> list[Part]:
     together = sum(times.values())
     scale = region.busy_us / together if together else 1.0
     least = work_of(region, [part for part, time_us in times.items() if time_us])
-    found = {GAPS: Part(GAPS, region.gaps_us, 0, 0.0)}
+    found = {GAPS: ProfilePart(GAPS, region.gaps_us, 0, 0.0)}
     for part, time_us in times.items():
         counted = floors[part] * time_us / covered[part] if covered[part] >= _COVERED * time_us > 0 else None
         modelled = _model_floor_us(least.get(part), region)
         floor = counted if modelled is None else modelled
         shown = None if floor is None else floor * scale  # what runs beside another part has a share of the time
         with_head = part == PRODUCTS and HEAD in region.work and HEAD not in times
-        found[part] = Part(part, time_us * scale, round(launches[part]), shown, modelled is not None, with_head)
+        found[part] = ProfilePart(part, time_us * scale, round(launches[part]), shown, modelled is not None, with_head)
     return [found[name] for name in LABELS if name in found and found[name].time_us > 0]
 
 

@@ -19,7 +19,7 @@ from harness.schema.reason import counted
 from harness.schema.record import Record
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
-from reports.profiles.parts import LABELS, Part, kernel_floor_us, kernel_parts, parts
+from reports.profiles.parts import LABELS, ProfilePart, kernel_floor_us, kernel_parts, parts
 from reports.profiles.words import Recorded, agreement, recorded, roofs, sentences, short, waits
 from reports.resources import environment, source
 
@@ -39,10 +39,10 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Piece:
+class BarPiece:
     """A part of a bar, from `x` on, in units of the bar; floor: how much of its width is its floor, None: unknown."""
 
-    part: Part
+    part: ProfilePart
     x: float
     width: float
     floor: float | None
@@ -50,12 +50,12 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownProfile:
     """A profiled case as the page shows it. agreement: with the record, in words; drawn: what the scripts draw."""
 
     profile: Profile
     title: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BarPiece, ...]
     agreement: str
     said: tuple[str, str]
     rows: tuple[dict[str, Any], ...]
@@ -203,7 +203,7 @@ def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> d
     return groups
 
 
-def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str, Recorded]) -> list[Shown]:
+def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str, Recorded]) -> list[ShownProfile]:
     """The cases of a group, their bars on one scale."""
     widest = max(profile.unit_ms for profile in profiles)
     cases = [profile.case for profile in profiles]
@@ -213,10 +213,10 @@ def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str
     ]
 
 
-def _shown_case(profile: Profile, title: str, widest_ms: float, latency: Recorded | None) -> Shown:
+def _shown_case(profile: Profile, title: str, widest_ms: float, latency: Recorded | None) -> ShownProfile:
     rest = profile.kernels[NAMED:]
     rest_ms = sum(kernel.time_us for kernel in rest) / profile.units / 1e3
-    return Shown(
+    return ShownProfile(
         profile,
         title,
         tuple(_pieces(profile, widest_ms)),
@@ -242,13 +242,13 @@ def _title(catalogue: Catalogue, case: Case, group: Sequence[Case]) -> str:
     )
 
 
-def _pieces(profile: Profile, widest_ms: float) -> Iterable[Piece]:
+def _pieces(profile: Profile, widest_ms: float) -> Iterable[BarPiece]:
     x = 0.0
     scale = _BAR / (widest_ms * profile.units * 1e3)
     for part in parts(profile):
         width = part.time_us * scale
         floor = None if part.floor_us is None else min(1.0, part.floor_us / part.time_us) * width
-        yield Piece(part, x, width, floor, part.time_us / profile.region_us)
+        yield BarPiece(part, x, width, floor, part.time_us / profile.region_us)
         x += width
 
 

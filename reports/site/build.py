@@ -39,7 +39,7 @@ _MOST_PROCESSES = 8
 
 
 @dataclass(frozen=True)
-class Built:
+class SiteBuild:
     """runs: on the site; drawn: those that were drawn now; removed: files; notes: what was left out, and why."""
 
     runs: int
@@ -57,7 +57,7 @@ class _Drawn:
     held: RunCases
 
 
-def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] = lambda text: None) -> Built:
+def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] = lambda text: None) -> SiteBuild:
     """Write the site of `runs` to the folder `out`, or bring the site there up to date.
 
     on_run: called with each run as it is drawn. Raises RecordError for a folder that is no run, for the same run
@@ -80,7 +80,7 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
     _write_marker(out, ordered)
     gone = sorted(before - {each.entry.id for each in ordered})
     notes = (f"no longer on the site, as they were not named: {', '.join(gone)}",) if gone else ()
-    return Built(len(digests), len(changed), removed, notes)
+    return SiteBuild(len(digests), len(changed), removed, notes)
 
 
 def _unchanged(out: Path, digests: Iterable[str]) -> dict[str, _Drawn]:

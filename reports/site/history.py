@@ -14,7 +14,7 @@ from reports.site.entry import Entry, moment, system_id
 
 
 @dataclass(frozen=True)
-class Point:
+class HistoryPoint:
     """A case in a run. at: when its first sample was taken."""
 
     run: str
@@ -33,28 +33,28 @@ class Change:
 
     case: str
     label: str
-    before: Point
-    after: Point
+    before: HistoryPoint
+    after: HistoryPoint
     judged: Judged
     differs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Line:
+class HistoryLine:
     """A case on machines of one kind: the GPU and its driver, or the CPU and its cores."""
 
     place: str
-    points: tuple[Point, ...]
+    points: tuple[HistoryPoint, ...]
     changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True)
-class Case:
+class HistoryCase:
     """A case of a system, on each kind of machine that measured it."""
 
     key: str
     label: str
-    lines: tuple[Line, ...]
+    lines: tuple[HistoryLine, ...]
 
     @property
     def changes(self) -> list[Change]:
@@ -74,7 +74,7 @@ class History:
 
     name: str
     label: str
-    cases: list[Case] = field(default_factory=list)
+    cases: list[HistoryCase] = field(default_factory=list)
 
     @property
     def page(self) -> str:
@@ -102,13 +102,13 @@ def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[Hi
     labels: dict[str, str] = {}
     for entry in sorted(entries, key=lambda entry: entry.updated):
         labels |= dict(entry.systems)
-    points: dict[str, dict[str, dict[str, list[Point]]]] = {name: {} for name in labels}
+    points: dict[str, dict[str, dict[str, list[HistoryPoint]]]] = {name: {} for name in labels}
     for run, each in held.items():
         for key, side in each.cases.items():
             at = moment(side.started_at)
             if side.medians and at:
                 lines = points.setdefault(side.system.partition("/")[0], {}).setdefault(key, {})
-                lines.setdefault(_place(side), []).append(Point(run, at, side))
+                lines.setdefault(_place(side), []).append(HistoryPoint(run, at, side))
     found = []
     for name, by_key in points.items():
         cases = [_case(key, lines) for key, lines in by_key.items()]
@@ -134,18 +134,18 @@ def _said(device: Any) -> Iterable[str]:
     return (words.get(name, "{}").replace("{}", value) for name, value in named.items())
 
 
-def _case(key: str, lines: dict[str, list[Point]]) -> Case:
+def _case(key: str, lines: dict[str, list[HistoryPoint]]) -> HistoryCase:
     label = next(iter(lines.values()))[0].side.label
-    return Case(key, label, tuple(_line(place, key, lines[place]) for place in sorted(lines)))
+    return HistoryCase(key, label, tuple(_line(place, key, lines[place]) for place in sorted(lines)))
 
 
-def _line(place: str, key: str, points: list[Point]) -> Line:
+def _line(place: str, key: str, points: list[HistoryPoint]) -> HistoryLine:
     points = sorted(points, key=lambda point: (point.at, point.run))
-    return Line(place, tuple(points), tuple(_changes(key, points)))
+    return HistoryLine(place, tuple(points), tuple(_changes(key, points)))
 
 
-def _changes(key: str, points: Sequence[Point]) -> Iterable[Change]:
-    level: list[Point] = []  # since the last change
+def _changes(key: str, points: Sequence[HistoryPoint]) -> Iterable[Change]:
+    level: list[HistoryPoint] = []  # since the last change
     for point in points:
         if not point.side.is_sound:
             continue
@@ -166,7 +166,7 @@ def _differs(pair: Pair) -> Iterator[str]:
     yield from (each.sentence for each in differences([pair]))
 
 
-def _drawn(case: Case) -> dict[str, Any]:
+def _drawn(case: HistoryCase) -> dict[str, Any]:
     return {
         "key": case.key,
         "label": case.label,
@@ -175,7 +175,7 @@ def _drawn(case: Case) -> dict[str, Any]:
     }
 
 
-def _line_drawn(line: Line, is_by_token: bool) -> dict[str, Any]:
+def _line_drawn(line: HistoryLine, is_by_token: bool) -> dict[str, Any]:
     """sequences: at once, of each point; empty where all points have the same."""
     sides = [point.side for point in line.points]
     times = [math.exp(side.middle) if is_by_token else side.ms for side in sides]
@@ -196,7 +196,7 @@ def _line_drawn(line: Line, is_by_token: bool) -> dict[str, Any]:
     }
 
 
-def _change(change: Change, points: Sequence[Point]) -> dict[str, Any]:
+def _change(change: Change, points: Sequence[HistoryPoint]) -> dict[str, Any]:
     return {
         "at": points.index(change.after),
         "before": change.before.run,

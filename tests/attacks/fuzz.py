@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from harness.schema.policy import Policy
 from harness.schema.record import Record, RecordError
 from harness.schema.record_file import RecordFile
 from harness.schema.run import Run
-from harness.schema.run_file import Job, Planned, Request, RunError, RunFile
+from harness.schema.run_file import Job, PastRequest, Planned, RunError, RunFile
 from harness.workers.machine_load import is_loaded, load_note
 from harness.workers.progress import outcome
 
@@ -65,7 +66,7 @@ RUN_FILE = RunFile(
     ),
     Policy(),
     3,
-    (Request("2025-01-01T00:00:00+00:00", ("run",), "abc", None, {"cpu": {"model": "y"}}),),
+    (PastRequest("2025-01-01T00:00:00+00:00", ("run",), "abc", None, {"cpu": {"model": "y"}}),),
 )
 
 SCALARS = st.one_of(
@@ -200,7 +201,7 @@ def fuzz_runs(count: int, number: int = 0) -> int:
             (folder / "run.json").write_text(json.dumps(values))
             try:
                 run = Run.open(folder)
-                run.file.policy.to_dict()
+                asdict(run.file.policy)
                 [run.record_file(job).path.relative_to(folder) for job in run.jobs]
                 run.records()
             except RunError as error:

@@ -21,7 +21,7 @@ from harness.workers.scheduler import LOST, TRIES, run_jobs
 from tests.attacks.victims import MARK
 
 HERE = Path(__file__).resolve().parent
-POLICY = Policy(min_samples=2, max_samples=3, budget_s=0.0, warmup_s=0, warmup_max_s=0)
+POLICY = Policy(min_samples=2, budget_s=0.0)
 CHILDREN = ("", "group", "session", "orphan", "group session orphan")
 REPEATS = 2
 KILLS_A_RUN = 12

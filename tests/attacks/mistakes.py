@@ -21,7 +21,7 @@ from harness.schema.policy import Policy
 from harness.schema.record import Record
 
 VOCABULARY, WIDTH, STEPS, LIMIT = 97, 64, 16, 1e-3
-POLICY = Policy(min_samples=5, max_samples=2000, budget_s=0.15, warmup_s=0.01, warmup_max_s=0.05)
+POLICY = Policy(min_samples=5, budget_s=0.05)
 PROMPT = Case("mistaken", "cpu", "tiny", "forward", batch=8, context=128, dtype="float32")
 GENERATE = replace(PROMPT, phase="generate")
 HONEST_CASES = (PROMPT, replace(PROMPT, batch=2, context=1), GENERATE)

@@ -19,7 +19,7 @@ from harness.workers.scheduler import run_jobs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROCESSES = 3  # of one measurement, as `--repeats 3` makes them
-POLICY = Policy(min_samples=20, max_samples=200, budget_s=0.1, warmup_s=0.02, warmup_max_s=0.1)
+POLICY = Policy(min_samples=20, budget_s=0.1)
 CASE = Case("same", "cpu", "tiny", "forward", 1, 1)
 
 

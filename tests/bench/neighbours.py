@@ -33,7 +33,7 @@ from harness.workers.pool import cores_by_share, gpu_places
 from harness.workers.scheduler import run_jobs
 
 SETTINGS = ("whole", "half", "beside")
-POLICY, BUSY = Policy(budget_s=2.0), Policy(min_samples=100, max_samples=1_000_000, budget_s=15.0)
+POLICY, BUSY = Policy(budget_s=2.0), Policy(min_samples=3000, budget_s=15.0)
 CASES = {
     "forward, bound by the host": Case("transformer", "torch", "125m", "forward", 1, 64),
     "forward, bound by the device": Case("transformer", "torch", "350m", "forward", 16, 2048),

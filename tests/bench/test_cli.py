@@ -23,7 +23,7 @@ from harness.measure.gate import Check, Verdict
 from harness.measure.measured_case import NO_REFERENCE
 from harness.schema.case import Case
 from harness.schema.record import Record
-from harness.workers.probe import Probe
+from harness.workers.protocol import Probe
 from tk_kernels import build
 from tk_kernels.build import NO_GPU, OTHER_GPU
 

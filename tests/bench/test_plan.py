@@ -464,11 +464,13 @@ def test_a_case_takes_what_it_took_on_this_gpu_or_else_on_another(tmp_path, monk
         file = RunFile("measure", "cpu", (Job("a", "b", cases),), Catalogue())
         run = Run.create(tmp_path / "runs" / name, file)
         environment = {"device": name, "device_kind": kind}
-        with run.held(), run.record_file(run.jobs[0]) as records:
+        with run.held():
+            records = run.record_file(run.jobs[0])
             for each in cases:
                 records.append(Record(each.case, "timeout", "no answer", environment=environment, wall_s=seconds))
     profiled = Run.create(tmp_path / "runs/p", RunFile("profile", "cpu", (Job("a", "b", (both,)),), Catalogue()))
-    with profiled.held(), profiled.record_file(profiled.jobs[0]) as records:
+    with profiled.held():
+        records = profiled.record_file(profiled.jobs[0])
         environment = {"device": "H200", "device_kind": "cuda"}
         records.append(Record(both.case, "timeout", "no answer", environment=environment, wall_s=500.0))
     out = tmp_path / "runs" / "next"
@@ -491,7 +493,8 @@ def test_published_runs_are_read_once_and_those_beside_a_run_at_each_plan(tmp_pa
     monkeypatch.chdir(tmp_path)
     here = {"device": "H200", "device_kind": "cuda"}
     for seconds in (2.0, 4.0):
-        with runs["mine"].held(), runs["mine"].record_file(runs["mine"].jobs[0]) as records:
+        with runs["mine"].held():
+            records = runs["mine"].record_file(runs["mine"].jobs[0])
             records.append(Record(case, "timeout", "no answer", environment=here, wall_s=seconds, repeat=0))
         assert estimate.past_durations(here, Path("mine/next")) == {case.key: seconds}
     assert read == ["mine", "published", "mine"]
@@ -512,7 +515,8 @@ def test_what_was_skipped_or_failed_says_nothing_of_how_long_a_case_takes(tmp_pa
         file = RunFile("measure", "cpu", (Job("a", "b", (Planned(case),)),), Catalogue())
         run = Run.create(tmp_path / "runs" / name, file)
         environment = {"device": "H100", "device_kind": "cuda"}
-        with run.held(), run.record_file(run.jobs[0]) as records:
+        with run.held():
+            records = run.record_file(run.jobs[0])
             records.append(Record(case, status, "why", environment=environment, wall_s=seconds))
     here = {"device": "H100", "device_kind": "cuda"}
     assert estimate.past_durations(here, tmp_path / "runs" / "next") == {case.key: 40.0}

@@ -20,7 +20,7 @@ from bench.request import RunRequest
 from harness.schema.case import Case
 from harness.schema.claims import Holder, note_holder
 from harness.schema.run import Run
-from harness.schema.run_file import Job, Planned, Request
+from harness.schema.run_file import Job, PastRequest, Planned
 
 CASE = Case("ttt-linear", "torch", "tiny", "forward", 2, 64)
 
@@ -219,7 +219,7 @@ def test_a_run_whose_commit_git_refuses_to_name_says_why(tmp_path, monkeypatch, 
 
 def test_going_on_by_another_commit_or_gpu_of_the_model_is_said(measured, tmp_path):
     def request(commit, gpu, dirty=False):
-        return Request("2026-01-01", (), commit, dirty, {"device_kind": "cuda", "gpu": {"device_id": gpu}})
+        return PastRequest("2026-01-01", (), commit, dirty, {"device_kind": "cuda", "gpu": {"device_id": gpu}})
 
     file = Run.open(measured[0] / "out").file
     for after, said in (

@@ -40,14 +40,13 @@ def sampled_s(policy: Policy) -> float:
     return clock.now()
 
 
-@pytest.mark.parametrize(("device", "cases"), [("cpu", 40), ("cuda", 110)])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_quick_samples_for_two_minutes_at_most(device, cases, rounds):
+def test_quick_samples_for_two_minutes_at_most(device, rounds):
     work = plan(RunRequest(suites=("quick",), device=device, rounds=rounds))
-    assert work.total == cases
     assert work.total * rounds * sampled_s(work.policy) <= 120
 
 
-def test_another_suite_waits_for_what_does_not_settle_also_beside_quick():
+def test_another_suite_has_its_budget_also_beside_quick():
     asked = RunRequest(suites=("fig15-forward", "quick"), device="cuda", systems=("transformer/torch",))
-    assert plan(asked).policy.patience == 5.0
+    assert plan(asked).policy.budget_s == 1.0

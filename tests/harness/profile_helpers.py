@@ -4,39 +4,31 @@ import os
 import sqlite3
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from harness_helpers import case, launch, new_run
 
 from harness.measure.gate import Check, Verdict
 from harness.measure.ranges import nvtx_range
 from harness.measure.system import Workload
 from harness.profiling.tools import ncu
 from harness.schema.case import Case
-from harness.schema.catalogue import Catalogue
-from harness.schema.policy import Policy
 from harness.schema.run import Run
-from harness.schema.run_file import Job, Planned, RunFile
 from harness.schema.work import Work
 from harness.workers.process import Launch
 
-HERE = Path(__file__).resolve().parent
 PAIR = ("fake", "cpu")
 
 
-def case(do: str = "work", **changes: Any) -> Case:
-    values: dict[str, Any] = {"system": "fake", "backend": "cpu", "size": "tiny", "phase": "forward"}
-    return Case(**(values | {"batch": 2, "context": 8, "options": {"do": do}} | changes))
-
-
 def run_of(folder: Path, *cases: Case, mode: Any = "profile") -> Run:
-    job = Job(*PAIR, tuple(Planned(each) for each in cases or (case(),)))
-    return Run.create(folder / "run", RunFile(mode, "cpu", (job,), Catalogue(), Policy()))
+    return new_run(folder / "run", cases or [case()], mode=mode)
 
 
 def launches(module: str = "profile_worker") -> dict[tuple[str, str], Launch]:
     """Of a worker that needs no torch, or of the real one: "harness.worker"."""
-    paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-    return {PAIR: Launch([sys.executable], "profile_helpers:WithTorch", {"PYTHONPATH": paths}, module)}
+    return {PAIR: replace(launch("profile_helpers:WithTorch"), module=module)}
 
 
 class WithTorch:

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 from harness.measure.interval import median_interval
-from harness.measure.timer import take_samples
+from harness.measure.timer import MAX_SAMPLES, take_samples
 from harness.schema.policy import Policy
 
 CORRELATIONS = (0.0, 0.5, 0.8, 0.95)
@@ -26,7 +26,7 @@ class Series:
         self._seconds, self._samples = 0.0, iter(self._drawn(random, ms, correlation))
 
     def _drawn(self, random: np.random.Generator, ms: float, correlation: float) -> list[float]:
-        noise = random.standard_normal(POLICY.max_samples + 20)
+        noise = random.standard_normal(MAX_SAMPLES + 20)
         noise[1:] *= np.sqrt(1 - correlation**2)
         for at in range(1, noise.size):
             noise[at] += correlation * noise[at - 1]

@@ -18,7 +18,7 @@ from pool_helpers import GPUS, SYSTEMS, cases_of, launches, place, pooled, start
 
 from harness.measure import nvml
 from harness.schema.record import Record, RecordError
-from harness.schema.run_file import Request, RunError
+from harness.schema.run_file import PastRequest, RunError
 from harness.workers import machine_load, pool, process
 from harness.workers.pool import gpu_places, place_here, shares
 from harness.workers.process import Launch, Limits, Place
@@ -192,11 +192,11 @@ def test_a_record_of_another_gpu_than_the_jobs_is_refused(tmp_path: Path) -> Non
 
 def test_what_the_cpu_measured_is_no_record_of_a_run_on_a_gpu(tmp_path: Path) -> None:
     run = new_run(tmp_path / "out", cases_of(("a",), count=1))
-    run.file = replace(run.file, requests=(Request("", (), "", None, {"device_kind": "cuda"}),))
+    run.file = replace(run.file, requests=(PastRequest("", (), "", None, {"device_kind": "cuda"}),))
     (record,) = pooled(run, launches("a"), [place("0")])
     assert record.status == "failed"
     assert "it was measured on the CPU: the worker's packages see no GPU" in record.reason
-    run.file = replace(run.file, requests=(Request("", (), "", None, {"device_kind": "cpu"}),))
+    run.file = replace(run.file, requests=(PastRequest("", (), "", None, {"device_kind": "cpu"}),))
     assert statuses(pooled(run, launches("a"), [place("0")], retry=not_ok)) == ["ok"]
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import pytest
 from harness_helpers import HERE, QUICK, ROOT, alive, case, launch, measured, statuses, systems, wait_for
 
 from harness.workers import process
-from harness.workers.process import Launch, Limits, WorkerLost, WorkerProcess
+from harness.workers.process import Launch, Limits, WorkerProcess
+from harness.workers.protocol import WorkerLost
 
-CASE = {"do": "case", "case": case().to_dict(), "policy": QUICK.to_dict(), "mode": "measure"}
+CASE = {"do": "case", "case": case().to_dict(), "policy": asdict(QUICK), "mode": "measure"}
 
 
 @pytest.fixture
@@ -38,8 +40,8 @@ def family(note: Path) -> dict[str, int]:
 def started(note: Path, **env: str) -> WorkerProcess:
     """A worker in the middle of a case, all of whose descendants are there."""
     worker = WorkerProcess(launch("fake_systems:WithFamily", FAKE_CHILD=str(note), **env))
-    worker.ask({"do": "probe"}, 30.0)
-    worker._send({"id": -1, **CASE}, time.monotonic() + 5)
+    assert worker.ready().available
+    worker._send(worker._process, {"id": -1, **CASE}, time.monotonic() + 5)
     assert wait_for(lambda: len(family(note)) == 5)
     assert all(alive(pid) for pid in family(note).values())
     return worker
@@ -49,8 +51,10 @@ def all_dead(note: Path) -> bool:
     return wait_for(lambda: not [name for name, pid in family(note).items() if alive(pid)])
 
 
-def test_the_family_is_gone_when_the_worker_is_killed_for_it(note: Path) -> None:
-    started(note).kill()
+@pytest.mark.parametrize("env", [{}, {"FAKE_CLEAN": "1"}])  # which hides its environment
+def test_the_family_is_gone_when_the_worker_is_killed_for_it(note: Path, env: dict[str, str]) -> None:
+    """It is a descendant of the warden wherever it goes."""
+    started(note, **env).kill()
     assert not [name for name, pid in family(note).items() if alive(pid)]  # at once: `kill` waits for it
 
 
@@ -69,15 +73,9 @@ def test_the_family_is_gone_when_the_worker_dies(note: Path, number: int) -> Non
     os.kill(family(note)["worker"], number)
     assert all_dead(note)
     with pytest.raises(WorkerLost, match=signal.Signals(number).name) as lost:
-        worker.ask({"do": "probe"}, 10.0)
+        worker._answer({"do": "probe"}, 10.0)
     assert lost.value.status == "killed"
     worker.kill()
-
-
-def test_a_family_that_hides_its_environment_is_gone_all_the_same(note: Path) -> None:
-    """It is a descendant of the warden wherever it goes."""
-    started(note, FAKE_CLEAN="1").kill()
-    assert not [name for name, pid in family(note).items() if alive(pid)]
 
 
 PARENT = """
@@ -118,7 +116,7 @@ def test_what_a_worker_used_is_seen_before_it_ends_and_counted_once(monkeypatch:
     monkeypatch.setattr(process, "seconds_until_now", lambda pid: seen.append(alive(pid)) or 7.0)
     monkeypatch.setattr(process, "count_ended", counted.append)
     worker = WorkerProcess(launch("fake_systems:Fake"))
-    worker.ask({"do": "probe"}, 30.0)
+    assert worker.ready().available
     end(worker)
     worker.kill()
     assert set(seen) == {True}
@@ -152,10 +150,10 @@ def test_a_folder_whose_name_is_not_text(tmp_path: Path) -> None:
 def test_a_log_that_grows_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "OUTPUT_LIMIT", 1 << 16)
     worker = WorkerProcess(launch())
-    worker.ask({"do": "probe"}, 30.0)
+    assert worker.ready().available
     chatter: dict[str, Any] = CASE | {"case": case("chatter").to_dict()}
     with pytest.raises(WorkerLost, match="no answer within 2 s"):
-        worker.ask(chatter, 2.0)  # which prints a megabyte at once, and waits
+        worker._answer(chatter, 2.0)  # which prints a megabyte at once, and waits
     size = os.fstat(worker._stderr.fileno()).st_size
     worker.kill()
     assert size <= 1 << 16
@@ -164,14 +162,14 @@ def test_a_log_that_grows_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_log_is_emptied_while_a_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "OUTPUT_LIMIT", 1 << 16)
     worker = WorkerProcess(launch("fake_systems:PrintsAtExit"))
-    worker.ask({"do": "probe"}, 30.0)
+    assert worker.ready().available
     assert worker.stop(30.0) == 0
     assert worker.ending_words == "the log is empty"
 
 
 def test_a_command_that_is_not_there_is_named_however_late_it_is_asked() -> None:
-    worker = WorkerProcess(Launch(["/no/such/python"], ""))
-    worker._process.wait(10)  # it has said why, and ended
-    with pytest.raises(WorkerLost, match="python could not be started: No such file or directory"):
-        worker.ask({"do": "probe"}, 10)
-    worker.kill()
+    with WorkerProcess(Launch(["/no/such/python"], "")) as worker:
+        worker._process = worker._start()
+        worker._process.wait(10)  # it has said why, and ended
+        with pytest.raises(WorkerLost, match="python could not be started: No such file or directory"):
+            worker._answer({"do": "probe"}, 10)

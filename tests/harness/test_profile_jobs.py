@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from profile_helpers import NCU_TABLE_NAMES, PAIR, case, launches, ncu_table, nsys_database, put_profilers, run_of
+from harness_helpers import case
+from profile_helpers import NCU_TABLE_NAMES, PAIR, launches, ncu_table, nsys_database, put_profilers, run_of
 
 from harness.profiling.job import TOGETHER, by_worker
 from harness.profiling.jobs import Profiler
@@ -135,9 +136,9 @@ def many(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         run = Run.create(tmp_path / "run", RunFile("measure", "cpu", jobs, Catalogue(), Policy()))
         for job, gpu in zip(jobs, measured, strict=False):
-            with run.record_file(job) as file:
-                for planned in job.cases:
-                    file.append(Record(planned.case, "skipped", "-", environment={"gpu": {"device_id": gpu}}))
+            file = run.record_file(job)
+            for planned in job.cases:
+                file.append(Record(planned.case, "skipped", "-", environment={"gpu": {"device_id": gpu}}))
         said: list[str] = []
         of = {job.pair: launches()[PAIR] for job in jobs}
         places = [

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from profile_helpers import DUAL, GEMM, HERE, PROCESS, ncu_table, nsys_database, nsys_row
+from harness_helpers import HERE
+from profile_helpers import DUAL, GEMM, PROCESS, ncu_table, nsys_database, nsys_row
 from trace_events import GPU_TRACE, event
 
 from harness.measure.ranges import range_names

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from profile_helpers import case, run_of
+from harness_helpers import case
+from profile_helpers import run_of
 
 from harness.schema.profile import (
     NAME_LIMIT,

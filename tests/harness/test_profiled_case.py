@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from profile_helpers import WithTorch, case
+from harness_helpers import case
+from profile_helpers import WithTorch
 
 from harness.measure.measured_case import CaseRun
 from harness.measure.ranges import nvtx_range
@@ -386,7 +387,7 @@ def test_an_engine_without_a_batch_for_a_profiler_is_refused() -> None:
 @pytest.fixture
 def engine(events: list[str], monkeypatch: pytest.MonkeyPatch) -> Workload:
     """Runs batches of 7 units and takes samples of 2 ms. Before the profile, some warm up, some are kept."""
-    monkeypatch.setattr(in_worker, "ALONE", Policy(budget_s=0.0, warmup_max_s=1e-9))
+    monkeypatch.setattr(in_worker, "ALONE", Policy(budget_s=0.0))
 
     def batch(around: AbstractContextManager[object]) -> int:
         events.append("prompts")

@@ -26,10 +26,10 @@ from harness_helpers import (
 from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, SuiteEntry
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run, latest
-from harness.schema.run_file import FILE, Job, Planned, Request, RunError
+from harness.schema.run_file import FILE, Job, PastRequest, Planned, RunError
 from harness.workers.scheduler import run_jobs
 
-REQUEST = Request("2025-01-01T00:00:00+00:00", ("run", "quick"), "abc", False, {"cpu": {"model": "x"}})
+REQUEST = PastRequest("2025-01-01T00:00:00+00:00", ("run", "quick"), "abc", False, {"cpu": {"model": "x"}})
 
 
 def everything_under(folder: Path) -> dict[Path, bytes]:
@@ -103,10 +103,10 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v.update(repeats=0), "repeats is 0, must be from 1 to 1000"),
     (lambda v: v.update(repeats=10**30), "repeats is 10"),
     (lambda v: v.update(repeats="3"), "repeats: "),
-    (lambda v: v["policy"].update(haste=1), "run.json: policy: unknown field 'haste'"),
-    (lambda v: v.update(policy=3), "run.json: policy: must be an object"),
-    (lambda v: v["policy"].update(budget_s="long"), "policy: budget_s is 'long'"),
-    (lambda v: v["policy"].update(min_samples=0), "policy: min_samples 0"),
+    (lambda v: v.update(policy=3), "run.json: policy: "),
+    (lambda v: v["policy"].update(budget_s="long"), "policy.budget_s: Input should be a valid number, not 'long'"),
+    (lambda v: v["policy"].update(min_samples=0), "policy.min_samples: "),
+    (lambda v: v["policy"].update(precision=0), "policy.precision: "),
     (lambda v: v["jobs"].append(v["jobs"][0]), "two jobs are called fake-cpu"),
     (lambda v: v["jobs"][0]["cases"].append(v["jobs"][0]["cases"][0]), "the case fake/cpu tiny forward B=1 T=8"),
     (lambda v: v["jobs"][0]["cases"][0].update(min_samples=-1), "min_samples is -1, must be from 1 to 1000000"),
@@ -351,8 +351,6 @@ def test_two_writers(folder: Path) -> None:
     before = everything_under(folder)
     with run.held(), pytest.raises(RunError, match="another run is writing to it"):
         run_jobs(Run.open(folder), systems())
-    with run.record_file(run.jobs[0]), pytest.raises(RecordError, match="another run is writing to it"):
-        run_jobs(Run.open(folder), systems())
     assert {path: held for path, held in everything_under(folder).items() if held} == before
 
 
@@ -417,7 +415,7 @@ def test_ten_thousand_cases_take_ten_times_as_long_as_a_thousand(tmp_path: Path)
         file = run_file([Planned(case(batch=number + 1)) for number in range(cases)])
         Run.create(tmp_path / f"{cases}-{attempt}", file)
         again = Run.open(tmp_path / f"{cases}-{attempt}")
-        again.extend(file.jobs, file.catalogue, Request("", (), "", None, {}))
+        again.extend(file.jobs, file.catalogue, PastRequest("", (), "", None, {}))
         return time.process_time() - start
 
     few, many = (min(seconds(cases, attempt) for attempt in range(3)) for cases in (1_000, 10_000))

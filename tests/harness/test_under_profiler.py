@@ -4,17 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from profile_helpers import PAIR, case, launches, run_of
+from harness_helpers import case
+from profile_helpers import PAIR, launches, run_of
 
 from harness.profiling.under_profiler import ToolLost, UnderProfiler
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
-from harness.workers.process import HERE, Limits, WorkerLost
+from harness.workers.process import HERE, Limits
+from harness.workers.protocol import WorkerLost
 
 LAUNCH = launches()[PAIR]
 
 
-class Slot:
+class Worker:
     """A worker that answers with what it was given, or raises it; asked: the requests."""
 
     def __init__(self, answer: Any) -> None:
@@ -36,10 +38,10 @@ def answered(record: Record, profile: Any) -> dict[str, Any]:
 
 
 def test_an_answer_is_the_fields_of_a_profile_and_says_by_what_it_was_found(tmp_path: Path) -> None:
-    slot = Slot(answered(Record(case(), "ok", environment={"software": {"torch": "2.11"}}), {"region_us": 1.0}))
-    found, record = under(tmp_path).by_kineto(slot, LAUNCH, Planned(case()))
+    worker = Worker(answered(Record(case(), "ok", environment={"software": {"torch": "2.11"}}), {"region_us": 1.0}))
+    found, record = under(tmp_path).by_kineto(worker, LAUNCH, Planned(case()))
     assert (found["region_us"], found["tools"], record.case) == (1.0, {"torch.profiler": "2.11"}, case())
-    ((request, limit_s),) = slot.asked
+    ((request, limit_s),) = worker.asked
     assert (request["case"], request["mode"], limit_s) == (case().to_dict(), "profile", 7)
     assert (request["profiler"]["tool"], request["profiler"]["ceilings"]) == ("kineto", "module:ceilings")
     assert Path(request["profiler"]["keep"]).parent == (tmp_path / "run" / "profiles").resolve()
@@ -57,6 +59,6 @@ def test_an_answer_is_the_fields_of_a_profile_and_says_by_what_it_was_found(tmp_
 )
 def test_without_a_profile_of_the_case_it_is_said_why(tmp_path: Path, answer: Any, status: str, why: str) -> None:
     with pytest.raises(ToolLost, match=why) as lost:
-        under(tmp_path).by_kineto(Slot(answer), LAUNCH, Planned(case()))
+        under(tmp_path).by_kineto(Worker(answer), LAUNCH, Planned(case()))
     assert lost.value.status == status
     assert not lost.value.lasting

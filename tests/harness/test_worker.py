@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ def asked(*requests: dict[str, Any]) -> str:
 
 
 def test_the_protocol_on_its_own() -> None:
-    request = {"do": "case", "case": case("print").to_dict(), "policy": QUICK.to_dict(), "mode": "measure"}
+    request = {"do": "case", "case": case("print").to_dict(), "policy": asdict(QUICK), "mode": "measure"}
     done = talk(asked({"do": "probe"}, request, {"do": "stop"}, {"do": "probe"}))
     probe, measured = (json.loads(line) for line in done.stdout.splitlines())
     assert (probe["id"], measured["id"]) == (1, 2)

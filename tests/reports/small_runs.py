@@ -7,7 +7,7 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.policy import Policy
 from harness.schema.record import Record
 from harness.schema.run import Run
-from harness.schema.run_file import Job, Planned, Request, RunFile
+from harness.schema.run_file import Job, PastRequest, Planned, RunFile
 
 
 def a_case(context=64, system="ttt-linear", **changes):
@@ -57,12 +57,12 @@ def a_run(folder: Path, *records, repeats=1, arguments=("run",), at="2026-11-21T
     jobs = {}
     for record in records:
         jobs.setdefault((record.case.system, record.case.backend), {})[record.case.key] = Planned(record.case)
-    request = Request(at, tuple(arguments), "a" * 40, False, {})
+    request = PastRequest(at, tuple(arguments), "a" * 40, False, {})
     planned = tuple(Job(*pair, tuple(cases.values())) for pair, cases in jobs.items())
     run = Run.create(folder, RunFile(mode, "cuda", planned, Catalogue(), Policy(), repeats, (request,)))
     for job in run.jobs:
-        with run.record_file(job) as file:
-            for record in records:
-                if (record.case.system, record.case.backend) == job.pair:
-                    file.append(record)
+        file = run.record_file(job)
+        for record in records:
+            if (record.case.system, record.case.backend) == job.pair:
+                file.append(record)
     return run

@@ -12,7 +12,7 @@ from small_runs import a_case, a_run, on_cpu, on_gpu, timed, without
 
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
-from harness.schema.run_file import Request
+from harness.schema.run_file import PastRequest
 from reports.compare import views
 from reports.compare.comparison import NotComparable, compare
 from reports.compare.side import run_side
@@ -251,7 +251,7 @@ def test_what_differs_is_named_with_the_systems_it_is_true_of(tmp_path):
     ("commit", "said"), [("release-2026-build", "release-2026-build"), ("0123456789ab", "0123456789")]
 )
 def test_a_commit_that_is_a_name_is_said_whole(tmp_path, commit, said):
-    at = Request("2026-11-21T04:50:00+00:00", ("run",), commit, True, {"device": "H100"})
+    at = PastRequest("2026-11-21T04:50:00+00:00", ("run",), commit, True, {"device": "H100"})
     told = []
     for records in ([timed(a_case(), 10, on_gpu(commit=commit, dirty=True))], [without(a_case())]):
         run = a_run(tmp_path / str(len(told)), *records)

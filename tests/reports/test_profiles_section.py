@@ -57,8 +57,8 @@ def run_with(folder: Path, *profiles: Profile) -> Run:
     other = Job("mamba", "fast", (Planned(case("mamba")),))
     folder.mkdir(exist_ok=True)
     run = Run.create(folder / "run", RunFile("measure", "cuda", (job, other), CATALOGUE, Policy()))
-    with run.record_file(job) as file:
-        file.append(Record(case(), "ok", samples_ms=[0.049, 0.05, 0.051], throttled=[False] * 3, stop="count"))
+    file = run.record_file(job)
+    file.append(Record(case(), "ok", samples_ms=[0.049, 0.05, 0.051], throttled=[False] * 3, stop="count"))
     for each in profiles:
         write_profile(run.folder, each)
     return run

@@ -62,8 +62,8 @@ def test_what_changed_is_built_again_and_nothing_else(two_runs, tmp_path):
     first, second = (only(out, f"runs/day-0{day}-*.html") for day in (1, 2))
     before = times(out)
     run = Run.open(two_runs[1])
-    with run.record_file(run.jobs[0]) as file:
-        file.append(timed(a_case(64), 12.0, at="2026-02-01T00:00:00+00:00"))
+    file = run.record_file(run.jobs[0])
+    file.append(timed(a_case(64), 12.0, at="2026-02-01T00:00:00+00:00"))
     assert write_site(two_runs, out).drawn == 1
     after = times(out)
     assert {name for name in after if after[name] != before[name]} >= {str(second.relative_to(out)), "index.html"}
@@ -183,8 +183,8 @@ def test_the_same_run_twice_is_a_sentence(two_runs, tmp_path):
     copy = tmp_path / "copies" / two_runs[0].name
     shutil.copytree(two_runs[0], copy)
     run = Run.open(copy)
-    with run.record_file(run.jobs[0]) as file:
-        file.append(timed(a_case(64), 12.0))
+    file = run.record_file(run.jobs[0])
+    file.append(timed(a_case(64), 12.0))
     with pytest.raises(RecordError, match=r"are the same run \(day-01-[0-9a-f]{8}\); name one of them"):
         write_site([two_runs[0], copy], tmp_path / "site")
 
@@ -199,8 +199,8 @@ def test_a_run_keeps_its_name_when_it_goes_on(tmp_path):
     run = Run.open(nightly(tmp_path, 1))
     before = run_id(run, run.records())
     run.extend((), run.catalogue, run.file.requests[0])
-    with run.record_file(run.jobs[0]) as file:
-        file.append(timed(a_case(64), 9.0, at="2027-01-01T00:00:00+00:00"))
+    file = run.record_file(run.jobs[0])
+    file.append(timed(a_case(64), 9.0, at="2027-01-01T00:00:00+00:00"))
     assert run_id(run, run.records()) == before
 
 

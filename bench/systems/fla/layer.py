@@ -36,7 +36,7 @@ from harness.schema.reason import of_exception
 PER_TOKEN = ("q", "k", "v", "eta")
 # The package's two forms: states first and outputs after them, or both in one kernel.
 PACKAGE_FORMS = ("chunk_ttt_linear", "fused_chunk_ttt_linear")
-TRIAL = Policy(budget_s=0.2, warmup_s=0.1, warmup_max_s=0.5)
+TRIAL = Policy(budget_s=0.2)
 MINI_BATCHES = (16, 32, 64)  # what its Triton products and its registers allow
 
 

@@ -21,7 +21,7 @@ from tk_kernels.generate.common import SM90
 from tk_kernels.generate.tuning import Tuning, candidates
 
 SIZE = "1.3b"
-POLICY = Policy(budget_s=0.5, warmup_s=0.2, warmup_max_s=1.0)
+POLICY = Policy(budget_s=0.5)
 
 
 def replays() -> Clock:

@@ -98,9 +98,9 @@ class VllmSystem:
         ceilings = ceilings_of(device())  # measured while the engine has not taken the GPU's memory
         engine = self.engine(case)
         read = replace(case, context=self.prompt_tokens(case))
-        work = {"forward": Prefill, "generate": Generate, "request": Request}[case.phase](engine, read)
+        work = {"forward": Prefill, "generate": EngineGenerate, "request": EngineRequest}[case.phase](engine, read)
         prompt = {"prompt_tokens": str(read.context)}
-        if isinstance(work, Generate) and self.steps_grow:
+        if isinstance(work, EngineGenerate) and self.steps_grow:
             work.centre()
             prompt = {}
         facts = engine.facts()
@@ -272,7 +272,7 @@ class Prefill(_Work):
         return {"cache_blocks": self.engine.cache_blocks()}
 
 
-class Generate(_Work):
+class EngineGenerate(_Work):
     """Steps of as many sequences as the cache holds; a sample is a step in which all of them take part."""
 
     timed = "each step in which every sequence in flight generates"
@@ -316,7 +316,7 @@ class Generate(_Work):
         return super().metrics() | {"context_at_last_step": self.context + self.new_tokens}
 
 
-class Request(_Work):
+class EngineRequest(_Work):
     """Prompts, then `steps` tokens after each one's first."""
 
     timed = "all prompts and their tokens, from the first step to the last token"

@@ -34,7 +34,7 @@ def run(folder: Path, *faults: str, time_limit_s: float = LIMIT_S, gpu: bool = F
         Planned(Case(*PAIR, "tiny", "forward", 2, 48, dtype="float32", timing="engine", options=(("fault", fault),)))
         for fault in faults
     ]
-    policy = Policy(min_samples=1, max_samples=1, budget_s=0.1, warmup_s=0, warmup_max_s=0)
+    policy = Policy(budget_s=0)
     file = RunFile("measure", "cuda" if gpu else "cpu", (Job(*PAIR, tuple(cases)),), Catalogue(), policy)
     return run_jobs(Run.create(folder / "run", file), {PAIR: launch}, Options(limits=Limits(time_limit_s)))
 

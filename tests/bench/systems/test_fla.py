@@ -169,7 +169,7 @@ def test_every_call_of_generate_starts_from_the_same_state(package, monkeypatch,
 def measured(case):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bench.model_facts.checks", lambda facts, case: [])  # of the 1.3b size, which this is not
-        policy = Policy(min_samples=2, max_samples=4, warmup_s=0)
+        policy = Policy(min_samples=2, budget_s=0)
         return CaseRun(replace(case, timing="eager"), policy).record(GatedDeltaNet())
 
 
@@ -352,7 +352,7 @@ def test_a_form_that_cannot_run_leaves_the_other(layer_package):
 
 
 def timed_layer():
-    policy = Policy(min_samples=2, max_samples=4, warmup_s=0)
+    policy = Policy(min_samples=2, budget_s=0)
     return CaseRun(LAYER, policy).record(fla_layer.FlaTTTLinear())
 
 

@@ -207,7 +207,7 @@ def test_each_model_is_tuned_and_a_request_is_captured_after_that(package, monke
 def test_what_is_timed_starts_where_the_check_thinks_it_does(package, monkeypatch, phase, options):
     monkeypatch.setattr("bench.model_facts.checks", lambda facts, case: [])
     case = Case("mamba", "mamba-ssm", "tiny", phase, 3, 24, dtype="float32", options=options)
-    record = CaseRun(case, Policy(min_samples=3, max_samples=5, warmup_s=0)).record(Small())
+    record = CaseRun(case, Policy(min_samples=3, budget_s=0)).record(Small())
     assert record.status == "ok", record.reason
     assert any(check["name"] == "timed_logits_relative_error" for check in record.gate["checks"])
 

@@ -66,7 +66,7 @@ def test_a_workload_runs_and_passes_its_gate(adapter, system, phase):
     assert workload.metrics["flops"] > 0
 
 
-POLICY = Policy(min_samples=2, max_samples=4, warmup_s=0, budget_s=0.3)
+POLICY = Policy(min_samples=2, budget_s=0)
 MEASURED = [
     (TTTTorch, "ttt-linear", "forward", {}),
     (TTTTorch, "ttt-mlp", "generate", {}),
@@ -149,7 +149,7 @@ def forgotten_prompt(work):
 def test_tokens_that_the_model_would_not_choose_are_seen(adapter, system, phase, owner, name, wrong, monkeypatch):
     """Also where what follows them is right for such tokens."""
     asked = case(system, phase, **({"steps": 5} if phase == "request" else {}))
-    policy = Policy(min_samples=2, max_samples=2, warmup_s=0, warmup_max_s=0)
+    policy = Policy(min_samples=2, budget_s=0)
     assert CaseRun(asked, policy).record(adapter()).status == "ok"
     monkeypatch.setattr(owner, name, wrong)
     record = CaseRun(asked, policy).record(adapter())

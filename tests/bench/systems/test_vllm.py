@@ -32,7 +32,7 @@ from harness.schema.case import Case
 from harness.schema.policy import Policy
 
 CASE = Case("transformer", "vllm", "tiny", "generate", 4, 48, dtype="float32", timing="engine")
-FEW = Policy(min_samples=1, max_samples=5)
+FEW = Policy(budget_s=0)
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_another_error_of_the_engines_start_is_no_lack_of_memory(llm):
 def test_forward_times_whole_batches(llm):
     workload = VllmTransformer().build(replace(CASE, phase="forward", batch=3))
     assert workload.tokens == 3 * 48
-    timing = take_engine_samples(workload.engine_samples(FEW), Policy(min_samples=2, max_samples=2))
+    timing = take_engine_samples(workload.engine_samples(FEW), Policy(min_samples=2, budget_s=0))
     assert (len(timing.samples_ms), timing.stop) == (2, "count")
     assert llm.started[0].count == 6
 
@@ -463,7 +463,7 @@ def test_kernels_for_another_torch_are_no_vllm_and_a_missing_part_skips_a_case(l
 
 def test_a_request_waits_for_the_prompts_before_its_own_and_its_tokens_have_times(llm):
     workload = VllmTransformer().build(replace(CASE, phase="request", batch=3, options=(("steps", 4),)))
-    timing = take_engine_samples(workload.engine_samples(FEW), Policy(min_samples=2, max_samples=2))
+    timing = take_engine_samples(workload.engine_samples(FEW), Policy(min_samples=2, budget_s=0))
     found = workload.measured(2)
     assert 0 < found["time_between_tokens_ms"] < found["time_to_first_token_ms"] + sum(timing.samples_ms)
     assert found["time_to_first_token_ms"] < max(timing.samples_ms)
