@@ -44,12 +44,15 @@ endif
 	$(PY) -m bench run $(SUITES) --out "$(OUT)" --resume $(RUN_OPTIONS)
 	$(if $(findstring --dry-run,$(RUN_OPTIONS)),,$(PY) -m bench report "$(OUT)")
 
-# Environments of their own for systems whose pins conflict, and the systems.toml that names them.
+# Environments of their own for systems whose pins conflict, and the systems.toml that names them. A log without
+# .installed tells ttt-bench that the environment is not there.
 baselines: venv-vllm venv-mamba
 
-venv-vllm: .venv-vllm/.installed systems.toml
-
-venv-mamba: .venv-mamba/.installed systems.toml
+venv-vllm venv-mamba: venv-%: systems.toml
+	@echo "make: checks .venv-$* and installs what it lacks (log: .venv-$*.log)"
+	@$(MAKE) --no-print-directory .venv-$*/.installed >.venv-$*.log 2>&1 || { \
+	  rm -f .venv-$*/.installed; tail -n 5 .venv-$*.log; \
+	  echo "make: no $*: its environment failed to install (log: .venv-$*.log)"; exit 1; } >&2
 
 .venv-vllm/.installed: bench/requirements/vllm.txt bench/requirements/pip.txt
 	$(call FOR_PYTHON,v == 12,3.12)
@@ -132,4 +135,4 @@ $(VENV)/.installed-%: bench/requirements/%.txt pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-mamba build *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-mamba .venv-vllm.log .venv-mamba.log build *.egg-info

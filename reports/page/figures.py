@@ -17,7 +17,7 @@ from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, PaperC
 from harness.schema.reason import counted, span
 from reports.commits import short_commit
 from reports.page.lines import Line, Looks, Panel, forms_of, sortable
-from reports.spoken import counts_of_missing, share_of
+from reports.spoken import counts_of_missing, left_out, share_of
 from reports.stats import (
     AMOUNTS,
     CASE_COLUMNS,
@@ -275,6 +275,7 @@ class _Drawn:
             whose = counts_of_missing(self.missing, self.panel.rows, self.panel.looks.catalogue)
             said = ", ".join(f"{count} of {name}" for name, count in whose.values())
             yield f"{counted(len(self.missing), 'case')} without a record yet: {said}"
+        yield from left_out(self.panel.rows, self.panel.looks.catalogue)
         if NOTES in rows:
             has_result, noted = (
                 {*rows.index[which]} for which in (rows["status"] == "ok", rows[NOTES].fillna("") != "")

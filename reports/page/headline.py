@@ -13,7 +13,7 @@ from harness.schema.reason import counted, span
 from reports.fairness import MODEL_COLUMNS, MODEL_OPTIONS
 from reports.page.figures import Figure
 from reports.page.ranking import DOUBTS, LEVEL, Standing, View, standings
-from reports.spoken import counts_of_missing, listed, said_number, said_setting, said_x, share_of
+from reports.spoken import counts_of_missing, left_out, listed, said_number, said_setting, said_x, share_of
 from reports.stats import (
     CACHE_FULL,
     HOT,
@@ -37,7 +37,7 @@ def headline(
     uneven: Mapping[tuple[Any, ...], str] | None = None,
     is_part: bool = False,
 ) -> list[str]:
-    """Up to seven sentences on the figures that answer the run's question; on the first two where none does.
+    """Up to eight sentences on the figures that answer the run's question; on the first two where none does.
 
     missing: the planned cases without a record. uneven: as `fairness.uneven` says it. is_part: the table has not all
     systems of its run.
@@ -53,6 +53,7 @@ def headline(
         " ".join(filter(None, map(_claims, curves))),
         " ".join(filter(None, (_best(each) for each in views if each.figure.best))),
         _unfit(views),
+        " ".join(f"{said[0].upper()}{said[1:]}." for said in left_out(table, catalogue)),
         _lost(table, len(missing), is_part),
     ]
     return [sentence for sentence in sentences if sentence]

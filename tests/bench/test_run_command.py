@@ -291,6 +291,15 @@ def test_an_interpreter_that_does_not_exist_is_named_before_the_run(tmp_path):
     assert "nope" not in "".join(path.read_text() for path in (tmp_path / "out").rglob("*.json*"))
 
 
+def test_an_environment_that_failed_to_install_is_the_reason_and_the_last_line(tmp_path):
+    (tmp_path / "systems.toml").write_text('["transformer/torch"]\npython = ".venv-vllm/bin/python"\n')
+    (tmp_path / ".venv-vllm.log").touch()
+    called("run", "quick", *SMALL, "--out", "out", cwd=tmp_path)
+    why = "its environment failed to install (log: .venv-vllm.log)"
+    assert {(record.status, record.reason) for record in records_of(tmp_path / "out")} == {("skipped", why)}
+    assert called("report", "out", cwd=tmp_path).stderr.splitlines() == [f"ttt-bench: no PyTorch: {why}"]
+
+
 def interruptible(*arguments, cwd):
     # A shell that starts the tests in the background has them ignore the signal.
     return subprocess.Popen(

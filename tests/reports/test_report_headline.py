@@ -426,3 +426,13 @@ def test_what_is_level_is_level_however_its_bars_overlap_and_wide_bars_hide_what
 def test_a_value_with_an_interval_of_its_own_has_its_bar():
     cells = {"energy_j_per_token": 4.0, "energy_j_per_token_low": 3.0, "energy_j_per_token_high": 6.0}
     assert bar(cells, "energy_j_per_token") == (0.75, 1.5)
+
+
+@pytest.mark.parametrize(("others", "who"), [({}, "vLLM"), ({2048: 9.0}, "Transformer on vLLM")])
+def test_a_baseline_whose_environment_failed_is_named_with_the_log(others, who):
+    why = "its environment failed to install (log: .venv-vllm.log)"
+    gone = synthetic.lost(Case(*SLOW, "1.3b", "forward", 16, 2048), "skipped", why)
+    made = synthetic.of_suite("fig15-forward", *forward({2048: 4.0}), gone, *forward(others, "mamba", "vllm"))
+    drawn = figures(made.table, made.catalogue)
+    assert f"No {who}: {why}." in headline(made.table, made.catalogue, drawn)
+    assert f"; no {who}: {why}" in drawn[0].caption
