@@ -27,7 +27,7 @@ FOR_PYTHON = @$(PYTHON) -c "import sys; v = sys.version_info[1]; sys.exit(0 if $
 # With VENV= nothing is installed.
 HAS_PACKAGES = $(if $(VENV),,@$(PY) -c "import sys; from importlib.util import find_spec; sys.exit(0 if all(map(find_spec, ('torch', 'typer', 'pandas'))) else 'make: $(PY) lacks packages of ttt-bench; name another by PYTHON=, or leave VENV= out to install them')")
 
-.PHONY: help install bench baselines venv-vllm venv-mamba numbers test test-gpu sanitize lint chromium axe slurm clean
+.PHONY: help install bench baselines venv-vllm venv-mamba numbers test locks test-gpu sanitize lint chromium axe slurm clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^PYTHON/q' Makefile
@@ -85,7 +85,11 @@ numbers: $(INSTALLED)
 # tests wait for processes, so there is one more of pytest's than there are cores, up to four.
 test: $(INSTALLED) lint chromium axe slurm
 	OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$($(PY) -c "import os; print(os.cpu_count() + 1)") \
-	  $(PY) -m pytest -m "not gpu" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	  $(PY) -m pytest -m "not gpu and not index" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+# Asks the package index whether each lock file still resolves: downloads metadata, no packages.
+locks: $(INSTALLED)
+	$(PY) -m pytest -rs -m index tests/test_locks.py
 
 # Tests of kernels mostly compile, so they share the GPU; what is timed has it alone.
 test-gpu: $(INSTALLED)
