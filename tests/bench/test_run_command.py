@@ -311,12 +311,11 @@ def interruptible(*arguments, cwd):
 
 
 def test_an_interrupt_says_how_to_go_on(tmp_path):
-    process = interruptible("run", "quick", "--systems", "transformer", "--device", "cpu", "--out", "out", cwd=tmp_path)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("out/records/*.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    process = interruptible("run", "quick", "--device", "cpu", "--out", "out", cwd=tmp_path)
+    while not list(tmp_path.glob("out/records/*.jsonl")) and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)  # many cases before its end
+    _, said = process.communicate()
     assert process.returncode == 130
     command = "ttt-bench run --resume --out out"
     assert said.splitlines()[-1] == f"ttt-bench: interrupted; to continue: {command}"
