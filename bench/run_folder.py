@@ -29,7 +29,7 @@ def resumed(request: RunRequest, out: Path) -> Run | None:
 def open_run(work: Plan, out: Path, before: Run | None) -> Run:
     """The new run in `out`, or the one there before with what is asked for added; RunError where another has it."""
     if not work.machine["commit"] and (refusal := refusal_of_git()):
-        print(f"ttt-bench: no record of this run will name its commit, as git refuses: {refusal}", file=sys.stderr)
+        print(f"ttt-bench: no record of this run will name its commit: {refusal}", file=sys.stderr)
     if before:
         refuse_another_kind(before, work)
         return extended(work, out)

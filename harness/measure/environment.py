@@ -185,6 +185,8 @@ def ask_git(root: Path, *arguments: str, timeout_s: float | None = 20) -> tuple[
             stdin=subprocess.DEVNULL,
             env=child_environment(),
         )
+    except FileNotFoundError:
+        return "", "git is not installed"
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", str(error)
     if done.returncode:

@@ -92,8 +92,8 @@ def test_verify_prints_a_distance_that_is_not_finite(monkeypatch, capsys):
     verdict = Verdict([Check.at_most("error", float("nan"), 0.01), Check.at_most("other", 0.5, float("inf"))])
     missed = Record.from_dict(json.loads(Record(CASE, "incorrect", verdict.reason, gate=verdict.to_dict()).to_json()))
     said, status = verified(monkeypatch, capsys, missed)
-    assert "gate    ttt-linear/torch tiny" in said
-    assert said.endswith(": 1 of 2 checks missed: error not finite (limit 0.01)\n1 case: 1 gate\n")
+    assert "incorrect ttt-linear/torch tiny" in said
+    assert said.endswith(": 1 of 2 checks missed: error not finite (limit 0.01)\n1 case: 1 incorrect\n")
     assert status == 1
 
 

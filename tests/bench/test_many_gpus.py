@@ -268,7 +268,9 @@ def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands:
     said = one_sentence(ttt_bench(*call, cwd=tmp_path, path=commands))
     assert "sbatch refused: sbatch: error: invalid partition specified: gpuu; the run is planned" in said
     assert said.endswith("to submit it: ttt-bench run --slurm tasks=2,partition=gpuu --resume --out out")
-    assert "sbatch: is not on this machine" in one_sentence(ttt_bench(*call, "--resume", cwd=tmp_path))
+    again = ttt_bench(*call, "--resume", cwd=tmp_path)  # where there is no command at all
+    assert again.returncode == 2
+    assert "sbatch: is not on this machine" in again.stderr
 
 
 def test_both_ways_at_once(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_a_run_whose_commit_git_refuses_to_name_says_why(tmp_path, monkeypatch, 
     work = plan.plan(RunRequest(suites=("quick",), batch=(1,), context=(16,), device="cpu"))
     vars(work)["machine"] = work.machine | {"commit": commit}
     run_folder.open_run(work, tmp_path / "out", None)
-    said = "no record of this run will name its commit, as git refuses: fatal: detected dubious ownership"
+    said = "no record of this run will name its commit: fatal: detected dubious ownership"
     assert capsys.readouterr().err == f"ttt-bench: {said}\n" * lines
 
 

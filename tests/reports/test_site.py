@@ -228,7 +228,7 @@ def test_what_is_no_run_is_a_sentence(two_runs, tmp_path):
     ):
         with pytest.raises(RecordError, match=why):
             write_site([*two_runs, bad], tmp_path / "site")
-    with pytest.raises(RecordError, match="is not a record"):
+    with pytest.raises(RecordError, match="line 1: case: Field required"):
         write_site([*two_runs, torn], tmp_path / "site2")
 
 

@@ -83,7 +83,7 @@ def forward(kernel: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch):
     """The operator, its kernel emulated: results that are not the state's own tensors begin as NaN."""
 
     def emulated(*arguments):
-        *tensors, rope = arguments
+        *tensors, rope, _ = arguments
         inputs, results = tensors[:INPUTS], tensors[INPUTS:]
         for result in results:
             if all(result is not given for given in inputs):

@@ -85,20 +85,35 @@ def _rotate(
 
 
 @jit
-def add_five(a1, a2, a3, a4, a5, b1, b2, b3, b4, b5):
-    """Sum five rows in one reduction: one exchange between warps."""
-    return a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5
+def add_two(a1, a2, b1, b2):
+    """Sum two rows in one reduction: one exchange between warps."""
+    return a1 + b1, a2 + b2
 
 
 @jit
-def gradient_coefficients(s1, s2, s3, s4, s5, D: tl.constexpr):
-    """1/std, mean(g) and mean(g * xhat) / std of centred rows z, from their sums.
+def add_six(a1, a2, a3, a4, a5, a6, b1, b2, b3, b4, b5, b6):
+    """Sum six rows in one reduction: one exchange between warps."""
+    return a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6
 
-    With u = weight^2 z and offset o = weight (bias - R): s1 = sum z^2, s2 = sum u, s3 = sum u z, s4 = sum o z,
-    s5 = sum o. g = u / std + o.
+
+@jit
+def normalization(s0, s1, D: tl.constexpr):
+    """Mean and 1/std of rows, from the sums of z and z^2."""
+    mean = s0 * (1.0 / D)
+    return mean, tl.rsqrt(tl.maximum(s1 * (1.0 / D) - mean * mean, 0.0) + 1e-6)
+
+
+@jit
+def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
+    """Mean, 1/std, mean(g) and mean(g * xhat) / std of rows z, from sums over their elements.
+
+    With u = weight^2 z, offset o = weight (bias - R) and c = z - mean: g = weight^2 c / std + o. The sums: s0 of z,
+    s1 of z^2, s2 of u, s3 of u z, s4 of o z, s5 of o. weight_squared: the sum of weight^2.
     """
-    rstd = tl.rsqrt(s1 * (1.0 / D) + 1e-6)
-    return rstd, (rstd * s2 + s5) * (1.0 / D), rstd * rstd * (rstd * s3 + s4) * (1.0 / D)
+    mean, rstd = normalization(s0, s1, D)
+    u = s2 - mean * weight_squared  # the sums of weight^2 c, and of weight^2 c^2
+    uc = s3 - mean * (s2 + u)
+    return mean, rstd, (rstd * u + s5) * (1.0 / D), rstd * rstd * (rstd * uc + s4 - mean * s5) * (1.0 / D)
 
 
 @jit

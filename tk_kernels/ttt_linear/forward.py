@@ -4,9 +4,8 @@ One program owns one head of one sequence. W^T stays in registers as a float32 a
 over the N warps by a leading dimension, so that no product moves it between warps:
     Z = K W + b, Y = Q W + b       W^T rounded is their right operand
     W^T <- W^T + (-s lr G)^T K     into the accumulator
-The rows of G sum to 0, so the mean of W over its outputs never changes: the kernel takes it out of W and b at the start
-and puts it back at the end, and LayerNorm needs sums of squares only. Missing tokens of a short mini-batch are rows of
-lr = 0 under a mask.
+Each LayerNorm takes one reduction: the sums of squares include the mean, which is subtracted afterwards. Missing tokens
+of a short mini-batch are rows of lr = 0 under a mask.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
@@ -15,7 +14,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tk_kernels.forward.common import MOST_HEAD_DIM, add_five, available, gradient_coefficients, rotated, tile
+from tk_kernels.forward.common import (
+    MOST_HEAD_DIM,
+    add_six,
+    add_two,
+    available,
+    gradient_coefficients,
+    normalization,
+    rotated,
+    tile,
+)
 from tk_kernels.generate.common import jit, on_its_device, tl
 
 __all__ = ["MOST_HEAD_DIM", "available", "launch"]
@@ -74,16 +82,12 @@ def _forward(
     inside, row = d < D, i < m
     at = pid * (D * D) + d[None, None, :] * D + o[:, :, None]
     whole = inside[None, None, :] & (o < D)[:, :, None]
-    Wt = tl.load(W + at, mask=whole, other=0)  # [N, outputs, inputs]
+    Wt = tl.load(W + at, mask=whole, other=0) * UP  # [N, outputs, inputs]
     bias = tl.load(b + pid * D + o, mask=o < D, other=0)
-    W_mean = tl.sum(tl.sum(Wt, 1), 0) / D
-    b_mean = tl.sum(tl.sum(bias, 1), 0) / D
-    real = (o < D).to(tl.float32)
-    Wt = (Wt - W_mean[None, None, :] * real[:, :, None]) * UP
-    bias -= b_mean * real
     gamma = tl.load(ln_weight + head * D + o, mask=o < D, other=0)[:, None, :]
     beta = tl.load(ln_bias + head * D + o, mask=o < D, other=0)[:, None, :]
     gamma_squared = gamma * gamma
+    gamma_sum = tl.sum(gamma_squared)
     scale = tl.load(token_scale + i, mask=row, other=0)
     last = tl.load(token_scale + m - 1)
     triangle = tl.where(i[:, None] >= i[None, :], -scale[:, None] / UP, 0.0)[None]
@@ -124,10 +128,11 @@ def _forward(
         # G = lr * ln_l2_grad(Z, V - K)
         offset = gamma * (beta - V_part + K_part)
         u = gamma_squared * Z
-        s1, s2, s3, s4, s5 = tl.reduce((Z * Z, u, u * Z, offset * Z, offset), 2, add_five)
-        s1, s2, s3, s4, s5 = tl.reduce((s1, s2, s3, s4, s5), 0, add_five)
-        rstd, mean_g, mean_gx = gradient_coefficients(s1, s2, s3, s4, s5, D)
-        G = u * rstd[None, :, None] + offset - mean_g[None, :, None] - Z * mean_gx[None, :, None]
+        s0, s1, s2, s3, s4, s5 = tl.reduce((Z, Z * Z, u, u * Z, offset * Z, offset), 2, add_six)
+        s0, s1, s2, s3, s4, s5 = tl.reduce((s0, s1, s2, s3, s4, s5), 0, add_six)
+        mean, rstd, mean_g, mean_gx = gradient_coefficients(s0, s1, s2, s3, s4, s5, gamma_sum, D)
+        slope = gamma_squared * rstd[None, :, None] - mean_gx[None, :, None]
+        G = (Z - mean[None, :, None]) * slope + offset - mean_g[None, :, None]
         G *= (rstd * rate)[None, :, None] * UP
         if DP != D:
             G = tl.where((o < D)[:, None, :], G, 0.0)
@@ -139,8 +144,10 @@ def _forward(
         bias += tl.sum(G, 1) * (step * (1.0 / UP))
 
         # out = Q + LN(Zbar)
-        square = tl.sum(tl.sum(Y * Y, 2), 0)
-        x = Q_part + gamma * Y * tl.rsqrt(square * (1.0 / D) + 1e-6)[None, :, None] + beta
+        s0, s1 = tl.reduce((Y, Y * Y), 2, add_two)
+        s0, s1 = tl.reduce((s0, s1), 0, add_two)
+        mean, rstd = normalization(s0, s1, D)
+        x = Q_part + gamma * (Y - mean[None, :, None]) * rstd[None, :, None] + beta
         tl.store(out + token[None, :, None] * (H * D) + o[:, None, :], x.to(out.dtype.element_ty), mask=part)
         if t + m >= T:  # the pending rows; those that do not count are 0
             kept = row[None, :, None] & (o < D)[:, None, :]
@@ -149,5 +156,5 @@ def _forward(
             tl.store(g_rows + rows, G * (1.0 / UP), mask=kept)
 
     tl.debug_barrier()  # W_out and b_out may be W and b
-    tl.store(W_out + at, Wt * (1.0 / UP) + W_mean[None, None, :], mask=whole)
-    tl.store(b_out + pid * D + o, bias + b_mean, mask=o < D)
+    tl.store(W_out + at, Wt * (1.0 / UP), mask=whole)
+    tl.store(b_out + pid * D + o, bias, mask=o < D)

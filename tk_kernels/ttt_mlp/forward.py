@@ -2,8 +2,7 @@
 
 One program owns one head of one sequence and keeps W1^T and W2 in float32 accumulators in registers. A leading
 dimension splits both over the N warps, by hidden units: Z1, Y1 and both updates never leave a warp. W2 passes rounded
-through shared memory once per mini-batch, and its three products read it there. Of W2 and b2 the kernel takes
-the mean over outputs out, as rows of G2 sum to 0 (see `ttt_linear/forward.py`).
+through shared memory once per mini-batch, and its three products read it there.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
@@ -13,11 +12,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from tk_kernels.forward.common import (
-    add_five,
+    add_six,
+    add_two,
     available,
     gelu_slope,
     gelu_tanh,
     gradient_coefficients,
+    normalization,
     rotated,
     tile,
 )
@@ -82,16 +83,13 @@ def _forward(
     at2 = pid * (D * F) + f[:, :, None] * D + d[None, None, :]
     whole = (f >= 0)[:, :, None] & inside[None, None, :]
     V1 = tl.load(W1 + at1, mask=whole, other=0) * UP  # W1^T: [N, units, D]
-    V2 = tl.load(W2 + at2, mask=whole, other=0)  # W2: [N, units, D]
+    V2 = tl.load(W2 + at2, mask=whole, other=0) * UP  # W2: [N, units, D]
     bias1 = tl.load(b1 + pid * F + f)
     bias2 = tl.load(b2 + pid * D + d, mask=inside, other=0)
-    W2_mean, b2_mean = tl.sum(V2, 2) / D, tl.sum(bias2, 0) / D
-    real = inside.to(tl.float32)
-    V2 = (V2 - W2_mean[:, :, None] * real[None, None, :]) * UP
-    bias2 -= b2_mean * real
     gamma = tl.load(ln_weight + head * D + d, mask=inside, other=0)[None, :]
     beta = tl.load(ln_bias + head * D + d, mask=inside, other=0)[None, :]
     gamma_squared = gamma * gamma
+    gamma_sum = tl.sum(gamma_squared)
     scale = tl.load(token_scale + i, mask=row, other=0)
     last = tl.load(token_scale + m - 1)
     triangle = tl.where(i[:, None] >= i[None, :], -scale[:, None] / UP, 0.0)
@@ -135,9 +133,9 @@ def _forward(
         Z2 = tl.dot(x2, weights2, input_precision="ieee") + bias2[None, :]
         offset = gamma * (beta - V.to(tl.float32) + K_again.to(tl.float32))
         u = gamma_squared * Z2
-        s1, s2, s3, s4, s5 = tl.reduce((Z2 * Z2, u, u * Z2, offset * Z2, offset), 1, add_five)
-        rstd, mean_g, mean_gx = gradient_coefficients(s1, s2, s3, s4, s5, D)
-        G2 = u * rstd[:, None] + offset - mean_g[:, None] - Z2 * mean_gx[:, None]
+        s0, s1, s2, s3, s4, s5 = tl.reduce((Z2, Z2 * Z2, u, u * Z2, offset * Z2, offset), 1, add_six)
+        mean, rstd, mean_g, mean_gx = gradient_coefficients(s0, s1, s2, s3, s4, s5, gamma_sum, D)
+        G2 = (Z2 - mean[:, None]) * (gamma_squared * rstd[:, None] - mean_gx[:, None]) + offset - mean_g[:, None]
         G2 *= (rstd * rate)[:, None] * UP
         if DP != D:
             G2 = tl.where(inside[None, :], G2, 0.0)
@@ -165,8 +163,9 @@ def _forward(
         bias1 += tl.sum(G1, 1) * (step * (1.0 / UP))
         bias2 += tl.sum(G2, 0) * (step * (1.0 / UP))
 
-        rstd = tl.rsqrt(tl.sum(Z2bar * Z2bar, 1) * (1.0 / D) + 1e-6)
-        x = Q.to(tl.float32) + gamma * Z2bar * rstd[:, None] + beta
+        s0, s1 = tl.reduce((Z2bar, Z2bar * Z2bar), 1, add_two)
+        mean, rstd = normalization(s0, s1, D)
+        x = Q.to(tl.float32) + gamma * (Z2bar - mean[:, None]) * rstd[:, None] + beta
         tl.store(out + token[:, None] * (H * D) + d[None, :], x.to(out.dtype.element_ty), mask=mask)
         if t + m >= T:  # the pending rows; those that do not count are 0 (of X2: any finite number)
             rows = pid * (m * D) + i[:, None] * D + d[None, :]
@@ -179,6 +178,6 @@ def _forward(
 
     tl.debug_barrier()  # weights may be written where they were
     tl.store(W1_out + at1, V1 * (1.0 / UP), mask=whole)
-    tl.store(W2_out + at2, V2 * (1.0 / UP) + W2_mean[:, :, None], mask=whole)
+    tl.store(W2_out + at2, V2 * (1.0 / UP), mask=whole)
     tl.store(b1_out + pid * F + f, bias1)
-    tl.store(b2_out + pid * D + d, bias2 + b2_mean, mask=inside)
+    tl.store(b2_out + pid * D + d, bias2, mask=inside)
