@@ -224,8 +224,8 @@ class Drawing {
     const place = this.view.yLog ? Math.log10 : Number;
     const others = this.lines.filter(([other]) => other !== line).flatMap(([, all]) => all.filter((each) => each.y && each.x === point.x));
     const gaps = others.map((each) => (place(each.y.value) - place(point.y.value)) / (to - from));
-    const above = Math.min(...gaps.filter((gap) => gap >= 0));
-    return above < CROWDED && above < Math.min(...gaps.filter((gap) => gap < 0).map((gap) => -gap));
+    const above = smallest(gaps.filter((gap) => gap >= 0));
+    return above < CROWDED && above < smallest(gaps.filter((gap) => gap < 0).map((gap) => -gap));
   }
 
   failedTrace(line, points, lane) {
@@ -291,10 +291,10 @@ class Drawing {
   /* From where to where the values of the lines reach, in the axis's own measure, and at least two ticks. */
   yRange() {
     const ends = this.lines.flatMap(([, all]) => all).flatMap((point) => (point.y ? [point.y.low, point.y.value, point.y.high] : []));
-    if (!this.view.yLog) return [0, 1.08 * Math.max(...ends, 0) || 1];
+    if (!this.view.yLog) return [0, 1.08 * Math.max(largest(ends), 0) || 1];
     const values = ends.filter((value) => value > 0);
     if (!values.length) return [0, 1];
-    return [Math.log10(tickBelow(0.97 * Math.min(...values))), Math.log10(tickAbove(1.03 * Math.max(...values)))];
+    return [Math.log10(tickBelow(0.97 * smallest(values))), Math.log10(tickAbove(1.03 * largest(values)))];
   }
 
   yAxis(shared, strip, range, title) {
@@ -423,7 +423,7 @@ class Drawing {
     const { names, leaders } = this.endLabels(range, xaxis, pixels, LABEL_SHARE * width - beside);
     // The signs of the first points stand beside them, not on the axis.
     const signed = this.lines.some(([line, all]) => this.signTraces(line, all).length);
-    const right = beside + Math.max(0, ...names.map((name) => textWidth(name.text, LABEL_SIZE)));
+    const right = beside + Math.max(0, largest(names.map((name) => textWidth(name.text, LABEL_SIZE))));
     // Ticks that do not fit side by side stand upright; the axis's title and the notes are then lower.
     const [place, at] = [xaxis.type === "log" ? Math.log10 : Number, xaxis.ticktext];
     const [from, to] = xaxis.range;
@@ -431,10 +431,10 @@ class Drawing {
     if (signed) xaxis.range = [from - SIGN_ROOM / scale, to];
     const room = (i) => scale * (place(xaxis.tickvals[i]) - place(xaxis.tickvals[i - 1]));
     const upright = at.some((text, i) => i && room(i) < 3.75 * (text.length + at[i - 1].length) + 8);
-    const lower = upright ? 6.5 * Math.max(...at.map((text) => text.length)) - 4 : 0;
+    const lower = upright ? 6.5 * largest(at.map((text) => text.length)) - 4 : 0;
     xaxis.tickangle = upright ? 90 : 0;
     if (upright) {
-      const every = Math.ceil(UPRIGHT_ROOM / Math.min(...at.slice(1).map((_, i) => room(i + 1))));
+      const every = Math.ceil(UPRIGHT_ROOM / smallest(at.slice(1).map((_, i) => room(i + 1))));
       xaxis.ticktext = at.map((text, i) => (i % every ? "" : text));
     }
     const note = { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", yshift: -46 - lower, showarrow: false, align: "left", font: { size: 11.5 } };

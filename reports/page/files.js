@@ -59,7 +59,7 @@ function pictureLayout({ data }, drawing) {
   const head = 40 + 15 * small.length;
   const names = drawing.lines.map(([line]) => line.name.length);
   const across = PICTURE_WIDTH - plot.margin.l - plot.margin.r; // Plotly wraps a legend at the width of the plot
-  const columns = Math.max(1, Math.floor(across / (7 * Math.max(0, ...names) + LEGEND_LINE + 30)));
+  const columns = Math.max(1, Math.floor(across / (7 * Math.max(0, largest(names)) + LEGEND_LINE + 30)));
   const foot = LEGEND_ROW * Math.ceil(names.length / columns) + 14;
   const text = { xref: "paper", yref: "paper", yanchor: "top", xanchor: "left", x: 0, y: 1, align: "left", showarrow: false };
   const left = { xshift: 14 - plot.margin.l };

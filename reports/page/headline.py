@@ -268,7 +268,7 @@ def _judged(view: View, claim: PaperClaim) -> str:
     due = [x for x in view.tried if x >= claim.at_least]
     common = [x for x in due if x in own and x in other]
     told = [x for x in common if not own[x].hides(other[x])]
-    untold = [x for x in common if x not in told]
+    untold = [x for x in common if own[x].hides(other[x])]
     doubt = f" is not told at {_places(untold, due)}" if untold else ""
     said = f"The paper's “{claim.text}”"
     if not told:

@@ -11,7 +11,7 @@ from harness.schema.case import Case
 from reports.page.figures import figures
 from reports.page.headline import described, headline, small_models
 from reports.page.html import render
-from reports.page.ranking import OFF, Point, View, bar
+from reports.page.ranking import OFF, Point, View, bar, standings
 from reports.spoken import said_number
 
 
@@ -436,3 +436,12 @@ def test_a_baseline_whose_environment_failed_is_named_with_the_log(others, who):
     drawn = figures(made.table, made.catalogue)
     assert f"No {who}: {why}." in headline(made.table, made.catalogue, drawn)
     assert f"; no {who}: {why}" in drawn[0].caption
+
+
+def test_each_line_of_a_figure_is_read_once(monkeypatch):
+    read, reading = [], View._read
+    monkeypatch.setattr(View, "_read", lambda view, line: read.append(line.name) or reading(view, line))
+    made = synthetic.of_suite("fig15-forward", *forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW))
+    view = View(made.table, made.catalogue, figures(made.table, made.catalogue)[0])
+    assert len(standings(view)) == 1
+    assert sorted(read) == sorted(line.name for line in view.figure.lines)
