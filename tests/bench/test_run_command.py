@@ -385,7 +385,7 @@ def test_an_interrupt_is_one_line_where_nothing_can_go_on(tmp_path):
     process = interruptible("verify", "quick", "--systems", "transformer", "--device", "cpu", cwd=tmp_path)
     assert process.stderr.readline() == "verify: 10 cases to run\n"
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate()
     assert process.returncode == 130
     assert [line for line in said.splitlines() if line.startswith("ttt-bench")] == ["ttt-bench: interrupted"]
     assert not list(tmp_path.iterdir())
