@@ -197,7 +197,7 @@ def test_text_of_another_encoding(folder: Path) -> None:
         Run.open(folder)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_what_is_no_regular_file(folder: Path) -> None:
     path = folder / "run.json"
     folder.mkdir()
