@@ -27,7 +27,7 @@ FOR_PYTHON = @$(PYTHON) -c "import sys; v = sys.version_info[1]; sys.exit(0 if $
 # With VENV= nothing is installed.
 HAS_PACKAGES = $(if $(VENV),,@$(PY) -c "import sys; from importlib.util import find_spec; sys.exit(0 if all(map(find_spec, ('torch', 'typer', 'pandas'))) else 'make: $(PY) lacks packages of ttt-bench; name another by PYTHON=, or leave VENV= out to install them')")
 
-.PHONY: help install bench baselines venv-vllm venv-mamba numbers test test-gpu sanitize lint chromium axe slurm clean
+.PHONY: help install bench baselines venv-vllm venv-mamba numbers test locks test-gpu sanitize lint chromium axe slurm clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^PYTHON/q' Makefile
@@ -44,12 +44,15 @@ endif
 	$(PY) -m bench run $(SUITES) --out "$(OUT)" --resume $(RUN_OPTIONS)
 	$(if $(findstring --dry-run,$(RUN_OPTIONS)),,$(PY) -m bench report "$(OUT)")
 
-# Environments of their own for systems whose pins conflict, and the systems.toml that names them.
+# Environments of their own for systems whose pins conflict, and the systems.toml that names them. A log without
+# .installed tells ttt-bench that the environment is not there.
 baselines: venv-vllm venv-mamba
 
-venv-vllm: .venv-vllm/.installed systems.toml
-
-venv-mamba: .venv-mamba/.installed systems.toml
+venv-vllm venv-mamba: venv-%: systems.toml
+	@echo "make: checks .venv-$* and installs what it lacks (log: .venv-$*.log)"
+	@$(MAKE) --no-print-directory .venv-$*/.installed >.venv-$*.log 2>&1 || { \
+	  rm -f .venv-$*/.installed; tail -n 5 .venv-$*.log; \
+	  echo "make: no $*: its environment failed to install (log: .venv-$*.log)"; exit 1; } >&2
 
 .venv-vllm/.installed: bench/requirements/vllm.txt bench/requirements/pip.txt
 	$(call FOR_PYTHON,v == 12,3.12)
@@ -82,7 +85,11 @@ numbers: $(INSTALLED)
 # tests wait for processes, so there is one more of pytest's than there are cores, up to four.
 test: $(INSTALLED) lint chromium axe slurm
 	OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$($(PY) -c "import os; print(os.cpu_count() + 1)") \
-	  $(PY) -m pytest -m "not gpu" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	  $(PY) -m pytest -m "not gpu and not index" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+# Asks the package index whether each lock file still resolves: downloads metadata, no packages.
+locks: $(INSTALLED)
+	$(PY) -m pytest -rs -m index tests/test_locks.py
 
 # Tests of kernels mostly compile, so they share the GPU; what is timed has it alone.
 test-gpu: $(INSTALLED)
@@ -132,4 +139,4 @@ $(VENV)/.installed-%: bench/requirements/%.txt pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-mamba build *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-mamba .venv-vllm.log .venv-mamba.log build *.egg-info

@@ -44,6 +44,14 @@ def launches(device: str = "") -> dict[tuple[str, str], Launch]:
     return {pair: replace(launch, env={**unset, **launch.env}) for pair, launch in found.items()}
 
 
+def failed_install(launch: Launch) -> str:
+    """One sentence where `make baselines` left only a log of the environment; "" for any other interpreter."""
+    folder = Path(launch.command[0]).parent.parent
+    log = Path(f"{folder}.log")
+    left = log.exists() and not (folder / ".installed").exists()
+    return f"its environment failed to install (log: {log})" if left else ""
+
+
 def _launch(adapter: Adapter, entry: Launch | None) -> Launch:
     if entry is None:
         return Launch(command=[sys.executable], entry=adapter.entry, env={})

@@ -25,7 +25,7 @@ from bench.catalogue.suites import (
     refuse_mistakes,
 )
 from bench.catalogue.systems import ADAPTERS, LAUNCH_BOUND_TOKENS, Adapter
-from bench.environments import SYSTEMS_FILE, launches, systems_of_file
+from bench.environments import SYSTEMS_FILE, failed_install, launches, systems_of_file
 from bench.errors import UserError
 from bench.memory import beyond_memory_of, refuse_beyond_memory, total_memory_bytes
 from bench.models.case_model import Checkpoint, checkpoint_missing, offer, read_checkpoint
@@ -92,16 +92,26 @@ class Plan:
         own = [each for job in self.jobs if (each := "/".join(job.pair)) in named]
         used = f"{SYSTEMS_FILE} of this folder says how to start {', '.join(own)}" if own else ""
         missing: dict[str, list[str]] = {}
+        failed: dict[str, list[str]] = {}
         for job in self.jobs:
-            program = self.launches[job.pair].command[0]
-            if os.sep in program and not os.path.exists(program):
-                missing.setdefault(program, []).append("/".join(job.pair))
+            program, label = self.launches[job.pair].command[0], "/".join(job.pair)
+            if why := self.failed_install(job.pair):
+                failed.setdefault(why, []).append(label)
+            elif os.sep in program and not os.path.exists(program):
+                missing.setdefault(program, []).append(label)
         said = [f"{program}, which is to run {', '.join(names)}, does not exist" for program, names in missing.items()]
         not_there = f"{'; '.join(said)}: `make baselines` makes the environments" if said else ""
-        return [each for each in (used, not_there) if each]
+        left_out = [f"no {', '.join(names)}: {why}" for why, names in failed.items()]
+        return [each for each in (used, not_there, *left_out) if each]
+
+    def failed_install(self, pair: tuple[str, str]) -> str:
+        """Why the environment of a (system, backend) is not there; "" where it is."""
+        return failed_install(self.launches[pair])
 
     def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
         """Why a case need not be tried."""
+        if why := self.failed_install((planned.case.system, planned.case.backend)):
+            return why
         return skip_reason(planned, earlier, total_memory_bytes(self.machine) if self.here else None)
 
     @cached_property

@@ -15,15 +15,17 @@ from reports.page.part import is_of, part_of
 _PAGE_STARTS = (b"<!doctype html", b"<html")
 
 
-def write_report(run_folder: Path, out: Path, title: str | None = None, systems: Sequence[str] = ()) -> None:
+def write_report(run_folder: Path, out: Path, title: str | None = None, systems: Sequence[str] = ()) -> list[str]:
     """Write the page of a run to `out`, whole or not at all; of `systems`, or of all.
 
-    title: else it names the run and its devices. Raises RecordError where the run cannot be read, a
-    system has no records, or `out` is something else than a page.
+    Returns the backends that the run left out, and why (`spoken.left_out`). title: else it names the run and its
+    devices. Raises RecordError where the run cannot be read, a system has no records, or `out` is something else than a
+    page.
     """
     from reports.page.html import TITLE, render, run_title
     from reports.profiles.ceilings import common_ceilings
     from reports.profiles.section import section
+    from reports.spoken import left_out
     from reports.stats import frame
 
     run = Run.open(run_folder)
@@ -38,6 +40,7 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
     page = render(kept, run.catalogue, title, profiled, table=table, missing=missing, part=part)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
+    return left_out(table, run.catalogue)
 
 
 def write_table(

@@ -56,6 +56,27 @@ def share_of(number: int, whole: int, thing: str) -> str:
     return f"all {whole:,} {thing}s" if number == whole else f"{number:,} of the {whole:,} {thing}s"
 
 
+def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
+    """Backends whose every case was skipped for one reason: `no vLLM: its environment failed to install`.
+
+    rows: of `stats.frame`. A backend that other systems have with other statuses is named with its system.
+    """
+    found = []
+    for backend, own in rows.groupby("backend", sort=False):
+        label = catalogue.backend_label(str(backend))
+        named = {label: own}
+        if not _one_reason(own):
+            named = {f"{catalogue.system_label(str(name))} on {label}": of for name, of in own.groupby("system")}
+        found += [f"no {name}: {why}" for name, of in named.items() if (why := _one_reason(of))]
+    return found
+
+
+def _one_reason(rows: pd.DataFrame) -> str:
+    """Why all rows were skipped; "" where some were not, or for other reasons."""
+    one = set(rows["status"]) == {"skipped"} and rows["reason"].nunique() == 1
+    return str(rows["reason"].iloc[0]).rstrip(".") if one else ""
+
+
 def counts_of_missing(
     missing: Iterable[Case], rows: pd.DataFrame, catalogue: Catalogue
 ) -> dict[tuple[str, str], tuple[str, int]]:

@@ -67,7 +67,19 @@ def test_nvidia_smi_tells_of_a_gpu_by_its_exit_status(
 
 
 def test_every_environment_installs_the_pinned_pip_first(clone: Path) -> None:
-    command = ["make", "--dry-run", "--always-make", "TARGET=cuda", "NVCC=nvcc", "install", "baselines"]
+    stamps = [".venv-vllm/.installed", ".venv-mamba/.installed"]
+    command = ["make", "--dry-run", "--always-make", "TARGET=cuda", "NVCC=nvcc", "install", *stamps]
     said = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True).stdout.splitlines()
     after = [said[i + 1].split(" ", 1)[1] for i, line in enumerate(said) if " -m venv " in line]
     assert after == ["-m pip install --quiet --require-hashes --requirement bench/requirements/pip.txt"] * 3
+
+
+@pytest.mark.parametrize("name", ["vllm", "mamba"])
+def test_an_environment_that_fails_leaves_its_log_and_no_stamp(clone: Path, name: str) -> None:
+    (clone / f".venv-{name}" / ".installed").unlink()
+    command = ["make", "bench", "TARGET=cuda", "PY=echo RUN", "OUT=out", "PYTHON=echo no venv:", "NVCC=nvcc"]
+    done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True)
+    assert "no venv: -m venv" in (clone / f".venv-{name}.log").read_text()
+    assert not (clone / f".venv-{name}" / ".installed").exists()
+    assert f"make: no {name}: its environment failed to install (log: .venv-{name}.log)" in done.stderr.splitlines()
+    assert done.stdout.splitlines()[-1] == "RUN -m bench report out"

@@ -97,6 +97,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
         phases = ", ".join(dict.fromkeys(planned.case.phase for planned in each.cases))
         too_large = sum(bool(work.skip(planned, [])) for planned in each.cases)
         note = f"{too_large} larger than this machine's memory" if too_large else ""
+        note = work.failed_install(each.job.pair) or note
         rows.append((each.job.name, str(len(each.cases)), phases, estimate.in_words(time.seconds or None), note))
     for planned in (planned for each in left for planned in each.cases):
         print(f"{planned.case.key}  {planned.case.label}")

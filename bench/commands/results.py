@@ -1,5 +1,6 @@
 """`ttt-bench table`, `numbers`, `report` and `picture`: show a run."""
 
+import sys
 from pathlib import Path
 
 from bench.errors import UserError
@@ -20,8 +21,10 @@ def report(run: Path, output: Path | None, systems: str | None) -> None:
 
     output = output or run / "report.html"
     with refusing(output, "written", UserError):
-        write_report(run, output, systems=words("--systems", systems, str))
+        left_out = write_report(run, output, systems=words("--systems", systems, str))
     print(f"wrote {output}")
+    for said in left_out:
+        print(f"ttt-bench: {said}", file=sys.stderr)
 
 
 def picture(

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from bench import estimate
-from bench.environments import launches
+from bench.environments import failed_install, launches
 from bench.errors import UserError
 from bench.memory import total_memory_bytes
 from bench.plan import open_checkpoint, plan, skip_reason, with_keys
@@ -108,7 +108,10 @@ def work(request: RunRequest, out: Path, keys: Path | None) -> None:
                     jobs=ordered,
                     limits=request.limits,
                     retry=retry_of(run, request.retry),
-                    skip=lambda planned, earlier: skip_reason(planned, earlier, memory_bytes),
+                    skip=lambda planned, earlier: (
+                        failed_install(known[planned.case.system, planned.case.backend])
+                        or skip_reason(planned, earlier, memory_bytes)
+                    ),
                     on_event=progress,
                 ),
                 gpus[0] if gpus else HERE,

@@ -27,6 +27,7 @@ from harness.schema.run_file import FILE, Job, PastRequest, RunError, RunFile, r
 
 _HELD = "{}: holds a run already; resume it (--resume) or name another folder"
 _OURS = ("records", "profiles", "claims")  # what a folder may hold before its run.json
+MOST_RECORDS = 100_000  # that are read at once: a page of so many takes minutes and gigabytes
 _SUBMIT_S = 60.0  # that a task waits for whoever submits it to let the folder go
 
 
@@ -148,8 +149,12 @@ class Run:
         return ""
 
     def records(self) -> list[Record]:
-        """The last record of each case and repeat, in the order of the plan; RunError for what belongs to no job."""
+        """The last record of each case and repeat, in the order of the plan; RunError for what belongs to no job.
+
+        Also where the files have more than `MOST_RECORDS` lines.
+        """
         self._refuse_stray_files()
+        self._refuse_too_many()
         return [record for job in self.jobs for record in latest(job, self.job_records(job))]
 
     def missing(self, records: Iterable[Record]) -> list[Case]:
@@ -177,6 +182,14 @@ class Run:
         for path in listed(self.folder / "records", "*.jsonl"):
             if path.name not in names:
                 raise RunError(f"{path}: belongs to no job of the run")
+
+    def _refuse_too_many(self) -> None:
+        lines = sum(self.record_file(job).count_lines() for job in self.jobs)
+        if lines > MOST_RECORDS:
+            raise RunError(
+                f"{self.folder}: holds {lines:,} records, and at most {MOST_RECORDS:,} are read at once; "
+                "measure into several folders, each of fewer suites or systems"
+            )
 
     @contextmanager
     def held(self, task: Holder | None = None) -> Iterator[None]:

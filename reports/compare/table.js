@@ -12,7 +12,7 @@
     const order = (a, b) => (header.classList.contains("number") ? parseFloat(text(a)) - parseFloat(text(b)) : collator.compare(text(a), text(b)));
     for (const each of table.tHead.rows[0].cells) each.removeAttribute("aria-sort");
     header.setAttribute("aria-sort", ascending ? "ascending" : "descending");
-    table.tBodies[0].append(...rows.sort((a, b) => (ascending ? 1 : -1) * order(a, b)));
+    for (const row of rows.sort((a, b) => (ascending ? 1 : -1) * order(a, b))) table.tBodies[0].append(row);
   }
 
   for (const header of table.tHead.rows[0].cells) {

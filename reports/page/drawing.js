@@ -217,8 +217,8 @@ class Drawing {
     const place = this.view.yLog ? Math.log10 : Number;
     const others = this.lines.filter(([other]) => other !== line).flatMap(([, all]) => all.filter((each) => each.y && each.x === point.x));
     const gaps = others.map((each) => (place(each.y.value) - place(point.y.value)) / (to - from));
-    const above = Math.min(...gaps.filter((gap) => gap >= 0));
-    return above < CROWDED && above < Math.min(...gaps.filter((gap) => gap < 0).map((gap) => -gap));
+    const above = smallest(gaps.filter((gap) => gap >= 0));
+    return above < CROWDED && above < smallest(gaps.filter((gap) => gap < 0).map((gap) => -gap));
   }
 
   failedTrace(line, points, lane) {
@@ -284,10 +284,10 @@ class Drawing {
   /* From where to where the values of the lines reach, in the axis's own measure, and at least two ticks. */
   yRange() {
     const ends = this.lines.flatMap(([, all]) => all).flatMap((point) => (point.y ? [point.y.low, point.y.value, point.y.high] : []));
-    if (!this.view.yLog) return [0, 1.08 * Math.max(...ends, 0) || 1];
+    if (!this.view.yLog) return [0, 1.08 * Math.max(largest(ends), 0) || 1];
     const values = ends.filter((value) => value > 0);
     if (!values.length) return [0, 1];
-    return [Math.log10(tickBelow(0.97 * Math.min(...values))), Math.log10(tickAbove(1.03 * Math.max(...values)))];
+    return [Math.log10(tickBelow(0.97 * smallest(values))), Math.log10(tickAbove(1.03 * largest(values)))];
   }
 
   yAxis(shared, strip, range, title) {
@@ -433,7 +433,7 @@ class Drawing {
     const { names, leaders } = this.endLabels(range, xaxis, pixels, LABEL_SHARE * width - beside);
     // The signs of the first points stand beside them, not on the axis.
     const signed = this.lines.some(([line, all]) => this.signTraces(line, all).length);
-    const right = beside + Math.max(0, ...names.map((name) => textWidth(name.text, LABEL_SIZE)));
+    const right = beside + Math.max(0, largest(names.map((name) => textWidth(name.text, LABEL_SIZE))));
     const [place, at] = [xaxis.type === "log" ? Math.log10 : Number, xaxis.ticktext];
     const [from, to] = xaxis.range;
     const scale = (width - left - right - (signed ? SIGN_ROOM : 0)) / (to - from);

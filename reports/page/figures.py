@@ -25,7 +25,7 @@ from reports.stats import (
     option_columns,
     suites_of_cases,
 )
-from reports.words import counts_of_missing, share_of
+from reports.words import counts_of_missing, left_out, share_of
 
 WIDE_RANGE = 30  # largest over smallest value of a figure, from which its first choice of axis is logarithmic
 
@@ -280,6 +280,7 @@ class _Drawn:
             whose = counts_of_missing(self.missing, self.panel.rows, self.panel.looks.catalogue)
             said = ", ".join(f"{count} of {name}" for name, count in whose.values())
             yield f"{counted(len(self.missing), 'case')} without a record yet: {said}"
+        yield from left_out(self.panel.rows, self.panel.looks.catalogue)
         if NOTES in rows:
             has_result, noted = (
                 {*rows.index[which]} for which in (rows["status"] == "ok", rows[NOTES].fillna("") != "")

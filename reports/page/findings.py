@@ -11,7 +11,7 @@ from harness.schema.reason import span
 from reports.page.figures import Figure
 from reports.page.ranking import DOUBTS, Standing, View, standings
 from reports.stats import HOT, LOADED, MARKS, case_statuses, marks_in
-from reports.words import counts_of_missing, listed, said_number, said_x, share_of
+from reports.words import counts_of_missing, left_out, listed, said_number, said_x, share_of
 
 # Heat takes a few percent, which turns round what is level and nothing else.
 _COUNTED = DOUBTS | {HOT: "on a GPU that heat slowed down"}
@@ -19,10 +19,11 @@ _MOST_LETTERS = 110  # of a sentence that says who is fastest where
 
 
 def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> list[str]:
-    """What the sentences of figures do not say: the claims of the paper, and what ran out of memory."""
+    """What the sentences of figures do not say: the paper's claims, what ran out of memory, missing baselines."""
     views = _answering(table, catalogue, figures)
     claims = chain.from_iterable((_judged(view, claim) for claim in view.figure.claims) for view in views)
-    return list(filter(None, [*claims, _unfit(views)]))
+    gone = [f"{said[0].upper()}{said[1:]}." for said in left_out(table, catalogue)]
+    return list(filter(None, [*claims, _unfit(views), *gone]))
 
 
 def _answering(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> list[View]:

@@ -152,7 +152,7 @@ class Points {
     const full = points.flatMap((point) => point.measured.map((row) => this.atOnce(row))).filter(Boolean);
     const meaning = page.signs.find(([mark]) => mark === CACHE_FULL)[2];
     if (!full.length) return meaning;
-    const ends = (values) => [...new Set([Math.min(...values), Math.max(...values)])].join("–");
+    const ends = (values) => [...new Set([smallest(values), largest(values)])].join("–");
     return `${meaning}: ${ends(full.map(([fit]) => fit))} of ${ends(full.map(([, asked]) => asked))}`;
   }
 

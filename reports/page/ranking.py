@@ -127,7 +127,7 @@ class View:
     def ranked(self) -> list[Line]:
         """The lines that answer the figure's question, and those with a result of systems that it does not name."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
-        return [line for line in drawn if line.primary or (line.unnamed and any(self.points(line)))]
+        return [line for line in drawn if line.primary or (line.unnamed and self.points(line))]
 
     @cached_property
     def alike(self) -> list[Line]:
@@ -137,8 +137,13 @@ class View:
         defaults, of these the last. A line without a setting that sets others apart is alike with each of them.
         """
         settings = [(line, self.settings(line)) for line in self.ranked]
+        distinct: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for line, own in settings:
+            if self.points(line):
+                distinct.pop(tuple(own.items()), None)  # the last of several that are equal counts
+                distinct[tuple(own.items())] = own
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []
-        for wanted in (self.settings(line) for line in self._measured(self.ranked)):
+        for wanted in distinct.values():
             lines = [line for line, own in settings if own.items() <= wanted.items()]
             usual = sum(self.catalogue.axis(name).default == value for name, value in wanted.items())
             weight = len(self._measured(lines)), usual
@@ -152,7 +157,7 @@ class View:
         return self._measured(self.alike)
 
     def _measured(self, lines: Iterable[Line]) -> list[Line]:
-        return [line for line in lines if any(self.points(line))]
+        return [line for line in lines if self.points(line)]
 
     @cached_property
     def _apart(self) -> list[str]:
@@ -201,8 +206,18 @@ class View:
         """A value of x in words: `batch 16`."""
         return self.catalogue.axis(self.figure.x).phrase.replace("{}", x)
 
-    def points(self, line: Line) -> Iterator[Point]:
-        """The points with a result."""
+    def points(self, line: Line) -> Sequence[Point]:
+        """The points with a result; each line is read once."""
+        rows = tuple(line.rows)
+        if rows not in self._points:
+            self._points[rows] = list(self._read(line))
+        return self._points[rows]
+
+    @cached_property
+    def _points(self) -> dict[tuple[int, ...], list[Point]]:
+        return {}
+
+    def _read(self, line: Line) -> Iterator[Point]:
         x, y, scale = self.figure.x, self.figure.y, self.catalogue.metric(self.figure.y).scale
         columns = (x, y, *own_ends(y), "latency_ms", *chain(*_BARS), MARKS, "device_id", "status")
         read = [name for name in dict.fromkeys(columns) if name in self.table]

@@ -12,6 +12,10 @@ function element(tag, properties = {}, ...children) {
   return node;
 }
 
+/* Of any number of values: the arguments of one call are limited. */
+const smallest = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
+const largest = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
+
 /* Numbers to four significant digits, or all before the point. */
 function shown(value) {
   if (value === null || value === undefined) return "";

@@ -29,9 +29,9 @@ class Roofline {
   /* Decades that hold the marks, the ridge and some of both roofs. */
   ranges() {
     const xs = [...this.marks.map((mark) => mark.x), this.ridge() / 30, this.ridge() * 4];
-    const [from, to] = [Math.floor(Math.log10(Math.min(...xs))), Math.ceil(Math.log10(Math.max(...xs)))];
+    const [from, to] = [Math.floor(Math.log10(smallest(xs))), Math.ceil(Math.log10(largest(xs)))];
     const ys = [...this.marks.map((mark) => mark.y), this.roof(10 ** from) * 2, 1.3 * this.product_tflops];
-    return { x: [from, to], y: [Math.floor(Math.log10(Math.min(...ys))), Math.log10(Math.max(...ys) * 1.4)] };
+    return { x: [from, to], y: [Math.floor(Math.log10(smallest(ys))), Math.log10(largest(ys) * 1.4)] };
   }
 
   draw(width) {

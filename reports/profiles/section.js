@@ -54,7 +54,7 @@ class KernelTable {
       if (left === "" || right === "") return (left === "") - (right === "");
       return sign * (numeric ? left - right : order.compare(left, right));
     });
-    this.table.tBodies[0].append(...rows);
+    for (const row of rows) this.table.tBodies[0].append(row);
   }
 
   /* The names of the kernels by their numbers. */

@@ -15,7 +15,7 @@ class Timeline {
     Object.assign(this, { host, choose, names: data.names, paths: data.timeline.paths, read: -1 });
     this.readout = host.parentNode.querySelector(".readout");
     this.launches = this.unpacked(data.timeline);
-    this.end = Math.max(...this.launches.map((launch) => launch.to), 1);
+    this.end = Math.max(largest(this.launches.map((launch) => launch.to)), 1);
     this.lanes = this.byLane();
     this.gaps = this.between();
     this.phases = this.spans(0, () => true);

@@ -58,7 +58,7 @@ function traces(line, number, unit) {
 function range(lines) {
   const values = lines.flatMap((line) => [...line.ms, ...line.low, ...line.high]).filter((value) => value !== null);
   const middle = lines.flatMap((line) => line.ms);
-  const [low, high] = [Math.min(...values, Math.min(...middle) * (1 - LEAST_REACH)), Math.max(...values, Math.max(...middle) * (1 + LEAST_REACH))];
+  const [low, high] = [Math.min(smallest(values), smallest(middle) * (1 - LEAST_REACH)), Math.max(largest(values), largest(middle) * (1 + LEAST_REACH))];
   const margin = 0.08 * (high - low);
   return [Math.max(0, low - margin), high + margin];
 }
@@ -66,7 +66,7 @@ function range(lines) {
 /* A day around what was all measured at one moment. */
 function days(lines) {
   const times = lines.flatMap((line) => line.at).map((at) => Date.parse(`${at}Z`));
-  const [first, last] = [Math.min(...times), Math.max(...times)];
+  const [first, last] = [smallest(times), largest(times)];
   return last > first ? {} : { range: [first - DAY / 2, last + DAY / 2].map((time) => new Date(time).toISOString()) };
 }
 
@@ -113,7 +113,7 @@ function fromAddress(text) {
 }
 
 /* In how many runs a kind of machine measured a case, at the most. */
-const runsOf = ({ lines }) => Math.max(...lines.map(({ run }) => new Set(run).size));
+const runsOf = ({ lines }) => largest(lines.map(({ run }) => new Set(run).size));
 
 /* The cases of several runs on one kind of machine; apart, the others, which have no change to show. */
 function offerCases() {

@@ -130,12 +130,15 @@ def _start(run: Callable[[], object]) -> int:
 
 
 def _harass(parent: int, mark: str, chance: random.Random, found: Kills, wanted: int) -> None:
-    """Kill victims of a parent at random moments until it is dead or done, or enough are killed."""
+    """Kill victims of a parent until it is dead or done, or enough are killed: each kind once, then at random.
+
+    A kind that was not killed yet is looked for at short intervals, as a starting worker is soon a worker.
+    """
     while not found.is_done(wanted):
-        status = _wait(parent, chance.uniform(0.0, 0.25))
+        status = _wait(parent, chance.uniform(0.0, 0.02 if found.missed else 0.25))
         if status is not None:
             return
-        kind = chance.choice(found.missed if found.hit.total() >= wanted else KINDS)
+        kind = chance.choice(found.missed or KINDS)
         victims = [parent] if kind == "parent" else _family(mark).get(kind, [])
         if not victims:
             continue

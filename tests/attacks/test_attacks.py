@@ -1,4 +1,4 @@
-"""The small form of `python -m tests.attacks`: fifty kills and some two thousand changed records."""
+"""The small form of `python -m tests.attacks`: 25 kills and some thousand changed records."""
 
 import subprocess
 import sys
@@ -11,21 +11,15 @@ from tests.attacks.kills import attack
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def test_fifty_kills_lose_double_and_leave_nothing() -> None:
-    found = attack(50, seed=1)
+def test_kills_of_each_kind_of_process_lose_double_and_leave_nothing() -> None:
+    found = attack(25, seed=1)
     assert (found.lost, found.doubled, found.left, found.broken) == (0, 0, 0, [])
-    assert found.hit.total() >= 50
+    assert found.hit.total() >= 25
     assert set(found.hit) == {"parent", "warden", "worker", "starting worker", "grandchild"}
-
-
-def test_an_attack_goes_on_until_each_kind_of_process_was_killed() -> None:
-    found = attack(1, seed=3)
-    assert set(found.hit) == {"parent", "warden", "worker", "starting worker", "grandchild"}
-    assert found.failures == 0
 
 
 def test_changed_records_are_a_sentence_or_a_record() -> None:
-    assert fuzz.fuzz_records(1200) >= 1200
+    assert fuzz.fuzz_records(600) >= 600
 
 
 def test_changed_record_files_are_a_sentence_or_records() -> None:
@@ -33,7 +27,7 @@ def test_changed_record_files_are_a_sentence_or_records() -> None:
 
 
 def test_changed_runs_are_a_sentence_or_a_run() -> None:
-    assert fuzz.fuzz_runs(400) >= 400
+    assert fuzz.fuzz_runs(200) >= 200
 
 
 def test_the_table_says_what_failed() -> None:

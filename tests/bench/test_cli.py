@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -206,14 +205,18 @@ def test_the_folder_of_a_run_can_be_told_shortly(tmp_path, written, command):
     assert_one_sentence(called(*arguments, cwd=tmp_path), "mine")
 
 
-def test_help_starts_at_once(tmp_path):
-    took = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)  # of processors: others may use them, too
-        assert ttt_bench("--help", cwd=tmp_path).returncode == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(took) < 0.5
+def test_help_imports_no_heavy_package(tmp_path):
+    program = """
+import sys
+from bench.cli import app
+app(["--help"], standalone_mode=False)
+print(sorted({"torch", "numpy", "scipy", "pandas", "plotly", "jinja2", "transformers", "triton"} & set(sys.modules)))
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_the_parent_process_stays_light(tmp_path):
@@ -230,6 +233,6 @@ assert int(peak.split()[1]) < 200_000, peak
 """
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr

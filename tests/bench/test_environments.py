@@ -100,6 +100,26 @@ def test_a_file_that_is_too_much_is_one_sentence(file, text):
         launches()
 
 
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        ((), ""),
+        ((".venv-vllm.log",), "its environment failed to install (log: .venv-vllm.log)"),
+        ((".venv-vllm.log", ".venv-vllm/bin/python"), "its environment failed to install (log: .venv-vllm.log)"),
+        ((".venv-vllm.log", ".venv-vllm/bin/python", ".venv-vllm/.installed"), ""),
+    ],
+)
+def test_a_log_without_an_environment_is_the_reason_why_its_cases_are_skipped(file, made, why):
+    file.write_text('["mamba/torch"]\npython = ".venv-vllm/bin/python"\n')
+    for name in made:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    work = plan(RunRequest(suites=("quick",), systems="mamba/torch,ttt-mlp/torch", device="cpu"))
+    [first, other] = [job.cases[0] for job in sorted(work.jobs, key=lambda job: job.pair)]
+    assert (work.skip(first, []), work.skip(other, [])) == (why, "")
+    assert ([f"no mamba/torch: {why}"] == work.notes[1:]) == bool(why)
+
+
 def test_what_make_baselines_writes_names_systems_that_exist(monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2] / "bench/requirements")
     found = launches()

@@ -134,7 +134,7 @@ def test_a_very_long_number_is_refused_in_a_short_sentence(key, tmp_path):
     assert len(str(refused.value)) < 300 + len(str(tmp_path))
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "model.safetensors"])
 @pytest.mark.parametrize("kind", ["pipe", "endless", "folder"])
 def test_a_checkpoint_file_that_is_no_regular_file_is_refused(name, kind, tmp_path):

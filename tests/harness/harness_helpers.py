@@ -116,7 +116,7 @@ def alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> bool:
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> bool:
     """Whether the condition holds before the seconds are over."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -1,6 +1,6 @@
 """Energy is the mean power between two refreshes of a counter that is refreshed ten times a second."""
 
-import time
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,17 +50,25 @@ def test_a_refresh_that_a_late_look_saw_is_of_no_known_time() -> None:
 @pytest.mark.parametrize("gpu", [None, SimpleNamespace(energy_j=lambda: None)])
 def test_without_a_counter_nothing_is_said(gpu: Any) -> None:
     with EnergyMeter(gpu) as meter:
-        time.sleep(0.05)
+        pass
     assert meter.per_token(10, 0.05) == {}
 
 
 def test_a_thread_looks_while_the_block_runs() -> None:
-    def watts_since(start: float) -> Any:
-        return SimpleNamespace(energy_j=lambda: 100 * round(time.monotonic() - start, 1))
+    said = [100.0, 100.0, 130.0]
+    all_said, looks = Event(), list[tuple[float, float]]()
 
-    with EnergyMeter(watts_since(time.monotonic())) as meter:
-        time.sleep(1.2)
-    assert meter.per_token(1, 1.2)["energy_j_per_token"] == pytest.approx(120, rel=0.25)
+    def energy_j() -> float:
+        (all_said.set() if len(said) == 1 else None)
+        return said.pop(0) if len(said) > 1 else said[0]
+
+    meter = EnergyMeter(SimpleNamespace(energy_j=energy_j))  # type: ignore[arg-type]
+    meter.look = lambda now, joules: looks.append((now, joules))  # type: ignore[method-assign]
+    with meter:
+        assert all_said.wait(60)
+    assert [joules for _, joules in looks[:3]] == [100.0, 100.0, 130.0]
+    assert looks == sorted(looks)
+    assert not meter._thread.is_alive()
 
 
 def test_a_late_look_does_not_thin_the_power() -> None:

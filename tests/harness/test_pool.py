@@ -24,7 +24,7 @@ from harness.workers.pool import gpu_places, place_here, shares
 from harness.workers.process import Launch, Limits, Place
 from harness.workers.scheduler import Event, not_ok, run_jobs
 
-SOON = Limits(case_s=1.5)
+SOON = Limits(case_s=4.0)  # as long as a busy machine takes for a case that does not hang
 
 
 def gpu_of(record: Record) -> str:
@@ -151,13 +151,11 @@ def test_a_job_that_always_kills_its_worker_is_given_up_and_the_others_finish(tm
     of = launches(*SYSTEMS[:4])
     note = tmp_path / "note"
     of["b", "cpu"] = launch("fake_systems:DiesAtStart", FAKE_NOTE=str(note), FAKE_DEATHS="1000")
-    start = time.monotonic()
     assert Counter(statuses(pooled(run, of))) == {"ok": 6, "unstarted": 2}
     pooled(run, of)
     tried = len(note.read_text())
     assert Counter(statuses(pooled(run, of))) == {"ok": 6, "unstarted": 2}
     assert len(note.read_text()) == tried
-    assert time.monotonic() - start < 60
 
 
 def test_a_gpu_that_vanishes_leaves_its_job_to_the_others(tmp_path: Path) -> None:
@@ -201,13 +199,12 @@ def test_what_the_cpu_measured_is_no_record_of_a_run_on_a_gpu(tmp_path: Path) ->
 
 
 def test_an_error_of_one_job_ends_all_and_is_raised(tmp_path: Path) -> None:
+    """Soon: the others would hang for ten minutes, longer than a test may take."""
     run = new_run(tmp_path / "out", cases_of(SYSTEMS[:4], count=1, do="hang"))
     path = run.record_file(run.jobs[2]).path
     path.mkdir()  # no file can be there
-    start = time.monotonic()
     with pytest.raises(RecordError, match=r"c-cpu\.jsonl"):
         pooled(run, launches(*SYSTEMS[:4]))
-    assert time.monotonic() - start < 20
 
 
 class TwoGpus(ModuleType):
@@ -280,17 +277,19 @@ def test_neighbours_on_other_cores_are_no_others(tmp_path: Path) -> None:
         pytest.skip("needs two cores")
     whole = os.sched_getaffinity(0)
     mine, others = sorted(whole)[:1], sorted(whole)[1:]
-    spin = f"import os, time; os.sched_setaffinity(0, {others}); end = time.time() + 1.5\nwhile time.time() < end: pass"
-    neighbour = subprocess.Popen([sys.executable, "-c", spin])
+    spin = f"import os; os.sched_setaffinity(0, {others}); print(flush=True)\nwhile True: pass"
+    neighbour = subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE)
     try:
         os.sched_setaffinity(0, mine)
-        time.sleep(0.3)
-        before = machine_load._own_seconds()
-        time.sleep(1.0)
-        assert machine_load._own_seconds() - before < 0.2
+        assert neighbour.stdout is not None
+        neighbour.stdout.readline()
+        before, used = machine_load._own_seconds(), machine_load._seconds_of([neighbour.pid])
+        assert wait_for(lambda: machine_load._seconds_of([neighbour.pid]) > used + 1.0)
+        assert machine_load._own_seconds() - before < 0.8
     finally:
         os.sched_setaffinity(0, whole)
-        neighbour.wait()
+        neighbour.kill()
+        neighbour.communicate()
 
 
 STUBBORN = """
@@ -299,13 +298,18 @@ from pathlib import Path
 from pool_helpers import place
 from harness.workers.pool import Pool
 pool, ended = Pool(Path("."), [place("0"), place("1")], print), []
-def do(seconds, at):
-    pool.stop.wait(60)
-    time.sleep(seconds)
-    ended.append(seconds)
-threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+both, first = threading.Barrier(2), threading.Event()
+def do(job, at):
+    both.wait()
+    if job == "last":
+        os.kill(os.getpid(), signal.SIGINT)
+        first.wait()
+        time.sleep(0.5)
+    pool.stop.wait()
+    ended.append(job)
+    first.set()
 try:
-    pool.each([2, 0.5], do)
+    pool.each(["last", "first"], do)
 except KeyboardInterrupt:
     sys.exit(str(ended))
 """
@@ -314,7 +318,7 @@ except KeyboardInterrupt:
 def test_an_interrupted_pool_waits_for_every_thread() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
     done = subprocess.run([sys.executable, "-c", STUBBORN], env=env, cwd=HERE, capture_output=True, text=True)
-    assert done.stderr == "[0.5, 2]\n"
+    assert done.stderr == "['first', 'last']\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

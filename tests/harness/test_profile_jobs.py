@@ -4,7 +4,6 @@ import os
 import signal
 import sqlite3
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -488,9 +487,7 @@ def test_a_case_that_fails_under_a_profiler_keeps_its_times(
 
 def test_a_case_that_hangs_ends_and_leaves_no_process(tmp_path: Path, fake: Any) -> None:
     fake("hang")
-    run, begun = run_of(tmp_path), time.monotonic()
-    profile_all(run, WITH_NCU, stop_s=1.0)
-    assert time.monotonic() - begun < 40
+    profile_all(run_of(tmp_path), WITH_NCU, stop_s=1.0)
     assert descendants(os.getpid()) == []
 
 

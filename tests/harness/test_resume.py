@@ -31,7 +31,7 @@ from harness.schema.run_file import Planned, RunError
 from harness.workers.process import Limits
 from harness.workers.scheduler import Event, Terminated, not_ok
 
-SOON = Limits(case_s=1.0)
+SOON = Limits(case_s=4.0)  # as long as a busy machine takes for a case that does not hang
 
 
 def test_never_overwrites(folder: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_signal_in_mid_case_kills_the_worker_and_loses_nothing(folder: Path, n
             break
     assert alive(pid)
     parent.send_signal(number)
-    said, complaint = parent.communicate(timeout=20)
+    said, complaint = parent.communicate()
     caught = {signal.SIGTERM: "Terminated", signal.SIGHUP: "Terminated", signal.SIGINT: "KeyboardInterrupt"}
     expected = caught.get(signal.Signals(number))
     assert (expected in said) if expected else not said

@@ -17,7 +17,7 @@ from harness.worker import answer, load
 def talk(text: str, entry: str = "fake_systems:Fake") -> subprocess.CompletedProcess:
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), launch().env["PYTHONPATH"]])}
     command = [sys.executable, "-m", "harness.worker", *([entry] if entry else [])]
-    return subprocess.run(command, input=text, capture_output=True, text=True, env=env, timeout=30)
+    return subprocess.run(command, input=text, capture_output=True, text=True, env=env)
 
 
 def asked(*requests: dict[str, Any]) -> str:

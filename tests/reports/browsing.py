@@ -73,6 +73,7 @@ def watched(
 def _context(browser, **options):
     """Where pages are opened; one stays open, so that the process of those that follow has the programs compiled."""
     context = browser.new_context(offline=True, accept_downloads=True, **options)
+    context.set_default_timeout(240_000)  # a busy machine takes minutes to draw a page
     context.new_page().goto(Path(__file__).parent.as_uri())
     return context
 

@@ -9,6 +9,7 @@ from headline_records import FAST, SLOW, finding, forward, said, spread, stepped
 
 from harness.schema.case import Case
 from reports.page import findings
+from reports.page.figures import figures
 from reports.page.findings import small_models
 from reports.page.html import render
 from reports.page.ranking import OFF, Point, View, bar
@@ -260,3 +261,13 @@ def test_the_page_counts_what_is_doubtful():
     page = render(wide.records, wide.catalogue)
     assert "2 of 2 measured" in page
     assert "1 in fewer than 6 samples, 1 unsteady" in page
+
+
+@pytest.mark.parametrize(("others", "who"), [({}, "vLLM"), ({2048: 9.0}, "Transformer on vLLM")])
+def test_a_baseline_whose_environment_failed_is_named_with_the_log(others, who):
+    why = "its environment failed to install (log: .venv-vllm.log)"
+    gone = synthetic.lost(Case(*SLOW, "1.3b", "forward", 16, 2048), "skipped", why)
+    made = synthetic.of_suite("fig15-forward", *forward({2048: 4.0}), gone, *forward(others, "mamba", "vllm"))
+    drawn = figures(made.table, made.catalogue)
+    assert f"No {who}: {why}." in findings.headline(made.table, made.catalogue, drawn)
+    assert f"no {who}: {why}" in " ".join(drawn[0].remarks)
