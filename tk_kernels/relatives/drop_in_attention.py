@@ -2,6 +2,8 @@
 
 Takes the q, k and v that an attention takes. LayerNorm weight 1 and bias 0, token scale 1/(i+1), one fixed learning
 rate: that of the untrained layer, sigmoid(0) / D. For trying TTT in a model without training a new kind of layer.
+
+The post has no LayerNorm, no residual and no mini-batches. This operator has those of TTT-Linear: outputs differ.
 """
 
 import torch
