@@ -1,8 +1,8 @@
 """Compare two runs case by case: the ratio B/A with an interval, what differs between them, and what may be concluded.
 
-Two stored runs of the same packages differ by 0.7% in the median and by 2% in one case of twenty, a whole system at once,
-so they are judged only beyond `STORED_BAR`. The two sides of `ttt-bench ab` were measured in turns and are judged by
-`reports.compare.judge`. Cases on two models of GPU have a ratio and no verdict.
+Two stored runs of the same packages differ by 0.7% in the median and by 2% in one case of twenty, a whole system at
+once, so they are judged only beyond `STORED_BAR`. The two sides of `ttt-bench ab` were measured in turns and are judged
+by `reports.compare.judge`. Cases on two models of GPU have a ratio and no verdict.
 """
 
 import math
@@ -230,7 +230,7 @@ def _undecided(pair: Pair) -> Judged:
 
 
 def judged_stored(pair: Pair, fail_on: float = BAR) -> Judged:
-    """Two stored runs: slower or faster where they are further apart than two runs of the same packages have ever been."""
+    """Two stored runs: slower or faster where they are further apart than those of the same packages ever were."""
     middle, half = _stored_ratio(pair)
     verdict = pair.elsewhere or _stored_verdict(pair, middle, half)
     regressed = verdict == "slower" and middle > math.log1p(fail_on)
