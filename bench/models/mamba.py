@@ -4,13 +4,15 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, MambaForCausalLM
 from transformers import MambaConfig as TransformersMambaConfig
 
 from bench.models.base import CausalLM, check_ids
 from bench.models.config import CONV_KERNEL, MambaConfig
 from bench.models.layers import INITIALIZER_RANGE, at_least_float32, layer_range
+
+MEMORY = 96  # over the model's width: the deviation of the weights that make B and C
 
 
 @dataclass
@@ -35,13 +37,14 @@ class Mamba(CausalLM):
         with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
             torch.manual_seed(seed)
             self.inner: Any = MambaForCausalLM(_transformers_config(config)).eval()
+        remember(self.inner, config)
         _round_weights(self.inner, dtype)
 
     @classmethod
     def from_seed(
         cls, config: MambaConfig, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any
     ) -> Self:
-        """See CausalLM.from_seed; the distributions are transformers' own."""
+        """See CausalLM.from_seed; the distributions are transformers' own, except for those of B and C."""
         return cls(config, device, dtype, seed=seed, **options)
 
     def init_state(self, batch: int, context: int = 0) -> MambaState:
@@ -101,6 +104,18 @@ class Mamba(CausalLM):
     def _logits(self, hidden: Tensor) -> Tensor:
         head = self.inner.lm_head
         return head(self.inner.backbone.norm_f(hidden[:, -1]).to(head.weight.dtype))
+
+
+@torch.no_grad()
+def remember(model: nn.Module, config: MambaConfig) -> None:
+    """Scale random weights of x_proj to B and C of about one, so that logits depend on the state at every width.
+
+    With a deviation of 0.02 a tiny model's state is 1e-4 of its output, and bfloat16 hides a scan that is wrong.
+    """
+    for name, weight in model.named_parameters():
+        if name.endswith("x_proj.weight"):
+            made = weight[config.time_step_rank :]
+            made *= MEMORY / config.width / made.std()
 
 
 def _transformers_config(config: MambaConfig) -> TransformersMambaConfig:

@@ -10,9 +10,10 @@ from bench.kept import kept_bytes
 from bench.models.config import MODELS
 from bench.models.layers import mark_layers
 from bench.systems.ceilings import ceilings_of
-from bench.systems.logits import logits_verdict, widening
+from bench.systems.logits import limits_by_rounding, logits_verdict, widening
 from bench.systems.model_calls import last_logits, prefill_then_generate, random_ids
 from bench.systems.on_device import device
+from bench.systems.past import Past
 from bench.systems.phases import Forward, Generate, PhaseWork, Request
 from harness.measure.gate import Verdict
 from harness.measure.system import Input, Workload
@@ -23,7 +24,7 @@ GATE_BATCH, GATE_PROMPT, GATE_STEPS = 2, 37, 13  # past three mini-batch ends
 WITHOUT_EFFECT = ("steps", "compare")  # options that leave the model as it is
 
 
-class LanguageModel:
+class LanguageModel(Past):
     """An adapter (`harness.SystemAdapter`) of a model with the interface of `bench.models.base.CausalLM`.
 
     A subclass says how to load its model; weights are random by seed, the same for the model and its reference.
@@ -32,8 +33,6 @@ class LanguageModel:
     packages: tuple[str, ...] = ()
     form: ClassVar[str] = "dual"  # of a TTT model's generate
     gate_prompt = GATE_PROMPT
-    # Prompt tokens read before decoding; None where the state of a generate case stands at the context.
-    prompt_tokens: ClassVar[int | None] = 0
 
     def __init__(self) -> None:
         self._loaded: tuple[tuple[Any, ...], Any] | None = None
@@ -51,12 +50,6 @@ class LanguageModel:
     def load(self, case: Case) -> Any:
         """The model of the case, with random weights, on `device()` in the dtype of the case."""
         raise NotImplementedError
-
-    def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """The same function with the same weights in `dtype`; by default the same code."""
-        reference = type(model)(model.config, device(), dtype)
-        reference.copy_weights(model)
-        return reference
 
     def build(self, case: Case) -> Workload:
         """The workload of one case: a forward, a mini-batch of generate steps, or a request."""
@@ -76,6 +69,7 @@ class LanguageModel:
             capture=work.capture,
             inputs={"ids": Input(work.ids, "tokens", model.config.vocabulary, 0, work.token_axis)},
             witness=work.witness,
+            renews_past=work.renews_past,
             gate=lambda: self._gate(model, case),
             measured=work.measured,
             metrics=self._facts(model).metrics() | total(cost).metrics() | self.kept(model, case) | ceilings,
@@ -103,28 +97,6 @@ class LanguageModel:
         if case.system not in MODELS:
             return {}
         return {"state_bytes": case.batch * kept_bytes(model.config, case, self.form)}
-
-    def place(self, state: Any, context: int) -> None:
-        """Put a state at `context` tokens without reading them; only a KV cache's cost depends on where it stands."""
-
-    def fill_past(self, state: Any) -> None:
-        """Fill what a generate state keeps of the tokens before `place`, with random numbers; a cache alone does."""
-
-    def restart(self, model: Any, state: Any) -> None:
-        """Put a generate state where a generate case begins, in place, for the call that is checked."""
-        model.reset_state(state)
-
-    def rows_of_state(self, state: Any, rows: list[int]) -> Any:
-        """Of a restarted state what `expected_logits` needs; nothing where it is the state before the first token."""
-        return None
-
-    def expected_logits(self, reference: Any, begun: Any, calls: list[torch.Tensor], case: Case) -> torch.Tensor:
-        """The reference's logits [rows, V] after the tokens [steps, rows] of calls that follow a restart."""
-        return last_logits(reference, torch.cat(calls).T)
-
-    def witness_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """The reference for long prompts: as exact as `reference`, and fast enough for thousands of tokens."""
-        return self.reference(model, dtype)
 
     def _model(self, case: Case) -> Any:
         options = tuple(pair for pair in case.options if pair[0] not in WITHOUT_EFFECT)
@@ -169,4 +141,6 @@ class LanguageModel:
 
     def _judge(self, model: Any, ids: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, case: Case) -> Verdict:
         """The verdict on logits [GATE_STEPS + 1, B, V] of a prompt of ids, and after each of its last GATE_STEPS."""
-        return logits_verdict(got, expected, case.dtype, widening(case))
+        rounded = self.rounded_reference(model, case)
+        wider = widening(case) if rounded is None else limits_by_rounding(last_logits(rounded, ids), expected[-1], case)
+        return logits_verdict(got, expected, case.dtype, wider)

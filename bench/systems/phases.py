@@ -4,23 +4,28 @@ from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
 from bench.systems import token_times
-from bench.systems.logits import choice_check, logits_verdict, rounding_of, widening
+from bench.systems.logits import (
+    choice_check,
+    limits_by_rounding,
+    logits_verdict,
+    response_verdict,
+    rounding_of,
+    widening,
+)
 from bench.systems.model_calls import greedy_steps, last_logits, random_ids, steps_of
 from bench.systems.on_device import device, repeatable
+from bench.systems.past import Past
 from bench.systems.witness import LONGEST_WITNESS, drawn, not_compared, timed
 from harness.measure.gate import Check, Verdict
 from harness.measure.ranges import nvtx_range
 from harness.measure.system import REPLAYED
 from harness.schema.case import Case
-
-if TYPE_CHECKING:
-    from bench.systems.language_model import LanguageModel
 
 
 class PhaseWork:
@@ -30,9 +35,12 @@ class PhaseWork:
     token_axis: int | None = 1
     ids: torch.Tensor
     settings: dict[str, str]  # what the record says of how this phase is run
+    renews_past = False  # see Workload
 
-    def __init__(self, adapter: "LanguageModel", model: Any, case: Case) -> None:
+    def __init__(self, adapter: Past, model: Any, case: Case) -> None:
         self.adapter, self.model, self.case = adapter, model, case
+        self._rows: list[int] = []
+        self._answered: tuple[torch.Tensor, torch.Tensor] | None = None
         self.settings = {}
         self.prepare()
 
@@ -68,14 +76,67 @@ class PhaseWork:
         exact = torch.float64 if self.case.dtype == "float32" else torch.float32
         return self.adapter.witness_reference(self.model, exact)
 
-    def chosen(self, expected: torch.Tensor, tokens: torch.Tensor) -> Check:
-        """Whether tokens [rows], which the timed call chose, are those of the reference's largest logits [rows, V]."""
-        dtype, wider = rounding_of(self.case), widening(self.case)
-        return choice_check("timed_token_below_best", expected, tokens, dtype, wider)
+    def drawn(self, chance: Random, tokens: int) -> list[int]:
+        """The sequences that the reference reads, the same for all checked calls."""
+        self._rows = self._rows or drawn(chance, self.case.batch, tokens)
+        return self._rows
 
-    def verdict(self, got: torch.Tensor, expected: torch.Tensor) -> Verdict:
-        """The verdict on logits [rows, V] that the timed call left."""
-        return timed(logits_verdict(got, expected, rounding_of(self.case), widening(self.case)))
+    def repeat(self, chance: Random, rows: list[int]) -> list[int]:
+        """Give each sequence the input of one of `rows`, so that all are compared; which row that is, by sequence."""
+        sources = [row if row in rows else chance.choice(rows) for row in range(self.case.batch)]
+        self.ids.copy_(self.ids[sources])
+        return sources
+
+    def verdict(
+        self,
+        logits: torch.Tensor,
+        rows: list[int],
+        sources: list[int],
+        expected: Callable[[Any, list[int], int], torch.Tensor],
+        tokens: torch.Tensor | None = None,
+    ) -> Verdict:
+        """The verdict on logits [B, V] of `rows`, and on the repetitions of each that are most unlike it.
+
+        expected: logits [rows, V] of a reference for some sequences, one for each of `rows`, after so many of the
+        tokens [steps, B] that the call chose. The first of these and the last are checked too.
+        """
+        off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
+        repeated = torch.tensor(sources, device=off.device)
+        unlike = [int(off.where(repeated == row, -1).argmax()) for row in rows]
+        groups = [rows, unlike] if off.any() else [rows]
+        steps = 0 if tokens is None else len(tokens)
+        reference, chosen = self.reference(), self.choices(steps)
+        truths = [{at: expected(reference, some, at) for at in {*chosen, steps}} for some in groups]
+        del reference
+        whole = truths[0][steps]
+        wider = self._wider(lambda rounded: expected(rounded, rows, steps), whole)
+        found = Verdict([])
+        for some, truth in zip(groups, truths, strict=True):
+            found += timed(logits_verdict(logits[some], truth[steps], rounding_of(self.case), wider))
+            if tokens is not None:
+                found += Verdict([self._choice(truth[at], tokens[at, some], wider) for at in chosen])
+        return found + self._response(logits[rows], whole)
+
+    def choices(self, steps: int) -> list[int]:
+        """Which of the tokens of a call are compared with the reference's choice."""
+        return sorted({1, steps - 1}) if steps > 1 else []
+
+    def _wider(self, answered: Callable[[Any], torch.Tensor], expected: torch.Tensor) -> float:
+        """By how much the limits differ from the table's; answered: the logits of a reference."""
+        rounded = self.adapter.rounded_reference(self.model, self.case)
+        return widening(self.case) if rounded is None else limits_by_rounding(answered(rounded), expected, self.case)
+
+    def _choice(self, expected: torch.Tensor, tokens: torch.Tensor, wider: float) -> Check:
+        """Whether tokens [rows], which the timed call chose, are those of the reference's largest logits [rows, V]."""
+        return choice_check("timed_token_below_best", expected, tokens, rounding_of(self.case), wider)
+
+    def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Verdict:
+        """From the second checked call on: whether the logits followed its past; see response_verdict."""
+        before, self._answered = self._answered, (got.clone(), expected)
+        if before is None:
+            return Verdict([])
+        width = self.model.config.width
+        return timed(response_verdict((before[0], got), (before[1], expected), width))
 
 
 class Forward(PhaseWork):
@@ -97,12 +158,12 @@ class Forward(PhaseWork):
         """A few whole prompts, read by the reference."""
         if self.case.context > LONGEST_WITNESS:
             return not_compared(self.case.context, LONGEST_WITNESS)
-        rows = drawn(chance, self.case.batch, self.case.context)
+        rows = self.drawn(chance, self.case.context)
+        sources = self.repeat(chance, rows)
 
         @torch.inference_mode()
         def judge(logits: torch.Tensor, calls: int) -> Verdict:
-            expected = last_logits(self.reference(), self.ids[rows])
-            return self.verdict(logits[rows], expected)
+            return self.verdict(logits, rows, sources, lambda model, some, steps: last_logits(model, self.ids[some]))
 
         return judge
 
@@ -114,6 +175,7 @@ class Generate(PhaseWork):
     """
 
     token_axis = None
+    renews_past = True
 
     @property
     def units(self) -> int:  # type: ignore[override]
@@ -144,28 +206,36 @@ class Generate(PhaseWork):
         self.adapter.restart(self.model, self.state)
 
     def witness(self, chance: Random) -> Callable[[Any, int], Verdict]:
-        """Two calls from where the case begins: the second, timed, reads what the first left in the state."""
-        rows = drawn(chance, self.case.batch, self.case.context)
-        self.restart()
+        """A call from a random past of each sequence drawn, which the others repeat."""
+        rows = self.drawn(chance, self.case.context)
+        sources = self.repeat(chance, rows)
         with torch.inference_mode():
+            past = self._new_past(sources)
             begun = self.adapter.rows_of_state(self.state, rows)
-            before = self.run()[1][:, rows].clone()
 
         @torch.inference_mode()
         def judge(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
             if calls > 1:
                 return Verdict([], f"{calls} calls make a sample, so the state that they left was not compared")
-            logits, tokens, reference = outputs[0][rows], outputs[1][:, rows], self.reference()
+            logits, tokens = outputs
 
-            def expected(steps: int) -> torch.Tensor:
-                return self.adapter.expected_logits(reference, begun, [before, tokens[:steps]], self.case)
+            def expected(model: Any, some: list[int], steps: int) -> torch.Tensor:
+                read = [past[:, rows], tokens[:steps, some]]
+                return self.adapter.expected_logits(model, begun, read, self.case)
 
-            # The first token that the call chose, and the last: the logits are those after them, whatever they are.
-            chosen = sorted({1, len(tokens) - 1}) if len(tokens) > 1 else []
-            own = [self.chosen(expected(step), tokens[step]) for step in chosen]
-            return self.verdict(logits, expected(len(tokens))) + Verdict(own)
+            return self.verdict(logits, rows, sources, expected, tokens)
 
         return judge
+
+    def _new_past(self, sources: list[int]) -> torch.Tensor:
+        """Another past for the state, in place; tokens [units, B], which a state that begins before the first reads."""
+        self.restart()
+        self.adapter.fill_past(self.state)
+        self.adapter.repeat_past(self.state, sources)
+        past = random_ids(self.model, self.units, self.case.batch)[:, sources]
+        for ids in past if self.adapter.prompt_tokens is not None else ():
+            self.model.generate_step(ids, self.state)
+        return past
 
 
 class Request(PhaseWork):
@@ -243,16 +313,20 @@ class Request(PhaseWork):
         tokens = self.case.context + self.steps
         if tokens > LONGEST_WITNESS:
             return not_compared(tokens, LONGEST_WITNESS)
-        rows = drawn(chance, self.case.batch, tokens)
+        rows = self.drawn(chance, tokens)
+        sources = self.repeat(chance, rows)
 
         @torch.inference_mode()
         def judge(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Verdict:
             logits, read = outputs
-            whole, reference = torch.cat([self.ids[rows], read[:, rows].T], dim=1), self.reference()
-            own = [  # the prompt's token, and the last
-                self.chosen(last_logits(reference, whole[:, :at]), whole[:, at])
-                for at in sorted({self.case.context, tokens - 1})
-            ]
-            return self.verdict(logits[rows], last_logits(reference, whole)) + Verdict(own)
+
+            def expected(model: Any, some: list[int], steps: int) -> torch.Tensor:
+                return last_logits(model, torch.cat([self.ids[some], read[:steps, some].T], dim=1))
+
+            return self.verdict(logits, rows, sources, expected, read)
 
         return judge
+
+    def choices(self, steps: int) -> list[int]:
+        """The prompt's token, and the last."""
+        return sorted({0, steps - 1})

@@ -50,7 +50,7 @@ class Inspector:
         self._seen: list[Any] = []  # of the outputs, by sequence
         self._seen_inputs: dict[str, Any] = {}
         self._next_at = 0.0
-        self._ran = False
+        self._ran = self._past_renewed = False
         self.missed: list[Check] = []
         for each in workload.inputs.values():
             for axis in (each.batch_axis, each.token_axis):
@@ -76,35 +76,46 @@ class Inspector:
             self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
 
     def checked_call(self, clock: Clock) -> Verdict:
-        """Run the timed callable once more on fresh inputs and poisoned outputs, and compare what it left."""
+        """Run the timed callable on fresh inputs and poisoned outputs, compare what it left, then with another past.
+
+        The second call has the same recent tokens. Its outputs must change, however little.
+        """
         if self._ran:
             self._look()
         self._renew()
+        verdict = self._compared_call(clock, "outputs_unchanged_by_new_inputs")
+        has_past = any(each.token_axis is not None for each in self._workload.inputs.values())
+        if has_past or self._workload.renews_past:
+            self._renew(early_only=True)
+            verdict = _worse(verdict + self._compared_call(clock, "outputs_unchanged_by_early_tokens"))
+        renewed = "" if self._workload.inputs else SAME_INPUTS
+        return Verdict([*self.missed, *verdict.checks], "; ".join(filter(None, (verdict.unchecked, renewed))))
+
+    def _compared_call(self, clock: Clock, unchanged: str) -> Verdict:
+        """Run one sample and compare its outputs; unchanged: the name of the check that outputs follow their inputs."""
         judge = self._judge()
         self._poisoned_call(clock)
-        self._follow_inputs()
-        checks = [*self._late(), *_finite(self._outputs)]
-        unchecked = "" if judge else "the outputs of the timed calls were compared with nothing"
+        self._follow_inputs(unchanged, self._past_renewed)
+        verdict = Verdict([], "" if judge else "the outputs of the timed calls were compared with nothing")
+        finite = Verdict([*self._late(), *_finite(self._outputs)])
         if judge:
             with self._referring():
                 verdict = judged(lambda: judge(self._outputs, clock.launches))
-            checks += verdict.checks
-            unchecked = verdict.unchecked
-        checks += shape_checks(self._case, self._workload, self._outputs)
-        self._follow_early_tokens(clock)
-        renewed = "" if self._workload.inputs else SAME_INPUTS
-        return Verdict([*self.missed, *checks], "; ".join(filter(None, (unchecked, renewed))))
+        return finite + verdict + Verdict(list(shape_checks(self._case, self._workload, self._outputs)))
 
     def _judge(self) -> Callable[[Any, int], Verdict] | None:
         """The witness's; where what it keeps has no room beside what was timed, one that says so."""
+        self._past_renewed = False
         if self._workload.witness is None:
             return None
         try:
-            return self._workload.witness(self._chance)
+            judge = self._workload.witness(self._chance)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             return lambda outputs, calls: Verdict([], NO_ROOM)
+        self._past_renewed = self._workload.renews_past
+        return judge
 
     def _poisoned_call(self, clock: Clock) -> None:
         """One more sample, whose outputs find poison where they are written."""
@@ -135,8 +146,8 @@ class Inspector:
         if not all(rows.equal(self._given[name]) for name, rows in self._rows_of_inputs().items()):
             self._miss("inputs_changed_by_the_work")
 
-    def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs") -> None:
-        """A sequence whose outputs are those of its earlier inputs was not computed from its inputs.
+    def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
+        """A sequence whose outputs are those of its earlier inputs, or of another past, was not computed from them.
 
         Its renewed input may be the same by chance: the one token of a sequence is one of some hundreds. Whole numbers
         count where there is nothing else: among them may be the inputs themselves.
@@ -147,19 +158,9 @@ class Inspector:
         before, before_inputs = self._seen, self._seen_inputs
         self._seen, self._seen_inputs = now, self._given
         if before and before_inputs and [x.shape for x in now] == [x.shape for x in before]:
-            renewed = _any(self._given[name] != old for name, old in before_inputs.items())
+            renewed = _any(self._given[name] != old for name, old in before_inputs.items()) | past_renewed
             if bool((renewed & ~_any(x != old for x, old in zip(now, before, strict=True))).any()):
                 self._miss(name)
-
-    def _follow_early_tokens(self, clock: Clock) -> None:
-        """Outputs must change, however little, with the tokens before the last `_RECENT`.
-
-        The reference cannot tell: random weights forget, so that what early tokens change is less than the limit.
-        """
-        if any(each.token_axis is not None for each in self._workload.inputs.values()):
-            self._renew(early_only=True)
-            self._poisoned_call(clock)
-            self._follow_inputs("outputs_unchanged_by_early_tokens")
 
     def _miss(self, name: str) -> None:
         if not any(check.name == name for check in self.missed):
@@ -185,6 +186,16 @@ def judged(judge: Callable[[], Verdict]) -> Verdict:
         return Verdict([], NO_ROOM)
 
 
+def _worse(verdict: Verdict) -> Verdict:
+    """Of the checks of one name, the one that failed or came nearest to its limit."""
+    worst: dict[str, Check] = {}
+    for check in verdict.checks:
+        other = worst.setdefault(check.name, check)
+        if other.passed and (not check.passed or check.value * other.limit > other.value * check.limit):
+            worst[check.name] = check
+    return Verdict(list(worst.values()), verdict.unchecked)
+
+
 def tensors_of(outputs: Any) -> Iterator[Any]:
     """The torch tensors in a tensor, or in nested tuples, lists and dicts of them."""
     if isinstance(outputs, (tuple, list, dict)):
@@ -208,13 +219,14 @@ def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
 
 
 def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check]:
-    """What goes in and comes out must be as large as the case, and show each unit: an axis, or as many tensors."""
+    """Inputs and outputs must be as large as the case, and show each unit: [units, batch, ...], or as many tensors."""
     for each in workload.inputs.values():
         for axis, wanted in ((each.batch_axis, case.batch), (each.token_axis, case.context)):
             if axis is not None and each.tensor.shape[axis] != wanted:
                 yield Check.at_most("input_sizes_off_the_case", abs(each.tensor.shape[axis] - wanted), 0)
     tensors, units = list(tensors_of(outputs)), workload.units
-    if units > 1 and len(tensors) < units and not any(units in each.shape for each in tensors):
+    shown = len(tensors) == units or bool(tensors and tensors[-1].shape[:2] == (units, case.batch))
+    if units > 1 and not shown:
         yield Check.at_most("outputs_without_the_units", units, 1)
     if not workload.inputs and not workload.witness:
         return  # outputs of which nothing is claimed

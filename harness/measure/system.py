@@ -54,15 +54,17 @@ class Workload:
 
     run: does the timed work once and returns its outputs: a tensor, or a tuple, list or dict of tensors that no later
         call reads. Called any number of times, on a GPU without waiting for the device, and for timing "graph"
-        capturable. One call stands for `units` units (such as 16 generate steps) and a sample is divided by it; where
-        there is no witness, its outputs must have an axis of that length, or as many tensors.
+        capturable. One call stands for `units` units (such as 16 generate steps) and a sample is divided by it. With
+        more than one unit the last tensor is [units, batch, ...], or there is one tensor for each unit.
     tokens: how many tokens one unit processes.
     capture: called once before `run`, where a case is timed, checked or profiled: captures what `run` replays, whose
         memory counts then.
     inputs: what `run` reads and the harness renews between samples and before the checked call.
     witness: called with random numbers just before the last timed call, when inputs are renewed: draws the sequences
         to compare and keeps what they start from. It returns what is called after `calls` timed calls of `run` with
-        the outputs of the last one, and compares them with the reference. None where there is none.
+        the outputs of the last one, and compares them with the reference. None where there is none. It is called for
+        two checked calls: the second has the same recent tokens, and another past.
+    renews_past: whether `witness` gives each sequence another past, where that is no input with a token axis.
     gate: compares outputs with the reference before anything is timed; None where there is nothing to compare with.
     engine_samples: for systems that time themselves: ms of one unit, all that one batch gave at a time, as it ends. The
         first batches, for as long as a warm-up lasts and at least one, are not counted.
@@ -84,6 +86,7 @@ class Workload:
     capture: Callable[[], None] = _nothing
     inputs: Mapping[str, Input] = field(default_factory=dict)
     witness: Callable[[Random], Callable[[Any, int], Verdict]] | None = None
+    renews_past: bool = False
     gate: Callable[[], Verdict] | None = None
     engine_samples: Callable[[Policy], Iterable[Sequence[float]]] | None = None
     engine_batch: Callable[[AbstractContextManager[object]], int] | None = None

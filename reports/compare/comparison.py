@@ -1,8 +1,8 @@
 """Compare two runs case by case: the ratio B/A with an interval, what differs between them, and what may be concluded.
 
-Two stored runs of the same commit differ by 0.7% in the median and by 2% in one case of twenty, a whole system at once,
-so they are judged only beyond `STORED_BAR`. The two sides of `ttt-bench ab` were measured in turns and are judged by
-`reports.compare.judge`. Cases on two models of GPU have a ratio and no verdict.
+Two stored runs of the same packages differ by 0.7% in the median and by 2% in one case of twenty, a whole system at
+once, so they are judged only beyond `STORED_BAR`. The two sides of `ttt-bench ab` were measured in turns and are judged
+by `reports.compare.judge`. Cases on two models of GPU have a ratio and no verdict.
 """
 
 import math
@@ -17,7 +17,7 @@ from reports.compare.judge import BAR, LEAST_ROUNDS, MOST_ROUNDS, Judged, judge
 from reports.compare.side import GPU_UNIT, CaseSide, RunCases, Side
 
 STORED_BAR = 0.05  # two stored runs are not judged below it: the same case has differed by up to 2.6%
-# Within which 95% of cases lie in two runs of the same commit: of one GPU, of two of a kind, of a CPU.
+# Within which 95% of cases lie in two runs of the same packages: of one GPU, of two of a kind, of a CPU.
 BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
 NOISE = "same within noise"
 ELSEWHERE = ("another GPU", "another driver", "another CPU")
@@ -83,7 +83,7 @@ class Comparison:
     """Two runs held against each other; rows from the largest difference to the smallest.
 
     interleaved: whether the two are the sides of `ttt-bench ab`. fail_on: the slowdown from which a row has regressed.
-    near: two stored runs of one commit have 95% of their cases within it.
+    near: two stored runs of the same packages have 95% of their cases within it.
     """
 
     a: Side
@@ -230,7 +230,7 @@ def _undecided(pair: Pair) -> Judged:
 
 
 def judged_stored(pair: Pair, fail_on: float = BAR) -> Judged:
-    """Two stored runs: slower or faster where they are further apart than the same commit has ever been."""
+    """Two stored runs: slower or faster where they are further apart than those of the same packages ever were."""
     middle, half = _stored_ratio(pair)
     verdict = pair.elsewhere or _stored_verdict(pair, middle, half)
     regressed = verdict == "slower" and middle > math.log1p(fail_on)

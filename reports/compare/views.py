@@ -17,7 +17,7 @@ from reports.compare.judge import BAR, SAME
 
 COLUMNS = ("verdict", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
 STORED_MEANING = (
-    f"Of two stored runs of one commit 95% of the cases are within {BETWEEN_RUNS['gpu']:.0%} on one GPU, within "
+    f"Of two stored runs of the same packages 95% of the cases are within {BETWEEN_RUNS['gpu']:.0%} on one GPU, within "
     f"{BETWEEN_RUNS['gpus']:.0%} on two of a kind and within {BETWEEN_RUNS['cpu']:.0%} on a CPU, and some that the "
     f"host bounds are further apart: nothing is judged below {STORED_BAR:.0%}. "
     "`ttt-bench ab` measures two commits in turns and judges from 1%."
@@ -26,7 +26,7 @@ ELSEWHERE_MEANING = "Cases on two devices have a ratio and no verdict."
 NUMERIC = (False, True, True, True, True, False, False)
 NEAR = (0.01, 0.02, 0.03)  # the README's table of two runs counts cases within these
 NAMED_CASES = 12  # cases without a comparison that are named one by one
-BEYOND = 0.05  # the share of points that a confirmed run may have beyond: as many as two runs of one commit have
+BEYOND = 0.05  # the share of points that a confirmed run may have beyond: as many as two runs of the same packages have
 NAMED_GROUPS = 3  # groups of cases that the answer names
 SCALE = 0.02  # the least that the axis of the page shows to either side
 WIDTH = 160  # of its plots, in pixels

@@ -1,7 +1,8 @@
 """Adapters with one mistake each, an honest one of the same shape, and the check that must name each mistake.
 
-All run one tiny recurrent language model on the CPU: h <- d h Q + E[token] with an orthogonal Q, logits = h E^T. The
-decay d is 1, so that the model forgets nothing, except where a mistake hides behind what it forgets.
+Most run one tiny recurrent language model on the CPU: h <- d h Q + E[token] with an orthogonal Q, logits = h E^T. The
+decay d is 1, so that the model forgets nothing, except where a mistake hides behind what it forgets. The others run
+this repository's models in bfloat16, whose rounding hides more.
 """
 
 import math
@@ -9,10 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import repeat
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from bench.systems.mamba.pytorch import TorchMamba
+from bench.systems.model_calls import last_logits
+from bench.systems.transformer.pytorch import TorchTransformer
+from bench.systems.ttt.pytorch import TTTTorch
 from harness.measure.gate import Check, Verdict, relative_error
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import Input, Workload
@@ -22,6 +27,7 @@ from harness.schema.record import Record
 
 VOCABULARY, WIDTH, STEPS, LIMIT = 97, 64, 16, 1e-3
 POLICY = Policy(min_samples=5, budget_s=0.05)
+ONCE = Policy(min_samples=2, budget_s=0.0)
 PROMPT = Case("mistaken", "cpu", "tiny", "forward", batch=8, context=128, dtype="float32")
 GENERATE = replace(PROMPT, phase="generate")
 HONEST_CASES = (PROMPT, replace(PROMPT, batch=2, context=1), GENERATE)
@@ -217,8 +223,113 @@ class HalfWritten(LastOutputAgain):
         return self.kept
 
 
+class OneStepOfAsManySequences(Honest):
+    """Does one step for sixteen; its logits have an axis of sixteen, the batch."""
+
+    def run(self) -> Any:
+        return self.model.generate(self.ids, 1)[0]
+
+    def claim(self, workload: Workload) -> None:
+        workload.witness = None
+
+
+class OfTheRepository:
+    """An adapter of this repository whose timed call is another; its gate is left out."""
+
+    packages = ()
+    adapters: ClassVar[dict[str, Any]] = {
+        "mamba": TorchMamba,
+        "transformer": TorchTransformer,
+        "ttt-linear": TTTTorch,
+        "ttt-mlp": TTTTorch,
+    }
+
+    def build(self, case: Case) -> Workload:
+        self.adapter = self.adapters[case.system]()
+        workload = self.adapter.build(case)
+        work, run = workload.run.__self__, workload.run
+        self.prepare(work)
+        return replace(workload, gate=None, run=torch.inference_mode()(lambda: self.timed(work, run)))
+
+    def prepare(self, work: Any) -> None:
+        """Make what the timed call needs."""
+
+    def timed(self, work: Any, run: Callable[[], Any]) -> Any:
+        """The timed call in place of `run`."""
+        raise NotImplementedError
+
+
+class StateReset(OfTheRepository):
+    """Every call starts before the first token."""
+
+    def timed(self, work: Any, run: Callable[[], Any]) -> Any:
+        work.restart()
+        return run()
+
+
+class TokenLookup(OfTheRepository):
+    """Looks up what follows each token, whatever came before it."""
+
+    def prepare(self, work: Any) -> None:
+        tokens = torch.arange(work.model.config.vocabulary)
+        self.table = work.model.prefill(tokens[:, None], work.model.init_state(len(tokens), 1))[0]
+
+    def timed(self, work: Any, run: Callable[[], Any]) -> Any:
+        read = [work.ids]
+        while len(read) < work.units:
+            read.append(self.table[read[-1]].argmax(-1))
+        return self.table[read[-1]], torch.stack(read)
+
+
+class Last64Tokens(OfTheRepository):
+    kept = 64
+
+    def timed(self, work: Any, run: Callable[[], Any]) -> Any:
+        return last_logits(work.model, work.ids[:, -self.kept :])
+
+
+class Last66Tokens(Last64Tokens):
+    """Reads some of the tokens that the second checked call changes, so its outputs change too."""
+
+    kept = 66
+
+
+class Int8Weights(OfTheRepository):
+    """Matrices of eight bits, with a scale for each output."""
+
+    def prepare(self, work: Any) -> None:
+        self.quantized = self.adapter.load(work.case)
+        for name, weight in self.quantized.weights().items():
+            if weight.dim() == 2 and "A_log" not in name:
+                scale = weight.float().abs().amax(1, keepdim=True).clamp(min=1e-9) / 127
+                weight.copy_((weight / scale).round() * scale)
+
+    def timed(self, work: Any, run: Callable[[], Any]) -> Any:
+        model, work.model = work.model, self.quantized
+        try:
+            return run()
+        finally:
+            work.model = model
+
+
+class OneSequenceWrong(OfTheRepository):
+    """One sequence of six is always wrong; the reference reads four."""
+
+    def timed(self, work: Any, run: Callable[[], Any]) -> Any:
+        outputs = run()
+        logits = outputs if work.case.phase == "forward" else outputs[0]
+        logits[3] = logits[3].flip(-1)
+        return outputs
+
+
+def in_bfloat16(system: str, phase: str) -> Case:
+    """A case of a model of this repository."""
+    return Case(system, "torch", "tiny", phase, batch=6, context=136, dtype="bfloat16")
+
+
 UNCHANGED = "outputs_unchanged_by_new_inputs"
-MISTAKES = (
+EARLY, WRONG, RESPONSE = "outputs_unchanged_by_early_tokens", "timed_logits_relative_error", "response_to_the_past_off"
+MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
     (LastOutputAgain, PROMPT, "outputs_not_finite"),
     (CopyOfTheLastOutput, PROMPT, UNCHANGED),
     (OneSequenceStale, PROMPT, UNCHANGED),
@@ -236,11 +347,26 @@ MISTAKES = (
     (InventedSamples, PROMPT, "floor_over_shortest_sample"),
     (Nothing, PROMPT, "outputs_that_are_no_tensors"),
     (HalfWritten, PROMPT, "outputs_not_finite"),
+    (OneStepOfAsManySequences, replace(GENERATE, batch=STEPS), "outputs_without_the_units"),
+    (StateReset, in_bfloat16("mamba", "generate"), EARLY),
+    (StateReset, in_bfloat16("ttt-linear", "generate"), EARLY),
+    (TokenLookup, in_bfloat16("mamba", "generate"), EARLY),
+    (TokenLookup, in_bfloat16("ttt-mlp", "generate"), EARLY),
+    (Last64Tokens, in_bfloat16("mamba", "forward"), EARLY),
+    (Last64Tokens, in_bfloat16("ttt-linear", "forward"), EARLY),
+    (Last64Tokens, in_bfloat16("ttt-mlp", "forward"), EARLY),
+    (Last66Tokens, in_bfloat16("mamba", "forward"), RESPONSE),
+    (Int8Weights, in_bfloat16("mamba", "forward"), WRONG),
+    (Int8Weights, in_bfloat16("transformer", "forward"), WRONG),
+    (Int8Weights, in_bfloat16("ttt-linear", "generate"), WRONG),
+    (OneSequenceWrong, in_bfloat16("transformer", "forward"), WRONG),
+    (OneSequenceWrong, in_bfloat16("ttt-linear", "generate"), WRONG),
 )
 
 
-def record_of(adapter: type[Honest], case: Case, policy: Policy = POLICY) -> Record:
-    """The record of a case by a new adapter, made in this process."""
+def record_of(adapter: type[Any], case: Case, policy: Policy = POLICY) -> Record:
+    """The record of a case by a new adapter, made in this process; models of this repository run twice."""
+    policy = ONCE if issubclass(adapter, OfTheRepository) else policy
     return CaseRun(case, policy).record(adapter())
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +20,11 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("adapter", "case", "check"), MISTAKES, ids=[f"{each.__name__} {case.phase}" for each, case, _ in MISTAKES]
+    ("adapter", "case", "check"),
+    MISTAKES,
+    ids=[f"{each.__name__} {case.system} {case.phase}" for each, case, _ in MISTAKES],
 )
-def test_a_mistake_is_caught_and_named(adapter: type[Honest], case: Case, check: str) -> None:
+def test_a_mistake_is_caught_and_named(adapter: type[Any], case: Case, check: str) -> None:
     record = record_of(adapter, case)
     assert (record.status, record.samples_ms) == ("incorrect", [])
     assert f"{check} is" in record.reason

@@ -16,21 +16,27 @@ CORRELATIONS = (0.0, 0.5, 0.8, 0.95)
 SAMPLES_MS = (1, 20, 150, 1300)
 BETWEEN_MS = 5  # two samples
 SPREAD = 0.01
+NOISE, LEVELS = (0.01, 0.05), (0.0, 0.03, 0.06)  # of a level, and between two
 POLICY = Policy(min_samples=6, budget_s=1.0)  # of the published runs
 
 
 class Series:
     """A clock of correlated samples with the true median `ms`."""
 
-    def __init__(self, random: np.random.Generator, ms: float, correlation: float) -> None:
-        self._seconds, self._samples = 0.0, iter(self._drawn(random, ms, correlation))
+    def __init__(
+        self, random: np.random.Generator, ms: float, correlation: float, spread: float = SPREAD, apart: float = 0.0
+    ) -> None:
+        self._seconds, self._samples = 0.0, iter(self._drawn(random, ms, correlation, spread, apart))
 
-    def _drawn(self, random: np.random.Generator, ms: float, correlation: float) -> list[float]:
+    def _drawn(
+        self, random: np.random.Generator, ms: float, correlation: float, spread: float, apart: float
+    ) -> list[float]:
         noise = random.standard_normal(MAX_SAMPLES + 20)
         noise[1:] *= np.sqrt(1 - correlation**2)
         for at in range(1, noise.size):
             noise[at] += correlation * noise[at - 1]
-        return (ms * (1 + SPREAD * noise)).tolist()
+        level = random.choice([-apart / 2, apart / 2], noise.size) if apart else 0.0
+        return (ms * (1 + level + spread * noise)).tolist()
 
     def now(self) -> float:
         """Seconds since the first sample began."""
@@ -43,10 +49,12 @@ class Series:
         return taken
 
 
-def held(ms: float, correlation: float, series: int, seed: int = 1) -> float:
+def held(
+    ms: float, correlation: float, series: int, spread: float = SPREAD, apart: float = 0.0, seed: int = 1
+) -> float:
     """The share of so many series whose interval holds `ms`."""
     random = np.random.default_rng(seed)
-    taken = (take_samples(Series(random, ms, correlation), POLICY).samples_ms for _ in range(series))
+    taken = (take_samples(Series(random, ms, correlation, spread, apart), POLICY).samples_ms for _ in range(series))
     return sum(low <= ms <= high for _, low, high in map(median_interval, taken)) / series
 
 
@@ -57,6 +65,13 @@ def main(series: int = 500) -> None:
     for ms in SAMPLES_MS:
         shares = (f"{held(ms, each, series):.0%}" for each in CORRELATIONS)
         print(f"| {ms} ms | {' | '.join(shares)} |", flush=True)
+    print(
+        "\n| noise | " + " | ".join(f"two levels {each:.0%} apart" if each else "one level" for each in LEVELS) + " |"
+    )
+    print("| --- " * (1 + len(LEVELS)) + "|")
+    for spread in NOISE:
+        shares = (f"{held(20, 0.0, series, spread, apart):.0%}" for apart in LEVELS)
+        print(f"| {spread:.0%} | {' | '.join(shares)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -106,20 +106,20 @@ def study(
 
 
 def two_runs(suites: int) -> Suite:
-    """Log ratios of two stored runs of the same commit, [suite, case]."""
+    """Log ratios of two stored runs of the same packages, [suite, case]."""
     random = np.random.default_rng(8)
     return np.array([RECORDED.differences(random, 1, SYSTEMS, CASES).ravel() for _ in range(suites)])
 
 
 def stored_wolf(suites: int) -> float:
-    """The share of suites of which two stored runs of the same commit have a case beyond `STORED_BAR`."""
+    """The share of suites of which two stored runs of the same packages have a case beyond `STORED_BAR`."""
     return float((np.abs(two_runs(suites)).max(axis=1) > np.log1p(STORED_BAR)).mean())
 
 
 def main(suites: int = 2000) -> None:
     """Print the study."""
     apart = np.abs(two_runs(suites))
-    print("| two runs of the same commit differ by | recorded | simulated |\n| --- | --- | --- |")
+    print("| two runs of the same packages differ by | recorded | simulated |\n| --- | --- | --- |")
     for share, recorded in RECORDED_QUANTILES.items():
         print(f"| {share:.0%} of cases at most | {recorded:.2%} | {np.quantile(apart, share):.2%} |")
     print(f"\nTwo stored runs with a case beyond {STORED_BAR:.0%}: {stored_wolf(suites):.1%} of suites\n")

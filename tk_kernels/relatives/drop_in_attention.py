@@ -2,6 +2,8 @@
 
 It takes the q, k and v of an attention. LayerNorm has weight 1 and bias 0, the token scale is 1/(i+1), and the learning
 rate is that of the untrained layer, sigmoid(0) / D. Use it to try TTT in a model without training a new layer.
+
+The post has no LayerNorm, no residual and no mini-batches. This operator has those of TTT-Linear: outputs differ.
 """
 
 import torch

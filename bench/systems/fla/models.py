@@ -133,6 +133,9 @@ class Fla(TunedLanguageModel):
             inner.load_state_dict(model.inner.state_dict())
         return FlaModel(inner, recurrent=True)
 
+    def rounded_reference(self, model: FlaModel, case: Case) -> None:
+        """None: `rounding_verdict` derives the limits."""
+
     def _judge(self, model: FlaModel, ids: Tensor, got: Tensor, expected: Tensor, case: Case) -> Verdict:
         """By what the same weights round without the measured kernels; see `rounding_verdict`."""
         rounded = prefill_then_generate(FlaModel(model.inner, recurrent=True), ids, self.gate_prompt)
@@ -194,6 +197,8 @@ class FlaGenerate(Generate):
     The cache replaces its tensors at every step, so the first ones are put back, and kept, for every call; but for a
     convolution's last inputs, which steps update in place, so that each call has copies of the first ones.
     """
+
+    renews_past = False  # each call starts at the tensors that are captured
 
     def prepare(self) -> None:
         """See PhaseWork.prepare."""

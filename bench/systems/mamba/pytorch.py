@@ -34,3 +34,7 @@ class TorchMamba(LanguageModel):
     def witness_reference(self, model: Any, dtype: torch.dtype) -> Any:
         """The same weights by a scan in chunks, which shares no code with what is timed."""
         return ScannedMamba(self.reference(model, dtype).inner, device())
+
+    def rounded_reference(self, model: Any, case: Case) -> Any:
+        """transformers' own path, which rounds only its activations."""
+        return self.reference(model, getattr(torch, case.dtype))

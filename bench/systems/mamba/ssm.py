@@ -124,8 +124,13 @@ class MambaSSM(TunedLanguageModel):
         """Random weights by seed, with the package's own distributions."""
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
+        from bench.models.mamba import remember
+
         torch.manual_seed(0)
-        return MambaSSMModel(config, self.layer, device(), getattr(torch, case.dtype))
+        model = MambaSSMModel(config, self.layer, device(), getattr(torch, case.dtype))
+        if self.layer == "Mamba1":  # Mamba-2's B and C are as large as its other activations
+            remember(model.inner, config)
+        return model
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba:
         """A scan in plain PyTorch: where this package is installed, transformers takes its kernels too."""
@@ -134,6 +139,9 @@ class MambaSSM(TunedLanguageModel):
         transformers = Mamba(model.config, device(), dtype)
         copy_weights(model.weights(), transformers.inner)
         return ScannedMamba(transformers.inner, device())
+
+    def rounded_reference(self, model: MambaSSMModel, case: Case) -> None:
+        """None: without the package's kernels there is no step that rounds as they do."""
 
 
 class Mamba2SSM(MambaSSM):

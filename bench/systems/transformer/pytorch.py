@@ -34,6 +34,11 @@ class TorchTransformer(LanguageModel):
         """Keys and values of the spread that projections of normalised activations have."""
         state.cache.normal_()
 
+    def repeat_past(self, state: TransformerState, sources: list[int]) -> None:
+        """One sequence at a time: a cache may fill half of the memory."""
+        for row, source in enumerate(sources):
+            state.cache[:, :, row] = state.cache[:, :, source]
+
     def restart(self, model: Any, state: TransformerState) -> None:
         """Every call starts at the context by itself."""
 

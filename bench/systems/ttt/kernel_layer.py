@@ -147,7 +147,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
 
 @dataclass
 class GenerateSet:
-    """Some sequences that generate: their state, and of each step of a mini-batch q, k, v and lr, [steps, B, ...].
+    """Some sequences that generate: their state, and of each step of a mini-batch q, k, v, lr and out, [steps, B, ...].
 
     launch: other launch settings than those of the table.
     """
@@ -171,23 +171,23 @@ class GenerateSet:
         outer = [inputs[name] for name in OUTER]
         mini_batch = slice(len(inputs["token_scale"]))
         tokens = [inputs[name][:, mini_batch].transpose(0, 1).contiguous() for name in PER_TOKEN]
-        return cls(generate, state, outer, tokens, torch.empty_like(tokens[0][0]))
+        return cls(generate, state, outer, tokens, torch.empty_like(tokens[0]))
 
     def copy(self, steps: int) -> "GenerateSet":
         """The same sequences elsewhere in memory, with tokens for so many steps."""
         tokens = [each[:steps].clone() for each in self.tokens]
-        return replace(self, state=deepcopy(self.state), tokens=tokens, out=self.out.clone())
+        return replace(self, state=deepcopy(self.state), tokens=tokens, out=self.out[:steps].clone())
 
     def advance(self, step: int, **options: Any) -> None:
         """One token of every sequence, that of `step`, wherever in its mini-batch the state is."""
         token = [each[step] for each in self.tokens]
-        self.generate.generate_step(*token, *self.outer, self.state, out=self.out, launch=self.launch, **options)
+        self.generate.generate_step(*token, *self.outer, self.state, out=self.out[step], launch=self.launch, **options)
 
 
 class Steps:
     """The steps of a mini-batch, or more: `rounds` of each of the sets in turn.
 
-    Tokens and outputs of all sets lie in one tensor each, [sets, rounds, B, ...] and [sets, B, H, D].
+    Tokens and outputs of all sets lie in one tensor each, [sets, rounds, B, ...].
     """
 
     def __init__(self, sets: list[GenerateSet], config: TTTConfig, dtype: str) -> None:
@@ -195,7 +195,7 @@ class Steps:
         self.rounds = max(1, config.mini_batch // len(sets))
         kinds = zip(*(some.tokens for some in sets), strict=True)
         self._tokens = [torch.stack([each[: self.rounds] for each in kind]) for kind in kinds]
-        self._out = torch.stack([some.out for some in sets])
+        self._out = torch.stack([some.out[: self.rounds] for some in sets])
         for index, some in enumerate(sets):
             some.tokens, some.out = [each[index] for each in self._tokens], self._out[index]
 
@@ -212,17 +212,17 @@ class Steps:
         }
 
     def run(self) -> torch.Tensor:
-        """The outputs [sets, B, H, D] of each set's last step."""
+        """The outputs [units, B, H, D], those of one set after those of another."""
         for step in range(self.rounds):
             for some in self.sets:
                 some.advance(step)
-        return self._out
+        return self._out.flatten(0, 1)
 
     def witness(self, chance: Random) -> Callable[[torch.Tensor, int], Verdict]:
         """Drawn sequences of a drawn set, from the state that they have now, through every step up to the last one."""
         drawn_set = chance.randrange(len(self.sets))
         some = self.sets[drawn_set]
-        batch = some.out.shape[0]
+        batch = some.out.shape[1]
         rows = sorted(chance.sample(range(batch), min(batch, KERNEL_GATE_SEQUENCES)))
         begun = rows_of(some.state, rows).to_state()
 
@@ -231,7 +231,8 @@ class Steps:
             if steps > WITNESS_STEPS:
                 return Verdict([], f"a sample is {steps} steps of a sequence, more than the reference is asked for")
             expected = _exact_steps(some, begun, rows, calls, self.rounds)
-            return timed_verdict([("output", out[drawn_set][rows], expected)], self.dtype)
+            last = out[(drawn_set + 1) * self.rounds - 1]
+            return timed_verdict([("output", last[rows], expected)], self.dtype)
 
         return judge
 

@@ -29,7 +29,7 @@ def one_set(mini_batch=16):
     state = SimpleNamespace(position=torch.full((2,), 5))
     tokens = [torch.arange(mini_batch)]
     return GenerateSet(
-        SimpleNamespace(generate_step=generate_step), state, [torch.zeros(1)], tokens, torch.zeros(1)
+        SimpleNamespace(generate_step=generate_step), state, [torch.zeros(1)], tokens, torch.zeros(mini_batch)
     ), seen
 
 

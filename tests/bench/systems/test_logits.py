@@ -1,0 +1,45 @@
+"""Limits by the rounding of a dtype, and the response of logits to another past."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench.systems.logits import limits_by_rounding, response_verdict
+from harness.schema.case import Case
+
+CASE = Case("ttt-linear", "torch", "tiny", "forward", 2, 32, dtype="bfloat16")
+REFERENCE = torch.ones(2, 8)
+
+
+@pytest.mark.parametrize(
+    ("asked", "rounding", "wide"),
+    [
+        (CASE, 0.01, 0.3),  # 1.5 times the error, over the table's 0.05
+        (CASE, 0.04, 1.0),  # never wider than the table
+        (replace(CASE, dtype="float16"), 0.008, 0.6),
+        (replace(CASE, dtype="float32"), 0.01, 1.0),
+        (replace(CASE, state_dtype="float32-planes"), 0.01, 0.3),
+        (replace(CASE, state_dtype="bfloat16"), 0.01, 1.0),
+        (replace(CASE, options=(("backbone", "transformer"),)), 0.06, 1.8),
+    ],
+)
+def test_limits_are_one_and_a_half_times_the_rounding_of_the_dtype(asked, rounding, wide):
+    assert limits_by_rounding(REFERENCE * (1 + rounding), REFERENCE, asked) == pytest.approx(wide, rel=1e-4)
+
+
+@pytest.mark.parametrize(("slope", "off"), [(1.0, 0.0), (0.0, 1.0), (0.4, 0.6), (-1.0, 2.0)])
+def test_a_response_to_another_past_is_the_slope_of_the_references(slope, off):
+    before, change = torch.zeros(2, 8), torch.arange(16.0).view(2, 8)
+    [check] = response_verdict((before, slope * change), (before, change), width=4).checks
+    assert (check.name, check.limit) == ("response_to_the_past_off", 0.5)
+    assert check.value == pytest.approx(off)
+
+
+@pytest.mark.parametrize(("noise", "checks"), [(0.25, 1), (0.35, 0)])
+def test_a_response_below_its_noise_is_not_checked(noise, checks):
+    """The noise is over sqrt(2 rows x width 4) = 2.83 by the reference's change: 0.088 and 0.124, limit 0.1."""
+    before, change = torch.zeros(2, 8), torch.tensor([[1.0, 0.0] * 4] * 2)
+    off = torch.tensor([[0.0, noise] * 4] * 2)
+    verdict = response_verdict((before, change + off), (before, change), width=4)
+    assert (len(verdict.checks), "rounding hides" in verdict.unchecked) == (checks, not checks)
