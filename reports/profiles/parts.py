@@ -15,13 +15,13 @@ from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work, f
 
 GAPS = "gaps"  # beside the parts of the work
 LABELS = {
-    PRODUCTS: "Matrix products",
+    PRODUCTS: "GEMMs",
     TTT: "TTT kernel",
     SCAN: "Attention or scan",
     EDGES: "Convolutions, norms, elementwise",
     HEAD: "Head",
     OTHER: "Other",
-    GAPS: "Gaps: no kernel runs",
+    GAPS: "Idle",
 }
 _COVERED = 0.9  # of a part's time, from which what was counted stands for all of it
 
@@ -74,6 +74,12 @@ class Part:
     def label(self) -> str:
         """The part in words."""
         return LABELS[self.name] + (", with the head" if self.with_head else "")
+
+
+def spoken(part: str) -> str:
+    """A part's label inside of a sentence: only an acronym keeps its capitals."""
+    label = LABELS[part]
+    return label if label[1].isupper() else label[0].lower() + label[1:]
 
 
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:

@@ -18,6 +18,7 @@ from harness.schema.profile import TIMELINE_LIMIT, Kernel, Profile, short_name
 from harness.schema.reason import counted
 from harness.schema.record import Record
 from reports.profiles.ceilings import with_common_ceilings
+from reports.profiles.diff import Diff
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
 from reports.profiles.parts import LABELS, Part, kernel_floor_us, kernel_parts, parts
 from reports.profiles.words import Recorded, agreement, recorded, roofs, sentences, short, waits
@@ -51,13 +52,17 @@ class Piece:
 
 @dataclass(frozen=True)
 class Shown:
-    """A profiled case as the page shows it. agreement: with the record, in words; drawn: what the scripts draw."""
+    """A profiled case as the page shows it.
+
+    agreement: with the record, in words. slower_than: the faster cases of its group. drawn: what the scripts draw.
+    """
 
     profile: Profile
     title: str
     pieces: tuple[Piece, ...]
     agreement: str
     said: tuple[str, str]
+    slower_than: tuple[Diff, ...]
     rows: tuple[dict[str, Any], ...]
     left_out: str
     unplaced: str
@@ -207,13 +212,23 @@ def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str
     """The cases of a group, their bars on one scale."""
     widest = max(profile.unit_ms for profile in profiles)
     cases = [profile.case for profile in profiles]
-    return [
-        _shown_case(profile, _title(catalogue, profile.case, cases), widest, latencies.get(profile.case.key))
-        for profile in profiles
+    titles = [_title(catalogue, case, cases) for case in cases]
+    alone = Counter(case.system for case in cases)
+    names = [
+        catalogue.system_label(case.system) if alone[case.system] == 1 else title
+        for case, title in zip(cases, titles, strict=True)
     ]
+    shown = []
+    for profile, title, name in zip(profiles, titles, names, strict=True):
+        others = zip(profiles, names, strict=True)
+        slower_than = [Diff(each, profile, other, name) for each, other in others if each.unit_ms < profile.unit_ms]
+        shown.append(_shown_case(profile, title, widest, latencies.get(profile.case.key), slower_than))
+    return shown
 
 
-def _shown_case(profile: Profile, title: str, widest_ms: float, latency: Recorded | None) -> Shown:
+def _shown_case(
+    profile: Profile, title: str, widest_ms: float, latency: Recorded | None, slower_than: Iterable[Diff]
+) -> Shown:
     rest = profile.kernels[NAMED:]
     rest_ms = sum(kernel.time_us for kernel in rest) / profile.units / 1e3
     return Shown(
@@ -222,6 +237,7 @@ def _shown_case(profile: Profile, title: str, widest_ms: float, latency: Recorde
         tuple(_pieces(profile, widest_ms)),
         agreement(profile, latency),
         sentences(profile),
+        tuple(slower_than),
         tuple(_rows(profile)),
         f"and {len(rest)} more kernels, {rest_ms:.4g} ms together" if rest else "",
         unplaced(profile),

@@ -1,6 +1,6 @@
 /* What ran when in a step? Phases, layers, operators, kernels and gaps over one another, by SVG paths that zoom. */
 
-const ROWS = [["Phase", 18], ["Layer", 18], ["Operator", 12], ["Kernels", 26], ["Gaps", 10]];
+const ROWS = [["Phase", 18], ["Layer", 18], ["Operator", 12], ["Kernels", 26], ["Idle", 10]];
 const LANES = 4; // of kernels that run at once; deeper ones share the last
 const GUTTER = 62; // left of the rows, for their names
 const ROW_GAP = 4;
@@ -120,7 +120,7 @@ class Timeline {
       const tall = name === "Kernels" ? height * this.lanes.length : height;
       svg.append(drawn("text", { x: 0, y: top + Math.min(tall / 2, 13) + 4 }, name));
       if (name === "Kernels") this.drawKernels(svg, top, height);
-      else if (name === "Gaps") this.drawParts(svg, [["gaps", this.gaps]], top, tall);
+      else if (name === "Idle") this.drawParts(svg, [["gaps", this.gaps]], top, tall);
       else this.drawSpans(svg, spans[row], top, tall);
       top += tall + ROW_GAP;
     });

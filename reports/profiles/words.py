@@ -11,7 +11,7 @@ from harness.quality import by_case, timed
 from harness.schema.profile import Counters, Kernel, Profile, Region
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded
-from reports.profiles.parts import GAPS, LABELS, parts
+from reports.profiles.parts import GAPS, parts, spoken
 from reports.samples import at_once, latency_ms
 from reports.spoken import said_number, with_sign
 
@@ -68,7 +68,7 @@ def sentences(region: Region) -> tuple[str, str]:
 
 def agreement(region: Region, recorded: Recorded | None) -> str:
     """A unit's kernels and gaps together, against the latency that a record says."""
-    said = f"{said_number(region.unit_ms, 4)} ms in kernels and gaps"
+    said = f"{said_number(region.unit_ms, 4)} ms of kernels and idle time"
     if not (recorded and recorded.ms):
         return f"{said}; the run has no latency of this case to hold it against"
     off = region.unit_ms / recorded.ms - 1
@@ -120,10 +120,10 @@ def _where(region: Region) -> str:
         return "Nothing ran."
     shares = sorted(((part.time_us / total, part.name) for part in parts(region)), reverse=True)
     busy = [(share, name) for share, name in shares if name != GAPS]
-    words = [f"{LABELS[name].lower().replace('ttt', 'TTT')} {share:.0%}" for share, name in busy[:2] if share >= LEAST]
+    words = [f"{spoken(name)} {share:.0%}" for share, name in busy[:2] if share >= LEAST]
     gaps = region.gaps_us / total
     said = [f"{' and '.join(words)} of the time"] if words else []
-    said += [f"gaps take {gaps:.0%}: {_gaps(region)}"] if gaps >= _GAPS else []
+    said += [f"idle {gaps:.0%}: {_gaps(region)}"] if gaps >= _GAPS else []
     together = "; ".join(said)
     return f"{together[0].upper()}{together[1:]}." if said else "No part takes a share worth its words."
 
@@ -132,7 +132,7 @@ def _why(region: Region) -> str:
     gaps = region.gaps_us / region.region_us if region.region_us else 0.0
     kernel = max(region.kernels, key=lambda each: each.time_us, default=None)
     if gaps > 0.5:
-        return f"Gaps take most of it: bound by {_cause(region)}."
+        return f"Mostly idle: bound by {cause(region)}."
     if kernel is None or not kernel.time_us:
         return "No kernel took time."
     if _of_operators(region):  # what bounds them nothing counts
@@ -160,15 +160,15 @@ def _gaps(region: Region) -> str:
     if region.longest_gap_us > region.gaps_us / 2:
         return f"most of it one gap of {said_number(region.longest_gap_us / 1e3, 2)} ms"
     if _between_steps(region):
-        return f"{said_number(region.gaps_us / region.units, 2)} µs a step for {_cause(region)}"
+        return f"{said_number(region.gaps_us / region.units, 2)} µs a step for {cause(region)}"
     launches = sum(kernel.launches for kernel in region.kernels)
     each = region.gaps_us / max(1, launches)
     if _of_operators(region):
         return f"{said_number(each, 2)} µs a call, spent in Python"
-    return f"{said_number(each, 2)} µs a launch for {_cause(region)}"
+    return f"{said_number(each, 2)} µs a launch for {cause(region)}"
 
 
-def _cause(region: Region) -> str:
+def cause(region: Region) -> str:
     """What gaps are made of; operators of a CPU wait for Python, which calls them, and a graph has no host in it."""
     if region.longest_gap_us > region.gaps_us / 2:
         return "what the host does in one long gap"

@@ -90,7 +90,7 @@ def test_what_bounds_a_kernel(changes: dict, words: str) -> None:
 def test_without_counters_nothing_is_claimed() -> None:
     found = replace(region(Kernel("gemm", 10, 80.0), gaps=20.0), longest_gap_us=3.0)
     assert sentences(found) == (
-        "Matrix products 80% of the time; gaps take 20%: 2.0 µs a launch for what the host does to launch a kernel.",
+        "GEMMs 80% of the time; idle 20%: 2.0 µs a launch for what the host does to launch a kernel.",
         "gemm (80% of the time): what bounds it was not counted.",
     )
 
@@ -116,9 +116,9 @@ def test_a_kernel_above_a_ceiling_raises_it_unless_it_is_short_or_miscounted() -
 @pytest.mark.parametrize(
     ("name", "longest", "words"),
     [
-        ("gemm", 8.0, "Gaps take most of it: bound by what the host does to launch a kernel."),
-        ("aten::mm", 8.0, "Gaps take most of it: bound by Python."),
-        ("gemm", 41.0, "Gaps take most of it: bound by what the host does in one long gap."),
+        ("gemm", 8.0, "Mostly idle: bound by what the host does to launch a kernel."),
+        ("aten::mm", 8.0, "Mostly idle: bound by Python."),
+        ("gemm", 41.0, "Mostly idle: bound by what the host does in one long gap."),
     ],
 )
 def test_mostly_gaps_is_not_bound_by_a_kernel(name: str, longest: float, words: str) -> None:
@@ -140,32 +140,32 @@ def test_of_a_graph_the_host_is_not_blamed() -> None:
     values = {field.name: getattr(region(Kernel("gemm", 40, 20.0), gaps=80.0), field.name) for field in fields(Region)}
     case = Case("ttt-mlp", "thunderkittens", "1.3b", "generate", 1, 2048, timing="graph")
     found = Profile(**(values | {"longest_gap_us": 2.0}), case=case)
-    assert sentences(found)[1] == "Gaps take most of it: bound by the way from one kernel of a graph to the next."
+    assert sentences(found)[1] == "Mostly idle: bound by the way from one kernel of a graph to the next."
     engine = replace(found, case=replace(case, timing="engine"), units=16)  # 30 us in one gap of each step
-    assert sentences(engine)[1] == "Gaps take most of it: bound by what the host does to launch a kernel."
+    assert sentences(engine)[1] == "Mostly idle: bound by what the host does to launch a kernel."
     engine = replace(engine, longest_gap_us=4.0)
-    assert sentences(engine)[1] == "Gaps take most of it: bound by what the engine does on the host between steps."
-    assert "gaps take 80%: 5.0 µs a step for what the engine does on the host between steps" in sentences(engine)[0]
+    assert sentences(engine)[1] == "Mostly idle: bound by what the engine does on the host between steps."
+    assert "idle 80%: 5.0 µs a step for what the engine does on the host between steps" in sentences(engine)[0]
     eager = replace(found, case=replace(case, timing="eager"))
-    assert sentences(eager)[1] == "Gaps take most of it: bound by what the host does to launch a kernel."
+    assert sentences(eager)[1] == "Mostly idle: bound by what the host does to launch a kernel."
 
 
 def test_the_longest_kernel_is_told_of_wherever_it_stands() -> None:
     found = region(Kernel("small", 1, 10.0), Kernel("gemm", 1, 85.0), gaps=5.0)
     assert sentences(found)[1].startswith("gemm (85% of the time)")
-    assert "gaps" not in sentences(found)[0]
+    assert "idle" not in sentences(found)[0]
 
 
 def test_what_took_no_time_has_its_words() -> None:
     assert sentences(region(Kernel("gemm", 1, 0.0))) == ("Nothing ran.", "No kernel took time.")
     assert sentences(region(Kernel("gemm", 1, 0.01), gaps=99.0))[0] == (
-        "Gaps take 100%: most of it one gap of 0.099 ms."
+        "Idle 100%: most of it one gap of 0.099 ms."
     )
 
 
 def test_kernels_and_gaps_are_held_against_the_record() -> None:
     found = region(Kernel("gemm", 1, 9000.0), gaps=1000.0)
-    assert agreement(found, Recorded(9.8)) == "10.00 ms in kernels and gaps, recorded 9.800 ms (+2.0%)"
+    assert agreement(found, Recorded(9.8)) == "10.00 ms of kernels and idle time, recorded 9.800 ms (+2.0%)"
     assert "(+4.2%: not within 3%, and why is not known" in agreement(found, Recorded(9.6))
     assert "(−4.8%: not within 3%, and why is not known" in agreement(found, Recorded(10.5))
     waiting = replace(found, region_us=10100.0)

@@ -170,7 +170,7 @@ def test_a_roofline_is_read_point_by_point(profile, page):
     assert len(set(seen)) == points.count()
     [linear] = [text for text in seen if text.startswith("linear_forward")]
     assert "210 TFLOP/s at 190.9 FLOPs a byte, 37% of the ceiling of bandwidth" in linear
-    assert any(text.startswith("Matrix products as a whole") for text in seen)
+    assert any(text.startswith("GEMMs as a whole") for text in seen)
     points.last.hover(force=True)
     assert readout(profile, "roofline") == points.last.get_attribute("aria-label")
     assert profile.locator("tr.chosen th").inner_text() in readout(profile, "roofline")

@@ -79,9 +79,9 @@ def test_the_section_compares_systems_of_one_work(tmp_path: Path) -> None:
     assert found.anchors == {each.key: f"profile-{each.key}" for each in (case(), case(batch=16), case("mamba"))}
     for anchor in found.anchors.values():
         assert f'id="{anchor}"' in found.html
-    assert "0.05000 ms in kernels and gaps, recorded 0.05000 ms (0.0%)" in found.html
+    assert "0.05000 ms of kernels and idle time, recorded 0.05000 ms (0.0%)" in found.html
     assert "the run has no latency of this case" in found.html
-    assert "Matrix products 60%" in found.html
+    assert "GEMMs 60%" in found.html
     assert "168" in found.html
 
 
