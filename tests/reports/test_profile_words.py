@@ -158,9 +158,7 @@ def test_the_longest_kernel_is_told_of_wherever_it_stands() -> None:
 
 def test_what_took_no_time_has_its_words() -> None:
     assert sentences(region(Kernel("gemm", 1, 0.0))) == ("Nothing ran.", "No kernel took time.")
-    assert sentences(region(Kernel("gemm", 1, 0.01), gaps=99.0))[0] == (
-        "Idle 100%: most of it one gap of 0.099 ms."
-    )
+    assert sentences(region(Kernel("gemm", 1, 0.01), gaps=99.0))[0] == ("Idle 100%: most of it one gap of 0.099 ms.")
 
 
 def test_kernels_and_gaps_are_held_against_the_record() -> None:
