@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.schema.profile import Kernel, Profile, Region
-from reports.profiles.parts import LABELS, kernel_parts, launch_parts, parts, work_of
+from reports.profiles.parts import LABELS, is_fp32, kernel_parts, launch_parts, parts, work_of
 from reports.profiles.words import short
 
 NAMED = 100  # kernels of a case that have a name in the page; the rest are told together
@@ -29,14 +29,26 @@ def drawing(profile: Profile) -> dict[str, Any]:
 def roofline(profile: Profile) -> dict[str, Any]:
     """Ceilings in GB/s and TFLOP/s, and the points under them.
 
-    points: (kernel, FLOPs a byte, TFLOP/s, ms of a unit). parts: (part, FLOPs a byte, TFLOP/s, ms of a unit), of the
-    work that the adapter counted.
+    points: (kernel, FLOPs a byte, TFLOP/s, ms of a unit, FLOPs a byte of the L2, whether FP32 is its peak).
+    parts: (part, FLOPs a byte, TFLOP/s, ms of a unit), of the work that the adapter counted.
     """
+    counters = [kernel.counters for kernel in profile.kernels if kernel.counters]
     return {
         "copy_gbs": _rounded(profile.ceilings.get("copy_gbs")),
         "product_tflops": _rounded(profile.ceilings.get("product_tflops")),
+        "l2_gbs": _rounded(max((each.l2_peak_gbs for each in counters if each.l2_peak_gbs), default=None)),
+        "fp32_tflops": _rounded(
+            max((each.fp32_peak_tflops for each in counters if each.fp32_peak_tflops), default=None)
+        ),
         "points": [
-            (place, _rounded(intensity), _rounded(tflops), _rounded(kernel.time_us / profile.units / 1e3))
+            (
+                place,
+                _rounded(intensity),
+                _rounded(tflops),
+                _rounded(kernel.time_us / profile.units / 1e3),
+                _rounded(l2_intensity(kernel)),
+                is_fp32(kernel),
+            )
             for place, kernel, intensity, tflops in _placed(profile)
         ],
         "parts": list(_part_points(profile)),
@@ -69,6 +81,12 @@ def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
         None if computed is None else computed / (kernel.mean_us * 1e6),
         computed / moved if moved and computed is not None else None,
     )
+
+
+def l2_intensity(kernel: Kernel) -> float | None:
+    """FLOPs a byte through the L2; None where either was not counted."""
+    counted = kernel.counters
+    return counted.operations / counted.l2_bytes if counted and counted.operations and counted.l2_bytes else None
 
 
 def unplaced(region: Region) -> str:

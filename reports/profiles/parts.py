@@ -23,6 +23,7 @@ LABELS = {
     OTHER: "Other",
     GAPS: "Idle",
 }
+_USED = 1.0  # percent of the tensor cores' peak, from which a kernel uses them
 _COVERED = 0.9  # of a part's time, from which what was counted stands for all of it
 
 # In this order: the first that a name matches.
@@ -136,8 +137,21 @@ def _model_floor_us(work: Work | None, region: Region) -> float | None:
 
 def kernel_floor_us(kernel: Kernel, region: Region) -> float | None:
     """The least that a kernel's launches could take: what they moved at a copy's rate, or computed at a product's."""
-    each = floor_ms(kernel.operations, kernel.dram_bytes, region.ceilings)
+    each = floor_ms(kernel.operations, kernel.dram_bytes, ceilings_of(kernel, region))
     return None if each is None else 1e3 * each * kernel.launches
+
+
+def is_fp32(kernel: Kernel) -> bool:
+    """Whether the FP32 peak is known and bounds the kernel, as the tensor cores are idle."""
+    counters = kernel.counters
+    return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
+
+
+def ceilings_of(kernel: Kernel, region: Region) -> dict[str, float | None]:
+    """The region's ceilings, of a kernel without tensor cores with the FP32 peak as that of its FLOPs."""
+    if kernel.counters is None or not is_fp32(kernel):
+        return region.ceilings
+    return {**region.ceilings, "product_tflops": kernel.counters.fp32_peak_tflops}
 
 
 def kernel_parts(region: Region) -> dict[str, str]:

@@ -18,10 +18,11 @@ from harness.schema.profile import TIMELINE_LIMIT, Kernel, Profile, short_name
 from harness.schema.reason import counted
 from harness.schema.record import Record
 from reports.profiles.ceilings import with_common_ceilings
+from reports.profiles.counted import Counted, counted_kernels
 from reports.profiles.diff import Diff
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
 from reports.profiles.parts import LABELS, Part, kernel_floor_us, kernel_parts, parts
-from reports.profiles.words import Recorded, agreement, recorded, roofs, sentences, short, waits
+from reports.profiles.words import Recorded, agreement, recorded, sentences, short
 from reports.resources import environment, source
 
 PACKAGE = "reports.profiles"
@@ -64,6 +65,7 @@ class Shown:
     said: tuple[str, str]
     slower_than: tuple[Diff, ...]
     rows: tuple[dict[str, Any], ...]
+    counted: tuple[Counted, ...]
     left_out: str
     unplaced: str
     drawn: dict[str, Any]
@@ -174,15 +176,8 @@ COLUMNS = (
     ("gbs", "GB/s", True, 0),
     ("tflops", "TFLOP/s", True, 1),
     ("intensity", "FLOP/byte", True, 1),
-    ("copy", "Of bandwidth (%)", True, 0),
-    ("product", "Of product rate (%)", True, 0),
-    ("tensor", "Tensor cores busy (%)", True, 0),
-    ("l2_hit", "L2 hits (%)", True, 0),
-    ("conflicts", "Bank conflicts (%)", True, 0),
-    ("occupancy", "Occupancy (%)", True, 0),
     ("registers", "Registers", True, 0),
     ("shared_kb", "Shared (kB)", True, 1),
-    ("waits", "Warps wait", False, 0),
 )
 
 
@@ -239,6 +234,7 @@ def _shown_case(
         sentences(profile),
         tuple(slower_than),
         tuple(_rows(profile)),
+        tuple(counted_kernels(profile)),
         f"and {len(rest)} more kernels, {rest_ms:.4g} ms together" if rest else "",
         unplaced(profile),
         drawing(profile),
@@ -276,10 +272,8 @@ def _rows(profile: Profile) -> list[dict[str, Any]]:
 
 def _row(kernel: Kernel, profile: Profile, total_us: float, part: str) -> dict[str, Any]:
     """What each column shows of a kernel, of one unit of work; None where it is not known."""
-    counters, floor_us = kernel.counters, kernel_floor_us(kernel, profile)
-    copy, product = roofs(kernel, profile)
+    floor_us = kernel_floor_us(kernel, profile)
     gbs, tflops, intensity = rates(kernel)
-    waiting = waits(counters) if counters else []
     return {
         "name": short(kernel.name),
         "full_name": short_name(kernel.name, _NAME_LIMIT),
@@ -291,13 +285,6 @@ def _row(kernel: Kernel, profile: Profile, total_us: float, part: str) -> dict[s
         "gbs": gbs,
         "tflops": tflops,
         "intensity": intensity,
-        "copy": None if copy is None else 100 * copy,
-        "product": None if product is None else 100 * product,
-        "tensor": counters.use.get("tensor") if counters else None,
-        "l2_hit": counters.l2_hit if counters else None,
-        "conflicts": 100 * counters.conflicts if counters and counters.conflicts is not None else None,
-        "occupancy": counters.occupancy if counters else None,
         "registers": kernel.registers,
         "shared_kb": None if kernel.shared_bytes is None else kernel.shared_bytes / 1e3,
-        "waits": "; ".join(f"{what} {share:.0%}" for what, share in waiting),
     }

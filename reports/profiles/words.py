@@ -11,7 +11,7 @@ from harness.quality import by_case, timed
 from harness.schema.profile import Counters, Kernel, Profile, Region
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded
-from reports.profiles.parts import GAPS, parts, spoken
+from reports.profiles.parts import GAPS, ceilings_of, is_fp32, parts, spoken
 from reports.samples import at_once, latency_ms
 from reports.spoken import said_number, with_sign
 
@@ -43,7 +43,7 @@ WAITS = {
     "tex_throttle": "for the texture queue",
     "wait": "for the fixed latency of instructions",
 }
-_WORKING = ("selected", "not_selected")  # a warp that issues, or could
+WORKING = {"selected": "issuing", "not_selected": "ready, another warp issues"}
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,8 @@ def bound_of(kernel: Kernel, region: Region) -> str:
     moved, computed = roofs(kernel, region)
     if moved is not None and moved >= HIGH and moved >= (computed or 0):
         return f"{moved:.0%} of the highest bandwidth seen{_of_which(kernel)}: bound by memory"
+    if computed is not None and computed >= HIGH and is_fp32(kernel):
+        return f"{computed:.0%} of the FP32 peak{_of_which(kernel)}: bound by the FP32 pipelines"
     if computed is not None and computed >= HIGH:
         busy = counters.use.get("tensor", 0.0) / 100
         said = f", busy {busy:.0%} of the time" if busy >= HIGH else ""
@@ -228,13 +230,14 @@ def _of_which(kernel: Kernel) -> str:
 
 def waits(counters: Counters, most: int = 3) -> list[tuple[str, float]]:
     """(what warps wait for, the share of their time), the longest first."""
-    found = [(WAITS.get(reason, reason), share) for reason, share in counters.stalls.items() if reason not in _WORKING]
+    found = [(WAITS.get(reason, reason), share) for reason, share in counters.stalls.items() if reason not in WORKING]
     return sorted(found, key=lambda each: -each[1])[:most]
 
 
 def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
-    """(share of the bandwidth ceiling, share of that of products) of a kernel; None where it is not known."""
-    copied, multiplied = region.ceilings.get("copy_gbs"), region.ceilings.get("product_tflops")
+    """(share of the bandwidth ceiling, share of the peak rate of its pipelines) of a kernel; None: not known."""
+    ceilings = ceilings_of(kernel, region)
+    copied, multiplied = ceilings.get("copy_gbs"), ceilings.get("product_tflops")
     by_copy = _share(kernel.dram_bytes, kernel.mean_us * 1e3, copied)
     return by_copy, _share(kernel.operations, kernel.mean_us * 1e6, multiplied)
 

@@ -64,6 +64,11 @@ def one(**changes: object) -> Region:
             {"dram_bytes": 1.9e8, "operations": 5.1e10},
             "85% of the highest product rate seen: bound by the matrix units",
         ),
+        ({"operations": 6e9, "fp32_peak_tflops": 66.7}, "90% of the FP32 peak: bound by the FP32 pipelines"),
+        (
+            {"operations": 6e9, "fp32_peak_tflops": 66.7, "use": {"sm": 30.0, "l2": 41.0, "dram": 9.0, "tensor": 20.0}},
+            "no unit above 60% (the L2 41%): latency; warps wait for barriers 34% of the time",
+        ),
         ({"use": {"sm": 20.0, "l2": 78.0}}, "the L2 at 78% of peak: bound by the L2"),
         ({}, "no unit above 60% (the L2 41%): latency; warps wait for barriers 34% of the time"),
         ({"stalls": {}}, "no unit above 60% (the L2 41%): latency"),
@@ -98,6 +103,13 @@ def test_without_counters_nothing_is_claimed() -> None:
 def test_without_ceilings_neither_memory_nor_products_are_named() -> None:
     found = replace(one(dram_bytes=2.73e8, operations=5.1e10), ceilings={})
     assert bound_of(found.kernels[0], found).startswith("no unit above 60%")
+
+
+def test_the_floor_of_a_norm_is_by_the_fp32_peak() -> None:
+    """A launch of 6 GFLOPs takes 100 us at 60 TFLOP/s, and 10 us at the 600 of a GEMM."""
+    norm = one(operations=6e9, dram_bytes=1.0, fp32_peak_tflops=60.0).kernels[0]
+    gemm = one(operations=6e9, dram_bytes=1.0).kernels[0]
+    assert [kernel_floor_us(each, region(each)) for each in (norm, gemm)] == pytest.approx([200.0, 20.0])
 
 
 def test_a_kernel_above_a_ceiling_raises_it_unless_it_is_short_or_miscounted() -> None:

@@ -187,10 +187,8 @@ def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
         "0.0067",
     ]
     assert [first[name] for name in ("GB/s", "TFLOP/s", "FLOP/byte")] == ["667", "66.7", "100.0"]
-    assert [first[name] for name in ("Of bandwidth (%)", "Of product rate (%)", "Occupancy (%)")] == ["22", "11", "61"]
-    assert [first[name] for name in ("Tensor cores busy (%)", "L2 hits (%)", "Bank conflicts (%)")] == ["33", "72", "2"]
     assert [first[name] for name in ("Registers", "Shared (kB)")] == ["168", "4.1"]
-    columns = ("Time (ms)", "GB/s", "Of bandwidth (%)", "Floor as counted (ms)")
+    columns = ("Time (ms)", "GB/s", "TFLOP/s", "Floor as counted (ms)")
     assert [second[name] for name in columns] == ["0.0150", "", "", ""]
 
 
@@ -262,12 +260,22 @@ def test_points_lie_where_counters_and_times_put_them() -> None:
     )
     drawn = roofline(found)
     # 1e9 FLOPs and 1e7 bytes in 15 us
-    assert drawn["points"] == [(0, 100.0, 66.67, 0.03)]
+    assert drawn["points"] == [(0, 100.0, 66.67, 0.03, None, False)]
+    assert (drawn["l2_gbs"], drawn["fp32_tflops"]) == (None, None)
     assert (drawn["copy_gbs"], drawn["product_tflops"]) == (3000.0, 600.0)
     said = unplaced(found)
     assert "as they were not counted: odd (35% of the kernels' time)" in said
     assert "did no FLOPs: idle (5% of the kernels' time)" in said
     assert unplaced(profile(case(), Kernel("gemm", 4, 60.0, counters=counted))) == ""
+
+
+def test_a_norm_has_the_roofs_of_the_l2_and_of_fp32() -> None:
+    norm = replace(COUNTERS, l2_bytes=4e7, use={"tensor": 0.0}, l2_peak_gbs=13_088.4, fp32_peak_tflops=67.68)
+    slower = replace(COUNTERS, l2_peak_gbs=12_000.0, fp32_peak_tflops=60.0)
+    drawn = roofline(profile(case(), Kernel("norm", 4, 60.0, counters=norm), Kernel("gemm", 1, 30.0, counters=slower)))
+    assert (drawn["l2_gbs"], drawn["fp32_tflops"]) == (13_090.0, 67.68)
+    assert drawn["points"][0] == (0, 100.0, 66.67, 0.03, 25.0, True)
+    assert drawn["points"][1][4:] == (None, False)
 
 
 def test_without_counters_whole_parts_have_points(tmp_path: Path) -> None:
