@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from harness.schema.profile import Kernel, Profile
+from harness.schema.profile import Profile
 from harness.schema.run import Run
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.parts import GAPS, LABELS, kernel_parts, parts, spoken
@@ -45,12 +45,12 @@ class Diff:
     @property
     def parts(self) -> list[Row]:
         """The parts of either, by the size of the difference."""
-        return _rows(*({part.name: part.time_us / each.units / 1e3 for part in parts(each)} for each in self._sides))
+        return _rows(*map(_part_ms, (self.a, self.b)))
 
     @property
     def kernels(self) -> list[Row]:
         """The kernels of either by their short names, by the size of the difference."""
-        return _rows(*map(_kernel_ms, self._sides))
+        return _rows(*map(_kernel_ms, (self.a, self.b)))
 
     @property
     def tables(self) -> list[tuple[str, list[Row], str]]:
@@ -73,24 +73,23 @@ class Diff:
         why = self._bottleneck(rows) if ms > AGREES * self.a.unit_ms else ""
         return f"{head}{f': {said}' if said else ''}.{why and f' {why}'}"
 
-    @property
-    def _sides(self) -> tuple[Profile, Profile]:
-        return self.a, self.b
-
     def _bottleneck(self, rows: list[Row]) -> str:
         """What bounds the kernel that grew most, in the part that grew most; "" where it was not counted."""
         longer = max(rows, key=lambda row: row.ms)
         if longer.name == GAPS:
             return f"Idle time is {cause(self.b)}."
         by_name, before = kernel_parts(self.b), _kernel_ms(self.a)
+        grown = {
+            kernel.time_us / self.b.units / 1e3 - before.get(short(kernel.name), 0.0): kernel
+            for kernel in self.b.kernels
+            if by_name[kernel.name] == longer.name
+        }
+        kernel = grown[max(grown)] if grown else None
+        return f"{short(kernel.name)}: {bound_of(kernel, self.b)}." if kernel and kernel.counters else ""
 
-        def grown(kernel: Kernel) -> float:
-            return kernel.time_us / self.b.units / 1e3 - before.get(short(kernel.name), 0.0)
 
-        kernel = max((each for each in self.b.kernels if by_name[each.name] == longer.name), key=grown, default=None)
-        if kernel is None or kernel.counters is None:
-            return ""
-        return f"{short(kernel.name)}: {bound_of(kernel, self.b)}."
+def _part_ms(profile: Profile) -> dict[str, float]:
+    return {part.name: part.time_us / profile.units / 1e3 for part in parts(profile)}
 
 
 def _kernel_ms(profile: Profile) -> dict[str, float]:

@@ -2,23 +2,17 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
-from harness.measure.environment import device_id_of
-from harness.measure.nvml import is_hot
 from harness.quality import by_case, timed
 from harness.schema.profile import Counters, Kernel, Profile, Region
 from harness.schema.record import Record
-from harness.workers.machine_load import is_loaded
 from reports.profiles.parts import GAPS, ceilings_of, is_fp32, parts, spoken
 from reports.samples import at_once, latency_ms
 from reports.spoken import said_number, with_sign
 
 HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds
 AGREES = 0.03  # of a record's latency, within which the sum of kernels and gaps is to be
-SLOWED = 2.0  # of a record's latency, up to which a profiler's own time makes operators slower
-_MANY = 9.0  # of a record's latency more, from which a profile's is so many times as long
 LEAST = 0.005  # a share that is not shown as 0%
 _GAPS = 0.1  # of the time, from which gaps are worth their words
 _SHORT = 80  # characters of a kernel's name
@@ -46,18 +40,10 @@ WAITS = {
 WORKING = {"selected": "issuing", "not_selected": "ready, another warp issues"}
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """The latency of a case as records say it, and how they were made.
-
-    loaded: whether others used the machine when one of them was; hot: whether heat slowed the GPU down in all of
-    them. device_ids: of the GPUs, where they are known. at_once: how many sequences ran at once; 0: the whole batch.
-    """
+class Recorded(NamedTuple):
+    """The latency of a case as records say it; at_once: how many sequences ran at once, 0: the whole batch."""
 
     ms: float
-    loaded: bool = False
-    hot: bool = False
-    device_ids: frozenset[str] = frozenset()
     at_once: int = 0
 
 
@@ -72,27 +58,9 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
     if not (recorded and recorded.ms):
         return f"{said}; the run has no latency of this case to hold it against"
     off = region.unit_ms / recorded.ms - 1
-    beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}, {_apart(region, off, recorded)}"
-    digits = 3 if beyond and round(abs(off), 3) <= AGREES else 1  # what is beyond by little is seen to be
-    by = with_sign(off, digits) if off < _MANY else f"{said_number(off + 1, 2)} times"
-    by = "0.0%" if round(off, 3) == 0 else by
+    beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}"
+    by = "0.0%" if round(off, 3) == 0 else with_sign(off, 1)
     return f"{said}, recorded {said_number(recorded.ms, 4)} ms ({by}{beyond})"
-
-
-def _apart(region: Region, off: float, recorded: Recorded) -> str:
-    """Why a profile may not agree with the record, where that is known. off: by which share it is slower."""
-    profiled = device_id_of(region.environment) if isinstance(region, Profile) else ""
-    if profiled and recorded.device_ids and profiled not in recorded.device_ids:
-        return "as another GPU was profiled than recorded"
-    if recorded.loaded:
-        return "as other programs used the machine when it was recorded, and may have when it was profiled"
-    if recorded.hot and off < 0:
-        return "and heat slowed the GPU down when it was recorded"
-    if _of_operators(region) and 0 < off < SLOWED:
-        return "as the profiler's own time for each operator is in it, so its shares are rough"
-    if off > 0 and not _of_operators(region) and not _in_graph(region) and region.gaps_us > _GAPS * region.region_us:
-        return "as a profiler holds up a host that its GPU waits for, or the machine was disturbed"
-    return "and why is not known"
 
 
 def _of_operators(region: Region) -> bool:
@@ -103,14 +71,7 @@ def _of_operators(region: Region) -> bool:
 def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
     """The latency of each case by its key: the median of its processes' medians, as the page's figures have it."""
     return {
-        key: Recorded(
-            latency_ms(found),
-            any(is_loaded(record.environment) for record in found),
-            all(is_hot(record.environment) for record in found),
-            frozenset(filter(None, (device_id_of(record.environment) for record in found))),
-            min(map(at_once, found)),
-        )
-        for key, found in by_case(timed(records)).items()
+        key: Recorded(latency_ms(found), min(map(at_once, found))) for key, found in by_case(timed(records)).items()
     }
 
 
@@ -159,13 +120,9 @@ def _gaps(region: Region) -> str:
     """What the gaps are: one that outlasts all others together, or many."""
     if region.longest_gap_us > region.gaps_us / 2:
         return f"most of it one gap of {said_number(region.longest_gap_us / 1e3, 2)} ms"
-    if _between_steps(region):
-        return f"{said_number(region.gaps_us / region.units, 2)} µs a step for {cause(region)}"
-    launches = sum(kernel.launches for kernel in region.kernels)
-    each = region.gaps_us / max(1, launches)
-    if _of_operators(region):
-        return f"{said_number(each, 2)} µs a call, spent in Python"
-    return f"{said_number(each, 2)} µs a launch for {cause(region)}"
+    launches = max(1, sum(kernel.launches for kernel in region.kernels))
+    each, count = ("step", region.units) if _between_steps(region) else ("launch", launches)
+    return f"{said_number(region.gaps_us / count, 2)} µs per {each} for {cause(region)}"
 
 
 def cause(region: Region) -> str:
@@ -211,10 +168,8 @@ def bound_of(kernel: Kernel, region: Region) -> str:
     unit = max(use, key=lambda each: use[each])
     if use[unit] >= HIGH:
         return f"{UNITS[unit]} at {use[unit]:.0%} of peak: bound by {UNITS[unit]}"
-    uncounted = [UNITS[each] for each in UNITS if each not in use]
-    if uncounted:
-        most = f"{UNITS[unit]} at {use[unit]:.0%} of peak"
-        return f"{most}, and {' and '.join(uncounted)} not counted: what bounds it is not known"
+    if uncounted := [UNITS[each] for each in UNITS if each not in use]:
+        return f"{UNITS[unit]} at {use[unit]:.0%} of peak, {' and '.join(uncounted)} not counted: bottleneck not known"
     waiting = [(reason, share) for reason, share in waits(counters) if share >= LEAST]
     waited = f"; warps wait {waiting[0][0]} {waiting[0][1]:.0%} of the time" if waiting else ""
     return f"no unit above {HIGH:.0%} ({UNITS[unit]} {use[unit]:.0%}): latency{waited}"

@@ -76,7 +76,7 @@ def one(**changes: object) -> Region:
         # Each word made false: a unit that is high, or not known, or a wait that is none.
         (
             {"use": {"sm": 30.0, "l2": 41.0}},
-            "the L2 at 41% of peak, and memory and the matrix units not counted: what bounds it is not known",
+            "the L2 at 41% of peak, memory and the matrix units not counted: bottleneck not known",
         ),
         ({"use": {"sm": 30.0}, "dram_bytes": 2.73e8}, "91% of the highest bandwidth seen: bound by memory"),
         ({"stalls": {"selected": 0.996, "wait": 0.004}}, "no unit above 60% (the L2 41%): latency"),
@@ -95,7 +95,7 @@ def test_what_bounds_a_kernel(changes: dict, words: str) -> None:
 def test_without_counters_nothing_is_claimed() -> None:
     found = replace(region(Kernel("gemm", 10, 80.0), gaps=20.0), longest_gap_us=3.0)
     assert sentences(found) == (
-        "GEMMs 80% of the time; idle 20%: 2.0 µs a launch for what the host does to launch a kernel.",
+        "GEMMs 80% of the time; idle 20%: 2.0 µs per launch for what the host does to launch a kernel.",
         "gemm (80% of the time): what bounds it was not counted.",
     )
 
@@ -145,7 +145,7 @@ def test_mostly_gaps_is_not_bound_by_a_kernel(name: str, longest: float, words: 
 )
 def test_a_gap_has_two_digits_and_no_exponent(gap: float, words: str) -> None:
     found = replace(region(Kernel("gemm", 1, 0.01), gaps=gap), longest_gap_us=0.0)
-    assert f"{words} a launch" in sentences(found)[0]
+    assert f"{words} per launch" in sentences(found)[0]
 
 
 def test_of_a_graph_the_host_is_not_blamed() -> None:
@@ -157,7 +157,7 @@ def test_of_a_graph_the_host_is_not_blamed() -> None:
     assert sentences(engine)[1] == "Mostly idle: bound by what the host does to launch a kernel."
     engine = replace(engine, longest_gap_us=4.0)
     assert sentences(engine)[1] == "Mostly idle: bound by what the engine does on the host between steps."
-    assert "idle 80%: 5.0 µs a step for what the engine does on the host between steps" in sentences(engine)[0]
+    assert "idle 80%: 5.0 µs per step for what the engine does on the host between steps" in sentences(engine)[0]
     eager = replace(found, case=replace(case, timing="eager"))
     assert sentences(eager)[1] == "Mostly idle: bound by what the host does to launch a kernel."
 
@@ -176,39 +176,11 @@ def test_what_took_no_time_has_its_words() -> None:
 def test_kernels_and_gaps_are_held_against_the_record() -> None:
     found = region(Kernel("gemm", 1, 9000.0), gaps=1000.0)
     assert agreement(found, Recorded(9.8)) == "10.00 ms of kernels and idle time, recorded 9.800 ms (+2.0%)"
-    assert "(+4.2%: not within 3%, and why is not known" in agreement(found, Recorded(9.6))
-    assert "(−4.8%: not within 3%, and why is not known" in agreement(found, Recorded(10.5))
-    waiting = replace(found, region_us=10100.0)
-    assert "as a profiler holds up a host that its GPU waits for" in agreement(waiting, Recorded(9.6))
-    assert "and why is not known" in agreement(waiting, Recorded(10.5))
-    values = {field.name: getattr(waiting, field.name) for field in fields(Region)}
-    replayed = Profile(**values, case=Case("a", "b", "c", "generate", 1, 8, timing="graph"))
-    assert "and why is not known" in agreement(replayed, Recorded(9.6))  # no host launches the kernels of a graph
-    assert "(+3.008%: not within 3%, and why is not known)" in agreement(found, Recorded(9.708))
+    assert "(+4.2%: not within 3%" in agreement(found, Recorded(9.6))
+    assert "(−4.8%: not within 3%" in agreement(found, Recorded(10.5))
+    assert "(+3.0%: not within 3%)" in agreement(found, Recorded(9.708))
     assert agreement(found, Recorded(10.001)).endswith("(0.0%)")
-    hot = Recorded(10.5, hot=True)
-    assert "(−4.8%: not within 3%, and heat slowed the GPU down when it was recorded" in agreement(found, hot)
-    assert "and why is not known" in agreement(found, replace(hot, ms=9.6))
     assert agreement(found, None).endswith("no latency of this case to hold it against")
-
-
-@pytest.mark.parametrize(
-    ("latency", "words"),
-    [
-        (Recorded(9.0), "as the profiler's own time for each operator is in it"),
-        (Recorded(4.0), "as the profiler's own time for each operator is in it"),
-        (Recorded(3.0), "and why is not known"),
-        (Recorded(11.0), "and why is not known"),
-        (Recorded(9.0, loaded=True), "as other programs used the machine when it was recorded"),
-    ],
-)
-def test_a_profiler_is_blamed_only_for_what_it_can_do(latency: Recorded, words: str) -> None:
-    assert f"not within 3%, {words}" in agreement(region(Kernel("aten::mm", 1, 9000.0), gaps=1000.0), latency)
-
-
-def test_a_cpu_has_no_gpu_that_waits_for_it() -> None:
-    found = region(Kernel("aten::mm", 1, 9000.0), gaps=5000.0)
-    assert "and why is not known" in agreement(found, Recorded(1.0))
 
 
 def test_a_record_says_the_median_of_its_processes() -> None:
@@ -216,11 +188,6 @@ def test_a_record_says_the_median_of_its_processes() -> None:
     records = [Record(case, "ok", samples_ms=[each] * 3, throttled=[False] * 3) for each in (1.0, 2.0, 9.0)]
     lost = Record(replace(case, batch=2), "failed", "it broke")
     assert recorded([*records, lost]) == {case.key: Recorded(2.0, at_once=1)}
-    loaded = replace(records[0], environment={"cpu": {"others_share": 0.5, "idle_share": 0.0}})
-    assert recorded([loaded, *records[1:]]) == {case.key: Recorded(2.0, at_once=1, loaded=True)}
-    hot = replace(records[0], environment={"gpu": {"after": {"throttle_reasons": ["sw_thermal_slowdown"]}}})
-    assert recorded([hot, *records[1:]]) == {case.key: Recorded(2.0, at_once=1)}  # the others say the same without
-    assert recorded([hot]) == {case.key: Recorded(1.0, at_once=1, hot=True)}
 
 
 def test_a_record_says_how_many_sequences_ran_at_once() -> None:
