@@ -335,3 +335,4 @@ def test_a_dark_page_prints_dark_ink_on_paper(browser, made):
         assert max(profile.evaluate(ink)) < 60
         assert profile.locator(".zoom").is_hidden()
         assert profile.locator(".roofline svg").is_visible()
+        assert page.locator(".against summary").first.is_visible()
