@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, TypeGuard
 
 from harness.quality import by_case, timed
-from harness.schema.profile import Counters, Kernel, Profile, Region
+from harness.schema.profile import Kernel, Profile, Region
 from harness.schema.record import Record
 from reports.profiles.parts import GAPS, ceilings_of, is_fp32, parts, spoken
 from reports.samples import at_once, latency_ms
@@ -134,11 +134,7 @@ def cause(region: Region) -> str:
     if _of_operators(region):
         return "Python"
     graph, host = "the way from one kernel of a graph to the next", "what the host does to launch a kernel"
-    return graph if _in_graph(region) else host
-
-
-def _in_graph(region: Region) -> bool:
-    return isinstance(region, Profile) and region.case.timing == "graph"
+    return graph if isinstance(region, Profile) and region.case.timing == "graph" else host
 
 
 def _between_steps(region: Region) -> TypeGuard[Profile]:
@@ -170,8 +166,9 @@ def bound_of(kernel: Kernel, region: Region) -> str:
         return f"{UNITS[unit]} at {use[unit]:.0%} of peak: bound by {UNITS[unit]}"
     if uncounted := [UNITS[each] for each in UNITS if each not in use]:
         return f"{UNITS[unit]} at {use[unit]:.0%} of peak, {' and '.join(uncounted)} not counted: bottleneck not known"
-    waiting = [(reason, share) for reason, share in waits(counters) if share >= LEAST]
-    waited = f"; warps wait {waiting[0][0]} {waiting[0][1]:.0%} of the time" if waiting else ""
+    waiting = [(share, WAITS.get(each, each)) for each, share in counters.stalls.items() if each not in WORKING]
+    share, reason = max(waiting, default=(0.0, ""))
+    waited = f"; warps wait {reason} {share:.0%} of the time" if share >= LEAST else ""
     return f"no unit above {HIGH:.0%} ({UNITS[unit]} {use[unit]:.0%}): latency{waited}"
 
 
@@ -181,12 +178,6 @@ def _of_which(kernel: Kernel) -> str:
         return ""
     counted, mean = map(said_number, (kernel.counters.time_us, kernel.mean_us))
     return f" by the launches counted ({counted} µs, in the mean {mean})"
-
-
-def waits(counters: Counters, most: int = 3) -> list[tuple[str, float]]:
-    """(what warps wait for, the share of their time), the longest first."""
-    found = [(WAITS.get(reason, reason), share) for reason, share in counters.stalls.items() if reason not in WORKING]
-    return sorted(found, key=lambda each: -each[1])[:most]
 
 
 def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:

@@ -22,7 +22,7 @@ from reports.profiles.parts import (
     part_of,
     parts,
 )
-from reports.profiles.words import Recorded, agreement, bound_of, recorded, sentences, short, waits
+from reports.profiles.words import Recorded, agreement, bound_of, recorded, sentences, short
 from reports.stats import frame
 
 CEILINGS: dict[str, float | None] = {"copy_gbs": 3000.0, "product_tflops": 600.0}
@@ -422,10 +422,6 @@ def test_names_are_shown_without_templates_and_arguments() -> None:
 )
 def test_an_entry_of_cutlass_is_named_by_what_it_runs(wrapped: str, shown: str) -> None:
     assert short(f"void cutlass::device_kernel<{wrapped}>({wrapped}::Params)") == shown
-
-
-def test_waits_leave_out_warps_that_work() -> None:
-    assert waits(counted()) == [("for barriers", 0.34), ("for the fixed latency of instructions", 0.1)]
 
 
 def test_a_kernel_whose_counted_launches_were_far_shorter_is_no_ceiling():
