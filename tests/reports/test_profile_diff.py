@@ -83,3 +83,8 @@ def test_two_runs_are_compared_by_the_cases_that_both_profiled(tmp_path: Path) -
     assert diff_of_runs(a, run_with(tmp_path / "none"), ("a", "b")) == ""
     compare(a.folder, b.folder, None, Shown("text", tmp_path / "page.html"))
     assert "<summary>0.210 ms (21.0%) slower than " in (tmp_path / "page.html").read_text()
+
+
+def test_the_bottleneck_is_of_the_kernel_that_grew_most_in_its_part() -> None:
+    slow = found(Kernel("_primal", 1, 100.0), Kernel("mlp_forward", 1, 1200.0, counters=BUSY))
+    assert ". mlp_forward: no unit above 60%" in Diff(FAST, slow, "A", "B").sentence
