@@ -18,14 +18,14 @@ _PAGE_STARTS = (b"<!doctype html", b"<html")
 def write_report(run_folder: Path, out: Path, title: str | None = None, systems: Sequence[str] = ()) -> list[str]:
     """Write the page of a run to `out`, whole or not at all; of `systems`, or of all.
 
-    Returns the backends that the run left out, and why (`spoken.left_out`). title: else it names the run and its
+    Returns the backends that the run left out, and why (`words.left_out`). title: else it names the run and its
     devices. Raises RecordError where the run cannot be read, a system has no records, or `out` is something else than a
     page.
     """
     from reports.page.html import TITLE, render, run_title
     from reports.profiles.ceilings import common_ceilings
     from reports.profiles.section import section
-    from reports.spoken import left_out
+    from reports.words import left_out
     from reports.stats import frame
 
     run = Run.open(run_folder)

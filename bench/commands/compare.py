@@ -104,13 +104,15 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
     """The comparison of two runs, shown; exit status 3 where they or all their cases cannot be compared."""
     from reports.compare import comparison as comparing
     from reports.compare import views
+    from reports.profiles.diff import diff_of_runs
     from reports.publish import refuse_what_is_no_page
 
     for folder in (a, b):
         if shown.html:
             refuse_what_is_no_page(shown.html, folder)
     try:
-        found = comparing.compare(Run.open(a), Run.open(b), *([] if fail_on is None else [fail_on]))
+        runs = Run.open(a), Run.open(b)
+        found = comparing.compare(*runs, *([] if fail_on is None else [fail_on]))
     except comparing.NotComparable as error:
         print(f"ttt-bench: {error}", file=sys.stderr)
         sys.exit(NOT_COMPARABLE)
@@ -124,7 +126,7 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
     if shown.html:
         with refusing(shown.html, "written", UserError):
             shown.html.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(shown.html, views.page(found))
+            write_atomically(shown.html, views.page(found, diff_of_runs(*runs, (found.a.name, found.b.name))))
         print(f"wrote {shown.html}", file=sys.stderr)
     if not found.counts.keys() - {"gained", *comparing.ELSEWHERE}:
         why = (

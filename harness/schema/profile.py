@@ -34,9 +34,13 @@ class Counters:
     """What Nsight Compute counted, as means of one of `launches` launches, weighted by time; None: not counted.
 
     dram_bytes, l2_bytes: moved. operations: FLOPs, those of matrix units and of single precision together.
-    use: percent of its peak of each unit (sm, l2, dram, tensor). occupancy: percent of the warps that fit.
-    l2_hit: percent. stalls: share of a warp's time between two instructions, by reason; they sum to at most 1.
+    use: percent of its peak of each unit (sm, l2, dram, tensor), and of the busiest of memory's (memory).
+    occupancy: percent of the warps that an SM holds, occupancy_limit: the most that this launch allows.
+    blocks_per_sm: how many fit by each resource (blocks, registers, shared, warps). grid: blocks; block: threads.
+    l1_hit, l2_hit: percent. memory: bytes by level and way, as dram_read or l1_write; those of TMA pass the L1 by.
+    stalls: share of a warp's time between two instructions, by reason; they sum to at most 1.
     conflicts: share of the wavefronts in shared memory that are bank conflicts.
+    l2_peak_gbs, fp32_peak_tflops: what the clocks of the counted launches allow.
     """
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA
@@ -51,6 +55,14 @@ class Counters:
     l2_hit: float | None = None
     stalls: dict[str, float] = field(default_factory=dict)
     conflicts: float | None = None
+    l1_hit: float | None = None
+    memory: dict[str, float] = field(default_factory=dict)
+    occupancy_limit: float | None = None
+    blocks_per_sm: dict[str, int] = field(default_factory=dict)
+    grid: int | None = None
+    block: int | None = None
+    l2_peak_gbs: float | None = None
+    fp32_peak_tflops: float | None = None
 
     def __post_init__(self) -> None:
         if self.launches < 1:

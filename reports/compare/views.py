@@ -106,8 +106,8 @@ def to_json(comparison: Comparison) -> str:
     return json.dumps(finite(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def page(comparison: Comparison) -> str:
-    """One HTML page with everything in it."""
+def page(comparison: Comparison, profiles: str = "") -> str:
+    """One HTML page with everything in it. profiles: the section on what both profiled."""
     from reports.page.embedding import script_hash
     from reports.resources import environment, source
 
@@ -116,9 +116,9 @@ def page(comparison: Comparison) -> str:
         environment("reports.compare")
         .get_template("compare.html.j2")
         .render(
-            style=Markup(source("reports.page", "style.css")),
+            style=Markup(source("reports.page", "style.css") + source("reports.profiles", "section.css")),
             comparison=comparison,
-            body=body(comparison),
+            body=body(comparison) + profiles,
             program=Markup(program),
             script_hash=script_hash(program),
         )

@@ -61,7 +61,7 @@ function savePng(figure, inches) {
 async function showAlone(figures, inches) {
   const svgs = [];
   for (const figure of figures) svgs.push(await paperSvg(figure, inches));
-  const highest = Math.max(...svgs.map((svg) => Number(/height="([\d.]+)in"/.exec(svg)[1])));
+  const highest = largest(svgs.map((svg) => Number(/height="([\d.]+)in"/.exec(svg)[1])));
   const style = element("style", { textContent: `@page { size: ${inches}in ${highest}in; margin: 0 }` });
   const sheets = svgs.map((svg) => {
     const sheet = element("div");

@@ -11,7 +11,7 @@ async function showSamples(host, line, point) {
   const flat = processes.flat();
   host.hidden = !flat.length || Boolean(line.y);
   if (host.hidden) return;
-  const [least, most] = [Math.min(...flat), Math.max(...flat)];
+  const [least, most] = [smallest(flat), largest(flat)];
   const x = (ms) => STRIP.pad + ((STRIP.width - 2 * STRIP.pad) * (ms - least)) / (most - least || 1);
   const middle = flat.toSorted((a, b) => a - b)[Math.floor(flat.length / 2)];
   const svg = svgElement("svg", { viewBox: `0 0 ${STRIP.width} ${STRIP.height}`, role: "img", "aria-label": `${flat.length} samples from ${shown(least)} to ${shown(most)} ms` });

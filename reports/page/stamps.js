@@ -32,7 +32,7 @@ function thumbnail({ points, data }) {
   const all = lines.flatMap(([, found]) => found);
   const place = (values, size) => {
     const logs = values.map(Math.log);
-    const [least, most] = [Math.min(...logs), Math.max(...logs)];
+    const [least, most] = [smallest(logs), largest(logs)];
     return (value) => 4 + ((size - 8) * (Math.log(value) - least)) / (most - least || 1);
   };
   const x = place(all.map((point) => point.x || 1), 96);

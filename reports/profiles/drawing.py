@@ -1,15 +1,12 @@
 """What the page's scripts draw of a profiled case: its roofline and the timeline of a step, as compact JSON values."""
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from harness.schema.profile import Kernel, Profile, Region
-from reports.profiles.parts import LABELS, kernel_parts, launch_parts, parts, work_of
-from reports.profiles.words import short
+from reports.profiles.parts import LABELS, is_fp32, kernel_parts, launch_parts, parts, work_of
 
 NAMED = 100  # kernels of a case that have a name in the page; the rest are told together
-_LISTED = 5  # kernels without a point that are named
 
 
 def drawing(profile: Profile) -> dict[str, Any]:
@@ -29,14 +26,26 @@ def drawing(profile: Profile) -> dict[str, Any]:
 def roofline(profile: Profile) -> dict[str, Any]:
     """Ceilings in GB/s and TFLOP/s, and the points under them.
 
-    points: (kernel, FLOPs a byte, TFLOP/s, ms of a unit). parts: (part, FLOPs a byte, TFLOP/s, ms of a unit), of the
-    work that the adapter counted.
+    points: (kernel, FLOPs a byte, TFLOP/s, ms of a unit, FLOPs a byte of the L2, whether FP32 is its peak).
+    parts: (part, FLOPs a byte, TFLOP/s, ms of a unit), of the work that the adapter counted.
     """
+    counters = [kernel.counters for kernel in profile.kernels if kernel.counters]
     return {
         "copy_gbs": _rounded(profile.ceilings.get("copy_gbs")),
         "product_tflops": _rounded(profile.ceilings.get("product_tflops")),
+        "l2_gbs": _rounded(max((each.l2_peak_gbs for each in counters if each.l2_peak_gbs), default=None)),
+        "fp32_tflops": _rounded(
+            max((each.fp32_peak_tflops for each in counters if each.fp32_peak_tflops), default=None)
+        ),
         "points": [
-            (place, _rounded(intensity), _rounded(tflops), _rounded(kernel.time_us / profile.units / 1e3))
+            (
+                place,
+                _rounded(intensity),
+                _rounded(tflops),
+                _rounded(kernel.time_us / profile.units / 1e3),
+                _rounded(l2_intensity(kernel)),
+                is_fp32(kernel),
+            )
             for place, kernel, intensity, tflops in _placed(profile)
         ],
         "parts": list(_part_points(profile)),
@@ -71,27 +80,17 @@ def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
     )
 
 
-def unplaced(region: Region) -> str:
-    """Which kernels have no point in the roofline, and why; "" where all have one, or none as none was counted."""
-    if not any(kernel.counters for kernel in region.kernels):
-        return ""
+def l2_intensity(kernel: Kernel) -> float | None:
+    """FLOPs a byte through the L2; None where either was not counted."""
+    counted = kernel.counters
+    return counted.operations / counted.l2_bytes if counted and counted.operations and counted.l2_bytes else None
+
+
+def unplaced(region: Region) -> float:
+    """The share of the kernels' time that has no point: not counted, or without FLOPs; 0 where nothing was counted."""
     total = sum(kernel.time_us for kernel in region.kernels)
-    placed = {place for place, *_ in _placed(region)}
-    reasons: dict[str, list[Kernel]] = {}
-    for place, kernel in enumerate(region.kernels[:NAMED]):
-        if place not in placed:
-            reason = (
-                "were not counted" if kernel.counters is None else "moved nothing to or from memory, or did no FLOPs"
-            )
-            reasons.setdefault(reason, []).append(kernel)
-    said = []
-    for reason, kernels in reasons.items():
-        counts = Counter(short(kernel.name) for kernel in kernels)
-        names = [name if count == 1 else f"{name} ({count} versions)" for name, count in counts.items()][:_LISTED]
-        more = f" and {len(counts) - _LISTED} more" if len(counts) > _LISTED else ""
-        share = sum(kernel.time_us for kernel in kernels) / total if total else 0.0
-        said.append(f"Without a point, as they {reason}: {', '.join(names)}{more} ({share:.0%} of the kernels' time).")
-    return " ".join(said)
+    placed = sum(kernel.time_us for _, kernel, *_ in _placed(region))
+    return 1 - placed / total if placed else 0.0
 
 
 def _placed(region: Region) -> Iterator[tuple[int, Kernel, float, float]]:

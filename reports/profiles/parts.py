@@ -15,14 +15,15 @@ from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work, f
 
 GAPS = "gaps"  # beside the parts of the work
 LABELS = {
-    PRODUCTS: "Matrix products",
+    PRODUCTS: "GEMMs",
     TTT: "TTT kernel",
     SCAN: "Attention or scan",
     EDGES: "Convolutions, norms, elementwise",
     HEAD: "Head",
     OTHER: "Other",
-    GAPS: "Gaps: no kernel runs",
+    GAPS: "Idle",
 }
+_USED = 1.0  # percent of the tensor cores' peak, from which a kernel uses them
 _COVERED = 0.9  # of a part's time, from which what was counted stands for all of it
 
 # In this order: the first that a name matches.
@@ -74,6 +75,12 @@ class ProfilePart:
     def label(self) -> str:
         """The part in words."""
         return LABELS[self.name] + (", with the head" if self.with_head else "")
+
+
+def spoken(part: str) -> str:
+    """A part's label inside of a sentence: only an acronym keeps its capitals."""
+    label = LABELS[part]
+    return label if label[1].isupper() else label[0].lower() + label[1:]
 
 
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
@@ -130,8 +137,21 @@ def _model_floor_us(work: Work | None, region: Region) -> float | None:
 
 def kernel_floor_us(kernel: Kernel, region: Region) -> float | None:
     """The least that a kernel's launches could take: what they moved at a copy's rate, or computed at a product's."""
-    each = floor_ms(kernel.operations, kernel.dram_bytes, region.ceilings)
+    each = floor_ms(kernel.operations, kernel.dram_bytes, ceilings_of(kernel, region))
     return None if each is None else 1e3 * each * kernel.launches
+
+
+def is_fp32(kernel: Kernel) -> bool:
+    """Whether the FP32 peak is known and bounds the kernel, as the tensor cores are idle."""
+    counters = kernel.counters
+    return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
+
+
+def ceilings_of(kernel: Kernel, region: Region) -> dict[str, float | None]:
+    """The region's ceilings, of a kernel without tensor cores with the FP32 peak as that of its FLOPs."""
+    if kernel.counters is None or not is_fp32(kernel):
+        return region.ceilings
+    return {**region.ceilings, "product_tflops": kernel.counters.fp32_peak_tflops}
 
 
 def kernel_parts(region: Region) -> dict[str, str]:

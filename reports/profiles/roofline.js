@@ -3,6 +3,9 @@
 const ROOF = { height: 320, left: 56, right: 14, top: 14, bottom: 40 };
 const LARGEST = 15; // of a point's radius, for a kernel that takes all of the time
 const SMALLEST = 3.5;
+const NAMED_SHARE = 0.05; // of the time, from which a kernel's name stands at its point
+const NAME_LETTERS = 28;
+const LETTER_WIDTH = 6.6; // px
 
 class Roofline {
   /* `choose(kernel)` is told which kernel is read. */
@@ -11,19 +14,24 @@ class Roofline {
     this.readout = host.parentNode.querySelector(".readout");
     this.marks = [
       ...this.parts.map(([part, x, y, ms]) => ({ part, x, y, ms, kernel: null })),
-      ...this.points.map(([kernel, x, y, ms]) => ({ part: data.kernels[kernel], x, y, ms, kernel })),
+      ...this.points.map(([kernel, x, y, ms, l2, fp32]) => ({ part: data.kernels[kernel], x, y, ms, kernel, l2, fp32 })),
     ];
     this.total = this.points.reduce((sum, [, , , ms]) => sum + ms, 0);
     drawWhenSeen(host, (width) => this.draw(width));
     host.addEventListener("keydown", (event) => this.key(event));
   }
 
-  ridge() {
-    return (1e3 * this.product_tflops) / this.copy_gbs;
+  ridge(tflops = this.product_tflops, gbs = this.copy_gbs) {
+    return (1e3 * tflops) / gbs;
   }
 
-  roof(x) {
-    return Math.min(this.product_tflops, (this.copy_gbs * x) / 1e3);
+  roof(x, tflops = this.product_tflops) {
+    return Math.min(tflops, (this.copy_gbs * x) / 1e3);
+  }
+
+  /* The rate that a mark's pipelines allow: norms do not run on the tensor cores. */
+  peak({ fp32 }) {
+    return fp32 ? this.fp32_tflops : this.product_tflops;
   }
 
   /* Decades that hold the marks, the ridge and some of both roofs. */
@@ -45,7 +53,9 @@ class Roofline {
     this.drawRoofs(svg, { x, y, atX, atY, right });
     const nodes = this.marks.map((mark) => this.mark(mark, atX(mark.x), atY(mark.y)));
     // The small above the large, so that each can be pointed at; the keyboard goes by time.
-    [...nodes.keys()].sort((a, b) => this.marks[b].ms - this.marks[a].ms).forEach((n) => svg.append(nodes[n]));
+    const bySize = [...nodes.keys()].sort((a, b) => this.marks[b].ms - this.marks[a].ms);
+    bySize.forEach((n) => svg.append(nodes[n]));
+    this.drawNames(svg, bySize.map((n) => [this.marks[n], atX(this.marks[n].x), atY(this.marks[n].y)]), right);
     this.nodes = [...svg.querySelectorAll(".point")];
     if (this.nodes.length) this.nodes[0].setAttribute("tabindex", 0);
     this.host.replaceChildren(svg);
@@ -73,19 +83,47 @@ class Roofline {
     return Math.abs(power) <= 3 ? String(Number((10 ** power).toPrecision(1))) : `1e${power}`;
   }
 
-  drawRoofs(svg, { x, y, atX, atY, right }) {
-    // Where the slope enters the picture: at its left edge or at its foot.
-    const start = Math.max(10 ** x[0], (1e3 * 10 ** y[0]) / this.copy_gbs);
-    const [x0, y0, x1, y1] = [atX(start), atY(this.roof(start)), atX(this.ridge()), atY(this.product_tflops)];
-    svg.append(drawn("path", { class: "roof", d: `M${x0} ${y0}L${x1} ${y1}H${right}` }));
+  drawRoofs(svg, at) {
+    const { atX, atY, right } = at;
+    const top = atY(this.product_tflops);
+    if (this.l2_gbs) this.drawSlope(svg, at, this.l2_gbs, `L2 peak: ${(this.l2_gbs / 1e3).toFixed(1)} TB/s`, "roof minor", -7);
+    this.drawSlope(svg, at, this.copy_gbs, `highest seen: ${Math.round(this.copy_gbs).toLocaleString("en")} GB/s`, "roof", this.l2_gbs ? 15 : -7);
+    svg.append(drawn("path", { class: "roof", d: `M${atX(this.ridge())} ${top}H${right}` }));
+    svg.append(drawn("text", { x: right, y: top - 7, "text-anchor": "end" }, `highest seen: ${Math.round(this.product_tflops)} TFLOP/s`));
+    if (!this.fp32_tflops) return;
+    const height = atY(this.fp32_tflops);
+    svg.append(drawn("path", { class: "roof minor", d: `M${atX(this.ridge(this.fp32_tflops))} ${height}H${right}` }));
+    svg.append(drawn("text", { x: right, y: height + 15, "text-anchor": "end" }, `FP32 peak: ${Math.round(this.fp32_tflops)} TFLOP/s`));
+  }
+
+  /* A bandwidth, from where its slope enters the picture, at the left edge or the foot, to the roof of GEMMs. */
+  drawSlope(svg, { x, y, atX, atY }, gbs, words, kind, below) {
+    const start = Math.max(10 ** x[0], (1e3 * 10 ** y[0]) / gbs);
+    const [x0, y0] = [atX(start), atY((start * gbs) / 1e3)];
+    const [x1, y1] = [atX(this.ridge(this.product_tflops, gbs)), atY(this.product_tflops)];
     const angle = (Math.atan2(y1 - y0, x1 - x0) * 180) / Math.PI;
-    const [middleX, middleY] = [(x0 + x1) / 2, (y0 + y1) / 2];
-    const copy = `highest seen: ${Math.round(this.copy_gbs).toLocaleString("en")} GB/s`;
-    const product = `highest seen: ${Math.round(this.product_tflops)} TFLOP/s`;
-    svg.append(
-      drawn("text", { transform: `translate(${middleX} ${middleY}) rotate(${angle}) translate(0 -7)`, "text-anchor": "middle" }, copy),
-      drawn("text", { x: right, y: y1 - 7, "text-anchor": "end" }, product),
-    );
+    const turned = `translate(${(x0 + x1) / 2} ${(y0 + y1) / 2}) rotate(${angle}) translate(0 ${below})`;
+    svg.append(drawn("path", { class: kind, d: `M${x0} ${y0}L${x1} ${y1}` }));
+    svg.append(drawn("text", { transform: turned, "text-anchor": "middle" }, words));
+  }
+
+  /* Names of kernels that take much of the time: beside their points or below, where they hide nothing of that size. */
+  drawNames(svg, placed, right) {
+    const large = placed.filter(([mark]) => mark.ms >= NAMED_SHARE * this.total);
+    const taken = large.map(([, x, y]) => ({ from: x - 8, to: x + 8, y }));
+    for (const [{ kernel }, x, y] of large) {
+      if (kernel === null) continue;
+      const whole = this.names[kernel];
+      const name = whole.length > NAME_LETTERS ? `${whole.slice(0, NAME_LETTERS - 1)}…` : whole;
+      const wide = name.length * LETTER_WIDTH;
+      const free = [[x + 18, y], [x - wide / 2, y + 24], [x - 18 - wide, y], [x - wide / 2, y + 40]]
+        .map(([from, height]) => ({ from, to: from + wide, y: height }))
+        .find(({ from, to, y: height }) => from > ROOF.left && to < right
+          && taken.every((other) => from > other.to || to < other.from || Math.abs(height - other.y) > 12));
+      if (!free) continue;
+      taken.push(free);
+      svg.append(drawn("text", { class: "name", x: free.from, y: free.y + 4 }, name));
+    }
   }
 
   mark(mark, x, y) {
@@ -100,10 +138,14 @@ class Roofline {
     return node;
   }
 
-  words({ part, kernel, x, y, ms }) {
+  words(mark) {
+    const { part, kernel, x, y, ms, l2 } = mark;
     const name = kernel === null ? `${partLabel(part)} as a whole` : this.names[kernel];
+    const peak = this.peak(mark);
+    const what = x < this.ridge(peak) ? "bandwidth" : peak === this.product_tflops ? "GEMMs" : "FP32";
     // A kernel too short to be a ceiling, or counted in launches of another length, may pass it by.
-    const under = `${Math.round((100 * y) / this.roof(x))}% of the ceiling of ${x < this.ridge() ? "bandwidth" : "products"}`;
+    const cache = this.l2_gbs && l2 ? `, ${Math.round((1e5 * y) / (l2 * this.l2_gbs))}% of the L2 peak` : "";
+    const under = `${Math.round((100 * y) / this.roof(x, peak))}% of the ceiling of ${what}${cache}`;
     return `${name}: ${shown(y)} TFLOP/s at ${shown(x)} FLOPs a byte, ${under}, ${shown(ms)} ms`;
   }
 

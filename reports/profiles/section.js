@@ -1,4 +1,4 @@
-/* The section of profiles: tables of kernels sort, links open what they lead to. */
+/* The section of profiles: pictures are drawn when a case is opened, links open what they lead to. */
 
 const PARTS = ["products", "ttt", "scan", "edges", "head", "other", "gaps"];
 const SVG = "http://www.w3.org/2000/svg";
@@ -31,50 +31,11 @@ function drawWhenSeen(host, draw) {
   }).observe(host);
 }
 
-class KernelTable {
-  constructor(table) {
-    this.table = table;
-    const order = new Intl.Collator("en", { numeric: true });
-    [...table.tHead.rows[0].cells].forEach((cell, column) => {
-      cell.querySelector("button").onclick = () => this.sort(column, order);
-    });
-  }
-
-  sort(column, order) {
-    const header = this.table.tHead.rows[0].cells[column];
-    const numeric = header.classList.contains("number");
-    const before = header.getAttribute("aria-sort");
-    const descending = before ? before === "ascending" : numeric;
-    for (const cell of this.table.tHead.rows[0].cells) cell.removeAttribute("aria-sort");
-    header.setAttribute("aria-sort", descending ? "descending" : "ascending");
-    const value = (row) => row.cells[column].textContent;
-    const sign = descending ? -1 : 1;
-    const rows = [...this.table.tBodies[0].rows].sort((a, b) => {
-      const [left, right] = [value(a), value(b)];
-      if (left === "" || right === "") return (left === "") - (right === "");
-      return sign * (numeric ? left - right : order.compare(left, right));
-    });
-    for (const row of rows) this.table.tBodies[0].append(row);
-  }
-
-  /* The names of the kernels by their numbers. */
-  names() {
-    const names = [];
-    for (const row of this.table.tBodies[0].rows) names[row.dataset.kernel] = row.cells[0].textContent;
-    return names;
-  }
-
-  /* Mark the row of a kernel, null for none. */
-  choose(kernel) {
-    for (const row of this.table.tBodies[0].rows) row.classList.toggle("chosen", row.dataset.kernel === String(kernel));
-  }
-}
-
 function startProfile(details) {
   const data = JSON.parse(details.dataset.profile);
-  const table = new KernelTable(details.querySelector("table.kernels"));
-  data.names = table.names();
-  const choose = (kernel) => table.choose(kernel);
+  const rows = [...details.querySelector("table.kernels").tBodies[0].rows];
+  data.names = rows.map((row) => row.cells[0].textContent);
+  const choose = (kernel) => rows.forEach((row, number) => row.classList.toggle("chosen", number === kernel));
   const roofline = details.querySelector(".roofline .plot-host");
   const timeline = details.querySelector(".timeline .plot-host");
   if (roofline) new Roofline(roofline, data, choose);
@@ -87,8 +48,13 @@ function openProfile() {
   if (!target?.classList.contains("profile")) return;
   const group = target.closest("details");
   if (group) group.open = true;
-  target.querySelector("details").open = true;
+  target.querySelector("details[data-profile]").open = true;
   target.focus({ preventScroll: true });
   target.scrollIntoView();
 }
 
+for (const details of document.querySelectorAll("details[data-profile]")) {
+  details.addEventListener("toggle", () => startProfile(details), { once: true });
+}
+addEventListener("hashchange", openProfile);
+openProfile();

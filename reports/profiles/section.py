@@ -4,27 +4,27 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
 from harness.measure.environment import device_id_of
-from harness.quality import timed
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
-from harness.schema.profile import TIMELINE_LIMIT, Kernel, Profile, short_name
-from harness.schema.reason import counted
+from harness.schema.profile import Kernel, Profile, short_name
 from harness.schema.record import Record
 from reports.profiles.ceilings import with_common_ceilings
+from reports.profiles.counted import counted_kernels
+from reports.profiles.diff import Diff
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
 from reports.profiles.parts import LABELS, ProfilePart, kernel_floor_us, kernel_parts, parts
-from reports.profiles.words import Recorded, agreement, recorded, roofs, sentences, short, waits
+from reports.profiles.words import Recorded, agreement, recorded, sentences, short
 from reports.resources import environment, source
 
 PACKAGE = "reports.profiles"
-SCRIPTS = ("section.js", "roofline.js", "timeline.js", "start.js")
+SCRIPTS = ("roofline.js", "timeline.js", "section.js")
 _NAME_LIMIT = 108  # characters of a kernel's full name in the page
 _BAR = 1000.0  # units of a bar's width
 _MOST_OPEN = 8  # groups of cases, up to which all are open
@@ -51,16 +51,17 @@ class BarPiece:
 
 @dataclass(frozen=True)
 class ShownProfile:
-    """A profiled case as the page shows it. agreement: with the record, in words; drawn: what the scripts draw."""
+    """A profiled case as the page shows it.
+
+    agreement: with the record, in words. slower_than: the faster cases of its group. drawn: what the scripts draw.
+    """
 
     profile: Profile
     title: str
     pieces: tuple[BarPiece, ...]
     agreement: str
-    said: tuple[str, str]
-    rows: tuple[dict[str, Any], ...]
-    left_out: str
-    unplaced: str
+    slower_than: tuple[Diff, ...]
+    rows: tuple[tuple[str, str, str, list[str]], ...]
     drawn: dict[str, Any]
 
     @property
@@ -69,30 +70,9 @@ class ShownProfile:
         return f"profile-{self.profile.case.key}"
 
     @property
-    def drawn_launches(self) -> str:
-        """What of a run the timeline shows, in words."""
-        timeline = self.profile.timeline
-        if not timeline.left_out:
-            return "one run"
-        count = len(timeline.kernel)
-        if count >= TIMELINE_LIMIT:
-            return f"the first {count} launches"
-        return "the first piece of the prompt" if self.profile.case.phase == "forward" else "the first step"
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether any of its kernels was counted."""
-        return any(kernel.counters for kernel in self.profile.kernels)
-
-    @property
-    def columns(self) -> list[tuple[str, str, bool, int]]:
-        """Those of the table of kernels that say something of any."""
-        return [column for column in COLUMNS if any(row[column[0]] not in (None, "") for row in self.rows)]
-
-    @property
-    def legend(self) -> list[tuple[str, str]]:
-        """(name, label) of each of its parts: which colour is which."""
-        return [(piece.part.name, piece.part.label) for piece in self.pieces]
+    def columns(self) -> list[tuple[str, int]]:
+        """(heading, place) of those of the table of kernels that say something of any."""
+        return [(heading, at) for at, (heading, *_) in enumerate(COLUMNS) if any(cells[at] for *_, cells in self.rows)]
 
     @property
     def summary(self) -> str:
@@ -124,15 +104,15 @@ def section(
     good = [profile for profile in with_common_ceilings(with_work, records) if is_of(profile.case)]
     if not good:
         return None
-    measured = [record for record in records if is_of(record.case)]
-    latencies = recorded(measured)
+    latencies = recorded([record for record in records if is_of(record.case)])
     groups = [(title, _shown(catalogue, group, latencies)) for title, group in _groups(good, latencies).items()]
     jinja = environment(PACKAGE)
-    jinja.globals["device_id_of"] = device_id_of
+    functions = (device_id_of, counted_kernels, sentences, unplaced)
+    jinja.globals.update({function.__name__: function for function in functions})
     jinja.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     html = jinja.get_template("section.html.j2").render(
         groups=groups,
-        labels=LABELS,
+        parts=[ProfilePart(name, 0.0, 0) for name in LABELS],
         failed=[
             (each.case.label, each.reason or "nothing ran")
             for each in profiles
@@ -142,7 +122,8 @@ def section(
         most_open=_MOST_OPEN,
         has_ceilings=any(value for profile in good for value in profile.ceilings.values()),
         is_counted=any(kernel.counters for profile in good for kernel in profile.kernels),
-        share=_share_of(timed(measured), {profile.case.key for profile in good}, catalogue),
+        measured=len(latencies),
+        profiled=sum(profile.case.key in latencies for profile in good),
     )
     return Section(Markup(html), {each.profile.case.key: each.anchor for _, group in groups for each in group})
 
@@ -158,36 +139,22 @@ def style() -> str:
     return source(PACKAGE, "section.css")
 
 
-# Of the table of kernels: (name in a row, heading, whether it is a number, digits)
-COLUMNS = (
-    ("name", "Kernel", False, 0),
-    ("time_ms", "Time (ms)", True, 4),
-    ("share", "Share (%)", True, 1),
-    ("part", "Part", False, 0),
-    ("launches", "Launches", True, 0),
-    ("floor_ms", "Floor as counted (ms)", True, 4),
-    ("gbs", "GB/s", True, 0),
-    ("tflops", "TFLOP/s", True, 1),
-    ("intensity", "FLOP/byte", True, 1),
-    ("copy", "Of bandwidth (%)", True, 0),
-    ("product", "Of product rate (%)", True, 0),
-    ("tensor", "Tensor cores busy (%)", True, 0),
-    ("l2_hit", "L2 hits (%)", True, 0),
-    ("conflicts", "Bank conflicts (%)", True, 0),
-    ("occupancy", "Occupancy (%)", True, 0),
-    ("registers", "Registers", True, 0),
-    ("shared_kb", "Shared (kB)", True, 1),
-    ("waits", "Warps wait", False, 0),
+# Of the table of kernels: (heading, digits, the number for a kernel of a profile per unit of work, None: not known)
+COLUMNS: tuple[tuple[str, int, Callable[[Kernel, Profile], float | None]], ...] = (
+    ("Time (ms)", 4, lambda kernel, profile: kernel.time_us / profile.units / 1e3),
+    ("Share (%)", 1, lambda kernel, profile: 100 * kernel.time_us / sum(each.time_us for each in profile.kernels)),
+    ("Launches", 2, lambda kernel, profile: kernel.launches / profile.units),
+    ("Floor as counted (ms)", 4, lambda kernel, profile: _per_unit_ms(kernel_floor_us(kernel, profile), profile)),
+    ("GB/s", 0, lambda kernel, _: rates(kernel)[0]),
+    ("TFLOP/s", 1, lambda kernel, _: rates(kernel)[1]),
+    ("FLOP/byte", 1, lambda kernel, _: rates(kernel)[2]),
+    ("Registers", 0, lambda kernel, _: kernel.registers),
+    ("Shared (kB)", 1, lambda kernel, _: None if kernel.shared_bytes is None else kernel.shared_bytes / 1e3),
 )
 
 
-def _share_of(measured: Iterable[Record], profiled: Container[str], catalogue: Catalogue) -> str:
-    """How many of the measured cases have a profile, in all and of each system; "" where none was measured."""
-    cases = {record.case.key: record.case for record in measured}
-    total = Counter(case.system for case in cases.values())
-    found = Counter(case.system for key, case in cases.items() if key in profiled)
-    each = ", ".join(f"{catalogue.system_label(system)} {found[system]} of {count}" for system, count in total.items())
-    return f"Profiled: {found.total()} of {counted(total.total(), 'measured case')} ({each})." if total else ""
+def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
+    return None if time_us is None else time_us / profile.units / 1e3
 
 
 def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
@@ -207,26 +174,21 @@ def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str
     """The cases of a group, their bars on one scale."""
     widest = max(profile.unit_ms for profile in profiles)
     cases = [profile.case for profile in profiles]
-    return [
-        _shown_case(profile, _title(catalogue, profile.case, cases), widest, latencies.get(profile.case.key))
-        for profile in profiles
+    titles = [_title(catalogue, case, cases) for case in cases]
+    alone = Counter(case.system for case in cases)
+    names = [
+        catalogue.system_label(case.system) if alone[case.system] == 1 else title
+        for case, title in zip(cases, titles, strict=True)
     ]
-
-
-def _shown_case(profile: Profile, title: str, widest_ms: float, latency: Recorded | None) -> ShownProfile:
-    rest = profile.kernels[NAMED:]
-    rest_ms = sum(kernel.time_us for kernel in rest) / profile.units / 1e3
-    return ShownProfile(
-        profile,
-        title,
-        tuple(_pieces(profile, widest_ms)),
-        agreement(profile, latency),
-        sentences(profile),
-        tuple(_rows(profile)),
-        f"and {len(rest)} more kernels, {rest_ms:.4g} ms together" if rest else "",
-        unplaced(profile),
-        drawing(profile),
-    )
+    found = []
+    for profile, title, name in zip(profiles, titles, names, strict=True):
+        others = zip(profiles, names, strict=True)
+        slower_than = (Diff(each, profile, other, name) for each, other in others if each.unit_ms < profile.unit_ms)
+        pieces, said = tuple(_pieces(profile, widest)), agreement(profile, latencies.get(profile.case.key))
+        found.append(
+            ShownProfile(profile, title, pieces, said, tuple(slower_than), tuple(_rows(profile)), drawing(profile))
+        )
+    return found
 
 
 def _title(catalogue: Catalogue, case: Case, group: Sequence[Case]) -> str:
@@ -252,36 +214,15 @@ def _pieces(profile: Profile, widest_ms: float) -> Iterable[BarPiece]:
         x += width
 
 
-def _rows(profile: Profile) -> list[dict[str, Any]]:
-    total = sum(kernel.time_us for kernel in profile.kernels)
+def _rows(profile: Profile) -> list[tuple[str, str, str, list[str]]]:
+    """(name, full name, part, the cells of `COLUMNS`) of each kernel."""
     names = kernel_parts(profile)
-    return [_row(kernel, profile, total, LABELS[names[kernel.name]]) for kernel in profile.kernels[:NAMED]]
+    return [
+        (short(kernel.name), short_name(kernel.name, _NAME_LIMIT), LABELS[names[kernel.name]], _cells(kernel, profile))
+        for kernel in profile.kernels[:NAMED]
+    ]
 
 
-def _row(kernel: Kernel, profile: Profile, total_us: float, part: str) -> dict[str, Any]:
-    """What each column shows of a kernel, of one unit of work; None where it is not known."""
-    counters, floor_us = kernel.counters, kernel_floor_us(kernel, profile)
-    copy, product = roofs(kernel, profile)
-    gbs, tflops, intensity = rates(kernel)
-    waiting = waits(counters) if counters else []
-    return {
-        "name": short(kernel.name),
-        "full_name": short_name(kernel.name, _NAME_LIMIT),
-        "part": part,
-        "time_ms": kernel.time_us / profile.units / 1e3,
-        "share": 100 * kernel.time_us / total_us if total_us else None,
-        "launches": kernel.launches / profile.units,
-        "floor_ms": None if floor_us is None else floor_us / profile.units / 1e3,
-        "gbs": gbs,
-        "tflops": tflops,
-        "intensity": intensity,
-        "copy": None if copy is None else 100 * copy,
-        "product": None if product is None else 100 * product,
-        "tensor": counters.use.get("tensor") if counters else None,
-        "l2_hit": counters.l2_hit if counters else None,
-        "conflicts": 100 * counters.conflicts if counters and counters.conflicts is not None else None,
-        "occupancy": counters.occupancy if counters else None,
-        "registers": kernel.registers,
-        "shared_kb": None if kernel.shared_bytes is None else kernel.shared_bytes / 1e3,
-        "waits": "; ".join(f"{what} {share:.0%}" for what, share in waiting),
-    }
+def _cells(kernel: Kernel, profile: Profile) -> list[str]:
+    numbers = ((number(kernel, profile), digits) for _, digits, number in COLUMNS)
+    return ["" if value is None else f"{value:.{digits}f}" for value, digits in numbers]

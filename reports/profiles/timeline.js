@@ -1,6 +1,6 @@
 /* What ran when in a step? Phases, layers, operators, kernels and gaps over one another, by SVG paths that zoom. */
 
-const ROWS = [["Phase", 18], ["Layer", 18], ["Operator", 12], ["Kernels", 26], ["Gaps", 10]];
+const ROWS = [["Phase", 18], ["Layer", 18], ["Operator", 12], ["Kernels", 26], ["Idle", 10]];
 const LANES = 4; // of kernels that run at once; deeper ones share the last
 const GUTTER = 62; // left of the rows, for their names
 const ROW_GAP = 4;
@@ -105,11 +105,6 @@ class Timeline {
     return GUTTER + ((time - this.from) / (this.to - this.from)) * (this.width - GUTTER);
   }
 
-  moment(x) {
-    const share = (x - GUTTER) / (this.width - GUTTER);
-    return this.from + Math.min(1, Math.max(0, share)) * (this.to - this.from);
-  }
-
   draw(width) {
     this.width = width;
     const svg = drawn("svg", { width });
@@ -120,7 +115,7 @@ class Timeline {
       const tall = name === "Kernels" ? height * this.lanes.length : height;
       svg.append(drawn("text", { x: 0, y: top + Math.min(tall / 2, 13) + 4 }, name));
       if (name === "Kernels") this.drawKernels(svg, top, height);
-      else if (name === "Gaps") this.drawParts(svg, [["gaps", this.gaps]], top, tall);
+      else if (name === "Idle") this.drawParts(svg, [["gaps", this.gaps]], top, tall);
       else this.drawSpans(svg, spans[row], top, tall);
       top += tall + ROW_GAP;
     });
@@ -209,7 +204,7 @@ class Timeline {
   }
 
   listen() {
-    const doing = { in: () => this.zoom(STEP), out: () => this.zoom(1 / STEP), earlier: () => this.pan(-PAN), later: () => this.pan(PAN), all: () => this.show(0, this.end) };
+    const doing = { in: () => this.zoom(STEP), out: () => this.zoom(1 / STEP), earlier: () => this.pan(-PAN), later: () => this.pan(PAN), all: () => this.show(0, this.end), trace: () => save(`${this.host.closest(".profile").id}.trace.json`, "application/json", JSON.stringify({ traceEvents: this.trace() })) };
     for (const button of this.host.parentNode.querySelectorAll(".zoom button")) button.onclick = doing[button.dataset.do];
     const keys = {
       "+": doing.in, "=": doing.in, "-": doing.out, _: doing.out, 0: doing.all,
@@ -220,51 +215,27 @@ class Timeline {
       event.preventDefault();
       keys[event.key]();
     });
-    this.host.addEventListener("wheel", (event) => {
-      // A page that is scrolled past is not to stop here.
-      if (!event.ctrlKey && document.activeElement !== this.host) return;
-      event.preventDefault();
-      this.zoom(event.deltaY < 0 ? STEP ** 0.5 : STEP ** -0.5, this.moment(this.x(event)));
-    }, { passive: false });
-    this.host.addEventListener("pointerdown", (event) => this.brush(event));
     this.host.addEventListener("pointermove", (event) => this.point(event));
   }
 
-  x(event) {
-    return event.clientX - this.host.getBoundingClientRect().left;
+  /* The events of the Chrome trace format, which Perfetto reads: rows of ranges, then the lanes of kernels; in µs. */
+  trace() {
+    const rows = [["Phases", this.phases], ["Layers", this.layers], ["Operators", this.operators]];
+    const lanes = this.lanes.map((_, lane) => [`Kernels ${lane + 1}`, this.launches.filter((launch) => launch.lane === lane)]);
+    return [...rows, ...lanes].flatMap(([row, items], tid) => [
+      { ph: "M", pid: 0, tid, name: "thread_name", args: { name: row } },
+      ...items.map(({ kernel, name = this.nameOf(kernel), part, from, to }) => (
+        { ph: "X", pid: 0, tid, name, ts: from / 1e3, dur: (to - from) / 1e3, ...(part === undefined ? {} : { cat: partLabel(part) }) })),
+    ]);
   }
 
-  /* Drag over a span to see it alone. */
-  brush(event) {
-    if (event.button !== 0) return;
-    const start = this.x(event);
-    this.brushed = [start, start];
-    this.host.setPointerCapture(event.pointerId);
-    this.host.onpointerup = () => this.endBrush(true);
-    this.host.onpointercancel = () => this.endBrush(false);
-  }
-
-  endBrush(chosen) {
-    const [x, end] = [...this.brushed].sort((a, b) => a - b);
-    this.brushed = null;
-    this.host.onpointerup = this.host.onpointercancel = null;
-    if (chosen && end - x > 4) this.show(this.moment(x), this.moment(end));
-    else this.draw(this.width);
+  nameOf(kernel) {
+    return this.names[kernel] ?? "a kernel that the table leaves out";
   }
 
   point(event) {
-    const x = this.x(event);
-    if (this.brushed) {
-      this.brushed[1] = x;
-      this.drawBrush();
-    } else this.tell(this.launches.findLastIndex(({ from, to }) => this.at(from) <= x + 0.5 && this.at(to) >= x - 0.5));
-  }
-
-  drawBrush() {
-    const svg = this.host.firstChild;
-    svg.querySelector(".brush")?.remove();
-    const [x, end] = [...this.brushed].sort((a, b) => a - b);
-    svg.append(drawn("rect", { class: "brush", x, y: 0, width: end - x, height: "100%" }));
+    const x = event.clientX - this.host.getBoundingClientRect().left;
+    this.tell(this.launches.findLastIndex(({ from, to }) => this.at(from) <= x + 0.5 && this.at(to) >= x - 0.5));
   }
 
   /* Read the next launch, or the one before, and bring it into view; where none in view is read, the first in it. */
@@ -287,9 +258,8 @@ class Timeline {
       this.readout.textContent = "No kernel runs here.";
       return;
     }
-    const name = this.names[launch.kernel] ?? "a kernel of those that the table leaves out";
     const where = this.path(launch).join(" / ");
-    this.readout.textContent = `${name}: ${timeWords(launch.to - launch.from)}, from ${timeWords(launch.from)} on${where ? `, in ${where}` : ""}; ${partLabel(launch.part)}`;
+    this.readout.textContent = `${this.nameOf(launch.kernel)}: ${timeWords(launch.to - launch.from)}, from ${timeWords(launch.from)} on${where ? `, in ${where}` : ""}; ${partLabel(launch.part)}`;
     this.choose(launch.kernel);
   }
 }

@@ -2,23 +2,17 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
-from harness.measure.environment import device_id_of
-from harness.measure.nvml import is_hot
 from harness.quality import by_case, timed
-from harness.schema.profile import Counters, Kernel, Profile, Region
+from harness.schema.profile import Kernel, Profile, Region
 from harness.schema.record import Record
-from harness.workers.machine_load import is_loaded
-from reports.profiles.parts import GAPS, LABELS, parts
+from reports.profiles.parts import GAPS, ceilings_of, is_fp32, parts, spoken
 from reports.samples import at_once, latency_ms
 from reports.words import said_number, with_sign
 
 HIGH = 0.6  # of a ceiling or of a unit's peak, from which that is what bounds
 AGREES = 0.03  # of a record's latency, within which the sum of kernels and gaps is to be
-SLOWED = 2.0  # of a record's latency, up to which a profiler's own time makes operators slower
-_MANY = 9.0  # of a record's latency more, from which a profile's is so many times as long
 LEAST = 0.005  # a share that is not shown as 0%
 _GAPS = 0.1  # of the time, from which gaps are worth their words
 _SHORT = 80  # characters of a kernel's name
@@ -43,21 +37,13 @@ WAITS = {
     "tex_throttle": "for the texture queue",
     "wait": "for the fixed latency of instructions",
 }
-_WORKING = ("selected", "not_selected")  # a warp that issues, or could
+WORKING = {"selected": "issuing", "not_selected": "ready, another warp issues"}
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """The latency of a case as records say it, and how they were made.
-
-    loaded: whether others used the machine when one of them was; hot: whether heat slowed the GPU down in all of
-    them. device_ids: of the GPUs, where they are known. at_once: how many sequences ran at once; 0: the whole batch.
-    """
+class Recorded(NamedTuple):
+    """The latency of a case as records say it; at_once: how many sequences ran at once, 0: the whole batch."""
 
     ms: float
-    loaded: bool = False
-    hot: bool = False
-    device_ids: frozenset[str] = frozenset()
     at_once: int = 0
 
 
@@ -68,31 +54,13 @@ def sentences(region: Region) -> tuple[str, str]:
 
 def agreement(region: Region, recorded: Recorded | None) -> str:
     """A unit's kernels and gaps together, against the latency that a record says."""
-    said = f"{said_number(region.unit_ms, 4)} ms in kernels and gaps"
+    said = f"{said_number(region.unit_ms, 4)} ms of kernels and idle time"
     if not (recorded and recorded.ms):
         return f"{said}; the run has no latency of this case to hold it against"
     off = region.unit_ms / recorded.ms - 1
-    beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}, {_apart(region, off, recorded)}"
-    digits = 3 if beyond and round(abs(off), 3) <= AGREES else 1  # what is beyond by little is seen to be
-    by = with_sign(off, digits) if off < _MANY else f"{said_number(off + 1, 2)} times"
-    by = "0.0%" if round(off, 3) == 0 else by
+    beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}"
+    by = "0.0%" if round(off, 3) == 0 else with_sign(off, 1)
     return f"{said}, recorded {said_number(recorded.ms, 4)} ms ({by}{beyond})"
-
-
-def _apart(region: Region, off: float, recorded: Recorded) -> str:
-    """Why a profile may not agree with the record, where that is known. off: by which share it is slower."""
-    profiled = device_id_of(region.environment) if isinstance(region, Profile) else ""
-    if profiled and recorded.device_ids and profiled not in recorded.device_ids:
-        return "as another GPU was profiled than recorded"
-    if recorded.loaded:
-        return "as other programs used the machine when it was recorded, and may have when it was profiled"
-    if recorded.hot and off < 0:
-        return "and heat slowed the GPU down when it was recorded"
-    if _of_operators(region) and 0 < off < SLOWED:
-        return "as the profiler's own time for each operator is in it, so its shares are rough"
-    if off > 0 and not _of_operators(region) and not _in_graph(region) and region.gaps_us > _GAPS * region.region_us:
-        return "as a profiler holds up a host that its GPU waits for, or the machine was disturbed"
-    return "and why is not known"
 
 
 def _of_operators(region: Region) -> bool:
@@ -103,14 +71,7 @@ def _of_operators(region: Region) -> bool:
 def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
     """The latency of each case by its key: the median of its processes' medians, as the page's figures have it."""
     return {
-        key: Recorded(
-            latency_ms(found),
-            any(is_loaded(record.environment) for record in found),
-            all(is_hot(record.environment) for record in found),
-            frozenset(filter(None, (device_id_of(record.environment) for record in found))),
-            min(map(at_once, found)),
-        )
-        for key, found in by_case(timed(records)).items()
+        key: Recorded(latency_ms(found), min(map(at_once, found))) for key, found in by_case(timed(records)).items()
     }
 
 
@@ -120,10 +81,10 @@ def _where(region: Region) -> str:
         return "Nothing ran."
     shares = sorted(((part.time_us / total, part.name) for part in parts(region)), reverse=True)
     busy = [(share, name) for share, name in shares if name != GAPS]
-    words = [f"{LABELS[name].lower().replace('ttt', 'TTT')} {share:.0%}" for share, name in busy[:2] if share >= LEAST]
+    words = [f"{spoken(name)} {share:.0%}" for share, name in busy[:2] if share >= LEAST]
     gaps = region.gaps_us / total
     said = [f"{' and '.join(words)} of the time"] if words else []
-    said += [f"gaps take {gaps:.0%}: {_gaps(region)}"] if gaps >= _GAPS else []
+    said += [f"idle {gaps:.0%}: {_gaps(region)}"] if gaps >= _GAPS else []
     together = "; ".join(said)
     return f"{together[0].upper()}{together[1:]}." if said else "No part takes a share worth its words."
 
@@ -132,7 +93,7 @@ def _why(region: Region) -> str:
     gaps = region.gaps_us / region.region_us if region.region_us else 0.0
     kernel = max(region.kernels, key=lambda each: each.time_us, default=None)
     if gaps > 0.5:
-        return f"Gaps take most of it: bound by {_cause(region)}."
+        return f"Mostly idle: bound by {cause(region)}."
     if kernel is None or not kernel.time_us:
         return "No kernel took time."
     if _of_operators(region):  # what bounds them nothing counts
@@ -159,16 +120,12 @@ def _gaps(region: Region) -> str:
     """What the gaps are: one that outlasts all others together, or many."""
     if region.longest_gap_us > region.gaps_us / 2:
         return f"most of it one gap of {said_number(region.longest_gap_us / 1e3, 2)} ms"
-    if _between_steps(region):
-        return f"{said_number(region.gaps_us / region.units, 2)} µs a step for {_cause(region)}"
-    launches = sum(kernel.launches for kernel in region.kernels)
-    each = region.gaps_us / max(1, launches)
-    if _of_operators(region):
-        return f"{said_number(each, 2)} µs a call, spent in Python"
-    return f"{said_number(each, 2)} µs a launch for {_cause(region)}"
+    launches = max(1, sum(kernel.launches for kernel in region.kernels))
+    each, count = ("step", region.units) if _between_steps(region) else ("launch", launches)
+    return f"{said_number(region.gaps_us / count, 2)} µs per {each} for {cause(region)}"
 
 
-def _cause(region: Region) -> str:
+def cause(region: Region) -> str:
     """What gaps are made of; operators of a CPU wait for Python, which calls them, and a graph has no host in it."""
     if region.longest_gap_us > region.gaps_us / 2:
         return "what the host does in one long gap"
@@ -177,11 +134,7 @@ def _cause(region: Region) -> str:
     if _of_operators(region):
         return "Python"
     graph, host = "the way from one kernel of a graph to the next", "what the host does to launch a kernel"
-    return graph if _in_graph(region) else host
-
-
-def _in_graph(region: Region) -> bool:
-    return isinstance(region, Profile) and region.case.timing == "graph"
+    return graph if isinstance(region, Profile) and region.case.timing == "graph" else host
 
 
 def _between_steps(region: Region) -> TypeGuard[Profile]:
@@ -199,6 +152,8 @@ def bound_of(kernel: Kernel, region: Region) -> str:
     moved, computed = roofs(kernel, region)
     if moved is not None and moved >= HIGH and moved >= (computed or 0):
         return f"{moved:.0%} of the highest bandwidth seen{_of_which(kernel)}: bound by memory"
+    if computed is not None and computed >= HIGH and is_fp32(kernel):
+        return f"{computed:.0%} of the FP32 peak{_of_which(kernel)}: bound by the FP32 pipelines"
     if computed is not None and computed >= HIGH:
         busy = counters.use.get("tensor", 0.0) / 100
         said = f", busy {busy:.0%} of the time" if busy >= HIGH else ""
@@ -209,12 +164,11 @@ def bound_of(kernel: Kernel, region: Region) -> str:
     unit = max(use, key=lambda each: use[each])
     if use[unit] >= HIGH:
         return f"{UNITS[unit]} at {use[unit]:.0%} of peak: bound by {UNITS[unit]}"
-    uncounted = [UNITS[each] for each in UNITS if each not in use]
-    if uncounted:
-        most = f"{UNITS[unit]} at {use[unit]:.0%} of peak"
-        return f"{most}, and {' and '.join(uncounted)} not counted: what bounds it is not known"
-    waiting = [(reason, share) for reason, share in waits(counters) if share >= LEAST]
-    waited = f"; warps wait {waiting[0][0]} {waiting[0][1]:.0%} of the time" if waiting else ""
+    if uncounted := [UNITS[each] for each in UNITS if each not in use]:
+        return f"{UNITS[unit]} at {use[unit]:.0%} of peak, {' and '.join(uncounted)} not counted: bottleneck not known"
+    waiting = [(share, WAITS.get(each, each)) for each, share in counters.stalls.items() if each not in WORKING]
+    share, reason = max(waiting, default=(0.0, ""))
+    waited = f"; warps wait {reason} {share:.0%} of the time" if share >= LEAST else ""
     return f"no unit above {HIGH:.0%} ({UNITS[unit]} {use[unit]:.0%}): latency{waited}"
 
 
@@ -226,15 +180,10 @@ def _of_which(kernel: Kernel) -> str:
     return f" by the launches counted ({counted} µs, in the mean {mean})"
 
 
-def waits(counters: Counters, most: int = 3) -> list[tuple[str, float]]:
-    """(what warps wait for, the share of their time), the longest first."""
-    found = [(WAITS.get(reason, reason), share) for reason, share in counters.stalls.items() if reason not in _WORKING]
-    return sorted(found, key=lambda each: -each[1])[:most]
-
-
 def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
-    """(share of the bandwidth ceiling, share of that of products) of a kernel; None where it is not known."""
-    copied, multiplied = region.ceilings.get("copy_gbs"), region.ceilings.get("product_tflops")
+    """(share of the bandwidth ceiling, share of the peak rate of its pipelines) of a kernel; None: not known."""
+    ceilings = ceilings_of(kernel, region)
+    copied, multiplied = ceilings.get("copy_gbs"), ceilings.get("product_tflops")
     by_copy = _share(kernel.dram_bytes, kernel.mean_us * 1e3, copied)
     return by_copy, _share(kernel.operations, kernel.mean_us * 1e6, multiplied)
 

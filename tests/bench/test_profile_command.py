@@ -41,7 +41,7 @@ def test_it_says_what_tells_the_times_and_what_bounds_each_case(profiled: Any) -
     _, done = profiled
     assert done.stderr.splitlines()[0] == "ttt-bench: torch.profiler tells the times of operators on the CPU"
     assert "a new run, without latencies to hold its profiles against" in done.stderr.splitlines()[1]
-    assert done.stdout.count("ms in kernels and gaps; the run has no latency of this case") == 2
+    assert done.stdout.count("ms of kernels and idle time; the run has no latency of this case") == 2
     assert "of the time" in done.stdout
 
 

@@ -11,6 +11,7 @@ from harness.schema.catalogue import TONES
 
 STYLE = files("reports.page").joinpath("style.css").read_text("utf-8")
 LEAST = 15  # CIEDE2000
+LEAST_OF_SYSTEMS = 9  # between a part of a profile and a system
 LEAST_LIGHTNESS = 7  # L*, of the first four
 # Machado, Oliveira and Fernandes 2009, severity 1, in linear light.
 DEUTERANOPE = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881))
@@ -90,3 +91,14 @@ def test_any_two_tones_are_told_apart(theme, seen):
 def test_the_first_four_differ_in_grey(theme):
     lightness = sorted(lab(tone)[0] for tone in tones(theme)[:4])
     assert min(b - a for a, b in pairwise(lightness)) >= LEAST_LIGHTNESS, lightness
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_parts_of_a_profile_differ_from_each_other_and_from_every_system(theme):
+    style = files("reports.profiles").joinpath("section.css").read_text("utf-8")
+    found = re.findall(r"\.part-\w+ { color: light-dark\((#\w{6}), (#\w{6})\)", style)
+    parts = [linear(pair[theme == "dark"]) for pair in found]
+    assert len(parts) == 6
+    for seen in (list, deuteranope):
+        assert min(difference(lab(seen(a)), lab(seen(b))) for a, b in combinations(parts, 2)) >= LEAST
+    assert min(difference(lab(part), lab(tone)) for part in parts for tone in tones(theme)) >= LEAST_OF_SYSTEMS

@@ -20,8 +20,8 @@ from harness.schema.reason import clipped
 
 PROGRAM = "ncu"
 OLDEST = (2023, 1)  # the first that counts Hopper's matrix units by these names
-# At most, of a case. Each is replayed 19 times, which takes 0.3 to 0.7 s of a model of 1.3B on an H100. So many hold
-# every kernel of the four systems but the head's product of Mamba's prompts, 0.1% of its time.
+# At most, of a case: each is replayed once for every pass over the metrics. So many hold every kernel of the four
+# systems except the head's GEMM of Mamba's prompts, 0.1% of its time.
 LAUNCHES = 48
 FORBIDDEN = "ERR_NVGPUCTRPERM"
 NOTHING = "No kernels were profiled"
@@ -33,7 +33,31 @@ _USE = {
     "l2": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
     "dram": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "memory": "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
 }
+# Bytes of one count: the L2 counts sectors.
+_MEMORY = {
+    "dram_read": ("dram__bytes_read.sum", 1),
+    "dram_write": ("dram__bytes_write.sum", 1),
+    "l2_read": ("lts__t_sectors_op_read.sum", 32),
+    "l2_write": ("lts__t_sectors_op_write.sum", 32),
+    "l1_read": ("l1tex__t_bytes_pipe_lsu_mem_global_op_ld.sum", 1),
+    "l1_write": ("l1tex__t_bytes_pipe_lsu_mem_global_op_st.sum", 1),
+}
+_L1_HIT, _OCCUPANCY_LIMIT = "l1tex__t_sector_hit_rate.pct", "sm__maximum_warps_per_active_cycle_pct"
+_BLOCKS_PER_SM = {
+    "blocks": "launch__occupancy_limit_blocks",
+    "registers": "launch__occupancy_limit_registers",
+    "shared": "launch__occupancy_limit_shared_mem",
+    "warps": "launch__occupancy_limit_warps",
+}
+_GRID, _BLOCK = "launch__grid_size", "launch__block_size"
+# (counts per cycle, cycles per second) of a peak
+_L2_PEAK = ("lts__t_bytes.sum.peak_sustained", "lts__cycles_elapsed.avg.per_second")
+_FFMA_PEAK = (
+    "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained",
+    "sm__cycles_elapsed.avg.per_second",
+)
 # FLOPs of one count: matrix units count operations, the others instructions of a thread.
 _OPERATIONS = {
     "sm__ops_path_tensor_src_bf16_dst_fp32.sum": 1,
@@ -78,12 +102,38 @@ METRICS = (
     *_OPERATIONS,
     _SHARED,
     _CONFLICTS,
+    *(name for name, _ in _MEMORY.values()),
+    _L1_HIT,
+    _OCCUPANCY_LIMIT,
+    *_BLOCKS_PER_SM.values(),
+    _GRID,
+    _BLOCK,
+    *_L2_PEAK,
+    *_FFMA_PEAK,
     *(_STALL.format(reason) for reason in STALLS),
 )
 _PREFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 # Base units of metrics that are no counts, and what their number is multiplied by.
 _BASES = {_TIME: {"s": 1e6, "sec": 1e6, "second": 1e6}, _DRAM: {"byte": 1.0}, _L2: {"byte": 1.0}}
-_COUNTS = dict.fromkeys(("", "%", "inst", "op", "cycle", "warp", "wavefront"), 1.0)
+_COUNTS = dict.fromkeys(
+    (
+        "byte/cycle",
+        "inst/cycle",
+        "byte",
+        "hz",
+        "Hz",
+        "block",
+        "sector",
+        "%",
+        "inst",
+        "op",
+        "cycle",
+        "warp",
+        "wavefront",
+        "",
+    ),
+    1.0,
+)
 _PROFILED = re.compile(r"^==PROF== Profiling ", re.MULTILINE)
 _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 
@@ -205,6 +255,14 @@ def _counters(launches: Sequence[Mapping[str, float]]) -> Counters:
         values = [launch[name] for launch in launches if name in launch]
         return sum(values) / len(values) if values else None
 
+    def whole(name: str) -> int | None:
+        value = mean(name)
+        return None if value is None else round(value)
+
+    def peak(metrics: tuple[str, str], unit: float) -> float | None:
+        per_cycle, clock = map(mean, metrics)
+        return None if per_cycle is None or clock is None else per_cycle * clock / unit
+
     def weighted(name: str) -> float | None:
         pairs = [(launch[name], launch[_TIME]) for launch in launches if name in launch]
         total = sum(time for _, time in pairs)
@@ -214,6 +272,8 @@ def _counters(launches: Sequence[Mapping[str, float]]) -> Counters:
     latency = sum(waits.values())
     counted = [(mean(name), flops) for name, flops in _OPERATIONS.items()]
     shared, conflicts = mean(_SHARED), mean(_CONFLICTS)
+    memory = {name: value * size for name, (metric, size) in _MEMORY.items() if (value := mean(metric)) is not None}
+    blocks = {name: value for name, metric in _BLOCKS_PER_SM.items() if (value := whole(metric)) is not None}
     return Counters(
         launches=len(launches),
         time_us=sum(times) / len(times),
@@ -227,4 +287,12 @@ def _counters(launches: Sequence[Mapping[str, float]]) -> Counters:
         l2_hit=weighted(_HIT),
         stalls={reason: wait / latency for reason, wait in waits.items() if wait} if latency else {},
         conflicts=conflicts / shared if shared and conflicts is not None else None,
+        l1_hit=weighted(_L1_HIT),
+        memory=memory,
+        occupancy_limit=weighted(_OCCUPANCY_LIMIT),
+        blocks_per_sm=blocks,
+        grid=whole(_GRID),
+        block=whole(_BLOCK),
+        l2_peak_gbs=peak(_L2_PEAK, 1e9),
+        fp32_peak_tflops=peak(_FFMA_PEAK, 0.5e12),
     )

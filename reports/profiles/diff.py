@@ -1,0 +1,117 @@
+"""Why does one profiled case take longer than another? Parts and kernels side by side, the largest difference first."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from harness.schema.profile import Profile
+from harness.schema.run import Run
+from reports.profiles.ceilings import with_common_ceilings
+from reports.profiles.parts import GAPS, LABELS, kernel_parts, parts, spoken
+from reports.profiles.words import AGREES, bound_of, cause, short
+from reports.resources import environment
+from reports.words import said_number
+
+_SAID = 0.1  # of the sum of all differences, from which a part is named
+_MOST = 12  # kernels of a table
+
+
+@dataclass(frozen=True)
+class Row:
+    """A part or a kernel: its milliseconds per unit of work in `a` and in `b`; None where it does not run."""
+
+    name: str
+    a_ms: float | None
+    b_ms: float | None
+
+    @property
+    def ms(self) -> float:
+        """How much longer it takes in `b`."""
+        return (self.b_ms or 0.0) - (self.a_ms or 0.0)
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Two profiles of the same unit of work; a_title, b_title: what the page calls them."""
+
+    a: Profile
+    b: Profile
+    a_title: str
+    b_title: str
+
+    @property
+    def parts(self) -> list[Row]:
+        """The parts of either, by the size of the difference."""
+        return _rows(*map(_part_ms, (self.a, self.b)))
+
+    @property
+    def kernels(self) -> list[Row]:
+        """The kernels of either by their short names, by the size of the difference."""
+        return _rows(*map(_kernel_ms, (self.a, self.b)))
+
+    @property
+    def tables(self) -> list[tuple[str, list[Row], str]]:
+        """(heading, rows, what is left out) of each table."""
+        kernels, labelled = self.kernels, [Row(LABELS[row.name], row.a_ms, row.b_ms) for row in self.parts]
+        rest = kernels[_MOST:]
+        left_out = f"{len(rest)} more kernels: {_signed(sum(row.ms for row in rest))} together" if rest else ""
+        return [("Part", labelled, ""), ("Kernel", kernels[:_MOST], left_out)]
+
+    @property
+    def sentence(self) -> str:
+        """How much slower `b` is, which parts take longer or shorter, and the bottleneck of what takes longer."""
+        ms = self.b.unit_ms - self.a.unit_ms
+        rows = self.parts
+        whole = sum(abs(row.ms) for row in rows)
+        named = [row for row in rows if abs(row.ms) >= _SAID * whole] if whole else []
+        said = ", ".join(f"{spoken(row.name)} {_signed(row.ms)}" for row in named)
+        word = "slower" if ms >= 0 else "faster"
+        head = f"{said_number(abs(ms))} ms ({abs(ms) / self.a.unit_ms:.1%}) {word} than {self.a_title}"
+        why = self._bottleneck(rows) if ms > AGREES * self.a.unit_ms else ""
+        return f"{head}{f': {said}' if said else ''}.{why and f' {why}'}"
+
+    def _bottleneck(self, rows: list[Row]) -> str:
+        """What bounds the kernel that grew most, in the part that grew most; "" where it was not counted."""
+        longer = max(rows, key=lambda row: row.ms)
+        if longer.name == GAPS:
+            return f"Idle time is {cause(self.b)}."
+        by_name, before = kernel_parts(self.b), _kernel_ms(self.a)
+        grown = {
+            kernel.time_us / self.b.units / 1e3 - before.get(short(kernel.name), 0.0): kernel
+            for kernel in self.b.kernels
+            if by_name[kernel.name] == longer.name
+        }
+        kernel = grown[max(grown)] if grown else None
+        return f"{short(kernel.name)}: {bound_of(kernel, self.b)}." if kernel and kernel.counters else ""
+
+
+def _part_ms(profile: Profile) -> dict[str, float]:
+    return {part.name: part.time_us / profile.units / 1e3 for part in parts(profile)}
+
+
+def _kernel_ms(profile: Profile) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
+    for kernel in profile.kernels:
+        found[short(kernel.name)] += kernel.time_us / profile.units / 1e3
+    return found
+
+
+def _rows(a: Mapping[str, float], b: Mapping[str, float]) -> list[Row]:
+    rows = [Row(name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b])]
+    return sorted(rows, key=lambda row: -abs(row.ms))
+
+
+def _signed(ms: float) -> str:
+    return f"{'+' if ms >= 0 else '−'}{said_number(abs(ms))} ms"
+
+
+def diff_of_runs(a: Run, b: Run, names: tuple[str, str]) -> Markup:
+    """The section that compares the cases which both runs profiled, the largest difference first; "" for none."""
+    profiles = (with_common_ceilings([*run.profiles().values()], run.records()) for run in (a, b))
+    before, after = ({each.case.key: each for each in side if each.region_us} for side in profiles)
+    pairs = [Diff(each, after[key], *names) for key, each in before.items() if key in after]
+    pairs.sort(key=lambda pair: -abs(math.log(pair.b.unit_ms / pair.a.unit_ms)))
+    return Markup(environment("reports.profiles").get_template("runs.html.j2").render(pairs=pairs) if pairs else "")

@@ -1,0 +1,90 @@
+"""Does a comparison of two profiles say which part, which kernel and which bottleneck makes one slower?"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_profiles_section import case, profile, run_with, section_of
+
+from bench.commands.compare import Shown, compare
+from harness.schema.profile import Counters, Kernel, Profile
+from reports.profiles.diff import Diff, Row, diff_of_runs
+
+BUSY = Counters(1, 20.0, use={"sm": 44.0, "l2": 30.0, "dram": 20.0, "tensor": 33.0}, stalls={"barrier": 0.34})
+
+
+def found(*kernels: Kernel, gap_us: float = 0.0, **changes: object) -> Profile:
+    busy = sum(kernel.time_us for kernel in kernels)
+    return profile(case(), *kernels, units=1, region_us=busy + gap_us, busy_us=busy, **changes)
+
+
+FAST = found(Kernel("gemm", 2, 600.0), Kernel("linear_forward", 2, 300.0), gap_us=100.0)
+SLOW = found(Kernel("gemm", 2, 565.0), Kernel("mlp_forward", 2, 542.0, counters=BUSY), gap_us=103.0)
+
+
+def test_the_sentence_names_the_parts_and_the_bottleneck_of_the_kernel_that_differs() -> None:
+    """The GEMM takes longest in both, but it is not why one is slower."""
+    assert Diff(FAST, SLOW, "TTT-Linear", "TTT-MLP").sentence == (
+        "0.210 ms (21.0%) slower than TTT-Linear: TTT kernel +0.242 ms, GEMMs −0.0350 ms. "
+        "mlp_forward: no unit above 60% (the SMs' pipelines 44%): latency; warps wait for barriers 34% of the time."
+    )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "sentence"),
+    [
+        (SLOW, FAST, "0.210 ms (17.4%) faster than A: TTT kernel −0.242 ms, GEMMs +0.0350 ms."),
+        (FAST, FAST, "0.00 ms (0.0%) slower than A."),
+        # Within what a profile and its record differ by, a bottleneck is no reason.
+        (FAST, replace(FAST, region_us=1020.0), "0.0200 ms (2.0%) slower than A: idle +0.0200 ms."),
+        (
+            FAST,
+            replace(FAST, region_us=1300.0, longest_gap_us=1.0),
+            "0.300 ms (30.0%) slower than A: idle +0.300 ms. Idle time is what the host does to launch a kernel.",
+        ),
+        # A kernel that was not counted has no bottleneck to tell.
+        (SLOW, found(Kernel("gemm", 1, 2e3)), "0.790 ms (65.3%) slower than A: GEMMs +1.44 ms, TTT kernel −0.542 ms."),
+    ],
+)
+def test_what_else_a_sentence_says(a: Profile, b: Profile, sentence: str) -> None:
+    assert Diff(a, b, "A", "B").sentence == sentence
+
+
+def test_kernels_stand_side_by_side_per_unit_of_work_the_largest_difference_first() -> None:
+    """Versions of a kernel are one row."""
+    twice = found(Kernel("void gemm<1>(int)", 2, 700.0), Kernel("void gemm<2>(int)", 2, 430.0), Kernel("_dual", 2, 4.0))
+    assert Diff(FAST, replace(twice, units=2), "A", "B").kernels == [
+        Row("linear_forward", 0.3, None),
+        Row("gemm", 0.6, 0.565),
+        Row("_dual", None, 0.002),
+    ]
+
+
+def test_kernels_beyond_the_table_are_told_together() -> None:
+    many = found(*(Kernel(f"k{number}", 1, 100.0 - number) for number in range(14)))
+    (_, _, nothing), (_, rows, left_out) = Diff(FAST, many, "A", "B").tables
+    assert (len(rows), nothing, left_out) == (12, "", "4 more kernels: +0.354 ms together")
+
+
+def test_a_slower_case_is_held_against_each_faster_one_of_its_group(tmp_path: Path) -> None:
+    slower = replace(SLOW, case=case("mamba"))
+    html = section_of(run_with(tmp_path, FAST, slower, replace(SLOW, case=case(batch=16)))).html
+    assert html.count("slower than") == 1
+    assert "<summary>0.210 ms (21.0%) slower than TTT &lt;b&gt;: TTT kernel +0.242 ms" in html
+    assert '<tr><th scope="row">TTT kernel</th><td>0.3</td><td>0.542</td><td>+0.242</td></tr>' in html
+
+
+def test_two_runs_are_compared_by_the_cases_that_both_profiled(tmp_path: Path) -> None:
+    a = run_with(tmp_path / "a", FAST, replace(FAST, case=case("mamba")))
+    b = run_with(tmp_path / "b", SLOW, replace(FAST, case=case(batch=16)))
+    html = diff_of_runs(a, b, ("a", "b"))
+    assert html.count("<summary>") == 1
+    assert "0.210 ms (21.0%) slower than a: TTT kernel" in html
+    assert diff_of_runs(a, run_with(tmp_path / "none"), ("a", "b")) == ""
+    compare(a.folder, b.folder, None, Shown("text", tmp_path / "page.html"))
+    assert "<summary>0.210 ms (21.0%) slower than " in (tmp_path / "page.html").read_text()
+
+
+def test_the_bottleneck_is_of_the_kernel_that_grew_most_in_its_part() -> None:
+    slow = found(Kernel("_primal", 1, 100.0), Kernel("mlp_forward", 1, 1200.0, counters=BUSY))
+    assert ". mlp_forward: no unit above 60%" in Diff(FAST, slow, "A", "B").sentence
