@@ -246,7 +246,9 @@ def test_another_gpu_has_ratios_and_loses_nothing(tmp_path):
     h200 = on_gpu("H200")
     of_b = [timed(case, ms, h200) for case, ms in zip(cases, (5, 8, 12), strict=False)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], [*of_b, without(cases[3], "oom")]))
-    assert views.answer(found) == "Another GPU: b takes 0.80 times as long as a in the median of 3 points (0.50 to 1.20)."
+    assert (
+        views.answer(found) == "Another GPU: b takes 0.80 times as long as a in the median of 3 points (0.50 to 1.20)."
+    )
     assert (found.counts, found.regressions) == ({"another GPU": 3}, 0)
 
 
