@@ -189,7 +189,7 @@ def _named(labels: list[str]) -> str:
 
 def _closing(comparison: Comparison) -> list[str]:
     """The verdicts counted, and their meaning."""
-    lines = [_counts(comparison) or "No case has a result in both."]
+    lines = [] if comparison.elsewhere else [_counts(comparison) or "No case has a result in both."]
     if comparison.interleaved:
         lines.append(
             f"Measured in turns, a fresh process per round and side; B/A is the geometric mean of the rounds. "

@@ -25,6 +25,7 @@ from harness.schema.run_file import FILE
 from reports.commits import commit_said
 from reports.compare.side import CaseSide, RunCases, Side
 from reports.page.html import Around, render, run_title
+from reports.page.lines import system_looks
 from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import Section, section
 from reports.stats import frame
@@ -40,8 +41,8 @@ _FORMATS = {"csv": "Table (CSV)", "jsonl": "Records (JSON lines)"}
 class Entry:
     """A run in the index. day: of its first record, UTC; updated: when its last case was started, UTC; "" for none.
 
-    commits: with DIRTY where there were uncommitted changes. systems: (name, label) of each that has a record.
-    measured: cases with a result, of `cases` planned; missing: those without a record.
+    commits: with DIRTY where there were uncommitted changes. systems: (name, label, tone, marker) of each with a
+    record. measured: cases with a result, of `cases` planned; missing: those without a record.
     files: what there is of it, relative to the site.
     """
 
@@ -51,7 +52,7 @@ class Entry:
     updated: str
     devices: tuple[str, ...]
     commits: tuple[str, ...]
-    systems: tuple[tuple[str, str], ...]
+    systems: tuple[tuple[str, str, int, str], ...]
     mode: str
     measured: int
     cases: int
@@ -118,7 +119,7 @@ def files_of(run: Run) -> tuple[Entry, dict[str, str]]:
         files |= {f"downloads/{found}.{ending}": content for ending, content in _downloads(table, records, run).items()}
         profiled = section(records, profiles, run.catalogue)
         files[f"runs/{found}.html"] = _page(run, found, records, table, profiled, files)
-    return _entry(run, found, records, tuple(files)), files
+    return _entry(run, found, records, table, tuple(files)), files
 
 
 def read_cases(path: Path) -> RunCases:
@@ -149,13 +150,14 @@ def _digest(parts: list[str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
 
-def _entry(run: Run, found: str, records: list[Record], files: tuple[str, ...]) -> Entry:
+def _entry(run: Run, found: str, records: list[Record], table: pd.DataFrame | None, files: tuple[str, ...]) -> Entry:
     asked = run.file.requests[-1] if run.file.requests else None
     moments = sorted(when for record in records if (when := moment(record.started_at)))
     places = [record.environment for record in records] or (
         [dict(asked.machine, commit=asked.commit, dirty=asked.dirty)] if asked else []
     )
-    systems = dict.fromkeys(record.case.system for record in records)
+    looks = {} if table is None else system_looks(table, run.catalogue)
+    named = [(name, run.catalogue.system_label(name)) for name in dict.fromkeys(each.case.system for each in records)]
     return Entry(
         id=found,
         name=printable(run.folder.resolve().name),
@@ -163,7 +165,7 @@ def _entry(run: Run, found: str, records: list[Record], files: tuple[str, ...]) 
         updated=moments[-1].isoformat(timespec="seconds") if moments else "",
         devices=_distinct(each.get("device") for each in places),
         commits=_distinct(commit_said(each) for each in places),
-        systems=tuple((name, run.catalogue.system_label(name)) for name in systems),
+        systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
         mode=run.mode,
         measured=len({record.case.key for record in records if record.status == "ok"}),
         cases=sum(len(job.cases) for job in run.jobs),
