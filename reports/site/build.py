@@ -101,7 +101,7 @@ def _known(out: Path) -> dict[str, Entry]:
 
 
 def _entry(values: Mapping[str, Any]) -> Entry:
-    lists = {name: tuple(values[name]) for name in ("devices", "commits", "files")}
+    lists = {name: tuple(values[name]) for name in ("devices", "commits", "suites", "backends", "files")}
     return Entry(**{**values, **lists, "systems": tuple(map(tuple, values["systems"]))})
 
 

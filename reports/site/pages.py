@@ -32,9 +32,7 @@ def shared_files(
     found["assets/theme.js"] = source(PAGE, "theme.js")
     found["assets/site.css"] = source(PAGE, "style.css") + source(PACKAGE, "site.css")
     found["assets/compared.js"] = shared + views.script() + _READY
-    found["assets/comparisons.js"] = source(PACKAGE, "start.js") + _READY
     found["index.html"] = _index(entries, histories, comparisons)
-    found["compare.html"] = _drawn("compare.html.j2", comparisons=comparisons)
     found |= {each.page: _compared(each) for each in comparisons}
     pages = {(each.a.id, each.b.id): each.page for each in comparisons}
     return found | {history.page: _over_time(history, entries, pages) for history in histories}
