@@ -83,14 +83,15 @@ def text(comparison: Comparison) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
-    """A comment for a pull request: the answer, what differs, and a folded table of the largest differences."""
+    """A comment for a pull request: the answer, then folded the largest differences and everything else."""
     rows = [[grid.escaped(cell) for cell in _cells(row)] for row in comparison.rows[:MARKDOWN_ROWS]]
-    listed = [f"- {grid.escaped(line)}" for line in (*_opening(comparison), *_without(comparison))]
-    closing = [grid.escaped(line) for line in _closing(comparison)]
     left = len(comparison.rows) - len(rows)
     title = f"{counted(len(rows), 'case')}, the largest difference first{f'; {left} more differ less' if left else ''}"
-    table = f"<details><summary>{title}</summary>\n\n{grid.markdown(COLUMNS, rows, NUMERIC)}\n</details>"
-    parts = [f"**{grid.escaped(answer(comparison))}**", "\n".join(listed), table if rows else "", "\n".join(closing)]
+    table = grid.markdown(COLUMNS, rows, NUMERIC).rstrip("\n") if rows else ""
+    a, b, *differing = [f"- {grid.escaped(line)}" for line in (*_opening(comparison), *_without(comparison))]
+    closing = [grid.escaped(line) for line in _closing(comparison)]
+    folded = (f"<details><summary>{title}</summary>", table, "\n".join(differing), "</details>")
+    parts = [f"**{grid.escaped(answer(comparison))}**", f"{a}\n{b}", "\n".join(closing), *folded]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 

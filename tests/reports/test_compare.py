@@ -258,6 +258,8 @@ def test_markdown_folds_its_table_and_leaves_out_the_smallest_differences(tmp_pa
     of_b = [timed(case, ms) for case, ms in zip(cases, (10, 12, 9), strict=True)]
     shown = views.markdown(compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b)))
     assert shown.startswith("**Not confirmed: 1 of 3 points within 3%. The 2 beyond: 2 of ttt-linear/torch. 1 slower,")
+    assert shown.count("<details>") == shown.count("</details>") == 1
+    assert shown.index("- B: b, commit") < shown.index("<details>") < shown.index("- differs: nothing")
     assert "<details><summary>2 cases, the largest difference first; 1 more differ less</summary>\n\n| verdict" in shown
     assert [line.split(" | ")[1] for line in shown.splitlines() if "T=" in line] == ["1.200", "0.900"]
 

@@ -181,7 +181,7 @@ def test_the_index_finds_backends_suites_and_profiles(browser, tmp_path):
     write_site([paper, profiled], tmp_path / "site")
     with opened(browser, tmp_path / "site", "index.html") as page:
         for words, names in {
-            "vLLM": ["paper"],
+            "Triton primal": ["paper"],
             "prompt-then-128": ["paper"],
             "profiles": ["profiled"],
             "figure 15": ["paper", "profiled"],
