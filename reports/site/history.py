@@ -105,7 +105,7 @@ def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[Hi
     """The systems of the runs, each case with a timing and a date; a system looks as in its newest run."""
     looks: dict[str, tuple[str, int, str]] = {}
     for entry in sorted(entries, key=lambda entry: entry.updated):
-        looks |= {name: look for name, *look in entry.systems}
+        looks |= {name: (label, tone, marker) for name, label, tone, marker in entry.systems}
     points: dict[str, dict[str, dict[str, list[Point]]]] = {name: {} for name in looks}
     for run, each in held.items():
         for key, side in each.cases.items():
