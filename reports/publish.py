@@ -25,8 +25,8 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
     from reports.page.html import TITLE, render, run_title
     from reports.profiles.ceilings import common_ceilings
     from reports.profiles.section import section
-    from reports.words import left_out
     from reports.stats import frame
+    from reports.words import left_out
 
     run = Run.open(run_folder)
     refuse_what_is_no_page(out, run_folder)

@@ -39,7 +39,7 @@ class Shown:
 def compare(a: Path, b: Path, fail_on: str | None, shown: Shown) -> None:
     """Compare two runs; judges only differences beyond 5%, unless they are the two sides of one `ab`.
 
-    Exit status 1 for a regression beyond `fail_on`, 3 where nothing can be compared.
+    Exit status 1 for a regression beyond `fail_on`, 3 where nothing can be compared, or judged for `fail_on`.
     """
     bar = None if fail_on is None else percentage(fail_on)
     if a.resolve() == b.resolve():
@@ -101,7 +101,7 @@ def percentage(text: str) -> float:
 
 
 def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison":
-    """The comparison of two runs, shown; exit status 3 where they or all their cases cannot be compared."""
+    """Show the comparison of two runs; exit status 3 where nothing can be compared, or judged for `fail_on`."""
     from reports.compare import comparison as comparing
     from reports.compare import views
     from reports.profiles.diff import diff_of_runs
@@ -128,12 +128,12 @@ def _show(a: Path, b: Path, fail_on: float | None, shown: Shown) -> "Comparison"
             shown.html.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(shown.html, views.page(found, diff_of_runs(*runs, (found.a.name, found.b.name))))
         print(f"wrote {shown.html}", file=sys.stderr)
-    if not found.counts.keys() - {"gained", *comparing.ELSEWHERE}:
-        why = (
-            "judged: every case is from another device"
-            if found.rows
-            else "compared: no case has a result on both sides"
-        )
+    why = ""
+    if not found.counts.keys() - {"gained"}:
+        why = "compared: no case has a result on both sides"
+    elif found.elsewhere and fail_on is not None:
+        why = "judged: every case is from another device"
+    if why:
         print(f"ttt-bench: nothing could be {why}", file=sys.stderr)
         sys.exit(NOT_COMPARABLE)
     return found

@@ -96,16 +96,25 @@ class Comparison:
     near: float
 
     @property
+    def elsewhere(self) -> str:
+        """The first device that differs, if it differs in every row: `another GPU`; else ""."""
+        verdicts = [row.judged.verdict for row in self.rows]
+        return verdicts[0] if verdicts and set(verdicts) <= {*ELSEWHERE} else ""
+
+    @property
     def regressions(self) -> int:
-        """Cases that B is slower at by more than `fail_on`, or has lost."""
+        """Cases that B is slower at by more than `fail_on`, or has lost; another device has none."""
+        if self.elsewhere:
+            return 0
         return sum(row.judged.regressed for row in self.rows) + sum(each.lost for each in self.missing)
 
     @property
     def counts(self) -> dict[str, int]:
         """How many cases have each verdict; `lost` is a case without a result in B alone, `gained` in A alone."""
         verdicts = [row.judged.verdict for row in self.rows]
-        verdicts += ["lost"] * sum(each.lost for each in self.missing)
-        verdicts += ["gained"] * sum(each.gained for each in self.missing)
+        if not self.elsewhere:
+            verdicts += ["lost"] * sum(each.lost for each in self.missing)
+            verdicts += ["gained"] * sum(each.gained for each in self.missing)
         return {verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict in verdicts}
 
 
@@ -180,11 +189,11 @@ class Pair:
             said = ", ".join(f"{side.tokens_said} in {name}" for name, side in sides.items())
             yield f"sequences at once differ: tokens of a sample are {said}; the ratio is of the time of one"
         if self.on_other_hosts:
-            yield "an engine's few sequences on another host, which bounds them"
+            yield "CPU overhead of another host"
         if hot := [name for name, side in sides.items() if side.hot]:
-            yield f"heat slowed the GPU down in {' and '.join(hot)}"
+            yield f"thermally throttled in {' and '.join(hot)}"
         if changed := [name for name, side in sides.items() if side.changed]:
-            yield f"the time changed in the course of the samples in {' and '.join(changed)}"
+            yield f"samples drifted in {' and '.join(changed)}"
         throttled = [name for name, side in sides.items() if side.throttled]
         if len(throttled) == 1:
             yield f"throttled in {throttled[0]} only"

@@ -51,6 +51,8 @@ class CaseSide:
     key: str
     label: str
     system: str
+    phase: str
+    batch: int
     medians: Mapping[int, float]
     tokens: Mapping[int, int]
     below: float
@@ -179,6 +181,8 @@ def _case_side(records: Sequence[Record], repeats: int) -> CaseSide:
         key=first.case.key,
         label=first.case.label,
         system=first.case.system_backend,
+        phase=first.case.phase,
+        batch=first.case.batch,
         medians=medians,
         tokens=tokens,
         below=below,

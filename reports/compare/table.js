@@ -9,7 +9,8 @@
   function sort(header) {
     const ascending = header.getAttribute("aria-sort") === "descending";
     const text = (row) => row.cells[header.cellIndex].textContent.trim();
-    const order = (a, b) => (header.classList.contains("number") ? parseFloat(text(a)) - parseFloat(text(b)) : collator.compare(text(a), text(b)));
+    const number = (row) => parseFloat(text(row).replaceAll(",", ""));
+    const order = (a, b) => (header.classList.contains("number") ? number(a) - number(b) : collator.compare(text(a), text(b)));
     for (const each of table.tHead.rows[0].cells) each.removeAttribute("aria-sort");
     header.setAttribute("aria-sort", ascending ? "ascending" : "descending");
     for (const row of rows.sort((a, b) => (ascending ? 1 : -1) * order(a, b))) table.tBodies[0].append(row);

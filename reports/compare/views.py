@@ -1,71 +1,76 @@
 """Show a comparison as text, Markdown, JSON or an HTML page."""
 
 import json
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict
 from statistics import median
 from typing import Any
 
 from markupsafe import Markup
 
-from harness.schema.reason import counted, printable, span
+from harness.schema.reason import counted, printable, rounded, span
 from harness.schema.record import finite
 from reports import grid
-from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, STORED_BAR, Comparison, Row
+from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, STORED_BAR, VERDICTS, Comparison, Row
 from reports.compare.judge import BAR, SAME
 
 COLUMNS = ("verdict", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
 STORED_MEANING = (
-    f"Of two stored runs of the same packages 95% of the cases are within {BETWEEN_RUNS['gpu']:.0%} on one GPU, within "
-    f"{BETWEEN_RUNS['gpus']:.0%} on two of a kind and within {BETWEEN_RUNS['cpu']:.0%} on a CPU, and some that the "
-    f"host bounds are further apart: nothing is judged below {STORED_BAR:.0%}. "
-    "`ttt-bench ab` measures two commits in turns and judges from 1%."
+    f"Two runs of the same packages agree within {BETWEEN_RUNS['gpu']:.0%} in 95% of the cases on one GPU, within "
+    f"{BETWEEN_RUNS['gpus']:.0%} on two GPUs of one model and within {BETWEEN_RUNS['cpu']:.0%} on a CPU. "
+    f"Differences up to {STORED_BAR:.0%} get no verdict: `ttt-bench ab` measures two commits in turns and judges from "
+    f"{BAR:.0%}."
 )
 ELSEWHERE_MEANING = "Cases on two devices have a ratio and no verdict."
 NUMERIC = (False, True, True, True, True, False, False)
 NEAR = (0.01, 0.02, 0.03)  # the README's table of two runs counts cases within these
 NAMED_CASES = 12  # cases without a comparison that are named one by one
+MARKDOWN_ROWS = 100  # of the folded table: GitHub takes comments of up to 65,536 characters
 BEYOND = 0.05  # the share of points that a confirmed run may have beyond: as many as two runs of the same packages have
 NAMED_GROUPS = 3  # groups of cases that the answer names
-SCALE = 0.02  # the least that the axis of the page shows to either side
+SCALE = math.log(1.02)  # the least that the axis of the page shows to either side
 WIDTH = 160  # of its plots, in pixels
 
 
 def answer(comparison: Comparison) -> str:
-    """The comparison in one or two sentences."""
+    """The comparison in one to three sentences."""
     rows = comparison.rows
     if not rows:
         return "Nothing was compared: no case has a result in both runs."
-    elsewhere = {row.judged.verdict for row in rows if row.judged.verdict in ELSEWHERE}
-    if elsewhere and all(row.judged.verdict in elsewhere for row in rows):
-        return _ratios(rows, " or ".join(sorted(elsewhere)))
+    if comparison.elsewhere:
+        return _ratios(comparison)
     if comparison.interleaved:
-        return f"{', '.join(f'{count} {verdict}' for verdict, count in comparison.counts.items())}."
+        return _counts(comparison)
     beyond = [row for row in rows if row.apart > comparison.near]
-    judged = comparison.counts.keys() & {"slower", "faster", "lost", *ELSEWHERE}
     word = "Confirmed" if len(beyond) <= BEYOND * len(rows) else "Not confirmed"
     within = f"{word}: {len(rows) - len(beyond)} of {counted(len(rows), 'point')} within {comparison.near:.0%}."
-    said = [f"{count} {verdict}" for verdict, count in comparison.counts.items() if verdict in judged]
-    return " ".join([within, *([f"{', '.join(said)}."] if said else []), *_beyond(beyond)])
+    return " ".join(filter(None, [within, _beyond(beyond), _counts(comparison, {"slower", "faster", "lost"})]))
 
 
-def _ratios(rows: Sequence[Row], where: str) -> str:
-    ratios = sorted(row.judged.ratio for row in rows)
-    times = span(f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}")
-    middle = f", {median(ratios):.2f} in the median" if len(rows) > 1 else ""
-    points = counted(len(rows), "point")
-    return f"{where[0].upper()}{where[1:]}: B takes {times} times as long as A{middle}, over {points}."
+def _counts(comparison: Comparison, only: Set[str] = frozenset(VERDICTS)) -> str:
+    counts = [f"{count} {verdict}" for verdict, count in comparison.counts.items() if verdict in only]
+    return f"{', '.join(counts)}." if counts else ""
 
 
-def _beyond(rows: Sequence[Row]) -> list[str]:
-    """Which systems are beyond, and the first note of each."""
-    if not rows:
-        return []
-    groups = Counter((row.system, row.notes[0] if row.notes else "") for row in rows).most_common()
-    said = [f"{count} of {system}{f' ({note})' if note else ''}" for (system, note), count in groups[:NAMED_GROUPS]]
-    left = sum(count for _, count in groups[NAMED_GROUPS:])
-    return [f"Beyond: {', '.join([*said, *([f'{left} others'] if left else [])])}."]
+def _ratios(comparison: Comparison) -> str:
+    ratios = sorted(row.judged.ratio for row in comparison.rows)
+    where, a, b = comparison.elsewhere, comparison.a.name, comparison.b.name
+    times = f"{where[0].upper()}{where[1:]}: {b} takes {median(ratios):.2f} times as long as {a}"
+    if len(ratios) == 1:
+        return f"{times}."
+    ends = span(f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}")
+    return f"{times} in the median of {counted(len(ratios), 'point')} ({ends})."
+
+
+def _beyond(rows: Sequence[Row]) -> str:
+    """The systems of these rows, each with the cause that its first note names."""
+    causes = [", ".join([row.system, *(note.partition(" in ")[0] for note in row.notes[:1])]) for row in rows]
+    groups = Counter(causes).most_common()
+    said = [f"{count} of {cause}" for cause, count in groups[:NAMED_GROUPS]]
+    said += [f"{left} more"] if (left := sum(count for _, count in groups[NAMED_GROUPS:])) else []
+    return f"The {len(rows)} beyond: {'; '.join(said)}." if rows else ""
 
 
 def text(comparison: Comparison) -> str:
@@ -78,12 +83,15 @@ def text(comparison: Comparison) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
-    """The same as Markdown, for a pull request."""
-    rows = [[grid.escaped(cell) for cell in _cells(row)] for row in comparison.rows]
-    listed = [f"- {grid.escaped(line)}" for line in (*_opening(comparison), *_without(comparison))]
-    closing = [grid.escaped(line) for line in _closing(comparison)]
+    """A comment for a pull request: the answer, then folded the largest differences and everything else."""
+    rows = [[grid.escaped(cell) for cell in _cells(row)] for row in comparison.rows[:MARKDOWN_ROWS]]
+    left = len(comparison.rows) - len(rows)
+    title = f"{counted(len(rows), 'case')}, the largest difference first{f'; {left} more differ less' if left else ''}"
     table = grid.markdown(COLUMNS, rows, NUMERIC).rstrip("\n") if rows else ""
-    parts = [grid.escaped(answer(comparison)), "\n".join(listed), table, "\n".join(closing)]
+    a, b, *differing = [f"- {grid.escaped(line)}" for line in (*_opening(comparison), *_without(comparison))]
+    closing = [grid.escaped(line) for line in _closing(comparison)]
+    folded = (f"<details><summary>{title}</summary>", table, "\n".join(differing), "</details>")
+    parts = [f"**{grid.escaped(answer(comparison))}**", f"{a}\n{b}", "\n".join(closing), *folded]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -149,7 +157,7 @@ def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
             without=_without(comparison),
             sides=list(zip("AB", (comparison.a, comparison.b), links, strict=True)),
             width=WIDTH,
-            ends=f"{1 - reach:.2f} to {1 + reach:.2f}",
+            ends=f"{math.exp(-reach):.2f} to {math.exp(reach):.2f}",
         )
     )
 
@@ -181,12 +189,11 @@ def _named(labels: list[str]) -> str:
 
 
 def _closing(comparison: Comparison) -> list[str]:
-    """The verdicts counted, and what they mean."""
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts.items())
-    lines = [f"{counts}." if counts else "No case has a result in both."]
+    """The verdicts counted, and their meaning."""
+    lines = [] if comparison.elsewhere else [_counts(comparison) or "No case has a result in both."]
     if comparison.interleaved:
         lines.append(
-            f"Measured in turns, a fresh process a round and side; B/A is the geometric mean of the rounds. "
+            f"Measured in turns, a fresh process per round and side; B/A is the geometric mean of the rounds. "
             f"Slower and faster are by more than {BAR:.0%}, same is within {SAME:.0%}."
         )
     else:
@@ -206,8 +213,8 @@ def _cells(row: Row) -> list[str]:
         judged.verdict,
         f"{judged.ratio:.3f}",
         f"{judged.low:.3f} to {judged.high:.3f}",
-        f"{row.a_ms:.4g}",
-        f"{row.b_ms:.4g}",
+        rounded(row.a_ms, 4),
+        rounded(row.b_ms, 4),
         row.label,
         "; ".join(row.notes),
     ]
@@ -220,13 +227,12 @@ def _flat(row: Row) -> dict[str, Any]:
 
 
 def _reach(rows: Sequence[Row]) -> float:
-    """How far from 1 the plots go: every ratio and nine of ten intervals lie within, but none beyond twice as slow."""
-    ends = sorted(max(row.judged.high - 1, 1 - row.judged.low) for row in rows)
-    farthest = max((abs(row.judged.ratio - 1) for row in rows), default=0.0)
-    return min(1.0, max(SCALE, 1.05 * farthest, ends[int(0.9 * (len(ends) - 1))])) if ends else SCALE
+    """How far the plots go, in log(B/A): every ratio and nine of ten intervals lie within."""
+    ends = sorted(abs(math.log(end)) for row in rows for end in (row.judged.low, row.judged.high))
+    return max(SCALE, *(math.log1p(row.apart) for row in rows), ends[int(0.9 * (len(ends) - 1))]) if rows else SCALE
 
 
 def _plot(row: Row, reach: float) -> dict[str, float]:
-    """Places in pixels of a row's ratio and its interval, cut where they leave the axis."""
+    """The pixels of a row's ratio and interval on a logarithmic axis, which cuts the interval at its ends."""
     places = {"low": row.judged.low, "ratio": row.judged.ratio, "high": row.judged.high}
-    return {name: round(WIDTH / 2 * (1 + min(1.0, max(-1.0, (at - 1) / reach))), 1) for name, at in places.items()}
+    return {name: round(WIDTH / 2 * (1 + min(1, max(-1, math.log(at) / reach))), 1) for name, at in places.items()}

@@ -101,9 +101,8 @@ def _known(out: Path) -> dict[str, Entry]:
 
 
 def _entry(values: Mapping[str, Any]) -> Entry:
-    lists = {name: tuple(values[name]) for name in ("devices", "commits", "files")}
-    systems = tuple((name, label) for name, label in values["systems"])
-    return Entry(**{**values, **lists, "systems": systems})
+    lists = {name: tuple(values[name]) for name in ("devices", "commits", "suites", "backends", "files")}
+    return Entry(**{**values, **lists, "systems": tuple(map(tuple, values["systems"]))})
 
 
 def _write_marker(out: Path, drawn: Iterable[_Drawn]) -> None:

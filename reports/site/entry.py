@@ -9,6 +9,7 @@ import io
 import json
 import math
 import re
+import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.schema.catalogue import Catalogue
 from harness.schema.files import listed, read_regular
 from harness.schema.reason import printable, span
 from harness.schema.record import Record
@@ -25,8 +27,10 @@ from harness.schema.run_file import FILE
 from reports.commits import commit_said
 from reports.compare.side import CaseSide, RunCases, Side
 from reports.page.html import Around, render, run_title
+from reports.page.lines import system_looks
 from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import Section, section
+from reports.spoken import said_number, said_setting
 from reports.stats import frame
 from reports.tables import write_frame
 
@@ -40,7 +44,8 @@ _FORMATS = {"csv": "Table (CSV)", "jsonl": "Records (JSON lines)"}
 class Entry:
     """A run in the index. day: of its first record, UTC; updated: when its last case was started, UTC; "" for none.
 
-    commits: with DIRTY where there were uncommitted changes. systems: (name, label) of each that has a record.
+    commits: with DIRTY where there were uncommitted changes. systems: (name, label, tone, marker) of each with a
+    record. suites, backends: theirs. result: a line of numbers. note: `note_of` its folder. profiles: how many it has.
     measured: cases with a result, of `cases` planned; missing: those without a record.
     files: what there is of it, relative to the site.
     """
@@ -51,7 +56,12 @@ class Entry:
     updated: str
     devices: tuple[str, ...]
     commits: tuple[str, ...]
-    systems: tuple[tuple[str, str], ...]
+    systems: tuple[tuple[str, str, int, str], ...]
+    suites: tuple[str, ...]
+    backends: tuple[str, ...]
+    result: str
+    note: str
+    profiles: int
     mode: str
     measured: int
     cases: int
@@ -99,7 +109,7 @@ def system_id(name: str) -> str:
 
 def run_digest(folder: Path, program: str) -> str:
     """Of all files of a run that a site shows, and of the program that shows them. Raises OSError."""
-    total = hashlib.sha256(f"{program}\n{folder.resolve().name}".encode("utf-8", "replace"))
+    total = hashlib.sha256(f"{program}\n{folder.resolve().name}\n{note_of(folder)}".encode("utf-8", "replace"))
     parts = [folder / FILE, *listed(folder / "records", "*.jsonl"), *listed(folder / "profiles", "*.json")]
     for path in parts:
         content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
@@ -108,9 +118,19 @@ def run_digest(folder: Path, program: str) -> str:
     return total.hexdigest()
 
 
+def note_of(folder: Path) -> str:
+    """The note on a run in `[runs]` of a tables.toml next to its folder, see `bench.run_tables`; "" without one."""
+    place = folder.resolve()
+    try:
+        rows = tomllib.loads((place.parent / "tables.toml").read_text("utf-8"))["runs"]["runs"]
+        return next((printable(str(row["note"])) for row in rows if row["run"] == place.name), "")
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def files_of(run: Run) -> tuple[Entry, dict[str, str]]:
     """A run's line of the index, and its files by their path in the site. Raises RecordError for what is no run."""
-    records, profiles = run.records(), run.profiles().values()
+    records, profiles = run.records(), list(run.profiles().values())
     found = run_id(run, records)
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
     files: dict[str, str] = {f"data/{found}.json": _data(RunCases.of(run, records))}
@@ -118,7 +138,7 @@ def files_of(run: Run) -> tuple[Entry, dict[str, str]]:
         files |= {f"downloads/{found}.{ending}": content for ending, content in _downloads(table, records, run).items()}
         profiled = section(records, profiles, run.catalogue)
         files[f"runs/{found}.html"] = _page(run, found, records, table, profiled, files)
-    return _entry(run, found, records, tuple(files)), files
+    return _entry(run, found, records, table, len(profiles), tuple(files)), files
 
 
 def read_cases(path: Path) -> RunCases:
@@ -149,13 +169,16 @@ def _digest(parts: list[str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
 
-def _entry(run: Run, found: str, records: list[Record], files: tuple[str, ...]) -> Entry:
+def _entry(
+    run: Run, found: str, records: list[Record], table: pd.DataFrame | None, profiles: int, files: tuple[str, ...]
+) -> Entry:
     asked = run.file.requests[-1] if run.file.requests else None
     moments = sorted(when for record in records if (when := moment(record.started_at)))
     places = [record.environment for record in records] or (
         [dict(asked.machine, commit=asked.commit, dirty=asked.dirty)] if asked else []
     )
-    systems = dict.fromkeys(record.case.system for record in records)
+    looks = {} if table is None else system_looks(table, run.catalogue)
+    named = [(name, run.catalogue.system_label(name)) for name in dict.fromkeys(each.case.system for each in records)]
     return Entry(
         id=found,
         name=printable(run.folder.resolve().name),
@@ -163,13 +186,38 @@ def _entry(run: Run, found: str, records: list[Record], files: tuple[str, ...]) 
         updated=moments[-1].isoformat(timespec="seconds") if moments else "",
         devices=_distinct(each.get("device") for each in places),
         commits=_distinct(commit_said(each) for each in places),
-        systems=tuple((name, run.catalogue.system_label(name)) for name in systems),
+        systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
+        suites=() if table is None else tuple(dict.fromkeys(name for names in table["suites"] for name in names)),
+        backends=_distinct(run.catalogue.backend_label(record.case.backend) for record in records),
+        result="" if table is None else _result(table, run.catalogue),
+        note=note_of(run.folder),
+        profiles=profiles,
         mode=run.mode,
         measured=len({record.case.key for record in records if record.status == "ok"}),
         cases=sum(len(job.cases) for job in run.jobs),
         missing=len(run.missing(records)),
         files=files,
     )
+
+
+def _result(table: pd.DataFrame, catalogue: Catalogue) -> str:
+    """The primary lines of the first figure that has any, at its first x: Figure 15's four systems; "" without one."""
+    measured = table[table["status"] == "ok"]
+    pairs = measured["system"] + "/" + measured["backend"]
+    for suite in catalogue.suites:
+        of_suite = measured["suites"].map(lambda names, name=suite.name: name in names)
+        for figure in suite.figures:
+            rows = measured[of_suite & pairs.isin(figure.primary) & (measured["phase"] == figure.phase)]
+            if rows.empty or figure.y not in rows or figure.x not in rows:
+                continue
+            first = rows[rows[figure.x] == rows[figure.x].min()]
+            metric, axis = catalogue.metric(figure.y), catalogue.axis(figure.x)
+            values = first.groupby("system", sort=False)[figure.y].min() / metric.scale
+            said = [f"{catalogue.system_label(str(name))} {said_number(value)}" for name, value in values.items()]
+            where = f"{figure.source or figure.title}, {said_setting(axis, first[figure.x].iloc[0])}"
+            unit = f" in {metric.unit}" if metric.unit else ""
+            return printable(f"{where}, {metric.label[:1].lower()}{metric.label[1:]}{unit}: {', '.join(said)}")
+    return ""
 
 
 def _distinct(values: Iterable[Any]) -> tuple[str, ...]:
@@ -182,7 +230,7 @@ def _page(
     downloads = [(_FORMATS[path.rpartition(".")[2]], f"../{path}") for path in files if path.startswith("downloads/")]
     around = Around(
         plotly=f"../{PLOTLY}",
-        links=(("All runs", "../index.html"), ("Comparisons", f"../compare.html#{found}")),
+        links=(("All runs", "../index.html"), ("Comparisons", f"../index.html#{found}")),
         downloads=tuple(downloads),
     )
     title = run_title(run.folder.resolve().name, table)

@@ -3,10 +3,10 @@
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const cases = new Map(page.cases.map((each) => [each.key, each]));
 const select = document.getElementById("case");
+const words = document.getElementById("words");
+let chosen = ""; // the key of the case that is drawn
 const plot = document.getElementById("plot");
-const SYMBOLS = ["circle", "square", "diamond", "pentagon", "star"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
-const TONES = 8;
 /* The least that the axis shows to either side of the values, so that noise does not look like change. */
 const LEAST_REACH = 0.1;
 const DAY = 86400e3; // ms
@@ -28,31 +28,51 @@ function percent(ratio) {
   return `${ratio > 1 ? "+" : "−"}${Math.abs(100 * (ratio - 1)).toFixed(1)}%`;
 }
 
-function hover(line, at, unit) {
+/* A point in lines: its change, run, time, commit and latency. */
+function said(line, at, unit) {
+  const change = line.changes.find((each) => each.at === at);
   const interval = line.low[at] === null ? "" : ` (${shown(line.low[at])} to ${shown(line.high[at])})`;
-  return [page.names[line.run[at]], `${line.at[at].replace("T", " ")} UTC`, `commit ${line.commit[at] || "not recorded"}`, `${shown(line.ms[at])} ${unit}${interval}`]
+  return (change ? [`${change.verdict}: ${percent(change.ratio)} against ${page.names[change.before]}`, ...change.differs.slice(0, 5)] : [])
+    .concat([page.names[line.run[at]], `${line.at[at].replace("T", " ")} UTC`, `commit ${line.commit[at] || "not recorded"}`, `${shown(line.ms[at])} ${unit}${interval}`])
     .concat(line.sequences.length ? [`${line.sequences[at]} sequences at once`] : [])
-    .concat(line.doubtful.includes(at) ? ["few samples, or ones that changed in their course, or a loaded or hot machine"] : []).map(neutral).join("<br>");
+    .concat(line.doubtful.includes(at) ? ["few or drifting samples, or a contended or thermally throttled machine"] : []);
 }
 
+const address = (line, at) => `../runs/${line.run[at]}.html`;
+
+/* The points of a line, which are numbered as in its data, and a triangle at each change. */
 function traces(line, number, unit) {
-  const tone = colour(`--tone-${number % TONES}`);
-  const symbol = SYMBOLS[number % SYMBOLS.length];
+  const tone = colour(`--tone-${page.tone}`);
+  const texts = line.at.map((_, at) => said(line, at, unit).map(neutral).join("<br>"));
   const points = {
     type: "scatter", mode: "lines+markers", name: neutral(line.place), x: line.at, y: line.ms,
     line: { color: tone, dash: DASHES[number % DASHES.length], width: 1.5 },
-    marker: { size: 7, color: tone, symbol: line.at.map((_, at) => (line.doubtful.includes(at) ? `${symbol}-open` : symbol)) },
+    marker: { size: 9, color: tone, symbol: line.at.map((_, at) => (line.doubtful.includes(at) ? `${page.marker}-open` : page.marker)) },
     error_y: { type: "data", symmetric: false, color: tone, thickness: 1, width: 2, array: line.ms.map((ms, at) => (line.high[at] ?? ms) - ms), arrayminus: line.ms.map((ms, at) => ms - (line.low[at] ?? ms)) },
-    text: line.at.map((_, at) => hover(line, at, unit)), hovertemplate: "%{text}<extra></extra>",
+    customdata: line.at.map((_, at) => address(line, at)), text: texts, hovertemplate: "%{text}<extra></extra>",
   };
   const changes = {
     type: "scatter", mode: plot.clientWidth < NARROW ? "markers" : "markers+text", cliponaxis: false, showlegend: false, x: line.changes.map(({ at }) => line.at[at]), y: line.changes.map(({ at }) => line.ms[at]),
     marker: { size: 14, symbol: line.changes.map(({ verdict }) => (verdict === "slower" ? "triangle-up" : "triangle-down")), color: line.changes.map(({ verdict }) => colour(verdict === "slower" ? "--bad" : "--good")) },
     text: line.changes.map(({ at, ratio }) => `${percent(ratio)}<br>${neutral(line.commit[at].slice(0, 7))}`), textposition: line.changes.map(({ verdict }) => (verdict === "slower" ? "top center" : "bottom center")), textfont: { color: colour("--ink") },
-    hovertext: line.changes.map(({ at, before, verdict, ratio, differs }) => [`${verdict}: ${percent(ratio)} against ${page.names[before]}`, ...differs.slice(0, 5)].map(neutral).join("<br>") + `<br>${hover(line, at, unit)}`),
-    hovertemplate: "%{hovertext}<extra></extra>",
+    customdata: line.changes.map(({ at }) => address(line, at)), hovertext: line.changes.map(({ at }) => texts[at]), hovertemplate: "%{hovertext}<extra></extra>",
   };
   return [points, changes];
+}
+
+/* Each point is a link: Tab reaches it, and shows its text as the mouse does. */
+function link(lines, unit) {
+  const drawn = [...plot.querySelectorAll(".scatterlayer .trace")]; // without those that have no point
+  lines.forEach((line, number) => drawn[number].querySelectorAll(".point").forEach((point, at) => {
+    const anchor = document.createElementNS("http://www.w3.org/2000/svg", "a");
+    anchor.setAttribute("href", address(line, at));
+    anchor.setAttribute("aria-label", said(line, at, unit).join(", "));
+    anchor.onfocus = () => Plotly.Fx.hover(plot, [{ curveNumber: number, pointNumber: at }]);
+    anchor.onblur = () => Plotly.Fx.unhover(plot);
+    point.replaceWith(anchor);
+    anchor.append(point);
+  }));
+  plot.on("plotly_click", ({ points: [{ customdata }] }) => location.assign(customdata));
 }
 
 function range(lines) {
@@ -72,16 +92,18 @@ function days(lines) {
 
 async function draw() {
   document.documentElement.dataset.ready = "no";
-  const { label, lines, unit } = cases.get(select.value);
+  const { label, lines, unit } = cases.get(chosen);
   document.getElementById("figure-title").textContent = label;
   const [ink, muted, grid] = ["--ink", "--muted", "--grid"].map(colour);
   const axis = { gridcolor: grid, linecolor: muted, tickcolor: muted, zeroline: false, fixedrange: true };
   const layout = {
     height: 420, margin: { t: 20, r: 40, b: 50, l: 60 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 13, family: getComputedStyle(document.body).fontFamily },
     xaxis: { ...axis, type: "date", title: { text: "first sample, UTC", standoff: 12 }, automargin: true, ...days(lines) }, yaxis: { ...axis, title: { text: `latency, ${unit}`, standoff: 8 }, range: range(lines), automargin: true },
-    showlegend: true, legend: { orientation: "h", y: 0, yref: "container", yanchor: "bottom" }, hoverlabel: { bgcolor: colour("--raised"), font: { color: ink }, align: "left" },
+    dragmode: false, showlegend: true, legend: { orientation: "h", y: 0, yref: "container", yanchor: "bottom" }, hoverlabel: { bgcolor: colour("--raised"), font: { color: ink }, align: "left" },
   };
-  await Plotly.react(plot, lines.flatMap((line, number) => traces(line, number, unit)), layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
+  const drawn = lines.map((line, number) => traces(line, number, unit));
+  await Plotly.newPlot(plot, [...drawn.map(([points]) => points), ...drawn.map(([, changes]) => changes)], layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
+  link(lines, unit);
   const [runs, changes] = ["at", "changes"].map((part) => lines.reduce((sum, line) => sum + line[part].length, 0));
   plot.setAttribute("aria-label", `Line chart of the latency of ${label}: ${runs} runs on ${lines.length} kinds of machine, ${changes} changes. The numbers are in the table below it.`);
   numbers(lines, unit);
@@ -93,7 +115,7 @@ function numbers(lines, unit) {
   const held = lines.some(({ sequences }) => sequences.length) ? [["sequences", "Sequences at once", true]] : [];
   const columns = [["at", "First sample, UTC"], ["run", "Run"], ["commit", "Commit"], ["ms", `Latency (${unit})`, true], ["low", "From", true], ["high", "To", true], ...held, ["place", "Machine"], ["change", "Change"]]
     .map(([key, label, numeric]) => ({ key, label, numeric: Boolean(numeric), scale: 1, names: Object.create(null) }));
-  columns.find(({ key }) => key === "run").link = ({ line, at }) => `../runs/${line.run[at]}.html`;
+  columns.find(({ key }) => key === "run").link = ({ line, at }) => address(line, at);
   const cell = ({ line, at }, key) => {
     const change = line.changes.find((each) => each.at === at);
     if (key === "change") return change ? `${change.verdict}, ${percent(change.ratio)}` : null;
@@ -115,12 +137,15 @@ function fromAddress(text) {
 /* In how many runs a kind of machine measured a case, at the most. */
 const runsOf = ({ lines }) => largest(lines.map(({ run }) => new Set(run).size));
 
-/* The cases of several runs on one kind of machine; apart, the others, which have no change to show. */
+/* The cases with the words of the search, by phase and batch; those of several runs say so. */
 function offerCases() {
-  const isRepeated = (each) => runsOf(each) > 1;
-  const option = ({ key, label }) => element("option", { value: key, textContent: label });
-  const [several, single] = [true, false].map((wanted) => page.cases.filter((each) => isRepeated(each) === wanted).map(option));
-  select.append(...several, ...(single.length ? [element("optgroup", { label: "In one run on each machine" }, ...single)] : []));
+  const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const kept = page.cases.filter(({ label, group }) => wanted.every((word) => `${label} ${group}`.toLowerCase().includes(word)));
+  const runs = (each) => (runsOf(each) > 1 ? ` · ${runsOf(each)} runs` : "");
+  const option = (each) => element("option", { value: each.key, textContent: each.name + runs(each), selected: each.key === chosen });
+  const groups = [...new Set(kept.map(({ group }) => group))].sort(collator.compare);
+  select.replaceChildren(...groups.map((label) => element("optgroup", { label }, ...kept.filter(({ group }) => group === label).map(option))));
+  document.getElementById("count").textContent = `${kept.length} of ${page.cases.length} cases`;
 }
 
 /* The first, where cases changed, as those come first; else that of most runs. */
@@ -132,11 +157,12 @@ function opening() {
 /* The case that the address names behind its #; else the one to open with. */
 function follow() {
   const wanted = fromAddress(location.hash.slice(1));
-  select.value = cases.has(wanted) ? wanted : opening();
+  chosen = cases.has(wanted) ? wanted : opening();
+  offerCases();
   draw();
 }
 
-offerCases();
+words.oninput = offerCases;
 select.onchange = () => { location.hash = select.value; };
 select.form.onsubmit = (event) => event.preventDefault();
 addEventListener("hashchange", follow);

@@ -50,10 +50,12 @@ class HistoryLine:
 
 @dataclass(frozen=True)
 class HistoryCase:
-    """A case of a system, on each kind of machine that measured it."""
+    """A case of a system, on each kind of machine that measured it. name: its label without phase and batch."""
 
     key: str
     label: str
+    name: str
+    group: str
     lines: tuple[HistoryLine, ...]
 
     @property
@@ -70,10 +72,12 @@ class HistoryCase:
 
 @dataclass
 class History:
-    """A system through the runs of a site. cases: those that changed most first, then by label."""
+    """A system through the runs of a site, in its tone and marker. cases: the most changes first, then by label."""
 
     name: str
     label: str
+    tone: int
+    marker: str
     cases: list[HistoryCase] = field(default_factory=list)
 
     @property
@@ -93,16 +97,16 @@ class History:
         return {point.run for case in self.cases for line in case.lines for point in line.points}
 
     def to_dict(self) -> dict[str, Any]:
-        """What its page draws: of each line the points, a list a column."""
-        return {"cases": [_drawn(case) for case in self.cases]}
+        """The data of its page: the points of each line, one list per column."""
+        return {"tone": self.tone, "marker": self.marker, "cases": [_drawn(case) for case in self.cases]}
 
 
 def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[History]:
-    """The systems of the runs, each case with a timing and a date; a system's label is that of its newest run."""
-    labels: dict[str, str] = {}
+    """The systems of the runs, each case with a timing and a date; a system looks as in its newest run."""
+    looks: dict[str, tuple[str, int, str]] = {}
     for entry in sorted(entries, key=lambda entry: entry.updated):
-        labels |= dict(entry.systems)
-    points: dict[str, dict[str, dict[str, list[HistoryPoint]]]] = {name: {} for name in labels}
+        looks |= {name: (label, tone, marker) for name, label, tone, marker in entry.systems}
+    points: dict[str, dict[str, dict[str, list[HistoryPoint]]]] = {name: {} for name in looks}
     for run, each in held.items():
         for key, side in each.cases.items():
             at = moment(side.started_at)
@@ -114,7 +118,7 @@ def histories(entries: Iterable[Entry], held: Mapping[str, RunCases]) -> list[Hi
         cases = [_case(key, lines) for key, lines in by_key.items()]
         cases.sort(key=lambda case: (-len(case.changes), _by_numbers(case.label)))
         if cases:
-            found.append(History(name, labels.get(name, name), cases))
+            found.append(History(name, *looks[name], cases))
     return found
 
 
@@ -135,8 +139,10 @@ def _said(device: Any) -> Iterable[str]:
 
 
 def _case(key: str, lines: dict[str, list[HistoryPoint]]) -> HistoryCase:
-    label = next(iter(lines.values()))[0].side.label
-    return HistoryCase(key, label, tuple(_line(place, key, lines[place]) for place in sorted(lines)))
+    side = next(iter(lines.values()))[0].side
+    name = side.label.replace(f" {side.phase} B={side.batch}", "", 1)
+    drawn = tuple(_line(place, key, lines[place]) for place in sorted(lines))
+    return HistoryCase(key, side.label, name, f"{side.phase}, batch {side.batch}", drawn)
 
 
 def _line(place: str, key: str, points: list[HistoryPoint]) -> HistoryLine:
@@ -170,7 +176,9 @@ def _drawn(case: HistoryCase) -> dict[str, Any]:
     return {
         "key": case.key,
         "label": case.label,
-        "unit": "ms a token" if case.is_by_token else "ms",
+        "name": case.name,
+        "group": case.group,
+        "unit": "ms per token" if case.is_by_token else "ms",
         "lines": [_line_drawn(line, case.is_by_token) for line in case.lines],
     }
 

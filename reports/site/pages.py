@@ -32,9 +32,7 @@ def shared_files(
     found["assets/theme.js"] = source(PAGE, "theme.js")
     found["assets/site.css"] = source(PAGE, "style.css") + source(PACKAGE, "site.css")
     found["assets/compared.js"] = shared + views.script() + _READY
-    found["assets/comparisons.js"] = source(PACKAGE, "start.js") + _READY
     found["index.html"] = _index(entries, histories, comparisons)
-    found["compare.html"] = _drawn("compare.html.j2", comparisons=comparisons)
     found |= {each.page: _compared(each) for each in comparisons}
     pages = {(each.a.id, each.b.id): each.page for each in comparisons}
     return found | {history.page: _over_time(history, entries, pages) for history in histories}
@@ -59,7 +57,7 @@ def _index(entries: Sequence[Entry], histories: Sequence[History], comparisons: 
         comparisons={entry.id: [each for each in comparisons if each.b is entry] for entry in entries},
         span=span(days[0], days[-1]) if days else "",
         devices=sorted({device for entry in entries for device in entry.devices}),
-        systems=sorted(dict(system for entry in entries for system in entry.systems).items()),
+        systems=sorted({system[:2] for entry in entries for system in entry.systems}),
         short=short,
     )
 

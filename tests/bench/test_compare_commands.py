@@ -299,13 +299,17 @@ def test_compare_reports_and_fails_only_where_it_is_asked_to(tmp_path, monkeypat
     assert (tmp_path / "notes.html").read_text() == "mine"
 
 
-def test_another_driver_is_exit_status_3(tmp_path, monkeypatch, capsys):
+def test_another_driver_has_ratios_and_nothing_to_fail_on(tmp_path, monkeypatch, capsys):
     a_run(tmp_path / "a", 10)
-    a_run(tmp_path / "b", 10, driver="570")
-    assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b") == commands.NOT_COMPARABLE
+    a_run(tmp_path / "b", 12, driver="570")
+    assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b") == 0
     said = capsys.readouterr()
-    assert said.err == "ttt-bench: nothing could be judged: every case is from another device\n"
+    assert said.err == ""
+    assert said.out.startswith("Another driver: b takes 1.20 times as long as a.\n")
     assert "differs: driver 580 → 570" in said.out
+    failing = ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b", "--fail-on", "5%")
+    assert failing == commands.NOT_COMPARABLE
+    assert capsys.readouterr().err == "ttt-bench: nothing could be judged: every case is from another device\n"
 
 
 def test_no_case_in_common_is_exit_status_3(tmp_path, monkeypatch, capsys):

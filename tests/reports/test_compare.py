@@ -225,8 +225,43 @@ def test_a_run_is_confirmed_with_19_of_20_points_within_3_percent(tmp_path, beyo
     cases = [a_case(64 + number) for number in range(20)]
     of_b = [timed(case, 10.4 if at < beyond else 10.1) for at, case in enumerate(cases)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
-    assert views.answer(found) == f"{word} points within 3%. Beyond: {beyond} of ttt-linear/torch."
+    assert views.answer(found) == f"{word} points within 3%. The {beyond} beyond: {beyond} of ttt-linear/torch."
     assert views.text(found).startswith(views.answer(found))
+
+
+def test_the_answer_names_the_cause_of_most_points_beyond(tmp_path):
+    hot = on_gpu()
+    hot["gpu"] = hot["gpu"] | {"after": {"throttle_reasons": ["sw_thermal_slowdown"]}}
+    cases = [a_case(context) for context in (1, 2, 3)]
+    of_b = [timed(cases[0], 20, hot), timed(cases[1], 20, hot), timed(cases[2], 20, samples=5)]
+    found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
+    assert views.answer(found) == (
+        "Not confirmed: 0 of 3 points within 3%. The 3 beyond: 2 of ttt-linear/torch, thermally throttled; "
+        "1 of ttt-linear/torch, B has 5 samples."
+    )
+
+
+def test_another_gpu_has_ratios_and_loses_nothing(tmp_path):
+    cases = [a_case(context) for context in (1, 2, 3, 4)]
+    h200 = on_gpu("H200")
+    of_b = [timed(case, ms, h200) for case, ms in zip(cases, (5, 8, 12), strict=False)]
+    found = compare(*two(tmp_path, [timed(case, 10) for case in cases], [*of_b, without(cases[3], "oom")]))
+    assert (
+        views.answer(found) == "Another GPU: b takes 0.80 times as long as a in the median of 3 points (0.50 to 1.20)."
+    )
+    assert (found.counts, found.regressions) == ({"another GPU": 3}, 0)
+
+
+def test_markdown_folds_its_table_and_leaves_out_the_smallest_differences(tmp_path, monkeypatch):
+    monkeypatch.setattr(views, "MARKDOWN_ROWS", 2)
+    cases = [a_case(context) for context in (1, 2, 3)]
+    of_b = [timed(case, ms) for case, ms in zip(cases, (10, 12, 9), strict=True)]
+    shown = views.markdown(compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b)))
+    assert shown.startswith("**Not confirmed: 1 of 3 points within 3%. The 2 beyond: 2 of ttt-linear/torch. 1 slower,")
+    assert shown.count("<details>") == shown.count("</details>") == 1
+    assert shown.index("- B: b, commit") < shown.index("<details>") < shown.index("- differs: nothing")
+    assert "<details><summary>2 cases, the largest difference first; 1 more differ less</summary>\n\n| verdict" in shown
+    assert [line.split(" | ")[1] for line in shown.splitlines() if "T=" in line] == ["1.200", "0.900"]
 
 
 def test_how_often_and_in_which_order_devices_measured_a_case_does_not_matter(tmp_path):
@@ -352,7 +387,7 @@ def test_few_samples_and_a_loaded_or_hot_machine_are_named_and_not_judged(tmp_pa
     assert notes == {
         "T=1": ("B has 5 samples",),
         "T=2": ("loaded machine: others used 50% in B",),
-        "T=3": ("heat slowed the GPU down in B",),
+        "T=3": ("thermally throttled in B",),
     }
     assert {row.judged.verdict for row in found.rows} == {"not judged"}
 
@@ -397,7 +432,7 @@ def test_one_hot_process_makes_a_case_hot(tmp_path):
     hot["gpu"] = hot["gpu"] | {"after": {"throttle_reasons": ["sw_thermal_slowdown"]}}
     of_b = [timed(a_case(), 20, environment, repeat) for repeat, environment in enumerate((on_gpu(), hot))]
     found = compare(*two(tmp_path, rounds(a_case(), [10, 10]), of_b, repeats=2))
-    assert found.rows[0].notes == ("heat slowed the GPU down in B",)
+    assert found.rows[0].notes == ("thermally throttled in B",)
     assert found.rows[0].judged.verdict == "not judged"
 
 
@@ -438,7 +473,7 @@ def test_samples_that_changed_in_their_course_are_not_judged(tmp_path):
     moved = replace(steady, samples_ms=[12.0] * 8 + [20.0] * (len(steady.samples_ms) - 8))
     [row] = compare(*two(tmp_path, [steady], [moved])).rows
     assert row.judged.verdict == "not judged"
-    assert row.notes == ("the time changed in the course of the samples in B",)
+    assert row.notes == ("samples drifted in B",)
 
 
 def test_states_of_another_type_are_told_apart(tmp_path):

@@ -80,7 +80,7 @@ def test_a_file_removed_by_hand_is_built_again(two_runs, tmp_path, pattern):
     assert path.read_bytes() == text
 
 
-@pytest.mark.parametrize("name", ["index.html", "compare.html", "assets/plotly.js", "assets/site.css"])
+@pytest.mark.parametrize("name", ["index.html", "assets/plotly.js", "assets/site.css"])
 def test_a_shared_file_removed_by_hand_is_written_again_and_no_run_is(two_runs, tmp_path, name):
     write_site(two_runs, tmp_path / "site")
     (tmp_path / "site" / name).unlink()
@@ -314,6 +314,21 @@ def test_the_downloads_hold_what_the_run_does(tmp_path):
     assert all(f'href="../downloads/{path.name}"' in page for path in downloads.values())
 
 
+def test_the_index_has_a_result_and_the_note_of_a_run_beside_its_tables(tmp_path):
+    folder = synthetic.paper().run(tmp_path / "paper")
+    tables = tmp_path / "tables.toml"
+    tables.write_text('[runs]\nruns = [{ run = "paper", note = "two GPUs & <b>" }]\n')
+    out = tmp_path / "site"
+    write_site([folder], out)
+    index = (out / "index.html").read_text()
+    numbers = "TTT-Linear 4.45, TTT-MLP 6.15, Transformer 4.89, Mamba 7.87"
+    assert f">Figure 15, left, context 1k, latency per token in µs: {numbers}</span>" in index
+    assert ">two GPUs &amp; &lt;b&gt;</span>" in index
+    tables.write_text("[runs")
+    assert write_site([folder], out).drawn == 1
+    assert "two GPUs" not in (out / "index.html").read_text()
+
+
 def changes_of(out):
     """(verdict, place) of each point that the page of the system marks, with the run before it."""
     text = only(out, "over-time/ttt-linear-*.html").read_text()
@@ -433,5 +448,7 @@ def test_the_index_says_whether_a_run_confirms_the_one_before_and_two_gpu_models
     write_site(runs, tmp_path / "site")
     index = (tmp_path / "site" / "index.html").read_text()
     assert "Against day-01</a>: Confirmed: 3 of 3 points within 3%." in index
-    assert "Against day-02</a>: Another GPU: B takes 0.49 times as long as A" in index
+    assert (
+        "Against day-02</a>: Another GPU: other takes 0.49 times as long as day-02 in the median of 3 points" in index
+    )
     assert "another GPU" in only(tmp_path / "site", "compared/day-02-*--other-*.html").read_text()

@@ -2,8 +2,10 @@
 
 import browsing
 import pytest
+import synthetic_records as synthetic
 from site_browsing import opened, settle
 from small_runs import a_case, a_run, on_commit, on_cpu, on_gpu, timed, without
+from synthetic_profiles import write_run
 
 from harness.schema.run import Run
 from reports.compare import views
@@ -80,7 +82,7 @@ def id_of(site, name):
 def pages_of(site):
     """Its own pages, each filled."""
     built = [f"{path.parent.name}/{path.name}" for name in ("compared", "over-time") for path in site.glob(f"{name}/*")]
-    return ["index.html", "compare.html", *built]
+    return ["index.html", *built]
 
 
 def focused(page):
@@ -172,6 +174,20 @@ def test_the_index_is_searched_and_filtered(browser, site):
         clear(page)
         assert len(kept(page)) == 7
         assert "#" not in page.url
+
+
+def test_the_index_finds_backends_suites_and_profiles(browser, tmp_path):
+    paper, profiled = synthetic.paper().run(tmp_path / "paper"), write_run(tmp_path / "profiled").folder
+    write_site([paper, profiled], tmp_path / "site")
+    with opened(browser, tmp_path / "site", "index.html") as page:
+        for words, names in {
+            "Triton primal": ["paper"],
+            "prompt-then-128": ["paper"],
+            "profiles": ["profiled"],
+            "figure 15": ["paper", "profiled"],
+        }.items():
+            page.get_by_label("Search").fill(words)
+            assert sorted(kept(page)) == names, words
 
 
 def test_a_run_of_two_days_is_of_both(browser, tmp_path):

@@ -3,7 +3,7 @@
 import re
 
 from site_browsing import opened, settle
-from small_runs import a_case, a_run, on_commit, timed
+from small_runs import a_case, a_run, on_commit, on_gpu, timed
 
 from reports.site.build import write_site
 
@@ -31,10 +31,11 @@ def test_a_system_over_time_marks_changes_and_follows_the_chosen_case(browser, t
         page.keyboard.press("ArrowDown")
         page.locator("#figure-title", has_text="T=64").wait_for()
         settle(page)
+        assert page.evaluate("document.activeElement.id") == "case"
         points, changes = page.evaluate(traces)
         assert points["y"] == [5, 5, 5]
         assert changes["y"] == []
-        page.locator("summary").click()
+        page.locator(".numbers summary").click()
         assert page.locator("#numbers tbody tr").count() == 3
         page.get_by_role("link", name="day-1 and day-2").click()
         page.wait_for_url("**/compared/day-1-*--day-2-*.html")
@@ -44,11 +45,12 @@ def test_a_system_over_time_marks_changes_and_follows_the_chosen_case(browser, t
         assert page.evaluate(traces)[0]["y"] == [10, 10.1, 12]
 
 
-def test_a_system_over_time_offers_cases_of_several_runs_first_and_leads_to_the_runs(browser, tmp_path):
+def test_the_cases_of_a_system_are_grouped_and_searched_and_lead_to_the_runs(browser, tmp_path):
     runs = []
     for day, contexts in enumerate(((1024, 256, 64, 8192), (1024, 64), (1024,))):
         at = f"2026-11-1{day}T03:00:00+00:00"
         records = [timed(a_case(context), 5, at=at) for context in contexts]
+        records += [timed(a_case(64, phase="generate", batch=16), 5, at=at)] if day == 0 else []
         runs.append(a_run(tmp_path / f"day-{day}", *records, at=at).folder)
     site = tmp_path / "site"
     write_site(runs, site)
@@ -57,14 +59,45 @@ def test_a_system_over_time_offers_cases_of_several_runs_first_and_leads_to_the_
         offered = page.evaluate(
             "[...document.querySelectorAll('#case option')].map(e => [e.parentNode.label ?? '', e.textContent])"
         )
-        found = [(group, re.search(r"T=(\d+)", text)[1]) for group, text in offered]
-        once = "In one run on each machine"
-        assert found == [("", "64"), ("", "1024"), (once, "256"), (once, "8192")]
+        assert [group for group, _ in offered] == ["forward, batch 2"] * 4 + ["generate, batch 16"]
+        found = [re.sub(r".*T=(\d+)[^·]*", r"\1 ", text) for _, text in offered]
+        assert found == ["64 · 2 runs", "256 ", "1024 · 3 runs", "8192 ", "64 "]
+        page.get_by_label("Search").fill("T=1024 forWARD")
+        assert page.locator("#case option").count() == 1
+        assert page.inner_text("#count") == "1 of 5 cases"
         assert "T=1024 " in page.inner_text("#figure-title")  # of the most runs
-        page.locator("summary").click()
+        page.locator(".numbers summary").click()
         page.locator("#numbers").get_by_role("link", name="day-0").click()
         page.wait_for_url("**/runs/day-0-*.html")
         settle(page)
+
+
+def test_points_over_time_are_links_in_the_color_of_their_system(browser, tmp_path):
+    runs = []
+    for day, (gpu, ms) in enumerate((("H100", 5), ("H200", 5), ("H200", 8))):
+        at = f"2026-11-1{day}T03:00:00+00:00"
+        runs.append(a_run(tmp_path / f"day-{day}", timed(a_case(64), ms, on_gpu(gpu), at=at), at=at).folder)
+    site = tmp_path / "site"
+    write_site(runs, site)
+    (path,) = site.glob("over-time/*.html")
+    looks = "document.getElementById('plot').data.slice(0, 2).map(({line}) => [line.color, line.dash])"
+    with opened(browser, site, f"over-time/{path.name}") as page:
+        (h100, solid), (h200, dash) = page.evaluate(looks)
+        assert (h100 == h200, solid, dash) == (True, "solid", "dash")
+        said = page.locator("#plot a").evaluate_all("all => all.map(each => each.getAttribute('aria-label'))")
+        assert [text.partition(",")[0] for text in said] == ["day-0", "day-1", "slower: +60.0% against day-1"]
+        page.locator("#case").focus()
+        for _ in range(3):
+            page.keyboard.press("Tab")
+        page.locator(".hoverlayer .hovertext", has_text="+60.0%").wait_for()
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/runs/day-2-*.html")
+        page.go_back()
+        settle(page)
+        page.locator("#plot .point").first.hover(force=True)
+        page.mouse.down()
+        page.mouse.up()
+        page.wait_for_url("**/runs/day-0-*.html")
 
 
 def test_a_system_over_time_says_where_it_draws_the_time_of_a_token(browser, tmp_path):
@@ -82,16 +115,16 @@ def test_a_system_over_time_says_where_it_draws_the_time_of_a_token(browser, tmp
       return {y: points.y, text: points.text, changes: changes.hovertext, title: plot.layout.yaxis.title.text};
     }"""
     with opened(browser, site, f"over-time/{path.name}") as page:
-        page.locator("summary").click()
+        page.locator(".numbers summary").click()
         said = page.evaluate(drawn)
         assert said["y"] == [2, 2.2]
-        assert said["title"] == "latency, ms a token"
-        assert ["ms a token" in text for text in said["text"]] == [True, True]
+        assert said["title"] == "latency, ms per token"
+        assert ["ms per token" in text for text in said["text"]] == [True, True]
         assert [text.split("<br>")[-1] for text in said["text"]] == ["11 sequences at once", "10 sequences at once"]
         assert said["changes"][0].split("<br>")[:2] == ["slower: +10.0% against day-0", "sequences at once 11 → 10"]
         heads, newest = "#numbers thead th", "#numbers tbody tr:first-child td"
         row = dict(zip(page.locator(heads).all_inner_texts(), page.locator(newest).all_inner_texts(), strict=True))
-        assert (float(row["Latency (ms a token)"]), row["Sequences at once"]) == (2.2, "10")
+        assert (float(row["Latency (ms per token)"]), row["Sequences at once"]) == (2.2, "10")
         page.locator("#case").select_option(index=1)
         page.locator("#figure-title", has_text="T=128").wait_for()
         settle(page)
