@@ -184,7 +184,7 @@ def test_wrong_layouts_are_named() -> None:
     with pytest.raises(ValueError, match="x has 7 columns: must be even"):
         swiglu(normal(2, 7))
     conv, angles = (normal(20, 1, 4), normal(20)), (normal(4, 3), normal(4, 3))
-    heads = (torch.zeros(2, dtype=torch.int32), normal(2, 4, 3), normal(3), 1.0)
+    heads = (torch.zeros(2, dtype=torch.int32, device=DEVICE), normal(2, 4, 3), normal(3), 1.0)
     with pytest.raises(ValueError, match="x has 20 columns: 3 heads of rope's 6 are 18"):
         query_key(normal(2, 4, 20), normal(2, 3, 20), conv, conv, angles, *heads)
 
@@ -196,12 +196,16 @@ def test_what_query_key_would_read_beyond_its_end_is_named() -> None:
         normal(2, 4, 18),
         normal(2, 3, 18),
     )
-    given = {"rope": angles, "position": torch.zeros(2, dtype=torch.int32), "lr_logits": normal(2, 4, 3)}
+    given = {"rope": angles, "position": torch.zeros(2, dtype=torch.int32, device=DEVICE), "lr_logits": normal(2, 4, 3)}
     given |= {"lr_bias": normal(3), "base_lr": 1.0}
     for name, wrong, why in (
-        ("position", torch.zeros(1, dtype=torch.int32), r"position has shape \(1,\)"),
-        ("position", torch.zeros(2, 2, dtype=torch.int32), r"position has shape \(2, 2\): expected \(2, 3\)"),
-        ("position", torch.zeros(2), "position.dtype is torch.float32"),
+        ("position", torch.zeros(1, dtype=torch.int32, device=DEVICE), r"position has shape \(1,\)"),
+        (
+            "position",
+            torch.zeros(2, 2, dtype=torch.int32, device=DEVICE),
+            r"position has shape \(2, 2\): expected \(2, 3\)",
+        ),
+        ("position", torch.zeros(2, device=DEVICE), "position.dtype is torch.float32"),
         ("lr_logits", normal(2, 2, 3), r"lr_logits has shape \(2, 2, 3\)"),
         ("lr_logits", normal(1, 4, 3), r"lr_logits has shape \(1, 4, 3\)"),
         ("lr_bias", normal(1), r"lr_bias has shape \(1,\)"),
@@ -243,7 +247,7 @@ def test_no_token_changes_no_cache() -> None:
     before = cache.clone()
     assert [x.shape for x in residual_convolution(normal(2, 0, 16), cache, *weights, EPS)] == [(2, 0, 16)] * 2
     conv, angles = weights[1:3], (normal(4, 4), normal(4, 4))
-    heads = (torch.zeros(2, dtype=torch.int32), normal(2, 0, 2), normal(2), 1.0)
+    heads = (torch.zeros(2, dtype=torch.int32, device=DEVICE), normal(2, 0, 2), normal(2), 1.0)
     q, k, lr = query_key(normal(2, 0, 16), cache, conv, conv, angles, *heads)
     assert (q.shape, k.shape, lr.shape) == ((2, 0, 2, 8), (2, 0, 2, 8), (2, 0, 2))
     assert torch.equal(cache, before)
