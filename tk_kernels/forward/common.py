@@ -1,4 +1,4 @@
-"""What the portable forward kernels share: where Triton runs them, launch shapes, RoPE, LayerNorm sums, GELU.
+"""Shared by the portable forward kernels: where Triton runs them, launch shapes, RoPE, LayerNorm sums, GELU.
 
 They run on CUDA GPUs of compute capability 8.0 or higher, and in Triton's interpreter.
 """
@@ -55,7 +55,7 @@ def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
 
 
 def rotated(x: Tensor, mini_batch: int) -> Tensor:
-    """RoPE (theta 10000, position in the mini-batch) of x [B, T, H, D], whose first token begins a mini-batch."""
+    """RoPE (theta 10000, position in the mini-batch) of x [B, T, H, D], that start at a mini-batch."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     batch, tokens, heads, head_dim = x.shape
     rows, pairs = 16, triton.next_power_of_2(head_dim // 2)

@@ -1,9 +1,11 @@
 """TTT-Linear forward in Triton, for any CUDA GPU of compute capability 8.0 or higher: the dual form (ttt_layer.md).
 
 One program owns one head of one sequence. W^T stays in registers as a float32 accumulator, its rows (outputs) split
-over the N warps by a leading dimension, so that no product moves it between warps:
+over the N warps by a leading dimension, so that no matmul moves it between warps.
+
     Z = K W + b, Y = Q W + b       W^T rounded is their right operand
     W^T <- W^T + (-s lr G)^T K     into the accumulator
+
 Each LayerNorm takes one reduction: the sums of squares include the mean, which is subtracted afterwards. Missing tokens
 of a short mini-batch are rows of lr = 0 under a mask.
 """

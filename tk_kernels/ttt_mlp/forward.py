@@ -1,8 +1,8 @@
 """TTT-MLP forward in Triton, for any CUDA GPU of compute capability 8.0 or higher: the dual form (ttt_layer.md).
 
 One program owns one head of one sequence and keeps W1^T and W2 in float32 accumulators in registers. A leading
-dimension splits both over the N warps, by hidden units: Z1, Y1 and both updates never leave a warp. W2 passes rounded
-through shared memory once per mini-batch, and its three products read it there.
+dimension splits W1 over the N warps, by hidden units: Z1, Y1 and the update of W1 never leave a warp. W2 passes rounded
+through shared memory once per mini-batch, and its three matmuls read it there.
 """
 # mypy: allow-untyped-defs
 # (Triton reads the annotations of kernels, and knows no types but tl.constexpr)
