@@ -271,7 +271,7 @@ def report(
     width: Annotated[int, typer.Option(help="Of --png: the page's, in CSS pixels.", min=320, max=4096)] = 1240,
     log_y: Annotated[bool, typer.Option("--log-y", help="Of --png: logarithmic values.")] = False,
 ) -> None:
-    """Draw a run as one self-contained page, or its figures as a PNG or PDF."""
+    """Draw a run as one page, or its figures as PNG or PDF."""
     from bench.commands import results
     from bench.errors import UserError
 

@@ -87,7 +87,7 @@ class Job:
 class PastRequest:
     """One call of the program that planned or resumed the run: when, its arguments, commit and machine.
 
-    request: what the arguments ask for, by name; empty in runs of versions before 0.3.
+    request: what the arguments ask for, by name; empty in runs of version 0.1.
     """
 
     __pydantic_config__: ClassVar[Any] = FORBID_EXTRA

@@ -30,9 +30,9 @@ from reports.page.html import Around, render, run_title
 from reports.page.lines import system_looks
 from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import Section, section
-from reports.spoken import said_number, said_setting
 from reports.stats import frame
 from reports.tables import write_frame
+from reports.words import said_number, said_setting
 
 PLOTLY = "assets/plotly.js"
 ID = re.compile(r"[a-z0-9][a-z0-9-]{0,60}-[0-9a-f]{8}")

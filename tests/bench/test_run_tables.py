@@ -1,5 +1,6 @@
 """What a Markdown file says of whole runs is what their records say."""
 
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests.reports.small_runs import a_case, a_run, on_gpu, timed, without
 def written(folder: Path, definition: str) -> list[list[str]]:
     """The cells of a table's rows below its head."""
     source_of = cache(lambda name: Source.of(Run.open(folder / name)))
-    text = with_numbers(f"<!-- numbers\n{definition}\n-->\n<!-- /numbers -->\n", source_of)
+    text = with_numbers("<!-- table t -->\n<!-- end -->\n", {"t": tomllib.loads(definition)}, source_of)
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
@@ -23,7 +24,7 @@ def written(folder: Path, definition: str) -> list[list[str]]:
 def test_a_run_is_told_by_its_records(tmp_path):
     few = timed(a_case(128), 20, samples=3, at="2026-11-21T05:10:00+00:00")
     a_run(tmp_path / "one", timed(a_case(64), 10), few, without(a_case(256)))
-    asked = '[[runs]]\nrun = "one"\nnote = "figure 15"'
+    asked = 'runs = [{ run = "one", note = "figure 15" }]'
     assert written(tmp_path, asked) == [
         ["`one`", "H100 (12345678)", "2026-11-21 04:50 to 05:10", "aaaaaaaa", "2 of 3; 1 few samples", "figure 15"]
     ]

@@ -125,7 +125,10 @@ def test_one_is_no_plural(tmp_path):
         (["run", "quick", "--out="], ["--out '': is empty"]),
         (["ab", "HEAD", "HEAD", "-o", ""], ["-o '': is empty"]),
         (["site", "none", "-o", ""], ["-o '': is empty"]),
-        (["report", ".", "--png", "x.svg"], ["x.svg: a picture is a PNG; name a file that ends in .png"]),
+        (
+            ["report", ".", "--png", "x.svg"],
+            ["x.svg: a picture is a PNG or a PDF; name a file that ends in .png or .pdf"],
+        ),
         (["run", "quick", "--batch", "0"], ["--batch 0: must be at least 1"]),
         (["run", "quick", "--budget", "inf"], ["--budget inf: must be a number of seconds"]),
         (["run", "quick", "--budget", "1e308"], ["--budget 1e+308: must be a number of seconds, at most 86400"]),

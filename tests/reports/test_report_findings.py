@@ -270,4 +270,4 @@ def test_a_baseline_whose_environment_failed_is_named_with_the_log(others, who):
     made = synthetic.of_suite("fig15-forward", *forward({2048: 4.0}), gone, *forward(others, "mamba", "vllm"))
     drawn = figures(made.table, made.catalogue)
     assert f"No {who}: {why}." in findings.headline(made.table, made.catalogue, drawn)
-    assert f"no {who}: {why}" in " ".join(drawn[0].remarks)
+    assert f"No {who}: {why}." in " ".join(drawn[0].remarks)

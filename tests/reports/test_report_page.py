@@ -287,9 +287,9 @@ def test_the_page_of_a_run_on_a_cpu_takes_at_most_two_megabytes(tmp_path):
     assert (tmp_path / "report.html").stat().st_size <= 2e6
 
 
-def test_the_page_of_the_records_of_an_h100_takes_at_most_three_megabytes(tmp_path):
+def test_the_page_of_the_records_of_an_h100_takes_at_most_three_and_a_half_megabytes(tmp_path):
     write_report(H100, tmp_path / "report.html")
-    assert 1e6 < (tmp_path / "report.html").stat().st_size <= 3e6
+    assert 1e6 < (tmp_path / "report.html").stat().st_size <= 3.5e6
 
 
 def test_a_run_that_was_only_profiled_says_that_nothing_was_timed():

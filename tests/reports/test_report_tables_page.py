@@ -194,7 +194,7 @@ def test_what_tells_rows_apart_and_has_no_column_is_said_in_one():
 
 def test_fields_of_a_table_that_no_catalogue_names_stand_as_they_are():
     made = synthetic.of_suite("new", synthetic.ok(Case("zebra", "zoo", "1", "forward", 1, 1), 1.0))
-    assert "zebra (zoo)" in render(made.records, made.catalogue)
+    assert "zebra · zoo" in render(made.records, made.catalogue)
 
 
 def test_cases_without_a_record_are_called_as_in_legends():

@@ -1,7 +1,7 @@
 """TTT-MLP forward in Triton, for any CUDA GPU of compute capability 8.0 or higher: the dual form (ttt_layer.md).
 
 One program owns one head of one sequence and keeps W1^T and W2 in float32 accumulators in registers. A leading
-dimension splits W1 over the N warps, by hidden units: Z1, Y1 and the update of W1 never leave a warp. W2 passes rounded
+dimension splits both over the N warps, by hidden units: Z1, Y1 and both updates never leave a warp. W2 passes rounded
 through shared memory once per mini-batch, and its three matmuls read it there.
 """
 # mypy: allow-untyped-defs
@@ -80,12 +80,10 @@ def _forward(
     f = tl.arange(0, N)[:, None] * (F // N) + tl.arange(0, F // N)[None, :]  # [N, hidden units of a warp]
     inside, row = d < D, i < m
     at1 = pid * (D * F) + d[None, None, :] * F + f[:, :, None]
-    unit = tl.arange(0, F)
-    at2 = pid * (D * F) + unit[:, None] * D + d[None, :]
-    whole2 = (unit >= 0)[:, None] & inside[None, :]
+    at2 = pid * (D * F) + f[:, :, None] * D + d[None, None, :]
     whole = (f >= 0)[:, :, None] & inside[None, None, :]
     V1 = tl.load(W1 + at1, mask=whole, other=0) * UP  # W1^T: [N, units, D]
-    V2 = tl.load(W2 + at2, mask=whole2, other=0) * UP  # W2: [F, D]
+    V2 = tl.load(W2 + at2, mask=whole, other=0) * UP  # W2: [N, units, D]
     bias1 = tl.load(b1 + pid * F + f)
     bias2 = tl.load(b2 + pid * D + d, mask=inside, other=0)
     gamma = tl.load(ln_weight + head * D + d, mask=inside, other=0)[None, :]
@@ -102,9 +100,6 @@ def _forward(
     v += seq * v_batch + head * v_head
     out += seq * T * (H * D) + head * D
     lr += seq * T * H + head
-    # K of the next mini-batch, as the compiler does not prefetch a third copy.
-    first = (row & (i < T))[:, None] & inside[None, :]
-    K_next = tl.load(k_third + i.to(tl.int64)[:, None] * k_token + d[None, :], mask=first, other=0)
 
     for t in tl.range(0, INTERPRETED if INTERPRETED else T, m, num_stages=S):
         token = t + i
@@ -115,10 +110,7 @@ def _forward(
         keys = token[:, None] * k_token + d[None, :]
         K = tl.load(k + keys, mask=mask, other=0)
         K_again = tl.load(k_again + keys, mask=mask, other=0)
-        K_third = K_next
-        after = t + m + i
-        ahead = (row & (after < T))[:, None] & inside[None, :]
-        K_next = tl.load(k_third + after.to(tl.int64)[:, None] * k_token + d[None, :], mask=ahead, other=0)
+        K_third = tl.load(k_third + keys, mask=mask, other=0)
         V = tl.load(v + token[:, None] * v_token + d[None, :], mask=mask, other=0)
         rate = tl.load(lr + token * H, mask=valid, other=0)
         Qn = tl.broadcast_to(Q.to(DOT)[None], (N, M, DP))
@@ -135,8 +127,9 @@ def _forward(
         slope = gelu_slope(Z1, th)
 
         # Z2 = X2 W2 + b2, G2 = lr * ln_l2_grad(Z2, V - K)
-        weights2 = (V2 * (1.0 / UP)).to(DOT)
-        x2 = tl.reshape(tl.trans(X2.to(DOT), 1, 0, 2), (M, F))
+        weights2 = tl.reshape((V2 * (1.0 / UP)).to(DOT), (F, DP))
+        X2_low = X2.to(DOT)
+        x2 = tl.reshape(tl.trans(X2_low, 1, 0, 2), (M, F))
         Z2 = tl.dot(x2, weights2, input_precision="ieee") + bias2[None, :]
         offset = gamma * (beta - V.to(tl.float32) + K_again.to(tl.float32))
         u = gamma_squared * Z2
@@ -155,14 +148,17 @@ def _forward(
         X2bar, _ = gelu_tanh(Y1, INTERPRETED)
 
         # Z2bar = X2bar W2 + b2 - tril(s (X2bar X2^T + 1)) G2, out = Q + LN(Z2bar)
-        x2bar = tl.reshape(tl.trans(X2bar.to(DOT), 1, 0, 2), (M, F))
-        P2 = (tl.dot(x2bar, tl.trans(x2), input_precision="ieee") + 1.0) * triangle
+        X2bar_low = X2bar.to(DOT)
+        x2bar = tl.reshape(tl.trans(X2bar_low, 1, 0, 2), (M, F))
+        P2 = tl.sum(tl.dot(X2bar_low, tl.trans(X2_low, 0, 2, 1), input_precision="ieee"), 0)
+        P2 = (P2 + 1.0) * triangle
         Z2bar = tl.dot(x2bar, weights2, input_precision="ieee") + bias2[None, :]
         Z2bar = tl.dot(P2.to(DOT), g2, Z2bar, input_precision="ieee")
 
         # W1 and W2, unless the mini-batch is short
         step = tl.where(t + m <= T, -last, 0.0)
-        V2 = tl.dot(tl.trans(x2), (G2 * step).to(DOT), V2, input_precision="ieee")
+        G2_step = tl.broadcast_to((G2 * step).to(DOT)[None], (N, M, DP))
+        V2 = tl.dot(tl.trans(X2_low, 0, 2, 1), G2_step, V2, input_precision="ieee")
         V1 = tl.dot(tl.trans((G1 * step).to(DOT), 0, 2, 1), Ku, V1, input_precision="ieee")
         bias1 += tl.sum(G1, 1) * (step * (1.0 / UP))
         bias2 += tl.sum(G2, 0) * (step * (1.0 / UP))
@@ -173,16 +169,15 @@ def _forward(
         tl.store(out + token[:, None] * (H * D) + d[None, :], x.to(out.dtype.element_ty), mask=mask)
         if t + m >= T:  # the pending rows; those that do not count are 0 (of X2: any finite number)
             rows = pid * (m * D) + i[:, None] * D + d[None, :]
-            kept = row[:, None] & inside[None, :]
+            wide = pid * (m * F) + i[None, :, None] * F + f[:, None, :]
+            kept, kept_wide = row[:, None] & inside[None, :], row[None, :, None] & (f >= 0)[:, None, :]
             tl.store(k_rows + rows, K_again.to(tl.float32), mask=kept)
             tl.store(g2_rows + rows, G2 * (1.0 / UP), mask=kept)
-            wide, kept = pid * (m * F) + i[:, None] * F + unit[None, :], row[:, None] & (unit >= 0)[None, :]
-            tl.store(x2_rows + wide, x2.to(tl.float32), mask=kept)
-            wide, kept = pid * (m * F) + i[None, :, None] * F + f[:, None, :], row[None, :, None] & (f >= 0)[:, None, :]
-            tl.store(g1_rows + wide, G1 * (1.0 / UP), mask=kept)
+            tl.store(x2_rows + wide, X2, mask=kept_wide)
+            tl.store(g1_rows + wide, G1 * (1.0 / UP), mask=kept_wide)
 
     tl.debug_barrier()  # weights may be written where they were
     tl.store(W1_out + at1, V1 * (1.0 / UP), mask=whole)
-    tl.store(W2_out + at2, V2 * (1.0 / UP), mask=whole2)
+    tl.store(W2_out + at2, V2 * (1.0 / UP), mask=whole)
     tl.store(b1_out + pid * F + f, bias1)
     tl.store(b2_out + pid * D + d, bias2, mask=inside)

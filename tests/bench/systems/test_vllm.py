@@ -218,7 +218,7 @@ def test_forward_times_whole_batches(llm):
     workload = VllmTransformer().build(replace(CASE, phase="forward", batch=3))
     assert workload.tokens == 3 * 48
     timing = take_engine_samples(workload.engine_samples(FEW), Policy(min_samples=2, budget_s=0))
-    assert (len(timing.samples_ms), timing.stop) == (2, "count")
+    assert (len(timing.samples_ms), timing.stop) == (2, "budget")
     assert llm.started[0].count == 6
 
 
